@@ -1,1 +1,3 @@
-fn main(){}
+//! The `orderfree` binary.
+
+fn main() {}

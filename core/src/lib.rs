@@ -1,1 +1,10 @@
-//! core
+//! The pure core of Orderfree: the data types and the protocol that makes their numbers right.
+//!
+//! Nothing here does I/O, logs, reads a clock or draws a random number: time and ids are
+//! parameters, decisions are return values. In reading order:
+//!
+//! * [`crdt`]: what a mutator accumulates: the kinds, their laws, the envelope they are stored in;
+//! * [`protocol`]: who may write when, how rows become a value, and how expired rows become a tally.
+
+pub mod crdt;
+pub mod protocol;

@@ -1,0 +1,257 @@
+//! The clock gate: may this pod's clock be trusted? Keeps invariants I4 and I12.
+//!
+//! Finality rests on one assumption: every clock that births mutators or plans folds is within ε of
+//! true time. No clock proves itself, so a pod samples the clocks of the store's nodes and compares.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::{Constants, Now, Timestamp, fold};
+
+/// How often to sample every node.
+pub const SAMPLE_EVERY: Duration = Duration::from_secs(10);
+
+/// How long a sample counts.
+pub const SAMPLE_FRESH: Duration = Duration::from_secs(60);
+
+/// One measurement of a node's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample {
+    /// Node's clock less own clock, in µs, corrected by half the round trip.
+    pub offset_us: i64,
+    /// When it was taken, on the own boot-time clock.
+    pub taken: Duration,
+}
+
+/// A node of the store and its newest sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeClock {
+    /// The node's data centre.
+    pub datacenter: String,
+    /// Its newest sample; none if it never answered.
+    pub sample: Option<Sample>,
+}
+
+/// Why updates and folds must wait.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ClockError {
+    /// Too few nodes were measured lately to judge the own clock.
+    #[error(
+        "only {fresh} of {nodes} clocks in data centre {datacenter} were measured lately; waiting for more nodes"
+    )]
+    Unmeasured {
+        /// Data centre.
+        datacenter: String,
+        /// Nodes measured within [`SAMPLE_FRESH`].
+        fresh: usize,
+        /// Nodes there are.
+        nodes: usize,
+    },
+    /// The own clock differs from most nodes' clocks.
+    #[error(
+        "this pod's clock differs from most nodes' by more than {limit:?} (worst {worst_us} µs); check NTP"
+    )]
+    Offset {
+        /// ε.
+        limit: Duration,
+        /// The worst fresh offset, in µs.
+        worst_us: i64,
+    },
+    /// A fence in the store lies in this clock's future (I12).
+    #[error(
+        "a fold's fence lies in this clock's future: this clock was set back, or another ran ahead; check NTP"
+    )]
+    Moved,
+    /// The clock is behind the latest time that the store ever saw.
+    #[error(
+        "this machine's clock is {behind:?} behind the latest time that the store saw; check NTP"
+    )]
+    Behind {
+        /// By how much.
+        behind: Duration,
+    },
+}
+
+impl ClockError {
+    /// Whether it was measured that the clock is wrong. Missing samples make no pod unready: a dead
+    /// node is no outage.
+    #[must_use]
+    pub fn is_measured(&self) -> bool {
+        !matches!(self, ClockError::Unmeasured { .. })
+    }
+}
+
+/// Decides whether updates may be taken: a majority of the local data centre's nodes have a fresh
+/// sample within ε.
+///
+/// # Errors
+/// [`ClockError`] says why not.
+pub fn check_writes(
+    nodes: &[NodeClock],
+    local_datacenter: &str,
+    now: Now,
+    constants: &Constants,
+) -> Result<(), ClockError> {
+    let local = || nodes.iter().filter(|node| node.datacenter == local_datacenter);
+    let count = local().count();
+    let offsets: Vec<i64> = local().filter_map(|node| fresh_offset(node, now)).collect();
+    let limit = constants.clock_offset_max();
+    let within = offsets.iter().filter(|&&offset| is_within(offset, limit)).count();
+    if is_majority(within, count) {
+        return Ok(());
+    }
+    if let Some(&worst_us) = offsets.iter().max_by_key(|offset| offset.unsigned_abs())
+        && !is_within(worst_us, limit)
+    {
+        return Err(ClockError::Offset { limit, worst_us });
+    }
+    let datacenter = local_datacenter.to_owned();
+    Err(ClockError::Unmeasured { datacenter, fresh: offsets.len(), nodes: count })
+}
+
+/// The time a fold may go by: the minimum of the own clock and of every fresh sample, given that a
+/// majority of every data centre has one (two majorities share a node).
+///
+/// # Errors
+/// [`ClockError`] says why no fold may be planned.
+pub fn fold_time(
+    nodes: &[NodeClock],
+    local_datacenter: &str,
+    now: Now,
+    constants: &Constants,
+) -> Result<Timestamp, ClockError> {
+    check_writes(nodes, local_datacenter, now, constants)?;
+    let mut earliest = now.wall;
+    for node in nodes {
+        let peers = || nodes.iter().filter(|peer| peer.datacenter == node.datacenter);
+        let fresh = peers().filter(|peer| fresh_offset(peer, now).is_some()).count();
+        if !is_majority(fresh, peers().count()) {
+            let datacenter = node.datacenter.clone();
+            return Err(ClockError::Unmeasured { datacenter, fresh, nodes: peers().count() });
+        }
+        if let Some(offset_us) = fresh_offset(node, now) {
+            earliest = earliest.min(now.wall.shifted(offset_us));
+        }
+    }
+    Ok(earliest)
+}
+
+/// Remembers the highest fence met, and says whether it proves a moved clock (I12).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FenceGuard {
+    highest: Option<Timestamp>,
+}
+
+impl FenceGuard {
+    /// Notes a fence. True if it is the first to prove that a clock moved.
+    pub fn observe(&mut self, fence: Timestamp, now: Timestamp, constants: &Constants) -> bool {
+        let was_shut = self.check(now, constants).is_err();
+        self.highest = self.highest.max(Some(fence));
+        !was_shut && self.check(now, constants).is_err()
+    }
+
+    /// Shut while the highest fence lies in this clock's future; time alone opens it again.
+    ///
+    /// # Errors
+    /// [`ClockError::Moved`].
+    pub fn check(&self, now: Timestamp, constants: &Constants) -> Result<(), ClockError> {
+        match self.highest {
+            Some(fence) if fold::proves_moved_clock(fence, now, constants) => {
+                Err(ClockError::Moved)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn fresh_offset(node: &NodeClock, now: Now) -> Option<i64> {
+    let sample = node.sample?;
+    (now.boot.saturating_sub(sample.taken) < SAMPLE_FRESH).then_some(sample.offset_us)
+}
+
+fn is_within(offset_us: i64, limit: Duration) -> bool {
+    u128::from(offset_us.unsigned_abs()) <= limit.as_micros()
+}
+
+fn is_majority(part: usize, whole: usize) -> bool {
+    2 * part > whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Overrides;
+
+    const WALL: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+    const NOW: Now = Now { wall: WALL, boot: Duration::from_secs(1000) };
+
+    fn constants() -> Constants {
+        Constants::resolve(Overrides::default()).expect("defaults")
+    }
+
+    fn node(datacenter: &str, offset_us: i64, age_seconds: u64) -> NodeClock {
+        let taken = NOW.boot - Duration::from_secs(age_seconds);
+        NodeClock { datacenter: datacenter.into(), sample: Some(Sample { offset_us, taken }) }
+    }
+
+    fn silent(datacenter: &str) -> NodeClock {
+        NodeClock { datacenter: datacenter.into(), sample: None }
+    }
+
+    fn writes(nodes: &[NodeClock]) -> Result<(), ClockError> {
+        check_writes(nodes, "a", NOW, &constants())
+    }
+
+    #[test]
+    fn a_majority_of_fresh_near_clocks_opens_the_gate() {
+        assert_eq!(writes(&[node("a", 5, 1), node("a", -5, 59), silent("a")]), Ok(()));
+        assert_eq!(writes(&[node("a", 30_000_000, 1)]), Ok(()), "exactly the limit");
+    }
+
+    #[test]
+    fn stale_missing_and_foreign_samples_do_not_count_and_are_no_measurement() {
+        let shut = writes(&[node("a", 0, 1), node("a", 0, 60), silent("a"), node("b", 0, 1)]);
+        let error = shut.expect_err("one of three");
+        assert_eq!(error, ClockError::Unmeasured { datacenter: "a".into(), fresh: 1, nodes: 3 });
+        assert!(!error.is_measured());
+        assert!(writes(&[]).is_err(), "no node, no trust");
+    }
+
+    #[test]
+    fn a_measured_offset_shuts_the_gate() {
+        let error = writes(&[node("a", 30_000_001, 1), node("a", 40_000_000, 1), node("a", 0, 1)]);
+        let error = error.expect_err("two of three differ");
+        assert!(matches!(error, ClockError::Offset { worst_us: 40_000_000, .. }));
+        assert!(error.is_measured());
+        let one_bad_node = [node("a", -90_000_000, 1), node("a", 0, 1), node("a", 0, 1)];
+        assert_eq!(writes(&one_bad_node), Ok(()), "the node is wrong, not this pod");
+    }
+
+    #[test]
+    fn folds_go_by_the_earliest_clock_of_all() {
+        let nodes = [node("a", 5, 1), node("a", -7, 1), silent("a"), node("b", -9, 1)];
+        assert_eq!(fold_time(&nodes, "a", NOW, &constants()), Ok(WALL.shifted(-9)));
+        let ahead = [node("a", 5, 1)];
+        assert_eq!(fold_time(&ahead, "a", NOW, &constants()), Ok(WALL), "never ahead of the own");
+    }
+
+    #[test]
+    fn folds_need_a_majority_of_every_data_centre() {
+        let nodes = [node("a", 0, 1), node("b", 0, 1), silent("b")];
+        let error = fold_time(&nodes, "a", NOW, &constants()).expect_err("half of b");
+        assert_eq!(error, ClockError::Unmeasured { datacenter: "b".into(), fresh: 1, nodes: 2 });
+    }
+
+    #[test]
+    fn a_fence_from_the_future_shuts_until_time_catches_up() {
+        let constants = constants();
+        let mut guard = FenceGuard::default();
+        let honest = WALL.minus(constants.cutoff()).plus(2 * constants.clock_offset_max());
+        assert!(!guard.observe(honest, WALL, &constants));
+        assert!(guard.observe(honest.next(), WALL, &constants));
+        assert!(!guard.observe(honest.next(), WALL, &constants), "reported once");
+        assert_eq!(guard.check(WALL, &constants), Err(ClockError::Moved));
+        assert_eq!(guard.check(WALL.next(), &constants), Ok(()));
+    }
+}

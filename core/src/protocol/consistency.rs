@@ -1,0 +1,259 @@
+//! Consistency levels, and whether what one level wrote is seen at another. Invariant I9 and the
+//! fold's completeness rest on it, so it is decided from the keyspace's replication at start.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// How many replicas must answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Level {
+    /// One replica of the cluster.
+    One,
+    /// One replica of the local data centre.
+    LocalOne,
+    /// A majority of the local data centre's replicas.
+    LocalQuorum,
+    /// A majority of all replicas.
+    Quorum,
+    /// Every replica.
+    All,
+}
+
+/// A text that names no level.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{0}` is no consistency level; use one, local_one, local_quorum, quorum or all")]
+pub struct UnknownLevel(String);
+
+impl Level {
+    /// Every level.
+    pub const ALL: [Level; 5] =
+        [Level::One, Level::LocalOne, Level::LocalQuorum, Level::Quorum, Level::All];
+
+    /// Name in configuration, queries and answers.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::One => "one",
+            Level::LocalOne => "local_one",
+            Level::LocalQuorum => "local_quorum",
+            Level::Quorum => "quorum",
+            Level::All => "all",
+        }
+    }
+
+    /// Whether fewer than a majority suffice.
+    #[must_use]
+    pub fn is_below_quorum(self) -> bool {
+        matches!(self, Level::One | Level::LocalOne)
+    }
+
+    fn is_local(self) -> bool {
+        matches!(self, Level::LocalOne | Level::LocalQuorum)
+    }
+
+    /// Replicas that answer, of `replicas` in the level's reach.
+    fn quota(self, replicas: usize) -> usize {
+        match self {
+            Level::One | Level::LocalOne => 1,
+            Level::LocalQuorum | Level::Quorum => replicas / 2 + 1,
+            Level::All => replicas,
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Level {
+    type Err = UnknownLevel;
+
+    fn from_str(text: &str) -> Result<Level, UnknownLevel> {
+        let found = Level::ALL.into_iter().find(|level| level.name().eq_ignore_ascii_case(text));
+        found.ok_or_else(|| UnknownLevel(text.to_owned()))
+    }
+}
+
+/// Replicas of a keyspace by data centre.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replication(BTreeMap<String, usize>);
+
+impl Replication {
+    /// From replication factors; data centres without replicas are left out.
+    #[must_use]
+    pub fn new(factors: impl IntoIterator<Item = (String, usize)>) -> Replication {
+        Replication(factors.into_iter().filter(|(_, factor)| *factor > 0).collect())
+    }
+
+    /// Data centres with replicas.
+    pub fn datacenters(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
+    /// Replicas in all.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.0.values().sum()
+    }
+
+    /// Replicas in one data centre.
+    #[must_use]
+    pub fn factor(&self, datacenter: &str) -> usize {
+        self.0.get(datacenter).copied().unwrap_or(0)
+    }
+
+    /// Whether whatever was acknowledged at `write` from `write_from` is seen at `read` from
+    /// `read_from`: every choice of replicas for the one meets every choice for the other.
+    #[must_use]
+    pub fn meets(&self, write: Level, write_from: &str, read: Level, read_from: &str) -> bool {
+        if write.is_local() && read.is_local() && write_from != read_from {
+            return false;
+        }
+        let answering = |level: Level, from: &str| {
+            level.quota(if level.is_local() { self.factor(from) } else { self.total() })
+        };
+        // Two local levels choose among the same data centre's replicas; otherwise the wider reach
+        // decides how many replicas the choices must exceed together to be sure to meet.
+        let both_local = write.is_local() && read.is_local();
+        let among = if both_local { self.factor(write_from) } else { self.total() };
+        answering(write, write_from) + answering(read, read_from) > among
+    }
+
+    /// Checks a pod's three levels: its reads must see its writes, and its folds those of the pods
+    /// in every data centre.
+    ///
+    /// # Errors
+    /// [`NoOverlap`] names the pair.
+    pub fn check(&self, levels: Levels, local_datacenter: &str) -> Result<(), NoOverlap> {
+        let broken = |reader, read| NoOverlap { write: levels.write, reader, read };
+        if !self.meets(levels.write, local_datacenter, levels.read, local_datacenter) {
+            return Err(broken("read", levels.read));
+        }
+        for writer in self.datacenters() {
+            if !self.meets(levels.write, writer, levels.fold, local_datacenter) {
+                return Err(broken("fold", levels.fold));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The consistency levels of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Levels {
+    /// Of updates and of the fold's batch.
+    pub write: Level,
+    /// Of reads, unless a request asks for another.
+    pub read: Level,
+    /// Of the fold's read.
+    pub fold: Level,
+}
+
+impl Default for Levels {
+    fn default() -> Levels {
+        Levels { write: Level::LocalQuorum, read: Level::LocalQuorum, fold: Level::All }
+    }
+}
+
+/// Two levels need not meet: acknowledged ops could be missing from what is read.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "write consistency {write} and {reader} consistency {read} need not share a replica, so \
+     acknowledged updates could be missed; raise one of them"
+)]
+pub struct NoOverlap {
+    /// Of updates.
+    pub write: Level,
+    /// `read` or `fold`.
+    pub reader: &'static str,
+    /// Of that reader.
+    pub read: Level,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Level::{All, LocalOne, LocalQuorum, One, Quorum};
+
+    fn replication(factors: &[(&str, usize)]) -> Replication {
+        Replication::new(factors.iter().map(|(name, factor)| ((*name).to_owned(), *factor)))
+    }
+
+    /// By brute force: every set of replicas that may acknowledge meets every set that may answer.
+    fn meets_by_search(r: &Replication, w: Level, from: &str, read: Level, to: &str) -> bool {
+        let homes: Vec<&str> =
+            r.0.iter()
+                .flat_map(|(name, factor)| std::iter::repeat_n(name.as_str(), *factor))
+                .collect();
+        let answers = |level: Level, home: &str| -> Vec<u32> {
+            let reach = |i: &usize| !level.is_local() || homes[*i] == home;
+            let reach: u32 = (0..homes.len()).filter(reach).map(|i| 1 << i).sum();
+            let quota = level.quota(reach.count_ones() as usize);
+            let fits = |set: &u32| set & !reach == 0 && set.count_ones() as usize >= quota;
+            (0..1u32 << homes.len()).filter(fits).collect()
+        };
+        let seen = answers(read, to);
+        answers(w, from).iter().all(|written| seen.iter().all(|set| set & written != 0))
+    }
+
+    #[test]
+    fn overlap_agrees_with_a_search_of_all_replica_sets() {
+        for factors in [
+            &[("a", 1)][..],
+            &[("a", 3)],
+            &[("a", 2)],
+            &[("a", 3), ("b", 3)],
+            &[("a", 2), ("b", 1)],
+        ] {
+            let replication = replication(factors);
+            let names: Vec<&str> = replication.datacenters().collect();
+            for write in Level::ALL {
+                for read in Level::ALL {
+                    for from in &names {
+                        for to in &names {
+                            assert_eq!(
+                                replication.meets(write, from, read, to),
+                                meets_by_search(&replication, write, from, read, to),
+                                "{factors:?} {write} from {from}, {read} from {to}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_sound_and_weak_pairs_are_named() {
+        let three = replication(&[("a", 3)]);
+        assert_eq!(three.check(Levels::default(), "a"), Ok(()));
+        let quorum_fold = Levels { fold: Quorum, ..Levels::default() };
+        assert_eq!(three.check(quorum_fold, "a"), Ok(()));
+        let weak = Levels { write: One, read: One, fold: All };
+        let error = three.check(weak, "a").expect_err("no overlap").to_string();
+        assert!(error.contains("write consistency one and read consistency one"), "{error}");
+        let fold = Levels { write: LocalOne, read: All, fold: LocalQuorum };
+        assert_eq!(three.check(fold, "a").expect_err("no overlap").reader, "fold");
+    }
+
+    #[test]
+    fn a_quorum_fold_may_miss_local_quorum_writes_of_another_data_centre() {
+        let two = replication(&[("a", 3), ("b", 3)]);
+        let levels = Levels { write: LocalQuorum, read: LocalQuorum, fold: Quorum };
+        assert_eq!(two.check(levels, "a").expect_err("2 + 4 of 6").reader, "fold");
+        assert_eq!(two.check(Levels { fold: All, ..levels }, "a"), Ok(()));
+    }
+
+    #[test]
+    fn levels_are_read_by_name() {
+        assert_eq!("LOCAL_QUORUM".parse(), Ok(LocalQuorum));
+        assert!(
+            "majority".parse::<Level>().expect_err("unknown").to_string().contains("local_quorum")
+        );
+    }
+}

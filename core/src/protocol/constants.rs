@@ -1,0 +1,266 @@
+//! The protocol's time constants and the rules between them, checked at start.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Attempts that fit one request budget.
+const ATTEMPTS_PER_BUDGET: u32 = 5;
+
+/// The longest span of any constant: far beyond use, far below the range of a timestamp.
+const SPAN_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// A consistent set of time constants. Every pod of an installation should have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Constants {
+    lifetime: Duration,
+    drain_margin: Duration,
+    cutoff: Duration,
+    request_budget: Duration,
+    clock_offset_max: Duration,
+    fence_quantum: Duration,
+}
+
+/// What the operator chose; everything else follows by the formulas of [`Constants::resolve`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// L: from a mutator's birth to its expiry. Default 24 h.
+    pub lifetime: Option<Duration>,
+    /// D: how long before its expiry a mutator takes no more ops. Default 1 h.
+    pub drain_margin: Option<Duration>,
+    /// C: how long after its expiry a shard is final. Default 1 h.
+    pub cutoff: Option<Duration>,
+    /// R: no write outlives it. Default min(10 s, D/5).
+    pub request_budget: Option<Duration>,
+    /// ε: the largest measured clock offset with which a pod serves. Default min(30 s, 2D/5).
+    pub clock_offset_max: Option<Duration>,
+    /// Fences are rounded down to it. Default min(60 s, C/30).
+    pub fence_quantum: Option<Duration>,
+    /// For write consistency below a quorum: the cluster's `max_hint_window`.
+    pub hint_window: Option<Duration>,
+}
+
+/// A rule between constants that the chosen values break.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ConstantsError {
+    /// A span is zero or absurdly long.
+    #[error("{name} is {value:?}; it must be longer than zero and at most 366 days")]
+    Range {
+        /// Which constant.
+        name: &'static str,
+        /// Its value.
+        value: Duration,
+    },
+    /// D >= L: a mutator would be born draining.
+    #[error("drain margin {drain_margin:?} must be shorter than lifetime {lifetime:?}")]
+    Lifetime {
+        /// D.
+        drain_margin: Duration,
+        /// L.
+        lifetime: Duration,
+    },
+    /// D < R + 2ε: a write could be on its way at the expiry.
+    #[error(
+        "drain margin {drain_margin:?} must be at least request budget {request_budget:?} plus \
+         twice the clock offset limit {clock_offset_max:?}"
+    )]
+    DrainMargin {
+        /// D.
+        drain_margin: Duration,
+        /// R.
+        request_budget: Duration,
+        /// ε.
+        clock_offset_max: Duration,
+    },
+    /// C <= 2ε + R: a shard could be folded before its last ack.
+    #[error(
+        "cutoff {cutoff:?} must be longer than request budget {request_budget:?} plus twice the \
+         clock offset limit {clock_offset_max:?}"
+    )]
+    Cutoff {
+        /// C.
+        cutoff: Duration,
+        /// R.
+        request_budget: Duration,
+        /// ε.
+        clock_offset_max: Duration,
+    },
+    /// Writes below a quorum settle by hints, which the cutoff must outlast.
+    #[error(
+        "with a write consistency below a quorum, cutoff {cutoff:?} must be longer than the hint \
+         window {hint_window:?} plus one hour"
+    )]
+    HintWindow {
+        /// C.
+        cutoff: Duration,
+        /// The cluster's `max_hint_window`.
+        hint_window: Duration,
+    },
+}
+
+impl Constants {
+    /// Fills in what is not overridden and checks every rule.
+    ///
+    /// # Errors
+    /// The first [`ConstantsError`] that the values break.
+    pub fn resolve(overrides: Overrides) -> Result<Constants, ConstantsError> {
+        let lifetime = overrides.lifetime.unwrap_or(24 * HOUR);
+        let drain_margin = overrides.drain_margin.unwrap_or(HOUR);
+        let cutoff = overrides.cutoff.unwrap_or(HOUR);
+        let request_budget =
+            overrides.request_budget.unwrap_or((10 * SECOND).min(drain_margin / 5));
+        let clock_offset_max =
+            overrides.clock_offset_max.unwrap_or((30 * SECOND).min(drain_margin * 2 / 5));
+        let fence_quantum = overrides.fence_quantum.unwrap_or((60 * SECOND).min(cutoff / 30));
+        for (name, value) in [
+            ("lifetime", lifetime),
+            ("drain margin", drain_margin),
+            ("cutoff", cutoff),
+            ("request budget", request_budget),
+            ("clock offset limit", clock_offset_max),
+            ("fence quantum", fence_quantum),
+        ] {
+            if value < Duration::from_millis(1) || value > SPAN_MAX {
+                return Err(ConstantsError::Range { name, value });
+            }
+        }
+        if drain_margin >= lifetime {
+            return Err(ConstantsError::Lifetime { drain_margin, lifetime });
+        }
+        let slack = request_budget + 2 * clock_offset_max;
+        if drain_margin < slack {
+            return Err(ConstantsError::DrainMargin {
+                drain_margin,
+                request_budget,
+                clock_offset_max,
+            });
+        }
+        if cutoff <= slack {
+            return Err(ConstantsError::Cutoff { cutoff, request_budget, clock_offset_max });
+        }
+        if let Some(hint_window) = overrides.hint_window
+            && cutoff <= hint_window + HOUR
+        {
+            return Err(ConstantsError::HintWindow { cutoff, hint_window });
+        }
+        Ok(Constants {
+            lifetime,
+            drain_margin,
+            cutoff,
+            request_budget,
+            clock_offset_max,
+            fence_quantum,
+        })
+    }
+
+    /// L: from a mutator's birth to its expiry.
+    #[must_use]
+    pub fn lifetime(&self) -> Duration {
+        self.lifetime
+    }
+
+    /// D: how long before its expiry a mutator takes no more ops.
+    #[must_use]
+    pub fn drain_margin(&self) -> Duration {
+        self.drain_margin
+    }
+
+    /// C: a shard is final once its expiry is this long ago.
+    #[must_use]
+    pub fn cutoff(&self) -> Duration {
+        self.cutoff
+    }
+
+    /// R: no write outlives it.
+    #[must_use]
+    pub fn request_budget(&self) -> Duration {
+        self.request_budget
+    }
+
+    /// The longest that one attempt of a write may take.
+    #[must_use]
+    pub fn attempt_budget(&self) -> Duration {
+        self.request_budget / ATTEMPTS_PER_BUDGET
+    }
+
+    /// ε: the largest measured clock offset with which a pod serves.
+    #[must_use]
+    pub fn clock_offset_max(&self) -> Duration {
+        self.clock_offset_max
+    }
+
+    /// Fences are rounded down to it, so that concurrent folds write the same bytes.
+    #[must_use]
+    pub fn fence_quantum(&self) -> Duration {
+        self.fence_quantum
+    }
+
+    /// A sentence for the log if mutators take ops for less than an hour: each birth leaves a row.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        (self.lifetime < self.drain_margin + HOUR).then(|| {
+            format!(
+                "a mutator takes ops for {:?} only; short lives leave many shards to fold",
+                self.lifetime - self.drain_margin
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(seconds: u64) -> Option<Duration> {
+        Some(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn defaults_are_consistent() {
+        let constants = Constants::resolve(Overrides::default()).expect("consistent");
+        assert_eq!(constants.request_budget(), 10 * SECOND);
+        assert_eq!(constants.clock_offset_max(), 30 * SECOND);
+        assert_eq!(constants.fence_quantum(), 60 * SECOND);
+        assert_eq!(constants.attempt_budget(), 2 * SECOND);
+        assert_eq!(constants.warning(), None);
+    }
+
+    #[test]
+    fn three_values_alone_make_a_short_profile() {
+        let chosen = Overrides {
+            lifetime: seconds(60),
+            drain_margin: seconds(10),
+            cutoff: seconds(30),
+            ..Overrides::default()
+        };
+        let constants = Constants::resolve(chosen).expect("consistent");
+        assert_eq!(constants.request_budget(), 2 * SECOND);
+        assert_eq!(constants.clock_offset_max(), 4 * SECOND);
+        assert_eq!(constants.fence_quantum(), SECOND);
+        assert!(constants.warning().is_some());
+    }
+
+    #[test]
+    fn each_rule_is_named_when_broken() {
+        let base = Overrides {
+            lifetime: seconds(60),
+            drain_margin: seconds(10),
+            cutoff: seconds(30),
+            ..Overrides::default()
+        };
+        let broken = |overrides| Constants::resolve(overrides).expect_err("broken").to_string();
+        let range = broken(Overrides { lifetime: seconds(0), ..base });
+        assert!(range.starts_with("lifetime is 0ns"), "{range}");
+        let born = broken(Overrides { lifetime: seconds(10), ..base });
+        assert!(born.contains("must be shorter than lifetime"), "{born}");
+        let margin = broken(Overrides { clock_offset_max: seconds(5), ..base });
+        assert!(margin.starts_with("drain margin 10s must be at least"), "{margin}");
+        let cutoff = broken(Overrides { cutoff: seconds(10), ..base });
+        assert!(cutoff.starts_with("cutoff 10s must be longer"), "{cutoff}");
+        let hints = broken(Overrides { hint_window: seconds(3 * 3600), ..base });
+        assert!(hints.contains("hint window 10800s"), "{hints}");
+    }
+}

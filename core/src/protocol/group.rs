@@ -1,0 +1,115 @@
+//! Reading a group in chunks without ever tearing a key.
+//!
+//! A chunk is one unpaged query of `limit` rows from a name on. Its last name may be cut off in the
+//! middle, so it is dropped and the next chunk starts again at it. A full chunk with one name only
+//! holds a key with more rows than a chunk: that key is read alone.
+
+use super::{Name, Row, Slice, WholeSlice};
+
+/// Where a chunk of a group starts, in the order of names' UTF-8 bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum From {
+    /// At the first name.
+    Start,
+    /// At this name.
+    At(Name),
+    /// At the first name behind this one.
+    Behind(Name),
+}
+
+/// What a chunk's rows say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunk {
+    /// Complete keys, by ascending name.
+    pub keys: Vec<(Name, WholeSlice)>,
+    /// How to go on.
+    pub then: Then,
+}
+
+/// How to go on after a chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Then {
+    /// The group has no more rows.
+    End,
+    /// Read the next chunk from here.
+    Chunk(From),
+    /// Read this key alone, then go on [behind](From::Behind) it.
+    Key(Name),
+}
+
+/// Splits a chunk's rows, which are ordered as in the table, into complete keys and the rest. The
+/// query must have asked for `limit` rows.
+///
+/// # Panics
+/// If there are more than `limit` rows, or `limit` is zero.
+#[must_use]
+pub fn split(rows: Vec<(Name, Row)>, limit: usize) -> Chunk {
+    assert!(rows.len() <= limit && limit > 0, "invariant: a store honours the limit");
+    let full = rows.len() == limit;
+    let mut keys: Vec<(Name, Vec<Row>)> = Vec::new();
+    for (name, row) in rows {
+        match keys.last_mut() {
+            Some((last, rows)) if *last == name => rows.push(row),
+            _ => keys.push((name, vec![row])),
+        }
+    }
+    let cut = if full { keys.pop() } else { None };
+    let then = match cut {
+        None => Then::End,
+        Some((name, _)) if keys.is_empty() => Then::Key(name),
+        Some((name, _)) => Then::Chunk(From::At(name)),
+    };
+    let whole = |(name, rows)| {
+        let slice = Slice::new(rows, None, limit).whole();
+        (name, slice.expect("invariant: at most limit rows"))
+    };
+    Chunk { keys: keys.into_iter().map(whole).collect(), then }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{MutatorId, Timestamp};
+    use uuid::Uuid;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).expect("name")
+    }
+
+    /// Rows of keys by name and count, as the table orders them.
+    fn rows(keys: &[(&str, i64)]) -> Vec<(Name, Row)> {
+        let row = |expires_at| Row {
+            expires_at: Timestamp::from_micros(expires_at),
+            mutator_id: MutatorId::new(Uuid::from_u128(1)),
+            state: Vec::new(),
+        };
+        let one =
+            |&(text, count): &(&str, i64)| (0..count).rev().map(move |at| (name(text), row(at)));
+        keys.iter().flat_map(one).collect()
+    }
+
+    fn sizes(chunk: &Chunk) -> Vec<(String, usize)> {
+        chunk.keys.iter().map(|(name, slice)| (name.to_string(), slice.len())).collect()
+    }
+
+    #[test]
+    fn a_chunk_below_its_limit_ends_the_group() {
+        let chunk = split(rows(&[("a", 2), ("b", 1)]), 4);
+        assert_eq!(sizes(&chunk), [("a".into(), 2), ("b".into(), 1)]);
+        assert_eq!(chunk.then, Then::End);
+        assert_eq!(split(vec![], 4).then, Then::End);
+    }
+
+    #[test]
+    fn a_full_chunk_drops_its_last_name_and_starts_again_at_it() {
+        let chunk = split(rows(&[("a", 2), ("b", 2)]), 4);
+        assert_eq!(sizes(&chunk), [("a".into(), 2)]);
+        assert_eq!(chunk.then, Then::Chunk(From::At(name("b"))));
+    }
+
+    #[test]
+    fn a_full_chunk_of_one_name_reads_that_key_alone() {
+        let chunk = split(rows(&[("a", 4)]), 4);
+        assert_eq!((sizes(&chunk), chunk.then), (vec![], Then::Key(name("a"))));
+    }
+}

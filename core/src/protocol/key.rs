@@ -1,0 +1,104 @@
+//! What is counted: `(kind, group, name)`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::crdt::Kind;
+
+/// Longest group or name, in bytes of UTF-8.
+const NAME_BYTES_MAX: usize = 256;
+
+/// A checked group or name: 1 to 256 bytes of UTF-8 without control characters. It is cheap to
+/// clone.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Arc<str>);
+
+/// Why a text is no [`Name`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum NameError {
+    /// The text is empty.
+    #[error("is empty; give it 1 to {NAME_BYTES_MAX} bytes")]
+    Empty,
+    /// The text is too long.
+    #[error("has {bytes} bytes; at most {NAME_BYTES_MAX} are allowed")]
+    TooLong {
+        /// Length in bytes of UTF-8.
+        bytes: usize,
+    },
+    /// The text contains a control character.
+    #[error("has the control character {character:?} at byte {at}; leave it out")]
+    Control {
+        /// The character.
+        character: char,
+        /// Its offset in bytes.
+        at: usize,
+    },
+}
+
+impl Name {
+    /// Checks a text.
+    ///
+    /// # Errors
+    /// [`NameError`] says which rule it breaks.
+    pub fn new(text: &str) -> Result<Name, NameError> {
+        if text.is_empty() {
+            return Err(NameError::Empty);
+        }
+        if text.len() > NAME_BYTES_MAX {
+            return Err(NameError::TooLong { bytes: text.len() });
+        }
+        match text.char_indices().find(|(_, character)| character.is_control()) {
+            Some((at, character)) => Err(NameError::Control { character, at }),
+            None => Ok(Name(text.into())),
+        }
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The address of one value. `(kind, group)` is one Cassandra partition, `name` a row prefix in it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// Data type; part of the address, so that no two pods can disagree on it.
+    pub kind: Kind,
+    /// Partition: what is read together.
+    pub group: Name,
+    /// One value of the group.
+    pub name: Name,
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.kind, self.group, self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked() {
+        assert_eq!(
+            Name::new("page:home ☃/2026").map(|name| name.to_string()).unwrap(),
+            "page:home ☃/2026"
+        );
+        assert_eq!(Name::new(""), Err(NameError::Empty));
+        assert!(Name::new(&"x".repeat(256)).is_ok());
+        assert_eq!(Name::new(&"x".repeat(257)), Err(NameError::TooLong { bytes: 257 }));
+        assert_eq!(Name::new("a\u{7f}"), Err(NameError::Control { character: '\u{7f}', at: 1 }));
+        assert_eq!(Name::new("é\n"), Err(NameError::Control { character: '\n', at: 2 }));
+    }
+}

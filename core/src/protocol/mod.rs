@@ -1,0 +1,39 @@
+//! The protocol: how keys are counted without coordination, and why the numbers are right.
+//!
+//! A *mutator* is one writer's life for one [`Key`]: an id, a birth, a fixed expiry, a state. It
+//! overwrites its own row, the *shard*. The *tally* is the row that never expires; its *fence* says
+//! up to which expiry shards are inside it. ARCHITECTURE.md holds the argument; each module states
+//! the invariant that it keeps. In reading order:
+//!
+//! * [`Timestamp`], [`Now`], [`Key`], [`Row`], [`Slice`]: the words everything else is written in;
+//! * [`Constants`]: lifetime, margins and the rules between them;
+//! * [`Lease`]: may write, or is final, and never both;
+//! * [`Mutator`]: the state machine from an accepted op to its outcome;
+//! * [`read`]: rows become a value;
+//! * [`group`]: many keys in chunks, none torn;
+//! * [`fold`]: expired rows become a tally; [`sweep`] finds the keys that need it;
+//! * [`clock`]: may this pod's clock be trusted;
+//! * [`consistency`]: do two consistency levels meet.
+
+pub mod clock;
+pub mod consistency;
+mod constants;
+pub mod fold;
+pub mod group;
+mod key;
+mod lease;
+mod mutator;
+pub mod read;
+mod row;
+pub mod sweep;
+mod time;
+
+pub use constants::{Constants, ConstantsError, Overrides};
+pub use key::{Key, Name, NameError};
+pub use lease::{Lease, Phase};
+pub use mutator::{
+    Accepted, Begin, Durability, Finished, Mutator, QUEUE_MAX, Refusal, Rejected, ShardWrite,
+    Ticket, WriteOutcome,
+};
+pub use row::{Cut, FullRead, MutatorId, Row, Slice, WholeSlice};
+pub use time::{Now, Timestamp};

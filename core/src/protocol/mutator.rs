@@ -1,0 +1,342 @@
+//! The mutator: one writer's life for one key, as a state machine without I/O.
+//!
+//! Keeps invariants I1 (it alone draws writes for its id), I2 (write timestamps strictly increase,
+//! stay below the expiry, and a later state contains all that an earlier one held) and I3 (an op is
+//! acked only after a write that holds it was acknowledged in time).
+//!
+//! ```text
+//! accept ─▶ queue ─ begin_write ─▶ flight ─ finish_write ─▶ settled
+//!             ▲                      │ acked: everything up to the flight is acked
+//!             └──── kept ops ────────┤ refused: the flight is undone, the queue replayed
+//!                                    │ unknown: settled, but written again until acked
+//! ```
+//!
+//! At most one write is in flight; what arrives meanwhile goes with the next one (group commit).
+//! Maxima and sketches can't be subtracted, so undoing means replaying the ops that wait on the
+//! state from before the flight.
+
+use super::{Constants, Key, Lease, MutatorId, Now, Timestamp};
+use crate::crdt::envelope::encode_shard;
+use crate::crdt::{Effect, Op, OpError, State};
+
+/// Most op lists that wait for one mutator's next write; a further one is refused.
+pub const QUEUE_MAX: usize = 65_536;
+
+/// The mutator of one key; see the module documentation.
+#[derive(Debug)]
+pub struct Mutator {
+    key: Key,
+    id: MutatorId,
+    lease: Lease,
+    /// Every op that was sent and not certainly refused.
+    settled: State,
+    /// `settled`, or the state in flight, with the queue on top.
+    head: State,
+    /// Accepted, never sent. Ascending by ticket.
+    queue: Vec<Entry>,
+    flight: Option<Flight>,
+    /// `settled` holds ops that no write has acknowledged.
+    unresolved: bool,
+    /// At least one write was acknowledged.
+    persisted: bool,
+    next_ticket: u64,
+    last_timestamp: Option<Timestamp>,
+    writes: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    ticket: Ticket,
+    ops: Vec<Op>,
+    durability: Durability,
+}
+
+#[derive(Debug)]
+struct Flight {
+    state: State,
+    /// The entries that were answered before they were stored: if the flight is refused they wait
+    /// again, instead of being lost.
+    kept: Vec<Entry>,
+}
+
+/// Names one accepted list of ops. Later ones are greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// When the client is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// After the store acknowledged a write that holds the op.
+    Stored,
+    /// At once: the op is lost only if the pod dies before the next write.
+    Memory,
+}
+
+/// The ops were accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accepted {
+    /// They change nothing, and the state that holds them is stored already: acked.
+    Stored,
+    /// They go with the next write.
+    Queued(Ticket),
+}
+
+/// The ops were not accepted and left no trace.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Refusal {
+    /// The mutator takes no more ops; give them to its successor.
+    Draining(Vec<Op>),
+    /// [`QUEUE_MAX`] op lists wait already.
+    QueueFull,
+    /// One of the ops can't be applied.
+    Op(OpError),
+}
+
+/// One write of a shard's row: the whole state, with its timestamp. Only [`Mutator::begin_write`]
+/// makes one, so nothing can write a shard outside its lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardWrite {
+    key: Key,
+    expires_at: Timestamp,
+    mutator_id: MutatorId,
+    timestamp: Timestamp,
+    state: Vec<u8>,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Begin {
+    /// Nothing to write, or a write is in flight.
+    Idle,
+    /// Send this, then call [`Mutator::finish_write`].
+    Write(ShardWrite),
+    /// The lease is over: no further write may be sent. What is unresolved stays unknown; take what
+    /// was never sent by [`Mutator::bury`].
+    Dead,
+}
+
+/// What became of a write, by the store's word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WriteOutcome {
+    /// The write consistency level was reached.
+    Acked,
+    /// Certainly not applied, now or later, with the reason.
+    Refused(String),
+    /// May have been applied, now or later, with the reason.
+    Unknown(String),
+}
+
+/// An accepted op list that could not be applied again when the ops before it were undone.
+pub type Rejected = (Ticket, OpError);
+
+/// What a finished write means for the ops that went with it, and for unresolved earlier ones.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Finished {
+    /// All of them are acked.
+    Acked,
+    /// The store acknowledged, but too late for the lease: all of them are unknown (I3).
+    TooLate,
+    /// Those of this write are refused, with the reason; earlier ones are as they were.
+    Refused {
+        /// The store's reason.
+        reason: String,
+        /// Queued ops that only fitted on top of what was undone. Normally empty.
+        rejected: Vec<Rejected>,
+    },
+    /// All of them are unresolved, with the reason: they are written again.
+    Unknown(String),
+}
+
+impl Mutator {
+    /// A new mutator. `id` must be fresh and random.
+    #[must_use]
+    pub fn born(key: Key, id: MutatorId, now: Now, constants: &Constants) -> Mutator {
+        let identity = State::identity(key.kind);
+        Mutator {
+            key,
+            id,
+            lease: Lease::begin(now, constants),
+            settled: identity.clone(),
+            head: identity,
+            queue: Vec::new(),
+            flight: None,
+            unresolved: false,
+            persisted: false,
+            next_ticket: 0,
+            last_timestamp: None,
+            writes: 0,
+        }
+    }
+
+    /// The key it writes.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// Its lease.
+    #[must_use]
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Whether it can be forgotten: nothing in flight, waiting or unresolved.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.flight.is_none() && self.queue.is_empty() && !self.unresolved
+    }
+
+    /// Takes a list of ops, all or none.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing has changed then.
+    pub fn accept(
+        &mut self,
+        ops: Vec<Op>,
+        durability: Durability,
+        now: Now,
+    ) -> Result<Accepted, Refusal> {
+        if !self.lease.is_writable(now) {
+            return Err(Refusal::Draining(ops));
+        }
+        if self.queue.len() >= QUEUE_MAX {
+            return Err(Refusal::QueueFull);
+        }
+        let effect = self.head.apply_all(&ops).map_err(Refusal::Op)?;
+        if effect == Effect::Unchanged && self.persisted && self.is_clean() {
+            return Ok(Accepted::Stored);
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.queue.push(Entry { ticket, ops, durability });
+        Ok(Accepted::Queued(ticket))
+    }
+
+    /// Starts the next write, if one is due and allowed.
+    pub fn begin_write(&mut self, now: Now) -> Begin {
+        if self.flight.is_some() || (self.queue.is_empty() && !self.unresolved) {
+            return Begin::Idle;
+        }
+        let timestamp = match self.last_timestamp {
+            Some(last) => last.next().max(now.wall),
+            None => now.wall,
+        };
+        if timestamp >= self.lease.expires_at() || !self.lease.ack_stands(now) {
+            return Begin::Dead;
+        }
+        self.last_timestamp = Some(timestamp);
+        self.writes += 1;
+        let kept = self.queue.drain(..).filter(|entry| entry.durability == Durability::Memory);
+        self.flight = Some(Flight { kept: kept.collect(), state: self.head.clone() });
+        Begin::Write(ShardWrite {
+            key: self.key.clone(),
+            expires_at: self.lease.expires_at(),
+            mutator_id: self.id,
+            timestamp,
+            state: encode_shard(&self.head, self.writes),
+        })
+    }
+
+    /// Ends the write in flight. `now` must have been read after the store answered (I3).
+    ///
+    /// # Panics
+    /// If no write is in flight.
+    pub fn finish_write(&mut self, outcome: WriteOutcome, now: Now) -> Finished {
+        let flight = self.flight.take().expect("invariant: a write was in flight");
+        match outcome {
+            WriteOutcome::Acked => {
+                self.settled = flight.state;
+                self.persisted = true;
+                self.unresolved = !self.lease.ack_stands(now);
+                if self.unresolved { Finished::TooLate } else { Finished::Acked }
+            }
+            WriteOutcome::Unknown(reason) => {
+                self.settled = flight.state;
+                self.unresolved = true;
+                Finished::Unknown(reason)
+            }
+            WriteOutcome::Refused(reason) => {
+                self.queue.splice(0..0, flight.kept);
+                Finished::Refused { reason, rejected: self.replay() }
+            }
+        }
+    }
+
+    /// Takes an accepted list out again if it was never sent: then it is certainly not counted.
+    /// Returns the lists that can't be applied without it; none if it is too late to withdraw.
+    pub fn withdraw(&mut self, ticket: Ticket) -> Option<Vec<Rejected>> {
+        let at = self.queue.binary_search_by_key(&ticket, |entry| entry.ticket).ok()?;
+        self.queue.remove(at);
+        Some(self.replay())
+    }
+
+    /// Ends a dead mutator and hands over the op lists that were answered from memory and never
+    /// sent, for its successor.
+    pub fn bury(&mut self) -> Vec<Vec<Op>> {
+        self.head = self.settled.clone();
+        let queue = self.queue.drain(..);
+        queue
+            .filter(|entry| entry.durability == Durability::Memory)
+            .map(|entry| entry.ops)
+            .collect()
+    }
+
+    /// Builds the head anew from what was sent and the queue, dropping what no longer applies.
+    fn replay(&mut self) -> Vec<Rejected> {
+        let mut head = match &self.flight {
+            Some(flight) => flight.state.clone(),
+            None => self.settled.clone(),
+        };
+        let mut rejected = Vec::new();
+        self.queue.retain(|entry| match head.apply_all(&entry.ops) {
+            Ok(_) => true,
+            Err(error) => {
+                rejected.push((entry.ticket, error));
+                false
+            }
+        });
+        self.head = head;
+        rejected
+    }
+}
+
+impl ShardWrite {
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// The row's expiry.
+    #[must_use]
+    pub fn expires_at(&self) -> Timestamp {
+        self.expires_at
+    }
+
+    /// The row's mutator.
+    #[must_use]
+    pub fn mutator_id(&self) -> MutatorId {
+        self.mutator_id
+    }
+
+    /// The write timestamp, below the expiry.
+    #[must_use]
+    pub fn timestamp(&self) -> Timestamp {
+        self.timestamp
+    }
+
+    /// The envelope.
+    #[must_use]
+    pub fn state(&self) -> &[u8] {
+        &self.state
+    }
+
+    /// Whether this write may still be sent, at first or again: checked before every attempt.
+    #[must_use]
+    pub fn may_be_sent(&self, now: Timestamp) -> bool {
+        now < self.expires_at
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! Rows as a store returns them, and slices of them, complete or cut.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+use super::{Key, Timestamp};
+
+/// Identity of one mutator: random, drawn at birth, never persisted, never reused (invariant I1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MutatorId(Uuid);
+
+impl MutatorId {
+    /// The tally's place in the mutator column.
+    pub const TALLY: MutatorId = MutatorId(Uuid::nil());
+
+    /// An id from a version 4 UUID, or from the store.
+    #[must_use]
+    pub const fn new(uuid: Uuid) -> MutatorId {
+        MutatorId(uuid)
+    }
+
+    /// The UUID.
+    #[must_use]
+    pub const fn as_uuid(self) -> Uuid {
+        self.0
+    }
+}
+
+impl fmt::Display for MutatorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One row of a key: a shard, or the tally.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// When its mutator expires; [`Timestamp::NEVER`] for the tally.
+    pub expires_at: Timestamp,
+    /// Who writes it; [`MutatorId::TALLY`] for the tally.
+    pub mutator_id: MutatorId,
+    /// The [envelope](crate::crdt::envelope).
+    pub state: Vec<u8>,
+}
+
+impl Row {
+    /// Whether this is the tally's row.
+    #[must_use]
+    pub fn is_tally(&self) -> bool {
+        self.expires_at == Timestamp::NEVER
+    }
+}
+
+/// The answer to a query of one key's rows with `LIMIT limit + 1`: unpaged, newest expiry first, so
+/// that any answer with a row of the key has its tally.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slice {
+    rows: Vec<Row>,
+    after: Option<Timestamp>,
+    limit: usize,
+}
+
+/// A slice had more rows than its limit. Under descending order the missing ones are the oldest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the key has more than {limit} rows")]
+pub struct Cut {
+    /// The limit that was passed.
+    pub limit: usize,
+}
+
+impl Slice {
+    /// Wraps a store's answer: the rows with `expires_at > after` (all rows without), at most
+    /// `limit + 1` of them.
+    #[must_use]
+    pub fn new(rows: Vec<Row>, after: Option<Timestamp>, limit: usize) -> Slice {
+        Slice { rows, after, limit }
+    }
+
+    /// The slice, if and only if nothing was cut off.
+    ///
+    /// # Errors
+    /// [`Cut`] if there were more than `limit` rows.
+    ///
+    /// # Panics
+    /// If the rows are not in the table's order, which no store may do.
+    pub fn whole(self) -> Result<WholeSlice, Cut> {
+        if self.rows.len() > self.limit {
+            return Err(Cut { limit: self.limit });
+        }
+        let ordered = self.rows.windows(2).all(|pair| {
+            (pair[1].expires_at, pair[0].mutator_id) < (pair[0].expires_at, pair[1].mutator_id)
+        });
+        assert!(ordered, "invariant: rows come by descending expiry, then ascending mutator id");
+        Ok(WholeSlice { rows: self.rows, after: self.after })
+    }
+}
+
+/// Every row of a key with `expires_at > after`: nothing is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WholeSlice {
+    rows: Vec<Row>,
+    after: Option<Timestamp>,
+}
+
+impl WholeSlice {
+    /// The fence behind which the slice starts; none if it holds the whole key.
+    #[must_use]
+    pub fn after(&self) -> Option<Timestamp> {
+        self.after
+    }
+
+    /// The tally's row, if there is one.
+    #[must_use]
+    pub fn tally(&self) -> Option<&Row> {
+        self.rows.first().filter(|row| row.is_tally())
+    }
+
+    /// The shards in canonical merge order: ascending by `(expires_at, mutator_id)`.
+    pub fn shards(&self) -> impl Iterator<Item = &Row> {
+        let shards = &self.rows[usize::from(self.tally().is_some())..];
+        // Stored order is descending by expiry but ascending by id: reverse the runs of one expiry.
+        shards.chunk_by(|a, b| a.expires_at == b.expires_at).rev().flatten()
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether the key has no row in this slice.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+/// A key's whole slice, read at the fold's consistency level: the only thing a fold can be planned
+/// from. Only a store's fold read may make one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FullRead {
+    key: Key,
+    slice: WholeSlice,
+}
+
+impl FullRead {
+    /// For a store's fold read, and nothing else: `slice` must come from the fold's consistency
+    /// level and start at the key's oldest row.
+    ///
+    /// # Panics
+    /// If the slice starts behind a fence.
+    #[must_use]
+    pub fn at_fold_level(key: Key, slice: WholeSlice) -> FullRead {
+        assert!(slice.after.is_none(), "invariant: a fold reads the key from its oldest row");
+        FullRead { key, slice }
+    }
+
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// Its rows.
+    #[must_use]
+    pub fn slice(&self) -> &WholeSlice {
+        &self.slice
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(expires_at: i64, id: u128) -> Row {
+        Row {
+            expires_at: Timestamp::from_micros(expires_at),
+            mutator_id: MutatorId::new(Uuid::from_u128(id)),
+            state: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_cut_slice_never_becomes_whole() {
+        let rows = vec![row(9, 1), row(8, 1), row(7, 1)];
+        assert_eq!(Slice::new(rows.clone(), None, 2).whole(), Err(Cut { limit: 2 }));
+        assert!(Slice::new(rows, None, 3).whole().is_ok());
+    }
+
+    #[test]
+    fn shards_come_in_canonical_order() {
+        let rows = vec![row(i64::MAX, 0), row(9, 1), row(9, 5), row(8, 3), row(7, 4)];
+        let whole = Slice::new(rows, None, 10).whole().expect("whole");
+        assert!(whole.tally().is_some());
+        let order: Vec<_> = whole
+            .shards()
+            .map(|row| (row.expires_at.as_micros(), row.mutator_id.as_uuid().as_u128()))
+            .collect();
+        assert_eq!(order, [(7, 4), (8, 3), (9, 1), (9, 5)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "invariant: rows come by descending expiry")]
+    fn rows_out_of_order_are_a_bug() {
+        let _ = Slice::new(vec![row(8, 1), row(9, 1)], None, 10).whole();
+    }
+}

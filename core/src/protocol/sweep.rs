@@ -1,0 +1,88 @@
+//! The sweep's rule: which keys, of those that a scan of primary keys passes, to nominate for a
+//! fold. A nomination promises nothing: the fold reads the key anew at its own level.
+
+use super::{Constants, Key, Phase, Timestamp};
+
+/// Counts the final rows of one key after the other.
+#[derive(Debug)]
+pub struct Nominator {
+    now: Timestamp,
+    constants: Constants,
+    current: Option<(Key, Tallied)>,
+}
+
+#[derive(Debug, Default)]
+struct Tallied {
+    has_tally: bool,
+    final_rows: usize,
+}
+
+impl Nominator {
+    /// For one pass over a token range.
+    #[must_use]
+    pub fn new(now: Timestamp, constants: Constants) -> Nominator {
+        Nominator { now, constants, current: None }
+    }
+
+    /// Passes one row. The rows of a key must follow each other. Returns the key before, if it is
+    /// finished and nominated.
+    pub fn pass(&mut self, key: Key, expires_at: Timestamp) -> Option<Key> {
+        let done = match &self.current {
+            Some((current, _)) if *current == key => None,
+            _ => self.current.replace((key, Tallied::default())).and_then(nominated),
+        };
+        if let Some((_, seen)) = &mut self.current {
+            if expires_at == Timestamp::NEVER {
+                seen.has_tally = true;
+            } else if Phase::of(expires_at, self.now, &self.constants) == Phase::Final {
+                seen.final_rows += 1;
+            }
+        }
+        done
+    }
+
+    /// Ends the pass. Returns the last key, if it is nominated.
+    pub fn finish(self) -> Option<Key> {
+        self.current.and_then(nominated)
+    }
+}
+
+/// Two final rows, or one beside a tally: a fold would make the key smaller.
+fn nominated((key, seen): (Key, Tallied)) -> Option<Key> {
+    (seen.final_rows + usize::from(seen.has_tally && seen.final_rows > 0) >= 2).then_some(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crdt::Kind;
+    use crate::protocol::{Name, Overrides};
+
+    #[test]
+    fn keys_with_two_final_rows_or_one_beside_a_tally_are_nominated() {
+        let constants = Constants::resolve(Overrides::default()).expect("defaults");
+        let now = Timestamp::from_micros(1_700_000_000_000_000);
+        let old = now.minus(constants.cutoff());
+        let mut nominator = Nominator::new(now, constants);
+        let key = |name: &str| Key {
+            kind: Kind::Counter,
+            group: Name::new("g").expect("name"),
+            name: Name::new(name).expect("name"),
+        };
+        let mut nominated = Vec::new();
+        for (name, expires_at) in [
+            ("lone", old),
+            ("pair", old),
+            ("pair", old.shifted(-1)),
+            ("young", now),
+            ("young", old.next()),
+            ("tally", Timestamp::NEVER),
+            ("tally and one", Timestamp::NEVER),
+            ("tally and one", old),
+        ] {
+            nominated.extend(nominator.pass(key(name), expires_at));
+        }
+        nominated.extend(nominator.finish());
+        assert_eq!(nominated, [key("pair"), key("tally and one")]);
+    }
+}

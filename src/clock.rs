@@ -1,0 +1,32 @@
+//! The only place that reads a clock, so that everything else takes time as a parameter.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use orderfree_core::protocol::{Now, Timestamp};
+use rustix::time::{ClockId, clock_gettime};
+
+/// A source of time. Tests inject their own.
+pub trait Clock: Send + Sync + 'static {
+    /// One look at the wall clock and at the time since boot.
+    fn now(&self) -> Now;
+}
+
+/// The machine's clocks.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    #[allow(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+    fn now(&self) -> Now {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // Unlike CLOCK_MONOTONIC it runs on through suspend, which ends leases too.
+        let boot = clock_gettime(ClockId::Boottime);
+        Now {
+            wall: Timestamp::from_micros(i64::try_from(wall.as_micros()).unwrap_or(i64::MAX)),
+            boot: Duration::new(
+                u64::try_from(boot.tv_sec).unwrap_or(0),
+                u32::try_from(boot.tv_nsec).unwrap_or(0),
+            ),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Every bound of a pod in one place. A limit that is met gives a clear refusal, never an endless
+//! wait or an unbounded memory (invariant I13). Limits of the wire live here too.
+
+use std::time::Duration;
+
+/// Most rows of a key that a read merges; beyond it the read is an error and the key is folded.
+pub const READ_ROWS_MAX: usize = 10_000;
+
+/// Most rows of a key that a fold reads; beyond it the fold stops and an operator is needed.
+pub const FOLD_ROWS_MAX: usize = 200_000;
+
+/// A key with more rows than this is worth a warning: pods restart too often, or folds lag.
+pub const ROWS_ALERT: usize = 500;
+
+/// Rows of one unpaged chunk of a group, for kinds with small states.
+pub const GROUP_CHUNK_ROWS: usize = 1_000;
+
+/// Live mutators of a pod. Clean ones are evicted first, the least recently used before others.
+pub const MUTATORS_MAX: usize = 1_000_000;
+
+/// Op lists that wait in a pod for their write, over all mutators.
+pub const WAITING_OPS_MAX: usize = 262_144;
+
+/// Shard writes of a pod on their way to the store at once.
+pub const FLIGHTS_MAX: usize = 512;
+
+/// Keys that wait to be folded; further nominations are dropped, as the sweep finds them again.
+pub const FOLD_QUEUE_MAX: usize = 10_000;
+
+/// Folds of a pod per second.
+pub const FOLDS_PER_SECOND: u32 = 200;
+
+/// Folds of a pod at once.
+pub const FOLDS_AT_ONCE: usize = 8;
+
+/// Updates or reads in one JSON batch or query.
+pub const BATCH_ITEMS_MAX: usize = 1_000;
+
+/// Ops in one `{"ops":[…]}` list.
+pub const OPS_MAX: usize = 1_000;
+
+/// Bytes of a request body.
+pub const BODY_BYTES_MAX: usize = 1024 * 1024;
+
+/// Bytes of an NDJSON request body, after decompression.
+pub const NDJSON_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Bytes of one NDJSON line.
+pub const NDJSON_LINE_BYTES_MAX: usize = 64 * 1024;
+
+/// Bytes of a request's path and query.
+pub const URI_BYTES_MAX: usize = 8 * 1024;
+
+/// Keys in one page of a group, and the default.
+pub const GROUP_PAGE_MAX: usize = 10_000;
+/// Keys in one page of a group without `limit`.
+pub const GROUP_PAGE_DEFAULT: usize = 1_000;
+
+/// Requests in progress at once; further ones are shed with 503.
+pub const REQUESTS_MAX: usize = 16_384;
+
+/// Remembered fences, so that reads skip what was folded.
+pub const FENCES_MAX: usize = 1_000_000;
+
+/// How long the listener stays open after SIGTERM, so that load balancers notice.
+pub const UNREADY_GRACE: Duration = Duration::from_secs(5);
+
+/// How long requests and flushes may take after that.
+pub const DRAIN_MAX: Duration = Duration::from_secs(25);

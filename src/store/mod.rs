@@ -1,0 +1,119 @@
+//! Where rows lie. One trait, two stores with the same rows and rules: Cassandra for production, an
+//! embedded file for one machine. One contract suite (`tests/contract`) runs on both.
+//!
+//! Stores execute; they decide nothing about the protocol. What they promise:
+//!
+//! * rows are last-write-wins by the bound timestamp, ties won by the greater bytes;
+//! * a key is read as one unpaged slice: one snapshot of each replica;
+//! * a [`Fold`] is applied whole or not at all, and never partly seen;
+//! * [`WriteOutcome::Refused`] means certainly not applied, now or later.
+
+pub mod cassandra;
+pub mod embedded;
+
+use async_trait::async_trait;
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::{
+    Cut, FullRead, Key, Name, Now, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
+};
+use thiserror::Error;
+use tokio::sync::mpsc;
+
+/// Why a store could not answer. Nothing was changed.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// Too few nodes answered in time; it may work again later.
+    #[error("the store can't answer now: {0}")]
+    Unavailable(String),
+    /// The key has more rows than the limit: a partial sum would be a wrong sum.
+    #[error(transparent)]
+    TooManyRows(#[from] Cut),
+    /// A row or an answer breaks a rule that every row must keep.
+    #[error("the store returned what it must not: {0}")]
+    Corrupt(String),
+}
+
+/// Why no fold may be planned now.
+#[derive(Debug, Error)]
+pub enum Pause {
+    /// The clock can't be trusted.
+    #[error(transparent)]
+    Clock(#[from] ClockError),
+    /// Nodes disagree on the schema: a deletion and a tally might be understood differently.
+    #[error("the nodes disagree on the schema; folding waits until they agree")]
+    Schema,
+}
+
+/// One of the equal parts of the key space that a sweep goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SweepPart {
+    /// From 0.
+    pub index: u32,
+    /// How many parts there are: [`Store::sweep_parts`].
+    pub of: u32,
+}
+
+/// A place for shards and tallies; see the [module documentation](self).
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Name for people and metrics: `cassandra` or `embedded`.
+    fn name(&self) -> &'static str;
+
+    /// The consistency levels that are used when a request names none.
+    fn levels(&self) -> Levels;
+
+    /// Writes one shard row at its own timestamp, retrying the same bytes within the request
+    /// budget, and never sending anything once its lease is over.
+    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome;
+
+    /// Reads a key's rows with `expires_at > after` (all without) as one unpaged slice.
+    async fn read_key(
+        &self,
+        key: &Key,
+        after: Option<Timestamp>,
+        level: Level,
+    ) -> Result<WholeSlice, StoreError>;
+
+    /// Reads one chunk of a group of at most [`crate::limits::GROUP_CHUNK_ROWS`] rows.
+    async fn read_chunk(
+        &self,
+        kind: Kind,
+        group: &Name,
+        from: &group::From,
+        level: Level,
+    ) -> Result<Chunk, StoreError>;
+
+    /// Reads a key's whole slice at the fold's level.
+    async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError>;
+
+    /// Executes a fold as one batch.
+    async fn write_fold(&self, fold: &Fold) -> WriteOutcome;
+
+    /// Into how many equal parts a sweep divides the key space.
+    fn sweep_parts(&self) -> u32;
+
+    /// Scans the primary keys of one part and sends the keys worth folding. It only nominates, so
+    /// it reads one replica, paged. Ends early, without error, when the receiver is closed.
+    async fn sweep(
+        &self,
+        part: SweepPart,
+        now: Timestamp,
+        found: mpsc::Sender<Key>,
+    ) -> Result<(), StoreError>;
+
+    /// Whether this pod's clock may be trusted with updates.
+    fn check_clock(&self, now: Now) -> Result<(), ClockError>;
+
+    /// The time that a fold may go by, if one may be planned.
+    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause>;
+
+    /// The worst measured clock offset, in µs; none where there is no second clock.
+    fn clock_offset_us(&self) -> Option<i64>;
+
+    /// Stops background work and lets go of files and connections.
+    async fn close(&self);
+}
