@@ -1,6 +1,7 @@
 //! Every bound of a pod in one place. A limit that is met gives a clear refusal, never an endless
 //! wait or an unbounded memory (invariant I13). Limits of the wire live here too.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 /// Most rows of a key that a read merges; beyond it the read is an error and the key is folded.
@@ -60,7 +61,7 @@ pub const GROUP_PAGE_DEFAULT: usize = 1_000;
 pub const REQUESTS_MAX: usize = 16_384;
 
 /// Remembered fences, so that reads skip what was folded.
-pub const FENCES_MAX: usize = 1_000_000;
+pub const FENCES_MAX: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 
 /// How long the listener stays open after SIGTERM, so that load balancers notice.
 pub const UNREADY_GRACE: Duration = Duration::from_secs(5);
