@@ -25,6 +25,24 @@ pub const WAITING_OPS_MAX: usize = 262_144;
 /// Shard writes of a pod on their way to the store at once.
 pub const FLIGHTS_MAX: usize = 512;
 
+/// Writes that wait for the embedded store's writer; a further one is refused.
+pub const WRITE_QUEUE_MAX: usize = 4_096;
+
+/// Writes that the embedded store commits in one transaction, with one sync.
+pub const WRITE_BATCH_MAX: usize = 1_024;
+
+/// Bytes of states from which on the embedded store adds no further write to a transaction.
+pub const WRITE_BATCH_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Reads of the embedded store at once, each on a thread of its own; further ones wait.
+pub const EMBEDDED_READS_MAX: u32 = 64;
+
+/// Rows that a sweep of the embedded store passes before it lets its snapshot go.
+pub const SWEEP_STEP_ROWS: usize = 10_000;
+
+/// Memory in which the embedded store keeps pages of its file.
+pub const EMBEDDED_CACHE_BYTES: usize = 128 * 1024 * 1024;
+
 /// Keys that wait to be folded; further nominations are dropped, as the sweep finds them again.
 pub const FOLD_QUEUE_MAX: usize = 10_000;
 
