@@ -1,0 +1,240 @@
+//! What must be true of a cluster before anything is counted on it. All rules are pure functions of
+//! what the system tables say.
+
+use std::collections::BTreeMap;
+
+use orderfree_core::protocol::consistency::Replication;
+
+/// The oldest Apache Cassandra that works, as major and minor version.
+const CASSANDRA_MIN: (u32, u32) = (4, 1);
+
+/// The release that brought the compaction strategy of `schema.cql`.
+const CASSANDRA_UNIFIED_COMPACTION: (u32, u32) = (5, 0);
+
+/// What the nodes run, as far as statements differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Engine {
+    /// Apache Cassandra, with the oldest version among its nodes.
+    Cassandra((u32, u32)),
+    /// The same statements, untested.
+    Scylla,
+}
+
+impl Engine {
+    /// From the nodes' release versions, unless one is too old or unreadable: then that one.
+    pub(super) fn of_releases(releases: &[String]) -> Result<Engine, String> {
+        let mut oldest = (u32::MAX, u32::MAX);
+        for release in releases {
+            let version = version(release).filter(|version| *version >= CASSANDRA_MIN);
+            oldest = oldest.min(version.ok_or_else(|| release.clone())?);
+        }
+        if releases.is_empty() { Err("unknown".into()) } else { Ok(Engine::Cassandra(oldest)) }
+    }
+
+    pub(super) fn has_read_repair(self) -> bool {
+        self != Engine::Scylla
+    }
+
+    pub(super) fn has_unified_compaction(self) -> bool {
+        matches!(self, Engine::Cassandra(version) if version >= CASSANDRA_UNIFIED_COMPACTION)
+    }
+}
+
+/// Major and minor number of `5.0.6`, `4.1-beta1` and the like.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(['.', '-', '~']).map(str::parse::<u32>);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+/// One row of `system_schema.columns`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Column {
+    pub(super) name: String,
+    /// `partition_key`, `clustering`, `regular` or `static`.
+    pub(super) role: String,
+    pub(super) position: i32,
+    /// `asc`, `desc` or `none`.
+    pub(super) order: String,
+    pub(super) cql_type: String,
+}
+
+/// The columns that the table must have, and no others: name, role, position, order, type.
+const COLUMNS: [(&str, &str, i32, &str, &str); 6] = [
+    ("kind", "partition_key", 0, "none", "text"),
+    ("grp", "partition_key", 1, "none", "text"),
+    ("name", "clustering", 0, "asc", "text"),
+    ("expires_at", "clustering", 1, "desc", "bigint"),
+    ("mutator_id", "clustering", 2, "asc", "uuid"),
+    ("state", "regular", -1, "none", "blob"),
+];
+
+/// Which rules the table breaks, each as a part of a sentence; none if it is as it must be.
+pub(super) fn table(
+    columns: &[Column],
+    default_time_to_live: i32,
+    read_repair: Option<&str>,
+    engine: Engine,
+) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (name, role, position, order, cql_type) in COLUMNS {
+        let Some(column) = columns.iter().find(|column| column.name == name) else {
+            broken.push(format!("column {name} is missing"));
+            continue;
+        };
+        if (column.role.as_str(), column.position) != (role, position) {
+            broken.push(format!("column {name} has another place in the primary key"));
+        }
+        if column.order != order {
+            broken.push(format!("column {name} is ordered {}, not {order}", column.order));
+        }
+        // `varchar` is another name for text in system tables of some releases.
+        if column.cql_type != cql_type && (column.cql_type != "varchar" || cql_type != "text") {
+            broken.push(format!("column {name} is of type {}, not {cql_type}", column.cql_type));
+        }
+    }
+    for column in columns {
+        if !COLUMNS.iter().any(|(name, ..)| *name == column.name) {
+            broken.push(format!("column {} does not belong here", column.name));
+        }
+    }
+    if default_time_to_live != 0 {
+        broken.push(format!("default_time_to_live is {default_time_to_live}, not 0"));
+    }
+    if engine.has_read_repair() && read_repair != Some("NONE") {
+        let found = read_repair.unwrap_or("absent");
+        broken.push(format!("read_repair is {found}, not 'NONE'"));
+    }
+    broken
+}
+
+/// Replicas by data centre from a keyspace's `replication` map, or what is wrong with it.
+/// `SimpleStrategy` places replicas anywhere, and its local levels count all of them: it is one data
+/// centre.
+pub(super) fn replication(
+    options: &BTreeMap<String, String>,
+    local_datacenter: &str,
+) -> Result<Replication, String> {
+    let class = options.get("class").map_or("", String::as_str);
+    let class = class.rsplit('.').next().unwrap_or_default();
+    let factor = |text: &str| {
+        text.parse::<usize>().map_err(|_| format!("replication factor `{text}` is no plain number"))
+    };
+    let others = || options.iter().filter(|(name, _)| *name != "class");
+    match class {
+        "SimpleStrategy" => {
+            let text = options.get("replication_factor").map_or("", String::as_str);
+            Ok(Replication::new([(local_datacenter.to_owned(), factor(text)?)]))
+        }
+        "NetworkTopologyStrategy" => {
+            let factors: Result<Vec<_>, String> =
+                others().map(|(name, text)| Ok((name.clone(), factor(text)?))).collect();
+            let replication = Replication::new(factors?);
+            if replication.factor(local_datacenter) == 0 {
+                return Err(format!("data centre {local_datacenter} has no replica"));
+            }
+            Ok(replication)
+        }
+        _ => Err(format!(
+            "replication class `{class}` is not supported; use NetworkTopologyStrategy"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orderfree_core::protocol::consistency::{Level, Levels};
+
+    use super::*;
+
+    const NEW: Engine = Engine::Cassandra((5, 0));
+
+    fn columns() -> Vec<Column> {
+        let column = |(name, role, position, order, cql_type): (&str, &str, i32, &str, &str)| {
+            let owned = str::to_owned;
+            Column {
+                name: owned(name),
+                role: owned(role),
+                position,
+                order: owned(order),
+                cql_type: owned(cql_type),
+            }
+        };
+        COLUMNS.into_iter().map(column).collect()
+    }
+
+    #[test]
+    fn engines_are_told_apart_by_their_oldest_node() {
+        let of = |releases: &[&str]| {
+            Engine::of_releases(&releases.iter().map(|&text| text.to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&["5.0.6", "4.1.3"]), Ok(Engine::Cassandra((4, 1))));
+        assert_eq!(of(&["5.0-beta1"]), Ok(Engine::Cassandra((5, 0))));
+        assert_eq!(of(&["5.0.6", "4.0.11"]), Err("4.0.11".into()));
+        assert_eq!(of(&["3.11.0"]), Err("3.11.0".into()));
+        assert_eq!(of(&["next"]), Err("next".into()));
+        assert!(of(&[]).is_err());
+        assert!(
+            !Engine::Cassandra((4, 1)).has_unified_compaction() && NEW.has_unified_compaction()
+        );
+    }
+
+    #[test]
+    fn the_table_must_be_exactly_as_in_the_schema() {
+        assert_eq!(table(&columns(), 0, Some("NONE"), NEW), Vec::<String>::new());
+        assert_eq!(table(&columns(), 0, None, Engine::Scylla), Vec::<String>::new());
+        let broken = |change: &dyn Fn(&mut Vec<Column>)| {
+            let mut columns = columns();
+            change(&mut columns);
+            table(&columns, 0, Some("NONE"), NEW).join("; ")
+        };
+        assert_eq!(
+            broken(&|columns| columns[3].order = "asc".into()),
+            "column expires_at is ordered asc, not desc"
+        );
+        assert_eq!(
+            broken(&|columns| columns[3].cql_type = "timestamp".into()),
+            "column expires_at is of type timestamp, not bigint"
+        );
+        assert_eq!(
+            broken(&|columns| columns[1].role = "clustering".into()),
+            "column grp has another place in the primary key"
+        );
+        assert_eq!(
+            broken(&|columns| columns[5].role = "static".into()),
+            "column state has another place in the primary key"
+        );
+        assert_eq!(broken(&|columns| _ = columns.pop()), "column state is missing");
+        assert_eq!(
+            broken(&|columns| {
+                let extra = Column { name: "note".into(), ..columns[5].clone() };
+                columns.push(extra);
+            }),
+            "column note does not belong here"
+        );
+        assert_eq!(
+            table(&columns(), 86_400, Some("BLOCKING"), NEW),
+            ["default_time_to_live is 86400, not 0", "read_repair is BLOCKING, not 'NONE'"]
+        );
+    }
+
+    #[test]
+    fn replication_is_read_from_the_keyspace() {
+        let read = |options: &[(&str, &str)]| {
+            let options = options.iter().map(|&(name, text)| (name.to_owned(), text.to_owned()));
+            replication(&options.collect(), "here")
+        };
+        let simple = ("class", "org.apache.cassandra.locator.SimpleStrategy");
+        let topology = ("class", "org.apache.cassandra.locator.NetworkTopologyStrategy");
+        let one = read(&[simple, ("replication_factor", "3")]).expect("simple");
+        assert_eq!((one.total(), one.factor("here")), (3, 3));
+        let weak = Levels { write: Level::LocalOne, read: Level::LocalOne, fold: Level::All };
+        assert!(one.check(Levels::default(), "here").is_ok() && one.check(weak, "here").is_err());
+        let two = read(&[topology, ("here", "3"), ("there", "2")]).expect("topology");
+        assert_eq!((two.total(), two.factor("there")), (5, 2));
+        let wrong = |options| read(options).expect_err("wrong");
+        assert!(wrong(&[topology, ("there", "3")]).contains("here has no replica"));
+        assert!(wrong(&[topology, ("here", "3/1")]).contains("`3/1`"));
+        assert!(wrong(&[("class", "LocalStrategy")]).contains("LocalStrategy"));
+        assert!(wrong(&[]).contains("not supported"));
+    }
+}

@@ -1,0 +1,157 @@
+//! Measures every node's clock, and whether the nodes agree on the schema. What the samples mean is
+//! decided by [`orderfree_core::protocol::clock`].
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use futures::future::join_all;
+use orderfree_core::protocol::Now;
+use orderfree_core::protocol::clock::{NodeClock, SAMPLE_EVERY, Sample};
+use scylla::client::session::Session;
+use scylla::cluster::Node;
+use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
+use scylla::statement::prepared::PreparedStatement;
+use scylla::value::CqlTimestamp;
+use tokio::time::{sleep, timeout};
+use uuid::Uuid;
+
+use super::rows;
+use crate::clock::Clock;
+
+/// A node that doesn't tell the time within this is not sampled in this round. Half of it also
+/// bounds a sample's error.
+const SAMPLE_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// How soon to look again while the nodes disagree on the schema.
+const DISAGREEMENT_LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What the last round of samples found.
+#[derive(Debug, Default)]
+pub(super) struct View {
+    /// Every node of the cluster, with its newest sample.
+    pub(super) nodes: Vec<NodeClock>,
+    /// Whether two nodes that answered the last round have different schemas.
+    pub(super) schema_disagrees: bool,
+}
+
+/// The newest [`View`], shared by the sampler and the store.
+pub(super) type SharedView = Arc<RwLock<View>>;
+
+/// Takes the samples.
+pub(super) struct Sampler {
+    session: Arc<Session>,
+    statement: PreparedStatement,
+    clock: Arc<dyn Clock>,
+    /// The newest sample of each node that ever answered.
+    samples: HashMap<Uuid, Sample>,
+    view: SharedView,
+}
+
+impl Sampler {
+    pub(super) fn new(
+        session: Arc<Session>,
+        statement: PreparedStatement,
+        clock: Arc<dyn Clock>,
+    ) -> Sampler {
+        Sampler { session, statement, clock, samples: HashMap::new(), view: SharedView::default() }
+    }
+
+    pub(super) fn view(&self) -> SharedView {
+        Arc::clone(&self.view)
+    }
+
+    /// Samples for ever.
+    pub(super) async fn run(mut self) {
+        let mut disagrees = read(&self.view, |view| view.schema_disagrees);
+        loop {
+            sleep(if disagrees { DISAGREEMENT_LOOK_EVERY } else { SAMPLE_EVERY }).await;
+            disagrees = self.round().await;
+        }
+    }
+
+    /// Asks every node that is a member now. True if those that answered disagree on the schema.
+    pub(super) async fn round(&mut self) -> bool {
+        let cluster = self.session.get_cluster_state();
+        let nodes = cluster.get_nodes_info();
+        let answers = join_all(nodes.iter().map(|node| self.ask(node))).await;
+        let mut schemas = Vec::new();
+        let known: Vec<Uuid> = nodes.iter().map(|node| node.host_id).collect();
+        self.samples.retain(|host, _| known.contains(host));
+        for (node, answer) in nodes.iter().zip(answers) {
+            match answer {
+                Ok((sample, schema)) => {
+                    self.samples.insert(node.host_id, sample);
+                    schemas.push(schema);
+                }
+                Err(reason) => tracing::debug!(node = %node.address, reason, "no clock sample"),
+            }
+        }
+        let schema_disagrees = schemas.windows(2).any(|pair| pair[0] != pair[1]);
+        let clock_of = |node: &Arc<Node>| NodeClock {
+            datacenter: node.datacenter.clone().unwrap_or_default(),
+            sample: self.samples.get(&node.host_id).copied(),
+        };
+        let view = View { nodes: nodes.iter().map(clock_of).collect(), schema_disagrees };
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
+        schema_disagrees
+    }
+
+    /// One node's clock and schema version, or why there is no answer.
+    async fn ask(&self, node: &Arc<Node>) -> Result<(Sample, Uuid), String> {
+        let mut statement = self.statement.clone();
+        let target = NodeIdentifier::Node(Arc::clone(node));
+        let only = SingleTargetLoadBalancingPolicy::new(target, None);
+        statement.set_load_balancing_policy(Some(only));
+        let before = self.clock.now();
+        let asked = timeout(SAMPLE_TIME_MAX, self.session.execute_unpaged(&statement, ()));
+        let answer = asked.await.map_err(|_| "no answer in time")?;
+        let after = self.clock.now();
+        let answer = answer.map_err(|error| error.to_string())?;
+        let rows = rows::of_system::<(CqlTimestamp, Uuid)>(answer);
+        match rows.map_err(|error| error.to_string())?.as_slice() {
+            [(CqlTimestamp(node_ms), schema)] => Ok((sample(before, after, *node_ms), *schema)),
+            rows => Err(format!("{} rows instead of one", rows.len())),
+        }
+    }
+}
+
+/// Looks at a view without holding it.
+pub(super) fn read<T>(view: &RwLock<View>, look: impl FnOnce(&View) -> T) -> T {
+    look(&view.read().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The node read its clock somewhere between the two looks at the own ones; assumed is the middle.
+/// The round trip is taken from the boot-time clock, which nobody sets.
+fn sample(before: Now, after: Now, node_ms: i64) -> Sample {
+    let half_trip = after.boot.saturating_sub(before.boot) / 2;
+    let middle = after.wall.minus(half_trip);
+    let node_us = node_ms.saturating_mul(1_000);
+    Sample { offset_us: node_us.saturating_sub(middle.as_micros()), taken: before.boot }
+}
+
+#[cfg(test)]
+mod tests {
+    use orderfree_core::protocol::Timestamp;
+
+    use super::*;
+
+    fn at(wall_us: i64, boot_us: u64) -> Now {
+        Now { wall: Timestamp::from_micros(wall_us), boot: Duration::from_micros(boot_us) }
+    }
+
+    #[test]
+    fn a_sample_is_corrected_by_half_the_round_trip() {
+        let (before, after) = (at(10_000_000, 500), at(10_004_000, 4_500));
+        let taken = Duration::from_micros(500);
+        assert_eq!(sample(before, after, 10_002), Sample { offset_us: 0, taken });
+        assert_eq!(sample(before, after, 10_009).offset_us, 7_000);
+        assert_eq!(sample(before, after, 9_000).offset_us, -1_002_000);
+    }
+
+    #[test]
+    fn a_wall_clock_that_is_set_during_a_sample_counts_as_it_is_after() {
+        let (before, after) = (at(10_000_000, 500), at(99_000_000, 4_500));
+        assert_eq!(sample(before, after, 99_000).offset_us, 2_000);
+    }
+}

@@ -1,0 +1,263 @@
+//! What a driver error says about a write.
+//!
+//! A write is *refused* if and only if nothing of it can be applied, now or later: nothing was
+//! sent, or the coordinator found too few live replicas before it passed the mutation on. Everything
+//! else is *unknown*, also errors that a later driver adds. All our writes touch one partition; an
+//! [`DbError::Unavailable`] of a batch over several would be unknown.
+
+use orderfree_core::protocol::WriteOutcome;
+use scylla::errors::{BadQuery, DbError, ExecutionError, RequestAttemptError};
+
+/// Whether a failed attempt may still be applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// Certainly not applied, now or later.
+    Refused,
+    /// Perhaps applied, now or later.
+    Unknown,
+}
+
+/// Classifies the failure of one attempt at a single-partition write.
+pub(super) fn failure(error: &ExecutionError) -> Failure {
+    use ExecutionError::{
+        ConnectionPoolError, EmptyPlan, LastAttemptError, MetadataError, PrepareError,
+        RequestTimeout, SchemaAgreementError, UseKeyspaceError,
+    };
+    match error {
+        ExecutionError::BadQuery(error) => bad_query(error),
+        // No node to send to, or no connection: the driver gave up before it sent anything.
+        EmptyPlan | ConnectionPoolError(_) => Failure::Refused,
+        LastAttemptError(error) => attempt(error),
+        RequestTimeout(_) => Failure::Unknown,
+        // None of these should come from a prepared write, so nothing is known about them.
+        PrepareError(_) | UseKeyspaceError(_) | SchemaAgreementError(_) | MetadataError(_) => {
+            Failure::Unknown
+        }
+        _ => Failure::Unknown,
+    }
+}
+
+/// Values that can't be bound are noticed before anything is sent.
+fn bad_query(error: &BadQuery) -> Failure {
+    match error {
+        BadQuery::PartitionKeyExtraction
+        | BadQuery::SerializationError(_)
+        | BadQuery::ValuesTooLongForKey(..)
+        | BadQuery::TooManyQueriesInBatchStatement(_) => Failure::Refused,
+        _ => Failure::Unknown,
+    }
+}
+
+fn attempt(error: &RequestAttemptError) -> Failure {
+    use RequestAttemptError::{
+        BodyExtensionsParseError, BrokenConnectionError, CqlErrorParseError,
+        CqlRequestSerialization, CqlResultParseError, NonfinishedPagingState, RepreparedIdChanged,
+        RepreparedIdMissingInBatch, SerializationError, UnableToAllocStreamId, UnexpectedResponse,
+    };
+    match error {
+        SerializationError(_) | CqlRequestSerialization(_) | UnableToAllocStreamId => {
+            Failure::Refused
+        }
+        RequestAttemptError::DbError(error, _) => answer(error),
+        BrokenConnectionError(_)
+        | BodyExtensionsParseError(_)
+        | CqlResultParseError(_)
+        | CqlErrorParseError(_)
+        | UnexpectedResponse(_)
+        | RepreparedIdChanged { .. }
+        | RepreparedIdMissingInBatch
+        | NonfinishedPagingState => Failure::Unknown,
+        _ => Failure::Unknown,
+    }
+}
+
+/// Only Unavailable says that no replica was asked; the others are not worth the risk.
+fn answer(error: &DbError) -> Failure {
+    match error {
+        DbError::Unavailable { .. } => Failure::Refused,
+        DbError::SyntaxError
+        | DbError::Invalid
+        | DbError::AlreadyExists { .. }
+        | DbError::FunctionFailure { .. }
+        | DbError::AuthenticationError
+        | DbError::Unauthorized
+        | DbError::ConfigError
+        | DbError::Overloaded
+        | DbError::IsBootstrapping
+        | DbError::TruncateError
+        | DbError::ReadTimeout { .. }
+        | DbError::WriteTimeout { .. }
+        | DbError::ReadFailure { .. }
+        | DbError::WriteFailure { .. }
+        | DbError::Unprepared { .. }
+        | DbError::ServerError
+        | DbError::ProtocolError
+        | DbError::RateLimitReached { .. }
+        | DbError::Other(_) => Failure::Unknown,
+        _ => Failure::Unknown,
+    }
+}
+
+/// What several attempts at the same bytes and timestamp add up to: refused only if all were.
+#[derive(Debug, Default)]
+pub(super) struct Attempts {
+    /// The first reason that leaves the outcome open.
+    unknown: Option<String>,
+    /// The last reason of a refusal.
+    refused: Option<String>,
+}
+
+impl Attempts {
+    /// Notes a failed attempt.
+    pub(super) fn failed(&mut self, error: &ExecutionError) {
+        match failure(error) {
+            Failure::Refused => self.refused = Some(error.to_string()),
+            Failure::Unknown => self.left_open(&error.to_string()),
+        }
+    }
+
+    /// Notes an attempt that was sent and not waited for.
+    pub(super) fn left_open(&mut self, reason: &str) {
+        self.unknown.get_or_insert_with(|| reason.to_owned());
+    }
+
+    /// The outcome when no attempt was acknowledged; `stopped` says why there was none at all.
+    pub(super) fn outcome(self, stopped: &str) -> WriteOutcome {
+        match (self.unknown, self.refused) {
+            (Some(reason), _) => WriteOutcome::Unknown(reason),
+            (None, Some(reason)) => WriteOutcome::Refused(reason),
+            (None, None) => WriteOutcome::Refused(stopped.to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use scylla::errors::{
+        BrokenConnectionErrorKind, ConnectionError, ConnectionPoolError, CqlResponseKind,
+        OperationType, PrepareError, SchemaAgreementError, SerializationError, UseKeyspaceError,
+        WriteType,
+    };
+    use scylla::frame::types::Consistency;
+
+    use super::*;
+
+    fn from_node(error: DbError) -> ExecutionError {
+        ExecutionError::LastAttemptError(RequestAttemptError::DbError(error, String::new()))
+    }
+
+    fn unavailable() -> ExecutionError {
+        let consistency = Consistency::LocalQuorum;
+        from_node(DbError::Unavailable { consistency, required: 2, alive: 1 })
+    }
+
+    fn timed_out() -> ExecutionError {
+        ExecutionError::RequestTimeout(Duration::from_secs(2))
+    }
+
+    fn serialization() -> SerializationError {
+        #[derive(Debug, thiserror::Error)]
+        #[error("does not fit")]
+        struct DoesNotFit;
+        SerializationError::new(DoesNotFit)
+    }
+
+    #[test]
+    fn errors_before_anything_was_sent_are_refusals() {
+        let broken =
+            ConnectionPoolError::Broken { last_connection_error: ConnectionError::ConnectTimeout };
+        for error in [
+            ExecutionError::EmptyPlan,
+            ExecutionError::ConnectionPoolError(broken),
+            ExecutionError::ConnectionPoolError(ConnectionPoolError::Initializing),
+            ExecutionError::ConnectionPoolError(ConnectionPoolError::NodeDisabledByHostFilter),
+            ExecutionError::BadQuery(BadQuery::PartitionKeyExtraction),
+            ExecutionError::BadQuery(BadQuery::SerializationError(serialization())),
+            ExecutionError::BadQuery(BadQuery::ValuesTooLongForKey(70_000, 65_535)),
+            ExecutionError::BadQuery(BadQuery::TooManyQueriesInBatchStatement(70_000)),
+            RequestAttemptError::SerializationError(serialization()).into(),
+            RequestAttemptError::UnableToAllocStreamId.into(),
+            unavailable(),
+        ] {
+            assert_eq!(failure(&error), Failure::Refused, "{error}");
+        }
+    }
+
+    #[test]
+    fn everything_that_may_have_been_sent_is_unknown() {
+        let consistency = Consistency::LocalQuorum;
+        let (received, required, numfailures) = (1, 2, 1);
+        for error in [
+            timed_out(),
+            RequestAttemptError::BrokenConnectionError(
+                BrokenConnectionErrorKind::ChannelError.into(),
+            )
+            .into(),
+            RequestAttemptError::UnexpectedResponse(CqlResponseKind::Ready).into(),
+            RequestAttemptError::RepreparedIdMissingInBatch.into(),
+            RequestAttemptError::NonfinishedPagingState.into(),
+            RequestAttemptError::RepreparedIdChanged {
+                statement: String::new(),
+                expected_id: vec![],
+                reprepared_id: vec![],
+            }
+            .into(),
+            ExecutionError::PrepareError(PrepareError::PreparedStatementIdsMismatch),
+            ExecutionError::UseKeyspaceError(UseKeyspaceError::RequestTimeout(Duration::ZERO)),
+            ExecutionError::SchemaAgreementError(SchemaAgreementError::Timeout(Duration::ZERO)),
+            from_node(DbError::WriteTimeout {
+                consistency,
+                received,
+                required,
+                write_type: WriteType::Simple,
+            }),
+            from_node(DbError::WriteFailure {
+                consistency,
+                received,
+                required,
+                numfailures,
+                write_type: WriteType::UnloggedBatch,
+            }),
+            from_node(DbError::ReadTimeout { consistency, received, required, data_present: true }),
+            from_node(DbError::ReadFailure {
+                consistency,
+                received,
+                required,
+                numfailures,
+                data_present: false,
+            }),
+            from_node(DbError::Overloaded),
+            from_node(DbError::IsBootstrapping),
+            from_node(DbError::ServerError),
+            from_node(DbError::ProtocolError),
+            from_node(DbError::TruncateError),
+            from_node(DbError::Unauthorized),
+            from_node(DbError::Invalid),
+            from_node(DbError::SyntaxError),
+            from_node(DbError::ConfigError),
+            from_node(DbError::AuthenticationError),
+            from_node(DbError::RateLimitReached {
+                op_type: OperationType::Write,
+                rejected_by_coordinator: true,
+            }),
+            from_node(DbError::Other(0x1600)),
+        ] {
+            assert_eq!(failure(&error), Failure::Unknown, "{error}");
+        }
+    }
+
+    #[test]
+    fn several_attempts_are_refused_only_if_all_were() {
+        let outcome = |errors: &[ExecutionError]| {
+            let mut attempts = Attempts::default();
+            errors.iter().for_each(|error| attempts.failed(error));
+            attempts.outcome("never sent")
+        };
+        assert_eq!(outcome(&[]), WriteOutcome::Refused("never sent".into()));
+        assert!(matches!(outcome(&[unavailable(), unavailable()]), WriteOutcome::Refused(_)));
+        assert!(matches!(outcome(&[timed_out(), unavailable()]), WriteOutcome::Unknown(_)));
+        assert!(matches!(outcome(&[unavailable(), timed_out()]), WriteOutcome::Unknown(_)));
+    }
+}

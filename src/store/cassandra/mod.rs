@@ -1,0 +1,365 @@
+//! Cassandra: rows and rules of the protocol on a real cluster.
+//!
+//! What the numbers rest on, and where it is kept:
+//!
+//! * every write binds its timestamp ([`statements`]), and is sent again only as the same bytes with
+//!   the same timestamp, never once its lease is over ([`attempts`]);
+//! * an outcome is refused only if nothing can ever be applied ([`errors`]);
+//! * a key is one unpaged slice with room for one row more than its limit, so that a cut answer is
+//!   seen to be cut; only the sweep is paged, and it only nominates;
+//! * a fold is one mutation of one partition, so a replica applies its deletion and its tally
+//!   together or not at all (invariant I7);
+//! * the table, the replication and the consistency levels are what they must be ([`checks`]);
+//! * no write is taken and no fold planned by a clock that the nodes contradict ([`clock`]).
+
+mod attempts;
+mod checks;
+mod clock;
+mod errors;
+mod rows;
+pub mod schema;
+mod session;
+mod statements;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::clock::{self as gate, ClockError, SAMPLE_FRESH};
+use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::sweep::Nominator;
+use orderfree_core::protocol::{
+    Constants, FullRead, Key, MutatorId, Name, Now, ShardWrite, Slice, Timestamp, WholeSlice,
+    WriteOutcome,
+};
+use scylla::client::session::Session;
+use scylla::response::query_result::QueryResult;
+use scylla::serialize::row::SerializeRow;
+use scylla::statement::prepared::PreparedStatement;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinHandle;
+
+use self::clock::{Sampler, SharedView};
+pub use self::session::ConnectError;
+use self::statements::Statements;
+use super::{Pause, Store, StoreError, SweepPart};
+use crate::clock::Clock;
+use crate::limits::{FOLD_ROWS_MAX, GROUP_CHUNK_ROWS, READ_ROWS_MAX};
+
+/// Into how many token ranges a sweep divides the ring.
+const SWEEP_PARTS: u32 = 256;
+
+/// Where the cluster is and how to use it.
+#[derive(Clone)]
+pub struct CassandraConfig {
+    /// Some of the nodes, as `host:port`; the others are found through them.
+    pub contact_points: Vec<String>,
+    /// The keyspace that holds the table `shards`.
+    pub keyspace: String,
+    /// With the password, for clusters that ask for it.
+    pub user: Option<String>,
+    /// Never printed.
+    pub password: Option<String>,
+    /// Whose replicas answer local levels; none takes that of the first contact point.
+    pub local_datacenter: Option<String>,
+    /// How many replicas must answer.
+    pub levels: Levels,
+    /// The protocol's times.
+    pub constants: Constants,
+}
+
+/// The store on a cluster. Its connections close when it is dropped.
+pub struct CassandraStore {
+    session: Arc<Session>,
+    statements: Statements,
+    levels: Levels,
+    constants: Constants,
+    local_datacenter: String,
+    clock: Arc<dyn Clock>,
+    view: SharedView,
+    sampler: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl CassandraStore {
+    /// Connects, checks everything that can be checked beforehand, and measures the clocks once.
+    ///
+    /// # Errors
+    /// [`ConnectError`] says what is wrong and what to do.
+    pub async fn connect(
+        config: CassandraConfig,
+        clock: Arc<dyn Clock>,
+    ) -> Result<CassandraStore, ConnectError> {
+        let session = Arc::new(session::open(&config).await?);
+        let local_datacenter = session::local_datacenter(&session, &config).await?;
+        let engine = session::engine(&session).await?;
+        session::check(&session, &config, &local_datacenter, engine).await?;
+        let CassandraConfig { keyspace, levels, constants, .. } = config;
+        let statements =
+            Statements::prepare(&session, &keyspace, &local_datacenter, levels, &constants)
+                .await
+                .map_err(ConnectError::question)?;
+        let asking = statements.clock.clone();
+        let mut sampler = Sampler::new(Arc::clone(&session), asking, Arc::clone(&clock));
+        sampler.round().await;
+        let view = sampler.view();
+        let sampler = Mutex::new(Some(tokio::spawn(sampler.run())));
+        Ok(CassandraStore {
+            session,
+            statements,
+            levels,
+            constants,
+            local_datacenter,
+            clock,
+            view,
+            sampler,
+        })
+    }
+
+    async fn ask(
+        &self,
+        statement: &PreparedStatement,
+        values: impl SerializeRow + Sync,
+    ) -> Result<QueryResult, StoreError> {
+        attempts::read(&self.constants, || self.session.execute_unpaged(statement, &values)).await
+    }
+}
+
+#[async_trait]
+impl Store for CassandraStore {
+    fn name(&self) -> &'static str {
+        "cassandra"
+    }
+
+    fn levels(&self) -> Levels {
+        self.levels
+    }
+
+    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
+        let key = write.key();
+        let values = (
+            key.kind.name(),
+            key.group.as_str(),
+            key.name.as_str(),
+            write.expires_at().as_micros(),
+            write.mutator_id().as_uuid(),
+            write.state(),
+            write.timestamp().as_micros(),
+        );
+        let send =
+            async || self.session.execute_unpaged(&self.statements.write, &values).await.map(drop);
+        let may_be_sent = || write.may_be_sent(self.clock.now().wall);
+        attempts::write(&self.constants, may_be_sent, send).await
+    }
+
+    async fn read_key(
+        &self,
+        key: &Key,
+        after: Option<Timestamp>,
+        level: Level,
+    ) -> Result<WholeSlice, StoreError> {
+        let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
+        let limit = one_more(READ_ROWS_MAX);
+        let answer = match after {
+            None => {
+                let statement = self.statements.key.at(level);
+                self.ask(statement, (kind, group, name, limit)).await
+            }
+            Some(after) => {
+                let statement = self.statements.key_after.at(level);
+                self.ask(statement, (kind, group, name, after.as_micros(), limit)).await
+            }
+        };
+        Ok(Slice::new(rows::of_key(answer?)?, after, READ_ROWS_MAX).whole()?)
+    }
+
+    async fn read_chunk(
+        &self,
+        kind: Kind,
+        group: &Name,
+        from: &group::From,
+        level: Level,
+    ) -> Result<Chunk, StoreError> {
+        let (kind, group) = (kind.name(), group.as_str());
+        let limit = count(GROUP_CHUNK_ROWS);
+        let statements = &self.statements;
+        let answer = match from {
+            group::From::Start => {
+                self.ask(statements.chunk_start.at(level), (kind, group, limit)).await
+            }
+            group::From::At(name) => {
+                let values = (kind, group, name.as_str(), limit);
+                self.ask(statements.chunk_at.at(level), values).await
+            }
+            group::From::Behind(name) => {
+                let values = (kind, group, name.as_str(), limit);
+                self.ask(statements.chunk_behind.at(level), values).await
+            }
+        };
+        Ok(group::split(rows::of_group(answer?)?, GROUP_CHUNK_ROWS))
+    }
+
+    async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
+        let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
+        let values = (kind, group, name, one_more(FOLD_ROWS_MAX));
+        let answer = self.ask(&self.statements.fold_key, values).await?;
+        let slice = Slice::new(rows::of_key(answer)?, None, FOLD_ROWS_MAX).whole()?;
+        Ok(FullRead::at_fold_level(key.clone(), slice))
+    }
+
+    async fn write_fold(&self, fold: &Fold) -> WriteOutcome {
+        let key = fold.key();
+        let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
+        let timestamp = fold.timestamp().as_micros();
+        let tally = (
+            kind,
+            group,
+            name,
+            Timestamp::NEVER.as_micros(),
+            MutatorId::TALLY.as_uuid(),
+            fold.tally(),
+            timestamp,
+        );
+        let deletion = (timestamp, kind, group, name, fold.fence().as_micros());
+        let values = (tally, deletion);
+        let send = async || self.session.batch(&self.statements.fold, &values).await.map(drop);
+        // A fold may be executed at any time, by anyone (invariant I8).
+        attempts::write(&self.constants, || true, send).await
+    }
+
+    fn sweep_parts(&self) -> u32 {
+        SWEEP_PARTS
+    }
+
+    async fn sweep(
+        &self,
+        part: SweepPart,
+        now: Timestamp,
+        found: mpsc::Sender<Key>,
+    ) -> Result<(), StoreError> {
+        let unavailable = |error: &dyn fmt::Display| StoreError::Unavailable(error.to_string());
+        let range = (token_bound(part.index, part.of), token_bound(part.index + 1, part.of));
+        let pages = self.session.execute_iter(self.statements.sweep.clone(), range).await;
+        let rows = pages.map_err(|error| unavailable(&error))?;
+        let mut rows = rows
+            .rows_stream::<(String, String, String, i64)>()
+            .map_err(|error| StoreError::Corrupt(error.to_string()))?;
+        let mut nominator = Nominator::new(now, self.constants);
+        while let Some(row) = rows.next().await {
+            let (kind, group, name, expires_at) = row.map_err(|error| unavailable(&error))?;
+            let Some(key) = nameable(&kind, &group, &name) else {
+                tracing::debug!(kind, group, name, "the sweep skips a key unknown to this release");
+                continue;
+            };
+            if let Some(key) = nominator.pass(key, Timestamp::from_micros(expires_at))
+                && found.send(key).await.is_err()
+            {
+                return Ok(());
+            }
+        }
+        if let Some(key) = nominator.finish() {
+            // A closed receiver ends the sweep early, which it is anyway.
+            let _ = found.send(key).await;
+        }
+        Ok(())
+    }
+
+    fn check_clock(&self, now: Now) -> Result<(), ClockError> {
+        clock::read(&self.view, |view| {
+            gate::check_writes(&view.nodes, &self.local_datacenter, now, &self.constants)
+        })
+    }
+
+    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
+        clock::read(&self.view, |view| {
+            let time = gate::fold_time(&view.nodes, &self.local_datacenter, now, &self.constants)?;
+            if view.schema_disagrees { Err(Pause::Schema) } else { Ok(time) }
+        })
+    }
+
+    fn clock_offset_us(&self) -> Option<i64> {
+        let boot = self.clock.now().boot;
+        clock::read(&self.view, |view| {
+            let samples = view.nodes.iter().filter_map(|node| node.sample);
+            let fresh = samples.filter(|sample| boot.saturating_sub(sample.taken) < SAMPLE_FRESH);
+            fresh.map(|sample| sample.offset_us).max_by_key(|offset| offset.unsigned_abs())
+        })
+    }
+
+    async fn close(&self) {
+        if let Some(sampler) = self.sampler.lock().await.take() {
+            sampler.abort();
+            let _ = sampler.await;
+        }
+    }
+}
+
+impl fmt::Debug for CassandraConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CassandraConfig")
+            .field("contact_points", &self.contact_points)
+            .field("keyspace", &self.keyspace)
+            .field("user", &self.user)
+            .field("password", &self.password.as_ref().map(|_| "…"))
+            .field("local_datacenter", &self.local_datacenter)
+            .field("levels", &self.levels)
+            .field("constants", &self.constants)
+            .finish()
+    }
+}
+
+/// The key of a swept row, if this release knows its kind and the names are names.
+fn nameable(kind: &str, group: &str, name: &str) -> Option<Key> {
+    let kind = Kind::from_name(kind)?;
+    Some(Key { kind, group: Name::new(group).ok()?, name: Name::new(name).ok()? })
+}
+
+/// Where part `index` of `of` equal parts begins; the part is everything above it, up to the next
+/// one's beginning. No key has the smallest token, so the first part misses nothing.
+fn token_bound(index: u32, of: u32) -> i64 {
+    let ring = 1i128 << 64;
+    let bound = i128::from(i64::MIN) + ring * i128::from(index) / i128::from(of);
+    i64::try_from(bound).unwrap_or(i64::MAX)
+}
+
+/// A limit that lets an answer be seen to be cut.
+fn one_more(limit: usize) -> i32 {
+    count(limit + 1)
+}
+
+fn count(rows: usize) -> i32 {
+    i32::try_from(rows).expect("invariant: row limits fit CQL's int")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sweep_parts_cover_the_ring_without_gap_or_overlap() {
+        for of in [1, 3, SWEEP_PARTS] {
+            assert_eq!((token_bound(0, of), token_bound(of, of)), (i64::MIN, i64::MAX));
+            let bounds: Vec<i64> = (0..=of).map(|index| token_bound(index, of)).collect();
+            assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]), "{of}");
+        }
+        assert_eq!(token_bound(128, 256), 0);
+    }
+
+    #[test]
+    fn a_password_is_never_printed() {
+        let config = CassandraConfig {
+            contact_points: vec!["127.0.0.1:9042".into()],
+            keyspace: "orderfree".into(),
+            user: Some("someone".into()),
+            password: Some("secret".into()),
+            local_datacenter: None,
+            levels: Levels::default(),
+            constants: Constants::resolve(Default::default()).expect("defaults"),
+        };
+        let shown = format!("{config:?}");
+        assert!(shown.contains("someone") && !shown.contains("secret"), "{shown}");
+    }
+}

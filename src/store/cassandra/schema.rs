@@ -1,0 +1,183 @@
+//! Creates the keyspace and the table. `schema.cql` is the only place where the table is written
+//! down; what an engine doesn't know is left out of it here.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use scylla::client::session::Session;
+use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
+use scylla::statement::unprepared::Statement;
+
+use super::CassandraConfig;
+use super::checks::Engine;
+use super::session::{self, ConnectError};
+
+const SCHEMA: &str = include_str!("../../../schema.cql");
+
+/// How the file begins the table's name.
+const TABLE: &str = "CREATE TABLE IF NOT EXISTS shards";
+
+/// Replicas per data centre unless told otherwise, if it has as many nodes.
+const REPLICAS: usize = 3;
+
+/// The statements that [`apply`] runs on Apache Cassandra 5, for people and their own tools.
+///
+/// # Errors
+/// [`ConnectError::KeyspaceName`] and [`ConnectError::ReplicationText`].
+pub fn print(keyspace: &str, replication: &str) -> Result<String, ConnectError> {
+    session::check_keyspace_name(keyspace)?;
+    let keyspace_statement = create_keyspace(keyspace, &parse(replication)?);
+    let table_statement = create_table(keyspace, Engine::Cassandra((5, 0)));
+    Ok(format!("{keyspace_statement};\n\n{table_statement};\n"))
+}
+
+/// Creates the keyspace and the table where they are missing, and checks the table that is there.
+/// An existing keyspace keeps its replication. `replication` as in [`print()`]; none means up to
+/// three replicas in every data centre.
+///
+/// # Errors
+/// [`ConnectError`] says what is wrong.
+pub async fn apply(
+    config: &CassandraConfig,
+    replication: Option<&str>,
+) -> Result<(), ConnectError> {
+    let wanted = replication.map(parse).transpose()?;
+    let session = session::open(config).await?;
+    let engine = session::engine(&session).await?;
+    let wanted = wanted.unwrap_or_else(|| everywhere(&session));
+    define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
+    if !session::has_table(&session, &config.keyspace).await? {
+        define(&session, create_table(&config.keyspace, engine)).await?;
+    }
+    session::check_table(&session, &config.keyspace, engine).await
+}
+
+/// Runs one definition and waits until the nodes that are up agree on it. Every pod sends its
+/// definitions to the same node: two nodes that create one table at the same time would give it two
+/// identities, which older releases can't undo.
+async fn define(session: &Session, cql: String) -> Result<(), ConnectError> {
+    let cluster = session.get_cluster_state();
+    let nodes = cluster.get_nodes_info();
+    let connected = nodes.iter().filter(|node| node.is_connected());
+    let mut statement = Statement::new(cql);
+    if let Some(node) = connected.min_by_key(|node| node.host_id) {
+        let target = NodeIdentifier::Node(Arc::clone(node));
+        let only = SingleTargetLoadBalancingPolicy::new(target, None);
+        statement.set_load_balancing_policy(Some(only));
+    }
+    session.query_unpaged(statement, ()).await.map_err(ConnectError::question)?;
+    session.await_schema_agreement().await.map_err(ConnectError::question)?;
+    Ok(())
+}
+
+/// How a keyspace is to be replicated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Wanted {
+    Simple(usize),
+    Datacenters(BTreeMap<String, usize>),
+}
+
+/// Reads `dc1:3,dc2:3` or `3`.
+fn parse(text: &str) -> Result<Wanted, ConnectError> {
+    let malformed = || ConnectError::ReplicationText(text.to_owned());
+    let factor = |text: &str| {
+        text.trim().parse::<usize>().ok().filter(|factor| *factor > 0).ok_or_else(malformed)
+    };
+    if !text.contains(':') {
+        return factor(text).map(Wanted::Simple);
+    }
+    let mut factors = BTreeMap::new();
+    for part in text.split(',') {
+        let (name, count) = part.split_once(':').ok_or_else(malformed)?;
+        let name = name.trim();
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        if name.is_empty() || !name.chars().all(plain) {
+            return Err(malformed());
+        }
+        if factors.insert(name.to_owned(), factor(count)?).is_some() {
+            return Err(malformed());
+        }
+    }
+    Ok(Wanted::Datacenters(factors))
+}
+
+fn everywhere(session: &Session) -> Wanted {
+    let mut factors = BTreeMap::new();
+    for node in session.get_cluster_state().get_nodes_info() {
+        let nodes = factors.entry(node.datacenter.clone().unwrap_or_default()).or_insert(0);
+        *nodes = REPLICAS.min(*nodes + 1);
+    }
+    Wanted::Datacenters(factors)
+}
+
+fn create_keyspace(keyspace: &str, wanted: &Wanted) -> String {
+    let mut options = String::new();
+    match wanted {
+        Wanted::Simple(factor) => {
+            let _ = write!(options, "'class': 'SimpleStrategy', 'replication_factor': {factor}");
+        }
+        Wanted::Datacenters(factors) => {
+            options.push_str("'class': 'NetworkTopologyStrategy'");
+            for (name, factor) in factors {
+                let _ = write!(options, ", '{name}': {factor}");
+            }
+        }
+    }
+    format!("CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {{{options}}}")
+}
+
+/// The file's one statement without comments, with the keyspace's name, less what the engine doesn't
+/// know.
+fn create_table(keyspace: &str, engine: Engine) -> String {
+    let knows = |line: &&str| {
+        let has = |property| line.contains(property);
+        (engine.has_read_repair() || !has("read_repair"))
+            && (engine.has_unified_compaction() || !has("UnifiedCompactionStrategy"))
+    };
+    let code = SCHEMA.lines().map(|line| line.split("--").next().unwrap_or_default().trim_end());
+    let lines: Vec<&str> = code.filter(|line| !line.is_empty()).filter(knows).collect();
+    let statement = lines.join("\n");
+    let statement = statement.trim_end_matches(';');
+    statement.replacen(TABLE, &format!("CREATE TABLE IF NOT EXISTS {keyspace}.shards"), 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_has_one_statement_with_one_option_a_line() {
+        assert_eq!(SCHEMA.matches(TABLE).count(), 1);
+        let table = create_table("counts", Engine::Cassandra((5, 0)));
+        assert!(table.starts_with("CREATE TABLE IF NOT EXISTS counts.shards ("), "{table}");
+        assert!(table.ends_with("AND read_repair = 'NONE'"), "{table}");
+        assert!(!table.contains("--") && !table.contains(';'), "{table}");
+        assert!(table.contains("UnifiedCompactionStrategy"), "{table}");
+    }
+
+    #[test]
+    fn what_an_engine_does_not_know_is_left_out() {
+        let old = create_table("counts", Engine::Cassandra((4, 1)));
+        assert!(!old.contains("compaction") && old.contains("read_repair"), "{old}");
+        let scylla = create_table("counts", Engine::Scylla);
+        assert!(!scylla.contains("read_repair") && !scylla.contains("compaction"), "{scylla}");
+        assert!(scylla.contains("default_time_to_live = 0"), "{scylla}");
+    }
+
+    #[test]
+    fn replication_is_written_in_two_ways() {
+        assert_eq!(
+            print("counts", "dc1:3, dc2:2").expect("valid").lines().next().expect("a line"),
+            "CREATE KEYSPACE IF NOT EXISTS counts WITH replication = \
+             {'class': 'NetworkTopologyStrategy', 'dc1': 3, 'dc2': 2};"
+        );
+        assert!(print("counts", "3").expect("valid").contains("'replication_factor': 3"));
+        for bad in
+            ["", "0", "-1", "x", "dc1:", ":3", "dc1:3,", "dc1:0", "dc'1:3", "a:1,a:2", "a:1,3"]
+        {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+        assert!(matches!(print("Counts", "3"), Err(ConnectError::KeyspaceName(_))));
+    }
+}

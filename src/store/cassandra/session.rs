@@ -1,0 +1,344 @@
+//! From a configuration to a checked connection: everything that must hold before the first write is
+//! looked at here, and whatever doesn't gets a sentence that says what to do.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use orderfree_core::protocol::consistency::{Level, NoOverlap, Replication};
+use scylla::client::PoolSize;
+use scylla::client::session::Session;
+use scylla::client::session_builder::SessionBuilder;
+use scylla::deserialize::row::DeserializeRow;
+use scylla::errors::{
+    ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError, MetadataError,
+    NewSessionError,
+};
+use scylla::serialize::row::SerializeRow;
+use thiserror::Error;
+
+use super::CassandraConfig;
+use super::checks::{self, Column, Engine};
+use super::{rows, statements};
+
+/// How long opening one connection may take.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How long one question at start may take.
+const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Idle connections are probed this often, and given up after as long without an answer: a node
+/// that went silent is noticed.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// Connections to each node. One carries 32,768 requests at a time.
+const CONNECTIONS_PER_NODE: NonZeroUsize = NonZeroUsize::new(2).expect("not zero");
+
+/// Longest keyspace name.
+const KEYSPACE_BYTES_MAX: usize = 48;
+
+/// Why a cluster can't be used.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// No contact point answers.
+    #[error(
+        "no Cassandra node answers at {contact_points} ({reason}); check the addresses, the \
+         network, and that the nodes are up"
+    )]
+    Unreachable {
+        /// As configured.
+        contact_points: String,
+        /// Of the last node tried.
+        reason: String,
+    },
+    /// The user is unknown, the password is wrong, or none was given where one is needed.
+    #[error("Cassandra refused the credentials ({reason}); check user and password")]
+    Credentials {
+        /// By the node's word.
+        reason: String,
+    },
+    /// The keyspace's name would need quotes, or worse.
+    #[error(
+        "`{0}` is no keyspace name; use a lower case letter, then up to 47 lower case letters, \
+         digits and underscores"
+    )]
+    KeyspaceName(String),
+    /// There is no such keyspace.
+    #[error("keyspace {0} is missing; run `orderfree schema apply`")]
+    KeyspaceMissing(String),
+    /// The keyspace has no table `shards`.
+    #[error("table {0}.shards is missing; run `orderfree schema apply`")]
+    TableMissing(String),
+    /// The table breaks rules that the counting rests on.
+    #[error(
+        "table {keyspace}.shards can't be used: {rules}; alter it, or choose another keyspace and \
+         run `orderfree schema apply`"
+    )]
+    Table {
+        /// The keyspace.
+        keyspace: String,
+        /// What is wrong.
+        rules: String,
+    },
+    /// The keyspace is replicated in a way that can't work.
+    #[error("keyspace {keyspace} can't be used: {rule}; alter its replication")]
+    Replication {
+        /// The keyspace.
+        keyspace: String,
+        /// What is wrong.
+        rule: String,
+    },
+    /// The consistency levels don't fit the replication, or each other.
+    #[error(transparent)]
+    Levels(#[from] NoOverlap),
+    /// No node is in the configured data centre.
+    #[error("no node is in data centre {name}; the cluster has {known}")]
+    UnknownDatacenter {
+        /// As configured.
+        name: String,
+        /// The data centres there are.
+        known: String,
+    },
+    /// The local data centre can't be told from the contact points.
+    #[error(
+        "none of the contact points is a node's own address; name the local data centre, one of {known}"
+    )]
+    WhichDatacenter {
+        /// The data centres there are.
+        known: String,
+    },
+    /// A node runs a release that doesn't work.
+    #[error("a node runs Cassandra {0}; Apache Cassandra 4.1 or later is needed")]
+    EngineTooOld(String),
+    /// A replication that was asked for is malformed.
+    #[error("`{0}` is no replication; write `dc1:3,dc2:3`, or `3` for one data centre")]
+    ReplicationText(String),
+    /// A question at start went wrong.
+    #[error("Cassandra did not answer a question at start: {0}")]
+    Question(String),
+}
+
+impl ConnectError {
+    pub(super) fn question(error: impl std::fmt::Display) -> ConnectError {
+        ConnectError::Question(error.to_string())
+    }
+}
+
+/// Opens connections to every node.
+pub(super) async fn open(config: &CassandraConfig) -> Result<Session, ConnectError> {
+    check_keyspace_name(&config.keyspace)?;
+    let mut builder = SessionBuilder::new()
+        .known_nodes(&config.contact_points)
+        .compression(None)
+        .tcp_nodelay(true)
+        .tcp_keepalive_interval(KEEPALIVE)
+        .keepalive_interval(KEEPALIVE)
+        .keepalive_timeout(KEEPALIVE)
+        .connection_timeout(CONNECT_TIME_MAX)
+        .pool_size(PoolSize::PerHost(CONNECTIONS_PER_NODE))
+        .keyspaces_to_fetch([&config.keyspace])
+        .default_execution_profile_handle(statements::profile(
+            Level::LocalOne,
+            config.local_datacenter.as_deref(),
+            QUESTION_TIME_MAX,
+        ));
+    if let (Some(user), Some(password)) = (&config.user, &config.password) {
+        builder = builder.user(user, password);
+    }
+    builder.build().await.map_err(|error| refusal(config, &error))
+}
+
+fn refusal(config: &CassandraConfig, error: &NewSessionError) -> ConnectError {
+    if let NewSessionError::MetadataError(MetadataError::ConnectionPoolError(
+        ConnectionPoolError::Broken {
+            last_connection_error: ConnectionError::ConnectionSetupRequestError(setup),
+        },
+    )) = error
+    {
+        match setup.get_error() {
+            ConnectionSetupRequestErrorKind::DbError(DbError::AuthenticationError, reason) => {
+                return ConnectError::Credentials { reason: reason.clone() };
+            }
+            ConnectionSetupRequestErrorKind::MissingAuthentication => {
+                return ConnectError::Credentials { reason: "none were given".into() };
+            }
+            _ => {}
+        }
+    }
+    ConnectError::Unreachable {
+        contact_points: config.contact_points.join(","),
+        reason: error.to_string(),
+    }
+}
+
+/// Keyspace names go into statements as they are, so they must need no quotes.
+pub(super) fn check_keyspace_name(name: &str) -> Result<(), ConnectError> {
+    let letter = |byte: u8| byte.is_ascii_lowercase();
+    let inner = |byte: u8| letter(byte) || byte.is_ascii_digit() || byte == b'_';
+    let fits = name.len() <= KEYSPACE_BYTES_MAX
+        && name.bytes().next().is_some_and(letter)
+        && name.bytes().all(inner);
+    if fits { Ok(()) } else { Err(ConnectError::KeyspaceName(name.to_owned())) }
+}
+
+/// The configured data centre, if it exists; else that of the first contact point that is a node's
+/// address; else the only one.
+pub(super) async fn local_datacenter(
+    session: &Session,
+    config: &CassandraConfig,
+) -> Result<String, ConnectError> {
+    let cluster = session.get_cluster_state();
+    let nodes = cluster.get_nodes_info();
+    let mut known: Vec<&str> = nodes.iter().filter_map(|node| node.datacenter.as_deref()).collect();
+    known.sort_unstable();
+    known.dedup();
+    if let Some(name) = &config.local_datacenter {
+        if known.contains(&name.as_str()) {
+            return Ok(name.clone());
+        }
+        let known = known.join(", ");
+        return Err(ConnectError::UnknownDatacenter { name: name.clone(), known });
+    }
+    if let [only] = known[..] {
+        return Ok(only.to_owned());
+    }
+    let mut found = Vec::new();
+    for point in &config.contact_points {
+        let Ok(addresses) = tokio::net::lookup_host(point).await else { continue };
+        for address in addresses {
+            found.extend(nodes.iter().filter(|node| node.address.ip() == address.ip()));
+        }
+    }
+    // The first that is connected, as a dead contact point says nothing about where this pod is.
+    let chosen = found.iter().find(|node| node.is_connected()).or(found.first());
+    match chosen.and_then(|node| node.datacenter.clone()) {
+        Some(name) => Ok(name),
+        None => Err(ConnectError::WhichDatacenter { known: known.join(", ") }),
+    }
+}
+
+/// What the nodes run.
+pub(super) async fn engine(session: &Session) -> Result<Engine, ConnectError> {
+    let cluster = session.get_cluster_state();
+    if cluster.get_nodes_info().iter().any(|node| node.sharder().is_some()) {
+        tracing::warn!(
+            "the cluster is ScyllaDB: the same statements should work, but are untested"
+        );
+        return Ok(Engine::Scylla);
+    }
+    let mut releases: Vec<(String,)> =
+        ask(session, "SELECT release_version FROM system.local", ()).await?;
+    let peers: Vec<(Option<String>,)> =
+        ask(session, "SELECT release_version FROM system.peers", ()).await?;
+    // A node that is joining may have no version yet.
+    releases.extend(peers.into_iter().filter_map(|(release,)| Some((release?,))));
+    let releases: Vec<String> = releases.into_iter().map(|(release,)| release).collect();
+    Engine::of_releases(&releases).map_err(ConnectError::EngineTooOld)
+}
+
+/// Checks replication, consistency levels and the table.
+pub(super) async fn check(
+    session: &Session,
+    config: &CassandraConfig,
+    local_datacenter: &str,
+    engine: Engine,
+) -> Result<(), ConnectError> {
+    let replication = replication(session, &config.keyspace, local_datacenter).await?;
+    replication.check(config.levels, local_datacenter)?;
+    check_table(session, &config.keyspace, engine).await
+}
+
+async fn replication(
+    session: &Session,
+    keyspace: &str,
+    local_datacenter: &str,
+) -> Result<Replication, ConnectError> {
+    let cql = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
+    let found: Vec<(BTreeMap<String, String>,)> = ask(session, cql, (keyspace,)).await?;
+    let Some((options,)) = found.into_iter().next() else {
+        return Err(ConnectError::KeyspaceMissing(keyspace.to_owned()));
+    };
+    checks::replication(&options, local_datacenter)
+        .map_err(|rule| ConnectError::Replication { keyspace: keyspace.to_owned(), rule })
+}
+
+/// Whether the keyspace has a table `shards`, of any shape.
+pub(super) async fn has_table(session: &Session, keyspace: &str) -> Result<bool, ConnectError> {
+    let cql = "SELECT table_name FROM system_schema.tables \
+               WHERE keyspace_name = ? AND table_name = 'shards'";
+    let found: Vec<(String,)> = ask(session, cql, (keyspace,)).await?;
+    Ok(!found.is_empty())
+}
+
+/// Checks that the table is there and as `schema.cql` makes it.
+pub(super) async fn check_table(
+    session: &Session,
+    keyspace: &str,
+    engine: Engine,
+) -> Result<(), ConnectError> {
+    if !has_table(session, keyspace).await? {
+        return Err(ConnectError::TableMissing(keyspace.to_owned()));
+    }
+    let columns: Vec<(String, String, i32, String, String)> = ask(
+        session,
+        "SELECT column_name, kind, position, clustering_order, type FROM system_schema.columns \
+         WHERE keyspace_name = ? AND table_name = 'shards'",
+        (keyspace,),
+    )
+    .await?;
+    let columns: Vec<Column> = columns
+        .into_iter()
+        .map(|(name, role, position, order, cql_type)| Column {
+            name,
+            role,
+            position,
+            order: order.to_lowercase(),
+            cql_type,
+        })
+        .collect();
+    let of_table = "FROM system_schema.tables WHERE keyspace_name = ? AND table_name = 'shards'";
+    let cql = format!("SELECT default_time_to_live {of_table}");
+    let lives: Vec<(Option<i32>,)> = ask(session, &cql, (keyspace,)).await?;
+    let default_time_to_live = lives.first().and_then(|(seconds,)| *seconds).unwrap_or(0);
+    let read_repair = if engine.has_read_repair() {
+        let cql = format!("SELECT read_repair {of_table}");
+        let found: Vec<(Option<String>,)> = ask(session, &cql, (keyspace,)).await?;
+        found.into_iter().next().and_then(|(property,)| property)
+    } else {
+        None
+    };
+    let broken = checks::table(&columns, default_time_to_live, read_repair.as_deref(), engine);
+    if broken.is_empty() {
+        return Ok(());
+    }
+    Err(ConnectError::Table { keyspace: keyspace.to_owned(), rules: broken.join(", ") })
+}
+
+/// Asks a system table.
+async fn ask<R>(
+    session: &Session,
+    cql: &str,
+    values: impl SerializeRow,
+) -> Result<Vec<R>, ConnectError>
+where
+    R: for<'frame> DeserializeRow<'frame, 'frame>,
+{
+    let statement = session.prepare(cql).await.map_err(ConnectError::question)?;
+    let answer = session.execute_unpaged(&statement, values).await;
+    rows::of_system(answer.map_err(ConnectError::question)?).map_err(ConnectError::question)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keyspace_names_need_no_quotes() {
+        for good in ["a", "orderfree", "of_2", &"x".repeat(48)] {
+            assert!(check_keyspace_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "2a", "_a", "A", "a-b", "a;b", "a b", "é", &"x".repeat(49)] {
+            assert!(check_keyspace_name(bad).is_err(), "{bad}");
+        }
+    }
+}
