@@ -8,6 +8,7 @@ use anyhow::ensure;
 use clap::{Args, ValueEnum};
 
 use super::chaos::Menace;
+use super::client::PodClient;
 use super::workload::{Mix, Shape};
 
 /// Pods that are started at most: each is a process on this machine.
@@ -187,6 +188,13 @@ fn duration(text: &str) -> Result<Duration, humantime::DurationError> {
     humantime::parse_duration(text)
 }
 
+impl TargetArgs {
+    /// Where Cassandra is, if it is to be used. An empty variable is as good as none.
+    pub(super) fn contact_points(&self) -> Option<&str> {
+        self.cassandra.as_deref().filter(|points| !points.is_empty())
+    }
+}
+
 impl LoadArgs {
     /// Refuses what cannot work, with a sentence that says why.
     pub fn check(&self) -> anyhow::Result<()> {
@@ -208,11 +216,14 @@ impl LoadArgs {
                 "--kill-every and --pause-every need --pods: only pods that were started here are \
                  ever signalled"
             );
+            for url in urls {
+                PodClient::new(url, self.workload.request_timeout)?;
+            }
             return Ok(());
         };
         ensure!((1..=PODS_MAX).contains(&pods), "--pods takes 1 to {PODS_MAX}");
         ensure!(
-            pods == 1 || self.target.cassandra.is_some(),
+            pods == 1 || self.target.contact_points().is_some(),
             "--pods {pods} needs --cassandra (or ORDERFREE_CASSANDRA): the embedded store is a \
              file of one process, so without Cassandra there can be only one pod"
         );
@@ -340,6 +351,7 @@ pub(super) mod tests {
             ("--pods 3", "only one pod"),
             ("--pods 0", "--pods takes"),
             ("--url http://a:1 --kill-every 7s", "need --pods"),
+            ("--url a:1", "must look like"),
             ("--url http://a:1 --keys 0", "--keys takes"),
             ("--url http://a:1 --groups 0", "--groups takes"),
             ("--url http://a:1 --url http://b:1 --connections 1", "without load"),

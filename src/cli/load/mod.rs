@@ -63,12 +63,12 @@ pub async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
         eprintln!("orderfree load: {unusable:#}");
         return Ok(ExitCode::from(UNUSABLE));
     }
-    let session = Session::new(args)?;
+    let session = Session::new(args);
     let report = tokio::select! {
         report = session.run() => report?,
         interrupted = session.abandoned() => {
             interrupted?;
-            anyhow::bail!("abandoned: the values were not checked");
+            anyhow::bail!("abandoned: nothing is proved");
         }
     };
     let passed = report.failures().is_empty();
@@ -92,21 +92,21 @@ struct Session {
 }
 
 impl Session {
-    fn new(args: LoadArgs) -> anyhow::Result<Self> {
+    fn new(args: LoadArgs) -> Self {
         let id = Uuid::new_v4().simple().to_string();
         let name = format!("load-{}", &id[..12]);
         let log_dir = match &args.target.log_dir {
             Some(folder) => folder.clone(),
             None => std::env::temp_dir().join(format!("orderfree-{name}")),
         };
-        Ok(Self {
+        Self {
             seed: args.workload.seed.unwrap_or_else(rand::random),
             group: args.workload.group.clone().unwrap_or(name),
             log_dir,
             args,
             stop: CancellationToken::new(),
             loading: AtomicBool::new(false),
-        })
+        }
     }
 
     async fn run(&self) -> anyhow::Result<Report> {
@@ -117,9 +117,7 @@ impl Session {
         let load = self.load(&run, fleet).await?;
         let mut folds = Folds::default();
         let passes = self.check(&run, &mut folds).await;
-        let mut report = self.report(&run, load.seconds, load.overdue, passes);
-        report.folds = folds;
-        report.chaos = load.diary;
+        let mut report = self.report(&run, &load, passes, folds);
         tell("stopping what was started");
         report.chaos.problems.extend(load.fleet.stop().await);
         Ok(report)
@@ -139,7 +137,7 @@ impl Session {
                 Some(program) => program.clone(),
                 None => std::env::current_exe().context("cannot find this program's own file")?,
             },
-            cassandra: target.cassandra.clone(),
+            cassandra: target.contact_points().map(str::to_owned),
             embedded_file: match &target.embedded_file {
                 Some(file) => file.clone(),
                 None => self.log_dir.join("pod-0.redb"),
@@ -201,6 +199,7 @@ impl Session {
             () = sleep(length) => self.stop.cancel(),
             () = self.stop.cancelled() => {}
         }
+        tell("the load is over; waiting for the last answers and for every pod");
         start.elapsed().as_secs_f64()
     }
 
@@ -233,7 +232,7 @@ impl Session {
         passes
     }
 
-    fn report(&self, run: &Run, seconds: f64, overdue: usize, passes: Vec<Pass>) -> Report {
+    fn report(&self, run: &Run, load: &Load, passes: Vec<Pass>, folds: Folds) -> Report {
         let figures = run.figures();
         let work = &self.args.workload;
         Report {
@@ -248,27 +247,27 @@ impl Session {
                 batch: work.batch,
                 rate: work.rate.map(NonZeroU32::get),
             },
-            seconds,
+            seconds: load.seconds,
             attempted: figures.attempted(),
             acked: figures.acked,
             refused: figures.refused,
             unknown: figures.unknown,
-            overdue,
-            acked_per_second: figures.acked as f64 / seconds,
+            overdue: load.overdue,
+            acked_per_second: figures.acked as f64 / load.seconds,
             latency: Latency::of(&figures.latency),
             reasons: figures.reasons.clone(),
             reads: figures.reads,
             reads_failed: figures.reads_failed,
             sightings: figures.sightings.clone(),
-            chaos: Diary::default(),
+            chaos: load.diary.clone(),
             passes,
-            folds: Folds::default(),
+            folds,
         }
     }
 
     fn store(&self) -> String {
         let target = &self.args.target;
-        match (target.pods, &target.cassandra) {
+        match (target.pods, target.contact_points()) {
             (None, _) => format!("at {}", target.urls.join(", ")),
             (Some(_), Some(contact_points)) => format!("Cassandra at {contact_points}"),
             (Some(_), None) => "embedded store".to_owned(),
@@ -319,7 +318,7 @@ impl Session {
             if !self.loading.load(Ordering::SeqCst) || self.stop.is_cancelled() {
                 return Ok(());
             }
-            tell("stopping the load; the values are still checked. Once more abandons that");
+            tell("stopping the load; the values are still checked. Once more leaves all as it is");
             self.stop.cancel();
         }
     }

@@ -25,6 +25,7 @@ pub(super) async fn show(run: &Run, length: Duration) {
     let mut last = (start, 0);
     loop {
         let now = tokio::select! {
+            biased;
             () = run.stop.cancelled() => break,
             now = ticks.tick() => now,
         };

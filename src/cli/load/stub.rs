@@ -128,7 +128,7 @@ async fn report(manners: Manners, flags: &str) -> Report {
     let line = format!("--url http://{address} --keys 200 --connections 8 {flags}");
     let args = parse(&line).expect("arguments");
     args.check().expect("sensible arguments");
-    let session = Session::new(args).expect("a session");
+    let session = Session::new(args);
     tokio::select! {
         report = session.run() => report.expect("a report"),
         never = serve => never,
