@@ -359,4 +359,68 @@ mod tests {
         assert!(fleet.pause(0).is_err());
         assert!(fleet.restart(0).is_err());
     }
+
+    /// One pod whose program is a shell script, in a folder of its own.
+    fn scripted(script: &str) -> (Fleet, PathBuf) {
+        let folder = std::env::temp_dir().join(format!("pods-{}", uuid::Uuid::new_v4()));
+        std::fs::create_dir(&folder).expect("a folder");
+        let program = folder.join("program");
+        // Written by another process: a file that this one has open for writing cannot be executed
+        // by the children that other tests start meanwhile.
+        let written = std::process::Command::new("sh")
+            .args(["-c", r#"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""#])
+            .arg(&program)
+            .arg(script)
+            .status();
+        assert!(written.expect("sh").success());
+        let launch = Launch {
+            program,
+            cassandra: None,
+            embedded_file: folder.join("pod-0.redb"),
+            log_dir: folder.clone(),
+            ready_within: Duration::from_secs(10),
+        };
+        let client = |base: &str| PodClient::new(base, Duration::from_secs(1));
+        (Fleet::start(&launch, 1, client).expect("a pod"), folder)
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_does_not_start_is_quoted() {
+        let (mut fleet, folder) = scripted("echo \"$1: no such keyspace\"; exit 3");
+        let error = fleet.wait_ready().await.expect_err("no pod").to_string();
+        assert!(error.contains("exit status: 3"), "{error}");
+        assert!(error.contains("serve: no such keyspace"), "{error}");
+        std::fs::remove_dir_all(folder).expect("the folder");
+    }
+
+    #[tokio::test]
+    async fn a_pod_is_killed_paused_and_started_again() {
+        let (mut fleet, folder) = scripted("exec sleep 60");
+        assert!(fleet.pause(0).expect("a pause"));
+        assert!(fleet.kill(0).await.expect("a kill"), "also a paused pod is killed");
+        assert!(!fleet.kill(0).await.expect("no kill"));
+        assert!(!fleet.resume(0).expect("no signal"));
+        assert!(fleet.reap().expect("a look").is_empty(), "a killed pod did not end by itself");
+        fleet.restart(0).expect("a restart");
+        assert!(fleet.resume(0).expect("a signal"));
+        assert!(fleet.reap().expect("a look").is_empty());
+        let complaints = fleet.stop().await;
+        assert_eq!(complaints, ["pod 0 ended with signal: 15 (SIGTERM) after SIGTERM"]);
+        std::fs::remove_dir_all(folder).expect("the folder");
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_ends_by_itself_is_found() {
+        let (mut fleet, folder) = scripted("exit 7");
+        let ended = loop {
+            let ended = fleet.reap().expect("a look");
+            if !ended.is_empty() {
+                break ended;
+            }
+            sleep(READY_POLL).await;
+        };
+        assert_eq!((ended[0].0, ended[0].1.code()), (0, Some(7)));
+        assert!(fleet.stop().await.is_empty());
+        std::fs::remove_dir_all(folder).expect("the folder");
+    }
 }
