@@ -317,6 +317,8 @@ impl Mutators {
             }
             Finished::Unknown(reason) => {
                 self.metrics.count_store_error("write_unknown");
+                // Nobody waits any more on those whose deadline has passed.
+                state.sent.retain(|batch| Arc::strong_count(batch) > 1);
                 tracing::warn!(key = %state.mutator.key(), reason, "a write's outcome is unknown");
                 false
             }
