@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use contract::{Subject, TestClock, key, next_write, patient_constants, short_constants};
 use orderfree::clock::SystemClock;
+use orderfree::store::StoreError;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, schema};
-use orderfree::store::{Store, StoreError};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::{Constants, WriteOutcome};
 use scylla::client::session_builder::SessionBuilder;
