@@ -120,7 +120,7 @@ mod tests {
         let (answers, sent) = (RefCell::new(answers), Cell::new(0));
         let send = async || {
             sent.set(sent.get() + 1);
-            answers.borrow_mut().pop().unwrap_or_else(|| Err(unavailable()))
+            answers.borrow_mut().pop().unwrap_or(Err(unavailable()))
         };
         let outcome = write(&constants(), || sent.get() < may_be_sent, send).await;
         (outcome, sent.get())

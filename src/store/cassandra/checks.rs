@@ -231,7 +231,7 @@ mod tests {
         assert!(one.check(Levels::default(), "here").is_ok() && one.check(weak, "here").is_err());
         let two = read(&[topology, ("here", "3"), ("there", "2")]).expect("topology");
         assert_eq!((two.total(), two.factor("there")), (5, 2));
-        let wrong = |options| read(options).expect_err("wrong");
+        let wrong = |options: &[(&str, &str)]| read(options).expect_err("wrong");
         assert!(wrong(&[topology, ("there", "3")]).contains("here has no replica"));
         assert!(wrong(&[topology, ("here", "3/1")]).contains("`3/1`"));
         assert!(wrong(&[("class", "LocalStrategy")]).contains("LocalStrategy"));

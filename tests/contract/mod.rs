@@ -1,0 +1,186 @@
+//! One suite for every store: the same tests on the embedded file and on a real cluster.
+//!
+//! A store's test binary writes one async function `with_store(constants, test)` that makes a fresh
+//! and empty store on a new [`TestClock`], calls `test` with it and clears up afterwards, and then
+//! `contract::suite::every_test!(with_store);`.
+
+pub(crate) mod suite;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt};
+use orderfree::clock::{Clock, SystemClock};
+use orderfree::store::{Store, StoreError};
+use orderfree_core::crdt::{CounterOp, Kind, Op, State, Value};
+use orderfree_core::protocol::fold::{self, Fold, Plan};
+use orderfree_core::protocol::read::{Answer, Reading, assemble};
+use orderfree_core::protocol::{
+    Begin, Constants, Durability, Key, Mutator, MutatorId, Name, Now, Overrides, ShardWrite,
+    Timestamp, WriteOutcome,
+};
+use uuid::Uuid;
+
+/// Writes on their way at once when a test writes many.
+const WRITES_AT_ONCE: usize = 128;
+
+/// The machine's clocks, moved by a test.
+#[derive(Debug, Default)]
+pub(crate) struct TestClock {
+    ahead_us: AtomicI64,
+}
+
+impl TestClock {
+    /// Moves the clock.
+    pub(crate) fn advance(&self, span: Duration) {
+        let span_us = i64::try_from(span.as_micros()).expect("short");
+        self.ahead_us.fetch_add(span_us, Ordering::SeqCst);
+    }
+}
+
+impl Clock for TestClock {
+    fn now(&self) -> Now {
+        let (now, ahead_us) = (SystemClock.now(), self.ahead_us.load(Ordering::SeqCst));
+        let ahead = Duration::from_micros(u64::try_from(ahead_us).expect("only forwards"));
+        Now { wall: now.wall.plus(ahead), boot: now.boot + ahead }
+    }
+}
+
+/// A fresh store under test, and the clock that it goes by.
+#[derive(Clone)]
+pub(crate) struct Subject {
+    /// Empty at first.
+    pub(crate) store: Arc<dyn Store>,
+    /// The store's clock.
+    pub(crate) clock: Arc<TestClock>,
+    /// The store's times.
+    pub(crate) constants: Constants,
+}
+
+/// Lifetime 60 s, drain margin 10 s, cutoff 30 s.
+pub(crate) fn short_constants() -> Constants {
+    let seconds = |count| Some(Duration::from_secs(count));
+    let short = Overrides {
+        lifetime: seconds(60),
+        drain_margin: seconds(10),
+        cutoff: seconds(30),
+        // Enough for a busy machine.
+        request_budget: seconds(5),
+        clock_offset_max: seconds(2),
+        ..Overrides::default()
+    };
+    Constants::resolve(short).expect("consistent")
+}
+
+/// The same, with the largest budget for requests that fits, for tests that kill nodes.
+pub(crate) fn patient_constants() -> Constants {
+    Constants::resolve(Overrides::default()).expect("defaults")
+}
+
+pub(crate) fn name(text: &str) -> Name {
+    Name::new(text).expect("a name")
+}
+
+pub(crate) fn key(group: &str, text: &str) -> Key {
+    Key { kind: Kind::Counter, group: name(group), name: name(text) }
+}
+
+/// The next write of a mutator that adds `by`.
+pub(crate) fn next_write(mutator: &mut Mutator, by: i64, now: Now) -> ShardWrite {
+    let ops = vec![Op::Counter(CounterOp::Add { by })];
+    mutator.accept(ops, Durability::Stored, now).expect("accepted");
+    match mutator.begin_write(now) {
+        Begin::Write(write) => write,
+        other => panic!("no write but {other:?}"),
+    }
+}
+
+impl Subject {
+    pub(crate) fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    /// A new mutator, born now.
+    pub(crate) fn born(&self, key: &Key) -> Mutator {
+        let id = MutatorId::new(Uuid::new_v4());
+        Mutator::born(key.clone(), id, self.now(), &self.constants)
+    }
+
+    /// The first write of a new mutator that adds `by`.
+    pub(crate) fn shard(&self, key: &Key, by: i64) -> ShardWrite {
+        next_write(&mut self.born(key), by, self.now())
+    }
+
+    /// Writes, and fails unless it is acknowledged.
+    pub(crate) async fn write(&self, write: &ShardWrite) {
+        assert_eq!(self.store.write_shard(write).await, WriteOutcome::Acked);
+    }
+
+    /// Writes one new shard.
+    pub(crate) async fn put(&self, key: &Key, by: i64) -> ShardWrite {
+        let write = self.shard(key, by);
+        self.write(&write).await;
+        write
+    }
+
+    /// Writes many, many at a time.
+    pub(crate) async fn write_all(&self, writes: Vec<ShardWrite>) {
+        let results = stream::iter(writes).map(|write| async move { self.write(&write).await });
+        results.buffer_unordered(WRITES_AT_ONCE).collect::<Vec<()>>().await;
+    }
+
+    /// A key's value and where it came from; none if it has no row.
+    pub(crate) async fn reading(&self, key: &Key, after: Option<Timestamp>) -> Option<Reading> {
+        let slice = self.store.read_key(key, after, self.store.levels().read).await;
+        let slice = slice.expect("a slice");
+        match assemble(key.kind, &slice, self.now().wall, &self.constants).expect("decodable") {
+            Answer::Value(reading) => Some(reading),
+            Answer::Absent => None,
+            Answer::ReadAgain => panic!("the tally is older than the fence {after:?}"),
+        }
+    }
+
+    /// A key's total; none if it has no row.
+    pub(crate) async fn total(&self, key: &Key) -> Option<i128> {
+        self.reading(key, None).await.map(|reading| total_of(&reading.state))
+    }
+
+    /// When everything that was written up to now is final, and has been for a while.
+    pub(crate) fn when_final(&self) -> Timestamp {
+        let age = self.constants.lifetime() + self.constants.cutoff();
+        self.now().wall.plus(age + 2 * self.constants.fence_quantum())
+    }
+
+    /// The fold of a key by a clock at `now`.
+    pub(crate) async fn plan(&self, key: &Key, now: Timestamp) -> Fold {
+        let read = self.store.read_for_fold(key).await.expect("a full read");
+        match fold::plan(&read, now, &self.constants).expect("a plan") {
+            Plan::Fold(fold) => fold,
+            Plan::Nothing(report) => panic!("nothing to fold: {report:?}"),
+        }
+    }
+
+    /// Executes a fold, and fails unless it is acknowledged.
+    pub(crate) async fn execute(&self, fold: &Fold) {
+        assert_eq!(self.store.write_fold(fold).await, WriteOutcome::Acked);
+    }
+
+    /// Folds a key by a clock at `now`.
+    pub(crate) async fn fold(&self, key: &Key, now: Timestamp) -> Fold {
+        let fold = self.plan(key, now).await;
+        self.execute(&fold).await;
+        fold
+    }
+
+    /// The rows of a key: expiry and write bytes, as the store orders them.
+    pub(crate) async fn rows(&self, key: &Key) -> Result<usize, StoreError> {
+        let read = self.store.read_for_fold(key).await?;
+        Ok(read.slice().len())
+    }
+}
+
+pub(crate) fn total_of(state: &State) -> i128 {
+    let Value::Counter(total) = state.value();
+    total
+}

@@ -1,0 +1,480 @@
+//! What every store promises; see [`orderfree::store`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt};
+use orderfree::limits::{GROUP_CHUNK_ROWS, READ_ROWS_MAX};
+use orderfree::store::{Pause, StoreError, SweepPart};
+use orderfree_core::crdt::Kind;
+use orderfree_core::crdt::envelope::{decode_shard, decode_tally};
+use orderfree_core::protocol::group::{From, Then};
+use orderfree_core::protocol::{
+    Key, Mutator, MutatorId, Name, Now, ShardWrite, Timestamp, WriteOutcome,
+};
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use super::{Subject, key, name, next_write, total_of};
+
+/// Makes one `#[tokio::test]` of each test of the suite. `$with_store` is an
+/// `async fn(test: impl AsyncFnOnce(Subject))`.
+#[macro_export]
+macro_rules! every_test {
+    ($with_store:path) => {
+        $crate::every_test!($with_store:
+            a_write_is_read_back_byte_for_byte,
+            a_key_without_rows_is_absent,
+            names_are_told_apart_byte_by_byte,
+            a_later_state_replaces_an_earlier_one,
+            an_older_write_that_arrives_later_loses,
+            greater_bytes_win_a_tie_of_timestamps,
+            a_slice_starts_behind_a_fence,
+            rows_come_newest_first,
+            more_rows_than_a_read_takes_are_an_error,
+            a_fold_replaces_shards_by_a_tally_and_touches_nothing_else,
+            a_fold_counts_beside_newer_shards,
+            a_row_that_arrives_behind_the_fence_changes_nothing,
+            folds_may_be_sent_again_at_any_time,
+            two_folders_at_once_are_as_one,
+            three_thousand_shards_are_read_and_folded,
+            a_group_is_read_in_chunks_that_tear_no_key,
+            a_sweep_nominates_exactly_the_keys_worth_folding,
+            a_sweep_ends_when_nobody_listens,
+            an_expired_write_is_refused_and_never_sent,
+            the_clock_is_trusted_and_folds_never_go_by_a_later_one,
+        );
+    };
+    ($with_store:path: $($test:ident),+ $(,)?) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                $with_store($crate::contract::suite::$test).await;
+            }
+        )+
+    };
+}
+
+pub(crate) async fn a_write_is_read_back_byte_for_byte(subject: Subject) {
+    let key = key("page:home", "views ☃");
+    let write = subject.put(&key, 5).await;
+    for level in [subject.store.levels().read, subject.store.levels().write] {
+        let slice = subject.store.read_key(&key, None, level).await.expect("a slice");
+        let rows: Vec<_> = slice.shards().collect();
+        assert_eq!(rows.len(), 1);
+        assert_eq!(rows[0].expires_at, write.expires_at());
+        assert_eq!(rows[0].mutator_id, write.mutator_id());
+        assert_eq!(rows[0].state, write.state());
+    }
+    assert_eq!(subject.total(&key).await, Some(5));
+    let read = subject.store.read_for_fold(&key).await.expect("a full read");
+    assert_eq!((read.key(), read.slice().len()), (&key, 1));
+}
+
+pub(crate) async fn a_key_without_rows_is_absent(subject: Subject) {
+    let key = key("g", "nobody");
+    assert_eq!(subject.total(&key).await, None);
+    assert!(subject.store.read_for_fold(&key).await.expect("a full read").slice().is_empty());
+    let level = subject.store.levels().read;
+    let chunk = subject.store.read_chunk(Kind::Counter, &key.group, &From::Start, level).await;
+    assert_eq!(chunk.expect("a chunk").then, Then::End);
+}
+
+pub(crate) async fn names_are_told_apart_byte_by_byte(subject: Subject) {
+    let keys = ["a", "A", "ab", "a ", " a", "a/b", "é", "e\u{301}", "'; DROP TABLE shards"];
+    for (by, text) in (1..).zip(keys) {
+        subject.put(&key("g", text), by).await;
+        subject.put(&key(text, "n"), 100 + by).await;
+    }
+    for (by, text) in (1..).zip(keys) {
+        assert_eq!(subject.total(&key("g", text)).await, Some(by), "{text}");
+        assert_eq!(subject.total(&key(text, "n")).await, Some(100 + by), "{text}");
+    }
+}
+
+pub(crate) async fn a_later_state_replaces_an_earlier_one(subject: Subject) {
+    let key = key("g", "n");
+    let mut mutator = subject.born(&key);
+    for total in 1..=5 {
+        let write = next_write(&mut mutator, 1, subject.now());
+        subject.write(&write).await;
+        mutator.finish_write(WriteOutcome::Acked, subject.now());
+        assert_eq!(subject.total(&key).await, Some(total));
+    }
+    assert_eq!(subject.rows(&key).await.expect("rows"), 1);
+}
+
+pub(crate) async fn an_older_write_that_arrives_later_loses(subject: Subject) {
+    let key = key("g", "n");
+    let mut mutator = subject.born(&key);
+    let now = subject.now();
+    let older = next_write(&mut mutator, 1, now);
+    mutator.finish_write(WriteOutcome::Unknown("lost".into()), now);
+    let newer = next_write(&mut mutator, 10, now);
+    assert!(older.timestamp() < newer.timestamp());
+    subject.write(&newer).await;
+    subject.write(&older).await;
+    assert_eq!(subject.total(&key).await, Some(11));
+}
+
+/// Two states at one timestamp can only come from a broken clock; whoever reads, reads the same.
+pub(crate) async fn greater_bytes_win_a_tie_of_timestamps(subject: Subject) {
+    let (id, now) = (MutatorId::new(Uuid::new_v4()), subject.now());
+    let write = |key: &Key, by| {
+        next_write(&mut Mutator::born(key.clone(), id, now, &subject.constants), by, now)
+    };
+    for (text, first, second) in [("upwards", 3, 5), ("downwards", 5, 3)] {
+        let key = key("g", text);
+        let writes = [write(&key, first), write(&key, second)];
+        assert_eq!(writes[0].timestamp(), writes[1].timestamp());
+        for write in &writes {
+            subject.write(write).await;
+        }
+        let greater = writes.iter().map(ShardWrite::state).max().expect("two");
+        let state = decode_shard(Kind::Counter, greater).expect("own bytes");
+        assert_eq!(subject.total(&key).await, Some(total_of(&state)), "{text}");
+    }
+}
+
+pub(crate) async fn a_slice_starts_behind_a_fence(subject: Subject) {
+    let key = key("g", "n");
+    let mut writes = Vec::new();
+    for by in [1, 10, 100] {
+        writes.push(subject.put(&key, by).await);
+    }
+    let level = subject.store.levels().read;
+    for (after, expected) in [
+        (Timestamp::from_micros(1), 3),
+        (writes[0].expires_at().shifted(-1), 3),
+        (writes[0].expires_at(), 2),
+        (writes[1].expires_at(), 1),
+        (writes[2].expires_at(), 0),
+    ] {
+        let slice = subject.store.read_key(&key, Some(after), level).await.expect("a slice");
+        assert_eq!((slice.len(), slice.after()), (expected, Some(after)));
+        assert!(slice.shards().all(|row| row.expires_at > after));
+    }
+}
+
+pub(crate) async fn rows_come_newest_first(subject: Subject) {
+    let key = key("g", "n");
+    let now = subject.now();
+    // Some of the same expiry, in no order.
+    let births_us = [30, 10, 20, 10, 40, 20, 10];
+    let writes = births_us.iter().map(|&after_us| {
+        let born = Now { wall: now.wall.shifted(after_us - 1_000_000), boot: now.boot };
+        let id = MutatorId::new(Uuid::new_v4());
+        next_write(&mut Mutator::born(key.clone(), id, born, &subject.constants), 1, born)
+    });
+    subject.write_all(writes.collect()).await;
+    // A slice that is out of order panics when it is made; `shards` turns the order round.
+    let read = subject.store.read_for_fold(&key).await.expect("a full read");
+    let order: Vec<_> = read.slice().shards().map(|row| (row.expires_at, row.mutator_id)).collect();
+    assert_eq!(order.len(), births_us.len());
+    assert!(order.is_sorted(), "{order:?}");
+}
+
+pub(crate) async fn more_rows_than_a_read_takes_are_an_error(subject: Subject) {
+    let key = key("g", "n");
+    let writes: Vec<_> = (0..=READ_ROWS_MAX).map(|_| subject.shard(&key, 1)).collect();
+    let oldest = writes[0].expires_at();
+    subject.write_all(writes).await;
+    let level = subject.store.levels().read;
+    let error = subject.store.read_key(&key, None, level).await.expect_err("one too many");
+    assert!(matches!(error, StoreError::TooManyRows(_)), "{error}");
+    // Behind the oldest row there are exactly as many as a read takes.
+    let slice = subject.store.read_key(&key, Some(oldest), level).await.expect("whole");
+    assert_eq!(slice.len(), READ_ROWS_MAX);
+    let read = subject.store.read_for_fold(&key).await.expect("a fold reads more");
+    assert_eq!(read.slice().len(), READ_ROWS_MAX + 1);
+}
+
+pub(crate) async fn a_fold_replaces_shards_by_a_tally_and_touches_nothing_else(subject: Subject) {
+    let folded = key("g", "b");
+    for by in [1, 10, 100] {
+        subject.put(&folded, by).await;
+    }
+    let neighbours = [key("g", "a"), key("g", "b "), key("g", "ba"), key("g", "c"), key("h", "b")];
+    for neighbour in &neighbours {
+        subject.put(neighbour, 7).await;
+    }
+    let fold = subject.fold(&folded, subject.when_final()).await;
+    assert_eq!(fold.report().folded, 3);
+    let reading = subject.reading(&folded, None).await.expect("a value");
+    assert_eq!((total_of(&reading.state), reading.shards), (111, 0));
+    assert_eq!(reading.fence, Some(fold.fence()));
+    assert_eq!(subject.rows(&folded).await.expect("rows"), 1);
+    for neighbour in &neighbours {
+        let reading = subject.reading(neighbour, None).await.expect("a value");
+        assert_eq!((total_of(&reading.state), reading.shards, reading.fence), (7, 1, None));
+    }
+}
+
+pub(crate) async fn a_fold_counts_beside_newer_shards(subject: Subject) {
+    let key = key("g", "n");
+    subject.put(&key, 1).await;
+    subject.put(&key, 2).await;
+    let first = subject.when_final();
+    subject.clock.advance(subject.constants.lifetime() + subject.constants.cutoff());
+    subject.put(&key, 40).await;
+    let fold = subject.fold(&key, first).await;
+    assert_eq!((fold.report().folded, fold.report().kept), (2, 1));
+    let reading = subject.reading(&key, Some(fold.fence())).await.expect("a value");
+    assert_eq!((total_of(&reading.state), reading.shards), (43, 1));
+    subject.put(&key, 500).await;
+    assert_eq!(subject.total(&key).await, Some(543));
+    let second = subject.fold(&key, subject.when_final()).await;
+    assert!(second.fence() > fold.fence());
+    assert_eq!(subject.total(&key).await, Some(543));
+    assert_eq!(subject.rows(&key).await.expect("rows"), 1);
+}
+
+pub(crate) async fn a_row_that_arrives_behind_the_fence_changes_nothing(subject: Subject) {
+    let key = key("g", "n");
+    let mut mutator = subject.born(&key);
+    let first = next_write(&mut mutator, 1, subject.now());
+    subject.write(&first).await;
+    mutator.finish_write(WriteOutcome::Acked, subject.now());
+    // Two that were on their way: a later state of the folded row, and a row that nobody saw.
+    let later = next_write(&mut mutator, 10, subject.now());
+    let unseen = subject.shard(&key, 100);
+    let fold = subject.fold(&key, subject.when_final()).await;
+    for late in [&later, &unseen, &first] {
+        assert!(late.expires_at() <= fold.fence() && late.timestamp() < fold.timestamp());
+        subject.write(late).await;
+    }
+    let reading = subject.reading(&key, None).await.expect("a value");
+    assert_eq!((total_of(&reading.state), reading.shards), (1, 0));
+    // Shadowed, or a zombie: then the next fold deletes it again without counting it.
+    let rows = subject.rows(&key).await.expect("rows");
+    assert_eq!(reading.zombies, rows - 1);
+    if rows > 1 {
+        subject.fold(&key, subject.when_final()).await;
+    }
+    assert_eq!(subject.total(&key).await, Some(1));
+}
+
+pub(crate) async fn folds_may_be_sent_again_at_any_time(subject: Subject) {
+    let key = key("g", "n");
+    subject.put(&key, 1).await;
+    subject.put(&key, 2).await;
+    let first = subject.fold(&key, subject.when_final()).await;
+    subject.execute(&first).await;
+    assert_eq!(subject.total(&key).await, Some(3));
+    subject.clock.advance(subject.constants.lifetime() + subject.constants.cutoff());
+    subject.put(&key, 40).await;
+    subject.execute(&first).await;
+    assert_eq!(subject.total(&key).await, Some(43));
+    let second = subject.fold(&key, subject.when_final()).await;
+    subject.clock.advance(subject.constants.lifetime() + subject.constants.cutoff());
+    subject.put(&key, 500).await;
+    for fold in [&first, &second, &first] {
+        subject.execute(fold).await;
+        let reading = subject.reading(&key, None).await.expect("a value");
+        assert_eq!((total_of(&reading.state), reading.shards), (543, 1));
+        assert_eq!(reading.fence, Some(second.fence()));
+    }
+}
+
+pub(crate) async fn two_folders_at_once_are_as_one(subject: Subject) {
+    let key = key("g", "n");
+    for by in [1, 10, 100] {
+        subject.put(&key, by).await;
+    }
+    let now = subject.when_final();
+    // Both read before either writes; the second's clock is a little ahead.
+    let first = subject.plan(&key, now).await;
+    let second = subject.plan(&key, now.plus(3 * subject.constants.fence_quantum())).await;
+    tokio::join!(subject.execute(&second), subject.execute(&first));
+    let read = subject.store.read_for_fold(&key).await.expect("a full read");
+    assert_eq!(read.slice().len(), 1);
+    let tally = read.slice().tally().expect("a tally");
+    let (fence, state) = decode_tally(Kind::Counter, &tally.state).expect("own bytes");
+    assert_eq!((fence, total_of(&state)), (second.fence(), 111));
+}
+
+pub(crate) async fn three_thousand_shards_are_read_and_folded(subject: Subject) {
+    const SHARDS: i64 = 3_000;
+    let key = key("g", "n");
+    subject.write_all((1..=SHARDS).map(|by| subject.shard(&key, by)).collect()).await;
+    let sum = i128::from(SHARDS * (SHARDS + 1) / 2);
+    let reading = subject.reading(&key, None).await.expect("a value");
+    assert_eq!((total_of(&reading.state), reading.shards), (sum, 3_000));
+    let fold = subject.fold(&key, subject.when_final()).await;
+    assert_eq!(fold.report().folded, 3_000);
+    assert_eq!(subject.total(&key).await, Some(sum));
+    assert_eq!(subject.rows(&key).await.expect("rows"), 1);
+}
+
+/// Reads a whole group as its readers do: names with totals, and the number of chunks.
+async fn read_group(subject: &Subject, group: &Name) -> (Vec<(String, i128)>, usize) {
+    let level = subject.store.levels().read;
+    let (mut from, mut totals, mut chunks) = (From::Start, Vec::new(), 0);
+    let now = subject.now().wall;
+    loop {
+        let chunk = subject.store.read_chunk(Kind::Counter, group, &from, level).await;
+        let chunk = chunk.expect("a chunk");
+        chunks += 1;
+        for (name, slice) in &chunk.keys {
+            let answer = orderfree_core::protocol::read::assemble(
+                Kind::Counter,
+                slice,
+                now,
+                &subject.constants,
+            );
+            match answer.expect("decodable") {
+                orderfree_core::protocol::read::Answer::Value(reading) => {
+                    totals.push((name.to_string(), total_of(&reading.state)));
+                }
+                other => panic!("{name}: {other:?}"),
+            }
+        }
+        from = match chunk.then {
+            Then::End => return (totals, chunks),
+            Then::Chunk(from) => from,
+            Then::Key(name) => {
+                let whole = Key { kind: Kind::Counter, group: group.clone(), name: name.clone() };
+                let total = subject.total(&whole).await.expect("a value");
+                totals.push((name.to_string(), total));
+                From::Behind(name)
+            }
+        };
+    }
+}
+
+pub(crate) async fn a_group_is_read_in_chunks_that_tear_no_key(subject: Subject) {
+    const KEYS: usize = 2_000;
+    // Just a chunk, more than a chunk, and more than a chunk at the group's end.
+    let big: BTreeMap<usize, usize> =
+        [(500, GROUP_CHUNK_ROWS), (1_000, GROUP_CHUNK_ROWS + 1), (KEYS - 1, 1_200)].into();
+    let text = |at: usize| format!("n{at:04}");
+    let mut writes = Vec::new();
+    let mut expected = Vec::new();
+    for at in 0..KEYS {
+        let rows = big.get(&at).copied().unwrap_or(1);
+        let by = i64::try_from(at).expect("small") + 1;
+        writes.extend((0..rows).map(|_| subject.shard(&key("group", &text(at)), by)));
+        expected.push((text(at), i128::from(by) * i128::try_from(rows).expect("small")));
+    }
+    // Neither other groups nor a longer name belong to it.
+    writes.push(subject.shard(&key("grou", "n"), 1));
+    writes.push(subject.shard(&key("group2", "n"), 1));
+    subject.write_all(writes).await;
+    let (totals, chunks) = read_group(&subject, &name("group")).await;
+    assert_eq!(totals, expected);
+    assert!(chunks > 4, "{chunks} chunks");
+    // And with some of the keys folded: they have a tally beside no, or few, shards.
+    for at in [0, 500, KEYS - 1] {
+        subject.fold(&key("group", &text(at)), subject.when_final()).await;
+    }
+    assert_eq!(read_group(&subject, &name("group")).await.0, expected);
+}
+
+pub(crate) async fn a_sweep_nominates_exactly_the_keys_worth_folding(subject: Subject) {
+    let (mut worth, mut not) = (Vec::new(), Vec::new());
+    for group in 0..12 {
+        let key = |text: &str| key(&format!("group {group}"), text);
+        for (text, shards) in [("pair", 2), ("many", 9)] {
+            for _ in 0..shards {
+                subject.put(&key(text), 1).await;
+            }
+            worth.push(key(text));
+        }
+        subject.put(&key("lone"), 1).await;
+        not.push(key("lone"));
+        for text in ["tally", "tally and one", "tally and young"] {
+            subject.put(&key(text), 1).await;
+            subject.put(&key(text), 1).await;
+            subject.fold(&key(text), subject.when_final()).await;
+        }
+        not.extend([key("tally"), key("tally and young")]);
+    }
+    // What follows expires behind the fences above.
+    subject.clock.advance(subject.constants.lifetime() + subject.constants.cutoff());
+    for group in 0..12 {
+        let key = key(&format!("group {group}"), "tally and one");
+        subject.put(&key, 1).await;
+        worth.push(key);
+    }
+    let now = subject.when_final();
+    subject.clock.advance(subject.constants.lifetime() + subject.constants.cutoff());
+    for group in 0..12 {
+        for text in ["young", "tally and young"] {
+            let key = key(&format!("group {group}"), text);
+            subject.put(&key, 1).await;
+            subject.put(&key, 1).await;
+            not.push(key);
+        }
+    }
+    let of = subject.store.sweep_parts();
+    assert!(of > 0);
+    let (sender, mut receiver) = mpsc::channel(1);
+    let sweeping = async {
+        let parts = stream::iter(0..of).map(|index| {
+            let sender = sender.clone();
+            let part = SweepPart { index, of };
+            let store = &subject.store;
+            async move { store.sweep(part, now, sender).await.expect("swept") }
+        });
+        parts.buffer_unordered(8).collect::<Vec<()>>().await;
+        drop(sender);
+    };
+    let listening = async {
+        let mut nominated = Vec::new();
+        while let Some(key) = receiver.recv().await {
+            nominated.push(key);
+        }
+        nominated
+    };
+    let ((), mut nominated) = tokio::join!(sweeping, listening);
+    nominated.sort();
+    worth.sort();
+    assert_eq!(nominated, worth);
+    let not: BTreeSet<Key> = not.into_iter().collect();
+    assert!(nominated.iter().all(|key| !not.contains(key)));
+}
+
+pub(crate) async fn a_sweep_ends_when_nobody_listens(subject: Subject) {
+    for at in 0..20 {
+        for _ in 0..2 {
+            subject.put(&key("g", &format!("n{at}")), 1).await;
+        }
+    }
+    let now = subject.when_final();
+    let of = subject.store.sweep_parts();
+    let (sender, receiver) = mpsc::channel(1);
+    drop(receiver);
+    for index in 0..of {
+        let part = SweepPart { index, of };
+        subject.store.sweep(part, now, sender.clone()).await.expect("an early end");
+    }
+}
+
+pub(crate) async fn an_expired_write_is_refused_and_never_sent(subject: Subject) {
+    let key = key("g", "n");
+    let write = subject.shard(&key, 1);
+    subject.clock.advance(subject.constants.lifetime());
+    let outcome = subject.store.write_shard(&write).await;
+    assert!(matches!(outcome, WriteOutcome::Refused(_)), "{outcome:?}");
+    assert_eq!(subject.total(&key).await, None);
+}
+
+pub(crate) async fn the_clock_is_trusted_and_folds_never_go_by_a_later_one(subject: Subject) {
+    subject.store.check_clock(subject.now()).expect("trusted");
+    if let Some(offset_us) = subject.store.clock_offset_us() {
+        assert!(offset_us.abs() < 1_000_000, "{offset_us} µs on one machine");
+    }
+    // Other tests define keyspaces, on which the nodes disagree for a moment.
+    for _ in 0..60 {
+        let now = subject.now();
+        match subject.store.fold_time(now) {
+            Ok(time) => {
+                assert!(time <= now.wall && time > now.wall.minus(Duration::from_secs(1)));
+                return;
+            }
+            Err(Pause::Schema) => tokio::time::sleep(Duration::from_millis(500)).await,
+            Err(pause) => panic!("{pause}"),
+        }
+    }
+    panic!("the nodes disagreed on the schema for half a minute");
+}

@@ -1,0 +1,312 @@
+//! The contract suite on a real cluster, and what only a cluster can get wrong.
+//!
+//! The cluster is the one that `CASSANDRA_CONTACT_POINTS` names, or else the one of
+//! `tests/cassandra/cluster`, which is started if it isn't running and left running.
+
+mod contract;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use contract::{Subject, TestClock, key, next_write, patient_constants, short_constants};
+use orderfree::clock::SystemClock;
+use orderfree::store::StoreError;
+use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, schema};
+use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::{Constants, WriteOutcome};
+use scylla::client::session_builder::SessionBuilder;
+use tokio::sync::{Mutex, RwLock};
+use uuid::Uuid;
+
+every_test!(with_store);
+
+/// Held for reading by every test, for writing by those that kill nodes.
+static CLUSTER: RwLock<()> = RwLock::const_new(());
+
+/// Definitions one after the other: each waits for all nodes anyway.
+static DEFINING: Mutex<()> = Mutex::const_new(());
+
+fn script(arguments: &[&str]) -> String {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cassandra/cluster");
+    let output = Command::new(&path).args(arguments).output();
+    let output = output.unwrap_or_else(|error| panic!("{} can't be run: {error}", path.display()));
+    assert!(
+        output.status.success(),
+        "this test needs the Cassandra of tests/cassandra, and `cluster {}` failed: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim(),
+    );
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn contact_points() -> Vec<String> {
+    static POINTS: OnceLock<String> = OnceLock::new();
+    let points = POINTS.get_or_init(|| {
+        std::env::var("CASSANDRA_CONTACT_POINTS").unwrap_or_else(|_| {
+            script(&["start"]);
+            script(&["contact-points"])
+        })
+    });
+    points.split(',').map(str::to_owned).collect()
+}
+
+fn config(keyspace: &str, constants: Constants) -> CassandraConfig {
+    CassandraConfig {
+        contact_points: contact_points(),
+        keyspace: keyspace.to_owned(),
+        user: None,
+        password: None,
+        local_datacenter: None,
+        levels: Levels::default(),
+        constants,
+    }
+}
+
+/// A fresh keyspace with the table.
+async fn fresh(constants: Constants) -> CassandraConfig {
+    let config = config(&format!("contract_{}", Uuid::new_v4().simple()), constants);
+    let _one_at_a_time = DEFINING.lock().await;
+    schema::apply(&config, None).await.expect("a fresh keyspace");
+    config
+}
+
+async fn cql(statement: &str) {
+    let session = SessionBuilder::new().known_nodes(contact_points()).build().await;
+    let session = session.expect("a session");
+    let _one_at_a_time = DEFINING.lock().await;
+    session.query_unpaged(statement, ()).await.expect("the statement");
+}
+
+async fn drop_keyspace(config: &CassandraConfig) {
+    cql(&format!("DROP KEYSPACE {}", config.keyspace)).await;
+}
+
+async fn open(config: &CassandraConfig) -> Subject {
+    let clock = Arc::new(TestClock::default());
+    let store = CassandraStore::connect(config.clone(), Arc::clone(&clock) as _).await;
+    let store = Arc::new(store.expect("a store"));
+    Subject { store, clock, constants: config.constants }
+}
+
+async fn with_store(test: impl AsyncFnOnce(Subject)) {
+    let _others_too = CLUSTER.read().await;
+    let config = fresh(short_constants()).await;
+    let subject = open(&config).await;
+    test(subject.clone()).await;
+    subject.store.close().await;
+    drop_keyspace(&config).await;
+}
+
+/// Nodes that a test killed; they run again when it ends, however it ends.
+struct Killed(Vec<&'static str>);
+
+impl Killed {
+    fn nodes(nodes: &[&'static str]) -> Killed {
+        let mut killed = Killed(Vec::new());
+        for node in nodes {
+            script(&["kill", node]);
+            killed.0.push(node);
+        }
+        killed
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        for node in &self.0 {
+            script(&["restart", node]);
+        }
+    }
+}
+
+/// Asks again until it goes well, which it must within a minute.
+async fn eventually<T, E: std::fmt::Display>(
+    what: &str,
+    attempt: impl AsyncFn() -> Result<T, E>,
+) -> T {
+    let mut last = String::new();
+    for _ in 0..120 {
+        match attempt().await {
+            Ok(value) => return value,
+            Err(error) => last = error.to_string(),
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    panic!("{what}: {last}");
+}
+
+/// The ancestor's defect 2: one replica down, and reads failed. Folds wait, and catch up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_one_node_dead_updates_and_reads_go_on_and_folds_wait() {
+    let _alone = CLUSTER.write().await;
+    let config = fresh(patient_constants()).await;
+    let subject = open(&config).await;
+    let key = key("g", "n");
+    subject.put(&key, 1).await;
+    let killed = Killed::nodes(&["3"]);
+    for by in 2..=40 {
+        subject.put(&key, by).await;
+        assert_eq!(subject.total(&key).await, Some(i128::from(by * (by + 1) / 2)));
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    let error = subject.store.read_for_fold(&key).await.expect_err("one replica is missing");
+    assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
+    subject.store.check_clock(subject.now()).expect("two of three clocks are a majority");
+    drop(killed);
+    let read = eventually("a fold read after the restart", async || {
+        subject.store.read_for_fold(&key).await
+    })
+    .await;
+    assert_eq!(read.slice().len(), 40);
+    subject.fold(&key, subject.when_final()).await;
+    assert_eq!(subject.total(&key).await, Some(820));
+    subject.store.close().await;
+    drop_keyspace(&config).await;
+}
+
+/// Defect 4's other half: what is called refused is certainly not there, also not later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_quorum_refused_writes_are_never_applied_and_acked_ones_stay() {
+    let _alone = CLUSTER.write().await;
+    let config = fresh(patient_constants()).await;
+    let subject = open(&config).await;
+    let key = key("g", "n");
+    let mut outcomes = Vec::new();
+    let acked = subject.put(&key, 1).await;
+    outcomes.push((acked.mutator_id(), WriteOutcome::Acked));
+    let killed = Killed::nodes(&["2", "3"]);
+    let mut refused = 0;
+    for _ in 0..60 {
+        let write = subject.shard(&key, 1_000);
+        let outcome = subject.store.write_shard(&write).await;
+        refused += i32::from(matches!(outcome, WriteOutcome::Refused(_)));
+        outcomes.push((write.mutator_id(), outcome));
+        if refused == 3 {
+            break;
+        }
+    }
+    assert_eq!(refused, 3, "{outcomes:?}");
+    let read = subject.store.read_key(&key, None, Level::LocalQuorum).await;
+    assert!(matches!(read, Err(StoreError::Unavailable(_))), "{read:?}");
+    drop(killed);
+    let read = eventually("a read at ALL after the restarts", async || {
+        subject.store.read_for_fold(&key).await
+    })
+    .await;
+    let rows: Vec<_> = read.slice().shards().map(|row| row.mutator_id).collect();
+    for (id, outcome) in outcomes {
+        match outcome {
+            WriteOutcome::Acked => assert!(rows.contains(&id)),
+            WriteOutcome::Refused(reason) => assert!(!rows.contains(&id), "{reason}"),
+            WriteOutcome::Unknown(_) => {}
+        }
+    }
+    subject.store.close().await;
+    drop_keyspace(&config).await;
+}
+
+/// The ancestor's defect 3: without the writer's timestamps, the coordinators' clocks decide. Each
+/// pair goes through coordinators that the driver draws anew; the older write arrives last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_writers_timestamps_decide_whoever_coordinates() {
+    with_store(async |subject: Subject| {
+        for round in 0..30 {
+            let key = key("g", &format!("n{round}"));
+            let (mut mutator, now) = (subject.born(&key), subject.now());
+            let older = next_write(&mut mutator, 1, now);
+            mutator.finish_write(WriteOutcome::Unknown("slow".into()), now);
+            let newer = next_write(&mut mutator, 10, now);
+            subject.write(&newer).await;
+            subject.write(&older).await;
+            assert_eq!(subject.total(&key).await, Some(11), "round {round}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_schema_may_be_applied_by_many_pods_at_once_and_again() {
+    let _others_too = CLUSTER.read().await;
+    let config = config(&format!("contract_{}", Uuid::new_v4().simple()), short_constants());
+    {
+        let _one_at_a_time = DEFINING.lock().await;
+        let apply = || schema::apply(&config, Some("datacenter1:3"));
+        let (a, b, c, d) = tokio::join!(apply(), apply(), apply(), apply());
+        for applied in [a, b, c, d, apply().await] {
+            applied.expect("applied");
+        }
+    }
+    let subject = open(&config).await;
+    subject.put(&key("g", "n"), 1).await;
+    subject.store.close().await;
+    drop_keyspace(&config).await;
+}
+
+async fn refusal(config: &CassandraConfig) -> ConnectError {
+    match CassandraStore::connect(config.clone(), Arc::new(SystemClock)).await {
+        Ok(_) => panic!("{config:?} connects"),
+        Err(error) => error,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
+    let _others_too = CLUSTER.read().await;
+    let missing = config("contract_never_made", short_constants());
+    let error = refusal(&missing).await.to_string();
+    assert!(error.contains("contract_never_made") && error.contains("schema apply"), "{error}");
+
+    let good = fresh(short_constants()).await;
+    let weak = Levels { write: Level::One, read: Level::One, fold: Level::All };
+    let error = refusal(&CassandraConfig { levels: weak, ..good.clone() }).await;
+    assert!(matches!(error, ConnectError::Levels(_)), "{error}");
+
+    let far = Some("mars".to_owned());
+    let error = refusal(&CassandraConfig { local_datacenter: far, ..good.clone() }).await;
+    assert!(error.to_string().contains("datacenter1"), "{error}");
+
+    let nowhere = vec!["127.0.0.1:1".to_owned()];
+    let error = refusal(&CassandraConfig { contact_points: nowhere, ..good.clone() }).await;
+    assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+
+    cql(&format!("ALTER TABLE {}.shards WITH read_repair = 'BLOCKING'", good.keyspace)).await;
+    let error = refusal(&good).await.to_string();
+    assert!(error.contains("read_repair is BLOCKING"), "{error}");
+    let again = schema::apply(&good, None).await.expect_err("the table is as wrong as before");
+    assert!(again.to_string().contains("read_repair"), "{again}");
+
+    cql(&format!("DROP TABLE {}.shards", good.keyspace)).await;
+    let error = refusal(&good).await;
+    assert!(matches!(error, ConnectError::TableMissing(_)), "{error}");
+    drop_keyspace(&good).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn credentials_are_used_and_wrong_ones_are_named() {
+    let _others_too = CLUSTER.read().await;
+    script(&["start-auth"]);
+    let contact_points = vec!["127.0.0.11:9042".to_owned()];
+    let keyspace = format!("contract_{}", Uuid::new_v4().simple());
+    let with = |user: Option<&str>, password: Option<&str>| CassandraConfig {
+        contact_points: contact_points.clone(),
+        keyspace: keyspace.clone(),
+        user: user.map(str::to_owned),
+        password: password.map(str::to_owned),
+        local_datacenter: None,
+        levels: Levels::default(),
+        constants: short_constants(),
+    };
+    for wrong in [with(Some("cassandra"), Some("wrong")), with(None, None)] {
+        let error = refusal(&wrong).await;
+        assert!(matches!(error, ConnectError::Credentials { .. }), "{error}");
+    }
+    let right = with(Some("cassandra"), Some("cassandra"));
+    eventually("the schema with credentials", async || schema::apply(&right, None).await).await;
+    let subject = open(&right).await;
+    subject.put(&key("g", "n"), 1).await;
+    subject.store.close().await;
+    drop(subject);
+    script(&["stop-auth"]);
+}
