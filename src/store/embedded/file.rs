@@ -1,13 +1,16 @@
 //! Opening the file: is it ours, of a format that this release knows, and not in use?
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
 use orderfree_core::protocol::Timestamp;
 use redb::WriteTransaction;
-use redb::{Builder, Database, ReadableTable, StorageBackend, TableDefinition, TableHandle};
+use redb::{
+    Builder, Database, DatabaseError, ReadableTable, StorageBackend, TableDefinition, TableHandle,
+};
 use thiserror::Error;
+use uuid::Uuid;
 
 use super::guard::Highest;
 use super::rows::SHARDS;
@@ -79,12 +82,32 @@ pub(super) fn open(path: &Path) -> Result<Database, OpenError> {
     if !folder.is_dir() {
         return Err(OpenError::FolderMissing { file });
     }
+    if !path.exists() {
+        create(path).map_err(|error| failed(&file, error.into()))?;
+    }
     let database = builder(&file).create(path).map_err(|error| failed(&file, error.into()))?;
     // A new file is not there after a power cut unless its folder was synced as well. Always, since
     // the process that created it may have died before.
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|error| OpenError::Io { file, reason: error.to_string() })?;
     Ok(database)
+}
+
+/// Makes a new file under another name first: a process that dies while redb lays it out would
+/// leave something that is no file of ours. A link, unlike a rename, replaces no file that another
+/// process made meanwhile.
+fn create(path: &Path) -> Result<(), DatabaseError> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}.new", Uuid::new_v4()));
+    let new = Path::new(&name);
+    let made = Builder::new().create(new).map(drop);
+    if made.is_ok() {
+        // Where there are no links, or the file is there by now, the caller goes on without.
+        let _ = fs::hard_link(new, path);
+    }
+    // If it fails, a useless small file stays.
+    let _ = fs::remove_file(new);
+    made
 }
 
 /// Opens whatever a backend holds.
