@@ -22,7 +22,6 @@ impl Tasks {
     }
 
     /// Runs a task to its end. It is not cancelled; one that waits must watch [`Tasks::stopped`].
-    #[allow(clippy::disallowed_methods, reason = "the one place that spawns")]
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.tracker.spawn(task.instrument(tracing::debug_span!("task", name)));
     }
