@@ -218,6 +218,7 @@ fn is_subset_sum(sum: i128, weights: &[i128]) -> bool {
     }
 }
 
+#[allow(clippy::disallowed_methods, reason = "a test has no configuration")]
 fn seeds() -> Vec<u64> {
     match std::env::var("ORDERFREE_SEED") {
         Ok(seed) => vec![seed.parse().expect("ORDERFREE_SEED is a number")],

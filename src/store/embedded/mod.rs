@@ -1,7 +1,7 @@
 //! The embedded store: the same rows and rules as in Cassandra, in one file on one machine.
 //!
 //! * **Durable before the ack.** Every write is synced before it is acknowledged; one
-//!   [writer](writer) thread commits many at once.
+//!   writer thread (`writer.rs`) commits many at once.
 //! * **Reads** go to a blocking thread each, because a page that is not in memory makes them wait
 //!   for the disk, and see one snapshot of the file. One replica holds everything, so all
 //!   consistency levels are accepted and mean the same.
@@ -11,9 +11,9 @@
 //!   timestamp orders fences, so the fence never goes back, and rows at or below the fence are
 //!   zombies that no value and no fold counts (I6). The next fold deletes them again. Without
 //!   tombstones there is nothing to purge, and reads cost what live rows cost.
-//! * **The clock** has no second one to be compared with; see [`guard`].
+//! * **The clock** has no second one to be compared with; see `guard.rs`.
 //! * **After an error of the file** the store refuses everything until the process is started again;
-//!   see [`writer`].
+//!   see `writer.rs`.
 
 mod file;
 mod guard;
