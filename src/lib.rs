@@ -7,6 +7,7 @@
 //! * [`gate`]: may this pod's clock be trusted;
 //! * [`mutators`]: updates, gathered per key and written; [`gc`]: expired shards, folded;
 //! * [`service`]: the use cases, free of HTTP;
+//! * [`http`]: the use cases over HTTP;
 //!
 //! Beside them: [`clock`] (the only reader of clocks), [`tasks`] (the only spawner), [`config`],
 //! [`limits`], [`metrics`], [`telemetry`].
@@ -16,6 +17,7 @@ pub mod config;
 pub mod gate;
 pub mod gc;
 pub mod health;
+pub mod http;
 pub mod limits;
 pub mod metrics;
 pub mod mutators;

@@ -67,6 +67,15 @@ pub const NDJSON_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Bytes of one NDJSON line.
 pub const NDJSON_LINE_BYTES_MAX: usize = 64 * 1024;
 
+/// Lines of an NDJSON stream that are read before any of them is applied.
+pub const NDJSON_WINDOW_LINES: usize = 1_000;
+
+/// Bytes of lines that are read before any of them is applied.
+pub const NDJSON_WINDOW_BYTES: usize = 1024 * 1024;
+
+/// Reads of one query in progress at once.
+pub const QUERY_READS_AT_ONCE: usize = 64;
+
 /// Bytes of a request's path and query.
 pub const URI_BYTES_MAX: usize = 8 * 1024;
 

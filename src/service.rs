@@ -8,7 +8,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{self, Then};
 use orderfree_core::protocol::read::{self, Answer, Reading, RowError};
-use orderfree_core::protocol::{Constants, Durability, Key, Name, Timestamp, WholeSlice};
+use orderfree_core::protocol::{Constants, Durability, Key, Name, Now, Timestamp, WholeSlice};
 use thiserror::Error;
 
 use crate::gate::Gate;
@@ -134,6 +134,18 @@ impl Service {
             self.metrics.clock_offset_us.set(offset_us);
         }
         &self.metrics
+    }
+
+    /// One look at the pod's clocks.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        self.gate.now()
+    }
+
+    /// The level of reads that name none.
+    #[must_use]
+    pub fn read_level(&self) -> Level {
+        self.store.levels().read
     }
 
     /// Name of the store.
