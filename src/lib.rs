@@ -7,11 +7,14 @@
 //! * [`gate`]: may this pod's clock be trusted;
 //! * [`mutators`]: updates, gathered per key and written; [`gc`]: expired shards, folded;
 //! * [`service`]: the use cases, free of HTTP;
-//! * [`http`]: the use cases over HTTP;
+//! * [`http`]: the interface; [`health`]: is the pod ready;
+//! * [`server`]: one pod from start to end;
+//! * [`cli`]: the command line, with the load test in [`cli::load`].
 //!
 //! Beside them: [`clock`] (the only reader of clocks), [`tasks`] (the only spawner), [`config`],
 //! [`limits`], [`metrics`], [`telemetry`].
 
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod gate;
@@ -21,6 +24,7 @@ pub mod http;
 pub mod limits;
 pub mod metrics;
 pub mod mutators;
+pub mod server;
 pub mod service;
 pub mod store;
 pub mod tasks;
