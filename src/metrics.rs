@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -10,7 +10,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 /// What became of an update's op list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Stored by a write quorum, in time.
     Acked,
@@ -25,8 +25,8 @@ pub enum Outcome {
 /// Labels of [`Metrics::updates`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OutcomeLabel {
-    /// The outcome.
-    pub outcome: Outcome,
+    /// `acked`, `accepted`, `refused` or `unknown`.
+    pub outcome: &'static str,
 }
 
 /// Labels of [`Metrics::requests`].
@@ -41,7 +41,7 @@ pub struct RequestLabel {
 }
 
 /// How a fold ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FoldEnd {
     /// A tally was written.
     Folded,
@@ -58,8 +58,8 @@ pub enum FoldEnd {
 /// Labels of [`Metrics::folds`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct FoldLabel {
-    /// How it ended.
-    pub end: FoldEnd,
+    /// `folded`, `nothing`, `failed`, `blocked` or `paused`.
+    pub end: &'static str,
 }
 
 /// Labels of [`Metrics::store_errors`].
@@ -189,11 +189,24 @@ impl Metrics {
 
     /// Counts op lists by outcome.
     pub fn count_updates(&self, outcome: Outcome, count: u64) {
+        let outcome = match outcome {
+            Outcome::Acked => "acked",
+            Outcome::Accepted => "accepted",
+            Outcome::Refused => "refused",
+            Outcome::Unknown => "unknown",
+        };
         self.updates.get_or_create(&OutcomeLabel { outcome }).inc_by(count);
     }
 
     /// Counts a fold by how it ended.
     pub fn count_fold(&self, end: FoldEnd) {
+        let end = match end {
+            FoldEnd::Folded => "folded",
+            FoldEnd::Nothing => "nothing",
+            FoldEnd::Failed => "failed",
+            FoldEnd::Blocked => "blocked",
+            FoldEnd::Paused => "paused",
+        };
         self.folds.get_or_create(&FoldLabel { end }).inc();
     }
 

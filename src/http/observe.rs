@@ -44,8 +44,9 @@ pub(super) async fn observe(State(app): State<AppState>, request: Request, next:
     }
     let status = response.status().as_u16();
     let ms = took.as_secs_f64() * 1e3;
-    if route.starts_with("/v1/") {
-        tracing::info!(method, route, status, ms, request_id = id, "request");
+    // A line for each of tens of thousands of answers a second would cost more than the answers.
+    if status >= 500 {
+        tracing::warn!(method, route, status, ms, request_id = id, "request");
     } else {
         tracing::debug!(method, route, status, ms, request_id = id, "request");
     }
