@@ -1,0 +1,273 @@
+//! Bad input, what it gets: each row answers a problem with a sentence, and applies nothing.
+
+use axum::body::Body;
+use orderfree::limits;
+
+use crate::pod::{Answer, Fault, Pod, request};
+
+const KEY: &str = "/v1/counter/site/home";
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain";
+const FORM: &str = "application/x-www-form-urlencoded";
+
+/// Method, path, content type, body; and the problem's status and slug.
+type Row = (&'static str, &'static str, &'static str, &'static str, u16, &'static str);
+
+const ROWS: &[Row] = &[
+    // Unknown kind.
+    ("POST", "/v1/gauge/site/home", "", "", 404, "unknown-kind"),
+    ("POST", "/v1/Counter/site/home", "", "", 404, "unknown-kind"),
+    // Bad name.
+    ("POST", "/v1/counter/site/a%00b", "", "", 400, "bad-name"),
+    ("POST", "/v1/counter/si%0Ate/home", "", "", 400, "bad-name"),
+    ("POST", "/v1/counter/site/%FF", "", "", 400, "bad-address"),
+    ("POST", "/v1/counter/site/%zz", "", "", 400, "bad-address"),
+    ("POST", "/v1/counter/site/100%", "", "", 400, "bad-address"),
+    ("POST", "/v1/counter/site/", "", "", 404, "unknown-route"),
+    ("POST", "/v1/counter/site/home/", "", "", 404, "unknown-route"),
+    ("POST", "/v1/counter/site/home/x", "", "", 404, "unknown-route"),
+    // Wrong type of op.
+    ("POST", KEY, JSON, r#"{"op":"set","by":1}"#, 400, "bad-op"),
+    ("POST", KEY, JSON, r#"{"op":"add","by":"many"}"#, 400, "bad-op"),
+    ("POST", KEY, JSON, r#"{"op":"add","by":1.5}"#, 400, "bad-op"),
+    ("POST", KEY, JSON, r#"{"op":"add","by":null}"#, 400, "bad-op"),
+    ("POST", KEY, JSON, r#"{"by":1}"#, 400, "bad-op"),
+    ("POST", KEY, JSON, "5", 400, "bad-op"),
+    ("POST", KEY, JSON, "[]", 400, "bad-op"),
+    ("POST", KEY, TEXT, "five", 400, "bad-op"),
+    ("POST", KEY, TEXT, "1.0", 400, "bad-op"),
+    ("POST", KEY, TEXT, "5 6", 400, "bad-op"),
+    ("POST", KEY, TEXT, " ", 400, "bad-op"),
+    // Overflow.
+    ("POST", KEY, JSON, r#"{"op":"add","by":9223372036854775808}"#, 400, "bad-op"),
+    ("POST", KEY, JSON, r#"{"op":"add","by":1e400}"#, 400, "bad-body"),
+    ("POST", KEY, TEXT, "-9223372036854775809", 400, "bad-op"),
+    // Unknown field; one bad op of a list.
+    ("POST", KEY, JSON, r#"{"op":"add","by":1,"unit":"x"}"#, 400, "bad-op"),
+    ("POST", KEY, JSON, r#"{"ops":[{"op":"add"}],"by":1}"#, 400, "bad-body"),
+    ("POST", KEY, JSON, r#"{"ops":[{"op":"add"},{"op":"sub"}]}"#, 400, "bad-op"),
+    ("POST", KEY, JSON, r#"{"ops":[]}"#, 400, "bad-body"),
+    ("POST", KEY, JSON, r#"{"op":"add","by":1,"by":2}"#, 400, "bad-body"),
+    // Malformed JSON.
+    ("POST", KEY, JSON, "", 400, "bad-body"),
+    ("POST", KEY, JSON, "{", 400, "bad-body"),
+    ("POST", KEY, JSON, r#"{"op":"add"} x"#, 400, "bad-body"),
+    // Wrong content type.
+    ("POST", KEY, FORM, "5", 415, "content-type"),
+    ("POST", KEY, FORM, r#"{"op":"add","by":5}"#, 415, "content-type"),
+    ("POST", KEY, "application/xml", "<add/>", 415, "content-type"),
+    ("POST", KEY, "application/x-ndjson", "{}", 415, "content-type"),
+    ("POST", KEY, "", "5", 415, "content-type"),
+    ("POST", "/v1/batch", TEXT, "5", 415, "content-type"),
+    // Query parameters.
+    ("POST", "/v1/counter/site/home?by=5", "", "", 400, "bad-query"),
+    ("POST", "/v1/counter/site/home?ack=maybe", "", "", 400, "bad-query"),
+    ("POST", "/v1/counter/site/home?ack=memory&return=value", "", "", 400, "bad-query"),
+    ("POST", "/v1/counter/site/home?ack=durable&ack=memory", "", "", 400, "bad-query"),
+    ("POST", "/v1/counter/site/home?ack=%FF", "", "", 400, "bad-address"),
+    // Wrong method, no route.
+    ("DELETE", KEY, "", "", 405, "method-not-allowed"),
+    ("PUT", KEY, TEXT, "5", 405, "method-not-allowed"),
+    ("PATCH", KEY, JSON, "{}", 405, "method-not-allowed"),
+    ("BREW", KEY, "", "", 405, "method-not-allowed"),
+    ("POST", "/v1/counter/site", "", "", 405, "method-not-allowed"),
+    ("POST", "/livez", "", "", 405, "method-not-allowed"),
+    ("POST", "/", "", "", 404, "unknown-route"),
+    // Batches.
+    ("POST", "/v1/batch", JSON, "{}", 400, "bad-body"),
+    ("POST", "/v1/batch", JSON, r#"{"updates":[]}"#, 400, "bad-body"),
+    ("POST", "/v1/batch", JSON, r#"{"updates":{}}"#, 400, "bad-body"),
+    ("POST", "/v1/batch", JSON, "[]", 400, "bad-body"),
+    (
+        "POST",
+        "/v1/batch",
+        JSON,
+        r#"{"updates":[{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}],"x":1}"#,
+        400,
+        "bad-body",
+    ),
+];
+
+#[tokio::test]
+async fn bad_updates_are_refused_with_a_sentence_and_apply_nothing() {
+    let pod = Pod::new();
+    for &(method, path, media, body, status, slug) in ROWS {
+        let headers = [("content-type", media)];
+        let headers = if media.is_empty() { &[][..] } else { &headers[..] };
+        let answer = pod.send(request(method, path, headers, body)).await;
+        eprintln!("{method} {path} {body}: {}", answer.text);
+        assert_eq!(answer.problem(status, slug).as_deref(), Some("refused"), "{path} {body}");
+        if status == 405 {
+            assert!(!answer.header("allow").is_empty());
+        }
+    }
+    nothing_was_applied(&pod).await;
+}
+
+async fn nothing_was_applied(pod: &Pod) {
+    let group = pod.get("/v1/counter/site").await.json();
+    assert_eq!(group["keys"], serde_json::json!([]), "{group}");
+}
+
+#[tokio::test]
+async fn bad_headers_and_sizes_are_refused() {
+    let pod = Pod::new();
+    let refused = |answer: &Answer, status, slug| {
+        assert_eq!(answer.problem(status, slug).as_deref(), Some("refused"));
+    };
+    for (name, value) in [
+        ("idempotency-key", "abc"),
+        ("if-match", "\"x\""),
+        ("if-none-match", "*"),
+        ("if-unmodified-since", "Sat, 21 Nov 2026 08:00:00 GMT"),
+    ] {
+        for path in [KEY, "/v1/batch"] {
+            let answer = pod.send(request("POST", path, &[(name, value)], "")).await;
+            refused(&answer, 400, "unsupported-header");
+            assert!(answer.text.contains(name), "{}", answer.text);
+        }
+    }
+    let large = " ".repeat(limits::BODY_BYTES_MAX + 1);
+    refused(&pod.post(KEY, JSON, &large).await, 413, "body-too-large");
+    refused(&pod.post("/v1/batch", JSON, &large).await, 413, "body-too-large");
+    let declared = (limits::NDJSON_BYTES_MAX + 1).to_string();
+    let headers = [("content-type", "application/x-ndjson"), ("content-length", &declared)];
+    let answer = pod.send(request("POST", "/v1/batch", &headers, "")).await;
+    refused(&answer, 413, "body-too-large");
+    let gzip = [("content-encoding", "gzip"), ("content-type", TEXT)];
+    refused(&pod.send(request("POST", KEY, &gzip, "5")).await, 415, "content-type");
+    let brotli = [("content-encoding", "br"), ("content-type", JSON)];
+    refused(&pod.send(request("POST", "/v1/batch", &brotli, "{}")).await, 415, "content-type");
+    let gzip = [("content-encoding", "gzip"), ("content-type", JSON)];
+    refused(&pod.send(request("POST", "/v1/batch", &gzip, "{}")).await, 400, "bad-body");
+    let name = "x".repeat(257);
+    let answer = pod.post(&format!("/v1/counter/site/{name}"), TEXT, "5").await;
+    refused(&answer, 400, "bad-name");
+    let long = format!("{KEY}?ack={}", "x".repeat(limits::URI_BYTES_MAX));
+    refused(&pod.post(&long, TEXT, "5").await, 414, "uri-too-long");
+    let torn = futures::stream::iter([Ok("{\"op\""), Err(std::io::Error::other("torn"))]);
+    let headers = [("content-type", JSON)];
+    let answer = pod.send(request("POST", KEY, &headers, Body::from_stream(torn))).await;
+    refused(&answer, 400, "bad-body");
+    nothing_was_applied(&pod).await;
+}
+
+#[tokio::test]
+async fn bad_reads_are_problems_without_an_outcome() {
+    let pod = Pod::new();
+    for (path, status, slug) in [
+        (KEY, 404, "key-absent"),
+        ("/v1/counter/site/home/shards", 404, "key-absent"),
+        ("/v1/gauge/site/home", 404, "unknown-kind"),
+        ("/v1/gauge/site", 404, "unknown-kind"),
+        ("/v1/counter/site/a%7Fb", 400, "bad-name"),
+        ("/v1/counter/site/home?consistency=most", 400, "bad-query"),
+        ("/v1/counter/site/home?default=zero", 400, "bad-query"),
+        ("/v1/counter/site/home?numbers=roman", 400, "bad-query"),
+        ("/v1/counter/site/home?fresh", 400, "bad-query"),
+        ("/v1/counter/site?limit=0", 400, "bad-query"),
+        ("/v1/counter/site?limit=10001", 400, "bad-query"),
+        ("/v1/counter/site?cursor=%2A", 400, "bad-query"),
+        ("/v1/counter/site?prefix=", 400, "bad-query"),
+        ("/v1/counter/site/home/shards?x", 400, "bad-query"),
+        ("/problems/nonsense", 404, "unknown-problem"),
+        ("/v1", 404, "unknown-route"),
+        ("/nonsense", 404, "unknown-route"),
+    ] {
+        assert_eq!(pod.get(path).await.problem(status, slug), None, "{path}");
+    }
+    for (body, slug) in [
+        ("{}", "bad-body"),
+        (r#"{"keys":[]}"#, "bad-body"),
+        (r#"{"keys":[{}],"consistency":"most"}"#, "bad-body"),
+        (r#"{"keys":[{}],"x":1}"#, "bad-body"),
+    ] {
+        assert_eq!(pod.post("/v1/query", JSON, body).await.problem(400, slug), None, "{body}");
+    }
+    assert_eq!(pod.post("/v1/query", TEXT, "x").await.problem(415, "content-type"), None);
+}
+
+#[tokio::test]
+async fn while_the_store_is_down_updates_are_refused_and_come_back_by_themselves() {
+    let pod = Pod::new();
+    pod.set(Fault::Down);
+    let answer = pod.post(KEY, TEXT, "5").await;
+    assert_eq!(answer.status, 503, "{}", answer.text);
+    assert_eq!(answer.json()["outcome"], "refused");
+    assert!(!answer.header("retry-after").is_empty());
+    let answer = pod.get(KEY).await;
+    assert_eq!(answer.problem(503, "store-unavailable"), None);
+    assert!(answer.text.contains("counter/site/home") && !answer.header("retry-after").is_empty());
+    assert_eq!(pod.get("/v1/counter/site").await.problem(503, "store-unavailable"), None);
+    assert_eq!(pod.get("/livez").await.status, 200);
+    assert_eq!(pod.get("/readyz").await.status, 200);
+    pod.set(Fault::None);
+    assert_eq!(pod.post(KEY, TEXT, "7").await.status, 200);
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("7"));
+}
+
+#[tokio::test]
+async fn a_write_without_an_answer_is_unknown_and_may_be_counted() {
+    let pod = Pod::new();
+    pod.set(Fault::Silent);
+    let answer = pod.post(KEY, TEXT, "5").await;
+    assert_eq!(answer.problem(504, "outcome-unknown").as_deref(), Some("unknown"));
+    assert!(answer.headers.get("retry-after").is_none(), "a retry may count twice");
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
+}
+
+#[tokio::test]
+async fn what_can_not_be_read_is_never_a_number() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    for (fault, slug) in [
+        (Fault::TooManyRows, "too-many-rows"),
+        (Fault::Corrupt, "corrupt"),
+        (Fault::Damaged, "undecodable"),
+    ] {
+        pod.set(fault);
+        let answer = pod.get(&format!("{KEY}?default=0")).await;
+        assert_eq!(answer.problem(500, slug), None);
+        assert!(answer.text.contains("counter/site/home"), "{}", answer.text);
+    }
+    let answer = pod.get(KEY).await;
+    assert!(answer.text.contains("expires_at"), "names the row: {}", answer.text);
+    let shards = pod.get(&format!("{KEY}/shards")).await.json();
+    assert_eq!(shards["shards"][0]["value"], serde_json::Value::Null);
+    assert!(shards["shards"][0]["error"].as_str().is_some(), "{shards}");
+    let answer = pod.post(&format!("{KEY}?return=value"), TEXT, "2").await;
+    assert_eq!(answer.status, 200, "acked all the same");
+    assert_eq!(answer.json()["outcome"], "acked");
+    assert_eq!(answer.json()["read_problem"]["type"], "/problems/undecodable");
+    pod.set(Fault::None);
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("7"));
+}
+
+#[tokio::test]
+async fn a_bug_is_an_answer_too() {
+    let pod = Pod::new();
+    pod.set(Fault::Panic);
+    assert_eq!(pod.get(KEY).await.problem(500, "internal"), None);
+    let answer = pod.post(&format!("{KEY}?return=value"), TEXT, "5").await;
+    assert_eq!(answer.problem(500, "internal").as_deref(), Some("unknown"));
+    pod.set(Fault::None);
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
+}
+
+#[tokio::test]
+async fn a_clock_that_is_not_trusted_refuses_updates_only() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    assert_eq!(pod.get("/readyz").await.status, 200);
+    for (fault, readyz) in [(Fault::Unmeasured, 200), (Fault::Moved, 503)] {
+        pod.set(fault);
+        let answer = pod.post(KEY, TEXT, "5").await;
+        assert_eq!(answer.problem(503, "clock").as_deref(), Some("refused"));
+        assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
+        assert_eq!(pod.get("/readyz").await.status, readyz);
+        assert_eq!(pod.get("/livez").await.status, 200);
+        let answer = pod.post(&format!("{KEY}/fold"), "", "").await;
+        assert_eq!(answer.problem(503, "fold-paused"), None);
+    }
+    assert_eq!(pod.get("/readyz?verbose").await.problem(503, "not-ready"), None);
+}

@@ -1,0 +1,341 @@
+//! What clients send and what they get.
+
+use std::io::Write;
+
+use axum::body::Body;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::json;
+
+use crate::pod::{Fault, Pod, request};
+
+const KEY: &str = "/v1/counter/site/home";
+const JSON: &str = "application/json";
+const NDJSON: &str = "application/x-ndjson";
+const TEXT: &str = "text/plain";
+const FORM: &str = "application/x-www-form-urlencoded";
+
+#[tokio::test]
+async fn every_body_that_is_an_op_counts() {
+    let pod = Pod::new();
+    let mut expected = 0;
+    for (media, body, by) in [
+        ("", "", 1),
+        (FORM, "", 1),
+        (TEXT, "5", 5),
+        (TEXT, "-7\n", -7),
+        ("text/plain; charset=utf-8", "+2", 2),
+        (JSON, r#"{"op":"add"}"#, 1),
+        ("Application/JSON;charset=utf-8", r#"{"op":"add","by":-3}"#, -3),
+        (JSON, r#"{"op":"add","by":"4"}"#, 4),
+        (JSON, r#"{"ops":[{"op":"add","by":10},{"op":"add"}]}"#, 11),
+    ] {
+        let headers = [("content-type", media)];
+        let headers = if media.is_empty() { &[][..] } else { &headers[..] };
+        let answer = pod.send(request("POST", KEY, headers, body)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        assert_eq!(
+            answer.text,
+            r#"{"outcome":"acked","kind":"counter","group":"site","name":"home"}"#
+        );
+        expected += by;
+        assert_eq!(pod.value(KEY).await, Some(expected.to_string()), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn an_update_may_wait_for_less_or_answer_more() {
+    let pod = Pod::new();
+    let answer = pod.post(&format!("{KEY}?ack=memory"), TEXT, "5").await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["outcome"]), (202, &json!("accepted")));
+    let answer = pod.post(&format!("{KEY}?return=value&numbers=string"), TEXT, "5").await;
+    let answer = answer.json();
+    assert_eq!((&answer["outcome"], &answer["value"]), (&json!("acked"), &json!("10")));
+    assert_eq!(answer["exact"], true);
+}
+
+#[tokio::test]
+async fn values_beyond_64_bits_are_exact() {
+    let pod = Pod::new();
+    let body = format!(r#"{{"ops":[{0},{0},{0}]}}"#, r#"{"op":"add","by":9223372036854775807}"#);
+    assert_eq!(pod.post(KEY, JSON, &body).await.status, 200);
+    let answer = pod.get(KEY).await;
+    assert!(answer.text.contains(r#""value":27670116110564327421,"#), "{}", answer.text);
+    let answer = pod.get(&format!("{KEY}?numbers=string")).await;
+    assert_eq!(answer.json()["value"], "27670116110564327421");
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("27670116110564327421"));
+}
+
+#[tokio::test]
+async fn a_read_says_where_its_value_comes_from() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    for level in ["one", "local_one", "local_quorum", "quorum", "all"] {
+        let answer = pod.get(&format!("{KEY}?consistency={level}")).await.json();
+        assert_eq!(answer["value"], 5);
+        assert_eq!(answer["consistency"], level);
+        assert_eq!(answer["shards"], 1);
+        assert_eq!(answer["folded_through"], json!(null));
+        assert!(answer["as_of"].as_str().is_some_and(|text| text.ends_with('Z')), "{answer}");
+        assert!(answer.get("absent").is_none());
+    }
+    let absent = pod.get("/v1/counter/site/nowhere?default=-3&consistency=all").await.json();
+    assert_eq!((&absent["value"], &absent["absent"]), (&json!(-3), &json!(true)));
+    assert_eq!((&absent["shards"], &absent["consistency"]), (&json!(0), &json!("all")));
+    let head = pod.send(request("HEAD", KEY, &[], "")).await;
+    assert_eq!((head.status.as_u16(), head.text.as_str()), (200, ""));
+}
+
+#[tokio::test]
+async fn entity_tags_change_with_what_is_shown() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    for (accept, query) in [(JSON, ""), (TEXT, ""), (JSON, "?numbers=string")] {
+        let path = format!("{KEY}{query}");
+        let tag = pod.send(request("GET", &path, &[("accept", accept)], "")).await;
+        let tag = tag.header("etag").to_owned();
+        let headers = [("accept", accept), ("if-none-match", tag.as_str())];
+        let same = pod.send(request("GET", &path, &headers, "")).await;
+        assert_eq!((same.status.as_u16(), same.text.as_str()), (304, ""));
+        assert_eq!(same.header("etag"), tag);
+        assert_eq!(pod.post(KEY, TEXT, "1").await.status, 200);
+        assert_eq!(pod.send(request("GET", &path, &headers, "")).await.status, 200);
+    }
+    let json = pod.get(KEY).await;
+    let text = pod.send(request("GET", KEY, &[("accept", TEXT)], "")).await;
+    assert_ne!(json.header("etag"), text.header("etag"));
+    assert!(json.header("etag").starts_with("W/") && !text.header("etag").starts_with("W/"));
+}
+
+#[tokio::test]
+async fn names_may_hold_anything_but_control_characters() {
+    let pod = Pod::new();
+    for (path, name) in [
+        ("/v1/counter/a%2Fb/c%2Fd", "c/d"),
+        ("/v1/counter/a%2Fb/100%25", "100%"),
+        ("/v1/counter/a%2Fb/%E2%98%83%20%3F", "☃ ?"),
+        ("/v1/counter/a%2Fb/shards", "shards"),
+        ("/v1/counter/a%2Fb/a+b", "a+b"),
+        ("/v1/counter/a%2Fb/%2E%2E", ".."),
+    ] {
+        let answer = pod.post(path, TEXT, "5").await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        assert_eq!(
+            (&answer.json()["group"], &answer.json()["name"]),
+            (&json!("a/b"), &json!(name))
+        );
+        assert_eq!(pod.get(path).await.json()["value"], 5);
+    }
+    assert_eq!(pod.value("/v1/counter/a/b").await, None);
+}
+
+#[tokio::test]
+async fn a_group_is_read_in_pages() {
+    let pod = Pod::new();
+    for (index, name) in ["a", "b1", "b2", "b3", "c"].into_iter().enumerate() {
+        let answer = pod.post(&format!("/v1/counter/g/{name}"), TEXT, &index.to_string()).await;
+        assert_eq!(answer.status, 200);
+    }
+    let names = |page: &serde_json::Value| -> Vec<String> {
+        let keys = page["keys"].as_array().expect("keys").iter();
+        keys.map(|key| key["name"].as_str().expect("name").to_owned()).collect()
+    };
+    let page = pod.get("/v1/counter/g").await.json();
+    assert_eq!(names(&page), ["a", "b1", "b2", "b3", "c"]);
+    assert_eq!((&page["next"], &page["keys"][4]["value"]), (&json!(null), &json!(4)));
+    let page = pod.get("/v1/counter/g?prefix=b&from=b2").await.json();
+    assert_eq!(names(&page), ["b2", "b3"]);
+    assert_eq!(names(&pod.get("/v1/counter/g?to=b2").await.json()), ["a", "b1"]);
+    let mut path = "/v1/counter/g?limit=2&prefix=b".to_owned();
+    let first = pod.get(&path).await;
+    assert_eq!(names(&first.json()), ["b1", "b2"]);
+    let link = first.header("link").trim_start_matches('<').split('>').next().expect("a link");
+    path = format!("/v1/counter/g{link}");
+    let second = pod.get(&path).await;
+    assert_eq!(names(&second.json()), ["b3"]);
+    assert_eq!(second.json()["next"], json!(null));
+    assert!(second.headers.get("link").is_none());
+    let lines = pod.send(request("GET", "/v1/counter/g?limit=2", &[("accept", NDJSON)], "")).await;
+    assert_eq!(lines.header("content-type"), NDJSON);
+    let lines: Vec<&str> = lines.text.lines().collect();
+    assert_eq!(lines.len(), 2);
+    assert!(lines[1].starts_with(r#"{"kind":"counter","group":"g","name":"b1","value":1,"#));
+    assert_eq!(names(&pod.get("/v1/counter/empty").await.json()), [""; 0]);
+}
+
+#[tokio::test]
+async fn each_item_of_a_batch_has_its_own_outcome() {
+    let pod = Pod::new();
+    let body = json!({"updates": [
+        {"kind": "counter", "group": "g", "name": "a", "op": {"op": "add", "by": 5}},
+        {"kind": "counter", "group": "g", "name": "a", "ops": [{"op": "add"}, {"op": "add"}]},
+        {"kind": "counter", "group": "g", "name": "b", "ops": [{"op": "add"}, {"op": "sub"}]},
+        {"kind": "gauge", "group": "g", "name": "a", "op": {"op": "add"}},
+        {"kind": "counter", "group": "g", "name": "", "op": {"op": "add"}},
+        {"kind": "counter", "group": "g", "name": "b"},
+        {"kind": "counter", "group": "g", "name": "b", "op": {"op": "add"}, "ops": [{"op": "add"}]},
+        {"kind": "counter", "group": 7, "name": "b", "op": {"op": "add"}},
+        "nonsense",
+    ]});
+    let answer = pod.post("/v1/batch", JSON, &body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let results = answer.json()["results"].clone();
+    let results = results.as_array().expect("results");
+    assert_eq!(results.len(), 9);
+    for result in &results[..2] {
+        assert_eq!(
+            result,
+            &json!({"outcome": "acked", "kind": "counter", "group": "g", "name": "a"})
+        );
+    }
+    let slugs =
+        ["bad-op", "unknown-kind", "bad-name", "bad-body", "bad-body", "bad-body", "bad-body"];
+    for (result, slug) in results[2..].iter().zip(slugs) {
+        assert_eq!(result["outcome"], "refused");
+        assert_eq!(result["problem"]["outcome"], "refused");
+        assert_eq!(result["problem"]["type"], format!("/problems/{slug}"), "{result}");
+    }
+    assert_eq!(pod.value("/v1/counter/g/a").await.as_deref(), Some("7"));
+    assert_eq!(pod.value("/v1/counter/g/b").await, None, "not half of an item");
+    pod.set(Fault::Silent);
+    let body = json!({"updates": [
+        {"kind": "counter", "group": "g", "name": "a", "op": {"op": "add"}}]});
+    let answer = pod.post("/v1/batch", JSON, &body.to_string()).await.json();
+    assert_eq!(answer["results"][0]["outcome"], "unknown");
+    assert_eq!(answer["results"][0]["problem"]["status"], 504);
+}
+
+#[tokio::test]
+async fn a_batch_takes_at_most_a_thousand_updates() {
+    let pod = Pod::new();
+    let item = json!({"kind": "counter", "group": "g", "name": "a", "op": {"op": "add"}});
+    let body = |count| json!({"updates": vec![item.clone(); count]}).to_string();
+    let answer = pod.post("/v1/batch", JSON, &body(1001)).await;
+    assert_eq!(answer.problem(400, "bad-body").as_deref(), Some("refused"));
+    assert_eq!(pod.value("/v1/counter/g/a").await, None);
+    let answer = pod.post("/v1/batch", JSON, &body(1000)).await.json();
+    assert_eq!(answer["results"].as_array().expect("results").len(), 1000);
+    assert_eq!(pod.value("/v1/counter/g/a").await.as_deref(), Some("1000"));
+}
+
+fn line(name: &str, by: i64) -> String {
+    let op = json!({"op": "add", "by": by});
+    format!("{}\n", json!({"kind": "counter", "group": "g", "name": name, "op": op}))
+}
+
+fn gzip(text: &str) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(text.as_bytes()).expect("memory");
+    encoder.finish().expect("memory")
+}
+
+#[tokio::test]
+async fn a_stream_is_answered_by_a_summary() {
+    let pod = Pod::new();
+    let mut text = String::new();
+    for index in 0..2_500 {
+        text += &line(&format!("k{}", index % 3), 1);
+    }
+    text += "\nnonsense\n";
+    text += &line("k0", 1).replace("add", "sub");
+    text += line("k0", 1).trim_end();
+    let expected = json!({"lines": 2503, "acked": 2501, "accepted": 0, "refused": 2, "unknown": 0});
+    let parts = [(false, text.clone().into_bytes()), (true, gzip(&text))];
+    for (round, (is_gzip, bytes)) in parts.into_iter().enumerate() {
+        let mut headers = vec![("content-type", NDJSON)];
+        if is_gzip {
+            headers.push(("content-encoding", "gzip"));
+        }
+        let chunks: Vec<Result<Vec<u8>, std::io::Error>> =
+            bytes.chunks(1000).map(|chunk| Ok(chunk.to_vec())).collect();
+        let body = Body::from_stream(futures::stream::iter(chunks));
+        let answer = pod.send(request("POST", "/v1/batch", &headers, body)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        let mut answer = answer.json();
+        let errors = answer.as_object_mut().expect("object").remove("errors").expect("errors");
+        assert_eq!(answer, expected);
+        assert_eq!((&errors[0]["line"], &errors[1]["line"]), (&json!(2502), &json!(2503)));
+        assert_eq!(errors[0]["outcome"], "refused");
+        assert_eq!(errors[1]["title"], "Not an op of this kind");
+        let value = |name| format!("/v1/counter/g/{name}");
+        let times = round + 1;
+        assert_eq!(pod.value(&value("k0")).await, Some((835 * times).to_string()));
+        assert_eq!(pod.value(&value("k1")).await, Some((833 * times).to_string()));
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_early_says_what_was_counted() {
+    let pod = Pod::new();
+    let torn = |first: String| {
+        let chunks = [Ok(first), Err(std::io::Error::other("torn"))];
+        Body::from_stream(futures::stream::iter(chunks))
+    };
+    let headers = [("content-type", NDJSON)];
+    let body = torn(line("a", 5) + line("a", 7).trim_end());
+    let answer = pod.send(request("POST", "/v1/batch", &headers, body)).await;
+    assert_eq!(answer.problem(400, "bad-body").as_deref(), Some("unknown"));
+    assert_eq!(answer.json()["summary"]["acked"], 1);
+    assert!(answer.text.contains("line 1"), "{}", answer.text);
+    assert_eq!(pod.value("/v1/counter/g/a").await.as_deref(), Some("5"));
+    let body = torn("{\"kind\"".to_owned());
+    let answer = pod.send(request("POST", "/v1/batch", &headers, body)).await;
+    assert_eq!(answer.problem(400, "bad-body").as_deref(), Some("refused"));
+    let damaged = gzip(&line("a", 1));
+    let headers = [("content-type", NDJSON), ("content-encoding", "gzip")];
+    let body = damaged[..damaged.len() - 9].to_vec();
+    let answer = pod.send(request("POST", "/v1/batch", &headers, body)).await;
+    assert_eq!(answer.status, 400, "{}", answer.text);
+}
+
+#[tokio::test]
+async fn a_stream_is_bounded_after_decompression() {
+    let pod = Pod::new();
+    let blank = " ".repeat(1023) + "\n";
+    let text = blank.repeat(64 * 1024 + 1);
+    let headers = [("content-type", NDJSON), ("content-encoding", "gzip")];
+    let answer = pod.send(request("POST", "/v1/batch", &headers, gzip(&text))).await;
+    assert_eq!(answer.problem(413, "body-too-large").as_deref(), Some("refused"));
+}
+
+#[tokio::test]
+async fn a_stream_shows_the_first_hundred_errors() {
+    let pod = Pod::new();
+    let answer = pod.post("/v1/batch", NDJSON, &"x\n".repeat(1_500)).await.json();
+    assert_eq!((&answer["lines"], &answer["refused"]), (&json!(1500), &json!(1500)));
+    let errors = answer["errors"].as_array().expect("errors");
+    assert_eq!(errors.len(), 100);
+    assert!(errors.iter().enumerate().all(|(index, error)| error["line"] == index + 1));
+    pod.set(Fault::Silent);
+    let text = line("a", 1) + &line("a", 2) + &line("b", 1);
+    let answer = pod.post("/v1/batch", NDJSON, &text).await.json();
+    assert_eq!(answer["unknown"], 3);
+    assert_eq!(answer["errors"][2]["outcome"], "unknown");
+}
+
+#[tokio::test]
+async fn a_query_keeps_its_order_and_tells_absent_from_zero() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    assert_eq!(pod.post("/v1/counter/site/zero", TEXT, "0").await.status, 200);
+    let body = json!({"consistency": "all", "keys": [
+        {"kind": "counter", "group": "site", "name": "zero"},
+        {"kind": "counter", "group": "site", "name": "nowhere"},
+        {"kind": "counter", "group": "site", "name": "home"},
+        {"kind": "gauge", "group": "site", "name": "home"},
+    ]});
+    let answer = pod.post("/v1/query?numbers=string", JSON, &body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let results = answer.json()["results"].clone();
+    assert_eq!(results[0]["value"], "0");
+    assert_eq!(
+        results[1],
+        json!({"kind": "counter", "group": "site", "name": "nowhere", "absent": true})
+    );
+    assert_eq!((&results[2]["value"], &results[2]["consistency"]), (&json!("5"), &json!("all")));
+    assert_eq!(results[3]["problem"]["type"], "/problems/unknown-kind");
+    pod.set(Fault::Down);
+    let results = pod.post("/v1/query", JSON, &body.to_string()).await.json()["results"].clone();
+    assert_eq!(results[0]["problem"]["status"], 503);
+    assert_eq!(results[0]["name"], "zero");
+}

@@ -1,0 +1,6 @@
+//! The HTTP interface over a real embedded store, without a socket.
+
+mod bad_input;
+mod good_input;
+mod operations;
+mod pod;

@@ -1,0 +1,123 @@
+//! What operators and probes see.
+
+use axum::http::StatusCode;
+use orderfree::http::{ProblemType, openapi};
+use serde_json::json;
+
+use crate::pod::{Pod, request};
+
+const KEY: &str = "/v1/counter/site/home";
+
+#[tokio::test]
+async fn probes_follow_the_pod_and_not_the_store() {
+    let pod = Pod::new();
+    assert_eq!(pod.get("/livez").await.text, r#"{"status":"alive"}"#);
+    assert_eq!(pod.get("/readyz").await.text, r#"{"status":"ready"}"#);
+    let verbose = pod.get("/readyz?verbose").await.json();
+    assert_eq!(verbose["checks"], json!({"clock": "ok", "serving": "ok", "started": "ok"}));
+    pod.health.set_draining();
+    let answer = pod.get("/readyz").await;
+    assert_eq!(answer.problem(503, "not-ready"), None);
+    assert!(answer.text.contains("shutting down"), "{}", answer.text);
+    assert_eq!(pod.get("/livez").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn every_answer_has_an_id_and_a_time() {
+    let pod = Pod::new();
+    for path in ["/livez", "/nonsense", KEY] {
+        let answer = pod.send(request("GET", path, &[("x-request-id", "id-1")], "")).await;
+        assert_eq!(answer.header("x-request-id"), "id-1");
+        assert!(answer.header("server-timing").starts_with("total;dur="));
+        let answer = pod.send(request("GET", path, &[("x-request-id", "a b")], "")).await;
+        assert_eq!(answer.header("x-request-id").len(), 36, "a new one");
+    }
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_template_and_never_by_key() {
+    let pod = Pod::new();
+    pod.get(KEY).await;
+    pod.get("/nonsense").await;
+    pod.send(request("BREW", KEY, &[], "")).await;
+    let metrics = pod.get("/metrics").await;
+    assert!(metrics.header("content-type").starts_with("application/openmetrics-text"));
+    let text = &metrics.text;
+    for line in [
+        r#"route="/v1/{kind}/{group}/{name}",method="GET",status="404""#,
+        r#"route="/v1/{kind}/{group}/{name}",method="OTHER",status="405""#,
+        r#"route="unmatched",method="GET",status="404""#,
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    assert!(!text.contains("home") && !text.contains("nonsense"));
+}
+
+#[tokio::test]
+async fn shards_explain_a_value_and_a_fold_reports() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, "text/plain", "5").await.status, StatusCode::OK);
+    let answer = pod.get(&format!("{KEY}/shards")).await.json();
+    assert_eq!((&answer["name"], &answer["tally"]), (&json!("home"), &json!(null)));
+    let shard = &answer["shards"][0];
+    assert_eq!((&shard["value"], &shard["phase"]), (&json!(5), &json!("live")));
+    assert_eq!(shard["in_tally"], false);
+    assert!(shard["expires_at"].as_str() > answer["now"].as_str(), "{answer}");
+    for (query, dry_run) in [("?dry_run=true", true), ("?dry_run", true), ("", false)] {
+        let fold = pod.post(&format!("{KEY}/fold{query}"), "", "").await;
+        assert_eq!(fold.status, StatusCode::OK, "{}", fold.text);
+        let fold = fold.json();
+        assert_eq!((&fold["dry_run"], &fold["written"]), (&json!(dry_run), &json!(false)));
+        assert_eq!((&fold["folded"], &fold["kept"]), (&json!(0), &json!(1)));
+    }
+    let answer = pod.post(&format!("{KEY}/fold?dry_run=perhaps"), "", "").await;
+    assert_eq!(answer.problem(400, "bad-query"), None);
+}
+
+#[tokio::test]
+async fn kinds_version_and_problems_explain_themselves() {
+    let pod = Pod::new();
+    let kinds = pod.get("/v1/kinds").await.json();
+    assert_eq!(kinds["kinds"][0]["kind"], "counter");
+    assert_eq!(kinds["kinds"][0]["example_op"], json!({"op": "add", "by": 5}));
+    let version = pod.get("/version").await.json();
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(version["store"], "embedded");
+    let all = pod.get("/problems").await.text;
+    for problem in ProblemType::ALL {
+        let entry = problem.entry();
+        let page = pod.get(&format!("/problems/{}", entry.slug)).await;
+        assert_eq!(page.status, StatusCode::OK);
+        assert!(page.text.contains(entry.meaning) && page.text.contains(entry.remedy));
+        assert!(all.contains(&page.text));
+    }
+}
+
+#[tokio::test]
+async fn the_document_has_exactly_the_methods_that_are_served() {
+    let pod = Pod::new();
+    let served = pod.get("/openapi.json").await.json();
+    let document = serde_json::to_value(openapi()).expect("JSON");
+    assert_eq!(served, document, "the program prints what the server serves");
+    let paths = document["paths"].as_object().expect("paths");
+    assert_eq!(paths.len(), 14);
+    for (path, item) in paths {
+        let address = path
+            .replace("{kind}", "counter")
+            .replace("{group}", "g")
+            .replace("{name}", "n")
+            .replace("{slug}", "bad-op");
+        for method in ["GET", "POST", "PUT", "PATCH", "DELETE"] {
+            let answer = pod.send(request(method, &address, &[], "")).await;
+            let is_documented = item.get(method.to_lowercase()).is_some();
+            let is_served = answer.status != StatusCode::METHOD_NOT_ALLOWED;
+            assert_eq!(is_documented, is_served, "{method} {path}: {}", answer.text);
+            assert!(!answer.text.contains("/problems/unknown-route\""), "{path}");
+            if is_documented {
+                let responses = &item[method.to_lowercase()]["responses"];
+                let status = answer.status.as_u16().to_string();
+                assert!(responses.get(&status).is_some(), "{method} {path} answered {status}");
+            }
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! A pod over the embedded store, whose store can be made to misbehave, asked without a socket.
+
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, Request, StatusCode};
+use orderfree::clock::SystemClock;
+use orderfree::gate::Gate;
+use orderfree::gc::Folder;
+use orderfree::health::Health;
+use orderfree::http::{AppState, Build, router};
+use orderfree::limits;
+use orderfree::metrics::Metrics;
+use orderfree::mutators::Mutators;
+use orderfree::service::Service;
+use orderfree::store::embedded::EmbeddedStore;
+use orderfree::store::{Pause, Store, StoreError, SweepPart};
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::group::{Chunk, From as Start};
+use orderfree_core::protocol::{
+    Constants, Cut, FullRead, Key, Name, Now, Overrides, Row, ShardWrite, Slice, Timestamp,
+    WholeSlice, WriteOutcome,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+use tower::ServiceExt;
+
+/// How the store misbehaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    None,
+    /// Nothing is sent, nothing is read.
+    Down,
+    /// Writes arrive, but are not acknowledged.
+    Silent,
+    /// Reads meet too many rows.
+    TooManyRows,
+    /// Reads return what they must not.
+    Corrupt,
+    /// A byte of every state is changed.
+    Damaged,
+    /// A bug.
+    Panic,
+    /// The clock was never measured, or is wrong.
+    Unmeasured,
+    Moved,
+}
+
+struct Faulty {
+    inner: EmbeddedStore,
+    fault: Arc<Mutex<Fault>>,
+}
+
+/// A pod, its faults and the folder of its file.
+pub(crate) struct Pod {
+    pub(crate) health: Arc<Health>,
+    fault: Arc<Mutex<Fault>>,
+    router: Router,
+    _folder: TempDir,
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) text: String,
+}
+
+impl Pod {
+    pub(crate) fn new() -> Pod {
+        let folder = tempfile::tempdir().expect("a folder");
+        let seconds = |seconds| Some(std::time::Duration::from_secs(seconds));
+        // A short request budget, so that unknown outcomes come soon.
+        let constants = Constants::resolve(Overrides {
+            lifetime: seconds(60),
+            drain_margin: seconds(10),
+            cutoff: seconds(30),
+            request_budget: Some(std::time::Duration::from_millis(300)),
+            ..Overrides::default()
+        });
+        let constants = constants.expect("consistent");
+        let clock = Arc::new(SystemClock);
+        let file = folder.path().join("orderfree.redb");
+        let inner = EmbeddedStore::open(&file, constants, clock.clone()).expect("a store");
+        let fault = Arc::new(Mutex::new(Fault::None));
+        let store: Arc<dyn Store> = Arc::new(Faulty { inner, fault: fault.clone() });
+        let metrics = Arc::new(Metrics::new());
+        let gate = Arc::new(Gate::new(clock, store.clone(), constants, metrics.clone()));
+        let mutators = Mutators::new(
+            store.clone(),
+            gate.clone(),
+            constants,
+            metrics.clone(),
+            limits::MUTATORS_MAX,
+        );
+        let folder_of_keys = Folder::new(store.clone(), gate.clone(), constants, metrics.clone());
+        let service = Service::new(store, gate, mutators, folder_of_keys, constants, metrics);
+        let health = Arc::new(Health::default());
+        health.set_started();
+        let app =
+            AppState { service: Arc::new(service), health: health.clone(), build: Build::THIS };
+        Pod { health, fault, router: router(app), _folder: folder }
+    }
+
+    pub(crate) fn set(&self, fault: Fault) {
+        *self.fault.lock().expect("lock") = fault;
+    }
+
+    pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.expect("infallible");
+        let (parts, body) = response.into_parts();
+        let body = to_bytes(body, usize::MAX).await.expect("a body");
+        let text = String::from_utf8(body.to_vec()).expect("UTF-8");
+        Answer { status: parts.status, headers: parts.headers, text }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send(request("GET", path, &[], "")).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, media: &str, body: &str) -> Answer {
+        self.send(request("POST", path, &[("content-type", media)], body.to_owned())).await
+    }
+
+    /// The value of a counter; none if it does not exist.
+    pub(crate) async fn value(&self, path: &str) -> Option<String> {
+        let answer = self.send(request("GET", path, &[("accept", "text/plain")], "")).await;
+        match answer.status {
+            StatusCode::NOT_FOUND => None,
+            StatusCode::OK => Some(answer.text.trim_end().to_owned()),
+            status => panic!("{status}: {}", answer.text),
+        }
+    }
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> &str {
+        let value = self.headers.get(name).unwrap_or_else(|| panic!("{name}: {:?}", self.headers));
+        value.to_str().expect("ASCII")
+    }
+
+    /// Checks that this is a complete problem and returns its outcome.
+    pub(crate) fn problem(&self, status: u16, slug: &str) -> Option<String> {
+        assert_eq!(self.status.as_u16(), status, "{}", self.text);
+        assert_eq!(self.header("content-type"), "application/problem+json");
+        let problem = self.json();
+        assert_eq!(problem["type"], format!("/problems/{slug}"), "{}", self.text);
+        assert_eq!(problem["status"], status);
+        assert_eq!(problem["instance"], self.header("x-request-id"));
+        assert!(!problem["title"].as_str().expect("a title").is_empty());
+        let detail = problem["detail"].as_str().expect("a detail");
+        assert!(detail.ends_with('.') && detail.len() > 10, "not a sentence: {detail}");
+        assert!(!self.text.to_lowercase().contains("failed"), "{}", self.text);
+        problem["outcome"].as_str().map(str::to_owned)
+    }
+}
+
+pub(crate) fn request(
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: impl Into<Body>,
+) -> Request<Body> {
+    let mut request = Request::builder().method(method).uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(body.into()).expect("a request")
+}
+
+impl Faulty {
+    fn fault(&self) -> Fault {
+        *self.fault.lock().expect("lock")
+    }
+
+    fn check_read(&self) -> Result<(), StoreError> {
+        match self.fault() {
+            Fault::Down => Err(StoreError::Unavailable("no node answers".to_owned())),
+            Fault::TooManyRows => Err(StoreError::TooManyRows(Cut { limit: 10_000 })),
+            Fault::Corrupt => Err(StoreError::Corrupt("a row without a key".to_owned())),
+            Fault::Panic => panic!("invariant: a test of panics"),
+            _ => Ok(()),
+        }
+    }
+
+    fn damage(&self, slice: WholeSlice) -> WholeSlice {
+        if self.fault() != Fault::Damaged {
+            return slice;
+        }
+        let after = slice.after();
+        let rows: Vec<Row> = slice.tally().into_iter().chain(slice.shards()).cloned().collect();
+        let damage = |mut row: Row| {
+            row.state[1] ^= 0x40;
+            row
+        };
+        let count = rows.len();
+        let rows = rows.into_iter().map(damage).collect();
+        Slice::new(rows, after, count).whole().expect("whole")
+    }
+}
+
+#[async_trait]
+impl Store for Faulty {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn levels(&self) -> Levels {
+        self.inner.levels()
+    }
+
+    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
+        match self.fault() {
+            Fault::Down => WriteOutcome::Refused("no node is up".to_owned()),
+            Fault::Silent => {
+                self.inner.write_shard(write).await;
+                WriteOutcome::Unknown("no answer in time".to_owned())
+            }
+            _ => self.inner.write_shard(write).await,
+        }
+    }
+
+    async fn read_key(
+        &self,
+        key: &Key,
+        after: Option<Timestamp>,
+        level: Level,
+    ) -> Result<WholeSlice, StoreError> {
+        self.check_read()?;
+        Ok(self.damage(self.inner.read_key(key, after, level).await?))
+    }
+
+    async fn read_chunk(
+        &self,
+        kind: Kind,
+        group: &Name,
+        from: &Start,
+        level: Level,
+    ) -> Result<Chunk, StoreError> {
+        self.check_read()?;
+        self.inner.read_chunk(kind, group, from, level).await
+    }
+
+    async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
+        self.check_read()?;
+        self.inner.read_for_fold(key).await
+    }
+
+    async fn write_fold(&self, fold: &Fold) -> WriteOutcome {
+        self.inner.write_fold(fold).await
+    }
+
+    fn sweep_parts(&self) -> u32 {
+        self.inner.sweep_parts()
+    }
+
+    async fn sweep(
+        &self,
+        part: SweepPart,
+        now: Timestamp,
+        found: mpsc::Sender<Key>,
+    ) -> Result<(), StoreError> {
+        self.inner.sweep(part, now, found).await
+    }
+
+    fn check_clock(&self, now: Now) -> Result<(), ClockError> {
+        match self.fault() {
+            Fault::Unmeasured => {
+                Err(ClockError::Unmeasured { datacenter: "a".to_owned(), fresh: 0, nodes: 3 })
+            }
+            Fault::Moved => Err(ClockError::Moved),
+            _ => self.inner.check_clock(now),
+        }
+    }
+
+    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
+        self.check_clock(now)?;
+        self.inner.fold_time(now)
+    }
+
+    fn clock_offset_us(&self) -> Option<i64> {
+        self.inner.clock_offset_us()
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
