@@ -16,7 +16,6 @@ pub trait Clock: Send + Sync + 'static {
 pub struct SystemClock;
 
 impl Clock for SystemClock {
-    #[allow(clippy::disallowed_methods, reason = "the one place that reads the clock")]
     fn now(&self) -> Now {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Unlike CLOCK_MONOTONIC it runs on through suspend, which ends leases too.

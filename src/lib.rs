@@ -1,5 +1,31 @@
 //! Orderfree: counters over HTTP on Apache Cassandra, without coordination.
+//!
+//! A tour in reading order; each module relies only on those before it:
+//!
+//! * `orderfree_core`: the data types and the protocol, pure;
+//! * [`store`]: where rows lie: [`store::cassandra`] and [`store::embedded`] behind one trait;
+//! * [`gate`]: may this pod's clock be trusted;
+//! * [`mutators`]: updates, gathered per key and written; [`gc`]: expired shards, folded;
+//! * [`service`]: the use cases, free of HTTP;
+//! * [`http`]: the interface; [`health`]: is the pod ready;
+//! * [`server`]: one pod from start to end;
+//! * [`cli`]: the command line, with the load test in [`cli::load`].
+//!
+//! Beside them: [`clock`] (the only reader of clocks), [`tasks`] (the only spawner), [`config`],
+//! [`limits`], [`metrics`], [`telemetry`].
 
+pub mod cli;
 pub mod clock;
+pub mod config;
+pub mod gate;
+pub mod gc;
+pub mod health;
+pub mod http;
 pub mod limits;
+pub mod metrics;
+pub mod mutators;
+pub mod server;
+pub mod service;
 pub mod store;
+pub mod tasks;
+pub mod telemetry;

@@ -1,6 +1,7 @@
 //! Every bound of a pod in one place. A limit that is met gives a clear refusal, never an endless
 //! wait or an unbounded memory (invariant I13). Limits of the wire live here too.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 /// Most rows of a key that a read merges; beyond it the read is an error and the key is folded.
@@ -23,6 +24,24 @@ pub const WAITING_OPS_MAX: usize = 262_144;
 
 /// Shard writes of a pod on their way to the store at once.
 pub const FLIGHTS_MAX: usize = 512;
+
+/// Writes that wait for the embedded store's writer; a further one is refused.
+pub const WRITE_QUEUE_MAX: usize = 4_096;
+
+/// Writes that the embedded store commits in one transaction, with one sync.
+pub const WRITE_BATCH_MAX: usize = 1_024;
+
+/// Bytes of states from which on the embedded store adds no further write to a transaction.
+pub const WRITE_BATCH_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Reads of the embedded store at once, each on a thread of its own; further ones wait.
+pub const EMBEDDED_READS_MAX: u32 = 64;
+
+/// Rows that a sweep of the embedded store passes before it lets its snapshot go.
+pub const SWEEP_STEP_ROWS: usize = 10_000;
+
+/// Memory in which the embedded store keeps pages of its file.
+pub const EMBEDDED_CACHE_BYTES: usize = 128 * 1024 * 1024;
 
 /// Keys that wait to be folded; further nominations are dropped, as the sweep finds them again.
 pub const FOLD_QUEUE_MAX: usize = 10_000;
@@ -48,6 +67,15 @@ pub const NDJSON_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Bytes of one NDJSON line.
 pub const NDJSON_LINE_BYTES_MAX: usize = 64 * 1024;
 
+/// Lines of an NDJSON stream that are read before any of them is applied.
+pub const NDJSON_WINDOW_LINES: usize = 1_000;
+
+/// Bytes of lines that are read before any of them is applied.
+pub const NDJSON_WINDOW_BYTES: usize = 1024 * 1024;
+
+/// Reads of one query in progress at once.
+pub const QUERY_READS_AT_ONCE: usize = 64;
+
 /// Bytes of a request's path and query.
 pub const URI_BYTES_MAX: usize = 8 * 1024;
 
@@ -60,7 +88,7 @@ pub const GROUP_PAGE_DEFAULT: usize = 1_000;
 pub const REQUESTS_MAX: usize = 16_384;
 
 /// Remembered fences, so that reads skip what was folded.
-pub const FENCES_MAX: usize = 1_000_000;
+pub const FENCES_MAX: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 
 /// How long the listener stays open after SIGTERM, so that load balancers notice.
 pub const UNREADY_GRACE: Duration = Duration::from_secs(5);

@@ -1,3 +1,24 @@
-//! The `orderfree` binary.
+//! The `orderfree` binary: parses the command line and hands over.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+use orderfree::cli::{self, Cli};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let result = match runtime {
+        Ok(runtime) => {
+            let result = runtime.block_on(cli::run(cli));
+            // A blocking call that is stuck must not keep the process.
+            runtime.shutdown_background();
+            result
+        }
+        Err(error) => Err(error.into()),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("orderfree: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -37,6 +37,18 @@ pub enum StoreError {
     Corrupt(String),
 }
 
+impl StoreError {
+    /// Name of the class, for metrics.
+    #[must_use]
+    pub fn class(&self) -> &'static str {
+        match self {
+            StoreError::Unavailable(_) => "unavailable",
+            StoreError::TooManyRows(_) => "too_many_rows",
+            StoreError::Corrupt(_) => "corrupt",
+        }
+    }
+}
+
 /// Why no fold may be planned now.
 #[derive(Debug, Error)]
 pub enum Pause {

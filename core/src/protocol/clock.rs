@@ -15,13 +15,23 @@ pub const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 /// How long a sample counts.
 pub const SAMPLE_FRESH: Duration = Duration::from_secs(60);
 
-/// One measurement of a node's clock.
+/// One measurement of a node's clock, anchored to the own boot-time clock: when the own wall clock
+/// is set, the offset changes at once, not at the next measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// Node's clock less own clock, in µs, corrected by half the round trip.
-    pub offset_us: i64,
-    /// When it was taken, on the own boot-time clock.
+    /// What the node's clock showed.
+    pub node: Timestamp,
+    /// When it showed that, on the own boot-time clock: the middle of the round trip.
     pub taken: Duration,
+}
+
+impl Sample {
+    /// Node's clock less own wall clock, in µs, by the look `now` at the own clocks.
+    #[must_use]
+    pub fn offset_us(&self, now: Now) -> i64 {
+        let node_now = self.node.plus(now.boot.saturating_sub(self.taken));
+        node_now.as_micros().saturating_sub(now.wall.as_micros())
+    }
 }
 
 /// A node of the store and its newest sample.
@@ -31,6 +41,15 @@ pub struct NodeClock {
     pub datacenter: String,
     /// Its newest sample; none if it never answered.
     pub sample: Option<Sample>,
+}
+
+impl NodeClock {
+    /// Node's clock less own wall clock in µs; none if the sample is no longer fresh.
+    #[must_use]
+    pub fn fresh_offset_us(&self, now: Now) -> Option<i64> {
+        let sample = self.sample?;
+        (now.boot.saturating_sub(sample.taken) < SAMPLE_FRESH).then(|| sample.offset_us(now))
+    }
 }
 
 /// Why updates and folds must wait.
@@ -95,7 +114,7 @@ pub fn check_writes(
 ) -> Result<(), ClockError> {
     let local = || nodes.iter().filter(|node| node.datacenter == local_datacenter);
     let count = local().count();
-    let offsets: Vec<i64> = local().filter_map(|node| fresh_offset(node, now)).collect();
+    let offsets: Vec<i64> = local().filter_map(|node| node.fresh_offset_us(now)).collect();
     let limit = constants.clock_offset_max();
     let within = offsets.iter().filter(|&&offset| is_within(offset, limit)).count();
     if is_majority(within, count) {
@@ -125,12 +144,12 @@ pub fn fold_time(
     let mut earliest = now.wall;
     for node in nodes {
         let peers = || nodes.iter().filter(|peer| peer.datacenter == node.datacenter);
-        let fresh = peers().filter(|peer| fresh_offset(peer, now).is_some()).count();
+        let fresh = peers().filter(|peer| peer.fresh_offset_us(now).is_some()).count();
         if !is_majority(fresh, peers().count()) {
             let datacenter = node.datacenter.clone();
             return Err(ClockError::Unmeasured { datacenter, fresh, nodes: peers().count() });
         }
-        if let Some(offset_us) = fresh_offset(node, now) {
+        if let Some(offset_us) = node.fresh_offset_us(now) {
             earliest = earliest.min(now.wall.shifted(offset_us));
         }
     }
@@ -165,11 +184,6 @@ impl FenceGuard {
     }
 }
 
-fn fresh_offset(node: &NodeClock, now: Now) -> Option<i64> {
-    let sample = node.sample?;
-    (now.boot.saturating_sub(sample.taken) < SAMPLE_FRESH).then_some(sample.offset_us)
-}
-
 fn is_within(offset_us: i64, limit: Duration) -> bool {
     u128::from(offset_us.unsigned_abs()) <= limit.as_micros()
 }
@@ -191,8 +205,9 @@ mod tests {
     }
 
     fn node(datacenter: &str, offset_us: i64, age_seconds: u64) -> NodeClock {
-        let taken = NOW.boot - Duration::from_secs(age_seconds);
-        NodeClock { datacenter: datacenter.into(), sample: Some(Sample { offset_us, taken }) }
+        let age = Duration::from_secs(age_seconds);
+        let sample = Sample { node: WALL.minus(age).shifted(offset_us), taken: NOW.boot - age };
+        NodeClock { datacenter: datacenter.into(), sample: Some(sample) }
     }
 
     fn silent(datacenter: &str) -> NodeClock {
@@ -226,6 +241,14 @@ mod tests {
         assert!(error.is_measured());
         let one_bad_node = [node("a", -90_000_000, 1), node("a", 0, 1), node("a", 0, 1)];
         assert_eq!(writes(&one_bad_node), Ok(()), "the node is wrong, not this pod");
+    }
+
+    #[test]
+    fn a_wall_clock_that_is_set_between_samples_shuts_the_gate_at_once() {
+        let nodes = [node("a", 0, 9)];
+        let back = Now { wall: WALL.minus(Duration::from_secs(31)), boot: NOW.boot };
+        let error = check_writes(&nodes, "a", back, &constants()).expect_err("31 s behind");
+        assert!(matches!(error, ClockError::Offset { worst_us: 31_000_000, .. }));
     }
 
     #[test]

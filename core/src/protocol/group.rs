@@ -83,9 +83,11 @@ mod tests {
             mutator_id: MutatorId::new(Uuid::from_u128(1)),
             state: Vec::new(),
         };
-        let one =
-            |&(text, count): &(&str, i64)| (0..count).rev().map(move |at| (name(text), row(at)));
-        keys.iter().flat_map(one).collect()
+        let mut rows = Vec::new();
+        for (text, count) in keys {
+            rows.extend((0..*count).rev().map(|at| (name(text), row(at))));
+        }
+        rows
     }
 
     fn sizes(chunk: &Chunk) -> Vec<(String, usize)> {

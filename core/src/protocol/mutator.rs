@@ -186,6 +186,12 @@ impl Mutator {
         self.flight.is_none() && self.queue.is_empty() && !self.unresolved
     }
 
+    /// How many op lists wait for the next write.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Takes a list of ops, all or none.
     ///
     /// # Errors

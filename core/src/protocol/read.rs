@@ -88,6 +88,46 @@ pub fn assemble(
     Ok(Answer::Value(reading))
 }
 
+/// One shard as it lies in the store, for people.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShardView {
+    /// The row's expiry.
+    pub expires_at: Timestamp,
+    /// The row's mutator.
+    pub mutator_id: MutatorId,
+    /// Its phase by the clock that looked.
+    pub phase: Phase,
+    /// At or below the fence: inside the tally, and ignored.
+    pub is_zombie: bool,
+    /// Its state, or why it can't be decoded.
+    pub state: Result<State, RowError>,
+}
+
+/// The tally's fence and state, or why it can't be decoded; none if there is no tally.
+#[must_use]
+pub fn tally(kind: Kind, slice: &WholeSlice) -> Option<Result<(Timestamp, State), RowError>> {
+    slice.tally().map(|row| decode_tally(kind, row))
+}
+
+/// Every shard of a slice, in canonical order.
+#[must_use]
+pub fn shards(
+    kind: Kind,
+    slice: &WholeSlice,
+    now: Timestamp,
+    constants: &Constants,
+) -> Vec<ShardView> {
+    let fence = tally(kind, slice).and_then(Result::ok).map(|(fence, _)| fence);
+    let view = |row: &Row| ShardView {
+        expires_at: row.expires_at,
+        mutator_id: row.mutator_id,
+        phase: Phase::of(row.expires_at, now, constants),
+        is_zombie: Some(row.expires_at) <= fence,
+        state: decode_shard(kind, row),
+    };
+    slice.shards().map(view).collect()
+}
+
 pub(super) fn decode_tally(kind: Kind, row: &Row) -> Result<(Timestamp, State), RowError> {
     envelope::decode_tally(kind, &row.state).map_err(|error| undecodable(row, error))
 }

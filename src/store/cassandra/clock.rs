@@ -6,18 +6,19 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use futures::future::join_all;
-use orderfree_core::protocol::Now;
 use orderfree_core::protocol::clock::{NodeClock, SAMPLE_EVERY, Sample};
+use orderfree_core::protocol::{Now, Timestamp};
 use scylla::client::session::Session;
 use scylla::cluster::Node;
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::prepared::PreparedStatement;
 use scylla::value::CqlTimestamp;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::rows;
 use crate::clock::Clock;
+use crate::tasks::Tasks;
 
 /// A node that doesn't tell the time within this is not sampled in this round. Half of it also
 /// bounds a sample's error.
@@ -61,11 +62,10 @@ impl Sampler {
         Arc::clone(&self.view)
     }
 
-    /// Samples for ever.
-    pub(super) async fn run(mut self) {
+    /// Samples until the tasks stop.
+    pub(super) async fn run(mut self, tasks: Tasks) {
         let mut disagrees = read(&self.view, |view| view.schema_disagrees);
-        loop {
-            sleep(if disagrees { DISAGREEMENT_LOOK_EVERY } else { SAMPLE_EVERY }).await;
+        while tasks.sleep(if disagrees { DISAGREEMENT_LOOK_EVERY } else { SAMPLE_EVERY }).await {
             disagrees = self.round().await;
         }
     }
@@ -122,18 +122,14 @@ pub(super) fn read<T>(view: &RwLock<View>, look: impl FnOnce(&View) -> T) -> T {
 }
 
 /// The node read its clock somewhere between the two looks at the own ones; assumed is the middle.
-/// The round trip is taken from the boot-time clock, which nobody sets.
 fn sample(before: Now, after: Now, node_ms: i64) -> Sample {
     let half_trip = after.boot.saturating_sub(before.boot) / 2;
-    let middle = after.wall.minus(half_trip);
-    let node_us = node_ms.saturating_mul(1_000);
-    Sample { offset_us: node_us.saturating_sub(middle.as_micros()), taken: before.boot }
+    let node = Timestamp::from_micros(node_ms.saturating_mul(1_000));
+    Sample { node, taken: before.boot + half_trip }
 }
 
 #[cfg(test)]
 mod tests {
-    use orderfree_core::protocol::Timestamp;
-
     use super::*;
 
     fn at(wall_us: i64, boot_us: u64) -> Now {
@@ -143,15 +139,15 @@ mod tests {
     #[test]
     fn a_sample_is_corrected_by_half_the_round_trip() {
         let (before, after) = (at(10_000_000, 500), at(10_004_000, 4_500));
-        let taken = Duration::from_micros(500);
-        assert_eq!(sample(before, after, 10_002), Sample { offset_us: 0, taken });
-        assert_eq!(sample(before, after, 10_009).offset_us, 7_000);
-        assert_eq!(sample(before, after, 9_000).offset_us, -1_002_000);
+        let offset_us = |node_ms| sample(before, after, node_ms).offset_us(after);
+        assert_eq!(offset_us(10_002), 0);
+        assert_eq!(offset_us(10_009), 7_000);
+        assert_eq!(offset_us(9_000), -1_002_000);
     }
 
     #[test]
     fn a_wall_clock_that_is_set_during_a_sample_counts_as_it_is_after() {
         let (before, after) = (at(10_000_000, 500), at(99_000_000, 4_500));
-        assert_eq!(sample(before, after, 99_000).offset_us, 2_000);
+        assert_eq!(sample(before, after, 99_000).offset_us(after), 2_000);
     }
 }

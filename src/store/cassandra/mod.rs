@@ -23,11 +23,12 @@ mod statements;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
 use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::clock::{self as gate, ClockError, SAMPLE_FRESH};
+use orderfree_core::protocol::clock::{self as gate, ClockError};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
@@ -40,8 +41,7 @@ use scylla::client::session::Session;
 use scylla::response::query_result::QueryResult;
 use scylla::serialize::row::SerializeRow;
 use scylla::statement::prepared::PreparedStatement;
-use tokio::sync::{Mutex, mpsc};
-use tokio::task::JoinHandle;
+use tokio::sync::mpsc;
 
 use self::clock::{Sampler, SharedView};
 pub use self::session::ConnectError;
@@ -49,9 +49,13 @@ use self::statements::Statements;
 use super::{Pause, Store, StoreError, SweepPart};
 use crate::clock::Clock;
 use crate::limits::{FOLD_ROWS_MAX, GROUP_CHUNK_ROWS, READ_ROWS_MAX};
+use crate::tasks::Tasks;
 
 /// Into how many token ranges a sweep divides the ring.
 const SWEEP_PARTS: u32 = 256;
+
+/// How long closing waits for a round of clock samples to end.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
 
 /// Where the cluster is and how to use it.
 #[derive(Clone)]
@@ -81,7 +85,7 @@ pub struct CassandraStore {
     local_datacenter: String,
     clock: Arc<dyn Clock>,
     view: SharedView,
-    sampler: Mutex<Option<JoinHandle<()>>>,
+    tasks: Tasks,
 }
 
 impl CassandraStore {
@@ -106,7 +110,8 @@ impl CassandraStore {
         let mut sampler = Sampler::new(Arc::clone(&session), asking, Arc::clone(&clock));
         sampler.round().await;
         let view = sampler.view();
-        let sampler = Mutex::new(Some(tokio::spawn(sampler.run())));
+        let tasks = Tasks::new();
+        tasks.spawn("clock sampler", sampler.run(tasks.clone()));
         Ok(CassandraStore {
             session,
             statements,
@@ -115,7 +120,7 @@ impl CassandraStore {
             local_datacenter,
             clock,
             view,
-            sampler,
+            tasks,
         })
     }
 
@@ -281,19 +286,15 @@ impl Store for CassandraStore {
     }
 
     fn clock_offset_us(&self) -> Option<i64> {
-        let boot = self.clock.now().boot;
+        let now = self.clock.now();
         clock::read(&self.view, |view| {
-            let samples = view.nodes.iter().filter_map(|node| node.sample);
-            let fresh = samples.filter(|sample| boot.saturating_sub(sample.taken) < SAMPLE_FRESH);
-            fresh.map(|sample| sample.offset_us).max_by_key(|offset| offset.unsigned_abs())
+            let offsets = view.nodes.iter().filter_map(|node| node.fresh_offset_us(now));
+            offsets.max_by_key(|offset| offset.unsigned_abs())
         })
     }
 
     async fn close(&self) {
-        if let Some(sampler) = self.sampler.lock().await.take() {
-            sampler.abort();
-            let _ = sampler.await;
-        }
+        self.tasks.join(CLOSE_MAX).await;
     }
 }
 

@@ -1,0 +1,168 @@
+//! `add`, `get` and `health`: small clients of a running server.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use reqwest::{Client, RequestBuilder, StatusCode, Url};
+use serde_json::Value;
+
+/// The key does not exist.
+const ABSENT: u8 = 3;
+/// The update may be counted.
+const UNKNOWN: u8 = 4;
+
+/// Longer than the server's own budget for a request.
+const TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Which server, and how to print.
+#[derive(Debug, Args)]
+pub(super) struct ServerArgs {
+    /// Address of the server.
+    #[arg(long, env = "ORDERFREE_URL", default_value = "http://127.0.0.1:8080")]
+    url: Url,
+    /// How to print the answer.
+    #[arg(short, long, default_value = "text")]
+    output: Output,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Text,
+    Json,
+}
+
+/// Arguments of `add`.
+#[derive(Debug, Args)]
+pub(super) struct AddArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// The key: `counter/GROUP/NAME`; the name may contain slashes.
+    key: String,
+    /// The amount, which may be negative.
+    #[arg(default_value_t = 1, allow_negative_numbers = true)]
+    by: i64,
+}
+
+/// Arguments of `get`.
+#[derive(Debug, Args)]
+pub(super) struct GetArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// The key: `KIND/GROUP/NAME`; the name may contain slashes.
+    key: String,
+    /// Consistency level of the read.
+    #[arg(long)]
+    consistency: Option<String>,
+}
+
+/// Arguments of `health`.
+#[derive(Debug, Args)]
+pub(super) struct HealthArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+pub(super) async fn add(args: AddArgs) -> anyhow::Result<ExitCode> {
+    let url = args.server.key_url(&args.key)?;
+    let body = serde_json::json!({"op": "add", "by": args.by});
+    let answer = send(Client::new().post(url).json(&body)).await;
+    let (status, answer) = match answer {
+        Ok(answer) => answer,
+        Err(error)
+            if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect) =>
+        {
+            return Err(error.context("nothing was sent"));
+        }
+        Err(error) => {
+            eprintln!("orderfree: {error:#}; the update may or may not be counted");
+            return Ok(ExitCode::from(UNKNOWN));
+        }
+    };
+    args.server.print(&answer, "outcome");
+    Ok(match answer["outcome"].as_str() {
+        Some("acked") => ExitCode::SUCCESS,
+        Some("refused") => ExitCode::FAILURE,
+        _ if status.is_client_error() => ExitCode::FAILURE,
+        _ => ExitCode::from(UNKNOWN),
+    })
+}
+
+pub(super) async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
+    let mut url = args.server.key_url(&args.key)?;
+    // As text, so that totals beyond 2^53 arrive whole.
+    url.query_pairs_mut().append_pair("numbers", "string");
+    if let Some(level) = &args.consistency {
+        url.query_pairs_mut().append_pair("consistency", level);
+    }
+    let (status, answer) = send(Client::new().get(url)).await?;
+    args.server.print(&answer, "value");
+    Ok(match status {
+        StatusCode::OK => ExitCode::SUCCESS,
+        StatusCode::NOT_FOUND => ExitCode::from(ABSENT),
+        _ => ExitCode::FAILURE,
+    })
+}
+
+pub(super) async fn health(args: HealthArgs) -> anyhow::Result<ExitCode> {
+    let url = args.server.url.join("readyz?verbose").context("the address is unusable")?;
+    let response = Client::new().get(url).timeout(TIMEOUT).send().await?;
+    let is_ready = response.status().is_success();
+    println!("{}", response.text().await?.trim_end());
+    Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn send(request: RequestBuilder) -> anyhow::Result<(StatusCode, Value)> {
+    let response = request.timeout(TIMEOUT).send().await?;
+    let status = response.status();
+    Ok((status, response.json().await.context("the server's answer is no JSON")?))
+}
+
+impl ServerArgs {
+    fn key_url(&self, key: &str) -> anyhow::Result<Url> {
+        let parts: Vec<&str> = key.splitn(3, '/').collect();
+        if parts.len() != 3 || parts.iter().any(|part| part.is_empty()) {
+            bail!("`{key}` is no key; write KIND/GROUP/NAME, such as counter/site/home");
+        }
+        let mut url = self.url.clone();
+        url.path_segments_mut()
+            .map_err(|()| anyhow::anyhow!("{} is no HTTP address", self.url))?
+            .pop_if_empty()
+            .push("v1")
+            .extend(parts);
+        Ok(url)
+    }
+
+    /// Prints one field for people, or a problem's sentence; everything as JSON if asked.
+    fn print(&self, answer: &Value, field: &str) {
+        if self.output == Output::Json {
+            println!("{answer}");
+        } else if let Some(text) = answer[field].as_str()
+            && answer["detail"].is_null()
+        {
+            println!("{text}");
+        } else {
+            let sentence = answer["detail"].as_str().or(answer["title"].as_str());
+            eprintln!("orderfree: {}", sentence.unwrap_or("the server's answer has no sentence"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_become_paths_with_slashes_in_names_encoded() {
+        let server =
+            ServerArgs { url: "http://127.0.0.1:1/".parse().expect("url"), output: Output::Text };
+        let url = |key| server.key_url(key).map(|url| url.to_string());
+        assert_eq!(
+            url("counter/a b/x/y").expect("key"),
+            "http://127.0.0.1:1/v1/counter/a%20b/x%2Fy"
+        );
+        assert!(url("counter/a").is_err());
+        assert!(url("counter//x").is_err());
+    }
+}

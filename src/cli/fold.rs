@@ -1,0 +1,38 @@
+//! `fold --once`: one sweep over all keys, for a scheduled job.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args;
+
+use crate::clock::SystemClock;
+use crate::config::StoreArgs;
+use crate::server::{self, Node};
+use crate::telemetry;
+
+/// Arguments of `fold`.
+#[derive(Debug, Args)]
+pub(super) struct FoldArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Sweep all keys once, then end. Servers fold by themselves for ever.
+    #[arg(long, required = true)]
+    once: bool,
+}
+
+pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
+    telemetry::start();
+    let (config, constants) = (args.store.resolve()?, args.store.constants()?);
+    let clock = Arc::new(SystemClock);
+    let store = server::open_store(config, constants, clock.clone()).await?;
+    let node = Node::new(Arc::clone(&store), constants, clock, 1);
+    let swept = node.folder().sweep_once().await;
+    store.close().await;
+    let report = swept?;
+    println!(
+        "{} keys nominated: {} folded, {} already done, {} postponed, {} blocked",
+        report.nominated, report.folded, report.nothing, report.postponed, report.blocked
+    );
+    let is_complete = report.postponed == 0 && report.blocked == 0;
+    Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,338 @@
+//! `orderfree load`: the multi-process load test as a tool.
+//!
+//! It starts pods or is given some, drives counters through them, breaks things on purpose, and
+//! then proves every number: in the order of a run,
+//!
+//! - `args`: what is asked for, and what makes no sense;
+//! - `pods`: the processes under load;
+//! - `workload`: which key, which weight, when;
+//! - `client`: one pod over HTTP, and what its answers mean;
+//! - `drive`: connections and readers;
+//! - `chaos`: pods killed and paused, faults from outside;
+//! - `progress`: what is shown meanwhile;
+//! - `verify`: every key from every pod, before and after folds;
+//! - `checker`: which values are right: pure, and the reason to believe the rest;
+//! - `report`: what is told, and whether it passes.
+//!
+//! The tool knows pods by their HTTP interface alone and uses nothing else of this crate, so it
+//! cannot share a misunderstanding with the code that it tests.
+
+mod args;
+mod chaos;
+mod checker;
+mod client;
+mod drive;
+mod pods;
+mod progress;
+mod report;
+#[cfg(test)]
+mod stub;
+mod verify;
+mod workload;
+
+use std::io::Write as _;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+pub use self::args::LoadArgs;
+use self::args::Output;
+use self::chaos::{Commands, Diary, Executor};
+use self::client::PodClient;
+use self::drive::{Drive, Run};
+use self::pods::{Fleet, Launch};
+use self::report::{Latency, Report, Setup};
+use self::verify::{Folds, Pass};
+use self::workload::{Pace, Schedule, Workload};
+
+/// Exit code of arguments that make no sense.
+const UNUSABLE: u8 = 2;
+
+/// Runs the load test and prints its report: `orderfree load`.
+pub async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
+    if let Err(unusable) = args.check() {
+        eprintln!("orderfree load: {unusable:#}");
+        return Ok(ExitCode::from(UNUSABLE));
+    }
+    let session = Session::new(args);
+    let report = tokio::select! {
+        report = session.run() => report?,
+        interrupted = session.abandoned() => {
+            interrupted?;
+            anyhow::bail!("abandoned: nothing is proved");
+        }
+    };
+    let passed = report.failures().is_empty();
+    let text = match session.args.check.output {
+        Output::Text => report.to_string(),
+        Output::Json => report.to_json()? + "\n",
+    };
+    std::io::stdout().write_all(text.as_bytes()).context("cannot write the report")?;
+    session.clean_up(passed);
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// One run of the tool.
+struct Session {
+    args: LoadArgs,
+    seed: u64,
+    group: String,
+    log_dir: PathBuf,
+    stop: CancellationToken,
+    loading: AtomicBool,
+}
+
+impl Session {
+    fn new(args: LoadArgs) -> Self {
+        let id = Uuid::new_v4().simple().to_string();
+        let name = format!("load-{}", &id[..12]);
+        let log_dir = match &args.target.log_dir {
+            Some(folder) => folder.clone(),
+            None => std::env::temp_dir().join(format!("orderfree-{name}")),
+        };
+        Self {
+            seed: args.workload.seed.unwrap_or_else(rand::random),
+            group: args.workload.group.clone().unwrap_or(name),
+            log_dir,
+            args,
+            stop: CancellationToken::new(),
+            loading: AtomicBool::new(false),
+        }
+    }
+
+    async fn run(&self) -> anyhow::Result<Report> {
+        let mut fleet = self.fleet()?;
+        tell(&format!("seed {}; waiting for {} pods", self.seed, fleet.len()));
+        fleet.wait_ready().await?;
+        let run = Arc::new(self.prepare(&fleet).await?);
+        let load = self.load(&run, fleet).await?;
+        let mut folds = Folds::default();
+        let passes = self.check(&run, &mut folds).await;
+        let mut report = self.report(&run, &load, passes, folds);
+        tell("stopping what was started");
+        report.chaos.problems.extend(load.fleet.stop().await);
+        Ok(report)
+    }
+
+    fn fleet(&self) -> anyhow::Result<Fleet> {
+        let target = &self.args.target;
+        let client = |base: &str| PodClient::new(base, self.args.workload.request_timeout);
+        let Some(count) = target.pods else {
+            let clients: anyhow::Result<Vec<_>> =
+                target.urls.iter().map(|url| client(url)).collect();
+            return Ok(Fleet::given(clients?, target.ready_within));
+        };
+        self.create_log_dir()?;
+        let launch = Launch {
+            program: match &target.program {
+                Some(program) => program.clone(),
+                None => std::env::current_exe().context("cannot find this program's own file")?,
+            },
+            cassandra: target.contact_points().map(str::to_owned),
+            embedded_file: match &target.embedded_file {
+                Some(file) => file.clone(),
+                None => self.log_dir.join("pod-0.redb"),
+            },
+            log_dir: self.log_dir.clone(),
+            ready_within: target.ready_within,
+        };
+        Fleet::start(&launch, count, client)
+    }
+
+    /// Lays out the keys. Those of a fresh group are absent; of a given one, their values count.
+    async fn prepare(&self, fleet: &Fleet) -> anyhow::Result<Run> {
+        let workload = Workload::new(&self.args.mix(), &self.group, self.args.workload.groups);
+        let pods = fleet.clients();
+        let level = &self.args.check.consistency;
+        let bases = match &self.args.workload.group {
+            None => vec![0; workload.keys().len()],
+            Some(_) => verify::read_bases(&pods[0], workload.keys(), level)
+                .await
+                .context("cannot read what the keys hold already")?,
+        };
+        Ok(Run::new(workload, pods, level.clone(), &bases, self.stop.clone()))
+    }
+
+    /// Sends updates while things break, then brings everything back.
+    async fn load(&self, run: &Arc<Run>, fleet: Fleet) -> anyhow::Result<Load> {
+        let work = &self.args.workload;
+        let start = Instant::now();
+        let drive = Drive {
+            connections: work.connections,
+            batch: work.batch,
+            read_every: self.args.check.read_every,
+            seed: self.seed,
+        };
+        let pace = match work.rate {
+            None => Pace::Closed,
+            Some(rate) => {
+                let batch = u32::try_from(work.batch).context("a batch beyond its limit")?;
+                Pace::Open(Schedule::new(start, rate.get(), batch))
+            }
+        };
+        let plan = chaos::plan(&self.args.menace(), fleet.len(), work.duration, self.seed);
+        let executor = Executor::new(fleet, self.commands()?, start);
+        self.loading.store(true, Ordering::SeqCst);
+        let (driven, (fleet, diary), seconds, ()) = tokio::join!(
+            drive::drive(run, pace, drive),
+            executor.run(plan, self.stop.clone()),
+            self.end_after(work.duration),
+            progress::show(run, work.duration),
+        );
+        self.loading.store(false, Ordering::SeqCst);
+        Ok(Load { overdue: driven?.overdue(), seconds, fleet, diary })
+    }
+
+    /// Ends the load after its time, unless something else does before. Says how long it lasted.
+    async fn end_after(&self, length: Duration) -> f64 {
+        let start = Instant::now();
+        tokio::select! {
+            () = sleep(length) => self.stop.cancel(),
+            () = self.stop.cancelled() => {}
+        }
+        tell("the load is over; waiting for the last answers and for every pod");
+        start.elapsed().as_secs_f64()
+    }
+
+    /// Reads everything, folds, reads everything again. Stops at the first pass with a wrong value.
+    async fn check(&self, run: &Run, folds: &mut Folds) -> Vec<Pass> {
+        let check = &self.args.check;
+        let keys = run.workload.keys().len();
+        tell(&format!("reading {keys} keys from {} pods", run.pods.len()));
+        let mut passes = vec![verify::read_everything(run, "after the load", false).await];
+        let is_wrong = |passes: &[Pass]| passes.iter().any(|pass| pass.wrong > 0);
+        if !check.fold_check || is_wrong(&passes) {
+            return passes;
+        }
+        tell(&format!("folding {keys} keys"));
+        verify::fold_everything(run, folds).await;
+        passes.push(verify::read_everything(run, "after a fold", false).await);
+        let Some(settle) = check.settle else {
+            return passes;
+        };
+        if is_wrong(&passes) {
+            return passes;
+        }
+        tell(&format!("waiting {settle:?} until all shards are final"));
+        sleep(settle).await;
+        tell(&format!("folding {keys} keys again"));
+        verify::fold_everything(run, folds).await;
+        // A fold that failed may leave an unknown write on a minority of replicas.
+        let settled = folds.failed == 0;
+        passes.push(verify::read_everything(run, "after all is folded", settled).await);
+        passes
+    }
+
+    fn report(&self, run: &Run, load: &Load, passes: Vec<Pass>, folds: Folds) -> Report {
+        let figures = run.figures();
+        let work = &self.args.workload;
+        Report {
+            setup: Setup {
+                seed: self.seed,
+                group: self.group.clone(),
+                workload: work.workload,
+                keys: run.workload.keys().len(),
+                pods: run.pods.len(),
+                store: self.store(),
+                connections: work.connections,
+                batch: work.batch,
+                rate: work.rate.map(NonZeroU32::get),
+            },
+            seconds: load.seconds,
+            attempted: figures.attempted(),
+            acked: figures.acked,
+            refused: figures.refused,
+            unknown: figures.unknown,
+            overdue: load.overdue,
+            acked_per_second: figures.acked as f64 / load.seconds,
+            latency: Latency::of(&figures.latency),
+            reasons: figures.reasons.clone(),
+            reads: figures.reads,
+            reads_failed: figures.reads_failed,
+            sightings: figures.sightings.clone(),
+            chaos: load.diary.clone(),
+            passes,
+            folds,
+        }
+    }
+
+    fn store(&self) -> String {
+        let target = &self.args.target;
+        match (target.pods, target.contact_points()) {
+            (None, _) => format!("at {}", target.urls.join(", ")),
+            (Some(_), Some(contact_points)) => format!("Cassandra at {contact_points}"),
+            (Some(_), None) => "embedded store".to_owned(),
+        }
+    }
+
+    fn commands(&self) -> anyhow::Result<Option<Commands>> {
+        let chaos = &self.args.chaos;
+        let Some(fault) = chaos.fault_command.clone() else {
+            return Ok(None);
+        };
+        self.create_log_dir()?;
+        Ok(Some(Commands {
+            fault,
+            heal: chaos.heal_command.clone(),
+            log: self.log_dir.join("faults.log"),
+        }))
+    }
+
+    fn create_log_dir(&self) -> anyhow::Result<()> {
+        std::fs::create_dir_all(&self.log_dir)
+            .with_context(|| format!("cannot create {}", self.log_dir.display()))
+    }
+
+    /// Removes logs that nobody asked for, unless they may explain a failure.
+    fn clean_up(&self, passed: bool) {
+        let folder: &Path = &self.log_dir;
+        if !folder.exists() || self.args.target.log_dir.is_some() {
+            return;
+        }
+        if !passed {
+            tell(&format!("the logs are in {}", folder.display()));
+        } else if let Err(error) = std::fs::remove_dir_all(folder) {
+            tell(&format!("cannot remove {}: {error}", folder.display()));
+        }
+    }
+
+    /// Resolves when the user gives up. While updates are sent, the first signal only ends the
+    /// load, so that what was done can still be checked; any other signal ends everything.
+    async fn abandoned(&self) -> anyhow::Result<()> {
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot hear Ctrl-C")?;
+        let mut terminate = signal(SignalKind::terminate()).context("cannot hear SIGTERM")?;
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            if !self.loading.load(Ordering::SeqCst) || self.stop.is_cancelled() {
+                return Ok(());
+            }
+            tell("stopping the load; the values are still checked. Once more leaves all as it is");
+            self.stop.cancel();
+        }
+    }
+}
+
+/// The load, once it is over.
+struct Load {
+    seconds: f64,
+    overdue: usize,
+    fleet: Fleet,
+    diary: Diary,
+}
+
+/// Says what happens, beside the report: on stderr.
+fn tell(what: &str) {
+    eprintln!("orderfree load: {what}");
+}

@@ -1,0 +1,67 @@
+//! What is shown while the load runs: a bar on a terminal, a plain line now and then elsewhere.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+
+use super::drive::Run;
+use super::report::millis;
+
+/// How often the bar moves.
+const BAR_EVERY: Duration = Duration::from_secs(1);
+/// How often a line is printed where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Shows the live rate and latency on stderr until the load stops.
+pub(super) async fn show(run: &Run, length: Duration) {
+    let on_terminal = std::io::stderr().is_terminal();
+    let bar = if on_terminal { bar(length) } else { ProgressBar::hidden() };
+    let every = if on_terminal { BAR_EVERY } else { LINE_EVERY };
+    let start = Instant::now();
+    let mut ticks = interval_at(start + every, every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last = (start, 0);
+    loop {
+        let now = tokio::select! {
+            biased;
+            () = run.stop.cancelled() => break,
+            now = ticks.tick() => now,
+        };
+        let line = line(run, now, &mut last);
+        bar.set_position(whole_seconds(now - start));
+        bar.set_message(line.clone());
+        if !on_terminal {
+            eprintln!("{:>6} s  {line}", whole_seconds(now - start));
+        }
+    }
+    bar.finish_and_clear();
+}
+
+fn bar(length: Duration) -> ProgressBar {
+    let style = ProgressStyle::with_template("{elapsed_precise} {bar:30} {wide_msg}");
+    let bar = ProgressBar::new(whole_seconds(length));
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// One look at the figures: what happened since the last one.
+fn line(run: &Run, now: Instant, last: &mut (Instant, u64)) -> String {
+    let mut figures = run.figures();
+    let (since, before) = *last;
+    *last = (now, figures.acked);
+    let rate = (figures.acked - before) as f64 / (now - since).as_secs_f64().max(0.001);
+    let line = format!(
+        "{rate:>8.0} acked/s  p50 {:>8}  p99 {:>8}  refused {}  unknown {}",
+        millis(figures.recent.value_at_quantile(0.5)),
+        millis(figures.recent.value_at_quantile(0.99)),
+        HumanCount(figures.refused),
+        HumanCount(figures.unknown),
+    );
+    figures.recent.reset();
+    line
+}
+
+fn whole_seconds(duration: Duration) -> u64 {
+    duration.as_secs()
+}

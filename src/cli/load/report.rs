@@ -1,0 +1,376 @@
+//! What a run found: one value that is printed as a table or as JSON, and that decides the exit
+//! code.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display, Formatter, Write as _};
+
+use hdrhistogram::Histogram;
+use indicatif::HumanCount;
+use serde::Serialize;
+
+use super::chaos::Diary;
+use super::drive::Reason;
+use super::verify::{Finding, Folds, Pass};
+use super::workload::Shape;
+
+/// Undecided keys, one in this many, at which a run proves too little.
+const UNDECIDED_ONE_IN: usize = 100;
+
+/// Everything that is told about a run.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Report {
+    /// What was asked for.
+    pub setup: Setup,
+    /// Length of the load in seconds.
+    pub seconds: f64,
+    /// Updates sent.
+    pub attempted: u64,
+    /// Updates that were acknowledged.
+    pub acked: u64,
+    /// Updates that were certainly not counted.
+    pub refused: u64,
+    /// Updates that may have been counted.
+    pub unknown: u64,
+    /// Requests that were due in an open loop and never sent.
+    pub overdue: usize,
+    /// Acknowledged updates a second.
+    pub acked_per_second: f64,
+    /// Latency of acknowledged updates.
+    pub latency: Latency,
+    /// Why updates were not acknowledged.
+    pub reasons: BTreeMap<String, Reason>,
+    /// Reads during the load.
+    pub reads: u64,
+    /// Reads during the load that gave no value.
+    pub reads_failed: u64,
+    /// Values out of bounds during the load.
+    pub sightings: Vec<String>,
+    /// What was broken.
+    pub chaos: Diary,
+    /// The check, once for each time that everything was read.
+    pub passes: Vec<Pass>,
+    /// Folds that were asked for.
+    pub folds: Folds,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Setup {
+    /// Seed of every choice.
+    pub seed: u64,
+    /// Group name, or what group names begin with.
+    pub group: String,
+    /// How often each key is chosen.
+    pub workload: Shape,
+    /// Number of keys.
+    pub keys: usize,
+    /// Number of pods.
+    pub pods: usize,
+    /// Where the store is, as far as it is known here.
+    pub store: String,
+    /// Number of connections.
+    pub connections: usize,
+    /// Updates in a request.
+    pub batch: usize,
+    /// Updates a second in open loop, none in closed loop.
+    pub rate: Option<u32>,
+}
+
+/// Latency in µs. In open loop it counts from the intended time.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Latency {
+    /// Half of the updates took no longer.
+    pub p50_us: u64,
+    /// Nine of ten.
+    pub p90_us: u64,
+    /// Ninety-nine of a hundred.
+    pub p99_us: u64,
+    /// All but one in a thousand.
+    pub p999_us: u64,
+    /// The slowest.
+    pub max_us: u64,
+}
+
+impl Latency {
+    /// The percentiles of a histogram in µs.
+    pub(super) fn of(histogram: &Histogram<u64>) -> Self {
+        Self {
+            p50_us: histogram.value_at_quantile(0.5),
+            p90_us: histogram.value_at_quantile(0.9),
+            p99_us: histogram.value_at_quantile(0.99),
+            p999_us: histogram.value_at_quantile(0.999),
+            max_us: histogram.max(),
+        }
+    }
+}
+
+impl Report {
+    /// Why the run does not pass, as sentences. Empty if and only if it passes: every number is
+    /// right, and enough was proved.
+    pub(super) fn failures(&self) -> Vec<String> {
+        let mut failures = self.sightings.clone();
+        for pass in &self.passes {
+            let name = &pass.name;
+            if pass.wrong > 0 {
+                failures.push(format!("{name}: {} keys have a wrong value", pass.wrong));
+            }
+            if pass.unread > 0 {
+                failures.push(format!("{name}: {} keys could not be read", pass.unread));
+            }
+            if pass.undecided * UNDECIDED_ONE_IN >= pass.keys() {
+                failures.push(format!(
+                    "{name}: {} of {} keys have too many unknown updates to be decided",
+                    pass.undecided,
+                    pass.keys()
+                ));
+            }
+        }
+        if self.passes.is_empty() {
+            failures.push("nothing was checked".to_owned());
+        }
+        if self.acked == 0 {
+            failures.push("no update was acknowledged".to_owned());
+        }
+        if self.folds.failed > 0 {
+            failures.push(format!("{} folds could not be done", self.folds.failed));
+        }
+        failures.extend(self.chaos.problems.iter().cloned());
+        failures
+    }
+
+    /// The report as one JSON object, with its failures.
+    pub(super) fn to_json(&self) -> anyhow::Result<String> {
+        #[derive(Serialize)]
+        struct Judged<'a> {
+            #[serde(flatten)]
+            report: &'a Report,
+            failures: Vec<String>,
+        }
+        Ok(serde_json::to_string_pretty(&Judged { report: self, failures: self.failures() })?)
+    }
+
+    fn write_setup(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let Setup { seed, group, workload, keys, pods, store, connections, batch, rate } =
+            &self.setup;
+        let shape = format!("{workload:?}").to_lowercase();
+        let pace = rate.map_or("closed loop".to_owned(), |rate| {
+            format!("open loop at {} updates/s", HumanCount(rate.into()))
+        });
+        writeln!(out, "orderfree load")?;
+        writeln!(out, "  pods         {pods}, {store}")?;
+        writeln!(out, "  workload     {shape}, {} keys in {group}", count(*keys))?;
+        writeln!(out, "  pace         {pace}, {connections} connections, {batch} in a request")?;
+        writeln!(out, "  seed         {seed}")
+    }
+
+    fn write_figures(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let Latency { p50_us, p90_us, p99_us, p999_us, max_us } = self.latency;
+        writeln!(
+            out,
+            "  updates      {} in {:.1} s: {} acked, {} refused, {} unknown",
+            HumanCount(self.attempted),
+            self.seconds,
+            HumanCount(self.acked),
+            HumanCount(self.refused),
+            HumanCount(self.unknown),
+        )?;
+        writeln!(out, "  rate         {:.0} acked updates/s", self.acked_per_second)?;
+        if self.overdue > 0 {
+            writeln!(out, "  overdue      {} requests were never sent", count(self.overdue))?;
+        }
+        writeln!(
+            out,
+            "  latency      p50 {}   p90 {}   p99 {}   p99.9 {}   max {}",
+            millis(p50_us),
+            millis(p90_us),
+            millis(p99_us),
+            millis(p999_us),
+            millis(max_us),
+        )?;
+        for (class, reason) in &self.reasons {
+            let outcome = format!("{:?}", reason.outcome).to_lowercase();
+            let updates = HumanCount(reason.count);
+            writeln!(out, "  {outcome:<12} {updates} × {class}: {}", reason.example)?;
+        }
+        Ok(())
+    }
+
+    fn write_faults(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let Diary { kills, pauses, faults, exits, events, .. } = &self.chaos;
+        writeln!(
+            out,
+            "  faults       {kills} pods killed, {pauses} paused, {faults} fault commands, \
+             {exits} pods ended by themselves"
+        )?;
+        for event in events {
+            writeln!(out, "    {:>8.1} s  {}", event.at_s, event.what)?;
+        }
+        Ok(())
+    }
+
+    fn write_check(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        if self.reads + self.reads_failed > 0 {
+            writeln!(
+                out,
+                "  read         {} values during the load, {} reads failed",
+                HumanCount(self.reads),
+                HumanCount(self.reads_failed)
+            )?;
+        }
+        if self.folds.done + self.folds.failed > 0 {
+            let Folds { done, failed, .. } = self.folds;
+            writeln!(out, "  folds        {} done, {} failed", count(done), count(failed))?;
+            for error in &self.folds.errors {
+                writeln!(out, "    {error}")?;
+            }
+        }
+        writeln!(out)?;
+        writeln!(
+            out,
+            "  {:<22} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "keys", "read", "right", "undecided", "wrong", "unread", "unsettled"
+        )?;
+        for pass in &self.passes {
+            let figures =
+                [pass.keys(), pass.right, pass.undecided, pass.wrong, pass.unread, pass.unsettled];
+            write!(out, "  {:<22}", pass.name)?;
+            for figure in figures {
+                write!(out, " {:>9}", count(figure).to_string())?;
+            }
+            writeln!(out)?;
+        }
+        for finding in self.passes.iter().flat_map(|pass| &pass.findings) {
+            writeln!(out, "    {finding}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Display for Report {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        self.write_setup(out)?;
+        self.write_figures(out)?;
+        self.write_faults(out)?;
+        self.write_check(out)?;
+        writeln!(out)?;
+        let failures = self.failures();
+        for failure in &failures {
+            writeln!(out, "  FAILED: {failure}")?;
+        }
+        if failures.is_empty() {
+            writeln!(out, "  every number is right")?;
+        }
+        Ok(())
+    }
+}
+
+impl Display for Finding {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let mut what = String::new();
+        match (&self.fault, &self.difference) {
+            (Some(fault), Some(difference)) => {
+                let fault = format!("{fault:?}").to_lowercase();
+                write!(what, "{fault}, difference {difference}")?;
+            }
+            _ => what.push_str("unread"),
+        }
+        write!(out, "{}: {what}; acked {}; pods say", self.key, self.acked)?;
+        for (pod, answer) in self.answers.iter().enumerate() {
+            write!(out, " [{pod}] {answer}")?;
+        }
+        Ok(())
+    }
+}
+
+fn count(number: usize) -> HumanCount {
+    HumanCount(u64::try_from(number).unwrap_or(u64::MAX))
+}
+
+/// A latency as people read it.
+pub(super) fn millis(us: u64) -> String {
+    let millis = us as f64 / 1_000.0;
+    if millis < 10.0 { format!("{millis:.2} ms") } else { format!("{millis:.0} ms") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(pass: Pass) -> Report {
+        Report {
+            setup: Setup {
+                seed: 1,
+                group: "load-1".to_owned(),
+                workload: Shape::Mixed,
+                keys: 1_000,
+                pods: 1,
+                store: "embedded store".to_owned(),
+                connections: 1,
+                batch: 1,
+                rate: None,
+            },
+            seconds: 1.0,
+            attempted: 1,
+            acked: 1,
+            refused: 0,
+            unknown: 0,
+            overdue: 0,
+            acked_per_second: 1.0,
+            latency: Latency::default(),
+            reasons: BTreeMap::new(),
+            reads: 0,
+            reads_failed: 0,
+            sightings: Vec::new(),
+            chaos: Diary::default(),
+            passes: vec![pass],
+            folds: Folds::default(),
+        }
+    }
+
+    fn pass(right: usize, undecided: usize, wrong: usize, unread: usize) -> Pass {
+        Pass {
+            name: "after the load".to_owned(),
+            right,
+            undecided,
+            wrong,
+            unread,
+            ..Pass::default()
+        }
+    }
+
+    #[test]
+    fn only_a_proof_passes() {
+        let cases = [
+            (pass(1_000, 0, 0, 0), true),
+            (pass(991, 9, 0, 0), true),
+            (pass(990, 10, 0, 0), false),
+            (pass(999, 0, 1, 0), false),
+            (pass(999, 0, 0, 1), false),
+            (pass(0, 0, 0, 0), false),
+        ];
+        for (pass, passes) in cases {
+            let failures = report(pass.clone()).failures();
+            assert_eq!(failures.is_empty(), passes, "{pass:?}: {failures:?}");
+        }
+    }
+
+    #[test]
+    fn whatever_spoils_the_proof_fails() {
+        let good = report(pass(1_000, 0, 0, 0));
+        let spoilers: [fn(&mut Report); 5] = [
+            |report| report.passes.clear(),
+            |report| report.acked = 0,
+            |report| report.folds.failed = 1,
+            |report| report.chaos.problems.push("no".to_owned()),
+            |report| report.sightings.push("no".to_owned()),
+        ];
+        for (number, spoil) in spoilers.into_iter().enumerate() {
+            let mut spoiled = good.clone();
+            spoil(&mut spoiled);
+            assert_eq!(spoiled.failures().len(), 1, "spoiler {number}");
+            assert!(spoiled.to_string().contains("FAILED"));
+        }
+        assert!(good.to_string().ends_with("every number is right\n"));
+        assert!(good.to_json().expect("JSON").contains(r#""failures": []"#));
+    }
+}

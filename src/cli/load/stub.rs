@@ -1,0 +1,180 @@
+//! A pod that lies on request: the tool itself has to turn red when a server miscounts.
+//!
+//! Just enough HTTP/1.1 for the client of this module, over a plain socket.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use super::args::tests::parse;
+use super::*;
+
+/// How a stub treats the n-th update. The answer and the count need not agree.
+type Manners = fn(u64) -> Treatment;
+
+struct Treatment {
+    counted: i128,
+    status: u16,
+    outcome: &'static str,
+}
+
+const fn treatment(counted: i128, status: u16, outcome: &'static str) -> Treatment {
+    Treatment { counted, status, outcome }
+}
+
+const HONEST: Treatment = treatment(1, 200, "acked");
+
+/// Acknowledges most, refuses some, leaves some in doubt and counts every other one of these.
+fn honest(number: u64) -> Treatment {
+    match number % 1_000 {
+        1 => treatment(0, 503, "refused"),
+        2 => treatment(0, 504, "unknown"),
+        3 => treatment(1, 504, "unknown"),
+        _ => HONEST,
+    }
+}
+
+struct Stub {
+    manners: Manners,
+    state: Mutex<(u64, BTreeMap<String, i128>)>,
+}
+
+impl Stub {
+    fn update(&self, path: &str, body: &Value) -> (u16, Value) {
+        let mut state = self.state.lock().expect("the state of the stub");
+        state.0 += 1;
+        let treatment = (self.manners)(state.0);
+        let weight = body["by"].as_i64().expect("a weight");
+        let value = state.1.entry(path.to_owned()).or_default();
+        *value += treatment.counted * i128::from(weight);
+        (treatment.status, json!({"outcome": treatment.outcome}))
+    }
+
+    fn answer(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let path = path.split('?').next().expect("a path");
+        let parsed = || serde_json::from_str::<Value>(body).expect("a JSON body");
+        match (method, path) {
+            ("GET", "/readyz") => (200, json!({})),
+            ("GET", _) => match self.state.lock().expect("the state of the stub").1.get(path) {
+                Some(value) => (200, json!({"value": value.to_string()})),
+                None => (404, json!({"title": "absent"})),
+            },
+            ("POST", "/v1/batch") => {
+                let updates = parsed()["updates"].as_array().expect("updates").clone();
+                let results = updates.iter().map(|update| {
+                    let part = |name: &str| update[name].as_str().expect("a name").to_owned();
+                    let path = format!("/v1/{}/{}/{}", part("kind"), part("group"), part("name"));
+                    self.update(&path, &update["op"]).1
+                });
+                (200, json!({"results": results.collect::<Vec<_>>()}))
+            }
+            ("POST", _) if path.ends_with("/fold") => (200, json!({})),
+            ("POST", _) => self.update(path, &parsed()),
+            _ => (405, json!({"outcome": "refused"})),
+        }
+    }
+
+    /// Serves one connection until the client closes it.
+    async fn serve(self: Arc<Self>, socket: TcpStream) -> std::io::Result<()> {
+        let mut socket = BufReader::new(socket);
+        loop {
+            let mut head = Vec::new();
+            let mut length = 0;
+            loop {
+                let mut line = String::new();
+                if socket.read_line(&mut line).await? == 0 {
+                    return Ok(());
+                }
+                let line = line.trim_end().to_ascii_lowercase();
+                if line.is_empty() {
+                    break;
+                }
+                if let Some(value) = line.strip_prefix("content-length:") {
+                    length = value.trim().parse().expect("a length");
+                }
+                head.push(line);
+            }
+            let mut body = vec![0; length];
+            socket.read_exact(&mut body).await?;
+            let mut words = head[0].split(' ');
+            let method = words.next().expect("a method").to_ascii_uppercase();
+            let path = words.next().expect("a path");
+            let body = String::from_utf8(body).expect("text");
+            let (status, answer) = self.answer(&method, path, &body);
+            let answer = answer.to_string();
+            let length = answer.len();
+            let text = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{answer}");
+            socket.write_all(text.as_bytes()).await?;
+        }
+    }
+}
+
+/// Runs the tool against a stub and returns what it reports.
+async fn report(manners: Manners, flags: &str) -> Report {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let stub = Arc::new(Stub { manners, state: Mutex::default() });
+    let mut connections = JoinSet::new();
+    let serve = async {
+        loop {
+            let (socket, _) = listener.accept().await.expect("a connection");
+            connections.spawn(Arc::clone(&stub).serve(socket));
+        }
+    };
+    let line = format!("--url http://{address} --keys 200 --connections 8 {flags}");
+    let args = parse(&line).expect("arguments");
+    args.check().expect("sensible arguments");
+    let session = Session::new(args);
+    tokio::select! {
+        report = session.run() => report.expect("a report"),
+        never = serve => never,
+    }
+}
+
+#[tokio::test]
+async fn an_honest_pod_passes() {
+    let report = report(honest, "--duration 1s --read-every 10ms --fold-check --settle 10ms").await;
+    assert_eq!(report.failures(), Vec::<String>::new());
+    assert_eq!(report.passes.len(), 3);
+    assert_eq!(report.passes[0].keys(), 201);
+    assert_eq!(report.folds.done, 402);
+    assert!(report.reads > 0 && report.acked > 100);
+    assert!(report.refused > 0 && report.unknown > 0);
+}
+
+#[tokio::test]
+async fn an_honest_pod_passes_in_batches_and_on_schedule() {
+    let report = report(honest, "--duration 1s --rate 2000 --batch 20 --workload zipf").await;
+    assert_eq!(report.failures(), Vec::<String>::new());
+    assert_eq!(report.overdue, 0);
+    assert!((1_900..=2_100).contains(&report.attempted), "{} updates", report.attempted);
+}
+
+#[tokio::test]
+async fn every_lie_turns_the_run_red() {
+    let lies: [(&str, Manners); 5] = [
+        ("lost", |n| if n == 500 { treatment(0, 200, "acked") } else { honest(n) }),
+        ("doubled", |n| if n == 500 { treatment(2, 200, "acked") } else { honest(n) }),
+        ("refused, counted", |n| if n == 500 { treatment(1, 503, "refused") } else { honest(n) }),
+        ("unknown, doubled", |n| if n == 500 { treatment(2, 504, "unknown") } else { honest(n) }),
+        ("refused, undone", |n| if n == 500 { treatment(-1, 503, "refused") } else { honest(n) }),
+    ];
+    for (lie, manners) in lies {
+        let report = report(manners, "--duration 1s --workload uniform").await;
+        assert_eq!(report.passes[0].wrong, 1, "{lie}: {report}");
+        assert!(!report.failures().is_empty(), "{lie}");
+    }
+}
+
+#[tokio::test]
+async fn readers_stop_the_load_at_the_first_wrong_value() {
+    // Losses add up until the updates in flight no longer hide them.
+    let lossy: Manners = |n| if n % 10 == 0 { treatment(0, 200, "acked") } else { HONEST };
+    let report = report(lossy, "--workload hot --duration 30s --read-every 10ms").await;
+    assert!(!report.sightings.is_empty());
+    assert!(report.seconds < 10.0, "stopped after {} s", report.seconds);
+}

@@ -1,0 +1,220 @@
+//! The check: every key from every pod, before and after folds.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt};
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::checker::{Fault, Verdict};
+use super::client::PodClient;
+use super::drive::Run;
+use super::workload::Key;
+
+/// Keys that are read or folded at the same time.
+const KEYS_AT_ONCE: usize = 16;
+/// How long a read or a fold that fails is tried again: a store that lost a node may need a moment
+/// to be whole. A value that was read is never read again in the hope of a better one.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Pause between two tries.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// Failures after patience was lost, beyond which the rest of a pass is not even tried.
+const FAILURES_MAX: usize = 100;
+/// Findings that are kept with their numbers.
+const FINDINGS_MAX: usize = 20;
+
+/// The result of reading everything once.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Pass {
+    /// After what.
+    pub name: String,
+    /// Keys whose value is right from every pod.
+    pub right: usize,
+    /// Keys within their bounds, but with too many unknown updates to say more.
+    pub undecided: usize,
+    /// Keys with a wrong value.
+    pub wrong: usize,
+    /// Keys that some pod gave no value for.
+    pub unread: usize,
+    /// Keys that are right although pods differ, because an unknown update is still in doubt.
+    pub unsettled: usize,
+    /// The first wrong and unread keys.
+    pub findings: Vec<Finding>,
+}
+
+/// A key that is not right.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Finding {
+    /// Group and name.
+    pub key: String,
+    /// What is proved. `None` where the key could not be read.
+    pub fault: Option<Fault>,
+    /// What it has to be at least: the base and the acknowledged sum.
+    pub acked: String,
+    /// What unknown updates do not explain.
+    pub difference: Option<String>,
+    /// What each pod said, in their order: a value or an error.
+    pub answers: Vec<String>,
+}
+
+/// Folds that were asked for.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Folds {
+    /// Keys folded, counted once for each round.
+    pub done: usize,
+    /// Keys that could not be folded.
+    pub failed: usize,
+    /// The first errors.
+    pub errors: Vec<String>,
+}
+
+/// Reads every key from every pod and judges the values. When all shards are folded (`settled`),
+/// the pods have to agree.
+pub(super) async fn read_everything(run: &Run, name: &str, settled: bool) -> Pass {
+    let failures = AtomicUsize::new(0);
+    let keys = run.workload.keys().iter().enumerate();
+    let mut reads = stream::iter(keys)
+        .map(|(index, key)| {
+            let failures = &failures;
+            async move { (index, key, read_from_all(run, key, failures).await) }
+        })
+        .buffer_unordered(KEYS_AT_ONCE);
+    let mut pass = Pass { name: name.to_owned(), ..Pass::default() };
+    while let Some((index, key, answers)) = reads.next().await {
+        pass.enter(run, index, key, &answers, settled);
+    }
+    pass
+}
+
+impl Pass {
+    fn enter(
+        &mut self,
+        run: &Run,
+        index: usize,
+        key: &Key,
+        answers: &[Result<i128, String>],
+        settled: bool,
+    ) {
+        // Most pods say the same, and judging may cost a search.
+        let values: BTreeSet<i128> = answers.iter().flatten().copied().collect();
+        let values: Vec<i128> = values.into_iter().collect();
+        let ledger = run.ledger(index);
+        let verdict = ledger.judge_all(&values, settled);
+        let acked = ledger.acked_value();
+        drop(ledger);
+
+        let wrong = match verdict {
+            Verdict::Wrong(wrong) => Some(wrong),
+            Verdict::Right | Verdict::Undecided => None,
+        };
+        match verdict {
+            Verdict::Wrong(_) => self.wrong += 1,
+            _ if answers.iter().any(Result::is_err) => self.unread += 1,
+            Verdict::Undecided => self.undecided += 1,
+            Verdict::Right => {
+                self.right += 1;
+                self.unsettled += usize::from(values.len() > 1);
+            }
+        }
+        let is_finding = wrong.is_some() || answers.iter().any(Result::is_err);
+        if is_finding && self.findings.len() < FINDINGS_MAX {
+            self.findings.push(Finding {
+                key: format!("{}/{}", key.group, key.name),
+                fault: wrong.map(|wrong| wrong.fault),
+                acked: acked.to_string(),
+                difference: wrong.map(|wrong| wrong.difference.to_string()),
+                answers: answers.iter().map(told).collect(),
+            });
+        }
+    }
+
+    /// All keys of the pass.
+    pub(super) fn keys(&self) -> usize {
+        self.right + self.undecided + self.wrong + self.unread
+    }
+}
+
+fn told(answer: &Result<i128, String>) -> String {
+    match answer {
+        Ok(value) => value.to_string(),
+        Err(error) => error.clone(),
+    }
+}
+
+/// Folds every key once, each on the pod whose turn it is.
+pub(super) async fn fold_everything(run: &Run, folds: &mut Folds) {
+    let failures = AtomicUsize::new(0);
+    let keys = run.workload.keys().iter().enumerate();
+    let mut results = stream::iter(keys)
+        .map(|(index, key)| {
+            let pod = &run.pods[index % run.pods.len()];
+            patiently(&failures, move || pod.fold(key))
+        })
+        .buffer_unordered(KEYS_AT_ONCE);
+    while let Some(result) = results.next().await {
+        match result {
+            Ok(()) => folds.done += 1,
+            Err(error) => {
+                folds.failed += 1;
+                if folds.errors.len() < FINDINGS_MAX {
+                    folds.errors.push(error);
+                }
+            }
+        }
+    }
+}
+
+/// Reads the values that all keys have before the load.
+pub(super) async fn read_bases(
+    pod: &PodClient,
+    keys: &[Key],
+    consistency: &str,
+) -> anyhow::Result<Vec<i128>> {
+    let failures = AtomicUsize::new(0);
+    let reads =
+        stream::iter(keys).map(|key| read(pod, key, consistency, &failures)).buffered(KEYS_AT_ONCE);
+    let values: Vec<Result<i128, String>> = reads.collect().await;
+    values.into_iter().collect::<Result<_, _>>().map_err(anyhow::Error::msg)
+}
+
+async fn read_from_all(run: &Run, key: &Key, failures: &AtomicUsize) -> Vec<Result<i128, String>> {
+    let mut answers = Vec::with_capacity(run.pods.len());
+    for pod in &run.pods {
+        answers.push(read(pod, key, &run.consistency, failures).await);
+    }
+    answers
+}
+
+async fn read(
+    pod: &PodClient,
+    key: &Key,
+    consistency: &str,
+    failures: &AtomicUsize,
+) -> Result<i128, String> {
+    let value = patiently(failures, || pod.value(key, consistency)).await?;
+    // Absent is what a key is before its first update: its value is zero.
+    Ok(value.unwrap_or(0))
+}
+
+/// Tries until it works or patience is over.
+async fn patiently<T, F: Future<Output = anyhow::Result<T>>>(
+    failures: &AtomicUsize,
+    attempt: impl Fn() -> F,
+) -> Result<T, String> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if failures.load(Ordering::Relaxed) >= FAILURES_MAX {
+            return Err(format!("not tried, after {FAILURES_MAX} failures"));
+        }
+        match attempt().await {
+            Ok(result) => return Ok(result),
+            Err(_) if Instant::now() < deadline => sleep(RETRY_PAUSE).await,
+            Err(error) => {
+                failures.fetch_add(1, Ordering::Relaxed);
+                return Err(format!("{error:#}"));
+            }
+        }
+    }
+}

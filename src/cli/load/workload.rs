@@ -1,0 +1,313 @@
+//! What is sent when: the keys, how often each is chosen, the weights, and the pace.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rand::Rng;
+use serde::Serialize;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::checker::WEIGHT_BITS;
+
+/// How long the pacer sleeps at most before it looks whether the load is over.
+const PACER_NAP_MAX: Duration = Duration::from_millis(20);
+
+/// How often each key is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shape {
+    /// One key takes every update.
+    Hot,
+    /// Every key is as likely as any other.
+    Uniform,
+    /// The k-th key is chosen in proportion to `1 / k^exponent`.
+    Zipf,
+    /// One hot key takes a share of the updates; the others are uniform.
+    Mixed,
+}
+
+/// The address of one counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    /// The group: one partition.
+    pub group: String,
+    /// The name in the group.
+    pub name: String,
+}
+
+/// One update to send: which key, by how much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Op {
+    /// Index into the keys of the workload.
+    pub key: usize,
+    /// The amount to add: random, positive, below 2^60.
+    pub weight: u64,
+}
+
+/// The keys of a run and how often each is chosen.
+#[derive(Debug)]
+pub(super) struct Workload {
+    keys: Vec<Key>,
+    choice: Choice,
+}
+
+#[derive(Debug)]
+enum Choice {
+    Uniform,
+    /// The probability that the key or one before it is chosen.
+    Cumulative(Vec<f64>),
+    /// Key 0 with this probability, else one of the others.
+    HotFirst(f64),
+}
+
+impl Workload {
+    /// Lays out the keys over at most `groups` groups: key i is in group i modulo `groups`.
+    ///
+    /// `key_count` is the number of keys, except that `Hot` has one, and `Mixed` has the hot one
+    /// besides.
+    pub(super) fn new(shape: &Mix, group: &str, groups: usize) -> Self {
+        let count = match shape.shape {
+            Shape::Hot => 1,
+            Shape::Uniform | Shape::Zipf => shape.key_count,
+            Shape::Mixed => shape.key_count + 1,
+        };
+        let choice = match shape.shape {
+            Shape::Hot | Shape::Uniform => Choice::Uniform,
+            Shape::Zipf => Choice::Cumulative(zipf(count, shape.zipf_exponent)),
+            Shape::Mixed => Choice::HotFirst(shape.hot_share),
+        };
+        let groups = groups.min(count);
+        let keys = (0..count)
+            .map(|index| Key {
+                group: match groups {
+                    1 => group.to_owned(),
+                    _ => format!("{group}-{}", index % groups),
+                },
+                name: format!("k{index}"),
+            })
+            .collect();
+        Self { keys, choice }
+    }
+
+    /// All keys, whether they were ever chosen or not.
+    pub(super) fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+
+    /// Draws the next update.
+    pub(super) fn draw(&self, rng: &mut impl Rng) -> Op {
+        Op { key: self.draw_key(rng), weight: rng.random_range(1..1 << WEIGHT_BITS) }
+    }
+
+    /// Draws a key as an update would.
+    pub(super) fn draw_key(&self, rng: &mut impl Rng) -> usize {
+        let last = self.keys.len() - 1;
+        match &self.choice {
+            Choice::Uniform => rng.random_range(0..=last),
+            Choice::Cumulative(shares) => {
+                let point: f64 = rng.random();
+                shares.partition_point(|share| *share <= point).min(last)
+            }
+            Choice::HotFirst(share) if rng.random_bool(*share) => 0,
+            Choice::HotFirst(_) => rng.random_range(1..=last),
+        }
+    }
+}
+
+/// The numbers that describe a shape.
+#[derive(Clone, Copy, Debug)]
+pub struct Mix {
+    /// How often each key is chosen.
+    pub shape: Shape,
+    /// Keys of `Uniform` and `Zipf`, and the cold ones of `Mixed`.
+    pub key_count: usize,
+    /// The exponent of `Zipf`.
+    pub zipf_exponent: f64,
+    /// The share of the hot key of `Mixed`.
+    pub hot_share: f64,
+}
+
+fn zipf(count: usize, exponent: f64) -> Vec<f64> {
+    let mut total = 0.0;
+    let mut sums: Vec<f64> = (1..=count)
+        .map(|rank| {
+            total += (rank as f64).powf(-exponent);
+            total
+        })
+        .collect();
+    for sum in &mut sums {
+        *sum /= total;
+    }
+    sums
+}
+
+/// When the next request is due.
+#[derive(Debug)]
+pub(super) enum Pace {
+    /// Closed loop: a connection sends its next request when the last one was answered.
+    Closed,
+    /// Open loop: requests are due at fixed times, whatever the server does.
+    Open(Schedule),
+}
+
+impl Pace {
+    /// Waits until the next request is due. The instant is where its latency starts.
+    pub(super) async fn next(&self) -> Instant {
+        match self {
+            Self::Closed => Instant::now(),
+            Self::Open(schedule) => schedule.next().await,
+        }
+    }
+
+    /// Requests that were due and that no connection was free to send.
+    pub(super) fn overdue(&self) -> usize {
+        match self {
+            Self::Closed => 0,
+            Self::Open(schedule) => schedule.due.available_permits(),
+        }
+    }
+}
+
+/// An open-loop schedule, shared by all connections.
+///
+/// Whichever connection is free takes the next due request. If none is free, requests wait, and
+/// the wait is part of their latency: it runs from the intended time, not from the time of
+/// sending, so a stalled server cannot hide by being asked less (coordinated omission).
+#[derive(Debug)]
+pub(super) struct Schedule {
+    start: Instant,
+    per_second: u32,
+    batch: u32,
+    due: Semaphore,
+    taken: AtomicU64,
+}
+
+impl Schedule {
+    /// A schedule of `per_second` updates, sent in requests of `batch` updates each.
+    pub(super) fn new(start: Instant, per_second: u32, batch: u32) -> Self {
+        Self { start, per_second, batch, due: Semaphore::new(0), taken: AtomicU64::new(0) }
+    }
+
+    async fn next(&self) -> Instant {
+        let permit = self.due.acquire().await;
+        permit.expect("invariant: the schedule is never closed").forget();
+        self.start + self.offset(self.taken.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// When request number `index` is intended, from the start.
+    fn offset(&self, index: u64) -> Duration {
+        let nanos = u128::from(index) * u128::from(self.batch) * 1_000_000_000;
+        let nanos = nanos / u128::from(self.per_second);
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// How many requests are due once `elapsed` has passed.
+    fn due_after(&self, elapsed: Duration) -> usize {
+        let step = u128::from(self.batch) * 1_000_000_000;
+        let passed = elapsed.as_nanos() * u128::from(self.per_second) / step;
+        usize::try_from(passed + 1).unwrap_or(usize::MAX)
+    }
+
+    /// Releases requests as they fall due, until `stop`. Blocks its thread: the timer of the
+    /// runtime counts in milliseconds, which would stand in every latency.
+    pub(super) fn release_until(&self, stop: &CancellationToken) {
+        let mut released = 0;
+        while !stop.is_cancelled() {
+            let due = self.due_after(self.start.elapsed());
+            self.due.add_permits(due - released);
+            released = due;
+            let next = self.offset(u64::try_from(due).unwrap_or(u64::MAX));
+            let nap = next.saturating_sub(self.start.elapsed());
+            std::thread::sleep(nap.min(PACER_NAP_MAX));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+    use rand::rngs::SmallRng;
+
+    use super::*;
+
+    fn mix(shape: Shape, key_count: usize) -> Mix {
+        Mix { shape, key_count, zipf_exponent: 0.99, hot_share: 0.5 }
+    }
+
+    fn draws(mix: &Mix, count: usize) -> Vec<usize> {
+        let workload = Workload::new(mix, "g", 1);
+        let mut rng = SmallRng::seed_from_u64(1);
+        let mut drawn = vec![0; workload.keys().len()];
+        for _ in 0..count {
+            drawn[workload.draw_key(&mut rng)] += 1;
+        }
+        drawn
+    }
+
+    #[test]
+    fn hot_has_one_key() {
+        assert_eq!(draws(&mix(Shape::Hot, 100), 50), [50]);
+    }
+
+    #[test]
+    fn uniform_reaches_every_key_alike() {
+        let drawn = draws(&mix(Shape::Uniform, 10), 10_000);
+        assert!(drawn.iter().all(|count| (800..1_200).contains(count)), "{drawn:?}");
+    }
+
+    #[test]
+    fn zipf_follows_its_ranks() {
+        let drawn = draws(&mix(Shape::Zipf, 100), 100_000);
+        let ratio = drawn[0] as f64 / drawn[9] as f64;
+        assert!((8.0..12.0).contains(&ratio), "first to tenth is {ratio}");
+        assert!(drawn[99] > 0);
+    }
+
+    #[test]
+    fn mixed_gives_the_hot_key_its_share() {
+        let drawn = draws(&mix(Shape::Mixed, 10), 10_000);
+        assert_eq!(drawn.len(), 11);
+        assert!((4_800..5_200).contains(&drawn[0]), "{drawn:?}");
+    }
+
+    #[test]
+    fn weights_are_positive_and_below_the_limit() {
+        let workload = Workload::new(&mix(Shape::Hot, 1), "g", 1);
+        let mut rng = SmallRng::seed_from_u64(1);
+        for _ in 0..10_000 {
+            let weight = workload.draw(&mut rng).weight;
+            assert!((1..1 << WEIGHT_BITS).contains(&weight));
+        }
+    }
+
+    #[test]
+    fn keys_are_spread_over_groups() {
+        let workload = Workload::new(&mix(Shape::Uniform, 5), "g", 2);
+        let groups: Vec<_> = workload.keys().iter().map(|key| key.group.as_str()).collect();
+        assert_eq!(groups, ["g-0", "g-1", "g-0", "g-1", "g-0"]);
+    }
+
+    #[test]
+    fn the_schedule_keeps_its_rate() {
+        let schedule = Schedule::new(Instant::now(), 2_000, 1);
+        assert_eq!(schedule.offset(2_000), Duration::from_secs(1));
+        assert_eq!(schedule.due_after(Duration::ZERO), 1);
+        assert_eq!(schedule.due_after(Duration::from_secs(1)), 2_001);
+        let batches = Schedule::new(Instant::now(), 2_000, 100);
+        assert_eq!(batches.offset(20), Duration::from_secs(1));
+        assert_eq!(batches.due_after(Duration::from_secs(1)), 21);
+    }
+
+    #[tokio::test]
+    async fn latency_starts_at_the_intended_time() {
+        let start = Instant::now();
+        let schedule = Schedule::new(start, 100, 1);
+        schedule.due.add_permits(3);
+        schedule.next().await;
+        schedule.next().await;
+        assert_eq!(schedule.next().await, start + Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,77 @@
+//! The command line: the server and its tools in one binary.
+//!
+//! Exit codes: 0 done; 1 refused, unreachable, or a check that is not passed; 2 unusable arguments;
+//! 3 the key does not exist; 4 the outcome of an update is unknown.
+
+mod client;
+mod doctor;
+mod fold;
+pub mod load;
+mod schema;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::ServeArgs;
+use crate::{http, server, telemetry};
+
+/// Counters over HTTP on Apache Cassandra, without coordination.
+#[derive(Debug, Parser)]
+#[command(version, about, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: ServeArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve HTTP (also without a subcommand).
+    Serve(Box<ServeArgs>),
+    /// Add to a counter of a running server: `add counter/site/home 5`.
+    Add(client::AddArgs),
+    /// Print the value of a key of a running server: `get counter/site/home`.
+    Get(client::GetArgs),
+    /// Fold what is final: all keys once, without a server; for a scheduled job.
+    Fold(Box<fold::FoldArgs>),
+    /// Print or apply the schema for Cassandra.
+    Schema(Box<schema::SchemaArgs>),
+    /// Check an installation: store, schema, levels, clocks.
+    Doctor(Box<doctor::DoctorArgs>),
+    /// Ask a running server whether it is ready; for container health checks.
+    Health(client::HealthArgs),
+    /// Count for real, break things on purpose, and check every number.
+    Load(Box<load::LoadArgs>),
+    /// Print the OpenAPI document.
+    Openapi,
+}
+
+/// Runs the chosen command.
+///
+/// # Errors
+/// One sentence for people.
+pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        None => serve(cli.serve).await,
+        Some(Command::Serve(args)) => serve(*args).await,
+        Some(Command::Add(args)) => client::add(args).await,
+        Some(Command::Get(args)) => client::get(args).await,
+        Some(Command::Health(args)) => client::health(args).await,
+        Some(Command::Fold(args)) => fold::run(*args).await,
+        Some(Command::Schema(args)) => schema::run(*args).await,
+        Some(Command::Doctor(args)) => doctor::run(*args).await,
+        Some(Command::Load(args)) => load::run(*args).await,
+        Some(Command::Openapi) => {
+            println!("{}", http::openapi().to_pretty_json()?);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    telemetry::start();
+    server::serve(args).await?;
+    Ok(ExitCode::SUCCESS)
+}

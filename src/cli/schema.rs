@@ -1,0 +1,52 @@
+//! `schema print` and `schema apply`.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::config::{StoreArgs, StoreConfig};
+use crate::store::cassandra::schema;
+use crate::telemetry;
+
+/// Arguments of `schema`.
+#[derive(Debug, Args)]
+pub(super) struct SchemaArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Print the statements.
+    Print(Box<PlaceArgs>),
+    /// Create the keyspace and the table where they are missing.
+    Apply(Box<PlaceArgs>),
+}
+
+#[derive(Debug, Args)]
+struct PlaceArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Replicas of a new keyspace: `dc1:3,dc2:3`, or `3` for a cluster without data centres; by
+    /// default three in every data centre, or as many as it has nodes.
+    #[arg(long, env = "ORDERFREE_REPLICATION", value_name = "DC:COUNT")]
+    replication: Option<String>,
+}
+
+pub(super) async fn run(args: SchemaArgs) -> anyhow::Result<ExitCode> {
+    match args.action {
+        Action::Print(place) => {
+            let replication = place.replication.as_deref().unwrap_or("datacenter1:3");
+            println!("{}", schema::print(&place.store.keyspace, replication)?);
+        }
+        Action::Apply(place) => {
+            telemetry::start();
+            let StoreConfig::Cassandra(config) = place.store.resolve()? else {
+                anyhow::bail!("say which Cassandra: --cassandra host:port (ORDERFREE_CASSANDRA)");
+            };
+            schema::apply(&config, place.replication.as_deref()).await?;
+            println!("keyspace {} is ready", config.keyspace);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

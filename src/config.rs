@@ -1,0 +1,343 @@
+//! Configuration from flags and environment, checked against each other before a socket opens.
+//! This is the only place that names environment variables of the server.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::{Constants, ConstantsError, Overrides};
+use thiserror::Error;
+
+use crate::store::cassandra::CassandraConfig;
+
+/// Cassandra's own default of `max_hint_window`.
+const HINT_WINDOW_DEFAULT: Duration = Duration::from_secs(3 * 3600);
+
+/// Where rows lie, and the protocol's constants. Every pod of an installation needs the same.
+#[derive(Debug, Clone, Args)]
+pub struct StoreArgs {
+    /// File of the embedded store; used if no Cassandra is given.
+    #[arg(long, env = "ORDERFREE_DATA", default_value = "orderfree.redb", value_name = "FILE")]
+    pub data: PathBuf,
+
+    /// Cassandra's contact points, separated by commas. Without it the embedded store is used.
+    #[arg(long, env = "ORDERFREE_CASSANDRA", value_delimiter = ',', value_name = "HOST:PORT")]
+    pub cassandra: Vec<String>,
+
+    /// Keyspace of the table.
+    #[arg(long, env = "ORDERFREE_KEYSPACE", default_value = "orderfree")]
+    pub keyspace: String,
+
+    /// User name for Cassandra.
+    #[arg(long, env = "ORDERFREE_CASSANDRA_USER", value_name = "NAME")]
+    pub cassandra_user: Option<String>,
+
+    /// Password for Cassandra.
+    #[arg(
+        long,
+        env = "ORDERFREE_CASSANDRA_PASSWORD",
+        hide_env_values = true,
+        value_name = "PASSWORD"
+    )]
+    pub cassandra_password: Option<Secret>,
+
+    /// File that holds the password for Cassandra, such as a mounted secret.
+    #[arg(
+        long,
+        env = "ORDERFREE_CASSANDRA_PASSWORD_FILE",
+        value_name = "FILE",
+        conflicts_with = "cassandra_password"
+    )]
+    pub cassandra_password_file: Option<PathBuf>,
+
+    /// This pod's data centre; by default that of the first contact point that answers.
+    #[arg(long, env = "ORDERFREE_LOCAL_DC", value_name = "NAME")]
+    pub local_dc: Option<String>,
+
+    /// Consistency level of updates.
+    #[arg(
+        long,
+        env = "ORDERFREE_WRITE_CONSISTENCY",
+        default_value = "local_quorum",
+        value_name = "LEVEL"
+    )]
+    pub write_consistency: Level,
+
+    /// Consistency level of reads that name none.
+    #[arg(
+        long,
+        env = "ORDERFREE_READ_CONSISTENCY",
+        default_value = "local_quorum",
+        value_name = "LEVEL"
+    )]
+    pub read_consistency: Level,
+
+    /// Consistency level of the fold's read: `all`, or one that must meet every write.
+    #[arg(long, env = "ORDERFREE_FOLD_CONSISTENCY", default_value = "all", value_name = "LEVEL")]
+    pub fold_consistency: Level,
+
+    /// From a mutator's birth to its expiry [default: 24h].
+    #[arg(long, env = "ORDERFREE_LIFETIME", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub lifetime: Option<Duration>,
+
+    /// How long before its expiry a mutator takes no more updates [default: 1h].
+    #[arg(long, env = "ORDERFREE_DRAIN_MARGIN", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub drain_margin: Option<Duration>,
+
+    /// How long after its expiry a shard may be folded [default: 1h].
+    #[arg(long, env = "ORDERFREE_CUTOFF", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub cutoff: Option<Duration>,
+
+    /// Longest time of one update's write, retries included [default: a fifth of the drain margin,
+    /// at most 10s].
+    #[arg(long, env = "ORDERFREE_REQUEST_BUDGET", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub request_budget: Option<Duration>,
+
+    /// Largest measured clock offset with which updates are taken [default: two fifths of the drain
+    /// margin, at most 30s].
+    #[arg(long, env = "ORDERFREE_CLOCK_OFFSET_MAX", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub clock_offset_max: Option<Duration>,
+
+    /// Fences are rounded down to it [default: a thirtieth of the cutoff, at most 60s].
+    #[arg(long, env = "ORDERFREE_FENCE_QUANTUM", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub fence_quantum: Option<Duration>,
+
+    /// The cluster's `max_hint_window`; matters only if updates are written below a quorum
+    /// [default: 3h].
+    #[arg(long, env = "ORDERFREE_HINT_WINDOW", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub hint_window: Option<Duration>,
+}
+
+/// How to serve.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Address to listen on.
+    #[arg(
+        long,
+        env = "ORDERFREE_LISTEN",
+        default_value = "127.0.0.1:8080",
+        value_name = "HOST:PORT"
+    )]
+    pub listen: SocketAddr,
+
+    /// Where rows lie.
+    #[command(flatten)]
+    pub store: StoreArgs,
+
+    /// Whether this pod folds in the background. Switch it off everywhere while the cluster's
+    /// topology changes, if folds read below `all`.
+    #[arg(long, env = "ORDERFREE_FOLD", default_value = "on", value_name = "ON|OFF")]
+    pub fold: Switch,
+
+    /// Create the keyspace and the table first where they are missing: for development.
+    #[arg(long, env = "ORDERFREE_APPLY_SCHEMA")]
+    pub apply_schema: bool,
+
+    /// Listen beyond loopback although there is no authentication.
+    #[arg(long, env = "ORDERFREE_INSECURE")]
+    pub insecure: bool,
+
+    /// How long to go on serving after SIGTERM, so that load balancers notice.
+    #[arg(long, env = "ORDERFREE_UNREADY_GRACE", default_value = "5s", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub unready_grace: Duration,
+
+    /// Most mutators in memory.
+    #[arg(long, env = "ORDERFREE_MUTATORS_MAX", default_value_t = crate::limits::MUTATORS_MAX, value_name = "COUNT")]
+    pub mutators_max: usize,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
+}
+
+/// A text that is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Secret {
+        Secret(text.to_owned())
+    }
+}
+
+/// Which store, with everything it needs.
+#[derive(Debug, Clone)]
+pub enum StoreConfig {
+    /// A file of this machine.
+    Embedded {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A cluster.
+    Cassandra(Box<CassandraConfig>),
+}
+
+/// Why a configuration can't be used. Nothing was opened.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// Time constants contradict each other.
+    #[error(transparent)]
+    Constants(#[from] ConstantsError),
+    /// A contact point is not `host:port`.
+    #[error("`{0}` is no contact point; write host:port, such as 10.0.0.1:9042")]
+    ContactPoint(String),
+    /// A user without a password, or the reverse.
+    #[error("give both a user and a password for Cassandra, or neither")]
+    Credentials,
+    /// The password file can't be read.
+    #[error("the password file {path} can't be read: {error}")]
+    PasswordFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// There is no authentication yet.
+    #[error(
+        "{0} is not a loopback address, and there is no authentication; listen on 127.0.0.1, or say \
+         --insecure (ORDERFREE_INSECURE=true) if the network keeps strangers out"
+    )]
+    Insecure(SocketAddr),
+}
+
+impl StoreArgs {
+    /// The time constants.
+    ///
+    /// # Errors
+    /// [`ConfigError::Constants`] names the rule that the values break.
+    pub fn constants(&self) -> Result<Constants, ConfigError> {
+        let is_weak = !self.cassandra.is_empty() && self.write_consistency.is_below_quorum();
+        Ok(Constants::resolve(Overrides {
+            lifetime: self.lifetime,
+            drain_margin: self.drain_margin,
+            cutoff: self.cutoff,
+            request_budget: self.request_budget,
+            clock_offset_max: self.clock_offset_max,
+            fence_quantum: self.fence_quantum,
+            hint_window: is_weak.then(|| self.hint_window.unwrap_or(HINT_WINDOW_DEFAULT)),
+        })?)
+    }
+
+    /// The store.
+    ///
+    /// # Errors
+    /// [`ConfigError`] says what contradicts what.
+    pub fn resolve(&self) -> Result<StoreConfig, ConfigError> {
+        let constants = self.constants()?;
+        if self.cassandra.is_empty() {
+            return Ok(StoreConfig::Embedded { path: self.data.clone() });
+        }
+        for point in &self.cassandra {
+            let port = point.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+            if port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+                return Err(ConfigError::ContactPoint(point.clone()));
+            }
+        }
+        let password = match (&self.cassandra_password, &self.cassandra_password_file) {
+            (Some(password), _) => Some(password.clone()),
+            (None, Some(path)) => Some(read_password(path)?),
+            (None, None) => None,
+        };
+        if self.cassandra_user.is_some() != password.is_some() {
+            return Err(ConfigError::Credentials);
+        }
+        Ok(StoreConfig::Cassandra(Box::new(CassandraConfig {
+            contact_points: self.cassandra.clone(),
+            keyspace: self.keyspace.clone(),
+            user: self.cassandra_user.clone(),
+            password: password.map(|password| password.0),
+            local_datacenter: self.local_dc.clone(),
+            levels: Levels {
+                write: self.write_consistency,
+                read: self.read_consistency,
+                fold: self.fold_consistency,
+            },
+            constants,
+        })))
+    }
+}
+
+impl ServeArgs {
+    /// Checks what concerns the listener.
+    ///
+    /// # Errors
+    /// [`ConfigError::Insecure`].
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.listen.ip().is_loopback() || self.insecure {
+            Ok(())
+        } else {
+            Err(ConfigError::Insecure(self.listen))
+        }
+    }
+}
+
+fn read_password(path: &PathBuf) -> Result<Secret, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::PasswordFile { path: path.clone(), error })?;
+    // Editors and `echo` end files with a line break that is no part of the secret.
+    Ok(Secret(text.trim_end_matches(['\r', '\n']).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        serve: ServeArgs,
+    }
+
+    fn parse(args: &[&str]) -> ServeArgs {
+        Cli::try_parse_from([&["orderfree"], args].concat()).expect("parses").serve
+    }
+
+    #[test]
+    fn three_durations_alone_are_a_valid_set() {
+        let args = parse(&["--lifetime", "60s", "--drain-margin", "10s", "--cutoff", "30s"]);
+        let constants = args.store.constants().expect("consistent");
+        assert_eq!(constants.request_budget(), Duration::from_secs(2));
+        assert!(matches!(args.store.resolve(), Ok(StoreConfig::Embedded { .. })));
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let error = |args: &[&str]| parse(args).store.resolve().expect_err("refused").to_string();
+        assert!(error(&["--cutoff", "10s"]).starts_with("cutoff 10s must be longer"));
+        assert!(error(&["--cassandra", "localhost"]).contains("host:port"));
+        assert!(error(&["--cassandra", "a:1", "--cassandra-user", "u"]).contains("both"));
+        let weak = error(&["--cassandra", "a:1", "--write-consistency", "one"]);
+        assert!(weak.contains("hint window"), "{weak}");
+    }
+
+    #[test]
+    fn strangers_are_kept_out_by_default() {
+        let open = ["--listen", "0.0.0.0:1"];
+        assert!(matches!(parse(&open).check(), Err(ConfigError::Insecure(_))));
+        assert!(parse(&[&open[..], &["--insecure"]].concat()).check().is_ok());
+        assert!(parse(&["--listen", "[::1]:1"]).check().is_ok());
+    }
+
+    #[test]
+    fn a_password_is_never_printed() {
+        let args =
+            parse(&["--cassandra", "a:1", "--cassandra-user", "u", "--cassandra-password", "hush"]);
+        let shown = format!("{args:?} {:?}", args.store.resolve());
+        assert!(!shown.contains("hush"), "{shown}");
+    }
+}

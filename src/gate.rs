@@ -1,0 +1,77 @@
+//! The gate: one answer to "may this pod's clock be trusted now?", from the store's samples and from
+//! every fence that was met (invariants I4 and I12).
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use orderfree_core::protocol::clock::{ClockError, FenceGuard};
+use orderfree_core::protocol::{Constants, Now, Timestamp};
+
+use crate::clock::Clock;
+use crate::metrics::Metrics;
+use crate::store::{Pause, Store};
+
+/// See the [module documentation](self).
+pub struct Gate {
+    clock: Arc<dyn Clock>,
+    store: Arc<dyn Store>,
+    constants: Constants,
+    fences: Mutex<FenceGuard>,
+    metrics: Arc<Metrics>,
+}
+
+impl Gate {
+    /// A gate over a store's samples.
+    #[must_use]
+    pub fn new(
+        clock: Arc<dyn Clock>,
+        store: Arc<dyn Store>,
+        constants: Constants,
+        metrics: Arc<Metrics>,
+    ) -> Gate {
+        Gate { clock, store, constants, fences: Mutex::default(), metrics }
+    }
+
+    /// One look at the clocks.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    /// The time, if updates may be taken.
+    ///
+    /// # Errors
+    /// [`ClockError`] says why not.
+    pub fn open(&self) -> Result<Now, ClockError> {
+        let now = self.now();
+        self.store.check_clock(now)?;
+        self.fences().check(now.wall, &self.constants)?;
+        Ok(now)
+    }
+
+    /// The time that a fold may go by.
+    ///
+    /// # Errors
+    /// [`Pause`] says why none may be planned.
+    pub fn fold_time(&self) -> Result<Timestamp, Pause> {
+        let now = self.open()?;
+        self.store.fold_time(now)
+    }
+
+    /// Notes a fence that was read.
+    pub fn observe(&self, fence: Timestamp) {
+        let now = self.now().wall;
+        if self.fences().observe(fence, now, &self.constants) {
+            self.metrics.clock_moved.inc();
+            tracing::error!(
+                fence = fence.as_micros(),
+                now = now.as_micros(),
+                "a fold's fence lies in this clock's future: a clock has moved; updates and folds \
+                 wait until this clock has caught up"
+            );
+        }
+    }
+
+    fn fences(&self) -> std::sync::MutexGuard<'_, FenceGuard> {
+        self.fences.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

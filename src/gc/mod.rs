@@ -1,0 +1,340 @@
+//! Folding in the background: a bounded queue fed by reads, and a sweep for keys that nobody reads.
+//!
+//! Every pod does it, and any number may fold one key at once: a fold's batch is idempotent. Here
+//! are only politeness and patience: one fold of a key at a time, a bounded rate, back-off while
+//! nodes are down.
+
+mod pace;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::{StreamExt, stream};
+use orderfree_core::protocol::fold::{self, FoldError, Plan, Report};
+use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome};
+use thiserror::Error;
+use tokio::sync::mpsc;
+
+use crate::gate::Gate;
+use crate::limits;
+use crate::metrics::{FoldEnd, Metrics};
+use crate::store::{Pause, Store, StoreError, SweepPart};
+use crate::tasks::Tasks;
+use pace::Pace;
+
+/// The shortest time between two sweeps of the whole key space; a longer cutoff lengthens it.
+const SWEEP_EVERY_MIN: Duration = Duration::from_secs(10);
+
+/// Keys of a sweep that wait for their fold.
+const SWEEP_AHEAD_MAX: usize = 256;
+
+/// Folds keys; see the [module documentation](self).
+pub struct Folder {
+    store: Arc<dyn Store>,
+    gate: Arc<Gate>,
+    constants: Constants,
+    metrics: Arc<Metrics>,
+    pace: Pace,
+    /// Keys on the queue, so that a hot key stands there once.
+    queued: Mutex<HashSet<Key>>,
+    queue: mpsc::Sender<Key>,
+    /// The queue's other end, until [`Folder::start`] takes it; never taken when folding is off.
+    nominations: Mutex<Option<mpsc::Receiver<Key>>>,
+    busy: Mutex<HashSet<Key>>,
+}
+
+/// What a fold did, or would do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FoldResult {
+    /// What was seen.
+    pub report: Report,
+    /// The fence after; none if the key has no tally.
+    pub fence: Option<Timestamp>,
+    /// Whether a tally was written.
+    pub written: bool,
+}
+
+/// Why a key was not folded.
+#[derive(Debug, Error)]
+pub enum FoldFailure {
+    /// The clock or the schema does not allow it now.
+    #[error(transparent)]
+    Paused(#[from] Pause),
+    /// The key could not be read at the fold's level.
+    #[error(transparent)]
+    Read(#[from] StoreError),
+    /// A row stands in the way.
+    #[error("{key}: {error}")]
+    Blocked {
+        /// The key.
+        key: Key,
+        /// Why.
+        error: FoldError,
+    },
+    /// The batch was not acknowledged. It may have been applied: the next fold sees.
+    #[error("the fold's write was not acknowledged: {0}")]
+    Write(String),
+    /// Another fold of this key is running in this pod.
+    #[error("this key is being folded already")]
+    Busy,
+}
+
+/// What one sweep of the whole key space did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SweepReport {
+    /// Keys that were worth a fold.
+    pub nominated: usize,
+    /// Of these: tallies written.
+    pub folded: usize,
+    /// Of these: already folded by someone else.
+    pub nothing: usize,
+    /// Of these: not folded now, for a reason that passes.
+    pub postponed: usize,
+    /// Of these: not foldable without an operator.
+    pub blocked: usize,
+}
+
+impl Folder {
+    /// A folder that does nothing in the background before [`Folder::start`].
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        gate: Arc<Gate>,
+        constants: Constants,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Folder> {
+        let (queue, nominations) = mpsc::channel(limits::FOLD_QUEUE_MAX);
+        Arc::new(Folder {
+            store,
+            gate,
+            constants,
+            metrics,
+            pace: Pace::new(limits::FOLDS_PER_SECOND),
+            queued: Mutex::default(),
+            queue,
+            nominations: Mutex::new(Some(nominations)),
+            busy: Mutex::default(),
+        })
+    }
+
+    /// Starts the queue's worker and the sweep.
+    pub fn start(self: &Arc<Self>, tasks: &Tasks) {
+        let Some(nominations) = lock(&self.nominations).take() else { return };
+        tasks.spawn("fold queue", Arc::clone(self).work(nominations, tasks.clone()));
+        tasks.spawn("fold sweep", Arc::clone(self).sweep_for_ever(tasks.clone()));
+    }
+
+    /// Puts a key on the queue. A full queue drops it: the sweep finds it again.
+    pub fn nominate(&self, key: Key) {
+        if lock(&self.queued).insert(key.clone())
+            && let Err(error) = self.queue.try_send(key)
+        {
+            lock(&self.queued).remove(&error.into_inner());
+            self.metrics.fold_dropped.inc();
+        }
+    }
+
+    /// Folds one key now, or says what a fold would do.
+    ///
+    /// # Errors
+    /// [`FoldFailure`]; whatever happened, no value changed.
+    pub async fn fold(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
+        let _mine = Busy::take(&self.busy, key).ok_or(FoldFailure::Busy)?;
+        // Before the read: whatever is final by this time can't be acknowledged after it.
+        let now = self.gate.fold_time()?;
+        let read = self.store.read_for_fold(key).await?;
+        let plan =
+            fold::plan(&read, now, &self.constants).map_err(|error| self.blocked(key, error))?;
+        let report = *plan.report();
+        self.note(&read, &report, now);
+        match plan {
+            Plan::Nothing(_) => {
+                Ok(FoldResult { report, fence: report.fence_before, written: false })
+            }
+            Plan::Fold(fold) if dry_run => {
+                Ok(FoldResult { report, fence: Some(fold.fence()), written: false })
+            }
+            Plan::Fold(fold) => match self.store.write_fold(&fold).await {
+                WriteOutcome::Acked => {
+                    self.metrics.folded_shards.inc_by(report.folded as u64);
+                    self.metrics.zombies.inc_by(report.zombies as u64);
+                    Ok(FoldResult { report, fence: Some(fold.fence()), written: true })
+                }
+                WriteOutcome::Refused(reason) | WriteOutcome::Unknown(reason) => {
+                    Err(FoldFailure::Write(reason))
+                }
+            },
+        }
+    }
+
+    /// Sweeps the whole key space once and folds what needs it, in an order of its own so that
+    /// several pods seldom do the same at once.
+    ///
+    /// # Errors
+    /// [`StoreError`] if a part could not be scanned, [`Pause`] if folding is not allowed now.
+    pub async fn sweep_once(self: &Arc<Self>) -> Result<SweepReport, FoldFailure> {
+        let mut report = SweepReport::default();
+        for part in self.parts() {
+            self.sweep_part(part, &mut report).await?;
+        }
+        Ok(report)
+    }
+
+    async fn sweep_part(
+        &self,
+        part: SweepPart,
+        report: &mut SweepReport,
+    ) -> Result<(), FoldFailure> {
+        let now = self.gate.fold_time()?;
+        let (found, mut keys) = mpsc::channel(SWEEP_AHEAD_MAX);
+        let keys = stream::poll_fn(move |context| keys.poll_recv(context));
+        let folds = keys
+            .map(|key| async move { self.fold_politely(&key).await })
+            .buffer_unordered(limits::FOLDS_AT_ONCE)
+            .for_each(|end| {
+                report.count(end);
+                futures::future::ready(())
+            });
+        let (scanned, ()) = futures::join!(self.store.sweep(part, now, found), folds);
+        Ok(scanned?)
+    }
+
+    async fn sweep_for_ever(self: Arc<Self>, tasks: Tasks) {
+        let every = self.constants.cutoff().max(SWEEP_EVERY_MIN);
+        loop {
+            let parts = self.parts();
+            let pause = every / u32::try_from(parts.len()).unwrap_or(u32::MAX);
+            for part in parts {
+                if !tasks.sleep(pause.mul_f64(rand::random_range(0.5..1.5))).await {
+                    return;
+                }
+                let mut report = SweepReport::default();
+                tokio::select! {
+                    biased;
+                    () = tasks.stopped() => return,
+                    swept = self.sweep_part(part, &mut report) => if let Err(error) = swept {
+                        tracing::debug!(%error, "a part of the key space was not swept");
+                    }
+                }
+            }
+        }
+    }
+
+    async fn work(self: Arc<Self>, nominations: mpsc::Receiver<Key>, tasks: Tasks) {
+        let mut nominations = nominations;
+        let keys = stream::poll_fn(move |context| nominations.poll_recv(context));
+        let folds = keys.for_each_concurrent(limits::FOLDS_AT_ONCE, |key| {
+            let folder = &self;
+            async move {
+                lock(&folder.queued).remove(&key);
+                let waiting = lock(&folder.queued).len();
+                folder.metrics.fold_queue.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+                folder.fold_politely(&key).await;
+            }
+        });
+        // A fold that is dropped half-way is like one whose answer was lost: the next one sees.
+        tokio::select! {
+            biased;
+            () = tasks.stopped() => {}
+            () = folds => {}
+        }
+    }
+
+    /// Folds one key when its turn has come, and says how it ended.
+    async fn fold_politely(&self, key: &Key) -> FoldEnd {
+        self.pace.turn().await;
+        let result = self.fold(key, false).await;
+        let end = match &result {
+            Ok(FoldResult { written: true, .. }) => FoldEnd::Folded,
+            Ok(_) | Err(FoldFailure::Busy) => FoldEnd::Nothing,
+            Err(FoldFailure::Paused(_)) => FoldEnd::Paused,
+            Err(FoldFailure::Blocked { .. } | FoldFailure::Read(StoreError::TooManyRows(_))) => {
+                FoldEnd::Blocked
+            }
+            Err(FoldFailure::Read(_) | FoldFailure::Write(_)) => FoldEnd::Failed,
+        };
+        self.metrics.count_fold(end);
+        match (end, &result) {
+            (FoldEnd::Folded | FoldEnd::Nothing, _) => self.pace.went_well(),
+            (FoldEnd::Blocked, Err(error)) => {
+                self.pace.went_well();
+                tracing::error!(%key, %error, "a key can't be folded without an operator");
+            }
+            (_, Err(error)) => {
+                self.pace.went_wrong();
+                tracing::debug!(%key, %error, "a fold is postponed");
+            }
+            (_, Ok(_)) => unreachable!("invariant: a result is folded or nothing"),
+        }
+        end
+    }
+
+    /// All parts of the key space, from a random one on.
+    fn parts(&self) -> Vec<SweepPart> {
+        let of = self.store.sweep_parts();
+        let first = rand::random_range(0..of);
+        (0..of).map(|index| SweepPart { index: (first + index) % of, of }).collect()
+    }
+
+    fn blocked(&self, key: &Key, error: FoldError) -> FoldFailure {
+        match error {
+            FoldError::ClockMoved { fence } => self.gate.observe(fence),
+            FoldError::Row(_) => {
+                self.metrics.undecodable.inc();
+            }
+        }
+        FoldFailure::Blocked { key: key.clone(), error }
+    }
+
+    fn note(&self, read: &FullRead, report: &Report, now: Timestamp) {
+        if let Some(fence) = report.fence_before {
+            self.gate.observe(fence);
+        }
+        let unfolded =
+            |row: &&orderfree_core::protocol::Row| Some(row.expires_at) > report.fence_before;
+        if report.folded > 0
+            && let Some(oldest) = read.slice().shards().find(unfolded)
+        {
+            let final_since = oldest.expires_at.plus(self.constants.cutoff());
+            self.metrics.fold_backlog_seconds.set(now.since(final_since).as_secs_f64());
+        }
+        if read.slice().len() > limits::ROWS_ALERT {
+            tracing::warn!(key = %read.key(), rows = read.slice().len(), "a fold met many rows");
+        }
+    }
+}
+
+impl SweepReport {
+    fn count(&mut self, end: FoldEnd) {
+        self.nominated += 1;
+        match end {
+            FoldEnd::Folded => self.folded += 1,
+            FoldEnd::Nothing => self.nothing += 1,
+            FoldEnd::Failed | FoldEnd::Paused => self.postponed += 1,
+            FoldEnd::Blocked => self.blocked += 1,
+        }
+    }
+}
+
+/// The right to fold one key in this pod, given back when dropped.
+struct Busy<'a> {
+    all: &'a Mutex<HashSet<Key>>,
+    key: &'a Key,
+}
+
+impl<'a> Busy<'a> {
+    fn take(all: &'a Mutex<HashSet<Key>>, key: &'a Key) -> Option<Busy<'a>> {
+        lock(all).insert(key.clone()).then_some(Busy { all, key })
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        lock(self.all).remove(self.key);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,109 @@
+//! Whether this pod wants traffic. It does not follow the store's momentary state, or all pods would
+//! drop out at once: a store that is down is answered with 503 by pods that are ready.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use orderfree_core::protocol::clock::ClockError;
+
+/// Set by the server, read by `/readyz`.
+///
+/// A pod is ready if and only if it has started, is not ending, its clock gate was open at least
+/// once, and its clock is not *measured* to be wrong.
+#[derive(Debug, Default)]
+pub struct Health {
+    started: AtomicBool,
+    draining: AtomicBool,
+    gate_was_open: AtomicBool,
+}
+
+/// The checks behind readiness.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Readiness {
+    /// Each check's name, and why it does not pass.
+    pub checks: [(&'static str, Result<(), String>); 3],
+}
+
+impl Health {
+    /// The pod serves from now on.
+    pub fn set_started(&self) {
+        self.started.store(true, Ordering::SeqCst);
+    }
+
+    /// The pod will end: no more traffic, please.
+    pub fn set_draining(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the pod has started.
+    #[must_use]
+    pub fn is_started(&self) -> bool {
+        self.started.load(Ordering::SeqCst)
+    }
+
+    /// Whether the pod is ending.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    /// Whether requests should come here, given what the clock gate says now.
+    #[must_use]
+    pub fn readiness(&self, clock: Result<(), ClockError>) -> Readiness {
+        if clock.is_ok() {
+            self.gate_was_open.store(true, Ordering::SeqCst);
+        }
+        let gate_was_open = self.gate_was_open.load(Ordering::SeqCst);
+        let clock = match clock {
+            Err(error) if error.is_measured() || !gate_was_open => Err(error.to_string()),
+            Ok(()) | Err(_) => Ok(()),
+        };
+        let passes = |is_so, why: &str| if is_so { Ok(()) } else { Err(why.to_owned()) };
+        Readiness {
+            checks: [
+                ("started", passes(self.is_started(), "still starting")),
+                ("serving", passes(!self.is_draining(), "shutting down")),
+                ("clock", clock),
+            ],
+        }
+    }
+}
+
+impl Readiness {
+    /// Whether every check passes.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.checks.iter().all(|(_, check)| check.is_ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unmeasured() -> Result<(), ClockError> {
+        Err(ClockError::Unmeasured { datacenter: "a".to_owned(), fresh: 0, nodes: 3 })
+    }
+
+    #[test]
+    fn ready_once_started_until_draining() {
+        let health = Health::default();
+        assert!(!health.readiness(Ok(())).is_ready(), "not started");
+        health.set_started();
+        assert!(health.readiness(Ok(())).is_ready());
+        health.set_draining();
+        assert!(!health.readiness(Ok(())).is_ready(), "draining");
+    }
+
+    #[test]
+    fn only_a_measured_offset_makes_a_ready_pod_unready() {
+        let health = Health::default();
+        health.set_started();
+        assert!(!health.readiness(unmeasured()).is_ready(), "the gate was never open");
+        assert!(health.readiness(Ok(())).is_ready());
+        assert!(health.readiness(unmeasured()).is_ready(), "a dead node is no outage");
+        let moved = health.readiness(Err(ClockError::Moved));
+        assert!(!moved.is_ready());
+        assert!(moved.checks[2].1.as_ref().is_err_and(|why| why.contains("NTP")));
+        assert!(health.readiness(Ok(())).is_ready(), "back by itself");
+    }
+}

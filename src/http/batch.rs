@@ -1,0 +1,257 @@
+//! `POST /v1/batch` and `POST /v1/query`: many keys in one request, each with its own outcome.
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use futures::future::join_all;
+use futures::{StreamExt, stream};
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::{Durability, Key};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::AppState;
+use super::extract::{self, MediaType, Params, Query, QueryParams};
+use super::json::{self, Fields};
+use super::problem::{NotAcked, Problem, ProblemBody};
+use super::read;
+use super::stream::{self as lines, Summary};
+use super::update::{self, Outcome};
+use super::wire::{self, KeyValueView, KeyView};
+use crate::limits;
+
+const BATCH_EXAMPLE: &str =
+    r#"{"updates":[{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}]}"#;
+const QUERY_EXAMPLE: &str = r#"{"keys":[{"kind":"counter","group":"site","name":"home"}]}"#;
+
+/// Query parameters of a batch.
+pub(super) struct BatchParams {
+    durability: Durability,
+}
+
+impl Params for BatchParams {
+    const NAMES: &'static [&'static str] = &["ack"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<BatchParams, Problem> {
+        Ok(BatchParams { durability: update::durability(query)? })
+    }
+}
+
+/// The answer to a JSON batch.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct BatchView {
+    /// One for each update, in their order.
+    results: Vec<UpdateResult>,
+}
+
+/// What became of one update.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct UpdateResult {
+    outcome: Outcome,
+    #[serde(flatten)]
+    key: Option<KeyView>,
+    /// Why it was not acknowledged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<ProblemBody>)]
+    problem: Option<Problem>,
+}
+
+/// Update many keys
+///
+/// As JSON: up to 1,000 updates of any kinds, each with its own outcome; the order is kept. As
+/// NDJSON: one update a line, up to 64 MiB, answered by a summary with the first 100 errors.
+#[utoipa::path(
+    post, path = "/v1/batch", tag = "many keys",
+    params(
+        ("ack" = Option<String>, Query, description = "`durable` (default) or `memory`"),
+        ("Content-Encoding" = Option<String>, Header, description = "`gzip`"),
+    ),
+    request_body(description = "Updates", content(
+        (serde_json::Value = "application/json", example = json!({"updates": [
+            {"kind": "counter", "group": "site", "name": "home", "op": {"op": "add", "by": 5}},
+            {"kind": "counter", "group": "site", "name": "about", "ops": [{"op": "add"}, {"op": "add"}]}
+        ]})),
+        (String = "application/x-ndjson",
+            example = json!("{\"kind\":\"counter\",\"group\":\"site\",\"name\":\"home\",\"op\":{\"op\":\"add\"}}\n")),
+    )),
+    responses(
+        (status = 200, description = "Each update's outcome, or the summary of an NDJSON stream",
+            content((BatchAnswer = "application/json", examples(
+                ("JSON" = (value = json!({"results": [
+                    {"outcome": "acked", "kind": "counter", "group": "site", "name": "home"},
+                    {"outcome": "acked", "kind": "counter", "group": "site", "name": "about"}]}))),
+                ("NDJSON" = (value = json!({"lines": 3, "acked": 2, "accepted": 0, "refused": 1,
+                    "unknown": 0, "errors": [{"line": 2, "outcome": "refused",
+                    "title": "Malformed body", "detail": "The field `name` is missing."}]})))
+            )))),
+    )
+)]
+pub(super) async fn batch(
+    State(app): State<AppState>,
+    Query(params): Query<BatchParams>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (parts, body) = request.into_parts();
+    extract::refuse_unsupported(&parts.headers)?;
+    match MediaType::of(&parts.headers) {
+        MediaType::Json => {
+            let body = extract::read_body(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
+            let updates = items(&body, "updates", BATCH_EXAMPLE)?;
+            let results = updates.into_iter().map(|item| apply(&app, item, params.durability));
+            let results = join_all(results).await;
+            Ok(Json(BatchView { results }).into_response())
+        }
+        MediaType::Ndjson => {
+            extract::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
+            let summary = lines::apply(&app, body, params.durability).await?;
+            Ok(Json(summary).into_response())
+        }
+        media => Err(media.refuse("application/json, or application/x-ndjson for a stream")),
+    }
+}
+
+/// What a batch answers, by its content type.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "documents the two answers of one endpoint")]
+pub(super) enum BatchAnswer {
+    #[schema(title = "JSON")]
+    Results(BatchView),
+    #[schema(title = "NDJSON")]
+    Summary(Summary),
+}
+
+/// The only field of a JSON body that is a list of 1 to 1,000 items.
+fn items(body: &[u8], name: &str, example: &str) -> Result<Vec<Value>, Problem> {
+    let mut fields = Fields::of(json::parse(body)?, example)?;
+    let items = fields.list(name, limits::BATCH_ITEMS_MAX)?;
+    fields.end()?;
+    Ok(items)
+}
+
+async fn apply(app: &AppState, item: Value, durability: Durability) -> UpdateResult {
+    let (key, ops) = match wire::update(item) {
+        Ok(update) => update,
+        Err(problem) => return not_acked(None, problem),
+    };
+    match app.service.update(&key, ops, durability).await {
+        Ok(()) => {
+            let outcome = Outcome::of(durability);
+            UpdateResult { outcome, key: Some((&key).into()), problem: None }
+        }
+        Err(error) => not_acked(Some((&key).into()), error.into()),
+    }
+}
+
+fn not_acked(key: Option<KeyView>, problem: Problem) -> UpdateResult {
+    let not_acked = problem.outcome().unwrap_or(NotAcked::Refused);
+    let outcome = match not_acked {
+        NotAcked::Refused => Outcome::Refused,
+        NotAcked::Unknown => Outcome::Unknown,
+    };
+    UpdateResult { outcome, key, problem: Some(problem.with_outcome(not_acked)) }
+}
+
+/// Query parameters of a query.
+pub(super) struct ManyParams {
+    as_digits: bool,
+}
+
+impl Params for ManyParams {
+    const NAMES: &'static [&'static str] = &["numbers"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<ManyParams, Problem> {
+        Ok(ManyParams { as_digits: wire::numbers(query)? })
+    }
+}
+
+/// The answer to a query.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct QueryView {
+    /// One for each key, in their order.
+    results: Vec<ReadResult>,
+}
+
+/// What one read of a query answered.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum ReadResult {
+    /// The value.
+    Found(KeyValueView),
+    /// The key does not exist.
+    Absent {
+        #[serde(flatten)]
+        key: KeyView,
+        /// Always true.
+        absent: bool,
+    },
+    /// The key could not be read, or is no key.
+    Error {
+        #[serde(flatten)]
+        key: Option<KeyView>,
+        /// Why.
+        #[schema(value_type = ProblemBody)]
+        problem: Problem,
+    },
+}
+
+/// Read many keys
+///
+/// Up to 1,000 keys of any kinds; the order is kept. Each value is right by itself; together they
+/// are not one snapshot.
+#[utoipa::path(
+    post, path = "/v1/query", tag = "many keys",
+    params(("numbers" = Option<String>, Query, description = "`string` writes values in quotes")),
+    request_body(description = "Keys, and a consistency level if it shall not be the server's choice",
+        content((serde_json::Value = "application/json", example = json!({
+            "keys": [{"kind": "counter", "group": "site", "name": "home"},
+                     {"kind": "counter", "group": "site", "name": "nowhere"}],
+            "consistency": "quorum"})))),
+    responses(
+        (status = 200, description = "Each key's value, absence or problem", body = QueryView,
+            example = json!({"results": [
+                {"kind": "counter", "group": "site", "name": "home", "value": 1234, "exact": true,
+                 "as_of": "2026-11-21T08:00:00.123456Z", "consistency": "quorum", "shards": 7,
+                 "folded_through": null},
+                {"kind": "counter", "group": "site", "name": "nowhere", "absent": true}]})),
+    )
+)]
+pub(super) async fn query(
+    State(app): State<AppState>,
+    Query(params): Query<ManyParams>,
+    headers: HeaderMap,
+    request: Request,
+) -> Result<Json<QueryView>, Problem> {
+    match MediaType::of(&headers) {
+        MediaType::Json => {}
+        media => return Err(media.refuse("application/json")),
+    }
+    let body = extract::read_body(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
+    let mut fields = Fields::of(json::parse(&body)?, QUERY_EXAMPLE)?;
+    let keys = fields.list("keys", limits::BATCH_ITEMS_MAX)?;
+    let level = fields.optional_text("consistency")?;
+    let level = level
+        .map(|text| wire::level(&text))
+        .transpose()
+        .map_err(|rule| json::bad_body(format!("consistency: {rule}.")))?;
+    fields.end()?;
+    let reads = keys.into_iter().map(|item| read_one(&app, item, level, params.as_digits));
+    let results = stream::iter(reads).buffered(limits::QUERY_READS_AT_ONCE).collect().await;
+    Ok(Json(QueryView { results }))
+}
+
+async fn read_one(app: &AppState, item: Value, level: Option<Level>, digits: bool) -> ReadResult {
+    let key: Key = match wire::key(item) {
+        Ok(key) => key,
+        Err(problem) => return ReadResult::Error { key: None, problem },
+    };
+    match app.service.read(&key, level).await {
+        Ok(Some(read)) => ReadResult::Found(KeyValueView::new(&read, digits)),
+        Ok(None) => ReadResult::Absent { key: (&key).into(), absent: true },
+        Err(error) => {
+            let problem = read::problem_of(error, &key.to_string());
+            ReadResult::Error { key: Some((&key).into()), problem }
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! From a request's parts to checked values. Whatever is unknown, given twice or malformed is
+//! refused with the rule that it breaks, never ignored.
+
+use std::borrow::Cow;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequestParts, Path};
+use axum::http::header::{self, HeaderMap, HeaderName};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, Uri};
+use futures::StreamExt;
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::{Key, Name};
+use percent_encoding::percent_decode_str;
+
+use super::catalog::ProblemType;
+use super::problem::Problem;
+use crate::limits;
+
+/// The key that a path names.
+pub(super) struct KeyPath(pub(super) Key);
+
+/// The kind and the group that a path names.
+pub(super) struct GroupPath {
+    pub(super) kind: Kind,
+    pub(super) group: Name,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for KeyPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<KeyPath, Problem> {
+        let path = Path::<(String, String, String)>::from_request_parts(parts, state).await;
+        let Path((kind, group, name)) = path.map_err(|error| bad_path(error.status()))?;
+        key(&kind, &group, &name).map(KeyPath)
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for GroupPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<GroupPath, Problem> {
+        let path = Path::<(String, String)>::from_request_parts(parts, state).await;
+        let Path((kind, group)) = path.map_err(|error| bad_path(error.status()))?;
+        Ok(GroupPath { kind: parse_kind(&kind)?, group: parse_name("group", &group)? })
+    }
+}
+
+fn bad_path(status: StatusCode) -> Problem {
+    if status.is_server_error() {
+        return Problem::new(ProblemType::Internal, "The route's parameters don't fit.");
+    }
+    Problem::new(
+        ProblemType::BadAddress,
+        "Percent-decoded, a part of the path is not UTF-8; encode the bytes of UTF-8 text.",
+    )
+}
+
+/// The key of these three texts.
+pub(super) fn key(kind: &str, group: &str, name: &str) -> Result<Key, Problem> {
+    Ok(Key {
+        kind: parse_kind(kind)?,
+        group: parse_name("group", group)?,
+        name: parse_name("name", name)?,
+    })
+}
+
+fn parse_kind(text: &str) -> Result<Kind, Problem> {
+    Kind::from_name(text).ok_or_else(|| {
+        let names: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        let detail = format!("There is no kind {text:?}; the kinds are: {}.", names.join(", "));
+        Problem::new(ProblemType::UnknownKind, detail)
+    })
+}
+
+fn parse_name(which: &str, text: &str) -> Result<Name, Problem> {
+    Name::new(text)
+        .map_err(|error| Problem::new(ProblemType::BadName, format!("The {which} {error}.")))
+}
+
+/// Refuses addresses that are too long or have a broken percent-encoding.
+pub(super) fn check_address(uri: &Uri) -> Result<(), Problem> {
+    let address = uri.path_and_query().map_or("/", |address| address.as_str());
+    if address.len() > limits::URI_BYTES_MAX {
+        let detail = format!(
+            "The address has {} bytes; at most {} are allowed.",
+            address.len(),
+            limits::URI_BYTES_MAX
+        );
+        return Err(Problem::new(ProblemType::UriTooLong, detail));
+    }
+    let broken = address.match_indices('%').find(|(at, _)| {
+        let digits = address.as_bytes().get(at + 1..at + 3);
+        !digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    });
+    match broken {
+        None => Ok(()),
+        Some((at, _)) => Err(Problem::new(
+            ProblemType::BadAddress,
+            format!("The % at byte {at} of the address is not followed by two hexadecimal digits."),
+        )),
+    }
+}
+
+/// The query parameters of an endpoint.
+pub(super) trait Params: Sized {
+    /// Every parameter that it knows.
+    const NAMES: &'static [&'static str];
+
+    /// Checks the values.
+    fn parse(query: &QueryParams<'_>) -> Result<Self, Problem>;
+}
+
+/// Extracts the query parameters `P`.
+pub(super) struct Query<P>(pub(super) P);
+
+/// Names and decoded values, each name known and given once.
+pub(super) struct QueryParams<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
+
+impl<S: Send + Sync, P: Params> FromRequestParts<S> for Query<P> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Query<P>, Problem> {
+        let params = QueryParams::split(parts.uri.query().unwrap_or(""), P::NAMES)?;
+        P::parse(&params).map(Query)
+    }
+}
+
+/// For endpoints without query parameters.
+pub(super) struct NoParams;
+
+impl Params for NoParams {
+    const NAMES: &'static [&'static str] = &[];
+
+    fn parse(_: &QueryParams<'_>) -> Result<NoParams, Problem> {
+        Ok(NoParams)
+    }
+}
+
+impl QueryParams<'_> {
+    fn split<'a>(query: &'a str, known: &[&str]) -> Result<QueryParams<'a>, Problem> {
+        let mut params: Vec<(Cow<'a, str>, Cow<'a, str>)> = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (name, value) = (decode(name)?, decode(value)?);
+            if !known.contains(&name.as_ref()) {
+                let known = match known {
+                    [] => "this endpoint has none".to_owned(),
+                    known => format!("this endpoint has: {}", known.join(", ")),
+                };
+                return Err(bad_query(format!("Unknown query parameter {name:?}; {known}.")));
+            }
+            if params.iter().any(|(earlier, _)| *earlier == name) {
+                return Err(bad_query(format!("{name} is given twice; give it once.")));
+            }
+            params.push((name, value));
+        }
+        Ok(QueryParams(params))
+    }
+
+    /// The value of a parameter; none if it was not given.
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(given, _)| given == name).map(|(_, value)| value.as_ref())
+    }
+
+    /// Reads a parameter by `parse`, which says what would be right.
+    pub(super) fn read<T>(
+        &self,
+        name: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Problem> {
+        let read = |value| parse(value).map_err(|rule| bad_query(format!("{name}: {rule}.")));
+        self.get(name).map(read).transpose()
+    }
+
+    /// Reads a parameter that is a group or a name.
+    pub(super) fn name(&self, name: &str) -> Result<Option<Name>, Problem> {
+        self.read(name, |text| Name::new(text).map_err(|error| format!("it {error}")))
+    }
+
+    /// Reads a switch: `true`, or the parameter alone, is on.
+    pub(super) fn flag(&self, name: &str) -> Result<bool, Problem> {
+        let flag = self.read(name, |text| match text {
+            "" | "true" => Ok(true),
+            "false" => Ok(false),
+            other => Err(format!("{other:?} is neither true nor false")),
+        })?;
+        Ok(flag.unwrap_or(false))
+    }
+}
+
+fn decode(text: &str) -> Result<Cow<'_, str>, Problem> {
+    let decoded = if text.contains('+') {
+        let spaced = text.replace('+', " ");
+        percent_decode_str(&spaced).decode_utf8().map(|text| Cow::Owned(text.into_owned()))
+    } else {
+        percent_decode_str(text).decode_utf8()
+    };
+    decoded.map_err(|_| {
+        Problem::new(ProblemType::BadAddress, "Percent-decoded, the query is not UTF-8.")
+    })
+}
+
+pub(super) fn bad_query(detail: String) -> Problem {
+    Problem::new(ProblemType::BadQuery, detail)
+}
+
+/// The content type of a body, without its parameters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum MediaType {
+    Json,
+    Ndjson,
+    Text,
+    Other(String),
+    Missing,
+}
+
+impl MediaType {
+    pub(super) fn of(headers: &HeaderMap) -> MediaType {
+        let Some(value) = headers.get(header::CONTENT_TYPE) else { return MediaType::Missing };
+        let text = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
+        match text.split(';').next().unwrap_or("").trim() {
+            "application/json" => MediaType::Json,
+            "application/x-ndjson" => MediaType::Ndjson,
+            "text/plain" => MediaType::Text,
+            other => MediaType::Other(other.to_owned()),
+        }
+    }
+
+    /// The refusal of this type where `wanted` would be right.
+    pub(super) fn refuse(&self, wanted: &str) -> Problem {
+        let given = match self {
+            MediaType::Json => "application/json",
+            MediaType::Ndjson => "application/x-ndjson",
+            MediaType::Text => "text/plain",
+            MediaType::Other(other) => other,
+            MediaType::Missing => "missing",
+        };
+        let detail = format!("The content type is {given}; send {wanted}.");
+        Problem::new(ProblemType::ContentType, detail)
+    }
+}
+
+/// Refuses what an update can't honour yet.
+pub(super) fn refuse_unsupported(headers: &HeaderMap) -> Result<(), Problem> {
+    const UNSUPPORTED: [(HeaderName, &str); 5] = [
+        (HeaderName::from_static("idempotency-key"), "Idempotency keys are"),
+        (header::IF_MATCH, "Preconditions on updates are"),
+        (header::IF_NONE_MATCH, "Preconditions on updates are"),
+        (header::IF_UNMODIFIED_SINCE, "Preconditions on updates are"),
+        (header::IF_MODIFIED_SINCE, "Preconditions on updates are"),
+    ];
+    match UNSUPPORTED.iter().find(|(name, _)| headers.contains_key(name)) {
+        None => Ok(()),
+        Some((name, what)) => Err(Problem::new(
+            ProblemType::BadHeader,
+            format!("{what} not supported yet; leave out the header {name}."),
+        )),
+    }
+}
+
+/// Reads a whole body of at most `bytes_max` bytes.
+pub(super) async fn read_body(
+    headers: &HeaderMap,
+    body: Body,
+    bytes_max: usize,
+) -> Result<Bytes, Problem> {
+    check_declared(headers, bytes_max)?;
+    let mut stream = body.into_data_stream();
+    let mut whole = Vec::new();
+    while let Some(chunk) = stream.next().await {
+        let chunk = chunk.map_err(|_| cut_off())?;
+        if whole.len() + chunk.len() > bytes_max {
+            return Err(too_large(bytes_max));
+        }
+        whole.extend_from_slice(&chunk);
+    }
+    Ok(whole.into())
+}
+
+/// Refuses a body by its headers alone: its declared length, or an encoding that nothing undid.
+pub(super) fn check_declared(headers: &HeaderMap, bytes_max: usize) -> Result<(), Problem> {
+    let encoding = headers.get(header::CONTENT_ENCODING);
+    if encoding.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        let detail = "This endpoint reads bodies without Content-Encoding only; POST /v1/batch \
+                      takes gzip.";
+        return Err(Problem::new(ProblemType::ContentType, detail));
+    }
+    let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    match declared.and_then(|text| text.parse::<usize>().ok()) {
+        Some(bytes) if bytes > bytes_max => Err(too_large(bytes_max)),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn too_large(bytes_max: usize) -> Problem {
+    let detail = format!("The body may have at most {bytes_max} bytes; split it.");
+    Problem::new(ProblemType::BodyTooLarge, detail)
+}
+
+pub(super) fn cut_off() -> Problem {
+    Problem::new(ProblemType::BadBody, "The body ended early or its gzip encoding is damaged.")
+}
+
+/// Which of `offered` the client likes best; the first one if it has no preference.
+pub(super) fn negotiate<'a>(headers: &HeaderMap, offered: &[&'a str]) -> &'a str {
+    let ranges: Vec<String> = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(|range| range.trim().to_ascii_lowercase())
+        .collect();
+    let quality = |media: &str| {
+        let family = media.split('/').next().unwrap_or("");
+        let of_range = |range: &String| {
+            let mut parts = range.split(';').map(str::trim);
+            let specificity = match parts.next()? {
+                exact if exact == media => 3,
+                half if half.strip_suffix("/*") == Some(family) => 2,
+                "*/*" => 1,
+                _ => return None,
+            };
+            let q = parts.find_map(|part| part.strip_prefix("q="));
+            let q: f32 = q.map_or(Some(1.0), |q| q.parse().ok())?;
+            Some((specificity, q))
+        };
+        let best = ranges.iter().filter_map(of_range).max_by_key(|(specificity, _)| *specificity);
+        best.map_or(0.0, |(_, q)| q)
+    };
+    let mut chosen = offered[0];
+    for &media in offered {
+        if quality(media) > quality(chosen) {
+            chosen = media;
+        }
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    fn split(query: &str) -> Result<Vec<(String, String)>, String> {
+        let params = QueryParams::split(query, &["a", "b"]);
+        let owned = |params: QueryParams<'_>| {
+            params.0.into_iter().map(|(k, v)| (k.into_owned(), v.into_owned())).collect()
+        };
+        params.map(owned).map_err(|problem| problem.detail().to_owned())
+    }
+
+    #[test]
+    fn query_parameters_are_known_and_given_once() {
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        assert_eq!(split("a=1&b=x+y%2B").unwrap(), [pair("a", "1"), pair("b", "x y+")]);
+        assert_eq!(split("a&&").unwrap(), [pair("a", "")]);
+        assert!(split("c=1").unwrap_err().contains("this endpoint has: a, b"));
+        assert!(split("a=1&%61=2").unwrap_err().contains("twice"));
+        assert!(split("a=%FF").unwrap_err().contains("UTF-8"));
+    }
+
+    #[test]
+    fn broken_percent_encodings_are_refused_everywhere() {
+        for (address, is_right) in
+            [("/a%2Fb?c=%20", true), ("/a%", false), ("/a%2", false), ("/?a=%zz", false)]
+        {
+            let uri: Uri = address.parse().expect("URI");
+            assert_eq!(check_address(&uri).is_ok(), is_right, "{address}");
+        }
+    }
+
+    #[test]
+    fn the_preferred_media_type_wins_and_json_otherwise() {
+        for (accept, expected) in [
+            ("text/plain", "text/plain"),
+            ("*/*", "application/json"),
+            ("text/html,application/xml;q=0.9,*/*;q=0.8", "application/json"),
+            ("text/plain, */*;q=0.5", "text/plain"),
+            ("text/plain;q=0.5, application/json", "application/json"),
+            ("text/*", "text/plain"),
+            ("image/png", "application/json"),
+            ("text/plain;q=nonsense", "application/json"),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
+            let chosen = negotiate(&headers, &["application/json", "text/plain"]);
+            assert_eq!(chosen, expected, "{accept}");
+        }
+    }
+
+    #[test]
+    fn content_types_are_compared_without_case_and_parameters() {
+        let of = |text: &'static str| {
+            let value = HeaderValue::from_static(text);
+            MediaType::of(&HeaderMap::from_iter([(header::CONTENT_TYPE, value)]))
+        };
+        assert_eq!(of("Application/JSON; charset=utf-8"), MediaType::Json);
+        assert_eq!(of("text/plain"), MediaType::Text);
+        assert_eq!(of("text/html"), MediaType::Other("text/html".to_owned()));
+    }
+}

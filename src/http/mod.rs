@@ -1,0 +1,104 @@
+//! HTTP: the only module that knows status codes. In reading order:
+//!
+//! * `problem`, `catalog`: errors as `application/problem+json`, and every type there is;
+//! * `extract`, `json`, `wire`: from requests to checked values, from values to answers;
+//! * `update`, `read`, `batch`, `stream`: the use cases of clients;
+//! * `inspect`, `operations`: those of operators;
+//! * `observe`: what happens to every request;
+//! * `openapi`: the document, made from the same routes that serve.
+
+mod batch;
+mod catalog;
+mod extract;
+mod inspect;
+mod json;
+mod observe;
+mod openapi;
+mod operations;
+mod problem;
+mod read;
+mod stream;
+mod update;
+mod wire;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use tokio::sync::Semaphore;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::decompression::RequestDecompressionLayer;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
+use utoipa_axum::routes;
+
+use crate::health::Health;
+use crate::limits;
+use crate::service::Service;
+
+pub use catalog::{Entry, ProblemType};
+pub use openapi::openapi;
+pub use problem::{NotAcked, Problem};
+
+/// What the handlers share.
+#[derive(Clone)]
+pub struct AppState {
+    /// The use cases.
+    pub service: Arc<Service>,
+    /// Whether requests should come here.
+    pub health: Arc<Health>,
+    /// What runs here.
+    pub build: Build,
+}
+
+/// What `/version` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Build {
+    /// The release.
+    pub version: &'static str,
+    /// The commit it was built from, if known.
+    pub commit: Option<&'static str>,
+}
+
+impl Build {
+    /// Of this program.
+    pub const THIS: Build =
+        Build { version: env!("CARGO_PKG_VERSION"), commit: option_env!("ORDERFREE_COMMIT") };
+}
+
+/// Everything that this pod answers.
+pub fn router(app: AppState) -> Router {
+    let permits = Arc::new(Semaphore::new(limits::REQUESTS_MAX));
+    let (keys, _) = key_routes().split_for_parts();
+    let keys = keys.layer(from_fn_with_state(permits, observe::limit));
+    let (operations, _) = operation_routes().split_for_parts();
+    keys.merge(operations)
+        .fallback(observe::unknown_route)
+        .method_not_allowed_fallback(observe::method_not_allowed)
+        .layer(CatchPanicLayer::custom(observe::panicked))
+        .layer(from_fn_with_state(app.clone(), observe::observe))
+        .with_state(app)
+}
+
+/// What clients use; limited in number.
+fn key_routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::with_openapi(openapi::head())
+        .routes(routes!(update::update, read::read))
+        .routes(routes!(read::read_group))
+        .routes(routes!(batch::batch).layer(RequestDecompressionLayer::new()))
+        .routes(routes!(batch::query))
+        .routes(routes!(inspect::shards))
+        .routes(routes!(inspect::fold))
+        .routes(routes!(inspect::kinds))
+}
+
+/// What probes and operators use; it answers under any load.
+fn operation_routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::default()
+        .routes(routes!(operations::livez))
+        .routes(routes!(operations::readyz))
+        .routes(routes!(operations::metrics))
+        .routes(routes!(operations::version))
+        .routes(routes!(operations::openapi_json))
+        .routes(routes!(operations::problems))
+        .routes(routes!(operations::problem))
+}

@@ -1,0 +1,161 @@
+//! What happens to every request, whatever answers it: an id, a check of its address, a limit, one
+//! log line, metrics, and problems written out.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use tokio::sync::Semaphore;
+use uuid::Uuid;
+
+use super::AppState;
+use super::catalog::ProblemType;
+use super::extract;
+use super::problem::{self, Problem};
+use crate::limits;
+use crate::metrics::RequestLabel;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+
+/// Longest request id that is taken over from a client, in bytes.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// The outermost layer.
+pub(super) async fn observe(State(app): State<AppState>, request: Request, next: Next) -> Response {
+    let began = app.service.now().boot;
+    let id = request_id(request.headers());
+    let method = method_label(request.method());
+    let matched = request.extensions().get::<MatchedPath>();
+    let route = matched.map_or("unmatched", MatchedPath::as_str).to_owned();
+    let response = match extract::check_address(request.uri()) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.into_response(),
+    };
+    let mut response = problem::render(response, &id, is_update(method, &route));
+    let took = app.service.now().boot.saturating_sub(began);
+    let timing = format!("total;dur={:.3}", took.as_secs_f64() * 1e3);
+    for (name, value) in [(REQUEST_ID, &id), (SERVER_TIMING, &timing)] {
+        let value = HeaderValue::from_str(value).expect("invariant: printable ASCII");
+        response.headers_mut().insert(name, value);
+    }
+    let status = response.status().as_u16();
+    let ms = took.as_secs_f64() * 1e3;
+    if route.starts_with("/v1/") {
+        tracing::info!(method, route, status, ms, request_id = id, "request");
+    } else {
+        tracing::debug!(method, route, status, ms, request_id = id, "request");
+    }
+    let metrics = app.service.metrics();
+    metrics.request_seconds.observe(took.as_secs_f64());
+    let label = RequestLabel { route, method: method.to_owned(), status };
+    metrics.requests.get_or_create(&label).inc();
+    response
+}
+
+/// The client's id if it may stand in a header, a log and a problem; else a new one.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get(REQUEST_ID).map(HeaderValue::as_bytes);
+    let is_fit = |id: &&[u8]| {
+        (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
+    };
+    let given = given.filter(is_fit).and_then(|id| std::str::from_utf8(id).ok());
+    given.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned)
+}
+
+/// Clients may invent methods; a metric's label may not.
+fn method_label(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
+        Method::OPTIONS => "OPTIONS",
+        _ => "OTHER",
+    }
+}
+
+/// Whether a request wants to change a value, so that its problem must say what became of that.
+fn is_update(method: &str, route: &str) -> bool {
+    let only_looks = matches!(method, "GET" | "HEAD" | "OPTIONS");
+    !only_looks && route != "/v1/query" && !route.ends_with("/fold")
+}
+
+/// Sheds what is over the limit of requests in progress, at once and without a queue.
+pub(super) async fn limit(
+    State(permits): State<Arc<Semaphore>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match permits.try_acquire() {
+        Ok(_permit) => next.run(request).await,
+        Err(_) => {
+            let max = limits::REQUESTS_MAX;
+            let detail = format!("{max} requests are in progress here; send it again in a second.");
+            Problem::new(ProblemType::Overloaded, detail).into_response()
+        }
+    }
+}
+
+/// A panic is a bug, but answers like everything else.
+pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)");
+    tracing::error!(panic = text, "a request met a bug");
+    let detail = "The server met an impossible state; see its log for this request's id.";
+    Problem::new(ProblemType::Internal, detail).into_response()
+}
+
+/// Answers paths without a route.
+pub(super) async fn unknown_route() -> Problem {
+    let detail = "No endpoint has this path. Keys live at /v1/{kind}/{group}/{name}, with a / \
+                  inside a name as %2F; GET /openapi.json lists every endpoint.";
+    Problem::new(ProblemType::UnknownRoute, detail)
+}
+
+/// Answers routes without this method; the router adds the `Allow` header.
+pub(super) async fn method_not_allowed(method: Method) -> Problem {
+    let detail = match method {
+        Method::DELETE => {
+            "Keys can't be deleted or reset yet. Count under a new name, or add the negative of \
+             what a read answers."
+        }
+        Method::PUT | Method::PATCH => {
+            "A key can't be set, only updated: POST an op, such as {\"op\":\"add\",\"by\":5}."
+        }
+        _ => "Use one of the methods in the Allow header.",
+    };
+    Problem::new(ProblemType::MethodNotAllowed, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_fit_request_ids_are_taken_over() {
+        let id = |bytes: &[u8]| {
+            let value = HeaderValue::from_bytes(bytes).expect("header");
+            request_id(&HeaderMap::from_iter([(REQUEST_ID, value)]))
+        };
+        assert_eq!(id(b"req-1:/a"), "req-1:/a");
+        for bad in [&b""[..], b"a b", b"\xff", "ä".as_bytes(), &[b'x'; 129]] {
+            assert!(Uuid::parse_str(&id(bad)).is_ok(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn updates_are_told_from_reads() {
+        assert!(is_update("POST", "/v1/{kind}/{group}/{name}"));
+        assert!(is_update("DELETE", "/v1/{kind}/{group}/{name}"));
+        assert!(is_update("POST", "unmatched"));
+        assert!(!is_update("GET", "/v1/{kind}/{group}/{name}"));
+        assert!(!is_update("POST", "/v1/query"));
+        assert!(!is_update("POST", "/v1/{kind}/{group}/{name}/fold"));
+    }
+}

@@ -1,0 +1,158 @@
+//! The interface as OpenAPI 3.1, made from the routes that serve it, with every problem that each
+//! endpoint can answer.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+use utoipa::openapi::content::ContentBuilder;
+use utoipa::openapi::path::{HttpMethod, Operation};
+use utoipa::openapi::response::ResponseBuilder;
+use utoipa::openapi::{Info, License, OpenApi, OpenApiBuilder, Ref, RefOr};
+use utoipa::{PartialSchema, ToSchema};
+
+use super::catalog::{Entry, ProblemType};
+use super::problem::ProblemBody;
+use super::{key_routes, operation_routes};
+
+const PROBLEM: &str = "application/problem+json";
+
+/// The document that `GET /openapi.json` and `orderfree openapi` show.
+#[must_use]
+pub fn openapi() -> OpenApi {
+    let mut document = key_routes().merge(operation_routes()).into_openapi();
+    let components = document.components.get_or_insert_default();
+    components.schemas.insert(ProblemBody::name().into_owned(), ProblemBody::schema());
+    let mut schemas = Vec::new();
+    ProblemBody::schemas(&mut schemas);
+    components.schemas.extend(schemas);
+    for (path, item) in &mut document.paths.paths {
+        for (method, operation) in
+            [(HttpMethod::Get, &mut item.get), (HttpMethod::Post, &mut item.post)]
+        {
+            if let Some(operation) = operation {
+                add_problems(operation, &problems_of(path, &method));
+            }
+        }
+    }
+    document
+}
+
+/// What stands above the paths.
+pub(super) fn head() -> OpenApi {
+    let mut info = Info::new("Orderfree", env!("CARGO_PKG_VERSION"));
+    info.description = Some(
+        "Counters over HTTP, without coordination. An update is `acked`, `refused` (certainly not \
+         counted, send it again freely) or `unknown` (may be counted; sent again it may count \
+         twice). Every error is `application/problem+json`."
+            .to_owned(),
+    );
+    info.license = Some(License::new("MIT OR Apache-2.0"));
+    OpenApiBuilder::new().info(info).build()
+}
+
+/// The problems that an endpoint can answer.
+fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
+    use ProblemType::{
+        BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge, Clock, ContentType,
+        Corrupt, FoldBlocked, FoldBusy, FoldPaused, FoldUnknown, Internal, KeyAbsent, NotReady,
+        OutOfRange, OutcomeUnknown, Overloaded, StateTooLarge, Stopping, StoreRefused,
+        StoreUnavailable, TooManyRows, Undecodable, UnknownKind, UnknownProblem, Unsent,
+        UriTooLong,
+    };
+    const ANY: &[ProblemType] = &[BadAddress, UriTooLong, Internal];
+    const ADDRESSED: &[ProblemType] = &[UnknownKind, BadName, BadQuery, Overloaded];
+    const BODY: &[ProblemType] = &[BadQuery, BadBody, ContentType, BodyTooLarge, Overloaded];
+    const WRITE: &[ProblemType] = &[
+        BadOp,
+        BadHeader,
+        OutOfRange,
+        StateTooLarge,
+        Clock,
+        StoreRefused,
+        Unsent,
+        Stopping,
+        OutcomeUnknown,
+    ];
+    const READ: &[ProblemType] = &[StoreUnavailable, TooManyRows, Undecodable, Corrupt];
+    const FOLD: &[ProblemType] = &[FoldPaused, FoldBusy, FoldBlocked, FoldUnknown];
+    let of_path: &[&[ProblemType]] = match (path, method) {
+        ("/v1/{kind}/{group}/{name}", HttpMethod::Post) => &[ADDRESSED, BODY, WRITE],
+        ("/v1/{kind}/{group}/{name}", _) => &[ADDRESSED, READ, &[KeyAbsent]],
+        ("/v1/{kind}/{group}", _) => &[ADDRESSED, READ],
+        ("/v1/{kind}/{group}/{name}/shards", _) => &[ADDRESSED, READ, &[KeyAbsent]],
+        ("/v1/{kind}/{group}/{name}/fold", _) => &[ADDRESSED, READ, FOLD],
+        ("/v1/batch", _) => &[BODY, &[BadHeader]],
+        ("/v1/query", _) => &[BODY],
+        ("/v1/kinds", _) => &[&[BadQuery, Overloaded]],
+        ("/readyz", _) => &[&[BadQuery, NotReady]],
+        ("/version", _) => &[&[BadQuery]],
+        ("/problems/{slug}", _) => &[&[UnknownProblem]],
+        _ => &[],
+    };
+    let mut problems: Vec<ProblemType> = of_path.concat();
+    problems.extend(ANY);
+    problems.sort_unstable();
+    problems.dedup();
+    problems
+}
+
+/// One response for each status, with one example for each type of problem.
+fn add_problems(operation: &mut Operation, problems: &[ProblemType]) {
+    let mut by_status: BTreeMap<u16, Vec<Entry>> = BTreeMap::new();
+    for problem in problems {
+        let entry = problem.entry();
+        by_status.entry(entry.status.as_u16()).or_default().push(entry);
+    }
+    for (status, entries) in by_status {
+        let lines: Vec<String> =
+            entries.iter().map(|entry| format!("`{}`: {}", entry.slug, entry.meaning)).collect();
+        let mut content =
+            ContentBuilder::new().schema(Some(Ref::from_schema_name(ProblemBody::name())));
+        for entry in &entries {
+            let example = utoipa::openapi::example::ExampleBuilder::new()
+                .summary(entry.title)
+                .value(Some(json!({
+                    "type": format!("/problems/{}", entry.slug),
+                    "title": entry.title,
+                    "status": status,
+                    "detail": entry.meaning,
+                    "instance": "5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77",
+                })));
+            content = content.examples_from_iter([(entry.slug, example)]);
+        }
+        let response = ResponseBuilder::new()
+            .description(lines.join("\n\n"))
+            .content(PROBLEM, content.build());
+        let responses = &mut operation.responses.responses;
+        responses.insert(status.to_string(), RefOr::T(response.build()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_is_openapi_3_1_and_every_reference_leads_somewhere() {
+        let text = openapi().to_json().expect("JSON");
+        let document: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(document["openapi"], "3.1.0");
+        let schemas = document["components"]["schemas"].as_object().expect("schemas");
+        for reference in text.split("\"#/components/schemas/").skip(1) {
+            let name = reference.split('"').next().expect("a quote");
+            assert!(schemas.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_endpoint_says_what_it_is_and_answers() {
+        for (path, item) in openapi().paths.paths {
+            for operation in [item.get, item.post].into_iter().flatten() {
+                assert!(operation.summary.is_some_and(|text| !text.is_empty()), "{path}");
+                let answers: Vec<&String> = operation.responses.responses.keys().collect();
+                assert!(answers.iter().any(|status| *status == "200"), "{path}: {answers:?}");
+                assert!(answers.iter().any(|status| *status == "500"), "{path}: {answers:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! For machines and operators: probes, metrics, version, the interface's description, and the pages
+//! that explain problems.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::catalog::ProblemType;
+use super::extract::{NoParams, Params, Query, QueryParams};
+use super::problem::Problem;
+use super::{AppState, openapi};
+
+/// A probe's answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ProbeView {
+    #[schema(example = "ready")]
+    status: &'static str,
+    /// With `?verbose`: every check.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checks: Option<BTreeMap<&'static str, String>>,
+}
+
+/// Is the process alive?
+///
+/// Says nothing about the store: a pod is not restarted because the store is down.
+#[utoipa::path(
+    get, path = "/livez", tag = "operations",
+    responses((status = 200, description = "It is", body = ProbeView,
+        example = json!({"status": "alive"})))
+)]
+pub(super) async fn livez() -> Json<ProbeView> {
+    Json(ProbeView { status: "alive", checks: None })
+}
+
+/// Query parameters of the readiness probe.
+pub(super) struct ReadyParams {
+    verbose: bool,
+}
+
+impl Params for ReadyParams {
+    const NAMES: &'static [&'static str] = &["verbose"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<ReadyParams, Problem> {
+        Ok(ReadyParams { verbose: query.flag("verbose")? })
+    }
+}
+
+/// Should requests come here?
+///
+/// Started, not shutting down, and the clock is not measured to be wrong. It does not follow the
+/// store's momentary state: all pods would drop out at once.
+#[utoipa::path(
+    get, path = "/readyz", tag = "operations",
+    params(("verbose" = Option<bool>, Query, description = "Show every check")),
+    responses((status = 200, description = "They should", body = ProbeView,
+        example = json!({"status": "ready"})))
+)]
+pub(super) async fn readyz(
+    State(app): State<AppState>,
+    Query(params): Query<ReadyParams>,
+) -> Result<Json<ProbeView>, Problem> {
+    let readiness = app.health.readiness(app.service.check_clock());
+    if !readiness.is_ready() {
+        let reason = |(name, check): &(&str, Result<(), String>)| {
+            check.as_ref().err().map(|why| format!("{name}: {why}"))
+        };
+        let reasons: Vec<String> = readiness.checks.iter().filter_map(reason).collect();
+        return Err(Problem::new(ProblemType::NotReady, format!("{}.", reasons.join("; "))));
+    }
+    let checks = readiness.checks.into_iter().map(|(name, _)| (name, "ok".to_owned()));
+    let checks = params.verbose.then(|| checks.collect());
+    Ok(Json(ProbeView { status: "ready", checks }))
+}
+
+/// Metrics
+///
+/// In the OpenMetrics text format; no key is ever a label.
+#[utoipa::path(
+    get, path = "/metrics", tag = "operations",
+    responses((status = 200, description = "Everything that the pod counts about itself",
+        content((String = "application/openmetrics-text"))))
+)]
+pub(super) async fn metrics(State(app): State<AppState>) -> Response {
+    const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, OPENMETRICS)], app.service.metrics().encode()).into_response()
+}
+
+/// What runs here.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct VersionView {
+    #[schema(example = "0.1.0")]
+    version: &'static str,
+    /// The commit it was built from, if known.
+    commit: Option<&'static str>,
+    /// `cassandra` or `embedded`.
+    #[schema(example = "embedded")]
+    store: &'static str,
+}
+
+/// Version
+#[utoipa::path(
+    get, path = "/version", tag = "operations",
+    responses((status = 200, description = "What runs here", body = VersionView,
+        example = json!({"version": "0.1.0", "commit": null, "store": "embedded"})))
+)]
+pub(super) async fn version(
+    State(app): State<AppState>,
+    _params: Query<NoParams>,
+) -> Json<VersionView> {
+    let super::Build { version, commit } = app.build;
+    Json(VersionView { version, commit, store: app.service.store_name() })
+}
+
+/// This document
+#[utoipa::path(
+    get, path = "/openapi.json", tag = "operations",
+    responses((status = 200, description = "The interface as OpenAPI 3.1",
+        body = serde_json::Value))
+)]
+pub(super) async fn openapi_json() -> Response {
+    static DOCUMENT: LazyLock<String> =
+        LazyLock::new(|| openapi().to_json().expect("invariant: the document is JSON"));
+    ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
+}
+
+/// List the types of problems
+#[utoipa::path(
+    get, path = "/problems", tag = "operations",
+    responses((status = 200, description = "Every type's page", content((String = "text/plain"))))
+)]
+pub(super) async fn problems() -> String {
+    let pages: Vec<String> = ProblemType::ALL.iter().map(|kind| kind.page()).collect();
+    pages.join("\n----\n\n")
+}
+
+/// Explain a type of problem
+#[utoipa::path(
+    get, path = "/problems/{slug}", tag = "operations",
+    params(("slug" = String, Path, description = "The last part of a problem's `type`",
+        example = "bad-op")),
+    responses((status = 200, description = "What it means and what to do",
+        content((String = "text/plain"))))
+)]
+pub(super) async fn problem(Path(slug): Path<String>) -> Result<String, Problem> {
+    match ProblemType::from_slug(&slug) {
+        Some(kind) => Ok(kind.page()),
+        None => {
+            let detail = format!("There is no problem type {slug:?}; GET /problems lists them.");
+            Err(Problem::new(ProblemType::UnknownProblem, detail))
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Errors on the wire: `application/problem+json` (RFC 9457), for everything, the framework's own
+//! errors and panics included.
+//!
+//! A handler returns a [`Problem`]; it becomes bytes in one place, [`render`], where the request id
+//! and the outcome of an update are known.
+
+use axum::Json;
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use orderfree_core::crdt::OpError;
+use orderfree_core::protocol::fold::FoldError;
+use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
+
+use super::catalog::ProblemType;
+use super::stream::Summary;
+use crate::gc::FoldFailure;
+use crate::mutators::{Refused, UpdateError};
+use crate::service::ReadError;
+use crate::store::StoreError;
+
+const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// What became of an update that was not acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NotAcked {
+    /// Certainly not counted: it may be sent again.
+    Refused,
+    /// May be counted: sending it again may count it twice.
+    Unknown,
+}
+
+/// One occurrence of a problem.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Problem {
+    kind: ProblemType,
+    detail: String,
+    outcome: Option<NotAcked>,
+    summary: Option<Box<Summary>>,
+}
+
+/// A problem as it is written.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(super) struct ProblemBody<'a> {
+    /// The page that explains this type of problem, on this server.
+    #[schema(example = "/problems/bad-op")]
+    r#type: String,
+    /// Short name of the type.
+    title: &'a str,
+    /// HTTP status.
+    status: u16,
+    /// What is wrong, and what to do, in this case.
+    detail: &'a str,
+    /// The request's id, as in `X-Request-Id`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instance: Option<&'a str>,
+    /// Where an update is concerned: `refused` is certainly not counted, `unknown` may be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<NotAcked>,
+    /// Of a stream that ended early: what became of the lines before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    summary: Option<&'a Summary>,
+}
+
+impl Problem {
+    /// A problem of this type; `detail` says what is wrong here and what to do about it.
+    #[must_use]
+    pub fn new(kind: ProblemType, detail: impl Into<String>) -> Problem {
+        Problem { kind, detail: detail.into(), outcome: None, summary: None }
+    }
+
+    /// The same, where an update is concerned.
+    #[must_use]
+    pub fn with_outcome(self, outcome: NotAcked) -> Problem {
+        Problem { outcome: Some(outcome), ..self }
+    }
+
+    /// The same, for a stream of updates that ended early.
+    #[must_use]
+    pub(super) fn with_summary(self, summary: Summary) -> Problem {
+        let outcome = if summary.is_untouched() { NotAcked::Refused } else { NotAcked::Unknown };
+        Problem { summary: Some(Box::new(summary)), ..self }.with_outcome(outcome)
+    }
+
+    /// The same, with words before the detail that say which part of the request it is about.
+    #[must_use]
+    pub fn within(mut self, place: &str) -> Problem {
+        self.detail = format!("{place}: {}", self.detail);
+        self
+    }
+
+    /// Its type.
+    #[must_use]
+    pub fn kind(&self) -> ProblemType {
+        self.kind
+    }
+
+    /// What is wrong here.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// What became of the update.
+    #[must_use]
+    pub fn outcome(&self) -> Option<NotAcked> {
+        self.outcome
+    }
+
+    fn body<'a>(&'a self, instance: Option<&'a str>) -> ProblemBody<'a> {
+        let entry = self.kind.entry();
+        ProblemBody {
+            r#type: format!("/problems/{}", entry.slug),
+            title: entry.title,
+            status: entry.status.as_u16(),
+            detail: &self.detail,
+            instance,
+            outcome: self.outcome,
+            summary: self.summary.as_deref(),
+        }
+    }
+}
+
+/// As one item of a batch: the request id is not repeated.
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.body(None).serialize(serializer)
+    }
+}
+
+/// A response without a body that [`render`] completes.
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = self.kind.entry().status.into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Writes the problem that a handler left in its response; an error of the framework becomes a
+/// problem too. An update whose problem says nothing else was refused, or is unknown after a bug.
+pub(super) fn render(mut response: Response, request_id: &str, is_update: bool) -> Response {
+    let status = response.status();
+    let mut problem = match response.extensions_mut().remove::<Problem>() {
+        Some(problem) => problem,
+        None if status.is_client_error() || status.is_server_error() => of_framework(status),
+        None => return response,
+    };
+    if is_update && problem.outcome.is_none() {
+        let is_bug = status == StatusCode::INTERNAL_SERVER_ERROR;
+        problem.outcome = Some(if is_bug { NotAcked::Unknown } else { NotAcked::Refused });
+    }
+    let written = Json(problem.body(Some(request_id))).into_response();
+    let (mut parts, _) = response.into_parts();
+    let (_, body): (_, Body) = written.into_parts();
+    parts.status = problem.kind.entry().status;
+    parts.headers.remove(header::CONTENT_LENGTH);
+    parts.headers.insert(header::CONTENT_TYPE, CONTENT_TYPE);
+    if let Some(seconds) = problem.kind.entry().retry_after_s {
+        parts.headers.insert(header::RETRY_AFTER, seconds.into());
+    }
+    Response::from_parts(parts, body)
+}
+
+/// For responses that no handler of ours made.
+fn of_framework(status: StatusCode) -> Problem {
+    let (kind, detail) = match status {
+        StatusCode::NOT_FOUND => (ProblemType::UnknownRoute, "No endpoint has this path."),
+        StatusCode::METHOD_NOT_ALLOWED => {
+            (ProblemType::MethodNotAllowed, "Use one of the methods in the Allow header.")
+        }
+        StatusCode::PAYLOAD_TOO_LARGE => (ProblemType::BodyTooLarge, "Send a smaller body."),
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => (
+            ProblemType::ContentType,
+            "The Content-Encoding is not supported; send the body as it is, or by gzip where the \
+             Accept-Encoding header of this answer says so.",
+        ),
+        StatusCode::URI_TOO_LONG => (ProblemType::UriTooLong, "Use a shorter address."),
+        status if status.is_client_error() => {
+            (ProblemType::BadRequest, "The request is malformed; correct it and send it again.")
+        }
+        _ => (ProblemType::Internal, "The server met an impossible state; see its log."),
+    };
+    Problem::new(kind, detail)
+}
+
+impl From<UpdateError> for Problem {
+    fn from(error: UpdateError) -> Problem {
+        match error {
+            UpdateError::Refused(refused) => refused.into(),
+            UpdateError::Unknown(_) => {
+                Problem::new(ProblemType::OutcomeUnknown, sentence(&error.to_string()))
+                    .with_outcome(NotAcked::Unknown)
+            }
+        }
+    }
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Problem {
+        let kind = match &refused {
+            Refused::Op(error) => return Problem::from(error.clone()),
+            Refused::Clock(_) => ProblemType::Clock,
+            Refused::Overloaded(_) => ProblemType::Overloaded,
+            Refused::Store(_) => ProblemType::StoreRefused,
+            Refused::Deadline(_) => ProblemType::Unsent,
+            Refused::Stopping => ProblemType::Stopping,
+        };
+        Problem::new(kind, sentence(&refused.to_string())).with_outcome(NotAcked::Refused)
+    }
+}
+
+impl From<OpError> for Problem {
+    fn from(error: OpError) -> Problem {
+        let kind = match &error {
+            OpError::Overflow { .. } => ProblemType::OutOfRange,
+            OpError::TooLarge => ProblemType::StateTooLarge,
+            OpError::WrongKind { .. } | OpError::Invalid(_) => ProblemType::BadOp,
+        };
+        Problem::new(kind, sentence(&error.to_string())).with_outcome(NotAcked::Refused)
+    }
+}
+
+impl From<ReadError> for Problem {
+    fn from(error: ReadError) -> Problem {
+        match error {
+            ReadError::Store(error) => error.into(),
+            ReadError::Row { key, error } => {
+                let detail = format!("The key {key} can't be read: {error}.");
+                Problem::new(ProblemType::Undecodable, detail)
+            }
+        }
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Problem {
+        let kind = match &error {
+            StoreError::Unavailable(_) => ProblemType::StoreUnavailable,
+            StoreError::TooManyRows(_) => ProblemType::TooManyRows,
+            StoreError::Corrupt(_) => ProblemType::Corrupt,
+        };
+        Problem::new(kind, sentence(&error.to_string()))
+    }
+}
+
+impl From<FoldFailure> for Problem {
+    fn from(failure: FoldFailure) -> Problem {
+        let kind = match failure {
+            FoldFailure::Read(error) => return error.into(),
+            FoldFailure::Paused(_) => ProblemType::FoldPaused,
+            FoldFailure::Busy => ProblemType::FoldBusy,
+            FoldFailure::Write(_) => ProblemType::FoldUnknown,
+            FoldFailure::Blocked { key, error } => {
+                let kind = match &error {
+                    FoldError::Row(_) => ProblemType::Undecodable,
+                    FoldError::ClockMoved { .. } => ProblemType::FoldBlocked,
+                };
+                return Problem::new(kind, format!("The key {key} can't be folded: {error}."));
+            }
+        };
+        Problem::new(kind, sentence(&failure.to_string()))
+    }
+}
+
+/// Errors of the lower layers begin in lower case and have no full stop.
+fn sentence(text: &str) -> String {
+    let mut characters = text.chars();
+    let first = characters.next().map(|first| first.to_ascii_uppercase());
+    let mut sentence: String = first.into_iter().chain(characters).collect();
+    if !sentence.ends_with(['.', '!', '?']) {
+        sentence.push('.');
+    }
+    sentence
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orderfree_core::crdt::Kind;
+    use orderfree_core::protocol::clock::ClockError;
+    use orderfree_core::protocol::{Cut, Key, Name};
+    use std::time::Duration;
+
+    fn kind_of(problem: impl Into<Problem>) -> (ProblemType, Option<NotAcked>) {
+        let problem = problem.into();
+        (problem.kind, problem.outcome)
+    }
+
+    #[test]
+    fn every_error_of_an_update_says_what_became_of_it() {
+        let refused = Some(NotAcked::Refused);
+        for (error, expected) in [
+            (Refused::Op(OpError::Overflow { kind: "counter" }), ProblemType::OutOfRange),
+            (Refused::Op(OpError::TooLarge), ProblemType::StateTooLarge),
+            (Refused::Op(OpError::Invalid("x".to_owned())), ProblemType::BadOp),
+            (Refused::Clock(ClockError::Moved), ProblemType::Clock),
+            (Refused::Overloaded("too much"), ProblemType::Overloaded),
+            (Refused::Store("down".to_owned()), ProblemType::StoreRefused),
+            (Refused::Deadline(Duration::from_secs(1)), ProblemType::Unsent),
+            (Refused::Stopping, ProblemType::Stopping),
+        ] {
+            assert_eq!(kind_of(UpdateError::Refused(error)), (expected, refused));
+        }
+        let unknown = UpdateError::Unknown("late".to_owned());
+        assert_eq!(kind_of(unknown), (ProblemType::OutcomeUnknown, Some(NotAcked::Unknown)));
+    }
+
+    #[test]
+    fn errors_of_reads_and_folds_have_their_types() {
+        let store = |error| kind_of(ReadError::Store(error)).0;
+        let down = StoreError::Unavailable("down".to_owned());
+        assert_eq!(store(down), ProblemType::StoreUnavailable);
+        assert_eq!(store(StoreError::TooManyRows(Cut { limit: 9 })), ProblemType::TooManyRows);
+        assert_eq!(store(StoreError::Corrupt("x".to_owned())), ProblemType::Corrupt);
+        let name = Name::new("g").expect("name");
+        let key = Key { kind: Kind::Counter, group: name.clone(), name };
+        let fence = orderfree_core::protocol::Timestamp::from_micros(7);
+        let error = FoldError::ClockMoved { fence };
+        assert_eq!(kind_of(FoldFailure::Blocked { key, error }).0, ProblemType::FoldBlocked);
+        assert_eq!(kind_of(FoldFailure::Busy).0, ProblemType::FoldBusy);
+    }
+
+    #[test]
+    fn details_are_sentences() {
+        assert_eq!(sentence("the store is down"), "The store is down.");
+        assert_eq!(sentence("Ärger!"), "Ärger!");
+        assert_eq!(sentence(""), ".");
+    }
+}

@@ -1,0 +1,330 @@
+//! `GET`: one key, or the keys of a group.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use orderfree_core::protocol::Name;
+use orderfree_core::protocol::consistency::Level;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::AppState;
+use super::catalog::ProblemType;
+use super::extract::{self, GroupPath, KeyPath, Params, Query, QueryParams};
+use super::problem::Problem;
+use super::wire::{self, KeyValueView, ValueView};
+use crate::limits;
+use crate::service::{GroupQuery, ReadError};
+
+const JSON: &str = "application/json";
+const NDJSON: &str = "application/x-ndjson";
+const TEXT: &str = "text/plain";
+
+/// Query parameters of a read.
+pub(super) struct ReadParams {
+    level: Option<Level>,
+    default: Option<String>,
+    as_digits: bool,
+}
+
+impl Params for ReadParams {
+    const NAMES: &'static [&'static str] = &["consistency", "default", "numbers"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<ReadParams, Problem> {
+        Ok(ReadParams {
+            level: query.read("consistency", wire::level)?,
+            default: query.get("default").map(str::to_owned),
+            as_digits: wire::numbers(query)?,
+        })
+    }
+}
+
+/// Read a key
+///
+/// Every update acknowledged before the read began is in the value, at a consistency level that
+/// overlaps the write level. The entity tag stands for everything that is shown but `as_of`.
+#[utoipa::path(
+    get, path = "/v1/{kind}/{group}/{name}", tag = "keys",
+    params(
+        ("kind" = String, Path, description = "Data type", example = "counter"),
+        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
+        ("name" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "home"),
+        ("consistency" = Option<String>, Query, description = "`one`, `local_one`, \
+            `local_quorum`, `quorum` or `all`; the server's choice without", example = "local_quorum"),
+        ("default" = Option<String>, Query, description = "The value of a key that does not \
+            exist; without it, such a key is 404", example = "0"),
+        ("numbers" = Option<String>, Query, description = "`string` writes values in quotes"),
+        ("If-None-Match" = Option<String>, Header, description = "Entity tags: 304 if one matches"),
+    ),
+    responses(
+        (status = 200, description = "The value", content(
+            (KeyValueView = "application/json", example = json!({"kind": "counter", "group": "site",
+                "name": "home", "value": 1234, "exact": true, "as_of": "2026-11-21T08:00:00.123456Z",
+                "consistency": "local_quorum", "shards": 7,
+                "folded_through": "2026-11-20T07:11:02.000417Z"})),
+            (String = "text/plain", example = json!("1234\n")),
+        ), headers(("ETag" = String, description = "Entity tag"))),
+        (status = 304, description = "Nothing that is shown has changed"),
+    )
+)]
+pub(super) async fn read(
+    State(app): State<AppState>,
+    KeyPath(key): KeyPath,
+    Query(params): Query<ReadParams>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let default = params.default.as_deref().map(|text| wire::value(key.kind, text));
+    let default =
+        default.transpose().map_err(|rule| extract::bad_query(format!("default: {rule}.")))?;
+    // Read before the store is asked: every update acknowledged before is in the answer.
+    let as_of = app.service.now().wall;
+    let read = app.service.read(&key, params.level).await;
+    let value = match (read.map_err(|error| problem_of(error, &key.to_string()))?, default) {
+        (Some(read), _) => ValueView::new(&read, params.as_digits),
+        (None, Some(default)) => {
+            let level = params.level.unwrap_or(app.service.read_level());
+            ValueView::absent(&default, params.as_digits, as_of, level)
+        }
+        (None, None) => {
+            let detail = format!("{key} does not exist; POST to it, or read with ?default=0.");
+            return Err(Problem::new(ProblemType::KeyAbsent, detail));
+        }
+    };
+    let view = KeyValueView { key: (&key).into(), value };
+    Ok(respond(&view, &headers))
+}
+
+/// A read's problem, named after the key where the error does not name it.
+pub(super) fn problem_of(error: ReadError, key: &str) -> Problem {
+    match error {
+        ReadError::Store(error) => Problem::from(error).within(key),
+        ReadError::Row { .. } => error.into(),
+    }
+}
+
+fn respond(view: &KeyValueView, headers: &HeaderMap) -> Response {
+    let is_text = extract::negotiate(headers, &[JSON, TEXT]) == TEXT;
+    let tag = entity_tag(view, is_text);
+    let common = [
+        (header::ETAG, HeaderValue::from_str(&tag).expect("invariant: hexadecimal digits")),
+        (header::VARY, HeaderValue::from_static("accept")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ];
+    if matches_tag(headers, &tag) {
+        (StatusCode::NOT_MODIFIED, common).into_response()
+    } else if is_text {
+        (common, format!("{}\n", view.value.value)).into_response()
+    } else {
+        (common, Json(view)).into_response()
+    }
+}
+
+/// Bare numbers have a strong tag. JSON has a weak one, as `as_of` changes with every read.
+fn entity_tag(view: &KeyValueView, is_text: bool) -> String {
+    let mut hasher = DefaultHasher::new();
+    if is_text {
+        view.value.value.to_string().hash(&mut hasher);
+        return format!("\"t{:016x}\"", hasher.finish());
+    }
+    let shown = KeyValueView { key: view.key.clone(), value: view.value.timeless() };
+    let shown = serde_json::to_vec(&shown).expect("invariant: a view is JSON");
+    shown.hash(&mut hasher);
+    format!("W/\"j{:016x}\"", hasher.finish())
+}
+
+/// Compares weakly, as `If-None-Match` asks.
+fn matches_tag(headers: &HeaderMap, tag: &str) -> bool {
+    let opaque = |tag: &str| tag.trim().trim_start_matches("W/").to_owned();
+    let given =
+        headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    given.flat_map(|value| value.split(',')).any(|given| {
+        let given = opaque(given);
+        given == "*" || given == opaque(tag)
+    })
+}
+
+/// Query parameters of a group's read.
+pub(super) struct GroupParams {
+    prefix: Option<Name>,
+    from: Option<Name>,
+    to: Option<Name>,
+    behind: Option<Name>,
+    limit: usize,
+    level: Option<Level>,
+    as_digits: bool,
+}
+
+impl Params for GroupParams {
+    const NAMES: &'static [&'static str] =
+        &["prefix", "from", "to", "limit", "cursor", "consistency", "numbers"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<GroupParams, Problem> {
+        let limit = query.read("limit", |text| match text.parse() {
+            Ok(limit) if (1..=limits::GROUP_PAGE_MAX).contains(&limit) => Ok(limit),
+            _ => Err(format!("{text:?} is not a number from 1 to {}", limits::GROUP_PAGE_MAX)),
+        })?;
+        Ok(GroupParams {
+            prefix: query.name("prefix")?,
+            from: query.name("from")?,
+            to: query.name("to")?,
+            behind: query.read("cursor", read_cursor)?,
+            limit: limit.unwrap_or(limits::GROUP_PAGE_DEFAULT),
+            level: query.read("consistency", wire::level)?,
+            as_digits: wire::numbers(query)?,
+        })
+    }
+}
+
+/// One page of a group.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct GroupView {
+    #[schema(example = "counter")]
+    kind: &'static str,
+    #[schema(example = "site")]
+    group: String,
+    /// By ascending name, in the order of UTF-8 bytes.
+    keys: Vec<NameValueView>,
+    /// The `cursor` of the next page; null on the last one.
+    next: Option<String>,
+}
+
+/// A name of a group with its value.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct NameValueView {
+    #[schema(example = "home")]
+    name: String,
+    #[serde(flatten)]
+    value: ValueView,
+}
+
+/// Read the keys of a group
+///
+/// Each value is right by itself; the page is not one snapshot. The `Link` header and `next` lead to
+/// the next page.
+#[utoipa::path(
+    get, path = "/v1/{kind}/{group}", tag = "keys",
+    params(
+        ("kind" = String, Path, description = "Data type", example = "counter"),
+        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
+        ("prefix" = Option<String>, Query, description = "Only names that begin so"),
+        ("from" = Option<String>, Query, description = "Only names from this one on"),
+        ("to" = Option<String>, Query, description = "Only names before this one"),
+        ("limit" = Option<u32>, Query, description = "Most keys to answer, 1 to 10000; 1000 without"),
+        ("cursor" = Option<String>, Query, description = "`next` of the page before"),
+        ("consistency" = Option<String>, Query, description = "`one`, `local_one`, \
+            `local_quorum`, `quorum` or `all`; the server's choice without"),
+        ("numbers" = Option<String>, Query, description = "`string` writes values in quotes"),
+    ),
+    responses(
+        (status = 200, description = "A page of keys; as NDJSON, one key a line", content(
+            (GroupView = "application/json", example = json!({"kind": "counter", "group": "site",
+                "keys": [{"name": "home", "value": 1234, "exact": true,
+                    "as_of": "2026-11-21T08:00:00.123456Z", "consistency": "local_quorum",
+                    "shards": 7, "folded_through": null}],
+                "next": null})),
+            (KeyValueView = "application/x-ndjson"),
+        ), headers(("Link" = String, description = "rel=\"next\", if there is a next page"))),
+    )
+)]
+pub(super) async fn read_group(
+    State(app): State<AppState>,
+    GroupPath { kind, group }: GroupPath,
+    Query(params): Query<GroupParams>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let query = GroupQuery {
+        kind,
+        group: group.clone(),
+        prefix: params.prefix,
+        from: params.from,
+        to: params.to,
+        behind: params.behind,
+        limit: params.limit,
+        level: params.level,
+    };
+    let page = app.service.read_group(&query).await;
+    let page = page.map_err(|error| problem_of(error, &format!("{kind}/{group}")))?;
+    let next = page.next.as_ref().map(cursor);
+    let mut response = if extract::negotiate(&headers, &[JSON, NDJSON]) == NDJSON {
+        let mut lines = Vec::new();
+        for read in &page.keys {
+            let view = KeyValueView::new(read, params.as_digits);
+            serde_json::to_writer(&mut lines, &view).expect("invariant: a view is JSON");
+            lines.push(b'\n');
+        }
+        ([(header::CONTENT_TYPE, NDJSON)], lines).into_response()
+    } else {
+        let view = |read| {
+            let value = ValueView::new(read, params.as_digits);
+            NameValueView { name: read.key.name.to_string(), value }
+        };
+        let keys = page.keys.iter().map(view).collect();
+        let group = group.to_string();
+        Json(GroupView { kind: kind.name(), group, keys, next: next.clone() }).into_response()
+    };
+    let link = next.and_then(|next| HeaderValue::from_str(&link(&uri, &next)).ok());
+    response.headers_mut().extend(link.map(|link| (header::LINK, link)));
+    response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
+    Ok(response)
+}
+
+/// Where a page ended, so that names stay names in one place only.
+fn cursor(last: &Name) -> String {
+    URL_SAFE_NO_PAD.encode(last.as_str())
+}
+
+fn read_cursor(text: &str) -> Result<Name, String> {
+    let bytes = URL_SAFE_NO_PAD.decode(text).ok();
+    let name = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+    name.and_then(|name| Name::new(&name).ok())
+        .ok_or_else(|| format!("{text:?} is not the `next` of an earlier page"))
+}
+
+/// The same query from another cursor, as a link relative to the request.
+fn link(uri: &Uri, cursor: &str) -> String {
+    let kept = uri.query().unwrap_or("").split('&');
+    let mut query: Vec<&str> =
+        kept.filter(|pair| !pair.is_empty() && pair.split('=').next() != Some("cursor")).collect();
+    let cursor = format!("cursor={cursor}");
+    query.push(&cursor);
+    format!("<?{}>; rel=\"next\"", query.join("&"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursors_round_trip_and_forged_ones_are_refused() {
+        let name = Name::new("page:home ☃/2026").expect("name");
+        assert_eq!(read_cursor(&cursor(&name)), Ok(name));
+        for forged in ["", "=", "a", "AAAA", "ÄÄ"] {
+            assert!(read_cursor(forged).is_err(), "{forged}");
+        }
+    }
+
+    #[test]
+    fn the_next_page_keeps_the_query() {
+        let uri: Uri = "/v1/counter/g?limit=2&cursor=old&prefix=a%20b".parse().expect("URI");
+        assert_eq!(link(&uri, "new"), "<?limit=2&prefix=a%20b&cursor=new>; rel=\"next\"");
+    }
+
+    #[test]
+    fn entity_tags_are_compared_weakly() {
+        let given = |text: &'static str| {
+            let value = HeaderValue::from_static(text);
+            HeaderMap::from_iter([(header::IF_NONE_MATCH, value)])
+        };
+        assert!(matches_tag(&given("\"x\", \"a\""), "W/\"a\""));
+        assert!(matches_tag(&given("W/\"a\""), "\"a\""));
+        assert!(matches_tag(&given("*"), "\"a\""));
+        assert!(!matches_tag(&given("\"b\""), "\"a\""));
+        assert!(!matches_tag(&HeaderMap::new(), "\"a\""));
+    }
+}

@@ -1,0 +1,280 @@
+//! An NDJSON stream of updates: no limit on their number, a bound on memory.
+//!
+//! Lines are read into a window; a window's lines of one key become one op list, so that a hot key
+//! costs one update a window. The next window is read only once this one has its outcomes: that is
+//! the back-pressure. A bad op spoils only its own line.
+
+use std::collections::HashMap;
+
+use axum::body::{Body, BodyDataStream};
+use futures::future::join_all;
+use futures::{StreamExt, stream};
+use orderfree_core::crdt::Op;
+use orderfree_core::protocol::{Durability, Key};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::AppState;
+use super::extract;
+use super::json;
+use super::problem::{NotAcked, Problem};
+use super::wire;
+use crate::limits;
+use crate::mutators::{Refused, UpdateError};
+
+/// Errors that a summary shows.
+const ERRORS_SHOWN_MAX: usize = 100;
+
+/// What became of a stream's updates.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, ToSchema)]
+pub(super) struct Summary {
+    /// Updates read: lines that are not blank.
+    lines: usize,
+    /// Stored at the write consistency level.
+    acked: usize,
+    /// In memory, as `?ack=memory` asked.
+    accepted: usize,
+    /// Certainly not counted.
+    refused: usize,
+    /// May be counted.
+    unknown: usize,
+    /// The first 100 lines that were not acknowledged.
+    errors: Vec<LineError>,
+}
+
+/// One line that was not acknowledged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub(super) struct LineError {
+    /// Its number, from 1, blank lines counted.
+    line: usize,
+    outcome: NotAcked,
+    title: &'static str,
+    detail: String,
+}
+
+impl Summary {
+    /// Whether certainly nothing was applied.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.acked + self.accepted + self.unknown == 0
+    }
+
+    fn record(&mut self, line: usize, result: Result<(), Problem>, durability: Durability) {
+        self.lines += 1;
+        let problem = match (result, durability) {
+            (Ok(()), Durability::Stored) => return self.acked += 1,
+            (Ok(()), Durability::Memory) => return self.accepted += 1,
+            (Err(problem), _) => problem,
+        };
+        let outcome = problem.outcome().unwrap_or(NotAcked::Refused);
+        match outcome {
+            NotAcked::Refused => self.refused += 1,
+            NotAcked::Unknown => self.unknown += 1,
+        }
+        if self.errors.len() < ERRORS_SHOWN_MAX {
+            let (title, detail) = (problem.kind().entry().title, problem.detail().to_owned());
+            self.errors.push(LineError { line, outcome, title, detail });
+        }
+    }
+}
+
+/// Applies a whole stream.
+pub(super) async fn apply(
+    app: &AppState,
+    body: Body,
+    durability: Durability,
+) -> Result<Summary, Problem> {
+    let mut lines = Lines::new(body);
+    let mut summary = Summary::default();
+    loop {
+        let (window, end) = Window::read(&mut lines).await;
+        let mut results = window.apply(app, durability).await;
+        results.sort_by_key(|(line, _)| *line);
+        for (line, result) in results {
+            summary.record(line, result, durability);
+        }
+        match end {
+            Ok(End::More) => {}
+            Ok(End::Last) => return Ok(summary),
+            Err(problem) => {
+                let place = format!("The stream ended early, behind line {}", lines.number);
+                return Err(problem.within(&place).with_summary(summary));
+            }
+        }
+    }
+}
+
+/// A line's number and what became of it.
+type LineResult = (usize, Result<(), Problem>);
+
+/// Whether there are lines behind a window.
+enum End {
+    More,
+    Last,
+}
+
+/// Lines that are applied together.
+#[derive(Default)]
+struct Window {
+    updates: HashMap<Key, Vec<(usize, Vec<Op>)>>,
+    bad: Vec<LineResult>,
+}
+
+impl Window {
+    /// Reads lines until the window is full. What was read before an error is in the window.
+    async fn read(lines: &mut Lines) -> (Window, Result<End, Problem>) {
+        let mut window = Window::default();
+        let (mut count, mut bytes) = (0, 0);
+        while count < limits::NDJSON_WINDOW_LINES && bytes < limits::NDJSON_WINDOW_BYTES {
+            let line = match lines.next().await {
+                Ok(Some(line)) => line,
+                Ok(None) => return (window, Ok(End::Last)),
+                Err(problem) => return (window, Err(problem)),
+            };
+            count += 1;
+            bytes += line.as_ref().map_or(0, Vec::len);
+            let update = line.and_then(|line| json::parse(&line)).and_then(wire::update);
+            match update {
+                Ok((key, ops)) => {
+                    window.updates.entry(key).or_default().push((lines.number, ops));
+                }
+                Err(problem) => window.bad.push((lines.number, Err(problem))),
+            }
+        }
+        (window, Ok(End::More))
+    }
+
+    /// Applies all updates at once, one op list a key.
+    async fn apply(self, app: &AppState, durability: Durability) -> Vec<LineResult> {
+        let at_once = limits::NDJSON_WINDOW_LINES;
+        let updates = self.updates.into_iter();
+        let updates = updates.map(|(key, lines)| apply_key(app, key, lines, durability));
+        let results: Vec<Vec<LineResult>> =
+            stream::iter(updates).buffer_unordered(at_once).collect().await;
+        results.into_iter().flatten().chain(self.bad).collect()
+    }
+}
+
+async fn apply_key(
+    app: &AppState,
+    key: Key,
+    lines: Vec<(usize, Vec<Op>)>,
+    durability: Durability,
+) -> Vec<LineResult> {
+    let ops = lines.iter().flat_map(|(_, ops)| ops.iter().cloned()).collect();
+    let result = app.service.update(&key, ops, durability).await;
+    if lines.len() > 1 && matches!(result, Err(UpdateError::Refused(Refused::Op(_)))) {
+        let key = &key;
+        let alone = lines.into_iter().map(|(line, ops)| async move {
+            (line, app.service.update(key, ops, durability).await.map_err(Problem::from))
+        });
+        return join_all(alone).await;
+    }
+    let result = result.map_err(Problem::from);
+    lines.into_iter().map(|(line, _)| (line, result.clone())).collect()
+}
+
+/// Splits a body into lines without holding more than one chunk and one line.
+struct Lines {
+    body: BodyDataStream,
+    buffer: Vec<u8>,
+    /// Where the next line begins in the buffer.
+    at: usize,
+    bytes: usize,
+    /// Number of the last line.
+    number: usize,
+    ended: bool,
+}
+
+impl Lines {
+    fn new(body: Body) -> Lines {
+        let body = body.into_data_stream();
+        Lines { body, buffer: Vec::new(), at: 0, bytes: 0, number: 0, ended: false }
+    }
+
+    /// The next line that is not blank, or why this line can't be used.
+    ///
+    /// # Errors
+    /// The stream is too long, or ended early.
+    async fn next(&mut self) -> Result<Option<Result<Vec<u8>, Problem>>, Problem> {
+        let mut is_too_long = false;
+        loop {
+            let rest = &self.buffer[self.at..];
+            let end = rest.iter().position(|&byte| byte == b'\n');
+            is_too_long |= end.unwrap_or(rest.len()) > limits::NDJSON_LINE_BYTES_MAX;
+            match end {
+                None if !self.ended => {
+                    self.fill(is_too_long).await?;
+                    continue;
+                }
+                None if rest.is_empty() && !is_too_long => return Ok(None),
+                _ => {}
+            }
+            let line = &rest[..end.unwrap_or(rest.len())];
+            let is_blank = line.iter().all(u8::is_ascii_whitespace) && !is_too_long;
+            let line = line.to_vec();
+            self.at += line.len() + usize::from(end.is_some());
+            self.number += 1;
+            if is_too_long {
+                let max = limits::NDJSON_LINE_BYTES_MAX;
+                return Ok(Some(Err(json::bad_body(format!("The line has over {max} bytes.")))));
+            }
+            if !is_blank {
+                return Ok(Some(Ok(line)));
+            }
+        }
+    }
+
+    /// Reads one more chunk; what was read of a line that is too long is not kept.
+    async fn fill(&mut self, is_too_long: bool) -> Result<(), Problem> {
+        let done = if is_too_long { self.buffer.len() } else { self.at };
+        self.buffer.drain(..done);
+        self.at = 0;
+        match self.body.next().await {
+            None => self.ended = true,
+            Some(chunk) => {
+                let chunk = chunk.map_err(|_| extract::cut_off())?;
+                self.bytes += chunk.len();
+                if self.bytes > limits::NDJSON_BYTES_MAX {
+                    return Err(extract::too_large(limits::NDJSON_BYTES_MAX));
+                }
+                self.buffer.extend_from_slice(&chunk);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn split(chunks: Vec<&'static [u8]>) -> Vec<(usize, Result<String, String>)> {
+        let chunks = stream::iter(chunks.into_iter().map(Ok::<_, std::io::Error>));
+        let mut lines = Lines::new(Body::from_stream(chunks));
+        let mut found = Vec::new();
+        while let Some(line) = lines.next().await.expect("stream") {
+            let line = line.map(|line| String::from_utf8_lossy(&line).into_owned());
+            found.push((lines.number, line.map_err(|problem| problem.detail().to_owned())));
+        }
+        found
+    }
+
+    #[tokio::test]
+    async fn lines_are_split_wherever_chunks_end() {
+        let text = |line: usize, text: &str| (line, Ok(text.to_owned()));
+        let found = split(vec![b"{\"a\"", b":1}\n\n  \r\n{}", b"\n[]"]).await;
+        assert_eq!(found, [text(1, "{\"a\":1}"), text(4, "{}"), text(5, "[]")]);
+        assert_eq!(split(vec![]).await, []);
+        assert_eq!(split(vec![b"\n", b""]).await, []);
+    }
+
+    #[tokio::test]
+    async fn a_line_that_is_too_long_spoils_only_itself() {
+        const CHUNK: &[u8] = &[b'x'; limits::NDJSON_LINE_BYTES_MAX / 2 + 1];
+        let found = split(vec![b"1\n", CHUNK, CHUNK, CHUNK, b"tail\n2\n", CHUNK, CHUNK]).await;
+        assert_eq!(found.len(), 4);
+        assert_eq!((&found[0], &found[2]), (&(1, Ok("1".into())), &(3, Ok("2".into()))));
+        assert!(found[1].1.as_ref().is_err_and(|says| says.contains("bytes")));
+        assert!(found[3].1.is_err(), "the last line has no end");
+    }
+}

@@ -1,0 +1,213 @@
+//! What a pod counts about itself. One registry per node object; no key is ever a label.
+
+use std::sync::atomic::{AtomicI64, AtomicU64};
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+/// What became of an update's op list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum Outcome {
+    /// Stored by a write quorum, in time.
+    Acked,
+    /// Held in memory only, as asked.
+    Accepted,
+    /// Certainly not counted.
+    Refused,
+    /// May be counted.
+    Unknown,
+}
+
+/// Labels of [`Metrics::updates`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OutcomeLabel {
+    /// The outcome.
+    pub outcome: Outcome,
+}
+
+/// Labels of [`Metrics::requests`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RequestLabel {
+    /// The matched route's template, never the path.
+    pub route: String,
+    /// HTTP method.
+    pub method: String,
+    /// HTTP status.
+    pub status: u16,
+}
+
+/// How a fold ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum FoldEnd {
+    /// A tally was written.
+    Folded,
+    /// There was nothing to do.
+    Nothing,
+    /// The store could not answer, or the write's outcome is unknown; it is tried again later.
+    Failed,
+    /// A row is undecodable, or the key has too many rows: an operator is needed.
+    Blocked,
+    /// The clock or the schema did not allow it.
+    Paused,
+}
+
+/// Labels of [`Metrics::folds`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct FoldLabel {
+    /// How it ended.
+    pub end: FoldEnd,
+}
+
+/// Labels of [`Metrics::store_errors`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StoreErrorLabel {
+    /// `write_refused`, `write_unknown`, `read`, `too_many_rows` or `corrupt`.
+    pub class: &'static str,
+}
+
+/// The metrics of one node.
+pub struct Metrics {
+    registry: Registry,
+    /// Op lists by outcome.
+    pub updates: Family<OutcomeLabel, Counter>,
+    /// HTTP requests by route, method and status.
+    pub requests: Family<RequestLabel, Counter>,
+    /// Seconds a request took.
+    pub request_seconds: Histogram,
+    /// Op lists in one shard write.
+    pub flush_ops: Histogram,
+    /// Seconds one shard write took.
+    pub flush_seconds: Histogram,
+    /// Mutators in memory.
+    pub mutators: Gauge,
+    /// Mutators born: rows that a fold must remove again.
+    pub births: Counter,
+    /// Clean mutators that were forgotten to make room.
+    pub evictions: Counter,
+    /// Op lists that wait for their write.
+    pub waiting: Gauge,
+    /// Ops answered from memory whose mutator died before a write was acknowledged.
+    pub memory_unknown: Counter,
+    /// Shards merged by one read of one key.
+    pub read_shards: Histogram,
+    /// Folds by how they ended.
+    pub folds: Family<FoldLabel, Counter>,
+    /// Shards that folds put into tallies.
+    pub folded_shards: Counter,
+    /// Rows at or below a fence that came back and were deleted again.
+    pub zombies: Counter,
+    /// Keys that wait to be folded.
+    pub fold_queue: Gauge,
+    /// Keys whose nomination was dropped because the queue was full.
+    pub fold_dropped: Counter,
+    /// Age in seconds of the oldest final shard that a fold of this pod met last.
+    pub fold_backlog_seconds: Gauge<f64, AtomicU64>,
+    /// Rows met that can't be decoded.
+    pub undecodable: Counter,
+    /// Store errors by class.
+    pub store_errors: Family<StoreErrorLabel, Counter>,
+    /// Worst measured clock offset in µs.
+    pub clock_offset_us: Gauge<i64, AtomicI64>,
+    /// Times that a fence proved a moved clock.
+    pub clock_moved: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics::new()
+    }
+}
+
+impl Metrics {
+    /// A fresh registry.
+    #[must_use]
+    pub fn new() -> Metrics {
+        let seconds = || Histogram::new(exponential_buckets(0.000_25, 2.0, 16));
+        let counts = || Histogram::new(exponential_buckets(1.0, 2.0, 16));
+        let mut metrics = Metrics {
+            registry: Registry::with_prefix("orderfree"),
+            updates: Family::default(),
+            requests: Family::default(),
+            request_seconds: seconds(),
+            flush_ops: counts(),
+            flush_seconds: seconds(),
+            mutators: Gauge::default(),
+            births: Counter::default(),
+            evictions: Counter::default(),
+            waiting: Gauge::default(),
+            memory_unknown: Counter::default(),
+            read_shards: counts(),
+            folds: Family::default(),
+            folded_shards: Counter::default(),
+            zombies: Counter::default(),
+            fold_queue: Gauge::default(),
+            fold_dropped: Counter::default(),
+            fold_backlog_seconds: Gauge::default(),
+            undecodable: Counter::default(),
+            store_errors: Family::default(),
+            clock_offset_us: Gauge::default(),
+            clock_moved: Counter::default(),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&mut self) {
+        let r = &mut self.registry;
+        r.register("updates", "Op lists by outcome", self.updates.clone());
+        r.register("requests", "HTTP requests", self.requests.clone());
+        let seconds = Unit::Seconds;
+        r.register_with_unit("request", "Time of a request", seconds, self.request_seconds.clone());
+        r.register("flush_ops", "Op lists in one shard write", self.flush_ops.clone());
+        let seconds = Unit::Seconds;
+        r.register_with_unit("flush", "Time of a shard write", seconds, self.flush_seconds.clone());
+        r.register("mutators", "Mutators in memory", self.mutators.clone());
+        r.register("births", "Mutators born", self.births.clone());
+        r.register("evictions", "Clean mutators forgotten to make room", self.evictions.clone());
+        r.register("waiting", "Op lists that wait for their write", self.waiting.clone());
+        let help = "Op lists answered from memory whose mutator died unacknowledged";
+        r.register("memory_unknown", help, self.memory_unknown.clone());
+        r.register("read_shards", "Shards merged by one read of a key", self.read_shards.clone());
+        r.register("folds", "Folds by how they ended", self.folds.clone());
+        r.register("folded_shards", "Shards put into tallies", self.folded_shards.clone());
+        r.register("zombies", "Rows below a fence that came back", self.zombies.clone());
+        r.register("fold_queue", "Keys that wait to be folded", self.fold_queue.clone());
+        r.register("fold_dropped", "Nominations dropped, queue full", self.fold_dropped.clone());
+        let help = "Age of the oldest final shard met by the latest fold";
+        let (unit, gauge) = (Unit::Seconds, self.fold_backlog_seconds.clone());
+        r.register_with_unit("fold_backlog_age", help, unit, gauge);
+        r.register("undecodable", "Rows met that can't be decoded", self.undecodable.clone());
+        r.register("store_errors", "Store errors by class", self.store_errors.clone());
+        let help = "Worst measured clock offset in microseconds";
+        r.register("clock_offset_us", help, self.clock_offset_us.clone());
+        r.register("clock_moved", "Fences that proved a moved clock", self.clock_moved.clone());
+    }
+
+    /// Counts op lists by outcome.
+    pub fn count_updates(&self, outcome: Outcome, count: u64) {
+        self.updates.get_or_create(&OutcomeLabel { outcome }).inc_by(count);
+    }
+
+    /// Counts a fold by how it ended.
+    pub fn count_fold(&self, end: FoldEnd) {
+        self.folds.get_or_create(&FoldLabel { end }).inc();
+    }
+
+    /// Counts a store error.
+    pub fn count_store_error(&self, class: &'static str) {
+        self.store_errors.get_or_create(&StoreErrorLabel { class }).inc();
+    }
+
+    /// Everything in the OpenMetrics text format.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry)
+            .expect("invariant: writing to a String does not fail");
+        text
+    }
+}

@@ -1,0 +1,360 @@
+//! The live mutators of this pod: lookup, group commit, eviction, drain.
+//!
+//! Each key has at most one mutator that takes ops. A flusher task lives while its mutator has
+//! something to write, and keeps at most one write in flight; what arrives meanwhile goes with the
+//! next write. So the hotter a key, the fewer writes an op costs.
+//!
+//! An op list, once accepted, belongs to its mutator: a client that goes away cancels nothing.
+//! Whoever waits does so on the [`Batch`] that its ops go with, and gives up at its own deadline:
+//! what was never sent is taken out and refused, what was sent is unknown.
+//!
+//! Locks: a map lock is taken before a slot lock or not at all, and none is held across an await.
+
+mod slots;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use orderfree_core::crdt::{Op, OpError};
+use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::{
+    Accepted, Begin, Constants, Durability, Finished, Key, Mutator, MutatorId, Now, Refusal,
+    ShardWrite, Ticket, WriteOutcome,
+};
+use thiserror::Error;
+use tokio::sync::Semaphore;
+use uuid::Uuid;
+
+use crate::gate::Gate;
+use crate::limits;
+use crate::metrics::{Metrics, Outcome};
+use crate::store::Store;
+use crate::tasks::Tasks;
+use slots::{Batch, Slot, Slots, Verdict};
+
+/// First and longest pause after a write that was not acknowledged.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// How often clean mutators that no longer take ops are forgotten.
+const TIDY_EVERY: Duration = Duration::from_secs(10);
+
+/// See the [module documentation](self).
+pub struct Mutators {
+    slots: Slots,
+    store: Arc<dyn Store>,
+    gate: Arc<Gate>,
+    constants: Constants,
+    metrics: Arc<Metrics>,
+    flushers: Tasks,
+    flights: Semaphore,
+    waiting: AtomicUsize,
+    closed: AtomicBool,
+}
+
+/// Why an update was not acked.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum UpdateError {
+    /// Certainly not counted.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// May be counted, now or later. Sending it again may count it twice.
+    #[error("the update may or may not be counted: {0}")]
+    Unknown(String),
+}
+
+/// Why an update was refused: it is certainly not counted and may be sent again.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum Refused {
+    /// The op can't be applied to the key.
+    #[error(transparent)]
+    Op(#[from] OpError),
+    /// The pod's clock can't be trusted.
+    #[error(transparent)]
+    Clock(#[from] ClockError),
+    /// A limit of this pod is reached.
+    #[error("this pod has {0}; send the update again later or to another pod")]
+    Overloaded(&'static str),
+    /// The store took no write.
+    #[error("the store took no write: {0}")]
+    Store(String),
+    /// The update waited for its turn until its time was over, and was never sent.
+    #[error("the update waited {0:?} for its turn and was taken out unsent; send it again")]
+    Deadline(Duration),
+    /// The pod is shutting down.
+    #[error("this pod is shutting down; send the update to another one")]
+    Stopping,
+}
+
+/// An accepted op list that goes with a coming write.
+struct Waiting {
+    slot: Arc<Slot>,
+    batch: Arc<Batch>,
+    ticket: Ticket,
+}
+
+impl Mutators {
+    /// No mutators yet; at most `mutators_max` at once.
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        gate: Arc<Gate>,
+        constants: Constants,
+        metrics: Arc<Metrics>,
+        mutators_max: usize,
+    ) -> Arc<Mutators> {
+        Arc::new(Mutators {
+            slots: Slots::new(mutators_max),
+            store,
+            gate,
+            constants,
+            metrics,
+            flushers: Tasks::new(),
+            flights: Semaphore::new(limits::FLIGHTS_MAX),
+            waiting: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Applies a list of ops to a key, all or none, and waits for the outcome that `durability`
+    /// asks for. Dropping the future cancels nothing that was accepted.
+    ///
+    /// # Errors
+    /// [`UpdateError`]: refused (certainly not counted) or unknown (may be counted).
+    pub async fn update(
+        self: &Arc<Self>,
+        key: &Key,
+        ops: Vec<Op>,
+        durability: Durability,
+    ) -> Result<(), UpdateError> {
+        let result = match self.accept(key, ops, durability) {
+            Err(refused) => Err(refused.into()),
+            Ok(None) => Ok(()),
+            Ok(Some(_)) if durability == Durability::Memory => Ok(()),
+            Ok(Some(waiting)) => self.outcome(waiting).await,
+        };
+        let outcome = match (&result, durability) {
+            (Ok(()), Durability::Stored) => Outcome::Acked,
+            (Ok(()), Durability::Memory) => Outcome::Accepted,
+            (Err(UpdateError::Refused(_)), _) => Outcome::Refused,
+            (Err(UpdateError::Unknown(_)), _) => Outcome::Unknown,
+        };
+        self.metrics.count_updates(outcome, 1);
+        result
+    }
+
+    /// Forgets clean mutators that no longer take ops, until the tasks stop.
+    pub async fn tidy(self: Arc<Self>, tasks: Tasks) {
+        while tasks.sleep(TIDY_EVERY).await {
+            self.slots.tidy(self.gate.now());
+            self.count_mutators();
+        }
+    }
+
+    /// Takes no more ops and writes what there is. Returns how many mutators could not be written
+    /// before the deadline: their last ops are unknown.
+    pub async fn close(&self, deadline: Duration) -> usize {
+        self.closed.store(true, Ordering::SeqCst);
+        self.flushers.join(deadline).await;
+        self.flushers.running()
+    }
+
+    /// Gives the ops to the key's mutator, old or newborn. None if they are stored already.
+    fn accept(
+        self: &Arc<Self>,
+        key: &Key,
+        mut ops: Vec<Op>,
+        durability: Durability,
+    ) -> Result<Option<Waiting>, Refused> {
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Refused::Stopping);
+        }
+        let now = self.gate.open()?;
+        if self.waiting.load(Ordering::Relaxed) >= limits::WAITING_OPS_MAX {
+            return Err(Refused::Overloaded("too many updates waiting"));
+        }
+        loop {
+            let slot = self.live_slot(key, now)?;
+            let mut state = slot.lock();
+            if state.retired {
+                continue;
+            }
+            match state.mutator.accept(ops, durability, now) {
+                Ok(Accepted::Stored) => return Ok(None),
+                Ok(Accepted::Queued(ticket)) => {
+                    self.waiting.fetch_add(1, Ordering::Relaxed);
+                    let batch = Arc::clone(&state.open);
+                    let must_start = !std::mem::replace(&mut state.flushing, true);
+                    drop(state);
+                    if must_start {
+                        let flush = Arc::clone(self).flush(Arc::clone(&slot));
+                        self.flushers.spawn("flush", flush);
+                    }
+                    return Ok(Some(Waiting { slot, batch, ticket }));
+                }
+                Err(Refusal::Op(error)) => return Err(error.into()),
+                Err(Refusal::QueueFull) => {
+                    return Err(Refused::Overloaded("too many updates of this key waiting"));
+                }
+                Err(Refusal::Draining(back)) => {
+                    ops = back;
+                    state.retired = true;
+                    drop(state);
+                    self.slots.remove(key, &slot);
+                }
+            }
+        }
+    }
+
+    fn live_slot(&self, key: &Key, now: Now) -> Result<Arc<Slot>, Refused> {
+        let slot = self.slots.find_or_insert(key, || {
+            self.metrics.births.inc();
+            let id = MutatorId::new(Uuid::new_v4());
+            Mutator::born(key.clone(), id, now, &self.constants)
+        });
+        let (slot, evicted) = slot.ok_or(Refused::Overloaded("too many keys with open writes"))?;
+        self.metrics.evictions.inc_by(u64::from(evicted));
+        Ok(slot)
+    }
+
+    async fn outcome(&self, waiting: Waiting) -> Result<(), UpdateError> {
+        let Waiting { slot, batch, ticket } = waiting;
+        let budget = self.constants.request_budget();
+        if let Ok(verdict) = tokio::time::timeout(budget, batch.verdict()).await {
+            return batch.of(ticket, verdict);
+        }
+        let mut state = slot.lock();
+        if let Some(verdict) = batch.verdict_now() {
+            return batch.of(ticket, verdict);
+        }
+        match state.mutator.withdraw(ticket) {
+            Some(rejected) => {
+                self.waiting.fetch_sub(1 + rejected.len(), Ordering::Relaxed);
+                state.open.reject(rejected);
+                Err(Refused::Deadline(budget).into())
+            }
+            None => match batch.rejection(ticket) {
+                Some(error) => Err(Refused::Op(error).into()),
+                None => Err(UpdateError::Unknown(format!(
+                    "it was sent, but the store did not acknowledge it within {budget:?}"
+                ))),
+            },
+        }
+    }
+
+    /// Writes a mutator until it is clean or its lease is over. At most one runs per mutator.
+    async fn flush(self: Arc<Self>, slot: Arc<Slot>) {
+        let mut backoff = BACKOFF.0;
+        loop {
+            let permit = self.flights.acquire().await.expect("invariant: never closed");
+            let Some(write) = self.begin(&slot) else { return };
+            let started = self.gate.now().boot;
+            let outcome = self.store.write_shard(&write).await;
+            // Read after the answer: an ack counts only if the lease still stands now (I3).
+            let answered = self.gate.now();
+            self.metrics.flush_seconds.observe((answered.boot - started).as_secs_f64());
+            drop(permit);
+            if self.finish(&slot, outcome, answered) {
+                backoff = BACKOFF.0;
+            } else {
+                tokio::time::sleep(backoff).await;
+                backoff = (2 * backoff).min(BACKOFF.1);
+            }
+        }
+    }
+
+    /// The next write of a slot; none once there is nothing to write, or no right to.
+    fn begin(self: &Arc<Self>, slot: &Arc<Slot>) -> Option<ShardWrite> {
+        let mut state = slot.lock();
+        let queued = state.mutator.queued();
+        match state.mutator.begin_write(self.gate.now()) {
+            Begin::Write(write) => {
+                let sent = std::mem::take(&mut state.open);
+                state.sent.push(sent);
+                self.waiting.fetch_sub(queued, Ordering::Relaxed);
+                #[allow(clippy::cast_precision_loss, reason = "at most QUEUE_MAX")]
+                self.metrics.flush_ops.observe(queued as f64);
+                Some(write)
+            }
+            Begin::Idle => {
+                state.flushing = false;
+                None
+            }
+            Begin::Dead => {
+                self.bury(slot, state);
+                None
+            }
+        }
+    }
+
+    /// Passes a write's outcome on to those who wait. False if the next write should pause first.
+    fn finish(&self, slot: &Slot, outcome: WriteOutcome, now: Now) -> bool {
+        let mut state = slot.lock();
+        let queued_before = state.mutator.queued();
+        let finished = state.mutator.finish_write(outcome, now);
+        let resolve = |batches: &mut Vec<Arc<Batch>>, verdict: &Verdict| {
+            batches.drain(..).for_each(|batch| batch.resolve(verdict.clone()));
+        };
+        match finished {
+            Finished::Acked => {
+                resolve(&mut state.sent, &Verdict::Acked);
+                true
+            }
+            Finished::TooLate => {
+                let reason = "the store acknowledged after the writer's lease was over";
+                resolve(&mut state.sent, &Verdict::Unknown(reason.into()));
+                true
+            }
+            Finished::Refused { reason, rejected } => {
+                self.metrics.count_store_error("write_refused");
+                let flight = state.sent.pop().expect("invariant: a batch was in flight");
+                flight.resolve(Verdict::Refused(Refused::Store(reason)));
+                let kept = state.mutator.queued() + rejected.len() - queued_before;
+                self.waiting.fetch_add(kept, Ordering::Relaxed);
+                self.waiting.fetch_sub(rejected.len(), Ordering::Relaxed);
+                state.open.reject(rejected);
+                false
+            }
+            Finished::Unknown(reason) => {
+                self.metrics.count_store_error("write_unknown");
+                // Nobody waits any more on those whose deadline has passed.
+                state.sent.retain(|batch| Arc::strong_count(batch) > 1);
+                tracing::warn!(key = %state.mutator.key(), reason, "a write's outcome is unknown");
+                false
+            }
+        }
+    }
+
+    /// Ends a mutator whose lease is over and hands what it never sent to its successor.
+    fn bury(self: &Arc<Self>, slot: &Arc<Slot>, mut state: slots::Guard<'_>) {
+        let reason = "the writer's lease was over before the store acknowledged";
+        for batch in state.sent.drain(..) {
+            batch.resolve(Verdict::Unknown(reason.into()));
+        }
+        state.open.resolve(Verdict::Refused(Refused::Store(reason.into())));
+        if !state.mutator.is_clean() {
+            self.metrics.memory_unknown.inc();
+        }
+        self.waiting.fetch_sub(state.mutator.queued(), Ordering::Relaxed);
+        let orphans = state.mutator.bury();
+        (state.retired, state.flushing) = (true, false);
+        let key = state.mutator.key().clone();
+        drop(state);
+        self.slots.remove(&key, slot);
+        for ops in orphans {
+            if let Err(error) = self.accept(&key, ops, Durability::Memory) {
+                self.metrics.memory_unknown.inc();
+                tracing::error!(%key, %error, "ops answered from memory are lost");
+            }
+        }
+    }
+
+    fn count_mutators(&self) {
+        self.metrics.mutators.set(i64::try_from(self.slots.len()).unwrap_or(i64::MAX));
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        self.metrics.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+    }
+}
+
+#[cfg(test)]
+mod tests;

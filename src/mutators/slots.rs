@@ -1,0 +1,200 @@
+//! The bounded map from keys to mutators, and the batches that waiters wait on.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+use orderfree_core::crdt::OpError;
+use orderfree_core::protocol::{Key, Mutator, Now, Rejected, Ticket};
+use tokio::sync::SetOnce;
+
+use super::{Refused, UpdateError};
+
+/// Independent parts of the map, so that updates of different keys seldom meet at a lock.
+const PARTS: usize = 64;
+
+/// How many of the least recently used mutators are looked at to find a clean one.
+const EVICTION_LOOKS_MAX: usize = 64;
+
+/// One key's mutator and those who wait on it.
+pub(super) struct Slot(Mutex<SlotState>);
+
+pub(super) type Guard<'a> = MutexGuard<'a, SlotState>;
+
+pub(super) struct SlotState {
+    pub(super) mutator: Mutator,
+    /// What the queued ops go with.
+    pub(super) open: Arc<Batch>,
+    /// Sent and not resolved, oldest first; while a write is in flight the last one is its own.
+    pub(super) sent: Vec<Arc<Batch>>,
+    /// A flusher task owns the mutator's writes.
+    pub(super) flushing: bool,
+    /// No longer in the map: takes no more ops.
+    pub(super) retired: bool,
+}
+
+impl Slot {
+    pub(super) fn lock(&self) -> Guard<'_> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What became of a batch.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Verdict {
+    Acked,
+    Refused(Refused),
+    Unknown(String),
+}
+
+/// The op lists that go with one write: one completion for all who wait.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    verdict: SetOnce<Verdict>,
+    /// Lists that could not be applied again after a refused write. Almost always empty.
+    rejected: Mutex<Vec<Rejected>>,
+}
+
+impl Batch {
+    pub(super) async fn verdict(&self) -> &Verdict {
+        self.verdict.wait().await
+    }
+
+    pub(super) fn verdict_now(&self) -> Option<&Verdict> {
+        self.verdict.get()
+    }
+
+    pub(super) fn resolve(&self, verdict: Verdict) {
+        self.verdict.set(verdict).expect("invariant: a batch is resolved once");
+    }
+
+    pub(super) fn reject(&self, rejected: Vec<Rejected>) {
+        if !rejected.is_empty() {
+            self.rejections().extend(rejected);
+        }
+    }
+
+    pub(super) fn rejection(&self, ticket: Ticket) -> Option<OpError> {
+        let rejections = self.rejections();
+        rejections.iter().find(|(of, _)| *of == ticket).map(|(_, error)| error.clone())
+    }
+
+    /// The outcome of one list of the batch.
+    pub(super) fn of(&self, ticket: Ticket, verdict: &Verdict) -> Result<(), UpdateError> {
+        if let Some(error) = self.rejection(ticket) {
+            return Err(Refused::Op(error).into());
+        }
+        match verdict {
+            Verdict::Acked => Ok(()),
+            Verdict::Refused(refused) => Err(refused.clone().into()),
+            Verdict::Unknown(reason) => Err(UpdateError::Unknown(reason.clone())),
+        }
+    }
+
+    fn rejections(&self) -> MutexGuard<'_, Vec<Rejected>> {
+        self.rejected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+type Part = LruCache<Key, Arc<Slot>>;
+
+/// All mutators that take ops, the least recently used ones first to go.
+pub(super) struct Slots {
+    parts: Vec<Mutex<Part>>,
+    part_max: usize,
+    hasher: RandomState,
+}
+
+impl Slots {
+    pub(super) fn new(mutators_max: usize) -> Slots {
+        Slots {
+            parts: (0..PARTS).map(|_| Mutex::new(LruCache::unbounded())).collect(),
+            part_max: mutators_max.div_ceil(PARTS),
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// The key's slot, made if needed, and whether another one was evicted for it. None if there is
+    /// no room and no clean mutator to evict.
+    pub(super) fn find_or_insert(
+        &self,
+        key: &Key,
+        born: impl FnOnce() -> Mutator,
+    ) -> Option<(Arc<Slot>, bool)> {
+        let mut part = self.part(key);
+        if let Some(slot) = part.get(key) {
+            return Some((Arc::clone(slot), false));
+        }
+        let is_full = part.len() >= self.part_max;
+        if is_full {
+            evict(&mut part)?;
+        }
+        let slot = Arc::new(Slot(Mutex::new(SlotState {
+            mutator: born(),
+            open: Arc::default(),
+            sent: Vec::new(),
+            flushing: false,
+            retired: false,
+        })));
+        part.put(key.clone(), Arc::clone(&slot));
+        Some((slot, is_full))
+    }
+
+    /// Takes this very slot out of the map.
+    pub(super) fn remove(&self, key: &Key, slot: &Arc<Slot>) {
+        let mut part = self.part(key);
+        if part.peek(key).is_some_and(|found| Arc::ptr_eq(found, slot)) {
+            part.pop(key);
+        }
+    }
+
+    /// Forgets clean mutators that take no more ops.
+    pub(super) fn tidy(&self, now: Now) {
+        for part in &self.parts {
+            let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            let over: Vec<Key> = part
+                .iter()
+                .filter(|(_, slot)| {
+                    retire_if(slot, |mutator| {
+                        mutator.is_clean() && !mutator.lease().is_writable(now)
+                    })
+                })
+                .map(|(key, _)| key.clone())
+                .collect();
+            for key in over {
+                part.pop(&key);
+            }
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.parts
+            .iter()
+            .map(|part| part.lock().unwrap_or_else(PoisonError::into_inner).len())
+            .sum()
+    }
+
+    fn part(&self, key: &Key) -> MutexGuard<'_, Part> {
+        let hash = self.hasher.hash_one(key);
+        #[allow(clippy::cast_possible_truncation, reason = "a remainder below PARTS")]
+        let part = (hash % PARTS as u64) as usize;
+        self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes the least recently used clean mutator out. None if none of those looked at is clean.
+fn evict(part: &mut Part) -> Option<()> {
+    let clean = |slot: &Arc<Slot>| retire_if(slot, Mutator::is_clean);
+    let key = part.iter().rev().take(EVICTION_LOOKS_MAX).find(|(_, slot)| clean(slot))?.0.clone();
+    part.pop(&key);
+    Some(())
+}
+
+/// Retires a slot whose mutator satisfies `rule`. A slot in use just now is left alone.
+fn retire_if(slot: &Slot, rule: impl FnOnce(&Mutator) -> bool) -> bool {
+    let Ok(mut state) = slot.0.try_lock() else { return false };
+    if rule(&state.mutator) {
+        state.retired = true;
+    }
+    state.retired
+}

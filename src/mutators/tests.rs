@@ -1,0 +1,389 @@
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use orderfree_core::crdt::envelope::decode_shard;
+use orderfree_core::crdt::{CounterOp, Kind, State};
+use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::group::{Chunk, From as Start};
+use orderfree_core::protocol::{FullRead, Name, Overrides, Timestamp, WholeSlice};
+use tokio::sync::{mpsc, oneshot};
+
+use super::*;
+use crate::clock::{Clock, SystemClock};
+use crate::store::{Pause, StoreError, SweepPart};
+
+/// A store whose every write waits for the test to say what became of it.
+#[derive(Default)]
+struct Scripted {
+    writes: Mutex<VecDeque<(ShardWrite, oneshot::Sender<WriteOutcome>)>>,
+    arrived: tokio::sync::Notify,
+}
+
+impl Scripted {
+    /// The next write that the pod sends.
+    async fn write(&self) -> (ShardWrite, oneshot::Sender<WriteOutcome>) {
+        loop {
+            if let Some(write) = self.writes.lock().unwrap().pop_front() {
+                return write;
+            }
+            self.arrived.notified().await;
+        }
+    }
+
+    async fn answer(&self, outcome: WriteOutcome) -> i128 {
+        let (write, reply) = self.write().await;
+        reply.send(outcome).expect("the flusher waits");
+        total(&write)
+    }
+}
+
+#[async_trait]
+impl Store for Scripted {
+    fn name(&self) -> &'static str {
+        "scripted"
+    }
+    fn levels(&self) -> Levels {
+        Levels::default()
+    }
+    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
+        let (reply, outcome) = oneshot::channel();
+        self.writes.lock().unwrap().push_back((write.clone(), reply));
+        self.arrived.notify_one();
+        outcome.await.unwrap_or(WriteOutcome::Unknown("the test is over".into()))
+    }
+    async fn read_key(
+        &self,
+        _: &Key,
+        _: Option<Timestamp>,
+        _: Level,
+    ) -> Result<WholeSlice, StoreError> {
+        panic!("an update never reads")
+    }
+    async fn read_chunk(
+        &self,
+        _: Kind,
+        _: &Name,
+        _: &Start,
+        _: Level,
+    ) -> Result<Chunk, StoreError> {
+        panic!("an update never reads")
+    }
+    async fn read_for_fold(&self, _: &Key) -> Result<FullRead, StoreError> {
+        panic!("an update never reads")
+    }
+    async fn write_fold(&self, _: &Fold) -> WriteOutcome {
+        panic!("an update never folds")
+    }
+    fn sweep_parts(&self) -> u32 {
+        1
+    }
+    async fn sweep(
+        &self,
+        _: SweepPart,
+        _: Timestamp,
+        _: mpsc::Sender<Key>,
+    ) -> Result<(), StoreError> {
+        Ok(())
+    }
+    fn check_clock(&self, _: Now) -> Result<(), ClockError> {
+        Ok(())
+    }
+    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
+        Ok(now.wall)
+    }
+    fn clock_offset_us(&self) -> Option<i64> {
+        None
+    }
+    async fn close(&self) {}
+}
+
+/// The machine's clock, moved as a test wants.
+#[derive(Default)]
+struct Shifted(Mutex<Duration>);
+
+impl Shifted {
+    fn advance(&self, span: Duration) {
+        *self.0.lock().unwrap() += span;
+    }
+}
+
+impl Clock for Shifted {
+    fn now(&self) -> Now {
+        let (now, shift) = (SystemClock.now(), *self.0.lock().unwrap());
+        Now { wall: now.wall.plus(shift), boot: now.boot + shift }
+    }
+}
+
+struct Pod {
+    store: Arc<Scripted>,
+    clock: Arc<Shifted>,
+    metrics: Arc<Metrics>,
+    mutators: Arc<Mutators>,
+}
+
+fn pod_with(mutators_max: usize) -> Pod {
+    let (store, clock) = (Arc::new(Scripted::default()), Arc::new(Shifted::default()));
+    let metrics = Arc::new(Metrics::new());
+    let second = |seconds| Some(Duration::from_secs(seconds));
+    let constants = Constants::resolve(Overrides {
+        lifetime: second(60),
+        drain_margin: second(10),
+        cutoff: second(30),
+        ..Overrides::default()
+    });
+    let constants = constants.expect("consistent");
+    let (dyn_store, dyn_clock): (Arc<dyn Store>, Arc<dyn Clock>) = (store.clone(), clock.clone());
+    let gate = Gate::new(dyn_clock, dyn_store.clone(), constants, metrics.clone());
+    let mutators =
+        Mutators::new(dyn_store, Arc::new(gate), constants, metrics.clone(), mutators_max);
+    Pod { store, clock, metrics, mutators }
+}
+
+fn pod() -> Pod {
+    pod_with(1_000)
+}
+
+impl Pod {
+    /// Starts an update and returns once it is accepted or answered.
+    async fn start(&self, name: &str, by: i64, durability: Durability) -> Update {
+        let (mutators, key) = (Arc::clone(&self.mutators), key(name));
+        let ops = vec![Op::Counter(CounterOp::Add { by })];
+        let update = tokio::spawn(async move { mutators.update(&key, ops, durability).await });
+        // Nothing that an update does before it waits can block: it has joined its batch then.
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+        Update(update)
+    }
+}
+
+struct Update(tokio::task::JoinHandle<Result<(), UpdateError>>);
+
+impl Update {
+    async fn end(self) -> Result<(), UpdateError> {
+        self.0.await.expect("no panic")
+    }
+}
+
+fn key(name: &str) -> Key {
+    let checked = |text| Name::new(text).expect("name");
+    Key { kind: Kind::Counter, group: checked("g"), name: checked(name) }
+}
+
+fn total(write: &ShardWrite) -> i128 {
+    match decode_shard(Kind::Counter, write.state()).expect("own bytes") {
+        State::Counter(counter) => orderfree_core::crdt::Crdt::value(&counter),
+    }
+}
+
+const STORED: Durability = Durability::Stored;
+
+fn refused() -> WriteOutcome {
+    WriteOutcome::Refused("down".into())
+}
+
+fn unknown() -> WriteOutcome {
+    WriteOutcome::Unknown("timeout".into())
+}
+
+#[tokio::test(start_paused = true)]
+async fn ops_that_arrive_during_a_write_share_the_next_one() {
+    let pod = pod();
+    let first = pod.start("n", 1, STORED).await;
+    let mut others = Vec::new();
+    for by in 2..=10 {
+        others.push(pod.start("n", by, STORED).await);
+    }
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 1);
+    assert_eq!(first.end().await, Ok(()));
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 55);
+    for other in others {
+        assert_eq!(other.end().await, Ok(()));
+    }
+    assert_eq!(pod.metrics.births.get(), 1);
+}
+
+/// The ancestor's defect 9: one lock around update and write.
+#[tokio::test(start_paused = true)]
+async fn regression_9_a_slow_write_of_one_key_delays_no_other() {
+    let pod = pod();
+    let slow = pod.start("slow", 1, STORED).await;
+    let (_, slow_reply) = pod.store.write().await;
+    let quick = pod.start("quick", 2, STORED).await;
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 2);
+    assert_eq!(quick.end().await, Ok(()));
+    slow_reply.send(WriteOutcome::Acked).expect("waits");
+    assert_eq!(slow.end().await, Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_write_is_told_and_undone() {
+    let pod = pod();
+    let lost = pod.start("n", 1, STORED).await;
+    let next = pod.start("n", 2, STORED).await;
+    pod.store.answer(refused()).await;
+    let error = lost.end().await.expect_err("refused");
+    assert_eq!(error, Refused::Store("down".into()).into());
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 2);
+    assert_eq!(next.end().await, Ok(()));
+}
+
+/// The ancestor's defect 4: a failed write stayed in memory unsaid.
+#[tokio::test(start_paused = true)]
+async fn regression_4_an_unknown_write_is_told_and_written_again_without_being_asked() {
+    let pod = pod();
+    let update = pod.start("n", 1, STORED).await;
+    pod.store.answer(unknown()).await;
+    let (again, reply) = pod.store.write().await;
+    assert_eq!(total(&again), 1);
+    let error = update.end().await.expect_err("the deadline passed");
+    assert!(matches!(error, UpdateError::Unknown(_)), "{error}");
+    reply.send(WriteOutcome::Acked).expect("waits");
+    assert_eq!(pod.mutators.close(Duration::from_secs(1)).await, 0, "clean");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_write_that_is_acked_in_time_is_acked() {
+    let pod = pod();
+    let update = pod.start("n", 1, STORED).await;
+    pod.store.answer(unknown()).await;
+    pod.store.answer(WriteOutcome::Acked).await;
+    assert_eq!(update.end().await, Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_op_whose_deadline_passes_before_it_was_sent_is_taken_out_and_refused() {
+    let pod = pod();
+    let sent = pod.start("n", 1, STORED).await;
+    let (_, reply) = pod.store.write().await;
+    let waiting = pod.start("n", 2, STORED).await;
+    assert!(matches!(sent.end().await, Err(UpdateError::Unknown(_))));
+    let error = waiting.end().await.expect_err("never sent");
+    assert_eq!(error, Refused::Deadline(Duration::from_secs(2)).into());
+    reply.send(WriteOutcome::Acked).expect("waits");
+    let third = pod.start("n", 4, STORED).await;
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 5, "the withdrawn op is not there");
+    assert_eq!(third.end().await, Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_away_cancels_nothing() {
+    let pod = pod();
+    let first = pod.start("n", 1, STORED).await;
+    let gone = pod.start("n", 2, STORED).await;
+    gone.0.abort();
+    pod.store.answer(WriteOutcome::Acked).await;
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 3);
+    assert_eq!(first.end().await, Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_from_memory_comes_at_once_and_survives_refused_writes() {
+    let pod = pod();
+    let update = pod.start("n", 1, Durability::Memory).await;
+    assert_eq!(update.end().await, Ok(()));
+    pod.store.answer(refused()).await;
+    pod.store.answer(refused()).await;
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 1);
+    assert_eq!(pod.mutators.close(Duration::from_secs(1)).await, 0);
+    assert_eq!(pod.mutators.waiting.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ack_after_the_lease_is_unknown() {
+    let pod = pod();
+    let update = pod.start("n", 1, STORED).await;
+    let (_, reply) = pod.store.write().await;
+    pod.clock.advance(Duration::from_secs(60));
+    reply.send(WriteOutcome::Acked).expect("waits");
+    assert!(matches!(update.end().await, Err(UpdateError::Unknown(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draining_mutator_is_followed_by_a_new_one() {
+    let pod = pod();
+    let first = pod.start("n", 1, STORED).await;
+    let (old, reply) = pod.store.write().await;
+    pod.clock.advance(Duration::from_secs(50));
+    let second = pod.start("n", 2, STORED).await;
+    let (new, new_reply) = pod.store.write().await;
+    assert_ne!(old.mutator_id(), new.mutator_id());
+    assert_eq!((total(&old), total(&new)), (1, 2));
+    reply.send(WriteOutcome::Acked).expect("waits");
+    new_reply.send(WriteOutcome::Acked).expect("waits");
+    assert_eq!((first.end().await, second.end().await), (Ok(()), Ok(())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_dead_mutator_never_sent_goes_to_its_successor() {
+    let pod = pod();
+    let blocker = pod.start("n", 1, STORED).await;
+    let (_, reply) = pod.store.write().await;
+    let kept = pod.start("n", 2, Durability::Memory).await;
+    assert_eq!(kept.end().await, Ok(()));
+    pod.clock.advance(Duration::from_secs(61));
+    reply.send(unknown()).expect("waits");
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 2);
+    assert!(matches!(blocker.end().await, Err(UpdateError::Unknown(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn clean_mutators_make_room_and_dirty_ones_are_never_forgotten() {
+    let pod = pod_with(1); // one mutator in each of the map's parts
+    let mut open = Vec::new();
+    let mut full = 0;
+    for at in 0..1_000 {
+        let update = pod.start(&format!("n{at}"), 1, STORED).await;
+        match update.0.is_finished() {
+            true => {
+                full += u32::from(matches!(
+                    update.end().await,
+                    Err(UpdateError::Refused(Refused::Overloaded(_)))
+                ))
+            }
+            false => open.push(update),
+        }
+    }
+    assert_eq!((open.len(), full), (64, 936), "64 open writes, and a clear refusal beyond");
+    for _ in 0..open.len() {
+        pod.store.answer(WriteOutcome::Acked).await;
+    }
+    for update in open {
+        assert_eq!(update.end().await, Ok(()));
+    }
+    let again = pod.start("another", 7, STORED).await;
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 7);
+    assert_eq!(again.end().await, Ok(()));
+    assert_eq!(pod.metrics.evictions.get(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn clean_mutators_that_drain_are_forgotten_and_dirty_ones_kept() {
+    let pod = pod();
+    let clean = pod.start("clean", 1, STORED).await;
+    pod.store.answer(WriteOutcome::Acked).await;
+    assert_eq!(clean.end().await, Ok(()));
+    let dirty = pod.start("dirty", 1, STORED).await;
+    pod.clock.advance(Duration::from_secs(50));
+    pod.mutators.slots.tidy(pod.clock.now());
+    assert_eq!(pod.mutators.slots.len(), 1);
+    pod.store.answer(WriteOutcome::Acked).await;
+    assert_eq!(dirty.end().await, Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_writes_what_there_is_and_takes_no_more() {
+    let pod = pod();
+    let last = pod.start("n", 1, STORED).await;
+    let closing = tokio::spawn({
+        let mutators = Arc::clone(&pod.mutators);
+        async move { mutators.close(Duration::from_secs(5)).await }
+    });
+    tokio::task::yield_now().await;
+    let late = pod.start("n", 2, STORED).await.end().await;
+    assert_eq!(late, Err(Refused::Stopping.into()));
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 1);
+    assert_eq!((last.end().await, closing.await.expect("no panic")), (Ok(()), 0));
+}

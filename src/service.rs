@@ -1,0 +1,390 @@
+//! The use cases of a pod, free of HTTP: update, read a key, read a group, look at shards, fold.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lru::LruCache;
+use orderfree_core::crdt::{Kind, Op, State, Value};
+use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::group::{self, Then};
+use orderfree_core::protocol::read::{self, Answer, Reading, RowError};
+use orderfree_core::protocol::{Constants, Durability, Key, Name, Now, Timestamp, WholeSlice};
+use thiserror::Error;
+
+use crate::gate::Gate;
+use crate::gc::{FoldFailure, FoldResult, Folder};
+use crate::limits;
+use crate::metrics::Metrics;
+use crate::mutators::{Mutators, UpdateError};
+use crate::store::{Store, StoreError};
+
+/// A pod's use cases.
+pub struct Service {
+    store: Arc<dyn Store>,
+    gate: Arc<Gate>,
+    mutators: Arc<Mutators>,
+    folder: Arc<Folder>,
+    fences: Mutex<LruCache<Key, Timestamp>>,
+    constants: Constants,
+    metrics: Arc<Metrics>,
+}
+
+/// The value of a key, and where it came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KeyValue {
+    /// The key.
+    pub key: Key,
+    /// Everything that was merged.
+    pub value: Value,
+    /// Shards above the fence that were merged.
+    pub shards: usize,
+    /// The tally's fence; none without a tally.
+    pub folded_through: Option<Timestamp>,
+    /// When the read began: every op acked before is in the value.
+    pub as_of: Timestamp,
+    /// The consistency level of the read.
+    pub level: Level,
+}
+
+/// Why a value could not be read.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// The store could not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A row of the key can't be decoded or merged.
+    #[error("{key}: {error}")]
+    Row {
+        /// The key.
+        key: Key,
+        /// Which row and why.
+        error: RowError,
+    },
+}
+
+/// Which keys of a group to read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupQuery {
+    /// Kind of the keys.
+    pub kind: Kind,
+    /// Their group.
+    pub group: Name,
+    /// Only names that begin so.
+    pub prefix: Option<Name>,
+    /// Only names from this one on.
+    pub from: Option<Name>,
+    /// Only names before this one.
+    pub to: Option<Name>,
+    /// Only names behind this one: the page before ended there.
+    pub behind: Option<Name>,
+    /// Most keys to return.
+    pub limit: usize,
+    /// Consistency level; the pod's default without.
+    pub level: Option<Level>,
+}
+
+/// One page of a group. Each key is right; the page is not one snapshot.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GroupPage {
+    /// By ascending name.
+    pub keys: Vec<KeyValue>,
+    /// There may be more keys behind this one.
+    pub next: Option<Name>,
+}
+
+/// Why a key's value is what it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShardsReport {
+    /// By the clock that judged the phases.
+    pub now: Timestamp,
+    /// Shards that expired up to then are final.
+    pub cutoff: Timestamp,
+    /// The tally; none before the first fold.
+    pub tally: Option<TallyView>,
+    /// Every other row, newest expiry last.
+    pub shards: Vec<read::ShardView>,
+}
+
+/// A tally, decoded or not.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TallyView {
+    /// Its fence and state.
+    pub content: Result<(Timestamp, State), RowError>,
+}
+
+impl Service {
+    /// Puts the parts of a pod together.
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        gate: Arc<Gate>,
+        mutators: Arc<Mutators>,
+        folder: Arc<Folder>,
+        constants: Constants,
+        metrics: Arc<Metrics>,
+    ) -> Service {
+        let fences = Mutex::new(LruCache::new(limits::FENCES_MAX));
+        Service { store, gate, mutators, folder, fences, constants, metrics }
+    }
+
+    /// What the pod counts about itself.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        if let Some(offset_us) = self.store.clock_offset_us() {
+            self.metrics.clock_offset_us.set(offset_us);
+        }
+        &self.metrics
+    }
+
+    /// One look at the pod's clocks.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        self.gate.now()
+    }
+
+    /// The level of reads that name none.
+    #[must_use]
+    pub fn read_level(&self) -> Level {
+        self.store.levels().read
+    }
+
+    /// Name of the store.
+    #[must_use]
+    pub fn store_name(&self) -> &'static str {
+        self.store.name()
+    }
+
+    /// Whether this pod's clock may be trusted with updates now.
+    ///
+    /// # Errors
+    /// [`ClockError`] says why not.
+    pub fn check_clock(&self) -> Result<(), ClockError> {
+        self.gate.open().map(|_| ())
+    }
+
+    /// Applies a list of ops to a key, all or none. Never reads the database. It goes on when the
+    /// caller drops the future: what was accepted is written.
+    ///
+    /// # Errors
+    /// [`UpdateError`]: refused (certainly not counted) or unknown (may be counted).
+    pub async fn update(
+        &self,
+        key: &Key,
+        ops: Vec<Op>,
+        durability: Durability,
+    ) -> Result<(), UpdateError> {
+        self.mutators.update(key, ops, durability).await
+    }
+
+    /// Reads one key; none if it has no row. A level of none is the pod's default.
+    ///
+    /// # Errors
+    /// [`ReadError`]; never a partial value.
+    pub async fn read(
+        &self,
+        key: &Key,
+        level: Option<Level>,
+    ) -> Result<Option<KeyValue>, ReadError> {
+        let level = level.unwrap_or(self.store.levels().read);
+        let as_of = self.gate.now().wall;
+        let cached = self.fences().get(key).copied();
+        let slice = self.slice(key, cached, level).await?;
+        let answer = match self.assemble(key, &slice)? {
+            // The replicas that answered are older than the cached fence: start at the oldest row.
+            Answer::ReadAgain => self.assemble(key, &self.slice(key, None, level).await?)?,
+            answer => answer,
+        };
+        Ok(self.interpret(key, answer, as_of, level))
+    }
+
+    /// Reads one page of a group.
+    ///
+    /// # Errors
+    /// [`ReadError`]; never a partial value.
+    pub async fn read_group(&self, query: &GroupQuery) -> Result<GroupPage, ReadError> {
+        let level = query.level.unwrap_or(self.store.levels().read);
+        let mut page = GroupPage { keys: Vec::new(), next: None };
+        let mut from = query.start();
+        loop {
+            let as_of = self.gate.now().wall;
+            let chunk = self.store.read_chunk(query.kind, &query.group, &from, level).await?;
+            let mut keys = chunk.keys;
+            from = match chunk.then {
+                Then::End => group::From::Start,
+                Then::Chunk(next) => next,
+                Then::Key(name) => {
+                    let key = query.key(name.clone());
+                    keys.push((name.clone(), self.slice(&key, None, level).await?));
+                    group::From::Behind(name)
+                }
+            };
+            for (name, slice) in keys {
+                if query.is_past(&name) {
+                    return Ok(page);
+                }
+                if page.keys.len() == query.limit {
+                    page.next = page.keys.last().map(|last| last.key.name.clone());
+                    return Ok(page);
+                }
+                let key = query.key(name);
+                let answer = self.assemble(&key, &slice)?;
+                page.keys.extend(self.interpret(&key, answer, as_of, level));
+            }
+            if from == group::From::Start {
+                return Ok(page);
+            }
+        }
+    }
+
+    /// Reads a key's rows as they lie, at the pod's read level.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the store can't answer; undecodable rows are part of the report.
+    pub async fn shards(&self, key: &Key) -> Result<ShardsReport, ReadError> {
+        let slice = self.slice(key, None, self.store.levels().read).await?;
+        let now = self.gate.now().wall;
+        Ok(ShardsReport {
+            now,
+            cutoff: now.minus(self.constants.cutoff()),
+            tally: read::tally(key.kind, &slice).map(|content| TallyView { content }),
+            shards: read::shards(key.kind, &slice, now, &self.constants),
+        })
+    }
+
+    /// Folds one key now, or says what a fold would do.
+    ///
+    /// # Errors
+    /// [`FoldFailure`] says why not; the key is then as it was, or as a fold leaves it.
+    pub async fn fold(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
+        self.folder.fold(key, dry_run).await
+    }
+
+    async fn slice(
+        &self,
+        key: &Key,
+        after: Option<Timestamp>,
+        level: Level,
+    ) -> Result<WholeSlice, ReadError> {
+        let slice = self.store.read_key(key, after, level).await;
+        if let Err(error) = &slice {
+            self.metrics.count_store_error(error.class());
+            if matches!(error, StoreError::TooManyRows(_)) {
+                self.folder.nominate(key.clone());
+            }
+        }
+        Ok(slice?)
+    }
+
+    fn assemble(&self, key: &Key, slice: &WholeSlice) -> Result<Answer, ReadError> {
+        let now = self.gate.now().wall;
+        read::assemble(key.kind, slice, now, &self.constants).map_err(|error| {
+            self.metrics.undecodable.inc();
+            tracing::error!(%key, %error, "a key can't be read");
+            ReadError::Row { key: key.clone(), error }
+        })
+    }
+
+    fn interpret(
+        &self,
+        key: &Key,
+        answer: Answer,
+        as_of: Timestamp,
+        level: Level,
+    ) -> Option<KeyValue> {
+        let reading = match answer {
+            Answer::Absent => return None,
+            Answer::Value(reading) => reading,
+            Answer::ReadAgain => unreachable!("invariant: only a slice behind a fence says so"),
+        };
+        self.learn(key, &reading);
+        Some(KeyValue {
+            key: key.clone(),
+            value: reading.state.value(),
+            shards: reading.shards,
+            folded_through: reading.fence,
+            as_of,
+            level,
+        })
+    }
+
+    /// What a read teaches the pod besides the value.
+    fn learn(&self, key: &Key, reading: &Reading) {
+        #[allow(clippy::cast_precision_loss, reason = "at most READ_ROWS_MAX")]
+        self.metrics.read_shards.observe(reading.shards as f64);
+        if let Some(fence) = reading.fence {
+            self.gate.observe(fence);
+            self.fences().put(key.clone(), fence);
+        }
+        if reading.shards > limits::ROWS_ALERT {
+            tracing::warn!(%key, shards = reading.shards, "a key has many shards; do folds lag?");
+        }
+        if reading.final_shards > 1 {
+            self.folder.nominate(key.clone());
+        }
+    }
+
+    fn fences(&self) -> std::sync::MutexGuard<'_, LruCache<Key, Timestamp>> {
+        self.fences.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl GroupQuery {
+    fn key(&self, name: Name) -> Key {
+        Key { kind: self.kind, group: self.group.clone(), name }
+    }
+
+    /// The first name that can match.
+    fn start(&self) -> group::From {
+        let at = self.prefix.iter().chain(&self.from).max();
+        match (&self.behind, at) {
+            (Some(behind), at) if Some(behind) >= at => group::From::Behind(behind.clone()),
+            (_, Some(at)) => group::From::At(at.clone()),
+            (_, None) => group::From::Start,
+        }
+    }
+
+    /// Whether neither this name nor any later one can match.
+    fn is_past(&self, name: &Name) -> bool {
+        let past_prefix =
+            |prefix: &Name| name > prefix && !name.as_str().starts_with(prefix.as_str());
+        self.to.as_ref().is_some_and(|to| name >= to)
+            || self.prefix.as_ref().is_some_and(past_prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).expect("name")
+    }
+
+    fn query(prefix: Option<&str>, from: Option<&str>, behind: Option<&str>) -> GroupQuery {
+        GroupQuery {
+            kind: Kind::Counter,
+            group: name("g"),
+            prefix: prefix.map(name),
+            from: from.map(name),
+            to: Some(name("m")),
+            behind: behind.map(name),
+            limit: 10,
+            level: None,
+        }
+    }
+
+    #[test]
+    fn a_page_starts_at_the_latest_of_its_bounds() {
+        assert_eq!(query(None, None, None).start(), group::From::Start);
+        assert_eq!(query(Some("b"), Some("a"), None).start(), group::From::At(name("b")));
+        assert_eq!(query(Some("b"), Some("bc"), Some("bb")).start(), group::From::At(name("bc")));
+        assert_eq!(query(Some("b"), None, Some("b")).start(), group::From::Behind(name("b")));
+    }
+
+    #[test]
+    fn a_page_ends_behind_its_bounds() {
+        let query = query(Some("ab"), None, None);
+        assert!(!query.is_past(&name("ab")) && !query.is_past(&name("abz")));
+        assert!(query.is_past(&name("ac")) && query.is_past(&name("m")));
+    }
+}

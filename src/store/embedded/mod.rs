@@ -1,0 +1,301 @@
+//! The embedded store: the same rows and rules as in Cassandra, in one file on one machine.
+//!
+//! * **Durable before the ack.** Every write is synced before it is acknowledged; one
+//!   writer thread (`writer.rs`) commits many at once.
+//! * **Reads** go to a blocking thread each, because a page that is not in memory makes them wait
+//!   for the disk, and see one snapshot of the file. One replica holds everything, so all
+//!   consistency levels are accepted and mean the same.
+//! * **No tombstones.** A fold deletes rows for good, so a write that arrives later for a deleted
+//!   row would bring it back, where Cassandra's range tombstone would hide it. That is safe: a fold
+//!   deletes only rows at or below the fence that it writes in the same transaction, the tally's
+//!   timestamp orders fences, so the fence never goes back, and rows at or below the fence are
+//!   zombies that no value and no fold counts (I6). The next fold deletes them again. Without
+//!   tombstones there is nothing to purge, and reads cost what live rows cost.
+//! * **The clock** has no second one to be compared with; see `guard.rs`.
+//! * **After an error of the file** the store refuses everything until the process is started again;
+//!   see `writer.rs`.
+
+mod file;
+mod guard;
+mod rows;
+mod writer;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::sweep::Nominator;
+use orderfree_core::protocol::{
+    Constants, FullRead, Key, MutatorId, Name, Now, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
+};
+use redb::{Database, ReadOnlyTable, ReadableDatabase, StorageBackend};
+use tokio::sync::{Semaphore, mpsc};
+
+use self::guard::ClockGuard;
+use self::rows::{ReadError, SweepCursor};
+use self::writer::{Queue, Write};
+use super::{Pause, Store, StoreError, SweepPart};
+use crate::clock::Clock;
+use crate::limits::{EMBEDDED_READS_MAX, FOLD_ROWS_MAX, READ_ROWS_MAX};
+
+pub use file::OpenError;
+pub use rows::{RowKey, RowValue, SHARDS};
+
+/// A store in one file; see the [module documentation](self).
+#[derive(Debug)]
+pub struct EmbeddedStore {
+    constants: Constants,
+    shared: Arc<Shared>,
+    queue: Queue,
+    /// Each read holds a permit; [`Store::close`] takes all of them.
+    reads: Arc<Semaphore>,
+    /// None once closed. The writer's thread holds the other reference, and drops it last.
+    database: Mutex<Option<Arc<Database>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the writer's thread and the readers both see.
+#[derive(Debug)]
+struct Shared {
+    guard: ClockGuard,
+    /// The first error of the file, for good.
+    failure: OnceLock<String>,
+    commits: AtomicU64,
+}
+
+impl EmbeddedStore {
+    /// Opens a file, or creates it in a folder that exists. Blocks; after a crash as long as it
+    /// takes to read the file once.
+    ///
+    /// # Errors
+    /// [`OpenError`] says in one sentence why not.
+    pub fn open(
+        path: &Path,
+        constants: Constants,
+        clock: Arc<dyn Clock>,
+    ) -> Result<EmbeddedStore, OpenError> {
+        let database = file::open(path)?;
+        EmbeddedStore::start(&path.display().to_string(), database, constants, clock)
+    }
+
+    /// As [`EmbeddedStore::open`], over any storage.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_backend(
+        backend: impl StorageBackend,
+        constants: Constants,
+        clock: Arc<dyn Clock>,
+    ) -> Result<EmbeddedStore, OpenError> {
+        let name = "the storage backend";
+        let database = file::open_backend(name, backend)?;
+        EmbeddedStore::start(name, database, constants, clock)
+    }
+
+    fn start(
+        file: &str,
+        database: Database,
+        constants: Constants,
+        clock: Arc<dyn Clock>,
+    ) -> Result<EmbeddedStore, OpenError> {
+        let highest = file::prepare(file, &database, clock.now().wall)?;
+        let database = Arc::new(database);
+        let shared = Arc::new(Shared {
+            guard: ClockGuard::new(constants, highest),
+            failure: OnceLock::new(),
+            commits: AtomicU64::new(0),
+        });
+        let (queue, thread) = writer::start(database.clone(), shared.clone(), clock)
+            .map_err(|error| OpenError::Io { file: file.to_owned(), reason: error.to_string() })?;
+        Ok(EmbeddedStore {
+            constants,
+            shared,
+            queue,
+            reads: Arc::new(Semaphore::new(EMBEDDED_READS_MAX as usize)),
+            database: Mutex::new(Some(database)),
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Write transactions, and so syncs, that were committed since the store was opened.
+    #[must_use]
+    pub fn commits(&self) -> u64 {
+        self.shared.commits.load(Ordering::Relaxed)
+    }
+
+    /// Why the store refuses everything until the process is started again; none while it works.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.shared.failure.get().map(String::as_str)
+    }
+
+    /// Runs a query on one snapshot of the rows. It runs to its end if the caller goes away.
+    async fn read<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&ReadOnlyTable<RowKey<'static>, RowValue<'static>>) -> Result<T, ReadError>
+        + Send
+        + 'static,
+    ) -> Result<T, StoreError> {
+        let closed = || StoreError::Unavailable("the store is closed".into());
+        let permit = self.reads.clone().acquire_owned().await.map_err(|_| closed())?;
+        self.shared.check_file().map_err(StoreError::Unavailable)?;
+        let database = locked(&self.database).clone().ok_or_else(closed)?;
+        let reading = tokio::task::spawn_blocking(move || {
+            let answer = (|| query(&database.begin_read()?.open_table(rows::SHARDS)?))();
+            // Before the permit: whoever holds all permits finds no reader of the file.
+            drop(database);
+            drop(permit);
+            answer
+        });
+        match reading.await {
+            Ok(answer) => answer.map_err(|error| self.shared.explain(error)),
+            Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
+            Err(_) => Err(closed()),
+        }
+    }
+}
+
+impl Shared {
+    /// Whether the file may be used.
+    fn check_file(&self) -> Result<(), String> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    /// Notes an error after which the file must not be used, and returns the first one.
+    fn fail(&self, error: &redb::Error) -> String {
+        let first = self.failure.get_or_init(|| {
+            let failure = format!("the file failed: {error}; check the disk and start again");
+            tracing::error!("{failure}");
+            failure
+        });
+        first.clone()
+    }
+
+    fn explain(&self, error: ReadError) -> StoreError {
+        match error {
+            ReadError::Row(what) => StoreError::Corrupt(what),
+            ReadError::File(redb::Error::Corrupted(what)) => StoreError::Corrupt(what),
+            ReadError::File(error) => StoreError::Unavailable(self.fail(&error)),
+        }
+    }
+}
+
+/// These locks are held for one assignment, which can't be left half done.
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[async_trait]
+impl Store for EmbeddedStore {
+    fn name(&self) -> &'static str {
+        "embedded"
+    }
+
+    fn levels(&self) -> Levels {
+        Levels::default()
+    }
+
+    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
+        let is_shard = write.mutator_id() != MutatorId::TALLY
+            && write.expires_at() != Timestamp::NEVER
+            && write.timestamp() < write.expires_at();
+        assert!(is_shard, "invariant: a shard has a mutator, and is written before its expiry");
+        self.queue.write(Write::Shard(write.clone())).await
+    }
+
+    async fn read_key(
+        &self,
+        key: &Key,
+        after: Option<Timestamp>,
+        _level: Level,
+    ) -> Result<WholeSlice, StoreError> {
+        let key = key.clone();
+        let slice =
+            self.read(move |table| rows::read_slice(table, &key, after, READ_ROWS_MAX)).await?;
+        Ok(slice.whole()?)
+    }
+
+    async fn read_chunk(
+        &self,
+        kind: Kind,
+        group: &Name,
+        from: &group::From,
+        _level: Level,
+    ) -> Result<Chunk, StoreError> {
+        let (group, from) = (group.clone(), from.clone());
+        self.read(move |table| rows::read_chunk(table, kind, &group, &from)).await
+    }
+
+    async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
+        let asked = key.clone();
+        let slice =
+            self.read(move |table| rows::read_slice(table, &asked, None, FOLD_ROWS_MAX)).await?;
+        Ok(FullRead::at_fold_level(key.clone(), slice.whole()?))
+    }
+
+    async fn write_fold(&self, fold: &Fold) -> WriteOutcome {
+        assert!(fold.timestamp() < Timestamp::NEVER, "invariant: a fence lies in the past");
+        self.queue.write(Write::Fold(fold.clone())).await
+    }
+
+    fn sweep_parts(&self) -> u32 {
+        1
+    }
+
+    async fn sweep(
+        &self,
+        part: SweepPart,
+        now: Timestamp,
+        found: mpsc::Sender<Key>,
+    ) -> Result<(), StoreError> {
+        assert_eq!(part, SweepPart { index: 0, of: 1 }, "invariant: there is one part");
+        let mut cursor = Some(SweepCursor::new(Nominator::new(now, self.constants)));
+        while let Some(at) = cursor {
+            let (nominated, next) = self.read(move |table| at.step(table)).await?;
+            for key in nominated {
+                if found.send(key).await.is_err() {
+                    return Ok(());
+                }
+            }
+            cursor = next.filter(|_| !found.is_closed());
+        }
+        Ok(())
+    }
+
+    fn check_clock(&self, now: Now) -> Result<(), ClockError> {
+        self.shared.guard.check(now.wall)
+    }
+
+    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
+        self.shared.guard.check(now.wall)?;
+        Ok(now.wall)
+    }
+
+    fn clock_offset_us(&self) -> Option<i64> {
+        None
+    }
+
+    /// Waits for the reads and writes that were taken, then closes the file and lets go of its lock.
+    async fn close(&self) {
+        let running = self.reads.acquire_many(EMBEDDED_READS_MAX).await;
+        self.reads.close();
+        drop(running);
+        // The thread drops the last reference: closing syncs, which blocks.
+        drop(locked(&self.database).take());
+        self.queue.close().await;
+        let thread = locked(&self.thread).take();
+        if let Some(thread) = thread {
+            let ended = tokio::task::spawn_blocking(move || thread.join()).await;
+            if !matches!(ended, Ok(Ok(()))) {
+                tracing::error!("the store's writer thread panicked");
+            }
+        }
+    }
+}

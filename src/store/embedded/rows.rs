@@ -1,0 +1,268 @@
+//! Rows in the file: how they are laid out, read, written and folded. The same rows and rules as in
+//! Cassandra's table, in one transaction each.
+
+use std::ops::Bound::{Excluded, Included, Unbounded};
+
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::sweep::Nominator;
+use orderfree_core::protocol::{Key, MutatorId, Name, Row, ShardWrite, Slice, Timestamp};
+use redb::{ReadableTable, StorageError, Table, TableDefinition};
+use uuid::Uuid;
+
+use crate::limits::{GROUP_CHUNK_ROWS, SWEEP_STEP_ROWS};
+
+/// Kind, group, name, expiry (descending), mutator id: the primary key of Cassandra's table.
+pub type RowKey<'a> = (&'a str, &'a str, &'a str, u64, u128);
+
+/// Write timestamp and state.
+pub type RowValue<'a> = (i64, &'a [u8]);
+
+/// The one table of rows.
+pub const SHARDS: TableDefinition<'static, RowKey<'static>, RowValue<'static>> =
+    TableDefinition::new("shards");
+
+/// Why rows could not be read.
+#[derive(Debug)]
+pub(super) enum ReadError {
+    /// The file could not be read.
+    File(redb::Error),
+    /// A row breaks a rule that every row keeps.
+    Row(String),
+}
+
+impl<E: Into<redb::Error>> From<E> for ReadError {
+    fn from(error: E) -> ReadError {
+        ReadError::File(error.into())
+    }
+}
+
+/// Reads a key's rows with `expires_at > after` (all without), at most `limit + 1` of them.
+pub(super) fn read_slice(
+    table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
+    key: &Key,
+    after: Option<Timestamp>,
+    limit: usize,
+) -> Result<Slice, ReadError> {
+    let oldest = match after {
+        None => Included(at(key, u64::MAX, u128::MAX)),
+        Some(after) => Excluded(at(key, descending(after), 0)),
+    };
+    let mut rows = Vec::new();
+    for entry in table.range::<RowKey>((Included(at(key, 0, 0)), oldest))?.take(limit + 1) {
+        let (key, value) = entry?;
+        rows.push(checked_row(key.value(), value.value())?);
+    }
+    Ok(Slice::new(rows, after, limit))
+}
+
+/// Reads one chunk of a group.
+pub(super) fn read_chunk(
+    table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
+    kind: Kind,
+    group: &Name,
+    from: &group::From,
+) -> Result<Chunk, ReadError> {
+    let (kind, group) = (kind.name(), group.as_str());
+    let start = match from {
+        // No name is empty, so this is before the first.
+        group::From::Start => Included((kind, group, "", 0, 0)),
+        group::From::At(name) => Included((kind, group, name.as_str(), 0, 0)),
+        group::From::Behind(name) => Excluded((kind, group, name.as_str(), u64::MAX, u128::MAX)),
+    };
+    let mut rows: Vec<(Name, Row)> = Vec::new();
+    for entry in table.range::<RowKey>((start, Unbounded))?.take(GROUP_CHUNK_ROWS) {
+        let (key, value) = entry?;
+        let key = key.value();
+        if (key.0, key.1) != (kind, group) {
+            break;
+        }
+        let name = match rows.last() {
+            Some((last, _)) if last.as_str() == key.2 => last.clone(),
+            _ => checked_name(key, key.2)?,
+        };
+        rows.push((name, checked_row(key, value.value())?));
+    }
+    Ok(group::split(rows, GROUP_CHUNK_ROWS))
+}
+
+/// Writes a shard's row: the greater timestamp wins, then the greater bytes.
+pub(super) fn write_shard(
+    table: &mut Table<'_, RowKey<'static>, RowValue<'static>>,
+    write: &ShardWrite,
+) -> Result<(), StorageError> {
+    let row = at(write.key(), descending(write.expires_at()), id(write.mutator_id()));
+    upsert(table, row, (write.timestamp().as_micros(), write.state()))
+}
+
+/// Executes a fold: the tally's row, and the deletion of everything at or below the fence that was
+/// written at or before the fold's timestamp. The transaction makes it one.
+pub(super) fn write_fold(
+    table: &mut Table<'_, RowKey<'static>, RowValue<'static>>,
+    fold: &Fold,
+) -> Result<(), StorageError> {
+    let tally = at(fold.key(), descending(Timestamp::NEVER), id(MutatorId::TALLY));
+    let timestamp_us = fold.timestamp().as_micros();
+    upsert(table, tally, (timestamp_us, fold.tally()))?;
+    let newest = at(fold.key(), descending(fold.fence()), 0);
+    let oldest = at(fold.key(), u64::MAX, u128::MAX);
+    table.retain_in::<RowKey, _>(newest..=oldest, |_, (written_us, _)| written_us > timestamp_us)
+}
+
+fn upsert(
+    table: &mut Table<'_, RowKey<'static>, RowValue<'static>>,
+    key: RowKey<'_>,
+    value: RowValue<'_>,
+) -> Result<(), StorageError> {
+    if table.get(key)?.is_none_or(|stored| stored.value() < value) {
+        table.insert(key, value)?;
+    }
+    Ok(())
+}
+
+/// Where a sweep stands between two of its steps.
+#[derive(Debug)]
+pub(super) struct SweepCursor {
+    nominator: Nominator,
+    last: Option<Passed>,
+}
+
+/// The last row that a sweep passed.
+#[derive(Debug)]
+struct Passed {
+    kind: String,
+    group: String,
+    name: String,
+    descending: u64,
+    id: u128,
+    /// None for a kind of a newer release, which only that release can fold.
+    key: Option<Key>,
+}
+
+impl SweepCursor {
+    pub(super) fn new(nominator: Nominator) -> SweepCursor {
+        SweepCursor { nominator, last: None }
+    }
+
+    /// Passes up to [`SWEEP_STEP_ROWS`] primary keys. Returns the nominated keys, and the cursor to
+    /// go on with unless the table ended. Rows that change between steps do no harm: a nomination
+    /// promises nothing.
+    pub(super) fn step(
+        mut self,
+        table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
+    ) -> Result<(Vec<Key>, Option<SweepCursor>), ReadError> {
+        let mut nominated = Vec::new();
+        let mut passed = 0;
+        // The range borrows its start, which the loop replaces.
+        let before = self.last.take();
+        let start = match &before {
+            None => Unbounded,
+            Some(row) => Excluded((&*row.kind, &*row.group, &*row.name, row.descending, row.id)),
+        };
+        let rows = table.range::<RowKey>((start, Unbounded))?;
+        let mut key = before.as_ref().and_then(|row| row.key.clone());
+        for entry in rows {
+            let (row, _) = entry?;
+            let row = row.value();
+            if !key.as_ref().is_some_and(|key| is_key_of(key, row)) {
+                key = checked_key(row)?;
+            }
+            if let Some(key) = &key {
+                nominated.extend(self.nominator.pass(key.clone(), ascending(row.3)));
+            }
+            passed += 1;
+            if passed == SWEEP_STEP_ROWS {
+                let (kind, group, name) = (row.0.into(), row.1.into(), row.2.into());
+                self.last = Some(Passed { kind, group, name, descending: row.3, id: row.4, key });
+                return Ok((nominated, Some(self)));
+            }
+        }
+        nominated.extend(self.nominator.finish());
+        Ok((nominated, None))
+    }
+}
+
+fn is_key_of(key: &Key, row: RowKey<'_>) -> bool {
+    (key.kind.name(), key.group.as_str(), key.name.as_str()) == (row.0, row.1, row.2)
+}
+
+fn at(key: &Key, descending: u64, id: u128) -> RowKey<'_> {
+    (key.kind.name(), key.group.as_str(), key.name.as_str(), descending, id)
+}
+
+fn id(id: MutatorId) -> u128 {
+    id.as_uuid().as_u128()
+}
+
+/// Maps later times to lower numbers, so that the tally comes first.
+fn descending(time: Timestamp) -> u64 {
+    !(time.as_micros().cast_unsigned() ^ (1 << 63))
+}
+
+fn ascending(descending: u64) -> Timestamp {
+    Timestamp::from_micros((!descending ^ (1 << 63)).cast_signed())
+}
+
+/// A row as read, if it keeps the rules of every row: only the tally never expires and has the nil
+/// id, and whatever expires was written before.
+fn checked_row(key: RowKey<'_>, (timestamp_us, state): RowValue<'_>) -> Result<Row, ReadError> {
+    let (expires_at, mutator_id) = (ascending(key.3), MutatorId::new(Uuid::from_u128(key.4)));
+    let row = Row { expires_at, mutator_id, state: state.to_vec() };
+    if row.is_tally() != (mutator_id == MutatorId::TALLY) {
+        return Err(corrupt(key, "only the tally has no expiry and no mutator"));
+    }
+    if timestamp_us >= expires_at.as_micros() {
+        return Err(corrupt(key, "it was written after its expiry"));
+    }
+    Ok(row)
+}
+
+fn checked_key(row: RowKey<'_>) -> Result<Option<Key>, ReadError> {
+    let Some(kind) = Kind::from_name(row.0) else { return Ok(None) };
+    Ok(Some(Key { kind, group: checked_name(row, row.1)?, name: checked_name(row, row.2)? }))
+}
+
+fn checked_name(row: RowKey<'_>, text: &str) -> Result<Name, ReadError> {
+    Name::new(text).map_err(|error| corrupt(row, &format!("{text:?} {error}")))
+}
+
+fn corrupt(key: RowKey<'_>, what: &str) -> ReadError {
+    ReadError::Row(format!(
+        "row (expires_at {}, mutator {}) of {}/{}/{}: {what}",
+        ascending(key.3).as_micros(),
+        Uuid::from_u128(key.4),
+        key.0,
+        key.1,
+        key.2
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_expiries_come_first_and_the_tally_before_all() {
+        let times = [i64::MAX, i64::MAX - 1, 1, 0, -1, i64::MIN].map(Timestamp::from_micros);
+        assert_eq!(descending(Timestamp::NEVER), 0);
+        assert!(times.windows(2).all(|pair| descending(pair[0]) < descending(pair[1])));
+        assert!(times.iter().all(|&time| ascending(descending(time)) == time));
+    }
+
+    #[test]
+    fn a_row_that_breaks_a_rule_is_named() {
+        let row = |expires_at: i64, id, timestamp_us| {
+            let key = ("counter", "g", "n", descending(Timestamp::from_micros(expires_at)), id);
+            checked_row(key, (timestamp_us, b"s"))
+        };
+        assert!(row(9, 1, 8).is_ok());
+        assert!(row(i64::MAX, 0, 8).is_ok());
+        for broken in [row(9, 1, 9), row(9, 0, 8), row(i64::MAX, 1, 8)] {
+            match broken {
+                Err(ReadError::Row(text)) => assert!(text.contains("of counter/g/n: "), "{text}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Writes, reads and sweeps.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use orderfree::clock::Clock;
+use orderfree::limits::{READ_ROWS_MAX, SWEEP_STEP_ROWS};
+use orderfree::store::embedded::{EmbeddedStore, SHARDS};
+use orderfree::store::{Store, StoreError, SweepPart};
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::fold::{self, Fold, Plan};
+use orderfree_core::protocol::{Key, Mutator, Timestamp, WriteOutcome};
+use redb::Database;
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+use crate::crash_disk::CrashDisk;
+use crate::world::{TurnedClock, constants, counter, key, mutator, value, write};
+
+const WHOLE: SweepPart = SweepPart { index: 0, of: 1 };
+
+fn on_disk(disk: &CrashDisk) -> (EmbeddedStore, Arc<TurnedClock>) {
+    let clock = TurnedClock::new();
+    let store = EmbeddedStore::open_backend(disk.clone(), constants(), clock.clone());
+    (store.expect("opened"), clock)
+}
+
+/// A file with forged rows: key name, expiry less the clock's time in µs, mutator, state.
+struct Forged {
+    _folder: TempDir,
+    path: PathBuf,
+    clock: Arc<TurnedClock>,
+}
+
+impl Forged {
+    async fn new(rows: impl Iterator<Item = (String, i64, u128)>) -> Forged {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, clock) = (folder.path().join("forged.redb"), TurnedClock::new());
+        let forged = Forged { _folder: folder, path, clock };
+        forged.open().close().await;
+        let file = Database::create(&forged.path).expect("opened");
+        let transaction = file.begin_write().expect("begun");
+        let mut table = transaction.open_table(SHARDS).expect("there");
+        for (name, expires_in_us, id) in rows {
+            let expires_us = forged.clock.now().wall.as_micros().saturating_add(expires_in_us);
+            let descending = !(expires_us.cast_unsigned() ^ (1 << 63));
+            let row = ("counter", "g", name.as_str(), descending, id);
+            table.insert(row, (expires_us - 1, &b"state"[..])).expect("inserted");
+        }
+        drop(table);
+        transaction.commit().expect("committed");
+        forged
+    }
+
+    fn open(&self) -> EmbeddedStore {
+        EmbeddedStore::open(&self.path, constants(), self.clock.clone()).expect("opened")
+    }
+}
+
+#[tokio::test]
+async fn many_writes_at_once_share_few_syncs() {
+    const WRITES: usize = 1_000;
+    let (store, clock) = on_disk(&CrashDisk::empty());
+    let now = clock.now();
+    let writes: Vec<_> = (0..WRITES)
+        .map(|at| write(&mut mutator(&key(&format!("key {at}")), now), 1, now))
+        .collect();
+    let outcomes = join_all(writes.iter().map(|write| store.write_shard(write))).await;
+    assert!(outcomes.iter().all(|outcome| *outcome == WriteOutcome::Acked));
+    println!("{WRITES} writes in {} transactions", store.commits());
+    assert!(store.commits() <= 20, "{} transactions", store.commits());
+    assert_eq!(value(&store, &key("key 999"), now).await.expect("rows").state, counter(1));
+}
+
+#[tokio::test]
+async fn an_older_write_that_comes_later_changes_nothing() {
+    let (store, clock) = on_disk(&CrashDisk::empty());
+    let (key, now) = (key("n"), clock.now());
+    let mut mutator: Mutator = mutator(&key, now);
+    let older = write(&mut mutator, 1, now);
+    mutator.finish_write(WriteOutcome::Unknown("slow".into()), now);
+    let newer = write(&mut mutator, 2, now);
+    assert_eq!(store.write_shard(&newer).await, WriteOutcome::Acked);
+    assert_eq!(store.write_shard(&older).await, WriteOutcome::Acked);
+    assert_eq!(value(&store, &key, now).await.expect("rows").state, counter(3));
+}
+
+/// Plans what a fold would do two minutes after the rows were written.
+async fn fold_later(store: &EmbeddedStore, key: &Key, written: Timestamp) -> Fold {
+    let read = store.read_for_fold(key).await.expect("readable");
+    match fold::plan(&read, written.plus(Duration::from_secs(120)), &constants()) {
+        Ok(Plan::Fold(fold)) => fold,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn rows_that_come_back_below_the_fence_are_zombies_and_deleted_again() {
+    let (store, clock) = on_disk(&CrashDisk::empty());
+    let (key, now) = (key("n"), clock.now());
+    let late = write(&mut mutator(&key, now), 5, now);
+    let read = async || {
+        let reading = value(&store, &key, now).await.expect("rows");
+        assert_eq!(reading.state, counter(5));
+        (reading.shards, reading.zombies)
+    };
+    assert_eq!(store.write_shard(&late).await, WriteOutcome::Acked);
+    assert_eq!(read().await, (1, 0));
+    let first = fold_later(&store, &key, now.wall).await;
+    assert_eq!(store.write_fold(&first).await, WriteOutcome::Acked);
+    assert_eq!(read().await, (0, 0));
+    assert_eq!(store.write_fold(&first).await, WriteOutcome::Acked, "twice is once");
+    assert_eq!(read().await, (0, 0));
+
+    assert_eq!(store.write_shard(&late).await, WriteOutcome::Acked);
+    assert_eq!(read().await, (0, 1));
+    let second = fold_later(&store, &key, now.wall.shifted(2_000_000)).await;
+    assert_eq!(store.write_fold(&second).await, WriteOutcome::Acked);
+    assert_eq!(read().await, (0, 0));
+    assert_eq!(store.write_fold(&first).await, WriteOutcome::Acked, "an old fold changes nothing");
+    let tally = value(&store, &key, now).await.expect("rows");
+    assert_eq!(tally.fence, Some(second.fence()));
+}
+
+#[tokio::test]
+async fn a_write_after_its_lease_is_refused() {
+    let (store, clock) = on_disk(&CrashDisk::empty());
+    let now = clock.now();
+    let late = write(&mut mutator(&key("n"), now), 5, now);
+    clock.set_wall(late.expires_at());
+    let outcome = store.write_shard(&late).await;
+    assert_eq!(outcome, WriteOutcome::Refused("its lease is over".into()));
+    assert!(value(&store, &key("n"), now).await.is_none());
+    assert_eq!(store.commits(), 0);
+}
+
+#[tokio::test]
+async fn after_a_failed_sync_everything_is_refused() {
+    let disk = CrashDisk::empty();
+    let (store, clock) = on_disk(&disk);
+    let (key, now) = (key("n"), clock.now());
+    let mut mutator = mutator(&key, now);
+    assert_eq!(store.write_shard(&write(&mut mutator, 1, now)).await, WriteOutcome::Acked);
+    mutator.finish_write(WriteOutcome::Acked, now);
+    assert_eq!(store.failure(), None);
+    disk.fail_syncs();
+    let second = write(&mut mutator, 2, now);
+    let outcome = store.write_shard(&second).await;
+    assert!(matches!(&outcome, WriteOutcome::Unknown(why) if why.contains("input/output error")));
+    assert!(matches!(store.write_shard(&second).await, WriteOutcome::Refused(_)));
+    let read = store.read_key(&key, None, Level::One).await;
+    assert!(matches!(read, Err(StoreError::Unavailable(why)) if why.contains("start again")));
+    assert!(store.failure().is_some());
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_read_beyond_its_limit_is_an_error_and_never_a_number() {
+    let rows = (0..READ_ROWS_MAX as u128 + 1).map(|id| ("n".to_owned(), 7, id + 1));
+    let forged = Forged::new(rows).await;
+    let store = forged.open();
+    let read = store.read_key(&key("n"), None, Level::One).await;
+    assert!(matches!(read, Err(StoreError::TooManyRows(_))), "{read:?}");
+    let full = store.read_for_fold(&key("n")).await.expect("within the fold's limit");
+    assert_eq!(full.slice().len(), READ_ROWS_MAX + 1);
+    let after = forged.clock.now().wall.shifted(7);
+    let rest = store.read_key(&key("n"), Some(after), Level::One).await.expect("no rows");
+    assert!(rest.is_empty(), "expiries must be greater");
+    let all = store.read_key(&key("n"), Some(after.shifted(-1)), Level::One).await;
+    assert!(matches!(all, Err(StoreError::TooManyRows(_))));
+}
+
+#[tokio::test]
+async fn a_row_that_breaks_a_rule_is_an_error_that_names_it() {
+    let forged = Forged::new([("n".to_owned(), 7, 0)].into_iter()).await;
+    let store = forged.open();
+    let read = store.read_key(&key("n"), None, Level::One).await;
+    assert!(matches!(read, Err(StoreError::Corrupt(what)) if what.contains("counter/g/n")));
+    assert!(store.read_key(&key("m"), None, Level::One).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_sweep_goes_through_all_keys_in_steps() {
+    // Three rows a key, so that steps end within keys; a third of the keys has only young ones.
+    const KEYS: usize = SWEEP_STEP_ROWS;
+    let old_us = -i64::try_from(constants().cutoff().as_micros()).expect("short");
+    let rows = (0..KEYS).flat_map(|at| {
+        let last_us = if at % 3 == 0 { 1 } else { old_us };
+        [(0, i64::MAX), (1, 5), (2, last_us)]
+            .map(|(id, expires_in_us)| (format!("{at:05}"), expires_in_us, id))
+    });
+    let forged = Forged::new(rows).await;
+    let (store, now) = (forged.open(), forged.clock.now().wall);
+    let (sender, mut receiver) = mpsc::channel(KEYS);
+    store.sweep(WHOLE, now, sender).await.expect("swept");
+    let mut found = Vec::new();
+    while let Some(key) = receiver.recv().await {
+        found.push(key);
+    }
+    let due: Vec<_> =
+        (0..KEYS).filter(|at| at % 3 != 0).map(|at| key(&format!("{at:05}"))).collect();
+    assert_eq!(found.len(), due.len());
+    assert_eq!(found, due);
+
+    let (sender, mut receiver) = mpsc::channel(1);
+    let first = async {
+        let first = receiver.recv().await;
+        receiver.close();
+        first
+    };
+    let (swept, first) = tokio::join!(store.sweep(WHOLE, now, sender), first);
+    assert_eq!(first, Some(due[0].clone()));
+    swept.expect("ending early is no error");
+    let (sender, _) = mpsc::channel(1);
+    store.sweep(WHOLE, Timestamp::from_micros(0), sender).await.expect("nothing is final");
+}
