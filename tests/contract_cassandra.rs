@@ -10,12 +10,12 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use contract::{Subject, TestClock, key, next_write, patient_constants, short_constants};
+use contract::{Subject, TestClock, key, next_write, short_constants};
 use orderfree::clock::SystemClock;
 use orderfree::store::StoreError;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, schema};
 use orderfree_core::protocol::consistency::{Level, Levels};
-use orderfree_core::protocol::{Constants, WriteOutcome};
+use orderfree_core::protocol::{Constants, Key, Overrides, Timestamp, WriteOutcome};
 use scylla::client::session_builder::SessionBuilder;
 use tokio::sync::{Mutex, RwLock};
 use uuid::Uuid;
@@ -62,6 +62,11 @@ fn config(keyspace: &str, constants: Constants) -> CassandraConfig {
         levels: Levels::default(),
         constants,
     }
+}
+
+/// The defaults: ten seconds for a request, in tests that kill nodes.
+fn patient_constants() -> Constants {
+    Constants::resolve(Overrides::default()).expect("defaults")
 }
 
 /// A fresh keyspace with the table.
@@ -154,6 +159,10 @@ async fn with_one_node_dead_updates_and_reads_go_on_and_folds_wait() {
     let error = subject.store.read_for_fold(&key).await.expect_err("one replica is missing");
     assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
     subject.store.check_clock(subject.now()).expect("two of three clocks are a majority");
+    let started_meanwhile = open(&config).await;
+    started_meanwhile.store.check_clock(subject.now()).expect("also for a new pod");
+    assert_eq!(started_meanwhile.total(&key).await, Some(820));
+    started_meanwhile.store.close().await;
     drop(killed);
     let read = eventually("a fold read after the restart", async || {
         subject.store.read_for_fold(&key).await
@@ -224,6 +233,68 @@ async fn the_writers_timestamps_decide_whoever_coordinates() {
         }
     })
     .await;
+}
+
+/// The ancestor's defect 5: the batch's timestamp was equal to the highest expiry, not above it. Rows
+/// forged around it show where the tally and the deletion stand: deletions win ties.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fold_is_written_just_above_its_fence() {
+    let _others_too = CLUSTER.read().await;
+    let config = fresh(short_constants()).await;
+    let subject = open(&config).await;
+    let key = key("g", "n");
+    subject.put(&key, 1).await;
+    let first = subject.put(&key, 2).await;
+    let fold = subject.fold(&key, subject.when_final()).await;
+    let forge = async |key: &Key, expires_at: Timestamp, id: Uuid, timestamp: Timestamp| {
+        let (group, name) = (&key.group, &key.name);
+        let (expires_at, timestamp) = (expires_at.as_micros(), timestamp.as_micros());
+        cql(&format!(
+            "INSERT INTO {}.shards (kind, grp, name, expires_at, mutator_id, state) VALUES \
+             ('counter', '{group}', '{name}', {expires_at}, {id}, 0x00) USING TIMESTAMP {timestamp}",
+            config.keyspace
+        ))
+        .await;
+        subject.rows(key).await.expect("rows")
+    };
+    let above = fold.fence().next();
+    assert_eq!(forge(&key, first.expires_at(), Uuid::from_u128(1), above).await, 1);
+    assert_eq!(forge(&key, fold.fence(), Uuid::from_u128(1), above).await, 1);
+    assert_eq!(forge(&key, fold.fence(), Uuid::from_u128(1), above.next()).await, 2);
+    // A tally forged at the fence loses, whatever its bytes; just above the fold's own it wins.
+    forge(&key, Timestamp::NEVER, Uuid::nil(), fold.fence()).await;
+    assert_eq!(subject.total(&key).await, Some(3));
+    forge(&key, Timestamp::NEVER, Uuid::nil(), above.next()).await;
+    let level = subject.store.levels().read;
+    let slice = subject.store.read_key(&key, None, level).await.expect("a slice");
+    assert_eq!(slice.tally().expect("a tally").state, [0]);
+    subject.store.close().await;
+    drop_keyspace(&config).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_no_release_can_have_written_is_an_error() {
+    let _others_too = CLUSTER.read().await;
+    let config = fresh(short_constants()).await;
+    let subject = open(&config).await;
+    for (name, expires_at, id, state) in [
+        ("no state", 1, Uuid::from_u128(1), "null"),
+        ("no time", 0, Uuid::from_u128(1), "0x00"),
+        ("half a tally", i64::MAX, Uuid::from_u128(1), "0x00"),
+    ] {
+        let key = key(name, name);
+        subject.put(&key, 1).await;
+        cql(&format!(
+            "INSERT INTO {}.shards (kind, grp, name, expires_at, mutator_id, state) VALUES \
+             ('counter', '{name}', '{name}', {expires_at}, {id}, {state})",
+            config.keyspace
+        ))
+        .await;
+        let error = subject.store.read_for_fold(&key).await.expect_err(name);
+        assert!(matches!(error, StoreError::Corrupt(_)), "{name}: {error}");
+    }
+    subject.store.close().await;
+    drop_keyspace(&config).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

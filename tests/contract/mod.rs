@@ -73,11 +73,6 @@ pub(crate) fn short_constants() -> Constants {
     Constants::resolve(short).expect("consistent")
 }
 
-/// The same, with the largest budget for requests that fits, for tests that kill nodes.
-pub(crate) fn patient_constants() -> Constants {
-    Constants::resolve(Overrides::default()).expect("defaults")
-}
-
 pub(crate) fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
 }
@@ -173,7 +168,7 @@ impl Subject {
         fold
     }
 
-    /// The rows of a key: expiry and write bytes, as the store orders them.
+    /// How many rows a key has, the tally included.
     pub(crate) async fn rows(&self, key: &Key) -> Result<usize, StoreError> {
         let read = self.store.read_for_fold(key).await?;
         Ok(read.slice().len())

@@ -45,8 +45,11 @@ pub async fn apply(
     let wanted = replication.map(parse).transpose()?;
     let session = session::open(config).await?;
     let engine = session::engine(&session).await?;
-    let wanted = wanted.unwrap_or_else(|| everywhere(&session));
-    define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
+    // What is there already needs no right to define anything.
+    if !session::has_keyspace(&session, &config.keyspace).await? {
+        let wanted = wanted.unwrap_or_else(|| everywhere(&session));
+        define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
+    }
     if !session::has_table(&session, &config.keyspace).await? {
         define(&session, create_table(&config.keyspace, engine)).await?;
     }

@@ -137,11 +137,8 @@ pub(super) async fn open(config: &CassandraConfig) -> Result<Session, ConnectErr
         .connection_timeout(CONNECT_TIME_MAX)
         .pool_size(PoolSize::PerHost(CONNECTIONS_PER_NODE))
         .keyspaces_to_fetch([&config.keyspace])
-        .default_execution_profile_handle(statements::profile(
-            Level::LocalOne,
-            config.local_datacenter.as_deref(),
-            QUESTION_TIME_MAX,
-        ));
+        // Of questions about the cluster, which any node can answer.
+        .default_execution_profile_handle(statements::profile(Level::One, None, QUESTION_TIME_MAX));
     if let (Some(user), Some(password)) = (&config.user, &config.password) {
         builder = builder.user(user, password);
     }
@@ -253,13 +250,25 @@ async fn replication(
     keyspace: &str,
     local_datacenter: &str,
 ) -> Result<Replication, ConnectError> {
-    let cql = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
-    let found: Vec<(BTreeMap<String, String>,)> = ask(session, cql, (keyspace,)).await?;
-    let Some((options,)) = found.into_iter().next() else {
+    let Some(options) = replication_options(session, keyspace).await? else {
         return Err(ConnectError::KeyspaceMissing(keyspace.to_owned()));
     };
     checks::replication(&options, local_datacenter)
         .map_err(|rule| ConnectError::Replication { keyspace: keyspace.to_owned(), rule })
+}
+
+/// Whether there is such a keyspace.
+pub(super) async fn has_keyspace(session: &Session, keyspace: &str) -> Result<bool, ConnectError> {
+    Ok(replication_options(session, keyspace).await?.is_some())
+}
+
+async fn replication_options(
+    session: &Session,
+    keyspace: &str,
+) -> Result<Option<BTreeMap<String, String>>, ConnectError> {
+    let cql = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
+    let found: Vec<(BTreeMap<String, String>,)> = ask(session, cql, (keyspace,)).await?;
+    Ok(found.into_iter().next().map(|(options,)| options))
 }
 
 /// Whether the keyspace has a table `shards`, of any shape.
