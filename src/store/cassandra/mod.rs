@@ -2,15 +2,15 @@
 //!
 //! What the numbers rest on, and where it is kept:
 //!
-//! * every write binds its timestamp ([`statements`]), and is sent again only as the same bytes with
-//!   the same timestamp, never once its lease is over ([`attempts`]);
-//! * an outcome is refused only if nothing can ever be applied ([`errors`]);
+//! * every write binds its timestamp (`statements`), and is sent again only as the same bytes with
+//!   the same timestamp, never once its lease is over (`attempts`);
+//! * an outcome is refused only if nothing can ever be applied (`errors`);
 //! * a key is one unpaged slice with room for one row more than its limit, so that a cut answer is
 //!   seen to be cut; only the sweep is paged, and it only nominates;
 //! * a fold is one mutation of one partition, so a replica applies its deletion and its tally
 //!   together or not at all (invariant I7);
-//! * the table, the replication and the consistency levels are what they must be ([`checks`]);
-//! * no write is taken and no fold planned by a clock that the nodes contradict ([`clock`]).
+//! * the table, the replication and the consistency levels are what they must be (`checks`);
+//! * no write is taken and no fold planned by a clock that the nodes contradict (`clock`).
 
 mod attempts;
 mod checks;
