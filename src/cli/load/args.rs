@@ -70,7 +70,7 @@ pub struct TargetArgs {
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
     /// Folder for the output of pods and commands; by default a temporary one, which is removed if
-    /// every number is right
+    /// every number is right. Pods log every request unless RUST_LOG=warn is set
     #[arg(long, value_name = "FOLDER")]
     pub log_dir: Option<PathBuf>,
     /// Time for pods to become ready, at the start and after every fault

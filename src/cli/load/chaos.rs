@@ -322,6 +322,7 @@ impl Executor {
             self.supervise();
         }
         match self.fleet.make_whole().await {
+            Ok(()) if self.diary.events.is_empty() => {}
             Ok(()) => self.note("all pods are ready".to_owned()),
             Err(error) => self.problem(format!("{error:#}")),
         }

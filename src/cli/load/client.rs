@@ -118,13 +118,19 @@ impl PodClient {
         }
     }
 
-    /// Folds a key now.
-    pub(super) async fn fold(&self, key: &Key) -> anyhow::Result<()> {
+    /// Folds a key now. Says how many shards were left because they are not final yet.
+    pub(super) async fn fold(&self, key: &Key) -> anyhow::Result<u64> {
+        #[derive(Deserialize)]
+        struct FoldAnswer {
+            kept: u64,
+        }
         let answer = self.http.post(format!("{}/fold", self.path(key))).send().await?;
         let status = answer.status();
         let body = answer.text().await?;
         ensure!(status == StatusCode::OK, "{status}: {}", shortened(&body));
-        Ok(())
+        let answer: FoldAnswer = serde_json::from_str(&body)
+            .with_context(|| format!("not the report of a fold: {}", shortened(&body)))?;
+        Ok(answer.kept)
     }
 
     /// Whether the pod says that it is ready.

@@ -115,8 +115,7 @@ impl Session {
         fleet.wait_ready().await?;
         let run = Arc::new(self.prepare(&fleet).await?);
         let load = self.load(&run, fleet).await?;
-        let mut folds = Folds::default();
-        let passes = self.check(&run, &mut folds).await;
+        let (passes, folds) = self.check(&run).await;
         let mut report = self.report(&run, &load, passes, folds);
         tell("stopping what was started");
         report.chaos.problems.extend(load.fleet.stop().await);
@@ -204,35 +203,36 @@ impl Session {
     }
 
     /// Reads everything, folds, reads everything again. Stops at the first pass with a wrong value.
-    async fn check(&self, run: &Run, folds: &mut Folds) -> Vec<Pass> {
+    async fn check(&self, run: &Run) -> (Vec<Pass>, Vec<Folds>) {
         let check = &self.args.check;
         let keys = run.workload.keys().len();
         tell(&format!("reading {keys} keys from {} pods", run.pods.len()));
         let mut passes = vec![verify::read_everything(run, "after the load", false).await];
         let is_wrong = |passes: &[Pass]| passes.iter().any(|pass| pass.wrong > 0);
         if !check.fold_check || is_wrong(&passes) {
-            return passes;
+            return (passes, Vec::new());
         }
         tell(&format!("folding {keys} keys"));
-        verify::fold_everything(run, folds).await;
+        let mut folds = vec![verify::fold_everything(run, false).await];
         passes.push(verify::read_everything(run, "after a fold", false).await);
         let Some(settle) = check.settle else {
-            return passes;
+            return (passes, folds);
         };
         if is_wrong(&passes) {
-            return passes;
+            return (passes, folds);
         }
         tell(&format!("waiting {settle:?} until all shards are final"));
         sleep(settle).await;
         tell(&format!("folding {keys} keys again"));
-        verify::fold_everything(run, folds).await;
-        // A fold that failed may leave an unknown write on a minority of replicas.
-        let settled = folds.failed == 0;
+        let last = verify::fold_everything(run, true).await;
+        // A shard outside the tally may be an unknown write on a minority of replicas.
+        let settled = last.are_complete();
+        folds.push(last);
         passes.push(verify::read_everything(run, "after all is folded", settled).await);
-        passes
+        (passes, folds)
     }
 
-    fn report(&self, run: &Run, load: &Load, passes: Vec<Pass>, folds: Folds) -> Report {
+    fn report(&self, run: &Run, load: &Load, passes: Vec<Pass>, folds: Vec<Folds>) -> Report {
         let figures = run.figures();
         let work = &self.args.workload;
         Report {

@@ -49,8 +49,8 @@ pub(super) struct Report {
     pub chaos: Diary,
     /// The check, once for each time that everything was read.
     pub passes: Vec<Pass>,
-    /// Folds that were asked for.
-    pub folds: Folds,
+    /// Folds that were asked for, once for each round.
+    pub folds: Vec<Folds>,
 }
 
 /// What was asked for.
@@ -131,8 +131,16 @@ impl Report {
         if self.acked == 0 {
             failures.push("no update was acknowledged".to_owned());
         }
-        if self.folds.failed > 0 {
-            failures.push(format!("{} folds could not be done", self.folds.failed));
+        for folds in &self.folds {
+            if folds.failed > 0 {
+                failures.push(format!("{} keys could not be folded", folds.failed));
+            }
+            if folds.settled && folds.unfinished > 0 {
+                failures.push(format!(
+                    "{} keys still have shards that are not final: --settle is too short",
+                    folds.unfinished
+                ));
+            }
         }
         failures.extend(self.chaos.problems.iter().cloned());
         failures
@@ -217,10 +225,14 @@ impl Report {
                 HumanCount(self.reads_failed)
             )?;
         }
-        if self.folds.done + self.folds.failed > 0 {
-            let Folds { done, failed, .. } = self.folds;
-            writeln!(out, "  folds        {} done, {} failed", count(done), count(failed))?;
-            for error in &self.folds.errors {
+        for Folds { done, unfinished, failed, errors, .. } in &self.folds {
+            let (done, failed, unfinished) = (count(*done), count(*failed), count(*unfinished));
+            writeln!(
+                out,
+                "  folds        {done} keys folded, {unfinished} of them with shards that are not \
+                 final, {failed} failed"
+            )?;
+            for error in errors {
                 writeln!(out, "    {error}")?;
             }
         }
@@ -323,7 +335,7 @@ mod tests {
             sightings: Vec::new(),
             chaos: Diary::default(),
             passes: vec![pass],
-            folds: Folds::default(),
+            folds: vec![Folds::default()],
         }
     }
 
@@ -357,10 +369,11 @@ mod tests {
     #[test]
     fn whatever_spoils_the_proof_fails() {
         let good = report(pass(1_000, 0, 0, 0));
-        let spoilers: [fn(&mut Report); 5] = [
+        let spoilers: [fn(&mut Report); 6] = [
             |report| report.passes.clear(),
             |report| report.acked = 0,
-            |report| report.folds.failed = 1,
+            |report| report.folds[0].failed = 1,
+            |report| (report.folds[0].settled, report.folds[0].unfinished) = (true, 1),
             |report| report.chaos.problems.push("no".to_owned()),
             |report| report.sightings.push("no".to_owned()),
         ];

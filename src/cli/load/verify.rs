@@ -59,11 +59,15 @@ pub(super) struct Finding {
     pub answers: Vec<String>,
 }
 
-/// Folds that were asked for.
+/// The result of folding every key once.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Folds {
-    /// Keys folded, counted once for each round.
+    /// Whether all shards should have been final.
+    pub settled: bool,
+    /// Keys folded.
     pub done: usize,
+    /// Of these, keys that kept shards which were not final.
+    pub unfinished: usize,
     /// Keys that could not be folded.
     pub failed: usize,
     /// The first errors.
@@ -143,8 +147,16 @@ fn told(answer: &Result<i128, String>) -> String {
     }
 }
 
+impl Folds {
+    /// Whether every shard of every key is in its tally now.
+    pub(super) fn are_complete(&self) -> bool {
+        self.failed == 0 && self.unfinished == 0
+    }
+}
+
 /// Folds every key once, each on the pod whose turn it is.
-pub(super) async fn fold_everything(run: &Run, folds: &mut Folds) {
+pub(super) async fn fold_everything(run: &Run, settled: bool) -> Folds {
+    let mut folds = Folds { settled, ..Folds::default() };
     let failures = AtomicUsize::new(0);
     let keys = run.workload.keys().iter().enumerate();
     let mut results = stream::iter(keys)
@@ -155,7 +167,10 @@ pub(super) async fn fold_everything(run: &Run, folds: &mut Folds) {
         .buffer_unordered(KEYS_AT_ONCE);
     while let Some(result) = results.next().await {
         match result {
-            Ok(()) => folds.done += 1,
+            Ok(kept) => {
+                folds.done += 1;
+                folds.unfinished += usize::from(kept > 0);
+            }
             Err(error) => {
                 folds.failed += 1;
                 if folds.errors.len() < FINDINGS_MAX {
@@ -164,6 +179,7 @@ pub(super) async fn fold_everything(run: &Run, folds: &mut Folds) {
             }
         }
     }
+    folds
 }
 
 /// Reads the values that all keys have before the load.
