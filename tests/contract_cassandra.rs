@@ -1,97 +1,32 @@
 //! The contract suite on a real cluster, and what only a cluster can get wrong.
-//!
-//! The cluster is the one that `CASSANDRA_CONTACT_POINTS` names, or else the one of
-//! `tests/cassandra/cluster`, which is started if it isn't running and left running.
 
+mod cassandra;
 mod contract;
 
-use std::path::PathBuf;
-use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use cassandra::{
+    CLUSTER, DEFINING, Killed, config, connect, cql, drop_keyspace, eventually, fresh, script,
+};
 use contract::{Subject, TestClock, key, next_write, short_constants};
 use orderfree::clock::SystemClock;
 use orderfree::store::StoreError;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, schema};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::{Constants, Key, Overrides, Timestamp, WriteOutcome};
-use scylla::client::session_builder::SessionBuilder;
-use tokio::sync::{Mutex, RwLock};
 use uuid::Uuid;
 
 every_test!(with_store);
-
-/// Held for reading by every test, for writing by those that kill nodes.
-static CLUSTER: RwLock<()> = RwLock::const_new(());
-
-/// Definitions one after the other: each waits for all nodes anyway.
-static DEFINING: Mutex<()> = Mutex::const_new(());
-
-fn script(arguments: &[&str]) -> String {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cassandra/cluster");
-    let output = Command::new(&path).args(arguments).output();
-    let output = output.unwrap_or_else(|error| panic!("{} can't be run: {error}", path.display()));
-    assert!(
-        output.status.success(),
-        "this test needs the Cassandra of tests/cassandra, and `cluster {}` failed: {}",
-        arguments.join(" "),
-        String::from_utf8_lossy(&output.stderr).trim(),
-    );
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
-}
-
-fn contact_points() -> Vec<String> {
-    static POINTS: OnceLock<String> = OnceLock::new();
-    let points = POINTS.get_or_init(|| {
-        std::env::var("CASSANDRA_CONTACT_POINTS").unwrap_or_else(|_| {
-            script(&["start"]);
-            script(&["contact-points"])
-        })
-    });
-    points.split(',').map(str::to_owned).collect()
-}
-
-fn config(keyspace: &str, constants: Constants) -> CassandraConfig {
-    CassandraConfig {
-        contact_points: contact_points(),
-        keyspace: keyspace.to_owned(),
-        user: None,
-        password: None,
-        local_datacenter: None,
-        levels: Levels::default(),
-        constants,
-    }
-}
 
 /// The defaults: ten seconds for a request, in tests that kill nodes.
 fn patient_constants() -> Constants {
     Constants::resolve(Overrides::default()).expect("defaults")
 }
 
-/// A fresh keyspace with the table.
-async fn fresh(constants: Constants) -> CassandraConfig {
-    let config = config(&format!("contract_{}", Uuid::new_v4().simple()), constants);
-    let _one_at_a_time = DEFINING.lock().await;
-    schema::apply(&config, None).await.expect("a fresh keyspace");
-    config
-}
-
-async fn cql(statement: &str) {
-    let session = SessionBuilder::new().known_nodes(contact_points()).build().await;
-    let session = session.expect("a session");
-    let _one_at_a_time = DEFINING.lock().await;
-    session.query_unpaged(statement, ()).await.expect("the statement");
-}
-
-async fn drop_keyspace(config: &CassandraConfig) {
-    cql(&format!("DROP KEYSPACE {}", config.keyspace)).await;
-}
-
 async fn open(config: &CassandraConfig) -> Subject {
     let clock = Arc::new(TestClock::default());
-    let store = CassandraStore::connect(config.clone(), Arc::clone(&clock) as _).await;
-    let store = Arc::new(store.expect("a store"));
+    let store = connect(config, Arc::clone(&clock) as _).await;
     Subject { store, clock, constants: config.constants }
 }
 
@@ -102,44 +37,6 @@ async fn with_store(test: impl AsyncFnOnce(Subject)) {
     test(subject.clone()).await;
     subject.store.close().await;
     drop_keyspace(&config).await;
-}
-
-/// Nodes that a test killed; they run again when it ends, however it ends.
-struct Killed(Vec<&'static str>);
-
-impl Killed {
-    fn nodes(nodes: &[&'static str]) -> Killed {
-        let mut killed = Killed(Vec::new());
-        for node in nodes {
-            script(&["kill", node]);
-            killed.0.push(node);
-        }
-        killed
-    }
-}
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        for node in &self.0 {
-            script(&["restart", node]);
-        }
-    }
-}
-
-/// Asks again until it goes well, which it must within a minute.
-async fn eventually<T, E: std::fmt::Display>(
-    what: &str,
-    attempt: impl AsyncFn() -> Result<T, E>,
-) -> T {
-    let mut last = String::new();
-    for _ in 0..120 {
-        match attempt().await {
-            Ok(value) => return value,
-            Err(error) => last = error.to_string(),
-        }
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
-    panic!("{what}: {last}");
 }
 
 /// The ancestor's defect 2: one replica down, and reads failed. Folds wait, and catch up.

@@ -1,6 +1,5 @@
 //! The contract suite on the embedded store. What only a file can get wrong is in `embedded/`.
 
-#[allow(dead_code, reason = "the tests of a cluster use more of it")]
 mod contract;
 
 use std::sync::Arc;

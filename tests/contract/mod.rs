@@ -4,6 +4,8 @@
 //! and empty store on a new [`TestClock`], calls `test` with it and clears up afterwards, and then
 //! `contract::suite::every_test!(with_store);`.
 
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
 pub(crate) mod suite;
 
 use std::sync::Arc;

@@ -1,0 +1,134 @@
+//! The cluster that tests run on: the one that `CASSANDRA_CONTACT_POINTS` names, or else the one of
+//! the script `cluster`, which is started if it isn't running, and left running.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use orderfree::clock::Clock;
+use orderfree::store::Store;
+use orderfree::store::cassandra::{CassandraConfig, CassandraStore, schema};
+use orderfree_core::protocol::Constants;
+use orderfree_core::protocol::consistency::Levels;
+use scylla::client::session_builder::SessionBuilder;
+use tokio::sync::{Mutex, RwLock};
+use uuid::Uuid;
+
+/// Held for reading by every test, for writing by those that kill nodes.
+pub(crate) static CLUSTER: RwLock<()> = RwLock::const_new(());
+
+/// Definitions one after the other: each waits for all nodes anyway.
+pub(crate) static DEFINING: Mutex<()> = Mutex::const_new(());
+
+/// The script's path.
+pub(crate) fn path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cassandra/cluster")
+}
+
+/// Runs the script and returns what it prints.
+pub(crate) fn script(arguments: &[&str]) -> String {
+    let path = path();
+    let output = Command::new(&path).args(arguments).output();
+    let output = output.unwrap_or_else(|error| panic!("{} can't be run: {error}", path.display()));
+    assert!(
+        output.status.success(),
+        "this test needs the Cassandra of tests/cassandra, and `cluster {}` failed: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim(),
+    );
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// Where the cluster is.
+pub(crate) fn contact_points() -> Vec<String> {
+    static POINTS: OnceLock<String> = OnceLock::new();
+    let points = POINTS.get_or_init(|| {
+        std::env::var("CASSANDRA_CONTACT_POINTS").unwrap_or_else(|_| own_cluster())
+    });
+    points.split(',').map(str::to_owned).collect()
+}
+
+/// Starts the script's own cluster, whose nodes may be killed, and says where it is.
+pub(crate) fn own_cluster() -> String {
+    script(&["start"]);
+    script(&["contact-points"])
+}
+
+/// How to reach a keyspace.
+pub(crate) fn config(keyspace: &str, constants: Constants) -> CassandraConfig {
+    CassandraConfig {
+        contact_points: contact_points(),
+        keyspace: keyspace.to_owned(),
+        user: None,
+        password: None,
+        local_datacenter: None,
+        levels: Levels::default(),
+        constants,
+    }
+}
+
+/// A fresh keyspace with the table.
+pub(crate) async fn fresh(constants: Constants) -> CassandraConfig {
+    let config = config(&format!("test_{}", Uuid::new_v4().simple()), constants);
+    let _one_at_a_time = DEFINING.lock().await;
+    schema::apply(&config, None).await.expect("a fresh keyspace");
+    config
+}
+
+/// Runs one statement of definition or of sabotage.
+pub(crate) async fn cql(statement: &str) {
+    let session = SessionBuilder::new().known_nodes(contact_points()).build().await;
+    let session = session.expect("a session");
+    let _one_at_a_time = DEFINING.lock().await;
+    session.query_unpaged(statement, ()).await.expect("the statement");
+}
+
+/// Removes a keyspace.
+pub(crate) async fn drop_keyspace(config: &CassandraConfig) {
+    cql(&format!("DROP KEYSPACE {}", config.keyspace)).await;
+}
+
+/// A store on the cluster.
+pub(crate) async fn connect(config: &CassandraConfig, clock: Arc<dyn Clock>) -> Arc<dyn Store> {
+    Arc::new(CassandraStore::connect(config.clone(), clock).await.expect("a store"))
+}
+
+/// Nodes that a test killed; they run again when it ends, however it ends.
+pub(crate) struct Killed(Vec<&'static str>);
+
+impl Killed {
+    /// Kills nodes by their numbers.
+    pub(crate) fn nodes(nodes: &[&'static str]) -> Killed {
+        let mut killed = Killed(Vec::new());
+        for node in nodes {
+            script(&["kill", node]);
+            killed.0.push(node);
+        }
+        killed
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        for node in &self.0 {
+            script(&["restart", node]);
+        }
+    }
+}
+
+/// Asks again until it goes well, which it must within a minute.
+pub(crate) async fn eventually<T, E: std::fmt::Display>(
+    what: &str,
+    attempt: impl AsyncFn() -> Result<T, E>,
+) -> T {
+    let mut last = String::new();
+    for _ in 0..120 {
+        match attempt().await {
+            Ok(value) => return value,
+            Err(error) => last = error.to_string(),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    }
+    panic!("{what}: {last}");
+}

@@ -1,0 +1,171 @@
+//! Whole pods on a real cluster, in one process: big keys and groups while folds run, and a node
+//! that dies and comes back.
+
+mod cassandra;
+mod contract;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cassandra::{CLUSTER, Killed, connect, drop_keyspace, eventually, fresh};
+use contract::{Subject, TestClock, key, name};
+use futures::stream::{self, StreamExt};
+use orderfree::config::Switch;
+use orderfree::server::Node;
+use orderfree::service::GroupQuery;
+use orderfree::store::StoreError;
+use orderfree::store::cassandra::CassandraConfig;
+use orderfree_core::crdt::{CounterOp, Kind, Op, Value};
+use orderfree_core::protocol::{Constants, Durability, Key, Overrides};
+
+/// Keys of the group, and shards of each.
+const GROUP_KEYS: usize = 2_000;
+const GROUP_SHARDS: usize = 2;
+
+/// Shards of the big key.
+const BIG_SHARDS: usize = 3_000;
+
+/// Real time has to pass before anything is final, so everything is short here.
+fn brief_constants() -> Constants {
+    let seconds = |count| Some(Duration::from_secs(count));
+    Constants::resolve(Overrides {
+        lifetime: seconds(40),
+        drain_margin: seconds(8),
+        cutoff: seconds(8),
+        request_budget: seconds(3),
+        clock_offset_max: seconds(2),
+        ..Overrides::default()
+    })
+    .expect("consistent")
+}
+
+async fn subject(config: &CassandraConfig) -> Subject {
+    let clock = Arc::new(TestClock::default());
+    let store = connect(config, Arc::clone(&clock) as _).await;
+    Subject { store, clock, constants: config.constants }
+}
+
+fn pod(subject: &Subject) -> Node {
+    Node::new(Arc::clone(&subject.store), subject.constants, Arc::clone(&subject.clock) as _, 1_000)
+}
+
+async fn total(pod: &Node, key: &Key) -> i128 {
+    let read = pod.service().read(key, None).await.expect("readable");
+    let Value::Counter(total) = read.expect("present").value;
+    total
+}
+
+async fn add(pod: &Node, key: &Key, by: i64) {
+    let ops = vec![Op::Counter(CounterOp::Add { by })];
+    pod.service().update(key, ops, Durability::Stored).await.expect("acked");
+}
+
+async fn group_totals(pod: &Node) -> Vec<i128> {
+    let mut query = GroupQuery {
+        kind: Kind::Counter,
+        group: name("wide"),
+        prefix: None,
+        from: None,
+        to: None,
+        behind: None,
+        limit: 700,
+        level: None,
+    };
+    let mut totals = Vec::new();
+    loop {
+        let page = pod.service().read_group(&query).await.expect("readable");
+        totals.extend(page.keys.iter().map(|key| {
+            let Value::Counter(total) = key.value;
+            total
+        }));
+        match page.next {
+            Some(last) => query.behind = Some(last),
+            None => return totals,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_of_3000_shards_and_a_group_of_2000_keys_are_read_right_while_folds_run() {
+    let _others_too = CLUSTER.read().await;
+    let config = fresh(brief_constants()).await;
+    let subject = subject(&config).await;
+    let big = key("tall", "big");
+    let member = |at: usize| key("wide", &format!("key-{at:04}"));
+    subject.write_all((0..BIG_SHARDS).map(|_| subject.shard(&big, 7)).collect()).await;
+    for _ in 0..GROUP_SHARDS {
+        let writes = (0..GROUP_KEYS).map(|at| subject.shard(&member(at), at as i64 + 1));
+        subject.write_all(writes.collect()).await;
+    }
+    let written = Instant::now();
+    let pods: Vec<Node> = (0..3).map(|_| pod(&subject)).collect();
+    let big_total = 7 * BIG_SHARDS as i128;
+    let group_total: Vec<i128> = (1..=GROUP_KEYS).map(|at| (GROUP_SHARDS * at) as i128).collect();
+    assert_eq!(total(&pods[0], &big).await, big_total);
+    assert_eq!(group_totals(&pods[0]).await, group_total);
+    for pod in &pods {
+        pod.start(Switch::On);
+    }
+    let (mut reads, mut rows) = (0, usize::MAX);
+    while rows > GROUP_KEYS + 1 {
+        assert!(written.elapsed() < Duration::from_secs(150), "{rows} rows are left");
+        let pod = &pods[reads % pods.len()];
+        assert_eq!(total(pod, &big).await, big_total, "read {reads}");
+        assert_eq!(group_totals(pod).await, group_total, "read {reads}");
+        reads += 1;
+        let subject = &subject;
+        let all = (0..GROUP_KEYS).map(member).chain([big.clone()]);
+        let counts = stream::iter(all).map(|key| async move { subject.rows(&key).await });
+        let counts: Vec<_> = counts.buffer_unordered(64).collect().await;
+        rows = counts.into_iter().map(|rows| rows.expect("readable")).sum();
+    }
+    println!("{reads} reads of both while folds ran; each key has one row now");
+    assert_eq!(rows, GROUP_KEYS + 1, "one tally each");
+    assert_eq!(total(&pods[1], &big).await, big_total);
+    assert_eq!(group_totals(&pods[2]).await, group_total);
+    for pod in pods {
+        assert_eq!(pod.stop(Duration::from_secs(5)).await, 0);
+    }
+    drop_keyspace(&config).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_a_node_down_background_folds_wait_and_catch_up_when_it_is_back() {
+    let _alone = CLUSTER.write().await;
+    let config = fresh(brief_constants()).await;
+    let subject = subject(&config).await;
+    let pods: Vec<Node> = (0..3).map(|_| pod(&subject)).collect();
+    let key = key("g", "n");
+    for pod in &pods {
+        add(pod, &key, 5).await;
+    }
+    let killed = Killed::nodes(&["3"]);
+    for pod in &pods {
+        pod.start(Switch::On);
+        add(pod, &key, 7).await;
+    }
+    let is_final = brief_constants().lifetime() + brief_constants().cutoff();
+    tokio::time::sleep(is_final + Duration::from_secs(1)).await;
+    for pod in &pods {
+        assert_eq!(total(pod, &key).await, 36, "updates and reads go on");
+        add(pod, &key, 1).await;
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(subject.rows(&key).await.expect("readable"), 6, "nothing was folded");
+    drop(killed);
+    eventually("the folds catch up", async || {
+        assert_eq!(total(&pods[0], &key).await, 39);
+        match subject.rows(&key).await {
+            Ok(4) => Ok(()),
+            Ok(rows) => Err(format!("{rows} rows")),
+            Err(error @ StoreError::Unavailable(_)) => Err(error.to_string()),
+            Err(error) => panic!("{error}"),
+        }
+    })
+    .await;
+    for pod in pods {
+        assert_eq!(total(&pod, &key).await, 39);
+        assert_eq!(pod.stop(Duration::from_secs(5)).await, 0);
+    }
+    drop_keyspace(&config).await;
+}

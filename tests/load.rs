@@ -1,0 +1,115 @@
+//! Many pods as processes, counting over HTTP while things break, every number proved at the end:
+//! `orderfree load` on both stores.
+
+mod cassandra;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use cassandra::{CLUSTER, own_cluster, path};
+use serde_json::Value;
+use uuid::Uuid;
+
+/// Lives so short that folds happen all along; the other constants follow.
+const SHORT_LIVES: [(&str, &str); 3] =
+    [("ORDERFREE_LIFETIME", "20s"), ("ORDERFREE_DRAIN_MARGIN", "5s"), ("ORDERFREE_CUTOFF", "10s")];
+
+/// Runs `orderfree load` and returns its report. A wrong number is exit code 1.
+fn load(arguments: &[&str], environment: &[(&str, &str)]) -> Value {
+    let logs = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("load-{}", Uuid::new_v4()));
+    let output = Command::new(env!("CARGO_BIN_EXE_orderfree"))
+        .args(["load", "-o", "json", "--log-dir"])
+        .arg(&logs)
+        .args(arguments)
+        .envs(SHORT_LIVES)
+        .envs(environment.iter().copied())
+        .output()
+        .expect("the program runs");
+    let (report, talk) = (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    );
+    println!("{report}");
+    assert!(output.status.success(), "logs are in {}; {talk}\n{report}", logs.display());
+    std::fs::remove_dir_all(&logs).expect("its logs are not needed");
+    serde_json::from_str(&report).expect("a JSON report")
+}
+
+/// Acknowledged means on disk: a server that is killed without warning, again and again.
+#[test]
+fn the_embedded_store_loses_no_acked_update_in_twenty_kills() {
+    let report = load(
+        &[
+            "--pods",
+            "1",
+            "--shape",
+            "uniform",
+            "--keys",
+            "300",
+            "--connections",
+            "16",
+            "--duration",
+            "45s",
+            "--kill-every",
+            "2s",
+            "--down-for",
+            "300ms",
+            "--fold-check",
+        ],
+        &[],
+    );
+    println!("{report:#}");
+}
+
+/// The main job: ten pods on three real nodes, pods killed and paused, a node killed and restarted,
+/// short lives so that folds happen all along.
+#[tokio::test]
+async fn ten_pods_on_three_nodes_count_right_while_pods_and_a_node_are_killed() {
+    let _alone = CLUSTER.write().await;
+    let points = own_cluster();
+    let keyspace = format!("load_{}", Uuid::new_v4().simple());
+    let script = path().display().to_string();
+    let (kill, restart) = (format!("{script} kill 3"), format!("{script} restart 3"));
+    let environment =
+        [("ORDERFREE_CASSANDRA", points.as_str()), ("ORDERFREE_KEYSPACE", keyspace.as_str())];
+    let applied = Command::new(env!("CARGO_BIN_EXE_orderfree"))
+        .args(["schema", "apply"])
+        .envs(environment)
+        .status();
+    assert!(applied.expect("the program runs").success(), "the schema is applied");
+    let report = load(
+        &[
+            "--pods",
+            "10",
+            "--shape",
+            "mixed",
+            "--keys",
+            "300",
+            "--connections",
+            "30",
+            "--duration",
+            "60s",
+            "--kill-every",
+            "9s",
+            "--pause-every",
+            "11s",
+            "--pause-for",
+            "4s",
+            "--fault-every",
+            "22s",
+            "--fault-for",
+            "8s",
+            "--fault-command",
+            &kill,
+            "--heal-command",
+            &restart,
+            "--read-every",
+            "500ms",
+            "--fold-check",
+            "--settle",
+            "34s",
+        ],
+        &environment,
+    );
+    println!("{report:#}");
+}
