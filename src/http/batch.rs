@@ -3,7 +3,6 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
 use futures::future::join_all;
 use futures::{StreamExt, stream};
 use orderfree_core::protocol::consistency::Level;
@@ -17,6 +16,7 @@ use super::extract::{self, MediaType, Params, Query, QueryParams};
 use super::json::{self, Fields};
 use super::problem::{NotAcked, Problem, ProblemBody};
 use super::read;
+use super::schemas::{BatchBody, MaybeKey, QueryBody, UpdateItem};
 use super::stream::{self as lines, Summary};
 use super::update::{self, Outcome};
 use super::wire::{self, KeyValueView, KeyView};
@@ -51,6 +51,7 @@ pub(super) struct BatchView {
 pub(super) struct UpdateResult {
     outcome: Outcome,
     #[serde(flatten)]
+    #[schema(value_type = MaybeKey)]
     key: Option<KeyView>,
     /// Why it was not acknowledged.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,14 +67,13 @@ pub(super) struct UpdateResult {
     post, path = "/v1/batch", tag = "many keys",
     params(
         ("ack" = Option<String>, Query, description = "`durable` (default) or `memory`"),
-        ("Content-Encoding" = Option<String>, Header, description = "`gzip`"),
     ),
-    request_body(description = "Updates", content(
-        (serde_json::Value = "application/json", example = json!({"updates": [
+    request_body(description = "Updates; `Content-Encoding: gzip` is accepted", content(
+        (BatchBody = "application/json", example = json!({"updates": [
             {"kind": "counter", "group": "site", "name": "home", "op": {"op": "add", "by": 5}},
             {"kind": "counter", "group": "site", "name": "about", "ops": [{"op": "add"}, {"op": "add"}]}
         ]})),
-        (String = "application/x-ndjson",
+        (UpdateItem = "application/x-ndjson",
             example = json!("{\"kind\":\"counter\",\"group\":\"site\",\"name\":\"home\",\"op\":{\"op\":\"add\"}}\n")),
     )),
     responses(
@@ -92,7 +92,7 @@ pub(super) async fn batch(
     State(app): State<AppState>,
     Query(params): Query<BatchParams>,
     request: Request,
-) -> Result<Response, Problem> {
+) -> Result<Json<BatchAnswer>, Problem> {
     let (parts, body) = request.into_parts();
     extract::refuse_unsupported(&parts.headers)?;
     match MediaType::of(&parts.headers) {
@@ -101,24 +101,24 @@ pub(super) async fn batch(
             let updates = items(&body, "updates", BATCH_EXAMPLE)?;
             let results = updates.into_iter().map(|item| apply(&app, item, params.durability));
             let results = join_all(results).await;
-            Ok(Json(BatchView { results }).into_response())
+            Ok(Json(BatchAnswer::Results(BatchView { results })))
         }
         MediaType::Ndjson => {
             extract::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
             let summary = lines::apply(&app, body, params.durability).await?;
-            Ok(Json(summary).into_response())
+            Ok(Json(BatchAnswer::Summary(summary)))
         }
         media => Err(media.refuse("application/json, or application/x-ndjson for a stream")),
     }
 }
 
 /// What a batch answers, by its content type.
-#[derive(ToSchema)]
-#[allow(dead_code, reason = "documents the two answers of one endpoint")]
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
 pub(super) enum BatchAnswer {
-    #[schema(title = "JSON")]
+    /// To JSON.
     Results(BatchView),
-    #[schema(title = "NDJSON")]
+    /// To NDJSON.
     Summary(Summary),
 }
 
@@ -189,6 +189,7 @@ pub(super) enum ReadResult {
     /// The key could not be read, or is no key.
     Error {
         #[serde(flatten)]
+        #[schema(value_type = MaybeKey)]
         key: Option<KeyView>,
         /// Why.
         #[schema(value_type = ProblemBody)]
@@ -204,7 +205,7 @@ pub(super) enum ReadResult {
     post, path = "/v1/query", tag = "many keys",
     params(("numbers" = Option<String>, Query, description = "`string` writes values in quotes")),
     request_body(description = "Keys, and a consistency level if it shall not be the server's choice",
-        content((serde_json::Value = "application/json", example = json!({
+        content((QueryBody = "application/json", example = json!({
             "keys": [{"kind": "counter", "group": "site", "name": "home"},
                      {"kind": "counter", "group": "site", "name": "nowhere"}],
             "consistency": "quorum"})))),

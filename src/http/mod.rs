@@ -5,7 +5,7 @@
 //! * `update`, `read`, `batch`, `stream`: the use cases of clients;
 //! * `inspect`, `operations`: those of operators;
 //! * `observe`: what happens to every request;
-//! * `openapi`: the document, made from the same routes that serve.
+//! * `openapi`, `schemas`: the document, made from the same routes that serve.
 
 mod batch;
 mod catalog;
@@ -17,6 +17,8 @@ mod openapi;
 mod operations;
 mod problem;
 mod read;
+#[allow(dead_code, reason = "types of the document, read by its test only")]
+mod schemas;
 mod stream;
 mod update;
 mod wire;

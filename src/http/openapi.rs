@@ -7,12 +7,12 @@ use serde_json::json;
 use utoipa::openapi::content::ContentBuilder;
 use utoipa::openapi::path::{HttpMethod, Operation};
 use utoipa::openapi::response::ResponseBuilder;
-use utoipa::openapi::{Info, License, OpenApi, OpenApiBuilder, Ref, RefOr};
+use utoipa::openapi::{Info, License, OpenApi, OpenApiBuilder, Ref, RefOr, Required};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::catalog::{Entry, ProblemType};
 use super::problem::ProblemBody;
-use super::{key_routes, operation_routes};
+use super::{key_routes, operation_routes, schemas};
 
 const PROBLEM: &str = "application/problem+json";
 
@@ -25,11 +25,18 @@ pub fn openapi() -> OpenApi {
     let mut schemas = Vec::new();
     ProblemBody::schemas(&mut schemas);
     components.schemas.extend(schemas);
+    let update = document.paths.paths.get_mut("/v1/{kind}/{group}/{name}");
+    let update = update.and_then(|item| item.post.as_mut());
+    if let Some(RefOr::T(body)) = update.and_then(|update| update.request_body.as_mut()) {
+        // An empty body is an op of its own.
+        body.required = Some(Required::False);
+    }
     for (path, item) in &mut document.paths.paths {
         for (method, operation) in
             [(HttpMethod::Get, &mut item.get), (HttpMethod::Post, &mut item.post)]
         {
             if let Some(operation) = operation {
+                describe_parameters(operation);
                 add_problems(operation, &problems_of(path, &method));
             }
         }
@@ -94,6 +101,17 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     problems.sort_unstable();
     problems.dedup();
     problems
+}
+
+/// Says exactly what each parameter may be.
+fn describe_parameters(operation: &mut Operation) {
+    for parameter in operation.parameters.iter_mut().flatten() {
+        if let RefOr::T(parameter) = parameter {
+            let schema = schemas::parameter(&parameter.name);
+            let schema = schema.expect("invariant: every parameter is described, a test shows it");
+            parameter.schema = Some(schema.into());
+        }
+    }
 }
 
 /// One response for each status, with one example for each type of problem.

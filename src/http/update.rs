@@ -14,6 +14,7 @@ use super::catalog::ProblemType;
 use super::extract::{self, KeyPath, MediaType, Params, Query, QueryParams};
 use super::json;
 use super::problem::Problem;
+use super::schemas::{AmountText, MaybeValue, UpdateBody};
 use super::wire::{self, KeyView, ValueView};
 use crate::limits;
 
@@ -39,6 +40,7 @@ pub(super) struct UpdateView {
     key: KeyView,
     /// With `?return=value`: what a read after the acknowledgement answered.
     #[serde(flatten)]
+    #[schema(value_type = MaybeValue)]
     value: Option<ValueView>,
     /// With `?return=value`: why that read did not answer. The update is acknowledged all the same.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -112,11 +114,11 @@ impl Outcome {
     request_body(
         description = "Nothing (adds one), a bare amount, an op, or a list of ops",
         content(
-            (serde_json::Value = "application/json", examples(
+            (UpdateBody = "application/json", examples(
                 ("one op" = (value = json!({"op": "add", "by": 5}))),
                 ("a list, all or none" = (value = json!({"ops": [{"op": "add"}, {"op": "add", "by": -2}]})))
             )),
-            (String = "text/plain", example = json!("5")),
+            (AmountText = "text/plain", example = json!("5")),
         )
     ),
     responses(

@@ -121,3 +121,27 @@ async fn the_document_has_exactly_the_methods_that_are_served() {
         }
     }
 }
+
+#[tokio::test]
+async fn every_documented_request_is_answered_as_documented() {
+    let pod = Pod::new();
+    let document = serde_json::to_value(openapi()).expect("JSON");
+    let mut sent = 0;
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        let content = item["post"]["requestBody"]["content"].as_object();
+        let address =
+            path.replace("{kind}", "counter").replace("{group}", "g").replace("{name}", "n");
+        for (media, content) in content.into_iter().flatten() {
+            let examples = content["examples"].as_object().into_iter().flatten();
+            let examples = examples.map(|(_, example)| &example["value"]);
+            for example in examples.chain(content.get("example")) {
+                let text = example.as_str().map_or_else(|| example.to_string(), str::to_owned);
+                let answer = pod.post(&address, media, &text).await;
+                assert_eq!(answer.status, StatusCode::OK, "{address} {text}: {}", answer.text);
+                assert!(!answer.text.contains("problem"), "{address} {text}: {}", answer.text);
+                sent += 1;
+            }
+        }
+    }
+    assert_eq!(sent, 6);
+}
