@@ -137,6 +137,10 @@ pub(super) async fn method_not_allowed(method: Method) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::Router;
+    use axum::middleware::from_fn_with_state;
+    use axum::routing::get;
+    use tower::ServiceExt;
 
     #[test]
     fn only_fit_request_ids_are_taken_over() {
@@ -158,5 +162,18 @@ mod tests {
         assert!(!is_update("GET", "/v1/{kind}/{group}/{name}"));
         assert!(!is_update("POST", "/v1/query"));
         assert!(!is_update("POST", "/v1/{kind}/{group}/{name}/fold"));
+    }
+
+    #[tokio::test]
+    async fn requests_over_the_limit_are_shed_at_once() {
+        for (permits, expected) in [(1, 200), (0, 503)] {
+            let limit = from_fn_with_state(Arc::new(Semaphore::new(permits)), limit);
+            let router = Router::new().route("/", get(async || "served")).layer(limit);
+            let response =
+                router.oneshot(Request::new(axum::body::Body::empty())).await.expect("infallible");
+            assert_eq!(response.status().as_u16(), expected);
+            let response = problem::render(response, "id", true);
+            assert_eq!(response.headers().contains_key("retry-after"), permits == 0);
+        }
     }
 }

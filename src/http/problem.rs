@@ -1,7 +1,7 @@
 //! Errors on the wire: `application/problem+json` (RFC 9457), for everything, the framework's own
 //! errors and panics included.
 //!
-//! A handler returns a [`Problem`]; it becomes bytes in one place, [`render`], where the request id
+//! A handler returns a [`Problem`]; it becomes bytes in one place, `render`, where the request id
 //! and the outcome of an update are known.
 
 use axum::Json;
@@ -131,7 +131,7 @@ impl Serialize for Problem {
     }
 }
 
-/// A response without a body that [`render`] completes.
+/// A response without a body, which `render` completes.
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut response = self.kind.entry().status.into_response();

@@ -1,6 +1,7 @@
 //! What clients send and what they get.
 
 use std::io::Write;
+use std::time::Duration;
 
 use axum::body::Body;
 use flate2::Compression;
@@ -52,6 +53,21 @@ async fn an_update_may_wait_for_less_or_answer_more() {
     let answer = answer.json();
     assert_eq!((&answer["outcome"], &answer["value"]), (&json!("acked"), &json!("10")));
     assert_eq!(answer["exact"], true);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_cancels_nothing() {
+    let pod = Pod::new();
+    let update = pod.post(KEY, TEXT, "5");
+    let gone = tokio::time::timeout(Duration::ZERO, update).await;
+    assert!(gone.is_err(), "the request was sent, but nobody waits for its answer");
+    for _ in 0..200 {
+        if pod.value(KEY).await.as_deref() == Some("5") {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the update was lost");
 }
 
 #[tokio::test]
