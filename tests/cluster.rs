@@ -94,7 +94,8 @@ async fn a_key_of_3000_shards_and_a_group_of_2000_keys_are_read_right_while_fold
     let member = |at: usize| key("wide", &format!("key-{at:04}"));
     subject.write_all((0..BIG_SHARDS).map(|_| subject.shard(&big, 7)).collect()).await;
     for _ in 0..GROUP_SHARDS {
-        let writes = (0..GROUP_KEYS).map(|at| subject.shard(&member(at), at as i64 + 1));
+        let writes = (0..GROUP_KEYS)
+            .map(|at| subject.shard(&member(at), i64::try_from(at).expect("small") + 1));
         subject.write_all(writes.collect()).await;
     }
     let written = Instant::now();
@@ -148,6 +149,8 @@ async fn with_a_node_down_background_folds_wait_and_catch_up_when_it_is_back() {
     tokio::time::sleep(is_final + Duration::from_secs(1)).await;
     for pod in &pods {
         assert_eq!(total(pod, &key).await, 36, "updates and reads go on");
+    }
+    for pod in &pods {
         add(pod, &key, 1).await;
     }
     tokio::time::sleep(Duration::from_secs(3)).await;

@@ -5,7 +5,7 @@
 //! next write. So the hotter a key, the fewer writes an op costs.
 //!
 //! An op list, once accepted, belongs to its mutator: a client that goes away cancels nothing.
-//! Whoever waits does so on the [`Batch`] that its ops go with, and gives up at its own deadline:
+//! Whoever waits does so on the batch that its ops go with, and gives up at its own deadline:
 //! what was never sent is taken out and refused, what was sent is unknown.
 //!
 //! Locks: a map lock is taken before a slot lock or not at all, and none is held across an await.
