@@ -35,6 +35,11 @@ fn load(arguments: &[&str], environment: &[(&str, &str)]) -> Value {
     serde_json::from_str(&report).expect("a JSON report")
 }
 
+/// How often something was broken, by the report.
+fn count(report: &Value, what: &str) -> u64 {
+    report["chaos"][what].as_u64().unwrap_or_else(|| panic!("no count of {what} in the report"))
+}
+
 /// Acknowledged means on disk: a server that is killed without warning, again and again.
 #[test]
 fn the_embedded_store_loses_no_acked_update_in_twenty_kills() {
@@ -42,7 +47,7 @@ fn the_embedded_store_loses_no_acked_update_in_twenty_kills() {
         &[
             "--pods",
             "1",
-            "--shape",
+            "--workload",
             "uniform",
             "--keys",
             "300",
@@ -52,13 +57,13 @@ fn the_embedded_store_loses_no_acked_update_in_twenty_kills() {
             "45s",
             "--kill-every",
             "2s",
-            "--down-for",
+            "--restart-after",
             "300ms",
             "--fold-check",
         ],
         &[],
     );
-    println!("{report:#}");
+    assert!(count(&report, "kills") >= 20, "twenty kills");
 }
 
 /// The main job: ten pods on three real nodes, pods killed and paused, a node killed and restarted,
@@ -81,7 +86,7 @@ async fn ten_pods_on_three_nodes_count_right_while_pods_and_a_node_are_killed() 
         &[
             "--pods",
             "10",
-            "--shape",
+            "--workload",
             "mixed",
             "--keys",
             "300",
@@ -111,5 +116,7 @@ async fn ten_pods_on_three_nodes_count_right_while_pods_and_a_node_are_killed() 
         ],
         &environment,
     );
-    println!("{report:#}");
+    for (what, least) in [("kills", 5), ("pauses", 4), ("faults", 2)] {
+        assert!(count(&report, what) >= least, "at least {least} {what}");
+    }
 }

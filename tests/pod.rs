@@ -220,6 +220,21 @@ async fn folders_at_once_write_one_tally() {
 }
 
 #[tokio::test]
+async fn a_pod_folds_a_key_once_at_a_time() {
+    let world = World::new();
+    let pod = world.pod();
+    add(&pod, "n", 1).await.expect("acked");
+    world.advance_to_final();
+    let key = key("n");
+    let fold = || pod.service().fold(&key, false);
+    let (first, second, third) = futures::join!(fold(), fold(), fold());
+    assert!(first.expect("folded").written);
+    assert!(matches!(second, Err(FoldFailure::Busy)));
+    assert!(matches!(third, Err(FoldFailure::Busy)), "a refused fold leaves the mark alone");
+    assert!(!fold().await.expect("the mark is gone").written);
+}
+
+#[tokio::test]
 async fn a_mutator_is_followed_by_another_when_it_drains() {
     let world = World::new();
     let pod = world.pod();

@@ -127,9 +127,8 @@ impl Folder {
 
     /// Puts a key on the queue. A full queue drops it: the sweep finds it again.
     pub fn nominate(&self, key: Key) {
-        if lock(&self.queued).insert(key.clone())
-            && let Err(error) = self.queue.try_send(key)
-        {
+        let is_new = lock(&self.queued).insert(key.clone());
+        if is_new && let Err(error) = self.queue.try_send(key) {
             lock(&self.queued).remove(&error.into_inner());
             self.metrics.fold_dropped.inc();
         }
@@ -325,7 +324,8 @@ struct Busy<'a> {
 
 impl<'a> Busy<'a> {
     fn take(all: &'a Mutex<HashSet<Key>>, key: &'a Key) -> Option<Busy<'a>> {
-        lock(all).insert(key.clone()).then_some(Busy { all, key })
+        let is_mine = lock(all).insert(key.clone());
+        is_mine.then(|| Busy { all, key })
     }
 }
 
