@@ -10,6 +10,12 @@ pub const READ_ROWS_MAX: usize = 10_000;
 /// Most rows of a key that a fold reads; beyond it the fold stops and an operator is needed.
 pub const FOLD_ROWS_MAX: usize = 200_000;
 
+/// Longest time of one attempt at a read, and of a fold's write.
+pub const READ_ATTEMPT_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// Longest time of a read with its retries.
+pub const READ_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// A key with more rows than this is worth a warning: pods restart too often, or folds lag.
 pub const ROWS_ALERT: usize = 500;
 

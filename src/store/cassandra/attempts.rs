@@ -9,41 +9,75 @@ use scylla::errors::ExecutionError;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::errors::Attempts;
+use crate::limits::{READ_ATTEMPT_TIME_MAX, READ_TIME_MAX};
 use crate::store::StoreError;
 
-/// Most attempts at one write: each may take a fifth of the budget.
-const WRITE_ATTEMPTS_MAX: u32 = 5;
-
-/// Most attempts at one read.
-pub(super) const READ_ATTEMPTS_MAX: u32 = 3;
-
-/// The first pause between attempts as a share of an attempt's budget; each further one doubles.
+/// The first pause between attempts as a share of an attempt's time; each further one doubles.
 const FIRST_PAUSE_SHARE: u32 = 20;
 
-/// Sends a write until it is acknowledged, may not be sent any more, or the budget is spent.
+/// How long to try.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    attempts_max: u32,
+    /// Longest time of one attempt.
+    pub(super) attempt: Duration,
+    /// Longest time of all attempts with the pauses between.
+    pub(super) total: Duration,
+}
+
+impl Patience {
+    /// Of reads, and of folds: nothing hangs on their time but somebody who waits.
+    pub(super) const RELAXED: Patience =
+        Patience { attempts_max: 3, attempt: READ_ATTEMPT_TIME_MAX, total: READ_TIME_MAX };
+
+    /// Of shard writes, none of which may outlive the request budget.
+    pub(super) fn of_writes(constants: &Constants) -> Patience {
+        Patience {
+            attempts_max: 5,
+            attempt: constants.attempt_budget(),
+            total: constants.request_budget(),
+        }
+    }
+
+    /// Waits before the given attempt. False if there is no time or no attempt left.
+    async fn pause(&self, attempt: u32, deadline: Instant) -> bool {
+        if attempt == 0 || attempt >= self.attempts_max {
+            return attempt == 0;
+        }
+        let pause = self.pause_before(attempt, rand::random_range(0.5..1.5));
+        tokio::select! {
+            biased;
+            () = sleep_until(deadline) => false,
+            () = sleep(pause) => true,
+        }
+    }
+
+    fn pause_before(&self, attempt: u32, jitter: f64) -> Duration {
+        (self.attempt / FIRST_PAUSE_SHARE * (1 << (attempt - 1))).mul_f64(jitter)
+    }
+}
+
+/// Sends a write until it is acknowledged, may not be sent any more, or patience ends.
 /// `may_be_sent` is asked right before every attempt.
 pub(super) async fn write<Sent>(
-    constants: &Constants,
+    patience: Patience,
     may_be_sent: impl Fn() -> bool,
     send: impl Fn() -> Sent,
 ) -> WriteOutcome
 where
     Sent: Future<Output = Result<(), ExecutionError>>,
 {
-    let deadline = Instant::now() + constants.request_budget();
+    let deadline = Instant::now() + patience.total;
     let mut attempts = Attempts::default();
-    for attempt in 0..WRITE_ATTEMPTS_MAX {
-        if attempt > 0 && !paused(constants, attempt, deadline).await {
-            break;
-        }
-        if !may_be_sent() {
+    for attempt in 0.. {
+        if !patience.pause(attempt, deadline).await || !may_be_sent() {
             break;
         }
         match timeout_at(deadline, send()).await {
             Ok(Ok(())) => return WriteOutcome::Acked,
             Ok(Err(error)) => attempts.failed(&error),
             Err(_) => {
-                attempts.left_open("no acknowledgement within the request budget");
+                attempts.left_open("no acknowledgement in time");
                 break;
             }
         }
@@ -51,18 +85,16 @@ where
     attempts.outcome("the writer's lease was over before anything was sent")
 }
 
-/// Asks until there is an answer, the attempts are used up, or the budget is spent.
-pub(super) async fn read<T, Sent>(
-    constants: &Constants,
-    send: impl Fn() -> Sent,
-) -> Result<T, StoreError>
+/// Asks until there is an answer or patience ends.
+pub(super) async fn read<T, Sent>(send: impl Fn() -> Sent) -> Result<T, StoreError>
 where
     Sent: Future<Output = Result<T, ExecutionError>>,
 {
-    let deadline = Instant::now() + constants.request_budget();
-    let mut reason = String::from("no answer within the request budget");
-    for attempt in 0..READ_ATTEMPTS_MAX {
-        if attempt > 0 && !paused(constants, attempt, deadline).await {
+    let patience = Patience::RELAXED;
+    let deadline = Instant::now() + patience.total;
+    let mut reason = String::from("no answer in time");
+    for attempt in 0.. {
+        if !patience.pause(attempt, deadline).await {
             break;
         }
         match timeout_at(deadline, send()).await {
@@ -72,20 +104,6 @@ where
         }
     }
     Err(StoreError::Unavailable(reason))
-}
-
-/// Waits before the given attempt. False if the deadline comes first.
-async fn paused(constants: &Constants, attempt: u32, deadline: Instant) -> bool {
-    let pause = pause(constants.attempt_budget(), attempt, rand::random_range(0.5..1.5));
-    tokio::select! {
-        biased;
-        () = sleep_until(deadline) => false,
-        () = sleep(pause) => true,
-    }
-}
-
-fn pause(attempt_budget: Duration, attempt: u32, jitter: f64) -> Duration {
-    (attempt_budget / FIRST_PAUSE_SHARE * (1 << (attempt - 1))).mul_f64(jitter)
 }
 
 #[cfg(test)]
@@ -98,8 +116,9 @@ mod tests {
 
     use super::*;
 
-    fn constants() -> Constants {
-        Constants::resolve(Overrides::default()).expect("defaults")
+    fn patience() -> Patience {
+        let defaults = Constants::resolve(Overrides::default()).expect("defaults");
+        Patience::of_writes(&defaults)
     }
 
     fn unavailable() -> ExecutionError {
@@ -122,7 +141,7 @@ mod tests {
             sent.set(sent.get() + 1);
             answers.borrow_mut().pop().unwrap_or(Err(unavailable()))
         };
-        let outcome = write(&constants(), || sent.get() < may_be_sent, send).await;
+        let outcome = write(patience(), || sent.get() < may_be_sent, send).await;
         (outcome, sent.get())
     }
 
@@ -154,17 +173,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn no_attempt_outlives_the_request_budget() {
         let begun = Instant::now();
-        let outcome = write(&constants(), || true, std::future::pending).await;
+        let outcome = write(patience(), || true, std::future::pending).await;
         assert!(matches!(outcome, WriteOutcome::Unknown(_)));
-        assert_eq!(begun.elapsed(), constants().request_budget());
+        assert_eq!(begun.elapsed(), patience().total);
     }
 
     #[test]
     fn pauses_double_and_stay_within_the_budget() {
-        let pauses: Duration = (1..WRITE_ATTEMPTS_MAX)
-            .map(|attempt| pause(constants().attempt_budget(), attempt, 1.5))
-            .sum();
-        assert!(pauses < constants().request_budget() / 2, "{pauses:?}");
-        assert_eq!(pause(Duration::from_secs(2), 3, 1.0), Duration::from_millis(400));
+        let pauses: Duration = (1..5).map(|attempt| patience().pause_before(attempt, 1.5)).sum();
+        assert!(pauses < patience().total / 2, "{pauses:?}");
+        assert_eq!(patience().pause_before(3, 1.0), Duration::from_millis(400));
     }
 }

@@ -43,6 +43,7 @@ use scylla::serialize::row::SerializeRow;
 use scylla::statement::prepared::PreparedStatement;
 use tokio::sync::mpsc;
 
+use self::attempts::Patience;
 use self::clock::{Sampler, SharedView};
 pub use self::session::ConnectError;
 use self::statements::Statements;
@@ -129,7 +130,7 @@ impl CassandraStore {
         statement: &PreparedStatement,
         values: impl SerializeRow + Sync,
     ) -> Result<QueryResult, StoreError> {
-        attempts::read(&self.constants, || self.session.execute_unpaged(statement, &values)).await
+        attempts::read(|| self.session.execute_unpaged(statement, &values)).await
     }
 }
 
@@ -157,7 +158,7 @@ impl Store for CassandraStore {
         let send =
             async || self.session.execute_unpaged(&self.statements.write, &values).await.map(drop);
         let may_be_sent = || write.may_be_sent(self.clock.now().wall);
-        attempts::write(&self.constants, may_be_sent, send).await
+        attempts::write(Patience::of_writes(&self.constants), may_be_sent, send).await
     }
 
     async fn read_key(
@@ -232,7 +233,7 @@ impl Store for CassandraStore {
         let values = (tally, deletion);
         let send = async || self.session.batch(&self.statements.fold, &values).await.map(drop);
         // A fold may be executed at any time, by anyone (invariant I8).
-        attempts::write(&self.constants, || true, send).await
+        attempts::write(Patience::RELAXED, || true, send).await
     }
 
     fn sweep_parts(&self) -> u32 {

@@ -18,7 +18,7 @@ use scylla::policies::retry::FallthroughRetryPolicy;
 use scylla::statement::batch::{Batch, BatchType};
 use scylla::statement::prepared::PreparedStatement;
 
-use super::attempts::READ_ATTEMPTS_MAX;
+use super::attempts::Patience;
 
 /// Rows of one page of a sweep.
 const SWEEP_PAGE_ROWS: i32 = 5_000;
@@ -66,10 +66,10 @@ impl Statements {
         levels: Levels,
         constants: &Constants,
     ) -> Result<Statements, PrepareError> {
-        let read_time = constants.request_budget() / READ_ATTEMPTS_MAX;
+        let (writes, reads) = (Patience::of_writes(constants), Patience::RELAXED);
         let profile = |level, time| profile(level, Some(local_datacenter), time);
         let by_level = |statement: PreparedStatement| {
-            ByLevel(Level::ALL.map(|level| with(&statement, profile(level, read_time))))
+            ByLevel(Level::ALL.map(|level| with(&statement, profile(level, reads.attempt))))
         };
         let prepare = async |cql: String| {
             let mut statement = session.prepare(cql).await?;
@@ -98,23 +98,22 @@ impl Statements {
         ))
         .await?;
         sweep.set_page_size(SWEEP_PAGE_ROWS);
-        let write_profile = profile(levels.write, constants.attempt_budget());
         let mut fold = Batch::new_with_statements(
             BatchType::Unlogged,
             vec![insert.clone().into(), delete.into()],
         );
         fold.set_is_idempotent(true);
-        fold.set_execution_profile_handle(Some(write_profile.clone()));
+        fold.set_execution_profile_handle(Some(profile(levels.write, reads.attempt)));
         Ok(Statements {
-            write: with(&insert, write_profile),
+            write: with(&insert, profile(levels.write, writes.attempt)),
             fold,
-            fold_key: with(&whole_key, profile(levels.fold, constants.request_budget())),
+            fold_key: with(&whole_key, profile(levels.fold, reads.total)),
             key: by_level(whole_key),
             key_after: by_level(prepare(format!("{of_key} AND expires_at > ? LIMIT ?")).await?),
             chunk_start: by_level(prepare(format!("{of_group} LIMIT ?")).await?),
             chunk_at: by_level(prepare(format!("{of_group} AND name >= ? LIMIT ?")).await?),
             chunk_behind: by_level(prepare(format!("{of_group} AND name > ? LIMIT ?")).await?),
-            sweep: with(&sweep, profile(Level::LocalOne, constants.request_budget())),
+            sweep: with(&sweep, profile(Level::LocalOne, reads.total)),
             clock: prepare(
                 "SELECT toTimestamp(now()), schema_version FROM system.local WHERE key = 'local'"
                     .into(),
