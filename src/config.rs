@@ -16,7 +16,11 @@ use crate::store::cassandra::CassandraConfig;
 /// Cassandra's own default of `max_hint_window`.
 const HINT_WINDOW_DEFAULT: Duration = Duration::from_secs(3 * 3600);
 
-/// Where rows lie, and the protocol's constants. Every pod of an installation needs the same.
+/// Fewer mutators than this would refuse updates that any pod can take.
+const MUTATORS_MAX_LEAST: usize = 1_000;
+
+/// Where rows lie, and the protocol's constants. Every pod of an installation needs the
+/// same keyspace and the same constants.
 #[derive(Debug, Clone, Args)]
 pub struct StoreArgs {
     /// File of the embedded store; used if no Cassandra is given.
@@ -206,6 +210,9 @@ pub enum ConfigError {
         /// Why.
         error: std::io::Error,
     },
+    /// Too few mutators to serve with.
+    #[error("{0} mutators are too few; allow at least {MUTATORS_MAX_LEAST}")]
+    MutatorsMax(usize),
     /// There is no authentication yet.
     #[error(
         "{0} is not a loopback address, and there is no authentication; listen on 127.0.0.1, or say \
@@ -275,8 +282,11 @@ impl ServeArgs {
     /// Checks what concerns the listener.
     ///
     /// # Errors
-    /// [`ConfigError::Insecure`].
+    /// [`ConfigError::Insecure`], [`ConfigError::MutatorsMax`].
     pub fn check(&self) -> Result<(), ConfigError> {
+        if self.mutators_max < MUTATORS_MAX_LEAST {
+            return Err(ConfigError::MutatorsMax(self.mutators_max));
+        }
         if self.listen.ip().is_loopback() || self.insecure {
             Ok(())
         } else {

@@ -22,10 +22,11 @@ pub const ROWS_ALERT: usize = 500;
 /// Rows of one unpaged chunk of a group, for kinds with small states.
 pub const GROUP_CHUNK_ROWS: usize = 1_000;
 
-/// Live mutators of a pod. Clean ones are evicted first, the least recently used before others.
-pub const MUTATORS_MAX: usize = 1_000_000;
+/// Live mutators of a pod, of about 1 KB each. Clean ones are evicted first, the least recently used
+/// before others.
+pub const MUTATORS_MAX: usize = 200_000;
 
-/// Op lists that wait in a pod for their write, over all mutators.
+/// Ops that wait in a pod for their write, over all mutators.
 pub const WAITING_OPS_MAX: usize = 262_144;
 
 /// Shard writes of a pod on their way to the store at once.
@@ -99,5 +100,8 @@ pub const FENCES_MAX: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 /// How long the listener stays open after SIGTERM, so that load balancers notice.
 pub const UNREADY_GRACE: Duration = Duration::from_secs(5);
 
-/// How long requests and flushes may take after that.
+/// How long requests that were taken may go on after that.
+pub const REQUESTS_DRAIN_MAX: Duration = Duration::from_secs(12);
+
+/// How long these requests and the writes of all mutators may take together.
 pub const DRAIN_MAX: Duration = Duration::from_secs(25);

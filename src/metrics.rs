@@ -65,7 +65,7 @@ pub struct FoldLabel {
 /// Labels of [`Metrics::store_errors`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StoreErrorLabel {
-    /// `write_refused`, `write_unknown`, `read`, `too_many_rows` or `corrupt`.
+    /// `write_refused`, `write_unknown`, `unavailable`, `too_many_rows` or `corrupt`.
     pub class: &'static str,
 }
 
@@ -78,7 +78,7 @@ pub struct Metrics {
     pub requests: Family<RequestLabel, Counter>,
     /// Seconds a request took.
     pub request_seconds: Histogram,
-    /// Op lists in one shard write.
+    /// Ops that were new in one shard write.
     pub flush_ops: Histogram,
     /// Seconds one shard write took.
     pub flush_seconds: Histogram,
@@ -88,10 +88,12 @@ pub struct Metrics {
     pub births: Counter,
     /// Clean mutators that were forgotten to make room.
     pub evictions: Counter,
-    /// Op lists that wait for their write.
+    /// Ops that wait for their write.
     pub waiting: Gauge,
-    /// Ops answered from memory whose mutator died before a write was acknowledged.
-    pub memory_unknown: Counter,
+    /// Mutators that died before their last write was acknowledged.
+    pub unresolved_deaths: Counter,
+    /// Op lists answered from memory that were never sent and found no successor.
+    pub memory_lost: Counter,
     /// Shards merged by one read of one key.
     pub read_shards: Histogram,
     /// Folds by how they ended.
@@ -139,7 +141,8 @@ impl Metrics {
             births: Counter::default(),
             evictions: Counter::default(),
             waiting: Gauge::default(),
-            memory_unknown: Counter::default(),
+            unresolved_deaths: Counter::default(),
+            memory_lost: Counter::default(),
             read_shards: counts(),
             folds: Family::default(),
             folded_shards: Counter::default(),
@@ -162,15 +165,20 @@ impl Metrics {
         r.register("requests", "HTTP requests", self.requests.clone());
         let seconds = Unit::Seconds;
         r.register_with_unit("request", "Time of a request", seconds, self.request_seconds.clone());
-        r.register("flush_ops", "Op lists in one shard write", self.flush_ops.clone());
+        r.register("flush_ops", "Ops that were new in one shard write", self.flush_ops.clone());
         let seconds = Unit::Seconds;
         r.register_with_unit("flush", "Time of a shard write", seconds, self.flush_seconds.clone());
         r.register("mutators", "Mutators in memory", self.mutators.clone());
         r.register("births", "Mutators born", self.births.clone());
         r.register("evictions", "Clean mutators forgotten to make room", self.evictions.clone());
-        r.register("waiting", "Op lists that wait for their write", self.waiting.clone());
-        let help = "Op lists answered from memory whose mutator died unacknowledged";
-        r.register("memory_unknown", help, self.memory_unknown.clone());
+        r.register("waiting", "Ops that wait for their write", self.waiting.clone());
+        let help = "Mutators that died before their last write was acknowledged";
+        r.register("unresolved_deaths", help, self.unresolved_deaths.clone());
+        r.register(
+            "memory_lost",
+            "Op lists answered from memory and lost",
+            self.memory_lost.clone(),
+        );
         r.register("read_shards", "Shards merged by one read of a key", self.read_shards.clone());
         r.register("folds", "Folds by how they ended", self.folds.clone());
         r.register("folded_shards", "Shards put into tallies", self.folded_shards.clone());

@@ -1,6 +1,8 @@
 //! One pod from start to end: opens the store, wires the parts, serves, and shuts down in order.
 
+use std::future::IntoFuture;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +11,8 @@ use axum::Router;
 use axum::serve::ListenerExt;
 use orderfree_core::protocol::Constants;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{self, SignalKind};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Clock, SystemClock};
@@ -26,6 +29,9 @@ use crate::store::Store;
 use crate::store::cassandra::{self, CassandraStore};
 use crate::store::embedded::EmbeddedStore;
 use crate::tasks::Tasks;
+
+/// How often to look whether the store can't go on.
+const FAILURE_LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// The parts of a pod that must be stopped in order.
 pub struct Node {
@@ -60,6 +66,7 @@ impl Node {
         constants: Constants,
         clock: Arc<dyn Clock>,
         mutators_max: usize,
+        fold: Switch,
     ) -> Node {
         let metrics = Arc::new(Metrics::new());
         let gate = Arc::new(Gate::new(clock, Arc::clone(&store), constants, Arc::clone(&metrics)));
@@ -70,8 +77,13 @@ impl Node {
             Arc::clone(&metrics),
             mutators_max,
         );
-        let folder =
-            Folder::new(Arc::clone(&store), Arc::clone(&gate), constants, Arc::clone(&metrics));
+        let folder = Folder::new(
+            Arc::clone(&store),
+            Arc::clone(&gate),
+            constants,
+            Arc::clone(&metrics),
+            fold == Switch::On,
+        );
         let service = Arc::new(Service::new(
             Arc::clone(&store),
             gate,
@@ -84,13 +96,11 @@ impl Node {
         Node { store, mutators, service, folder, health, tasks: Tasks::new() }
     }
 
-    /// Starts the background work, folding only if asked.
-    pub fn start(&self, fold: Switch) {
+    /// Starts the background work.
+    pub fn start(&self) {
         let tidy = Arc::clone(&self.mutators).tidy(self.tasks.clone());
         self.tasks.spawn("tidy mutators", tidy);
-        if fold == Switch::On {
-            self.folder.start(&self.tasks);
-        }
+        self.folder.start(&self.tasks);
         self.health.set_started();
     }
 
@@ -112,12 +122,23 @@ impl Node {
         http::router(AppState { service, health, build: Build::THIS })
     }
 
+    /// Ready once the store can't go on without a restart, with the reason.
+    async fn failed(&self) -> String {
+        loop {
+            if let Some(reason) = self.store.failure() {
+                return reason;
+            }
+            tokio::time::sleep(FAILURE_LOOK_EVERY).await;
+        }
+    }
+
     /// Writes every mutator, stops folding between keys and closes the store. Returns how many
     /// mutators could not be written in time.
-    pub async fn stop(self, deadline: Duration) -> usize {
-        let unwritten = self.mutators.close(deadline).await;
-        self.tasks.join(deadline).await;
-        self.store.close().await;
+    pub async fn stop(&self, within: Duration) -> usize {
+        let deadline = Instant::now() + within;
+        let unwritten = self.mutators.close(within).await;
+        self.tasks.join(deadline.saturating_duration_since(Instant::now())).await;
+        let _ = tokio::time::timeout_at(deadline, self.store.close()).await;
         unwritten
     }
 }
@@ -125,11 +146,57 @@ impl Node {
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// One sentence that says what to do, if the pod can't start, or if writes were left when it ended.
+/// One sentence that says what to do, if the pod can't start or go on, or if writes were left when
+/// it ended.
 pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     args.check()?;
+    // First of all: whoever stops a pod that is still waiting for its store is heard as well.
+    let mut signals = Signals::listen()?;
+    let (node, listener) = tokio::select! {
+        biased;
+        _ = signals.next() => return Ok(()),
+        started = start(&args) => started?,
+    };
+    let closing = CancellationToken::new();
+    let stop_accepting = closing.clone().cancelled_owned();
+    let listener = listener.tap_io(|stream| {
+        // An answer is one small packet: waiting for more to send only delays it.
+        let _ = stream.set_nodelay(true);
+    });
+    let server = axum::serve(listener, node.router()).with_graceful_shutdown(stop_accepting);
+    let mut server = pin!(server.into_future());
+    let signal = tokio::select! {
+        biased;
+        signal = signals.next() => signal,
+        reason = node.failed() => anyhow::bail!("the store can't go on: {reason}"),
+        served = &mut server => return served.context("serving ended"),
+    };
+    let ending = async {
+        node.health.set_draining();
+        if signal == Signal::Terminate {
+            tracing::info!(grace = ?args.unready_grace, "unready; serving on for a while");
+            let _ = tokio::time::timeout(args.unready_grace, &mut server).await;
+        }
+        closing.cancel();
+        tracing::info!("no more requests are taken; writing what there is");
+        let deadline = Instant::now() + limits::DRAIN_MAX;
+        let _ = tokio::time::timeout(limits::REQUESTS_DRAIN_MAX, &mut server).await;
+        node.stop(deadline.saturating_duration_since(Instant::now())).await
+    };
+    let unwritten = tokio::select! {
+        biased;
+        _ = signals.next() => anyhow::bail!("a second signal: ended without writing everything"),
+        unwritten = ending => unwritten,
+    };
+    anyhow::ensure!(unwritten == 0, "{unwritten} keys' last updates could not be written in time");
+    tracing::info!("everything is written; goodbye");
+    Ok(())
+}
+
+/// Opens the store and the listener, and starts the background work.
+async fn start(args: &ServeArgs) -> anyhow::Result<(Node, TcpListener)> {
     let (store_config, constants) = (args.store.resolve()?, args.store.constants()?);
-    let shown = describe(&args, &store_config, &constants);
+    let shown = describe(args, &store_config, &constants);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     if args.apply_schema
         && let StoreConfig::Cassandra(config) = &store_config
@@ -140,46 +207,14 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let listener = TcpListener::bind(args.listen).await.with_context(|| {
         format!("can't listen on {}; is another process using it?", args.listen)
     })?;
-    let address = listener.local_addr()?;
-    let node = Node::new(store, constants, clock, args.mutators_max);
-    node.start(args.fold);
+    let node = Node::new(store, constants, clock, args.mutators_max, args.fold);
+    node.start();
     tracing::info!("{shown}");
     if let Some(warning) = constants.warning() {
         tracing::warn!("{warning}");
     }
-    banner(address);
-    let unready = Arc::clone(&node.health);
-    let closing = CancellationToken::new();
-    let stop_accepting = closing.clone().cancelled_owned();
-    let listener = listener.tap_io(|stream| {
-        // An answer is one small packet: waiting for more to send only delays it.
-        let _ = stream.set_nodelay(true);
-    });
-    let server = axum::serve(listener, node.router()).with_graceful_shutdown(stop_accepting);
-    let ending = async {
-        if shutdown_signal().await? == Signal::Terminate {
-            unready.set_draining();
-            tracing::info!(grace = ?args.unready_grace, "unready; serving on for a while");
-            tokio::time::sleep(args.unready_grace).await;
-        }
-        unready.set_draining();
-        closing.cancel();
-        tracing::info!("no more requests are taken; writing what there is");
-        tokio::time::sleep(limits::DRAIN_MAX).await;
-        anyhow::Ok(())
-    };
-    tokio::select! {
-        served = server => served.context("serving ended")?,
-        // Connections that won't end by themselves are dropped after DRAIN_MAX.
-        ended = ending => ended?,
-    }
-    let unwritten = tokio::select! {
-        unwritten = node.stop(limits::DRAIN_MAX) => unwritten,
-        _ = shutdown_signal() => anyhow::bail!("a second signal: ended without writing everything"),
-    };
-    anyhow::ensure!(unwritten == 0, "{unwritten} keys' last updates could not be written in time");
-    tracing::info!("everything is written; goodbye");
-    Ok(())
+    banner(listener.local_addr()?);
+    Ok((node, listener))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -188,14 +223,27 @@ enum Signal {
     Interrupt,
 }
 
-async fn shutdown_signal() -> anyhow::Result<Signal> {
-    let (mut terminate, mut interrupt) =
-        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    Ok(tokio::select! {
-        biased;
-        _ = terminate.recv() => Signal::Terminate,
-        _ = interrupt.recv() => Signal::Interrupt,
-    })
+/// Both signals that end a pod. From its making on, neither kills the process by itself.
+struct Signals {
+    terminate: unix::Signal,
+    interrupt: unix::Signal,
+}
+
+impl Signals {
+    fn listen() -> anyhow::Result<Signals> {
+        Ok(Signals {
+            terminate: unix::signal(SignalKind::terminate())?,
+            interrupt: unix::signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> Signal {
+        tokio::select! {
+            biased;
+            _ = self.terminate.recv() => Signal::Terminate,
+            _ = self.interrupt.recv() => Signal::Interrupt,
+        }
+    }
 }
 
 /// The effective configuration in one line, without secrets.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
 /// The background tasks of one node.
@@ -24,6 +25,11 @@ impl Tasks {
     /// Runs a task to its end. It is not cancelled; one that waits must watch [`Tasks::stopped`].
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.tracker.spawn(task.instrument(tracing::debug_span!("task", name)));
+    }
+
+    /// A placeholder that [`Tasks::join`] waits for like for a task, until it is dropped.
+    pub fn token(&self) -> TaskTrackerToken {
+        self.tracker.token()
     }
 
     /// How many tasks run.

@@ -46,7 +46,8 @@ async fn subject(config: &CassandraConfig) -> Subject {
 }
 
 fn pod(subject: &Subject) -> Node {
-    Node::new(Arc::clone(&subject.store), subject.constants, Arc::clone(&subject.clock) as _, 1_000)
+    let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock));
+    Node::new(store, subject.constants, clock, 1_000, Switch::On)
 }
 
 async fn total(pod: &Node, key: &Key) -> i128 {
@@ -105,7 +106,7 @@ async fn a_key_of_3000_shards_and_a_group_of_2000_keys_are_read_right_while_fold
     assert_eq!(total(&pods[0], &big).await, big_total);
     assert_eq!(group_totals(&pods[0]).await, group_total);
     for pod in &pods {
-        pod.start(Switch::On);
+        pod.start();
     }
     let (mut reads, mut rows) = (0, usize::MAX);
     while rows > GROUP_KEYS + 1 {
@@ -142,7 +143,7 @@ async fn with_a_node_down_background_folds_wait_and_catch_up_when_it_is_back() {
     }
     let killed = Killed::nodes(&["3"]);
     for pod in &pods {
-        pod.start(Switch::On);
+        pod.start();
         add(pod, &key, 7).await;
     }
     let is_final = brief_constants().lifetime() + brief_constants().cutoff();

@@ -56,7 +56,11 @@ impl World {
     }
 
     fn pod(&self) -> Node {
-        Node::new(self.store.clone(), self.constants, self.clock.clone(), 1_000)
+        self.pod_that_folds(Switch::On)
+    }
+
+    fn pod_that_folds(&self, fold: Switch) -> Node {
+        Node::new(self.store.clone(), self.constants, self.clock.clone(), 1_000, fold)
     }
 
     fn advance(&self, span: Duration) {
@@ -147,7 +151,7 @@ async fn regression_1_a_key_is_read_and_updated_after_its_first_fold_and_its_sec
 async fn a_read_that_meets_final_shards_has_the_key_folded() {
     let world = World::new();
     let pod = world.pod();
-    pod.start(Switch::On);
+    pod.start();
     for by in 1..=3 {
         add(&world.pod(), "n", by).await.expect("acked");
     }
@@ -159,18 +163,20 @@ async fn a_read_that_meets_final_shards_has_the_key_folded() {
 }
 
 #[tokio::test]
-async fn switched_off_nothing_is_folded_unless_asked() {
+async fn switched_off_nothing_is_folded_not_even_by_request() {
     let world = World::new();
-    let pod = world.pod();
-    pod.start(Switch::Off);
+    let pod = world.pod_that_folds(Switch::Off);
+    pod.start();
     for by in 1..=3 {
         add(&world.pod(), "n", by).await.expect("acked");
     }
     world.advance_to_final();
     assert_eq!(total(&pod, "n").await, 6);
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let error = pod.service().fold(&key("n"), false).await.expect_err("switched off");
+    assert!(matches!(error, FoldFailure::Paused(_)), "{error}");
+    assert!(pod.folder().sweep_once().await.expect("swept").postponed > 0);
     assert_eq!(shards(&pod, "n").await, (false, 3));
-    assert!(pod.service().fold(&key("n"), false).await.expect("folded").written);
+    assert_eq!(pod.service().fold(&key("n"), true).await.expect("planned").report.folded, 3);
 }
 
 #[tokio::test]

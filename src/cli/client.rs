@@ -14,7 +14,7 @@ const ABSENT: u8 = 3;
 const UNKNOWN: u8 = 4;
 
 /// Longer than the server's own budget for a request.
-const TIMEOUT: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Which server, and how to print.
 #[derive(Debug, Args)]

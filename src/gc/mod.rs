@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
+use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, FoldError, Plan, Report};
 use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome};
 use thiserror::Error;
@@ -39,9 +40,10 @@ pub struct Folder {
     /// Keys on the queue, so that a hot key stands there once.
     queued: Mutex<HashSet<Key>>,
     queue: mpsc::Sender<Key>,
-    /// The queue's other end, until [`Folder::start`] takes it; never taken when folding is off.
+    /// The queue's other end, until [`Folder::start`] takes it.
     nominations: Mutex<Option<mpsc::Receiver<Key>>>,
     busy: Mutex<HashSet<Key>>,
+    is_on: bool,
 }
 
 /// What a fold did, or would do.
@@ -69,7 +71,7 @@ pub enum FoldFailure {
     Blocked {
         /// The key.
         key: Key,
-        /// Why.
+        /// Which row and why.
         error: FoldError,
     },
     /// The batch was not acknowledged. It may have been applied: the next fold sees.
@@ -96,13 +98,15 @@ pub struct SweepReport {
 }
 
 impl Folder {
-    /// A folder that does nothing in the background before [`Folder::start`].
+    /// A folder that does nothing in the background before [`Folder::start`], and nothing at all
+    /// unless it `is_on`.
     #[must_use]
     pub fn new(
         store: Arc<dyn Store>,
         gate: Arc<Gate>,
         constants: Constants,
         metrics: Arc<Metrics>,
+        is_on: bool,
     ) -> Arc<Folder> {
         let (queue, nominations) = mpsc::channel(limits::FOLD_QUEUE_MAX);
         Arc::new(Folder {
@@ -115,11 +119,15 @@ impl Folder {
             queue,
             nominations: Mutex::new(Some(nominations)),
             busy: Mutex::default(),
+            is_on,
         })
     }
 
-    /// Starts the queue's worker and the sweep.
+    /// Starts the queue's worker and the sweep, unless folding is switched off.
     pub fn start(self: &Arc<Self>, tasks: &Tasks) {
+        if !self.is_on {
+            return;
+        }
         let Some(nominations) = lock(&self.nominations).take() else { return };
         tasks.spawn("fold queue", Arc::clone(self).work(nominations, tasks.clone()));
         tasks.spawn("fold sweep", Arc::clone(self).sweep_for_ever(tasks.clone()));
@@ -127,6 +135,9 @@ impl Folder {
 
     /// Puts a key on the queue. A full queue drops it: the sweep finds it again.
     pub fn nominate(&self, key: Key) {
+        if !self.is_on {
+            return;
+        }
         let is_new = lock(&self.queued).insert(key.clone());
         if is_new && let Err(error) = self.queue.try_send(key) {
             lock(&self.queued).remove(&error.into_inner());
@@ -139,6 +150,9 @@ impl Folder {
     /// # Errors
     /// [`FoldFailure`]; whatever happened, no value changed.
     pub async fn fold(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
+        if !self.is_on && !dry_run {
+            return Err(Pause::Off.into());
+        }
         let _mine = Busy::take(&self.busy, key).ok_or(FoldFailure::Busy)?;
         // Before the read: whatever is final by this time can't be acknowledged after it.
         let now = self.gate.fold_time()?;
@@ -278,12 +292,15 @@ impl Folder {
 
     fn blocked(&self, key: &Key, error: FoldError) -> FoldFailure {
         match error {
-            FoldError::ClockMoved { fence } => self.gate.observe(fence),
+            FoldError::ClockMoved { fence } => {
+                self.gate.observe(fence);
+                Pause::Clock(ClockError::Moved).into()
+            }
             FoldError::Row(_) => {
                 self.metrics.undecodable.inc();
+                FoldFailure::Blocked { key: key.clone(), error }
             }
         }
-        FoldFailure::Blocked { key: key.clone(), error }
     }
 
     fn note(&self, read: &FullRead, report: &Report, now: Timestamp) {

@@ -31,7 +31,7 @@ use crate::limits;
 use crate::metrics::{Metrics, Outcome};
 use crate::store::Store;
 use crate::tasks::Tasks;
-use slots::{Batch, Slot, Slots, Verdict};
+use slots::{Batch, Slot, SlotState, Slots, Verdict};
 
 /// First and longest pause after a write that was not acknowledged.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -84,6 +84,16 @@ pub enum Refused {
     /// The pod is shutting down.
     #[error("this pod is shutting down; send the update to another one")]
     Stopping,
+}
+
+/// What a flusher does next.
+enum Next {
+    /// Send this.
+    Write(ShardWrite),
+    /// End: there is nothing to write.
+    Rest,
+    /// End, and find a home for what was never sent.
+    Bury(Vec<Vec<Op>>),
 }
 
 /// An accepted op list that goes with a coming write.
@@ -166,6 +176,8 @@ impl Mutators {
         mut ops: Vec<Op>,
         durability: Durability,
     ) -> Result<Option<Waiting>, Refused> {
+        // Held until a flusher runs, so that `close` waits for whatever passed this check.
+        let _pending = self.flushers.token();
         if self.closed.load(Ordering::SeqCst) {
             return Err(Refused::Stopping);
         }
@@ -179,10 +191,11 @@ impl Mutators {
             if state.retired {
                 continue;
             }
+            let count = ops.len();
             match state.mutator.accept(ops, durability, now) {
                 Ok(Accepted::Stored) => return Ok(None),
                 Ok(Accepted::Queued(ticket)) => {
-                    self.waiting.fetch_add(1, Ordering::Relaxed);
+                    self.waiting.fetch_add(count, Ordering::Relaxed);
                     let batch = Arc::clone(&state.open);
                     let must_start = !std::mem::replace(&mut state.flushing, true);
                     drop(state);
@@ -227,9 +240,10 @@ impl Mutators {
         if let Some(verdict) = batch.verdict_now() {
             return batch.of(ticket, verdict);
         }
+        let queued = state.mutator.queued();
         match state.mutator.withdraw(ticket) {
             Some(rejected) => {
-                self.waiting.fetch_sub(1 + rejected.len(), Ordering::Relaxed);
+                self.waiting.fetch_sub(queued - state.mutator.queued(), Ordering::Relaxed);
                 state.open.reject(rejected);
                 Err(Refused::Deadline(budget).into())
             }
@@ -247,7 +261,11 @@ impl Mutators {
         let mut backoff = BACKOFF.0;
         loop {
             let permit = self.flights.acquire().await.expect("invariant: never closed");
-            let Some(write) = self.begin(&slot) else { return };
+            let write = match self.begin(&slot) {
+                Next::Write(write) => write,
+                Next::Rest => return,
+                Next::Bury(orphans) => return self.adopt(&slot, orphans).await,
+            };
             let started = self.gate.now().boot;
             let outcome = self.store.write_shard(&write).await;
             // Read after the answer: an ack counts only if the lease still stands now (I3).
@@ -263,8 +281,8 @@ impl Mutators {
         }
     }
 
-    /// The next write of a slot; none once there is nothing to write, or no right to.
-    fn begin(self: &Arc<Self>, slot: &Arc<Slot>) -> Option<ShardWrite> {
+    /// What a slot needs next.
+    fn begin(&self, slot: &Slot) -> Next {
         let mut state = slot.lock();
         let queued = state.mutator.queued();
         match state.mutator.begin_write(self.gate.now()) {
@@ -272,17 +290,17 @@ impl Mutators {
                 let sent = std::mem::take(&mut state.open);
                 state.sent.push(sent);
                 self.waiting.fetch_sub(queued, Ordering::Relaxed);
-                #[allow(clippy::cast_precision_loss, reason = "at most QUEUE_MAX")]
+                #[allow(clippy::cast_precision_loss, reason = "at most WAITING_OPS_MAX")]
                 self.metrics.flush_ops.observe(queued as f64);
-                Some(write)
+                Next::Write(write)
             }
             Begin::Idle => {
                 state.flushing = false;
-                None
+                Next::Rest
             }
             Begin::Dead => {
-                self.bury(slot, state);
-                None
+                self.waiting.fetch_sub(queued, Ordering::Relaxed);
+                Next::Bury(self.bury(&mut state))
             }
         }
     }
@@ -290,7 +308,7 @@ impl Mutators {
     /// Passes a write's outcome on to those who wait. False if the next write should pause first.
     fn finish(&self, slot: &Slot, outcome: WriteOutcome, now: Now) -> bool {
         let mut state = slot.lock();
-        let queued_before = state.mutator.queued();
+        let queued = state.mutator.queued();
         let finished = state.mutator.finish_write(outcome, now);
         let resolve = |batches: &mut Vec<Arc<Batch>>, verdict: &Verdict| {
             batches.drain(..).for_each(|batch| batch.resolve(verdict.clone()));
@@ -309,9 +327,10 @@ impl Mutators {
                 self.metrics.count_store_error("write_refused");
                 let flight = state.sent.pop().expect("invariant: a batch was in flight");
                 flight.resolve(Verdict::Refused(Refused::Store(reason)));
-                let kept = state.mutator.queued() + rejected.len() - queued_before;
-                self.waiting.fetch_add(kept, Ordering::Relaxed);
-                self.waiting.fetch_sub(rejected.len(), Ordering::Relaxed);
+                // More wait than before if ops answered from memory were in the undone write, fewer
+                // if some only fitted on top of it.
+                self.waiting.fetch_add(state.mutator.queued(), Ordering::Relaxed);
+                self.waiting.fetch_sub(queued, Ordering::Relaxed);
                 state.open.reject(rejected);
                 false
             }
@@ -325,26 +344,31 @@ impl Mutators {
         }
     }
 
-    /// Ends a mutator whose lease is over and hands what it never sent to its successor.
-    fn bury(self: &Arc<Self>, slot: &Arc<Slot>, mut state: slots::Guard<'_>) {
+    /// Ends a mutator whose lease is over. Returns what it answered from memory and never sent.
+    fn bury(&self, state: &mut SlotState) -> Vec<Vec<Op>> {
         let reason = "the writer's lease was over before the store acknowledged";
         for batch in state.sent.drain(..) {
             batch.resolve(Verdict::Unknown(reason.into()));
         }
         state.open.resolve(Verdict::Refused(Refused::Store(reason.into())));
-        if !state.mutator.is_clean() {
-            self.metrics.memory_unknown.inc();
-        }
-        self.waiting.fetch_sub(state.mutator.queued(), Ordering::Relaxed);
-        let orphans = state.mutator.bury();
+        self.metrics.unresolved_deaths.inc_by(u64::from(state.mutator.is_unresolved()));
         (state.retired, state.flushing) = (true, false);
-        let key = state.mutator.key().clone();
-        drop(state);
+        state.mutator.bury()
+    }
+
+    /// Gives a dead mutator's orphaned ops to its successor, however long the gate is shut or the
+    /// pod full: they were answered already.
+    async fn adopt(self: &Arc<Self>, slot: &Arc<Slot>, orphans: Vec<Vec<Op>>) {
+        let key = slot.lock().mutator.key().clone();
         self.slots.remove(&key, slot);
         for ops in orphans {
-            if let Err(error) = self.accept(&key, ops, Durability::Memory) {
-                self.metrics.memory_unknown.inc();
-                tracing::error!(%key, %error, "ops answered from memory are lost");
+            while let Err(error) = self.accept(&key, ops.clone(), Durability::Memory) {
+                if matches!(error, Refused::Stopping | Refused::Op(_)) {
+                    self.metrics.memory_lost.inc();
+                    tracing::error!(%key, %error, "ops answered from memory are lost");
+                    break;
+                }
+                tokio::time::sleep(BACKOFF.1).await;
             }
         }
     }

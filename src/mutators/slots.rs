@@ -182,12 +182,18 @@ impl Slots {
     }
 }
 
-/// Takes the least recently used clean mutator out. None if none of those looked at is clean.
+/// Takes the least recently used clean mutator out. None if none of those looked at is clean; they
+/// count as just used then, so that the next look meets others.
 fn evict(part: &mut Part) -> Option<()> {
-    let clean = |slot: &Arc<Slot>| retire_if(slot, Mutator::is_clean);
-    let key = part.iter().rev().take(EVICTION_LOOKS_MAX).find(|(_, slot)| clean(slot))?.0.clone();
-    part.pop(&key);
-    Some(())
+    for _ in 0..EVICTION_LOOKS_MAX.min(part.len()) {
+        let (key, slot) = part.peek_lru().map(|(key, slot)| (key.clone(), Arc::clone(slot)))?;
+        if retire_if(&slot, Mutator::is_clean) {
+            part.pop(&key);
+            return Some(());
+        }
+        part.promote(&key);
+    }
+    None
 }
 
 /// Retires a slot whose mutator satisfies `rule`. A slot in use just now is left alone.

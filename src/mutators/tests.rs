@@ -19,6 +19,7 @@ use crate::store::{Pause, StoreError, SweepPart};
 struct Scripted {
     writes: Mutex<VecDeque<(ShardWrite, oneshot::Sender<WriteOutcome>)>>,
     arrived: tokio::sync::Notify,
+    shut: AtomicBool,
 }
 
 impl Scripted {
@@ -88,7 +89,7 @@ impl Store for Scripted {
         Ok(())
     }
     fn check_clock(&self, _: Now) -> Result<(), ClockError> {
-        Ok(())
+        if self.shut.load(Ordering::SeqCst) { Err(ClockError::Moved) } else { Ok(()) }
     }
     fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
         Ok(now.wall)
@@ -324,7 +325,10 @@ async fn what_a_dead_mutator_never_sent_goes_to_its_successor() {
     let kept = pod.start("n", 2, Durability::Memory).await;
     assert_eq!(kept.end().await, Ok(()));
     pod.clock.advance(Duration::from_secs(61));
+    pod.store.shut.store(true, Ordering::SeqCst);
     reply.send(unknown()).expect("waits");
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    pod.store.shut.store(false, Ordering::SeqCst); // they waited for the gate
     assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 2);
     assert!(matches!(blocker.end().await, Err(UpdateError::Unknown(_))));
 }

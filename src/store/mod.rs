@@ -55,6 +55,9 @@ pub enum Pause {
     /// The clock can't be trusted.
     #[error(transparent)]
     Clock(#[from] ClockError),
+    /// The operator switched folding off.
+    #[error("folding is switched off (ORDERFREE_FOLD=off)")]
+    Off,
     /// Nodes disagree on the schema: a deletion and a tally might be understood differently.
     #[error("the nodes disagree on the schema; folding waits until they agree")]
     Schema,
@@ -125,6 +128,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// The worst measured clock offset, in µs; none where there is no second clock.
     fn clock_offset_us(&self) -> Option<i64>;
+
+    /// Why the store can't go on without a restart, if so.
+    fn failure(&self) -> Option<String> {
+        None
+    }
 
     /// Stops background work and lets go of files and connections.
     async fn close(&self);

@@ -100,7 +100,8 @@ impl Pod {
             metrics.clone(),
             limits::MUTATORS_MAX,
         );
-        let folder_of_keys = Folder::new(store.clone(), gate.clone(), constants, metrics.clone());
+        let folder_of_keys =
+            Folder::new(store.clone(), gate.clone(), constants, metrics.clone(), true);
         let service = Service::new(store, gate, mutators, folder_of_keys, constants, metrics);
         let health = Arc::new(Health::default());
         health.set_started();

@@ -46,6 +46,23 @@ pub enum Then {
 pub fn split(rows: Vec<(Name, Row)>, limit: usize) -> Chunk {
     assert!(rows.len() <= limit && limit > 0, "invariant: a store honours the limit");
     let full = rows.len() == limit;
+    let mut keys = by_name(rows);
+    let cut = if full { keys.pop() } else { None };
+    let then = match cut {
+        None => Then::End,
+        Some((name, _)) if keys.is_empty() => Then::Key(name),
+        Some((name, _)) => Then::Chunk(From::At(name)),
+    };
+    Chunk { keys: keys.into_iter().map(whole_key).collect(), then }
+}
+
+/// The complete keys of an answer that no limit could cut, its rows ordered as in the table.
+#[must_use]
+pub fn whole(rows: Vec<(Name, Row)>) -> Vec<(Name, WholeSlice)> {
+    by_name(rows).into_iter().map(whole_key).collect()
+}
+
+fn by_name(rows: Vec<(Name, Row)>) -> Vec<(Name, Vec<Row>)> {
     let mut keys: Vec<(Name, Vec<Row>)> = Vec::new();
     for (name, row) in rows {
         match keys.last_mut() {
@@ -53,17 +70,13 @@ pub fn split(rows: Vec<(Name, Row)>, limit: usize) -> Chunk {
             _ => keys.push((name, vec![row])),
         }
     }
-    let cut = if full { keys.pop() } else { None };
-    let then = match cut {
-        None => Then::End,
-        Some((name, _)) if keys.is_empty() => Then::Key(name),
-        Some((name, _)) => Then::Chunk(From::At(name)),
-    };
-    let whole = |(name, rows)| {
-        let slice = Slice::new(rows, None, limit).whole();
-        (name, slice.expect("invariant: at most limit rows"))
-    };
-    Chunk { keys: keys.into_iter().map(whole).collect(), then }
+    keys
+}
+
+fn whole_key((name, rows): (Name, Vec<Row>)) -> (Name, WholeSlice) {
+    let limit = rows.len();
+    let slice = Slice::new(rows, None, limit).whole();
+    (name, slice.expect("invariant: as many rows as there are"))
 }
 
 #[cfg(test)]
@@ -100,6 +113,7 @@ mod tests {
         assert_eq!(sizes(&chunk), [("a".into(), 2), ("b".into(), 1)]);
         assert_eq!(chunk.then, Then::End);
         assert_eq!(split(vec![], 4).then, Then::End);
+        assert_eq!(whole(rows(&[("a", 2), ("b", 1)])), chunk.keys);
     }
 
     #[test]

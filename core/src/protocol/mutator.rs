@@ -34,6 +34,8 @@ pub struct Mutator {
     head: State,
     /// Accepted, never sent. Ascending by ticket.
     queue: Vec<Entry>,
+    /// Ops in the queue.
+    queued: usize,
     flight: Option<Flight>,
     /// `settled` holds ops that no write has acknowledged.
     unresolved: bool,
@@ -159,6 +161,7 @@ impl Mutator {
             settled: identity.clone(),
             head: identity,
             queue: Vec::new(),
+            queued: 0,
             flight: None,
             unresolved: false,
             persisted: false,
@@ -186,10 +189,16 @@ impl Mutator {
         self.flight.is_none() && self.queue.is_empty() && !self.unresolved
     }
 
-    /// How many op lists wait for the next write.
+    /// How many ops wait for the next write.
     #[must_use]
     pub fn queued(&self) -> usize {
-        self.queue.len()
+        self.queued
+    }
+
+    /// Whether ops were sent that no write has acknowledged.
+    #[must_use]
+    pub fn is_unresolved(&self) -> bool {
+        self.unresolved
     }
 
     /// Takes a list of ops, all or none.
@@ -214,6 +223,7 @@ impl Mutator {
         }
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
+        self.queued += ops.len();
         self.queue.push(Entry { ticket, ops, durability });
         Ok(Accepted::Queued(ticket))
     }
@@ -232,6 +242,7 @@ impl Mutator {
         }
         self.last_timestamp = Some(timestamp);
         self.writes += 1;
+        self.queued = 0;
         let kept = self.queue.drain(..).filter(|entry| entry.durability == Durability::Memory);
         self.flight = Some(Flight { kept: kept.collect(), state: self.head.clone() });
         Begin::Write(ShardWrite {
@@ -280,6 +291,7 @@ impl Mutator {
     /// sent, for its successor.
     pub fn bury(&mut self) -> Vec<Vec<Op>> {
         self.head = self.settled.clone();
+        self.queued = 0;
         let queue = self.queue.drain(..);
         queue
             .filter(|entry| entry.durability == Durability::Memory)
@@ -301,6 +313,7 @@ impl Mutator {
                 false
             }
         });
+        self.queued = self.queue.iter().map(|entry| entry.ops.len()).sum();
         self.head = head;
         rejected
     }

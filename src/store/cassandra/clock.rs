@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use futures::future::join_all;
-use orderfree_core::protocol::clock::{NodeClock, SAMPLE_EVERY, Sample};
+use orderfree_core::protocol::clock::{NodeClock, SAMPLE_EVERY, Sample, WARN_SHARE};
 use orderfree_core::protocol::{Now, Timestamp};
 use scylla::client::session::Session;
 use scylla::cluster::Node;
@@ -44,6 +44,7 @@ pub(super) struct Sampler {
     session: Arc<Session>,
     statement: PreparedStatement,
     clock: Arc<dyn Clock>,
+    offset_max: Duration,
     /// The newest sample of each node that ever answered.
     samples: HashMap<Uuid, Sample>,
     view: SharedView,
@@ -54,8 +55,16 @@ impl Sampler {
         session: Arc<Session>,
         statement: PreparedStatement,
         clock: Arc<dyn Clock>,
+        offset_max: Duration,
     ) -> Sampler {
-        Sampler { session, statement, clock, samples: HashMap::new(), view: SharedView::default() }
+        Sampler {
+            session,
+            statement,
+            clock,
+            offset_max,
+            samples: HashMap::new(),
+            view: SharedView::default(),
+        }
     }
 
     pub(super) fn view(&self) -> SharedView {
@@ -92,9 +101,21 @@ impl Sampler {
             datacenter: node.datacenter.clone().unwrap_or_default(),
             sample: self.samples.get(&node.host_id).copied(),
         };
+        self.warn_early();
         let view = View { nodes: nodes.iter().map(clock_of).collect(), schema_disagrees };
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
         schema_disagrees
+    }
+
+    /// Says that clocks drift apart long before updates are refused for it.
+    fn warn_early(&self) {
+        let now = self.clock.now();
+        let offsets = self.samples.values().map(|sample| sample.offset_us(now));
+        let worst_us = offsets.max_by_key(|offset| offset.unsigned_abs()).unwrap_or(0);
+        let limit = self.offset_max / WARN_SHARE;
+        if u128::from(worst_us.unsigned_abs()) > limit.as_micros() {
+            tracing::warn!(worst_us, refused_beyond = ?self.offset_max, "clocks drift; check NTP");
+        }
     }
 
     /// One node's clock and schema version, or why there is no answer.

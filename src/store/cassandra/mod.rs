@@ -7,6 +7,11 @@
 //! * an outcome is refused only if nothing can ever be applied (`errors`);
 //! * a key is one unpaged slice with room for one row more than its limit, so that a cut answer is
 //!   seen to be cut; only the sweep is paged, and it only nominates;
+//! * the values of a group are taken from a range of names without LIMIT. Where a replica's rows are
+//!   shadowed by another's deletions, a query with LIMIT asks that replica a second time for the rows
+//!   behind its last one (short-read protection), and a fold that arrives between would tear the key
+//!   in the middle: its deletion in the second answer, its tally missing from the first. A single
+//!   key would need more than [`READ_ROWS_MAX`] rows on a replica that missed a whole fold;
 //! * a fold is one mutation of one partition, so a replica applies its deletion and its tally
 //!   together or not at all (invariant I7);
 //! * the table, the replication and the consistency levels are what they must be (`checks`);
@@ -108,7 +113,12 @@ impl CassandraStore {
                 .await
                 .map_err(ConnectError::question)?;
         let asking = statements.clock.clone();
-        let mut sampler = Sampler::new(Arc::clone(&session), asking, Arc::clone(&clock));
+        let mut sampler = Sampler::new(
+            Arc::clone(&session),
+            asking,
+            Arc::clone(&clock),
+            constants.clock_offset_max(),
+        );
         sampler.round().await;
         let view = sampler.view();
         let tasks = Tasks::new();
@@ -205,7 +215,14 @@ impl Store for CassandraStore {
                 self.ask(statements.chunk_behind.at(level), values).await
             }
         };
-        Ok(group::split(rows::of_group(answer?)?, GROUP_CHUNK_ROWS))
+        let found = group::split(rows::of_group(answer?)?, GROUP_CHUNK_ROWS);
+        let (Some((first, _)), Some((last, _))) = (found.keys.first(), found.keys.last()) else {
+            return Ok(found);
+        };
+        // That query found the names. The values come from one without LIMIT: see above.
+        let values = (kind, group, first.as_str(), last.as_str());
+        let answer = self.ask(statements.chunk_rows.at(level), values).await?;
+        Ok(Chunk { keys: group::whole(rows::of_group(answer)?), then: found.then })
     }
 
     async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {

@@ -88,6 +88,9 @@ pub enum ConnectError {
         /// What is wrong.
         rule: String,
     },
+    /// Acknowledged writes would die with the nodes' memory.
+    #[error("keyspace {0} has durable_writes = false, so acked updates could be lost; alter it")]
+    NotDurable(String),
     /// The consistency levels don't fit the replication, or each other.
     #[error(transparent)]
     Levels(#[from] NoOverlap),
@@ -241,6 +244,11 @@ pub(super) async fn check(
     engine: Engine,
 ) -> Result<(), ConnectError> {
     let replication = replication(session, &config.keyspace, local_datacenter).await?;
+    let cql = "SELECT durable_writes FROM system_schema.keyspaces WHERE keyspace_name = ?";
+    let durable: Vec<(Option<bool>,)> = ask(session, cql, (&config.keyspace,)).await?;
+    if durable.first() == Some(&(Some(false),)) {
+        return Err(ConnectError::NotDurable(config.keyspace.clone()));
+    }
     replication.check(config.levels, local_datacenter)?;
     check_table(session, &config.keyspace, engine).await
 }

@@ -52,6 +52,7 @@ pub(super) struct Statements {
     pub(super) chunk_at: ByLevel,
     /// `kind, grp, name, limit`
     pub(super) chunk_behind: ByLevel,
+    pub(super) chunk_rows: ByLevel,
     /// `token above, token up to`
     pub(super) sweep: PreparedStatement,
     /// Asked of one given node at a time.
@@ -113,6 +114,7 @@ impl Statements {
             chunk_start: by_level(prepare(format!("{of_group} LIMIT ?")).await?),
             chunk_at: by_level(prepare(format!("{of_group} AND name >= ? LIMIT ?")).await?),
             chunk_behind: by_level(prepare(format!("{of_group} AND name > ? LIMIT ?")).await?),
+            chunk_rows: by_level(prepare(format!("{of_group} AND name >= ? AND name <= ?")).await?),
             sweep: with(&sweep, profile(Level::LocalOne, reads.total)),
             clock: prepare(
                 "SELECT toTimestamp(now()), schema_version FROM system.local WHERE key = 'local'"

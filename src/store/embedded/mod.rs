@@ -198,6 +198,10 @@ impl Store for EmbeddedStore {
         "embedded"
     }
 
+    fn failure(&self) -> Option<String> {
+        EmbeddedStore::failure(self).map(str::to_owned)
+    }
+
     fn levels(&self) -> Levels {
         Levels::default()
     }
