@@ -68,6 +68,15 @@ pub const OPS_MAX: usize = 1_000;
 /// Bytes of a request body.
 pub const BODY_BYTES_MAX: usize = 1024 * 1024;
 
+/// Bytes of all request bodies in progress; a request whose body finds no room is shed with 503.
+pub const BODIES_BYTES_MAX: usize = 256 * 1024 * 1024;
+
+/// Bodies take room in steps of this many bytes.
+pub const BODY_ROOM_UNIT_BYTES: usize = 1024;
+
+/// Longest time until a request body is complete, and of silence within an NDJSON stream.
+pub const BODY_TIME_MAX: Duration = Duration::from_secs(30);
+
 /// Bytes of an NDJSON request body, after decompression.
 pub const NDJSON_BYTES_MAX: usize = 64 * 1024 * 1024;
 
@@ -79,6 +88,12 @@ pub const NDJSON_WINDOW_LINES: usize = 1_000;
 
 /// Bytes of lines that are read before any of them is applied.
 pub const NDJSON_WINDOW_BYTES: usize = 1024 * 1024;
+
+/// Longest time that a line waits for others of its window.
+pub const NDJSON_WINDOW_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Bytes that an NDJSON stream holds: a window, the line that went over its end, and the next one.
+pub const NDJSON_HELD_BYTES_MAX: usize = NDJSON_WINDOW_BYTES + 2 * NDJSON_LINE_BYTES_MAX;
 
 /// Reads of one query in progress at once.
 pub const QUERY_READS_AT_ONCE: usize = 64;

@@ -130,6 +130,12 @@ impl Service {
     /// What the pod counts about itself.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// The same, with what is measured only when somebody looks: the clock offset.
+    #[must_use]
+    pub fn refresh_metrics(&self) -> &Metrics {
         if let Some(offset_us) = self.store.clock_offset_us() {
             self.metrics.clock_offset_us.set(offset_us);
         }

@@ -12,6 +12,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::AppState;
+use super::body::{self, Bodies};
 use super::extract::{self, MediaType, Params, Query, QueryParams};
 use super::json::{self, Fields};
 use super::problem::{NotAcked, Problem, ProblemBody};
@@ -62,7 +63,9 @@ pub(super) struct UpdateResult {
 /// Update many keys
 ///
 /// As JSON: up to 1,000 updates of any kinds, each with its own outcome; the order is kept. As
-/// NDJSON: one update a line, up to 64 MiB, answered by a summary with the first 100 errors.
+/// NDJSON: one update a line, up to 64 MiB, answered by a summary with the first 100 errors. Lines
+/// are applied within about a second; a stream that is torn, or silent for 30 s, is a problem with
+/// the summary of the lines that were complete.
 #[utoipa::path(
     post, path = "/v1/batch", tag = "many keys",
     params(
@@ -90,6 +93,7 @@ pub(super) struct UpdateResult {
 )]
 pub(super) async fn batch(
     State(app): State<AppState>,
+    State(bodies): State<Bodies>,
     Query(params): Query<BatchParams>,
     request: Request,
 ) -> Result<Json<BatchAnswer>, Problem> {
@@ -97,14 +101,15 @@ pub(super) async fn batch(
     extract::refuse_unsupported(&parts.headers)?;
     match MediaType::of(&parts.headers) {
         MediaType::Json => {
-            let body = extract::read_body(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
+            let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
             let updates = items(&body, "updates", BATCH_EXAMPLE)?;
             let results = updates.into_iter().map(|item| apply(&app, item, params.durability));
             let results = join_all(results).await;
             Ok(Json(BatchAnswer::Results(BatchView { results })))
         }
         MediaType::Ndjson => {
-            extract::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
+            body::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
+            let _room = bodies.room(&body, limits::NDJSON_HELD_BYTES_MAX)?;
             let summary = lines::apply(&app, body, params.durability).await?;
             Ok(Json(BatchAnswer::Summary(summary)))
         }
@@ -220,6 +225,7 @@ pub(super) enum ReadResult {
 )]
 pub(super) async fn query(
     State(app): State<AppState>,
+    State(bodies): State<Bodies>,
     Query(params): Query<ManyParams>,
     headers: HeaderMap,
     request: Request,
@@ -228,7 +234,7 @@ pub(super) async fn query(
         MediaType::Json => {}
         media => return Err(media.refuse("application/json")),
     }
-    let body = extract::read_body(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
+    let body = bodies.read(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
     let mut fields = Fields::of(json::parse(&body)?, QUERY_EXAMPLE)?;
     let keys = fields.list("keys", limits::BATCH_ITEMS_MAX)?;
     let level = fields.optional_text("consistency")?;

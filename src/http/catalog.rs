@@ -76,8 +76,8 @@ catalog! {
         "Leave it out or correct it. Unknown parameters are refused, because a misspelt one would \
          otherwise be ignored in silence.";
     BadBody: BAD_REQUEST, "bad-body", "Malformed body",
-        "The body is not what its content type says, or has fields that this endpoint does not \
-         know.",
+        "The body is not what its content type says, has fields that this endpoint does not know, \
+         or ended early.",
         "Correct the body; the detail says where it went wrong.";
     BadOp: BAD_REQUEST, "bad-op", "Not an op of this kind",
         "The body is well-formed, but it is not an operation that this kind of key has.",
@@ -105,6 +105,10 @@ catalog! {
     BodyTooLarge: PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large",
         "A body may have 1 MiB; an application/x-ndjson stream 64 MiB after decompression.",
         "Split it over several requests.";
+    BodyTooSlow: REQUEST_TIMEOUT, "body-too-slow", "The body did not come in time",
+        "A body must be complete within 30 s. Nothing was applied.",
+        "Send the request again, or in smaller parts. A stream of updates that comes slowly goes \
+         to /v1/batch as application/x-ndjson.";
     UriTooLong: URI_TOO_LONG, "uri-too-long", "The address is too long",
         "Path and query together may have 8 KiB.",
         "Use shorter names, or POST /v1/query to read many keys.";

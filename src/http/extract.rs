@@ -3,12 +3,10 @@
 
 use std::borrow::Cow;
 
-use axum::body::{Body, Bytes};
 use axum::extract::{FromRequestParts, Path};
 use axum::http::header::{self, HeaderMap, HeaderName};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri};
-use futures::StreamExt;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Key, Name};
 use percent_encoding::percent_decode_str;
@@ -257,49 +255,6 @@ pub(super) fn refuse_unsupported(headers: &HeaderMap) -> Result<(), Problem> {
             format!("{what} not supported yet; leave out the header {name}."),
         )),
     }
-}
-
-/// Reads a whole body of at most `bytes_max` bytes.
-pub(super) async fn read_body(
-    headers: &HeaderMap,
-    body: Body,
-    bytes_max: usize,
-) -> Result<Bytes, Problem> {
-    check_declared(headers, bytes_max)?;
-    let mut stream = body.into_data_stream();
-    let mut whole = Vec::new();
-    while let Some(chunk) = stream.next().await {
-        let chunk = chunk.map_err(|_| cut_off())?;
-        if whole.len() + chunk.len() > bytes_max {
-            return Err(too_large(bytes_max));
-        }
-        whole.extend_from_slice(&chunk);
-    }
-    Ok(whole.into())
-}
-
-/// Refuses a body by its headers alone: its declared length, or an encoding that nothing undid.
-pub(super) fn check_declared(headers: &HeaderMap, bytes_max: usize) -> Result<(), Problem> {
-    let encoding = headers.get(header::CONTENT_ENCODING);
-    if encoding.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
-        let detail = "This endpoint reads bodies without Content-Encoding only; POST /v1/batch \
-                      takes gzip.";
-        return Err(Problem::new(ProblemType::ContentType, detail));
-    }
-    let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
-    match declared.and_then(|text| text.parse::<usize>().ok()) {
-        Some(bytes) if bytes > bytes_max => Err(too_large(bytes_max)),
-        _ => Ok(()),
-    }
-}
-
-pub(super) fn too_large(bytes_max: usize) -> Problem {
-    let detail = format!("The body may have at most {bytes_max} bytes; split it.");
-    Problem::new(ProblemType::BodyTooLarge, detail)
-}
-
-pub(super) fn cut_off() -> Problem {
-    Problem::new(ProblemType::BadBody, "The body ended early or its gzip encoding is damaged.")
 }
 
 /// Which of `offered` the client likes best; the first one if it has no preference.

@@ -1,13 +1,14 @@
 //! HTTP: the only module that knows status codes. In reading order:
 //!
 //! * `problem`, `catalog`: errors as `application/problem+json`, and every type there is;
-//! * `extract`, `json`, `wire`: from requests to checked values, from values to answers;
+//! * `body`, `extract`, `json`, `wire`: from requests to checked values, from values to answers;
 //! * `update`, `read`, `batch`, `stream`: the use cases of clients;
 //! * `inspect`, `operations`: those of operators;
 //! * `observe`: what happens to every request;
 //! * `openapi`, `schemas`: the document, made from the same routes that serve.
 
 mod batch;
+mod body;
 mod catalog;
 mod extract;
 mod inspect;
@@ -26,6 +27,7 @@ mod wire;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::FromRef;
 use axum::middleware::from_fn_with_state;
 use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -36,6 +38,8 @@ use utoipa_axum::routes;
 use crate::health::Health;
 use crate::limits;
 use crate::service::Service;
+
+use body::Bodies;
 
 pub use catalog::{Entry, ProblemType};
 pub use openapi::openapi;
@@ -50,6 +54,25 @@ pub struct AppState {
     pub health: Arc<Health>,
     /// What runs here.
     pub build: Build,
+}
+
+/// The same, with what only this module needs: what the router's handlers take their state from.
+#[derive(Clone)]
+struct Served {
+    app: AppState,
+    bodies: Bodies,
+}
+
+impl FromRef<Served> for AppState {
+    fn from_ref(served: &Served) -> AppState {
+        served.app.clone()
+    }
+}
+
+impl FromRef<Served> for Bodies {
+    fn from_ref(served: &Served) -> Bodies {
+        served.bodies.clone()
+    }
 }
 
 /// What `/version` says.
@@ -78,11 +101,11 @@ pub fn router(app: AppState) -> Router {
         .method_not_allowed_fallback(observe::method_not_allowed)
         .layer(CatchPanicLayer::custom(observe::panicked))
         .layer(from_fn_with_state(app.clone(), observe::observe))
-        .with_state(app)
+        .with_state(Served { app, bodies: Bodies::new(limits::BODIES_BYTES_MAX) })
 }
 
 /// What clients use; limited in number.
-fn key_routes() -> OpenApiRouter<AppState> {
+fn key_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(update::update, read::read))
         .routes(routes!(read::read_group))
@@ -94,7 +117,7 @@ fn key_routes() -> OpenApiRouter<AppState> {
 }
 
 /// What probes and operators use; it answers under any load.
-fn operation_routes() -> OpenApiRouter<AppState> {
+fn operation_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::default()
         .routes(routes!(operations::livez))
         .routes(routes!(operations::readyz))

@@ -60,15 +60,16 @@ pub(super) fn head() -> OpenApi {
 /// The problems that an endpoint can answer.
 fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     use ProblemType::{
-        BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge, Clock, ContentType,
-        Corrupt, FoldBlocked, FoldBusy, FoldPaused, FoldUnknown, Internal, KeyAbsent, NotReady,
-        OutOfRange, OutcomeUnknown, Overloaded, StateTooLarge, Stopping, StoreRefused,
+        BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge, BodyTooSlow, Clock,
+        ContentType, Corrupt, FoldBlocked, FoldBusy, FoldPaused, FoldUnknown, Internal, KeyAbsent,
+        NotReady, OutOfRange, OutcomeUnknown, Overloaded, StateTooLarge, Stopping, StoreRefused,
         StoreUnavailable, TooManyRows, Undecodable, UnknownKind, UnknownProblem, Unsent,
         UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, UriTooLong, Internal];
     const ADDRESSED: &[ProblemType] = &[UnknownKind, BadName, BadQuery, Overloaded];
-    const BODY: &[ProblemType] = &[BadQuery, BadBody, ContentType, BodyTooLarge, Overloaded];
+    const BODY: &[ProblemType] =
+        &[BadQuery, BadBody, ContentType, BodyTooLarge, BodyTooSlow, Overloaded];
     const WRITE: &[ProblemType] = &[
         BadOp,
         BadHeader,

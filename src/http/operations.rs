@@ -88,7 +88,7 @@ pub(super) async fn readyz(
 )]
 pub(super) async fn metrics(State(app): State<AppState>) -> Response {
     const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, OPENMETRICS)], app.service.metrics().encode()).into_response()
+    ([(header::CONTENT_TYPE, OPENMETRICS)], app.service.refresh_metrics().encode()).into_response()
 }
 
 /// What runs here.

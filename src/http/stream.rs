@@ -3,8 +3,17 @@
 //! Lines are read into a window; a window's lines of one key become one op list, so that a hot key
 //! costs one update a window. The next window is read only once this one has its outcomes: that is
 //! the back-pressure. A bad op spoils only its own line.
+//!
+//! A window is applied when it is full, when its first line has waited for a second, so that a live
+//! stream of few lines is counted as it comes, or when the stream ends. Where a stream is torn, is
+//! silent for 30 s or grows too long, the lines complete before that are applied and counted in the
+//! summary; what follows the last newline is neither, as it may be half a line, and only at a
+//! proper end may the last line lack its newline. A chunk that goes over the limit is not read.
+//! Silence is answered as a tear is, not as 408: HTTP lets clients repeat a 408 by themselves, and
+//! that would count lines twice.
 
 use std::collections::HashMap;
+use std::mem;
 
 use axum::body::{Body, BodyDataStream};
 use futures::future::join_all;
@@ -12,10 +21,12 @@ use futures::{StreamExt, stream};
 use orderfree_core::crdt::Op;
 use orderfree_core::protocol::{Durability, Key};
 use serde::Serialize;
+use tokio::time::{Instant, timeout, timeout_at};
 use utoipa::ToSchema;
 
 use super::AppState;
-use super::extract;
+use super::body;
+use super::catalog::ProblemType;
 use super::json;
 use super::problem::{NotAcked, Problem};
 use super::wire;
@@ -120,16 +131,25 @@ struct Window {
 }
 
 impl Window {
-    /// Reads lines until the window is full. What was read before an error is in the window.
+    /// Reads lines until the window is full or its first line has waited long enough. What was read
+    /// before an error is in the window.
     async fn read(lines: &mut Lines) -> (Window, Result<End, Problem>) {
         let mut window = Window::default();
-        let (mut count, mut bytes) = (0, 0);
+        let (mut count, mut bytes, mut until) = (0, 0, None);
         while count < limits::NDJSON_WINDOW_LINES && bytes < limits::NDJSON_WINDOW_BYTES {
-            let line = match lines.next().await {
+            let next = match until {
+                None => lines.next().await,
+                Some(until) => match timeout_at(until, lines.next()).await {
+                    Ok(next) => next,
+                    Err(_) => break,
+                },
+            };
+            let line = match next {
                 Ok(Some(line)) => line,
                 Ok(None) => return (window, Ok(End::Last)),
                 Err(problem) => return (window, Err(problem)),
             };
+            until.get_or_insert_with(|| Instant::now() + limits::NDJSON_WINDOW_TIME_MAX);
             count += 1;
             bytes += line.as_ref().map_or(0, Vec::len);
             let update = line.and_then(|line| json::parse(&line)).and_then(wire::update);
@@ -182,33 +202,37 @@ struct Lines {
     bytes: usize,
     /// Number of the last line.
     number: usize,
+    /// Whether bytes of the next line were dropped already.
+    is_too_long: bool,
     ended: bool,
 }
 
 impl Lines {
     fn new(body: Body) -> Lines {
         let body = body.into_data_stream();
-        Lines { body, buffer: Vec::new(), at: 0, bytes: 0, number: 0, ended: false }
+        let (buffer, is_too_long, ended) = (Vec::new(), false, false);
+        Lines { body, buffer, at: 0, bytes: 0, number: 0, is_too_long, ended }
     }
 
-    /// The next line that is not blank, or why this line can't be used.
+    /// The next line that is not blank, or why this line can't be used. Whoever stops waiting for
+    /// it loses nothing: all that was read is in `self`.
     ///
     /// # Errors
     /// The stream is too long, or ended early.
     async fn next(&mut self) -> Result<Option<Result<Vec<u8>, Problem>>, Problem> {
-        let mut is_too_long = false;
         loop {
             let rest = &self.buffer[self.at..];
             let end = rest.iter().position(|&byte| byte == b'\n');
-            is_too_long |= end.unwrap_or(rest.len()) > limits::NDJSON_LINE_BYTES_MAX;
+            self.is_too_long |= end.unwrap_or(rest.len()) > limits::NDJSON_LINE_BYTES_MAX;
             match end {
                 None if !self.ended => {
-                    self.fill(is_too_long).await?;
+                    self.fill().await?;
                     continue;
                 }
-                None if rest.is_empty() && !is_too_long => return Ok(None),
+                None if rest.is_empty() && !self.is_too_long => return Ok(None),
                 _ => {}
             }
+            let is_too_long = mem::take(&mut self.is_too_long);
             let line = &rest[..end.unwrap_or(rest.len())];
             let is_blank = line.iter().all(u8::is_ascii_whitespace) && !is_too_long;
             let line = line.to_vec();
@@ -225,17 +249,18 @@ impl Lines {
     }
 
     /// Reads one more chunk; what was read of a line that is too long is not kept.
-    async fn fill(&mut self, is_too_long: bool) -> Result<(), Problem> {
-        let done = if is_too_long { self.buffer.len() } else { self.at };
+    async fn fill(&mut self) -> Result<(), Problem> {
+        let done = if self.is_too_long { self.buffer.len() } else { self.at };
         self.buffer.drain(..done);
         self.at = 0;
-        match self.body.next().await {
+        let chunk = timeout(limits::BODY_TIME_MAX, self.body.next()).await;
+        match chunk.map_err(|_| silent())? {
             None => self.ended = true,
             Some(chunk) => {
-                let chunk = chunk.map_err(|_| extract::cut_off())?;
+                let chunk = chunk.map_err(|_| body::cut_off())?;
                 self.bytes += chunk.len();
                 if self.bytes > limits::NDJSON_BYTES_MAX {
-                    return Err(extract::too_large(limits::NDJSON_BYTES_MAX));
+                    return Err(body::too_large(limits::NDJSON_BYTES_MAX));
                 }
                 self.buffer.extend_from_slice(&chunk);
             }
@@ -244,9 +269,16 @@ impl Lines {
     }
 }
 
+fn silent() -> Problem {
+    let seconds = limits::BODY_TIME_MAX.as_secs();
+    let detail = format!("Nothing came for {seconds} s; send what is missing in a new stream.");
+    Problem::new(ProblemType::BadBody, detail)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     async fn split(chunks: Vec<&'static [u8]>) -> Vec<(usize, Result<String, String>)> {
         let chunks = stream::iter(chunks.into_iter().map(Ok::<_, std::io::Error>));
@@ -276,5 +308,44 @@ mod tests {
         assert_eq!((&found[0], &found[2]), (&(1, Ok("1".into())), &(3, Ok("2".into()))));
         assert!(found[1].1.as_ref().is_err_and(|says| says.contains("bytes")));
         assert!(found[3].1.is_err(), "the last line has no end");
+    }
+
+    /// Waits so many milliseconds before each chunk, and for ever behind the last.
+    fn live(chunks: Vec<(u64, &'static [u8])>) -> Lines {
+        let chunks = stream::iter(chunks).then(|(ms, chunk)| async move {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            Ok::<_, std::io::Error>(chunk)
+        });
+        Lines::new(Body::from_stream(Box::pin(chunks.chain(stream::pending()))))
+    }
+
+    /// Numbers of a window's lines, none of which is an update.
+    async fn window(lines: &mut Lines) -> (Vec<usize>, Result<End, Problem>) {
+        let (window, end) = Window::read(lines).await;
+        (window.bad.into_iter().map(|(line, _)| line).collect(), end)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_waits_a_second_for_others_and_silence_ends_the_stream() {
+        let mut lines = live(vec![(5_000, b"1\n2"), (600, b"\n3\n4"), (600, b"\n"), (0, b"half")]);
+        let began = Instant::now();
+        let (numbers, end) = window(&mut lines).await;
+        assert!(matches!(end, Ok(End::More)));
+        assert_eq!((numbers, began.elapsed().as_millis()), (vec![1, 2, 3], 6_000));
+        let (numbers, end) = window(&mut lines).await;
+        assert!(matches!(end, Ok(End::More)));
+        assert_eq!((numbers, began.elapsed().as_millis()), (vec![4], 7_200));
+        let (numbers, end) = window(&mut lines).await;
+        assert_eq!((numbers, began.elapsed().as_millis()), (vec![], 37_200));
+        assert!(end.is_err_and(|problem| problem.detail().contains("Nothing came for 30 s")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_that_is_too_long_stays_one_line_over_the_end_of_a_window() {
+        const CHUNK: &[u8] = &[b'x'; limits::NDJSON_LINE_BYTES_MAX / 2 + 1];
+        let chunks = vec![(0, &b"1\n"[..]), (0, CHUNK), (0, CHUNK), (5_000, b"tail\n3\n")];
+        let mut lines = live(chunks);
+        assert_eq!(window(&mut lines).await.0, [1]);
+        assert_eq!(window(&mut lines).await.0, [2, 3]);
     }
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::AppState;
+use super::body::Bodies;
 use super::catalog::ProblemType;
 use super::extract::{self, KeyPath, MediaType, Params, Query, QueryParams};
 use super::json;
@@ -130,13 +131,14 @@ impl Outcome {
 )]
 pub(super) async fn update(
     State(app): State<AppState>,
+    State(bodies): State<Bodies>,
     KeyPath(key): KeyPath,
     Query(params): Query<UpdateParams>,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     extract::refuse_unsupported(&parts.headers)?;
-    let body = extract::read_body(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
+    let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
     let ops = ops(key.kind, &parts.headers, &body)?;
     app.service.update(&key, ops, params.durability).await?;
     let mut answer = UpdateView {

@@ -1,6 +1,7 @@
 //! The HTTP interface over a real embedded store, without a socket.
 
 mod bad_input;
+mod bodies;
 mod good_input;
 mod operations;
 mod pod;

@@ -1,5 +1,7 @@
 //! What operators and probes see.
 
+use std::sync::atomic::Ordering;
+
 use axum::http::StatusCode;
 use orderfree::http::{ProblemType, openapi};
 use serde_json::json;
@@ -51,6 +53,16 @@ async fn requests_are_counted_by_template_and_never_by_key() {
         assert!(text.contains(line), "{line} in {text}");
     }
     assert!(!text.contains("home") && !text.contains("nonsense"));
+}
+
+#[tokio::test]
+async fn only_who_looks_at_the_metrics_asks_for_the_clock_offset() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, "text/plain", "5").await.status, StatusCode::OK);
+    assert_eq!(pod.get(KEY).await.status, StatusCode::OK);
+    assert_eq!(pod.offsets_asked.load(Ordering::Relaxed), 0);
+    assert!(pod.get("/metrics").await.text.contains("orderfree_clock_offset_us"));
+    assert_eq!(pod.offsets_asked.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]

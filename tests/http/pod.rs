@@ -1,5 +1,6 @@
 //! A pod over the embedded store, whose store can be made to misbehave, asked without a socket.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -55,11 +56,14 @@ pub(crate) enum Fault {
 struct Faulty {
     inner: EmbeddedStore,
     fault: Arc<Mutex<Fault>>,
+    offsets_asked: Arc<AtomicUsize>,
 }
 
 /// A pod, its faults and the folder of its file.
 pub(crate) struct Pod {
     pub(crate) health: Arc<Health>,
+    /// How often the clock offset was asked for.
+    pub(crate) offsets_asked: Arc<AtomicUsize>,
     fault: Arc<Mutex<Fault>>,
     router: Router,
     _folder: TempDir,
@@ -90,7 +94,9 @@ impl Pod {
         let file = folder.path().join("orderfree.redb");
         let inner = EmbeddedStore::open(&file, constants, clock.clone()).expect("a store");
         let fault = Arc::new(Mutex::new(Fault::None));
-        let store: Arc<dyn Store> = Arc::new(Faulty { inner, fault: fault.clone() });
+        let offsets_asked = Arc::new(AtomicUsize::new(0));
+        let faulty = Faulty { inner, fault: fault.clone(), offsets_asked: offsets_asked.clone() };
+        let store: Arc<dyn Store> = Arc::new(faulty);
         let metrics = Arc::new(Metrics::new());
         let gate = Arc::new(Gate::new(clock, store.clone(), constants, metrics.clone()));
         let mutators = Mutators::new(
@@ -107,11 +113,16 @@ impl Pod {
         health.set_started();
         let app =
             AppState { service: Arc::new(service), health: health.clone(), build: Build::THIS };
-        Pod { health, fault, router: router(app), _folder: folder }
+        Pod { health, offsets_asked, fault, router: router(app), _folder: folder }
     }
 
     pub(crate) fn set(&self, fault: Fault) {
         *self.fault.lock().expect("lock") = fault;
+    }
+
+    /// What serves it, for a socket.
+    pub(crate) fn router(&self) -> Router {
+        self.router.clone()
     }
 
     pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
@@ -291,6 +302,7 @@ impl Store for Faulty {
     }
 
     fn clock_offset_us(&self) -> Option<i64> {
+        self.offsets_asked.fetch_add(1, Ordering::Relaxed);
         self.inner.clock_offset_us()
     }
 

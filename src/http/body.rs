@@ -1,0 +1,199 @@
+//! Bodies of requests: how much memory all of them take together, and how long one may take to
+//! come.
+//!
+//! A body takes room before its first byte is read and gives it back when the request is done with
+//! it. What it will take is known from its declared length; a body without one (chunked, or
+//! compressed) takes the most it may have until it is complete, and then only what it has. Nobody
+//! waits for room: that would be a queue of requests with nothing but memory to hold them.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use axum::body::{Body, HttpBody};
+use axum::http::header::{self, HeaderMap};
+use futures::StreamExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
+
+use super::catalog::ProblemType;
+use super::problem::Problem;
+use crate::limits;
+
+/// The room that all bodies in progress share.
+#[derive(Debug, Clone)]
+pub(super) struct Bodies(Arc<Semaphore>);
+
+/// The room of one body, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Room(OwnedSemaphorePermit);
+
+/// A whole body, with its room for as long as it is in memory.
+#[derive(Debug)]
+pub(super) struct Received {
+    bytes: Vec<u8>,
+    _room: Room,
+}
+
+impl Deref for Received {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Bodies {
+    /// Room for this many bytes in all.
+    pub(super) fn new(bytes_max: usize) -> Bodies {
+        Bodies(Arc::new(Semaphore::new(bytes_max / limits::BODY_ROOM_UNIT_BYTES)))
+    }
+
+    /// Takes room for what this body may hold: its length, or `held_bytes_max` if that is less or
+    /// the length is unknown.
+    ///
+    /// # Errors
+    /// The room is taken.
+    pub(super) fn room(&self, body: &Body, held_bytes_max: usize) -> Result<Room, Problem> {
+        let length = body.size_hint().upper().and_then(|upper| usize::try_from(upper).ok());
+        let bytes = length.map_or(held_bytes_max, |length| length.min(held_bytes_max));
+        let permit = Arc::clone(&self.0).try_acquire_many_owned(units(bytes));
+        permit.map(Room).map_err(|_| {
+            let max = limits::BODIES_BYTES_MAX;
+            let detail = format!(
+                "The bodies of the requests in progress here take all of the {max} bytes that \
+                 they may; send it again in a second."
+            );
+            Problem::new(ProblemType::Overloaded, detail)
+        })
+    }
+
+    /// Reads a whole body of at most `bytes_max` bytes.
+    ///
+    /// # Errors
+    /// It is too large, does not come in time, ends early, or there is no room for it.
+    pub(super) async fn read(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        bytes_max: usize,
+    ) -> Result<Received, Problem> {
+        check_declared(headers, bytes_max)?;
+        let mut room = self.room(&body, bytes_max)?;
+        let until = Instant::now() + limits::BODY_TIME_MAX;
+        let mut stream = body.into_data_stream();
+        let mut bytes = Vec::new();
+        while let Some(chunk) = timeout_at(until, stream.next()).await.map_err(|_| too_slow())? {
+            let chunk = chunk.map_err(|_| cut_off())?;
+            if bytes.len() + chunk.len() > bytes_max {
+                return Err(too_large(bytes_max));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        room.shrink(bytes.len());
+        Ok(Received { bytes, _room: room })
+    }
+}
+
+impl Room {
+    /// Gives back what this many bytes do not need.
+    fn shrink(&mut self, bytes: usize) {
+        let spare = self.0.num_permits().saturating_sub(units(bytes) as usize);
+        drop(self.0.split(spare));
+    }
+}
+
+/// The units that hold this many bytes.
+fn units(bytes: usize) -> u32 {
+    let units = bytes.div_ceil(limits::BODY_ROOM_UNIT_BYTES);
+    u32::try_from(units).expect("invariant: no limit of a body is near 4 TiB")
+}
+
+/// Refuses a body by its headers alone: its declared length, or an encoding that nothing undid.
+pub(super) fn check_declared(headers: &HeaderMap, bytes_max: usize) -> Result<(), Problem> {
+    let encoding = headers.get(header::CONTENT_ENCODING);
+    if encoding.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        let detail = "This endpoint reads bodies without Content-Encoding only; POST /v1/batch \
+                      takes gzip.";
+        return Err(Problem::new(ProblemType::ContentType, detail));
+    }
+    let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    match declared.and_then(|text| text.parse::<usize>().ok()) {
+        Some(bytes) if bytes > bytes_max => Err(too_large(bytes_max)),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn too_large(bytes_max: usize) -> Problem {
+    let detail = format!("The body may have at most {bytes_max} bytes; split it.");
+    Problem::new(ProblemType::BodyTooLarge, detail)
+}
+
+pub(super) fn cut_off() -> Problem {
+    Problem::new(ProblemType::BadBody, "The body ended early or its gzip encoding is damaged.")
+}
+
+fn too_slow() -> Problem {
+    let seconds = limits::BODY_TIME_MAX.as_secs();
+    let detail = format!("The body was not complete within {seconds} s; send it again.");
+    Problem::new(ProblemType::BodyTooSlow, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::stream;
+
+    const UNIT: usize = limits::BODY_ROOM_UNIT_BYTES;
+
+    fn chunked(bytes: &'static [u8]) -> Body {
+        Body::from_stream(stream::iter([Ok::<_, std::io::Error>(bytes)]))
+    }
+
+    #[test]
+    fn a_body_takes_its_length_rounded_up_and_one_without_length_the_most() {
+        for (body, held_bytes_max, expected) in [
+            (Body::empty(), 4 * UNIT, 0),
+            (Body::from("x"), 4 * UNIT, 1),
+            (Body::from(vec![b'x'; UNIT]), 4 * UNIT, 1),
+            (Body::from(vec![b'x'; UNIT + 1]), 4 * UNIT, 2),
+            (Body::from(vec![b'x'; 9 * UNIT]), 4 * UNIT, 4),
+            (chunked(b"x"), 4 * UNIT, 4),
+        ] {
+            let bodies = Bodies::new(4 * UNIT);
+            let room = bodies.room(&body, held_bytes_max).expect("room");
+            assert_eq!(room.0.num_permits(), expected);
+            assert_eq!(bodies.0.available_permits(), 4 - expected);
+            drop(room);
+            assert_eq!(bodies.0.available_permits(), 4);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_complete_body_keeps_only_the_room_of_its_bytes() {
+        let (bodies, headers) = (Bodies::new(4 * UNIT), HeaderMap::new());
+        let first = bodies.read(&headers, chunked(b"first"), 4 * UNIT).await.expect("room");
+        assert_eq!((&*first, bodies.0.available_permits()), (&b"first"[..], 3));
+        let refused = bodies.read(&headers, chunked(b"x"), 4 * UNIT).await.expect_err("no room");
+        assert_eq!(refused.kind(), ProblemType::Overloaded);
+        let second = bodies.read(&headers, Body::from(vec![b'x'; 3 * UNIT]), 4 * UNIT).await;
+        assert_eq!(bodies.0.available_permits(), 0);
+        let empty = bodies.read(&headers, Body::empty(), 4 * UNIT).await;
+        assert!(empty.expect("an empty body needs no room").is_empty());
+        drop((first, second));
+        assert_eq!(bodies.0.available_permits(), 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_goes_on_too_long_is_given_up_and_so_is_its_room() {
+        let (bodies, began) = (Bodies::new(4 * UNIT), Instant::now());
+        let drip = stream::unfold((), |()| async {
+            tokio::time::sleep(limits::BODY_TIME_MAX / 8).await;
+            Some((Ok::<_, std::io::Error>("x"), ()))
+        });
+        let body = Body::from_stream(Box::pin(drip));
+        let refused = bodies.read(&HeaderMap::new(), body, 4 * UNIT).await.expect_err("too slow");
+        assert_eq!(refused.kind(), ProblemType::BodyTooSlow);
+        assert_eq!(began.elapsed().as_secs(), limits::BODY_TIME_MAX.as_secs());
+        assert_eq!(bodies.0.available_permits(), 4);
+    }
+}
