@@ -2,6 +2,7 @@
 //! the script `cluster`, which is started if it isn't running, and left running.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
@@ -9,9 +10,15 @@ use std::sync::{Arc, OnceLock};
 use orderfree::clock::Clock;
 use orderfree::store::Store;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, schema};
-use orderfree_core::protocol::Constants;
+use orderfree_core::crdt::Value;
+use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::protocol::consistency::Levels;
+use orderfree_core::protocol::{Constants, Key};
+use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
+use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
+use scylla::statement::Consistency;
+use scylla::statement::unprepared::Statement;
 use tokio::sync::{Mutex, RwLock};
 use uuid::Uuid;
 
@@ -114,6 +121,66 @@ impl Drop for Killed {
         for node in &self.0 {
             script(&["restart", node]);
         }
+    }
+}
+
+/// Nodes that keep their hints to themselves for a while, so that a replica which missed writes stays
+/// behind.
+pub(crate) struct HintsPaused(Vec<&'static str>);
+
+impl HintsPaused {
+    /// Pauses nodes by their numbers.
+    pub(crate) fn on(nodes: &[&'static str]) -> HintsPaused {
+        let mut paused = HintsPaused(Vec::new());
+        for node in nodes {
+            script(&["nodetool", node, "pausehandoff"]);
+            paused.0.push(node);
+        }
+        paused
+    }
+}
+
+impl Drop for HintsPaused {
+    fn drop(&mut self) {
+        for node in &self.0 {
+            script(&["nodetool", node, "resumehandoff"]);
+        }
+    }
+}
+
+/// Reads through a coordinator of one's choice, which a store leaves to the driver.
+pub(crate) struct Coordinators {
+    session: Session,
+    cql: String,
+}
+
+impl Coordinators {
+    /// Of a keyspace on the script's own cluster.
+    pub(crate) async fn of(config: &CassandraConfig) -> Coordinators {
+        let session = SessionBuilder::new().known_nodes(&config.contact_points).build().await;
+        let columns = "kind = ? AND grp = ? AND name = ?";
+        let cql = format!("SELECT state FROM {}.shards WHERE {columns}", config.keyspace);
+        Coordinators { session: session.expect("a session"), cql }
+    }
+
+    /// The total of a key that was never folded, by node `number`.
+    pub(crate) async fn total(&self, number: u8, key: &Key, consistency: Consistency) -> i128 {
+        let node = SocketAddr::from(([127, 0, 0, number], 9042));
+        let only = SingleTargetLoadBalancingPolicy::new(NodeIdentifier::NodeAddress(node), None);
+        let mut statement = Statement::new(self.cql.as_str());
+        statement.set_consistency(consistency);
+        statement.set_load_balancing_policy(Some(only));
+        let place = (key.kind.name(), key.group.as_str(), key.name.as_str());
+        let result = self.session.query_unpaged(statement, place).await.expect("an answer");
+        let rows = result.into_rows_result().expect("rows");
+        rows.rows::<(Vec<u8>,)>()
+            .expect("states")
+            .map(|row| {
+                let state = decode_shard(key.kind, &row.expect("a state").0).expect("decodable");
+                let Value::Counter(total) = state.value();
+                total
+            })
+            .sum()
     }
 }
 

@@ -35,11 +35,11 @@ macro_rules! every_test {
             more_rows_than_a_read_takes_are_an_error,
             a_fold_replaces_shards_by_a_tally_and_touches_nothing_else,
             a_fold_counts_beside_newer_shards,
-            a_row_that_arrives_behind_the_fence_changes_nothing,
+            regression_7_a_row_that_arrives_behind_the_fence_changes_nothing,
             folds_may_be_sent_again_at_any_time,
             two_folders_at_once_are_as_one,
             three_thousand_shards_are_read_and_folded,
-            a_group_is_read_in_chunks_that_tear_no_key,
+            regression_11_a_group_is_read_in_chunks_that_tear_no_key,
             a_sweep_nominates_exactly_the_keys_worth_folding,
             a_sweep_ends_when_nobody_listens,
             an_expired_write_is_refused_and_never_sent,
@@ -233,7 +233,10 @@ pub(crate) async fn a_fold_counts_beside_newer_shards(subject: Subject) {
     assert_eq!(subject.rows(&key).await.expect("rows"), 1);
 }
 
-pub(crate) async fn a_row_that_arrives_behind_the_fence_changes_nothing(subject: Subject) {
+/// The ancestor's defect 7: waiting does not make a row final, for a hint may come later; the fence does.
+pub(crate) async fn regression_7_a_row_that_arrives_behind_the_fence_changes_nothing(
+    subject: Subject,
+) {
     let key = key("g", "n");
     let mut mutator = subject.born(&key);
     let first = next_write(&mut mutator, 1, subject.now());
@@ -348,7 +351,8 @@ async fn read_group(subject: &Subject, group: &Name) -> (Vec<(String, i128)>, us
     }
 }
 
-pub(crate) async fn a_group_is_read_in_chunks_that_tear_no_key(subject: Subject) {
+/// The ancestor's defect 11: a partition of many counters was read by driver paging, and torn.
+pub(crate) async fn regression_11_a_group_is_read_in_chunks_that_tear_no_key(subject: Subject) {
     const KEYS: usize = 2_000;
     // Just a chunk, more than a chunk, and more than a chunk at the group's end.
     let big: BTreeMap<usize, usize> =

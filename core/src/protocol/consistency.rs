@@ -228,8 +228,9 @@ mod tests {
         }
     }
 
+    /// The ancestor's defect 8: reads at ONE, so that counts went backwards.
     #[test]
-    fn the_defaults_are_sound_and_weak_pairs_are_named() {
+    fn regression_8_the_defaults_are_sound_and_weak_pairs_are_named() {
         let three = replication(&[("a", 3)]);
         assert_eq!(three.check(Levels::default(), "a"), Ok(()));
         let quorum_fold = Levels { fold: Quorum, ..Levels::default() };

@@ -190,7 +190,7 @@ mod tests {
 
     /// The ancestor's defect 1: after the first fold every later read of the key failed.
     #[test]
-    fn shards_alone_and_a_tally_alone_are_values() {
+    fn regression_1_shards_alone_and_a_tally_alone_are_values() {
         assert_eq!(value(vec![shard(2000, 7)], None).fence, None);
         assert_eq!(value(vec![tally(500, 7)], None).state, State::Counter(Counter::from_total(7)));
         assert_eq!(read(vec![], None), Ok(Answer::Absent));

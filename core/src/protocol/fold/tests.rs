@@ -127,9 +127,9 @@ fn an_undecodable_row_that_is_not_final_does_not_hinder() {
     assert_eq!(planned(&rows, NOW).report().folded, 1);
 }
 
-/// The ancestor's defects 6 and 7: rows that come back after a fold were counted twice.
+/// The ancestor's defect 7: a row that came back after a fold, however late, was counted twice.
 #[test]
-fn zombies_are_deleted_again_but_never_counted() {
+fn regression_7_zombies_are_deleted_again_but_never_counted() {
     let mut rows = Rows::default();
     rows.shard(ago(100), 1, 1);
     rows.shard(ago(90), 2, 2);
@@ -164,10 +164,11 @@ fn a_fence_from_the_future_proves_a_moved_clock() {
 }
 
 proptest! {
-    /// Folds planned at any time and executed in any order, more than once, over rows that keep
+    /// The ancestor's defect 6: folds that raced, or met rows that came back, counted twice. Folds
+    /// planned at any time and executed in any order, more than once, over rows that keep
     /// coming back, leave every read right (I5, I6, I8), and equal shards give equal bytes (I11).
     #[test]
-    fn any_schedule_of_folds_reads_right(
+    fn regression_6_any_schedule_of_folds_reads_right(
         shards in prop::collection::vec((0..200u64, 1..4u128, -1000..1000i128), 1..20),
         folds in prop::collection::vec((0..60u64, any::<prop::sample::Index>(), any::<bool>()), 1..12),
     ) {

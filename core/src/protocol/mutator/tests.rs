@@ -102,7 +102,7 @@ fn a_refused_write_is_undone_and_the_waiting_ops_replayed() {
 
 /// The ancestor's defect 4: a failed write stayed in memory unsaid.
 #[test]
-fn an_unknown_write_is_never_rolled_back_and_is_written_again_until_acked() {
+fn regression_4_an_unknown_write_is_never_rolled_back_and_is_written_again() {
     let mut mutator = mutator();
     queued(&mut mutator, 1, Durability::Stored);
     begin(&mut mutator, at(1));

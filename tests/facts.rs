@@ -1,0 +1,307 @@
+//! Facts that are written down in several files: names, paths, ports, times. Each is compared with
+//! the place that decides it, so that manifests and documentation can't fall behind.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Command, CommandFactory};
+use orderfree::cli::Cli;
+use orderfree::{http, limits};
+use orderfree_core::protocol::Timestamp;
+
+/// What starts like one of our variables and is none: Kubernetes' own, which a comment explains.
+const FOREIGN_VARIABLES: [&str; 1] = ["ORDERFREE_PORT"];
+
+/// Files for people, whose commands and paths must work.
+const DOCUMENTS: [&str; 5] =
+    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "k8s/README.md"];
+
+fn read(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// Every file below a folder, by its name from the top.
+fn files(folder: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for entry in fs::read_dir(root.join(folder)).expect("a readable folder") {
+        let entry = entry.expect("a readable entry");
+        let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
+        if entry.path().is_dir() { found.extend(files(&name)) } else { found.push(name) }
+    }
+    found
+}
+
+/// What follows each `mark`, up to the first character that `ends` it.
+fn after<'text>(text: &'text str, mark: &str, ends: impl Fn(char) -> bool) -> Vec<&'text str> {
+    text.split(mark).skip(1).map(|rest| rest.split(&ends).next().unwrap_or_default()).collect()
+}
+
+/// The rest of each line behind `mark`, which must occur.
+fn values<'text>(name: &str, text: &'text str, mark: &str) -> Vec<&'text str> {
+    let found: Vec<_> = after(text, mark, |end| end == '\n').into_iter().map(str::trim).collect();
+    assert!(!found.is_empty(), "{name} has no `{mark}`");
+    found
+}
+
+/// Parts of a text that stand in backticks on one line.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
+/// The command line with all its subcommands.
+fn commands() -> Vec<Command> {
+    let mut all = vec![Cli::command()];
+    let mut next = 0;
+    while next < all.len() {
+        let below: Vec<Command> = all[next].get_subcommands().cloned().collect();
+        all.extend(below);
+        next += 1;
+    }
+    all
+}
+
+fn argument(command: &str, argument: &str) -> clap::Arg {
+    let command = commands().into_iter().find(|known| known.get_name() == command);
+    let command = command.expect("a subcommand");
+    let found = command.get_arguments().find(|known| known.get_id() == argument).cloned();
+    found.unwrap_or_else(|| panic!("no argument {argument}"))
+}
+
+fn default_of(argument: &clap::Arg) -> String {
+    argument.get_default_values()[0].to_string_lossy().into_owned()
+}
+
+/// `45`, `45s`.
+fn seconds(text: &str) -> Duration {
+    Duration::from_secs(text.trim_end_matches('s').parse().expect("whole seconds"))
+}
+
+/// Whether the OpenAPI document has a path, whose parts in braces stand for anything.
+fn is_served(path: &str) -> bool {
+    let document = serde_json::to_value(http::openapi()).expect("JSON");
+    let parts: Vec<&str> = path.split('?').next().unwrap_or_default().split('/').collect();
+    let fits = |known: &String| {
+        let known: Vec<&str> = known.split('/').collect();
+        let same = |(known, part): (&&str, &&str)| known.starts_with('{') || known == part;
+        known.len() == parts.len() && known.iter().zip(&parts).all(same)
+    };
+    document["paths"].as_object().expect("paths").keys().any(fits)
+}
+
+#[test]
+fn every_variable_that_is_named_is_one_of_the_command_line() {
+    let known: BTreeSet<String> = commands()
+        .iter()
+        .flat_map(Command::get_arguments)
+        .filter_map(|argument| Some(argument.get_env()?.to_string_lossy().into_owned()))
+        .collect();
+    assert!(known.len() > 20, "{known:?}");
+    let mut places = files("k8s");
+    places.extend(files("compose"));
+    let others = ["docker-compose.yml", "Dockerfile", "Makefile", "README.md", "ARCHITECTURE.md"];
+    places.extend(others.map(str::to_owned));
+    for place in places {
+        let text = read(&place);
+        let is_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+        for rest in after(&text, "ORDERFREE_", |c| !is_name(c)) {
+            let name = format!("ORDERFREE_{rest}");
+            let is_known = known.contains(&name) || FOREIGN_VARIABLES.contains(&name.as_str());
+            assert!(is_known, "{place} names {name}, which nothing reads");
+        }
+    }
+}
+
+#[test]
+fn every_command_that_is_shown_is_understood() {
+    let mut shown: Vec<(&str, String)> = Vec::new();
+    for place in DOCUMENTS {
+        let text = read(place);
+        // At the start of a line or of a quotation; elsewhere the word may be a name.
+        let lines = text.lines().filter_map(|line| line.strip_prefix("orderfree "));
+        let quotations = quoted(&text).filter_map(|words| words.strip_prefix("orderfree "));
+        shown.extend(lines.chain(quotations).map(|words| (place, words.to_owned())));
+    }
+    let recipes = read("Makefile").replace("\\\n", " ");
+    for recipe in after(&recipes, "cargo run ", |end| end == '\n') {
+        if let Some((_, words)) = recipe.split_once("-- ") {
+            shown.push(("Makefile", words.to_owned()));
+        }
+    }
+    for (place, mark) in [
+        ("docker-compose.yml", "command: ["),
+        ("k8s/base/deployment.yaml", "args: ["),
+        ("k8s/base/schema-job.yaml", "args: ["),
+        ("Dockerfile", "CMD [\"orderfree\", "),
+    ] {
+        for list in values(place, &read(place), mark) {
+            shown.push((place, list.replace([']', ',', '"'], " ")));
+        }
+    }
+    assert!(shown.len() > 10, "{shown:?}");
+    for (place, line) in shown {
+        let words = line.split('#').next().unwrap_or_default().split_whitespace();
+        let parsed = Cli::command().try_get_matches_from(["orderfree"].into_iter().chain(words));
+        // Prose names commands without what they need.
+        let is_fine = parsed.as_ref().err().is_none_or(|error| {
+            matches!(error.kind(), ErrorKind::MissingRequiredArgument | ErrorKind::DisplayHelp)
+        });
+        assert!(is_fine, "{place}: orderfree {line}: {}", parsed.expect_err("not fine"));
+    }
+}
+
+#[test]
+fn every_recipe_that_is_named_is_in_the_makefile() {
+    let makefile = read("Makefile");
+    let lines = makefile.lines().filter(|line| !line.starts_with(['\t', '.', '#']));
+    let targets: BTreeSet<&str> = lines.filter_map(|line| Some(line.split_once(':')?.0)).collect();
+    let mut named = 0;
+    for place in DOCUMENTS.into_iter().chain(["deny.toml", ".ci/run"]) {
+        let text = read(place);
+        let lines = text.lines().chain(quoted(&text));
+        for words in lines.filter_map(|line| line.strip_prefix("make ")) {
+            for target in words.split('#').next().unwrap_or_default().split_whitespace() {
+                assert!(targets.contains(target), "{place}: make {target}");
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 8, "{named}");
+}
+
+#[test]
+fn every_file_that_is_named_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for place in DOCUMENTS {
+        let text = read(place);
+        for name in quoted(&text) {
+            let name = name.split(' ').next().unwrap_or_default();
+            let folders = ["src/", "core/", "tests/", "k8s/", "compose/", ".ci/"];
+            if folders.iter().any(|folder| name.starts_with(folder)) {
+                assert!(root.join(name).exists(), "{place} names {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_path_that_is_asked_for_is_served() {
+    let mut asked: Vec<(&str, String)> = Vec::new();
+    for (place, mark, least) in [
+        ("k8s/base/deployment.yaml", "path: ", 3),
+        ("compose/haproxy.cfg", "option httpchk GET ", 1),
+    ] {
+        let text = read(place);
+        let found = values(place, &text, mark);
+        assert!(found.len() >= least, "{place}: {found:?}");
+        asked.extend(found.into_iter().map(|path| (place, path.to_owned())));
+    }
+    // The image's health command, and the other commands that ask a server.
+    let client = read("src/cli/client.rs");
+    let joined = after(&client, ".join(\"", |end| end == '"');
+    assert!(joined.contains(&"readyz?verbose"), "{joined:?}");
+    asked.extend(joined.into_iter().map(|path| ("src/cli/client.rs", format!("/{path}"))));
+    let text = read("README.md");
+    for words in quoted(&text) {
+        let path = words.trim_start_matches("GET ").trim_start_matches("POST ");
+        let path = path.replace('…', "/v1/counter/{group}");
+        if path.starts_with('/') && words != path {
+            asked.push(("README.md", path));
+        }
+    }
+    assert!(asked.len() > 10, "{asked:?}");
+    for (place, path) in asked {
+        assert!(is_served(&path), "{place}: {path}");
+    }
+}
+
+#[test]
+fn ports_agree() {
+    let deployment = read("k8s/base/deployment.yaml");
+    let service = read("k8s/base/service.yaml");
+    let name = values("the Deployment", &deployment, "- name: http\n              containerPort: ");
+    let port = name[0];
+    let target = values("the Service", &service, "targetPort: ");
+    assert_eq!(target, ["http"], "the container's port by its name");
+    for probe in values("the Deployment", &deployment, "              port: ") {
+        assert_eq!(probe, "http", "the container's port by its name");
+    }
+    for (place, mark) in [
+        ("Dockerfile", "EXPOSE "),
+        ("Dockerfile", "ENV ORDERFREE_LISTEN=0.0.0.0:"),
+        ("k8s/base/config.env", "\nORDERFREE_LISTEN=0.0.0.0:"),
+        ("docker-compose.yml", "ORDERFREE_LISTEN: 0.0.0.0:"),
+        ("compose/haproxy.cfg", "server pod-1 orderfree-1:"),
+    ] {
+        for value in values(place, &read(place), mark) {
+            assert_eq!(value, port, "{place}: {mark}");
+        }
+    }
+    for (command, id) in [("health", "url"), ("serve", "listen")] {
+        let default = default_of(&argument(command, id));
+        assert!(default.ends_with(&format!(":{port}")), "orderfree {command}: {default}");
+    }
+}
+
+#[test]
+fn pods_get_the_time_that_their_shutdown_needs() {
+    let needed = limits::UNREADY_GRACE + limits::DRAIN_MAX;
+    for (place, mark) in [
+        ("k8s/base/deployment.yaml", "terminationGracePeriodSeconds: "),
+        ("docker-compose.yml", "stop_grace_period: "),
+    ] {
+        for value in values(place, &read(place), mark) {
+            assert!(seconds(value) > needed, "{place}: {mark}{value}, but {needed:?} are needed");
+        }
+    }
+    let default = default_of(&argument("serve", "unready_grace"));
+    assert_eq!(seconds(&default), limits::UNREADY_GRACE);
+}
+
+#[test]
+fn the_table_is_what_the_architecture_says() {
+    let (schema, architecture) = (read("schema.cql"), read("ARCHITECTURE.md"));
+    let both = "read_repair = 'NONE'";
+    assert!(schema.contains(both) && architecture.contains(both), "{both}");
+    for property in [
+        "PRIMARY KEY ((kind, grp), name, expires_at, mutator_id)",
+        "CLUSTERING ORDER BY (name ASC, expires_at DESC, mutator_id ASC)",
+        "default_time_to_live = 0",
+    ] {
+        assert!(schema.contains(property), "{property}");
+    }
+    let tally = format!("the tally's is {}", Timestamp::NEVER.as_micros());
+    assert!(schema.contains(&tally), "{tally}");
+}
+
+#[test]
+fn the_oldest_rust_is_the_same_everywhere() {
+    let manifest = read("Cargo.toml");
+    let oldest = after(&manifest, "rust-version = \"", |end| end == '"')[0];
+    for place in ["README.md", "CONTRIBUTING.md"] {
+        assert!(read(place).contains(&format!("Rust {oldest}")), "{place}: Rust {oldest}");
+    }
+}
+
+#[test]
+fn the_regression_tests_are_those_of_the_architectures_table() {
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let names = |text: &str, mark: &str| -> BTreeSet<String> {
+        let named = after(text, mark, |c| !is_name(c)).into_iter();
+        named
+            .filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+            .map(str::to_owned)
+            .collect()
+    };
+    let listed = names(&read("ARCHITECTURE.md"), "`regression_");
+    let sources = ["src", "core/src", "tests"].into_iter().flat_map(files);
+    let written: BTreeSet<String> = sources
+        .filter(|name| name.ends_with(".rs"))
+        .flat_map(|name| names(&read(&name), "fn regression_"))
+        .collect();
+    assert_eq!(listed, written);
+}
