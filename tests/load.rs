@@ -43,32 +43,16 @@ fn count(report: &Value, what: &str) -> u64 {
 /// Acknowledged means on disk: a server that is killed without warning, again and again.
 #[test]
 fn the_embedded_store_loses_no_acked_update_in_twenty_kills() {
-    let report = load(
-        &[
-            "--pods",
-            "1",
-            "--workload",
-            "uniform",
-            "--keys",
-            "300",
-            "--connections",
-            "16",
-            "--duration",
-            "45s",
-            "--kill-every",
-            "2s",
-            "--restart-after",
-            "300ms",
-            "--fold-check",
-        ],
-        &[],
-    );
+    let arguments = "--pods 1 --workload uniform --keys 300 --connections 16 --duration 45s \
+                     --kill-every 2s --restart-after 300ms --fold-check";
+    let report = load(&arguments.split_whitespace().collect::<Vec<_>>(), &[]);
     assert!(count(&report, "kills") >= 20, "twenty kills");
 }
 
-/// The main job, and the ancestor's defect 12: its only test with several processes counted distinct
-/// items, and so could not see a double count; here each update has a weight of its own. Ten pods on three real nodes, pods killed and paused, a node killed and restarted,
-/// short lives so that folds happen all along.
+/// The main job: ten pods on three real nodes, pods killed and paused, a node killed and restarted,
+/// short lives so that folds happen all along. It is also the answer to the ancestor's defect 12:
+/// its only test with several processes counted distinct items, whose merge is idempotent, and so
+/// could not see a double count; here each update has a weight of its own.
 #[tokio::test]
 async fn regression_12_ten_pods_on_three_nodes_count_right_while_things_are_killed() {
     let _alone = CLUSTER.write().await;
