@@ -1,7 +1,7 @@
 //! Kinds: the mergeable data types.
 //!
 //! A kind is a commutative monoid with operations. Every shard of a key is merged exactly once, so
-//! idempotence is not needed (a plain sum will do), but these laws are, and [`laws`] tests them:
+//! idempotence is not needed (a plain sum will do), but these laws are, and `laws.rs` tests them:
 //!
 //! * **identity, commutative, associative**: [`State::merge`] gives the same bytes in any grouping;
 //! * **homomorphism**: ops split over any number of mutators and merged equal one mutator that saw
