@@ -129,6 +129,8 @@ async fn regression_8_no_read_falls_behind_what_was_acked_whoever_coordinates() 
     }
     let _hints = HintsPaused::on(&["1", "2"]);
     let killed = Killed::nodes(&["3"]);
+    killed.noticed_by("1").await;
+    killed.noticed_by("2").await;
     let mut missed = 0;
     for by in 2..=6 {
         for key in &keys {

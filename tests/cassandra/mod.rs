@@ -114,6 +114,17 @@ impl Killed {
         }
         killed
     }
+
+    /// Waits until the given node sees all of them down. Until then it keeps messages for them, and
+    /// delivers those that have not expired when they come back.
+    pub(crate) async fn noticed_by(&self, witness: &str) {
+        eventually("the nodes are seen to be down", async || {
+            let status = script(&["nodetool", witness, "status"]);
+            let down = status.lines().filter(|line| line.starts_with("DN")).count();
+            if down == self.0.len() { Ok(()) } else { Err(status) }
+        })
+        .await;
+    }
 }
 
 impl Drop for Killed {
