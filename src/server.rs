@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::Router;
 use axum::serve::ListenerExt;
+use humantime::format_duration;
 use orderfree_core::protocol::Constants;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{self, SignalKind};
@@ -209,11 +210,12 @@ async fn start(args: &ServeArgs) -> anyhow::Result<(Node, TcpListener)> {
     })?;
     let node = Node::new(store, constants, clock, args.mutators_max, args.fold);
     node.start();
-    tracing::info!("{shown}");
+    let address = listener.local_addr()?;
+    tracing::info!("listening on http://{address}; {shown}");
     if let Some(warning) = constants.warning() {
         tracing::warn!("{warning}");
     }
-    banner(listener.local_addr()?);
+    banner(address);
     Ok((node, listener))
 }
 
@@ -260,15 +262,15 @@ fn describe(args: &ServeArgs, store: &StoreConfig, constants: &Constants) -> Str
         ),
     };
     format!(
-        "{place}; lifetime {:?}, drain margin {:?}, cutoff {:?}, request budget {:?}, clock offset \
-         at most {:?}, fence quantum {:?}, folding {:?}",
-        constants.lifetime(),
-        constants.drain_margin(),
-        constants.cutoff(),
-        constants.request_budget(),
-        constants.clock_offset_max(),
-        constants.fence_quantum(),
-        args.fold
+        "{place}; lifetime {}, drain margin {}, cutoff {}, request budget {}, clock offset at most {}, \
+         fence quantum {}, folding {}",
+        format_duration(constants.lifetime()),
+        format_duration(constants.drain_margin()),
+        format_duration(constants.cutoff()),
+        format_duration(constants.request_budget()),
+        format_duration(constants.clock_offset_max()),
+        format_duration(constants.fence_quantum()),
+        if args.fold == Switch::On { "on" } else { "off" }
     )
 }
 

@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
 
 /// The driver repeats what our own errors say, once per connection.
-const DEFAULT_FILTER: &str = "info,scylla=error";
+const DEFAULT_FILTER: &str = "info,scylla=off";
 
 /// Starts logging to standard error.
 pub fn start() {

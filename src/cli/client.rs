@@ -73,7 +73,7 @@ pub(super) async fn add(args: AddArgs) -> anyhow::Result<ExitCode> {
         Err(error)
             if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect) =>
         {
-            return Err(error.context("nothing was sent"));
+            return Err(args.server.unreachable());
         }
         Err(error) => {
             eprintln!("orderfree: {error:#}; the update may or may not be counted");
@@ -96,18 +96,20 @@ pub(super) async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
     if let Some(level) = &args.consistency {
         url.query_pairs_mut().append_pair("consistency", level);
     }
-    let (status, answer) = send(Client::new().get(url)).await?;
+    let (status, answer) =
+        send(Client::new().get(url)).await.map_err(|error| args.server.explain(error))?;
     args.server.print(&answer, "value");
     Ok(match status {
         StatusCode::OK => ExitCode::SUCCESS,
-        StatusCode::NOT_FOUND => ExitCode::from(ABSENT),
+        _ if answer["type"] == "/problems/key-absent" => ExitCode::from(ABSENT),
         _ => ExitCode::FAILURE,
     })
 }
 
 pub(super) async fn health(args: HealthArgs) -> anyhow::Result<ExitCode> {
     let url = args.server.url.join("readyz?verbose").context("the address is unusable")?;
-    let response = Client::new().get(url).timeout(TIMEOUT).send().await?;
+    let response = Client::new().get(url).timeout(TIMEOUT).send().await;
+    let response = response.map_err(|error| args.server.explain(error.into()))?;
     let is_ready = response.status().is_success();
     println!("{}", response.text().await?.trim_end());
     Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -120,6 +122,22 @@ async fn send(request: RequestBuilder) -> anyhow::Result<(StatusCode, Value)> {
 }
 
 impl ServerArgs {
+    /// What to do if nothing could be sent.
+    fn unreachable(&self) -> anyhow::Error {
+        anyhow::anyhow!(
+            "no server answers at {}, so nothing was sent; start one with `orderfree serve`, or say \
+             where it is with --url http://…",
+            self.url
+        )
+    }
+
+    fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        match error.downcast_ref::<reqwest::Error>() {
+            Some(cause) if cause.is_connect() => self.unreachable(),
+            _ => error,
+        }
+    }
+
     fn key_url(&self, key: &str) -> anyhow::Result<Url> {
         let parts: Vec<&str> = key.splitn(3, '/').collect();
         if parts.len() != 3 || parts.iter().any(|part| part.is_empty()) {

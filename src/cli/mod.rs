@@ -1,7 +1,7 @@
 //! The command line: the server and its tools in one binary.
 //!
-//! Exit codes: 0 done; 1 refused, unreachable, or a check that is not passed; 2 unusable arguments;
-//! 3 the key does not exist; 4 the outcome of an update is unknown.
+//! Exit codes: 0 done; 1 refused, unreachable, or a check that is not passed; 2 arguments that can't
+//! be parsed; 3 the key does not exist; 4 the outcome of an update is unknown.
 
 mod client;
 mod doctor;
@@ -9,6 +9,7 @@ mod fold;
 pub mod load;
 mod schema;
 
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -64,8 +65,12 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Doctor(args)) => doctor::run(*args).await,
         Some(Command::Load(args)) => load::run(*args).await,
         Some(Command::Openapi) => {
-            println!("{}", http::openapi().to_pretty_json()?);
-            Ok(ExitCode::SUCCESS)
+            // A reader that has seen enough, such as `head`, is no error.
+            let document = http::openapi().to_pretty_json()?;
+            match writeln!(std::io::stdout(), "{document}") {
+                Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+                _ => Ok(ExitCode::SUCCESS),
+            }
         }
     }
 }

@@ -107,7 +107,7 @@ pub(super) async fn apply(
             Ok(End::More) => {}
             Ok(End::Last) => return Ok(summary),
             Err(problem) => {
-                let place = format!("The stream ended early, behind line {}", lines.number);
+                let place = format!("The stream ended early, after line {}", lines.number);
                 return Err(problem.within(&place).with_summary(summary));
             }
         }
