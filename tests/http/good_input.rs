@@ -1,6 +1,7 @@
 //! What clients send and what they get.
 
 use std::io::Write;
+use std::pin::pin;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -58,9 +59,11 @@ async fn an_update_may_wait_for_less_or_answer_more() {
 #[tokio::test]
 async fn a_client_that_goes_away_cancels_nothing() {
     let pod = Pod::new();
-    let update = pod.post(KEY, TEXT, "5");
-    let gone = tokio::time::timeout(Duration::ZERO, update).await;
-    assert!(gone.is_err(), "the request was sent, but nobody waits for its answer");
+    {
+        let mut update = pin!(pod.post(KEY, TEXT, "5"));
+        // Nothing before the wait for the store can block: one look and the update is accepted.
+        assert!(futures::poll!(&mut update).is_pending(), "the store has not answered yet");
+    }
     for _ in 0..200 {
         if pod.value(KEY).await.as_deref() == Some("5") {
             return;
