@@ -1,6 +1,7 @@
 # One-line recipes; .ci/run calls the same ones.
 
-.PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load manifests
+.PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load sim manifests fuzz-check \
+  schemathesis mutants
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	cargo run --release
@@ -34,5 +35,26 @@ load:           ## the multi-process load test on the repository's cluster
 	ORDERFREE_CASSANDRA=$$(tests/cassandra/cluster contact-points) ORDERFREE_APPLY_SCHEMA=true \
 	  cargo run --release -- load --pods 4 --duration 60s --kill-every 7s --pause-every 11s
 
+N ?= 100000
+SEED ?= 0
+
+sim:            ## simulated schedules of seeds SEED to SEED + N - 1, and every broken rule found
+	SIM_N=$(N) SIM_SEED=$(SEED) cargo test --release --locked --test sim -- --nocapture
+
 manifests:      ## Dockerfile, compose file and Kubernetes manifests, checked offline
 	tests/manifests/validate
+
+fuzz-check:     ## the fuzz targets compile for libFuzzer; fuzz/README.md says how to run them
+	cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --all-targets --locked -- -D warnings
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
+
+schemathesis:   ## a minute of requests that follow and break /openapi.json, to a server of its own
+	tests/openapi/schemathesis
+
+SHARD ?= 0/1
+
+# The limit of memory is for mutants that loop for ever and allocate.
+mutants:        ## breaks core in hundreds of ways, one at a time; in parts by SHARD=0/8 to 7/8
+	cargo mutants --version >/dev/null 2>&1 || cargo install --locked cargo-mutants --version 27.1.0
+	ulimit -v 8000000; cargo mutants -p orderfree-core --jobs 1 --timeout 60 --shard $(SHARD) \
+	  --output target/mutants/$(subst /,-of-,$(SHARD))

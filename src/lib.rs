@@ -11,9 +11,10 @@
 //! * [`server`]: one pod from start to end;
 //! * [`cli`]: the command line, with the load test in [`cli::load`].
 //!
-//! Beside them: [`clock`] (the only reader of clocks), [`tasks`] (the only spawner), [`config`],
+//! Beside them: [`clock`] (the only reader of clocks), [`chance`] (the only dice), [`tasks`] (the only spawner), [`config`],
 //! [`limits`], [`metrics`], [`telemetry`].
 
+pub mod chance;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -16,6 +16,7 @@ use tokio::signal::unix::{self, SignalKind};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::chance::Chance;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{ServeArgs, StoreConfig, Switch};
 use crate::gate::Gate;
@@ -66,6 +67,7 @@ impl Node {
         store: Arc<dyn Store>,
         constants: Constants,
         clock: Arc<dyn Clock>,
+        chance: Chance,
         mutators_max: usize,
         fold: Switch,
     ) -> Node {
@@ -76,6 +78,7 @@ impl Node {
             Arc::clone(&gate),
             constants,
             Arc::clone(&metrics),
+            chance.clone(),
             mutators_max,
         );
         let folder = Folder::new(
@@ -83,6 +86,7 @@ impl Node {
             Arc::clone(&gate),
             constants,
             Arc::clone(&metrics),
+            chance,
             fold == Switch::On,
         );
         let service = Arc::new(Service::new(
@@ -208,7 +212,7 @@ async fn start(args: &ServeArgs) -> anyhow::Result<(Node, TcpListener)> {
     let listener = TcpListener::bind(args.listen).await.with_context(|| {
         format!("can't listen on {}; is another process using it?", args.listen)
     })?;
-    let node = Node::new(store, constants, clock, args.mutators_max, args.fold);
+    let node = Node::new(store, constants, clock, Chance::system(), args.mutators_max, args.fold);
     node.start();
     let address = listener.local_addr()?;
     tracing::info!("listening on http://{address}; {shown}");

@@ -215,13 +215,13 @@ impl Service {
             let as_of = self.gate.now().wall;
             let chunk = self.store.read_chunk(query.kind, &query.group, &from, level).await?;
             let mut keys = chunk.keys;
-            from = match chunk.then {
-                Then::End => group::From::Start,
-                Then::Chunk(next) => next,
+            let next = match chunk.then {
+                Then::End => None,
+                Then::Chunk(name) => Some(group::From::At(name)),
                 Then::Key(name) => {
                     let key = query.key(name.clone());
                     keys.push((name.clone(), self.slice(&key, None, level).await?));
-                    group::From::Behind(name)
+                    Some(group::From::Behind(name))
                 }
             };
             for (name, slice) in keys {
@@ -236,8 +236,9 @@ impl Service {
                 let answer = self.assemble(&key, &slice)?;
                 page.keys.extend(self.interpret(&key, answer, as_of, level));
             }
-            if from == group::From::Start {
-                return Ok(page);
+            match next {
+                Some(next) => from = next,
+                None => return Ok(page),
             }
         }
     }

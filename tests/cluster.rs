@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use cassandra::{CLUSTER, Killed, connect, drop_keyspace, eventually, fresh};
 use contract::{Subject, TestClock, key, name};
 use futures::stream::{self, StreamExt};
+use orderfree::chance::Chance;
 use orderfree::config::Switch;
 use orderfree::server::Node;
 use orderfree::service::GroupQuery;
@@ -47,7 +48,7 @@ async fn subject(config: &CassandraConfig) -> Subject {
 
 fn pod(subject: &Subject) -> Node {
     let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock));
-    Node::new(store, subject.constants, clock, 1_000, Switch::On)
+    Node::new(store, subject.constants, clock, Chance::system(), 1_000, Switch::On)
 }
 
 async fn total(pod: &Node, key: &Key) -> i128 {

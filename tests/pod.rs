@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use orderfree::chance::Chance;
 use orderfree::clock::{Clock, SystemClock};
 use orderfree::config::Switch;
 use orderfree::gc::FoldFailure;
@@ -60,7 +61,14 @@ impl World {
     }
 
     fn pod_that_folds(&self, fold: Switch) -> Node {
-        Node::new(self.store.clone(), self.constants, self.clock.clone(), 1_000, fold)
+        Node::new(
+            self.store.clone(),
+            self.constants,
+            self.clock.clone(),
+            Chance::system(),
+            1_000,
+            fold,
+        )
     }
 
     fn advance(&self, span: Duration) {

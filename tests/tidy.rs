@@ -12,6 +12,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("redb::", &["src/store/embedded", "tests/"]),
     ("axum::", &["src/http", "src/server.rs", "src/cli/load/stub.rs", "tests/"]),
     ("SystemTime", &["src/clock.rs", "tests/"]),
+    ("rand::", &["src/chance.rs", "src/cli/load", "tests/"]),
     ("tokio::spawn", &["src/tasks.rs", "src/cli/load", "tests/", "tests.rs"]),
     ("std::env::var", &["src/config.rs", "tests/"]),
     ("FullRead::at_fold_level", &["core/", "src/store", "tests/"]),
@@ -44,7 +45,8 @@ fn unfinished() -> Vec<String> {
 fn sources() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
-    let mut folders: Vec<PathBuf> = ["src", "core", "tests"].map(|name| root.join(name)).into();
+    let folders = ["src", "core", "tests", "fuzz/src", "fuzz/fuzz_targets"];
+    let mut folders: Vec<PathBuf> = folders.map(|name| root.join(name)).into();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).expect("a readable folder") {
             let path = entry.expect("a readable entry").path();

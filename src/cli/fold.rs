@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 
+use crate::chance::Chance;
 use crate::clock::SystemClock;
 use crate::config::{StoreArgs, Switch};
 use crate::server::{self, Node};
@@ -25,7 +26,7 @@ pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
     let (config, constants) = (args.store.resolve()?, args.store.constants()?);
     let clock = Arc::new(SystemClock);
     let store = server::open_store(config, constants, clock.clone()).await?;
-    let node = Node::new(Arc::clone(&store), constants, clock, 1, Switch::On);
+    let node = Node::new(Arc::clone(&store), constants, clock, Chance::system(), 1, Switch::On);
     let swept = node.folder().sweep_once().await;
     store.close().await;
     let report = swept?;

@@ -17,6 +17,7 @@ use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome
 use thiserror::Error;
 use tokio::sync::mpsc;
 
+use crate::chance::Chance;
 use crate::gate::Gate;
 use crate::limits;
 use crate::metrics::{FoldEnd, Metrics};
@@ -36,6 +37,7 @@ pub struct Folder {
     gate: Arc<Gate>,
     constants: Constants,
     metrics: Arc<Metrics>,
+    chance: Chance,
     pace: Pace,
     /// Keys on the queue, so that a hot key stands there once.
     queued: Mutex<HashSet<Key>>,
@@ -106,6 +108,7 @@ impl Folder {
         gate: Arc<Gate>,
         constants: Constants,
         metrics: Arc<Metrics>,
+        chance: Chance,
         is_on: bool,
     ) -> Arc<Folder> {
         let (queue, nominations) = mpsc::channel(limits::FOLD_QUEUE_MAX);
@@ -114,7 +117,8 @@ impl Folder {
             gate,
             constants,
             metrics,
-            pace: Pace::new(limits::FOLDS_PER_SECOND),
+            pace: Pace::new(limits::FOLDS_PER_SECOND, chance.clone()),
+            chance,
             queued: Mutex::default(),
             queue,
             nominations: Mutex::new(Some(nominations)),
@@ -219,7 +223,7 @@ impl Folder {
             let parts = self.parts();
             let pause = every / u32::try_from(parts.len()).unwrap_or(u32::MAX);
             for part in parts {
-                if !tasks.sleep(pause.mul_f64(rand::random_range(0.5..1.5))).await {
+                if !tasks.sleep(pause.mul_f64(self.chance.factor(0.5..1.5))).await {
                     return;
                 }
                 let mut report = SweepReport::default();
@@ -286,7 +290,7 @@ impl Folder {
     /// All parts of the key space, from a random one on.
     fn parts(&self) -> Vec<SweepPart> {
         let of = self.store.sweep_parts();
-        let first = rand::random_range(0..of);
+        let first = self.chance.below(of);
         (0..of).map(|index| SweepPart { index: (first + index) % of, of }).collect()
     }
 

@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::chance::Chance;
+
 /// First and longest wait after a fold that could not be done now.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
 pub(super) struct Pace {
     every: Duration,
+    chance: Chance,
     state: Mutex<State>,
 }
 
@@ -21,9 +24,9 @@ struct State {
 }
 
 impl Pace {
-    pub(super) fn new(per_second: u32) -> Pace {
+    pub(super) fn new(per_second: u32, chance: Chance) -> Pace {
         let state = Mutex::new(State { next: Instant::now(), backoff: BACKOFF.0 });
-        Pace { every: Duration::from_secs(1) / per_second, state }
+        Pace { every: Duration::from_secs(1) / per_second, chance, state }
     }
 
     /// Waits for the next free turn.
@@ -43,7 +46,7 @@ impl Pace {
     /// Nobody folds for a while, and longer the next time.
     pub(super) fn went_wrong(&self) {
         self.with(|state| {
-            let until = Instant::now() + state.backoff.mul_f64(rand::random_range(0.5..1.0));
+            let until = Instant::now() + state.backoff.mul_f64(self.chance.factor(0.5..1.0));
             if until > state.next {
                 state.next = until;
                 state.backoff = (2 * state.backoff).min(BACKOFF.1);
@@ -62,7 +65,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn turns_keep_the_rate_and_wait_after_trouble() {
-        let pace = Pace::new(100);
+        let pace = Pace::new(100, Chance::system());
         let start = Instant::now();
         for _ in 0..11 {
             pace.turn().await;

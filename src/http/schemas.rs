@@ -108,9 +108,9 @@ pub(super) enum UpdateItem {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct OneItem {
-    kind: String,
-    group: String,
-    name: String,
+    kind: KindText,
+    group: NameText,
+    name: NameText,
     op: OpBody,
 }
 
@@ -118,9 +118,9 @@ pub(super) struct OneItem {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ManyItem {
-    kind: String,
-    group: String,
-    name: String,
+    kind: KindText,
+    group: NameText,
+    name: NameText,
     #[schema(min_items = 1, max_items = 1000)]
     ops: Vec<OpBody>,
 }
@@ -140,10 +140,33 @@ pub(super) struct QueryBody {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct KeyBody {
-    kind: String,
-    group: String,
-    name: String,
+    kind: KindText,
+    group: NameText,
+    name: NameText,
 }
+
+/// A data type's name.
+#[derive(Deserialize)]
+pub(super) struct KindText(String);
+
+/// A group or a name.
+#[derive(Deserialize)]
+pub(super) struct NameText(String);
+
+impl PartialSchema for KindText {
+    fn schema() -> RefOr<Schema> {
+        kind().description(Some("Data type.")).into()
+    }
+}
+
+impl PartialSchema for NameText {
+    fn schema() -> RefOr<Schema> {
+        name().description(Some("1 to 256 bytes of UTF-8 without control characters.")).into()
+    }
+}
+
+impl ToSchema for KindText {}
+impl ToSchema for NameText {}
 
 /// How many replicas must answer.
 #[derive(Default, Deserialize, ToSchema)]
@@ -185,16 +208,28 @@ pub(super) struct MaybeValue {
     folded_through: Option<String>,
 }
 
-/// What a parameter of this name may be; none if any text will do.
-pub(super) fn parameter(name: &str) -> Option<ObjectBuilder> {
-    let text = || ObjectBuilder::new().schema_type(Type::String);
-    let one_of = |values: Vec<&'static str>| text().enum_values(Some(values));
-    Some(match name {
-        "kind" => one_of(Kind::ALL.iter().map(|kind| kind.name()).collect()),
-        "group" | "name" | "prefix" | "from" | "to" => {
-            let pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$";
-            text().min_length(Some(1)).max_length(Some(256)).pattern(Some(pattern))
-        }
+fn text() -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(Type::String)
+}
+
+fn one_of(values: Vec<&'static str>) -> ObjectBuilder {
+    text().enum_values(Some(values))
+}
+
+fn kind() -> ObjectBuilder {
+    one_of(Kind::ALL.iter().map(|kind| kind.name()).collect())
+}
+
+fn name() -> ObjectBuilder {
+    let pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$";
+    text().min_length(Some(1)).max_length(Some(256)).pattern(Some(pattern))
+}
+
+/// What a parameter of this name may be; none if there is no such parameter.
+pub(super) fn parameter(parameter: &str) -> Option<ObjectBuilder> {
+    Some(match parameter {
+        "kind" => kind(),
+        "group" | "name" | "prefix" | "from" | "to" => name(),
         "ack" => one_of(vec!["durable", "memory"]).default(Some("durable".into())),
         "return" => one_of(vec!["none", "value"]).default(Some("none".into())),
         "numbers" => one_of(vec!["number", "string"]).default(Some("number".into())),
@@ -244,6 +279,23 @@ mod tests {
             assert_eq!(described, wire::update(item.clone()).is_ok(), "{item}");
         }
         assert!(serde_json::from_value::<KeyBody>(key.clone()).is_ok() && wire::key(key).is_ok());
+    }
+
+    #[test]
+    fn a_key_in_a_body_is_described_as_in_a_path() {
+        let document = serde_json::to_value(crate::http::openapi()).expect("JSON");
+        let schemas = &document["components"]["schemas"];
+        for (body, schema) in [("kind", "KindText"), ("group", "NameText"), ("name", "NameText")] {
+            let path = serde_json::to_value(parameter(body).expect("known").build());
+            let mut described = schemas[schema].clone();
+            assert!(described["description"].take().is_string(), "{described}");
+            described.as_object_mut().expect("an object").remove("description");
+            assert_eq!(described, path.expect("JSON"));
+            for item in ["OneItem", "ManyItem", "KeyBody"] {
+                let reference = &schemas[item]["properties"][body]["$ref"];
+                assert_eq!(*reference, format!("#/components/schemas/{schema}"), "{item}");
+            }
+        }
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl Outcome {
         ("ack" = Option<String>, Query, description = "`durable` (default): after the store \
             acknowledged; `memory`: at once, with 202", example = "durable"),
         ("return" = Option<String>, Query, description = "`value` reads the key after the \
-            acknowledgement", example = "value"),
+            acknowledgement, so it needs `ack=durable`", example = "value"),
         ("numbers" = Option<String>, Query, description = "`string` writes values in quotes"),
     ),
     request_body(

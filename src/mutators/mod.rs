@@ -19,13 +19,13 @@ use std::time::Duration;
 use orderfree_core::crdt::{Op, OpError};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::{
-    Accepted, Begin, Constants, Durability, Finished, Key, Mutator, MutatorId, Now, Refusal,
-    ShardWrite, Ticket, WriteOutcome,
+    Accepted, Begin, Constants, Durability, Finished, Key, Mutator, Now, Refusal, ShardWrite,
+    Ticket, WriteOutcome,
 };
 use thiserror::Error;
 use tokio::sync::Semaphore;
-use uuid::Uuid;
 
+use crate::chance::Chance;
 use crate::gate::Gate;
 use crate::limits;
 use crate::metrics::{Metrics, Outcome};
@@ -46,6 +46,7 @@ pub struct Mutators {
     gate: Arc<Gate>,
     constants: Constants,
     metrics: Arc<Metrics>,
+    chance: Chance,
     flushers: Tasks,
     flights: Semaphore,
     waiting: AtomicUsize,
@@ -111,6 +112,7 @@ impl Mutators {
         gate: Arc<Gate>,
         constants: Constants,
         metrics: Arc<Metrics>,
+        chance: Chance,
         mutators_max: usize,
     ) -> Arc<Mutators> {
         Arc::new(Mutators {
@@ -119,6 +121,7 @@ impl Mutators {
             gate,
             constants,
             metrics,
+            chance,
             flushers: Tasks::new(),
             flights: Semaphore::new(limits::FLIGHTS_MAX),
             waiting: AtomicUsize::new(0),
@@ -169,11 +172,11 @@ impl Mutators {
         self.flushers.running()
     }
 
-    /// Gives the ops to the key's mutator, old or newborn. None if they are stored already.
+    /// Takes new ops, unless the pod is stopping. None if they are stored already.
     fn accept(
         self: &Arc<Self>,
         key: &Key,
-        mut ops: Vec<Op>,
+        ops: Vec<Op>,
         durability: Durability,
     ) -> Result<Option<Waiting>, Refused> {
         // Held until a flusher runs, so that `close` waits for whatever passed this check.
@@ -181,6 +184,16 @@ impl Mutators {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Refused::Stopping);
         }
+        self.admit(key, ops, durability)
+    }
+
+    /// Gives the ops to the key's mutator, old or newborn.
+    fn admit(
+        self: &Arc<Self>,
+        key: &Key,
+        mut ops: Vec<Op>,
+        durability: Durability,
+    ) -> Result<Option<Waiting>, Refused> {
         let now = self.gate.open()?;
         if self.waiting.load(Ordering::Relaxed) >= limits::WAITING_OPS_MAX {
             return Err(Refused::Overloaded("too many updates waiting"));
@@ -222,8 +235,7 @@ impl Mutators {
     fn live_slot(&self, key: &Key, now: Now) -> Result<Arc<Slot>, Refused> {
         let slot = self.slots.find_or_insert(key, || {
             self.metrics.births.inc();
-            let id = MutatorId::new(Uuid::new_v4());
-            Mutator::born(key.clone(), id, now, &self.constants)
+            Mutator::born(key.clone(), self.chance.mutator_id(), now, &self.constants)
         });
         let (slot, evicted) = slot.ok_or(Refused::Overloaded("too many keys with open writes"))?;
         self.metrics.evictions.inc_by(u64::from(evicted));
@@ -357,13 +369,13 @@ impl Mutators {
     }
 
     /// Gives a dead mutator's orphaned ops to its successor, however long the gate is shut or the
-    /// pod full: they were answered already.
+    /// pod full, and also while it stops: they were answered already.
     async fn adopt(self: &Arc<Self>, slot: &Arc<Slot>, orphans: Vec<Vec<Op>>) {
         let key = slot.lock().mutator.key().clone();
         self.slots.remove(&key, slot);
         for ops in orphans {
-            while let Err(error) = self.accept(&key, ops.clone(), Durability::Memory) {
-                if matches!(error, Refused::Stopping | Refused::Op(_)) {
+            while let Err(error) = self.admit(&key, ops.clone(), Durability::Memory) {
+                if matches!(error, Refused::Op(_)) {
                     self.metrics.memory_lost.inc();
                     tracing::error!(%key, %error, "ops answered from memory are lost");
                     break;

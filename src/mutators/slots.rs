@@ -10,8 +10,11 @@ use tokio::sync::SetOnce;
 
 use super::{Refused, UpdateError};
 
-/// Independent parts of the map, so that updates of different keys seldom meet at a lock.
-const PARTS: usize = 64;
+/// Most independent parts of the map, so that updates of different keys seldom meet at a lock.
+const PARTS_MAX: usize = 64;
+
+/// Fewest mutators of a part: a small limit is kept exactly, by one part.
+const PART_MUTATORS_MIN: usize = 64;
 
 /// How many of the least recently used mutators are looked at to find a clean one.
 const EVICTION_LOOKS_MAX: usize = 64;
@@ -107,9 +110,10 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) fn new(mutators_max: usize) -> Slots {
+        let parts = (mutators_max / PART_MUTATORS_MIN).clamp(1, PARTS_MAX);
         Slots {
-            parts: (0..PARTS).map(|_| Mutex::new(LruCache::unbounded())).collect(),
-            part_max: mutators_max.div_ceil(PARTS),
+            parts: (0..parts).map(|_| Mutex::new(LruCache::unbounded())).collect(),
+            part_max: mutators_max / parts,
             hasher: RandomState::new(),
         }
     }
@@ -175,9 +179,9 @@ impl Slots {
     }
 
     fn part(&self, key: &Key) -> MutexGuard<'_, Part> {
-        let hash = self.hasher.hash_one(key);
-        #[allow(clippy::cast_possible_truncation, reason = "a remainder below PARTS")]
-        let part = (hash % PARTS as u64) as usize;
+        // 64 bits of hash and at most 64 parts: where usize is shorter, the cut is even as well.
+        #[allow(clippy::cast_possible_truncation, reason = "any bits of a hash will do")]
+        let part = self.hasher.hash_one(key) as usize % self.parts.len();
         self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

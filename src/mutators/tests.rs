@@ -137,8 +137,8 @@ fn pod_with(mutators_max: usize) -> Pod {
     let constants = constants.expect("consistent");
     let (dyn_store, dyn_clock): (Arc<dyn Store>, Arc<dyn Clock>) = (store.clone(), clock.clone());
     let gate = Gate::new(dyn_clock, dyn_store.clone(), constants, metrics.clone());
-    let mutators =
-        Mutators::new(dyn_store, Arc::new(gate), constants, metrics.clone(), mutators_max);
+    let (gate, chance) = (Arc::new(gate), Chance::system());
+    let mutators = Mutators::new(dyn_store, gate, constants, metrics.clone(), chance, mutators_max);
     Pod { store, clock, metrics, mutators }
 }
 
@@ -335,10 +335,10 @@ async fn what_a_dead_mutator_never_sent_goes_to_its_successor() {
 
 #[tokio::test(start_paused = true)]
 async fn clean_mutators_make_room_and_dirty_ones_are_never_forgotten() {
-    let pod = pod_with(1); // one mutator in each of the map's parts
+    let pod = pod_with(64); // one part of the map, kept exactly
     let mut open = Vec::new();
     let mut full = 0;
-    for at in 0..1_000 {
+    for at in 0..100 {
         let update = pod.start(&format!("n{at}"), 1, STORED).await;
         match update.0.is_finished() {
             true => {
@@ -350,7 +350,7 @@ async fn clean_mutators_make_room_and_dirty_ones_are_never_forgotten() {
             false => open.push(update),
         }
     }
-    assert_eq!((open.len(), full), (64, 936), "64 open writes, and a clear refusal beyond");
+    assert_eq!((open.len(), full), (64, 36), "64 open writes, and a clear refusal beyond");
     for _ in 0..open.len() {
         pod.store.answer(WriteOutcome::Acked).await;
     }
@@ -390,4 +390,35 @@ async fn closing_writes_what_there_is_and_takes_no_more() {
     assert_eq!(late, Err(Refused::Stopping.into()));
     assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 1);
     assert_eq!((last.end().await, closing.await.expect("no panic")), (Ok(()), 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_finds_a_home_for_what_a_dead_mutator_answered_from_memory() {
+    let pod = pod();
+    let kept = pod.start("n", 1, Durability::Memory).await;
+    assert_eq!(kept.end().await, Ok(()));
+    let (_, reply) = pod.store.write().await;
+    pod.clock.advance(Duration::from_secs(61));
+    let closing = tokio::spawn({
+        let mutators = Arc::clone(&pod.mutators);
+        async move { mutators.close(Duration::from_secs(5)).await }
+    });
+    tokio::task::yield_now().await;
+    reply.send(refused()).expect("waits");
+    let again = pod.store.answer(WriteOutcome::Acked);
+    let again = tokio::time::timeout(Duration::from_secs(1), again).await;
+    assert_eq!(again.expect("it is written again"), 1);
+    assert_eq!((closing.await.expect("no panic"), pod.metrics.memory_lost.get()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_counts_what_it_found_no_home_for() {
+    let pod = pod();
+    let kept = pod.start("n", 1, Durability::Memory).await;
+    assert_eq!(kept.end().await, Ok(()));
+    let (_, reply) = pod.store.write().await;
+    pod.clock.advance(Duration::from_secs(61));
+    pod.store.shut.store(true, Ordering::SeqCst);
+    reply.send(refused()).expect("waits");
+    assert_eq!(pod.mutators.close(Duration::from_secs(5)).await, 1);
 }

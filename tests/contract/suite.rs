@@ -340,7 +340,7 @@ async fn read_group(subject: &Subject, group: &Name) -> (Vec<(String, i128)>, us
         }
         from = match chunk.then {
             Then::End => return (totals, chunks),
-            Then::Chunk(from) => from,
+            Then::Chunk(name) => From::At(name),
             Then::Key(name) => {
                 let whole = Key { kind: Kind::Counter, group: group.clone(), name: name.clone() };
                 let total = subject.total(&whole).await.expect("a value");

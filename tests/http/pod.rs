@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
+use orderfree::chance::Chance;
 use orderfree::clock::SystemClock;
 use orderfree::gate::Gate;
 use orderfree::gc::Folder;
@@ -104,10 +105,17 @@ impl Pod {
             gate.clone(),
             constants,
             metrics.clone(),
+            Chance::system(),
             limits::MUTATORS_MAX,
         );
-        let folder_of_keys =
-            Folder::new(store.clone(), gate.clone(), constants, metrics.clone(), true);
+        let folder_of_keys = Folder::new(
+            store.clone(),
+            gate.clone(),
+            constants,
+            metrics.clone(),
+            Chance::system(),
+            true,
+        );
         let service = Service::new(store, gate, mutators, folder_of_keys, constants, metrics);
         let health = Arc::new(Health::default());
         health.set_started();

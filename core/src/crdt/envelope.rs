@@ -151,13 +151,8 @@ mod tests {
         }
 
         #[test]
-        fn every_bit_flip_and_every_cut_is_detected(total: i128, mark: u64) {
+        fn every_cut_is_detected(total: i128, mark: u64) {
             let bytes = encode_shard(&counter(total), mark);
-            for bit in 0..bytes.len() * 8 {
-                let mut flipped = bytes.clone();
-                flipped[bit / 8] ^= 1 << (bit % 8);
-                prop_assert!(decode_shard(Kind::Counter, &flipped).is_err(), "bit {}", bit);
-            }
             for length in 0..bytes.len() {
                 prop_assert!(decode_shard(Kind::Counter, &bytes[..length]).is_err());
             }

@@ -1,7 +1,8 @@
 //! The law suite: what every kind must satisfy, run by each kind's own tests as
 //! `laws::suite!(Type, strategy_of_ops())`. The laws are stated in the [parent module](super).
 
-use super::{Crdt, Effect};
+use super::{Crdt, Effect, Kind, State, envelope};
+use crate::protocol::Timestamp;
 
 /// Applies the ops in order; refused ones leave no trace.
 pub(super) fn accumulate<C: Crdt>(ops: &[C::Op]) -> C {
@@ -38,12 +39,40 @@ pub(super) fn stored<C: Crdt>(state: &C) -> C {
     read
 }
 
+/// Merges a state with itself this often, or until it leaves its range, for payloads of all sizes.
+pub(super) fn grown<C: Crdt>(state: C, times: u32) -> C {
+    let grow = |state: &C| {
+        let mut next = state.clone();
+        next.merge(state).ok().map(|()| next)
+    };
+    (0..times).fold(state, |state, _| grow(&state).unwrap_or(state))
+}
+
+/// Flips each bit of the state's shard and of its tally: nothing may decode as either.
+pub(super) fn check_bit_flips<C: Crdt + Into<State>>(state: C, mark: u64) {
+    let kind = Kind::from_name(C::NAME).expect("a registered kind");
+    let state: State = state.into();
+    let fence = Timestamp::from_micros((mark >> 1).cast_signed());
+    let (shard, tally) =
+        (envelope::encode_shard(&state, mark), envelope::encode_tally(&state, fence));
+    assert_eq!(envelope::decode_shard(kind, &shard), Ok(state.clone()));
+    assert_eq!(envelope::decode_tally(kind, &tally), Ok((fence, state)));
+    for mut bytes in [shard, tally] {
+        for bit in 0..bytes.len() * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(envelope::decode_shard(kind, &bytes).is_err(), "bit {bit} of {bytes:x?}");
+            assert!(envelope::decode_tally(kind, &bytes).is_err(), "bit {bit} of {bytes:x?}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}
+
 macro_rules! suite {
     ($kind:ty, $ops:expr) => {
         mod law {
             use super::*;
             use crate::crdt::Crdt;
-            use crate::crdt::laws::{accumulate, bytes, merged, stored};
+            use crate::crdt::laws::{accumulate, bytes, check_bit_flips, grown, merged, stored};
             use proptest::collection::vec;
 
             proptest! {
@@ -119,6 +148,18 @@ macro_rules! suite {
                     if let Ok(state) = <$kind>::decode(<$kind>::FORMAT, &payload) {
                         prop_assert_eq!(bytes(&state), payload);
                     }
+                }
+            }
+
+            proptest! {
+                // 500 shards and 500 tallies, whatever the environment says.
+                #![proptest_config(ProptestConfig::with_cases(500))]
+
+                #[test]
+                fn every_single_bit_flip_of_1000_envelopes_is_detected(
+                    ops in vec($ops, 0..20), times in 0..64u32, mark: u64, short in 0..64u32,
+                ) {
+                    check_bit_flips(grown(accumulate::<$kind>(&ops), times), mark >> short);
                 }
             }
         }

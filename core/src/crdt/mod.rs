@@ -245,6 +245,12 @@ macro_rules! kinds {
             }
         }
 
+        $(impl From<$type> for State {
+            fn from(state: $type) -> State {
+                State::$variant(state)
+            }
+        })+
+
         impl State {
             /// The state of a key without ops.
             #[must_use]
@@ -345,12 +351,14 @@ impl State {
                 effect = Effect::Changed;
             }
         }
-        if next.payload_bytes_max() > STATE_BYTES_MAX {
-            return Err(OpError::TooLarge);
-        }
+        check_size(next.payload_bytes_max())?;
         *self = next;
         Ok(effect)
     }
+}
+
+fn check_size(payload_bytes_max: usize) -> Result<(), OpError> {
+    if payload_bytes_max > STATE_BYTES_MAX { Err(OpError::TooLarge) } else { Ok(()) }
 }
 
 /// JSON to op with a message for people, shared by every kind's op type.
@@ -373,10 +381,18 @@ mod tests {
         for &kind in Kind::ALL {
             assert_eq!(Kind::from_name(kind.name()), Some(kind));
             assert_eq!(Kind::from_code(kind.code()), Some(kind));
+            assert_eq!(kind.to_string(), kind.name());
             let example = serde_json::from_str(kind.example_op()).expect("example is JSON");
             assert_eq!(kind.parse_op(&example).expect("example is an op").kind(), kind);
         }
         assert_eq!(Kind::from_name("Counter"), None, "names are exact");
+    }
+
+    /// No state of today's kinds comes near the limit.
+    #[test]
+    fn a_state_may_have_256_kib() {
+        assert_eq!(check_size(262_144), Ok(()));
+        assert_eq!(check_size(262_145), Err(OpError::TooLarge));
     }
 
     #[test]

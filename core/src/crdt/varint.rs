@@ -103,4 +103,10 @@ mod tests {
         assert_eq!(get(&[0x80, 0x00], &mut 0), Err(DecodeError::NotCanonical));
         assert_eq!(get(&[0x80], &mut 0), Err(DecodeError::Framing { at: 1 }));
     }
+
+    #[test]
+    fn a_length_must_fit_what_is_left() {
+        assert_eq!(get_length(&[9, 2, 0, 0], &mut 1), Ok(2));
+        assert_eq!(get_length(&[9, 3, 0, 0], &mut 1), Err(DecodeError::Framing { at: 2 }));
+    }
 }

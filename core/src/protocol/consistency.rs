@@ -178,6 +178,13 @@ pub struct NoOverlap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_replica_is_below_a_quorum() {
+        let below: Vec<Level> =
+            Level::ALL.into_iter().filter(|level| level.is_below_quorum()).collect();
+        assert_eq!(below, [Level::One, Level::LocalOne]);
+    }
     use Level::{All, LocalOne, LocalQuorum, One, Quorum};
 
     fn replication(factors: &[(&str, usize)]) -> Replication {

@@ -112,8 +112,10 @@ impl Constants {
         let cutoff = overrides.cutoff.unwrap_or(HOUR);
         let request_budget =
             overrides.request_budget.unwrap_or((10 * SECOND).min(drain_margin / 5));
-        let clock_offset_max =
-            overrides.clock_offset_max.unwrap_or((30 * SECOND).min(drain_margin * 2 / 5));
+        // Saturating, as nothing has been checked yet.
+        let clock_offset_max = overrides
+            .clock_offset_max
+            .unwrap_or((30 * SECOND).min(drain_margin.saturating_mul(2) / 5));
         let fence_quantum = overrides.fence_quantum.unwrap_or((60 * SECOND).min(cutoff / 30));
         for (name, value) in [
             ("lifetime", lifetime),
@@ -142,7 +144,7 @@ impl Constants {
             return Err(ConstantsError::Cutoff { cutoff, request_budget, clock_offset_max });
         }
         if let Some(hint_window) = overrides.hint_window
-            && cutoff <= hint_window + HOUR
+            && cutoff <= hint_window.saturating_add(HOUR)
         {
             return Err(ConstantsError::HintWindow { cutoff, hint_window });
         }
@@ -244,6 +246,18 @@ mod tests {
     }
 
     #[test]
+    fn taking_ops_for_less_than_an_hour_is_worth_a_warning() {
+        let warning = |lifetime| {
+            let lifetime = Some(lifetime);
+            let chosen = Overrides { lifetime, ..Overrides::default() };
+            Constants::resolve(chosen).expect("consistent").warning()
+        };
+        assert_eq!(warning(2 * HOUR), None);
+        let short = warning(2 * HOUR - SECOND).expect("a second too short");
+        assert!(short.contains("for 3599s only"), "{short}");
+    }
+
+    #[test]
     fn each_rule_is_named_when_broken() {
         let base = Overrides {
             lifetime: seconds(60),
@@ -262,5 +276,18 @@ mod tests {
         assert!(cutoff.starts_with("cutoff 10s must be longer"), "{cutoff}");
         let hints = broken(Overrides { hint_window: seconds(3 * 3600), ..base });
         assert!(hints.contains("hint window 10800s"), "{hints}");
+    }
+
+    #[test]
+    fn absurdly_long_spans_are_refused_as_well() {
+        let longest = Some(Duration::MAX);
+        for (overrides, says) in [
+            (Overrides { drain_margin: longest, ..Overrides::default() }, "drain margin"),
+            (Overrides { cutoff: longest, ..Overrides::default() }, "cutoff"),
+            (Overrides { hint_window: longest, ..Overrides::default() }, "with a write"),
+        ] {
+            let error = Constants::resolve(overrides).expect_err(says).to_string();
+            assert!(error.starts_with(says), "{error}");
+        }
     }
 }

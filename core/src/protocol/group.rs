@@ -3,6 +3,13 @@
 //! A chunk is one unpaged query of `limit` rows from a name on. Its last name may be cut off in the
 //! middle, so it is dropped and the next chunk starts again at it. A full chunk with one name only
 //! holds a key with more rows than a chunk: that key is read alone.
+//!
+//! That is the whole story where one query is one snapshot. Where a coordinator merges replicas, a
+//! limited query asks a replica a second time behind its last row if the others' deletions made the
+//! answer short. A fold that arrives between the two can hide a key altogether: its deletion shadows
+//! the rows of the first answer, and its tally lies before the second. So such a store believes of
+//! the limited query only [where it stopped](Then), and reads the rows from the chunk's
+//! [beginning](From::lowest) up to [there](Then::below) again, without a limit.
 
 use super::{Name, Row, Slice, WholeSlice};
 
@@ -31,10 +38,34 @@ pub struct Chunk {
 pub enum Then {
     /// The group has no more rows.
     End,
-    /// Read the next chunk from here.
-    Chunk(From),
+    /// Read the next chunk from this name on.
+    Chunk(Name),
     /// Read this key alone, then go on [behind](From::Behind) it.
     Key(Name),
+}
+
+impl From {
+    /// The lowest text that is no lower than any name of the chunk.
+    #[must_use]
+    pub fn lowest(&self) -> String {
+        match self {
+            From::Start => String::new(),
+            From::At(name) => name.to_string(),
+            // No text lies between a name and the same with the lowest character.
+            From::Behind(name) => format!("{name}\0"),
+        }
+    }
+}
+
+impl Then {
+    /// The chunk's keys are below this name; none if it reaches to the end.
+    #[must_use]
+    pub fn below(&self) -> Option<&Name> {
+        match self {
+            Then::End => None,
+            Then::Chunk(name) | Then::Key(name) => Some(name),
+        }
+    }
 }
 
 /// Splits a chunk's rows, which are ordered as in the table, into complete keys and the rest. The
@@ -51,7 +82,7 @@ pub fn split(rows: Vec<(Name, Row)>, limit: usize) -> Chunk {
     let then = match cut {
         None => Then::End,
         Some((name, _)) if keys.is_empty() => Then::Key(name),
-        Some((name, _)) => Then::Chunk(From::At(name)),
+        Some((name, _)) => Then::Chunk(name),
     };
     Chunk { keys: keys.into_iter().map(whole_key).collect(), then }
 }
@@ -120,12 +151,22 @@ mod tests {
     fn a_full_chunk_drops_its_last_name_and_starts_again_at_it() {
         let chunk = split(rows(&[("a", 2), ("b", 2)]), 4);
         assert_eq!(sizes(&chunk), [("a".into(), 2)]);
-        assert_eq!(chunk.then, Then::Chunk(From::At(name("b"))));
+        assert_eq!(chunk.then, Then::Chunk(name("b")));
+        assert_eq!(chunk.then.below(), Some(&name("b")));
     }
 
     #[test]
     fn a_full_chunk_of_one_name_reads_that_key_alone() {
         let chunk = split(rows(&[("a", 4)]), 4);
-        assert_eq!((sizes(&chunk), chunk.then), (vec![], Then::Key(name("a"))));
+        assert_eq!((sizes(&chunk), chunk.then.below()), (vec![], Some(&name("a"))));
+        assert_eq!(chunk.then, Then::Key(name("a")));
+    }
+
+    #[test]
+    fn a_chunk_begins_at_the_lowest_text_that_it_may_hold() {
+        let (start, at) = (From::Start.lowest(), From::At(name("b")).lowest());
+        let behind = From::Behind(name("b")).lowest();
+        assert_eq!((start.as_str(), at.as_str()), ("", "b"));
+        assert!(*"b" < *behind && *behind < *"b ", "between a name and the next possible one");
     }
 }

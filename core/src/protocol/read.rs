@@ -181,10 +181,11 @@ mod tests {
 
     #[test]
     fn a_value_is_the_tally_and_every_shard_above_its_fence() {
-        let reading =
-            value(vec![tally(500, 100), shard(2000, 1), shard(900, 2), shard(500, 4)], None);
-        assert_eq!(reading.state, State::Counter(Counter::from_total(103)));
-        assert_eq!((reading.shards, reading.final_shards, reading.zombies), (2, 1, 1));
+        let rows =
+            vec![tally(500, 100), shard(2000, 1), shard(900, 2), shard(800, 8), shard(500, 4)];
+        let reading = value(rows, None);
+        assert_eq!(reading.state, State::Counter(Counter::from_total(111)));
+        assert_eq!((reading.shards, reading.final_shards, reading.zombies), (3, 2, 1));
         assert_eq!(reading.fence, Some(Timestamp::from_micros(500)));
     }
 
@@ -202,6 +203,32 @@ mod tests {
         assert_eq!(read(vec![shard(900, 1)], Some(500)), Ok(Answer::ReadAgain));
         assert_eq!(read(vec![tally(499, 1)], Some(500)), Ok(Answer::ReadAgain));
         assert_eq!(value(vec![tally(501, 1)], Some(500)).shards, 0);
+    }
+
+    #[test]
+    fn every_row_is_shown_with_its_place_even_if_it_is_undecodable() {
+        let mut bad = shard(900, 1);
+        bad.state[3] ^= 1;
+        let rows = vec![tally(500, 100), shard(2000, 2), bad, shard(500, 4), shard(400, 8)];
+        let slice = Slice::new(rows, None, 100).whole().expect("whole");
+        let total = |total| State::Counter(Counter::from_total(total));
+        let fence = Timestamp::from_micros(500);
+        assert_eq!(super::tally(Kind::Counter, &slice), Some(Ok((fence, total(100)))));
+        let constants = Constants::resolve(Overrides::default()).expect("defaults");
+        let now = Timestamp::from_micros(1000).plus(constants.cutoff());
+        let shown: Vec<_> = shards(Kind::Counter, &slice, now, &constants)
+            .into_iter()
+            .map(|view| (view.expires_at.as_micros(), view.phase, view.is_zombie, view.state.ok()))
+            .collect();
+        let expected = [
+            (400, Phase::Final, true, Some(total(8))),
+            (500, Phase::Final, true, Some(total(4))),
+            (900, Phase::Final, false, None),
+            (2000, Phase::Expired, false, Some(total(2))),
+        ];
+        assert_eq!(shown, expected);
+        let without = Slice::new(vec![shard(900, 1)], None, 100).whole().expect("whole");
+        assert_eq!(super::tally(Kind::Counter, &without), None);
     }
 
     #[test]

@@ -189,6 +189,12 @@ mod tests {
     }
 
     #[test]
+    fn a_mutators_id_is_shown_as_its_uuid() {
+        let id = MutatorId::new(Uuid::from_u128(7));
+        assert_eq!(id.to_string(), "00000000-0000-0000-0000-000000000007");
+    }
+
+    #[test]
     fn shards_come_in_canonical_order() {
         let rows = vec![row(i64::MAX, 0), row(9, 1), row(9, 5), row(8, 3), row(7, 4)];
         let whole = Slice::new(rows, None, 10).whole().expect("whole");

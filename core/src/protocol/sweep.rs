@@ -49,7 +49,7 @@ impl Nominator {
 
 /// Two final rows, or one beside a tally: a fold would make the key smaller.
 fn nominated((key, seen): (Key, Tallied)) -> Option<Key> {
-    (seen.final_rows + usize::from(seen.has_tally && seen.final_rows > 0) >= 2).then_some(key)
+    (seen.final_rows + usize::from(seen.has_tally) >= 2).then_some(key)
 }
 
 #[cfg(test)]
@@ -77,6 +77,8 @@ mod tests {
             ("young", now),
             ("young", old.next()),
             ("tally", Timestamp::NEVER),
+            ("tally and a young one", Timestamp::NEVER),
+            ("tally and a young one", now),
             ("tally and one", Timestamp::NEVER),
             ("tally and one", old),
         ] {

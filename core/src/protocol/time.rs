@@ -76,3 +76,23 @@ pub struct Now {
     /// something on this machine alone.
     pub boot: Duration,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_positive_and_times_saturate() {
+        let (early, late) = (Timestamp::from_micros(-5), Timestamp::from_micros(7));
+        assert_eq!(late.since(early), Duration::from_micros(12));
+        assert_eq!(early.since(late), Duration::ZERO);
+        assert_eq!(late.plus(Duration::MAX), Timestamp::NEVER);
+        assert_eq!(early.minus(Duration::MAX), Timestamp::from_micros(i64::MIN));
+    }
+
+    #[test]
+    fn times_are_rounded_towards_the_past() {
+        let floor = |micros| Timestamp::from_micros(micros).floor_to(Duration::from_micros(10));
+        assert_eq!([floor(20), floor(29), floor(-1)].map(Timestamp::as_micros), [20, 20, -10]);
+    }
+}

@@ -1,6 +1,8 @@
 //! Our own retries. The driver makes one attempt per call and never retries or speculates, because
 //! it keeps only the last attempt's error; each further attempt here sends the same bytes with the
 //! same timestamp, so that any number of them equals one.
+//!
+//! Public because the simulator sends through it as well.
 
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use scylla::errors::ExecutionError;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::errors::Attempts;
+use crate::chance::Chance;
 use crate::limits::{READ_ATTEMPT_TIME_MAX, READ_TIME_MAX};
 use crate::store::StoreError;
 
@@ -17,21 +20,23 @@ const FIRST_PAUSE_SHARE: u32 = 20;
 
 /// How long to try.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
-    attempts_max: u32,
+pub struct Patience {
+    /// Most attempts.
+    pub attempts_max: u32,
     /// Longest time of one attempt.
-    pub(super) attempt: Duration,
+    pub attempt: Duration,
     /// Longest time of all attempts with the pauses between.
-    pub(super) total: Duration,
+    pub total: Duration,
 }
 
 impl Patience {
     /// Of reads, and of folds: nothing hangs on their time but somebody who waits.
-    pub(super) const RELAXED: Patience =
+    pub const RELAXED: Patience =
         Patience { attempts_max: 3, attempt: READ_ATTEMPT_TIME_MAX, total: READ_TIME_MAX };
 
     /// Of shard writes, none of which may outlive the request budget.
-    pub(super) fn of_writes(constants: &Constants) -> Patience {
+    #[must_use]
+    pub fn of_writes(constants: &Constants) -> Patience {
         Patience {
             attempts_max: 5,
             attempt: constants.attempt_budget(),
@@ -40,11 +45,11 @@ impl Patience {
     }
 
     /// Waits before the given attempt. False if there is no time or no attempt left.
-    async fn pause(&self, attempt: u32, deadline: Instant) -> bool {
+    async fn pause(&self, attempt: u32, deadline: Instant, chance: &Chance) -> bool {
         if attempt == 0 || attempt >= self.attempts_max {
             return attempt == 0;
         }
-        let pause = self.pause_before(attempt, rand::random_range(0.5..1.5));
+        let pause = self.pause_before(attempt, chance.factor(0.5..1.5));
         tokio::select! {
             biased;
             () = sleep_until(deadline) => false,
@@ -59,8 +64,9 @@ impl Patience {
 
 /// Sends a write until it is acknowledged, may not be sent any more, or patience ends.
 /// `may_be_sent` is asked right before every attempt.
-pub(super) async fn write<Sent>(
+pub async fn write<Sent>(
     patience: Patience,
+    chance: &Chance,
     may_be_sent: impl Fn() -> bool,
     send: impl Fn() -> Sent,
 ) -> WriteOutcome
@@ -70,7 +76,7 @@ where
     let deadline = Instant::now() + patience.total;
     let mut attempts = Attempts::default();
     for attempt in 0.. {
-        if !patience.pause(attempt, deadline).await || !may_be_sent() {
+        if !patience.pause(attempt, deadline, chance).await || !may_be_sent() {
             break;
         }
         match timeout_at(deadline, send()).await {
@@ -86,7 +92,10 @@ where
 }
 
 /// Asks until there is an answer or patience ends.
-pub(super) async fn read<T, Sent>(send: impl Fn() -> Sent) -> Result<T, StoreError>
+///
+/// # Errors
+/// [`StoreError::Unavailable`] with the last reason.
+pub async fn read<T, Sent>(chance: &Chance, send: impl Fn() -> Sent) -> Result<T, StoreError>
 where
     Sent: Future<Output = Result<T, ExecutionError>>,
 {
@@ -94,7 +103,7 @@ where
     let deadline = Instant::now() + patience.total;
     let mut reason = String::from("no answer in time");
     for attempt in 0.. {
-        if !patience.pause(attempt, deadline).await {
+        if !patience.pause(attempt, deadline, chance).await {
             break;
         }
         match timeout_at(deadline, send()).await {
@@ -141,7 +150,7 @@ mod tests {
             sent.set(sent.get() + 1);
             answers.borrow_mut().pop().unwrap_or(Err(unavailable()))
         };
-        let outcome = write(patience(), || sent.get() < may_be_sent, send).await;
+        let outcome = write(patience(), &Chance::system(), || sent.get() < may_be_sent, send).await;
         (outcome, sent.get())
     }
 
@@ -173,7 +182,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn no_attempt_outlives_the_request_budget() {
         let begun = Instant::now();
-        let outcome = write(patience(), || true, std::future::pending).await;
+        let outcome = write(patience(), &Chance::system(), || true, std::future::pending).await;
         assert!(matches!(outcome, WriteOutcome::Unknown(_)));
         assert_eq!(begun.elapsed(), patience().total);
     }

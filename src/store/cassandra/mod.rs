@@ -7,17 +7,17 @@
 //! * an outcome is refused only if nothing can ever be applied (`errors`);
 //! * a key is one unpaged slice with room for one row more than its limit, so that a cut answer is
 //!   seen to be cut; only the sweep is paged, and it only nominates;
-//! * the values of a group are taken from a range of names without LIMIT. Where a replica's rows are
+//! * the keys of a group are taken from a range of names without LIMIT. Where a replica's rows are
 //!   shadowed by another's deletions, a query with LIMIT asks that replica a second time for the rows
-//!   behind its last one (short-read protection), and a fold that arrives between would tear the key
-//!   in the middle: its deletion in the second answer, its tally missing from the first. A single
-//!   key would need more than [`READ_ROWS_MAX`] rows on a replica that missed a whole fold;
+//!   behind its last one (short-read protection), and a fold that arrives between would tear a key,
+//!   or hide it: its deletion in the second answer, its tally missing from the first. A single key
+//!   would need more than [`READ_ROWS_MAX`] rows on a replica that missed a whole fold;
 //! * a fold is one mutation of one partition, so a replica applies its deletion and its tally
 //!   together or not at all (invariant I7);
 //! * the table, the replication and the consistency levels are what they must be (`checks`);
 //! * no write is taken and no fold planned by a clock that the nodes contradict (`clock`).
 
-mod attempts;
+pub mod attempts;
 mod checks;
 mod clock;
 mod errors;
@@ -53,6 +53,7 @@ use self::clock::{Sampler, SharedView};
 pub use self::session::ConnectError;
 use self::statements::Statements;
 use super::{Pause, Store, StoreError, SweepPart};
+use crate::chance::Chance;
 use crate::clock::Clock;
 use crate::limits::{FOLD_ROWS_MAX, GROUP_CHUNK_ROWS, READ_ROWS_MAX};
 use crate::tasks::Tasks;
@@ -90,6 +91,7 @@ pub struct CassandraStore {
     constants: Constants,
     local_datacenter: String,
     clock: Arc<dyn Clock>,
+    chance: Chance,
     view: SharedView,
     tasks: Tasks,
 }
@@ -130,6 +132,7 @@ impl CassandraStore {
             constants,
             local_datacenter,
             clock,
+            chance: Chance::system(),
             view,
             tasks,
         })
@@ -140,7 +143,7 @@ impl CassandraStore {
         statement: &PreparedStatement,
         values: impl SerializeRow + Sync,
     ) -> Result<QueryResult, StoreError> {
-        attempts::read(|| self.session.execute_unpaged(statement, &values)).await
+        attempts::read(&self.chance, || self.session.execute_unpaged(statement, &values)).await
     }
 }
 
@@ -168,7 +171,8 @@ impl Store for CassandraStore {
         let send =
             async || self.session.execute_unpaged(&self.statements.write, &values).await.map(drop);
         let may_be_sent = || write.may_be_sent(self.clock.now().wall);
-        attempts::write(Patience::of_writes(&self.constants), may_be_sent, send).await
+        let patience = Patience::of_writes(&self.constants);
+        attempts::write(patience, &self.chance, may_be_sent, send).await
     }
 
     async fn read_key(
@@ -200,29 +204,19 @@ impl Store for CassandraStore {
         level: Level,
     ) -> Result<Chunk, StoreError> {
         let (kind, group) = (kind.name(), group.as_str());
-        let limit = count(GROUP_CHUNK_ROWS);
-        let statements = &self.statements;
-        let answer = match from {
-            group::From::Start => {
-                self.ask(statements.chunk_start.at(level), (kind, group, limit)).await
+        let (statements, lowest) = (&self.statements, from.lowest());
+        let values = (kind, group, lowest.as_str(), count(GROUP_CHUNK_ROWS));
+        let answer = self.ask(statements.chunk_end.at(level), values).await?;
+        let then = group::split(rows::of_group(answer)?, GROUP_CHUNK_ROWS).then;
+        // That query only says where the chunk ends; the rows come from one without LIMIT.
+        let answer = match then.below() {
+            Some(end) => {
+                let values = (kind, group, lowest.as_str(), end.as_str());
+                self.ask(statements.chunk.at(level), values).await
             }
-            group::From::At(name) => {
-                let values = (kind, group, name.as_str(), limit);
-                self.ask(statements.chunk_at.at(level), values).await
-            }
-            group::From::Behind(name) => {
-                let values = (kind, group, name.as_str(), limit);
-                self.ask(statements.chunk_behind.at(level), values).await
-            }
+            None => self.ask(statements.last_chunk.at(level), (kind, group, lowest.as_str())).await,
         };
-        let found = group::split(rows::of_group(answer?)?, GROUP_CHUNK_ROWS);
-        let (Some((first, _)), Some((last, _))) = (found.keys.first(), found.keys.last()) else {
-            return Ok(found);
-        };
-        // That query found the names. The values come from one without LIMIT: see above.
-        let values = (kind, group, first.as_str(), last.as_str());
-        let answer = self.ask(statements.chunk_rows.at(level), values).await?;
-        Ok(Chunk { keys: group::whole(rows::of_group(answer)?), then: found.then })
+        Ok(Chunk { keys: group::whole(rows::of_group(answer?)?), then })
     }
 
     async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
@@ -250,7 +244,7 @@ impl Store for CassandraStore {
         let values = (tally, deletion);
         let send = async || self.session.batch(&self.statements.fold, &values).await.map(drop);
         // A fold may be executed at any time, by anyone (invariant I8).
-        attempts::write(Patience::RELAXED, || true, send).await
+        attempts::write(Patience::RELAXED, &self.chance, || true, send).await
     }
 
     fn sweep_parts(&self) -> u32 {

@@ -46,13 +46,12 @@ pub(super) struct Statements {
     pub(super) key_after: ByLevel,
     /// `kind, grp, name, limit`
     pub(super) fold_key: PreparedStatement,
-    /// `kind, grp, limit`
-    pub(super) chunk_start: ByLevel,
-    /// `kind, grp, name, limit`
-    pub(super) chunk_at: ByLevel,
-    /// `kind, grp, name, limit`
-    pub(super) chunk_behind: ByLevel,
-    pub(super) chunk_rows: ByLevel,
+    /// `kind, grp, lowest name, limit`
+    pub(super) chunk_end: ByLevel,
+    /// `kind, grp, lowest name, name behind the last`
+    pub(super) chunk: ByLevel,
+    /// `kind, grp, lowest name`
+    pub(super) last_chunk: ByLevel,
     /// `token above, token up to`
     pub(super) sweep: PreparedStatement,
     /// Asked of one given node at a time.
@@ -111,10 +110,9 @@ impl Statements {
             fold_key: with(&whole_key, profile(levels.fold, reads.total)),
             key: by_level(whole_key),
             key_after: by_level(prepare(format!("{of_key} AND expires_at > ? LIMIT ?")).await?),
-            chunk_start: by_level(prepare(format!("{of_group} LIMIT ?")).await?),
-            chunk_at: by_level(prepare(format!("{of_group} AND name >= ? LIMIT ?")).await?),
-            chunk_behind: by_level(prepare(format!("{of_group} AND name > ? LIMIT ?")).await?),
-            chunk_rows: by_level(prepare(format!("{of_group} AND name >= ? AND name <= ?")).await?),
+            chunk_end: by_level(prepare(format!("{of_group} AND name >= ? LIMIT ?")).await?),
+            chunk: by_level(prepare(format!("{of_group} AND name >= ? AND name < ?")).await?),
+            last_chunk: by_level(prepare(format!("{of_group} AND name >= ?")).await?),
             sweep: with(&sweep, profile(Level::LocalOne, reads.total)),
             clock: prepare(
                 "SELECT toTimestamp(now()), schema_version FROM system.local WHERE key = 'local'"

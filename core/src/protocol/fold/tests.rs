@@ -89,13 +89,14 @@ fn everything_final_is_folded_and_nothing_else() {
     rows.shard(ago(100), 1, 1);
     rows.shard(ago(30), 2, 2); // final to the microsecond
     rows.shard(ago(30).next(), 3, 4);
+    rows.shard(ago(20), 4, 8);
     let fold = planned(&rows, NOW);
     assert_eq!(fold.fence(), ago(30));
     assert_eq!(fold.timestamp(), ago(30).next(), "above every folded expiry, not equal to it");
-    assert_eq!((fold.report().folded, fold.report().kept), (2, 1));
+    assert_eq!((fold.report().folded, fold.report().kept), (2, 2));
     rows.execute(&fold);
-    assert_eq!(rows.0.len(), 2);
-    assert_eq!(rows.total(), 7);
+    assert_eq!(rows.0.len(), 3);
+    assert_eq!(rows.total(), 15);
     assert!(matches!(plan(&rows.read(), NOW, &constants()), Ok(Plan::Nothing(_))));
 }
 

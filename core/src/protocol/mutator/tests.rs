@@ -78,6 +78,34 @@ fn what_arrives_during_a_flight_goes_with_the_next_write() {
 }
 
 #[test]
+fn ops_are_counted_while_they_wait_and_a_write_is_unresolved_until_it_is_acked() {
+    let mut mutator = mutator();
+    assert_eq!((mutator.queued(), mutator.is_unresolved()), (0, false));
+    queued(&mut mutator, 1, Durability::Stored);
+    mutator.accept([add(2), add(3)].concat(), Durability::Stored, at(1)).expect("accepted");
+    assert_eq!(mutator.queued(), 3);
+    begin(&mut mutator, at(1));
+    assert_eq!((mutator.queued(), mutator.is_unresolved()), (0, false));
+    mutator.finish_write(unknown(), at(1));
+    assert!(mutator.is_unresolved());
+    begin(&mut mutator, at(2));
+    mutator.finish_write(WriteOutcome::Acked, at(2));
+    assert!(!mutator.is_unresolved());
+}
+
+#[test]
+fn a_write_may_be_sent_until_the_lease_is_over() {
+    let mut mutator = mutator();
+    queued(&mut mutator, 1, Durability::Stored);
+    let write = begin(&mut mutator, at(1));
+    assert_eq!(write.expires_at(), mutator.lease().expires_at());
+    assert!(write.may_be_sent(write.timestamp()));
+    assert!(write.may_be_sent(write.expires_at().shifted(-1)));
+    assert!(!write.may_be_sent(write.expires_at()));
+    assert!(!write.may_be_sent(write.expires_at().next()));
+}
+
+#[test]
 fn timestamps_rise_when_the_clock_is_set_back() {
     let mut mutator = mutator();
     queued(&mut mutator, 1, Durability::Stored);

@@ -1,0 +1,13 @@
+//! The fuzz targets' bodies, which `tests/fuzz` runs on the stable toolchain as well.
+
+#[path = "../../tests/fuzz/targets/mod.rs"]
+mod targets;
+
+/// Runs the target of this name over one input.
+///
+/// # Panics
+/// If a promise is broken.
+pub fn run(name: &str, input: &[u8]) {
+    debug_assert!(targets::NAMES.contains(&name));
+    targets::run(name, input);
+}

@@ -1,0 +1,79 @@
+//! The command line and the configuration: whatever is given, the answer is a configuration that
+//! keeps the rules, or one sentence.
+
+use clap::Parser;
+use orderfree::cli::Cli;
+use orderfree::config::ServeArgs;
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::{Constants, Overrides};
+use std::time::Duration;
+
+#[derive(Parser)]
+struct Server {
+    #[command(flatten)]
+    serve: ServeArgs,
+}
+
+/// One argument a line.
+pub(super) fn run(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let lines: Vec<&str> = text.lines().collect();
+    for line in &lines {
+        if let Ok(level) = line.parse::<Level>() {
+            assert_eq!(level.name(), line.to_ascii_lowercase());
+        }
+    }
+    constants(&lines);
+    let args = || ["orderfree"].into_iter().chain(lines.iter().copied());
+    if let Err(error) = Cli::try_parse_from(args()) {
+        assert!(!error.to_string().is_empty());
+    }
+    let Ok(Server { serve }) = Server::try_parse_from(args()) else { return };
+    if let Err(error) = serve.check() {
+        assert!(!error.to_string().is_empty());
+    }
+    if serve.store.cassandra_password_file.is_some() {
+        return; // it would be read, whatever it is
+    }
+    match (serve.store.constants(), serve.store.resolve()) {
+        (Ok(constants), _) => keeps_the_rules(&constants),
+        (Err(error), resolved) => {
+            assert!(!error.to_string().is_empty());
+            assert!(resolved.is_err(), "a store with constants that break a rule");
+        }
+    }
+}
+
+/// The lines that are durations, as constants in their order, a dash for one not given.
+fn constants(lines: &[&str]) {
+    let given: Vec<Option<Duration>> = lines
+        .iter()
+        .filter_map(|line| match *line {
+            "-" => Some(None),
+            line => humantime::parse_duration(line).ok().map(Some),
+        })
+        .collect();
+    let nth = |index: usize| given.get(index).copied().flatten();
+    let resolved = Constants::resolve(Overrides {
+        lifetime: nth(0),
+        drain_margin: nth(1),
+        cutoff: nth(2),
+        request_budget: nth(3),
+        clock_offset_max: nth(4),
+        fence_quantum: nth(5),
+        hint_window: nth(6),
+    });
+    match resolved {
+        Ok(constants) => keeps_the_rules(&constants),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+fn keeps_the_rules(constants: &Constants) {
+    let slack = constants.request_budget() + 2 * constants.clock_offset_max();
+    assert!(constants.lifetime() > constants.drain_margin(), "{constants:?}");
+    assert!(constants.drain_margin() >= slack, "{constants:?}");
+    assert!(constants.cutoff() > slack, "{constants:?}");
+    assert!(!constants.fence_quantum().is_zero() && !constants.attempt_budget().is_zero());
+    let _ = constants.warning();
+}

@@ -1,0 +1,170 @@
+//! What is stored and what is named: envelopes, payloads, ops, names. Each is compared with a rule
+//! that is written down here a second time, in another way.
+
+use orderfree_core::crdt::envelope::{decode_shard, decode_tally, encode_shard, encode_tally};
+use orderfree_core::crdt::{Kind, Op, State, Value};
+use orderfree_core::protocol::Name;
+use serde_json::{Value as Json, json};
+
+const MAGIC: u8 = 0xC7;
+
+/// Any bytes as a shard and as a tally; also behind a valid checksum, which no mutation finds.
+pub(super) fn envelope(input: &[u8]) {
+    for &kind in Kind::ALL {
+        check_envelope(kind, input);
+        check_envelope(kind, &sealed(input.to_vec()));
+        check_envelope(kind, &sealed([&[MAGIC], input].concat()));
+        let known = [MAGIC, code(kind), format(kind)];
+        check_envelope(kind, &sealed([&known, input].concat()));
+    }
+}
+
+fn code(kind: Kind) -> u8 {
+    u8::try_from(kind.code()).expect("one byte so far")
+}
+
+fn format(kind: Kind) -> u8 {
+    u8::try_from(kind.format()).expect("one byte so far")
+}
+
+fn sealed(mut body: Vec<u8>) -> Vec<u8> {
+    body.extend_from_slice(&crc32c(&body).to_le_bytes());
+    body
+}
+
+/// CRC-32C bit by bit, as RFC 3720 defines it.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let bit = |crc: u32, _| if crc & 1 == 1 { (crc >> 1) ^ 0x82F6_3B78 } else { crc >> 1 };
+    let byte = |crc: u32, byte: &u8| (0..8).fold(crc ^ u32::from(*byte), bit);
+    !bytes.iter().fold(!0, byte)
+}
+
+/// What decodes is one of the two, is exactly what its state encodes to, and has a right checksum.
+fn check_envelope(kind: Kind, bytes: &[u8]) {
+    let (shard, tally) = (decode_shard(kind, bytes), decode_tally(kind, bytes));
+    assert!(shard.is_err() || tally.is_err(), "both a shard and a tally: {bytes:x?}");
+    let state = match (shard, tally) {
+        (Ok(state), _) => {
+            assert_eq!(encode_shard(&state, mark(bytes)), bytes, "not canonical");
+            state
+        }
+        (_, Ok((fence, state))) => {
+            assert_eq!(fence.as_micros(), i64::try_from(mark(bytes)).expect("a fence"));
+            assert_eq!(encode_tally(&state, fence), bytes, "not canonical");
+            state
+        }
+        _ => return,
+    };
+    assert_eq!(state.kind(), kind);
+    let (body, checksum) = bytes.split_at(bytes.len() - 4);
+    assert_eq!(checksum, crc32c(body).to_le_bytes(), "a wrong checksum was accepted");
+}
+
+/// The write number or the fence of a good envelope: behind magic, code, format and flags.
+fn mark(bytes: &[u8]) -> u64 {
+    let (_, code) = leb128(&bytes[1..]).expect("a kind's code");
+    let (_, format) = leb128(&bytes[1 + code..]).expect("a format");
+    let (mark, _) = leb128(&bytes[2 + code + format..]).expect("a mark");
+    u64::try_from(mark).expect("64 bits")
+}
+
+/// A number and its length, if it is there in its shortest form and has at most 128 bits.
+fn leb128(bytes: &[u8]) -> Option<(u128, usize)> {
+    let length = 1 + bytes.iter().position(|byte| byte & 0x80 == 0)?;
+    let is_shortest = length == 1 || bytes[length - 1] != 0;
+    let number = bytes[..length].iter().rev().try_fold(0_u128, |number, byte| {
+        number.checked_mul(128)?.checked_add(u128::from(byte & 0x7f))
+    });
+    number.filter(|_| is_shortest).map(|number| (number, length))
+}
+
+/// Any bytes as a payload of each kind: what is no canonical payload is refused, and what is one
+/// has the value that it should.
+pub(super) fn payload(input: &[u8]) {
+    for &kind in Kind::ALL {
+        let mut body = vec![MAGIC, code(kind), format(kind), 0, 1, 0];
+        let mut length = input.len();
+        while length >= 0x80 {
+            body.push(u8::try_from(length & 0x7f).expect("seven bits") | 0x80);
+            length >>= 7;
+        }
+        body.push(u8::try_from(length).expect("seven bits"));
+        body.extend_from_slice(input);
+        let bytes = sealed(body);
+        let decoded = decode_shard(kind, &bytes);
+        assert_eq!(decoded.as_ref().ok().map(State::value), expected_value(kind, input));
+        if let Ok(state) = decoded {
+            assert_eq!(encode_shard(&state, 1), bytes, "not canonical");
+        }
+    }
+}
+
+fn expected_value(kind: Kind, payload: &[u8]) -> Option<Value> {
+    match kind {
+        Kind::Counter => {
+            let (zigzag, length) = leb128(payload)?;
+            // 0, 1, 2, 3, … stand for 0, -1, 1, -2, …
+            let half = i128::try_from(zigzag / 2).expect("127 bits");
+            let total = if zigzag % 2 == 0 { half } else { -1 - half };
+            (length == payload.len()).then_some(Value::Counter(total))
+        }
+    }
+}
+
+/// Any JSON as an op of each kind, alone and as the amount of an `add`.
+pub(super) fn op(input: &[u8]) {
+    let amount = [br#"{"op":"add","by":"#, input, b"}"].concat();
+    for text in [input, &amount] {
+        let Ok(json) = serde_json::from_slice::<Json>(text) else { continue };
+        for &kind in Kind::ALL {
+            let parsed = kind.parse_op(&json);
+            match &parsed {
+                Err(error) => assert!(!error.to_string().is_empty()),
+                Ok(op) => {
+                    assert_eq!(op.kind(), kind);
+                    assert_eq!(kind.parse_op(&written(op)).as_ref(), Ok(op), "it reads back");
+                    let mut state = State::identity(kind);
+                    state.apply(op).expect("one op is within any range");
+                }
+            }
+            assert_eq!(parsed.ok(), expected_op(kind, &json), "{json}");
+        }
+    }
+}
+
+fn written(op: &Op) -> Json {
+    match op {
+        Op::Counter(op) => serde_json::to_value(op).expect("JSON"),
+    }
+}
+
+fn expected_op(kind: Kind, json: &Json) -> Option<Op> {
+    match kind {
+        Kind::Counter => {
+            let fields = json.as_object()?;
+            let one = json!(1);
+            let by = fields.get("by").unwrap_or(&one);
+            let by = by.as_i64().or_else(|| by.as_str()?.parse().ok())?;
+            let others = fields.keys().filter(|name| !matches!(name.as_str(), "op" | "by"));
+            let is_add = fields.get("op")? == "add" && others.count() == 0;
+            is_add.then_some(Op::Counter(orderfree_core::crdt::CounterOp::Add { by }))
+        }
+    }
+}
+
+/// Any text as a name.
+pub(super) fn name(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    match Name::new(text) {
+        Ok(name) => assert_eq!((name.as_str(), name.to_string().as_str()), (text, text)),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+    assert_eq!(Name::new(text).is_ok(), is_name(text.as_bytes()), "{text:?}");
+}
+
+/// The rule of names, on bytes: C0 is one byte, C1 is 0xC2 and one byte below 0xA0.
+pub(super) fn is_name(text: &[u8]) -> bool {
+    let c0 = text.iter().any(|&byte| byte < 0x20 || byte == 0x7f);
+    let c1 = text.windows(2).any(|pair| pair[0] == 0xC2 && pair[1] < 0xA0);
+    (1..=256).contains(&text.len()) && !c0 && !c1 && std::str::from_utf8(text).is_ok()
+}

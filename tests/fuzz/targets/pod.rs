@@ -1,0 +1,219 @@
+//! A pod over the embedded store in memory, with a clock that stands until it is turned, asked
+//! without a socket. Nothing runs in the background, so that an input always does the same.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, Method, Request, StatusCode};
+use orderfree::chance::Chance;
+use orderfree::clock::Clock;
+use orderfree::gate::Gate;
+use orderfree::gc::Folder;
+use orderfree::health::Health;
+use orderfree::http::{AppState, Build, router};
+use orderfree::limits;
+use orderfree::metrics::Metrics;
+use orderfree::mutators::Mutators;
+use orderfree::service::Service;
+use orderfree::store::Store;
+use orderfree::store::embedded::{EmbeddedStore, SHARDS};
+use orderfree_core::crdt::{Kind, State};
+use orderfree_core::protocol::read::{self, Answer as Reading};
+use orderfree_core::protocol::{Constants, MutatorId, Now, Overrides, Row, Slice, Timestamp};
+use redb::backends::InMemoryBackend;
+use redb::{Builder, ReadableDatabase, ReadableTable, StorageBackend};
+use serde_json::Value as Json;
+use tokio::runtime::{self, Runtime};
+use tower::ServiceExt;
+use uuid::Uuid;
+
+/// Longest wait for what is in memory to be written.
+const FLUSH_MAX: Duration = Duration::from_secs(20);
+
+/// A pod, and the runtime that it lives in.
+pub(super) struct Pod {
+    router: Router,
+    mutators: Arc<Mutators>,
+    store: Arc<dyn Store>,
+    clock: Arc<TurnedClock>,
+    memory: Memory,
+    constants: Constants,
+    // Last: the others are dropped while it runs.
+    runtime: Runtime,
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// The value of each key that has a row.
+pub(super) type Values = BTreeMap<(String, String, String), State>;
+
+impl Pod {
+    pub(super) fn new() -> Pod {
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        let constants = Constants::resolve(Overrides {
+            lifetime: seconds(60),
+            drain_margin: seconds(10),
+            cutoff: seconds(30),
+            ..Overrides::default()
+        });
+        let constants = constants.expect("consistent");
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let (clock, memory) = (Arc::new(TurnedClock::new()), Memory::default());
+        let store = EmbeddedStore::open_backend(memory.clone(), constants, clock.clone());
+        let store: Arc<dyn Store> = Arc::new(store.expect("a store"));
+        let metrics = Arc::new(Metrics::new());
+        let gate = Gate::new(clock.clone(), store.clone(), constants, metrics.clone());
+        let gate = Arc::new(gate);
+        let (most, counts) = (limits::MUTATORS_MAX, metrics.clone());
+        let chance = Chance::seeded(0);
+        let mutators =
+            Mutators::new(store.clone(), gate.clone(), constants, counts, chance.clone(), most);
+        let folder =
+            Folder::new(store.clone(), gate.clone(), constants, metrics.clone(), chance, true);
+        let service =
+            Service::new(store.clone(), gate, mutators.clone(), folder, constants, metrics);
+        let (service, health) = (Arc::new(service), Arc::new(Health::default()));
+        health.set_started();
+        let router = router(AppState { service, health, build: Build::THIS });
+        Pod { router, mutators, store, clock, memory, constants, runtime }
+    }
+
+    /// Lets time pass for both clocks.
+    pub(super) fn advance(&self, seconds: u32) {
+        let span_us = i64::from(seconds) * 1_000_000;
+        self.clock.passed_us.fetch_add(span_us, Ordering::SeqCst);
+    }
+
+    pub(super) fn send(&self, request: Request<Body>) -> Answer {
+        self.runtime.block_on(async {
+            let response = self.router.clone().oneshot(request).await.expect("infallible");
+            let (parts, body) = response.into_parts();
+            let bytes = to_bytes(body, usize::MAX).await.expect("a body").to_vec();
+            Answer { status: parts.status, headers: parts.headers, bytes }
+        })
+    }
+
+    pub(super) fn get(&self, address: &str) -> Answer {
+        let request = Request::builder().method(Method::GET).uri(address).body(Body::empty());
+        self.send(request.expect("a request"))
+    }
+
+    pub(super) fn post(&self, address: &str, media: &str, body: Body) -> Answer {
+        let request = Request::builder().method(Method::POST).uri(address);
+        self.send(request.header("content-type", media).body(body).expect("a request"))
+    }
+
+    /// Writes everything, stops, and reads the rows that are left.
+    pub(super) fn end(self) -> Values {
+        let Pod { router, mutators, store, clock, memory, constants, runtime } = self;
+        runtime.block_on(async {
+            assert_eq!(mutators.close(FLUSH_MAX).await, 0, "mutators that could not be written");
+            store.close().await;
+        });
+        drop((router, mutators, store));
+        drop(runtime);
+        values(memory, clock.now().wall, &constants)
+    }
+}
+
+impl Answer {
+    pub(super) fn json(&self) -> Json {
+        let text = String::from_utf8_lossy(&self.bytes);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().expect("ASCII"))
+    }
+}
+
+fn values(memory: Memory, now: Timestamp, constants: &Constants) -> Values {
+    let database = Builder::new().create_with_backend(memory).expect("the file again");
+    let transaction = database.begin_read().expect("a snapshot");
+    let table = transaction.open_table(SHARDS).expect("the table");
+    let mut rows: BTreeMap<(String, String, String), Vec<Row>> = BTreeMap::new();
+    for entry in table.iter().expect("rows") {
+        let (key, value) = entry.expect("a row");
+        let (kind, group, name, descending, id) = key.value();
+        let expires_us = (!descending ^ (1 << 63)).cast_signed();
+        rows.entry((kind.to_owned(), group.to_owned(), name.to_owned())).or_default().push(Row {
+            expires_at: Timestamp::from_micros(expires_us),
+            mutator_id: MutatorId::new(Uuid::from_u128(id)),
+            state: value.value().1.to_vec(),
+        });
+    }
+    let value = |(key, rows): ((String, String, String), Vec<Row>)| {
+        let (kind, limit) = (Kind::from_name(&key.0).expect("a kind"), rows.len());
+        let slice = Slice::new(rows, None, limit).whole().expect("all rows");
+        match read::assemble(kind, &slice, now, constants).expect("rows that decode") {
+            Reading::Value(reading) => (key, reading.state),
+            other => panic!("{key:?}: {other:?}"),
+        }
+    };
+    rows.into_iter().map(value).collect()
+}
+
+/// Both clocks of a machine, standing.
+#[derive(Debug)]
+struct TurnedClock {
+    passed_us: AtomicI64,
+}
+
+impl TurnedClock {
+    fn new() -> TurnedClock {
+        TurnedClock { passed_us: AtomicI64::new(0) }
+    }
+}
+
+impl Clock for TurnedClock {
+    fn now(&self) -> Now {
+        let passed_us = self.passed_us.load(Ordering::SeqCst);
+        let wall = Timestamp::from_micros(1_700_000_000_000_000 + passed_us);
+        let boot = Duration::from_micros(1_000_000 + passed_us.cast_unsigned());
+        Now { wall, boot }
+    }
+}
+
+/// A file in memory that outlives the store; clones are the same file.
+#[derive(Debug, Clone, Default)]
+struct Memory(Arc<Mutex<InMemoryBackend>>);
+
+impl Memory {
+    fn with<T>(&self, action: impl FnOnce(&InMemoryBackend) -> T) -> T {
+        action(&self.0.lock().expect("lock"))
+    }
+}
+
+impl StorageBackend for Memory {
+    fn len(&self) -> io::Result<u64> {
+        self.with(StorageBackend::len)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.with(|memory| memory.read(offset, out))
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.with(|memory| memory.set_len(len))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.with(|memory| memory.write(offset, data))
+    }
+}

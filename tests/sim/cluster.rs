@@ -1,0 +1,295 @@
+//! Simulated replicas: what a Cassandra node keeps of one partition, and what a coordinator makes of
+//! several nodes' answers.
+//!
+//! Kept as in Cassandra: the greater write timestamp wins a cell and a tie goes to the greater bytes;
+//! a deletion shadows everything at or below its timestamp, also what arrives later, until it is
+//! purged `gc_grace` after it was made; a limited query asks again behind a replica's last row.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use orderfree_core::protocol::{MutatorId, Timestamp};
+
+/// Where a row lies, in the table's order: names ascending, expiries descending, ids ascending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Address {
+    /// Index of the key's name.
+    pub(crate) name: u8,
+    pub(crate) expires_at: Reverse<Timestamp>,
+    pub(crate) id: MutatorId,
+}
+
+impl Address {
+    pub(crate) fn tally(name: u8) -> Address {
+        Address { name, expires_at: Reverse(Timestamp::NEVER), id: MutatorId::TALLY }
+    }
+
+    pub(crate) fn is_tally(&self) -> bool {
+        self.expires_at.0 == Timestamp::NEVER
+    }
+}
+
+/// The one cell of a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cell {
+    pub(crate) timestamp: Timestamp,
+    pub(crate) state: Arc<[u8]>,
+}
+
+/// A deletion: of every row of a name that expires in a span, or of one row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Tombstone {
+    pub(crate) name: u8,
+    pub(crate) after: Timestamp,
+    pub(crate) through: Timestamp,
+    /// Only this mutator's row.
+    pub(crate) id: Option<MutatorId>,
+    pub(crate) timestamp: Timestamp,
+    /// When its coordinator made it, in µs of true time: `gc_grace` runs from here.
+    pub(crate) made_us: i64,
+}
+
+impl Tombstone {
+    fn covers(&self, address: &Address) -> bool {
+        let expires_at = address.expires_at.0;
+        address.name == self.name
+            && self.after < expires_at
+            && expires_at <= self.through
+            && self.id.is_none_or(|id| id == address.id)
+    }
+
+    fn shadows(&self, address: &Address, cell: &Cell) -> bool {
+        self.timestamp >= cell.timestamp && self.covers(address)
+    }
+
+    fn supersedes(&self, other: &Tombstone) -> bool {
+        let is_wider = self.name == other.name
+            && self.after <= other.after
+            && self.through >= other.through
+            && (self.id.is_none() || self.id == other.id);
+        is_wider && self.timestamp >= other.timestamp && self.made_us >= other.made_us
+    }
+}
+
+/// What one statement or batch changes in the partition; a replica applies it whole.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Mutation {
+    pub(crate) cells: Vec<(Address, Cell)>,
+    pub(crate) tombstones: Vec<Tombstone>,
+}
+
+/// What became of a mutation's cells at a replica.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Applied {
+    /// A cell was shadowed by a deletion that was there before.
+    pub(crate) shadowed: bool,
+    /// A newer cell was there before.
+    pub(crate) older: bool,
+}
+
+/// The rows that a query asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Range {
+    pub(crate) from_name: u8,
+    pub(crate) to_name: u8,
+    /// Only names before this one.
+    pub(crate) below: Option<u8>,
+    pub(crate) after: Option<Timestamp>,
+    pub(crate) through: Option<Timestamp>,
+    /// Only rows that follow this one.
+    pub(crate) behind: Option<Address>,
+    pub(crate) limit: usize,
+}
+
+impl Range {
+    /// A whole key.
+    pub(crate) fn key(name: u8) -> Range {
+        Range::names(name, name)
+    }
+
+    /// All keys between two names.
+    pub(crate) fn names(from_name: u8, to_name: u8) -> Range {
+        let (below, after, through, behind) = (None, None, None, None);
+        Range { from_name, to_name, below, after, through, behind, limit: usize::MAX }
+    }
+
+    fn contains(&self, address: &Address) -> bool {
+        let expires_at = address.expires_at.0;
+        (self.from_name..=self.to_name).contains(&address.name)
+            && self.below.is_none_or(|below| address.name < below)
+            && self.after.is_none_or(|after| expires_at > after)
+            && self.through.is_none_or(|through| expires_at <= through)
+            && self.behind.is_none_or(|behind| *address > behind)
+    }
+}
+
+/// One replica's answer.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Piece {
+    pub(crate) rows: Vec<(Address, Cell)>,
+    pub(crate) tombstones: Vec<Tombstone>,
+    /// It stopped at its limit; there may be more behind its last row.
+    pub(crate) is_cut: bool,
+}
+
+/// What a node has.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Replica {
+    pub(crate) rows: BTreeMap<Address, Cell>,
+    pub(crate) tombstones: Vec<Tombstone>,
+}
+
+impl Replica {
+    /// Applies a mutation. With `split_tally` the tally lies in two cells, as it must not.
+    pub(crate) fn apply(&mut self, mutation: &Mutation, split_tally: bool) -> Applied {
+        let mut applied = Applied::default();
+        for tombstone in &mutation.tombstones {
+            self.rows.retain(|address, cell| !tombstone.shadows(address, cell));
+            if !self.tombstones.iter().any(|old| old.supersedes(tombstone)) {
+                self.tombstones.retain(|old| !tombstone.supersedes(old));
+                self.tombstones.push(tombstone.clone());
+            }
+        }
+        for (address, cell) in &mutation.cells {
+            if self.tombstones.iter().any(|tombstone| tombstone.shadows(address, cell)) {
+                applied.shadowed = true;
+                continue;
+            }
+            match self.rows.get_mut(address) {
+                None => {
+                    self.rows.insert(*address, cell.clone());
+                }
+                Some(old) => {
+                    applied.older |= old.timestamp > cell.timestamp;
+                    reconcile(old, cell, split_tally && address.is_tally());
+                }
+            }
+        }
+        applied
+    }
+
+    /// Forgets deletions made before `before_us`. True if there were any.
+    pub(crate) fn purge(&mut self, before_us: i64) -> bool {
+        let count = self.tombstones.len();
+        self.tombstones.retain(|tombstone| tombstone.made_us >= before_us);
+        self.tombstones.len() < count
+    }
+
+    /// Answers a query.
+    pub(crate) fn answer(&self, range: &Range) -> Piece {
+        let mut rows = self.rows.iter().filter(|(address, _)| range.contains(address));
+        let found = rows.by_ref().take(range.limit);
+        let found: Vec<_> = found.map(|(address, cell)| (*address, cell.clone())).collect();
+        let is_cut = rows.next().is_some();
+        let names = range.from_name..=range.to_name;
+        let tombstones = self.tombstones.iter().filter(|old| names.contains(&old.name));
+        Piece { rows: found, tombstones: tombstones.cloned().collect(), is_cut }
+    }
+}
+
+/// Last write wins; the greater bytes win a tie, cell by cell.
+fn reconcile(old: &mut Cell, new: &Cell, as_two_cells: bool) {
+    if as_two_cells && old.timestamp == new.timestamp {
+        let (old_halves, new_halves) = (halves(&old.state), halves(&new.state));
+        let state = [old_halves.0.max(new_halves.0), old_halves.1.max(new_halves.1)].concat();
+        old.state = state.into();
+    } else if (new.timestamp, &new.state) > (old.timestamp, &old.state) {
+        *old = new.clone();
+    }
+}
+
+fn halves(state: &[u8]) -> (&[u8], &[u8]) {
+    state.split_at(state.len() / 2)
+}
+
+/// What a coordinator makes of its replicas' answers, before the limit.
+pub(crate) fn merge(pieces: &[Piece], split_tally: bool) -> BTreeMap<Address, Cell> {
+    let mut merged = Replica::default();
+    for piece in pieces {
+        let (cells, tombstones) = (piece.rows.clone(), piece.tombstones.clone());
+        merged.apply(&Mutation { cells, tombstones }, split_tally);
+    }
+    merged.rows
+}
+
+/// Blocking read repair: what every asked replica is told after a read, which is no more than what
+/// the query returned.
+pub(crate) fn repair(pieces: &[Piece], range: &Range, through: Option<Address>) -> Mutation {
+    let mut clipped = Vec::new();
+    for tombstone in pieces.iter().flat_map(|piece| &piece.tombstones) {
+        let mut part = tombstone.clone();
+        part.after = range.after.map_or(part.after, |after| part.after.max(after));
+        part.through = range.through.map_or(part.through, |end| part.through.min(end));
+        if let Some(last) = through
+            && last.name == part.name
+        {
+            // Rows come by descending expiry: the query has not looked below the last one.
+            part.after = part.after.max(Timestamp::from_micros(last.expires_at.0.as_micros() - 1));
+        }
+        if part.after < part.through {
+            clipped.push(part);
+        }
+    }
+    let merged = merge(pieces, false);
+    let returned = |address: &Address| through.is_none_or(|last| *address <= last);
+    let cells = merged.into_iter().filter(|(address, _)| returned(address)).collect();
+    Mutation { cells, tombstones: clipped }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uuid::Uuid;
+
+    fn at(expires_at: i64) -> Address {
+        let expires_at = Reverse(Timestamp::from_micros(expires_at));
+        Address { name: 0, expires_at, id: MutatorId::new(Uuid::from_u128(1)) }
+    }
+
+    fn write(expires_at: i64, timestamp: i64, state: &[u8]) -> Mutation {
+        let cell = Cell { timestamp: Timestamp::from_micros(timestamp), state: state.into() };
+        Mutation { cells: vec![(at(expires_at), cell)], tombstones: vec![] }
+    }
+
+    fn delete(through: i64, timestamp: i64, made_us: i64) -> Mutation {
+        let (through, timestamp) =
+            (Timestamp::from_micros(through), Timestamp::from_micros(timestamp));
+        let after = Timestamp::from_micros(i64::MIN);
+        let range = Tombstone { name: 0, after, through, id: None, timestamp, made_us };
+        Mutation { cells: vec![], tombstones: vec![range] }
+    }
+
+    #[test]
+    fn a_replica_keeps_cassandras_rules() {
+        let mut replica = Replica::default();
+        replica.apply(&write(10, 5, b"b"), false);
+        replica.apply(&write(10, 5, b"a"), false);
+        assert_eq!(&*replica.rows[&at(10)].state, b"b", "the greater bytes win a tie");
+        replica.apply(&write(20, 10, b"x"), false);
+        replica.apply(&delete(15, 16, 100), false);
+        assert_eq!(replica.rows.keys().copied().collect::<Vec<_>>(), [at(20)]);
+        assert!(replica.apply(&write(10, 9, b"late"), false).shadowed);
+        replica.apply(&delete(12, 13, 90), false);
+        assert_eq!(replica.tombstones.len(), 1, "a wider, newer deletion covers it");
+        assert!(!replica.purge(100) && replica.purge(101));
+        assert!(!replica.apply(&write(10, 9, b"zombie"), false).shadowed);
+    }
+
+    #[test]
+    fn a_coordinator_lets_one_replicas_deletion_shadow_anothers_row() {
+        let (mut with, mut without) = (Replica::default(), Replica::default());
+        without.apply(&write(10, 5, b"a"), false);
+        with.apply(&delete(10, 11, 0), false);
+        let range = Range::key(0);
+        let pieces = [with.answer(&range), without.answer(&range)];
+        assert!(merge(&pieces, false).is_empty());
+        let told = repair(&pieces, &range, None);
+        without.apply(&told, false);
+        assert!(without.rows.is_empty());
+        let limited = Range { limit: 1, ..range };
+        without.apply(&write(30, 1, b"c"), false);
+        without.apply(&write(40, 1, b"c"), false);
+        assert!(without.answer(&limited).is_cut);
+    }
+}

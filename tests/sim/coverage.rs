@@ -1,0 +1,116 @@
+//! What a schedule met. A simulator that never meets a hazard proves nothing about it, so each of
+//! these must be met in at least one of a hundred schedules.
+
+use std::fmt;
+
+macro_rules! hazards {
+    ($($name:ident $text:literal)*) => {
+        /// A hazard that a schedule can meet.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Hazard { $($name),* }
+
+        impl Hazard {
+            pub(crate) const ALL: &[Hazard] = &[$(Hazard::$name),*];
+
+            pub(crate) fn text(self) -> &'static str {
+                match self { $(Hazard::$name => $text),* }
+            }
+        }
+    };
+}
+
+hazards! {
+    FoldInsideGroupRead "a fold landed inside a group read"
+    Folded "a fold took shards"
+    ZombieRead "rows at or below the fence were read"
+    StaleFold "a fold arrived where a later one had been"
+    FoldAgain "a fold was sent again later on"
+    LateWrite "a shard's write arrived after the fold of its row"
+    UnevenTally "the replicas of one read disagreed on the tally"
+    FoldsAtOnce "a key was folded twice at once"
+    SameFence "two folds wrote one fence with different states"
+    FoldUnacked "a fold's write was not acknowledged"
+    FoldFailed "a fold could not read at its level"
+    ReadAgain "a tally older than the cached fence came back"
+    ShortRead "a replica was asked again behind its limit"
+    Purged "a replica purged a deletion"
+    Forgot "a replica forgot what it had not synced"
+    NodeDown "a node was down"
+    Datacenters "there were two data centres"
+    Unknown "an update's outcome was unknown"
+    Refused "an update was refused"
+    SentAgain "a refused update was sent again"
+    ClientGone "a client went away before its answer"
+    MemoryOp "an update was answered from memory"
+    StoppedAtSend "a pod stopped between its look at the clock and the send"
+    TooLate "a write was acknowledged after its lease"
+    PodKilled "a pod was killed"
+    PodStopped "a pod was paused"
+    Drained "a pod was drained"
+    Evicted "a mutator was evicted"
+    ClockSet "a pod's clock was set"
+    GateShut "a pod's clock was not trusted"
+    Damaged "a row was damaged"
+    RowDeletes "a fold deleted row by row"
+}
+
+/// The hazards that one schedule met.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Met(u64);
+
+impl Met {
+    pub(crate) fn note(&mut self, hazard: Hazard) {
+        self.0 |= 1 << hazard as u32;
+    }
+
+    pub(crate) fn has(self, hazard: Hazard) -> bool {
+        self.0 & (1 << hazard as u32) != 0
+    }
+}
+
+/// How many schedules met each hazard.
+#[derive(Debug, Clone)]
+pub(crate) struct Coverage {
+    pub(crate) schedules: u64,
+    met: Vec<u64>,
+}
+
+impl Default for Coverage {
+    fn default() -> Coverage {
+        Coverage { schedules: 0, met: vec![0; Hazard::ALL.len()] }
+    }
+}
+
+impl Coverage {
+    pub(crate) fn add(&mut self, met: Met) {
+        self.schedules += 1;
+        for (count, &hazard) in self.met.iter_mut().zip(Hazard::ALL) {
+            *count += u64::from(met.has(hazard));
+        }
+    }
+
+    pub(crate) fn merge(&mut self, other: &Coverage) {
+        self.schedules += other.schedules;
+        for (count, more) in self.met.iter_mut().zip(&other.met) {
+            *count += more;
+        }
+    }
+
+    /// Hazards that fewer than one of a hundred schedules met.
+    pub(crate) fn rare(&self) -> Vec<&'static str> {
+        let counts = self.met.iter().zip(Hazard::ALL);
+        let rare = counts.filter(|(count, _)| **count * 100 < self.schedules);
+        rare.map(|(_, hazard)| hazard.text()).collect()
+    }
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (count, hazard) in self.met.iter().zip(Hazard::ALL) {
+            #[allow(clippy::cast_precision_loss, reason = "a share for people")]
+            let share = 100.0 * *count as f64 / self.schedules as f64;
+            writeln!(f, "{share:5.1} %  {}", hazard.text())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! The machine a simulated pod runs on: its clocks, and a process that can be stopped, resumed and
+//! killed.
+//!
+//! A stopped process sees no time pass: its timers fire only once it is resumed, and then an answer
+//! that has arrived meanwhile is found before the timer, as after SIGSTOP and SIGCONT.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use orderfree::clock::Clock;
+use orderfree_core::protocol::{Now, Timestamp};
+use tokio::time::Instant;
+
+/// True time at which every simulation begins, in µs: 2026-01-01.
+pub(crate) const EPOCH_US: i64 = 1_767_225_600_000_000;
+
+/// True time, the same for the whole simulation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TrueTime(Instant);
+
+impl TrueTime {
+    pub(crate) fn begin() -> TrueTime {
+        TrueTime(Instant::now())
+    }
+
+    /// Since the simulation's start.
+    pub(crate) fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+
+    /// In µs since 1970.
+    pub(crate) fn now_us(self) -> i64 {
+        EPOCH_US + micros(self.elapsed())
+    }
+}
+
+/// A span in µs.
+pub(crate) fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).expect("a simulation is short")
+}
+
+#[derive(Debug, Default)]
+enum Process {
+    #[default]
+    Running,
+    Stopped(Vec<Waker>),
+    Dead,
+}
+
+/// One pod's machine and process.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    time: TrueTime,
+    booted: Duration,
+    /// Wall clock less true time.
+    skew_us: AtomicI64,
+    process: Mutex<Process>,
+    /// What the next look at the clocks shows instead of the time: the sabotage of I3.
+    stale: Mutex<Option<Now>>,
+}
+
+impl Machine {
+    /// Boots `before` the simulation began.
+    pub(crate) fn boot(time: TrueTime, before: Duration, skew_us: i64) -> Arc<Machine> {
+        Arc::new(Machine {
+            time,
+            booted: before,
+            skew_us: AtomicI64::new(skew_us),
+            process: Mutex::default(),
+            stale: Mutex::default(),
+        })
+    }
+
+    /// Sets the wall clock.
+    pub(crate) fn set_skew(&self, skew_us: i64) {
+        self.skew_us.store(skew_us, Ordering::SeqCst);
+    }
+
+    /// SIGSTOP.
+    pub(crate) fn stop(&self) {
+        let mut process = self.process();
+        if matches!(*process, Process::Running) {
+            *process = Process::Stopped(Vec::new());
+        }
+    }
+
+    /// SIGCONT. What waits goes on in the order in which it began to wait, or in the opposite one.
+    pub(crate) fn resume(&self, last_first: bool) {
+        let mut process = self.process();
+        if let Process::Stopped(wakers) = &mut *process {
+            if last_first {
+                wakers.reverse();
+            }
+            wakers.drain(..).for_each(Waker::wake);
+            *process = Process::Running;
+        }
+    }
+
+    /// SIGKILL: nothing of it ever runs again.
+    pub(crate) fn kill(&self) {
+        *self.process() = Process::Dead;
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        matches!(*self.process(), Process::Dead)
+    }
+
+    /// Runs a part of the process: it stands still while the process is stopped, and for ever once
+    /// it is dead.
+    pub(crate) async fn run<F: Future>(&self, part: F) -> F::Output {
+        let mut part = pin!(part);
+        poll_fn(
+            |context| {
+                if self.stands(context) { Poll::Pending } else { part.as_mut().poll(context) }
+            },
+        )
+        .await
+    }
+
+    /// Makes the next look at the clocks show an earlier one.
+    pub(crate) fn show_once(&self, earlier: Now) {
+        *self.stale.lock().unwrap_or_else(PoisonError::into_inner) = Some(earlier);
+    }
+
+    fn stands(&self, context: &Context<'_>) -> bool {
+        match &mut *self.process() {
+            Process::Running => false,
+            Process::Dead => true,
+            Process::Stopped(wakers) => {
+                wakers.push(context.waker().clone());
+                true
+            }
+        }
+    }
+
+    fn process(&self) -> MutexGuard<'_, Process> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clock for Machine {
+    fn now(&self) -> Now {
+        if let Some(stale) = self.stale.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return stale;
+        }
+        let wall_us = self.time.now_us() + self.skew_us.load(Ordering::SeqCst);
+        Now { wall: Timestamp::from_micros(wall_us), boot: self.booted + self.time.elapsed() }
+    }
+}

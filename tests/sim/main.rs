@@ -1,0 +1,16 @@
+//! Deterministic simulation: the shipped mutators, folds, reads and retries on simulated replicas,
+//! through schedules in which everything goes wrong that may. One seed repeats a schedule exactly.
+//!
+//! `make sim N=100000 SEED=0` runs schedules; a failing seed is shrunk and told as a timeline.
+
+mod cluster;
+mod coverage;
+mod machine;
+mod network;
+mod oracle;
+mod plan;
+mod run;
+mod sabotage;
+mod search;
+mod store;
+mod world;

@@ -1,0 +1,186 @@
+//! What a coordinator does with one request: who is asked, who answers when, and what the driver is
+//! told. Everything takes its time, and any of it can go wrong as the weather has it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use orderfree_core::protocol::consistency::Level;
+use rand::Rng;
+use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
+use scylla::statement::Consistency;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use crate::cluster::{Address, Cell, Mutation, Piece, Range, merge, repair};
+use crate::coverage::Hazard;
+use crate::sabotage::Sabotage;
+use crate::world::{Fate, Shared, World};
+
+/// How long a coordinator waits for replicas.
+const COORDINATOR_PATIENCE: Duration = Duration::from_secs(2);
+
+/// One attempt to write a mutation at a level.
+pub(crate) async fn write(
+    shared: &Shared,
+    datacenter: usize,
+    level: Level,
+    mutation: &Arc<Mutation>,
+    patience: Duration,
+) -> Result<(), ExecutionError> {
+    let sent = shared.with(|world| {
+        let reach = world.reach(level, datacenter);
+        let quota = World::quota(level, reach.len());
+        let alive = reach.iter().filter(|&&node| world.nodes[node].is_up).count();
+        if alive < quota {
+            return None;
+        }
+        let acks = Arc::new(Semaphore::new(0));
+        // Every replica of every data centre is told, whoever must answer.
+        for node in 0..world.nodes.len() {
+            let counts = reach.contains(&node).then(|| Arc::clone(&acks));
+            let fate = world.fate(node);
+            tokio::spawn(deliver(shared.clone(), node, Arc::clone(mutation), fate, counts));
+        }
+        let silent = world.weather.silent;
+        Some((acks, quota, world.dice.random_bool(silent)))
+    });
+    let (acks, quota, silent) = sent.ok_or_else(unavailable)?;
+    let quota = u32::try_from(quota).expect("few replicas");
+    let answered = timeout(patience.min(COORDINATOR_PATIENCE), acks.acquire_many(quota)).await;
+    if answered.is_err() || silent {
+        return Err(ExecutionError::RequestTimeout(patience));
+    }
+    sleep(shared.with(World::travel)).await;
+    Ok(())
+}
+
+/// Brings a mutation to one node, now, later or never.
+async fn deliver(
+    shared: Shared,
+    node: usize,
+    mutation: Arc<Mutation>,
+    fate: Fate,
+    acks: Option<Arc<Semaphore>>,
+) {
+    let Fate::Arrives(after) = fate else { return hinted(shared, node, mutation, fate).await };
+    sleep(after).await;
+    if shared.with(|world| world.arrive(node, &mutation)) {
+        if let Some(acks) = acks {
+            acks.add_permits(1);
+        }
+    } else {
+        let fate = shared.with(World::hint);
+        hinted(shared, node, mutation, fate).await;
+    }
+}
+
+/// A hint: delivered when its node is up, but never `gc_grace` after it was kept.
+async fn hinted(shared: Shared, node: usize, mutation: Arc<Mutation>, fate: Fate) {
+    let Fate::Hinted(after) = fate else { return };
+    let (kept, most) = shared.with(|world| (world.time.elapsed(), world.plan.gc_grace));
+    let mut wait = after;
+    loop {
+        sleep(wait).await;
+        let now = shared.with(|world| world.time.elapsed());
+        if now - kept > most || shared.with(|world| world.arrive(node, &mutation)) {
+            return;
+        }
+        wait = Duration::from_secs(2);
+    }
+}
+
+/// One attempt to read rows at a level: the merged rows, in the table's order.
+pub(crate) async fn read(
+    shared: &Shared,
+    datacenter: usize,
+    level: Level,
+    range: Range,
+) -> Result<Vec<(Address, Cell)>, ExecutionError> {
+    let asked = shared.with(|world| world.asked(level, datacenter)).ok_or_else(unavailable)?;
+    let mut pieces: Vec<(usize, Piece)> = Vec::with_capacity(asked.len());
+    let mut waited = Duration::ZERO;
+    for (after, node) in asked {
+        sleep(after - waited).await;
+        waited = after;
+        pieces.push((node, ask(shared, node, &range).ok_or_else(no_answer)?));
+    }
+    let split = shared.with(|world| world.is(Sabotage::SplitTally));
+    let rows = loop {
+        let answers: Vec<Piece> = pieces.iter().map(|(_, piece)| piece.clone()).collect();
+        let mut rows: Vec<_> = merge(&answers, split).into_iter().collect();
+        let is_cut = rows.len() > range.limit;
+        rows.truncate(range.limit);
+        let last = rows.last().map(|(address, _)| *address);
+        // Short-read protection: a replica that stopped before the answer's end is asked again.
+        let reaches = |piece: &Piece| {
+            let own = piece.rows.last().map(|(address, _)| *address);
+            !piece.is_cut || (rows.len() == range.limit && own >= last)
+        };
+        let Some((node, piece)) = pieces.iter_mut().find(|(_, piece)| !reaches(piece)) else {
+            break finish(shared, &pieces, &range, rows, is_cut.then_some(last).flatten());
+        };
+        shared.met(Hazard::ShortRead);
+        sleep(shared.with(World::travel)).await;
+        let behind = piece.rows.last().map(|(address, _)| *address);
+        let more = ask(shared, *node, &Range { behind, ..range }).ok_or_else(no_answer)?;
+        piece.rows.extend(more.rows);
+        piece.tombstones.extend(more.tombstones);
+        piece.is_cut = more.is_cut;
+    };
+    let silent = shared.with(|world| {
+        let silent = world.weather.silent;
+        world.dice.random_bool(silent)
+    });
+    if silent {
+        return Err(no_answer());
+    }
+    sleep(shared.with(World::travel)).await;
+    Ok(rows)
+}
+
+/// One replica's answer; none if it is down.
+fn ask(shared: &Shared, node: usize, range: &Range) -> Option<Piece> {
+    shared.with(|world| world.answer(node, range))
+}
+
+/// A replica that was asked did not answer.
+fn no_answer() -> ExecutionError {
+    ExecutionError::RequestTimeout(COORDINATOR_PATIENCE)
+}
+
+/// What happens at the end of a read: hazards are noted, and rows repaired where that is on.
+fn finish(
+    shared: &Shared,
+    pieces: &[(usize, Piece)],
+    range: &Range,
+    rows: Vec<(Address, Cell)>,
+    cut_at: Option<Address>,
+) -> Vec<(Address, Cell)> {
+    shared.with(|world| {
+        for name in range.from_name..=range.to_name {
+            let tally = |(_, piece): &(usize, Piece)| {
+                let mut rows = piece.rows.iter();
+                rows.find(|(address, _)| *address == Address::tally(name))
+                    .map(|(_, cell)| cell.timestamp)
+            };
+            if pieces.windows(2).any(|pair| tally(&pair[0]) != tally(&pair[1])) {
+                world.met(Hazard::UnevenTally);
+            }
+        }
+        if world.is(Sabotage::BlockingRepair) && pieces.len() > 1 {
+            let answers: Vec<Piece> = pieces.iter().map(|(_, piece)| piece.clone()).collect();
+            let repair = repair(&answers, range, cut_at);
+            for (node, _) in pieces {
+                world.nodes[*node].disk.apply(&repair, false);
+            }
+        }
+    });
+    rows
+}
+
+/// Too few replicas are up: nothing was asked of any.
+pub(crate) fn unavailable() -> ExecutionError {
+    let consistency = Consistency::LocalQuorum;
+    let error = DbError::Unavailable { consistency, required: 2, alive: 1 };
+    ExecutionError::LastAttemptError(RequestAttemptError::DbError(error, String::new()))
+}

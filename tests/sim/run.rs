@@ -1,0 +1,428 @@
+//! Plays one schedule: pods of shipped code, clients, faults; then heals everything, folds what there
+//! is, and reads again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use orderfree::chance::Chance;
+use orderfree::config::Switch;
+use orderfree::mutators::UpdateError;
+use orderfree::server::Node;
+use orderfree::service::{GroupQuery, KeyValue};
+use orderfree_core::crdt::{CounterOp, Kind, Op, Value};
+use orderfree_core::protocol::Durability;
+use orderfree_core::protocol::consistency::Level;
+use rand::Rng;
+use tokio::runtime::Builder;
+use tokio::time::sleep;
+
+use crate::cluster::Range;
+use crate::coverage::{Hazard, Met};
+use crate::machine::Machine;
+use crate::network;
+use crate::oracle::Violation;
+use crate::plan::{Plan, Step, Weather, What};
+use crate::store::{SimStore, key, name, stop};
+use crate::world::{Shared, World};
+
+/// What came of a schedule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) violation: Option<Violation>,
+    pub(crate) met: Met,
+    /// Everything that happened, if it was asked for.
+    pub(crate) timeline: String,
+}
+
+/// A running pod.
+#[derive(Clone)]
+struct Pod {
+    node: Arc<Node>,
+    machine: Arc<Machine>,
+    datacenter: usize,
+}
+
+/// Plays a schedule from its beginning to its end, always in the same way.
+pub(crate) fn play(plan: &Plan, trace: bool) -> Outcome {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.expect("a runtime");
+    runtime.block_on(async {
+        let plan = Arc::new(plan.clone());
+        let shared = Shared::new(&plan, trace);
+        let mut stage = Stage { shared: shared.clone(), pods: Vec::new(), plan };
+        stage.play().await;
+        shared.with(|world| Outcome {
+            violation: world.oracle.violation.clone(),
+            met: world.met,
+            timeline: world.take_log(),
+        })
+    })
+}
+
+struct Stage {
+    shared: Shared,
+    plan: Arc<Plan>,
+    pods: Vec<Pod>,
+}
+
+impl Stage {
+    async fn play(&mut self) {
+        if self.plan.nodes.iter().any(|node| node.datacenter > 0) {
+            self.shared.met(Hazard::Datacenters);
+        }
+        for at in 0..self.plan.pods.len() {
+            let skew_us = self.plan.pods[at].skew_us;
+            let pod = self.boot(at, skew_us);
+            self.pods.push(pod);
+        }
+        let steps = self.plan.steps.clone();
+        for step in steps {
+            let now = self.shared.with(|world| world.time.elapsed());
+            sleep(step.at.saturating_sub(now)).await;
+            self.perform(&step);
+            if self.is_over() {
+                return;
+            }
+        }
+        self.end().await;
+    }
+
+    fn is_over(&self) -> bool {
+        self.shared.with(|world| world.oracle.violation.is_some())
+    }
+
+    fn boot(&self, at: usize, skew_us: i64) -> Pod {
+        let (before, seed) = self.shared.with(|world| {
+            let dice = &mut world.dice;
+            (Duration::from_secs(dice.random_range(100..10_000)), dice.random())
+        });
+        let time = self.shared.with(|world| world.time);
+        let (machine, chance) = (Machine::boot(time, before, skew_us), Chance::seeded(seed));
+        let store = SimStore::connect(&self.shared, &self.plan, at, &machine, chance.clone());
+        let (constants, clock) = (self.plan.constants, Arc::clone(&machine) as _);
+        let most = self.plan.mutators_max;
+        let node = Arc::new(Node::new(store, constants, clock, chance, most, Switch::On));
+        if self.plan.background_folds {
+            node.start();
+        }
+        Pod { node, machine, datacenter: self.plan.pods[at].datacenter }
+    }
+
+    /// A pod that is alive, booted anew if it was killed.
+    fn alive(&mut self, at: usize) -> Pod {
+        if self.pods[at].machine.is_dead() {
+            self.shared.log(|| format!("pod {at} starts again"));
+            self.pods[at] = self.boot(at, self.plan.pods[at].skew_us);
+        }
+        self.pods[at].clone()
+    }
+
+    fn perform(&mut self, step: &Step) {
+        let shared = self.shared.clone();
+        shared.log(|| format!("{:?}", step.what));
+        match step.what {
+            What::Update { pod, name, op, in_memory, gone_after } => {
+                let update = Update { shared, pod: self.alive(pod), name, op, in_memory };
+                tokio::spawn(update.send(gone_after));
+            }
+            What::Read { pod, name } => {
+                tokio::spawn(read(shared, self.alive(pod), name, None));
+            }
+            What::ReadGroup { pod } => {
+                tokio::spawn(read_group(shared, self.alive(pod), self.plan.names));
+            }
+            What::Fold { pod, name } => {
+                let pod = self.alive(pod);
+                tokio::spawn(async move {
+                    let _ = pod.machine.run(pod.node.folder().fold(&key(name), false)).await;
+                });
+            }
+            What::Sweep { pod } => {
+                let pod = self.alive(pod);
+                tokio::spawn(async move {
+                    let _ = pod.machine.run(pod.node.folder().sweep_once()).await;
+                });
+            }
+            What::FoldAgain { nth } => fold_again(&shared, nth),
+            What::Peek { name } => {
+                tokio::spawn(peek(shared, name));
+            }
+            What::Stop { pod, span } => {
+                shared.met(Hazard::PodStopped);
+                stop(&shared, &self.alive(pod).machine, span);
+            }
+            What::StopAtSend { pod, span, held } => {
+                shared.with(|world| world.stops_at_send[pod] = Some((span, held)));
+            }
+            What::Kill { pod } => self.kill(pod),
+            What::Drain { pod } => {
+                let pod = self.alive(pod);
+                tokio::spawn(async move {
+                    pod.machine.run(pod.node.stop(Duration::from_secs(20))).await;
+                    pod.machine.kill();
+                    shared.met(Hazard::Drained);
+                });
+            }
+            What::SetClock { pod, skew_us } => {
+                shared.met(Hazard::ClockSet);
+                self.alive(pod).machine.set_skew(skew_us);
+            }
+            What::NodeDown { node, span } => {
+                shared.met(Hazard::NodeDown);
+                shared.with(|world| world.nodes[node].is_up = false);
+                tokio::spawn(async move {
+                    sleep(span).await;
+                    shared.with(|world| world.nodes[node].is_up = true);
+                    shared.log(|| format!("node {node} is up again"));
+                });
+            }
+            What::Drops { node, span } => {
+                let until = step.at + span;
+                shared.with(|world| world.nodes[node].drops_until = until);
+            }
+            What::Purge { node } => shared.with(|world| world.purge(node)),
+            What::Sync => shared.with(World::sync),
+            What::Forget => shared.with(World::forget),
+            What::Damage { name } => shared.with(|world| world.damage(name)),
+        }
+    }
+
+    fn kill(&self, at: usize) {
+        let pod = &self.pods[at];
+        if !pod.machine.is_dead() {
+            self.shared.met(Hazard::PodKilled);
+        }
+        self.retire(pod);
+    }
+
+    /// Ends a pod, and takes note of what it counted about itself.
+    fn retire(&self, pod: &Pod) {
+        if pod.node.service().metrics().evictions.get() > 0 {
+            self.shared.met(Hazard::Evicted);
+        }
+        pod.machine.kill();
+    }
+
+    /// Heals everything, waits until every shard is final, folds, and reads.
+    async fn end(&mut self) {
+        let constants = self.plan.constants;
+        let life = constants.lifetime();
+        self.shared.log(|| "everything heals".into());
+        self.shared.with(|world| {
+            world.is_healing = true;
+            world.weather = Weather::CALM;
+            world.nodes.iter_mut().for_each(|node| {
+                (node.is_up, node.drops_until, node.skew_us) = (true, Duration::ZERO, 0);
+            });
+            world.stops_at_send.fill(None);
+        });
+        self.pods.iter().for_each(|pod| pod.machine.resume(false));
+        sleep(2 * constants.request_budget()).await;
+        self.pods.iter().for_each(|pod| self.retire(pod));
+        let margin = constants.clock_offset_max() * 3;
+        sleep(life + constants.cutoff() + constants.fence_quantum() + margin).await;
+        self.shared.with(|world| world.nodes.iter_mut().for_each(|node| node.is_up = true));
+        let pods = [self.boot(0, 0), self.boot(1, 0)];
+        self.shared.with(|world| world.is_healed = true);
+        self.check(&pods).await;
+        for round in 0..3 {
+            for pod in &pods {
+                self.fold_all(pod).await;
+            }
+            self.check(&pods).await;
+            if self.is_over() {
+                return;
+            }
+            let folds = self.shared.with(|world| world.folds.len());
+            match round {
+                0 => (0..folds).for_each(|nth| fold_again(&self.shared, nth)),
+                1 => (0..self.plan.nodes.len())
+                    .for_each(|node| self.shared.with(|world| world.purge(node))),
+                _ => self.check_leftovers(),
+            }
+            sleep(self.plan.gc_grace + Duration::from_secs(5)).await;
+        }
+    }
+
+    async fn fold_all(&self, pod: &Pod) {
+        for at in 0..self.plan.names {
+            let _ = pod.node.folder().fold(&key(at), false).await;
+        }
+        sleep(Duration::from_secs(1)).await;
+    }
+
+    async fn check(&self, pods: &[Pod]) {
+        for (pod, level) in pods.iter().zip([None, Some(Level::All)]) {
+            for at in 0..self.plan.names {
+                read(self.shared.clone(), pod.clone(), at, level).await;
+            }
+            read_group(self.shared.clone(), pod.clone(), self.plan.names).await;
+        }
+    }
+
+    /// After folds of everything by a calm cluster there is one row for each key.
+    fn check_leftovers(&self) {
+        self.shared.with(|world| {
+            for at in (0..self.plan.names).filter(|&at| !world.damaged[usize::from(at)]) {
+                let answers = world.nodes.iter().map(|node| node.disk.answer(&Range::key(at)));
+                let answers: Vec<_> = answers.collect();
+                let merged = crate::cluster::merge(&answers, false);
+                let rows = merged.keys().filter(|row| !row.is_tally()).count();
+                if rows > 0 {
+                    world.oracle.report(Violation::Leftover { name: at, rows });
+                }
+            }
+        });
+    }
+}
+
+/// One op, sent by a client that sends again what was refused.
+struct Update {
+    shared: Shared,
+    pod: Pod,
+    name: u8,
+    op: usize,
+    in_memory: bool,
+}
+
+impl Update {
+    async fn send(self, gone_after: Option<Duration>) {
+        match gone_after {
+            None => self.insist().await,
+            Some(patience) => {
+                if tokio::time::timeout(patience, self.insist()).await.is_err() {
+                    self.shared.met(Hazard::ClientGone);
+                }
+            }
+        }
+    }
+
+    async fn insist(&self) {
+        let (name, op) = (self.name, self.op);
+        for attempt in 0..2 {
+            if attempt > 0 {
+                self.shared.met(Hazard::SentAgain);
+                sleep(Duration::from_millis(300)).await;
+            }
+            self.shared.with(|world| world.oracle.sent(name, op));
+            let by = crate::oracle::weight(op);
+            let durability = if self.in_memory { Durability::Memory } else { Durability::Stored };
+            let ops = vec![Op::Counter(CounterOp::Add { by })];
+            let target = key(name);
+            let update = self.pod.node.service().update(&target, ops, durability);
+            let outcome = self.pod.machine.run(update).await;
+            self.shared.log(|| format!("  update {name}/{op}: {outcome:?}"));
+            match outcome {
+                Ok(()) if self.in_memory => return self.shared.met(Hazard::MemoryOp),
+                Ok(()) => {
+                    let datacenter = self.pod.datacenter;
+                    return self.shared.with(|world| world.oracle.acked(name, op, datacenter));
+                }
+                Err(UpdateError::Unknown(_)) => return self.shared.met(Hazard::Unknown),
+                Err(UpdateError::Refused(_)) => {
+                    self.shared.met(Hazard::Refused);
+                    self.shared.with(|world| world.oracle.refused(name, op));
+                }
+            }
+        }
+    }
+}
+
+/// Whether a read sees every ack of a data centre: it must overlap the write's quorum, on replicas
+/// that forget nothing.
+fn must_see(world: &World, reader: usize, level: Level, writer: usize) -> bool {
+    level == Level::All || (!world.plan.forgetful && reader == writer)
+}
+
+async fn read(shared: Shared, pod: Pod, at: u8, level: Option<Level>) {
+    let before = shared.with(|world| world.oracle.snapshot(at));
+    let target = key(at);
+    let answer = pod.machine.run(pod.node.service().read(&target, level)).await;
+    let level = level.unwrap_or(Level::LocalQuorum);
+    shared.log(|| format!("  read of {at} says {}", shown(&answer)));
+    shared.with(|world| match answer {
+        Ok(value) => {
+            let value = total(value.as_ref());
+            let sees: Vec<bool> =
+                (0..2).map(|writer| must_see(world, pod.datacenter, level, writer)).collect();
+            world.oracle.judge(at, value, &before, |writer| sees[writer]);
+        }
+        Err(error) if world.is_healed && !world.damaged[usize::from(at)] => {
+            let error = error.to_string();
+            world.oracle.report(Violation::Unreadable { name: at, error });
+        }
+        Err(_) => {}
+    });
+}
+
+async fn read_group(shared: Shared, pod: Pod, names: u8) {
+    let before: Vec<_> =
+        (0..names).map(|at| shared.with(|world| world.oracle.snapshot(at))).collect();
+    let query = GroupQuery {
+        kind: Kind::Counter,
+        group: key(0).group,
+        prefix: None,
+        from: None,
+        to: None,
+        behind: None,
+        limit: 100,
+        level: None,
+    };
+    shared.with(|world| world.group_reads += 1);
+    let answer = pod.machine.run(pod.node.service().read_group(&query)).await;
+    shared.with(|world| world.group_reads -= 1);
+    let Ok(page) = answer else { return };
+    shared.with(|world| {
+        for at in 0..names {
+            let found = page.keys.iter().find(|found| found.key.name == name(at));
+            let value = total(found);
+            world.log(|| format!("  group read of {at} says {value:o}"));
+            let sees: Vec<bool> = (0..2)
+                .map(|writer| must_see(world, pod.datacenter, Level::LocalQuorum, writer))
+                .collect();
+            world.oracle.judge(at, value, &before[usize::from(at)], |writer| sees[writer]);
+        }
+    });
+}
+
+fn total(value: Option<&KeyValue>) -> i128 {
+    value.map_or(0, |found| {
+        let Value::Counter(total) = found.value;
+        total
+    })
+}
+
+fn shown<E: std::fmt::Display>(answer: &Result<Option<KeyValue>, E>) -> String {
+    match answer {
+        Ok(Some(found)) => format!("{:o} from {} shards", total(Some(found)), found.shards),
+        Ok(None) => "nothing".into(),
+        Err(error) => format!("error: {error}"),
+    }
+}
+
+/// Sends a fold again that was sent before, by a coordinator of today.
+fn fold_again(shared: &Shared, nth: usize) {
+    let Some(fold) = shared.with(|world| {
+        let count = world.folds.len();
+        let mut fold = (*world.folds.get(nth % count.max(1))?.clone()).clone();
+        let now_us = world.time.now_us();
+        fold.tombstones.iter_mut().for_each(|tombstone| tombstone.made_us = now_us);
+        world.met(Hazard::FoldAgain);
+        Some(Arc::new(fold))
+    }) else {
+        return;
+    };
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        let patience = Duration::from_secs(1);
+        let _ = network::write(&shared, 0, Level::LocalQuorum, &fold, patience).await;
+    });
+}
+
+/// A stray query of somebody else's: a key's newest shards at a quorum, without its tally.
+async fn peek(shared: Shared, at: u8) {
+    let now = shared.with(|world| world.node_now(0));
+    let range =
+        Range { through: Some(now.plus(Duration::from_secs(3600))), limit: 3, ..Range::key(at) };
+    let _ = network::read(&shared, 0, Level::LocalQuorum, range).await;
+}

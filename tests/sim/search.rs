@@ -1,0 +1,153 @@
+//! Many schedules on all cores, the first that fails made small, and the tests.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use crate::coverage::Coverage;
+use crate::plan::{Plan, Step};
+use crate::run::play;
+use crate::sabotage::Sabotage;
+
+/// Schedules of a plain `cargo test`.
+const SCHEDULES: u64 = 2_000;
+
+/// What a search found.
+struct Found {
+    /// The lowest failing seed.
+    seed: Option<u64>,
+    coverage: Coverage,
+}
+
+/// Plays the schedules of `count` seeds from `first` on, until the first fails.
+fn search(first: u64, count: u64, sabotage: Option<Sabotage>) -> Found {
+    let (next, failed) = (AtomicU64::new(first), AtomicU64::new(u64::MAX));
+    let coverage = Mutex::new(Coverage::default());
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                let mut mine = Coverage::default();
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + count || seed > failed.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let outcome = play(&Plan::draw(seed, sabotage), false);
+                    mine.add(outcome.met);
+                    if outcome.violation.is_some() {
+                        failed.fetch_min(seed, Ordering::Relaxed);
+                    }
+                }
+                coverage.lock().expect("no panic").merge(&mine);
+            });
+        }
+    });
+    let seed = failed.into_inner();
+    let coverage = coverage.into_inner().expect("no panic");
+    Found { seed: (seed < u64::MAX).then_some(seed), coverage }
+}
+
+/// In how many weathers fewer steps are tried: leaving out one changes the luck of the others.
+const WEATHERS: u64 = 12;
+
+/// The fewest steps that still fail, found by leaving out halves, quarters and so on.
+fn shrink(plan: &Plan) -> Plan {
+    let fails = |steps: &[Step]| {
+        let plans = (0..WEATHERS).map(|salt| plan.with_steps(steps.to_vec(), salt));
+        plans.into_iter().find(|plan| play(plan, false).violation.is_some())
+    };
+    let mut small = plan.clone();
+    let mut size = small.steps.len().div_ceil(2).max(1);
+    loop {
+        let mut at = 0;
+        while at < small.steps.len() {
+            let mut fewer = small.steps.clone();
+            fewer.drain(at..(at + size).min(fewer.len()));
+            match fails(&fewer) {
+                Some(plan) => small = plan,
+                None => at += size,
+            }
+        }
+        if size == 1 {
+            return small;
+        }
+        size = size.div_ceil(2);
+    }
+}
+
+/// A failing schedule, for people.
+fn story(seed: u64, sabotage: Option<Sabotage>) -> String {
+    let mut plan = Plan::draw(seed, sabotage);
+    if number("SIM_SHRINK", 1) == 1 {
+        plan = shrink(&plan);
+    }
+    let outcome = play(&plan, true);
+    let violation = outcome.violation.map_or("none".into(), |violation| violation.to_string());
+    format!(
+        "seed {seed}: {violation}\nshrunk to {} steps\n{:?}\n{:?} {:?}\ngc grace {:?}, nodes {:?}\npods {:?}\n{:?}\n{}",
+        plan.steps.len(),
+        plan.constants,
+        plan.levels,
+        plan.mutators_max,
+        plan.gc_grace,
+        plan.nodes,
+        plan.pods,
+        plan.weather,
+        outcome.timeline
+    )
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| {
+        text.parse().unwrap_or_else(|_| panic!("{name}={text} is no whole number"))
+    })
+}
+
+#[test]
+fn no_schedule_gives_a_wrong_number() {
+    let (count, first) = (number("SIM_N", SCHEDULES), number("SIM_SEED", 0));
+    let began = Instant::now();
+    let found = search(first, count, None);
+    if let Some(seed) = found.seed {
+        panic!("{}", story(seed, None));
+    }
+    println!("{count} schedules from seed {first} on in {:?}, no violation", began.elapsed());
+    println!("{}", found.coverage);
+    let rare = found.coverage.rare();
+    assert!(count < SCHEDULES || rare.is_empty(), "hardly met: {rare:?}");
+}
+
+#[test]
+fn every_broken_rule_is_found() {
+    let only = std::env::var("SIM_SABOTAGE").ok();
+    let mut missed = Vec::new();
+    println!("| rule broken | found after |\n| --- | --- |");
+    for &sabotage in Sabotage::ALL {
+        if only.as_ref().is_some_and(|only| only != sabotage.name()) {
+            continue;
+        }
+        let found = search(0, sabotage.cap(), Some(sabotage));
+        match found.seed {
+            Some(seed) => {
+                let violation = play(&Plan::draw(seed, Some(sabotage)), false).violation;
+                println!("| {} | {} | {} |", sabotage.text(), seed + 1, violation.expect("failed"));
+            }
+            None => missed.push(sabotage),
+        }
+        if let (Some(_), Some(seed)) = (&only, found.seed) {
+            println!("{}", story(seed, Some(sabotage)));
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+#[test]
+fn one_seed_gives_one_history() {
+    for seed in 0..50 {
+        let plan = Plan::draw(seed, None);
+        let (one, other) = (play(&plan, true), play(&plan, true));
+        assert_eq!(one, other, "seed {seed}");
+        assert!(one.timeline.lines().count() > 20, "{}", one.timeline);
+    }
+}

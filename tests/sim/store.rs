@@ -1,0 +1,436 @@
+//! The store of a simulated pod: the shipped retries over the simulated network. Broken rules are put
+//! here, between the shipped code and the replicas.
+
+mod tamper;
+
+use std::cmp::Reverse;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use orderfree::chance::Chance;
+use orderfree::clock::Clock;
+use orderfree::store::cassandra::attempts::{self, Patience};
+use orderfree::store::{Pause, Store, StoreError, SweepPart};
+use orderfree_core::crdt::Kind;
+use orderfree_core::crdt::envelope::decode_tally;
+use orderfree_core::protocol::clock::{self, ClockError, NodeClock, SAMPLE_EVERY, Sample};
+use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::sweep::Nominator;
+use orderfree_core::protocol::{
+    Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,
+    WriteOutcome,
+};
+use rand::Rng;
+use tokio::sync::mpsc;
+
+use crate::cluster::{Address, Cell, Mutation, Range};
+use crate::coverage::Hazard;
+use crate::machine::Machine;
+use crate::network;
+use crate::plan::Plan;
+use crate::sabotage::Sabotage;
+use crate::world::{Shared, seconds};
+
+/// More rows than any key has here.
+const ROWS_MAX: usize = 10_000;
+
+/// Rows of a page, and of a fold's answer that is cut, when a rule about them is broken.
+const PAGE_ROWS: usize = 2;
+
+/// A cutoff that breaks the rule C > 2ε + R.
+const SHORT_CUTOFF: Duration = Duration::from_secs(1);
+
+/// One pod's way to the cluster.
+pub(crate) struct SimStore {
+    shared: Shared,
+    plan: Arc<Plan>,
+    pod: usize,
+    datacenter: usize,
+    machine: Arc<Machine>,
+    chance: Chance,
+    nodes: Mutex<Vec<NodeClock>>,
+}
+
+impl SimStore {
+    /// Connects and measures the clocks once; they are measured again until the machine is dead.
+    pub(crate) fn connect(
+        shared: &Shared,
+        plan: &Arc<Plan>,
+        pod: usize,
+        machine: &Arc<Machine>,
+        chance: Chance,
+    ) -> Arc<SimStore> {
+        let nodes = plan.nodes.iter().map(|node| NodeClock {
+            datacenter: Plan::datacenter_name(node.datacenter),
+            sample: None,
+        });
+        let store = Arc::new(SimStore {
+            shared: shared.clone(),
+            plan: Arc::clone(plan),
+            pod,
+            datacenter: plan.pods[pod].datacenter,
+            machine: Arc::clone(machine),
+            chance,
+            nodes: Mutex::new(nodes.collect()),
+        });
+        store.sample();
+        let sampler = Arc::clone(&store);
+        tokio::spawn(async move {
+            while !sampler.machine.is_dead() {
+                tokio::time::sleep(SAMPLE_EVERY).await;
+                sampler.machine.run(async { sampler.sample() }).await;
+            }
+        });
+        store
+    }
+
+    fn sample(&self) {
+        let now = self.machine.now();
+        let mut clocks = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shared.with(|world| {
+            for (at, clock) in clocks.iter_mut().enumerate() {
+                if world.nodes[at].is_up {
+                    let error = Duration::from_micros(world.dice.random_range(0..2_000));
+                    let taken = now.boot.saturating_sub(error);
+                    clock.sample = Some(Sample { node: world.node_now(at), taken });
+                }
+            }
+        });
+    }
+
+    fn is(&self, sabotage: Sabotage) -> bool {
+        self.plan.sabotage == Some(sabotage)
+    }
+
+    /// Whether the pods' clocks go unchecked.
+    fn is_unchecked(&self) -> bool {
+        self.is(Sabotage::FolderAhead) || self.is(Sabotage::PodBehind)
+    }
+
+    fn local(&self) -> String {
+        Plan::datacenter_name(self.datacenter)
+    }
+
+    async fn send_shard(
+        &self,
+        address: Address,
+        cell: &Cell,
+    ) -> Result<(), scylla::errors::ExecutionError> {
+        // A pod may be stopped between its last look at the clock and the send, or right after it,
+        // while the network holds what was sent.
+        let held = match self.stop_if_told() {
+            Some(Some(held)) => held,
+            _ => {
+                tokio::task::yield_now().await;
+                Duration::ZERO
+            }
+        };
+        let mut cell = cell.clone();
+        if self.is(Sabotage::CoordinatorTimestamps) {
+            cell.timestamp = self.shared.with(|world| {
+                let coordinator = world.dice.random_range(0..world.nodes.len());
+                world.node_now(coordinator)
+            });
+        }
+        let mutation = Mutation { cells: vec![(address, cell)], tombstones: Vec::new() };
+        let (level, patience) = (self.levels().write, self.plan.constants.attempt_budget());
+        let (shared, datacenter) = (self.shared.clone(), self.datacenter);
+        // What has left the pod goes on without it.
+        let sent = tokio::spawn(async move {
+            tokio::time::sleep(held).await;
+            network::write(&shared, datacenter, level, &Arc::new(mutation), patience).await
+        });
+        sent.await.expect("no panic")
+    }
+
+    /// Stops the pod if a step says so. Returns for how long the network holds what left it before,
+    /// none if nothing did.
+    fn stop_if_told(&self) -> Option<Option<Duration>> {
+        let (span, held) = self.shared.with(|world| world.stops_at_send[self.pod].take())?;
+        self.shared.met(Hazard::StoppedAtSend);
+        self.shared.log(|| format!("pod {} stops before a send, for {span:?}", self.pod));
+        stop(&self.shared, &self.machine, span);
+        Some(held)
+    }
+
+    async fn write_rows(&self, write: &ShardWrite) -> WriteOutcome {
+        let (address, cell) = self.shard_of(write);
+        let may_be_sent = || write.may_be_sent(self.machine.now().wall);
+        let patience = Patience::of_writes(&self.plan.constants);
+        let send = || self.send_shard(address, &cell);
+        self.machine.run(attempts::write(patience, &self.chance, may_be_sent, send)).await
+    }
+
+    async fn rows(&self, range: Range, level: Level) -> Result<Vec<(u8, Row)>, StoreError> {
+        let ask = || network::read(&self.shared, self.datacenter, level, range);
+        let rows = self.machine.run(attempts::read(&self.chance, ask)).await?;
+        Ok(rows.into_iter().filter_map(|row| self.row_of(row)).collect())
+    }
+
+    /// Values by driver pages: each page is another read.
+    async fn paged(&self, mut range: Range, level: Level) -> Result<Vec<(u8, Row)>, StoreError> {
+        range.limit = PAGE_ROWS;
+        let mut all = Vec::new();
+        loop {
+            let page = self.rows(range, level).await?;
+            let is_last = page.len() < PAGE_ROWS;
+            all.extend(page);
+            let Some((name, row)) = all.last() else { return Ok(all) };
+            let (name, expires_at, id) = (*name, Reverse(row.expires_at), row.mutator_id);
+            range.behind = Some(Address { name, expires_at, id });
+            if is_last {
+                return Ok(all);
+            }
+        }
+    }
+
+    async fn values(&self, range: Range, level: Level) -> Result<Vec<(u8, Row)>, StoreError> {
+        match self.is(Sabotage::DriverPages) {
+            true => self.paged(range, level).await,
+            false => self.rows(range, level).await,
+        }
+    }
+}
+
+#[async_trait]
+impl Store for SimStore {
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn levels(&self) -> Levels {
+        self.plan.levels
+    }
+
+    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
+        let sent = self.machine.now();
+        if self.is(Sabotage::AckBeforeWrite) {
+            let (address, cell) = self.shard_of(write);
+            let mutation = Mutation { cells: vec![(address, cell)], tombstones: Vec::new() };
+            let (shared, datacenter) = (self.shared.clone(), self.datacenter);
+            let (level, patience) = (self.levels().write, self.plan.constants.attempt_budget());
+            tokio::spawn(async move {
+                let mutation = Arc::new(mutation);
+                let _ = network::write(&shared, datacenter, level, &mutation, patience).await;
+            });
+            return WriteOutcome::Acked;
+        }
+        let outcome = self.write_rows(write).await;
+        let lease_is_over = self.machine.now().wall >= write.expires_at();
+        if outcome == WriteOutcome::Acked && lease_is_over {
+            self.shared.met(Hazard::TooLate);
+        }
+        if self.is(Sabotage::NoCheckAfterAck) {
+            self.machine.show_once(sent);
+        }
+        match outcome {
+            WriteOutcome::Unknown(reason) if self.is(Sabotage::Rollback) => {
+                WriteOutcome::Refused(reason)
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn read_key(
+        &self,
+        key: &Key,
+        after: Option<Timestamp>,
+        level: Level,
+    ) -> Result<WholeSlice, StoreError> {
+        let range = Range { after, ..Range::key(index(&key.name)) };
+        let rows = self.values(range, level).await?;
+        let rows: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
+        let fence = rows
+            .first()
+            .filter(|row| row.is_tally())
+            .and_then(|row| decode_tally(Kind::Counter, &row.state).ok().map(|(fence, _)| fence));
+        if fence < after {
+            self.shared.met(Hazard::ReadAgain);
+        }
+        if rows.iter().any(|row| Some(row.expires_at) <= fence) {
+            self.shared.met(Hazard::ZombieRead);
+        }
+        let after = if self.is(Sabotage::CachedFenceTrusted) { None } else { after };
+        Ok(Slice::new(rows, after, ROWS_MAX).whole()?)
+    }
+
+    async fn read_chunk(
+        &self,
+        _: Kind,
+        _: &Name,
+        from: &group::From,
+        level: Level,
+    ) -> Result<Chunk, StoreError> {
+        let lowest = index_from(&from.lowest());
+        let limit = self.plan.chunk_rows;
+        let range = Range { limit, ..Range::names(lowest, u8::MAX) };
+        let named = |rows: Vec<(u8, Row)>| {
+            rows.into_iter().map(|(at, row)| (name(at), row)).collect::<Vec<_>>()
+        };
+        let Chunk { keys, then } = group::split(named(self.rows(range, level).await?), limit);
+        self.shared.log(|| format!("  pod {}'s chunk from {from:?} ends: {then:?}", self.pod));
+        let mut range = Range { below: then.below().map(index), ..Range::names(lowest, u8::MAX) };
+        if self.is(Sabotage::ListedKeys) {
+            let (Some((first, _)), Some((last, _))) = (keys.first(), keys.last()) else {
+                return Ok(Chunk { keys, then });
+            };
+            range = Range::names(index(first), index(last));
+        }
+        let rows = self.values(range, level).await?;
+        Ok(Chunk { keys: group::whole(named(rows)), then })
+    }
+
+    async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
+        let range = Range::key(index(&key.name));
+        let rows = self.values(range, self.levels().fold).await;
+        if rows.is_err() {
+            self.shared.met(Hazard::FoldFailed);
+        }
+        let mut rows: Vec<Row> = rows?.into_iter().map(|(_, row)| row).collect();
+        if self.is(Sabotage::CutFold) {
+            rows.truncate(PAGE_ROWS);
+        }
+        if self.is(Sabotage::FoldSkipsRow) && rows.len() > 1 {
+            rows.pop();
+        }
+        let slice = Slice::new(rows, None, ROWS_MAX).whole()?;
+        Ok(FullRead::at_fold_level(key.clone(), slice))
+    }
+
+    async fn write_fold(&self, fold: &Fold) -> WriteOutcome {
+        let name = usize::from(index(&fold.key().name));
+        let sent = self.machine.run(async {
+            self.stop_if_told();
+            tokio::task::yield_now().await;
+        });
+        self.shared.with(|world| {
+            world.folding[name] += 1;
+            if world.folding[name] > 1 {
+                world.met(Hazard::FoldsAtOnce);
+            }
+        });
+        sent.await;
+        let mutation = Arc::new(self.mutation_of(fold));
+        self.shared.with(|world| {
+            if fold.report().folded > 0 {
+                world.met(Hazard::Folded);
+            }
+            world.folds.push(Arc::clone(&mutation));
+            world.log(|| {
+                let report = fold.report();
+                format!(
+                    "pod {} folds {} to fence {}: {} shards, {} zombies, {} kept",
+                    self.pod,
+                    fold.key().name,
+                    seconds(fold.fence()),
+                    report.folded,
+                    report.zombies,
+                    report.kept
+                )
+            });
+        });
+        let (level, patience) = (self.levels().write, Patience::RELAXED);
+        let send =
+            || network::write(&self.shared, self.datacenter, level, &mutation, patience.attempt);
+        let outcome =
+            self.machine.run(attempts::write(patience, &self.chance, || true, send)).await;
+        self.shared.with(|world| world.folding[name] -= 1);
+        if outcome != WriteOutcome::Acked {
+            self.shared.met(Hazard::FoldUnacked);
+        }
+        outcome
+    }
+
+    fn sweep_parts(&self) -> u32 {
+        2
+    }
+
+    async fn sweep(
+        &self,
+        part: SweepPart,
+        now: Timestamp,
+        found: mpsc::Sender<Key>,
+    ) -> Result<(), StoreError> {
+        let range = Range::names(0, u8::MAX);
+        let rows = self.rows(range, Level::LocalOne).await?;
+        let mut nominator = Nominator::new(now, self.plan.constants);
+        let mut keys = Vec::new();
+        for (at, row) in rows.iter().filter(|(at, _)| u32::from(*at) % part.of == part.index) {
+            keys.extend(nominator.pass(key(*at), row.expires_at));
+        }
+        keys.extend(nominator.finish());
+        for key in keys {
+            if found.send(key).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_clock(&self, now: Now) -> Result<(), ClockError> {
+        if self.is_unchecked() {
+            return Ok(());
+        }
+        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let checked = clock::check_writes(&nodes, &self.local(), now, &self.plan.constants);
+        if checked.as_ref().is_err_and(ClockError::is_measured) {
+            self.shared.met(Hazard::GateShut);
+        }
+        checked
+    }
+
+    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
+        if self.is_unchecked() {
+            return Ok(now.wall);
+        }
+        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let constants: &Constants = &self.plan.constants;
+        let time = clock::fold_time(&nodes, &self.local(), now, constants)?;
+        if self.is(Sabotage::ShortCutoff) {
+            return Ok(time.plus(constants.cutoff() - SHORT_CUTOFF));
+        }
+        Ok(time)
+    }
+
+    fn clock_offset_us(&self) -> Option<i64> {
+        None
+    }
+
+    async fn close(&self) {}
+}
+
+/// Stops a pod for a while.
+pub(crate) fn stop(shared: &Shared, machine: &Arc<Machine>, span: Duration) {
+    machine.stop();
+    let (shared, machine) = (shared.clone(), Arc::clone(machine));
+    tokio::spawn(async move {
+        tokio::time::sleep(span).await;
+        machine.resume(shared.with(|world| world.dice.random()));
+    });
+}
+
+/// The key with an index.
+pub(crate) fn key(at: u8) -> Key {
+    Key { kind: Kind::Counter, group: Name::new("group").expect("a name"), name: name(at) }
+}
+
+pub(crate) fn name(at: u8) -> Name {
+    Name::new(&char::from(b'a' + at).to_string()).expect("a name")
+}
+
+/// A name's index.
+fn index(name: &Name) -> u8 {
+    name.as_str().as_bytes()[0] - b'a'
+}
+
+/// The index of the first name that is no lower than a text.
+fn index_from(lowest: &str) -> u8 {
+    match lowest.as_bytes() {
+        [] => 0,
+        [name] => name - b'a',
+        [name, ..] => name - b'a' + 1,
+    }
+}

@@ -1,0 +1,112 @@
+//! What is written and read, as the shipped code has it or as a broken rule makes it.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use orderfree::clock::Clock;
+use orderfree_core::crdt::Kind;
+use orderfree_core::crdt::envelope::{decode_shard, decode_tally, encode_tally};
+use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::{MutatorId, Row, ShardWrite, Timestamp};
+use uuid::Uuid;
+
+use super::{SimStore, index};
+use crate::cluster::{Address, Cell, Mutation, Tombstone};
+use crate::coverage::Hazard;
+use crate::sabotage::Sabotage;
+use crate::world::World;
+
+impl SimStore {
+    /// The place and content of a shard, as its write has it, or as a broken rule makes it.
+    pub(super) fn shard_of(&self, write: &ShardWrite) -> (Address, Cell) {
+        let mut address = Address {
+            name: index(&write.key().name),
+            expires_at: Reverse(write.expires_at()),
+            id: write.mutator_id(),
+        };
+        let mut cell = Cell { timestamp: write.timestamp(), state: write.state().into() };
+        if self.is(Sabotage::IdReused) {
+            let shared_life = Duration::from_secs(20);
+            address.id = MutatorId::new(Uuid::from_u128(1));
+            let rounded = write.expires_at().plus(shared_life).floor_to(shared_life);
+            address.expires_at = Reverse(rounded);
+        }
+        if self.is(Sabotage::FallingTimestamps) {
+            cell.timestamp = self.machine.now().wall;
+        }
+        (address, cell)
+    }
+
+    /// A row as it is read, or as a broken rule shows it; none if that skips it.
+    pub(super) fn row_of(&self, (address, cell): (Address, Cell)) -> Option<(u8, Row)> {
+        let mut state = cell.state.to_vec();
+        if address.is_tally() && self.is(Sabotage::FenceIgnored) {
+            let (_, value) = decode_tally(Kind::Counter, &state).ok()?;
+            state = encode_tally(&value, Timestamp::from_micros(0));
+        }
+        if self.is(Sabotage::UndecodableSkipped) {
+            let is_sound = match address.is_tally() {
+                true => decode_tally(Kind::Counter, &state).is_ok(),
+                false => decode_shard(Kind::Counter, &state).is_ok(),
+            };
+            is_sound.then_some(())?;
+        }
+        let row = Row { expires_at: address.expires_at.0, mutator_id: address.id, state };
+        Some((address.name, row))
+    }
+
+    /// The mutation of a fold, as planned or as a broken rule makes it.
+    pub(super) fn mutation_of(&self, fold: &Fold) -> Mutation {
+        let name = index(&fold.key().name);
+        let (mut fence, mut timestamp) = (fold.fence(), fold.timestamp());
+        let mut state = fold.tally().to_vec();
+        self.shared.with(|world| {
+            let is_over_zombies = fold.report().folded == 0;
+            if self.is(Sabotage::OlderFence) && is_over_zombies {
+                let rows = world.nodes.iter().flat_map(|node| node.disk.rows.keys());
+                let expiries = rows
+                    .filter(|row| row.name == name && row.expires_at.0 <= fence)
+                    .map(|row| row.expires_at.0);
+                if let Some(oldest) = expiries.min() {
+                    let (_, value) = decode_tally(Kind::Counter, &state).expect("just made");
+                    (fence, timestamp) = (oldest, oldest.next());
+                    state = encode_tally(&value, fence);
+                }
+            }
+            if self.is(Sabotage::LowFoldTimestamp) {
+                timestamp = fence.minus(2 * self.plan.constants.lifetime());
+            }
+            let range = Tombstone {
+                name,
+                after: Timestamp::from_micros(i64::MIN),
+                through: fence,
+                id: None,
+                timestamp,
+                made_us: world.time.now_us(),
+            };
+            let tombstones = match self.plan.row_deletes {
+                false => vec![range],
+                true => row_deletes(world, &range),
+            };
+            let tally = Cell { timestamp, state: state.into() };
+            Mutation { cells: vec![(Address::tally(name), tally)], tombstones }
+        })
+    }
+}
+
+/// One deletion for each row that a range covers.
+fn row_deletes(world: &mut World, range: &Tombstone) -> Vec<Tombstone> {
+    world.met(Hazard::RowDeletes);
+    let rows = world.nodes.iter().flat_map(|node| node.disk.rows.keys());
+    let covered = rows.filter(|row| row.name == range.name && row.expires_at.0 <= range.through);
+    let mut deletes: Vec<Tombstone> = covered
+        .map(|row| Tombstone {
+            after: Timestamp::from_micros(row.expires_at.0.as_micros() - 1),
+            through: row.expires_at.0,
+            id: Some(row.id),
+            ..range.clone()
+        })
+        .collect();
+    deletes.dedup();
+    deletes
+}

@@ -1,0 +1,336 @@
+//! The simulated cluster: nodes, what travels between them, and everything that a schedule shares.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use orderfree_core::crdt::Kind;
+use orderfree_core::crdt::envelope::decode_tally;
+use orderfree_core::protocol::Timestamp;
+use orderfree_core::protocol::consistency::Level;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+use crate::cluster::{Address, Mutation, Piece, Range, Replica};
+use crate::coverage::{Hazard, Met};
+use crate::machine::{EPOCH_US, TrueTime, micros};
+use crate::oracle::Oracle;
+use crate::plan::{Plan, Weather};
+use crate::sabotage::Sabotage;
+
+/// A node and the disk under it.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) datacenter: usize,
+    pub(crate) skew_us: i64,
+    pub(crate) is_up: bool,
+    /// Until when it drops what it is told to write.
+    pub(crate) drops_until: Duration,
+    pub(crate) disk: Replica,
+    /// What survives if the node forgets.
+    synced: Replica,
+}
+
+/// Everything that a schedule shares.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) time: TrueTime,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) dice: StdRng,
+    pub(crate) weather: Weather,
+    /// The schedule's steps are over.
+    pub(crate) is_healing: bool,
+    /// Nothing goes wrong any more.
+    pub(crate) is_healed: bool,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) oracle: Oracle,
+    pub(crate) met: Met,
+    /// Every fold that was ever sent.
+    pub(crate) folds: Vec<Arc<Mutation>>,
+    /// For how long each pod stops at its next send, and the network holds what it sent before.
+    pub(crate) stops_at_send: Vec<Option<(Duration, Option<Duration>)>>,
+    /// Keys with a damaged row.
+    pub(crate) damaged: Vec<bool>,
+    /// How many folds of a key are between their read and the end of their write.
+    pub(crate) folding: Vec<u32>,
+    /// Group reads between their first and last chunk.
+    pub(crate) group_reads: u32,
+    log: Option<String>,
+}
+
+/// A fate that a message can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Arrives, if the node is up then.
+    Arrives(Duration),
+    /// Is kept as a hint and delivered no earlier than this.
+    Hinted(Duration),
+    /// Never arrives.
+    Lost,
+}
+
+/// The world, shared by everything that runs in one schedule.
+#[derive(Clone)]
+pub(crate) struct Shared(Arc<Mutex<World>>);
+
+impl Shared {
+    pub(crate) fn new(plan: &Arc<Plan>, trace: bool) -> Shared {
+        let node = |node: &crate::plan::NodePlan| Node {
+            datacenter: node.datacenter,
+            skew_us: node.skew_us,
+            is_up: true,
+            drops_until: Duration::ZERO,
+            disk: Replica::default(),
+            synced: Replica::default(),
+        };
+        let names = usize::from(plan.names);
+        Shared(Arc::new(Mutex::new(World {
+            time: TrueTime::begin(),
+            plan: Arc::clone(plan),
+            dice: StdRng::seed_from_u64(plan.seed ^ (plan.salt + 1).rotate_right(16)),
+            weather: plan.weather,
+            is_healing: false,
+            is_healed: false,
+            nodes: plan.nodes.iter().map(node).collect(),
+            oracle: Oracle::new(plan.names),
+            met: Met::default(),
+            folds: Vec::new(),
+            stops_at_send: vec![None; plan.pods.len()],
+            damaged: vec![false; names],
+            folding: vec![0; names],
+            group_reads: 0,
+            log: trace.then(String::new),
+        })))
+    }
+
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut World) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn met(&self, hazard: Hazard) {
+        self.with(|world| world.met(hazard));
+    }
+
+    pub(crate) fn log(&self, line: impl FnOnce() -> String) {
+        self.with(|world| world.log(line));
+    }
+}
+
+impl World {
+    /// Notes a hazard, unless everything has healed.
+    pub(crate) fn met(&mut self, hazard: Hazard) {
+        if !self.is_healing {
+            self.met.note(hazard);
+        }
+    }
+
+    /// Writes a line of the timeline, if somebody wants it.
+    pub(crate) fn log(&mut self, line: impl FnOnce() -> String) {
+        let at = self.time.elapsed();
+        if let Some(log) = &mut self.log {
+            writeln!(log, "{:>9.3} s  {}", at.as_secs_f64(), line()).expect("memory");
+        }
+    }
+
+    pub(crate) fn take_log(&mut self) -> String {
+        self.log.take().unwrap_or_default()
+    }
+
+    pub(crate) fn is(&self, sabotage: Sabotage) -> bool {
+        self.plan.sabotage == Some(sabotage)
+    }
+
+    /// Nodes of one data centre, or all.
+    pub(crate) fn reach(&self, level: Level, datacenter: usize) -> Vec<usize> {
+        let is_local = matches!(level, Level::LocalOne | Level::LocalQuorum);
+        let all = self.nodes.iter().enumerate();
+        all.filter(|(_, node)| !is_local || node.datacenter == datacenter)
+            .map(|(at, _)| at)
+            .collect()
+    }
+
+    /// How many of `reach` must answer.
+    pub(crate) fn quota(level: Level, reach: usize) -> usize {
+        match level {
+            Level::One | Level::LocalOne => 1,
+            Level::LocalQuorum | Level::Quorum => reach / 2 + 1,
+            Level::All => reach,
+        }
+    }
+
+    /// The fate of a message to a node.
+    pub(crate) fn fate(&mut self, node: usize) -> Fate {
+        let weather = self.weather;
+        let (is_up, roll) = (self.nodes[node].is_up, self.dice.random::<f64>());
+        let drops = self.time.elapsed() < self.nodes[node].drops_until;
+        if !is_up || drops || roll < weather.hinted {
+            return self.hint();
+        }
+        if roll < weather.hinted + weather.lost {
+            return Fate::Lost;
+        }
+        Fate::Arrives(self.travel())
+    }
+
+    /// What becomes of a message that was not delivered.
+    pub(crate) fn hint(&mut self) -> Fate {
+        if self.dice.random_bool(self.weather.hint_lost) {
+            return Fate::Lost;
+        }
+        let most = self.plan.gc_grace;
+        let share: f64 = self.dice.random();
+        // Soon as a rule, now and then as late as a hint may come.
+        Fate::Hinted(most.mul_f64(share * share))
+    }
+
+    /// How long a message or an answer travels.
+    pub(crate) fn travel(&mut self) -> Duration {
+        if self.dice.random_bool(self.weather.slow) {
+            Duration::from_millis(self.dice.random_range(20..3_000))
+        } else {
+            Duration::from_micros(self.dice.random_range(200..4_000))
+        }
+    }
+
+    /// The replicas that a read asks, and after how long each answers; none if too few are up.
+    pub(crate) fn asked(
+        &mut self,
+        level: Level,
+        datacenter: usize,
+    ) -> Option<Vec<(Duration, usize)>> {
+        let mut reach = self.reach(level, datacenter);
+        let quota = World::quota(level, reach.len());
+        reach.retain(|&node| self.nodes[node].is_up);
+        if reach.len() < quota {
+            return None;
+        }
+        reach.shuffle(&mut self.dice);
+        reach.truncate(quota);
+        let mut asked: Vec<_> = reach.into_iter().map(|node| (self.travel(), node)).collect();
+        asked.sort_unstable();
+        Some(asked)
+    }
+
+    /// A replica's answer; none if it is down.
+    pub(crate) fn answer(&self, node: usize, range: &Range) -> Option<Piece> {
+        let node = &self.nodes[node];
+        node.is_up.then(|| node.disk.answer(range))
+    }
+
+    /// A mutation arrives. False if the node is down.
+    pub(crate) fn arrive(&mut self, node: usize, mutation: &Mutation) -> bool {
+        if !self.nodes[node].is_up {
+            return false;
+        }
+        self.notice(node, mutation);
+        let split = self.is(Sabotage::SplitTally);
+        let applied = self.nodes[node].disk.apply(mutation, split);
+        let is_fold = !mutation.tombstones.is_empty();
+        if applied.shadowed && !is_fold {
+            self.met(Hazard::LateWrite);
+        }
+        if is_fold && self.group_reads > 0 {
+            self.met(Hazard::FoldInsideGroupRead);
+        }
+        self.log(|| {
+            let what = if is_fold { "fold" } else { "write" };
+            let fate = match (applied.shadowed, applied.older) {
+                (true, _) => ", shadowed",
+                (false, true) => ", older than what is there",
+                _ => "",
+            };
+            format!("  node {node} takes {what} {}{fate}", describe(mutation))
+        });
+        true
+    }
+
+    /// What an arrival shows about the schedule.
+    fn notice(&mut self, node: usize, mutation: &Mutation) {
+        for (address, cell) in mutation.cells.iter().filter(|(address, _)| address.is_tally()) {
+            let Some(old) = self.nodes[node].disk.rows.get(address) else { continue };
+            let (is_stale, is_tie) =
+                (old.timestamp > cell.timestamp, old.timestamp == cell.timestamp);
+            let differs = old.state != cell.state;
+            if is_stale {
+                self.met(Hazard::StaleFold);
+            }
+            if is_tie && differs {
+                self.met(Hazard::SameFence);
+            }
+        }
+    }
+
+    pub(crate) fn node_now(&self, node: usize) -> Timestamp {
+        Timestamp::from_micros(self.time.now_us() + self.nodes[node].skew_us)
+    }
+
+    pub(crate) fn purge(&mut self, node: usize) {
+        let before_us = self.time.now_us() - micros(self.plan.gc_grace);
+        if self.nodes[node].disk.purge(before_us) {
+            self.met(Hazard::Purged);
+            self.log(|| format!("node {node} purges deletions"));
+        }
+    }
+
+    /// The first node writes everything to disk, or loses what it had not.
+    pub(crate) fn sync(&mut self) {
+        self.nodes[0].synced = self.nodes[0].disk.clone();
+    }
+
+    pub(crate) fn forget(&mut self) {
+        if self.nodes[0].disk.rows != self.nodes[0].synced.rows {
+            self.met(Hazard::Forgot);
+        }
+        self.nodes[0].disk = self.nodes[0].synced.clone();
+        self.log(|| "node 0 forgets what it had not synced".into());
+    }
+
+    /// Flips one bit of a key's oldest shard on every replica that has it.
+    pub(crate) fn damage(&mut self, name: u8) {
+        let shards = self.nodes.iter().flat_map(|node| node.disk.rows.keys());
+        let Some(address) =
+            shards.filter(|address| address.name == name && !address.is_tally()).max().copied()
+        else {
+            return;
+        };
+        let bit = self.dice.random_range(0..8);
+        for node in &mut self.nodes {
+            if let Some(cell) = node.disk.rows.get_mut(&address) {
+                let mut state = cell.state.to_vec();
+                let middle = state.len() / 2;
+                state[middle] ^= 1 << bit;
+                cell.state = state.into();
+            }
+        }
+        self.damaged[usize::from(name)] = true;
+        self.met(Hazard::Damaged);
+        self.log(|| format!("row {} is damaged", place(&address)));
+    }
+}
+
+/// Seconds since the simulation began, for people.
+pub(crate) fn seconds(time: Timestamp) -> String {
+    #[allow(clippy::cast_precision_loss, reason = "shown to milliseconds")]
+    let since = (time.as_micros() - EPOCH_US) as f64 / 1e6;
+    format!("{since:.3}")
+}
+
+/// A row's place, for people.
+pub(crate) fn place(address: &Address) -> String {
+    if address.is_tally() {
+        return format!("{}/tally", address.name);
+    }
+    let id = &address.id.to_string()[..4];
+    format!("{}/{}/{id}", address.name, seconds(address.expires_at.0))
+}
+
+/// A mutation in a line, for people.
+fn describe(mutation: &Mutation) -> String {
+    let cell = |(address, cell): &(Address, crate::cluster::Cell)| {
+        let fence = decode_tally(Kind::Counter, &cell.state).ok();
+        let fence = fence.map(|(fence, _)| format!(" fence {}", seconds(fence)));
+        format!("{} at {}{}", place(address), seconds(cell.timestamp), fence.unwrap_or_default())
+    };
+    mutation.cells.iter().map(cell).collect::<Vec<_>>().join(", ")
+}
