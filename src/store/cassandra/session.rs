@@ -275,7 +275,7 @@ async fn replication_options(
     keyspace: &str,
 ) -> Result<Option<BTreeMap<String, String>>, ConnectError> {
     let cql = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
-    let found: Vec<(BTreeMap<String, String>,)> = ask(session, cql, (keyspace,)).await?;
+    let found: Vec<(BTreeMap<String, String>,)> = ask_all(session, cql, (keyspace,)).await?;
     Ok(found.into_iter().next().map(|(options,)| options))
 }
 
@@ -283,7 +283,7 @@ async fn replication_options(
 pub(super) async fn has_table(session: &Session, keyspace: &str) -> Result<bool, ConnectError> {
     let cql = "SELECT table_name FROM system_schema.tables \
                WHERE keyspace_name = ? AND table_name = 'shards'";
-    let found: Vec<(String,)> = ask(session, cql, (keyspace,)).await?;
+    let found: Vec<(String,)> = ask_all(session, cql, (keyspace,)).await?;
     Ok(!found.is_empty())
 }
 
@@ -329,6 +329,24 @@ pub(super) async fn check_table(
         return Ok(());
     }
     Err(ConnectError::Table { keyspace: keyspace.to_owned(), rules: broken.join(", ") })
+}
+
+/// Asks a system table; what it doesn't have is asked again once the nodes agree on the schema, as
+/// one may not have heard yet of what another pod just defined.
+async fn ask_all<R>(
+    session: &Session,
+    cql: &str,
+    values: impl SerializeRow + Copy,
+) -> Result<Vec<R>, ConnectError>
+where
+    R: for<'frame> DeserializeRow<'frame, 'frame>,
+{
+    let found = ask(session, cql, values).await?;
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    session.await_schema_agreement().await.map_err(ConnectError::question)?;
+    ask(session, cql, values).await
 }
 
 /// Asks a system table.
