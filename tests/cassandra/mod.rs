@@ -159,6 +159,73 @@ impl Drop for HintsPaused {
     }
 }
 
+/// Nodes that keep no messages for others: what a replica misses meanwhile it never gets.
+pub(crate) struct HintsOff(Vec<&'static str>);
+
+impl HintsOff {
+    /// By their numbers.
+    pub(crate) fn on(nodes: &[&'static str]) -> HintsOff {
+        let mut off = HintsOff(Vec::new());
+        for node in nodes {
+            script(&["nodetool", node, "disablehandoff"]);
+            off.0.push(node);
+        }
+        off
+    }
+}
+
+impl Drop for HintsOff {
+    fn drop(&mut self) {
+        for node in &self.0 {
+            script(&["nodetool", node, "enablehandoff"]);
+        }
+    }
+}
+
+/// One node that takes the others for dead, as they no longer gossip: what it answers at ONE is
+/// what it has itself, and what it takes at ONE it keeps to itself (but for hints).
+pub(crate) struct Alone(u8);
+
+impl Alone {
+    /// By its number.
+    pub(crate) async fn on(node: u8) -> Alone {
+        let alone = Alone(node);
+        alone.tell_others("disablegossip");
+        eventually("the node is alone", async || Alone::sees(node, "UN", 1)).await;
+        alone
+    }
+
+    fn tell_others(&self, command: &str) {
+        for other in (1..=3).filter(|other| *other != self.0) {
+            script(&["nodetool", &other.to_string(), command]);
+        }
+    }
+
+    /// Whether a node sees as many nodes in a state.
+    fn sees(node: u8, state: &str, wanted: usize) -> Result<(), String> {
+        let status = script(&["nodetool", &node.to_string(), "status"]);
+        let found = status.lines().filter(|line| line.starts_with(state)).count();
+        if found == wanted { Ok(()) } else { Err(status) }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.tell_others("enablegossip");
+        for node in 1..=3 {
+            let start = std::time::Instant::now();
+            while let Err(status) = Alone::sees(node, "UN", 3) {
+                // No second panic while a test already fails.
+                if start.elapsed().as_secs() > 60 {
+                    eprintln!("node {node} still sees: {status}");
+                    return;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(200));
+            }
+        }
+    }
+}
+
 /// Reads through a coordinator of one's choice, which a store leaves to the driver.
 pub(crate) struct Coordinators {
     session: Session,
