@@ -7,7 +7,7 @@ mod contract;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cassandra::{CLUSTER, Killed, connect, drop_keyspace, eventually, fresh};
+use cassandra::{CLUSTER, Killed, connect, drop_keyspace, eventually, fresh, fresh_on_own};
 use contract::{Subject, TestClock, key, name};
 use futures::stream::{self, StreamExt};
 use orderfree::chance::Chance;
@@ -135,7 +135,7 @@ async fn a_key_of_3000_shards_and_a_group_of_2000_keys_are_read_right_while_fold
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_a_node_down_background_folds_wait_and_catch_up_when_it_is_back() {
     let _alone = CLUSTER.write().await;
-    let config = fresh(brief_constants()).await;
+    let config = fresh_on_own(brief_constants()).await;
     let subject = subject(&config).await;
     let pods: Vec<Node> = (0..3).map(|_| pod(&subject)).collect();
     let key = key("g", "n");

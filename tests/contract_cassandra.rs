@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cassandra::{
     CLUSTER, Coordinators, DEFINING, HintsPaused, Killed, config, connect, cql, drop_keyspace,
-    eventually, fresh, script,
+    eventually, fresh, fresh_on_own, script,
 };
 use contract::{Subject, TestClock, key, next_write, short_constants};
 use orderfree::clock::SystemClock;
@@ -45,7 +45,7 @@ async fn with_store(test: impl AsyncFnOnce(Subject)) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regression_2_with_one_node_dead_updates_and_reads_go_on_and_folds_wait() {
     let _alone = CLUSTER.write().await;
-    let config = fresh(patient_constants()).await;
+    let config = fresh_on_own(patient_constants()).await;
     let subject = open(&config).await;
     let key = key("g", "n");
     subject.put(&key, 1).await;
@@ -78,7 +78,7 @@ async fn regression_2_with_one_node_dead_updates_and_reads_go_on_and_folds_wait(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regression_4_without_a_quorum_refused_writes_are_never_applied() {
     let _alone = CLUSTER.write().await;
-    let config = fresh(patient_constants()).await;
+    let config = fresh_on_own(patient_constants()).await;
     let subject = open(&config).await;
     let key = key("g", "n");
     let mut outcomes = Vec::new();
@@ -120,7 +120,7 @@ async fn regression_4_without_a_quorum_refused_writes_are_never_applied() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regression_8_no_read_falls_behind_what_was_acked_whoever_coordinates() {
     let _alone = CLUSTER.write().await;
-    let config = fresh(patient_constants()).await;
+    let config = fresh_on_own(patient_constants()).await;
     let subject = open(&config).await;
     // Many partitions, so that each node is the first replica of some.
     let keys: Vec<Key> = (0..12).map(|at| key(&format!("g{at}"), "n")).collect();
@@ -157,7 +157,7 @@ async fn regression_8_no_read_falls_behind_what_was_acked_whoever_coordinates() 
     }
     // With one replica a read shows what that node holds: node 3 lagged to the end.
     let alone = "{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}";
-    cql(&format!("ALTER KEYSPACE {} WITH replication = {alone}", config.keyspace)).await;
+    cql(&config, &format!("ALTER KEYSPACE {} WITH replication = {alone}", config.keyspace)).await;
     let mut behind = 0;
     for key in &keys {
         let total = coordinators.total(3, key, Consistency::LocalOne).await;
@@ -202,7 +202,7 @@ async fn regression_5_a_fold_is_written_just_above_its_fence() {
     let forge = async |key: &Key, expires_at: Timestamp, id: Uuid, timestamp: Timestamp| {
         let (group, name) = (&key.group, &key.name);
         let (expires_at, timestamp) = (expires_at.as_micros(), timestamp.as_micros());
-        cql(&format!(
+        cql(&config, &format!(
             "INSERT INTO {}.shards (kind, grp, name, expires_at, mutator_id, state) VALUES \
              ('counter', '{group}', '{name}', {expires_at}, {id}, 0x00) USING TIMESTAMP {timestamp}",
             config.keyspace
@@ -237,11 +237,14 @@ async fn a_row_that_no_release_can_have_written_is_an_error() {
     ] {
         let key = key(name, name);
         subject.put(&key, 1).await;
-        cql(&format!(
-            "INSERT INTO {}.shards (kind, grp, name, expires_at, mutator_id, state) VALUES \
+        cql(
+            &config,
+            &format!(
+                "INSERT INTO {}.shards (kind, grp, name, expires_at, mutator_id, state) VALUES \
              ('counter', '{name}', '{name}', {expires_at}, {id}, {state})",
-            config.keyspace
-        ))
+                config.keyspace
+            ),
+        )
         .await;
         let error = subject.store.read_for_fold(&key).await.expect_err(name);
         assert!(matches!(error, StoreError::Corrupt(_)), "{name}: {error}");
@@ -310,13 +313,14 @@ async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
     let error = refusal(&CassandraConfig { contact_points: nowhere, ..good.clone() }).await;
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
 
-    cql(&format!("ALTER TABLE {}.shards WITH read_repair = 'BLOCKING'", good.keyspace)).await;
+    cql(&good, &format!("ALTER TABLE {}.shards WITH read_repair = 'BLOCKING'", good.keyspace))
+        .await;
     let error = refusal(&good).await.to_string();
     assert!(error.contains("read_repair is BLOCKING"), "{error}");
     let again = schema::apply(&good, None).await.expect_err("the table is as wrong as before");
     assert!(again.to_string().contains("read_repair"), "{again}");
 
-    cql(&format!("DROP TABLE {}.shards", good.keyspace)).await;
+    cql(&good, &format!("DROP TABLE {}.shards", good.keyspace)).await;
     let error = refusal(&good).await;
     assert!(matches!(error, ConnectError::TableMissing(_)), "{error}");
     drop_keyspace(&good).await;

@@ -296,6 +296,25 @@ fn the_oldest_rust_is_the_same_everywhere() {
 }
 
 #[test]
+fn the_facts_about_cassandra_are_those_of_the_architectures_table() {
+    let architecture = read("ARCHITECTURE.md");
+    let table = after(&architecture, "### Facts about Cassandra, tested", |_| false)[0];
+    let table = table.split("\n## ").next().expect("a section");
+    let is_test = |name: &&str| name.contains('_') && !name.contains(['/', ' ', '.']);
+    let listed: BTreeSet<String> = quoted(table).filter(is_test).map(str::to_owned).collect();
+    let written: BTreeSet<String> = files("tests/conformance")
+        .iter()
+        .map(|name| read(name))
+        .flat_map(|text| {
+            let tests = text.split("#[tokio::test").skip(1);
+            let names = tests.map(|test| after(test, "async fn ", |c| c == '(')[0].to_owned());
+            names.collect::<Vec<_>>()
+        })
+        .collect();
+    assert_eq!(listed, written);
+}
+
+#[test]
 fn the_regression_tests_are_those_of_the_architectures_table() {
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let names = |text: &str, mark: &str| -> BTreeSet<String> {

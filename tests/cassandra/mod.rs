@@ -77,15 +77,25 @@ pub(crate) fn config(keyspace: &str, constants: Constants) -> CassandraConfig {
 
 /// A fresh keyspace with the table.
 pub(crate) async fn fresh(constants: Constants) -> CassandraConfig {
-    let config = config(&format!("test_{}", Uuid::new_v4().simple()), constants);
+    fresh_at(contact_points(), constants).await
+}
+
+/// The same on the script's own cluster, for tests that meddle with nodes.
+pub(crate) async fn fresh_on_own(constants: Constants) -> CassandraConfig {
+    fresh_at(own_cluster().split(',').map(str::to_owned).collect(), constants).await
+}
+
+async fn fresh_at(contact_points: Vec<String>, constants: Constants) -> CassandraConfig {
+    let keyspace = format!("test_{}", Uuid::new_v4().simple());
+    let config = CassandraConfig { contact_points, ..config(&keyspace, constants) };
     let _one_at_a_time = DEFINING.lock().await;
     schema::apply(&config, None).await.expect("a fresh keyspace");
     config
 }
 
 /// Runs one statement of definition or of sabotage.
-pub(crate) async fn cql(statement: &str) {
-    let session = SessionBuilder::new().known_nodes(contact_points()).build().await;
+pub(crate) async fn cql(config: &CassandraConfig, statement: &str) {
+    let session = SessionBuilder::new().known_nodes(&config.contact_points).build().await;
     let session = session.expect("a session");
     let _one_at_a_time = DEFINING.lock().await;
     session.query_unpaged(statement, ()).await.expect("the statement");
@@ -93,7 +103,7 @@ pub(crate) async fn cql(statement: &str) {
 
 /// Removes a keyspace.
 pub(crate) async fn drop_keyspace(config: &CassandraConfig) {
-    cql(&format!("DROP KEYSPACE {}", config.keyspace)).await;
+    cql(config, &format!("DROP KEYSPACE {}", config.keyspace)).await;
 }
 
 /// A store on the cluster.

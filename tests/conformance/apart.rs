@@ -6,7 +6,7 @@ use std::time::Duration;
 use scylla::statement::Consistency::{All, One, Quorum};
 
 use crate::cassandra::{
-    Alone, CLUSTER, HintsOff, HintsPaused, Killed, connect, cql, eventually, script,
+    Alone, CLUSTER, HintsOff, HintsPaused, Killed, connect, eventually, script,
 };
 use crate::contract::{Subject, TestClock, key};
 use crate::table::{GROUP, TALLY, Table};
@@ -96,8 +96,7 @@ async fn after_a_query_without_the_tally(read_repair: &str) -> Vec<(i64, Vec<u8>
     table.fold(1, One, "n", 20, &[2]).await;
     drop(only_1);
     drop(hints_off);
-    let keyspace = &table.config.keyspace;
-    cql(&format!("ALTER TABLE {keyspace}.shards WITH read_repair = '{read_repair}'")).await;
+    table.alter(&format!("read_repair = '{read_repair}'")).await;
     let seen = table.select(2, All, "n", "AND expires_at <= 20").await;
     assert_eq!(seen, [], "the deletion of node 1 is newer");
     let only_3 = Alone::on(3).await;

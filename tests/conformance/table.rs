@@ -13,7 +13,7 @@ use scylla::statement::Consistency;
 use scylla::statement::unprepared::Statement;
 use uuid::Uuid;
 
-use crate::cassandra::{cql, drop_keyspace, fresh, own_cluster};
+use crate::cassandra::{cql, drop_keyspace, fresh_on_own};
 use crate::contract::short_constants;
 use orderfree::store::cassandra::CassandraConfig;
 
@@ -34,8 +34,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) async fn fresh() -> Table {
-        own_cluster();
-        let config = fresh(short_constants()).await;
+        let config = fresh_on_own(short_constants()).await;
         let session = SessionBuilder::new().known_nodes(&config.contact_points).build().await;
         Table { config, session: session.expect("a session") }
     }
@@ -43,20 +42,25 @@ impl Table {
     /// The same with other properties of the table.
     pub(crate) async fn with(properties: &str) -> Table {
         let table = Table::fresh().await;
-        cql(&format!("ALTER TABLE {}.shards WITH {properties}", table.config.keyspace)).await;
+        table.alter(properties).await;
         table
     }
 
-    /// A second keyspace with one replica of each row, so that a row lies on one node alone.
+    /// The same with one replica of each row, so that a row lies on one node alone.
     pub(crate) async fn with_one_replica() -> Table {
         let table = Table::fresh().await;
-        let keyspace = &table.config.keyspace;
-        cql(&format!(
-            "ALTER KEYSPACE {keyspace} WITH replication = \
-             {{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}}"
-        ))
-        .await;
+        let statement = format!(
+            "ALTER KEYSPACE {} WITH replication = \
+             {{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}}",
+            table.config.keyspace
+        );
+        cql(&table.config, &statement).await;
         table
+    }
+
+    pub(crate) async fn alter(&self, properties: &str) {
+        let statement = format!("ALTER TABLE {}.shards WITH {properties}", self.config.keyspace);
+        cql(&self.config, &statement).await;
     }
 
     pub(crate) async fn drop(self) {

@@ -279,6 +279,18 @@ mod tests {
     }
 
     #[test]
+    fn a_span_is_a_leap_year_at_most() {
+        let day = Duration::from_secs(24 * 3600);
+        let living = |lifetime| {
+            let lifetime = Some(lifetime);
+            Constants::resolve(Overrides { lifetime, ..Overrides::default() })
+        };
+        assert!(living(366 * day).is_ok());
+        let error = living(366 * day + Duration::from_nanos(1)).expect_err("too long");
+        assert!(matches!(error, ConstantsError::Range { name: "lifetime", .. }), "{error}");
+    }
+
+    #[test]
     fn absurdly_long_spans_are_refused_as_well() {
         let longest = Some(Duration::MAX);
         for (overrides, says) in [

@@ -90,6 +90,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_key_is_shown_as_its_address() {
+        let name = |text| Name::new(text).expect("a name");
+        let key = Key { kind: Kind::Counter, group: name("page:home"), name: name("views") };
+        assert_eq!(key.to_string(), "counter/page:home/views");
+    }
+
+    #[test]
     fn names_are_checked() {
         let name = Name::new("page:home ☃/2026").expect("a name");
         assert_eq!((name.as_str(), &*name.to_string()), ("page:home ☃/2026", "page:home ☃/2026"));

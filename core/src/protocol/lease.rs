@@ -168,6 +168,22 @@ mod tests {
     }
 
     #[test]
+    fn ops_are_taken_until_the_drain_margin_by_both_clocks() {
+        let constants = Constants::resolve(Overrides::default()).unwrap();
+        let born = Now {
+            wall: Timestamp::from_micros(1_000_000 * SECOND_US),
+            boot: Duration::from_secs(5),
+        };
+        let lease = Lease::begin(born, &constants);
+        let taking = constants.lifetime() - constants.drain_margin();
+        let tick = Duration::from_micros(1);
+        let (wall, boot) = (born.wall.plus(taking), born.boot + taking);
+        assert!(lease.is_writable(Now { wall: wall.minus(tick), boot: boot - tick }));
+        assert!(!lease.is_writable(Now { wall, boot: boot - tick }));
+        assert!(!lease.is_writable(Now { wall: wall.minus(tick), boot }));
+    }
+
+    #[test]
     fn phases_follow_each_other_at_exact_bounds() {
         let constants = Constants::resolve(Overrides::default()).unwrap();
         let expires_at = Timestamp::from_micros(1_000_000 * SECOND_US);

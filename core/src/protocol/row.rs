@@ -208,6 +208,12 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "invariant: rows come by descending expiry")]
+    fn a_row_that_comes_twice_is_a_bug() {
+        let _ = Slice::new(vec![row(9, 1), row(9, 1)], None, 10).whole();
+    }
+
+    #[test]
+    #[should_panic(expected = "invariant: rows come by descending expiry")]
     fn rows_out_of_order_are_a_bug() {
         let _ = Slice::new(vec![row(8, 1), row(9, 1)], None, 10).whole();
     }

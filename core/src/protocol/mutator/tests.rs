@@ -78,6 +78,17 @@ fn what_arrives_during_a_flight_goes_with_the_next_write() {
 }
 
 #[test]
+fn each_envelope_holds_the_number_of_its_write() {
+    let mut mutator = mutator();
+    for number in 1..=3 {
+        queued(&mut mutator, 1, Durability::Stored);
+        let write = begin(&mut mutator, at(number));
+        assert_eq!(write.state(), encode_shard(&total(&write), number));
+        mutator.finish_write(WriteOutcome::Acked, at(number));
+    }
+}
+
+#[test]
 fn ops_are_counted_while_they_wait_and_a_write_is_unresolved_until_it_is_acked() {
     let mut mutator = mutator();
     assert_eq!((mutator.queued(), mutator.is_unresolved()), (0, false));

@@ -1,0 +1,159 @@
+//! Safety says that nothing wrong happens; this says that something happens again: once a quorum is
+//! back, updates and reads go on by themselves, and once all nodes are back, every final shard is
+//! folded.
+
+mod cassandra;
+mod contract;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cassandra::{CLUSTER, Killed, connect, drop_keyspace, fresh_on_own};
+use contract::{Subject, TestClock, key};
+use futures::future::join_all;
+use orderfree::chance::Chance;
+use orderfree::config::Switch;
+use orderfree::mutators::UpdateError;
+use orderfree::server::Node;
+use orderfree_core::crdt::{CounterOp, Op, Value};
+use orderfree_core::protocol::{Constants, Durability, Key, Overrides};
+
+/// Longer than a clock sample counts (60 s), so that the pods must win back their trust as well.
+const OUTAGE: Duration = Duration::from_secs(65);
+
+/// A quorum is back: updates and reads go on within this.
+const RESUMES_WITHIN: Duration = Duration::from_secs(30);
+
+/// All nodes are back: every final shard is folded within this.
+const FOLDED_WITHIN: Duration = Duration::from_secs(120);
+
+const KEYS: usize = 50;
+
+fn constants() -> Constants {
+    let seconds = |count| Some(Duration::from_secs(count));
+    Constants::resolve(Overrides {
+        lifetime: seconds(40),
+        drain_margin: seconds(8),
+        cutoff: seconds(8),
+        request_budget: seconds(3),
+        clock_offset_max: seconds(2),
+        ..Overrides::default()
+    })
+    .expect("consistent")
+}
+
+/// What the clients of one key were told: acked, and perhaps counted.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    acked: i128,
+    unknown: i128,
+}
+
+/// Adds one to a key by a pod.
+async fn add(pod: &Node, key: &Key, told: &mut Told) {
+    let ops = vec![Op::Counter(CounterOp::Add { by: 1 })];
+    match pod.service().update(key, ops, Durability::Stored).await {
+        Ok(()) => told.acked += 1,
+        Err(UpdateError::Unknown(_)) => told.unknown += 1,
+        Err(UpdateError::Refused(_)) => {}
+    }
+}
+
+async fn total(pod: &Node, key: &Key) -> Option<i128> {
+    let read = pod.service().read(key, None).await.ok()??;
+    let Value::Counter(total) = read.value;
+    Some(total)
+}
+
+fn assert_right(total: i128, told: Told) {
+    let right = told.acked..=told.acked + told.unknown;
+    assert!(right.contains(&total), "{total} is not in {right:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_a_quorum_back_pods_go_on_and_with_all_nodes_back_everything_is_folded() {
+    let _alone = CLUSTER.write().await;
+    let config = fresh_on_own(constants()).await;
+    let clock = Arc::new(TestClock::default());
+    let store = connect(&config, Arc::clone(&clock) as _).await;
+    let subject = Subject { store, clock, constants: config.constants };
+    let mut pods = Vec::new();
+    for _ in 0..3 {
+        // A store each, as separate processes have: each must find back by itself.
+        let clock = Arc::new(TestClock::default());
+        let store = connect(&config, Arc::clone(&clock) as _).await;
+        let pod = Node::new(store, constants(), clock, Chance::system(), 1_000, Switch::On);
+        pod.start();
+        pods.push(pod);
+    }
+    let keys: Vec<Key> = (0..KEYS).map(|at| key("g", &format!("n{at}"))).collect();
+    let mut told = vec![Told::default(); KEYS];
+    for (key, told) in keys.iter().zip(&mut told) {
+        for pod in &pods {
+            add(pod, key, told).await;
+        }
+        assert_eq!(told.acked, 3, "everything is well");
+    }
+    let only_1_is_left = Killed::nodes(&["3"]);
+    let quorum_is_lost = Killed::nodes(&["2"]);
+    let outage = Instant::now();
+    while outage.elapsed() < OUTAGE {
+        let attempts = pods.iter().zip(&keys).zip(&mut told).map(async |((pod, key), told)| {
+            add(pod, key, told).await;
+            assert_eq!(told.acked, 3, "acked without a quorum");
+            assert_eq!(total(pod, key).await, None, "read without a quorum");
+        });
+        join_all(attempts).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+
+    // Returns once the others see node 2 up.
+    drop(quorum_is_lost);
+    let back = Instant::now();
+    for pod in &pods {
+        for (key, told) in keys.iter().zip(&mut told) {
+            let mut last = None;
+            while {
+                let acked = told.acked;
+                add(pod, key, told).await;
+                last = total(pod, key).await.or(last);
+                told.acked == acked || last.is_none()
+            } {
+                assert!(back.elapsed() < RESUMES_WITHIN, "{key}: no ack, or no value but {last:?}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            assert_right(last.expect("read"), *told);
+        }
+    }
+    println!("updates and reads went on {:?} after a quorum was back", back.elapsed());
+    assert!(back.elapsed() < RESUMES_WITHIN);
+    let is_final = constants().lifetime() + constants().cutoff();
+    tokio::time::sleep(is_final.saturating_sub(back.elapsed())).await;
+    let report = pods[0].service().shards(&keys[0]).await.expect("readable");
+    assert!(report.tally.is_none(), "folds wait for all replicas");
+
+    drop(only_1_is_left);
+    let whole = Instant::now();
+    let mut left: Vec<&Key> = keys.iter().collect();
+    while !left.is_empty() {
+        assert!(whole.elapsed() < FOLDED_WITHIN + is_final, "not folded: {left:?}");
+        let mut still = Vec::new();
+        for key in left {
+            if subject.rows(key).await.ok() != Some(1) {
+                still.push(key);
+            }
+        }
+        left = still;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    println!("everything was folded {:?} after all nodes were back", whole.elapsed());
+    for pod in &pods {
+        for (key, told) in keys.iter().zip(&told) {
+            assert_right(total(pod, key).await.expect("readable"), *told);
+        }
+    }
+    for pod in pods {
+        assert_eq!(pod.stop(Duration::from_secs(5)).await, 0);
+    }
+    drop_keyspace(&config).await;
+}
