@@ -28,5 +28,6 @@ pub mod mutators;
 pub mod server;
 pub mod service;
 pub mod store;
+mod sync;
 pub mod tasks;
 pub mod telemetry;

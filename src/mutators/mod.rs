@@ -13,7 +13,6 @@
 mod slots;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use orderfree_core::crdt::{Op, OpError};
@@ -23,13 +22,13 @@ use orderfree_core::protocol::{
     Ticket, WriteOutcome,
 };
 use thiserror::Error;
-use tokio::sync::Semaphore;
 
 use crate::chance::Chance;
 use crate::gate::Gate;
 use crate::limits;
 use crate::metrics::{Metrics, Outcome};
 use crate::store::Store;
+use crate::sync::{AtomicBool, AtomicUsize, Ordering, Semaphore, sleep, timeout};
 use crate::tasks::Tasks;
 use slots::{Batch, Slot, SlotState, Slots, Verdict};
 
@@ -202,6 +201,9 @@ impl Mutators {
             let slot = self.live_slot(key, now)?;
             let mut state = slot.lock();
             if state.retired {
+                drop(state);
+                // Whoever retired it may not have come to this yet; waiting for that would be a spin.
+                self.slots.remove(key, &slot);
                 continue;
             }
             let count = ops.len();
@@ -245,7 +247,7 @@ impl Mutators {
     async fn outcome(&self, waiting: Waiting) -> Result<(), UpdateError> {
         let Waiting { slot, batch, ticket } = waiting;
         let budget = self.constants.request_budget();
-        if let Ok(verdict) = tokio::time::timeout(budget, batch.verdict()).await {
+        if let Ok(verdict) = timeout(budget, batch.verdict()).await {
             return batch.of(ticket, verdict);
         }
         let mut state = slot.lock();
@@ -287,7 +289,7 @@ impl Mutators {
             if self.finish(&slot, outcome, answered) {
                 backoff = BACKOFF.0;
             } else {
-                tokio::time::sleep(backoff).await;
+                sleep(backoff).await;
                 backoff = (2 * backoff).min(BACKOFF.1);
             }
         }
@@ -380,7 +382,7 @@ impl Mutators {
                     tracing::error!(%key, %error, "ops answered from memory are lost");
                     break;
                 }
-                tokio::time::sleep(BACKOFF.1).await;
+                sleep(BACKOFF.1).await;
             }
         }
     }

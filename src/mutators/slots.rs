@@ -1,14 +1,14 @@
 //! The bounded map from keys to mutators, and the batches that waiters wait on.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use lru::LruCache;
 use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::{Key, Mutator, Now, Rejected, Ticket};
-use tokio::sync::SetOnce;
 
 use super::{Refused, UpdateError};
+use crate::sync::{Mutex, MutexGuard, PoisonError, SetOnce};
 
 /// Most independent parts of the map, so that updates of different keys seldom meet at a lock.
 const PARTS_MAX: usize = 64;

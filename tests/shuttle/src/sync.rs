@@ -1,0 +1,92 @@
+//! The same names as the product's `src/sync.rs`, with the same promises.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use shuttle::future::batch_semaphore::{BatchSemaphore, Fairness};
+use shuttle::future::yield_now;
+use shuttle::rand::{Rng, thread_rng};
+pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+pub(crate) use std::sync::PoisonError;
+
+/// Permits; fair like tokio's.
+pub(crate) struct Semaphore(BatchSemaphore);
+
+pub(crate) struct Permit<'a>(&'a BatchSemaphore);
+
+impl Semaphore {
+    pub(crate) fn new(permits: usize) -> Semaphore {
+        Semaphore(BatchSemaphore::new(permits, Fairness::StrictlyFair))
+    }
+
+    pub(crate) async fn acquire(
+        &self,
+    ) -> Result<Permit<'_>, shuttle::future::batch_semaphore::AcquireError> {
+        self.0.acquire(1).await?;
+        Ok(Permit(&self.0))
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        self.0.release(1);
+    }
+}
+
+/// A value that is set once, by one, and awaited by many.
+#[derive(Debug)]
+pub(crate) struct SetOnce<T> {
+    value: std::sync::OnceLock<T>,
+    is_set: BatchSemaphore,
+}
+
+impl<T> Default for SetOnce<T> {
+    fn default() -> SetOnce<T> {
+        let is_set = BatchSemaphore::new(0, Fairness::StrictlyFair);
+        SetOnce { value: std::sync::OnceLock::new(), is_set }
+    }
+}
+
+impl<T> SetOnce<T> {
+    pub(crate) fn set(&self, value: T) -> Result<(), T> {
+        self.value.set(value)?;
+        // All who wait, now or later.
+        self.is_set.close();
+        Ok(())
+    }
+
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.value.get()
+    }
+
+    pub(crate) async fn wait(&self) -> &T {
+        // Closed is set.
+        let _ = self.is_set.acquire(1).await;
+        self.value.get().expect("set before it was closed")
+    }
+}
+
+/// Time passes when the scheduler lets everybody else go first.
+pub(crate) async fn sleep(_: Duration) {
+    yield_now().await;
+}
+
+/// The deadline.
+#[derive(Debug)]
+pub(crate) struct Elapsed;
+
+/// A deadline may pass whenever there is no answer yet.
+pub(crate) async fn timeout<T>(_: Duration, answer: impl Future<Output = T>) -> Result<T, Elapsed> {
+    let mut answer = pin!(answer);
+    let patience = thread_rng().gen_range(0..40);
+    for _ in 0..patience {
+        if let Poll::Ready(value) = poll_fn(|cx| Poll::Ready(answer.as_mut().poll(cx))).await {
+            return Ok(value);
+        }
+        yield_now().await;
+    }
+    if thread_rng().gen_bool(0.5) { Err(Elapsed) } else { Ok(answer.await) }
+}

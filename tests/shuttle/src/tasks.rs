@@ -1,0 +1,70 @@
+//! The same as the product's `src/tasks.rs`, as far as mutators use it.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use shuttle::future::batch_semaphore::{BatchSemaphore, Fairness};
+use shuttle::future::{spawn, yield_now};
+use shuttle::sync::atomic::{AtomicUsize, Ordering};
+
+/// More than ever run at once.
+const TASKS_MAX: usize = 1_000;
+
+#[derive(Clone)]
+pub struct Tasks {
+    running: Arc<AtomicUsize>,
+    /// What runs holds one each; who joins wants them all.
+    free: Arc<BatchSemaphore>,
+}
+
+pub(crate) struct Token {
+    of: Tasks,
+    /// None once everything has ended.
+    held: Option<()>,
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        self.of.running.fetch_sub(1, Ordering::SeqCst);
+        if self.held.is_some() {
+            self.of.free.release(1);
+        }
+    }
+}
+
+impl Tasks {
+    pub(crate) fn new() -> Tasks {
+        let free = BatchSemaphore::new(TASKS_MAX, Fairness::Unfair);
+        Tasks { running: Arc::default(), free: Arc::new(free) }
+    }
+
+    pub(crate) fn spawn(&self, _: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let token = self.token();
+        spawn(async move {
+            task.await;
+            drop(token);
+        });
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        self.running.fetch_add(1, Ordering::SeqCst);
+        Token { of: self.clone(), held: self.free.try_acquire(1).ok() }
+    }
+
+    pub(crate) fn running(&self) -> usize {
+        self.running.load(Ordering::SeqCst)
+    }
+
+    pub(crate) async fn sleep(&self, _: Duration) -> bool {
+        yield_now().await;
+        true
+    }
+
+    /// Never gives up, so that a test sees what became of everything.
+    pub(crate) async fn join(&self, _: Duration) -> bool {
+        self.free.acquire(TASKS_MAX).await.expect("never closed");
+        self.free.release(TASKS_MAX);
+        true
+    }
+}

@@ -1,0 +1,270 @@
+//! Locks, timestamps and acks of the mutators, in thousands of interleavings: random ones, and ones
+//! that put few but nasty preemptions (probabilistic concurrency testing). A failure prints the
+//! schedule, which `shuttle::replay` plays again.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use orderfree::chance::Chance;
+use orderfree::clock::Clock;
+use orderfree::gate::Gate;
+use orderfree::metrics::Metrics;
+use orderfree::store::{Pause, Store, StoreError, SweepPart};
+use orderfree_core::crdt::envelope::decode_shard;
+use orderfree_core::crdt::{CounterOp, Kind, Op, Value};
+use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::group::{Chunk, From as Start};
+use orderfree_core::protocol::{
+    Constants, Durability, FullRead, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
+    WholeSlice, WriteOutcome,
+};
+use orderfree_shuttle::mutators::{Mutators, UpdateError};
+use shuttle::future::{block_on, spawn, yield_now};
+use shuttle::rand::{Rng, thread_rng};
+use tokio::sync::mpsc;
+
+/// Schedules of each kind in a plain `cargo test`.
+const SCHEDULES: usize = 9_000;
+
+const CLIENTS: u32 = 3;
+const UPDATES: u32 = 3;
+
+/// How often update `id` is in a total: it adds 8 to the power of its id.
+fn times(total: i128, id: u32) -> i128 {
+    (total >> (3 * id)) & 7
+}
+
+/// Whether each update that is in `less` is in `more` as well.
+fn contains(more: i128, less: i128) -> bool {
+    (0..CLIENTS * UPDATES).all(|id| times(more, id) >= times(less, id))
+}
+
+/// A mutator's row, and what was said about it.
+#[derive(Default)]
+struct Row {
+    is_in_flight: bool,
+    last_timestamp: Option<Timestamp>,
+    /// What every later state must contain: nothing but a refusal takes anything back.
+    kept: i128,
+    /// What a read would find.
+    applied: i128,
+}
+
+/// Rows in memory; each write takes a while and ends in one of the three outcomes.
+#[derive(Default)]
+struct Rows(Mutex<BTreeMap<MutatorId, Row>>);
+
+impl Rows {
+    fn with<T>(&self, write: &ShardWrite, look: impl FnOnce(&mut Row) -> T) -> T {
+        look(self.0.lock().unwrap().entry(write.mutator_id()).or_default())
+    }
+
+    fn total(&self) -> i128 {
+        self.0.lock().unwrap().values().map(|row| row.applied).sum()
+    }
+}
+
+async fn a_while() {
+    for _ in 0..thread_rng().gen_range(0..3) {
+        yield_now().await;
+    }
+}
+
+#[async_trait]
+impl Store for Rows {
+    fn name(&self) -> &'static str {
+        "rows"
+    }
+    fn levels(&self) -> Levels {
+        Levels::default()
+    }
+    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
+        let state = decode_shard(Kind::Counter, write.state()).expect("decodable");
+        let Value::Counter(total) = state.value();
+        self.with(write, |row| {
+            assert!(!row.is_in_flight, "two writes of one mutator at once");
+            assert!(row.last_timestamp < Some(write.timestamp()), "timestamps don't rise");
+            assert!(contains(total, row.kept), "{total:o} lacks some of {:o}", row.kept);
+            (row.is_in_flight, row.last_timestamp) = (true, Some(write.timestamp()));
+        });
+        a_while().await;
+        let luck = thread_rng().gen_range(0..8);
+        let (is_applied, outcome) = match luck {
+            0..4 => (true, WriteOutcome::Acked),
+            4 | 5 => (false, WriteOutcome::Refused("down".into())),
+            _ => (luck == 6, WriteOutcome::Unknown("no answer".into())),
+        };
+        self.with(write, |row| {
+            if is_applied {
+                row.applied = total;
+            }
+            if !matches!(outcome, WriteOutcome::Refused(_)) {
+                row.kept = total;
+            }
+        });
+        a_while().await;
+        self.with(write, |row| row.is_in_flight = false);
+        outcome
+    }
+    async fn read_key(
+        &self,
+        _: &Key,
+        _: Option<Timestamp>,
+        _: Level,
+    ) -> Result<WholeSlice, StoreError> {
+        panic!("an update never reads")
+    }
+    async fn read_chunk(
+        &self,
+        _: Kind,
+        _: &Name,
+        _: &Start,
+        _: Level,
+    ) -> Result<Chunk, StoreError> {
+        panic!("an update never reads")
+    }
+    async fn read_for_fold(&self, _: &Key) -> Result<FullRead, StoreError> {
+        panic!("an update never reads")
+    }
+    async fn write_fold(&self, _: &Fold) -> WriteOutcome {
+        panic!("an update never folds")
+    }
+    fn sweep_parts(&self) -> u32 {
+        1
+    }
+    async fn sweep(
+        &self,
+        _: SweepPart,
+        _: Timestamp,
+        _: mpsc::Sender<Key>,
+    ) -> Result<(), StoreError> {
+        Ok(())
+    }
+    fn check_clock(&self, _: Now) -> Result<(), ClockError> {
+        Ok(())
+    }
+    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
+        Ok(now.wall)
+    }
+    fn clock_offset_us(&self) -> Option<i64> {
+        None
+    }
+    async fn close(&self) {}
+}
+
+/// A clock that stands still until it is moved, so that timestamps must rise by themselves.
+#[derive(Default)]
+struct Still(AtomicI64);
+
+impl Clock for Still {
+    fn now(&self) -> Now {
+        let us = self.0.load(Ordering::SeqCst);
+        let boot = Duration::from_micros(us.unsigned_abs());
+        Now { wall: Timestamp::from_micros(1_700_000_000_000_000 + us), boot }
+    }
+}
+
+impl Still {
+    fn advance(&self, span: Duration) {
+        self.0.fetch_add(i64::try_from(span.as_micros()).expect("short"), Ordering::SeqCst);
+    }
+}
+
+/// What a client was told of an update, and what it had asked for.
+type Told = (Durability, Result<(), UpdateError>);
+
+struct World {
+    mutators: Arc<Mutators>,
+    rows: Arc<Rows>,
+    /// By the update's id.
+    told: Mutex<BTreeMap<u32, Told>>,
+}
+
+async fn client(world: Arc<World>, number: u32) {
+    for id in number * UPDATES..(number + 1) * UPDATES {
+        let name = |text: &str| Name::new(text).expect("a name");
+        let key = if thread_rng().gen_bool(0.8) { "often" } else { "seldom" };
+        let key = Key { kind: Kind::Counter, group: name("g"), name: name(key) };
+        let durability =
+            if thread_rng().gen_bool(0.8) { Durability::Stored } else { Durability::Memory };
+        let ops = vec![Op::Counter(CounterOp::Add { by: 1 << (3 * id) })];
+        let told = world.mutators.update(&key, ops, durability).await;
+        if told.is_ok() && durability == Durability::Stored {
+            assert_eq!(times(world.rows.total(), id), 1, "update {id} was acked: not stored");
+        }
+        world.told.lock().unwrap().insert(id, (durability, told));
+    }
+}
+
+/// One pod that has room for one mutator, clients of two keys, a store that fails at times, time
+/// that jumps, and a stop in the midst of it or at the end.
+fn one_pod() {
+    let constants = Constants::resolve(Overrides::default()).expect("defaults");
+    let (clock, rows) = (Arc::new(Still::default()), Arc::new(Rows::default()));
+    let metrics = Arc::new(Metrics::new());
+    let gate =
+        Gate::new(Arc::clone(&clock) as _, Arc::clone(&rows) as _, constants, Arc::clone(&metrics));
+    let chance = Chance::seeded(1);
+    let mutators =
+        Mutators::new(Arc::clone(&rows) as _, Arc::new(gate), constants, metrics, chance, 1);
+    let world = Arc::new(World { mutators, rows, told: Mutex::default() });
+    let lives_end = thread_rng().gen_bool(0.5);
+    let clients: Vec<_> =
+        (0..CLIENTS).map(|number| spawn(client(Arc::clone(&world), number))).collect();
+    let time = spawn(async move {
+        for _ in 0..3 {
+            a_while().await;
+            clock.advance(if lives_end {
+                constants.lifetime() / 2
+            } else {
+                Duration::from_micros(1)
+            });
+        }
+    });
+    let stop = thread_rng().gen_bool(0.3).then(|| {
+        let world = Arc::clone(&world);
+        spawn(async move {
+            a_while().await;
+            world.mutators.close(Duration::ZERO).await;
+        })
+    });
+    block_on(async {
+        for task in clients.into_iter().chain([time]).chain(stop) {
+            task.await.expect("no panic");
+        }
+        assert_eq!(world.mutators.close(Duration::ZERO).await, 0);
+    });
+    let total = world.rows.total();
+    for (id, (durability, told)) in &*world.told.lock().unwrap() {
+        let counted = times(total, *id);
+        let is_right = match (told, durability) {
+            (Ok(()), Durability::Stored) => counted == 1,
+            // Sent, and neither acked nor refused before its mutator died: unknown in the end.
+            (Ok(()), Durability::Memory) => counted == 1 || lives_end && counted == 0,
+            (Err(UpdateError::Refused(_)), _) => counted == 0,
+            (Err(UpdateError::Unknown(_)), _) => counted <= 1,
+        };
+        assert!(is_right, "update {id} counts {counted} times: {durability:?} {told:?}");
+    }
+}
+
+fn schedules() -> usize {
+    std::env::var("SHUTTLE_N").map_or(SCHEDULES, |text| text.parse().expect("SHUTTLE_N: a number"))
+}
+
+#[test]
+fn random_interleavings_keep_every_promise() {
+    shuttle::check_random(one_pod, schedules());
+}
+
+#[test]
+fn few_nasty_preemptions_keep_every_promise() {
+    for preemptions in [2, 3, 5] {
+        shuttle::check_pct(one_pod, schedules() / 3, preemptions);
+    }
+}
