@@ -8,7 +8,7 @@ use stateright::{Model, Property};
 use crate::judge;
 use crate::replica::{Replica, merged};
 use crate::sabotage::Sabotage;
-use crate::scope::{REPLICAS, Scope};
+use crate::scope::{INSTANTS, REPLICAS, Scope};
 use crate::tables::{Became, Event, Id, Mutation, NONE, Tables, What};
 use crate::world::{Life, OpState, Planned, World};
 
@@ -326,7 +326,7 @@ impl Model for Small {
     }
 
     fn actions(&self, world: &World, actions: &mut Vec<Action>) {
-        if world.instant + 1 < Scope::instants() {
+        if world.instant + 1 < INSTANTS {
             actions.push(Action::Tick);
         }
         for (at, life) in world.lives.iter().enumerate().take(self.scope().lives.len()) {

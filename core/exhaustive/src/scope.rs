@@ -33,7 +33,10 @@ const BUDGET_MS: u64 = 1000;
 /// and the second at the second. At the third, the first life is final and the second one may still
 /// have its acknowledgement believed; at the fourth, both are final; at the last, deletions may be
 /// purged. The third and the fourth are less than 2ε apart, so that both may be a folder's "now".
-const INSTANTS_MS: [u64; 5] = [0, 1500, 11_200, 12_600, 60_000];
+const INSTANTS_MS: [u64; INSTANTS as usize] = [0, 1500, 11_200, 12_600, 60_000];
+
+/// Instants there are.
+pub const INSTANTS: u8 = 5;
 
 /// `gc_grace`, in ms, from the fence on.
 const GRACE_MS: u64 = 30_000;
@@ -134,12 +137,6 @@ impl Scope {
     #[must_use]
     pub fn full() -> Scope {
         Scope { name: "full", resends: 1, ..Scope::quick() }
-    }
-
-    /// Instants there are.
-    #[must_use]
-    pub fn instants() -> u8 {
-        INSTANTS_MS.len() as u8
     }
 
     /// What a pod's clocks show.

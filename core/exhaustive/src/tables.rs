@@ -112,12 +112,15 @@ pub struct Tables {
     numbers: RwLock<HashMap<Mutation, Id>>,
     lives: Mutex<HashMap<String, Id>>,
     histories: Mutex<HashMap<Id, Vec<Event>>>,
-    steps: RwLock<HashMap<(usize, Id, Event), (Id, Became)>>,
+    steps: RwLock<HashMap<Step, (Id, Became)>>,
     /// What was planned for a merged answer by an instant.
     pub(crate) plans: RwLock<HashMap<(Contents, u8), Id>>,
     /// What was read from a merged answer, behind a cached fence.
     pub(crate) reads: RwLock<HashMap<(Contents, Option<Timestamp>), Seen>>,
 }
+
+/// An event of a life, in a state of its mutator.
+type Step = (usize, Id, Event);
 
 /// Most different mutations of a run.
 const MUTATIONS_MAX: usize = 4096;
@@ -317,7 +320,7 @@ impl Tables {
             timestamp = start.shifted(start.as_micros() - timestamp.as_micros());
         }
         Became::Write(self.intern(Mutation::Shard {
-            place: if shared { 0 } else { life as u8 },
+            place: if shared { 0 } else { u8::try_from(life).expect("few") },
             expires_at: write.expires_at(),
             mutator_id: write.mutator_id(),
             timestamp,
