@@ -1,7 +1,7 @@
 # One-line recipes; .ci/run calls the same ones.
 
-.PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load sim manifests fuzz-check \
-  schemathesis mutants shuttle
+.PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load sim exhaustive shuttle \
+  manifests fuzz-check schemathesis mutants
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	cargo run --release
@@ -40,6 +40,9 @@ SEED ?= 0
 
 sim:            ## simulated schedules of seeds SEED to SEED + N - 1, and every broken rule found
 	SIM_N=$(N) SIM_SEED=$(SEED) cargo test --release --locked --test sim -- --nocapture
+
+exhaustive:     ## every schedule of a small world, and every broken rule found in it
+	cargo run --release --locked -p orderfree-exhaustive
 
 shuttle:        ## the mutators in N interleavings, twice
 	SHUTTLE_N=$(N) cargo test --release --locked -p orderfree-shuttle

@@ -85,6 +85,24 @@ fn modules_rely_only_on_those_before_them() {
     }
 }
 
+/// Without `biased`, `select!` draws a branch by lot: no simulation could repeat what a pod did, and a
+/// stop would lose to work now and then. The load test is a client outside of the pods.
+#[test]
+fn every_select_is_biased() {
+    let mut seen = 0;
+    for (name, text) in sources() {
+        if !name.starts_with("src/") || name.starts_with("src/cli/load/") {
+            continue;
+        }
+        for (at, _) in text.match_indices("select! {") {
+            let branches = text[at + "select! {".len()..].trim_start();
+            assert!(branches.starts_with("biased;"), "{name} has a `select!` that is not biased");
+            seen += 1;
+        }
+    }
+    assert!(seen > 5, "the search found the uses");
+}
+
 #[test]
 fn nothing_is_unfinished() {
     for (name, text) in sources() {

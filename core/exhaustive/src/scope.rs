@@ -1,0 +1,184 @@
+//! How small the small world is: who lives in it, when, and how much may go wrong.
+
+use std::time::Duration;
+
+use orderfree_core::protocol::{Constants, Now, Overrides, Timestamp};
+
+/// Cassandra replicas of the one key.
+pub const REPLICAS: usize = 3;
+
+/// Most lives that a scope may have.
+pub const LIVES_MAX: usize = 2;
+
+/// Most folds that a scope may plan.
+pub const FOLDS_MAX: usize = 3;
+
+/// Ops of one life. Each op adds a digit of base 8 of its own, so a total tells them apart.
+pub const OPS_MAX: usize = 2;
+
+/// The wall clock's zero. Fences are after 1970.
+const EPOCH: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+
+/// ε of the world, in ms.
+const OFFSET_MAX_MS: u64 = 1000;
+
+/// C of the world, in ms: the shortest that the rules allow.
+const CUTOFF_MS: u64 = 2 * OFFSET_MAX_MS + BUDGET_MS + 1;
+
+/// R of the world, in ms.
+const BUDGET_MS: u64 = 1000;
+
+/// The true times, in ms, at which anything may happen, by clocks that err by ε in the worst way
+/// (pods behind, folders ahead) and a lifetime of 10 s: the first life is born at the first instant
+/// and the second at the second. At the third, the first life is final and the second one may still
+/// have its acknowledgement believed; at the fourth, both are final; at the last, deletions may be
+/// purged. The third and the fourth are less than 2ε apart, so that both may be a folder's "now".
+const INSTANTS_MS: [u64; INSTANTS as usize] = [0, 1500, 11_200, 12_600, 60_000];
+
+/// Instants there are.
+pub const INSTANTS: u8 = 5;
+
+/// `gc_grace`, in ms, from the fence on.
+const GRACE_MS: u64 = 30_000;
+
+/// One mutator's life.
+#[derive(Debug, Clone, Copy)]
+pub struct LifeScope {
+    /// The first and the last instant of its birth.
+    pub births: (u8, u8),
+    /// Ops it is given, one at a time.
+    pub ops: usize,
+    /// Writes it may send.
+    pub writes: u8,
+}
+
+/// The size of a world. Each bound is for a whole history.
+#[derive(Debug, Clone)]
+pub struct Scope {
+    /// Name in reports.
+    pub name: &'static str,
+    /// The mutators.
+    pub lives: Vec<LifeScope>,
+    /// Folds that may be planned.
+    pub folds: usize,
+    /// Folds that may be planned and not sent at one time: folders.
+    pub folders: usize,
+    /// Messages that reach a replica at a later instant than they were sent.
+    pub late: u8,
+    /// Folds that are sent once more.
+    pub resends: u8,
+    /// Deletions that a replica purges.
+    pub purges: u8,
+    /// Writes that find too few nodes and are refused.
+    pub refusals: u8,
+    /// Replicas that acknowledge a write.
+    pub write_acks: u32,
+    /// Replicas that answer a read.
+    pub reads: u32,
+    /// Replicas that answer a fold's read.
+    pub fold_reads: u32,
+    /// True time less a pod's wall clock, and a folder's wall clock less true time, in ms.
+    pub skew_ms: (u64, u64),
+    /// What this scope is too small to meet.
+    pub unseen: Vec<&'static str>,
+}
+
+impl Scope {
+    /// Small enough for every run of the tests.
+    #[must_use]
+    pub fn quick() -> Scope {
+        Scope {
+            name: "quick",
+            lives: vec![
+                LifeScope { births: (0, 0), ops: 1, writes: 1 },
+                LifeScope { births: (1, 1), ops: 1, writes: 1 },
+            ],
+            folds: 2,
+            folders: 2,
+            late: 1,
+            resends: 0,
+            purges: 1,
+            refusals: 0,
+            write_acks: 2,
+            reads: 2,
+            fold_reads: 3,
+            skew_ms: (OFFSET_MAX_MS, OFFSET_MAX_MS),
+            unseen: Vec::new(),
+        }
+    }
+
+    /// One mutator with two ops and three writes, refusals, and one fold: what a writer may do.
+    #[must_use]
+    pub fn writer() -> Scope {
+        Scope {
+            name: "writer",
+            lives: vec![LifeScope { births: (0, 1), ops: 2, writes: 3 }],
+            folds: 1,
+            folders: 1,
+            refusals: 1,
+            // All of them need two folds or two mutators.
+            unseen: vec![
+                "two folds with different fences are in hand",
+                "two folds have one fence and different tallies",
+                "an old fold is about to reach a replica with a newer one",
+                "a reader saw a tally and a live shard",
+            ],
+            ..Scope::quick()
+        }
+    }
+
+    /// Folds read at a quorum, which is enough as long as no replica forgets.
+    #[must_use]
+    pub fn quorum() -> Scope {
+        Scope { name: "quorum", fold_reads: 2, ..Scope::quick() }
+    }
+
+    /// Two mutators, two folds, one of them sent again: what a folder may do. Takes some minutes.
+    #[must_use]
+    pub fn full() -> Scope {
+        Scope { name: "full", resends: 1, ..Scope::quick() }
+    }
+
+    /// What a pod's clocks show.
+    #[must_use]
+    pub fn pod_now(&self, instant: u8) -> Now {
+        let boot = Duration::from_millis(INSTANTS_MS[usize::from(instant)]);
+        let wall = EPOCH.plus(boot).minus(Duration::from_millis(self.skew_ms.0));
+        Now { wall, boot }
+    }
+
+    /// The time a folder goes by.
+    #[must_use]
+    pub fn folder_now(&self, instant: u8) -> Timestamp {
+        self.true_now(instant).plus(Duration::from_millis(self.skew_ms.1))
+    }
+
+    /// Whether a deletion up to `fence` is older than `gc_grace`.
+    #[must_use]
+    pub fn may_purge(&self, fence: Timestamp, instant: u8) -> bool {
+        fence.plus(Duration::from_millis(GRACE_MS)) <= self.true_now(instant)
+    }
+
+    fn true_now(&self, instant: u8) -> Timestamp {
+        EPOCH.plus(Duration::from_millis(INSTANTS_MS[usize::from(instant)]))
+    }
+}
+
+/// The tightest constants that the rules allow.
+///
+/// # Panics
+/// If the rules have changed.
+#[must_use]
+pub fn constants() -> Constants {
+    let ms = |ms| Some(Duration::from_millis(ms));
+    let overrides = Overrides {
+        lifetime: ms(10_000),
+        drain_margin: ms(2 * OFFSET_MAX_MS + BUDGET_MS),
+        cutoff: ms(CUTOFF_MS),
+        request_budget: ms(BUDGET_MS),
+        clock_offset_max: ms(OFFSET_MAX_MS),
+        fence_quantum: ms(1),
+        hint_window: None,
+    };
+    Constants::resolve(overrides).expect("the tightest constants are allowed")
+}
