@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::chaos::Diary;
 use super::drive::Reason;
+use super::soak::SoakReport;
 use super::verify::{Finding, Folds, Pass};
 use super::workload::Shape;
 
@@ -51,6 +52,8 @@ pub(super) struct Report {
     pub passes: Vec<Pass>,
     /// Folds that were asked for, once for each round.
     pub folds: Vec<Folds>,
+    /// What a soak found besides.
+    pub soak: Option<SoakReport>,
 }
 
 /// What was asked for.
@@ -143,6 +146,7 @@ impl Report {
             }
         }
         failures.extend(self.chaos.problems.iter().cloned());
+        failures.extend(self.soak.iter().flat_map(SoakReport::failures));
         failures
     }
 
@@ -336,6 +340,7 @@ mod tests {
             chaos: Diary::default(),
             passes: vec![pass],
             folds: vec![Folds::default()],
+            soak: None,
         }
     }
 
