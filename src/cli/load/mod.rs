@@ -49,7 +49,6 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 pub use self::args::LoadArgs;
-pub use self::soak::SoakArgs;
 use self::args::Output;
 use self::chaos::{Commands, Deck, Diary, Executor, NodeFault, Soaked};
 use self::client::PodClient;
@@ -57,6 +56,7 @@ use self::drive::{Drive, Run};
 use self::pods::{Fleet, Launch};
 use self::report::{Latency, Report, Setup};
 use self::soak::Soak;
+pub use self::soak::SoakArgs;
 use self::verify::{Folds, Pass};
 use self::workload::{Pace, Schedule, Workload};
 

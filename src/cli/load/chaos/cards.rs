@@ -17,11 +17,11 @@ const FREE_PODS_MIN: usize = 2;
 /// Nodes of the cluster, numbered from 1.
 const NODES: usize = 3;
 /// How long a pod is left alone after its fault is over: it has to start, connect and get ready.
-const RECOVERY: Duration = Duration::from_secs(12);
+const RECOVERY: Duration = Duration::from_secs(8);
 /// Time for a pod to drain and end after SIGTERM.
 const DRAIN: Duration = Duration::from_secs(12);
 /// How long a clock is off.
-const SHIFT_FOR: Duration = Duration::from_secs(12);
+const SHIFT_FOR: Duration = Duration::from_secs(8);
 /// When the gate of a pod with a wrong clock is tried.
 const SHUT_AFTER: Duration = Duration::from_millis(200);
 /// How far off a clock is, within the limit that follows from a drain margin of 10 s: 4 s.

@@ -24,6 +24,8 @@ const METRICS: [(&str, &str); 7] = [
 pub(super) struct Figures {
     pub(super) updates: Shares,
     pub(super) reads: Shares,
+    /// Updates that were not sent before their time was over.
+    pub(super) given_up: u64,
     /// Refusals after which the update went to another pod, by their class.
     pub(super) retries: BTreeMap<String, u64>,
     pub(super) pods: Vec<PodFigures>,
@@ -148,6 +150,7 @@ impl Figures {
         Self {
             updates: Shares::default(),
             reads: Shares::default(),
+            given_up: 0,
             retries: BTreeMap::new(),
             pods: vec![PodFigures::default(); pods],
             gates_shut: 0,

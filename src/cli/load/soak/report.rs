@@ -22,6 +22,8 @@ pub(in super::super) struct SoakReport {
     targets: Targets,
     updates: Shares,
     reads: Shares,
+    /// Updates that were not sent before their time was over.
+    given_up: u64,
     /// Refusals after which the update went to another pod.
     retries: BTreeMap<String, u64>,
     /// Metrics of the pods.
@@ -66,6 +68,7 @@ impl SoakReport {
             },
             updates: figures.updates,
             reads: figures.reads,
+            given_up: figures.given_up,
             retries: figures.retries.clone(),
             metrics: figures.metrics(),
             gates_shut: figures.gates_shut,
@@ -176,7 +179,7 @@ fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
         ("acknowledged", report.acked.to_string()),
         ("unknown", report.unknown.to_string()),
         ("refused in the end", report.refused.to_string()),
-        ("due and never sent", report.overdue.to_string()),
+        ("given up: not sent before their time was over", soak.given_up.to_string()),
         ("refusals after which the update went to another pod", sum(&soak.retries)),
         ("values read and checked during the load", report.reads.to_string()),
         ("keys, each checked by its sum at every pod", worst(|pass| pass.keys()).to_string()),
@@ -283,7 +286,10 @@ fn write_store(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Res
     for (what, rows) in [("after the load", soak.rows_before), ("at the end", soak.rows_after)] {
         writeln!(out, "| {what} | {:.2} | {} |", rows.average(), rows.most)?;
     }
-    writeln!(out, "\nTombstones in a read, by each node, at the end of the load:\n")?;
+    writeln!(
+        out,
+        "\nTombstones in a read of the last five minutes, by each node, at the end of the load:\n"
+    )?;
     for line in &soak.tombstones {
         writeln!(out, "- {line}")?;
     }

@@ -27,7 +27,7 @@ pub(super) const READ_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before a refused request goes to the next pod.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// One update in this many is one of a twin.
-const TWINS_ONE_IN: u32 = 100;
+const TWINS_ONE_IN: u32 = 20;
 /// One read in this many is one of a twin.
 const TWIN_READS_ONE_IN: u32 = 4;
 
@@ -61,6 +61,13 @@ impl Soak {
         rng: &mut SmallRng,
     ) {
         let node_was_down = self.is_node_down();
+        if intended.elapsed() >= UPDATE_WITHIN {
+            // Nobody waits for it any more. Sending it would only delay those behind it.
+            let mut figures = self.figures();
+            figures.given_up += 1;
+            figures.updates.enter(false, node_was_down);
+            return;
+        }
         let reply = if rng.random_ratio(1, TWINS_ONE_IN) {
             let number = self.twins.begin();
             let (key, weight) = self.twins.op(number);
