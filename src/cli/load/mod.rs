@@ -50,13 +50,13 @@ use uuid::Uuid;
 
 pub use self::args::LoadArgs;
 use self::args::Output;
-use self::chaos::{Commands, Deck, Diary, Executor, NodeFault, Soaked};
+use self::chaos::{Commands, Deck, Diary, Executor, Soaked};
 use self::client::PodClient;
 use self::drive::{Drive, Run};
 use self::pods::{Fleet, Launch};
 use self::report::{Latency, Report, Setup};
-use self::soak::Soak;
 pub use self::soak::SoakArgs;
+use self::soak::{NodeFaults, Soak};
 use self::verify::{Folds, Pass};
 use self::workload::{Pace, Schedule, Workload};
 
@@ -117,8 +117,8 @@ impl Session {
 
     async fn run(&self) -> anyhow::Result<Report> {
         let node_faults = match &self.args.soak.soak {
-            Some(script) => soak::node_faults(script).await?,
-            None => Vec::new(),
+            Some(script) => NodeFaults::of(script).await?,
+            None => NodeFaults::default(),
         };
         let mut fleet = self.fleet()?;
         tell(&format!("seed {}; waiting for {} pods", self.seed, fleet.len()));
@@ -187,7 +187,7 @@ impl Session {
         &self,
         run: &Arc<Run>,
         fleet: Fleet,
-        node_faults: Vec<NodeFault>,
+        node_faults: NodeFaults,
     ) -> anyhow::Result<Load> {
         let work = &self.args.workload;
         let start = Instant::now();
@@ -206,7 +206,7 @@ impl Session {
         };
         let plan = chaos::plan(&self.args.menace(), fleet.len(), work.duration, self.seed);
         let soaked = self.args.soak.soak.as_ref().map(|script| Soaked {
-            deck: Deck::new(node_faults, SmallRng::seed_from_u64(self.seed)),
+            deck: Deck::new(node_faults.possible, SmallRng::seed_from_u64(self.seed)),
             script: script.clone(),
             hold: self.args.chaos.fault_for,
             pause_for: self.args.chaos.pause_for,
@@ -217,6 +217,7 @@ impl Session {
             weighed: None,
             run: Arc::clone(run),
         });
+        let missing = node_faults.missing;
         let kinds = soaked.as_ref().map(|soaked| soaked.deck.names()).unwrap_or_default();
         let executor = Executor::new(fleet, self.commands()?, soaked, start);
         self.loading.store(true, Ordering::SeqCst);
@@ -227,7 +228,7 @@ impl Session {
             progress::show(run, work.duration),
         );
         self.loading.store(false, Ordering::SeqCst);
-        Ok(Load { overdue: driven?.overdue(), seconds, fleet, diary, kinds })
+        Ok(Load { overdue: driven?.overdue(), seconds, fleet, diary, kinds, missing })
     }
 
     /// Ends the load after its time, unless something else does before. Says how long it lasted.
@@ -323,7 +324,10 @@ impl Session {
             chaos: load.diary.clone(),
             passes,
             folds,
-            soak: run.soak.as_ref().map(|soak| soak.report(&self.args.soak, load.kinds.clone())),
+            soak: run
+                .soak
+                .as_ref()
+                .map(|soak| soak.report(&self.args.soak, load.kinds.clone(), load.missing.clone())),
         }
     }
 
@@ -395,6 +399,8 @@ struct Load {
     diary: Diary,
     /// Kinds of faults in the deck.
     kinds: Vec<String>,
+    /// Kinds of faults that this machine can't cause.
+    missing: Vec<String>,
 }
 
 /// Says what happens, beside the report: on stderr.

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use tokio::process::Command;
 use tokio::time::sleep;
 
@@ -143,27 +143,43 @@ impl Soak {
     }
 
     /// What was found.
-    pub(super) fn report(&self, args: &SoakArgs, kinds: Vec<String>) -> SoakReport {
-        SoakReport::new(args, kinds, &self.figures(), self.twins.updates(), self.twins.len())
+    pub(super) fn report(
+        &self,
+        args: &SoakArgs,
+        kinds: Vec<String>,
+        missing: Vec<String>,
+    ) -> SoakReport {
+        let twins = (self.twins.updates(), self.twins.len());
+        SoakReport::new(args, (kinds, missing), &self.figures(), twins)
     }
 }
 
-/// The faults of nodes that a script can cause on this machine.
-pub(super) async fn node_faults(script: &Path) -> anyhow::Result<Vec<NodeFault>> {
-    let lines = ask(script, "faults").await?;
-    let faults: Option<Vec<NodeFault>> = lines
-        .iter()
-        .map(|line| {
-            let (name, effect) = line.split_once(' ')?;
-            let is_down = match effect {
-                "down" => true,
-                "up" => false,
-                _ => return None,
-            };
-            Some(NodeFault { name: name.to_owned(), is_down })
-        })
-        .collect();
-    faults.with_context(|| format!("`{} faults` says {lines:?}", script.display()))
+/// The faults of nodes that a script knows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NodeFaults {
+    /// Those that it can cause on this machine.
+    pub possible: Vec<NodeFault>,
+    /// The names of those that it can't.
+    pub missing: Vec<String>,
+}
+
+impl NodeFaults {
+    /// Asks the script.
+    pub(super) async fn of(script: &Path) -> anyhow::Result<Self> {
+        let lines = ask(script, "faults").await?;
+        let mut faults = Self::default();
+        for line in &lines {
+            let (name, effect) = line.split_once(' ').unwrap_or((line, ""));
+            let name = name.to_owned();
+            match effect {
+                "down" => faults.possible.push(NodeFault { name, is_down: true }),
+                "up" => faults.possible.push(NodeFault { name, is_down: false }),
+                "missing" => faults.missing.push(name),
+                _ => bail!("`{} faults` says `{line}`", script.display()),
+            }
+        }
+        Ok(faults)
+    }
 }
 
 async fn ask(script: &Path, what: &str) -> anyhow::Result<Vec<String>> {

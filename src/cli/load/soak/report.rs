@@ -19,6 +19,8 @@ pub(in super::super) struct SoakReport {
     machine: String,
     /// Kinds of faults that this machine can cause.
     kinds: Vec<String>,
+    /// Kinds of faults of nodes that it can't.
+    missing: Vec<String>,
     targets: Targets,
     updates: Shares,
     reads: Shares,
@@ -51,16 +53,16 @@ struct Targets {
 impl SoakReport {
     pub(super) fn new(
         args: &SoakArgs,
-        kinds: Vec<String>,
+        (kinds, missing): (Vec<String>, Vec<String>),
         figures: &Figures,
-        twin_updates: usize,
-        twin_keys: usize,
+        (twin_updates, twin_keys): (usize, usize),
     ) -> Self {
         let arguments = || std::env::args().skip(1).collect::<Vec<_>>().join(" ");
         Self {
             command: args.told_as.clone().unwrap_or_else(arguments),
             machine: machine(),
             kinds,
+            missing,
             targets: Targets {
                 updates_percent: args.updates_available,
                 reads_percent: args.reads_available,
@@ -260,6 +262,9 @@ fn write_faults(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
     for kind in &soak.kinds {
         let count = report.chaos.cards.get(kind).copied().unwrap_or(0);
         writeln!(out, "| {kind} | {count} |")?;
+    }
+    for kind in &soak.missing {
+        writeln!(out, "| node-{kind} | left out: this machine can't cause it |")?;
     }
     let total: u64 = report.chaos.cards.values().sum();
     writeln!(out, "| all | {total} |\n")?;
