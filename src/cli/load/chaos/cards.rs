@@ -17,9 +17,9 @@ const FREE_PODS_MIN: usize = 2;
 /// Nodes of the cluster, numbered from 1.
 const NODES: usize = 3;
 /// How long a pod is left alone after its fault is over: it has to start, connect and get ready.
-const RECOVERY: Duration = Duration::from_secs(8);
+const RECOVERY: Duration = Duration::from_secs(4);
 /// Time for a pod to drain and end after SIGTERM.
-const DRAIN: Duration = Duration::from_secs(12);
+const DRAIN: Duration = Duration::from_secs(8);
 /// How long a clock is off.
 const SHIFT_FOR: Duration = Duration::from_secs(8);
 /// When the gate of a pod with a wrong clock is tried.

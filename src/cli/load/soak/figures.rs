@@ -24,7 +24,7 @@ const METRICS: [(&str, &str); 7] = [
 pub(super) struct Figures {
     pub(super) updates: Shares,
     pub(super) reads: Shares,
-    /// Updates that were not sent before their time was over.
+    /// Updates that were not sent because no connection was free in time.
     pub(super) given_up: u64,
     /// Refusals after which the update went to another pod, by their class.
     pub(super) retries: BTreeMap<String, u64>,

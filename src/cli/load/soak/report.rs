@@ -9,7 +9,7 @@ use super::super::report::{Report, millis};
 use super::super::verify::Rows;
 use super::SoakArgs;
 use super::figures::{Figures, PodFigures, Share, Shares};
-use super::service::{READ_WITHIN, UPDATE_WITHIN};
+use super::service::{READ_WITHIN, SEND_WITHIN, UPDATE_WITHIN};
 use super::twins::Wrongs;
 
 /// What a soak found, beside the figures of the load.
@@ -24,7 +24,7 @@ pub(in super::super) struct SoakReport {
     targets: Targets,
     updates: Shares,
     reads: Shares,
-    /// Updates that were not sent before their time was over.
+    /// Updates that were not sent because no connection was free in time.
     given_up: u64,
     /// Refusals after which the update went to another pod.
     retries: BTreeMap<String, u64>,
@@ -181,7 +181,7 @@ fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
         ("acknowledged", report.acked.to_string()),
         ("unknown", report.unknown.to_string()),
         ("refused in the end", report.refused.to_string()),
-        ("given up: not sent before their time was over", soak.given_up.to_string()),
+        ("given up: no connection was free in time", soak.given_up.to_string()),
         ("refusals after which the update went to another pod", sum(&soak.retries)),
         ("values read and checked during the load", report.reads.to_string()),
         ("keys, each checked by its sum at every pod", worst(|pass| pass.keys()).to_string()),
@@ -248,11 +248,12 @@ fn write_availability(out: &mut String, soak: &SoakReport) -> fmt::Result {
         out,
         "\nAn update is available if it is acknowledged within {} s of the time at which it was \
          due. A refused one is sent to the next pod; one whose outcome is unknown is never sent \
-         again and is not available. A read is available if some pod answers within {} s; one that \
+         again and is not available, nor is one that found no free connection within {} s. A read is available if some pod answers within {} s; one that \
          fails is asked of the next pod. Pods that do not say every half second that they are \
          ready get no new requests, as behind a Kubernetes service. A node counts as down from the \
          fault (killed, paused, cut off, its client port shut) until it is whole again.",
         UPDATE_WITHIN.as_secs(),
+        SEND_WITHIN.as_secs(),
         READ_WITHIN.as_secs()
     )
 }

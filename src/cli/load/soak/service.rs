@@ -22,6 +22,8 @@ use super::twins::Wrongs;
 const PROBE_EVERY: Duration = Duration::from_millis(500);
 /// An update is available if it is acknowledged within this time of its due time.
 pub(super) const UPDATE_WITHIN: Duration = Duration::from_secs(5);
+/// An update that found no free connection within this time of its due time is given up.
+pub(super) const SEND_WITHIN: Duration = Duration::from_secs(1);
 /// A read is available if some pod answers it within this time.
 pub(super) const READ_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before a refused request goes to the next pod.
@@ -61,8 +63,8 @@ impl Soak {
         rng: &mut SmallRng,
     ) {
         let node_was_down = self.is_node_down();
-        if intended.elapsed() >= UPDATE_WITHIN {
-            // Nobody waits for it any more. Sending it would only delay those behind it.
+        if intended.elapsed() >= SEND_WITHIN {
+            // Sent this late, it would delay those behind it until all of them are too late.
             let mut figures = self.figures();
             figures.given_up += 1;
             figures.updates.enter(false, node_was_down);
