@@ -10,7 +10,7 @@ use super::super::verify::Rows;
 use super::SoakArgs;
 use super::figures::{Figures, PodFigures, Share, Shares};
 use super::service::{READ_WITHIN, SEND_WITHIN, UPDATE_WITHIN};
-use super::twins::Wrongs;
+use super::twins::{DIGITS, Wrongs};
 
 /// What a soak found, beside the figures of the load.
 #[derive(Clone, Debug, Serialize)]
@@ -207,7 +207,7 @@ fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
          refused or never sent a phantom. Every key is read from every pod after the load, after a \
          fold, and after all shards became final and were folded; then all pods have to agree. \
          Latency of acknowledged updates from their due time: p50 {}, p99 {}, p99.9 {}, max {}.",
-        20,
+        DIGITS,
         millis(report.latency.p50_us),
         millis(report.latency.p99_us),
         millis(report.latency.p999_us),

@@ -17,7 +17,7 @@ use super::super::checker::Outcome;
 use super::super::workload::Key;
 
 /// Updates of one key. Its greatest weight is 8^19 = 2^57, as one request may add.
-const DIGITS: usize = 20;
+pub(super) const DIGITS: usize = 20;
 /// Bits of a digit: an update that counts up to seven times stays within its own.
 const DIGIT_BITS: usize = 3;
 /// Keys that are updated in turn. With a hundred updates a second, each gets one every five seconds
