@@ -14,8 +14,8 @@ use super::{Act, Card, Deck, Step};
 
 /// Pods that stay free of trouble, whatever is played.
 const FREE_PODS_MIN: usize = 2;
-/// Nodes of the cluster, numbered from 1.
-const NODES: usize = 3;
+/// The nodes of the cluster by their numbers.
+const NODES: [usize; 3] = [1, 2, 3];
 /// How long a pod is left alone after its fault is over: it has to start, connect and get ready.
 const RECOVERY: Duration = Duration::from_secs(4);
 /// Time for a pod to drain and end after SIGTERM.
@@ -77,11 +77,12 @@ impl Executor {
             Card::PodPause => !paused && free.len() > FREE_PODS_MIN && pause_for < left,
             _ => free.len() > FREE_PODS_MIN,
         });
-        let pod = soaked.deck.pick(&free);
-        let (Some(card), Some(pod)) = (card, pod.or(Some(0))) else {
+        let Some(card) = card else {
             self.note("no card could be played".to_owned());
             return;
         };
+        // A fault of a node needs no pod.
+        let pod = soaked.deck.pick(&free).unwrap_or(0);
         let name = soaked.deck.name(card);
         let (acts, until) = soaked.acts(card, pod, now);
         if let Some(until) = until {
@@ -187,12 +188,9 @@ impl Soaked {
                 (acts, Some(now + SHIFT_FOR))
             }
             Card::Node(kind) => {
-                let node = self.deck.pick(&NODE_NUMBERS).unwrap_or(NODES);
+                let node = self.deck.pick(&NODES).unwrap_or(1);
                 (vec![(at_once, Act::Break(kind, node))], None)
             }
         }
     }
 }
-
-/// The numbers of the nodes.
-const NODE_NUMBERS: [usize; NODES] = [1, 2, 3];
