@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
+use super::super::checker::DECIDABLE_UNKNOWN_MAX;
 use super::super::report::{Report, millis};
 use super::super::verify::{Pass, Rows};
 use super::SoakArgs;
@@ -199,12 +200,12 @@ fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
     writeln!(
         out,
         "\nAn ordinary key takes random 60-bit weights: its value has to be the acknowledged sum \
-         plus that of some unknown weights. A twin takes {} updates, each a power of eight of its \
-         own, so each is a digit: 0 though acknowledged is lost, 2 or more doubled, 1 though \
-         refused or never sent a phantom. Every key is read from every pod after the load, after a \
+         plus that of some unknown weights; with more than {DECIDABLE_UNKNOWN_MAX} unknown ones \
+         it is only held to its bounds, and said to be undecided. A twin takes {DIGITS} updates, \
+         each a power of eight of its own, so each is a digit: 0 though acknowledged is lost, 2 or \
+         more doubled, 1 though refused or never sent a phantom. Every key is read from every pod after the load, after a \
          fold, and after all shards became final and were folded; then all pods have to agree. \
          Latency of acknowledged updates from their due time: p50 {}, p99 {}, p99.9 {}, max {}.",
-        DIGITS,
         millis(report.latency.p50_us),
         millis(report.latency.p99_us),
         millis(report.latency.p999_us),
