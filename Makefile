@@ -1,7 +1,7 @@
 # One-line recipes; .ci/run calls the same ones.
 
-.PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load sim exhaustive shuttle \
-  manifests fuzz-check schemathesis mutants
+.PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load soak sim exhaustive \
+  shuttle manifests fuzz-check schemathesis mutants
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	cargo run --release
@@ -34,6 +34,11 @@ load:           ## the multi-process load test on the repository's cluster
 	tests/cassandra/cluster start
 	ORDERFREE_CASSANDRA=$$(tests/cassandra/cluster contact-points) ORDERFREE_APPLY_SCHEMA=true \
 	  cargo run --release -- load --pods 4 --duration 60s --kill-every 7s --pause-every 11s
+
+MINUTES ?= 30
+
+soak:           ## every kind of fault for MINUTES on the repository's cluster; target/soak/report.md
+	MINUTES=$(MINUTES) tests/soak
 
 N ?= 100000
 SEED ?= 0

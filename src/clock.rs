@@ -1,5 +1,6 @@
 //! The only place that reads a clock, so that everything else takes time as a parameter.
 
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use orderfree_core::protocol::{Now, Timestamp};
@@ -27,5 +28,56 @@ impl Clock for SystemClock {
                 u32::try_from(boot.tv_nsec).unwrap_or(0),
             ),
         }
+    }
+}
+
+/// The machine's clocks with the wall clock set off, for tests that shift it while a pod runs: by as
+/// many ms as a file says at the moment, by none without the file.
+///
+/// The file is read at every look: a clock that jumps has to be noticed at once, and nobody serves
+/// with it.
+#[derive(Debug, Clone)]
+pub struct ShiftedClock {
+    file: PathBuf,
+}
+
+impl ShiftedClock {
+    /// A clock that is off by what this file says.
+    #[must_use]
+    pub fn new(file: PathBuf) -> ShiftedClock {
+        ShiftedClock { file }
+    }
+}
+
+impl Clock for ShiftedClock {
+    fn now(&self) -> Now {
+        let text = std::fs::read_to_string(&self.file).unwrap_or_default();
+        let shift_ms: i64 = text.trim().parse().unwrap_or(0);
+        let Now { wall, boot } = SystemClock.now();
+        let shifted = wall.as_micros().saturating_add(shift_ms.saturating_mul(1_000));
+        Now { wall: Timestamp::from_micros(shifted), boot }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_off_by_what_its_file_says_and_only_on_the_wall() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("clock");
+        let clock = ShiftedClock::new(file.clone());
+        let off_ms = || {
+            let (shifted, right) = (clock.now(), SystemClock.now());
+            assert!(right.boot.abs_diff(shifted.boot) < Duration::from_secs(1));
+            let off_us = shifted.wall.as_micros() - right.wall.as_micros();
+            off_us.div_euclid(100_000) * 100
+        };
+        assert!((-100..=0).contains(&off_ms()), "no file");
+        std::fs::write(&file, "-15000\n").expect("a file");
+        assert!((-15_100..=-15_000).contains(&off_ms()));
+        std::fs::write(&file, "nonsense").expect("a file");
+        assert!((-100..=0).contains(&off_ms()), "no number");
     }
 }

@@ -151,6 +151,11 @@ pub struct ServeArgs {
     /// Most mutators in memory.
     #[arg(long, env = "ORDERFREE_MUTATORS_MAX", default_value_t = crate::limits::MUTATORS_MAX, value_name = "COUNT")]
     pub mutators_max: usize,
+
+    /// For tests only: a file with the number of ms by which this pod's wall clock is off. It may
+    /// change while the pod runs.
+    #[arg(long, env = "ORDERFREE_CLOCK_SHIFT_FILE", hide = true, value_name = "FILE")]
+    pub clock_shift_file: Option<PathBuf>,
 }
 
 /// On or off.

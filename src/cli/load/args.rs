@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 
 use super::chaos::Menace;
 use super::client::PodClient;
+use super::soak::SoakArgs;
 use super::workload::{Mix, Shape};
 
 /// Pods that are started at most: each is a process on this machine.
@@ -46,6 +47,9 @@ pub struct LoadArgs {
     /// What is checked
     #[command(flatten)]
     pub check: CheckArgs,
+    /// Everything at once, for long
+    #[command(flatten)]
+    pub soak: SoakArgs,
 }
 
 /// Which pods.
@@ -98,7 +102,7 @@ pub struct WorkloadArgs {
     /// Exponent of `zipf`
     #[arg(long, value_name = "X", default_value_t = 0.99)]
     pub zipf_exponent: f64,
-    /// Share of the updates that go to the hot key of `mixed`
+    /// Share of the updates that go to the hot key of `mixed`, or to the hot keys of `tenth`
     #[arg(long, value_name = "X", default_value_t = 0.5)]
     pub hot_share: f64,
     /// Connections, spread over the pods; each has one request in flight
@@ -184,7 +188,7 @@ pub enum Output {
     Json,
 }
 
-fn duration(text: &str) -> Result<Duration, humantime::DurationError> {
+pub(super) fn duration(text: &str) -> Result<Duration, humantime::DurationError> {
     humantime::parse_duration(text)
 }
 
@@ -200,7 +204,8 @@ impl LoadArgs {
     pub fn check(&self) -> anyhow::Result<()> {
         self.check_target()?;
         self.check_workload()?;
-        self.check_periods()
+        self.check_periods()?;
+        self.soak.check(self.workload.duration)
     }
 
     fn check_target(&self) -> anyhow::Result<()> {
@@ -308,6 +313,7 @@ impl LoadArgs {
             pause_for: self.chaos.pause_for,
             fault_every: self.chaos.fault_every,
             fault_for: self.chaos.fault_for,
+            draw_every: self.soak.soak.is_some().then_some(self.soak.draw_every),
         }
     }
 }

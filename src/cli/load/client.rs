@@ -133,6 +133,31 @@ impl PodClient {
         Ok(answer.kept)
     }
 
+    /// How many rows a key has in the store: shards, and the tally if there is one.
+    pub(super) async fn rows(&self, key: &Key) -> anyhow::Result<usize> {
+        #[derive(Deserialize)]
+        struct ShardsAnswer {
+            tally: Option<Value>,
+            shards: Vec<Value>,
+        }
+        let answer = self.http.get(format!("{}/shards", self.path(key))).send().await?;
+        let status = answer.status();
+        let body = answer.text().await?;
+        if status == StatusCode::NOT_FOUND && is_problem(&body) {
+            return Ok(0);
+        }
+        ensure!(status == StatusCode::OK, "{status}: {}", shortened(&body));
+        let answer: ShardsAnswer = serde_json::from_str(&body)
+            .with_context(|| format!("not the rows of a key: {}", shortened(&body)))?;
+        Ok(answer.shards.len() + usize::from(answer.tally.is_some()))
+    }
+
+    /// What the pod counts about itself.
+    pub(super) async fn metrics(&self) -> anyhow::Result<String> {
+        let request = self.http.get(format!("{}/metrics", self.base)).timeout(READY_WITHIN);
+        Ok(request.send().await?.error_for_status()?.text().await?)
+    }
+
     /// Whether the pod says that it is ready.
     pub(super) async fn is_ready(&self) -> bool {
         let request = self.http.get(format!("{}/readyz", self.base)).timeout(READY_WITHIN);

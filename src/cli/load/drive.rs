@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::checker::{Ledger, Outcome};
 use super::client::{PodClient, Reply};
+use super::soak::Soak;
 use super::workload::{Key, Op, Pace, Workload};
 
 /// The longest latency that is told apart from longer ones: an hour, in µs.
@@ -40,6 +41,8 @@ pub(super) struct Run {
     pub consistency: String,
     /// Stops the load; what is in flight still gets its answer.
     pub stop: CancellationToken,
+    /// What a soak needs besides.
+    pub soak: Option<Soak>,
     ledgers: Vec<Mutex<Ledger>>,
     figures: Mutex<Figures>,
 }
@@ -108,7 +111,8 @@ impl Figures {
         }
     }
 
-    fn record(&mut self, replies: &[Reply], took: Duration) {
+    /// Enters the outcomes of one request.
+    pub(super) fn record(&mut self, replies: &[Reply], took: Duration) {
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         for reply in replies {
             match reply.outcome {
@@ -148,6 +152,7 @@ impl Run {
         pods: Vec<PodClient>,
         consistency: String,
         bases: &[i128],
+        soak: Option<Soak>,
         stop: CancellationToken,
     ) -> Self {
         Self {
@@ -155,6 +160,7 @@ impl Run {
             pods,
             consistency,
             stop,
+            soak,
             ledgers: bases.iter().map(|base| Mutex::new(Ledger::starting_at(*base))).collect(),
             figures: Mutex::new(Figures::new()),
         }
@@ -189,20 +195,21 @@ impl Run {
         replies.iter().all(|reply| reply.outcome == Outcome::Refused)
     }
 
-    /// Reads one key and compares it with what was known before and after the read.
-    async fn watch(&self, pod: &PodClient, index: usize) {
+    /// Reads one key and compares it with what was known before and after the read. Says whether
+    /// there was a value.
+    pub(super) async fn watch(&self, pod: &PodClient, index: usize) -> bool {
         let least = *self.ledger(index).bounds().start();
         let read = pod.value(self.key(index), &self.consistency).await;
         let greatest = *self.ledger(index).bounds().end();
         let mut figures = self.figures();
         let Ok(value) = read else {
             figures.reads_failed += 1;
-            return;
+            return false;
         };
         figures.reads += 1;
         let value = value.unwrap_or(0);
         if (least..=greatest).contains(&value) {
-            return;
+            return true;
         }
         if figures.sightings.len() < SIGHTINGS_MAX {
             let Key { group, name } = self.key(index);
@@ -213,6 +220,7 @@ impl Run {
             ));
         }
         self.stop.cancel();
+        true
     }
 }
 
@@ -236,14 +244,26 @@ pub(super) async fn drive(run: &Arc<Run>, pace: Pace, drive: Drive) -> anyhow::R
     let mut seeds = SmallRng::seed_from_u64(drive.seed);
     for number in 0..drive.connections {
         let rng = SmallRng::seed_from_u64(seeds.random());
-        let pod = run.pods[number % run.pods.len()].clone();
-        tasks.spawn(connection(Arc::clone(run), Arc::clone(&pace), pod, drive.batch, rng));
+        tasks.spawn(connection(Arc::clone(run), Arc::clone(&pace), number, drive.batch, rng));
     }
     if let Some(every) = drive.read_every {
-        for pod in &run.pods {
+        for pod in 0..run.pods.len() {
             let rng = SmallRng::seed_from_u64(seeds.random());
-            tasks.spawn(reader(Arc::clone(run), pod.clone(), every, rng));
+            tasks.spawn(reader(Arc::clone(run), pod, every, rng));
         }
+    }
+    if run.soak.is_some() {
+        let (probed, scraped) = (Arc::clone(run), Arc::clone(run));
+        tasks.spawn(async move {
+            if let Some(soak) = &probed.soak {
+                soak.probe(&probed).await;
+            }
+        });
+        tasks.spawn(async move {
+            if let Some(soak) = &scraped.soak {
+                soak.scrape(&scraped).await;
+            }
+        });
     }
     while let Some(ended) = tasks.join_next().await {
         if ended.is_err() {
@@ -254,14 +274,16 @@ pub(super) async fn drive(run: &Arc<Run>, pace: Pace, drive: Drive) -> anyhow::R
     Ok(pace)
 }
 
-/// One connection: bound to its pod, so that a pod that stalls holds up its own share only.
+/// One connection: bound to its pod, so that a pod that stalls holds up its own share only. In a
+/// soak it leaves its pod while that is not ready.
 async fn connection(
     run: Arc<Run>,
     pace: Arc<Pace>,
-    pod: PodClient,
+    number: usize,
     batch: usize,
     mut rng: SmallRng,
 ) {
+    let pod = &run.pods[number % run.pods.len()];
     let mut ops = Vec::with_capacity(batch);
     loop {
         let intended = tokio::select! {
@@ -269,9 +291,13 @@ async fn connection(
             () = run.stop.cancelled() => return,
             intended = pace.next() => intended,
         };
+        if let Some(soak) = &run.soak {
+            soak.update(&run, number, intended, &mut rng).await;
+            continue;
+        }
         ops.clear();
         ops.extend((0..batch).map(|_| run.workload.draw(&mut rng)));
-        if run.send(&pod, &ops, intended).await {
+        if run.send(pod, &ops, intended).await {
             tokio::select! {
                 () = run.stop.cancelled() => return,
                 () = tokio::time::sleep(REFUSED_PAUSE) => {}
@@ -280,14 +306,19 @@ async fn connection(
     }
 }
 
-async fn reader(run: Arc<Run>, pod: PodClient, every: Duration, mut rng: SmallRng) {
+async fn reader(run: Arc<Run>, number: usize, every: Duration, mut rng: SmallRng) {
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             biased;
             () = run.stop.cancelled() => return,
-            _ = ticks.tick() => run.watch(&pod, run.workload.draw_key(&mut rng)).await,
+            _ = ticks.tick() => match &run.soak {
+                Some(soak) => soak.read(&run, number, &mut rng).await,
+                None => {
+                    run.watch(&run.pods[number], run.workload.draw_key(&mut rng)).await;
+                }
+            },
         }
     }
 }

@@ -12,7 +12,8 @@
 //! - `progress`: what is shown meanwhile;
 //! - `verify`: every key from every pod, before and after folds;
 //! - `checker`: which values are right: pure, and the reason to believe the rest;
-//! - `report`: what is told, and whether it passes.
+//! - `report`: what is told, and whether it passes;
+//! - `soak`: all faults for a long time, with clients that fail over.
 //!
 //! The tool knows pods by their HTTP interface alone and uses nothing else of this crate, so it
 //! cannot share a misunderstanding with the code that it tests.
@@ -25,6 +26,7 @@ mod drive;
 mod pods;
 mod progress;
 mod report;
+mod soak;
 #[cfg(test)]
 mod stub;
 mod verify;
@@ -39,6 +41,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -46,11 +50,13 @@ use uuid::Uuid;
 
 pub use self::args::LoadArgs;
 use self::args::Output;
-use self::chaos::{Commands, Diary, Executor};
+use self::chaos::{Commands, Deck, Diary, Executor, Soaked};
 use self::client::PodClient;
 use self::drive::{Drive, Run};
 use self::pods::{Fleet, Launch};
 use self::report::{Latency, Report, Setup};
+pub use self::soak::SoakArgs;
+use self::soak::{NodeFaults, Soak};
 use self::verify::{Folds, Pass};
 use self::workload::{Pace, Schedule, Workload};
 
@@ -110,15 +116,28 @@ impl Session {
     }
 
     async fn run(&self) -> anyhow::Result<Report> {
+        let node_faults = match &self.args.soak.soak {
+            Some(script) => NodeFaults::of(script).await?,
+            None => NodeFaults::default(),
+        };
         let mut fleet = self.fleet()?;
         tell(&format!("seed {}; waiting for {} pods", self.seed, fleet.len()));
         fleet.wait_ready().await?;
         let run = Arc::new(self.prepare(&fleet).await?);
-        let load = self.load(&run, fleet).await?;
+        let load = self.load(&run, fleet, node_faults).await?;
+        if let (Some(soak), Some(script)) = (&run.soak, &self.args.soak.soak) {
+            soak.scrape_once(&run).await;
+            soak.count_tombstones(script).await?;
+            soak.count_rows(&run, false).await;
+        }
         let (passes, folds) = self.check(&run).await;
+        if let Some(soak) = &run.soak {
+            soak.count_rows(&run, true).await;
+        }
         let mut report = self.report(&run, &load, passes, folds);
         tell("stopping what was started");
         report.chaos.problems.extend(load.fleet.stop().await);
+        self.write_soak_report(&report)?;
         Ok(report)
     }
 
@@ -143,6 +162,7 @@ impl Session {
             },
             log_dir: self.log_dir.clone(),
             ready_within: target.ready_within,
+            shifts_clocks: self.args.soak.soak.is_some(),
         };
         Fleet::start(&launch, count, client)
     }
@@ -158,11 +178,17 @@ impl Session {
                 .await
                 .context("cannot read what the keys hold already")?,
         };
-        Ok(Run::new(workload, pods, level.clone(), &bases, self.stop.clone()))
+        let soak = self.args.soak.soak.is_some().then(|| Soak::new(&self.group, pods.len()));
+        Ok(Run::new(workload, pods, level.clone(), &bases, soak, self.stop.clone()))
     }
 
     /// Sends updates while things break, then brings everything back.
-    async fn load(&self, run: &Arc<Run>, fleet: Fleet) -> anyhow::Result<Load> {
+    async fn load(
+        &self,
+        run: &Arc<Run>,
+        fleet: Fleet,
+        node_faults: NodeFaults,
+    ) -> anyhow::Result<Load> {
         let work = &self.args.workload;
         let start = Instant::now();
         let drive = Drive {
@@ -179,7 +205,21 @@ impl Session {
             }
         };
         let plan = chaos::plan(&self.args.menace(), fleet.len(), work.duration, self.seed);
-        let executor = Executor::new(fleet, self.commands()?, start);
+        let soaked = self.args.soak.soak.as_ref().map(|script| Soaked {
+            deck: Deck::new(node_faults.possible, SmallRng::seed_from_u64(self.seed)),
+            script: script.clone(),
+            hold: self.args.chaos.fault_for,
+            pause_for: self.args.chaos.pause_for,
+            restart_after: self.args.chaos.restart_after,
+            length: work.duration,
+            busy: vec![Duration::ZERO; fleet.len()],
+            paused: Duration::ZERO,
+            weighed: None,
+            run: Arc::clone(run),
+        });
+        let missing = node_faults.missing;
+        let kinds = soaked.as_ref().map(|soaked| soaked.deck.names()).unwrap_or_default();
+        let executor = Executor::new(fleet, self.commands()?, soaked, start);
         self.loading.store(true, Ordering::SeqCst);
         let (driven, (fleet, diary), seconds, ()) = tokio::join!(
             drive::drive(run, pace, drive),
@@ -188,7 +228,7 @@ impl Session {
             progress::show(run, work.duration),
         );
         self.loading.store(false, Ordering::SeqCst);
-        Ok(Load { overdue: driven?.overdue(), seconds, fleet, diary })
+        Ok(Load { overdue: driven?.overdue(), seconds, fleet, diary, kinds, missing })
     }
 
     /// Ends the load after its time, unless something else does before. Says how long it lasted.
@@ -208,6 +248,7 @@ impl Session {
         let keys = run.workload.keys().len();
         tell(&format!("reading {keys} keys from {} pods", run.pods.len()));
         let mut passes = vec![verify::read_everything(run, "after the load", false).await];
+        self.check_twins(run, false).await;
         let is_wrong = |passes: &[Pass]| passes.iter().any(|pass| pass.wrong > 0);
         if !check.fold_check || is_wrong(&passes) {
             return (passes, Vec::new());
@@ -215,6 +256,7 @@ impl Session {
         tell(&format!("folding {keys} keys"));
         let mut folds = vec![verify::fold_everything(run, false).await];
         passes.push(verify::read_everything(run, "after a fold", false).await);
+        self.check_twins(run, false).await;
         let Some(settle) = check.settle else {
             return (passes, folds);
         };
@@ -229,7 +271,27 @@ impl Session {
         let settled = last.are_complete();
         folds.push(last);
         passes.push(verify::read_everything(run, "after all is folded", settled).await);
+        self.check_twins(run, settled).await;
         (passes, folds)
+    }
+
+    async fn check_twins(&self, run: &Run, settled: bool) {
+        if let Some(soak) = &run.soak {
+            soak.check_twins(run, settled).await;
+        }
+    }
+
+    /// Writes what a soak found to the folder that was asked for.
+    fn write_soak_report(&self, report: &Report) -> anyhow::Result<()> {
+        let (Some(folder), Some(soak)) = (&self.args.soak.report, &report.soak) else {
+            return Ok(());
+        };
+        std::fs::create_dir_all(folder)
+            .and_then(|()| std::fs::write(folder.join("report.md"), soak::page(report, soak)))
+            .and_then(|()| {
+                std::fs::write(folder.join("report.json"), report.to_json().unwrap_or_default())
+            })
+            .with_context(|| format!("cannot write to {}", folder.display()))
     }
 
     fn report(&self, run: &Run, load: &Load, passes: Vec<Pass>, folds: Vec<Folds>) -> Report {
@@ -262,6 +324,10 @@ impl Session {
             chaos: load.diary.clone(),
             passes,
             folds,
+            soak: run
+                .soak
+                .as_ref()
+                .map(|soak| soak.report(&self.args.soak, load.kinds.clone(), load.missing.clone())),
         }
     }
 
@@ -276,9 +342,10 @@ impl Session {
 
     fn commands(&self) -> anyhow::Result<Option<Commands>> {
         let chaos = &self.args.chaos;
-        let Some(fault) = chaos.fault_command.clone() else {
+        let fault = chaos.fault_command.clone();
+        if fault.is_none() && self.args.soak.soak.is_none() {
             return Ok(None);
-        };
+        }
         self.create_log_dir()?;
         Ok(Some(Commands {
             fault,
@@ -330,6 +397,10 @@ struct Load {
     overdue: usize,
     fleet: Fleet,
     diary: Diary,
+    /// Kinds of faults in the deck.
+    kinds: Vec<String>,
+    /// Kinds of faults that this machine can't cause.
+    missing: Vec<String>,
 }
 
 /// Says what happens, beside the report: on stderr.

@@ -46,6 +46,8 @@ pub(super) struct Launch {
     pub log_dir: PathBuf,
     /// Time for a pod to become ready.
     pub ready_within: Duration,
+    /// Whether the clocks of pods are to be set off by [`Fleet::shift_clock`].
+    pub shifts_clocks: bool,
 }
 
 /// All pods of a run.
@@ -68,6 +70,8 @@ struct Process {
     number: usize,
     port: u16,
     child: Option<Child>,
+    /// Whether it got SIGTERM during the load, and should end cleanly.
+    told_to_end: bool,
 }
 
 impl Fleet {
@@ -85,7 +89,8 @@ impl Fleet {
     ) -> anyhow::Result<Self> {
         let mut fleet = Self { pods: Vec::with_capacity(count), ready_within: launch.ready_within };
         for (number, port) in free_ports(count)?.into_iter().enumerate() {
-            let mut process = Process { command: launch.clone(), number, port, child: None };
+            let mut process =
+                Process { command: launch.clone(), number, port, child: None, told_to_end: false };
             process.spawn()?;
             fleet.pods.push(Pod {
                 client: client(&format!("http://127.0.0.1:{port}"))?,
@@ -140,6 +145,45 @@ impl Fleet {
     /// Lets a paused pod run on. `false` where it does not run.
     pub(super) fn resume(&mut self, number: usize) -> anyhow::Result<bool> {
         self.process(number)?.signal(Signal::CONT)
+    }
+
+    /// Asks a pod to drain and end. `false` where it does not run.
+    pub(super) fn terminate(&mut self, number: usize) -> anyhow::Result<bool> {
+        let process = self.process(number)?;
+        process.told_to_end = process.signal(Signal::TERM)?;
+        Ok(process.told_to_end)
+    }
+
+    /// Whether a pod that ended had been asked to; asked once for each end.
+    pub(super) fn was_told_to_end(&mut self, number: usize) -> bool {
+        self.process(number).is_ok_and(|process| std::mem::take(&mut process.told_to_end))
+    }
+
+    /// Sets the wall clock of a pod off by so many ms, also across restarts.
+    pub(super) fn shift_clock(&mut self, number: usize, millis: i64) -> anyhow::Result<()> {
+        let path = self.process(number)?.clock_path();
+        // Whole or not at all: the pod reads it any time.
+        let fresh = path.with_extension("new");
+        std::fs::write(&fresh, millis.to_string())
+            .and_then(|()| std::fs::rename(&fresh, &path))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Sets every clock right that may have been set off.
+    pub(super) fn set_clocks_right(&mut self) -> anyhow::Result<()> {
+        for number in 0..self.pods.len() {
+            let process = self.pods[number].process.as_ref();
+            if process.is_some_and(|process| process.command.shifts_clocks) {
+                self.shift_clock(number, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The process id of each pod that runs here.
+    pub(super) fn process_ids(&self) -> Vec<Option<u32>> {
+        let id = |pod: &Pod| pod.process.as_ref()?.child.as_ref()?.id();
+        self.pods.iter().map(id).collect()
     }
 
     /// Lets every paused pod run on.
@@ -253,6 +297,9 @@ impl Process {
                 .env_remove("ORDERFREE_CASSANDRA")
                 .env("ORDERFREE_DATA", &launch.embedded_file),
         };
+        if launch.shifts_clocks {
+            command.env("ORDERFREE_CLOCK_SHIFT_FILE", self.clock_path());
+        }
         let program = launch.program.display();
         self.child = Some(command.spawn().with_context(|| format!("cannot start {program}"))?);
         Ok(())
@@ -303,6 +350,10 @@ impl Process {
 
     fn log_path(&self) -> PathBuf {
         self.command.log_dir.join(format!("pod-{}.log", self.number))
+    }
+
+    fn clock_path(&self) -> PathBuf {
+        self.command.log_dir.join(format!("pod-{}.clock", self.number))
     }
 
     fn log_tail(&self) -> String {
@@ -379,6 +430,7 @@ mod tests {
             embedded_file: folder.join("pod-0.redb"),
             log_dir: folder.clone(),
             ready_within: Duration::from_secs(10),
+            shifts_clocks: false,
         };
         let client = |base: &str| PodClient::new(base, Duration::from_secs(1));
         (Fleet::start(&launch, 1, client).expect("a pod"), folder)

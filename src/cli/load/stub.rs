@@ -113,8 +113,8 @@ impl Stub {
     }
 }
 
-/// Runs the tool against a stub and returns what it reports.
-async fn report(manners: Manners, flags: &str) -> Report {
+/// Serves a stub as long as something is done with its address.
+async fn beside<T>(manners: Manners, what: impl AsyncFnOnce(String) -> T) -> T {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let stub = Arc::new(Stub { manners, state: Mutex::default() });
@@ -125,14 +125,41 @@ async fn report(manners: Manners, flags: &str) -> Report {
             connections.spawn(Arc::clone(&stub).serve(socket));
         }
     };
-    let line = format!("--url http://{address} --keys 200 --connections 8 {flags}");
-    let args = parse(&line).expect("arguments");
-    args.check().expect("sensible arguments");
-    let session = Session::new(args);
     tokio::select! {
-        report = session.run() => report.expect("a report"),
+        result = what(format!("http://{address}")) => result,
         never = serve => never,
     }
+}
+
+/// Runs the tool against a stub and returns what it reports.
+async fn report(manners: Manners, flags: &str) -> Report {
+    beside(manners, async |url| {
+        let line = format!("--url {url} --keys 200 --connections 8 {flags}");
+        let args = parse(&line).expect("arguments");
+        args.check().expect("sensible arguments");
+        Session::new(args).run().await.expect("a report")
+    })
+    .await
+}
+
+/// Sends a thousand updates of twins to a stub and returns what the soak finds wrong.
+async fn soaked(manners: Manners) -> Vec<String> {
+    beside(manners, async |url| {
+        let args = parse("--pods 1").expect("arguments");
+        let pod = PodClient::new(&url, Duration::from_secs(5)).expect("a client");
+        let workload = Workload::new(&args.mix(), "g", 1);
+        let bases = vec![0; workload.keys().len()];
+        let soak = Some(Soak::new("g", 1));
+        let stop = CancellationToken::new();
+        let run = Run::new(workload, vec![pod], "quorum".to_owned(), &bases, soak, stop);
+        let soak = run.soak.as_ref().expect("a soak");
+        for _ in 0..1_000 {
+            soak.try_twin(&run.pods[0]).await;
+        }
+        soak.check_twins(&run, true).await;
+        soak.report(&args.soak, Vec::new(), Vec::new()).failures()
+    })
+    .await
 }
 
 #[tokio::test]
@@ -177,4 +204,34 @@ async fn readers_stop_the_load_at_the_first_wrong_value() {
     let report = report(lossy, "--workload hot --duration 30s --read-every 10ms").await;
     assert!(!report.sightings.is_empty());
     assert!(report.seconds < 10.0, "stopped after {} s", report.seconds);
+}
+
+#[tokio::test]
+async fn a_soak_tells_lost_doubled_and_phantom_updates_apart() {
+    let cases: [(Manners, &[&str]); 5] = [
+        (honest, &[]),
+        (
+            |n| if n == 500 { treatment(0, 200, "acked") } else { honest(n) },
+            &["1 updates were acknowledged and lost"],
+        ),
+        (
+            |n| if n == 500 { treatment(2, 504, "unknown") } else { honest(n) },
+            &["1 updates were counted twice"],
+        ),
+        (
+            |n| if n == 500 { treatment(1, 503, "refused") } else { honest(n) },
+            &["1 updates were refused or never sent, and counted"],
+        ),
+        (
+            |n| match n {
+                500 => treatment(0, 200, "acked"),
+                600 | 700 => treatment(2, 200, "acked"),
+                _ => honest(n),
+            },
+            &["1 updates were acknowledged and lost", "2 updates were counted twice"],
+        ),
+    ];
+    for (manners, failures) in cases {
+        assert_eq!(soaked(manners).await, failures);
+    }
 }

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::checker::{Fault, Verdict};
 use super::client::PodClient;
 use super::drive::Run;
+use super::soak::Soak;
 use super::workload::Key;
 
 /// Keys that are read or folded at the same time.
@@ -154,11 +155,61 @@ impl Folds {
     }
 }
 
+/// Rows of the ordinary keys in the store.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Rows {
+    /// Keys that were looked at.
+    pub keys: usize,
+    /// All their rows, tallies included.
+    pub total: usize,
+    /// The most rows of one key.
+    pub most: usize,
+}
+
+impl Rows {
+    /// Rows of a key.
+    pub(super) fn average(self) -> f64 {
+        if self.keys == 0 { 0.0 } else { self.total as f64 / self.keys as f64 }
+    }
+}
+
+/// Counts the rows of all ordinary keys; a key that can't be asked for is left out.
+pub(super) async fn count_rows(run: &Run) -> Rows {
+    let failures = AtomicUsize::new(0);
+    let keys = run.workload.keys().iter().enumerate();
+    let counts = stream::iter(keys)
+        .map(|(index, key)| {
+            let pod = &run.pods[index % run.pods.len()];
+            patiently(&failures, move || pod.rows(key))
+        })
+        .buffer_unordered(KEYS_AT_ONCE);
+    let mut rows = Rows::default();
+    for count in counts.collect::<Vec<_>>().await.into_iter().flatten() {
+        rows.keys += 1;
+        rows.total += count;
+        rows.most = rows.most.max(count);
+    }
+    rows
+}
+
+/// Reads keys from every pod. The answer has the index of each.
+pub(super) async fn read_all(run: &Run, keys: &[Key]) -> Vec<(usize, Vec<Result<i128, String>>)> {
+    let failures = AtomicUsize::new(0);
+    let reads = stream::iter(keys.iter().enumerate())
+        .map(|(index, key)| {
+            let failures = &failures;
+            async move { (index, read_from_all(run, key, failures).await) }
+        })
+        .buffer_unordered(KEYS_AT_ONCE);
+    reads.collect().await
+}
+
 /// Folds every key once, each on the pod whose turn it is.
 pub(super) async fn fold_everything(run: &Run, settled: bool) -> Folds {
     let mut folds = Folds { settled, ..Folds::default() };
     let failures = AtomicUsize::new(0);
-    let keys = run.workload.keys().iter().enumerate();
+    let twins = run.soak.as_ref().map(Soak::twin_keys).unwrap_or_default();
+    let keys = run.workload.keys().iter().chain(&twins).enumerate();
     let mut results = stream::iter(keys)
         .map(|(index, key)| {
             let pod = &run.pods[index % run.pods.len()];

@@ -27,6 +27,8 @@ pub enum Shape {
     Zipf,
     /// One hot key takes a share of the updates; the others are uniform.
     Mixed,
+    /// The first tenth of the keys takes a share of the updates; within both parts it is uniform.
+    Tenth,
 }
 
 /// The address of one counter.
@@ -59,8 +61,11 @@ enum Choice {
     Uniform,
     /// The probability that the key or one before it is chosen.
     Cumulative(Vec<f64>),
-    /// Key 0 with this probability, else one of the others.
-    HotFirst(f64),
+    /// One of the first keys with this probability, else one of the others.
+    HotFirst {
+        hot: usize,
+        share: f64,
+    },
 }
 
 impl Workload {
@@ -71,13 +76,16 @@ impl Workload {
     pub(super) fn new(shape: &Mix, group: &str, groups: usize) -> Self {
         let count = match shape.shape {
             Shape::Hot => 1,
-            Shape::Uniform | Shape::Zipf => shape.key_count,
+            Shape::Uniform | Shape::Zipf | Shape::Tenth => shape.key_count,
             Shape::Mixed => shape.key_count + 1,
         };
         let choice = match shape.shape {
             Shape::Hot | Shape::Uniform => Choice::Uniform,
             Shape::Zipf => Choice::Cumulative(zipf(count, shape.zipf_exponent)),
-            Shape::Mixed => Choice::HotFirst(shape.hot_share),
+            Shape::Mixed => Choice::HotFirst { hot: 1, share: shape.hot_share },
+            // With one key only there is no other part.
+            Shape::Tenth if count < 2 => Choice::Uniform,
+            Shape::Tenth => Choice::HotFirst { hot: count.div_ceil(10), share: shape.hot_share },
         };
         let groups = groups.min(count);
         let keys = (0..count)
@@ -111,8 +119,8 @@ impl Workload {
                 let point: f64 = rng.random();
                 shares.partition_point(|share| *share <= point).min(last)
             }
-            Choice::HotFirst(share) if rng.random_bool(*share) => 0,
-            Choice::HotFirst(_) => rng.random_range(1..=last),
+            Choice::HotFirst { hot, share } if rng.random_bool(*share) => rng.random_range(0..*hot),
+            Choice::HotFirst { hot, .. } => rng.random_range(*hot..=last),
         }
     }
 }
@@ -126,7 +134,7 @@ pub struct Mix {
     pub key_count: usize,
     /// The exponent of `Zipf`.
     pub zipf_exponent: f64,
-    /// The share of the hot key of `Mixed`.
+    /// The share of the hot key of `Mixed`, and of the hot tenth.
     pub hot_share: f64,
 }
 
@@ -271,6 +279,16 @@ mod tests {
         let drawn = draws(&mix(Shape::Mixed, 10), 10_000);
         assert_eq!(drawn.len(), 11);
         assert!((4_800..5_200).contains(&drawn[0]), "{drawn:?}");
+    }
+
+    #[test]
+    fn a_tenth_of_the_keys_gets_its_share() {
+        let drawn = draws(&mix(Shape::Tenth, 200), 100_000);
+        let (hot, cold) = drawn.split_at(20);
+        assert!((49_000..51_000).contains(&hot.iter().sum::<usize>()), "{drawn:?}");
+        assert!(hot.iter().all(|count| (2_200..2_800).contains(count)), "{hot:?}");
+        assert!(cold.iter().all(|count| (190..370).contains(count)), "{cold:?}");
+        assert_eq!(draws(&mix(Shape::Tenth, 1), 10), [10]);
     }
 
     #[test]

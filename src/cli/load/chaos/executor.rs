@@ -1,165 +1,59 @@
-//! Faults on purpose: pods killed and paused, and whatever a command does to the rest.
-//!
-//! What happens when is decided before the load starts, from a seed, as a list of steps. The
-//! executor owns the fleet while the load runs, carries the steps out, and starts pods again that
-//! ended by themselves. At the end it undoes everything: no pod stays paused or down, no fault
-//! stays unhealed.
+//! Carries out a plan, and undoes it.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context;
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
-use serde::Serialize;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::pods::{Fleet, RESTART_PAUSE, append_to};
+use super::super::pods::{Fleet, RESTART_PAUSE, append_to};
+pub(in super::super) use super::cards::Soaked;
+use super::{Act, Commands, Diary, Event, Step};
 
 /// How often the executor looks after processes.
 const SUPERVISE_EVERY: Duration = Duration::from_millis(250);
-/// Time for one fault or heal command.
+/// Time for one command.
 const COMMAND_WITHIN: Duration = Duration::from_secs(180);
 /// Entries that the diary keeps; the counts go on.
 const DIARY_MAX: usize = 1_000;
 
-/// What is to happen, and how often.
-#[derive(Clone, Debug, Default)]
-pub struct Menace {
-    /// Kill a pod this often.
-    pub kill_every: Option<Duration>,
-    /// How long a killed pod stays down.
-    pub restart_after: Duration,
-    /// Pause a pod this often.
-    pub pause_every: Option<Duration>,
-    /// How long a pause lasts.
-    pub pause_for: Duration,
-    /// Run the fault command this often.
-    pub fault_every: Option<Duration>,
-    /// How long until the heal command.
-    pub fault_for: Duration,
-}
-
-/// One step of the plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Step {
-    /// When, from the start of the load.
-    pub at: Duration,
-    /// What.
-    pub act: Act,
-}
-
-/// What a step does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Act {
-    /// SIGKILL a pod.
-    Kill(usize),
-    /// Start a killed pod again.
-    Restart(usize),
-    /// SIGSTOP a pod.
-    Pause(usize),
-    /// SIGCONT a pod.
-    Resume(usize),
-    /// Run the fault command.
-    Fault,
-    /// Run the heal command.
-    Heal,
-}
-
-/// The commands that cause and undo a fault.
-#[derive(Clone, Debug)]
-pub(super) struct Commands {
-    /// Causes the fault.
-    pub fault: String,
-    /// Undoes it.
-    pub heal: Option<String>,
-    /// Where their output goes.
-    pub log: PathBuf,
-}
-
-/// What was done, for the report.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Diary {
-    /// Pods killed.
-    pub kills: u64,
-    /// Pods paused.
-    pub pauses: u64,
-    /// Fault commands that ran.
-    pub faults: u64,
-    /// Pods that ended by themselves.
-    pub exits: u64,
-    /// Everything in order.
-    pub events: Vec<Event>,
-    /// What kept the run from testing what it was asked to test.
-    pub problems: Vec<String>,
-}
-
-/// One thing that happened.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Event {
-    /// Seconds since the load began.
-    pub at_s: f64,
-    /// What it was.
-    pub what: String,
-}
-
-/// Decides all steps of a run of this length.
-pub(super) fn plan(menace: &Menace, pods: usize, length: Duration, seed: u64) -> Vec<Step> {
-    let mut rng = SmallRng::seed_from_u64(seed);
-    let mut steps = Vec::new();
-    let mut add = |at, act| steps.push(Step { at, act });
-    for at in times(menace.kill_every, length) {
-        let pod = rng.random_range(0..pods);
-        add(at, Act::Kill(pod));
-        add(at + menace.restart_after, Act::Restart(pod));
-    }
-    for at in times(menace.pause_every, length) {
-        let pod = rng.random_range(0..pods);
-        add(at, Act::Pause(pod));
-        add(at + menace.pause_for, Act::Resume(pod));
-    }
-    for at in times(menace.fault_every, length) {
-        add(at, Act::Fault);
-        add(at + menace.fault_for, Act::Heal);
-    }
-    steps.sort_unstable();
-    steps
-}
-
-/// The multiples of `every` that lie within `length`.
-fn times(every: Option<Duration>, length: Duration) -> impl Iterator<Item = Duration> {
-    let first = every.filter(|every| !every.is_zero());
-    std::iter::successors(first, move |at| at.checked_add(first?))
-        .take_while(move |at| *at < length)
-}
-
 /// Carries out a plan.
 #[derive(Debug)]
-pub(super) struct Executor {
-    fleet: Fleet,
+pub(in super::super) struct Executor {
+    pub(super) fleet: Fleet,
     commands: Option<Commands>,
-    running: Option<(Child, Instant)>,
-    waiting: VecDeque<Act>,
+    pub(super) running: Option<(Child, Instant)>,
+    pub(super) waiting: VecDeque<Act>,
+    /// Steps to come, in their order.
+    pub(super) steps: VecDeque<Step>,
+    /// What a soak needs besides.
+    pub(super) soaked: Option<Soaked>,
     /// Whether the last command that was started is a fault.
     faulty: bool,
     /// Pods that ended by themselves, and when to start them again.
     returns: Vec<(Instant, usize)>,
-    start: Instant,
-    diary: Diary,
+    pub(super) start: Instant,
+    pub(super) diary: Diary,
 }
 
 impl Executor {
     /// An executor that takes over the fleet; times count from `start`.
-    pub(super) fn new(fleet: Fleet, commands: Option<Commands>, start: Instant) -> Self {
+    pub(in super::super) fn new(
+        fleet: Fleet,
+        commands: Option<Commands>,
+        soaked: Option<Soaked>,
+        start: Instant,
+    ) -> Self {
         Self {
             fleet,
             commands,
             running: None,
             waiting: VecDeque::new(),
+            steps: VecDeque::new(),
+            soaked,
             faulty: false,
             returns: Vec::new(),
             start,
@@ -169,17 +63,21 @@ impl Executor {
 
     /// Carries out the steps until `stop`, then undoes what is still in force and waits until all
     /// pods are ready. What goes wrong on the way is a problem in the diary, never a lost fleet.
-    pub(super) async fn run(mut self, plan: Vec<Step>, stop: CancellationToken) -> (Fleet, Diary) {
+    pub(in super::super) async fn run(
+        mut self,
+        plan: Vec<Step>,
+        stop: CancellationToken,
+    ) -> (Fleet, Diary) {
         let mut ticks = interval(SUPERVISE_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut steps = plan.into_iter().peekable();
+        self.steps = plan.into();
         loop {
-            let next = steps.peek().map(|step| self.start + step.at);
+            let next = self.steps.front().map(|step| self.start + step.at);
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 () = until(next) => {
-                    if let Some(step) = steps.next() {
+                    if let Some(step) = self.steps.pop_front() {
                         self.act(step.act).await;
                     }
                 }
@@ -219,7 +117,18 @@ impl Executor {
                     self.note(format!("pod {pod} runs on"));
                 }
             }
-            Act::Fault | Act::Heal => self.waiting.push_back(act),
+            Act::Fault | Act::Heal | Act::Break(..) => self.waiting.push_back(act),
+            Act::Draw => self.draw(),
+            Act::Terminate(pod) => {
+                if self.fleet.terminate(pod)? {
+                    self.note(format!("pod {pod} told to end"));
+                }
+            }
+            Act::Shift(pod, millis) => {
+                self.fleet.shift_clock(pod, millis)?;
+                self.note(format!("pod {pod}: clock off by {millis} ms"));
+            }
+            Act::ExpectShut(pod) => self.expect_shut(pod).await,
         }
         Ok(())
     }
@@ -233,8 +142,15 @@ impl Executor {
 
     fn try_supervise(&mut self) -> anyhow::Result<()> {
         for (pod, status) in self.fleet.reap()? {
-            self.diary.exits += 1;
-            self.note(format!("pod {pod} ended by itself with {status}"));
+            if self.fleet.was_told_to_end(pod) {
+                self.note(format!("pod {pod} drained and ended with {status}"));
+                if !status.success() {
+                    self.problem(format!("pod {pod} ended with {status} after SIGTERM"));
+                }
+            } else {
+                self.diary.exits += 1;
+                self.note(format!("pod {pod} ended by itself with {status}"));
+            }
             self.returns.push((Instant::now() + RESTART_PAUSE, pod));
         }
         let due = |(at, _): &mut (Instant, usize)| *at <= Instant::now();
@@ -242,6 +158,7 @@ impl Executor {
             self.fleet.restart(pod)?;
             self.note(format!("pod {pod} started again"));
         }
+        self.weigh_pods();
         self.supervise_command()
     }
 
@@ -274,10 +191,11 @@ impl Executor {
             return Ok(None);
         };
         let line = match act {
-            Act::Fault => Some(&commands.fault),
-            _ => commands.heal.as_ref(),
+            Act::Fault => commands.fault.clone(),
+            Act::Break(kind, node) => self.break_command(kind, node),
+            _ => commands.heal.clone(),
         };
-        let Some(line) = line.cloned() else {
+        let Some(line) = line else {
             return Ok(None);
         };
         let log = append_to(&commands.log)?;
@@ -291,13 +209,22 @@ impl Executor {
             .spawn()
             .context("cannot run sh")?;
         self.faulty = act == Act::Fault;
-        self.diary.faults += u64::from(self.faulty);
-        self.note(format!("{}: {line}", if self.faulty { "fault" } else { "heal" }));
+        self.diary.faults += u64::from(act != Act::Heal);
+        let what = match act {
+            Act::Heal => "heal",
+            Act::Break(kind, _) => {
+                self.node_in_trouble(kind);
+                "fault, and its end"
+            }
+            _ => "fault",
+        };
+        self.note(format!("{what}: {line}"));
         Ok(Some((child, Instant::now() + COMMAND_WITHIN)))
     }
 
     fn command_ended(&mut self, well: bool, how: &str) {
         self.note(format!("command ended: {how}"));
+        self.node_mended();
         if !well {
             let log = self.commands.as_ref().map(|commands| commands.log.display().to_string());
             let log = log.unwrap_or_default();
@@ -306,6 +233,10 @@ impl Executor {
     }
 
     async fn undo(&mut self) {
+        self.steps.clear();
+        if let Err(error) = self.fleet.set_clocks_right() {
+            self.problem(format!("{error:#}"));
+        }
         // Paused pods first: updates wait for their answers.
         if let Err(error) = self.fleet.resume_all() {
             self.problem(format!("{error:#}"));
@@ -328,14 +259,14 @@ impl Executor {
         }
     }
 
-    fn note(&mut self, what: String) {
+    pub(super) fn note(&mut self, what: String) {
         if self.diary.events.len() < DIARY_MAX {
             let at_s = self.start.elapsed().as_secs_f64();
             self.diary.events.push(Event { at_s, what });
         }
     }
 
-    fn problem(&mut self, problem: String) {
+    pub(super) fn problem(&mut self, problem: String) {
         self.note(problem.clone());
         if self.diary.problems.len() < DIARY_MAX {
             self.diary.problems.push(problem);
@@ -352,59 +283,26 @@ async fn until(instant: Option<Instant>) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     const fn secs(count: u64) -> Duration {
         Duration::from_secs(count)
     }
 
-    fn menace() -> Menace {
-        Menace {
-            kill_every: Some(secs(7)),
-            restart_after: secs(1),
-            pause_every: Some(secs(11)),
-            pause_for: secs(4),
-            fault_every: Some(secs(20)),
-            fault_for: secs(10),
-        }
-    }
-
-    #[test]
-    fn a_plan_follows_from_its_seed() {
-        let once = plan(&menace(), 10, secs(60), 1);
-        assert_eq!(once, plan(&menace(), 10, secs(60), 1));
-        assert_ne!(once, plan(&menace(), 10, secs(60), 2));
-    }
-
-    #[test]
-    fn a_plan_undoes_what_it_does_and_keeps_its_times() {
-        let steps = plan(&menace(), 3, secs(60), 5);
-        assert!(steps.is_sorted());
-        let count = |wanted: fn(&Act) -> bool| steps.iter().filter(|s| wanted(&s.act)).count();
-        assert_eq!(count(|act| matches!(act, Act::Kill(_))), 8);
-        assert_eq!(count(|act| matches!(act, Act::Restart(_))), 8);
-        assert_eq!(count(|act| matches!(act, Act::Pause(_))), 5);
-        assert_eq!(count(|act| matches!(act, Act::Resume(_))), 5);
-        assert_eq!(count(|act| matches!(act, Act::Fault)), 2);
-        assert_eq!(count(|act| matches!(act, Act::Heal)), 2);
-        let heals = steps.iter().filter(|step| step.act == Act::Heal);
-        assert_eq!(heals.map(|step| step.at).collect::<Vec<_>>(), [secs(30), secs(50)]);
-    }
-
-    #[test]
-    fn nothing_asked_for_is_nothing_done() {
-        assert_eq!(plan(&Menace::default(), 1, secs(60), 1), []);
-    }
-
     fn executor(commands: Commands) -> Executor {
         let nobody = Fleet::given(Vec::new(), secs(1));
-        Executor::new(nobody, Some(commands), Instant::now())
+        Executor::new(nobody, Some(commands), None, Instant::now())
     }
 
     fn commands(name: &str, fault: &str, heal: &str) -> (Commands, PathBuf) {
         let log = std::env::temp_dir().join(format!("{name}-{}.log", uuid::Uuid::new_v4()));
-        let commands =
-            Commands { fault: fault.to_owned(), heal: Some(heal.to_owned()), log: log.clone() };
+        let commands = Commands {
+            fault: Some(fault.to_owned()),
+            heal: Some(heal.to_owned()),
+            log: log.clone(),
+        };
         (commands, log)
     }
 

@@ -1,0 +1,218 @@
+//! What a soak counts besides the load: availability, metrics and memory of the pods.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::super::client::Reply;
+use super::super::verify::Rows;
+use super::twins::Wrongs;
+
+/// Metrics of pods that are summed over their restarts.
+const METRICS: [(&str, &str); 7] = [
+    ("folds", "orderfree_folds_total{end=\"folded\"}"),
+    ("folds_failed", "orderfree_folds_total{end=\"failed\"}"),
+    ("folds_paused", "orderfree_folds_total{end=\"paused\"}"),
+    ("folded_shards", "orderfree_folded_shards_total"),
+    ("zombies", "orderfree_zombies_total"),
+    ("births", "orderfree_births_total"),
+    ("clock_moved", "orderfree_clock_moved_total"),
+];
+
+/// See the [module documentation](self).
+#[derive(Clone, Debug)]
+pub(super) struct Figures {
+    pub(super) updates: Shares,
+    pub(super) reads: Shares,
+    /// Updates that were not sent because no connection was free in time.
+    pub(super) given_up: u64,
+    /// Refusals after which the update went to another pod, by their class.
+    pub(super) retries: BTreeMap<String, u64>,
+    pub(super) pods: Vec<PodFigures>,
+    pub(super) gates_shut: u64,
+    pub(super) wrongs: Wrongs,
+    pub(super) twin_reads: usize,
+    pub(super) twins_unread: usize,
+    pub(super) rows_before: Rows,
+    pub(super) rows_after: Rows,
+    pub(super) tombstones: Vec<String>,
+}
+
+/// Requests, and those that were answered in time.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Share {
+    /// All.
+    pub(super) asked: u64,
+    /// Those answered in time.
+    pub(super) available: u64,
+}
+
+/// The same overall and while a node was down.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Shares {
+    /// Overall.
+    pub(super) all: Share,
+    /// While a node was down.
+    pub(super) node_down: Share,
+}
+
+impl Shares {
+    /// Enters a request.
+    pub(super) fn enter(&mut self, is_available: bool, node_was_down: bool) {
+        self.all.enter(is_available);
+        if node_was_down {
+            self.node_down.enter(is_available);
+        }
+    }
+}
+
+impl Share {
+    fn enter(&mut self, is_available: bool) {
+        self.asked += 1;
+        self.available += u64::from(is_available);
+    }
+
+    /// In percent; nothing asked is nothing missed.
+    pub(super) fn percent(self) -> f64 {
+        if self.asked == 0 { 100.0 } else { self.available as f64 * 100.0 / self.asked as f64 }
+    }
+}
+
+/// What a pod says about itself.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct PodFigures {
+    /// Metrics of the processes before this one.
+    #[serde(skip)]
+    before: BTreeMap<&'static str, u64>,
+    #[serde(skip)]
+    last: BTreeMap<&'static str, u64>,
+    #[serde(skip)]
+    process: Option<u32>,
+    /// Memory of the first process at its first look, in MiB.
+    pub(super) start_mib: f64,
+    /// Memory at the last look.
+    pub(super) end_mib: f64,
+    /// The most that was seen.
+    pub(super) most_mib: f64,
+    /// Processes that there were.
+    pub(super) processes: u64,
+}
+
+impl PodFigures {
+    /// Reads the metrics of a pod. A count that fell is that of a new process.
+    pub(super) fn scrape(&mut self, text: &str) {
+        let count = |name: &str| -> u64 {
+            let rest = text.lines().find_map(|line| line.strip_prefix(name));
+            rest.and_then(|rest| rest.trim().parse().ok()).unwrap_or(0)
+        };
+        let now: BTreeMap<_, _> = METRICS.iter().map(|(name, line)| (*name, count(line))).collect();
+        let is_new = self.last.iter().any(|(name, last)| now[name] < *last);
+        if is_new {
+            for (name, last) in &self.last {
+                *self.before.entry(name).or_default() += last;
+            }
+        }
+        self.last = now;
+    }
+
+    /// A metric over all processes.
+    fn total(&self, name: &str) -> u64 {
+        let of = |counts: &BTreeMap<&str, u64>| counts.get(name).copied().unwrap_or(0);
+        of(&self.before) + of(&self.last)
+    }
+
+    /// Looks up how much memory the process holds.
+    pub(super) fn weigh(&mut self, process: u32) {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status"));
+        let Some(now_mib) = status.ok().as_deref().and_then(resident_mib) else { return };
+        if self.process != Some(process) {
+            self.process = Some(process);
+            self.processes += 1;
+        }
+        if self.start_mib == 0.0 {
+            self.start_mib = now_mib;
+        }
+        self.end_mib = now_mib;
+        self.most_mib = self.most_mib.max(now_mib);
+    }
+}
+
+/// The resident memory that `/proc/…/status` tells.
+fn resident_mib(status: &str) -> Option<f64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some((kib / 102.4).round() / 10.0)
+}
+
+impl Figures {
+    /// Nothing yet.
+    pub(super) fn new(pods: usize) -> Self {
+        Self {
+            updates: Shares::default(),
+            reads: Shares::default(),
+            given_up: 0,
+            retries: BTreeMap::new(),
+            pods: vec![PodFigures::default(); pods],
+            gates_shut: 0,
+            wrongs: Wrongs::default(),
+            twin_reads: 0,
+            twins_unread: 0,
+            rows_before: Rows::default(),
+            rows_after: Rows::default(),
+            tombstones: Vec::new(),
+        }
+    }
+
+    /// An update goes to another pod.
+    pub(super) fn enter_retry(&mut self, reply: &Reply) {
+        let class = reply.why.as_ref().map_or("", |why| why.class.as_str());
+        *self.retries.entry(class.to_owned()).or_default() += 1;
+    }
+
+    /// The metrics of all pods and all their processes.
+    pub(super) fn metrics(&self) -> BTreeMap<&'static str, u64> {
+        let total = |name| self.pods.iter().map(|pod| pod.total(name)).sum();
+        METRICS.iter().map(|(name, _)| (*name, total(name))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_summed_over_restarts() {
+        let text = |folds: u64, births: u64| {
+            format!(
+                "# TYPE orderfree_folds counter\norderfree_folds_total{{end=\"nothing\"}} 9\n\
+                 orderfree_folds_total{{end=\"folded\"}} {folds}\norderfree_births_total {births}\n"
+            )
+        };
+        let mut figures = Figures::new(2);
+        for (folds, births) in [(0, 1), (5, 7), (8, 9), (2, 3), (4, 4)] {
+            figures.pods[0].scrape(&text(folds, births));
+        }
+        figures.pods[1].scrape(&text(100, 1));
+        let metrics = figures.metrics();
+        assert_eq!((metrics["folds"], metrics["births"]), (8 + 4 + 100, 9 + 4 + 1));
+    }
+
+    #[test]
+    fn memory_is_read_from_the_system() {
+        assert_eq!(resident_mib("Name:\tx\nVmRSS:\t   10240 kB\n"), Some(10.0));
+        assert_eq!(resident_mib("Name:\tx\n"), None);
+        let mut pod = PodFigures::default();
+        pod.weigh(std::process::id());
+        assert!(pod.start_mib > 1.0 && pod.processes == 1, "{pod:?}");
+    }
+
+    #[test]
+    fn shares_count_what_came_in_time() {
+        let mut shares = Shares::default();
+        for number in 0..100 {
+            shares.enter(number != 7, number < 10);
+        }
+        assert_eq!((shares.all.percent(), shares.node_down.percent()), (99.0, 90.0));
+        assert_eq!(Share::default().percent(), 100.0);
+    }
+}

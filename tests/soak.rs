@@ -1,0 +1,55 @@
+//! The soak in small: `tests/soak`, as `make soak` runs it, for three minutes and with the build of
+//! the tests.
+
+mod cassandra;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use cassandra::{CLUSTER, own_cluster};
+use serde_json::Value;
+
+/// What two cores carry with three nodes, four pods and the clients in an unoptimized build.
+const RATE: &str = "150";
+
+/// A fault every twelve seconds, one of the deck's eleven kinds (nine where the network can't be
+/// touched). A turn may pass without one while a node is mended slowly.
+const FAULTS_MIN: u64 = 10;
+const KINDS_MIN: usize = 7;
+
+/// Three minutes with more faults than the long soak, on a machine that may be busy: the share of
+/// updates in time is lower than the 99 % and 99.9 % that `make soak` demands.
+const AVAILABLE_PERCENT: [(&str, &str); 2] =
+    [("UPDATES_AVAILABLE", "90"), ("READS_AVAILABLE", "98")];
+
+#[tokio::test]
+async fn three_minutes_of_every_kind_of_fault_lose_double_and_invent_nothing() {
+    let _alone = CLUSTER.write().await;
+    own_cluster();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("soak");
+    let output = Command::new(root.join("tests/soak"))
+        .envs([("MINUTES", "3"), ("RATE", RATE), ("EVERY", "12")])
+        .envs(AVAILABLE_PERCENT)
+        .env("PROGRAM", env!("CARGO_BIN_EXE_orderfree"))
+        .env("REPORT", &folder)
+        .output()
+        .expect("the soak runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let talk = String::from_utf8_lossy(&output.stderr);
+    println!("{text}");
+    assert!(output.status.success(), "logs are in {}; {talk}\n{text}", folder.display());
+
+    let report = std::fs::read_to_string(folder.join("report.json")).expect("a report");
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    let cards: BTreeMap<String, u64> =
+        serde_json::from_value(report["chaos"]["cards"].clone()).expect("faults by kind");
+    assert!(cards.len() >= KINDS_MIN, "kinds: {cards:?}");
+    assert!(cards.values().sum::<u64>() >= FAULTS_MIN, "faults: {cards:?}");
+    assert!(report["soak"]["metrics"]["folds"].as_u64() > Some(0), "folds happened");
+    assert!(report["soak"]["twin_updates"].as_u64() > Some(100), "updates checked one by one");
+    assert!(report["soak"]["reads"]["node_down"]["asked"].as_u64() > Some(0), "reads meanwhile");
+    let page = std::fs::read_to_string(folder.join("report.md")).expect("a page");
+    assert!(page.contains("Result: **passed**"), "{page}");
+}
