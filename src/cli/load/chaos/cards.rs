@@ -17,7 +17,7 @@ const FREE_PODS_MIN: usize = 2;
 /// The nodes of the cluster by their numbers.
 const NODES: [usize; 3] = [1, 2, 3];
 /// How long a pod is left alone after its fault is over: it has to start, connect and get ready.
-const RECOVERY: Duration = Duration::from_secs(4);
+const RECOVERY: Duration = Duration::from_secs(3);
 /// Time for a pod to drain and end after SIGTERM.
 const DRAIN: Duration = Duration::from_secs(8);
 /// How long a clock is off.
