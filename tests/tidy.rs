@@ -86,12 +86,12 @@ fn modules_rely_only_on_those_before_them() {
 }
 
 /// Without `biased`, `select!` draws a branch by lot: no simulation could repeat what a pod did, and a
-/// stop would lose to work now and then. The load test is a client outside of the pods.
+/// stop would lose to work now and then.
 #[test]
 fn every_select_is_biased() {
     let mut seen = 0;
     for (name, text) in sources() {
-        if !name.starts_with("src/") || name.starts_with("src/cli/load/") {
+        if !name.starts_with("src/") {
             continue;
         }
         for (at, _) in text.match_indices("select! {") {

@@ -299,6 +299,7 @@ async fn connection(
         ops.extend((0..batch).map(|_| run.workload.draw(&mut rng)));
         if run.send(pod, &ops, intended).await {
             tokio::select! {
+                biased;
                 () = run.stop.cancelled() => return,
                 () = tokio::time::sleep(REFUSED_PAUSE) => {}
             }

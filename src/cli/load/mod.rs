@@ -71,6 +71,7 @@ pub async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
     }
     let session = Session::new(args);
     let report = tokio::select! {
+        biased;
         report = session.run() => report?,
         interrupted = session.abandoned() => {
             interrupted?;
@@ -235,6 +236,7 @@ impl Session {
     async fn end_after(&self, length: Duration) -> f64 {
         let start = Instant::now();
         tokio::select! {
+            biased;
             () = sleep(length) => self.stop.cancel(),
             () = self.stop.cancelled() => {}
         }
@@ -379,6 +381,7 @@ impl Session {
         let mut terminate = signal(SignalKind::terminate()).context("cannot hear SIGTERM")?;
         loop {
             tokio::select! {
+                biased;
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }

@@ -126,6 +126,7 @@ async fn beside<T>(manners: Manners, what: impl AsyncFnOnce(String) -> T) -> T {
         }
     };
     tokio::select! {
+        biased;
         result = what(format!("http://{address}")) => result,
         never = serve => never,
     }

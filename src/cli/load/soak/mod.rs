@@ -85,8 +85,9 @@ impl Soak {
     pub(super) async fn scrape(&self, run: &Run) {
         while !run.stop.is_cancelled() {
             tokio::select! {
-                () = self.scrape_once(run) => {}
+                biased;
                 () = run.stop.cancelled() => return,
+                () = self.scrape_once(run) => {}
             }
             sleep(SCRAPE_EVERY).await;
         }
