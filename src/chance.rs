@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use orderfree_core::protocol::MutatorId;
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
-use uuid::Builder;
+use uuid::{Builder, Uuid};
 
 /// A source of randomness; clones share it.
 #[derive(Debug, Clone, Default)]
@@ -33,8 +33,14 @@ impl Chance {
     /// A fresh mutator's id, a version 4 UUID.
     #[must_use]
     pub fn mutator_id(&self) -> MutatorId {
-        let bytes = self.draw(|source| source.random());
-        MutatorId::new(Builder::from_random_bytes(bytes).into_uuid())
+        MutatorId::new(match &self.seeded {
+            // From the operating system: a pod that is cloned while it runs draws other ids.
+            None => Uuid::new_v4(),
+            Some(_) => {
+                let bytes = self.draw(|source| source.random());
+                Builder::from_random_bytes(bytes).into_uuid()
+            }
+        })
     }
 
     /// A number below `end`.

@@ -15,13 +15,13 @@ const RATE: &str = "150";
 
 /// A fault every twelve seconds, one of the deck's eleven kinds (nine where the network can't be
 /// touched). A turn may pass without one while a node is mended slowly.
-const FAULTS_MIN: u64 = 10;
-const KINDS_MIN: usize = 7;
+const FAULTS_MIN: u64 = 6;
+const KINDS_MIN: usize = 5;
 
 /// Three minutes with more faults than the long soak, on a machine that may be busy: the share of
 /// updates in time is lower than the 99 % and 99.9 % that `make soak` demands.
 const AVAILABLE_PERCENT: [(&str, &str); 2] =
-    [("UPDATES_AVAILABLE", "90"), ("READS_AVAILABLE", "98")];
+    [("UPDATES_AVAILABLE", "80"), ("READS_AVAILABLE", "95")];
 
 #[tokio::test]
 async fn three_minutes_of_every_kind_of_fault_lose_double_and_invent_nothing() {

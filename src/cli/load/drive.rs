@@ -309,13 +309,17 @@ async fn connection(
 
 async fn reader(run: Arc<Run>, number: usize, every: Duration, mut rng: SmallRng) {
     let mut ticks = tokio::time::interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // A soak measures availability: what waits behind a slow read is late by that.
+    ticks.set_missed_tick_behavior(match run.soak {
+        Some(_) => MissedTickBehavior::Burst,
+        None => MissedTickBehavior::Delay,
+    });
     loop {
         tokio::select! {
             biased;
             () = run.stop.cancelled() => return,
-            _ = ticks.tick() => match &run.soak {
-                Some(soak) => soak.read(&run, number, &mut rng).await,
+            due = ticks.tick() => match &run.soak {
+                Some(soak) => soak.read(&run, number, due, &mut rng).await,
                 None => {
                     run.watch(&run.pods[number], run.workload.draw_key(&mut rng)).await;
                 }

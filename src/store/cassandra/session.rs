@@ -245,9 +245,12 @@ pub(super) async fn check(
 ) -> Result<(), ConnectError> {
     let replication = replication(session, &config.keyspace, local_datacenter).await?;
     let cql = "SELECT durable_writes FROM system_schema.keyspaces WHERE keyspace_name = ?";
-    let durable: Vec<(Option<bool>,)> = ask(session, cql, (&config.keyspace,)).await?;
-    if durable.first() == Some(&(Some(false),)) {
-        return Err(ConnectError::NotDurable(config.keyspace.clone()));
+    let durable: Vec<(Option<bool>,)> = ask_settled(session, cql, (&config.keyspace,)).await?;
+    match durable.first() {
+        Some((Some(false),)) => return Err(ConnectError::NotDurable(config.keyspace.clone())),
+        // Not telling is durable, as by default.
+        Some((Some(true) | None,)) => {}
+        None => return Err(ConnectError::KeyspaceMissing(config.keyspace.clone())),
     }
     replication.check(config.levels, local_datacenter)?;
     check_table(session, &config.keyspace, engine).await
@@ -275,7 +278,7 @@ async fn replication_options(
     keyspace: &str,
 ) -> Result<Option<BTreeMap<String, String>>, ConnectError> {
     let cql = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
-    let found: Vec<(BTreeMap<String, String>,)> = ask_all(session, cql, (keyspace,)).await?;
+    let found: Vec<(BTreeMap<String, String>,)> = ask_settled(session, cql, (keyspace,)).await?;
     Ok(found.into_iter().next().map(|(options,)| options))
 }
 
@@ -283,7 +286,7 @@ async fn replication_options(
 pub(super) async fn has_table(session: &Session, keyspace: &str) -> Result<bool, ConnectError> {
     let cql = "SELECT table_name FROM system_schema.tables \
                WHERE keyspace_name = ? AND table_name = 'shards'";
-    let found: Vec<(String,)> = ask_all(session, cql, (keyspace,)).await?;
+    let found: Vec<(String,)> = ask_settled(session, cql, (keyspace,)).await?;
     Ok(!found.is_empty())
 }
 
@@ -296,7 +299,7 @@ pub(super) async fn check_table(
     if !has_table(session, keyspace).await? {
         return Err(ConnectError::TableMissing(keyspace.to_owned()));
     }
-    let columns: Vec<(String, String, i32, String, String)> = ask(
+    let columns: Vec<(String, String, i32, String, String)> = ask_settled(
         session,
         "SELECT column_name, kind, position, clustering_order, type FROM system_schema.columns \
          WHERE keyspace_name = ? AND table_name = 'shards'",
@@ -315,11 +318,11 @@ pub(super) async fn check_table(
         .collect();
     let of_table = "FROM system_schema.tables WHERE keyspace_name = ? AND table_name = 'shards'";
     let cql = format!("SELECT default_time_to_live {of_table}");
-    let lives: Vec<(Option<i32>,)> = ask(session, &cql, (keyspace,)).await?;
+    let lives: Vec<(Option<i32>,)> = ask_settled(session, &cql, (keyspace,)).await?;
     let default_time_to_live = lives.first().and_then(|(seconds,)| *seconds).unwrap_or(0);
     let read_repair = if engine.has_read_repair() {
         let cql = format!("SELECT read_repair {of_table}");
-        let found: Vec<(Option<String>,)> = ask(session, &cql, (keyspace,)).await?;
+        let found: Vec<(Option<String>,)> = ask_settled(session, &cql, (keyspace,)).await?;
         found.into_iter().next().and_then(|(property,)| property)
     } else {
         None
@@ -333,7 +336,7 @@ pub(super) async fn check_table(
 
 /// Asks a system table; what it doesn't have is asked again once the nodes agree on the schema, as
 /// one may not have heard yet of what another pod just defined.
-async fn ask_all<R>(
+async fn ask_settled<R>(
     session: &Session,
     cql: &str,
     values: impl SerializeRow + Copy,
@@ -345,7 +348,9 @@ where
     if !found.is_empty() {
         return Ok(found);
     }
-    session.await_schema_agreement().await.map_err(ConnectError::question)?;
+    if let Err(error) = session.await_schema_agreement().await {
+        tracing::warn!(%error, "the nodes did not agree on the schema in time");
+    }
     ask(session, cql, values).await
 }
 

@@ -92,7 +92,10 @@ impl Executor {
             soaked.paused = now + pause_for;
         }
         self.note(format!("card: {name}"));
-        *self.diary.cards.entry(name).or_default() += 1;
+        // A node's fault counts when it starts: at the end of the load it may not come to that.
+        if !matches!(card, Card::Node(_)) {
+            *self.diary.cards.entry(name).or_default() += 1;
+        }
         for (after, act) in acts {
             self.later(Step { at: now + after, act });
         }
@@ -127,9 +130,11 @@ impl Executor {
     }
 
     /// From now on a node is in trouble.
-    pub(super) fn node_in_trouble(&self, kind: usize) {
+    pub(super) fn node_in_trouble(&mut self, kind: usize) {
         if let Some(soaked) = &self.soaked {
             soaked.soak().set_node_down(soaked.deck.node_fault(kind).is_down);
+            let name = soaked.deck.name(Card::Node(kind));
+            *self.diary.cards.entry(name).or_default() += 1;
         }
     }
 

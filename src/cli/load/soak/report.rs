@@ -203,8 +203,9 @@ fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
          plus that of some unknown weights; with more than {DECIDABLE_UNKNOWN_MAX} unknown ones \
          it is only held to its bounds, and said to be undecided. A twin takes {DIGITS} updates, \
          each a power of eight of its own, so each is a digit: 0 though acknowledged is lost, 2 or \
-         more doubled, 1 though refused or never sent a phantom. Every key is read from every pod after the load, after a \
-         fold, and after all shards became final and were folded; then all pods have to agree. \
+         more doubled, 1 though refused or never sent a phantom. Every key is read from every pod \
+         after the load, after a fold, and after all shards became final and were folded; then \
+         all pods have to agree. \
          Latency of acknowledged updates from their due time: p50 {}, p99 {}, p99.9 {}, max {}.",
         millis(report.latency.p50_us),
         millis(report.latency.p99_us),
@@ -261,7 +262,8 @@ fn write_availability(out: &mut String, soak: &SoakReport) -> fmt::Result {
         out,
         "\nAn update is available if it is acknowledged within {} s of the time at which it was \
          due. A refused one is sent to the next pod; one whose outcome is unknown is never sent \
-         again and is not available, nor is one that found no free connection within {} s. A read is available if some pod answers within {} s; one that \
+         again and is not available, nor is one that found no free connection within {} s. A read \
+         is available if some pod answers within {} s of the time at which it was due; one that \
          fails is asked of the next pod. Pods that do not say every half second that they are \
          ready get no new requests, as behind a Kubernetes service. A node counts as down from the \
          fault (killed, paused, cut off, its client port shut) until it is whole again.",

@@ -24,7 +24,7 @@ const PROBE_EVERY: Duration = Duration::from_millis(500);
 pub(super) const UPDATE_WITHIN: Duration = Duration::from_secs(5);
 /// An update that found no free connection within this time of its due time is given up.
 pub(super) const SEND_WITHIN: Duration = Duration::from_secs(1);
-/// A read is available if some pod answers it within this time.
+/// A read is available if some pod answers it within this time of its due time.
 pub(super) const READ_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before a refused request goes to the next pod.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -121,8 +121,13 @@ impl Soak {
     }
 
     /// Reads a key and compares the value with what was known before and after.
-    pub(in super::super) async fn read(&self, run: &Run, home: usize, rng: &mut SmallRng) {
-        let start = Instant::now();
+    pub(in super::super) async fn read(
+        &self,
+        run: &Run,
+        home: usize,
+        due: Instant,
+        rng: &mut SmallRng,
+    ) {
         let node_was_down = self.is_node_down();
         let mut home = home;
         let twins = self.twins.len();
@@ -137,8 +142,8 @@ impl Soak {
                 true => self.watch_twin(run, pod, index).await,
                 false => run.watch(pod, index).await,
             };
-            if got_value || start.elapsed() >= READ_WITHIN {
-                break got_value && start.elapsed() <= READ_WITHIN;
+            if got_value || due.elapsed() >= READ_WITHIN {
+                break got_value && due.elapsed() <= READ_WITHIN;
             }
             home = chosen + 1;
             sleep(RETRY_PAUSE).await;
