@@ -20,8 +20,8 @@ use super::super::workload::Key;
 pub(super) const DIGITS: usize = 20;
 /// Bits of a digit: an update that counts up to seven times stays within its own.
 const DIGIT_BITS: usize = 3;
-/// Keys that are updated in turn. With a hundred updates a second, each gets one every five seconds
-/// and is used for 100 s: longer than a mutator lives, so that its updates lie in several shards.
+/// Keys that are updated in turn. With forty updates a second, each gets one every twelve seconds
+/// and is used for 250 s: longer than a mutator lives, so that its updates lie in several shards.
 const IN_TURN: usize = 500;
 /// Groups over which the keys are spread.
 const GROUPS: usize = 16;
