@@ -1,6 +1,6 @@
 //! The product's `src/mutators`, compiled a second time: what its tasks meet at are here those of
 //! [shuttle](https://docs.rs/shuttle), whose scheduler decides at each of them who goes on. Nothing
-//! but [`sync`] and [`tasks`] is replaced.
+//! but `sync` and `tasks` is replaced.
 // The modules' own tests are the product's.
 #![cfg(not(test))]
 
