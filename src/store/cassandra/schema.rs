@@ -50,10 +50,16 @@ pub async fn apply(
         let wanted = wanted.unwrap_or_else(|| everywhere(&session));
         define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
     }
-    if !session::has_table(&session, &config.keyspace).await? {
-        define(&session, create_table(&config.keyspace, engine)).await?;
+    let Err(seen) = session::check_table(&session, &config.keyspace, engine).await else {
+        return Ok(());
+    };
+    // Missing, or wrong, or half there: a node takes over another pod's definition piece by piece.
+    // To define it again changes nothing that is there, and waits until the nodes agree.
+    match define(&session, create_table(&config.keyspace, engine)).await {
+        Ok(()) => session::check_table(&session, &config.keyspace, engine).await,
+        Err(_) if matches!(seen, ConnectError::Table { .. }) => Err(seen),
+        Err(error) => Err(error),
     }
-    session::check_table(&session, &config.keyspace, engine).await
 }
 
 /// Runs one definition and waits until the nodes that are up agree on it. Every pod sends its

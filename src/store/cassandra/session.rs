@@ -283,7 +283,7 @@ async fn replication_options(
 }
 
 /// Whether the keyspace has a table `shards`, of any shape.
-pub(super) async fn has_table(session: &Session, keyspace: &str) -> Result<bool, ConnectError> {
+async fn has_table(session: &Session, keyspace: &str) -> Result<bool, ConnectError> {
     let cql = "SELECT table_name FROM system_schema.tables \
                WHERE keyspace_name = ? AND table_name = 'shards'";
     let found: Vec<(String,)> = ask_settled(session, cql, (keyspace,)).await?;
