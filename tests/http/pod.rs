@@ -82,12 +82,11 @@ impl Pod {
     pub(crate) fn new() -> Pod {
         let folder = tempfile::tempdir().expect("a folder");
         let seconds = |seconds| Some(std::time::Duration::from_secs(seconds));
-        // A short request budget, so that unknown outcomes come soon.
+        // The request budget of these is 2 s: unknown outcomes come soon, and a slow disk in time.
         let constants = Constants::resolve(Overrides {
             lifetime: seconds(60),
             drain_margin: seconds(10),
             cutoff: seconds(30),
-            request_budget: Some(std::time::Duration::from_millis(300)),
             ..Overrides::default()
         });
         let constants = constants.expect("consistent");
