@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use orderfree::chance::Chance;
 use orderfree::clock::Clock;
 use orderfree::store::cassandra::attempts::{self, Patience};
+use orderfree::store::cassandra::chunk;
 use orderfree::store::{Pause, Store, StoreError, SweepPart};
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::decode_tally;
@@ -264,23 +265,31 @@ impl Store for SimStore {
         from: &group::From,
         level: Level,
     ) -> Result<Chunk, StoreError> {
-        let lowest = index_from(&from.lowest());
         let limit = self.plan.chunk_rows;
-        let range = Range { limit, ..Range::names(lowest, u8::MAX) };
-        let named = |rows: Vec<(u8, Row)>| {
-            rows.into_iter().map(|(at, row)| (name(at), row)).collect::<Vec<_>>()
+        let from_on = |lowest: &str| Range::names(index_from(lowest), u8::MAX);
+        let named = |rows: Vec<(u8, Row)>| -> chunk::Rows {
+            rows.into_iter().map(|(at, row)| (name(at), row)).collect()
         };
-        let Chunk { keys, then } = group::split(named(self.rows(range, level).await?), limit);
-        self.shared.log(|| format!("  pod {}'s chunk from {from:?} ends: {then:?}", self.pod));
-        let mut range = Range { below: then.below().map(index), ..Range::names(lowest, u8::MAX) };
-        if self.is(Sabotage::ListedKeys) {
-            let (Some((first, _)), Some((last, _))) = (keys.first(), keys.last()) else {
-                return Ok(Chunk { keys, then });
-            };
-            range = Range::names(index(first), index(last));
-        }
-        let rows = self.values(range, level).await?;
-        Ok(Chunk { keys: group::whole(named(rows)), then })
+        let limited = async |lowest: String| {
+            let rows = self.rows(Range { limit, ..from_on(&lowest) }, level).await?;
+            Ok::<_, StoreError>(named(rows))
+        };
+        let range = async |lowest: String, below: Option<Name>| {
+            let range = Range { below: below.as_ref().map(index), ..from_on(&lowest) };
+            Ok(named(self.values(range, level).await?))
+        };
+        let chunk = if self.is(Sabotage::ListedKeys) {
+            let mut chunk = group::split(limited(from.lowest()).await?, limit);
+            if let (Some((first, _)), Some((last, _))) = (chunk.keys.first(), chunk.keys.last()) {
+                let range = Range::names(index(first), index(last));
+                chunk.keys = group::whole(named(self.values(range, level).await?));
+            }
+            chunk
+        } else {
+            chunk::read(from, limit, limited, range).await?
+        };
+        self.shared.log(|| format!("  pod {}'s chunk from {from:?}: {:?}", self.pod, chunk.then));
+        Ok(chunk)
     }
 
     async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {

@@ -19,6 +19,7 @@
 
 pub mod attempts;
 mod checks;
+pub mod chunk;
 mod clock;
 mod errors;
 mod rows;
@@ -203,20 +204,23 @@ impl Store for CassandraStore {
         from: &group::From,
         level: Level,
     ) -> Result<Chunk, StoreError> {
-        let (kind, group) = (kind.name(), group.as_str());
-        let (statements, lowest) = (&self.statements, from.lowest());
-        let values = (kind, group, lowest.as_str(), count(GROUP_CHUNK_ROWS));
-        let answer = self.ask(statements.chunk_end.at(level), values).await?;
-        let then = group::split(rows::of_group(answer)?, GROUP_CHUNK_ROWS).then;
-        // That query only says where the chunk ends; the rows come from one without LIMIT.
-        let answer = match then.below() {
-            Some(end) => {
-                let values = (kind, group, lowest.as_str(), end.as_str());
-                self.ask(statements.chunk.at(level), values).await
-            }
-            None => self.ask(statements.last_chunk.at(level), (kind, group, lowest.as_str())).await,
+        let (kind, group, statements) = (kind.name(), group.as_str(), &self.statements);
+        let limited = async |lowest: String| {
+            let values = (kind, group, lowest.as_str(), count(GROUP_CHUNK_ROWS));
+            rows::of_group(self.ask(statements.chunk_end.at(level), values).await?)
         };
-        Ok(Chunk { keys: group::whole(rows::of_group(answer?)?), then })
+        let range = async |lowest: String, below: Option<Name>| {
+            let lowest = lowest.as_str();
+            let answer = match &below {
+                Some(end) => {
+                    let values = (kind, group, lowest, end.as_str());
+                    self.ask(statements.chunk.at(level), values).await
+                }
+                None => self.ask(statements.last_chunk.at(level), (kind, group, lowest)).await,
+            };
+            rows::of_group(answer?)
+        };
+        chunk::read(from, GROUP_CHUNK_ROWS, limited, range).await
     }
 
     async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
