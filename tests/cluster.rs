@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cassandra::{CLUSTER, Killed, connect, drop_keyspace, eventually, fresh, fresh_on_own};
-use contract::{Subject, TestClock, key, name};
+use contract::{Subject, TestClock, brief_constants, key, name};
 use futures::stream::{self, StreamExt};
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
@@ -17,7 +17,7 @@ use orderfree::service::GroupQuery;
 use orderfree::store::StoreError;
 use orderfree::store::cassandra::CassandraConfig;
 use orderfree_core::crdt::{CounterOp, Kind, Op, Value};
-use orderfree_core::protocol::{Constants, Durability, Key, Overrides};
+use orderfree_core::protocol::{Durability, Key};
 
 /// Keys of the group, and shards of each.
 const GROUP_KEYS: usize = 2_000;
@@ -25,20 +25,6 @@ const GROUP_SHARDS: usize = 2;
 
 /// Shards of the big key.
 const BIG_SHARDS: usize = 3_000;
-
-/// Real time has to pass before anything is final, so everything is short here.
-fn brief_constants() -> Constants {
-    let seconds = |count| Some(Duration::from_secs(count));
-    Constants::resolve(Overrides {
-        lifetime: seconds(40),
-        drain_margin: seconds(8),
-        cutoff: seconds(8),
-        request_budget: seconds(3),
-        clock_offset_max: seconds(2),
-        ..Overrides::default()
-    })
-    .expect("consistent")
-}
 
 async fn subject(config: &CassandraConfig) -> Subject {
     let clock = Arc::new(TestClock::default());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cassandra::{
-    CLUSTER, Coordinators, DEFINING, HintsPaused, Killed, config, connect, cql, drop_keyspace,
+    CLUSTER, Coordinators, DEFINING, Hints, Killed, config, connect, cql, drop_keyspace,
     eventually, fresh, fresh_on_own, script,
 };
 use contract::{Subject, TestClock, key, next_write, short_constants};
@@ -127,7 +127,7 @@ async fn regression_8_no_read_falls_behind_what_was_acked_whoever_coordinates() 
     for key in &keys {
         subject.put(key, 1).await;
     }
-    let _hints = HintsPaused::on(&["1", "2"]);
+    let _hints = Hints::paused_on(&["1", "2"]);
     let killed = Killed::nodes(&["3"]);
     killed.noticed_by("1").await;
     killed.noticed_by("2").await;

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cassandra::{CLUSTER, Killed, connect, drop_keyspace, fresh_on_own};
-use contract::{Subject, TestClock, key};
+use contract::{Subject, TestClock, brief_constants, key};
 use futures::future::join_all;
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
 use orderfree::mutators::UpdateError;
 use orderfree::server::Node;
 use orderfree_core::crdt::{CounterOp, Op, Value};
-use orderfree_core::protocol::{Constants, Durability, Key, Overrides};
+use orderfree_core::protocol::{Durability, Key};
 
 /// Longer than a clock sample counts (60 s), so that the pods must win back their trust as well.
 const OUTAGE: Duration = Duration::from_secs(65);
@@ -28,19 +28,6 @@ const RESUMES_WITHIN: Duration = Duration::from_secs(30);
 const FOLDED_WITHIN: Duration = Duration::from_secs(120);
 
 const KEYS: usize = 50;
-
-fn constants() -> Constants {
-    let seconds = |count| Some(Duration::from_secs(count));
-    Constants::resolve(Overrides {
-        lifetime: seconds(40),
-        drain_margin: seconds(8),
-        cutoff: seconds(8),
-        request_budget: seconds(3),
-        clock_offset_max: seconds(2),
-        ..Overrides::default()
-    })
-    .expect("consistent")
-}
 
 /// What the clients of one key were told: acked, and perhaps counted.
 #[derive(Clone, Copy, Default)]
@@ -73,7 +60,7 @@ fn assert_right(total: i128, told: Told) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_a_quorum_back_pods_go_on_and_with_all_nodes_back_everything_is_folded() {
     let _alone = CLUSTER.write().await;
-    let config = fresh_on_own(constants()).await;
+    let config = fresh_on_own(brief_constants()).await;
     let clock = Arc::new(TestClock::default());
     let store = connect(&config, Arc::clone(&clock) as _).await;
     let subject = Subject { store, clock, constants: config.constants };
@@ -82,7 +69,7 @@ async fn with_a_quorum_back_pods_go_on_and_with_all_nodes_back_everything_is_fol
         // A store each, as separate processes have: each must find back by itself.
         let clock = Arc::new(TestClock::default());
         let store = connect(&config, Arc::clone(&clock) as _).await;
-        let pod = Node::new(store, constants(), clock, Chance::system(), 1_000, Switch::On);
+        let pod = Node::new(store, brief_constants(), clock, Chance::system(), 1_000, Switch::On);
         pod.start();
         pods.push(pod);
     }
@@ -127,7 +114,7 @@ async fn with_a_quorum_back_pods_go_on_and_with_all_nodes_back_everything_is_fol
     }
     println!("updates and reads went on {:?} after a quorum was back", back.elapsed());
     assert!(back.elapsed() < RESUMES_WITHIN);
-    let is_final = constants().lifetime() + constants().cutoff();
+    let is_final = brief_constants().lifetime() + brief_constants().cutoff();
     assert!(is_final < outage.elapsed(), "the first shards are final");
     let report = pods[0].service().shards(&keys[0]).await.expect("readable");
     assert!(report.tally.is_none(), "folds wait for all replicas");

@@ -111,6 +111,13 @@ pub(crate) async fn connect(config: &CassandraConfig, clock: Arc<dyn Clock>) -> 
     Arc::new(CassandraStore::connect(config.clone(), clock).await.expect("a store"))
 }
 
+/// Whether a node sees so many nodes in a state, such as `UN`; else what it sees.
+fn sees(node: &str, state: &str, wanted: usize) -> Result<(), String> {
+    let status = script(&["nodetool", node, "status"]);
+    let found = status.lines().filter(|line| line.starts_with(state)).count();
+    if found == wanted { Ok(()) } else { Err(status) }
+}
+
 /// Nodes that a test killed; they run again when it ends, however it ends.
 pub(crate) struct Killed(Vec<&'static str>);
 
@@ -128,12 +135,8 @@ impl Killed {
     /// Waits until the given node sees all of them down. Until then it keeps messages for them, and
     /// delivers those that have not expired when they come back.
     pub(crate) async fn noticed_by(&self, witness: &str) {
-        eventually("the nodes are seen to be down", async || {
-            let status = script(&["nodetool", witness, "status"]);
-            let down = status.lines().filter(|line| line.starts_with("DN")).count();
-            if down == self.0.len() { Ok(()) } else { Err(status) }
-        })
-        .await;
+        let down = async || sees(witness, "DN", self.0.len());
+        eventually("the nodes are seen to be down", down).await;
     }
 }
 
@@ -145,49 +148,40 @@ impl Drop for Killed {
     }
 }
 
-/// Nodes that keep their hints to themselves for a while, so that a replica which missed writes stays
-/// behind.
-pub(crate) struct HintsPaused(Vec<&'static str>);
+/// Nodes that do not deliver hints as they should.
+pub(crate) struct Hints {
+    nodes: Vec<&'static str>,
+    /// What makes it good again.
+    undo: &'static str,
+}
 
-impl HintsPaused {
-    /// Pauses nodes by their numbers.
-    pub(crate) fn on(nodes: &[&'static str]) -> HintsPaused {
-        let mut paused = HintsPaused(Vec::new());
+impl Hints {
+    /// Nodes, by their numbers, that keep their hints to themselves for a while, so that a replica
+    /// which missed writes stays behind.
+    pub(crate) fn paused_on(nodes: &[&'static str]) -> Hints {
+        Hints::told(nodes, "pausehandoff", "resumehandoff")
+    }
+
+    /// Nodes, by their numbers, that keep no messages for others: what a replica misses meanwhile it
+    /// never gets.
+    pub(crate) fn off_on(nodes: &[&'static str]) -> Hints {
+        Hints::told(nodes, "disablehandoff", "enablehandoff")
+    }
+
+    fn told(nodes: &[&'static str], command: &str, undo: &'static str) -> Hints {
+        let mut told = Hints { nodes: Vec::new(), undo };
         for node in nodes {
-            script(&["nodetool", node, "pausehandoff"]);
-            paused.0.push(node);
+            script(&["nodetool", node, command]);
+            told.nodes.push(node);
         }
-        paused
+        told
     }
 }
 
-impl Drop for HintsPaused {
+impl Drop for Hints {
     fn drop(&mut self) {
-        for node in &self.0 {
-            script(&["nodetool", node, "resumehandoff"]);
-        }
-    }
-}
-
-/// Nodes that keep no messages for others: what a replica misses meanwhile it never gets.
-pub(crate) struct HintsOff(Vec<&'static str>);
-
-impl HintsOff {
-    /// By their numbers.
-    pub(crate) fn on(nodes: &[&'static str]) -> HintsOff {
-        let mut off = HintsOff(Vec::new());
-        for node in nodes {
-            script(&["nodetool", node, "disablehandoff"]);
-            off.0.push(node);
-        }
-        off
-    }
-}
-
-impl Drop for HintsOff {
-    fn drop(&mut self) {
-        for node in &self.0 {
-            script(&["nodetool", node, "enablehandoff"]);
+        for node in &self.nodes {
+            script(&["nodetool", node, self.undo]);
         }
     }
 }
@@ -201,7 +195,7 @@ impl Alone {
     pub(crate) async fn on(node: u8) -> Alone {
         let alone = Alone(node);
         alone.tell_others("disablegossip");
-        eventually("the node is alone", async || Alone::sees(node, "UN", 1)).await;
+        eventually("the node is alone", async || sees(&node.to_string(), "UN", 1)).await;
         alone
     }
 
@@ -210,13 +204,6 @@ impl Alone {
             script(&["nodetool", &other.to_string(), command]);
         }
     }
-
-    /// Whether a node sees as many nodes in a state.
-    fn sees(node: u8, state: &str, wanted: usize) -> Result<(), String> {
-        let status = script(&["nodetool", &node.to_string(), "status"]);
-        let found = status.lines().filter(|line| line.starts_with(state)).count();
-        if found == wanted { Ok(()) } else { Err(status) }
-    }
 }
 
 impl Drop for Alone {
@@ -224,7 +211,7 @@ impl Drop for Alone {
         self.tell_others("enablegossip");
         for node in 1..=3 {
             let start = std::time::Instant::now();
-            while let Err(status) = Alone::sees(node, "UN", 3) {
+            while let Err(status) = sees(&node.to_string(), "UN", 3) {
                 // No second panic while a test already fails.
                 if start.elapsed().as_secs() > 60 {
                     eprintln!("node {node} still sees: {status}");

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use scylla::statement::Consistency::{All, One, Quorum};
 
-use crate::cassandra::{
-    Alone, CLUSTER, HintsOff, HintsPaused, Killed, connect, eventually, script,
-};
+use crate::cassandra::{Alone, CLUSTER, Hints, Killed, connect, eventually, script};
 use crate::contract::{Subject, TestClock, key};
 use crate::table::{GROUP, TALLY, Table};
 
@@ -19,7 +17,7 @@ async fn a_hint_that_comes_after_the_fold_stays_hidden() {
     let table = Table::fresh().await;
     let killed = Killed::nodes(&["3"]);
     killed.noticed_by("1").await;
-    let paused = HintsPaused::on(&["1"]);
+    let paused = Hints::paused_on(&["1"]);
     // The second name is never folded: it shows that node 3 got its hints.
     for name in ["folded", "marker"] {
         table.write(1, Quorum, name, (10, &[1]), 5).await;
@@ -60,7 +58,7 @@ async fn rows_come_back_when_a_deletion_was_purged_and_count_nothing() {
     subject.put(&key, 5).await;
     // A fold that node 3 never hears of, not even later.
     let fold = subject.plan(&key, subject.when_final()).await;
-    let hints_off = HintsOff::on(&["1", "2"]);
+    let hints_off = Hints::off_on(&["1", "2"]);
     let killed = Killed::nodes(&["3"]);
     killed.noticed_by("1").await;
     killed.noticed_by("2").await;
@@ -91,7 +89,7 @@ async fn rows_come_back_when_a_deletion_was_purged_and_count_nothing() {
 async fn after_a_query_without_the_tally(read_repair: &str) -> Vec<(i64, Vec<u8>)> {
     let table = Table::fresh().await;
     table.write(1, All, "n", (10, &[1]), 5).await;
-    let hints_off = HintsOff::on(&["1"]);
+    let hints_off = Hints::off_on(&["1"]);
     let only_1 = Alone::on(1).await;
     table.fold(1, One, "n", 20, &[2]).await;
     drop(only_1);

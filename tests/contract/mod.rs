@@ -75,6 +75,20 @@ pub(crate) fn short_constants() -> Constants {
     Constants::resolve(short).expect("consistent")
 }
 
+/// Real time has to pass before anything is final, so everything is short in such tests.
+pub(crate) fn brief_constants() -> Constants {
+    let seconds = |count| Some(Duration::from_secs(count));
+    Constants::resolve(Overrides {
+        lifetime: seconds(40),
+        drain_margin: seconds(8),
+        cutoff: seconds(8),
+        request_budget: seconds(3),
+        clock_offset_max: seconds(2),
+        ..Overrides::default()
+    })
+    .expect("consistent")
+}
+
 pub(crate) fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
 }
