@@ -227,8 +227,6 @@ impl Mutators {
                 Err(Refusal::Draining(back)) => {
                     ops = back;
                     state.retired = true;
-                    drop(state);
-                    self.slots.remove(key, &slot);
                 }
             }
         }

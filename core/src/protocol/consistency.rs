@@ -178,14 +178,14 @@ pub struct NoOverlap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Level::{All, LocalOne, LocalQuorum, One, Quorum};
 
     #[test]
     fn one_replica_is_below_a_quorum() {
         let below: Vec<Level> =
             Level::ALL.into_iter().filter(|level| level.is_below_quorum()).collect();
-        assert_eq!(below, [Level::One, Level::LocalOne]);
+        assert_eq!(below, [One, LocalOne]);
     }
-    use Level::{All, LocalOne, LocalQuorum, One, Quorum};
 
     fn replication(factors: &[(&str, usize)]) -> Replication {
         Replication::new(factors.iter().map(|(name, factor)| ((*name).to_owned(), *factor)))

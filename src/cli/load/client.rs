@@ -99,18 +99,13 @@ impl PodClient {
 
     /// Sends an update and reads the answer. An error is the reply that it amounts to.
     async fn ask(&self, request: RequestBuilder) -> Result<(StatusCode, String), Reply> {
-        let answer = request.send().await.map_err(not_answered)?;
-        let status = answer.status();
-        let body = answer.text().await.map_err(not_answered)?;
-        Ok((status, body))
+        answered(request).await.map_err(not_answered)
     }
 
     /// The value of a key, `None` where it is absent.
     pub(super) async fn value(&self, key: &Key, consistency: &str) -> anyhow::Result<Option<i128>> {
         let url = format!("{}?numbers=string&consistency={consistency}", self.path(key));
-        let answer = self.http.get(url).send().await?;
-        let status = answer.status();
-        let body = answer.text().await?;
+        let (status, body) = answered(self.http.get(url)).await?;
         match status {
             StatusCode::OK => parse_value(&body).map(Some),
             StatusCode::NOT_FOUND if is_problem(&body) => Ok(None),
@@ -124,9 +119,8 @@ impl PodClient {
         struct FoldAnswer {
             kept: u64,
         }
-        let answer = self.http.post(format!("{}/fold", self.path(key))).send().await?;
-        let status = answer.status();
-        let body = answer.text().await?;
+        let request = self.http.post(format!("{}/fold", self.path(key)));
+        let (status, body) = answered(request).await?;
         ensure!(status == StatusCode::OK, "{status}: {}", shortened(&body));
         let answer: FoldAnswer = serde_json::from_str(&body)
             .with_context(|| format!("not the report of a fold: {}", shortened(&body)))?;
@@ -140,9 +134,8 @@ impl PodClient {
             tally: Option<Value>,
             shards: Vec<Value>,
         }
-        let answer = self.http.get(format!("{}/shards", self.path(key))).send().await?;
-        let status = answer.status();
-        let body = answer.text().await?;
+        let request = self.http.get(format!("{}/shards", self.path(key)));
+        let (status, body) = answered(request).await?;
         if status == StatusCode::NOT_FOUND && is_problem(&body) {
             return Ok(0);
         }
@@ -205,6 +198,13 @@ fn reply(outcome: Outcome, class: &str, detail: &str) -> Reply {
     let why = (outcome != Outcome::Acked)
         .then(|| Why { class: class.to_owned(), detail: shortened(detail) });
     Reply { outcome, why }
+}
+
+/// Sends a request and reads the whole answer.
+async fn answered(request: RequestBuilder) -> reqwest::Result<(StatusCode, String)> {
+    let answer = request.send().await?;
+    let status = answer.status();
+    Ok((status, answer.text().await?))
 }
 
 /// An update without an answer. Only a connection that never came about proves that nothing was

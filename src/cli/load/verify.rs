@@ -78,17 +78,10 @@ pub(super) struct Folds {
 /// Reads every key from every pod and judges the values. When all shards are folded (`settled`),
 /// the pods have to agree.
 pub(super) async fn read_everything(run: &Run, name: &str, settled: bool) -> Pass {
-    let failures = AtomicUsize::new(0);
-    let keys = run.workload.keys().iter().enumerate();
-    let mut reads = stream::iter(keys)
-        .map(|(index, key)| {
-            let failures = &failures;
-            async move { (index, key, read_from_all(run, key, failures).await) }
-        })
-        .buffer_unordered(KEYS_AT_ONCE);
+    let keys = run.workload.keys();
     let mut pass = Pass { name: name.to_owned(), ..Pass::default() };
-    while let Some((index, key, answers)) = reads.next().await {
-        pass.enter(run, index, key, &answers, settled);
+    for (index, answers) in read_all(run, keys).await {
+        pass.enter(run, index, &keys[index], &answers, settled);
     }
     pass
 }
