@@ -252,19 +252,12 @@ pub(super) async fn drive(run: &Arc<Run>, pace: Pace, drive: Drive) -> anyhow::R
             tasks.spawn(reader(Arc::clone(run), pod, every, rng));
         }
     }
-    if run.soak.is_some() {
-        let (probed, scraped) = (Arc::clone(run), Arc::clone(run));
-        tasks.spawn(async move {
-            if let Some(soak) = &probed.soak {
-                soak.probe(&probed).await;
-            }
-        });
-        tasks.spawn(async move {
-            if let Some(soak) = &scraped.soak {
-                soak.scrape(&scraped).await;
-            }
-        });
-    }
+    let watched = Arc::clone(run);
+    tasks.spawn(async move {
+        if let Some(soak) = &watched.soak {
+            tokio::join!(soak.probe(&watched), soak.scrape(&watched));
+        }
+    });
     while let Some(ended) = tasks.join_next().await {
         if ended.is_err() {
             run.stop.cancel();
@@ -292,7 +285,7 @@ async fn connection(
             intended = pace.next() => intended,
         };
         if let Some(soak) = &run.soak {
-            soak.update(&run, number, intended, &mut rng).await;
+            soak.update(&run, number, intended, batch, &mut rng).await;
             continue;
         }
         ops.clear();
@@ -307,23 +300,30 @@ async fn connection(
     }
 }
 
+/// Reads keys by chance. In a soak, which measures availability, no read waits for the one before it.
 async fn reader(run: Arc<Run>, number: usize, every: Duration, mut rng: SmallRng) {
     let mut ticks = tokio::time::interval(every);
-    // A soak measures availability: what waits behind a slow read is late by that.
     ticks.set_missed_tick_behavior(match run.soak {
         Some(_) => MissedTickBehavior::Burst,
         None => MissedTickBehavior::Delay,
     });
+    let mut reads = JoinSet::new();
     loop {
-        tokio::select! {
+        let due = tokio::select! {
             biased;
-            () = run.stop.cancelled() => return,
-            due = ticks.tick() => match &run.soak {
-                Some(soak) => soak.read(&run, number, due, &mut rng).await,
-                None => {
-                    run.watch(&run.pods[number], run.workload.draw_key(&mut rng)).await;
+            () = run.stop.cancelled() => break,
+            due = ticks.tick() => due,
+        };
+        if run.soak.is_some() {
+            let (run, rng) = (Arc::clone(&run), SmallRng::from_rng(&mut rng));
+            reads.spawn(async move {
+                if let Some(soak) = &run.soak {
+                    soak.read(&run, number, due, rng).await;
                 }
-            },
+            });
+        } else {
+            run.watch(&run.pods[number], run.workload.draw_key(&mut rng)).await;
         }
     }
+    reads.join_all().await;
 }

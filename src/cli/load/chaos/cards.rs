@@ -14,8 +14,6 @@ use super::{Act, Card, Deck, Step};
 
 /// Pods that stay free of trouble, whatever is played.
 const FREE_PODS_MIN: usize = 2;
-/// The nodes of the cluster by their numbers.
-const NODES: [usize; 3] = [1, 2, 3];
 /// How long a pod is left alone after its fault is over: it has to start, connect and get ready.
 const RECOVERY: Duration = Duration::from_secs(3);
 /// Time for a pod to drain and end after SIGTERM.
@@ -193,8 +191,9 @@ impl Soaked {
                 (acts, Some(now + SHIFT_FOR))
             }
             Card::Node(kind) => {
-                let node = self.deck.pick(&NODES).unwrap_or(1);
-                (vec![(at_once, Act::Break(kind, node))], None)
+                let nodes = self.deck.node_fault(kind).nodes.clone();
+                let acts = self.deck.pick(&nodes).map(|node| (at_once, Act::Break(kind, node)));
+                (acts.into_iter().collect(), None)
             }
         }
     }

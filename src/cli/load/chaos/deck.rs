@@ -33,6 +33,8 @@ pub(in super::super) struct NodeFault {
     pub name: String,
     /// Whether the node is as good as down meanwhile.
     pub is_down: bool,
+    /// The numbers of the nodes that it may befall.
+    pub nodes: Vec<usize>,
 }
 
 /// The cards of pods: these any machine can play.
@@ -116,7 +118,11 @@ mod tests {
 
     fn deck(seed: u64) -> Deck {
         let kinds = ["kill", "pause", "cut"];
-        let kinds = kinds.map(|name| NodeFault { name: name.to_owned(), is_down: true });
+        let kinds = kinds.map(|name| NodeFault {
+            name: name.to_owned(),
+            is_down: true,
+            nodes: vec![1, 2, 3],
+        });
         Deck::new(kinds.into(), SmallRng::seed_from_u64(seed))
     }
 

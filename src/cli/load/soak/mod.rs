@@ -170,12 +170,19 @@ impl NodeFaults {
         let lines = ask(script, "faults").await?;
         let mut faults = Self::default();
         for line in &lines {
-            let (name, effect) = line.split_once(' ').unwrap_or((line, ""));
-            let name = name.to_owned();
-            match effect {
-                "down" => faults.possible.push(NodeFault { name, is_down: true }),
-                "up" => faults.possible.push(NodeFault { name, is_down: false }),
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [name, effect, nodes @ ..] = words.as_slice() else {
+                bail!("`{} faults` says `{line}`", script.display());
+            };
+            let name = (*name).to_owned();
+            let nodes = nodes.iter().map(|node| node.parse());
+            let nodes: Vec<usize> =
+                nodes.collect::<Result<_, _>>().with_context(|| format!("no nodes: `{line}`"))?;
+            match *effect {
                 "missing" => faults.missing.push(name),
+                "down" | "up" if !nodes.is_empty() => {
+                    faults.possible.push(NodeFault { name, is_down: *effect == "down", nodes });
+                }
                 _ => bail!("`{} faults` says `{line}`", script.display()),
             }
         }

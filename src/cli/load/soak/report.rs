@@ -157,8 +157,12 @@ fn write_page(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Resu
     writeln!(
         out,
         "- Load: {} pods, {} keys (a tenth of them hot), {rate} updates/s in open loop for {:.0} s, \
-         {} connections",
-        report.setup.pods, report.setup.keys, report.seconds, report.setup.connections
+         {} in a request, {} connections",
+        report.setup.pods,
+        report.setup.keys,
+        report.seconds,
+        report.setup.batch,
+        report.setup.connections
     )?;
     let verdict = if failures.is_empty() { "**passed**" } else { "**FAILED**" };
     writeln!(out, "- Result: {verdict}\n")?;

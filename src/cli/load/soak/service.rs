@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use super::super::checker::Outcome;
 use super::super::client::{PodClient, Reply};
 use super::super::drive::Run;
+use super::super::workload::Key;
 use super::Soak;
 use super::twins::Wrongs;
 
@@ -32,6 +33,21 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const TWINS_ONE_IN: u32 = 50;
 /// One read in this many is one of a twin.
 const TWIN_READS_ONE_IN: u32 = 4;
+
+/// An update to send.
+struct Update {
+    of: Of,
+    key: Key,
+    weight: u64,
+}
+
+/// What an update is entered under.
+enum Of {
+    /// The update of the twins with this number.
+    Twin(usize),
+    /// The ordinary key with this index.
+    Key(usize),
+}
 
 impl Soak {
     /// Keeps asking all pods whether they are ready.
@@ -54,60 +70,80 @@ impl Soak {
         (chosen, &run.pods[chosen])
     }
 
-    /// Sends one update and enters its outcome.
+    /// Sends so many updates in one request and enters their outcomes.
     pub(in super::super) async fn update(
         &self,
         run: &Run,
         home: usize,
         intended: Instant,
+        count: usize,
         rng: &mut SmallRng,
     ) {
         let node_was_down = self.is_node_down();
         if intended.elapsed() >= SEND_WITHIN {
-            // Sent this late, it would delay those behind it until all of them are too late.
+            // Sent this late, they would delay those behind them until all of them are too late.
             let mut figures = self.figures();
-            figures.given_up += 1;
-            figures.updates.enter(false, node_was_down);
+            for _ in 0..count {
+                figures.given_up += 1;
+                figures.updates.enter(false, node_was_down);
+            }
             return;
         }
-        let reply = if rng.random_ratio(1, TWINS_ONE_IN) {
-            let number = self.twins.begin();
-            let (key, weight) = self.twins.op(number);
-            let reply = self.deliver(run, home, intended, (&key, weight)).await;
-            self.twins.finish(number, reply.outcome);
-            reply
-        } else {
-            let op = run.workload.draw(rng);
-            run.ledger(op.key).begin(op.weight);
-            let key = &run.workload.keys()[op.key];
-            let reply = self.deliver(run, home, intended, (key, op.weight)).await;
-            run.ledger(op.key).finish(op.weight, reply.outcome);
-            reply
-        };
+        let drawn: Vec<Update> = (0..count).map(|_| self.draw(run, rng)).collect();
+        let ops: Vec<_> = drawn.iter().map(|update| (&update.key, update.weight)).collect();
+        let replies = self.deliver(run, home, intended, &ops).await;
         let took = intended.elapsed();
-        let is_available = reply.outcome == Outcome::Acked && took <= UPDATE_WITHIN;
-        run.figures().record(&[reply], took);
-        self.figures().updates.enter(is_available, node_was_down || self.is_node_down());
+        let node_was_down = node_was_down || self.is_node_down();
+        for (update, reply) in drawn.iter().zip(&replies) {
+            match update.of {
+                Of::Twin(number) => self.twins.finish(number, reply.outcome),
+                Of::Key(key) => run.ledger(key).finish(update.weight, reply.outcome),
+            }
+            let is_available = reply.outcome == Outcome::Acked && took <= UPDATE_WITHIN;
+            self.figures().updates.enter(is_available, node_was_down);
+        }
+        run.figures().record(&replies, took);
     }
 
-    /// Sends an update to one pod after the other until one of them does not refuse it.
+    /// Draws an update and enters that it begins.
+    fn draw(&self, run: &Run, rng: &mut SmallRng) -> Update {
+        if rng.random_ratio(1, TWINS_ONE_IN) {
+            let number = self.twins.begin();
+            let (key, weight) = self.twins.op(number);
+            return Update { of: Of::Twin(number), key, weight };
+        }
+        let op = run.workload.draw(rng);
+        run.ledger(op.key).begin(op.weight);
+        let key = run.workload.keys()[op.key].clone();
+        Update { of: Of::Key(op.key), key, weight: op.weight }
+    }
+
+    /// Sends updates to one pod, and those that it refuses to the next, until none is refused.
     async fn deliver(
         &self,
         run: &Run,
         home: usize,
         intended: Instant,
-        op: (&super::super::workload::Key, u64),
-    ) -> Reply {
-        let mut home = home;
+        ops: &[(&Key, u64)],
+    ) -> Vec<Reply> {
+        let (mut chosen, pod) = self.pick(run, home);
+        let mut replies = pod.add(ops).await;
         loop {
-            let (chosen, pod) = self.pick(run, home);
-            let reply = pod.add(&[op]).await.swap_remove(0);
-            if reply.outcome != Outcome::Refused || intended.elapsed() >= UPDATE_WITHIN {
-                return reply;
+            let is_refused = |index: &usize| replies[*index].outcome == Outcome::Refused;
+            let refused: Vec<usize> = (0..ops.len()).filter(is_refused).collect();
+            if refused.is_empty() || intended.elapsed() >= UPDATE_WITHIN {
+                return replies;
             }
-            self.figures().enter_retry(&reply);
-            home = chosen + 1;
+            for index in &refused {
+                self.figures().enter_retry(&replies[*index]);
+            }
             sleep(RETRY_PAUSE).await;
+            let (next, pod) = self.pick(run, chosen + 1);
+            chosen = next;
+            let again: Vec<_> = refused.iter().map(|index| ops[*index]).collect();
+            for (index, reply) in refused.into_iter().zip(pod.add(&again).await) {
+                replies[index] = reply;
+            }
         }
     }
 
@@ -126,7 +162,7 @@ impl Soak {
         run: &Run,
         home: usize,
         due: Instant,
-        rng: &mut SmallRng,
+        mut rng: SmallRng,
     ) {
         let node_was_down = self.is_node_down();
         let mut home = home;
@@ -134,7 +170,7 @@ impl Soak {
         let is_of_twin = twins > 0 && rng.random_ratio(1, TWIN_READS_ONE_IN);
         let index = match is_of_twin {
             true => rng.random_range(0..twins),
-            false => run.workload.draw_key(rng),
+            false => run.workload.draw_key(&mut rng),
         };
         let is_available = loop {
             let (chosen, pod) = self.pick(run, home);
