@@ -20,8 +20,9 @@ clippy:
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --document-private-items
 
+# A debug build: it runs for a second, and optimizing it takes minutes.
 deny:           ## licences, bans, sources; installs cargo-deny if it is missing
-	cargo deny --version >/dev/null 2>&1 || cargo install --locked cargo-deny --version 0.20.2
+	cargo deny --version >/dev/null 2>&1 || cargo install --debug --locked cargo-deny --version 0.20.2
 	cargo deny check bans licenses sources
 
 cassandra:      ## three nodes on 127.0.0.1 to 127.0.0.3
@@ -67,5 +68,5 @@ SHARD ?= 0/1
 # The limit of memory is for mutants that loop for ever and allocate.
 mutants:        ## breaks core in hundreds of ways, one at a time; in parts by SHARD=0/8 to 7/8
 	cargo mutants --version >/dev/null 2>&1 || cargo install --locked cargo-mutants --version 27.1.0
-	ulimit -v 8000000; cargo mutants -p orderfree-core --jobs 1 --timeout 60 --shard $(SHARD) \
+	ulimit -v 8000000; cargo mutants -p orderfree-core --jobs 1 --timeout 120 --shard $(SHARD) \
 	  --output target/mutants/$(subst /,-of-,$(SHARD))

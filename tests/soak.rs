@@ -31,7 +31,6 @@ async fn three_minutes_of_every_kind_of_fault_lose_double_and_invent_nothing() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("soak");
     let output = Command::new(root.join("tests/soak"))
         .envs([("MINUTES", "3"), ("RATE", RATE), ("BATCH", "1"), ("EVERY", "12")])
-        .env("CONNECTIONS", "128")
         .envs(AVAILABLE_PERCENT)
         .env("PROGRAM", env!("CARGO_BIN_EXE_orderfree"))
         .env("REPORT", &folder)

@@ -381,8 +381,15 @@ async fn read_group(shared: Shared, pod: Pod, names: u8) {
     shared.with(|world| world.group_reads += 1);
     let answer = pod.machine.run(pod.node.service().read_group(&query)).await;
     shared.with(|world| world.group_reads -= 1);
-    let Ok(page) = answer else { return };
     shared.with(|world| {
+        let page = match answer {
+            Ok(page) => page,
+            Err(error) if world.is_healed && !world.damaged.contains(&true) => {
+                let error = format!("in its group: {error}");
+                return world.oracle.report(Violation::Unreadable { name: 0, error });
+            }
+            Err(_) => return,
+        };
         for at in 0..names {
             let found = page.keys.iter().find(|found| found.key.name == name(at));
             let value = total(found);

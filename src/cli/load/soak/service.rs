@@ -30,7 +30,7 @@ pub(super) const READ_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before a refused request goes to the next pod.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// One update in this many is one of a twin.
-const TWINS_ONE_IN: u32 = 50;
+const TWINS_ONE_IN: u32 = 100;
 /// One read in this many is one of a twin.
 const TWIN_READS_ONE_IN: u32 = 4;
 
