@@ -174,7 +174,8 @@ fn ops(kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<Vec<Op>, Problem>
         MediaType::Other(other) if other == "application/x-www-form-urlencoded" => {
             Err(MediaType::Other(other).refuse(
                 "application/json with an op, or text/plain with a bare amount. curl's -d says \
-                 form data unless told otherwise: add -H 'content-type: text/plain'",
+                 form data unless told otherwise: add -H 'content-type: application/json' or \
+                 -H 'content-type: text/plain'",
             ))
         }
         media @ MediaType::Ndjson => Err(media.refuse("it to POST /v1/batch")),
