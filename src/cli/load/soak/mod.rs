@@ -171,17 +171,15 @@ impl NodeFaults {
         let mut faults = Self::default();
         for line in &lines {
             let words: Vec<&str> = line.split_whitespace().collect();
-            let [name, effect, nodes @ ..] = words.as_slice() else {
-                bail!("`{} faults` says `{line}`", script.display());
-            };
-            let name = (*name).to_owned();
-            let nodes = nodes.iter().map(|node| node.parse());
-            let nodes: Vec<usize> =
-                nodes.collect::<Result<_, _>>().with_context(|| format!("no nodes: `{line}`"))?;
-            match *effect {
-                "missing" => faults.missing.push(name),
-                "down" | "up" if !nodes.is_empty() => {
-                    faults.possible.push(NodeFault { name, is_down: *effect == "down", nodes });
+            match words.as_slice() {
+                [name, "missing"] => faults.missing.push((*name).to_owned()),
+                [name, effect @ ("down" | "up"), nodes @ ..] if !nodes.is_empty() => {
+                    let nodes: Result<_, _> = nodes.iter().map(|node| node.parse()).collect();
+                    faults.possible.push(NodeFault {
+                        name: (*name).to_owned(),
+                        is_down: *effect == "down",
+                        nodes: nodes.with_context(|| format!("no nodes: `{line}`"))?,
+                    });
                 }
                 _ => bail!("`{} faults` says `{line}`", script.display()),
             }
