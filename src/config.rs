@@ -148,6 +148,10 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_UNREADY_GRACE", default_value = "5s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub unready_grace: Duration,
 
+    /// File that says how precise keys are, by kind and group; see the README.
+    #[arg(long, env = "ORDERFREE_POLICY", value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+
     /// Most mutators in memory.
     #[arg(long, env = "ORDERFREE_MUTATORS_MAX", default_value_t = crate::limits::MUTATORS_MAX, value_name = "COUNT")]
     pub mutators_max: usize,

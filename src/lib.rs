@@ -25,6 +25,7 @@ pub mod http;
 pub mod limits;
 pub mod metrics;
 pub mod mutators;
+pub mod policy;
 pub mod server;
 pub mod service;
 pub mod store;

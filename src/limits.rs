@@ -95,8 +95,14 @@ pub const NDJSON_WINDOW_TIME_MAX: Duration = Duration::from_secs(1);
 /// Bytes that an NDJSON stream holds: a window, the line that went over its end, and the next one.
 pub const NDJSON_HELD_BYTES_MAX: usize = NDJSON_WINDOW_BYTES + 2 * NDJSON_LINE_BYTES_MAX;
 
+/// Keys that one merge reads.
+pub const MERGE_KEYS_MAX: usize = 1_000;
+
 /// Reads of one query in progress at once.
 pub const QUERY_READS_AT_ONCE: usize = 64;
+
+/// Quantiles in one read.
+pub const QUANTILES_MAX: usize = 100;
 
 /// Bytes of a request's path and query.
 pub const URI_BYTES_MAX: usize = 8 * 1024;

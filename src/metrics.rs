@@ -78,7 +78,7 @@ pub struct Metrics {
     pub requests: Family<RequestLabel, Counter>,
     /// Seconds a request took.
     pub request_seconds: Histogram,
-    /// Ops that were new in one shard write.
+    /// What the ops weigh that were new in one shard write.
     pub flush_ops: Histogram,
     /// Seconds one shard write took.
     pub flush_seconds: Histogram,
@@ -165,13 +165,21 @@ impl Metrics {
         r.register("requests", "HTTP requests", self.requests.clone());
         let seconds = Unit::Seconds;
         r.register_with_unit("request", "Time of a request", seconds, self.request_seconds.clone());
-        r.register("flush_ops", "Ops that were new in one shard write", self.flush_ops.clone());
+        r.register(
+            "flush_ops",
+            "Ops that were new in one shard write, long ones counted as several",
+            self.flush_ops.clone(),
+        );
         let seconds = Unit::Seconds;
         r.register_with_unit("flush", "Time of a shard write", seconds, self.flush_seconds.clone());
         r.register("mutators", "Mutators in memory", self.mutators.clone());
         r.register("births", "Mutators born", self.births.clone());
         r.register("evictions", "Clean mutators forgotten to make room", self.evictions.clone());
-        r.register("waiting", "Ops that wait for their write", self.waiting.clone());
+        r.register(
+            "waiting",
+            "Ops that wait for their write, long ones counted as several",
+            self.waiting.clone(),
+        );
         let help = "Mutators that died before their last write was acknowledged";
         r.register("unresolved_deaths", help, self.unresolved_deaths.clone());
         r.register(

@@ -26,6 +26,7 @@ use crate::http::{self, AppState, Build};
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::mutators::Mutators;
+use crate::policy::Policy;
 use crate::service::Service;
 use crate::store::Store;
 use crate::store::cassandra::{self, CassandraStore};
@@ -69,6 +70,7 @@ impl Node {
         clock: Arc<dyn Clock>,
         chance: Chance,
         mutators_max: usize,
+        policy: Policy,
         fold: Switch,
     ) -> Node {
         let metrics = Arc::new(Metrics::new());
@@ -80,6 +82,7 @@ impl Node {
             Arc::clone(&metrics),
             chance.clone(),
             mutators_max,
+            policy,
         );
         let folder = Folder::new(
             Arc::clone(&store),
@@ -209,6 +212,7 @@ async fn start(args: &ServeArgs) -> anyhow::Result<(Node, TcpListener)> {
             Arc::new(ShiftedClock::new(file.clone()))
         }
     };
+    let policy = args.policy.as_deref().map(Policy::read).transpose()?.unwrap_or_default();
     if args.apply_schema
         && let StoreConfig::Cassandra(config) = &store_config
     {
@@ -218,7 +222,8 @@ async fn start(args: &ServeArgs) -> anyhow::Result<(Node, TcpListener)> {
     let listener = TcpListener::bind(args.listen).await.with_context(|| {
         format!("can't listen on {}; is another process using it?", args.listen)
     })?;
-    let node = Node::new(store, constants, clock, Chance::system(), args.mutators_max, args.fold);
+    let chance = Chance::system();
+    let node = Node::new(store, constants, clock, chance, args.mutators_max, policy, args.fold);
     node.start();
     let address = listener.local_addr()?;
     tracing::info!("listening on http://{address}; {shown}");

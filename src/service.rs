@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lru::LruCache;
-use orderfree_core::crdt::{Kind, Op, State, Value};
+use orderfree_core::crdt::{Kind, Op, State};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{self, Then};
@@ -35,7 +35,7 @@ pub struct KeyValue {
     /// The key.
     pub key: Key,
     /// Everything that was merged.
-    pub value: Value,
+    pub state: State,
     /// Shards above the fence that were merged.
     pub shards: usize,
     /// The tally's fence; none without a tally.
@@ -169,7 +169,8 @@ impl Service {
     }
 
     /// Applies a list of ops to a key, all or none. Never reads the database. It goes on when the
-    /// caller drops the future: what was accepted is written.
+    /// caller drops the future: what was accepted is written. Returns the time of the last op, for
+    /// kinds whose last writer wins.
     ///
     /// # Errors
     /// [`UpdateError`]: refused (certainly not counted) or unknown (may be counted).
@@ -178,7 +179,7 @@ impl Service {
         key: &Key,
         ops: Vec<Op>,
         durability: Durability,
-    ) -> Result<(), UpdateError> {
+    ) -> Result<Option<Timestamp>, UpdateError> {
         self.mutators.update(key, ops, durability).await
     }
 
@@ -306,7 +307,7 @@ impl Service {
         self.learn(key, &reading);
         Some(KeyValue {
             key: key.clone(),
-            value: reading.state.value(),
+            state: reading.state,
             shards: reading.shards,
             folded_through: reading.fence,
             as_of,

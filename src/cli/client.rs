@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use orderfree_core::crdt::Kind;
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The key does not exist.
 const ABSENT: u8 = 3;
@@ -38,11 +39,15 @@ enum Output {
 pub(super) struct AddArgs {
     #[command(flatten)]
     server: ServerArgs,
-    /// The key: `counter/GROUP/NAME`; the name may contain slashes.
+    /// The key: `KIND/GROUP/NAME`; the name may contain slashes.
     key: String,
-    /// The amount, which may be negative.
-    #[arg(default_value_t = 1, allow_negative_numbers = true)]
-    by: i64,
+    /// What to add: an amount of a `counter` (1 without) or a `sum`, numbers, items, a register's
+    /// value. Several are added all or none.
+    #[arg(allow_negative_numbers = true)]
+    what: Vec<String>,
+    /// An op as JSON instead, such as '{"op":"remove","item":"a"}'.
+    #[arg(long, value_name = "JSON", conflicts_with = "what", value_parser = json_value)]
+    op: Option<Value>,
 }
 
 /// Arguments of `get`.
@@ -55,6 +60,9 @@ pub(super) struct GetArgs {
     /// Consistency level of the read.
     #[arg(long)]
     consistency: Option<String>,
+    /// A parameter of the read, such as `q=0.5,0.99` or `contains=a`; may be given more than once.
+    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = param)]
+    params: Vec<(String, String)>,
 }
 
 /// Arguments of `health`.
@@ -66,8 +74,12 @@ pub(super) struct HealthArgs {
 
 pub(super) async fn add(args: AddArgs) -> anyhow::Result<ExitCode> {
     let url = args.server.key_url(&args.key)?;
-    let body = serde_json::json!({"op": "add", "by": args.by});
-    let answer = send(Client::new().post(url).json(&body)).await;
+    let request = Client::new().post(url);
+    let request = match args.body()? {
+        Some(body) => request.json(&body),
+        None => request,
+    };
+    let answer = send(request).await;
     let (status, answer) = match answer {
         Ok(answer) => answer,
         Err(error)
@@ -96,6 +108,9 @@ pub(super) async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
     if let Some(level) = &args.consistency {
         url.query_pairs_mut().append_pair("consistency", level);
     }
+    for (name, value) in &args.params {
+        url.query_pairs_mut().append_pair(name, value);
+    }
     let (status, answer) =
         send(Client::new().get(url)).await.map_err(|error| args.server.explain(error))?;
     args.server.print(&answer, "value");
@@ -113,6 +128,31 @@ pub(super) async fn health(args: HealthArgs) -> anyhow::Result<ExitCode> {
     let is_ready = response.status().is_success();
     println!("{}", response.text().await?.trim_end());
     Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn json_value(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("this is not JSON: {error}"))
+}
+
+fn param(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+impl AddArgs {
+    /// The body of the request; none if it is empty, which adds 1 to a counter.
+    fn body(&self) -> anyhow::Result<Option<Value>> {
+        if let Some(op) = &self.op {
+            return Ok(Some(op.clone()));
+        }
+        let kind = self.key.split('/').next().unwrap_or_default();
+        let Some(kind) = Kind::from_name(kind) else {
+            let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+            bail!("there is no kind `{kind}`; there are {known:?}");
+        };
+        let ops: Vec<Value> = self.what.iter().map(|text| kind.bare_op(text)).collect();
+        Ok((!ops.is_empty()).then(|| json!({"ops": ops})))
+    }
 }
 
 async fn send(request: RequestBuilder) -> anyhow::Result<(StatusCode, Value)> {
@@ -156,10 +196,11 @@ impl ServerArgs {
     fn print(&self, answer: &Value, field: &str) {
         if self.output == Output::Json {
             println!("{answer}");
-        } else if let Some(text) = answer[field].as_str()
-            && answer["detail"].is_null()
-        {
-            println!("{text}");
+        } else if let Some(value) = answer.get(field).filter(|_| answer["detail"].is_null()) {
+            match value.as_str() {
+                Some(text) => println!("{text}"),
+                None => println!("{value}"),
+            }
         } else {
             let sentence = answer["detail"].as_str().or(answer["title"].as_str());
             eprintln!("orderfree: {}", sentence.unwrap_or("the server's answer has no sentence"));
@@ -170,6 +211,32 @@ impl ServerArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        add: AddArgs,
+    }
+
+    #[test]
+    fn arguments_become_ops_of_the_kind() {
+        let body = |line: &str| {
+            let line = ["add"].into_iter().chain(line.split(' '));
+            let add = Line::try_parse_from(line).expect("arguments").add;
+            add.body().map(|body| body.unwrap_or_default().to_string())
+        };
+        for (line, says) in [
+            ("counter/a/b", "null"),
+            ("counter/a/b -5", r#"{"ops":[{"by":"-5","op":"add"}]}"#),
+            ("sum/a/b -12.30", r#"{"ops":[{"by":"-12.30","op":"add"}]}"#),
+            ("gset/a/b u1 7", r#"{"ops":[{"item":"u1","op":"add"},{"item":7,"op":"add"}]}"#),
+            (r#"lww_set/a/b --op {"op":"remove","item":"a"}"#, r#"{"item":"a","op":"remove"}"#),
+        ] {
+            assert_eq!(body(line).expect("a body"), says);
+        }
+        assert!(body("count/a/b").expect_err("no kind").to_string().contains("\"sum\""));
+    }
 
     #[test]
     fn keys_become_paths_with_slashes_in_names_encoded() {

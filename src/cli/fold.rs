@@ -8,6 +8,7 @@ use clap::Args;
 use crate::chance::Chance;
 use crate::clock::SystemClock;
 use crate::config::{StoreArgs, Switch};
+use crate::policy::Policy;
 use crate::server::{self, Node};
 use crate::telemetry;
 
@@ -26,7 +27,8 @@ pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
     let (config, constants) = (args.store.resolve()?, args.store.constants()?);
     let clock = Arc::new(SystemClock);
     let store = server::open_store(config, constants, clock.clone()).await?;
-    let node = Node::new(Arc::clone(&store), constants, clock, Chance::system(), 1, Switch::On);
+    let (chance, policy) = (Chance::system(), Policy::default());
+    let node = Node::new(Arc::clone(&store), constants, clock, chance, 1, policy, Switch::On);
     let swept = node.folder().sweep_once().await;
     store.close().await;
     let report = swept?;

@@ -17,7 +17,7 @@ use clap::{Parser, Subcommand};
 use crate::config::ServeArgs;
 use crate::{http, server, telemetry};
 
-/// Counters over HTTP on Apache Cassandra, without coordination.
+/// Counters and other mergeable data types over HTTP on Apache Cassandra, without coordination.
 #[derive(Debug, Parser)]
 #[command(version, about, args_conflicts_with_subcommands = true)]
 pub struct Cli {
@@ -31,7 +31,7 @@ pub struct Cli {
 enum Command {
     /// Serve HTTP (also without a subcommand).
     Serve(Box<ServeArgs>),
-    /// Add to a counter of a running server: `add counter/site/home 5`.
+    /// Add to a key of a running server: `add counter/site/home 5`, `add distinct/site/visitors u1 u2`.
     Add(client::AddArgs),
     /// Print the value of a key of a running server: `get counter/site/home`.
     Get(client::GetArgs),
@@ -66,7 +66,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Load(args)) => load::run(*args).await,
         Some(Command::Openapi) => {
             // A reader that has seen enough, such as `head`, is no error.
-            let document = http::openapi().to_pretty_json()?;
+            let document = serde_json::to_string_pretty(&http::openapi())?;
             match writeln!(std::io::stdout(), "{document}") {
                 Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
                 _ => Ok(ExitCode::SUCCESS),

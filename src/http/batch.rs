@@ -6,7 +6,7 @@ use axum::http::HeaderMap;
 use futures::future::join_all;
 use futures::{StreamExt, stream};
 use orderfree_core::protocol::consistency::Level;
-use orderfree_core::protocol::{Durability, Key};
+use orderfree_core::protocol::{Durability, Key, Timestamp};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -20,7 +20,7 @@ use super::read;
 use super::schemas::{BatchBody, MaybeKey, QueryBody, UpdateItem};
 use super::stream::{self as lines, Summary};
 use super::update::{self, Outcome};
-use super::wire::{self, KeyValueView, KeyView};
+use super::wire::{self, Ask, KeyValueView, KeyView};
 use crate::limits;
 
 const BATCH_EXAMPLE: &str =
@@ -54,6 +54,10 @@ pub(super) struct UpdateResult {
     #[serde(flatten)]
     #[schema(value_type = MaybeKey)]
     key: Option<KeyView>,
+    /// For kinds whose last writer wins: the time of the last op, in µs since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    timestamp: Option<i64>,
     /// Why it was not acknowledged.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<ProblemBody>)]
@@ -141,9 +145,10 @@ async fn apply(app: &AppState, item: Value, durability: Durability) -> UpdateRes
         Err(problem) => return not_acked(None, problem),
     };
     match app.service.update(&key, ops, durability).await {
-        Ok(()) => {
+        Ok(time) => {
             let outcome = Outcome::of(durability);
-            UpdateResult { outcome, key: Some((&key).into()), problem: None }
+            let timestamp = time.map(Timestamp::as_micros);
+            UpdateResult { outcome, key: Some((&key).into()), timestamp, problem: None }
         }
         Err(error) => not_acked(Some((&key).into()), error.into()),
     }
@@ -155,19 +160,20 @@ fn not_acked(key: Option<KeyView>, problem: Problem) -> UpdateResult {
         NotAcked::Refused => Outcome::Refused,
         NotAcked::Unknown => Outcome::Unknown,
     };
-    UpdateResult { outcome, key, problem: Some(problem.with_outcome(not_acked)) }
+    let problem = Some(problem.with_outcome(not_acked));
+    UpdateResult { outcome, key, timestamp: None, problem }
 }
 
 /// Query parameters of a query.
 pub(super) struct ManyParams {
-    as_digits: bool,
+    ask: Ask,
 }
 
 impl Params for ManyParams {
     const NAMES: &'static [&'static str] = &["numbers"];
 
     fn parse(query: &QueryParams<'_>) -> Result<ManyParams, Problem> {
-        Ok(ManyParams { as_digits: wire::numbers(query)? })
+        Ok(ManyParams { ask: Ask::as_digits(wire::numbers(query)?) })
     }
 }
 
@@ -237,24 +243,20 @@ pub(super) async fn query(
     let body = bodies.read(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
     let mut fields = Fields::of(json::parse(&body)?, QUERY_EXAMPLE)?;
     let keys = fields.list("keys", limits::BATCH_ITEMS_MAX)?;
-    let level = fields.optional_text("consistency")?;
-    let level = level
-        .map(|text| wire::level(&text))
-        .transpose()
-        .map_err(|rule| json::bad_body(format!("consistency: {rule}.")))?;
+    let level = wire::consistency(&mut fields)?;
     fields.end()?;
-    let reads = keys.into_iter().map(|item| read_one(&app, item, level, params.as_digits));
+    let reads = keys.into_iter().map(|item| read_one(&app, item, level, &params.ask));
     let results = stream::iter(reads).buffered(limits::QUERY_READS_AT_ONCE).collect().await;
     Ok(Json(QueryView { results }))
 }
 
-async fn read_one(app: &AppState, item: Value, level: Option<Level>, digits: bool) -> ReadResult {
+async fn read_one(app: &AppState, item: Value, level: Option<Level>, ask: &Ask) -> ReadResult {
     let key: Key = match wire::key(item) {
         Ok(key) => key,
         Err(problem) => return ReadResult::Error { key: None, problem },
     };
     match app.service.read(&key, level).await {
-        Ok(Some(read)) => ReadResult::Found(KeyValueView::new(&read, digits)),
+        Ok(Some(read)) => ReadResult::Found(KeyValueView::new(&read, ask)),
         Ok(None) => ReadResult::Absent { key: (&key).into(), absent: true },
         Err(error) => {
             let problem = read::problem_of(error, &key.to_string());

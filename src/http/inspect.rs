@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use orderfree_core::crdt::{Kind, Precision};
 use orderfree_core::protocol::Phase;
 use orderfree_core::protocol::read::ShardView;
 use serde::Serialize;
@@ -12,20 +13,20 @@ use super::catalog::ProblemType;
 use super::extract::{KeyPath, NoParams, Params, Query, QueryParams};
 use super::problem::Problem;
 use super::read;
-use super::wire::{self, KeyView, Shown, rfc3339};
+use super::wire::{self, Ask, KeyView, Shown, rfc3339};
 use crate::gc::FoldResult;
 use crate::service::TallyView;
 
 /// Query parameters of an inspection.
 pub(super) struct InspectParams {
-    as_digits: bool,
+    ask: Ask,
 }
 
 impl Params for InspectParams {
     const NAMES: &'static [&'static str] = &["numbers"];
 
     fn parse(query: &QueryParams<'_>) -> Result<InspectParams, Problem> {
-        Ok(InspectParams { as_digits: wire::numbers(query)? })
+        Ok(InspectParams { ask: Ask::as_digits(wire::numbers(query)?) })
     }
 }
 
@@ -102,11 +103,9 @@ impl From<Phase> for PhaseName {
 }
 
 impl TallyRow {
-    fn new(tally: &TallyView, as_digits: bool) -> TallyRow {
+    fn new(tally: &TallyView, ask: &Ask) -> TallyRow {
         let (fence, value, error) = match &tally.content {
-            Ok((fence, state)) => {
-                (Some(rfc3339(*fence)), Some(Shown::new(&state.value(), as_digits)), None)
-            }
+            Ok((fence, state)) => (Some(rfc3339(*fence)), Some(Shown::of(state, None, ask)), None),
             Err(error) => (None, None, Some(error.to_string())),
         };
         TallyRow { expires_at: None, fence, value, error }
@@ -114,9 +113,9 @@ impl TallyRow {
 }
 
 impl ShardRow {
-    fn new(shard: &ShardView, as_digits: bool) -> ShardRow {
+    fn new(shard: &ShardView, ask: &Ask) -> ShardRow {
         let (value, error) = match &shard.state {
-            Ok(state) => (Some(Shown::new(&state.value(), as_digits)), None),
+            Ok(state) => (Some(Shown::of(state, None, ask)), None),
             Err(error) => (None, Some(error.to_string())),
         };
         ShardRow {
@@ -164,8 +163,8 @@ pub(super) async fn shards(
         key: (&key).into(),
         now: rfc3339(report.now),
         cutoff: rfc3339(report.cutoff),
-        tally: report.tally.map(|tally| TallyRow::new(&tally, params.as_digits)),
-        shards: report.shards.iter().map(|shard| ShardRow::new(shard, params.as_digits)).collect(),
+        tally: report.tally.map(|tally| TallyRow::new(&tally, &params.ask)),
+        shards: report.shards.iter().map(|shard| ShardRow::new(shard, &params.ask)).collect(),
     }))
 }
 
@@ -246,12 +245,38 @@ pub(super) struct KindView {
     /// Its name in addresses.
     #[schema(example = "counter")]
     kind: &'static str,
-    /// What it is and what its bounds are.
+    /// What it holds.
     summary: &'static str,
+    /// Its error bound and size.
+    bound: &'static str,
+    /// Whether its value is exact, not an estimate.
+    exact: bool,
+    /// Whether an op that is sent again after an unknown outcome leaves the value as if sent once.
+    idempotent: bool,
     /// An op as JSON.
     example_op: serde_json::Value,
+    /// The value that follows.
+    example_value: serde_json::Value,
+    /// What its reads can be asked besides, as query parameters.
+    parameters: &'static [&'static str],
+    /// What of it can be configured by the policy file; null if nothing can.
+    precision: Option<PrecisionView>,
     /// Whether an empty body is an op, and what it does.
     empty_body: String,
+}
+
+/// How precise a kind is.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct PrecisionView {
+    /// The parameter's name.
+    #[schema(example = "lg_k")]
+    name: &'static str,
+    /// The coarsest.
+    min: u16,
+    /// The finest.
+    max: u16,
+    /// Without a policy.
+    default: u16,
 }
 
 /// The kinds of this server.
@@ -267,14 +292,28 @@ pub(super) struct KindsView {
         body = KindsView))
 )]
 pub(super) async fn kinds(_params: Query<NoParams>) -> Json<KindsView> {
-    let view = |&kind: &orderfree_core::crdt::Kind| KindView {
-        kind: kind.name(),
-        summary: kind.summary(),
-        example_op: serde_json::from_str(kind.example_op()).expect("invariant: tested"),
-        empty_body: match wire::empty_op(kind) {
-            Ok(_) => "adds 1".to_owned(),
-            Err(problem) => problem.detail().to_owned(),
-        },
+    let view = |&kind: &Kind| {
+        let about = kind.about();
+        let parse = |text| serde_json::from_str(text).expect("invariant: a test reads it");
+        let precision = kind.precision().map(|precision| {
+            let Precision { name, min, max, default } = precision;
+            PrecisionView { name, min, max, default }
+        });
+        KindView {
+            kind: kind.name(),
+            summary: about.summary,
+            bound: about.bound,
+            exact: about.is_exact,
+            idempotent: about.is_idempotent,
+            example_op: parse(about.example_op),
+            example_value: parse(about.example_value),
+            parameters: about.parameters,
+            precision,
+            empty_body: match wire::empty_op(kind) {
+                Ok(_) => "adds 1".to_owned(),
+                Err(problem) => problem.detail().to_owned(),
+            },
+        }
     };
-    Json(KindsView { kinds: orderfree_core::crdt::Kind::ALL.iter().map(view).collect() })
+    Json(KindsView { kinds: Kind::ALL.iter().map(view).collect() })
 }

@@ -66,6 +66,15 @@ impl Fields {
         Ok(items)
     }
 
+    /// Takes out a field that must be an array of 1 to `items_max` strings.
+    pub(super) fn texts(&mut self, name: &str, items_max: usize) -> Result<Vec<String>, Problem> {
+        let text = |item| match item {
+            Value::String(text) => Ok(text),
+            other => Err(bad_body(format!("`{name}` must hold strings; {other} is none."))),
+        };
+        self.list(name, items_max)?.into_iter().map(text).collect()
+    }
+
     /// Refuses whatever was not taken.
     pub(super) fn end(self) -> Result<(), Problem> {
         match self.0.keys().next() {

@@ -84,7 +84,7 @@ fn method_label(method: &Method) -> &'static str {
 /// Whether a request wants to change a value, so that its problem must say what became of that.
 fn is_update(method: &str, route: &str) -> bool {
     let only_looks = matches!(method, "GET" | "HEAD" | "OPTIONS");
-    !only_looks && route != "/v1/query" && !route.ends_with("/fold")
+    !only_looks && !matches!(route, "/v1/query" | "/v1/merge") && !route.ends_with("/fold")
 }
 
 /// Sheds what is over the limit of requests in progress, at once and without a queue.
@@ -161,6 +161,7 @@ mod tests {
         assert!(is_update("POST", "unmatched"));
         assert!(!is_update("GET", "/v1/{kind}/{group}/{name}"));
         assert!(!is_update("POST", "/v1/query"));
+        assert!(!is_update("POST", "/v1/merge"));
         assert!(!is_update("POST", "/v1/{kind}/{group}/{name}/fold"));
     }
 

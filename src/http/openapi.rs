@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::json;
+use orderfree_core::crdt::Kind;
+use serde_json::{Value, json};
 use utoipa::openapi::content::ContentBuilder;
 use utoipa::openapi::path::{HttpMethod, Operation};
 use utoipa::openapi::response::ResponseBuilder;
@@ -18,7 +19,17 @@ const PROBLEM: &str = "application/problem+json";
 
 /// The document that `GET /openapi.json` and `orderfree openapi` show.
 #[must_use]
-pub fn openapi() -> OpenApi {
+pub fn openapi() -> Value {
+    let mut document = serde_json::to_value(typed()).expect("invariant: the document is JSON");
+    let schemas = document["components"]["schemas"].as_object_mut();
+    let schemas = schemas.expect("invariant: there are components");
+    schemas.extend(schemas::of_kinds());
+    add_examples(&mut document);
+    document
+}
+
+/// What the types of the routes say.
+fn typed() -> OpenApi {
     let mut document = key_routes().merge(operation_routes()).into_openapi();
     let components = document.components.get_or_insert_default();
     components.schemas.insert(ProblemBody::name().into_owned(), ProblemBody::schema());
@@ -44,11 +55,29 @@ pub fn openapi() -> OpenApi {
     document
 }
 
+/// An op and a value of each kind, which the tests execute.
+fn add_examples(document: &mut Value) {
+    let parse = |text| -> Value { serde_json::from_str(text).expect("invariant: a test reads it") };
+    let address = &mut document["paths"]["/v1/{kind}/{group}/{name}"];
+    for kind in Kind::ALL {
+        let (name, about) = (kind.name(), kind.about());
+        let body = &mut address["post"]["requestBody"]["content"]["application/json"];
+        body["examples"][name] =
+            json!({"summary": about.summary, "value": parse(about.example_op)});
+        let answer = &mut address["get"]["responses"]["200"]["content"]["application/json"];
+        answer["examples"][name] = json!({"summary": about.summary, "value": {
+            "kind": name, "group": "site", "name": "home", "value": parse(about.example_value),
+            "exact": about.is_exact, "as_of": "2026-11-21T08:00:00.123456Z",
+            "consistency": "local_quorum", "shards": 1, "folded_through": null,
+        }});
+    }
+}
+
 /// What stands above the paths.
 pub(super) fn head() -> OpenApi {
     let mut info = Info::new("Orderfree", env!("CARGO_PKG_VERSION"));
     info.description = Some(
-        "Counters over HTTP, without coordination. An update is `acked`, `refused` (certainly not \
+        "Counters and other mergeable data types over HTTP, without coordination. An update is `acked`, `refused` (certainly not \
          counted, send it again freely) or `unknown` (may be counted; sent again it may count \
          twice). Every error is `application/problem+json`."
             .to_owned(),
@@ -91,6 +120,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         ("/v1/{kind}/{group}/{name}/fold", _) => &[ADDRESSED, READ, FOLD],
         ("/v1/batch", _) => &[BODY, &[BadHeader]],
         ("/v1/query", _) => &[BODY],
+        ("/v1/merge", _) => &[ADDRESSED, BODY, READ, &[KeyAbsent, OutOfRange]],
         ("/v1/kinds", _) => &[&[BadQuery, Overloaded]],
         ("/readyz", _) => &[&[BadQuery, NotReady]],
         ("/version", _) => &[&[BadQuery]],
@@ -153,8 +183,8 @@ mod tests {
 
     #[test]
     fn the_document_is_openapi_3_1_and_every_reference_leads_somewhere() {
-        let text = openapi().to_json().expect("JSON");
-        let document: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let document = openapi();
+        let text = document.to_string();
         assert_eq!(document["openapi"], "3.1.0");
         let schemas = document["components"]["schemas"].as_object().expect("schemas");
         for reference in text.split("\"#/components/schemas/").skip(1) {
@@ -165,7 +195,7 @@ mod tests {
 
     #[test]
     fn every_endpoint_says_what_it_is_and_answers() {
-        for (path, item) in openapi().paths.paths {
+        for (path, item) in typed().paths.paths {
             for operation in [item.get, item.post].into_iter().flatten() {
                 assert!(operation.summary.is_some_and(|text| !text.is_empty()), "{path}");
                 let answers: Vec<&String> = operation.responses.responses.keys().collect();

@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use orderfree_core::crdt::State as Merged;
 use orderfree_core::protocol::Name;
 use orderfree_core::protocol::consistency::Level;
 use serde::Serialize;
@@ -17,29 +18,31 @@ use super::AppState;
 use super::catalog::ProblemType;
 use super::extract::{self, GroupPath, KeyPath, Params, Query, QueryParams};
 use super::problem::Problem;
-use super::wire::{self, KeyValueView, ValueView};
+use super::wire::{self, Ask, KeyValueView, ValueView};
 use crate::limits;
 use crate::service::{GroupQuery, ReadError};
 
 const JSON: &str = "application/json";
 const NDJSON: &str = "application/x-ndjson";
 const TEXT: &str = "text/plain";
+const BYTES: &str = "application/octet-stream";
 
 /// Query parameters of a read.
 pub(super) struct ReadParams {
     level: Option<Level>,
     default: Option<String>,
-    as_digits: bool,
+    ask: Ask,
 }
 
 impl Params for ReadParams {
-    const NAMES: &'static [&'static str] = &["consistency", "default", "numbers"];
+    const NAMES: &'static [&'static str] =
+        &["consistency", "default", "numbers", "q", "buckets", "as", "contains"];
 
     fn parse(query: &QueryParams<'_>) -> Result<ReadParams, Problem> {
         Ok(ReadParams {
             level: query.read("consistency", wire::level)?,
             default: query.get("default").map(str::to_owned),
-            as_digits: wire::numbers(query)?,
+            ask: Ask::parse(query)?,
         })
     }
 }
@@ -47,7 +50,9 @@ impl Params for ReadParams {
 /// Read a key
 ///
 /// Every update acknowledged before the read began is in the value, at a consistency level that
-/// overlaps the write level. The entity tag stands for everything that is shown but `as_of`.
+/// overlaps the write level. The entity tag stands for everything that is shown but `as_of`. As
+/// `application/octet-stream`, a `distinct` or an `audience` is its sketch in the format of Apache
+/// DataSketches.
 #[utoipa::path(
     get, path = "/v1/{kind}/{group}/{name}", tag = "keys",
     params(
@@ -57,17 +62,20 @@ impl Params for ReadParams {
         ("consistency" = Option<String>, Query, description = "`one`, `local_one`, \
             `local_quorum`, `quorum` or `all`; the server's choice without", example = "local_quorum"),
         ("default" = Option<String>, Query, description = "The value of a key that does not \
-            exist; without it, such a key is 404", example = "0"),
+            exist: `empty`, or a number for `counter` and `sum`; without it, such a key is 404",
+            example = "empty"),
         ("numbers" = Option<String>, Query, description = "`string` writes values in quotes"),
+        ("q" = Option<String>, Query, description = "`histogram`: quantiles, separated by commas"),
+        ("buckets" = Option<bool>, Query, description = "`histogram`: show the buckets"),
+        ("as" = Option<String>, Query, description = "`histogram`: in the form of another system"),
+        ("contains" = Option<String>, Query, description = "Sets: ask for one item"),
         ("If-None-Match" = Option<String>, Header, description = "Entity tags: 304 if one matches"),
     ),
     responses(
         (status = 200, description = "The value", content(
-            (KeyValueView = "application/json", example = json!({"kind": "counter", "group": "site",
-                "name": "home", "value": 1234, "exact": true, "as_of": "2026-11-21T08:00:00.123456Z",
-                "consistency": "local_quorum", "shards": 7,
-                "folded_through": "2026-11-20T07:11:02.000417Z"})),
+            (KeyValueView = "application/json"),
             (String = "text/plain", example = json!("1234\n")),
+            (Vec<u8> = "application/octet-stream"),
         ), headers(("ETag" = String, description = "Entity tag"))),
         (status = 304, description = "Nothing that is shown has changed"),
     )
@@ -78,17 +86,22 @@ pub(super) async fn read(
     Query(params): Query<ReadParams>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let default = params.default.as_deref().map(|text| wire::value(key.kind, text));
+    let ask = params.ask.of(key.kind)?;
+    let default = params.default.as_deref().map(|text| wire::default_value(key.kind, text));
     let default =
         default.transpose().map_err(|rule| extract::bad_query(format!("default: {rule}.")))?;
     // Read before the store is asked: every update acknowledged before is in the answer.
     let as_of = app.service.now().wall;
     let read = app.service.read(&key, params.level).await;
-    let value = match (read.map_err(|error| problem_of(error, &key.to_string()))?, default) {
-        (Some(read), _) => ValueView::new(&read, params.as_digits),
+    let read = read.map_err(|error| problem_of(error, &key.to_string()))?;
+    if let Some(bytes) = read.as_ref().and_then(|read| exported(&read.state, &headers)) {
+        return Ok(bytes);
+    }
+    let value = match (read, default) {
+        (Some(read), _) => ValueView::new(&read, &ask),
         (None, Some(default)) => {
             let level = params.level.unwrap_or(app.service.read_level());
-            ValueView::absent(&default, params.as_digits, as_of, level)
+            ValueView::absent(key.kind, default, ask.writes_digits(), as_of, level)
         }
         (None, None) => {
             let detail = format!("{key} does not exist; POST to it, or read with ?default=0.");
@@ -105,6 +118,17 @@ pub(super) fn problem_of(error: ReadError, key: &str) -> Problem {
         ReadError::Store(error) => Problem::from(error).within(key),
         ReadError::Row { .. } => error.into(),
     }
+}
+
+/// The state in the format of another library, if the client asks for bytes and the kind has one.
+fn exported(state: &Merged, headers: &HeaderMap) -> Option<Response> {
+    if extract::negotiate(headers, &[JSON, TEXT, BYTES]) != BYTES {
+        return None;
+    }
+    let no_cache = (header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    let vary = (header::VARY, HeaderValue::from_static("accept"));
+    let media = (header::CONTENT_TYPE, HeaderValue::from_static(BYTES));
+    state.export().map(|bytes| ([media, vary, no_cache], bytes).into_response())
 }
 
 fn respond(view: &KeyValueView, headers: &HeaderMap) -> Response {
@@ -156,12 +180,23 @@ pub(super) struct GroupParams {
     behind: Option<Name>,
     limit: usize,
     level: Option<Level>,
-    as_digits: bool,
+    ask: Ask,
 }
 
 impl Params for GroupParams {
-    const NAMES: &'static [&'static str] =
-        &["prefix", "from", "to", "limit", "cursor", "consistency", "numbers"];
+    const NAMES: &'static [&'static str] = &[
+        "prefix",
+        "from",
+        "to",
+        "limit",
+        "cursor",
+        "consistency",
+        "numbers",
+        "q",
+        "buckets",
+        "as",
+        "contains",
+    ];
 
     fn parse(query: &QueryParams<'_>) -> Result<GroupParams, Problem> {
         let limit = query.read("limit", |text| match text.parse() {
@@ -175,7 +210,7 @@ impl Params for GroupParams {
             behind: query.read("cursor", read_cursor)?,
             limit: limit.unwrap_or(limits::GROUP_PAGE_DEFAULT),
             level: query.read("consistency", wire::level)?,
-            as_digits: wire::numbers(query)?,
+            ask: Ask::parse(query)?,
         })
     }
 }
@@ -219,6 +254,10 @@ pub(super) struct NameValueView {
         ("consistency" = Option<String>, Query, description = "`one`, `local_one`, \
             `local_quorum`, `quorum` or `all`; the server's choice without"),
         ("numbers" = Option<String>, Query, description = "`string` writes values in quotes"),
+        ("q" = Option<String>, Query, description = "`histogram`: quantiles, separated by commas"),
+        ("buckets" = Option<bool>, Query, description = "`histogram`: show the buckets"),
+        ("as" = Option<String>, Query, description = "`histogram`: in the form of another system"),
+        ("contains" = Option<String>, Query, description = "Sets: ask for one item"),
     ),
     responses(
         (status = 200, description = "A page of keys; as NDJSON, one key a line", content(
@@ -238,6 +277,7 @@ pub(super) async fn read_group(
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
+    let ask = params.ask.of(kind)?;
     let query = GroupQuery {
         kind,
         group: group.clone(),
@@ -254,14 +294,14 @@ pub(super) async fn read_group(
     let mut response = if extract::negotiate(&headers, &[JSON, NDJSON]) == NDJSON {
         let mut lines = Vec::new();
         for read in &page.keys {
-            let view = KeyValueView::new(read, params.as_digits);
+            let view = KeyValueView::new(read, &ask);
             serde_json::to_writer(&mut lines, &view).expect("invariant: a view is JSON");
             lines.push(b'\n');
         }
         ([(header::CONTENT_TYPE, NDJSON)], lines).into_response()
     } else {
         let view = |read| {
-            let value = ValueView::new(read, params.as_digits);
+            let value = ValueView::new(read, &ask);
             NameValueView { name: read.key.name.to_string(), value }
         };
         let keys = page.keys.iter().map(view).collect();

@@ -185,11 +185,12 @@ async fn apply_key(
     if lines.len() > 1 && matches!(result, Err(UpdateError::Refused(Refused::Op(_)))) {
         let key = &key;
         let alone = lines.into_iter().map(|(line, ops)| async move {
-            (line, app.service.update(key, ops, durability).await.map_err(Problem::from))
+            let result = app.service.update(key, ops, durability).await;
+            (line, result.map(drop).map_err(Problem::from))
         });
         return join_all(alone).await;
     }
-    let result = result.map_err(Problem::from);
+    let result = result.map(drop).map_err(Problem::from);
     lines.into_iter().map(|(line, _)| (line, result.clone())).collect()
 }
 

@@ -5,7 +5,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use orderfree_core::crdt::{Kind, Op};
-use orderfree_core::protocol::Durability;
+use orderfree_core::protocol::{Durability, Timestamp};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -15,8 +15,8 @@ use super::catalog::ProblemType;
 use super::extract::{self, KeyPath, MediaType, Params, Query, QueryParams};
 use super::json;
 use super::problem::Problem;
-use super::schemas::{AmountText, MaybeValue, UpdateBody};
-use super::wire::{self, KeyView, ValueView};
+use super::schemas::{BareText, MaybeValue, UpdateBody};
+use super::wire::{self, Ask, KeyView, ValueView};
 use crate::limits;
 
 /// What became of an update.
@@ -39,6 +39,11 @@ pub(super) struct UpdateView {
     outcome: Outcome,
     #[serde(flatten)]
     key: KeyView,
+    /// For kinds whose last writer wins: the time of the last op, in µs since 1970. Sent as `after`
+    /// with the next op, it makes that one later, whichever pod takes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    timestamp: Option<i64>,
     /// With `?return=value`: what a read after the acknowledgement answered.
     #[serde(flatten)]
     #[schema(value_type = MaybeValue)]
@@ -53,7 +58,7 @@ pub(super) struct UpdateView {
 pub(super) struct UpdateParams {
     durability: Durability,
     returns_value: bool,
-    as_digits: bool,
+    ask: Ask,
 }
 
 impl Params for UpdateParams {
@@ -71,7 +76,8 @@ impl Params for UpdateParams {
             let detail = "return=value reads what was stored, so it needs ack=durable.";
             return Err(extract::bad_query(detail.to_owned()));
         }
-        Ok(UpdateParams { durability, returns_value, as_digits: wire::numbers(query)? })
+        let ask = Ask::as_digits(wire::numbers(query)?);
+        Ok(UpdateParams { durability, returns_value, ask })
     }
 }
 
@@ -113,13 +119,12 @@ impl Outcome {
         ("numbers" = Option<String>, Query, description = "`string` writes values in quotes"),
     ),
     request_body(
-        description = "Nothing (adds one), a bare amount, an op, or a list of ops",
+        description = "Nothing (adds one to a counter), a bare amount or item, an op, or a list of ops",
         content(
             (UpdateBody = "application/json", examples(
-                ("one op" = (value = json!({"op": "add", "by": 5}))),
                 ("a list, all or none" = (value = json!({"ops": [{"op": "add"}, {"op": "add", "by": -2}]})))
             )),
-            (AmountText = "text/plain", example = json!("5")),
+            (BareText = "text/plain", example = json!("5")),
         )
     ),
     responses(
@@ -140,16 +145,17 @@ pub(super) async fn update(
     extract::refuse_unsupported(&parts.headers)?;
     let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
     let ops = ops(key.kind, &parts.headers, &body)?;
-    app.service.update(&key, ops, params.durability).await?;
+    let time = app.service.update(&key, ops, params.durability).await?;
     let mut answer = UpdateView {
         outcome: Outcome::of(params.durability),
         key: (&key).into(),
+        timestamp: time.map(Timestamp::as_micros),
         value: None,
         read_problem: None,
     };
     if params.returns_value {
         match app.service.read(&key, None).await {
-            Ok(Some(read)) => answer.value = Some(ValueView::new(&read, params.as_digits)),
+            Ok(Some(read)) => answer.value = Some(ValueView::new(&read, &params.ask)),
             Ok(None) => {
                 let detail = "The replicas that answered have not seen the update yet; read again.";
                 answer.read_problem = Some(Problem::new(ProblemType::KeyAbsent, detail));
@@ -166,14 +172,14 @@ pub(super) async fn update(
 
 /// The ops of a body, by its content type.
 fn ops(kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<Vec<Op>, Problem> {
-    const WANTED: &str = "application/json with an op, or text/plain with a bare amount";
+    const WANTED: &str = "application/json with an op, or text/plain with a bare amount or item";
     match MediaType::of(headers) {
         MediaType::Json => wire::ops(kind, json::parse(body)?),
         _ if body.is_empty() => Ok(vec![wire::empty_op(kind)?]),
         MediaType::Text => Ok(vec![wire::text_op(kind, body)?]),
         MediaType::Other(other) if other == "application/x-www-form-urlencoded" => {
             Err(MediaType::Other(other).refuse(
-                "application/json with an op, or text/plain with a bare amount. curl's -d says \
+                "application/json with an op, or text/plain with a bare one. curl's -d says \
                  form data unless told otherwise: add -H 'content-type: application/json' or \
                  -H 'content-type: text/plain'",
             ))

@@ -3,18 +3,19 @@
 use std::fmt;
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use orderfree_core::crdt::{CounterOp, Kind, Op, Value};
+use orderfree_core::crdt::item::Item;
+use orderfree_core::crdt::{Form, Kind, Op, Question, State, Value};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Key, Timestamp};
 use serde::{Serialize, Serializer};
 use serde_json::Value as Json;
-use utoipa::openapi::schema::{OneOfBuilder, Schema, Type};
-use utoipa::openapi::{ObjectBuilder, RefOr};
+use utoipa::openapi::schema::Schema;
+use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::catalog::ProblemType;
 use super::extract;
-use super::json::Fields;
+use super::json::{self, Fields};
 use super::problem::Problem;
 use crate::limits;
 use crate::service::KeyValue;
@@ -25,7 +26,7 @@ pub(super) fn ops(kind: Kind, body: Json) -> Result<Vec<Op>, Problem> {
     if !is_list {
         return Ok(vec![op(kind, &body)?]);
     }
-    let mut fields = Fields::of(body, kind.example_op())?;
+    let mut fields = Fields::of(body, kind.about().example_op)?;
     let ops = op_list(kind, &mut fields)?;
     fields.end()?;
     Ok(ops)
@@ -67,7 +68,7 @@ fn op_list(kind: Kind, fields: &mut Fields) -> Result<Vec<Op>, Problem> {
 }
 
 fn op(kind: Kind, body: &Json) -> Result<Op, Problem> {
-    let example = kind.example_op();
+    let example = kind.about().example_op;
     if !body.is_object() {
         let detail = format!("An op is a JSON object; one of kind {kind} looks like {example}.");
         return Err(Problem::new(ProblemType::BadOp, detail));
@@ -80,83 +81,148 @@ fn op(kind: Kind, body: &Json) -> Result<Op, Problem> {
 
 /// The op of an empty body.
 pub(super) fn empty_op(kind: Kind) -> Result<Op, Problem> {
-    match kind {
-        Kind::Counter => Ok(Op::Counter(CounterOp::Add { by: 1 })),
-    }
+    kind.empty_op().ok_or_else(|| {
+        let example = kind.about().example_op;
+        let detail = format!("An empty body is no op of kind {kind}. One looks like {example}.");
+        Problem::new(ProblemType::BadOp, detail)
+    })
 }
 
 /// The op of a `text/plain` body.
 pub(super) fn text_op(kind: Kind, body: &[u8]) -> Result<Op, Problem> {
-    let text = std::str::from_utf8(body).unwrap_or("(not UTF-8)").trim();
-    match kind {
-        Kind::Counter => text.parse().map(|by| Op::Counter(CounterOp::Add { by })).map_err(|_| {
-            let shown: String = text.chars().take(40).collect();
-            let detail = format!(
-                "{shown:?} is not a whole number from {} to {}. For a JSON op, send the header \
-                 content-type: application/json.",
-                i64::MIN,
-                i64::MAX
-            );
-            Problem::new(ProblemType::BadOp, detail)
-        }),
-    }
+    let text = std::str::from_utf8(body).map_err(|_| {
+        Problem::new(ProblemType::BadOp, "The text is not UTF-8; send UTF-8, or a JSON op.")
+    })?;
+    kind.parse_op(&kind.bare_op(text.trim())).map_err(|error| {
+        let detail = format!(
+            "The text is no op of kind {kind}: {error}. For a JSON op, send the header \
+             content-type: application/json."
+        );
+        Problem::new(ProblemType::BadOp, detail)
+    })
 }
 
 /// Reads a value of a kind, as `?default=` gives it.
-pub(super) fn value(kind: Kind, text: &str) -> Result<Value, String> {
-    match kind {
-        Kind::Counter => text
-            .parse()
-            .map(Value::Counter)
-            .map_err(|_| format!("{text:?} is not a whole number of at most 128 bits")),
+pub(super) fn default_value(kind: Kind, text: &str) -> Result<Value, String> {
+    match text {
+        "empty" => Ok(State::new(kind, None).value(&Question::default())),
+        text => kind
+            .parse_value(text)
+            .ok_or_else(|| format!("{text:?} is neither `empty` nor a bare value of kind {kind}")),
     }
+}
+
+/// What a read wants to know besides the value, and how it is written.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Ask {
+    question: Question,
+    /// The parameters that only some kinds have.
+    given: Vec<&'static str>,
+    as_digits: bool,
+}
+
+impl Ask {
+    /// The parameters that only some kinds have.
+    const SPECIAL: &'static [&'static str] = &["q", "buckets", "as", "contains"];
+
+    pub(super) fn parse(query: &extract::QueryParams<'_>) -> Result<Ask, Problem> {
+        let form = query.read("as", |text| match text {
+            "opentelemetry" => Ok(Form::OpenTelemetry),
+            "prometheus" => Ok(Form::Prometheus),
+            other => Err(format!("{other:?} is neither opentelemetry nor prometheus")),
+        })?;
+        let contains = query.read("contains", |text| {
+            Item::parse(text).map_err(|error| error.to_string().replace("`item`", "the item"))
+        })?;
+        let question = Question {
+            key: None,
+            quantiles: query.read("q", quantiles)?.unwrap_or_default(),
+            buckets: query.flag("buckets")?,
+            form,
+            contains,
+        };
+        let given = Ask::SPECIAL.iter().copied().filter(|name| query.get(name).is_some());
+        Ok(Ask { question, given: given.collect(), as_digits: numbers(query)? })
+    }
+
+    /// The same, if this kind has every parameter that was given.
+    pub(super) fn of(self, kind: Kind) -> Result<Ask, Problem> {
+        let known = kind.about().parameters;
+        match self.given.iter().find(|name| !known.contains(name)) {
+            None => Ok(self),
+            Some(name) => {
+                let has = |other: &&Kind| other.about().parameters.contains(name);
+                let kinds: Vec<&str> =
+                    Kind::ALL.iter().filter(has).map(|kind| kind.name()).collect();
+                let kinds = kinds.join(", ");
+                let detail = format!("{name} is for other kinds than {kind}: {kinds}.");
+                Err(extract::bad_query(detail))
+            }
+        }
+    }
+
+    /// Only how numbers are written.
+    pub(super) fn as_digits(as_digits: bool) -> Ask {
+        Ask { as_digits, ..Ask::default() }
+    }
+}
+
+impl Ask {
+    /// Whether whole numbers are written in quotes.
+    pub(super) fn writes_digits(&self) -> bool {
+        self.as_digits
+    }
+}
+
+/// Reads quantiles: numbers from 0 to 1, separated by commas.
+fn quantiles(text: &str) -> Result<Vec<f64>, String> {
+    let quantile = |part: &str| match part.trim().parse() {
+        Ok(q) if (0.0..=1.0).contains(&q) => Ok(q),
+        _ => Err(format!("{part:?} is not a number from 0 to 1")),
+    };
+    let quantiles: Vec<f64> = text.split(',').map(quantile).collect::<Result<_, _>>()?;
+    if quantiles.len() > limits::QUANTILES_MAX {
+        return Err(format!("at most {} quantiles are answered", limits::QUANTILES_MAX));
+    }
+    Ok(quantiles)
 }
 
 /// A value as clients see it.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Shown {
-    /// A JSON integer of any length: exact, if the client's parser is.
-    Integer(i128),
-    /// The same in quotes, for parsers that keep only 53 bits.
-    Digits(i128),
+pub(super) struct Shown {
+    value: Value,
+    /// Whole numbers in quotes, for parsers that keep only 53 bits.
+    as_digits: bool,
 }
 
 impl Shown {
-    pub(super) fn new(value: &Value, as_digits: bool) -> Shown {
-        match value {
-            Value::Counter(total) if as_digits => Shown::Digits(*total),
-            Value::Counter(total) => Shown::Integer(*total),
-        }
+    /// The value of a key's whole state, or of a part of it.
+    pub(super) fn of(state: &State, key: Option<&Key>, ask: &Ask) -> Shown {
+        let question = Question { key: key.cloned(), ..ask.question.clone() };
+        Shown::new(state.value(&question), ask.as_digits)
+    }
+
+    pub(super) fn new(value: Value, as_digits: bool) -> Shown {
+        Shown { value, as_digits }
     }
 }
 
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Shown::Integer(total) | Shown::Digits(total) => total.fmt(f),
-        }
+        self.value.fmt(f)
     }
 }
 
 impl Serialize for Shown {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Shown::Integer(total) => serializer.serialize_i128(*total),
-            Shown::Digits(total) => serializer.collect_str(total),
-        }
+        self.value.shown(self.as_digits).serialize(serializer)
     }
 }
 
 impl PartialSchema for Shown {
     fn schema() -> RefOr<Schema> {
-        let integer = ObjectBuilder::new()
-            .schema_type(Type::Integer)
-            .description(Some("A counter's total: an integer of up to 128 bits."));
-        let digits = ObjectBuilder::new()
-            .schema_type(Type::String)
-            .pattern(Some("^-?[0-9]+$"))
-            .description(Some("The same in quotes, with ?numbers=string."));
-        OneOfBuilder::new().item(integer).item(digits).into()
+        // The document's own is made of those of all kinds.
+        Ref::from_schema_name("Value").into()
     }
 }
 
@@ -210,11 +276,11 @@ pub(super) struct ValueView {
 }
 
 impl ValueView {
-    pub(super) fn new(read: &KeyValue, as_digits: bool) -> ValueView {
+    pub(super) fn new(read: &KeyValue, ask: &Ask) -> ValueView {
         ValueView {
-            value: Shown::new(&read.value, as_digits),
+            value: Shown::of(&read.state, Some(&read.key), ask),
             absent: false,
-            exact: is_exact(&read.value),
+            exact: read.key.kind.about().is_exact,
             as_of: rfc3339(read.as_of),
             consistency: read.level.name(),
             shards: read.shards,
@@ -223,7 +289,8 @@ impl ValueView {
     }
 
     pub(super) fn absent(
-        default: &Value,
+        kind: Kind,
+        default: Value,
         as_digits: bool,
         as_of: Timestamp,
         level: Level,
@@ -231,7 +298,7 @@ impl ValueView {
         ValueView {
             value: Shown::new(default, as_digits),
             absent: true,
-            exact: is_exact(default),
+            exact: kind.about().is_exact,
             as_of: rfc3339(as_of),
             consistency: level.name(),
             shards: 0,
@@ -245,12 +312,6 @@ impl ValueView {
     }
 }
 
-fn is_exact(value: &Value) -> bool {
-    match value {
-        Value::Counter(_) => true,
-    }
-}
-
 /// A key with its value.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub(super) struct KeyValueView {
@@ -261,8 +322,8 @@ pub(super) struct KeyValueView {
 }
 
 impl KeyValueView {
-    pub(super) fn new(read: &KeyValue, as_digits: bool) -> KeyValueView {
-        KeyValueView { key: (&read.key).into(), value: ValueView::new(read, as_digits) }
+    pub(super) fn new(read: &KeyValue, ask: &Ask) -> KeyValueView {
+        KeyValueView { key: (&read.key).into(), value: ValueView::new(read, ask) }
     }
 }
 
@@ -284,6 +345,13 @@ pub(super) fn numbers(query: &extract::QueryParams<'_>) -> Result<bool, Problem>
     Ok(numbers.unwrap_or(false))
 }
 
+/// Takes the `consistency` out of a body.
+pub(super) fn consistency(fields: &mut Fields) -> Result<Option<Level>, Problem> {
+    let text = fields.optional_text("consistency")?;
+    let level = text.map(|text| level(&text)).transpose();
+    level.map_err(|rule| json::bad_body(format!("consistency: {rule}.")))
+}
+
 /// Reads a consistency level.
 pub(super) fn level(text: &str) -> Result<Level, String> {
     text.parse()
@@ -293,6 +361,7 @@ pub(super) fn level(text: &str) -> Result<Level, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use orderfree_core::crdt::{Counter, CounterOp};
     use serde_json::json;
 
     fn add(by: i64) -> Op {
@@ -320,27 +389,17 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_exactly() {
-        let write = |total, as_digits| {
-            let shown = Shown::new(&Value::Counter(total), as_digits);
-            serde_json::to_string(&shown).expect("JSON")
-        };
-        assert_eq!(write(i128::MAX, false), "170141183460469231731687303715884105727");
-        assert_eq!(write(i128::MIN, true), "\"-170141183460469231731687303715884105728\"");
-    }
-
-    #[test]
     fn large_numbers_survive_flattening() {
         let key = extract::key("counter", "site", "home").expect("key");
         let read = KeyValue {
             key,
-            value: Value::Counter(1 << 100),
+            state: Counter::from_total(1 << 100).into(),
             shards: 7,
             folded_through: None,
             as_of: Timestamp::from_micros(1_795_248_000_123_456),
             level: Level::LocalQuorum,
         };
-        let text = serde_json::to_string(&KeyValueView::new(&read, false)).expect("JSON");
+        let text = serde_json::to_string(&KeyValueView::new(&read, &Ask::default())).expect("JSON");
         assert_eq!(
             text,
             r#"{"kind":"counter","group":"site","name":"home","value":1267650600228229401496703205376,"exact":true,"as_of":"2026-11-21T08:00:00.123456Z","consistency":"local_quorum","shards":7,"folded_through":null}"#

@@ -17,9 +17,10 @@ use std::time::Duration;
 
 use orderfree_core::crdt::{Op, OpError};
 use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::hybrid::HybridClock;
 use orderfree_core::protocol::{
     Accepted, Begin, Constants, Durability, Finished, Key, Mutator, Now, Refusal, ShardWrite,
-    Ticket, WriteOutcome,
+    Ticket, Timestamp, WriteOutcome, weight,
 };
 use thiserror::Error;
 
@@ -27,8 +28,11 @@ use crate::chance::Chance;
 use crate::gate::Gate;
 use crate::limits;
 use crate::metrics::{Metrics, Outcome};
+use crate::policy::Policy;
 use crate::store::Store;
-use crate::sync::{AtomicBool, AtomicUsize, Ordering, Semaphore, sleep, timeout};
+use crate::sync::{
+    AtomicBool, AtomicUsize, Mutex, Ordering, PoisonError, Semaphore, sleep, timeout,
+};
 use crate::tasks::Tasks;
 use slots::{Batch, Slot, SlotState, Slots, Verdict};
 
@@ -50,6 +54,9 @@ pub struct Mutators {
     flights: Semaphore,
     waiting: AtomicUsize,
     closed: AtomicBool,
+    /// Gives ops of timed kinds their times.
+    hybrid: Mutex<HybridClock>,
+    policy: Policy,
 }
 
 /// Why an update was not acked.
@@ -113,6 +120,7 @@ impl Mutators {
         metrics: Arc<Metrics>,
         chance: Chance,
         mutators_max: usize,
+        policy: Policy,
     ) -> Arc<Mutators> {
         Arc::new(Mutators {
             slots: Slots::new(mutators_max),
@@ -125,11 +133,15 @@ impl Mutators {
             flights: Semaphore::new(limits::FLIGHTS_MAX),
             waiting: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            // Two honest clocks differ by twice the offset limit.
+            hybrid: Mutex::new(HybridClock::new(2 * constants.clock_offset_max())),
+            policy,
         })
     }
 
     /// Applies a list of ops to a key, all or none, and waits for the outcome that `durability`
-    /// asks for. Dropping the future cancels nothing that was accepted.
+    /// asks for. Dropping the future cancels nothing that was accepted. Returns the time of the last
+    /// op, for kinds whose last writer wins.
     ///
     /// # Errors
     /// [`UpdateError`]: refused (certainly not counted) or unknown (may be counted).
@@ -138,16 +150,16 @@ impl Mutators {
         key: &Key,
         ops: Vec<Op>,
         durability: Durability,
-    ) -> Result<(), UpdateError> {
+    ) -> Result<Option<Timestamp>, UpdateError> {
         let result = match self.accept(key, ops, durability) {
             Err(refused) => Err(refused.into()),
-            Ok(None) => Ok(()),
-            Ok(Some(_)) if durability == Durability::Memory => Ok(()),
-            Ok(Some(waiting)) => self.outcome(waiting).await,
+            Ok((time, None)) => Ok(time),
+            Ok((time, Some(_))) if durability == Durability::Memory => Ok(time),
+            Ok((time, Some(waiting))) => self.outcome(waiting).await.map(|()| time),
         };
         let outcome = match (&result, durability) {
-            (Ok(()), Durability::Stored) => Outcome::Acked,
-            (Ok(()), Durability::Memory) => Outcome::Accepted,
+            (Ok(_), Durability::Stored) => Outcome::Acked,
+            (Ok(_), Durability::Memory) => Outcome::Accepted,
             (Err(UpdateError::Refused(_)), _) => Outcome::Refused,
             (Err(UpdateError::Unknown(_)), _) => Outcome::Unknown,
         };
@@ -163,27 +175,53 @@ impl Mutators {
         }
     }
 
+    /// How many mutators are being written now; 0 if all that was answered from memory is stored.
+    #[must_use]
+    pub fn flushing(&self) -> usize {
+        self.flushers.running()
+    }
+
     /// Takes no more ops and writes what there is. Returns how many mutators could not be written
     /// before the deadline: their last ops are unknown.
     pub async fn close(&self, deadline: Duration) -> usize {
         self.closed.store(true, Ordering::SeqCst);
         self.flushers.join(deadline).await;
-        self.flushers.running()
+        self.flushing()
     }
 
-    /// Takes new ops, unless the pod is stopping. None if they are stored already.
+    /// Takes new ops, unless the pod is stopping, with the time of the last of them. Nothing waits if
+    /// they are stored already.
     fn accept(
         self: &Arc<Self>,
         key: &Key,
-        ops: Vec<Op>,
+        mut ops: Vec<Op>,
         durability: Durability,
-    ) -> Result<Option<Waiting>, Refused> {
+    ) -> Result<(Option<Timestamp>, Option<Waiting>), Refused> {
         // Held until a flusher runs, so that `close` waits for whatever passed this check.
         let _pending = self.flushers.token();
         if self.closed.load(Ordering::SeqCst) {
             return Err(Refused::Stopping);
         }
-        self.admit(key, ops, durability)
+        let time = self.prepare(key, &mut ops)?;
+        Ok((time, self.admit(key, ops, durability)?))
+    }
+
+    /// Opens what clients hold sealed, and gives the ops their times; returns the last.
+    fn prepare(&self, key: &Key, ops: &mut [Op]) -> Result<Option<Timestamp>, Refused> {
+        let wall = self.gate.open()?.wall;
+        ops.iter_mut().try_for_each(|op| op.open(key, wall))?;
+        if !key.kind.is_timed() {
+            return Ok(None);
+        }
+        let mut hybrid = self.hybrid.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = None;
+        for op in ops {
+            let time = hybrid.tick(wall, op.after());
+            let time = time.map_err(|ahead| OpError::Invalid(ahead.to_string()))?;
+            op.stamp(time);
+            last = Some(time);
+        }
+        Ok(last)
     }
 
     /// Gives the ops to the key's mutator, old or newborn.
@@ -206,7 +244,7 @@ impl Mutators {
                 self.slots.remove(key, &slot);
                 continue;
             }
-            let count = ops.len();
+            let count = weight(&ops);
             match state.mutator.accept(ops, durability, now) {
                 Ok(Accepted::Stored) => return Ok(None),
                 Ok(Accepted::Queued(ticket)) => {
@@ -235,7 +273,9 @@ impl Mutators {
     fn live_slot(&self, key: &Key, now: Now) -> Result<Arc<Slot>, Refused> {
         let slot = self.slots.find_or_insert(key, || {
             self.metrics.births.inc();
-            Mutator::born(key.clone(), self.chance.mutator_id(), now, &self.constants)
+            let precision = self.policy.precision(key);
+            let id = self.chance.mutator_id();
+            Mutator::born(key.clone(), id, precision, now, &self.constants)
         });
         let (slot, evicted) = slot.ok_or(Refused::Overloaded("too many keys with open writes"))?;
         self.metrics.evictions.inc_by(u64::from(evicted));

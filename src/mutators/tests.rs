@@ -3,7 +3,7 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use orderfree_core::crdt::envelope::decode_shard;
-use orderfree_core::crdt::{CounterOp, Kind, State};
+use orderfree_core::crdt::{Counter, CounterOp, Kind};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
@@ -138,7 +138,15 @@ fn pod_with(mutators_max: usize) -> Pod {
     let (dyn_store, dyn_clock): (Arc<dyn Store>, Arc<dyn Clock>) = (store.clone(), clock.clone());
     let gate = Gate::new(dyn_clock, dyn_store.clone(), constants, metrics.clone());
     let (gate, chance) = (Arc::new(gate), Chance::system());
-    let mutators = Mutators::new(dyn_store, gate, constants, metrics.clone(), chance, mutators_max);
+    let mutators = Mutators::new(
+        dyn_store,
+        gate,
+        constants,
+        metrics.clone(),
+        chance,
+        mutators_max,
+        Policy::default(),
+    );
     Pod { store, clock, metrics, mutators }
 }
 
@@ -151,7 +159,8 @@ impl Pod {
     async fn start(&self, name: &str, by: i64, durability: Durability) -> Update {
         let (mutators, key) = (Arc::clone(&self.mutators), key(name));
         let ops = vec![Op::Counter(CounterOp::Add { by })];
-        let update = tokio::spawn(async move { mutators.update(&key, ops, durability).await });
+        let update = async move { mutators.update(&key, ops, durability).await.map(drop) };
+        let update = tokio::spawn(update);
         // Nothing that an update does before it waits can block: it has joined its batch then.
         for _ in 0..3 {
             tokio::task::yield_now().await;
@@ -174,9 +183,8 @@ fn key(name: &str) -> Key {
 }
 
 fn total(write: &ShardWrite) -> i128 {
-    match decode_shard(Kind::Counter, write.state()).expect("own bytes") {
-        State::Counter(counter) => orderfree_core::crdt::Crdt::value(&counter),
-    }
+    let state = decode_shard(Kind::Counter, write.state()).expect("own bytes");
+    Counter::try_from(state).expect("a counter").total()
 }
 
 const STORED: Durability = Durability::Stored;

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, RwLock};
 
-use orderfree_core::crdt::{CounterOp, Kind, Op, State, Value, envelope};
+use orderfree_core::crdt::{CounterOp, Kind, Op, State, envelope};
 use orderfree_core::protocol::{
     Begin, Constants, Durability, Finished, Key, Mutator, MutatorId, Name, Row, Timestamp,
     WriteOutcome,
@@ -138,9 +138,8 @@ impl Mutation {
 /// A counter's total.
 #[must_use]
 pub fn total(state: &State) -> i128 {
-    match state.value() {
-        Value::Counter(total) => total,
-        #[allow(unreachable_patterns, reason = "reachable once there are two kinds")]
+    match state {
+        State::Counter(counter) => counter.total(),
         other => panic!("{other:?} is no counter"),
     }
 }
@@ -275,7 +274,7 @@ impl Tables {
             // The tally's id is zero.
             let number = if self.sabotage == Some(Sabotage::IdReused) { 0 } else { life };
             let id = MutatorId::new(Uuid::from_u128(1 + number as u128));
-            Mutator::born(self.key.clone(), id, now, &self.constants)
+            Mutator::born(self.key.clone(), id, None, now, &self.constants)
         });
         let outcome = match event.what {
             What::Op(op) => {

@@ -1,9 +1,12 @@
 //! `counter`: a sum of signed 64-bit amounts, exact in 128 bits.
 
+use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
-use serde::{Deserialize, Serialize};
 
-use super::{Crdt, DecodeError, Effect, MergeError, OpError, varint};
+use super::varint::{self, Reader};
+use super::{
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Value, check_format,
+};
 
 /// The running total. 2^63 adds of the largest amount fit its range, so overflow is an error that
 /// only a forged state can meet; it is checked all the same.
@@ -13,7 +16,7 @@ pub struct Counter {
 }
 
 /// A change of a [`Counter`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 pub enum CounterOp {
     /// Adds `by`, which may be negative. Without `by`, adds one.
@@ -30,17 +33,45 @@ impl Counter {
     pub fn from_total(total: i128) -> Counter {
         Counter { total }
     }
+
+    /// Where it stands.
+    #[must_use]
+    pub fn total(&self) -> i128 {
+        self.total
+    }
 }
 
 impl Crdt for Counter {
     const NAME: &'static str = "counter";
     const CODE: u64 = 1;
     const FORMAT: u64 = 1;
-    const SUMMARY: &'static str =
-        "A sum of whole numbers from -2^63 to 2^63-1, exact: the total has 128 bits.";
-    const EXAMPLE_OP: &'static str = r#"{"op":"add","by":5}"#;
+    const ABOUT: About = About {
+        summary: "A sum of whole numbers from -2^63 to 2^63-1.",
+        class: Class::Exact,
+        is_exact: true,
+        bound: "Exact: the total has 128 bits, in 1 to 19 bytes.",
+        is_idempotent: false,
+        bare: ("add", "by"),
+        example_op: r#"{"op":"add","by":5}"#,
+        example_value: "5",
+        op_schema: r#"{"title":"CounterOp","description":"Adds `by`, or 1 without it.",
+            "type":"object","required":["op"],"additionalProperties":false,"properties":{
+            "op":{"type":"string","enum":["add"]},
+            "by":{"description":"In quotes for languages without 64-bit integers.","default":1,"oneOf":[
+                {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807},
+                {"type":"string","pattern":"^[+-]?[0-9]{1,18}$"}]}}}"#,
+        value_schema: r#"{"type":"integer","description":"The total: up to 128 bits."}"#,
+        parameters: &[],
+    };
     type Op = CounterOp;
-    type Value = i128;
+
+    fn empty_op() -> Option<CounterOp> {
+        Some(CounterOp::Add { by: 1 })
+    }
+
+    fn parse_value(text: &str) -> Option<Value> {
+        text.parse().ok().map(Value::Integer)
+    }
 
     fn apply(&mut self, op: &CounterOp) -> Result<Effect, OpError> {
         let CounterOp::Add { by } = *op;
@@ -55,25 +86,20 @@ impl Crdt for Counter {
         Ok(())
     }
 
-    fn value(&self) -> i128 {
-        self.total
+    fn value(&self, _question: &Question) -> Value {
+        Value::Integer(self.total)
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
         varint::put_signed(self.total, out);
     }
 
-    fn payload_bytes_max(&self) -> usize {
-        varint::U128_BYTES_MAX
-    }
-
-    fn decode(format: u64, payload: &[u8]) -> Result<Counter, DecodeError> {
-        if format != Self::FORMAT {
-            return Err(DecodeError::Format(format));
-        }
-        let mut at = 0;
-        let total = varint::get_signed(payload, &mut at)?;
-        if at == payload.len() { Ok(Counter { total }) } else { Err(DecodeError::Framing { at }) }
+    fn decode(format: u64, _: Option<u16>, payload: &[u8]) -> Result<Counter, DecodeError> {
+        check_format::<Counter>(format)?;
+        let mut reader = Reader::new(payload);
+        let total = reader.signed()?;
+        reader.end()?;
+        Ok(Counter { total })
     }
 }
 

@@ -6,7 +6,7 @@
 //! varint  payload format
 //! u8      flags: bit 0 set = tally
 //! varint  the tally's fence, or the shard's write number
-//! varint  length of the configuration, then its bytes
+//! varint  length of the configuration, then its bytes: the precision as a varint, for kinds with one
 //! varint  length of the payload, then its bytes
 //! u32     CRC-32C (RFC 3720) of everything before, little endian
 //! ```
@@ -14,7 +14,8 @@
 //! There is no room for fields that an older release could skip: what a reader does not know is
 //! [undecodable](DecodeError), an error for readers and a wall for the fold.
 
-use super::{DecodeError, Kind, State, varint};
+use super::varint::{self, Reader};
+use super::{DecodeError, Kind, State};
 use crate::protocol::Timestamp;
 
 const MAGIC: u8 = 0xC7;
@@ -63,7 +64,7 @@ pub fn decode_tally(expected: Kind, bytes: &[u8]) -> Result<(Timestamp, State), 
 }
 
 fn encode(state: &State, flags: u8, mark: u64) -> Vec<u8> {
-    let mut payload = Vec::with_capacity(varint::U128_BYTES_MAX);
+    let mut payload = Vec::new();
     state.encode_payload(&mut payload);
     let mut out = Vec::with_capacity(payload.len() + 24);
     out.push(MAGIC);
@@ -71,7 +72,12 @@ fn encode(state: &State, flags: u8, mark: u64) -> Vec<u8> {
     varint::put(u128::from(state.kind().format()), &mut out);
     out.push(flags);
     varint::put(u128::from(mark), &mut out);
-    varint::put(0, &mut out); // no kind has a configuration yet
+    let mut configuration = Vec::new();
+    if let Some(precision) = state.precision() {
+        varint::put(u128::from(precision), &mut configuration);
+    }
+    varint::put(configuration.len() as u128, &mut out);
+    out.extend_from_slice(&configuration);
     varint::put(payload.len() as u128, &mut out);
     out.extend_from_slice(&payload);
     out.extend_from_slice(&crc32c::crc32c(&out).to_le_bytes());
@@ -103,15 +109,29 @@ fn decode(expected: Kind, bytes: &[u8]) -> Result<(u8, u64, State), DecodeError>
         return Err(DecodeError::Flags);
     }
     let mark = varint::get_u64(body, &mut at)?;
-    if varint::get_length(body, &mut at)? != 0 {
-        return Err(DecodeError::Flags);
-    }
+    let configuration = varint::get_length(body, &mut at)?;
+    let precision = decode_precision(kind, &body[at..at + configuration])?;
+    at += configuration;
     let length = varint::get_length(body, &mut at)?;
     let payload = &body[at..];
     if payload.len() != length {
         return Err(DecodeError::Framing { at: at + length });
     }
-    Ok((flags, mark, State::decode_payload(kind, format, payload)?))
+    Ok((flags, mark, State::decode_payload(kind, format, precision, payload)?))
+}
+
+/// Reads the configuration: the precision, for kinds that have one.
+fn decode_precision(kind: Kind, bytes: &[u8]) -> Result<Option<u16>, DecodeError> {
+    let mut reader = Reader::new(bytes);
+    let precision = match kind.precision() {
+        None => None,
+        Some(range) => match u16::try_from(reader.u64()?) {
+            Ok(precision) if (range.min..=range.max).contains(&precision) => Some(precision),
+            _ => return Err(DecodeError::Flags),
+        },
+    };
+    reader.end().map_err(|_| DecodeError::Flags)?;
+    Ok(precision)
 }
 
 #[cfg(test)]

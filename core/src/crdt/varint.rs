@@ -2,6 +2,8 @@
 //! wire form of Protocol Buffers). Only the shortest form is accepted, so that equal numbers have
 //! equal bytes.
 
+use num_bigint::{BigInt, Sign};
+
 use super::DecodeError;
 
 /// Bytes of the longest encoding of a `u128`.
@@ -19,6 +21,15 @@ pub(crate) fn put(mut value: u128, out: &mut Vec<u8>) {
 /// Appends `value` in zigzag form.
 pub(crate) fn put_signed(value: i128, out: &mut Vec<u8>) {
     put(((value << 1) ^ (value >> 127)).cast_unsigned(), out);
+}
+
+/// Appends a number of any size: twice the length of its magnitude, plus one if it is negative, and
+/// the magnitude's bytes, least significant first.
+pub(crate) fn put_big(value: &BigInt, out: &mut Vec<u8>) {
+    let (sign, magnitude) = value.to_bytes_le();
+    let magnitude = if sign == Sign::NoSign { &[][..] } else { &magnitude };
+    put(2 * magnitude.len() as u128 + u128::from(sign == Sign::Minus), out);
+    out.extend_from_slice(magnitude);
 }
 
 /// Reads a number that starts at `*at` and moves `*at` behind it.
@@ -60,6 +71,74 @@ pub(crate) fn get_u64(bytes: &[u8], at: &mut usize) -> Result<u64, DecodeError> 
 pub(crate) fn get_length(bytes: &[u8], at: &mut usize) -> Result<usize, DecodeError> {
     let length = usize::try_from(get(bytes, at)?).map_err(|_| DecodeError::Framing { at: *at })?;
     if length > bytes.len() - *at { Err(DecodeError::Framing { at: *at }) } else { Ok(length) }
+}
+
+/// Reads a payload from start to end.
+pub(crate) struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { bytes, at: 0 }
+    }
+
+    pub(crate) fn byte(&mut self) -> Result<u8, DecodeError> {
+        Ok(self.bytes(1)?[0])
+    }
+
+    pub(crate) fn bytes(&mut self, length: usize) -> Result<&'a [u8], DecodeError> {
+        let rest = &self.bytes[self.at..];
+        let bytes = rest.get(..length).ok_or(DecodeError::Framing { at: self.at })?;
+        self.at += length;
+        Ok(bytes)
+    }
+
+    pub(crate) fn u128(&mut self) -> Result<u128, DecodeError> {
+        get(self.bytes, &mut self.at)
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, DecodeError> {
+        get_u64(self.bytes, &mut self.at)
+    }
+
+    pub(crate) fn signed(&mut self) -> Result<i128, DecodeError> {
+        get_signed(self.bytes, &mut self.at)
+    }
+
+    /// A length in bytes, or a number of things of a byte or more: it must fit what is left.
+    pub(crate) fn length(&mut self) -> Result<usize, DecodeError> {
+        get_length(self.bytes, &mut self.at)
+    }
+
+    /// A number of any size whose magnitude has at most `bytes_max` bytes.
+    pub(crate) fn big(&mut self, bytes_max: usize) -> Result<BigInt, DecodeError> {
+        let head = self.u64()?;
+        let length = usize::try_from(head >> 1).unwrap_or(usize::MAX);
+        if length > bytes_max {
+            return Err(DecodeError::NotCanonical);
+        }
+        let magnitude = self.bytes(length)?;
+        let is_negative = head & 1 == 1;
+        if magnitude.last().map_or(is_negative, |last| *last == 0) {
+            return Err(DecodeError::NotCanonical);
+        }
+        let sign = if is_negative { Sign::Minus } else { Sign::Plus };
+        Ok(BigInt::from_bytes_le(sign, magnitude))
+    }
+
+    /// What was not read yet.
+    pub(crate) fn rest(&mut self) -> &'a [u8] {
+        let rest = &self.bytes[self.at..];
+        self.at = self.bytes.len();
+        rest
+    }
+
+    /// Nothing may follow.
+    pub(crate) fn end(&self) -> Result<(), DecodeError> {
+        if self.at == self.bytes.len() { Ok(()) } else { Err(DecodeError::Framing { at: self.at }) }
+    }
 }
 
 #[cfg(test)]

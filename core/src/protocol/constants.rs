@@ -11,7 +11,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const ATTEMPTS_PER_BUDGET: u32 = 5;
 
 /// The longest span of any constant: far beyond use, far below the range of a timestamp.
-const SPAN_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+pub(crate) const SPAN_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// A consistent set of time constants. Every pod of an installation should have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -96,6 +96,7 @@ pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Pl
     for row in slice.shards().filter(is_final) {
         state.merge(&read::decode_shard(kind, row)?).map_err(RowError::Merge)?;
     }
+    state.settle(fence);
     let tally = envelope::encode_tally(&state, fence);
     Ok(Plan::Fold(Fold { key: read.key().clone(), fence, tally, report }))
 }

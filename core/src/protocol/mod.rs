@@ -20,6 +20,7 @@ pub mod consistency;
 mod constants;
 pub mod fold;
 pub mod group;
+pub mod hybrid;
 mod key;
 mod lease;
 mod mutator;
@@ -28,12 +29,13 @@ mod row;
 pub mod sweep;
 mod time;
 
+pub(crate) use constants::SPAN_MAX;
 pub use constants::{Constants, ConstantsError, Overrides};
 pub use key::{Key, Name, NameError};
 pub use lease::{Lease, Phase};
 pub use mutator::{
     Accepted, Begin, Durability, Finished, Mutator, QUEUE_MAX, Refusal, Rejected, ShardWrite,
-    Ticket, WriteOutcome,
+    Ticket, WriteOutcome, weight,
 };
 pub use row::{Cut, FullRead, MutatorId, Row, Slice, WholeSlice};
 pub use time::{Now, Timestamp};

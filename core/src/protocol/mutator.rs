@@ -17,7 +17,7 @@
 
 use super::{Constants, Key, Lease, MutatorId, Now, Timestamp};
 use crate::crdt::envelope::encode_shard;
-use crate::crdt::{Effect, Op, OpError, State};
+use crate::crdt::{Dot, Effect, Op, OpError, State};
 
 /// Most op lists that wait for one mutator's next write; a further one is refused.
 pub const QUEUE_MAX: usize = 65_536;
@@ -34,7 +34,7 @@ pub struct Mutator {
     head: State,
     /// Accepted, never sent. Ascending by ticket.
     queue: Vec<Entry>,
-    /// Ops in the queue.
+    /// What the queue weighs; see [`Mutator::queued`].
     queued: usize,
     flight: Option<Flight>,
     /// `settled` holds ops that no write has acknowledged.
@@ -42,6 +42,8 @@ pub struct Mutator {
     /// At least one write was acknowledged.
     persisted: bool,
     next_ticket: u64,
+    /// Dots that were drawn. One is never drawn twice, whatever becomes of its op.
+    dots: u64,
     last_timestamp: Option<Timestamp>,
     writes: u64,
 }
@@ -149,23 +151,37 @@ pub enum Finished {
     Unknown(String),
 }
 
+/// What a list of ops weighs where waiting ops are bounded: one for each op, and one more for every
+/// 64 bytes that it holds.
+#[must_use]
+pub fn weight(ops: &[Op]) -> usize {
+    ops.iter().map(|op| 1 + op.heap_bytes() / 64).sum()
+}
+
 impl Mutator {
-    /// A new mutator. `id` must be fresh and random.
+    /// A new mutator. `id` must be fresh and random. A `precision` of none is the kind's default.
     #[must_use]
-    pub fn born(key: Key, id: MutatorId, now: Now, constants: &Constants) -> Mutator {
-        let identity = State::identity(key.kind);
+    pub fn born(
+        key: Key,
+        id: MutatorId,
+        precision: Option<u16>,
+        now: Now,
+        constants: &Constants,
+    ) -> Mutator {
+        let empty = State::new(key.kind, precision);
         Mutator {
             key,
             id,
             lease: Lease::begin(now, constants),
-            settled: identity.clone(),
-            head: identity,
+            settled: empty.clone(),
+            head: empty,
             queue: Vec::new(),
             queued: 0,
             flight: None,
             unresolved: false,
             persisted: false,
             next_ticket: 0,
+            dots: 0,
             last_timestamp: None,
             writes: 0,
         }
@@ -189,7 +205,7 @@ impl Mutator {
         self.flight.is_none() && self.queue.is_empty() && !self.unresolved
     }
 
-    /// How many ops wait for the next write.
+    /// What the ops weigh that wait for the next write; see [`weight`].
     #[must_use]
     pub fn queued(&self) -> usize {
         self.queued
@@ -207,7 +223,7 @@ impl Mutator {
     /// [`Refusal`]; nothing has changed then.
     pub fn accept(
         &mut self,
-        ops: Vec<Op>,
+        mut ops: Vec<Op>,
         durability: Durability,
         now: Now,
     ) -> Result<Accepted, Refusal> {
@@ -217,13 +233,19 @@ impl Mutator {
         if self.queue.len() >= QUEUE_MAX {
             return Err(Refusal::QueueFull);
         }
+        let (expires_at, mutator_id, dots) = (self.lease.expires_at(), self.id, &mut self.dots);
+        let mut next_dot = || {
+            *dots += 1;
+            Dot { expires_at, mutator_id, seq: *dots }
+        };
+        ops.iter_mut().for_each(|op| op.assign(&mut next_dot));
         let effect = self.head.apply_all(&ops).map_err(Refusal::Op)?;
         if effect == Effect::Unchanged && self.persisted && self.is_clean() {
             return Ok(Accepted::Stored);
         }
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        self.queued += ops.len();
+        self.queued += weight(&ops);
         self.queue.push(Entry { ticket, ops, durability });
         Ok(Accepted::Queued(ticket))
     }
@@ -313,7 +335,7 @@ impl Mutator {
                 false
             }
         });
-        self.queued = self.queue.iter().map(|entry| entry.ops.len()).sum();
+        self.queued = self.queue.iter().map(|entry| weight(&entry.ops)).sum();
         self.head = head;
         rejected
     }

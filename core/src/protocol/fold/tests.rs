@@ -62,10 +62,7 @@ impl Rows {
 
     fn total(&self) -> i128 {
         match assemble(Kind::Counter, self.read().slice(), NOW, &constants()).expect("readable") {
-            Answer::Value(reading) => {
-                let State::Counter(counter) = reading.state;
-                crate::crdt::Crdt::value(&counter)
-            }
+            Answer::Value(reading) => Counter::try_from(reading.state).expect("a counter").total(),
             Answer::Absent => 0,
             Answer::ReadAgain => panic!("no fence was cached"),
         }

@@ -22,7 +22,7 @@ fn at(seconds: u64) -> Now {
 fn mutator() -> Mutator {
     let name = |text| Name::new(text).expect("name");
     let key = Key { kind: Kind::Counter, group: name("g"), name: name("n") };
-    Mutator::born(key, MutatorId::new(Uuid::from_u128(7)), at(0), &constants())
+    Mutator::born(key, MutatorId::new(Uuid::from_u128(7)), None, at(0), &constants())
 }
 
 fn add(by: i64) -> Vec<Op> {

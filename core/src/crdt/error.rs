@@ -1,0 +1,100 @@
+//! Why an op, a merge or stored bytes were refused.
+
+use thiserror::Error;
+
+use super::STATE_BYTES_MAX;
+
+/// Why an op was refused. The state is untouched.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum OpError {
+    /// The result would not fit the state's number range.
+    #[error("the op would take this {kind} beyond its range; add a smaller amount")]
+    Overflow {
+        /// Kind of the state.
+        kind: &'static str,
+    },
+    /// The op belongs to another kind than the key.
+    #[error("an op of kind {op} can't be applied to a key of kind {state}")]
+    WrongKind {
+        /// Kind of the op.
+        op: &'static str,
+        /// Kind of the key.
+        state: &'static str,
+    },
+    /// The state would pass [`STATE_BYTES_MAX`].
+    #[error("the op would grow the state beyond {STATE_BYTES_MAX} bytes; spread it over more keys")]
+    TooLarge,
+    /// The op's JSON is not an op of this kind.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// Why two states could not be merged.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum MergeError {
+    /// The merged value does not fit the state's number range.
+    #[error("the merged {kind} is beyond its range")]
+    Overflow {
+        /// Kind of the states.
+        kind: &'static str,
+    },
+    /// The states are of different kinds.
+    #[error("a state of kind {right} can't be merged into one of kind {left}")]
+    WrongKind {
+        /// Kind of the receiving state.
+        left: &'static str,
+        /// Kind of the merged state.
+        right: &'static str,
+    },
+}
+
+/// Why stored bytes are not a state. Undecodable bytes are never skipped: a partial sum is a wrong
+/// sum.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// The bytes end too early, go on too long, or a length does not fit.
+    #[error("the bytes are cut or too long at byte {at}")]
+    Framing {
+        /// Offset of the first byte that does not fit.
+        at: usize,
+    },
+    /// The first byte is not the envelope's magic byte.
+    #[error("unknown magic byte {0:#04x}")]
+    Magic(u8),
+    /// The checksum does not match.
+    #[error("checksum {stored:#010x} stored, {computed:#010x} computed")]
+    Checksum {
+        /// As stored.
+        stored: u32,
+        /// Of the bytes.
+        computed: u32,
+    },
+    /// No kind has this code in this release.
+    #[error("unknown kind code {0}; it may have been written by a newer release")]
+    Kind(u64),
+    /// The kind is known, but is not the kind of the key.
+    #[error("a state of kind {found} in a key of kind {expected}")]
+    KindMismatch {
+        /// Kind of the key.
+        expected: &'static str,
+        /// Kind in the envelope.
+        found: &'static str,
+    },
+    /// The payload's format number is unknown in this release.
+    #[error("unknown payload format {0}; it may have been written by a newer release")]
+    Format(u64),
+    /// The flags or the configuration hold something unknown in this release.
+    #[error("unknown flags or configuration; it may have been written by a newer release")]
+    Flags,
+    /// A tally's bytes in a shard's row, or the reverse.
+    #[error("a {found} stored where a {expected} belongs")]
+    Role {
+        /// What the row should hold.
+        expected: &'static str,
+        /// What the envelope says.
+        found: &'static str,
+    },
+    /// A number is written in more bytes than it needs, or the payload is malformed.
+    #[error("the payload is not canonical")]
+    NotCanonical,
+}

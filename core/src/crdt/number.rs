@@ -1,0 +1,95 @@
+//! Numbers in ops, read strictly.
+
+use std::fmt;
+
+use serde::de::{self, Deserializer, Visitor};
+
+/// Reads a finite double. Not-a-number and infinities do not exist in JSON; in quotes they are
+/// refused. Zero has one sign from here on.
+pub(super) fn finite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    struct Finite;
+
+    impl Visitor<'_> for Finite {
+        type Value = f64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("`value` as a finite JSON number")
+        }
+
+        fn visit_f64<E: de::Error>(self, value: f64) -> Result<f64, E> {
+            positive_zero(value)
+                .ok_or_else(|| E::invalid_value(de::Unexpected::Float(value), &self))
+        }
+
+        #[allow(clippy::cast_precision_loss, reason = "a value is a double: rounded once, here")]
+        fn visit_i64<E>(self, value: i64) -> Result<f64, E> {
+            Ok(value as f64)
+        }
+
+        #[allow(clippy::cast_precision_loss, reason = "a value is a double: rounded once, here")]
+        fn visit_u64<E>(self, value: u64) -> Result<f64, E> {
+            Ok(value as f64)
+        }
+    }
+
+    deserializer.deserialize_any(Finite)
+}
+
+/// A finite number, with one sign of zero; none if it is not finite.
+fn positive_zero(value: f64) -> Option<f64> {
+    // IEEE 754: -0.0 + 0.0 is 0.0, and nothing else changes.
+    value.is_finite().then_some(value + 0.0)
+}
+
+/// Reads how often a value was met: a whole number from 1 to 2^63 - 1.
+pub(super) fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    positive(deserializer, "`count` as a whole number from 1 to 9223372036854775807")
+}
+
+/// Reads a positive weight.
+pub(super) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    positive(deserializer, "`by` as a whole number from 1 to 9223372036854775807")
+}
+
+/// What was met without saying how often was met once.
+pub(super) fn once() -> u64 {
+    1
+}
+
+fn positive<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    rule: &'static str,
+) -> Result<u64, D::Error> {
+    struct Positive(&'static str);
+
+    impl Visitor<'_> for Positive {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+
+        fn visit_i64<E: de::Error>(self, value: i64) -> Result<u64, E> {
+            match u64::try_from(value) {
+                Ok(positive) if positive > 0 => Ok(positive),
+                _ => Err(E::invalid_value(de::Unexpected::Signed(value), &self)),
+            }
+        }
+
+        fn visit_u64<E: de::Error>(self, value: u64) -> Result<u64, E> {
+            match i64::try_from(value) {
+                Ok(1..) => Ok(value),
+                _ => Err(E::invalid_value(de::Unexpected::Unsigned(value), &self)),
+            }
+        }
+
+        fn visit_str<E: de::Error>(self, value: &str) -> Result<u64, E> {
+            match value.parse() {
+                Ok(number) => self.visit_u64(number),
+                Err(_) => Err(E::invalid_value(de::Unexpected::Str(value), &self)),
+            }
+        }
+    }
+
+    deserializer.deserialize_any(Positive(rule))
+}

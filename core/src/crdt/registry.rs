@@ -1,0 +1,303 @@
+//! The closed set of kinds, and the enums that dispatch over it.
+
+use std::fmt;
+
+use serde::de::DeserializeOwned;
+
+use super::{
+    About, Counter, Crdt, DecodeError, Dot, Effect, Extrema, GSet, Histogram, MergeError, OpError,
+    Precision, Question, Stats, Sum, Value,
+};
+use crate::protocol::{Key, Timestamp};
+
+/// Generates the enums from the list of kinds.
+macro_rules! kinds {
+    ($($variant:ident = $type:ty),+ $(,)?) => {
+        /// The data type of a key. It is part of the key's address, so no two pods can disagree.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Kind { $(#[doc = concat!("See [`", stringify!($type), "`].")] $variant),+ }
+
+        /// One requested change to a key of some kind.
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum Op { $(#[doc = concat!("For [`", stringify!($type), "`].")] $variant(<$type as Crdt>::Op)),+ }
+
+        /// What a mutator accumulated, or what a fold merged.
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum State { $(#[doc = concat!("Of [`", stringify!($type), "`].")] $variant($type)),+ }
+
+        impl Kind {
+            /// Every kind of this release.
+            pub const ALL: &'static [Kind] = &[$(Kind::$variant),+];
+
+            /// Name in addresses.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Kind::$variant => <$type>::NAME),+ }
+            }
+            /// Number in the envelope.
+            #[must_use]
+            pub fn code(self) -> u64 {
+                match self { $(Kind::$variant => <$type>::CODE),+ }
+            }
+            /// Number of the payload format that this release writes.
+            #[must_use]
+            pub fn format(self) -> u64 {
+                match self { $(Kind::$variant => <$type>::FORMAT),+ }
+            }
+            /// For people.
+            #[must_use]
+            pub fn about(self) -> About {
+                match self { $(Kind::$variant => <$type>::ABOUT),+ }
+            }
+            /// What of it can be configured.
+            #[must_use]
+            pub fn precision(self) -> Option<Precision> {
+                match self { $(Kind::$variant => <$type>::PRECISION),+ }
+            }
+            /// Whether its ops carry a time of the pod's hybrid logical clock.
+            #[must_use]
+            pub fn is_timed(self) -> bool {
+                match self { $(Kind::$variant => <$type>::IS_TIMED),+ }
+            }
+            /// Reads one op of this kind from JSON.
+            ///
+            /// # Errors
+            /// [`OpError::Invalid`] with a sentence that says what is wrong and what would be right.
+            pub fn parse_op(self, json: &serde_json::Value) -> Result<Op, OpError> {
+                match self { $(Kind::$variant => parse(json).map(Op::$variant)),+ }
+            }
+            /// The op of an empty body.
+            #[must_use]
+            pub fn empty_op(self) -> Option<Op> {
+                match self { $(Kind::$variant => <$type>::empty_op().map(Op::$variant)),+ }
+            }
+        }
+
+        impl Kind {
+            /// A value of this kind, as people write it; see [`Crdt::parse_value`].
+            #[must_use]
+            pub fn parse_value(self, text: &str) -> Option<Value> {
+                match self { $(Kind::$variant => <$type>::parse_value(text)),+ }
+            }
+        }
+
+        impl Op {
+            /// The kind that this op belongs to.
+            #[must_use]
+            pub fn kind(&self) -> Kind {
+                match self { $(Op::$variant(_) => Kind::$variant),+ }
+            }
+            /// Memory that it holds besides itself, in bytes.
+            #[must_use]
+            pub fn heap_bytes(&self) -> usize {
+                match self { $(Op::$variant(op) => <$type>::heap_bytes(op)),+ }
+            }
+            /// The time that the client has seen; see [`Crdt::after`].
+            #[must_use]
+            pub fn after(&self) -> Option<Timestamp> {
+                match self { $(Op::$variant(op) => <$type>::after(op)),+ }
+            }
+            /// Sets its time; see [`Crdt::stamp`].
+            pub fn stamp(&mut self, time: Timestamp) {
+                match self { $(Op::$variant(op) => <$type>::stamp(op, time)),+ }
+            }
+            /// Opens what clients hold sealed; see [`Crdt::open`].
+            ///
+            /// # Errors
+            /// [`OpError::Invalid`] if it is not of this key, or claims to have seen what can't be.
+            pub fn open(&mut self, key: &Key, now: Timestamp) -> Result<(), OpError> {
+                match self { $(Op::$variant(op) => <$type>::open(op, key, now)),+ }
+            }
+            /// Gives it its dot; see [`Crdt::assign`].
+            pub fn assign(&mut self, next: &mut dyn FnMut() -> Dot) {
+                match self { $(Op::$variant(op) => <$type>::assign(op, next)),+ }
+            }
+        }
+
+        $(#[cfg(test)]
+        impl Wrap for $type {
+            fn wrap(op: &Self::Op) -> Op {
+                Op::$variant(op.clone())
+            }
+        })+
+
+        $(impl From<$type> for State {
+            fn from(state: $type) -> State {
+                State::$variant(state)
+            }
+        })+
+
+        $(impl TryFrom<State> for $type {
+            /// The state, which is of another kind.
+            type Error = State;
+
+            fn try_from(state: State) -> Result<$type, State> {
+                match state {
+                    State::$variant(state) => Ok(state),
+                    other => Err(other),
+                }
+            }
+        })+
+
+        impl State {
+            /// The state of a key without ops, of the finest precision: what others merge into.
+            #[must_use]
+            pub fn identity(kind: Kind) -> State {
+                match kind { $(Kind::$variant => State::$variant(<$type>::default())),+ }
+            }
+            /// The kind of this state.
+            #[must_use]
+            pub fn kind(&self) -> Kind {
+                match self { $(State::$variant(_) => Kind::$variant),+ }
+            }
+            /// Its precision; none for kinds without.
+            #[must_use]
+            pub fn precision(&self) -> Option<u16> {
+                match self { $(State::$variant(state) => state.precision()),+ }
+            }
+            /// Applies one op completely or, with an error, not at all.
+            ///
+            /// # Errors
+            /// [`OpError`]; the state is then untouched.
+            pub fn apply(&mut self, op: &Op) -> Result<Effect, OpError> {
+                match (self, op) {
+                    $((State::$variant(state), Op::$variant(op)) => state.apply(op),)+
+                    (state, op) => Err(OpError::WrongKind {
+                        op: op.kind().name(),
+                        state: state.kind().name(),
+                    }),
+                }
+            }
+            /// Merges `other` into `self`.
+            ///
+            /// # Errors
+            /// [`MergeError`]; `self` is then unspecified.
+            pub fn merge(&mut self, other: &State) -> Result<(), MergeError> {
+                match (self, other) {
+                    $((State::$variant(left), State::$variant(right)) => left.merge(right),)+
+                    (left, right) => Err(MergeError::WrongKind {
+                        left: left.kind().name(),
+                        right: right.kind().name(),
+                    }),
+                }
+            }
+            /// Drops what nobody can need once every shard with `expires_at <= fence` is in it.
+            pub fn settle(&mut self, fence: Timestamp) {
+                match self { $(State::$variant(state) => state.settle(fence)),+ }
+            }
+            /// Prepares it to be merged with states of other keys; see [`Crdt::detach`].
+            pub fn detach(&mut self) {
+                match self { $(State::$variant(state) => state.detach()),+ }
+            }
+            /// The state in the format of another library, for kinds that have one.
+            #[must_use]
+            pub fn export(&self) -> Option<Vec<u8>> {
+                match self { $(State::$variant(state) => state.export()),+ }
+            }
+            /// What a read answers.
+            #[must_use]
+            pub fn value(&self, question: &Question) -> Value {
+                match self { $(State::$variant(state) => state.value(question)),+ }
+            }
+            /// Appends the canonical payload: what the envelope holds besides its frame.
+            pub fn encode_payload(&self, out: &mut Vec<u8>) {
+                match self { $(State::$variant(state) => state.encode(out)),+ }
+            }
+            pub(crate) fn decode_payload(
+                kind: Kind, format: u64, precision: Option<u16>, payload: &[u8],
+            ) -> Result<State, DecodeError> {
+                match kind {
+                    $(Kind::$variant =>
+                        <$type>::decode(format, precision, payload).map(State::$variant)),+
+                }
+            }
+            fn with_precision(kind: Kind, precision: u16) -> State {
+                match kind { $(Kind::$variant => State::$variant(<$type>::with_precision(precision))),+ }
+            }
+        }
+    };
+}
+
+kinds! {
+    Counter = Counter,
+    Sum = Sum,
+    Stats = Stats,
+    Extrema = Extrema,
+    Histogram = Histogram,
+    GSet = GSet,
+}
+
+impl Kind {
+    /// The kind of this name, if there is one.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Kind> {
+        Kind::ALL.iter().copied().find(|kind| kind.name() == name)
+    }
+
+    /// The op, as JSON, that bare text stands for: the amount of a `counter`, the item of a set. An
+    /// amount is taken as it stands; elsewhere, text that is JSON is that JSON, and any other text is
+    /// a string.
+    #[must_use]
+    pub fn bare_op(self, text: &str) -> serde_json::Value {
+        let (op, field) = self.about().bare;
+        let string = || serde_json::Value::from(text);
+        let value = match field {
+            "by" => string(),
+            _ => serde_json::from_str(text).unwrap_or_else(|_| string()),
+        };
+        serde_json::json!({"op": op, field: value})
+    }
+
+    /// The kind of this envelope code, if there is one.
+    #[must_use]
+    pub fn from_code(code: u64) -> Option<Kind> {
+        Kind::ALL.iter().copied().find(|kind| kind.code() == code)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl State {
+    /// What a new mutator begins with: empty, of this precision, or of the kind's default.
+    #[must_use]
+    pub fn new(kind: Kind, precision: Option<u16>) -> State {
+        match kind.precision() {
+            Some(range) => State::with_precision(kind, precision.unwrap_or(range.default)),
+            None => State::identity(kind),
+        }
+    }
+
+    /// Applies all ops or none.
+    ///
+    /// # Errors
+    /// The first op's [`OpError`]; the state is then untouched.
+    pub fn apply_all(&mut self, ops: &[Op]) -> Result<Effect, OpError> {
+        if let [op] = ops {
+            return self.apply(op);
+        }
+        let mut next = self.clone();
+        let mut effect = Effect::Unchanged;
+        for op in ops {
+            if next.apply(op)? == Effect::Changed {
+                effect = Effect::Changed;
+            }
+        }
+        *self = next;
+        Ok(effect)
+    }
+}
+
+/// The registry's op of a kind's own, for the law suite.
+#[cfg(test)]
+pub(super) trait Wrap: Crdt {
+    fn wrap(op: &Self::Op) -> Op;
+}
+
+/// JSON to op, with a message for people.
+fn parse<T: DeserializeOwned>(json: &serde_json::Value) -> Result<T, OpError> {
+    T::deserialize(json).map_err(|error| OpError::Invalid(error.to_string()))
+}

@@ -1,0 +1,42 @@
+//! The times of ops whose last writer wins.
+
+use std::fmt;
+
+use serde::de::{self, Deserializer, Visitor};
+
+use crate::protocol::Timestamp;
+
+/// The time of an op that was not stamped yet: before all others.
+pub(super) fn unstamped() -> Timestamp {
+    Timestamp::from_micros(0)
+}
+
+/// Reads `after`: the `timestamp` of an earlier answer, in µs since 1970.
+pub(super) fn after<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Timestamp>, D::Error> {
+    struct Wanted;
+
+    impl Visitor<'_> for Wanted {
+        type Value = Option<Timestamp>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("`after` as the `timestamp` of an earlier answer, in µs since 1970")
+        }
+
+        fn visit_u64<E: de::Error>(self, value: u64) -> Result<Option<Timestamp>, E> {
+            i64::try_from(value)
+                .map(|micros| Some(Timestamp::from_micros(micros)))
+                .map_err(|_| E::invalid_value(de::Unexpected::Unsigned(value), &self))
+        }
+
+        fn visit_str<E: de::Error>(self, value: &str) -> Result<Option<Timestamp>, E> {
+            match value.parse() {
+                Ok(micros) => self.visit_u64(micros),
+                Err(_) => Err(E::invalid_value(de::Unexpected::Str(value), &self)),
+            }
+        }
+    }
+
+    deserializer.deserialize_any(Wanted)
+}

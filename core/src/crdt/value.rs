@@ -1,0 +1,170 @@
+//! What a read answers, and what it may be asked.
+
+use std::fmt;
+
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+use super::item::Item;
+use crate::protocol::Key;
+
+/// The answer of a read, as a tree that is written as JSON.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Nothing, such as the maximum of no observations.
+    Null,
+    /// Yes or no.
+    Bool(bool),
+    /// A whole number, exact: as a JSON number of any length or, on request, in quotes.
+    Integer(i128),
+    /// A finite double.
+    Real(f64),
+    /// Text.
+    Text(String),
+    /// Several values in an order.
+    List(Vec<Value>),
+    /// Several values by name, in the order in which they are shown.
+    Record(Vec<(&'static str, Value)>),
+    /// What a client stored.
+    Json(serde_json::Value),
+}
+
+/// What a read wants to know besides the value; each kind knows some of it (see
+/// [`About::parameters`](super::About::parameters)).
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Question {
+    /// Whose value it is: tokens of the answer are good for this key alone. None: no tokens.
+    pub key: Option<Key>,
+    /// `q`: quantiles, each from 0 to 1.
+    pub quantiles: Vec<f64>,
+    /// `buckets`: with the buckets of a histogram.
+    pub buckets: bool,
+    /// `as`: in the form of another system.
+    pub form: Option<Form>,
+    /// `contains`: whether a set has this item.
+    pub contains: Option<Item>,
+}
+
+/// A form in which other systems exchange histograms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// `opentelemetry`: an `ExponentialHistogramDataPoint` in OTLP/JSON.
+    OpenTelemetry,
+    /// `prometheus`: a native histogram as in the answers of Prometheus' HTTP API.
+    Prometheus,
+}
+
+impl Value {
+    /// A number of things.
+    #[must_use]
+    pub fn count(count: impl TryInto<i128>) -> Value {
+        Value::Integer(count.try_into().unwrap_or(i128::MAX))
+    }
+
+    /// Text, or nothing.
+    #[must_use]
+    pub fn text(text: impl Into<String>) -> Value {
+        Value::Text(text.into())
+    }
+
+    /// A double, or nothing.
+    #[must_use]
+    pub fn real(real: Option<f64>) -> Value {
+        real.map_or(Value::Null, Value::Real)
+    }
+
+    /// A field of a record.
+    #[must_use]
+    pub fn field(&self, name: &str) -> Option<&Value> {
+        match self {
+            Value::Record(fields) => {
+                fields.iter().find(|(field, _)| *field == name).map(|(_, value)| value)
+            }
+            _ => None,
+        }
+    }
+
+    /// The value as JSON; `as_digits` writes whole numbers in quotes, for parsers that keep only 53
+    /// bits.
+    #[must_use]
+    pub fn shown(&self, as_digits: bool) -> Shown<'_> {
+        Shown { value: self, as_digits }
+    }
+}
+
+/// A bare scalar is shown as such, anything else as JSON on one line.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Integer(integer) => integer.fmt(f),
+            Value::Text(text) => text.fmt(f),
+            other => {
+                let json = serde_json::to_string(&other.shown(false)).map_err(|_| fmt::Error)?;
+                f.write_str(&json)
+            }
+        }
+    }
+}
+
+/// A value on its way to JSON.
+#[derive(Debug, Clone, Copy)]
+pub struct Shown<'a> {
+    value: &'a Value,
+    as_digits: bool,
+}
+
+impl Serialize for Shown<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let as_digits = self.as_digits;
+        match self.value {
+            Value::Null => serializer.serialize_unit(),
+            Value::Bool(bool) => serializer.serialize_bool(*bool),
+            Value::Integer(integer) if as_digits => serializer.collect_str(integer),
+            Value::Integer(integer) => serializer.serialize_i128(*integer),
+            Value::Real(real) => serializer.serialize_f64(*real),
+            Value::Text(text) => serializer.serialize_str(text),
+            Value::List(values) => {
+                serializer.collect_seq(values.iter().map(|value| value.shown(as_digits)))
+            }
+            Value::Record(fields) => {
+                let mut map = serializer.serialize_map(Some(fields.len()))?;
+                for (name, value) in fields {
+                    map.serialize_entry(name, &value.shown(as_digits))?;
+                }
+                map.end()
+            }
+            Value::Json(json) => json.serialize(serializer),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_written_exactly() {
+        let write = |value: &Value, as_digits| {
+            serde_json::to_string(&value.shown(as_digits)).expect("JSON")
+        };
+        let large = Value::Integer(i128::MAX);
+        assert_eq!(write(&large, false), "170141183460469231731687303715884105727");
+        assert_eq!(write(&large, true), "\"170141183460469231731687303715884105727\"");
+        let record = Value::Record(vec![
+            ("size", Value::count(2_usize)),
+            ("items", Value::List(vec![Value::text("a"), Value::Integer(7)])),
+            ("max", Value::real(Some(0.5))),
+            ("min", Value::real(None)),
+        ]);
+        assert_eq!(write(&record, false), r#"{"size":2,"items":["a",7],"max":0.5,"min":null}"#);
+        assert_eq!(write(&record, true), r#"{"size":"2","items":["a","7"],"max":0.5,"min":null}"#);
+    }
+
+    #[test]
+    fn scalars_are_shown_bare() {
+        assert_eq!(Value::Integer(-5).to_string(), "-5");
+        assert_eq!(Value::text("12.30").to_string(), "12.30");
+        assert_eq!(Value::Real(1.5).to_string(), "1.5");
+        assert_eq!(Value::List(vec![Value::Bool(true)]).to_string(), "[true]");
+    }
+}

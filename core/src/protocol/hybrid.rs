@@ -1,0 +1,96 @@
+//! The hybrid logical clock of a pod (Kulkarni et al., "Logical physical clocks", 2014), in one
+//! number: µs that follow the wall clock, but never stand still or go back.
+//!
+//! Kinds whose last writer wins take their times from it. A client that has seen a time, and sends
+//! it with its next op, is answered with a later one, whichever pod it hopped to.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::Timestamp;
+
+/// See the [module documentation](self).
+#[derive(Debug)]
+pub struct HybridClock {
+    last: Timestamp,
+    ahead_max: Duration,
+}
+
+/// A time that a client claims to have seen is further ahead than any honest pod could have put it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error(
+    "`after` is {} ms ahead of this pod's clock, at most {} ms are allowed; send the `timestamp` of \
+     an earlier answer, in µs since 1970",
+    .ahead.as_millis(),
+    .ahead_max.as_millis()
+)]
+pub struct Ahead {
+    /// By how much.
+    pub ahead: Duration,
+    /// How much is allowed.
+    pub ahead_max: Duration,
+}
+
+impl HybridClock {
+    /// A clock that follows seen times at most `ahead_max` beyond the wall clock. Two pods within
+    /// the clock offset limit ε of true time differ by 2ε.
+    #[must_use]
+    pub fn new(ahead_max: Duration) -> HybridClock {
+        HybridClock { last: Timestamp::from_micros(0), ahead_max }
+    }
+
+    /// The next time: after every earlier one, after `after`, and not before the wall clock.
+    ///
+    /// # Errors
+    /// [`Ahead`]; the clock is then as it was.
+    pub fn tick(&mut self, wall: Timestamp, after: Option<Timestamp>) -> Result<Timestamp, Ahead> {
+        let ahead_max = self.ahead_max;
+        if let Some(after) = after {
+            if after > wall.plus(ahead_max) {
+                return Err(Ahead { ahead: after.since(wall), ahead_max });
+            }
+            self.last = self.last.max(after);
+        }
+        self.last = self.last.next().max(wall);
+        Ok(self.last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(micros: i64) -> Timestamp {
+        Timestamp::from_micros(micros)
+    }
+
+    #[test]
+    fn time_follows_the_wall_and_never_stands_still() {
+        let mut clock = HybridClock::new(Duration::from_micros(100));
+        let walls = [10, 10, 5, 12, 50];
+        let times: Vec<_> = walls.iter().map(|wall| clock.tick(at(*wall), None)).collect();
+        assert_eq!(times, [10, 11, 12, 13, 50].map(|time| Ok(at(time))));
+    }
+
+    #[test]
+    fn a_client_that_hops_between_pods_is_never_behind_itself() {
+        let (mut ahead, mut behind) = (
+            HybridClock::new(Duration::from_micros(100)),
+            HybridClock::new(Duration::from_micros(100)),
+        );
+        let seen = ahead.tick(at(1_080), None).expect("a time");
+        let next = behind.tick(at(1_000), Some(seen)).expect("a time");
+        assert_eq!(next, at(1_081));
+        assert_eq!(behind.tick(at(1_001), None), Ok(at(1_082)));
+    }
+
+    #[test]
+    fn a_time_from_the_future_is_refused_and_moves_nothing() {
+        let mut clock = HybridClock::new(Duration::from_micros(100));
+        let error = clock.tick(at(1_000), Some(at(1_101))).expect_err("too far ahead");
+        assert_eq!(error.ahead, Duration::from_micros(101));
+        assert_eq!(clock.tick(at(1_000), Some(at(1_100))), Ok(at(1_101)));
+        assert_eq!(clock.tick(at(1_000), None), Ok(at(1_102)), "its own time may run ahead");
+    }
+}
