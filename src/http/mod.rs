@@ -13,6 +13,7 @@ mod catalog;
 mod extract;
 mod inspect;
 mod json;
+mod merge;
 mod observe;
 mod openapi;
 mod operations;
@@ -111,6 +112,7 @@ fn key_routes() -> OpenApiRouter<Served> {
         .routes(routes!(read::read_group))
         .routes(routes!(batch::batch).layer(RequestDecompressionLayer::new()))
         .routes(routes!(batch::query))
+        .routes(routes!(merge::merge))
         .routes(routes!(inspect::shards))
         .routes(routes!(inspect::fold))
         .routes(routes!(inspect::kinds))

@@ -18,7 +18,9 @@
 //!
 //! Adding a kind is one file that implements [`Crdt`] and one line in the [`registry`].
 
+mod audience;
 mod counter;
+mod distinct;
 pub mod envelope;
 mod error;
 mod exact;
@@ -30,10 +32,12 @@ pub mod item;
 mod laws;
 mod number;
 mod registry;
+mod sketch;
 mod span;
 mod stats;
 mod sum;
 mod time;
+mod topk;
 mod value;
 pub(crate) mod varint;
 
@@ -43,14 +47,18 @@ use serde::de::DeserializeOwned;
 
 use crate::protocol::{Key, MutatorId, Timestamp};
 
+pub use audience::{Audience, Expression, Selection};
 pub use counter::{Counter, CounterOp};
+pub use distinct::Distinct;
 pub use error::{DecodeError, MergeError, OpError};
 pub use extrema::{Extrema, ExtremaOp, LABEL_BYTES_MAX};
 pub use gset::{GSet, GSetOp};
 pub use histogram::{BUCKETS_MAX, Histogram, HistogramOp};
 pub use registry::{Kind, Op, State};
+pub use sketch::{SKETCH_TEXT_BYTES_MAX, SketchOp};
 pub use stats::{Stats, StatsOp};
 pub use sum::{Decimal, Sum, SumOp};
+pub use topk::{TopK, TopKOp};
 pub use value::{Form, Question, Value};
 
 /// Largest payload of one mutator's state, in bytes; an op that would grow it beyond is refused.

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 
 use super::{
-    About, Counter, Crdt, DecodeError, Dot, Effect, Extrema, GSet, Histogram, MergeError, OpError,
-    Precision, Question, Stats, Sum, Value,
+    About, Audience, Counter, Crdt, DecodeError, Distinct, Dot, Effect, Extrema, GSet, Histogram,
+    MergeError, OpError, Precision, Question, Stats, Sum, TopK, Value,
 };
 use crate::protocol::{Key, Timestamp};
 
@@ -224,7 +224,10 @@ kinds! {
     Stats = Stats,
     Extrema = Extrema,
     Histogram = Histogram,
+    Distinct = Distinct,
+    Audience = Audience,
     GSet = GSet,
+    TopK = TopK,
 }
 
 impl Kind {

@@ -1,0 +1,251 @@
+//! What the sketches [`Distinct`](super::Distinct) and [`Audience`](super::Audience) share: their
+//! ops, how items are hashed, and the shape of their values.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+
+use super::item::{self, Item};
+use super::{OpError, Value};
+
+/// Longest text of a foreign sketch in an op, in bytes of base64.
+pub const SKETCH_TEXT_BYTES_MAX: usize = 256 * 1024;
+
+/// First bytes that every image of the DataSketches families has: preamble size, serial version,
+/// family, one byte of the family's own, another, flags, and the hash of the seed.
+pub(super) const HEADER_BYTES: usize = 8;
+
+/// MurmurHash3 of DataSketches' default seed 9001, as `computeSeedHash` of every language has it.
+pub(super) const SEED_HASH: [u8; 2] = [0xCC, 0x93];
+
+/// A change of a sketch.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(try_from = "RawOp")]
+pub enum SketchOp {
+    /// Counts items: `{"op":"add","item":"a"}`, or several at once as `items`.
+    Add {
+        /// 1 to 1,000 of them.
+        items: Vec<Item>,
+    },
+    /// Counts all that a sketch of somebody else has counted: `{"op":"merge","sketch":"…"}`.
+    Merge {
+        /// Its image in the native format of its DataSketches family.
+        sketch: Box<[u8]>,
+    },
+}
+
+/// An op as it is written.
+#[derive(Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+enum RawOp {
+    Add { item: Option<Item>, items: Option<Vec<Item>> },
+    Merge { sketch: String },
+}
+
+impl TryFrom<RawOp> for SketchOp {
+    type Error = OpError;
+
+    fn try_from(raw: RawOp) -> Result<SketchOp, OpError> {
+        match raw {
+            RawOp::Add { item, items } => {
+                item::one_or_many(item, items).map(|items| SketchOp::Add { items })
+            }
+            RawOp::Merge { sketch } if sketch.len() > SKETCH_TEXT_BYTES_MAX => {
+                let length = sketch.len();
+                Err(refused(format!("has {length} bytes; give it at most {SKETCH_TEXT_BYTES_MAX}")))
+            }
+            RawOp::Merge { sketch } => match STANDARD.decode(&sketch) {
+                Ok(sketch) => Ok(SketchOp::Merge { sketch: sketch.into() }),
+                Err(error) => Err(refused(format!("is not standard base64 with padding: {error}"))),
+            },
+        }
+    }
+}
+
+impl SketchOp {
+    pub(super) fn heap_bytes(&self) -> usize {
+        match self {
+            SketchOp::Add { items } => {
+                let beside: usize = items.iter().map(Item::heap_bytes).sum();
+                items.capacity() * size_of::<Item>() + beside
+            }
+            SketchOp::Merge { sketch } => sketch.len(),
+        }
+    }
+}
+
+/// Why `sketch` of an op was refused.
+pub(super) fn refused(rule: impl std::fmt::Display) -> OpError {
+    OpError::Invalid(format!("`sketch` {rule}"))
+}
+
+/// Hands over what DataSketches hashes for an item: the UTF-8 bytes of a string, the eight bytes of
+/// a number, least significant first. Java, C++ and Python do the same for `String` and `long`.
+pub(super) fn hashed_bytes(item: &Item, take: impl FnOnce(&[u8])) {
+    match item {
+        Item::Number(number) => take(&number.to_le_bytes()),
+        Item::Text(text) => take(text.as_bytes()),
+    }
+}
+
+/// Checks the header that all families share, before the library sees the bytes.
+pub(super) fn check_header(
+    image: &[u8],
+    family: (u8, &str),
+    has_seed: impl FnOnce(&[u8; HEADER_BYTES]) -> bool,
+) -> Result<[u8; HEADER_BYTES], OpError> {
+    let Some(header) = image.first_chunk::<HEADER_BYTES>() else {
+        let length = image.len();
+        return Err(refused(format!("is corrupt: it has {length} bytes, a header has 8")));
+    };
+    let (code, name) = family;
+    if header[2] != code {
+        let found = header[2];
+        return Err(refused(format!(
+            "is of another family: its family byte is {found}, and that of {name} is {code}"
+        )));
+    }
+    if has_seed(header) && header[6..8] != SEED_HASH {
+        return Err(refused("has another hash seed; build it with the default seed 9001"));
+    }
+    Ok(*header)
+}
+
+/// The value of a sketch.
+pub(super) fn show(estimate: f64, lower: f64, upper: f64, lg_k: u8) -> Value {
+    Value::Record(vec![
+        ("estimate", Value::Real(estimate)),
+        ("lower", Value::Real(lower)),
+        ("upper", Value::Real(upper)),
+        ("lg_k", Value::Integer(i128::from(lg_k))),
+    ])
+}
+
+/// JSON Schema of an op, with its title and the family of its foreign sketches.
+macro_rules! op_schema {
+    ($title:literal, $family:literal) => {
+        concat!(
+            r#"{"title":""#,
+            $title,
+            r#"","description":"Counts one item or several, or all that a sketch has counted.",
+            "oneOf":[
+            {"type":"object","required":["op"],"additionalProperties":false,"properties":{
+                "op":{"type":"string","enum":["add"]},
+                "item":{"description":"Either this or `items`.","oneOf":[
+                    {"type":"string","minLength":1,"maxLength":1024},
+                    {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]},
+                "items":{"type":"array","minItems":1,"maxItems":1000,"items":{"oneOf":[
+                    {"type":"string","minLength":1,"maxLength":1024},
+                    {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]}}}},
+            {"type":"object","required":["op","sketch"],"additionalProperties":false,"properties":{
+                "op":{"type":"string","enum":["merge"]},
+                "sketch":{"description":"Image of a DataSketches "#,
+            $family,
+            r#" sketch in standard base64.",
+                    "type":"string","contentEncoding":"base64","maxLength":262144}}}]}"#
+        )
+    };
+}
+pub(super) use op_schema;
+
+/// JSON Schema of the value.
+pub(super) const VALUE_SCHEMA: &str = r#"{"title":"DistinctCount","type":"object",
+    "required":["estimate","lower","upper","lg_k"],"additionalProperties":false,"properties":{
+    "estimate":{"description":"How many different items there were, about.","type":"number","minimum":0},
+    "lower":{"description":"With 95 % confidence it is this to `upper`.","type":"number","minimum":0},
+    "upper":{"description":"Two standard deviations above.","type":"number","minimum":0},
+    "lg_k":{"description":"The precision: the error halves with every two more.","type":"integer"}}}"#;
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::crdt::{Kind, Op, State};
+
+    fn parse(json: &str) -> Result<SketchOp, String> {
+        serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn ops_are_read_from_json() {
+        let add = |items| Ok(SketchOp::Add { items });
+        let text = Item::Text("u1".into());
+        assert_eq!(parse(r#"{"op":"add","item":"u1"}"#), add(vec![text.clone()]));
+        assert_eq!(parse(r#"{"op":"add","items":["u1",-7]}"#), add(vec![text, Item::Number(-7)]));
+        assert_eq!(
+            parse(r#"{"op":"merge","sketch":"AQID"}"#),
+            Ok(SketchOp::Merge { sketch: [1, 2, 3].into() })
+        );
+    }
+
+    #[test]
+    fn bad_ops_are_refused_with_the_rule() {
+        let long = format!(r#"{{"op":"merge","sketch":"{}"}}"#, "A".repeat(262_148));
+        for (json, says) in [
+            (r#"{"op":"add"}"#, "either `item` or `items`"),
+            (r#"{"op":"add","item":1,"items":[1]}"#, "either `item` or `items`"),
+            (r#"{"op":"add","items":[]}"#, "`items` has 0 items"),
+            (r#"{"op":"add","item":""}"#, "`item` has 0 bytes"),
+            (r#"{"op":"add","item":1.5}"#, "`item` as a string or a whole number"),
+            (r#"{"op":"add","item":1,"by":2}"#, "unknown field `by`"),
+            (r#"{"op":"remove","item":1}"#, "unknown variant `remove`"),
+            (r#"{"op":"merge"}"#, "missing field `sketch`"),
+            (r#"{"op":"merge","sketch":"AQI"}"#, "`sketch` is not standard base64"),
+            (r#"{"op":"merge","sketch":"_-8="}"#, "`sketch` is not standard base64"),
+            (&long, "`sketch` has 262148 bytes; give it at most 262144"),
+        ] {
+            let error = parse(json).expect_err(json);
+            assert!(error.contains(says), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_op_weighs_what_it_holds() {
+        let items = vec![Item::Text("abcd".into()), Item::Number(1)];
+        let weight = 2 * size_of::<Item>() + 4;
+        assert_eq!(SketchOp::Add { items }.heap_bytes(), weight);
+        assert_eq!(SketchOp::Merge { sketch: [0; 9].into() }.heap_bytes(), 9);
+    }
+
+    /// Applies an op that must be refused: with what it says, and without a trace.
+    pub(crate) fn check_refused(state: &State, op: Op, says: &str) {
+        let mut after = state.clone();
+        let error = after.apply(&op).expect_err(says).to_string();
+        assert!(error.contains(says), "expected {says:?}: {error}");
+        assert_eq!(&after, state, "a refused op left a trace");
+    }
+
+    /// The mean and the root mean square of the relative errors of 200 estimates of `n` items.
+    pub(crate) fn relative_errors(kind: Kind, lg_k: u16, n: u32) -> (f64, f64) {
+        let trials = 200;
+        let (mut sum, mut squares) = (0.0, 0.0);
+        for trial in 0..trials {
+            let mut state = State::new(kind, Some(lg_k));
+            let numbers: Vec<i64> =
+                (0..n).map(|i| (i64::from(trial) << 40) | i64::from(i)).collect();
+            for items in numbers.chunks(1_000) {
+                let items = items.iter().copied().map(Item::Number).collect();
+                state.apply(&wrap(kind, SketchOp::Add { items })).expect("items");
+            }
+            let error = estimate(&state) / f64::from(n) - 1.0;
+            sum += error;
+            squares += error * error;
+        }
+        (sum / f64::from(trials), (squares / f64::from(trials)).sqrt())
+    }
+
+    /// An op of one of both kinds.
+    pub(crate) fn wrap(kind: Kind, op: SketchOp) -> Op {
+        match kind {
+            Kind::Distinct => Op::Distinct(op),
+            Kind::Audience => Op::Audience(op),
+            other => panic!("{other} is no sketch"),
+        }
+    }
+
+    pub(crate) fn estimate(state: &State) -> f64 {
+        match state.value(&crate::crdt::Question::default()).field("estimate") {
+            Some(Value::Real(estimate)) => *estimate,
+            other => panic!("no estimate: {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! `topk`: the items with the largest total weight, after Misra and Gries ("Finding repeated
+//! elements", 1982), merged as by Agarwal et al. ("Mergeable summaries", 2012, section 2).
+//!
+//! At most k items have a counter. When an item finds no room, the same amount is taken off every
+//! counter until one is free; the sum of these amounts is the error e. A counter never says too
+//! much, and at most e too little, and e is at most the total divided by k + 1: each amount that was
+//! taken off k counters and one newcomer took k + 1 times as much from the total.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::item::Item;
+use super::varint::{self, Reader};
+use super::{
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Value,
+    check_format, number,
+};
+
+/// The heavy items.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TopK {
+    k: u16,
+    /// Of every op.
+    total: u128,
+    /// What any item's counter may lack.
+    error: u128,
+    counters: BTreeMap<Item, u128>,
+}
+
+/// A change of a [`TopK`].
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+pub enum TopKOp {
+    /// Adds weight to an item.
+    Add {
+        /// The item.
+        item: Item,
+        /// The weight, from 1 to 2^63 - 1.
+        #[serde(default = "number::once", deserialize_with = "number::weight")]
+        by: u64,
+    },
+}
+
+impl TopK {
+    fn overflow() -> OpError {
+        OpError::Overflow { kind: TopK::NAME }
+    }
+
+    /// Takes off every counter what leaves at most k of them: the (k+1)th largest.
+    fn shrink(&mut self) {
+        let k = usize::from(self.k);
+        if self.counters.len() <= k {
+            return;
+        }
+        let mut counts: Vec<u128> = self.counters.values().copied().collect();
+        let (_, &mut off, _) = counts.select_nth_unstable_by(k, |a, b| b.cmp(a));
+        self.counters.retain(|_, count| {
+            *count = count.saturating_sub(off);
+            *count > 0
+        });
+        self.error += off;
+    }
+}
+
+impl Default for TopK {
+    fn default() -> TopK {
+        TopK { k: PRECISION.max, total: 0, error: 0, counters: BTreeMap::new() }
+    }
+}
+
+const PRECISION: Precision = Precision { name: "k", min: 1, max: 4096, default: 256 };
+
+impl Crdt for TopK {
+    const NAME: &'static str = "topk";
+    const CODE: u64 = 12;
+    const FORMAT: u64 = 1;
+    const ABOUT: About = About {
+        summary: "The items with the largest total weight.",
+        class: Class::OrderCanonical,
+        is_exact: false,
+        bound: "An item's true weight lies between `at_least` and `at_most`, which differ by \
+                `error`, at most total / (k + 1); k is 256 unless configured.",
+        is_idempotent: false,
+        bare: ("add", "item"),
+        example_op: r#"{"op":"add","item":"x","by":3}"#,
+        example_value: r#"{"total":3,"error":0,"k":256,
+            "items":[{"item":"x","at_least":3,"at_most":3}]}"#,
+        op_schema: r#"{"title":"TopKOp","description":"Adds the weight `by`, or 1, to `item`.",
+            "type":"object","required":["op","item"],"additionalProperties":false,"properties":{
+            "op":{"type":"string","enum":["add"]},
+            "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":256},
+                {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]},
+            "by":{"default":1,"oneOf":[
+                {"type":"integer","minimum":1,"maximum":9223372036854775807},
+                {"type":"string","pattern":"^[1-9][0-9]{0,17}$"}]}}}"#,
+        value_schema: r#"{"type":"object","required":["total","error","k","items"],"properties":{
+            "total":{"type":"integer","description":"Weight of all items together, exact."},
+            "error":{"type":"integer","description":"An item that is not listed weighs at most this."},
+            "k":{"type":"integer"},
+            "items":{"type":"array","description":"The heaviest first.","items":{"type":"object",
+                "required":["item","at_least","at_most"],"properties":{
+                "item":{"type":["string","integer"]},
+                "at_least":{"type":"integer"},"at_most":{"type":"integer"}}}}}}"#,
+        parameters: &[],
+    };
+    const PRECISION: Option<Precision> = Some(PRECISION);
+    type Op = TopKOp;
+
+    fn with_precision(k: u16) -> TopK {
+        TopK { k, ..TopK::default() }
+    }
+
+    fn precision(&self) -> Option<u16> {
+        Some(self.k)
+    }
+
+    fn heap_bytes(op: &TopKOp) -> usize {
+        let TopKOp::Add { item, .. } = op;
+        item.heap_bytes()
+    }
+
+    fn apply(&mut self, op: &TopKOp) -> Result<Effect, OpError> {
+        let TopKOp::Add { item, by } = op;
+        let by = u128::from(*by);
+        // No counter is larger than the total.
+        self.total = self.total.checked_add(by).ok_or_else(TopK::overflow)?;
+        match self.counters.get_mut(item) {
+            Some(count) => *count += by,
+            None => {
+                self.counters.insert(item.clone(), by);
+                self.shrink();
+            }
+        }
+        Ok(Effect::Changed)
+    }
+
+    fn merge(&mut self, other: &TopK) -> Result<(), MergeError> {
+        let overflow = MergeError::Overflow { kind: TopK::NAME };
+        self.total = self.total.checked_add(other.total).ok_or(overflow)?;
+        self.error += other.error;
+        self.k = self.k.min(other.k);
+        for (item, count) in &other.counters {
+            *self.counters.entry(item.clone()).or_default() += count;
+        }
+        self.shrink();
+        Ok(())
+    }
+
+    fn value(&self, _question: &Question) -> Value {
+        let integer = |count: u128| Value::count(count);
+        let mut items: Vec<(&Item, u128)> = self.counters.iter().map(|(i, n)| (i, *n)).collect();
+        items.sort_by(|(item, a), (other, b)| b.cmp(a).then_with(|| item.cmp(other)));
+        let item = |(item, count): (&Item, u128)| {
+            Value::Record(vec![
+                ("item", item.into()),
+                ("at_least", integer(count)),
+                ("at_most", integer(count + self.error)),
+            ])
+        };
+        Value::Record(vec![
+            ("total", integer(self.total)),
+            ("error", integer(self.error)),
+            ("k", Value::count(self.k)),
+            ("items", Value::List(items.into_iter().map(item).collect())),
+        ])
+    }
+
+    /// The total, the error, the number of counters, and each item with its count, by item.
+    fn encode(&self, out: &mut Vec<u8>) {
+        varint::put(self.total, out);
+        varint::put(self.error, out);
+        varint::put(self.counters.len() as u128, out);
+        for (item, count) in &self.counters {
+            item.encode(out);
+            varint::put(*count, out);
+        }
+    }
+
+    fn decode(format: u64, k: Option<u16>, payload: &[u8]) -> Result<TopK, DecodeError> {
+        check_format::<TopK>(format)?;
+        let k = k.ok_or(DecodeError::Flags)?;
+        let mut reader = Reader::new(payload);
+        let (total, error) = (reader.u128()?, reader.u128()?);
+        let mut counters = BTreeMap::new();
+        // What was taken off was taken off k counters and a newcomer.
+        let mut counted = error.saturating_mul(u128::from(k) + 1);
+        for _ in 0..reader.length()? {
+            let (item, count) = (Item::decode(&mut reader)?, reader.u128()?);
+            let is_next = counters.last_key_value().is_none_or(|(last, _)| *last < item);
+            counted = counted.saturating_add(count);
+            if !is_next || count == 0 {
+                return Err(DecodeError::NotCanonical);
+            }
+            counters.insert(item, count);
+        }
+        reader.end()?;
+        if counters.len() > usize::from(k) || counted > total {
+            return Err(DecodeError::NotCanonical);
+        }
+        Ok(TopK { k, total, error, counters })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crdt::item::tests::items;
+    use crate::crdt::{Kind, Op, laws};
+    use proptest::prelude::*;
+
+    fn ops() -> impl Strategy<Value = TopKOp> {
+        let by = prop_oneof![1..10u64, 1..1u64 << 63];
+        (items(), by).prop_map(|(item, by)| TopKOp::Add { item, by })
+    }
+
+    laws::common!(TopK, ops());
+
+    fn parse(json: &str) -> Result<Op, OpError> {
+        Kind::TopK.parse_op(&serde_json::from_str(json).expect("JSON"))
+    }
+
+    #[test]
+    fn bad_ops_are_refused_with_the_rule() {
+        for by in ["0", "-1", "1.5", "null", "9223372036854775808", "\"x\"", "\"0\""] {
+            let json = format!(r#"{{"op":"add","item":"x","by":{by}}}"#);
+            let error = parse(&json).expect_err(by).to_string();
+            assert!(
+                error.contains("`by` as a whole number from 1 to 9223372036854775807"),
+                "{error}"
+            );
+        }
+        assert!(parse(r#"{"op":"add","item":""}"#).is_err());
+        assert!(parse(r#"{"op":"add"}"#).expect_err("none").to_string().contains("item"));
+        assert_eq!(
+            parse(r#"{"op":"add","item":"x"}"#),
+            Ok(Op::TopK(TopKOp::Add { item: Item::Text("x".into()), by: 1 }))
+        );
+    }
+
+    #[test]
+    fn states_of_different_k_merge_to_the_smaller() {
+        let full = |k: u16| {
+            let mut state = TopK::with_precision(k);
+            for item in 0..i64::from(k) {
+                let by = 100 + item.cast_unsigned();
+                state.apply(&TopKOp::Add { item: Item::Number(item), by }).expect("room");
+            }
+            state
+        };
+        let merged = laws::merged(&full(20), &full(5));
+        assert_eq!((merged.k, merged.counters.len()), (5, 5));
+        assert_eq!(merged, laws::merged(&full(5), &full(20)));
+    }
+}

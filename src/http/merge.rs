@@ -1,0 +1,260 @@
+//! `POST /v1/merge`: one value over several keys of a group.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::HeaderMap;
+use futures::{StreamExt, TryStreamExt, stream};
+use orderfree_core::crdt::{Audience, Expression, Kind, State as Merged};
+use orderfree_core::protocol::Key;
+use orderfree_core::protocol::consistency::Level;
+use serde::Serialize;
+use serde_json::Value as Body;
+use utoipa::ToSchema;
+
+use super::AppState;
+use super::body::Bodies;
+use super::catalog::ProblemType;
+use super::extract::{self, MediaType, Params, Query, QueryParams};
+use super::json::{self, Fields};
+use super::problem::Problem;
+use super::read;
+use super::schemas::MergeBody;
+use super::wire::{self, Ask, Shown, rfc3339};
+use crate::limits;
+use crate::service::KeyValue;
+
+const EXAMPLE: &str = r#"{"kind":"distinct","group":"site","names":["2026-11-20","2026-11-21"]}"#;
+
+/// Query parameters of a merge.
+pub(super) struct MergeParams {
+    ask: Ask,
+}
+
+impl Params for MergeParams {
+    const NAMES: &'static [&'static str] = &["numbers", "q", "buckets", "as", "contains"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<MergeParams, Problem> {
+        Ok(MergeParams { ask: Ask::parse(query)? })
+    }
+}
+
+/// The answer to a merge.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct MergeView {
+    #[schema(example = "distinct")]
+    kind: &'static str,
+    #[schema(example = "site")]
+    group: String,
+    /// The keys that were read, in the order of the request.
+    names: Vec<String>,
+    /// Those of them that do not exist, and were taken as empty.
+    absent: Vec<String>,
+    /// The value of all ops of all these keys together, or of the expression.
+    value: Shown,
+    /// Whether the value is exact, not an estimate.
+    exact: bool,
+    /// Every update acknowledged before this time is in the value.
+    #[schema(example = "2026-11-21T08:00:00.123456Z", format = DateTime)]
+    as_of: String,
+    /// The consistency level of the reads.
+    #[schema(example = "local_quorum")]
+    consistency: &'static str,
+    /// Shards that were merged, of all keys.
+    shards: usize,
+}
+
+/// What a body asks for.
+struct Wanted {
+    keys: Vec<Key>,
+    expression: Option<Expression>,
+    level: Option<Level>,
+}
+
+/// Merge keys into one value
+///
+/// The value as if every op of these keys had gone to one key: monthly uniques of daily sketches, a
+/// total of many counters. For `audience` there is set algebra, by `expression` in place of `names`:
+/// `{"and": ["a", {"or": ["b", "c"]}, {"not": "d"}]}`. Nothing is written. Each key is read by itself;
+/// together they are not one snapshot.
+#[utoipa::path(
+    post, path = "/v1/merge", tag = "many keys",
+    params(
+        ("numbers" = Option<String>, Query, description = "`string` writes values in quotes"),
+        ("q" = Option<String>, Query, description = "`histogram`: quantiles, separated by commas"),
+        ("buckets" = Option<bool>, Query, description = "`histogram`: show the buckets"),
+        ("as" = Option<String>, Query, description = "`histogram`: in the form of another system"),
+        ("contains" = Option<String>, Query, description = "Sets: ask for one item"),
+    ),
+    request_body(description = "Keys of one group", content(
+        (MergeBody = "application/json", examples(
+            ("names" = (value = json!({"kind": "counter", "group": "site", "names": ["home", "about"]}))),
+            ("set algebra" = (value = json!({"kind": "audience", "group": "site",
+                "expression": {"and": ["mobile", {"not": "bots"}]}})))
+        )))),
+    responses(
+        (status = 200, description = "The value of all of them", body = MergeView,
+            example = json!({"kind": "counter", "group": "site", "names": ["home", "about"],
+                "absent": [], "value": 1240, "exact": true,
+                "as_of": "2026-11-21T08:00:00.123456Z", "consistency": "local_quorum",
+                "shards": 9})),
+    )
+)]
+pub(super) async fn merge(
+    State(app): State<AppState>,
+    State(bodies): State<Bodies>,
+    Query(params): Query<MergeParams>,
+    headers: HeaderMap,
+    request: Request,
+) -> Result<Json<MergeView>, Problem> {
+    match MediaType::of(&headers) {
+        MediaType::Json => {}
+        media => return Err(media.refuse("application/json")),
+    }
+    let body = bodies.read(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
+    let Wanted { keys, expression, level } = wanted(json::parse(&body)?)?;
+    let (kind, group) = (keys[0].kind, keys[0].group.to_string());
+    let ask = params.ask.of(kind)?;
+    // Read before the store is asked: every update acknowledged before is in the answer.
+    let as_of = app.service.now().wall;
+    let reads = keys.iter().cloned().map(|key| read_one(&app, key, level));
+    let reads = stream::iter(reads).buffered(limits::QUERY_READS_AT_ONCE);
+    let found: Vec<Option<KeyValue>> = reads.try_collect().await?;
+    if found.iter().all(Option::is_none) {
+        let detail = format!("None of these keys of {kind}/{group} exists; POST to them first.");
+        return Err(Problem::new(ProblemType::KeyAbsent, detail));
+    }
+    let names = |keep: fn(&Option<KeyValue>) -> bool| {
+        let kept = keys.iter().zip(&found).filter(|(_, read)| keep(read));
+        kept.map(|(key, _)| key.name.to_string()).collect()
+    };
+    Ok(Json(MergeView {
+        kind: kind.name(),
+        group,
+        names: names(|_| true),
+        absent: names(Option::is_none),
+        exact: kind.about().is_exact,
+        as_of: rfc3339(as_of),
+        consistency: level.unwrap_or(app.service.read_level()).name(),
+        shards: found.iter().flatten().map(|read| read.shards).sum(),
+        value: match expression {
+            None => Shown::of(&merged(kind, found)?, None, &ask),
+            Some(expression) => selected(&expression, found, &ask)?,
+        },
+    }))
+}
+
+async fn read_one(
+    app: &AppState,
+    key: Key,
+    level: Option<Level>,
+) -> Result<Option<KeyValue>, Problem> {
+    let read = app.service.read(&key, level).await;
+    read.map_err(|error| read::problem_of(error, &key.to_string()))
+}
+
+/// Reads `{"kind","group","names"}` or `{"kind","group","expression"}`, and `consistency` in both.
+fn wanted(body: Body) -> Result<Wanted, Problem> {
+    let mut fields = Fields::of(body, EXAMPLE)?;
+    let (kind, group) = (fields.text("kind")?, fields.text("group")?);
+    let level = wire::consistency(&mut fields)?;
+    let expression = fields.take("expression");
+    let names = match &expression {
+        Some(_) => Vec::new(),
+        None => fields.texts("names", limits::MERGE_KEYS_MAX)?,
+    };
+    fields.end()?;
+    let key = |name: &str| extract::key(&kind, &group, name);
+    let Some(expression) = expression else {
+        let mut sorted = names.clone();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            let detail = format!("`names` holds {:?} twice; give each key once.", pair[0]);
+            return Err(json::bad_body(detail));
+        }
+        let keys = names.iter().map(|name| key(name)).collect::<Result<_, _>>()?;
+        return Ok(Wanted { keys, expression: None, level });
+    };
+    if Kind::from_name(&kind).is_some_and(|kind| kind != Kind::Audience) {
+        let detail = format!("`expression` is for kind audience; give keys of {kind} as `names`.");
+        return Err(json::bad_body(detail));
+    }
+    let expression: Expression = serde_json::from_value(expression)
+        .map_err(|rule| json::bad_body(format!("`expression`: {rule}.")))?;
+    let keys = expression.names().into_iter().map(|name| key(name.as_str()));
+    Ok(Wanted { keys: keys.collect::<Result<_, _>>()?, expression: Some(expression), level })
+}
+
+/// The state of all ops of all keys.
+fn merged(kind: Kind, found: Vec<Option<KeyValue>>) -> Result<Merged, Problem> {
+    let mut merged = Merged::identity(kind);
+    for read in found.into_iter().flatten() {
+        let mut state = read.state;
+        state.detach();
+        merged.merge(&state).map_err(|error| {
+            let detail = format!("{}: {error}; ask for fewer keys.", read.key);
+            Problem::new(ProblemType::OutOfRange, detail)
+        })?;
+    }
+    Ok(merged)
+}
+
+/// What an expression selects; keys that do not exist are empty.
+fn selected(
+    expression: &Expression,
+    found: Vec<Option<KeyValue>>,
+    ask: &Ask,
+) -> Result<Shown, Problem> {
+    let audiences: BTreeMap<String, Audience> = found
+        .into_iter()
+        .flatten()
+        .filter_map(|read| Some((read.key.name.to_string(), Audience::try_from(read.state).ok()?)))
+        .collect();
+    let empty = Audience::default();
+    let lookup = |name: &str| Some(audiences.get(name).unwrap_or(&empty));
+    let selection = expression.evaluate(&lookup)?;
+    Ok(Shown::new(selection.value(), ask.writes_digits()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn bad_requests_are_refused_with_the_rule() {
+        for (body, says) in [
+            (json!([]), "JSON object"),
+            (json!({"kind": "counter", "group": "g"}), "`names` is missing"),
+            (json!({"kind": "counter", "group": "g", "names": []}), "1 to 1000"),
+            (json!({"kind": "counter", "group": "g", "names": ["a", "b", "a"]}), "\"a\" twice"),
+            (json!({"kind": "counter", "group": "g", "names": ["a", 1]}), "`names` must hold"),
+            (json!({"kind": "counter", "group": "g", "names": [""]}), "empty"),
+            (json!({"kind": "count", "group": "g", "names": ["a"]}), "count"),
+            (json!({"kind": "counter", "group": "g", "names": ["a"], "by": 1}), "Unknown field"),
+            (
+                json!({"kind": "counter", "group": "g", "names": ["a"], "consistency": "most"}),
+                "consistency",
+            ),
+            (json!({"kind": "counter", "group": "g", "expression": "a"}), "for kind audience"),
+            (json!({"kind": "audience", "group": "g", "expression": {"xor": ["a"]}}), "expression"),
+            (
+                json!({"kind": "audience", "group": "g", "expression": "a", "names": ["a"]}),
+                "Unknown field `names`",
+            ),
+        ] {
+            let problem = wanted(body.clone()).err().expect("a bad request");
+            assert!(problem.detail().contains(says), "{body}: {}", problem.detail());
+        }
+    }
+
+    #[test]
+    fn the_keys_of_an_expression_are_those_that_it_names() {
+        let body = json!({"kind": "audience", "group": "g",
+            "expression": {"and": ["a", {"or": ["b", "a"]}, {"not": "c"}]}});
+        let wanted = wanted(body).expect("a request");
+        let names: Vec<&str> = wanted.keys.iter().map(|key| key.name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+    }
+}
