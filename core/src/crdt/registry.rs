@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::{
     About, Audience, Counter, Crdt, DecodeError, Distinct, Dot, Effect, Extrema, GSet, Histogram,
-    MergeError, OpError, Precision, Question, Stats, Sum, TopK, Value,
+    LwwSet, MergeError, OpError, OrSet, Precision, Question, Register, Stats, Sum, TopK, Value,
 };
 use crate::protocol::{Key, Timestamp};
 
@@ -227,6 +227,9 @@ kinds! {
     Distinct = Distinct,
     Audience = Audience,
     GSet = GSet,
+    LwwSet = LwwSet,
+    OrSet = OrSet,
+    Register = Register,
     TopK = TopK,
 }
 

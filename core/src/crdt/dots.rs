@@ -1,0 +1,286 @@
+//! The dot kernel: which ops a reader had seen, and how a client carries that.
+//!
+//! A [`Dot`](super::Dot) names one op. A [`Context`] stands for a set of dots in the manner of a
+//! version vector (Preguiça et al., "Dotted version vectors", 2010), with one addition that lets it
+//! shrink: a dot carries its mutator's expiry, so all mutators that a fold has settled are one
+//! number, the fence. Clients hold contexts sealed, as a [`Token`].
+//!
+//! Why one number per mutator is enough: a later state of a mutator contains all that an earlier
+//! one held (invariant I2), and sequence numbers rise. Whoever saw a mutator's dot n saw all of its
+//! dots below n as well, or saw them removed, or they were never sent and never will be.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Deserializer};
+use uuid::Uuid;
+
+use super::varint::{self, Reader};
+use super::{DecodeError, OpError};
+use crate::protocol::{Key, MutatorId, SPAN_MAX, Timestamp};
+
+/// Longest text of a token, in bytes: some 1,800 mutators above the fence.
+const TOKEN_BYTES_MAX: usize = 64 * 1024;
+
+/// First byte of every token.
+const TOKEN_VERSION: u8 = 1;
+
+/// By how much a token's times may be ahead of what this pod's clock allows.
+const SLACK: Duration = Duration::from_secs(24 * 3600);
+
+/// Bytes of one encoded time, at most.
+pub(super) const TIME_BYTES_MAX: usize = 10;
+
+/// Bytes of one encoded dot, at most: the expiry, the mutator's id, the sequence number.
+pub(super) const DOT_BYTES_MAX: usize = TIME_BYTES_MAX + 16 + 10;
+
+/// A mutator, as dots name it: first its expiry.
+pub(super) type Writer = (Timestamp, MutatorId);
+
+/// The newest dot of each mutator; sequence numbers begin with 1.
+pub(super) type Newest = BTreeMap<Writer, u64>;
+
+/// The dots that a reader had seen, or a set of dots that were removed.
+///
+/// It covers a dot if its mutator expires at or before the fence, or if its number is at most that
+/// of its mutator. No mutator is listed that the fence covers, so equal sets have equal bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Context {
+    fence: Option<Timestamp>,
+    live: Newest,
+}
+
+impl Context {
+    /// Everything of mutators that expire at or before `fence`.
+    pub(super) fn up_to(fence: Option<Timestamp>) -> Context {
+        Context { fence, live: Newest::new() }
+    }
+
+    /// What a read saw whose tally has this fence. Dots at or below it are covered by the fence:
+    /// the tally held all that were ever acknowledged there.
+    pub(super) fn seen<'a>(
+        dots: impl Iterator<Item = (&'a Writer, &'a u64)>,
+        fence: Option<Timestamp>,
+    ) -> Context {
+        let mut context = Context::default();
+        for (&writer, &seq) in dots {
+            if Some(writer.0) <= fence {
+                context.fence = fence;
+            } else {
+                let newest = context.live.entry(writer).or_default();
+                *newest = seq.max(*newest);
+            }
+        }
+        context
+    }
+
+    /// Whether it covers this dot.
+    pub(super) fn covers(&self, writer: &Writer, seq: u64) -> bool {
+        Some(writer.0) <= self.fence || self.live.get(writer).is_some_and(|newest| seq <= *newest)
+    }
+
+    /// Whether it covers nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.fence.is_none() && self.live.is_empty()
+    }
+
+    /// Covers all that `other` covers as well.
+    pub(super) fn join(&mut self, other: &Context) {
+        self.fence = self.fence.max(other.fence);
+        for (&writer, &seq) in &other.live {
+            let newest = self.live.entry(writer).or_default();
+            *newest = seq.max(*newest);
+        }
+        self.live.retain(|writer, _| Some(writer.0) > self.fence);
+    }
+
+    /// Leaves out each part that `other` covers whole; the two together cover what they did. Tells
+    /// whether there was one.
+    pub(super) fn subtract(&mut self, other: &Context) -> bool {
+        let (had_fence, had_live) = (self.fence.is_some(), self.live.len());
+        self.fence = self.fence.filter(|_| self.fence > other.fence);
+        self.live.retain(|writer, seq| !other.covers(writer, *seq));
+        (had_fence, had_live) != (self.fence.is_some(), self.live.len())
+    }
+
+    /// Bytes of its parts in a payload, at most; 0 if it is empty.
+    pub(super) fn parts_bytes(&self) -> usize {
+        usize::from(self.fence.is_some()) * TIME_BYTES_MAX + self.live.len() * DOT_BYTES_MAX
+    }
+
+    /// Appends the fence and the newest dots.
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        encode_fence(self.fence, out);
+        encode_newest(&self.live, out);
+    }
+
+    pub(super) fn decode(reader: &mut Reader<'_>) -> Result<Context, DecodeError> {
+        let context = Context { fence: decode_fence(reader)?, live: decode_newest(reader)? };
+        match context.live.first_key_value() {
+            Some((writer, _)) if Some(writer.0) <= context.fence => Err(DecodeError::NotCanonical),
+            _ => Ok(context),
+        }
+    }
+
+    /// The token of this context, good for this key alone: base64url without padding of a version
+    /// byte, a checksum and the context.
+    pub(super) fn seal(&self, key: &Key) -> String {
+        let mut context = Vec::new();
+        self.encode(&mut context);
+        let mut bytes = vec![TOKEN_VERSION];
+        bytes.extend_from_slice(&checksum(key, &context).to_le_bytes());
+        bytes.extend_from_slice(&context);
+        URL_SAFE_NO_PAD.encode(bytes)
+    }
+}
+
+/// A [`Context`] on its way from a read to a later op of the same key. A client gets it as opaque
+/// text; the checksum tells accidents, it does not keep anybody from forging one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Token {
+    /// As the client sent it.
+    Sealed(Box<str>),
+    /// Checked.
+    Opened(Context),
+}
+
+impl Token {
+    /// Checks and opens the token of the op's field `field`.
+    ///
+    /// A forged one can't shadow the far future: a fence lies in the past, and no mutator lives
+    /// longer than the longest span that an operator may configure. A day is left for clocks.
+    ///
+    /// # Errors
+    /// [`OpError::Invalid`] with the field and the rule that it breaks.
+    pub(super) fn open(&mut self, field: &str, key: &Key, now: Timestamp) -> Result<(), OpError> {
+        let Token::Sealed(text) = self else { return Ok(()) };
+        let refusal = |rule: &str| OpError::Invalid(format!("`{field}` {rule}"));
+        if text.len() > TOKEN_BYTES_MAX {
+            let rule = format!("has {} bytes; a token has at most {TOKEN_BYTES_MAX}", text.len());
+            return Err(refusal(&rule));
+        }
+        let bytes = URL_SAFE_NO_PAD.decode(&**text).map_err(|_| {
+            refusal("is not base64url without padding; give a token as a read has answered it")
+        })?;
+        let not_a_token = || refusal("is not a token; give one as a read has answered it");
+        let [TOKEN_VERSION, sealed @ ..] = &bytes[..] else { return Err(not_a_token()) };
+        let (stored, context) = sealed.split_first_chunk().ok_or_else(not_a_token)?;
+        if u32::from_le_bytes(*stored) != checksum(key, context) {
+            let rule = "is damaged or of another key; give a token from a read of this key";
+            return Err(refusal(rule));
+        }
+        let mut reader = Reader::new(context);
+        let context = Context::decode(&mut reader).map_err(|_| not_a_token())?;
+        reader.end().map_err(|_| not_a_token())?;
+        if context.fence > Some(now.plus(SLACK)) {
+            return Err(refusal("claims a fence more than a day ahead; no read has answered it"));
+        }
+        let latest = context.live.last_key_value().map(|((expires_at, _), _)| *expires_at);
+        if latest > Some(now.plus(SPAN_MAX).plus(SLACK)) {
+            let rule =
+                "claims a mutator that expires in more than 367 days; no read has answered it";
+            return Err(refusal(rule));
+        }
+        *self = Token::Opened(context);
+        Ok(())
+    }
+
+    /// What the token of the op's field `field` has seen.
+    ///
+    /// # Errors
+    /// [`OpError::Invalid`] if it was not opened.
+    pub(super) fn context(&self, field: &str) -> Result<&Context, OpError> {
+        match self {
+            Token::Opened(context) => Ok(context),
+            Token::Sealed(_) => Err(OpError::Invalid(format!("`{field}` was not opened"))),
+        }
+    }
+
+    /// Memory that it holds besides itself, in bytes.
+    pub(super) fn heap_bytes(&self) -> usize {
+        match self {
+            Token::Sealed(text) => text.len(),
+            Token::Opened(context) => context.live.len() * size_of::<(Writer, u64)>(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Token {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Token, D::Error> {
+        String::deserialize(deserializer).map(|text| Token::Sealed(text.into()))
+    }
+}
+
+/// CRC-32C (RFC 3720) over the key's kind, group and name, each after its length, and a context.
+fn checksum(key: &Key, context: &[u8]) -> u32 {
+    let mut bytes = Vec::new();
+    for part in [key.kind.name(), key.group.as_str(), key.name.as_str()] {
+        varint::put(part.len() as u128, &mut bytes);
+        bytes.extend_from_slice(part.as_bytes());
+    }
+    crc32c::crc32c_append(crc32c::crc32c(&bytes), context)
+}
+
+/// Appends `0`, or `1` and the time in microseconds in zigzag form.
+pub(super) fn encode_fence(fence: Option<Timestamp>, out: &mut Vec<u8>) {
+    out.push(u8::from(fence.is_some()));
+    if let Some(fence) = fence {
+        encode_time(fence, out);
+    }
+}
+
+pub(super) fn decode_fence(reader: &mut Reader<'_>) -> Result<Option<Timestamp>, DecodeError> {
+    match reader.byte()? {
+        0 => Ok(None),
+        1 => decode_time(reader).map(Some),
+        _ => Err(DecodeError::NotCanonical),
+    }
+}
+
+/// Appends their number and, ascending by mutator, the expiry, the 16 bytes of the id and the
+/// sequence number of each.
+pub(super) fn encode_newest(newest: &Newest, out: &mut Vec<u8>) {
+    varint::put(newest.len() as u128, out);
+    for ((expires_at, mutator_id), seq) in newest {
+        encode_time(*expires_at, out);
+        out.extend_from_slice(mutator_id.as_uuid().as_bytes());
+        varint::put(u128::from(*seq), out);
+    }
+}
+
+pub(super) fn decode_newest(reader: &mut Reader<'_>) -> Result<Newest, DecodeError> {
+    let mut newest = Newest::new();
+    for _ in 0..reader.length()? {
+        let expires_at = decode_time(reader)?;
+        let id = reader.bytes(16)?.try_into().map_err(|_| DecodeError::NotCanonical)?;
+        let writer = (expires_at, MutatorId::new(Uuid::from_bytes(id)));
+        let seq = reader.u64()?;
+        if seq == 0 || newest.last_key_value().is_some_and(|(last, _)| *last >= writer) {
+            return Err(DecodeError::NotCanonical);
+        }
+        newest.insert(writer, seq);
+    }
+    Ok(newest)
+}
+
+fn encode_time(time: Timestamp, out: &mut Vec<u8>) {
+    varint::put_signed(i128::from(time.as_micros()), out);
+}
+
+fn decode_time(reader: &mut Reader<'_>) -> Result<Timestamp, DecodeError> {
+    let micros = i64::try_from(reader.signed()?).map_err(|_| DecodeError::NotCanonical)?;
+    Ok(Timestamp::from_micros(micros))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A token with a good checksum around any bytes.
+    pub(in crate::crdt) fn sealed(key: &Key, context: &[u8]) -> String {
+        let checksum = checksum(key, context).to_le_bytes();
+        URL_SAFE_NO_PAD.encode([&[TOKEN_VERSION], &checksum[..], context].concat())
+    }
+}
