@@ -1,7 +1,7 @@
 # One-line recipes; .ci/run calls the same ones.
 
 .PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load soak sim exhaustive \
-  shuttle manifests fuzz-check schemathesis mutants
+  shuttle laws kinds kinds-table interchange manifests fuzz-check schemathesis mutants
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	cargo run --release
@@ -52,6 +52,19 @@ exhaustive:     ## every schedule of a small world, and every broken rule found 
 
 shuttle:        ## the mutators in N interleavings, twice
 	SHUTTLE_N=$(N) cargo test --release --locked -p orderfree-shuttle
+
+laws:           ## every law of every kind, N cases each
+	PROPTEST_CASES=$(N) cargo test --release --locked -p orderfree-core --lib law
+
+kinds:          ## every kind on ten pods, 100,000 ops each, with kills and folds, against one process
+	tests/cassandra/cluster start
+	KINDS_PODS=10 KINDS_OPS=100000 cargo test --release --locked --test kinds -- --nocapture
+
+kinds-table:    ## bytes and times of each kind, the table of docs/kinds.md
+	cargo run --release --locked -p orderfree-core --example table
+
+interchange:    ## sketches to and from Python's DataSketches
+	core/tests/interchange/check
 
 manifests:      ## Dockerfile, compose file and Kubernetes manifests, checked offline
 	tests/manifests/validate

@@ -12,11 +12,12 @@ use contract::{Subject, TestClock, brief_constants, key, name};
 use futures::stream::{self, StreamExt};
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
+use orderfree::policy::Policy;
 use orderfree::server::Node;
 use orderfree::service::GroupQuery;
 use orderfree::store::StoreError;
 use orderfree::store::cassandra::CassandraConfig;
-use orderfree_core::crdt::{CounterOp, Kind, Op, Value};
+use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::{Durability, Key};
 
 /// Keys of the group, and shards of each.
@@ -34,13 +35,13 @@ async fn subject(config: &CassandraConfig) -> Subject {
 
 fn pod(subject: &Subject) -> Node {
     let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock));
-    Node::new(store, subject.constants, clock, Chance::system(), 1_000, Switch::On)
+    let (chance, policy) = (Chance::system(), Policy::default());
+    Node::new(store, subject.constants, clock, chance, 1_000, policy, Switch::On)
 }
 
 async fn total(pod: &Node, key: &Key) -> i128 {
     let read = pod.service().read(key, None).await.expect("readable");
-    let Value::Counter(total) = read.expect("present").value;
-    total
+    Counter::try_from(read.expect("present").state).expect("a counter").total()
 }
 
 async fn add(pod: &Node, key: &Key, by: i64) {
@@ -62,10 +63,11 @@ async fn group_totals(pod: &Node) -> Vec<i128> {
     let mut totals = Vec::new();
     loop {
         let page = pod.service().read_group(&query).await.expect("readable");
-        totals.extend(page.keys.iter().map(|key| {
-            let Value::Counter(total) = key.value;
-            total
-        }));
+        totals.extend(
+            page.keys
+                .into_iter()
+                .map(|key| Counter::try_from(key.state).expect("a counter").total()),
+        );
         match page.next {
             Some(last) => query.behind = Some(last),
             None => return totals,

@@ -14,8 +14,9 @@ use futures::future::join_all;
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
 use orderfree::mutators::UpdateError;
+use orderfree::policy::Policy;
 use orderfree::server::Node;
-use orderfree_core::crdt::{CounterOp, Op, Value};
+use orderfree_core::crdt::{Counter, CounterOp, Op};
 use orderfree_core::protocol::{Durability, Key};
 
 /// Longer than a clock sample counts (60 s), so that the pods must win back their trust as well.
@@ -40,7 +41,7 @@ struct Told {
 async fn add(pod: &Node, key: &Key, told: &mut Told) {
     let ops = vec![Op::Counter(CounterOp::Add { by: 1 })];
     match pod.service().update(key, ops, Durability::Stored).await {
-        Ok(()) => told.acked += 1,
+        Ok(_) => told.acked += 1,
         Err(UpdateError::Unknown(_)) => told.unknown += 1,
         Err(UpdateError::Refused(_)) => {}
     }
@@ -48,8 +49,7 @@ async fn add(pod: &Node, key: &Key, told: &mut Told) {
 
 async fn total(pod: &Node, key: &Key) -> Option<i128> {
     let read = pod.service().read(key, None).await.ok()??;
-    let Value::Counter(total) = read.value;
-    Some(total)
+    Some(Counter::try_from(read.state).expect("a counter").total())
 }
 
 fn assert_right(total: i128, told: Told) {
@@ -69,7 +69,8 @@ async fn with_a_quorum_back_pods_go_on_and_with_all_nodes_back_everything_is_fol
         // A store each, as separate processes have: each must find back by itself.
         let clock = Arc::new(TestClock::default());
         let store = connect(&config, Arc::clone(&clock) as _).await;
-        let pod = Node::new(store, brief_constants(), clock, Chance::system(), 1_000, Switch::On);
+        let (chance, policy) = (Chance::system(), Policy::default());
+        let pod = Node::new(store, brief_constants(), clock, chance, 1_000, policy, Switch::On);
         pod.start();
         pods.push(pod);
     }

@@ -8,11 +8,12 @@ use orderfree::clock::{Clock, SystemClock};
 use orderfree::config::Switch;
 use orderfree::gc::FoldFailure;
 use orderfree::mutators::{Refused, UpdateError};
+use orderfree::policy::Policy;
 use orderfree::server::Node;
 use orderfree::service::{GroupQuery, KeyValue};
 use orderfree::store::Store;
 use orderfree::store::embedded::EmbeddedStore;
-use orderfree_core::crdt::{CounterOp, Kind, Op, Value};
+use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::{Constants, Durability, Key, Name, Now, Overrides};
 use tempfile::TempDir;
 
@@ -67,6 +68,7 @@ impl World {
             self.clock.clone(),
             Chance::system(),
             1_000,
+            Policy::default(),
             fold,
         )
     }
@@ -91,7 +93,7 @@ fn key(text: &str) -> Key {
 
 async fn add(pod: &Node, text: &str, by: i64) -> Result<(), UpdateError> {
     let ops = vec![Op::Counter(CounterOp::Add { by })];
-    pod.service().update(&key(text), ops, Durability::Stored).await
+    pod.service().update(&key(text), ops, Durability::Stored).await.map(drop)
 }
 
 async fn get(pod: &Node, text: &str) -> Option<KeyValue> {
@@ -99,8 +101,7 @@ async fn get(pod: &Node, text: &str) -> Option<KeyValue> {
 }
 
 async fn total(pod: &Node, text: &str) -> i128 {
-    let Value::Counter(total) = get(pod, text).await.expect("present").value;
-    total
+    Counter::try_from(get(pod, text).await.expect("present").state).expect("a counter").total()
 }
 
 async fn shards(pod: &Node, text: &str) -> (bool, usize) {

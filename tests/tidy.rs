@@ -12,9 +12,9 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("redb::", &["src/store/embedded", "tests/"]),
     ("axum::", &["src/http", "src/server.rs", "src/cli/load/stub.rs", "tests/"]),
     ("SystemTime", &["src/clock.rs", "tests/"]),
-    ("rand::", &["src/chance.rs", "src/cli/load", "tests/"]),
+    ("rand::", &["src/chance.rs", "src/cli/load", "tests/", "core/tests/", "core/examples/"]),
     ("tokio::spawn", &["src/tasks.rs", "src/cli/load", "tests/", "tests.rs"]),
-    ("std::env::var", &["src/config.rs", "tests/"]),
+    ("std::env::var", &["src/config.rs", "tests/", "core/tests/", "or_set/schedules.rs"]),
     ("FullRead::at_fold_level", &["core/", "src/store", "tests/"]),
     ("thread::spawn", &["src/store/embedded", "tests/"]),
 ];

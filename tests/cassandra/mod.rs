@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use orderfree::clock::Clock;
 use orderfree::store::Store;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, schema};
-use orderfree_core::crdt::Value;
+use orderfree_core::crdt::Counter;
 use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::protocol::consistency::Levels;
 use orderfree_core::protocol::{Constants, Key};
@@ -252,8 +252,7 @@ impl Coordinators {
             .expect("states")
             .map(|row| {
                 let state = decode_shard(key.kind, &row.expect("a state").0).expect("decodable");
-                let Value::Counter(total) = state.value();
-                total
+                Counter::try_from(state).expect("a counter").total()
             })
             .sum()
     }

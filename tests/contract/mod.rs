@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures::stream::{self, StreamExt};
 use orderfree::clock::{Clock, SystemClock};
 use orderfree::store::{Store, StoreError};
-use orderfree_core::crdt::{CounterOp, Kind, Op, State, Value};
+use orderfree_core::crdt::{Counter, CounterOp, Kind, Op, State};
 use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::read::{Answer, Reading, assemble};
 use orderfree_core::protocol::{
@@ -115,7 +115,7 @@ impl Subject {
     /// A new mutator, born now.
     pub(crate) fn born(&self, key: &Key) -> Mutator {
         let id = MutatorId::new(Uuid::new_v4());
-        Mutator::born(key.clone(), id, self.now(), &self.constants)
+        Mutator::born(key.clone(), id, None, self.now(), &self.constants)
     }
 
     /// The first write of a new mutator that adds `by`.
@@ -192,6 +192,5 @@ impl Subject {
 }
 
 pub(crate) fn total_of(state: &State) -> i128 {
-    let Value::Counter(total) = state.value();
-    total
+    Counter::try_from(state.clone()).expect("a counter").total()
 }

@@ -122,7 +122,7 @@ pub(crate) async fn an_older_write_that_arrives_later_loses(subject: Subject) {
 pub(crate) async fn greater_bytes_win_a_tie_of_timestamps(subject: Subject) {
     let (id, now) = (MutatorId::new(Uuid::new_v4()), subject.now());
     let write = |key: &Key, by| {
-        next_write(&mut Mutator::born(key.clone(), id, now, &subject.constants), by, now)
+        next_write(&mut Mutator::born(key.clone(), id, None, now, &subject.constants), by, now)
     };
     for (text, first, second) in [("upwards", 3, 5), ("downwards", 5, 3)] {
         let key = key("g", text);
@@ -165,7 +165,7 @@ pub(crate) async fn rows_come_newest_first(subject: Subject) {
     let writes = births_us.iter().map(|&after_us| {
         let born = Now { wall: now.wall.shifted(after_us - 1_000_000), boot: now.boot };
         let id = MutatorId::new(Uuid::new_v4());
-        next_write(&mut Mutator::born(key.clone(), id, born, &subject.constants), 1, born)
+        next_write(&mut Mutator::born(key.clone(), id, None, born, &subject.constants), 1, born)
     });
     subject.write_all(writes.collect()).await;
     // A slice that is out of order panics when it is made; `shards` turns the order round.

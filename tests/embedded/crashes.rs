@@ -11,7 +11,7 @@ use futures::future::{BoxFuture, join_all};
 use orderfree::clock::Clock;
 use orderfree::store::Store;
 use orderfree::store::embedded::EmbeddedStore;
-use orderfree_core::crdt::{Crdt, State};
+use orderfree_core::crdt::State;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, Plan};
 use orderfree_core::protocol::{Begin, Durability, Key, Mutator, Timestamp, WriteOutcome};
@@ -187,8 +187,8 @@ impl World {
         for watched in &mut self.keys {
             let reading = value(store, &watched.key, now).await;
             let total = match reading.as_ref().map(|reading| &reading.state) {
-                Some(State::Counter(counter)) => counter.value(),
-                None => 0,
+                Some(State::Counter(counter)) => counter.total(),
+                _ => 0,
             };
             if !is_subset_sum(total - watched.acked, &watched.unknown) {
                 return Err(format!(

@@ -70,7 +70,7 @@ pub(crate) fn key(text: &str) -> Key {
 }
 
 pub(crate) fn mutator(key: &Key, now: Now) -> Mutator {
-    Mutator::born(key.clone(), MutatorId::new(Uuid::new_v4()), now, &constants())
+    Mutator::born(key.clone(), MutatorId::new(Uuid::new_v4()), None, now, &constants())
 }
 
 pub(crate) fn add(by: i64) -> Vec<Op> {

@@ -3,5 +3,6 @@
 mod bad_input;
 mod bodies;
 mod good_input;
+mod kinds;
 mod operations;
 mod pod;

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use axum::http::StatusCode;
 use orderfree::http::{ProblemType, openapi};
+use orderfree_core::crdt::Kind;
 use serde_json::json;
 
 use crate::pod::{Pod, request};
@@ -112,7 +113,7 @@ async fn the_document_has_exactly_the_methods_that_are_served() {
     let document = serde_json::to_value(openapi()).expect("JSON");
     assert_eq!(served, document, "the program prints what the server serves");
     let paths = document["paths"].as_object().expect("paths");
-    assert_eq!(paths.len(), 14);
+    assert_eq!(paths.len(), 15);
     for (path, item) in paths {
         let address = path
             .replace("{kind}", "counter")
@@ -138,15 +139,20 @@ async fn the_document_has_exactly_the_methods_that_are_served() {
 async fn every_documented_request_is_answered_as_documented() {
     let pod = Pod::new();
     let document = serde_json::to_value(openapi()).expect("JSON");
+    // What the set algebra of the examples is about.
+    pod.post("/v1/audience/site/mobile", "text/plain", "u1").await;
     let mut sent = 0;
     for (path, item) in document["paths"].as_object().expect("paths") {
         let content = item["post"]["requestBody"]["content"].as_object();
-        let address =
-            path.replace("{kind}", "counter").replace("{group}", "g").replace("{name}", "n");
+        let address = path.replace("{group}", "g").replace("{name}", "n");
         for (media, content) in content.into_iter().flatten() {
             let examples = content["examples"].as_object().into_iter().flatten();
-            let examples = examples.map(|(_, example)| &example["value"]);
-            for example in examples.chain(content.get("example")) {
+            let examples = examples.map(|(name, example)| (name.as_str(), &example["value"]));
+            let alone = content.get("example").map(|example| ("", example));
+            for (name, example) in examples.chain(alone) {
+                // Ops are examples of the kind that they are named after.
+                let kind = Kind::from_name(name).unwrap_or(Kind::Counter);
+                let address = address.replace("{kind}", kind.name());
                 let text = example.as_str().map_or_else(|| example.to_string(), str::to_owned);
                 let answer = pod.post(&address, media, &text).await;
                 assert_eq!(answer.status, StatusCode::OK, "{address} {text}: {}", answer.text);
@@ -155,5 +161,5 @@ async fn every_documented_request_is_answered_as_documented() {
             }
         }
     }
-    assert_eq!(sent, 6);
+    assert_eq!(sent, 7 + Kind::ALL.len());
 }

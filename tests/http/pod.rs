@@ -16,6 +16,7 @@ use orderfree::http::{AppState, Build, router};
 use orderfree::limits;
 use orderfree::metrics::Metrics;
 use orderfree::mutators::Mutators;
+use orderfree::policy::Policy;
 use orderfree::service::Service;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{Pause, Store, StoreError, SweepPart};
@@ -58,6 +59,7 @@ struct Faulty {
     inner: EmbeddedStore,
     fault: Arc<Mutex<Fault>>,
     offsets_asked: Arc<AtomicUsize>,
+    writes: Arc<AtomicUsize>,
 }
 
 /// A pod, its faults and the folder of its file.
@@ -65,6 +67,8 @@ pub(crate) struct Pod {
     pub(crate) health: Arc<Health>,
     /// How often the clock offset was asked for.
     pub(crate) offsets_asked: Arc<AtomicUsize>,
+    /// How many shards were written.
+    pub(crate) writes: Arc<AtomicUsize>,
     fault: Arc<Mutex<Fault>>,
     router: Router,
     _folder: TempDir,
@@ -76,6 +80,7 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) text: String,
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Pod {
@@ -95,7 +100,13 @@ impl Pod {
         let inner = EmbeddedStore::open(&file, constants, clock.clone()).expect("a store");
         let fault = Arc::new(Mutex::new(Fault::None));
         let offsets_asked = Arc::new(AtomicUsize::new(0));
-        let faulty = Faulty { inner, fault: fault.clone(), offsets_asked: offsets_asked.clone() };
+        let writes = Arc::new(AtomicUsize::new(0));
+        let faulty = Faulty {
+            inner,
+            fault: fault.clone(),
+            offsets_asked: offsets_asked.clone(),
+            writes: writes.clone(),
+        };
         let store: Arc<dyn Store> = Arc::new(faulty);
         let metrics = Arc::new(Metrics::new());
         let gate = Arc::new(Gate::new(clock, store.clone(), constants, metrics.clone()));
@@ -106,6 +117,7 @@ impl Pod {
             metrics.clone(),
             Chance::system(),
             limits::MUTATORS_MAX,
+            Policy::default(),
         );
         let folder_of_keys = Folder::new(
             store.clone(),
@@ -120,7 +132,7 @@ impl Pod {
         health.set_started();
         let app =
             AppState { service: Arc::new(service), health: health.clone(), build: Build::THIS };
-        Pod { health, offsets_asked, fault, router: router(app), _folder: folder }
+        Pod { health, offsets_asked, writes, fault, router: router(app), _folder: folder }
     }
 
     pub(crate) fn set(&self, fault: Fault) {
@@ -136,8 +148,8 @@ impl Pod {
         let response = self.router.clone().oneshot(request).await.expect("infallible");
         let (parts, body) = response.into_parts();
         let body = to_bytes(body, usize::MAX).await.expect("a body");
-        let text = String::from_utf8(body.to_vec()).expect("UTF-8");
-        Answer { status: parts.status, headers: parts.headers, text }
+        let (bytes, text) = (body.to_vec(), String::from_utf8_lossy(&body).into_owned());
+        Answer { status: parts.status, headers: parts.headers, text, bytes }
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
@@ -167,6 +179,12 @@ impl Answer {
     pub(crate) fn header(&self, name: &str) -> &str {
         let value = self.headers.get(name).unwrap_or_else(|| panic!("{name}: {:?}", self.headers));
         value.to_str().expect("ASCII")
+    }
+
+    /// Checks that this is a complete problem and returns its sentence.
+    pub(crate) fn detail(&self, status: u16, slug: &str) -> String {
+        self.problem(status, slug);
+        self.json()["detail"].as_str().expect("a sentence").to_owned()
     }
 
     /// Checks that this is a complete problem and returns its outcome.
@@ -240,6 +258,7 @@ impl Store for Faulty {
     }
 
     async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
+        self.writes.fetch_add(1, Ordering::SeqCst);
         match self.fault() {
             Fault::Down => WriteOutcome::Refused("no node is up".to_owned()),
             Fault::Silent => {

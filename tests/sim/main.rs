@@ -5,6 +5,7 @@
 
 mod cluster;
 mod coverage;
+mod family;
 mod machine;
 mod network;
 mod oracle;

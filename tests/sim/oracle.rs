@@ -1,15 +1,18 @@
 //! What every read must say. Each op adds one digit of base 8 of its own to its key, so that a value
-//! tells of each op whether it was lost, counted once, or counted again.
+//! tells of each op whether it was lost, counted once, or counted again; `family` reads other kinds
+//! than counters as such a number.
 
 use std::fmt;
 
+use orderfree_core::protocol::Timestamp;
+
 use crate::plan::OPS_MAX;
 
-const DIGIT_BITS: usize = 3;
+pub(crate) const DIGIT_BITS: usize = 3;
 
 /// How far an op is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Stage {
+pub(crate) enum Stage {
     #[default]
     NotSent,
     /// Sent, unanswered, unknown, or answered from memory: counted once or not at all.
@@ -87,6 +90,8 @@ struct Op {
     stage: Stage,
     /// The data centre whose quorum acked it.
     datacenter: usize,
+    /// The time that it was given, if it has one and was acked.
+    time: Option<Timestamp>,
 }
 
 /// The amount that op number `op` adds.
@@ -108,8 +113,24 @@ impl Oracle {
         self.op(name, op).stage = Stage::Refused;
     }
 
-    pub(crate) fn acked(&mut self, name: u8, op: usize, datacenter: usize) {
-        *self.op(name, op) = Op { stage: Stage::Acked, datacenter };
+    pub(crate) fn acked(
+        &mut self,
+        name: u8,
+        op: usize,
+        datacenter: usize,
+        time: Option<Timestamp>,
+    ) {
+        *self.op(name, op) = Op { stage: Stage::Acked, datacenter, time };
+    }
+
+    /// How far an op is.
+    pub(crate) fn stage(&self, name: u8, op: usize) -> Stage {
+        self.keys[usize::from(name)][op].stage
+    }
+
+    /// The time of an acked op.
+    pub(crate) fn time(&self, name: u8, op: usize) -> Option<Timestamp> {
+        self.keys[usize::from(name)][op].time
     }
 
     /// What had been acked before a read began.
@@ -165,8 +186,8 @@ mod tests {
             for op in 0..4 {
                 oracle.sent(0, op);
             }
-            oracle.acked(0, 0, 0);
-            oracle.acked(0, 1, 1);
+            oracle.acked(0, 0, 0, None);
+            oracle.acked(0, 1, 1, None);
             oracle.refused(0, 2);
             let before = oracle.snapshot(0);
             oracle.judge(0, value, &before, |datacenter| datacenter == 0);

@@ -9,6 +9,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
+use crate::family::Family;
 use crate::sabotage::Sabotage;
 
 /// Ops of one key: each adds one digit of base 8 of its own, and an amount has 63 bits.
@@ -134,6 +135,7 @@ pub(crate) struct Plan {
     /// Another weather for the same steps.
     pub(crate) salt: u64,
     pub(crate) sabotage: Option<Sabotage>,
+    pub(crate) family: Family,
     pub(crate) constants: Constants,
     pub(crate) levels: Levels,
     pub(crate) gc_grace: Duration,
@@ -196,6 +198,7 @@ impl Plan {
             seed,
             salt: 0,
             sabotage,
+            family: Family::of(seed, sabotage.is_some()),
             constants,
             levels,
             gc_grace: dice.random_range(5..45) * SECOND,

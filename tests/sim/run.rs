@@ -7,22 +7,23 @@ use std::time::Duration;
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
 use orderfree::mutators::UpdateError;
+use orderfree::policy::Policy;
 use orderfree::server::Node;
 use orderfree::service::{GroupQuery, KeyValue};
-use orderfree_core::crdt::{CounterOp, Kind, Op, Value};
-use orderfree_core::protocol::Durability;
 use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::{Durability, Key};
 use rand::Rng;
 use tokio::runtime::Builder;
 use tokio::time::sleep;
 
 use crate::cluster::{Address, Piece, Range};
 use crate::coverage::{Hazard, Met};
+use crate::family::Family;
 use crate::machine::Machine;
 use crate::network;
 use crate::oracle::Violation;
 use crate::plan::{Plan, Step, Weather, What};
-use crate::store::{SimStore, key, name, stop};
+use crate::store::{SimStore, name, stop};
 use crate::world::{Shared, World};
 
 /// What came of a schedule.
@@ -101,7 +102,9 @@ impl Stage {
         let store = SimStore::connect(&self.shared, &self.plan, at, &machine, chance.clone());
         let (constants, clock) = (self.plan.constants, Arc::clone(&machine) as _);
         let most = self.plan.mutators_max;
-        let node = Arc::new(Node::new(store, constants, clock, chance, most, Switch::On));
+        let policy = Policy::default();
+        let node = Node::new(store, constants, clock, chance, most, policy, Switch::On);
+        let node = Arc::new(node);
         if self.plan.background_folds {
             node.start();
         }
@@ -122,7 +125,8 @@ impl Stage {
         shared.log(|| format!("{:?}", step.what));
         match step.what {
             What::Update { pod, name, op, in_memory, gone_after } => {
-                let update = Update { shared, pod: self.alive(pod), name, op, in_memory };
+                let (pod, family) = (self.alive(pod), self.plan.family);
+                let update = Update { shared, pod, family, name, op, in_memory };
                 tokio::spawn(update.send(gone_after));
             }
             What::Read { pod, name } => {
@@ -132,9 +136,9 @@ impl Stage {
                 tokio::spawn(read_group(shared, self.alive(pod), self.plan.names));
             }
             What::Fold { pod, name } => {
-                let pod = self.alive(pod);
+                let (pod, key) = (self.alive(pod), self.plan.family.key(name));
                 tokio::spawn(async move {
-                    let _ = pod.machine.run(pod.node.folder().fold(&key(name), false)).await;
+                    let _ = pod.machine.run(pod.node.folder().fold(&key, false)).await;
                 });
             }
             What::Sweep { pod } => {
@@ -246,7 +250,7 @@ impl Stage {
 
     async fn fold_all(&self, pod: &Pod) {
         for at in 0..self.plan.names {
-            let _ = pod.node.folder().fold(&key(at), false).await;
+            let _ = pod.node.folder().fold(&self.plan.family.key(at), false).await;
         }
         sleep(Duration::from_secs(1)).await;
     }
@@ -290,6 +294,7 @@ impl Stage {
 struct Update {
     shared: Shared,
     pod: Pod,
+    family: Family,
     name: u8,
     op: usize,
     in_memory: bool,
@@ -314,19 +319,28 @@ impl Update {
                 self.shared.met(Hazard::SentAgain);
                 sleep(Duration::from_millis(300)).await;
             }
+            let family = self.family;
+            let target = family.key(name);
+            let seen = match family.removes(op) {
+                Some(removed) => match self.look_for(&target, removed).await {
+                    Some(token) => Some(token),
+                    None => return,
+                },
+                None => None,
+            };
             self.shared.with(|world| world.oracle.sent(name, op));
-            let by = crate::oracle::weight(op);
             let durability = if self.in_memory { Durability::Memory } else { Durability::Stored };
-            let ops = vec![Op::Counter(CounterOp::Add { by })];
-            let target = key(name);
+            let op_body = family.op(op, seen.as_deref());
+            let ops = vec![target.kind.parse_op(&op_body).expect("an op")];
             let update = self.pod.node.service().update(&target, ops, durability);
             let outcome = self.pod.machine.run(update).await;
             self.shared.log(|| format!("  update {name}/{op}: {outcome:?}"));
             match outcome {
-                Ok(()) if self.in_memory => return self.shared.met(Hazard::MemoryOp),
-                Ok(()) => {
+                Ok(_) if self.in_memory => return self.shared.met(Hazard::MemoryOp),
+                Ok(time) => {
                     let datacenter = self.pod.datacenter;
-                    return self.shared.with(|world| world.oracle.acked(name, op, datacenter));
+                    let acked = |world: &mut World| world.oracle.acked(name, op, datacenter, time);
+                    return self.shared.with(acked);
                 }
                 Err(UpdateError::Unknown(_)) => return self.shared.met(Hazard::Unknown),
                 Err(UpdateError::Refused(_)) => {
@@ -338,6 +352,14 @@ impl Update {
     }
 }
 
+impl Update {
+    /// The token of an item, if a read shows it.
+    async fn look_for(&self, target: &Key, op: usize) -> Option<String> {
+        let read = self.pod.machine.run(self.pod.node.service().read(target, None)).await;
+        read.ok().flatten().and_then(|found| self.family.seen(&found, op))
+    }
+}
+
 /// Whether a read sees every ack of a data centre: it must overlap the write's quorum, on replicas
 /// that forget nothing.
 fn must_see(world: &World, reader: usize, level: Level, writer: usize) -> bool {
@@ -346,13 +368,17 @@ fn must_see(world: &World, reader: usize, level: Level, writer: usize) -> bool {
 
 async fn read(shared: Shared, pod: Pod, at: u8, level: Option<Level>) {
     let before = shared.with(|world| world.oracle.snapshot(at));
-    let target = key(at);
+    let family = shared.with(|world| world.plan.family);
+    let target = family.key(at);
     let answer = pod.machine.run(pod.node.service().read(&target, level)).await;
     let level = level.unwrap_or(Level::LocalQuorum);
-    shared.log(|| format!("  read of {at} says {}", shown(&answer)));
+    shared.with(|world| {
+        let says = shown(world, at, &answer);
+        world.log(|| format!("  read of {at} says {says}"));
+    });
     shared.with(|world| match answer {
         Ok(value) => {
-            let value = total(value.as_ref());
+            let value = family.digits(value.as_ref(), at, &world.oracle);
             let sees: Vec<bool> =
                 (0..2).map(|writer| must_see(world, pod.datacenter, level, writer)).collect();
             world.oracle.judge(at, value, &before, |writer| sees[writer]);
@@ -368,9 +394,10 @@ async fn read(shared: Shared, pod: Pod, at: u8, level: Option<Level>) {
 async fn read_group(shared: Shared, pod: Pod, names: u8) {
     let before: Vec<_> =
         (0..names).map(|at| shared.with(|world| world.oracle.snapshot(at))).collect();
+    let family = shared.with(|world| world.plan.family);
     let query = GroupQuery {
-        kind: Kind::Counter,
-        group: key(0).group,
+        kind: family.kind(),
+        group: family.key(0).group,
         prefix: None,
         from: None,
         to: None,
@@ -392,7 +419,7 @@ async fn read_group(shared: Shared, pod: Pod, names: u8) {
         };
         for at in 0..names {
             let found = page.keys.iter().find(|found| found.key.name == name(at));
-            let value = total(found);
+            let value = family.digits(found, at, &world.oracle);
             world.log(|| format!("  group read of {at} says {value:o}"));
             let sees: Vec<bool> = (0..2)
                 .map(|writer| must_see(world, pod.datacenter, Level::LocalQuorum, writer))
@@ -402,16 +429,16 @@ async fn read_group(shared: Shared, pod: Pod, names: u8) {
     });
 }
 
-fn total(value: Option<&KeyValue>) -> i128 {
-    value.map_or(0, |found| {
-        let Value::Counter(total) = found.value;
-        total
-    })
-}
-
-fn shown<E: std::fmt::Display>(answer: &Result<Option<KeyValue>, E>) -> String {
+fn shown<E: std::fmt::Display>(
+    world: &World,
+    at: u8,
+    answer: &Result<Option<KeyValue>, E>,
+) -> String {
     match answer {
-        Ok(Some(found)) => format!("{:o} from {} shards", total(Some(found)), found.shards),
+        Ok(Some(found)) => {
+            let digits = world.plan.family.digits(Some(found), at, &world.oracle);
+            format!("{digits:o} from {} shards", found.shards)
+        }
         Ok(None) => "nothing".into(),
         Err(error) => format!("error: {error}"),
     }

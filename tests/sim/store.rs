@@ -247,7 +247,7 @@ impl Store for SimStore {
         let fence = rows
             .first()
             .filter(|row| row.is_tally())
-            .and_then(|row| decode_tally(Kind::Counter, &row.state).ok().map(|(fence, _)| fence));
+            .and_then(|row| decode_tally(key.kind, &row.state).ok().map(|(fence, _)| fence));
         if fence < after {
             self.shared.met(Hazard::ReadAgain);
         }
@@ -368,7 +368,7 @@ impl Store for SimStore {
         let mut nominator = Nominator::new(now, self.plan.constants);
         let mut keys = Vec::new();
         for (at, row) in rows.iter().filter(|(at, _)| u32::from(*at) % part.of == part.index) {
-            keys.extend(nominator.pass(key(*at), row.expires_at));
+            keys.extend(nominator.pass(self.plan.family.key(*at), row.expires_at));
         }
         keys.extend(nominator.finish());
         for key in keys {
@@ -419,11 +419,6 @@ pub(crate) fn stop(shared: &Shared, machine: &Arc<Machine>, span: Duration) {
         tokio::time::sleep(span).await;
         machine.resume(shared.with(|world| world.dice.random()));
     });
-}
-
-/// The key with an index.
-pub(crate) fn key(at: u8) -> Key {
-    Key { kind: Kind::Counter, group: Name::new("group").expect("a name"), name: name(at) }
 }
 
 pub(crate) fn name(at: u8) -> Name {

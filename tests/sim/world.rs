@@ -328,7 +328,8 @@ pub(crate) fn place(address: &Address) -> String {
 /// A mutation in a line, for people.
 fn describe(mutation: &Mutation) -> String {
     let cell = |(address, cell): &(Address, crate::cluster::Cell)| {
-        let fence = decode_tally(Kind::Counter, &cell.state).ok();
+        let tally = |kind: &Kind| decode_tally(*kind, &cell.state).ok();
+        let fence = Kind::ALL.iter().find_map(tally);
         let fence = fence.map(|(fence, _)| format!(" fence {}", seconds(fence)));
         format!("{} at {}{}", place(address), seconds(cell.timestamp), fence.unwrap_or_default())
     };

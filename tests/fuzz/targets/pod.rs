@@ -19,6 +19,7 @@ use orderfree::http::{AppState, Build, router};
 use orderfree::limits;
 use orderfree::metrics::Metrics;
 use orderfree::mutators::Mutators;
+use orderfree::policy::Policy;
 use orderfree::service::Service;
 use orderfree::store::Store;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
@@ -34,6 +35,8 @@ use uuid::Uuid;
 
 /// Longest wait for what is in memory to be written.
 const FLUSH_MAX: Duration = Duration::from_secs(20);
+/// Pause between two looks at whether it was.
+const FLUSH_POLL: Duration = Duration::from_millis(1);
 
 /// A pod, and the runtime that it lives in.
 pub(super) struct Pod {
@@ -77,9 +80,10 @@ impl Pod {
         let gate = Gate::new(clock.clone(), store.clone(), constants, metrics.clone());
         let gate = Arc::new(gate);
         let (most, counts) = (limits::MUTATORS_MAX, metrics.clone());
-        let chance = Chance::seeded(0);
+        let (chance, policy) = (Chance::seeded(0), Policy::default());
+        let dice = chance.clone();
         let mutators =
-            Mutators::new(store.clone(), gate.clone(), constants, counts, chance.clone(), most);
+            Mutators::new(store.clone(), gate.clone(), constants, counts, dice, most, policy);
         let folder =
             Folder::new(store.clone(), gate.clone(), constants, metrics.clone(), chance, true);
         let service =
@@ -101,6 +105,10 @@ impl Pod {
             let response = self.router.clone().oneshot(request).await.expect("infallible");
             let (parts, body) = response.into_parts();
             let bytes = to_bytes(body, usize::MAX).await.expect("a body").to_vec();
+            // What was answered from memory is seen by the next request, or not, by chance.
+            while parts.status == StatusCode::ACCEPTED && self.mutators.flushing() > 0 {
+                tokio::time::sleep(FLUSH_POLL).await;
+            }
             Answer { status: parts.status, headers: parts.headers, bytes }
         })
     }

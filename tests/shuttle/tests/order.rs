@@ -12,9 +12,10 @@ use orderfree::chance::Chance;
 use orderfree::clock::Clock;
 use orderfree::gate::Gate;
 use orderfree::metrics::Metrics;
+use orderfree::policy::Policy;
 use orderfree::store::{Pause, Store, StoreError, SweepPart};
 use orderfree_core::crdt::envelope::decode_shard;
-use orderfree_core::crdt::{CounterOp, Kind, Op, Value};
+use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
@@ -85,7 +86,7 @@ impl Store for Rows {
     }
     async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
         let state = decode_shard(Kind::Counter, write.state()).expect("decodable");
-        let Value::Counter(total) = state.value();
+        let total = Counter::try_from(state).expect("a counter").total();
         self.with(write, |row| {
             assert!(!row.is_in_flight, "two writes of one mutator at once");
             assert!(row.last_timestamp < Some(write.timestamp()), "timestamps don't rise");
@@ -193,7 +194,7 @@ async fn client(world: Arc<World>, number: u32) {
         let durability =
             if thread_rng().gen_bool(0.8) { Durability::Stored } else { Durability::Memory };
         let ops = vec![Op::Counter(CounterOp::Add { by: 1 << (3 * id) })];
-        let told = world.mutators.update(&key, ops, durability).await;
+        let told = world.mutators.update(&key, ops, durability).await.map(drop);
         if told.is_ok() && durability == Durability::Stored {
             assert_eq!(times(world.rows.total(), id), 1, "update {id} was acked: not stored");
         }
@@ -209,9 +210,9 @@ fn one_pod() {
     let metrics = Arc::new(Metrics::new());
     let gate =
         Gate::new(Arc::clone(&clock) as _, Arc::clone(&rows) as _, constants, Arc::clone(&metrics));
-    let chance = Chance::seeded(1);
+    let (chance, policy) = (Chance::seeded(1), Policy::default());
     let mutators =
-        Mutators::new(Arc::clone(&rows) as _, Arc::new(gate), constants, metrics, chance, 1);
+        Mutators::new(rows.clone() as _, Arc::new(gate), constants, metrics, chance, 1, policy);
     let world = Arc::new(World { mutators, rows, told: Mutex::default() });
     let lives_end = thread_rng().gen_bool(0.5);
     let clients: Vec<_> =

@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use orderfree::clock::Clock;
-use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{decode_shard, decode_tally, encode_tally};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::{MutatorId, Row, ShardWrite, Timestamp};
@@ -41,13 +40,13 @@ impl SimStore {
     pub(super) fn row_of(&self, (address, cell): (Address, Cell)) -> Option<(u8, Row)> {
         let mut state = cell.state.to_vec();
         if address.is_tally() && self.is(Sabotage::FenceIgnored) {
-            let (_, value) = decode_tally(Kind::Counter, &state).ok()?;
+            let (_, value) = decode_tally(self.plan.family.kind(), &state).ok()?;
             state = encode_tally(&value, Timestamp::from_micros(0));
         }
         if self.is(Sabotage::UndecodableSkipped) {
             let is_sound = match address.is_tally() {
-                true => decode_tally(Kind::Counter, &state).is_ok(),
-                false => decode_shard(Kind::Counter, &state).is_ok(),
+                true => decode_tally(self.plan.family.kind(), &state).is_ok(),
+                false => decode_shard(self.plan.family.kind(), &state).is_ok(),
             };
             is_sound.then_some(())?;
         }
@@ -68,7 +67,8 @@ impl SimStore {
                     .filter(|row| row.name == name && row.expires_at.0 <= fence)
                     .map(|row| row.expires_at.0);
                 if let Some(oldest) = expiries.min() {
-                    let (_, value) = decode_tally(Kind::Counter, &state).expect("just made");
+                    let (_, value) =
+                        decode_tally(self.plan.family.kind(), &state).expect("just made");
                     (fence, timestamp) = (oldest, oldest.next());
                     state = encode_tally(&value, fence);
                 }

@@ -1,0 +1,377 @@
+//! Every kind over HTTP: its example, its questions, and bad input.
+
+use std::sync::atomic::Ordering;
+
+use orderfree_core::crdt::Kind;
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, request};
+
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain";
+
+async fn post(pod: &Pod, path: &str, op: &Value) -> Value {
+    let answer = pod.post(path, JSON, &op.to_string()).await;
+    assert_eq!(answer.status, 200, "{path} {op}: {}", answer.json());
+    answer.json()
+}
+
+async fn value(pod: &Pod, path: &str) -> Value {
+    let answer = pod.get(path).await;
+    assert_eq!(answer.status, 200, "{path}: {}", answer.json());
+    answer.json()["value"].clone()
+}
+
+fn writes(pod: &Pod) -> usize {
+    pod.writes.load(Ordering::SeqCst)
+}
+
+/// Without times and tokens, which differ from run to run.
+fn timeless(mut value: Value) -> Value {
+    match &mut value {
+        Value::Object(fields) => {
+            for name in ["timestamp", "seen", "context"] {
+                fields.remove(name);
+            }
+            fields.values_mut().for_each(|field| *field = timeless(field.take()));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| *item = timeless(item.take())),
+        _ => {}
+    }
+    value
+}
+
+#[tokio::test]
+async fn the_examples_of_the_document_do_what_they_say() {
+    let pod = Pod::new();
+    let document = pod.get("/openapi.json").await.json();
+    let address = &document["paths"]["/v1/{kind}/{group}/{name}"];
+    let ops = &address["post"]["requestBody"]["content"][JSON]["examples"];
+    let answers = &address["get"]["responses"]["200"]["content"][JSON]["examples"];
+    for kind in Kind::ALL {
+        let path = format!("/v1/{kind}/site/home");
+        post(&pod, &path, &ops[kind.name()]["value"]).await;
+        let read = pod.get(&path).await.json();
+        let example = &answers[kind.name()]["value"];
+        // An example of a set with tokens shows none: they stand for what was really read.
+        let shown = match example["value"]["items"].clone() {
+            items if *kind == Kind::OrSet => json!({"size": 1, "items": [{"item": items[0]}]}),
+            _ => example["value"].clone(),
+        };
+        assert_eq!(timeless(read["value"].clone()), timeless(shown), "{kind}");
+        assert_eq!(read["exact"], example["exact"], "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn bare_text_is_an_op_of_every_kind() {
+    let pod = Pod::new();
+    for kind in Kind::ALL {
+        let path = format!("/v1/{kind}/site/bare");
+        let answer = pod.post(&path, TEXT, " 7\n").await;
+        assert_eq!(answer.status, 200, "{kind}: {}", answer.json());
+        assert_eq!(pod.get(&path).await.status, 200);
+    }
+    assert_eq!(value(&pod, "/v1/gset/site/bare").await["items"], json!([7]));
+    let refused = pod.post("/v1/stats/site/bare", TEXT, "NaN").await;
+    assert!(refused.detail(400, "bad-op").contains("`value`"));
+}
+
+#[tokio::test]
+async fn bad_ops_name_the_field_and_leave_the_state_as_it_was() {
+    let long = "x".repeat(1025);
+    let rows: &[(&str, Value, &str)] = &[
+        ("sum", json!({"op": "add", "by": 0.1}), "`by` as a decimal number"),
+        ("sum", json!({"op": "add", "by": "NaN"}), "`by` as a decimal number"),
+        ("sum", json!({"op": "add", "by": "0.1234567890123456789"}), "at most 18"),
+        ("stats", json!({"op": "record", "value": "NaN"}), "`value` as a finite"),
+        ("stats", json!({"op": "record", "value": "Infinity"}), "`value` as a finite"),
+        ("stats", json!({"op": "record", "value": null}), "`value` as a finite"),
+        ("stats", json!({"op": "record", "value": 1, "count": 0}), "`count`"),
+        ("extrema", json!({"op": "observe", "value": "inf"}), "`value` as a finite"),
+        ("extrema", json!({"op": "observe", "value": 1, "label": ""}), "label"),
+        ("extrema", json!({"op": "observe", "value": 1, "label": long}), "label"),
+        ("histogram", json!({"op": "record", "value": "-inf"}), "`value` as a finite"),
+        ("histogram", json!({"op": "record", "value": 1, "count": -1}), "`count`"),
+        ("gset", json!({"op": "add", "item": ""}), "`item`"),
+        ("gset", json!({"op": "add", "item": long}), "`item` has 1025 bytes"),
+        ("gset", json!({"op": "add", "items": []}), "`items`"),
+        ("gset", json!({"op": "remove", "item": "a"}), "remove"),
+        ("lww_set", json!({"op": "add", "item": "a", "after": "x"}), "`after`"),
+        (
+            "lww_set",
+            json!({"op": "add", "item": "a", "after": 9_000_000_000_000_000_u64}),
+            "`after`",
+        ),
+        ("register", json!({"op": "set"}), "`value`"),
+        ("register", json!({"op": "set", "value": 1, "after": -1}), "`after`"),
+        ("topk", json!({"op": "add", "item": "x", "by": -3}), "`by`"),
+        ("topk", json!({"op": "add", "item": "x", "by": 0}), "`by`"),
+        ("distinct", json!({"op": "add", "item": ""}), "`item`"),
+        ("distinct", json!({"op": "add", "items": ["a", long]}), "`item`"),
+        ("distinct", json!({"op": "merge", "sketch": "!"}), "`sketch`"),
+        ("distinct", json!({"op": "merge", "sketch": "AAAA"}), "`sketch`"),
+        ("audience", json!({"op": "merge", "sketch": "AAAA"}), "`sketch`"),
+        ("or_set", json!({"op": "remove", "item": "a"}), "`seen`"),
+        ("or_set", json!({"op": "remove", "item": "a", "seen": "AAAA"}), "`seen`"),
+        ("or_set", json!({"op": "clear", "context": "?"}), "`context`"),
+        ("counter", json!({"op": "record", "value": 1}), "record"),
+    ];
+    let pod = Pod::new();
+    for (kind, op, says) in rows {
+        let path = format!("/v1/{kind}/site/bad");
+        assert_eq!(pod.post(&path, TEXT, "7").await.status, 200);
+        let shards = format!("{path}/shards");
+        let before = pod.get(&shards).await.json()["shards"].clone();
+        let answer = pod.post(&path, JSON, &op.to_string()).await;
+        let detail = answer.detail(400, "bad-op");
+        assert!(detail.contains(says), "{kind} {op}: {detail}");
+        assert_eq!(pod.get(&shards).await.json()["shards"], before, "{kind} {op}");
+    }
+}
+
+#[tokio::test]
+async fn an_op_that_changes_nothing_writes_nothing() {
+    let pod = Pod::new();
+    for (kind, op) in [
+        ("gset", json!({"op": "add", "items": ["a", "b"]})),
+        ("distinct", json!({"op": "add", "items": ["a", "b"]})),
+        ("audience", json!({"op": "add", "items": ["a", "b"]})),
+        ("extrema", json!({"op": "observe", "value": 9, "label": "a"})),
+        ("counter", json!({"op": "add", "by": 0})),
+    ] {
+        let path = format!("/v1/{kind}/site/again");
+        post(&pod, &path, &op).await;
+        let before = writes(&pod);
+        post(&pod, &path, &op).await;
+        assert_eq!(writes(&pod), before, "{kind}");
+    }
+    // A time moves on with every op.
+    post(&pod, "/v1/lww_set/site/again", &json!({"op": "add", "item": "a"})).await;
+    let before = writes(&pod);
+    post(&pod, "/v1/lww_set/site/again", &json!({"op": "add", "item": "a"})).await;
+    assert_eq!(writes(&pod), before + 1);
+}
+
+#[tokio::test]
+async fn a_full_state_refuses_with_409_and_says_what_to_do() {
+    let pod = Pod::new();
+    let item = |n: usize| format!("{n:0>1000}");
+    for chunk in 0..27 {
+        let items: Vec<String> = (chunk * 10..chunk * 10 + 10).map(item).collect();
+        let body = json!({"op": "add", "items": items}).to_string();
+        let answer = pod.post("/v1/gset/site/full", JSON, &body).await;
+        if answer.status != 200 {
+            assert_eq!(chunk, 26, "261 items of a kilobyte fit");
+            let detail = answer.detail(409, "state-too-large");
+            assert!(detail.contains("262144 bytes; spread it over more keys"), "{detail}");
+        }
+    }
+    assert_eq!(value(&pod, "/v1/gset/site/full").await["size"], 260);
+}
+
+#[tokio::test]
+async fn questions_are_answered_by_the_kinds_that_know_them() {
+    let pod = Pod::new();
+    let record = |value: u32| json!({"op": "record", "value": value});
+    let ops: Vec<Value> = (1..=100).map(record).collect();
+    post(&pod, "/v1/histogram/api/latency", &json!({"ops": ops})).await;
+    let read = value(&pod, "/v1/histogram/api/latency?q=0.25,1&buckets=true").await;
+    assert_eq!((&read["count"], &read["sum"]), (&json!(100), &json!(5050.0)));
+    let quarter = read["quantiles"][0]["value"].as_f64().expect("a number");
+    assert!((quarter - 25.0).abs() <= 25.0 * 0.0055, "{quarter}");
+    assert_eq!(read["quantiles"][1], json!({"q": 1.0, "value": 100.0}));
+    assert!(read["buckets"].as_array().expect("buckets").len() > 50);
+    let data_point = value(&pod, "/v1/histogram/api/latency?as=opentelemetry").await;
+    assert_eq!((&data_point["scale"], &data_point["count"]), (&json!(6), &json!("100")));
+    let native = value(&pod, "/v1/histogram/api/latency?as=prometheus").await;
+    assert_eq!(native["count"], "100");
+
+    post(&pod, "/v1/gset/site/tags", &json!({"op": "add", "items": ["a", 7]})).await;
+    for (asked, is_in) in [("a", true), ("7", true), ("%227%22", false), ("b", false)] {
+        let read = value(&pod, &format!("/v1/gset/site/tags?contains={asked}")).await;
+        assert_eq!(read["contains"], is_in, "{asked}");
+    }
+    for (path, says) in [
+        ("/v1/gset/site/tags?q=0.5", "q is for other kinds than gset: histogram"),
+        ("/v1/counter/site/tags?contains=a", "gset"),
+        ("/v1/histogram/api/latency?q=1.5", "number from 0 to 1"),
+        ("/v1/histogram/api/latency?q=", "number from 0 to 1"),
+        ("/v1/histogram/api/latency?as=xml", "opentelemetry"),
+        ("/v1/gset/site/tags?contains=", "0 bytes"),
+        ("/v1/gset/site/tags?default=7", "neither `empty` nor"),
+    ] {
+        let answer = pod.get(path).await;
+        let detail = answer.detail(400, "bad-query");
+        assert!(detail.contains(says), "{path}: {detail}");
+    }
+    assert_eq!(
+        value(&pod, "/v1/gset/site/none?default=empty").await,
+        json!({"size": 0, "items": []})
+    );
+    assert_eq!(value(&pod, "/v1/sum/site/none?default=0.00").await, json!("0.00"));
+}
+
+#[tokio::test]
+async fn a_client_that_sends_the_time_it_saw_is_answered_with_a_later_one() {
+    let pod = Pod::new();
+    let path = "/v1/register/user/theme";
+    let first = post(&pod, path, &json!({"op": "set", "value": "dark"})).await;
+    let seen = first["timestamp"].as_i64().expect("µs");
+    let ahead = seen + 1_000_000;
+    let next = post(&pod, path, &json!({"op": "set", "value": "light", "after": ahead})).await;
+    assert_eq!(next["timestamp"], ahead + 1);
+    let read = value(&pod, path).await;
+    assert_eq!((&read["value"], &read["timestamp"]), (&json!("light"), &json!(ahead + 1)));
+    let later = post(&pod, path, &json!({"op": "unset"})).await;
+    assert_eq!(later["timestamp"], ahead + 2, "the pod's own clock follows");
+    assert_eq!(value(&pod, path).await["is_set"], false);
+    let batch = json!({"updates": [
+        {"kind": "lww_set", "group": "g", "name": "n", "op": {"op": "add", "item": "a"}},
+        {"kind": "counter", "group": "g", "name": "n", "op": {"op": "add"}}]});
+    let results = pod.post("/v1/batch", JSON, &batch.to_string()).await.json()["results"].clone();
+    assert_eq!(results[0]["timestamp"], ahead + 3);
+    assert_eq!(results[1]["timestamp"], Value::Null);
+    assert_eq!(post(&pod, "/v1/counter/g/n", &json!({"op": "add"})).await.get("timestamp"), None);
+}
+
+#[tokio::test]
+async fn an_observed_remove_takes_what_was_seen_and_no_more() {
+    let pod = Pod::new();
+    let path = "/v1/or_set/cart/7";
+    post(&pod, path, &json!({"op": "add", "items": ["milk", "tea"]})).await;
+    let read = value(&pod, path).await;
+    let seen = read["items"][0]["seen"].as_str().expect("a token").to_owned();
+    // Somebody else adds it again, unseen.
+    post(&pod, path, &json!({"op": "add", "item": "milk"})).await;
+    post(&pod, path, &json!({"op": "remove", "item": "milk", "seen": seen})).await;
+    assert_eq!(value(&pod, path).await["size"], 2);
+    let context = value(&pod, path).await["context"].as_str().expect("a token").to_owned();
+    post(&pod, path, &json!({"op": "add", "item": "jam"})).await;
+    post(&pod, path, &json!({"op": "clear", "context": context})).await;
+    let left = value(&pod, path).await;
+    assert_eq!((&left["size"], &left["items"][0]["item"]), (&json!(1), &json!("jam")));
+    // A token is good for its key alone.
+    let other = json!({"op": "remove", "item": "milk", "seen": seen}).to_string();
+    let answer = pod.post("/v1/or_set/cart/8", JSON, &other).await;
+    let detail = answer.detail(400, "bad-op");
+    assert!(detail.contains("`seen`") && detail.contains("key"), "{detail}");
+}
+
+#[tokio::test]
+async fn keys_are_merged_into_one_value() {
+    let pod = Pod::new();
+    for (kind, ops) in [
+        ("counter", [json!({"op": "add", "by": 5}), json!({"op": "add", "by": 7})]),
+        (
+            "distinct",
+            [json!({"op": "add", "items": ["a", "b"]}), json!({"op": "add", "items": ["b", "c"]})],
+        ),
+        (
+            "or_set",
+            [json!({"op": "add", "items": ["a", "b"]}), json!({"op": "add", "items": ["b", "c"]})],
+        ),
+        ("histogram", [json!({"op": "record", "value": 1}), json!({"op": "record", "value": 3})]),
+        ("topk", [json!({"op": "add", "item": "x", "by": 2}), json!({"op": "add", "item": "x"})]),
+    ] {
+        for (name, op) in ["d1", "d2"].iter().zip(&ops) {
+            post(&pod, &format!("/v1/{kind}/month/{name}"), op).await;
+        }
+        let body = json!({"kind": kind, "group": "month", "names": ["d1", "d2", "d3"]});
+        let merged = post(&pod, "/v1/merge", &body).await;
+        assert_eq!(merged["absent"], json!(["d3"]), "{kind}");
+        let (at, expected) = match kind {
+            "counter" => ("", json!(12)),
+            "distinct" => ("/estimate", json!(3.0)),
+            "or_set" => ("/items", json!(["a", "b", "c"])),
+            "histogram" => ("/sum", json!(4.0)),
+            _ => ("/items/0/at_least", json!(3)),
+        };
+        let found = merged["value"].pointer(at).expect("a field");
+        match (found.as_f64(), expected.as_f64()) {
+            (Some(found), Some(expected)) => assert!((found - expected).abs() < 0.01, "{merged}"),
+            _ => assert_eq!(*found, expected, "{merged}"),
+        }
+    }
+    let none = json!({"kind": "counter", "group": "month", "names": ["d8", "d9"]});
+    let answer = pod.post("/v1/merge", JSON, &none.to_string()).await;
+    answer.problem(404, "key-absent");
+    let twice = json!({"kind": "counter", "group": "month", "names": ["d1", "d1"]});
+    let answer = pod.post("/v1/merge", JSON, &twice.to_string()).await;
+    answer.problem(400, "bad-body");
+}
+
+#[tokio::test]
+async fn audiences_have_set_algebra() {
+    let pod = Pod::new();
+    for (name, items) in [("mobile", 0..600), ("paying", 400..800), ("bots", 500..550)] {
+        let items: Vec<i32> = items.collect();
+        let path = format!("/v1/audience/site/{name}");
+        post(&pod, &path, &json!({"op": "add", "items": items})).await;
+    }
+    for (expression, size) in [
+        (json!("mobile"), 600.0),
+        (json!({"and": ["mobile", "paying"]}), 200.0),
+        (json!({"or": ["mobile", "paying", "nobody"]}), 800.0),
+        (json!({"and": ["mobile", {"or": ["paying", "bots"]}, {"not": "bots"}]}), 150.0),
+    ] {
+        let body = json!({"kind": "audience", "group": "site", "expression": expression});
+        let merged = post(&pod, "/v1/merge", &body).await;
+        let estimate = merged["value"]["estimate"].as_f64().expect("a number");
+        assert!((estimate - size).abs() < 1e-6, "{expression}: {merged}");
+    }
+    for expression in [json!({"not": "a"}), json!({"and": []}), json!({"nand": ["a"]}), json!(7)] {
+        let body = json!({"kind": "audience", "group": "site", "expression": expression});
+        let answer = pod.post("/v1/merge", JSON, &body.to_string()).await;
+        let detail = answer.detail(400, "bad-body");
+        assert!(detail.contains("`expression`"), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn sketches_go_out_and_come_in_as_bytes() {
+    use base64::Engine as _;
+    let pod = Pod::new();
+    for kind in ["distinct", "audience"] {
+        let items: Vec<i32> = (0..900).collect();
+        post(&pod, &format!("/v1/{kind}/site/ours"), &json!({"op": "add", "items": items})).await;
+        let accept = [("accept", "application/octet-stream")];
+        let answer = pod.send(request("GET", &format!("/v1/{kind}/site/ours"), &accept, "")).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.header("content-type")),
+            (200, "application/octet-stream")
+        );
+        let sketch = base64::engine::general_purpose::STANDARD.encode(&answer.bytes);
+        post(&pod, &format!("/v1/{kind}/site/theirs"), &json!({"op": "merge", "sketch": sketch}))
+            .await;
+        let estimate = |name: &'static str| {
+            let path = format!("/v1/{kind}/site/{name}");
+            let pod = &pod;
+            async move { value(pod, &path).await }
+        };
+        assert_eq!(estimate("ours").await, estimate("theirs").await, "{kind}");
+        let other = if kind == "distinct" { "audience" } else { "distinct" };
+        let wrong = json!({"op": "merge", "sketch": sketch}).to_string();
+        let answer = pod.post(&format!("/v1/{other}/site/wrong"), JSON, &wrong).await;
+        let detail = answer.detail(400, "bad-op");
+        assert!(detail.contains("`sketch`"), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn every_kind_says_what_it_is() {
+    let pod = Pod::new();
+    let kinds = pod.get("/v1/kinds").await.json()["kinds"].clone();
+    let kinds = kinds.as_array().expect("a list");
+    assert_eq!(kinds.len(), Kind::ALL.len());
+    for kind in kinds {
+        for text in ["summary", "bound"] {
+            assert!(kind[text].as_str().is_some_and(|text| text.ends_with('.')), "{kind}");
+        }
+        for flag in ["exact", "idempotent"] {
+            assert!(kind[flag].is_boolean(), "{kind}");
+        }
+    }
+    let topk = kinds.iter().find(|kind| kind["kind"] == "topk").expect("a kind");
+    assert_eq!(topk["precision"], json!({"name": "k", "min": 1, "max": 4096, "default": 256}));
+}

@@ -1,0 +1,190 @@
+//! What the keys of a schedule hold: a kind of each family, and how its value tells of each op
+//! whether it was lost, counted once, or counted again.
+//!
+//! Every kind is read as the number that a counter would hold: one digit of base 8 for each op.
+
+use orderfree::service::KeyValue;
+use orderfree_core::crdt::{Effect, Kind, Question, Value};
+use orderfree_core::protocol::{Key, Name};
+use serde_json::json;
+
+use crate::oracle::{DIGIT_BITS, Oracle, Stage, weight};
+use crate::plan::OPS_MAX;
+use crate::store::name;
+
+/// Digits after the point of the amounts of a `sum`.
+const SCALE: u32 = 6;
+
+/// A kind of each family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// Exact sums: each op adds a digit.
+    Counter,
+    Sum,
+    /// Order-canonical: each op adds 1 to an item of its own.
+    TopK,
+    /// Sketches: each op adds an item of its own.
+    Distinct,
+    /// The last writer wins: each op sets its own number.
+    Register,
+    /// A set with removal: even ops add an item of their own, each odd one removes the item of the
+    /// op before it, if it can be seen.
+    OrSet,
+}
+
+impl Family {
+    /// Every other schedule has counters; a broken rule is looked for with counters alone, which tell
+    /// doubled from lost.
+    pub(crate) fn of(seed: u64, is_sabotaged: bool) -> Family {
+        const OTHERS: [Family; 5] =
+            [Family::Sum, Family::TopK, Family::Distinct, Family::Register, Family::OrSet];
+        if is_sabotaged || seed.is_multiple_of(2) {
+            return Family::Counter;
+        }
+        OTHERS[usize::try_from(seed / 2 % 5).expect("below 5")]
+    }
+
+    pub(crate) fn kind(self) -> Kind {
+        match self {
+            Family::Counter => Kind::Counter,
+            Family::Sum => Kind::Sum,
+            Family::TopK => Kind::TopK,
+            Family::Distinct => Kind::Distinct,
+            Family::Register => Kind::Register,
+            Family::OrSet => Kind::OrSet,
+        }
+    }
+
+    /// The key with an index.
+    pub(crate) fn key(self, at: u8) -> Key {
+        let group = Name::new("group").expect("a name");
+        Key { kind: self.kind(), group, name: name(at) }
+    }
+
+    /// The op that an odd op of this family takes back.
+    pub(crate) fn removes(self, op: usize) -> Option<usize> {
+        (self == Family::OrSet && op % 2 == 1).then(|| op - 1)
+    }
+
+    /// An op as JSON; `seen` is the token of what it removes.
+    pub(crate) fn op(self, op: usize, seen: Option<&str>) -> serde_json::Value {
+        match (self, seen) {
+            (Family::Counter, _) => json!({"op": "add", "by": weight(op)}),
+            (Family::Sum, _) => {
+                let (one, by) = (10_i64.pow(SCALE), weight(op));
+                json!({"op": "add", "by": format!("{}.{:06}", by / one, by % one)})
+            }
+            (Family::Register, _) => json!({"op": "set", "value": op}),
+            (Family::OrSet, Some(seen)) => json!({"op": "remove", "item": op - 1, "seen": seen}),
+            (Family::TopK | Family::Distinct | Family::OrSet, _) => {
+                json!({"op": "add", "item": op})
+            }
+        }
+    }
+
+    /// The token of an op's item, if a read shows it.
+    pub(crate) fn seen(self, found: &KeyValue, op: usize) -> Option<String> {
+        let question = Question { key: Some(found.key.clone()), ..Question::default() };
+        let value = found.state.value(&question);
+        let Some(Value::List(items)) = value.field("items") else { return None };
+        let item = items.iter().find(|item| item.field("item") == Some(&Value::count(op)))?;
+        match item.field("seen") {
+            Some(Value::Text(token)) => Some(token.clone()),
+            _ => None,
+        }
+    }
+
+    /// A key's value as a counter would show it.
+    pub(crate) fn digits(self, found: Option<&KeyValue>, at: u8, oracle: &Oracle) -> i128 {
+        let Some(found) = found else { return 0 };
+        let value = found.state.value(&Question::default());
+        let of = |is_counted: &dyn Fn(usize) -> bool| -> i128 {
+            let counted = (0..OPS_MAX).filter(|op| is_counted(*op));
+            counted.map(|op| i128::from(weight(op))).sum()
+        };
+        match (self, &value) {
+            (Family::Counter, Value::Integer(total)) => *total,
+            (Family::Sum, Value::Text(text)) => text.replace('.', "").parse().expect("digits"),
+            (Family::TopK, value) => {
+                let Some(Value::List(items)) = value.field("items") else { return -1 };
+                let digit = |item: &Value| match (item.field("item"), item.field("at_least")) {
+                    (Some(Value::Integer(op)), Some(Value::Integer(times))) => {
+                        times << (i128::try_from(DIGIT_BITS).expect("three") * op)
+                    }
+                    _ => -1,
+                };
+                items.iter().map(digit).sum()
+            }
+            (Family::Distinct, _) => of(&|op| {
+                let add = Kind::Distinct.parse_op(&self.op(op, None)).expect("an op");
+                found.state.clone().apply(&add) == Ok(Effect::Unchanged)
+            }),
+            // What an acked op of an earlier time set was overwritten, not lost.
+            (Family::Register, value) => {
+                let (Some(Value::Json(shown)), Some(Value::Integer(micros))) =
+                    (value.field("value"), value.field("timestamp"))
+                else {
+                    return -1;
+                };
+                let shown = shown.as_u64().and_then(|op| usize::try_from(op).ok());
+                of(&|op| {
+                    let time = oracle.time(at, op).map(|time| i128::from(time.as_micros()));
+                    shown == Some(op) || time.is_some_and(|time| time <= *micros)
+                })
+            }
+            // An item that is not there is accounted for by a remove that may have been applied.
+            (Family::OrSet, value) => {
+                let Some(Value::List(items)) = value.field("items") else { return -1 };
+                let is_there = |op: usize| items.contains(&Value::count(op));
+                let may_apply =
+                    |op: usize| matches!(oracle.stage(at, op), Stage::Open | Stage::Acked);
+                of(&|op| match self.removes(op) {
+                    Some(target) => !is_there(target) && may_apply(op),
+                    None => {
+                        let is_removed = op + 1 < OPS_MAX && may_apply(op + 1);
+                        is_there(op) || (is_removed && may_apply(op))
+                    }
+                })
+            }
+            (_, value) => panic!("{self:?} has the value {value:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orderfree_core::crdt::State;
+    use orderfree_core::protocol::Timestamp;
+    use orderfree_core::protocol::consistency::Level;
+
+    /// The items of a sketch must not share a coupon, or one would stand for the other.
+    #[test]
+    fn each_family_tells_its_ops_apart() {
+        for family in (0..11).map(|seed| Family::of(seed, false)) {
+            let (mut oracle, mut state) = (Oracle::new(1), State::new(family.kind(), None));
+            let mut expected = 0;
+            for op in (0..OPS_MAX).filter(|op| family.removes(*op).is_none()) {
+                let mut change = family.kind().parse_op(&family.op(op, None)).expect("an op");
+                let time = Timestamp::from_micros(i64::try_from(op).expect("small") + 1);
+                let expires_at = time.plus(std::time::Duration::from_secs(1));
+                let mutator_id = orderfree_core::protocol::MutatorId::TALLY;
+                change.stamp(time);
+                change.assign(&mut || orderfree_core::crdt::Dot { expires_at, mutator_id, seq: 1 });
+                oracle.sent(0, op);
+                assert_eq!(state.apply(&change), Ok(Effect::Changed), "{family:?} {op}");
+                oracle.acked(0, op, 0, Some(time));
+                expected += i128::from(weight(op));
+                let found = KeyValue {
+                    key: family.key(0),
+                    state: state.clone(),
+                    shards: 1,
+                    folded_through: None,
+                    as_of: time,
+                    level: Level::All,
+                };
+                assert_eq!(family.digits(Some(&found), 0, &oracle), expected, "{family:?}");
+            }
+        }
+    }
+}
