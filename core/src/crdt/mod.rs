@@ -16,7 +16,7 @@
 //! and homomorphic only within its error bound; its value is the same from every pod all the same,
 //! because rows are merged in one order.
 //!
-//! Adding a kind is one file that implements [`Crdt`] and one line in the [`registry`].
+//! Adding a kind is one file that implements [`Crdt`] and one line in `registry.rs`.
 
 mod audience;
 mod counter;

@@ -113,7 +113,7 @@ impl Crdt for Sum {
             "op":{"type":"string","enum":["add"]},
             "by":{"description":"Up to 36 digits, up to 18 of them after the point.","oneOf":[
                 {"type":"string","pattern":"^[+-]?[0-9]{1,18}([.][0-9]{1,18})?$"},
-                {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]}}}"#,
+                {"type":"integer","minimum":-9223372036854775808,"maximum":18446744073709551615}]}}}"#,
         value_schema: r#"{"type":"string","pattern":"^-?[0-9]+([.][0-9]+)?$",
             "description":"The sum as a decimal number."}"#,
         parameters: &[],
