@@ -4,6 +4,8 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use orderfree_core::crdt::Kind;
+
 /// Most rows of a key that a read merges; beyond it the read is an error and the key is folded.
 pub const READ_ROWS_MAX: usize = 10_000;
 
@@ -21,6 +23,15 @@ pub const ROWS_ALERT: usize = 500;
 
 /// Rows of one unpaged chunk of a group, for kinds with small states.
 pub const GROUP_CHUNK_ROWS: usize = 1_000;
+
+/// The same for kinds with larger states, of up to 256 KiB each.
+pub const GROUP_CHUNK_ROWS_LARGE: usize = 100;
+
+/// Rows of one unpaged chunk of a group of this kind.
+#[must_use]
+pub fn group_chunk_rows(kind: Kind) -> usize {
+    if kind.about().is_small { GROUP_CHUNK_ROWS } else { GROUP_CHUNK_ROWS_LARGE }
+}
 
 /// Live mutators of a pod, of about 1 KB each. Clean ones are evicted first, the least recently used
 /// before others.
@@ -98,6 +109,9 @@ pub const NDJSON_HELD_BYTES_MAX: usize = NDJSON_WINDOW_BYTES + 2 * NDJSON_LINE_B
 /// Keys that one merge reads.
 pub const MERGE_KEYS_MAX: usize = 1_000;
 
+/// Reads of one merge in progress at once.
+pub const MERGE_READS_AT_ONCE: usize = 16;
+
 /// Reads of one query in progress at once.
 pub const QUERY_READS_AT_ONCE: usize = 64;
 
@@ -111,6 +125,9 @@ pub const URI_BYTES_MAX: usize = 8 * 1024;
 pub const GROUP_PAGE_MAX: usize = 10_000;
 /// Keys in one page of a group without `limit`.
 pub const GROUP_PAGE_DEFAULT: usize = 1_000;
+
+/// Bytes of states from which on a page of a group takes no further key.
+pub const GROUP_PAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Requests in progress at once; further ones are shed with 503.
 pub const REQUESTS_MAX: usize = 16_384;

@@ -210,7 +210,7 @@ impl Service {
     /// [`ReadError`]; never a partial value.
     pub async fn read_group(&self, query: &GroupQuery) -> Result<GroupPage, ReadError> {
         let level = query.level.unwrap_or(self.store.levels().read);
-        let mut page = GroupPage { keys: Vec::new(), next: None };
+        let (mut page, mut bytes) = (GroupPage { keys: Vec::new(), next: None }, 0);
         let mut from = query.start();
         loop {
             let as_of = self.gate.now().wall;
@@ -229,11 +229,12 @@ impl Service {
                 if query.is_past(&name) {
                     return Ok(page);
                 }
-                if page.keys.len() == query.limit {
+                if page.keys.len() == query.limit || bytes > limits::GROUP_PAGE_BYTES_MAX {
                     page.next = page.keys.last().map(|last| last.key.name.clone());
                     return Ok(page);
                 }
                 let key = query.key(name);
+                bytes += slice.bytes();
                 let answer = self.assemble(&key, &slice)?;
                 page.keys.extend(self.interpret(&key, answer, as_of, level));
             }

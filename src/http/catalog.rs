@@ -62,7 +62,7 @@ catalog! {
         "Use one of the kinds that GET /v1/kinds lists; names are written in lower case.";
     KeyAbsent: NOT_FOUND, "key-absent", "The key does not exist",
         "No acknowledged update of this key was found at the consistency level of the read.",
-        "Check the spelling, POST to the key to create it, or read with ?default=0 to get a value \
+        "Check the spelling, POST to the key to create it, or read with ?default=empty to get a value \
          for absent keys.";
     BadName: BAD_REQUEST, "bad-name", "Bad group or name",
         "Groups and names are 1 to 256 bytes of UTF-8 without control characters.",

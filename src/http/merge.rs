@@ -118,30 +118,31 @@ pub(super) async fn merge(
     let ask = params.ask.of(kind)?;
     // Read before the store is asked: every update acknowledged before is in the answer.
     let as_of = app.service.now().wall;
-    let reads = keys.iter().cloned().map(|key| read_one(&app, key, level));
-    let reads = stream::iter(reads).buffered(limits::QUERY_READS_AT_ONCE);
-    let found: Vec<Option<KeyValue>> = reads.try_collect().await?;
-    if found.iter().all(Option::is_none) {
+    let reads = keys.into_iter().map(|key| read_one(&app, key, level));
+    let mut reads = stream::iter(reads).buffered(limits::MERGE_READS_AT_ONCE);
+    let mut found = Found::new(kind, expression.is_some());
+    while let Some((key, read)) = reads.try_next().await? {
+        found.take(&key, read)?;
+    }
+    if found.absent.len() == found.names.len() {
         let detail = format!("None of these keys of {kind}/{group} exists; POST to them first.");
         return Err(Problem::new(ProblemType::KeyAbsent, detail));
     }
-    let names = |keep: fn(&Option<KeyValue>) -> bool| {
-        let kept = keys.iter().zip(&found).filter(|(_, read)| keep(read));
-        kept.map(|(key, _)| key.name.to_string()).collect()
+    let value = match &expression {
+        None => Shown::of(&found.merged, None, &ask),
+        Some(expression) => found.select(expression, &ask)?,
     };
+    let Found { names, absent, shards, .. } = found;
     Ok(Json(MergeView {
         kind: kind.name(),
         group,
-        names: names(|_| true),
-        absent: names(Option::is_none),
+        names,
+        absent,
+        value,
         exact: kind.about().is_exact,
         as_of: rfc3339(as_of),
         consistency: level.unwrap_or(app.service.read_level()).name(),
-        shards: found.iter().flatten().map(|read| read.shards).sum(),
-        value: match expression {
-            None => Shown::of(&merged(kind, found)?, None, &ask),
-            Some(expression) => selected(&expression, found, &ask)?,
-        },
+        shards,
     }))
 }
 
@@ -149,9 +150,12 @@ async fn read_one(
     app: &AppState,
     key: Key,
     level: Option<Level>,
-) -> Result<Option<KeyValue>, Problem> {
+) -> Result<(Key, Option<KeyValue>), Problem> {
     let read = app.service.read(&key, level).await;
-    read.map_err(|error| read::problem_of(error, &key.to_string()))
+    match read {
+        Ok(read) => Ok((key, read)),
+        Err(error) => Err(read::problem_of(error, &key.to_string())),
+    }
 }
 
 /// Reads `{"kind","group","names"}` or `{"kind","group","expression"}`, and `consistency` in both.
@@ -186,35 +190,54 @@ fn wanted(body: Body) -> Result<Wanted, Problem> {
     Ok(Wanted { keys: keys.collect::<Result<_, _>>()?, expression: Some(expression), level })
 }
 
-/// The state of all ops of all keys.
-fn merged(kind: Kind, found: Vec<Option<KeyValue>>) -> Result<Merged, Problem> {
-    let mut merged = Merged::identity(kind);
-    for read in found.into_iter().flatten() {
-        let mut state = read.state;
-        state.detach();
-        merged.merge(&state).map_err(|error| {
-            let detail = format!("{}: {error}; ask for fewer keys.", read.key);
-            Problem::new(ProblemType::OutOfRange, detail)
-        })?;
-    }
-    Ok(merged)
+/// What was read so far. States are merged as they come: there may be a thousand large ones.
+struct Found {
+    names: Vec<String>,
+    absent: Vec<String>,
+    shards: usize,
+    /// The state of all ops of all keys.
+    merged: Merged,
+    /// One by one instead, for an expression; there are few.
+    apart: Option<BTreeMap<String, Audience>>,
 }
 
-/// What an expression selects; keys that do not exist are empty.
-fn selected(
-    expression: &Expression,
-    found: Vec<Option<KeyValue>>,
-    ask: &Ask,
-) -> Result<Shown, Problem> {
-    let audiences: BTreeMap<String, Audience> = found
-        .into_iter()
-        .flatten()
-        .filter_map(|read| Some((read.key.name.to_string(), Audience::try_from(read.state).ok()?)))
-        .collect();
-    let empty = Audience::default();
-    let lookup = |name: &str| Some(audiences.get(name).unwrap_or(&empty));
-    let selection = expression.evaluate(&lookup)?;
-    Ok(Shown::new(selection.value(), ask.writes_digits()))
+impl Found {
+    fn new(kind: Kind, is_apart: bool) -> Found {
+        Found {
+            names: Vec::new(),
+            absent: Vec::new(),
+            shards: 0,
+            merged: Merged::identity(kind),
+            apart: is_apart.then(BTreeMap::new),
+        }
+    }
+
+    fn take(&mut self, key: &Key, read: Option<KeyValue>) -> Result<(), Problem> {
+        let name = key.name.to_string();
+        self.names.push(name.clone());
+        let Some(KeyValue { mut state, shards, .. }) = read else {
+            self.absent.push(name);
+            return Ok(());
+        };
+        self.shards += shards;
+        if let Some(apart) = &mut self.apart {
+            apart.extend(Audience::try_from(state).ok().map(|audience| (name, audience)));
+            return Ok(());
+        }
+        state.detach();
+        self.merged.merge(&state).map_err(|error| {
+            let detail = format!("{key}: {error}; ask for fewer keys.");
+            Problem::new(ProblemType::OutOfRange, detail)
+        })
+    }
+
+    /// What an expression selects; keys that do not exist are empty.
+    fn select(&self, expression: &Expression, ask: &Ask) -> Result<Shown, Problem> {
+        let empty = Audience::default();
+        let find = |name: &str| self.apart.as_ref().and_then(|apart| apart.get(name));
+        let selection = expression.evaluate(&|name| Some(find(name).unwrap_or(&empty)))?;
+        Ok(Shown::new(selection.value(), ask.writes_digits()))
+    }
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ pub(super) async fn read(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let ask = params.ask.of(key.kind)?;
-    let default = params.default.as_deref().map(|text| wire::default_value(key.kind, text));
+    let default = params.default.as_deref().map(|text| wire::default_value(key.kind, text, &ask));
     let default =
         default.transpose().map_err(|rule| extract::bad_query(format!("default: {rule}.")))?;
     // Read before the store is asked: every update acknowledged before is in the answer.
@@ -104,7 +104,7 @@ pub(super) async fn read(
             ValueView::absent(key.kind, default, ask.writes_digits(), as_of, level)
         }
         (None, None) => {
-            let detail = format!("{key} does not exist; POST to it, or read with ?default=0.");
+            let detail = format!("{key} does not exist; POST to it, or read with ?default=empty.");
             return Err(Problem::new(ProblemType::KeyAbsent, detail));
         }
     };

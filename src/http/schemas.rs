@@ -304,7 +304,7 @@ pub(super) fn parameter(parameter: &str) -> Option<ObjectBuilder> {
         "return" => one_of(vec!["none", "value"]).default(Some("none".into())),
         "numbers" => one_of(vec!["number", "string"]).default(Some("number".into())),
         "consistency" => one_of(Level::ALL.iter().map(|level| level.name()).collect()),
-        "default" => text().pattern(Some("^empty$")),
+        "default" => text().pattern(Some("^(empty|[+-]?[0-9]{1,18}([.][0-9]{1,18})?)$")),
         "q" => text().pattern(Some("^(0|0[.][0-9]{1,6}|1)(,(0|0[.][0-9]{1,6}|1)){0,9}$")),
         "as" => one_of(vec!["opentelemetry", "prometheus"]),
         "contains" => text().min_length(Some(1)).max_length(Some(256)),

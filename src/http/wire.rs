@@ -103,9 +103,9 @@ pub(super) fn text_op(kind: Kind, body: &[u8]) -> Result<Op, Problem> {
 }
 
 /// Reads a value of a kind, as `?default=` gives it.
-pub(super) fn default_value(kind: Kind, text: &str) -> Result<Value, String> {
+pub(super) fn default_value(kind: Kind, text: &str, ask: &Ask) -> Result<Value, String> {
     match text {
-        "empty" => Ok(State::new(kind, None).value(&Question::default())),
+        "empty" => Ok(State::new(kind, None).value(&ask.question)),
         text => kind
             .parse_value(text)
             .ok_or_else(|| format!("{text:?} is neither `empty` nor a bare value of kind {kind}")),

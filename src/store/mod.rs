@@ -93,7 +93,7 @@ pub trait Store: Send + Sync + 'static {
         level: Level,
     ) -> Result<WholeSlice, StoreError>;
 
-    /// Reads one chunk of a group of at most [`crate::limits::GROUP_CHUNK_ROWS`] rows.
+    /// Reads one chunk of a group of at most [`crate::limits::group_chunk_rows`] rows.
     async fn read_chunk(
         &self,
         kind: Kind,

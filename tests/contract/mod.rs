@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures::stream::{self, StreamExt};
 use orderfree::clock::{Clock, SystemClock};
 use orderfree::store::{Store, StoreError};
-use orderfree_core::crdt::{Counter, CounterOp, Kind, Op, State};
+use orderfree_core::crdt::{Counter, Kind, State};
 use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::read::{Answer, Reading, assemble};
 use orderfree_core::protocol::{
@@ -97,9 +97,10 @@ pub(crate) fn key(group: &str, text: &str) -> Key {
     Key { kind: Kind::Counter, group: name(group), name: name(text) }
 }
 
-/// The next write of a mutator that adds `by`.
+/// The next write of a mutator that adds `by`: an amount, or an item.
 pub(crate) fn next_write(mutator: &mut Mutator, by: i64, now: Now) -> ShardWrite {
-    let ops = vec![Op::Counter(CounterOp::Add { by })];
+    let kind = mutator.key().kind;
+    let ops = vec![kind.parse_op(&kind.bare_op(&by.to_string())).expect("an op")];
     mutator.accept(ops, Durability::Stored, now).expect("accepted");
     match mutator.begin_write(now) {
         Begin::Write(write) => write,

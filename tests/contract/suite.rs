@@ -40,6 +40,7 @@ macro_rules! every_test {
             two_folders_at_once_are_as_one,
             three_thousand_shards_are_read_and_folded,
             regression_11_a_group_is_read_in_chunks_that_tear_no_key,
+            a_group_of_large_states_is_read_in_smaller_chunks,
             a_sweep_nominates_exactly_the_keys_worth_folding,
             a_sweep_ends_when_nobody_listens,
             an_expired_write_is_refused_and_never_sent,
@@ -378,6 +379,27 @@ pub(crate) async fn regression_11_a_group_is_read_in_chunks_that_tear_no_key(sub
         subject.fold(&key("group", &text(at)), subject.when_final()).await;
     }
     assert_same(&read_group(&subject, &name("group")).await.0, &expected);
+}
+
+/// A thousand states of up to 256 KiB each would be too much for one answer.
+pub(crate) async fn a_group_of_large_states_is_read_in_smaller_chunks(subject: Subject) {
+    const KEYS: i64 = 250;
+    let group = name("large");
+    let key = |at| Key { kind: Kind::GSet, group: group.clone(), name: name(&format!("n{at:03}")) };
+    subject.write_all((0..KEYS).map(|at| subject.shard(&key(at), at)).collect()).await;
+    let (mut from, mut sizes) = (From::Start, Vec::new());
+    loop {
+        let level = subject.store.levels().read;
+        let chunk = subject.store.read_chunk(Kind::GSet, &group, &from, level).await;
+        let chunk = chunk.expect("a chunk");
+        sizes.push(chunk.keys.len());
+        match chunk.then {
+            Then::Chunk(name) => from = From::At(name),
+            Then::End => break,
+            Then::Key(name) => panic!("{name} has one row"),
+        }
+    }
+    assert_eq!(sizes, [99, 99, 52]);
 }
 
 pub(crate) async fn a_sweep_nominates_exactly_the_keys_worth_folding(subject: Subject) {

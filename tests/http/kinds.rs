@@ -72,7 +72,8 @@ async fn bare_text_is_an_op_of_every_kind() {
         assert_eq!(answer.status, 200, "{kind}: {}", answer.json());
         assert_eq!(pod.get(&path).await.status, 200);
     }
-    assert_eq!(value(&pod, "/v1/gset/site/bare").await["items"], json!([7]));
+    let items = value(&pod, "/v1/gset/site/bare?numbers=string").await["items"].clone();
+    assert_eq!(items, json!([7]), "an item is never put in quotes");
     let refused = pod.post("/v1/stats/site/bare", TEXT, "NaN").await;
     assert!(refused.detail(400, "bad-op").contains("`value`"));
 }
@@ -209,6 +210,8 @@ async fn questions_are_answered_by_the_kinds_that_know_them() {
         value(&pod, "/v1/gset/site/none?default=empty").await,
         json!({"size": 0, "items": []})
     );
+    let empty = value(&pod, "/v1/gset/site/none?default=empty&contains=a").await;
+    assert_eq!(empty, json!({"size": 0, "item": "a", "contains": false}));
     assert_eq!(value(&pod, "/v1/sum/site/none?default=0.00").await, json!("0.00"));
 }
 

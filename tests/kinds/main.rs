@@ -105,6 +105,20 @@ impl Stage {
         panic!("no pod takes what was refused a hundred times");
     }
 
+    /// The state of a key that is one row: every shard is in its tally.
+    async fn folded(&self, work: &Work) -> State {
+        for _ in 0..30 {
+            // Another fold of the key may be on its way.
+            self.pods[0].fold(&work.path()).await;
+            let (state, shards) = self.state(work.key()).await;
+            if shards == 0 {
+                return state;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        panic!("{} still has shards beside its tally", work.path());
+    }
+
     async fn kill_one(&mut self) {
         let number = self.dice.random_range(0..self.pods.len());
         self.pods[number].kill_and_restart();
@@ -168,16 +182,15 @@ async fn every_kind_on_many_pods_equals_one_process() {
     }
     // Until every shard is final: the lifetime and the cutoff.
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let mut folded = 0;
     for (work, reference) in works.values() {
-        stage.pods[0].fold(&work.path()).await;
-        let (state, shards) = stage.state(work.key()).await;
+        let state = stage.folded(work).await;
         reference.check(&state, "after the last fold");
         work.check_value(&stage.value_of_all(&work.path()).await, reference);
-        folded += usize::from(shards == 0);
     }
-    println!("{count} pods, {ops} ops a kind, {kills} kills, {folded} kinds folded to one row");
-    assert_eq!(folded, Kind::ALL.len(), "every key is one tally now");
+    println!(
+        "{count} pods, {ops} ops a kind, {kills} kills, {} kinds are one row each",
+        works.len()
+    );
     drop_keyspace(&stage.config).await;
 }
 

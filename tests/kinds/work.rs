@@ -35,9 +35,10 @@ impl Work {
     }
 
     /// Whether an op that is sent twice leaves the value as if sent once. A later write of the last
-    /// writer's kinds replaces the one before.
+    /// writer's kinds replaces the one before, and nobody removes here what is being added.
     pub(crate) fn is_safe_to_repeat(&self) -> bool {
-        self.key.kind.about().is_idempotent || self.key.kind.is_timed()
+        let kind = self.key.kind;
+        kind.about().is_idempotent || kind.is_timed() || kind == Kind::OrSet
     }
 
     /// Random ops.

@@ -4,6 +4,7 @@
 //! Every kind is read as the number that a counter would hold: one digit of base 8 for each op.
 
 use orderfree::service::KeyValue;
+use orderfree_core::crdt::item::Item;
 use orderfree_core::crdt::{Effect, Kind, Question, Value};
 use orderfree_core::protocol::{Key, Name};
 use serde_json::json;
@@ -87,7 +88,7 @@ impl Family {
         let question = Question { key: Some(found.key.clone()), ..Question::default() };
         let value = found.state.value(&question);
         let Some(Value::List(items)) = value.field("items") else { return None };
-        let item = items.iter().find(|item| item.field("item") == Some(&Value::count(op)))?;
+        let item = items.iter().find(|item| item.field("item") == Some(&item_of(op)))?;
         match item.field("seen") {
             Some(Value::Text(token)) => Some(token.clone()),
             _ => None,
@@ -108,8 +109,8 @@ impl Family {
             (Family::TopK, value) => {
                 let Some(Value::List(items)) = value.field("items") else { return -1 };
                 let digit = |item: &Value| match (item.field("item"), item.field("at_least")) {
-                    (Some(Value::Integer(op)), Some(Value::Integer(times))) => {
-                        times << (i128::try_from(DIGIT_BITS).expect("three") * op)
+                    (Some(Value::Item(Item::Number(op))), Some(Value::Integer(times))) => {
+                        times << (i64::try_from(DIGIT_BITS).expect("three") * op)
                     }
                     _ => -1,
                 };
@@ -135,7 +136,7 @@ impl Family {
             // An item that is not there is accounted for by a remove that may have been applied.
             (Family::OrSet, value) => {
                 let Some(Value::List(items)) = value.field("items") else { return -1 };
-                let is_there = |op: usize| items.contains(&Value::count(op));
+                let is_there = |op: usize| items.contains(&item_of(op));
                 let may_apply =
                     |op: usize| matches!(oracle.stage(at, op), Stage::Open | Stage::Acked);
                 of(&|op| match self.removes(op) {
@@ -149,6 +150,11 @@ impl Family {
             (_, value) => panic!("{self:?} has the value {value:?}"),
         }
     }
+}
+
+/// The item of an op.
+fn item_of(op: usize) -> Value {
+    Value::Item(Item::Number(i64::try_from(op).expect("few")))
 }
 
 #[cfg(test)]

@@ -49,6 +49,7 @@ impl Crdt for Counter {
         summary: "A sum of whole numbers from -2^63 to 2^63-1.",
         class: Class::Exact,
         is_exact: true,
+        is_small: true,
         bound: "Exact: the total has 128 bits, in 1 to 19 bytes.",
         is_idempotent: false,
         bare: ("add", "by"),

@@ -27,7 +27,7 @@ const TOKEN_BYTES_MAX: usize = 64 * 1024;
 /// First byte of every token.
 const TOKEN_VERSION: u8 = 1;
 
-/// By how much a token's times may be ahead of what this pod's clock allows.
+/// By how much an expiry in a token may be ahead of what this pod's clock allows.
 const SLACK: Duration = Duration::from_secs(24 * 3600);
 
 /// Bytes of one encoded time, at most.
@@ -174,8 +174,9 @@ impl Token {
         let mut reader = Reader::new(context);
         let context = Context::decode(&mut reader).map_err(|_| not_a_token())?;
         reader.end().map_err(|_| not_a_token())?;
-        if context.fence > Some(now.plus(SLACK)) {
-            return Err(refusal("claims a fence more than a day ahead; no read has answered it"));
+        // A fence is at least the cutoff behind every clock.
+        if context.fence > Some(now) {
+            return Err(refusal("claims a fence in the future; no read has answered it"));
         }
         let latest = context.live.last_key_value().map(|((expires_at, _), _)| *expires_at);
         if latest > Some(now.plus(SPAN_MAX).plus(SLACK)) {

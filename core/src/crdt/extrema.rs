@@ -102,6 +102,7 @@ impl Crdt for Extrema {
             observation.",
         class: Class::Exact,
         is_exact: true,
+        is_small: false,
         bound: "Exact; 18 bytes and the two labels.",
         is_idempotent: true,
         bare: ("observe", "value"),

@@ -110,10 +110,7 @@ impl fmt::Display for Item {
 
 impl From<&Item> for Value {
     fn from(item: &Item) -> Value {
-        match item {
-            Item::Number(number) => Value::Integer(i128::from(*number)),
-            Item::Text(text) => Value::text(&**text),
-        }
+        Value::Item(item.clone())
     }
 }
 
@@ -152,10 +149,10 @@ pub(crate) const ADD_SCHEMA: &str = r#"{"title":"AddItems","description":"Adds `
     "type":"object","required":["op"],"additionalProperties":false,
     "oneOf":[{"required":["item"]},{"required":["items"]}],"properties":{
     "op":{"type":"string","enum":["add"]},
-    "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":256},
+    "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":1024},
         {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]},
     "items":{"type":"array","minItems":1,"maxItems":1000,"items":{"oneOf":[
-        {"type":"string","minLength":1,"maxLength":256},
+        {"type":"string","minLength":1,"maxLength":1024},
         {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]}}}}"#;
 
 /// JSON Schema of a set's value.

@@ -4,7 +4,7 @@
 //!
 //! A remove needs no earlier read. It is kept with its time, as an older add may still come.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
@@ -102,6 +102,7 @@ impl Crdt for LwwSet {
         summary: "A set with removal: per item, the last add or remove wins.",
         class: Class::Exact,
         is_exact: true,
+        is_small: false,
         bound: "Exact: of concurrent changes of an item the last one by the pods' clocks stays. \
                 Removed items keep their place; a pod takes up to 256 KiB in a mutator's lifetime.",
         is_idempotent: false,
@@ -112,10 +113,10 @@ impl Crdt for LwwSet {
             "type":"object","required":["op"],"additionalProperties":false,
             "oneOf":[{"required":["item"]},{"required":["items"]}],"properties":{
             "op":{"type":"string","enum":["add","remove"]},
-            "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":256},
+            "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":1024},
                 {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]},
             "items":{"type":"array","minItems":1,"maxItems":1000,"items":{"oneOf":[
-                {"type":"string","minLength":1,"maxLength":256},
+                {"type":"string","minLength":1,"maxLength":1024},
                 {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]}},
             "after":{"type":"integer","minimum":0,"description":"The `timestamp` of an answer that this change shall come after, in µs."}}}"#,
         value_schema: item::SET_SCHEMA,
@@ -139,7 +140,7 @@ impl Crdt for LwwSet {
     fn apply(&mut self, op: &LwwSetOp) -> Result<Effect, OpError> {
         let mark = Mark { time: op.time, is_removed: op.is_removal };
         let is_news = |item: &&Item| self.marks.get(item).is_none_or(|last| mark > *last);
-        let news: Vec<&Item> = op.items.iter().filter(is_news).collect();
+        let news: BTreeSet<&Item> = op.items.iter().filter(is_news).collect();
         let new = news.iter().filter(|item| !self.marks.contains_key(item));
         check_size(self.bytes + new.map(|item| bytes(item)).sum::<usize>())?;
         news.iter().for_each(|item| self.join(item, mark));
@@ -253,7 +254,7 @@ mod tests {
         let before = set.clone();
         assert_eq!(set.apply(&op(false, vec![item(0), item(-1)], 2)), Err(OpError::TooLarge));
         assert_eq!(set, before);
-        assert_eq!(set.apply(&op(true, vec![item(0)], 2)), Ok(Effect::Changed));
+        assert_eq!(set.apply(&op(true, vec![item(0); 300], 2)), Ok(Effect::Changed));
         assert!(laws::bytes(&set).len() <= STATE_BYTES_MAX);
     }
 }

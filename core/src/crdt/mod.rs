@@ -107,6 +107,8 @@ pub struct About {
     pub class: Class,
     /// Whether its value is exact, not an estimate.
     pub is_exact: bool,
+    /// Whether its states stay below about a kilobyte, so that a thousand are read at once.
+    pub is_small: bool,
     /// Its error bound and size, as one sentence.
     pub bound: &'static str,
     /// Whether an op that is sent again after an unknown outcome leaves the value as if sent once.
@@ -308,6 +310,12 @@ mod tests {
         assert_eq!(op(Kind::Counter, "-5"), r#"{"by":"-5","op":"add"}"#);
         assert_eq!(op(Kind::GSet, "7"), r#"{"item":7,"op":"add"}"#);
         assert_eq!(op(Kind::GSet, "\"7\""), r#"{"item":"7","op":"add"}"#);
+        assert!(Kind::GSet.parse_op(&Kind::GSet.bare_op("\"\"")).is_err(), "an empty item");
+        assert_eq!(op(Kind::GSet, "[1]"), r#"{"item":"[1]","op":"add"}"#);
+        assert_eq!(
+            op(Kind::TopK, "12345678901234567890"),
+            r#"{"item":"12345678901234567890","op":"add"}"#
+        );
         assert_eq!(op(Kind::Register, "a b"), r#"{"op":"set","value":"a b"}"#);
         for &kind in Kind::ALL {
             let parsed = kind.parse_op(&kind.bare_op("7"));

@@ -233,9 +233,11 @@ impl Crdt for OrSet {
                   who added them.",
         class: Class::Exact,
         is_exact: true,
+        is_small: false,
         bound: "Exact: an item takes some 40 bytes besides itself, and so does each further \
                 mutator that added it and each tombstone; tombstones go with the fold.",
-        is_idempotent: true,
+        // A repeated add has a new dot, which removes that came between have not seen.
+        is_idempotent: false,
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"a"}"#,
         example_value: r#"{"size":1,"items":["a"]}"#,

@@ -77,6 +77,7 @@ impl Crdt for Register {
         summary: "One JSON value: the last write wins.",
         class: Class::Exact,
         is_exact: true,
+        is_small: false,
         bound: "Exact: of concurrent writes the last one by the pods' clocks stays; up to 256 KiB.",
         is_idempotent: false,
         bare: ("set", "value"),

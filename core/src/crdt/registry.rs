@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::de::DeserializeOwned;
 
+use super::item::Item;
 use super::{
     About, Audience, Counter, Crdt, DecodeError, Distinct, Dot, Effect, Extrema, GSet, Histogram,
     LwwSet, MergeError, OpError, OrSet, Precision, Question, Register, Stats, Sum, TopK, Value,
@@ -241,14 +242,20 @@ impl Kind {
     }
 
     /// The op, as JSON, that bare text stands for: the amount of a `counter`, the item of a set. An
-    /// amount is taken as it stands; elsewhere, text that is JSON is that JSON, and any other text is
-    /// a string.
+    /// amount is taken as it stands. An item is the number or the JSON string that the text is, or else
+    /// the text itself. Elsewhere, text that is JSON is that JSON, and any other text is a string.
     #[must_use]
     pub fn bare_op(self, text: &str) -> serde_json::Value {
         let (op, field) = self.about().bare;
         let string = || serde_json::Value::from(text);
         let value = match field {
             "by" => string(),
+            "item" => match Item::parse(text) {
+                Ok(item) => serde_json::json!(item),
+                Err(_) => {
+                    serde_json::from_str::<String>(text).map_or_else(|_| string(), Into::into)
+                }
+            },
             _ => serde_json::from_str(text).unwrap_or_else(|_| string()),
         };
         serde_json::json!({"op": op, field: value})

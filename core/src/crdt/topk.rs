@@ -14,7 +14,7 @@ use super::item::Item;
 use super::varint::{self, Reader};
 use super::{
     About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Value,
-    check_format, number,
+    check_format, check_size, number,
 };
 
 /// The heavy items.
@@ -26,6 +26,16 @@ pub struct TopK {
     /// What any item's counter may lack.
     error: u128,
     counters: BTreeMap<Item, u128>,
+    /// Of the counters in a payload, at most.
+    bytes: usize,
+}
+
+/// Bytes of the total, the error and the number of counters, at most.
+const HEADER_BYTES_MAX: usize = 2 * varint::U128_BYTES_MAX + 2;
+
+/// Bytes of one counter, at most.
+fn counter_bytes(item: &Item) -> usize {
+    item.encoded_bytes() + varint::U128_BYTES_MAX
 }
 
 /// A change of a [`TopK`].
@@ -55,17 +65,32 @@ impl TopK {
         }
         let mut counts: Vec<u128> = self.counters.values().copied().collect();
         let (_, &mut off, _) = counts.select_nth_unstable_by(k, |a, b| b.cmp(a));
-        self.counters.retain(|_, count| {
+        let bytes = &mut self.bytes;
+        self.counters.retain(|item, count| {
             *count = count.saturating_sub(off);
+            if *count == 0 {
+                *bytes -= counter_bytes(item);
+            }
             *count > 0
         });
         self.error += off;
+    }
+
+    /// Adds to a counter, which may be new, and leaves at most k.
+    fn count(&mut self, item: &Item, by: u128) {
+        match self.counters.get_mut(item) {
+            Some(count) => *count += by,
+            None => {
+                self.bytes += counter_bytes(item);
+                self.counters.insert(item.clone(), by);
+            }
+        }
     }
 }
 
 impl Default for TopK {
     fn default() -> TopK {
-        TopK { k: PRECISION.max, total: 0, error: 0, counters: BTreeMap::new() }
+        TopK { k: PRECISION.max, total: 0, error: 0, counters: BTreeMap::new(), bytes: 0 }
     }
 }
 
@@ -79,6 +104,7 @@ impl Crdt for TopK {
         summary: "The items with the largest total weight.",
         class: Class::OrderCanonical,
         is_exact: false,
+        is_small: false,
         bound: "An item's true weight lies between `at_least` and `at_most`, which differ by \
                 `error`, at most total / (k + 1); k is 256 unless configured.",
         is_idempotent: false,
@@ -89,7 +115,7 @@ impl Crdt for TopK {
         op_schema: r#"{"title":"TopKOp","description":"Adds the weight `by`, or 1, to `item`.",
             "type":"object","required":["op","item"],"additionalProperties":false,"properties":{
             "op":{"type":"string","enum":["add"]},
-            "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":256},
+            "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":1024},
                 {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]},
             "by":{"default":1,"oneOf":[
                 {"type":"integer","minimum":1,"maximum":9223372036854775807},
@@ -124,14 +150,20 @@ impl Crdt for TopK {
         let TopKOp::Add { item, by } = op;
         let by = u128::from(*by);
         // No counter is larger than the total.
-        self.total = self.total.checked_add(by).ok_or_else(TopK::overflow)?;
-        match self.counters.get_mut(item) {
-            Some(count) => *count += by,
-            None => {
-                self.counters.insert(item.clone(), by);
-                self.shrink();
-            }
+        let total = self.total.checked_add(by).ok_or_else(TopK::overflow)?;
+        let bytes = HEADER_BYTES_MAX + self.bytes + counter_bytes(item);
+        if self.counters.contains_key(item) || check_size(bytes).is_ok() {
+            self.count(item, by);
+            self.shrink();
+        } else {
+            // It fits only if it takes the place of others.
+            let mut next = self.clone();
+            next.count(item, by);
+            next.shrink();
+            check_size(HEADER_BYTES_MAX + next.bytes)?;
+            *self = next;
         }
+        self.total = total;
         Ok(Effect::Changed)
     }
 
@@ -140,9 +172,7 @@ impl Crdt for TopK {
         self.total = self.total.checked_add(other.total).ok_or(overflow)?;
         self.error += other.error;
         self.k = self.k.min(other.k);
-        for (item, count) in &other.counters {
-            *self.counters.entry(item.clone()).or_default() += count;
-        }
+        other.counters.iter().for_each(|(item, count)| self.count(item, *count));
         self.shrink();
         Ok(())
     }
@@ -198,7 +228,8 @@ impl Crdt for TopK {
         if counters.len() > usize::from(k) || counted > total {
             return Err(DecodeError::NotCanonical);
         }
-        Ok(TopK { k, total, error, counters })
+        let bytes = counters.keys().map(counter_bytes).sum();
+        Ok(TopK { k, total, error, counters, bytes })
     }
 }
 
@@ -206,7 +237,7 @@ impl Crdt for TopK {
 mod tests {
     use super::*;
     use crate::crdt::item::tests::items;
-    use crate::crdt::{Kind, Op, laws};
+    use crate::crdt::{Kind, Op, STATE_BYTES_MAX, laws};
     use proptest::prelude::*;
 
     fn ops() -> impl Strategy<Value = TopKOp> {
@@ -236,6 +267,24 @@ mod tests {
             parse(r#"{"op":"add","item":"x"}"#),
             Ok(Op::TopK(TopKOp::Add { item: Item::Text("x".into()), by: 1 }))
         );
+    }
+
+    #[test]
+    fn a_state_of_long_items_refuses_what_does_not_fit() {
+        let add = |n: usize, by| TopKOp::Add { item: Item::Text(format!("{n:0>1024}").into()), by };
+        let mut state = TopK::with_precision(4_096);
+        let count = (0..).take_while(|n| state.apply(&add(*n, 2)).is_ok()).count();
+        assert_eq!(count, (STATE_BYTES_MAX - HEADER_BYTES_MAX) / 1_046);
+        let before = state.clone();
+        assert_eq!(state.apply(&add(count, 2)), Err(OpError::TooLarge));
+        assert_eq!(state, before);
+        assert_eq!(state.apply(&add(0, 2)), Ok(Effect::Changed));
+        assert!(laws::bytes(&state).len() <= STATE_BYTES_MAX);
+        // With k counters of them it takes the place of others.
+        let mut full = TopK::with_precision(u16::try_from(count).expect("few"));
+        (0..count).for_each(|n| assert_eq!(full.apply(&add(n, 2)), Ok(Effect::Changed)));
+        assert_eq!(full.apply(&add(count, 3)), Ok(Effect::Changed));
+        assert_eq!(full.counters.len(), 1);
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub enum Value {
     Bool(bool),
     /// A whole number, exact: as a JSON number of any length or, on request, in quotes.
     Integer(i128),
+    /// An item of a set: never in quotes that it does not have, as 7 and "7" are two items.
+    Item(Item),
     /// A finite double.
     Real(f64),
     /// Text.
@@ -61,7 +63,7 @@ impl Value {
         Value::Integer(count.try_into().unwrap_or(i128::MAX))
     }
 
-    /// Text, or nothing.
+    /// Text.
     #[must_use]
     pub fn text(text: impl Into<String>) -> Value {
         Value::Text(text.into())
@@ -98,6 +100,7 @@ impl fmt::Display for Value {
         match self {
             Value::Integer(integer) => integer.fmt(f),
             Value::Text(text) => text.fmt(f),
+            Value::Item(item) => item.fmt(f),
             other => {
                 let json = serde_json::to_string(&other.shown(false)).map_err(|_| fmt::Error)?;
                 f.write_str(&json)
@@ -121,6 +124,7 @@ impl Serialize for Shown<'_> {
             Value::Bool(bool) => serializer.serialize_bool(*bool),
             Value::Integer(integer) if as_digits => serializer.collect_str(integer),
             Value::Integer(integer) => serializer.serialize_i128(*integer),
+            Value::Item(item) => item.serialize(serializer),
             Value::Real(real) => serializer.serialize_f64(*real),
             Value::Text(text) => serializer.serialize_str(text),
             Value::List(values) => {
@@ -152,12 +156,12 @@ mod tests {
         assert_eq!(write(&large, true), "\"170141183460469231731687303715884105727\"");
         let record = Value::Record(vec![
             ("size", Value::count(2_usize)),
-            ("items", Value::List(vec![Value::text("a"), Value::Integer(7)])),
+            ("items", Value::List(vec![Value::Item(Item::Number(7)), Value::Integer(7)])),
             ("max", Value::real(Some(0.5))),
             ("min", Value::real(None)),
         ]);
-        assert_eq!(write(&record, false), r#"{"size":2,"items":["a",7],"max":0.5,"min":null}"#);
-        assert_eq!(write(&record, true), r#"{"size":"2","items":["a","7"],"max":0.5,"min":null}"#);
+        assert_eq!(write(&record, false), r#"{"size":2,"items":[7,7],"max":0.5,"min":null}"#);
+        assert_eq!(write(&record, true), r#"{"size":"2","items":[7,"7"],"max":0.5,"min":null}"#);
     }
 
     #[test]

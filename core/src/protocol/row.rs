@@ -129,6 +129,12 @@ impl WholeSlice {
         self.rows.len()
     }
 
+    /// Bytes of the states of its rows.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.rows.iter().map(|row| row.state.len()).sum()
+    }
+
     /// Whether the key has no row in this slice.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -56,7 +56,7 @@ use self::statements::Statements;
 use super::{Pause, Store, StoreError, SweepPart};
 use crate::chance::Chance;
 use crate::clock::Clock;
-use crate::limits::{FOLD_ROWS_MAX, GROUP_CHUNK_ROWS, READ_ROWS_MAX};
+use crate::limits::{FOLD_ROWS_MAX, READ_ROWS_MAX, group_chunk_rows};
 use crate::tasks::Tasks;
 
 /// Into how many token ranges a sweep divides the ring.
@@ -204,9 +204,10 @@ impl Store for CassandraStore {
         from: &group::From,
         level: Level,
     ) -> Result<Chunk, StoreError> {
+        let rows_max = group_chunk_rows(kind);
         let (kind, group, statements) = (kind.name(), group.as_str(), &self.statements);
         let limited = async |lowest: String| {
-            let values = (kind, group, lowest.as_str(), count(GROUP_CHUNK_ROWS));
+            let values = (kind, group, lowest.as_str(), count(rows_max));
             rows::of_group(self.ask(statements.chunk_end.at(level), values).await?)
         };
         let range = async |lowest: String, below: Option<Name>| {
@@ -220,7 +221,7 @@ impl Store for CassandraStore {
             };
             rows::of_group(answer?)
         };
-        chunk::read(from, GROUP_CHUNK_ROWS, limited, range).await
+        chunk::read(from, rows_max, limited, range).await
     }
 
     async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {

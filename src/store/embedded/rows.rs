@@ -11,7 +11,7 @@ use orderfree_core::protocol::{Key, MutatorId, Name, Row, ShardWrite, Slice, Tim
 use redb::{ReadableTable, StorageError, Table, TableDefinition};
 use uuid::Uuid;
 
-use crate::limits::{GROUP_CHUNK_ROWS, SWEEP_STEP_ROWS};
+use crate::limits::{SWEEP_STEP_ROWS, group_chunk_rows};
 
 /// Kind, group, name, expiry (descending), mutator id: the primary key of Cassandra's table.
 pub type RowKey<'a> = (&'a str, &'a str, &'a str, u64, u128);
@@ -64,6 +64,7 @@ pub(super) fn read_chunk(
     group: &Name,
     from: &group::From,
 ) -> Result<Chunk, ReadError> {
+    let rows_max = group_chunk_rows(kind);
     let (kind, group) = (kind.name(), group.as_str());
     let start = match from {
         // No name is empty, so this is before the first.
@@ -72,7 +73,7 @@ pub(super) fn read_chunk(
         group::From::Behind(name) => Excluded((kind, group, name.as_str(), u64::MAX, u128::MAX)),
     };
     let mut rows: Vec<(Name, Row)> = Vec::new();
-    for entry in table.range::<RowKey>((start, Unbounded))?.take(GROUP_CHUNK_ROWS) {
+    for entry in table.range::<RowKey>((start, Unbounded))?.take(rows_max) {
         let (key, value) = entry?;
         let key = key.value();
         if (key.0, key.1) != (kind, group) {
@@ -84,7 +85,7 @@ pub(super) fn read_chunk(
         };
         rows.push((name, checked_row(key, value.value())?));
     }
-    Ok(group::split(rows, GROUP_CHUNK_ROWS))
+    Ok(group::split(rows, rows_max))
 }
 
 /// Writes a shard's row: the greater timestamp wins, then the greater bytes.

@@ -12,8 +12,8 @@ use crate::crdt::{Question, Value};
 /// Without any in the question.
 const QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
 
-/// Most buckets, empty ones too, in the dense form of OpenTelemetry.
-const DENSE_BUCKETS_MAX: i64 = 65_536;
+/// Most buckets, empty ones too, in the dense form of OpenTelemetry: what all doubles need at scale 0.
+const DENSE_BUCKETS_MAX: i64 = 4_200;
 
 pub(super) fn value(histogram: &Histogram, question: &Question) -> Value {
     match question.form {
@@ -73,7 +73,8 @@ pub(super) fn quantile(histogram: &Histogram, q: f64) -> Option<f64> {
 /// the client wrote, which is the shortest one for the double: the double nearest to 0.9 is a
 /// little larger, and would turn the ninth value of ten into the tenth.
 pub(super) fn rank(q: f64, count: u128) -> Option<u128> {
-    let text = format!("{:e}", q.clamp(0.0, 1.0));
+    // -0.0 + 0.0 is 0.0.
+    let text = format!("{:e}", q.clamp(0.0, 1.0) + 0.0);
     let (mantissa, exponent) = text.split_once('e')?;
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
     let digits: u64 = format!("{whole}{fraction}").parse().ok()?;

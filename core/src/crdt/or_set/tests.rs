@@ -298,7 +298,7 @@ fn bad_tokens_are_refused_with_the_rule() {
         (damaged, "is damaged or of another key"),
         (live(0)[..good.len() - 4].to_owned(), "is damaged or of another key"),
         (covering(1, 1).seal(&key("b")), "is damaged or of another key"),
-        (until(DAY_US + 1), "claims a fence more than a day ahead"),
+        (until(1), "claims a fence in the future"),
         (live(367 * DAY_US + 1), "claims a mutator that expires in more than 367 days"),
         ("A".repeat(65_537), "has 65537 bytes; a token has at most 65536"),
     ] {
@@ -319,7 +319,7 @@ fn bad_tokens_are_refused_with_the_rule() {
             assert_eq!(state, before);
         }
     }
-    for token in [good, until(DAY_US), live(367 * DAY_US), Context::default().seal(&key("a"))] {
+    for token in [good, until(0), live(367 * DAY_US), Context::default().seal(&key("a"))] {
         let request = serde_json::json!({"op": "clear", "context": token});
         let mut op = parse(&request).expect("an op");
         assert_eq!(OrSet::open(&mut op, &key("a"), now), Ok(()));
