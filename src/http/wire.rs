@@ -161,16 +161,14 @@ impl Ask {
         }
     }
 
-    /// Only how numbers are written.
-    pub(super) fn as_digits(as_digits: bool) -> Ask {
-        Ask { as_digits, ..Ask::default() }
-    }
-}
-
-impl Ask {
     /// Whether whole numbers are written in quotes.
     pub(super) fn writes_digits(&self) -> bool {
         self.as_digits
+    }
+
+    /// Only how numbers are written.
+    pub(super) fn as_digits(as_digits: bool) -> Ask {
+        Ask { as_digits, ..Ask::default() }
     }
 }
 

@@ -334,7 +334,8 @@ mod tests {
         let mut state = State::Counter(Counter::from_total(i128::MAX - 5));
         let before = state.clone();
         let add = |by| Op::Counter(CounterOp::Add { by });
-        assert!(state.apply_all(&[add(5), add(1)]).is_err());
+        let error = state.apply_all(&[add(5), add(1)]).expect_err("over the range");
+        assert_eq!(error, OpError::Overflow { kind: "counter" });
         assert_eq!(state, before);
         assert_eq!(state.apply_all(&[add(0), add(5)]), Ok(Effect::Changed));
         assert_eq!(state.apply_all(&[add(0)]), Ok(Effect::Unchanged));

@@ -72,9 +72,6 @@ macro_rules! kinds {
             pub fn empty_op(self) -> Option<Op> {
                 match self { $(Kind::$variant => <$type>::empty_op().map(Op::$variant)),+ }
             }
-        }
-
-        impl Kind {
             /// A value of this kind, as people write it; see [`Crdt::parse_value`].
             #[must_use]
             pub fn parse_value(self, text: &str) -> Option<Value> {

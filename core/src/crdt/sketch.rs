@@ -65,10 +65,7 @@ impl TryFrom<RawOp> for SketchOp {
 impl SketchOp {
     pub(super) fn heap_bytes(&self) -> usize {
         match self {
-            SketchOp::Add { items } => {
-                let beside: usize = items.iter().map(Item::heap_bytes).sum();
-                items.capacity() * size_of::<Item>() + beside
-            }
+            SketchOp::Add { items } => item::heap_bytes(items),
             SketchOp::Merge { sketch } => sketch.len(),
         }
     }
@@ -160,6 +157,30 @@ pub(super) const VALUE_SCHEMA: &str = r#"{"title":"DistinctCount","type":"object
 pub(super) mod tests {
     use super::*;
     use crate::crdt::{Kind, Op, State};
+    use proptest::sample::Index;
+
+    /// An image with another tail, and with some bytes anywhere and in its header changed.
+    pub(in crate::crdt) fn mutated(
+        mut image: Vec<u8>,
+        tail: Option<(usize, Vec<u8>)>,
+        changes: Vec<(Index, u8)>,
+        header_changes: Vec<(usize, u8)>,
+    ) -> Vec<u8> {
+        if let Some((at, tail)) = tail {
+            image.truncate(at);
+            image.extend(tail);
+        }
+        for (index, byte) in changes {
+            let at = index.index(image.len());
+            image[at] = byte;
+        }
+        for (at, byte) in header_changes {
+            if let Some(old) = image.get_mut(at) {
+                *old = byte;
+            }
+        }
+        image
+    }
 
     fn parse(json: &str) -> Result<SketchOp, String> {
         serde_json::from_str(json).map_err(|error| error.to_string())

@@ -178,19 +178,18 @@ impl Crdt for TopK {
     }
 
     fn value(&self, _question: &Question) -> Value {
-        let integer = |count: u128| Value::count(count);
         let mut items: Vec<(&Item, u128)> = self.counters.iter().map(|(i, n)| (i, *n)).collect();
         items.sort_by(|(item, a), (other, b)| b.cmp(a).then_with(|| item.cmp(other)));
         let item = |(item, count): (&Item, u128)| {
             Value::Record(vec![
                 ("item", item.into()),
-                ("at_least", integer(count)),
-                ("at_most", integer(count + self.error)),
+                ("at_least", Value::count(count)),
+                ("at_most", Value::count(count + self.error)),
             ])
         };
         Value::Record(vec![
-            ("total", integer(self.total)),
-            ("error", integer(self.error)),
+            ("total", Value::count(self.total)),
+            ("error", Value::count(self.error)),
             ("k", Value::count(self.k)),
             ("items", Value::List(items.into_iter().map(item).collect())),
         ])

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::crdt::item::tests::items;
 use crate::crdt::sketch::SEED_HASH;
-use crate::crdt::sketch::tests::{check_refused, relative_errors};
+use crate::crdt::sketch::tests::{check_refused, mutated, relative_errors};
 use crate::crdt::{Kind, Op, State, laws};
 
 /// Numbers in a row, in one op or as the sketch of somebody else.
@@ -186,21 +186,8 @@ fn mutants() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(header_change, 0..2),
         prop::option::of((8..40_usize, prop::collection::vec(any::<u8>(), 0..256))),
     )
-        .prop_map(|(mut image, changes, header_changes, tail)| {
-            if let Some((at, tail)) = tail {
-                image.truncate(at);
-                image.extend(tail);
-            }
-            for (index, byte) in changes {
-                let at = index.index(image.len());
-                image[at] = byte;
-            }
-            for (at, byte) in header_changes {
-                if let Some(old) = image.get_mut(at) {
-                    *old = byte;
-                }
-            }
-            image
+        .prop_map(|(image, changes, header_changes, tail)| {
+            mutated(image, tail, changes, header_changes)
         })
 }
 

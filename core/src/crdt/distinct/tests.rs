@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::crdt::item::Item;
 use crate::crdt::item::tests::items;
-use crate::crdt::sketch::tests::{check_refused, relative_errors};
+use crate::crdt::sketch::tests::{check_refused, mutated, relative_errors};
 use crate::crdt::{Kind, Op, State, laws};
 
 /// Numbers in a row, in one op or as the sketch of somebody else.
@@ -103,21 +103,8 @@ fn mutants() -> impl Strategy<Value = Vec<u8>> {
         prop::option::of((8..40_usize, prop::collection::vec(any::<u8>(), 0..256))),
     )
         .prop_map(|(lg_k, n, changes, header_changes, tail)| {
-            let mut image = foreign(lg_k, 0, n);
-            if let Some((at, tail)) = tail {
-                image.truncate(at);
-                image.extend(tail);
-            }
-            for (index, byte) in changes {
-                let at = index.index(image.len());
-                image[at] = byte;
-            }
-            for (at, byte) in header_changes {
-                if let Some(old) = image.get_mut(at) {
-                    *old = byte;
-                }
-            }
-            image
+            let image = foreign(lg_k, 0, n);
+            mutated(image, tail, changes, header_changes)
         })
 }
 
