@@ -8,7 +8,7 @@ use datasketches::cpc::CpcSketch;
 use datasketches::hash::value::raw_bytes;
 use datasketches::theta::CompactThetaSketch;
 use orderfree_core::crdt::item::Item;
-use orderfree_core::crdt::{Audience, Crdt, Distinct, Effect, SketchOp};
+use orderfree_core::crdt::{Audience, Crdt, Distinct, Effect, Sketch, SketchOp};
 
 /// What a fixture's name says.
 struct Fixture {
@@ -30,7 +30,7 @@ impl Fixture {
             .collect()
     }
 
-    fn of_items<C: Crdt<Op = SketchOp>>(&self) -> C {
+    fn of_items<C: Crdt<Op = SketchOp<C>>>(&self) -> C {
         let mut state = C::with_precision(self.lg_k);
         for items in self.items().chunks(1_000) {
             state.apply(&SketchOp::Add { items: items.to_vec() }).expect("items");
@@ -39,10 +39,10 @@ impl Fixture {
     }
 
     /// Merging theirs into nothing, or ours, is ours.
-    fn check_merge<C: Crdt<Op = SketchOp>>(&self) {
-        let theirs = SketchOp::Merge { sketch: self.image.as_slice().into() };
+    fn check_merge<C: Sketch + Crdt<Op = SketchOp<C>>>(&self) {
+        let theirs = SketchOp::Merge { sketch: C::import(&self.image).expect("a sketch").into() };
         let (ours, mut merged) = (self.of_items::<C>(), C::with_precision(self.lg_k));
-        merged.apply(&theirs).expect("a sketch");
+        merged.apply(&theirs).expect("a merge");
         assert_eq!(merged, ours, "{}", self.path.display());
         assert_eq!(merged.apply(&theirs), Ok(Effect::Unchanged), "{}", self.path.display());
     }
@@ -108,7 +108,7 @@ fn ours_are_written_for_python() {
     fs::create_dir_all(&directory).expect("a directory");
     for fixture in fixtures("cpc").into_iter().chain(fixtures("theta")) {
         let image = match &*fixture.family {
-            "cpc" => fixture.of_items::<Distinct>().to_datasketches(),
+            "cpc" => fixture.of_items::<Distinct>().to_datasketches().expect("not saturated"),
             _ => fixture.of_items::<Audience>().to_datasketches(),
         };
         let name = fixture.path.file_name().expect("a name");

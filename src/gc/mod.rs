@@ -304,6 +304,7 @@ impl Folder {
                 self.metrics.undecodable.inc();
                 FoldFailure::Blocked { key: key.clone(), error }
             }
+            FoldError::TooLarge { .. } => FoldFailure::Blocked { key: key.clone(), error },
         }
     }
 

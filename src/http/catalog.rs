@@ -155,8 +155,9 @@ catalog! {
         "Another fold of this key is running in this pod.",
         "Wait for it, then look at the key's /shards.";
     FoldBlocked: CONFLICT, "fold-blocked", "The fold is blocked",
-        "The key's fence lies in this clock's future, so a clock has moved. The key is as it was.",
-        "Operators: check NTP on every machine; folding goes on once the clock has caught up.";
+        "All that is in the key together would be a tally of more than 4 MiB. The key is as it was, and \
+         takes updates and reads.",
+        "Remove items from it, and spread new ones over more keys.";
     FoldUnknown: GATEWAY_TIMEOUT, "fold-unknown", "The fold's write was not acknowledged",
         "It may have been applied. The value is the same either way.",
         "Fold again: that is always safe.";

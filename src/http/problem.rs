@@ -257,7 +257,8 @@ impl From<FoldFailure> for Problem {
             FoldFailure::Blocked { key, error } => {
                 let kind = match &error {
                     FoldError::Row(_) => ProblemType::Undecodable,
-                    FoldError::ClockMoved { .. } => ProblemType::FoldBlocked,
+                    FoldError::TooLarge { .. } => ProblemType::FoldBlocked,
+                    FoldError::ClockMoved { .. } => ProblemType::FoldPaused,
                 };
                 return Problem::new(kind, format!("The key {key} can't be folded: {error}."));
             }
@@ -318,8 +319,7 @@ mod tests {
         assert_eq!(store(StoreError::Corrupt("x".to_owned())), ProblemType::Corrupt);
         let name = Name::new("g").expect("name");
         let key = Key { kind: Kind::Counter, group: name.clone(), name };
-        let fence = orderfree_core::protocol::Timestamp::from_micros(7);
-        let error = FoldError::ClockMoved { fence };
+        let error = FoldError::TooLarge { bytes: 5_000_000 };
         assert_eq!(kind_of(FoldFailure::Blocked { key, error }).0, ProblemType::FoldBlocked);
         assert_eq!(kind_of(FoldFailure::Busy).0, ProblemType::FoldBusy);
     }

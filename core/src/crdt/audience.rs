@@ -30,7 +30,7 @@ use datasketches::hash::value::raw_bytes;
 use datasketches::theta::ThetaSketchBuilder;
 
 use super::item::Item;
-use super::sketch::{self, SketchOp};
+use super::sketch::{self, Sketch, SketchOp};
 use super::varint::{self, Reader};
 use super::{
     About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Value,
@@ -109,7 +109,7 @@ impl Crdt for Audience {
         parameters: &[],
     };
     const PRECISION: Option<Precision> = Some(PRECISION);
-    type Op = SketchOp;
+    type Op = SketchOp<Audience>;
 
     fn with_precision(precision: u16) -> Audience {
         let lg_k = u8::try_from(precision).unwrap_or(FINEST);
@@ -120,18 +120,18 @@ impl Crdt for Audience {
         Some(u16::from(self.lg_k))
     }
 
-    fn heap_bytes(op: &SketchOp) -> usize {
+    fn heap_bytes(op: &Self::Op) -> usize {
         op.heap_bytes()
     }
 
-    fn apply(&mut self, op: &SketchOp) -> Result<Effect, OpError> {
+    fn apply(&mut self, op: &Self::Op) -> Result<Effect, OpError> {
         Ok(Effect::of(match op {
             SketchOp::Add { items } => {
                 let mut is_changed = false;
                 hash(items, |hash| is_changed |= self.add(hash));
                 is_changed
             }
-            SketchOp::Merge { sketch } => self.unite(&Sample::import(sketch, self.size_max())?),
+            SketchOp::Merge { sketch } => self.unite(&sketch.sample),
         }))
     }
 
@@ -191,6 +191,18 @@ impl Crdt for Audience {
         state.sample.hashes = hashes.into_iter().collect();
         reader.end()?;
         Ok(state)
+    }
+}
+
+impl Sketch for Audience {
+    fn import(image: &[u8]) -> Result<Audience, OpError> {
+        let finest = Audience::default();
+        Ok(Audience { sample: Sample::import(image, finest.size_max())?, ..finest })
+    }
+
+    fn memory_bytes(&self) -> usize {
+        // Nodes of the tree are half full at worst.
+        size_of::<Audience>() + 2 * size_of::<u64>() * self.sample.hashes.len()
     }
 }
 

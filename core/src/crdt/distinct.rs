@@ -18,7 +18,7 @@ use datasketches::common::NumStdDev;
 use datasketches::cpc::{CpcSketch, CpcUnion};
 use datasketches::hash::value::raw_bytes;
 
-use super::sketch::{self, HEADER_BYTES, SEED_HASH, SketchOp, refused};
+use super::sketch::{self, HEADER_BYTES, SEED_HASH, Sketch, SketchOp, refused};
 use super::varint::Reader;
 use super::{
     About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Value,
@@ -40,28 +40,32 @@ const FLAG_WINDOW: u8 = 1 << 4;
 /// A distinct count.
 #[derive(Debug, Clone)]
 pub struct Distinct {
-    /// Without the state of the HIP estimator; it passed [`is_sound`].
-    sketch: CpcSketch,
+    lg_k: u8,
+    /// Without the state of the HIP estimator; it passed [`is_sound`]. None if the count is
+    /// *saturated*: chosen coupons, each accepted by some mutator, are together more than the library
+    /// holds. That absorbs whatever is merged with it, so that a hostile writer can spoil the number
+    /// of a key, as always, but not stop its reads and folds.
+    sketch: Option<CpcSketch>,
 }
 
 impl Distinct {
     /// The sketch in the native format of the DataSketches family CPC, for other systems. Equal
-    /// states give equal bytes.
+    /// states give equal bytes. None if the count is saturated.
     #[must_use]
-    pub fn to_datasketches(&self) -> Vec<u8> {
-        united(self.sketch.lg_k(), &[&self.sketch]).serialize()
+    pub fn to_datasketches(&self) -> Option<Vec<u8>> {
+        self.sketch.as_ref().map(|sketch| united(self.lg_k, &[sketch]).serialize())
     }
 }
 
 impl Default for Distinct {
     fn default() -> Distinct {
-        Distinct { sketch: empty(FINEST) }
+        Distinct::with_precision(u16::from(FINEST))
     }
 }
 
 impl PartialEq for Distinct {
     fn eq(&self, other: &Distinct) -> bool {
-        self.to_datasketches() == other.to_datasketches()
+        self.lg_k == other.lg_k && self.to_datasketches() == other.to_datasketches()
     }
 }
 
@@ -85,33 +89,34 @@ impl Crdt for Distinct {
         parameters: &[],
     };
     const PRECISION: Option<Precision> = Some(PRECISION);
-    type Op = SketchOp;
+    type Op = SketchOp<Distinct>;
 
     fn with_precision(precision: u16) -> Distinct {
-        Distinct { sketch: empty(u8::try_from(precision).unwrap_or(FINEST)) }
+        let lg_k = u8::try_from(precision).unwrap_or(FINEST);
+        Distinct { lg_k, sketch: Some(empty(lg_k)) }
     }
 
     fn precision(&self) -> Option<u16> {
-        Some(u16::from(self.sketch.lg_k()))
+        Some(u16::from(self.lg_k))
     }
 
-    fn heap_bytes(op: &SketchOp) -> usize {
+    fn heap_bytes(op: &Self::Op) -> usize {
         op.heap_bytes()
     }
 
-    fn apply(&mut self, op: &SketchOp) -> Result<Effect, OpError> {
+    fn apply(&mut self, op: &Self::Op) -> Result<Effect, OpError> {
+        let Some(own) = &self.sketch else { return Ok(Effect::Unchanged) };
         let next = match op {
             SketchOp::Add { items } => checked(|| {
-                let mut next = self.sketch.clone();
+                let mut next = own.clone();
                 for item in items {
                     sketch::hashed_bytes(item, |bytes| next.update(raw_bytes::from_slice(bytes)));
                 }
                 next
             }),
             SketchOp::Merge { sketch } => {
-                let other = import(sketch)?;
-                let lg_k = self.sketch.lg_k().min(other.lg_k());
-                checked(|| united(lg_k, &[&self.sketch, &other]))
+                let mut next = self.clone();
+                next.merge(sketch).ok().and(next.sketch)
             }
         };
         let next = next.ok_or_else(|| {
@@ -120,37 +125,39 @@ impl Crdt for Distinct {
         // Coupons only ever get more, and ICON's estimate rises by at least one with each: it is the
         // inverse of the expected number of coupons after n items, which rises by less than one with
         // each item. So the same estimate means the same coupons.
-        let is_same =
-            next.lg_k() == self.sketch.lg_k() && next.estimate() <= self.sketch.estimate();
+        let is_same = next.lg_k() == self.lg_k && next.estimate() <= own.estimate();
         if !is_same {
-            self.sketch = next;
+            *self = Distinct { lg_k: next.lg_k(), sketch: Some(next) };
         }
         Ok(Effect::of(!is_same))
     }
 
     fn merge(&mut self, other: &Distinct) -> Result<(), MergeError> {
-        let lg_k = self.sketch.lg_k().min(other.sketch.lg_k());
-        self.sketch = checked(|| united(lg_k, &[&self.sketch, &other.sketch]))
-            .ok_or(MergeError::Overflow { kind: Self::NAME })?;
+        self.lg_k = self.lg_k.min(other.lg_k);
+        self.sketch = match (&self.sketch, &other.sketch) {
+            (Some(left), Some(right)) => checked(|| united(self.lg_k, &[left, right])),
+            _ => None,
+        };
         Ok(())
     }
 
     fn export(&self) -> Option<Vec<u8>> {
-        Some(self.to_datasketches())
+        self.to_datasketches()
     }
 
     fn value(&self, _question: &Question) -> Value {
-        let (sketch, two) = (&self.sketch, NumStdDev::Two);
-        sketch::show(
-            sketch.estimate(),
-            sketch.lower_bound(two),
-            sketch.upper_bound(two),
-            sketch.lg_k(),
-        )
+        let two = NumStdDev::Two;
+        let (estimate, lower, upper) = match &self.sketch {
+            Some(sketch) => (sketch.estimate(), sketch.lower_bound(two), sketch.upper_bound(two)),
+            // Nothing is known: it may be a handful of chosen items.
+            None => (estimate_max(self.lg_k), 0.0, estimate_max(self.lg_k)),
+        };
+        sketch::show(estimate, lower, upper, self.lg_k)
     }
 
+    /// The image of the sketch, or nothing if the count is saturated.
     fn encode(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.to_datasketches());
+        out.extend_from_slice(&self.to_datasketches().unwrap_or_default());
     }
 
     fn decode(
@@ -159,11 +166,47 @@ impl Crdt for Distinct {
         payload: &[u8],
     ) -> Result<Distinct, DecodeError> {
         check_format::<Distinct>(format)?;
-        let sketch = import(payload).map_err(|_| DecodeError::NotCanonical)?;
-        if Some(u16::from(sketch.lg_k())) != precision || sketch.serialize() != payload {
+        let lg_k = precision.and_then(|lg_k| u8::try_from(lg_k).ok());
+        let lg_k = lg_k.ok_or(DecodeError::NotCanonical)?;
+        if payload.is_empty() {
+            return Ok(Distinct { lg_k, sketch: None });
+        }
+        let state = Distinct::import(payload).map_err(|_| DecodeError::NotCanonical)?;
+        let image = state.sketch.as_ref().map(CpcSketch::serialize);
+        if state.lg_k != lg_k || image.as_deref() != Some(payload) {
             return Err(DecodeError::NotCanonical);
         }
-        Ok(Distinct { sketch })
+        Ok(state)
+    }
+}
+
+impl Sketch for Distinct {
+    fn import(image: &[u8]) -> Result<Distinct, OpError> {
+        let header = sketch::check_header(image, (FAMILY, "CPC"), |_| true)?;
+        let (lg_k, flags) = (header[3], header[5]);
+        let Precision { min, max, .. } = PRECISION;
+        if !(min..=max).contains(&u16::from(lg_k)) {
+            return Err(refused(format!("has lg_k {lg_k}; build it with {min} to {max}")));
+        }
+        let corrupt = |why: &str| refused(format!("is corrupt: {why}"));
+        let sizes = Sizes::read(header[0], flags, &image[HEADER_BYTES..])
+            .map_err(|_| corrupt("it is cut within its preamble"))?;
+        if sizes.image_bytes != image.len() as u64 {
+            return Err(corrupt("it is shorter or longer than its preamble says"));
+        }
+        if sizes.entries_beside_window as usize > slots_max(lg_k) || sizes.coupons >> lg_k > 56 {
+            return Err(corrupt("it has more coupons than items can make"));
+        }
+        let sketch = CpcSketch::deserialize(image).map_err(|error| corrupt(error.message()))?;
+        // The library believes the number of coupons; a union counts the matrix.
+        checked(|| united(lg_k, &[&sketch]))
+            .filter(|united| coupons(united) == sizes.coupons)
+            .map(|sketch| Distinct { lg_k, sketch: Some(sketch) })
+            .ok_or_else(|| corrupt("its coupons are not as many as its preamble says"))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of::<Distinct>() + self.sketch.as_ref().map_or(0, CpcSketch::estimated_size)
     }
 }
 
@@ -197,9 +240,13 @@ fn checked(compute: impl FnOnce() -> CpcSketch) -> Option<CpcSketch> {
 /// Whether the library keeps its promises for a sketch: beyond 59 coupons a row the window would
 /// leave the matrix. Honest items do not get there: 56 a row are 2^55 items for each.
 fn is_sound(sketch: &CpcSketch) -> bool {
-    let k = f64::from(1_u32 << sketch.lg_k());
-    // ICON estimates 0.794 k 2^(C/k) for C coupons when C > 5.7 k.
-    sketch.estimate() <= k * 2_f64.powi(56) && sketch.estimated_size() <= size_max(sketch.lg_k())
+    let lg_k = sketch.lg_k();
+    sketch.estimate() <= estimate_max(lg_k) && sketch.estimated_size() <= size_max(lg_k)
+}
+
+/// The estimate at 56 coupons a row: ICON gives 0.794 k 2^(C/k) for C coupons when C > 5.7 k.
+fn estimate_max(lg_k: u8) -> f64 {
+    2_f64.powi(i32::from(lg_k) + 56)
 }
 
 /// Memory of a sketch, in bytes: a byte for each row of the window, four for each slot of the table.
@@ -213,30 +260,6 @@ fn size_max(lg_k: u8) -> usize {
 /// limit also keeps the bytes far below [`STATE_BYTES_MAX`](super::STATE_BYTES_MAX).
 fn slots_max(lg_k: u8) -> usize {
     64 + (1 << lg_k) / 2
-}
-
-/// Reads an image that may come from anyone, of any library, and returns its canonical sketch.
-fn import(image: &[u8]) -> Result<CpcSketch, OpError> {
-    let header = sketch::check_header(image, (FAMILY, "CPC"), |_| true)?;
-    let (lg_k, flags) = (header[3], header[5]);
-    let Precision { min, max, .. } = PRECISION;
-    if !(min..=max).contains(&u16::from(lg_k)) {
-        return Err(refused(format!("has lg_k {lg_k}; build it with {min} to {max}")));
-    }
-    let corrupt = |why: &str| refused(format!("is corrupt: {why}"));
-    let sizes = Sizes::read(header[0], flags, &image[HEADER_BYTES..])
-        .map_err(|_| corrupt("it is cut within its preamble"))?;
-    if sizes.image_bytes != image.len() as u64 {
-        return Err(corrupt("it is shorter or longer than its preamble says"));
-    }
-    if sizes.entries_beside_window as usize > slots_max(lg_k) || sizes.coupons >> lg_k > 56 {
-        return Err(corrupt("it has more coupons than items can make"));
-    }
-    let sketch = CpcSketch::deserialize(image).map_err(|error| corrupt(error.message()))?;
-    // The library believes the number of coupons; a union counts the matrix.
-    checked(|| united(lg_k, &[&sketch]))
-        .filter(|united| coupons(united) == sizes.coupons)
-        .ok_or_else(|| corrupt("its coupons are not as many as its preamble says"))
 }
 
 /// What an image says about its own size, in the layout of `CpcSketch::serialize`.

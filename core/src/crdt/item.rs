@@ -144,16 +144,38 @@ impl<'de> Deserialize<'de> for Item {
     }
 }
 
+/// JSON Schema of an item, without its braces.
+macro_rules! one_schema {
+    () => {
+        r#""oneOf":[{"type":"string","minLength":1,"maxLength":1024},
+            {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]"#
+    };
+}
+pub(crate) use one_schema;
+
+/// JSON Schema of `item` and `items`, of which an op has one.
+macro_rules! one_or_many_schema {
+    () => {
+        concat!(
+            r#""item":{"description":"Either this or `items`.","#,
+            $crate::crdt::item::one_schema!(),
+            r#"},"items":{"type":"array","minItems":1,"maxItems":1000,"items":{"#,
+            $crate::crdt::item::one_schema!(),
+            "}}"
+        )
+    };
+}
+pub(crate) use one_or_many_schema;
+
 /// JSON Schema of an op that adds items.
-pub(crate) const ADD_SCHEMA: &str = r#"{"title":"AddItems","description":"Adds `item`, or all of `items`.",
+pub(crate) const ADD_SCHEMA: &str = concat!(
+    r#"{"title":"AddItems","description":"Adds `item`, or all of `items`.",
     "type":"object","required":["op"],"additionalProperties":false,
     "oneOf":[{"required":["item"]},{"required":["items"]}],"properties":{
-    "op":{"type":"string","enum":["add"]},
-    "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":1024},
-        {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]},
-    "items":{"type":"array","minItems":1,"maxItems":1000,"items":{"oneOf":[
-        {"type":"string","minLength":1,"maxLength":1024},
-        {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]}}}}"#;
+    "op":{"type":"string","enum":["add"]},"#,
+    one_or_many_schema!(),
+    "}}"
+);
 
 /// JSON Schema of a set's value.
 pub(crate) const SET_SCHEMA: &str = r#"{"type":"object","required":["size"],"properties":{

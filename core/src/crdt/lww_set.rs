@@ -109,16 +109,16 @@ impl Crdt for LwwSet {
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"a"}"#,
         example_value: r#"{"size":1,"items":["a"]}"#,
-        op_schema: r#"{"title":"LwwSetOp","description":"Adds or removes `item`, or all of `items`.",
+        op_schema: concat!(
+            r#"{"title":"LwwSetOp","description":"Adds or removes `item`, or all of `items`.",
             "type":"object","required":["op"],"additionalProperties":false,
             "oneOf":[{"required":["item"]},{"required":["items"]}],"properties":{
-            "op":{"type":"string","enum":["add","remove"]},
-            "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":1024},
-                {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]},
-            "items":{"type":"array","minItems":1,"maxItems":1000,"items":{"oneOf":[
-                {"type":"string","minLength":1,"maxLength":1024},
-                {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]}},
-            "after":{"type":"integer","minimum":0,"description":"The `timestamp` of an answer that this change shall come after, in µs."}}}"#,
+            "op":{"type":"string","enum":["add","remove"]},"#,
+            item::one_or_many_schema!(),
+            ",",
+            time::after_schema!(),
+            "}}"
+        ),
         value_schema: item::SET_SCHEMA,
         parameters: &["contains"],
     };

@@ -63,7 +63,7 @@ pub use lww_set::{LwwSet, LwwSetOp};
 pub use or_set::{OrSet, OrSetOp};
 pub use register::{Register, RegisterOp};
 pub use registry::{Kind, Op, State};
-pub use sketch::{SKETCH_TEXT_BYTES_MAX, SketchOp};
+pub use sketch::{SKETCH_TEXT_BYTES_MAX, Sketch, SketchOp};
 pub use stats::{Stats, StatsOp};
 pub use sum::{Decimal, Sum, SumOp};
 pub use topk::{TopK, TopKOp};
@@ -320,6 +320,20 @@ mod tests {
         for &kind in Kind::ALL {
             let parsed = kind.parse_op(&kind.bare_op("7"));
             assert_eq!(parsed.map(|op| op.kind()), Ok(kind));
+        }
+    }
+
+    #[test]
+    fn values_are_read_as_they_would_be_shown() {
+        for (kind, text, value) in [
+            (Kind::Counter, "+007", Some(Value::Integer(7))),
+            (Kind::Counter, "1.5", None),
+            (Kind::Sum, "+007.50", Some(Value::text("7.50"))),
+            (Kind::Sum, "-0", Some(Value::text("0"))),
+            (Kind::Sum, "a", None),
+            (Kind::GSet, "7", None),
+        ] {
+            assert_eq!(kind.parse_value(text), value, "{kind} {text}");
         }
     }
 

@@ -241,27 +241,28 @@ impl Crdt for OrSet {
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"a"}"#,
         example_value: r#"{"size":1,"items":["a"]}"#,
-        op_schema: r##"{"title":"OrSetOp","oneOf":[
+        op_schema: concat!(
+            r#"{"title":"OrSetOp","oneOf":[
             {"type":"object","description":"Adds `item` or `items`.","oneOf":[
                 {"required":["op","item"]},{"required":["op","items"]}],
                 "additionalProperties":false,"properties":{
-                "op":{"type":"string","enum":["add"]},
-                "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":1024},
-                    {"type":"integer"}]},
-                "items":{"type":"array","minItems":1,"maxItems":1000,"items":{"oneOf":[
-                    {"type":"string","minLength":1,"maxLength":1024},{"type":"integer"}]}}}},
+                "op":{"type":"string","enum":["add"]},"#,
+            item::one_or_many_schema!(),
+            r#"}},
             {"type":"object","description":"Removes the adds of `item` that a read had seen.",
                 "required":["op","item","seen"],"additionalProperties":false,"properties":{
                 "op":{"type":"string","enum":["remove"]},
-                "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":1024},
-                    {"type":"integer"}]},
+                "item":{"#,
+            item::one_schema!(),
+            r#"},
                 "seen":{"type":"string","maxLength":65536,
                     "description":"The item's `seen` from a read of this key."}}},
             {"type":"object","description":"Removes all adds that a read had seen.",
                 "required":["op","context"],"additionalProperties":false,"properties":{
                 "op":{"type":"string","enum":["clear"]},
                 "context":{"type":"string","maxLength":65536,
-                    "description":"The `context` from a read of this key."}}}]}"##,
+                    "description":"The `context` from a read of this key."}}}]}"#
+        ),
         value_schema: r##"{"description":"`contains` asks for one item instead of all.","oneOf":[
             {"type":"object","required":["size","items"],"additionalProperties":false,
                 "properties":{"size":{"type":"integer","minimum":0},

@@ -83,14 +83,17 @@ impl Crdt for Register {
         bare: ("set", "value"),
         example_op: r#"{"op":"set","value":{"theme":"dark"}}"#,
         example_value: r#"{"value":{"theme":"dark"},"is_set":true,"timestamp":1795248000123456}"#,
-        op_schema: r#"{"title":"RegisterOp","description":"Sets the value, or takes it away.","oneOf":[
+        op_schema: concat!(
+            r#"{"title":"RegisterOp","description":"Sets the value, or takes it away.","oneOf":[
             {"type":"object","required":["op","value"],"additionalProperties":false,"properties":{
-                "op":{"type":"string","enum":["set"]},
-                "value":{"description":"Any JSON."},
-                "after":{"type":"integer","minimum":0,"description":"The `timestamp` of an answer that this write shall come after, in µs."}}},
+                "op":{"type":"string","enum":["set"]},"value":{"description":"Any JSON."},"#,
+            time::after_schema!(),
+            r#"}},
             {"type":"object","required":["op"],"additionalProperties":false,"properties":{
-                "op":{"type":"string","enum":["unset"]},
-                "after":{"type":"integer","minimum":0}}}]}"#,
+                "op":{"type":"string","enum":["unset"]},"#,
+            time::after_schema!(),
+            "}}]}"
+        ),
         value_schema: r#"{"type":"object","required":["value","is_set","timestamp"],"properties":{
             "value":{"description":"As it was set; null if it was not."},
             "is_set":{"type":"boolean"},

@@ -18,10 +18,23 @@ pub(super) const HEADER_BYTES: usize = 8;
 /// MurmurHash3 of DataSketches' default seed 9001, as `computeSeedHash` of every language has it.
 pub(super) const SEED_HASH: [u8; 2] = [0xCC, 0x93];
 
-/// A change of a sketch.
+/// A kind that reads what a family of DataSketches has counted.
+pub trait Sketch: Sized {
+    /// Reads an image that may come from anyone, of any library.
+    ///
+    /// # Errors
+    /// [`OpError::Invalid`] with the rule that it breaks.
+    fn import(image: &[u8]) -> Result<Self, OpError>;
+
+    /// Memory that it holds, in bytes.
+    fn memory_bytes(&self) -> usize;
+}
+
+/// A change of a sketch. A foreign sketch is read once, with the op: that can take a while, and
+/// applying the op is then quick.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(try_from = "RawOp")]
-pub enum SketchOp {
+#[serde(try_from = "RawOp", bound = "S: Sketch")]
+pub enum SketchOp<S> {
     /// Counts items: `{"op":"add","item":"a"}`, or several at once as `items`.
     Add {
         /// 1 to 1,000 of them.
@@ -29,8 +42,8 @@ pub enum SketchOp {
     },
     /// Counts all that a sketch of somebody else has counted: `{"op":"merge","sketch":"…"}`.
     Merge {
-        /// Its image in the native format of its DataSketches family.
-        sketch: Box<[u8]>,
+        /// As it is written: its image in the native format of its DataSketches family, in base64.
+        sketch: Box<S>,
     },
 }
 
@@ -42,10 +55,10 @@ enum RawOp {
     Merge { sketch: String },
 }
 
-impl TryFrom<RawOp> for SketchOp {
+impl<S: Sketch> TryFrom<RawOp> for SketchOp<S> {
     type Error = OpError;
 
-    fn try_from(raw: RawOp) -> Result<SketchOp, OpError> {
+    fn try_from(raw: RawOp) -> Result<SketchOp<S>, OpError> {
         match raw {
             RawOp::Add { item, items } => {
                 item::one_or_many(item, items).map(|items| SketchOp::Add { items })
@@ -55,18 +68,20 @@ impl TryFrom<RawOp> for SketchOp {
                 Err(refused(format!("has {length} bytes; give it at most {SKETCH_TEXT_BYTES_MAX}")))
             }
             RawOp::Merge { sketch } => match STANDARD.decode(&sketch) {
-                Ok(sketch) => Ok(SketchOp::Merge { sketch: sketch.into() }),
+                Ok(image) => {
+                    S::import(&image).map(|sketch| SketchOp::Merge { sketch: sketch.into() })
+                }
                 Err(error) => Err(refused(format!("is not standard base64 with padding: {error}"))),
             },
         }
     }
 }
 
-impl SketchOp {
+impl<S: Sketch> SketchOp<S> {
     pub(super) fn heap_bytes(&self) -> usize {
         match self {
             SketchOp::Add { items } => item::heap_bytes(items),
-            SketchOp::Merge { sketch } => sketch.len(),
+            SketchOp::Merge { sketch } => sketch.memory_bytes(),
         }
     }
 }
@@ -127,13 +142,9 @@ macro_rules! op_schema {
             r#"","description":"Counts one item or several, or all that a sketch has counted.",
             "oneOf":[
             {"type":"object","required":["op"],"additionalProperties":false,"properties":{
-                "op":{"type":"string","enum":["add"]},
-                "item":{"description":"Either this or `items`.","oneOf":[
-                    {"type":"string","minLength":1,"maxLength":1024},
-                    {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]},
-                "items":{"type":"array","minItems":1,"maxItems":1000,"items":{"oneOf":[
-                    {"type":"string","minLength":1,"maxLength":1024},
-                    {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]}}}},
+                "op":{"type":"string","enum":["add"]},"#,
+            $crate::crdt::item::one_or_many_schema!(),
+            r#"}},
             {"type":"object","required":["op","sketch"],"additionalProperties":false,"properties":{
                 "op":{"type":"string","enum":["merge"]},
                 "sketch":{"description":"Image of a DataSketches "#,
@@ -156,7 +167,7 @@ pub(super) const VALUE_SCHEMA: &str = r#"{"title":"DistinctCount","type":"object
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::crdt::{Kind, Op, State};
+    use crate::crdt::{Audience, Kind, Op, State};
     use proptest::sample::Index;
 
     /// An image with another tail, and with some bytes anywhere and in its header changed.
@@ -182,7 +193,7 @@ pub(super) mod tests {
         image
     }
 
-    fn parse(json: &str) -> Result<SketchOp, String> {
+    fn parse(json: &str) -> Result<SketchOp<Audience>, String> {
         serde_json::from_str(json).map_err(|error| error.to_string())
     }
 
@@ -192,9 +203,11 @@ pub(super) mod tests {
         let text = Item::Text("u1".into());
         assert_eq!(parse(r#"{"op":"add","item":"u1"}"#), add(vec![text.clone()]));
         assert_eq!(parse(r#"{"op":"add","items":["u1",-7]}"#), add(vec![text, Item::Number(-7)]));
+        let empty = Audience::default();
+        let image = STANDARD.encode(empty.to_datasketches());
         assert_eq!(
-            parse(r#"{"op":"merge","sketch":"AQID"}"#),
-            Ok(SketchOp::Merge { sketch: [1, 2, 3].into() })
+            parse(&format!(r#"{{"op":"merge","sketch":"{image}"}}"#)),
+            Ok(SketchOp::Merge { sketch: empty.into() })
         );
     }
 
@@ -212,6 +225,7 @@ pub(super) mod tests {
             (r#"{"op":"merge"}"#, "missing field `sketch`"),
             (r#"{"op":"merge","sketch":"AQI"}"#, "`sketch` is not standard base64"),
             (r#"{"op":"merge","sketch":"_-8="}"#, "`sketch` is not standard base64"),
+            (r#"{"op":"merge","sketch":"AQID"}"#, "`sketch` is corrupt: it has 3 bytes"),
             (&long, "`sketch` has 262148 bytes; give it at most 262144"),
         ] {
             let error = parse(json).expect_err(json);
@@ -223,16 +237,15 @@ pub(super) mod tests {
     fn an_op_weighs_what_it_holds() {
         let items = vec![Item::Text("abcd".into()), Item::Number(1)];
         let weight = 2 * size_of::<Item>() + 4;
-        assert_eq!(SketchOp::Add { items }.heap_bytes(), weight);
-        assert_eq!(SketchOp::Merge { sketch: [0; 9].into() }.heap_bytes(), 9);
+        assert_eq!(SketchOp::<Audience>::Add { items }.heap_bytes(), weight);
+        let sketch = Box::new(Audience::default());
+        assert_eq!(SketchOp::Merge { sketch: sketch.clone() }.heap_bytes(), sketch.memory_bytes());
     }
 
-    /// Applies an op that must be refused: with what it says, and without a trace.
-    pub(crate) fn check_refused(state: &State, op: Op, says: &str) {
-        let mut after = state.clone();
-        let error = after.apply(&op).expect_err(says).to_string();
+    /// Reads an image that must be refused, with what it says.
+    pub(crate) fn check_refused<S: Sketch>(image: &[u8], says: &str) {
+        let error = S::import(image).err().expect(says).to_string();
         assert!(error.contains(says), "expected {says:?}: {error}");
-        assert_eq!(&after, state, "a refused op left a trace");
     }
 
     /// The mean and the root mean square of the relative errors of 200 estimates of `n` items.
@@ -245,7 +258,7 @@ pub(super) mod tests {
                 (0..n).map(|i| (i64::from(trial) << 40) | i64::from(i)).collect();
             for items in numbers.chunks(1_000) {
                 let items = items.iter().copied().map(Item::Number).collect();
-                state.apply(&wrap(kind, SketchOp::Add { items })).expect("items");
+                state.apply(&add(kind, items)).expect("items");
             }
             let error = estimate(&state) / f64::from(n) - 1.0;
             sum += error;
@@ -254,11 +267,10 @@ pub(super) mod tests {
         (sum / f64::from(trials), (squares / f64::from(trials)).sqrt())
     }
 
-    /// An op of one of both kinds.
-    pub(crate) fn wrap(kind: Kind, op: SketchOp) -> Op {
+    fn add(kind: Kind, items: Vec<Item>) -> Op {
         match kind {
-            Kind::Distinct => Op::Distinct(op),
-            Kind::Audience => Op::Audience(op),
+            Kind::Distinct => Op::Distinct(SketchOp::Add { items }),
+            Kind::Audience => Op::Audience(SketchOp::Add { items }),
             other => panic!("{other} is no sketch"),
         }
     }

@@ -122,7 +122,8 @@ impl Crdt for Sum {
     type Op = SumOp;
 
     fn parse_value(text: &str) -> Option<Value> {
-        Decimal::parse(text).map(|_| Value::text(text))
+        let Decimal { units, scale } = Decimal::parse(text)?;
+        Some(Value::text(Sum { units: units.into(), scale }.to_string()))
     }
 
     fn apply(&mut self, op: &SumOp) -> Result<Effect, OpError> {

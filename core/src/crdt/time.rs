@@ -11,6 +11,16 @@ pub(super) fn unstamped() -> Timestamp {
     Timestamp::from_micros(0)
 }
 
+/// JSON Schema of `after`.
+macro_rules! after_schema {
+    () => {
+        r#""after":{"description":"The `timestamp` of an answer that this op shall come after, in µs.",
+            "oneOf":[{"type":"integer","minimum":0,"maximum":9223372036854775807},
+            {"type":"string","pattern":"^[0-9]{1,18}$"}]}"#
+    };
+}
+pub(super) use after_schema;
+
 /// Reads `after`: the `timestamp` of an earlier answer, in µs since 1970.
 pub(super) fn after<'de, D: Deserializer<'de>>(
     deserializer: D,

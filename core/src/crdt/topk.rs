@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::item::Item;
+use super::item::{self, Item};
 use super::varint::{self, Reader};
 use super::{
     About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Value,
@@ -112,14 +112,16 @@ impl Crdt for TopK {
         example_op: r#"{"op":"add","item":"x","by":3}"#,
         example_value: r#"{"total":3,"error":0,"k":256,
             "items":[{"item":"x","at_least":3,"at_most":3}]}"#,
-        op_schema: r#"{"title":"TopKOp","description":"Adds the weight `by`, or 1, to `item`.",
+        op_schema: concat!(
+            r#"{"title":"TopKOp","description":"Adds the weight `by`, or 1, to `item`.",
             "type":"object","required":["op","item"],"additionalProperties":false,"properties":{
             "op":{"type":"string","enum":["add"]},
-            "item":{"oneOf":[{"type":"string","minLength":1,"maxLength":1024},
-                {"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}]},
-            "by":{"default":1,"oneOf":[
+            "item":{"#,
+            item::one_schema!(),
+            r#"},"by":{"default":1,"oneOf":[
                 {"type":"integer","minimum":1,"maximum":9223372036854775807},
-                {"type":"string","pattern":"^[1-9][0-9]{0,17}$"}]}}}"#,
+                {"type":"string","pattern":"^[1-9][0-9]{0,17}$"}]}}}"#
+        ),
         value_schema: r#"{"type":"object","required":["total","error","k","items"],"properties":{
             "total":{"type":"integer","description":"Weight of all items together, exact."},
             "error":{"type":"integer","description":"An item that is not listed weighs at most this."},

@@ -12,6 +12,10 @@ use super::read::{self, RowError};
 use super::{Constants, FullRead, Key, Row, Timestamp};
 use crate::crdt::{State, envelope};
 
+/// Largest envelope of a tally, in bytes. A fold beyond it is not executed: Cassandra refuses a batch
+/// above half a segment of its commit log, 16 MiB by default, and every read carries the tally.
+pub const TALLY_BYTES_MAX: usize = 4 * 1024 * 1024;
+
 /// What to do with a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plan {
@@ -49,6 +53,15 @@ pub enum FoldError {
     /// A row can't be decoded or merged: a wall for the fold (I10).
     #[error(transparent)]
     Row(#[from] RowError),
+    /// The rows together have too much in them: sets grow without a bound.
+    #[error(
+        "its tally would have {bytes} bytes, more than {TALLY_BYTES_MAX}; \
+         remove items from the key, and spread new ones over more keys"
+    )]
+    TooLarge {
+        /// Of the tally's envelope.
+        bytes: usize,
+    },
     /// The key's fence lies further ahead than any honest clock could have put it (I12).
     #[error(
         "the key's fence {} lies in this clock's future: a clock has moved",
@@ -98,6 +111,9 @@ pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Pl
     }
     state.settle(fence);
     let tally = envelope::encode_tally(&state, fence);
+    if tally.len() > TALLY_BYTES_MAX {
+        return Err(FoldError::TooLarge { bytes: tally.len() });
+    }
     Ok(Plan::Fold(Fold { key: read.key().clone(), fence, tally, report }))
 }
 

@@ -140,7 +140,7 @@ pub(super) fn op(input: &[u8]) {
                     let before = state.clone();
                     match state.apply(op) {
                         Ok(_) => {}
-                        // A sketch that is none, or what only a mutator can complete.
+                        // What only a mutator can complete.
                         Err(OpError::Invalid(error)) => assert_eq!(state, before, "{error}"),
                         Err(other) => panic!("one op is within any range: {other}"),
                     }

@@ -6,10 +6,10 @@ use super::*;
 use crate::crdt::item::Item;
 use crate::crdt::item::tests::items;
 use crate::crdt::sketch::tests::{check_refused, mutated, relative_errors};
-use crate::crdt::{Kind, Op, State, laws};
+use crate::crdt::{Kind, State, laws};
 
 /// Numbers in a row, in one op or as the sketch of somebody else.
-fn add(from: i64, n: i64) -> SketchOp {
+fn add(from: i64, n: i64) -> SketchOp<Distinct> {
     SketchOp::Add { items: (from..from + n).map(Item::Number).collect() }
 }
 
@@ -19,12 +19,12 @@ fn foreign(lg_k: u8, from: i64, n: i64) -> Vec<u8> {
     sketch.serialize()
 }
 
-fn merge(image: &[u8]) -> SketchOp {
-    SketchOp::Merge { sketch: image.into() }
+fn merge(image: &[u8]) -> SketchOp<Distinct> {
+    SketchOp::Merge { sketch: Distinct::import(image).expect("a sketch").into() }
 }
 
 /// Small ones coarsen the state, so that the other ops reach all of the library's flavors.
-fn ops() -> impl Strategy<Value = SketchOp> {
+fn ops() -> impl Strategy<Value = SketchOp<Distinct>> {
     let from = || prop_oneof![0..300_i64, any::<i32>().prop_map(i64::from)];
     prop_oneof![
         4 => prop::collection::vec(items(), 1..5).prop_map(|items| SketchOp::Add { items }),
@@ -72,7 +72,7 @@ proptest! {
         let mut of_sketch = Distinct::default();
         of_sketch.apply(&merge(&foreign(lg_k, 0, n))).expect("a sketch");
         prop_assert_eq!(&of_sketch, &of_items);
-        let own = merge(&of_items.to_datasketches());
+        let own = merge(&of_items.to_datasketches().expect("not saturated"));
         prop_assert_eq!(of_sketch.apply(&own), Ok(Effect::Unchanged));
     }
 
@@ -81,7 +81,8 @@ proptest! {
     fn hostile_sketches_are_refused_or_counted(image in mutants()) {
         let state = Distinct::with_precision(8);
         let mut after = state.clone();
-        match after.apply(&merge(&image)) {
+        let Ok(sketch) = Distinct::import(&image) else { return Ok(()) };
+        match after.apply(&SketchOp::Merge { sketch: sketch.into() }) {
             Ok(_) => {
                 laws::stored(&after);
             }
@@ -118,7 +119,6 @@ fn bad_sketches_are_refused_with_the_reason() {
     };
     let long = [&image[..], &[0; 4]].concat();
     let seeded = CpcSketch::with_seed(11, 1).expect("a sketch").serialize();
-    let state = State::from(Distinct::with_precision(11));
     for (bad, says) in [
         (Vec::new(), "`sketch` is corrupt: it has 0 bytes"),
         (image[..7].to_vec(), "`sketch` is corrupt: it has 7 bytes"),
@@ -133,11 +133,11 @@ fn bad_sketches_are_refused_with_the_reason() {
         (with(8, image[8] ^ 1), "`sketch` is corrupt: its coupons are not as many"),
         (with(10, 0xFF), "`sketch` is corrupt: it has more coupons than items can make"),
     ] {
-        check_refused(&state, Op::Distinct(merge(&bad)), says);
+        check_refused::<Distinct>(&bad, says);
     }
     let json = serde_json::json!({"op": "merge", "sketch": STANDARD.encode(&image)});
     let op = Kind::Distinct.parse_op(&json).expect("an op");
-    assert_eq!(state.clone().apply(&op), Ok(Effect::Changed));
+    assert_eq!(State::new(Kind::Distinct, None).apply(&op), Ok(Effect::Changed));
 }
 
 /// With 736 coupons beside the window, where a table of `lg_k` 4 has room for 384.
@@ -158,7 +158,7 @@ fn an_image_that_the_library_panics_over_is_refused_before() {
     image[3] = 4;
     assert!(catch_unwind(|| CpcSketch::deserialize(&image)).is_err(), "the library has improved");
     let says = "more coupons than items can make";
-    check_refused(&Distinct::with_precision(4).into(), Op::Distinct(merge(&image)), says);
+    check_refused::<Distinct>(&image, says);
 }
 
 #[test]
@@ -245,19 +245,39 @@ fn chosen_coupons_are_refused_before_they_break_the_state() {
     }
 }
 
-/// States that are fine alone, but not together: an error of the merge, not a panic.
+/// States that are fine alone, but not together: the key stays readable, and says that nothing is
+/// known.
 #[test]
-fn states_of_chosen_coupons_may_refuse_to_merge() {
+fn states_of_chosen_coupons_saturate_when_they_merge() {
     let of_column = |column| {
         let mut sketch = empty(9);
         for row in 0..150 {
             sketch.update(raw_bytes::from_slice(&item_of_coupon(row, column)));
         }
         assert!(is_sound(&sketch));
-        Distinct { sketch }
+        Distinct { lg_k: 9, sketch: Some(sketch) }
     };
-    let mut state = of_column(60);
-    assert_eq!(state.merge(&of_column(61)), Err(MergeError::Overflow { kind: "distinct" }));
+    let saturated = laws::merged(&of_column(60), &of_column(61));
+    assert_eq!(saturated, laws::merged(&of_column(61), &of_column(60)));
+    assert_eq!(laws::stored(&saturated), saturated);
+    assert!(laws::bytes(&saturated).is_empty());
+    assert_eq!(saturated.export(), None);
+    let value = serde_json::to_value(saturated.value(&Question::default()).shown(false));
+    let most = 2_f64.powi(65);
+    let expected = serde_json::json!({"estimate": most, "lower": 0.0, "upper": most, "lg_k": 9});
+    assert_eq!(value.expect("JSON"), expected);
+
+    // It absorbs states and ops, but not their precision nor their mistakes.
+    for other in [Distinct::with_precision(8), of_column(1), saturated.clone()] {
+        let merged = laws::merged(&other, &saturated);
+        assert_eq!(merged, laws::merged(&saturated, &other));
+        assert_eq!(merged, Distinct { lg_k: other.lg_k, sketch: None });
+    }
+    assert_ne!(laws::merged(&Distinct::with_precision(8), &saturated), saturated);
+    assert_ne!(saturated, of_column(60));
+    let mut after = saturated.clone();
+    assert_eq!(after.apply(&add(0, 10)), Ok(Effect::Unchanged));
+    assert_eq!(after, saturated);
 }
 
 /// Sixteen bytes whose MurmurHash3 (x64, 128 bits, seed 9001) names this coupon: the hash function

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
-use crate::crdt::{Counter, Kind};
+use crate::crdt::item::Item;
+use crate::crdt::{Counter, GSetOp, Kind, Op};
 use crate::protocol::read::{Answer, assemble};
 use crate::protocol::{MutatorId, Name, Overrides, Slice};
 
@@ -162,6 +163,46 @@ fn a_fence_from_the_future_proves_a_moved_clock() {
     assert!(plan(&rows.read(), NOW.minus(2 * epsilon), &constants()).is_ok());
     let error = plan(&rows.read(), NOW.minus(2 * epsilon).shifted(-1), &constants());
     assert_eq!(error, Err(FoldError::ClockMoved { fence: ago(30) }));
+}
+
+/// Sets grow without a bound; what Cassandra would refuse, or take with every read, is not written.
+#[test]
+fn a_tally_has_at_most_four_mebibytes() {
+    let name = |text| Name::new(text).expect("name");
+    let key = Key { kind: Kind::GSet, group: name("g"), name: name("n") };
+    // Each shard just below its own limit, and a small one to reach the limit of the tally by.
+    let shard = |id: u8, texts: &mut dyn Iterator<Item = String>| {
+        let items = texts.map(|text| Item::text(&text).expect("an item")).collect();
+        let mut set = State::new(Kind::GSet, None);
+        set.apply(&Op::GSet(GSetOp::Add { items })).expect("items");
+        let mutator_id = MutatorId::new(Uuid::from_u128(id.into()));
+        let expires_at = ago(100).shifted(id.into());
+        Row { expires_at, mutator_id, state: envelope::encode_shard(&set, 1) }
+    };
+    let large: Vec<Row> = (0..16_u8)
+        .map(|id| shard(id, &mut (0..250).map(|item| format!("{id:02}-{item:0>1020}"))))
+        .collect();
+    let folded = |small: usize, last: usize| {
+        let texts = (0..small).map(|item| format!("{item:0>1024}"));
+        let mut rows = large.clone();
+        rows.push(shard(99, &mut texts.chain([format!("{:a>last$}", "")])));
+        rows.reverse();
+        let slice = Slice::new(rows, None, 10_000).whole().expect("whole");
+        match plan(&FullRead::at_fold_level(key.clone(), slice), NOW, &constants()) {
+            Ok(Plan::Fold(fold)) => Ok(fold.tally().len()),
+            Ok(Plan::Nothing(report)) => panic!("nothing to fold: {report:?}"),
+            Err(error) => Err(error),
+        }
+    };
+    let missing = |small| 4 * 1024 * 1024 - folded(small, 600).expect("room");
+    let mut small = 30;
+    while missing(small) > 400 {
+        small += 1;
+    }
+    let last = 600 + missing(small);
+    assert_eq!(folded(small, last), Ok(4 * 1024 * 1024));
+    let bytes = 4 * 1024 * 1024 + 1;
+    assert_eq!(folded(small, last + 1), Err(FoldError::TooLarge { bytes }));
 }
 
 proptest! {
