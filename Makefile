@@ -77,7 +77,7 @@ schemathesis:   ## a minute of requests that follow and break /openapi.json, to 
 	tests/openapi/schemathesis
 
 SHARD ?= 0/1
-MUTANTS = ulimit -v 8000000;
+MUTANTS = mkdir -p target/mutants; ulimit -v 8000000;
 MUTANTS_OPTIONS = -p orderfree-core --profile mutants --jobs 2 --timeout 120 --shard $(SHARD) \
   --output target/mutants/$(subst /,-of-,$(SHARD))
 
