@@ -33,8 +33,8 @@ pub fn group_chunk_rows(kind: Kind) -> usize {
     if kind.about().is_small { GROUP_CHUNK_ROWS } else { GROUP_CHUNK_ROWS_LARGE }
 }
 
-/// Live mutators of a pod, of about 1 KB each. Clean ones are evicted first, the least recently used
-/// before others.
+/// Live mutators of a pod: about 1 KB each for kinds with small states, up to 256 KiB for others.
+/// Clean ones are evicted first, the least recently used before others.
 pub const MUTATORS_MAX: usize = 200_000;
 
 /// Ops that wait in a pod for their write, over all mutators.
@@ -126,8 +126,13 @@ pub const GROUP_PAGE_MAX: usize = 10_000;
 /// Keys in one page of a group without `limit`.
 pub const GROUP_PAGE_DEFAULT: usize = 1_000;
 
-/// Bytes of states from which on a page of a group takes no further key.
-pub const GROUP_PAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Bytes of rows from which on one answer takes no further key: a page of a group ends, and the other
+/// keys of a query are to be asked for again.
+pub const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Bytes of rows after which a merge looks how large its state has become: it may have
+/// [`ANSWER_BYTES_MAX`].
+pub const MERGE_LOOK_BYTES: usize = 16 * 1024 * 1024;
 
 /// Requests in progress at once; further ones are shed with 503.
 pub const REQUESTS_MAX: usize = 16_384;

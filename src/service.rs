@@ -38,6 +38,8 @@ pub struct KeyValue {
     pub state: State,
     /// Shards above the fence that were merged.
     pub shards: usize,
+    /// Bytes of the rows that were read.
+    pub bytes: usize,
     /// The tally's fence; none without a tally.
     pub folded_through: Option<Timestamp>,
     /// When the read began: every op acked before is in the value.
@@ -195,13 +197,14 @@ impl Service {
         let level = level.unwrap_or(self.store.levels().read);
         let as_of = self.gate.now().wall;
         let cached = self.fences().get(key).copied();
-        let slice = self.slice(key, cached, level).await?;
-        let answer = match self.assemble(key, &slice)? {
+        let mut slice = self.slice(key, cached, level).await?;
+        let mut answer = self.assemble(key, &slice)?;
+        if answer == Answer::ReadAgain {
             // The replicas that answered are older than the cached fence: start at the oldest row.
-            Answer::ReadAgain => self.assemble(key, &self.slice(key, None, level).await?)?,
-            answer => answer,
-        };
-        Ok(self.interpret(key, answer, as_of, level))
+            slice = self.slice(key, None, level).await?;
+            answer = self.assemble(key, &slice)?;
+        }
+        Ok(self.interpret(key, answer, slice.bytes(), as_of, level))
     }
 
     /// Reads one page of a group.
@@ -229,14 +232,14 @@ impl Service {
                 if query.is_past(&name) {
                     return Ok(page);
                 }
-                if page.keys.len() == query.limit || bytes > limits::GROUP_PAGE_BYTES_MAX {
+                if page.keys.len() == query.limit || bytes > limits::ANSWER_BYTES_MAX {
                     page.next = page.keys.last().map(|last| last.key.name.clone());
                     return Ok(page);
                 }
                 let key = query.key(name);
-                bytes += slice.bytes();
                 let answer = self.assemble(&key, &slice)?;
-                page.keys.extend(self.interpret(&key, answer, as_of, level));
+                page.keys.extend(self.interpret(&key, answer, slice.bytes(), as_of, level));
+                bytes += slice.bytes();
             }
             match next {
                 Some(next) => from = next,
@@ -297,6 +300,7 @@ impl Service {
         &self,
         key: &Key,
         answer: Answer,
+        bytes: usize,
         as_of: Timestamp,
         level: Level,
     ) -> Option<KeyValue> {
@@ -310,6 +314,7 @@ impl Service {
             key: key.clone(),
             state: reading.state,
             shards: reading.shards,
+            bytes,
             folded_through: reading.fence,
             as_of,
             level,

@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 
 use super::AppState;
 use super::body::{self, Bodies};
+use super::catalog::ProblemType;
 use super::extract::{self, MediaType, Params, Query, QueryParams};
 use super::json::{self, Fields};
 use super::problem::{NotAcked, Problem, ProblemBody};
@@ -245,22 +246,49 @@ pub(super) async fn query(
     let keys = fields.list("keys", limits::BATCH_ITEMS_MAX)?;
     let level = wire::consistency(&mut fields)?;
     fields.end()?;
-    let reads = keys.into_iter().map(|item| read_one(&app, item, level, &params.ask));
-    let results = stream::iter(reads).buffered(limits::QUERY_READS_AT_ONCE).collect().await;
+    let keys: Vec<_> = keys.into_iter().map(wire::key).collect();
+    let reads = keys.clone().into_iter().map(|key| read_one(&app, key, level, &params.ask));
+    let mut reads = stream::iter(reads).buffered(limits::QUERY_READS_AT_ONCE);
+    let (mut results, mut bytes) = (Vec::with_capacity(keys.len()), 0);
+    while bytes <= limits::ANSWER_BYTES_MAX
+        && let Some((result, more)) = reads.next().await
+    {
+        results.push(result);
+        bytes += more;
+    }
+    results.extend(keys[results.len()..].iter().map(ReadResult::left_out));
     Ok(Json(QueryView { results }))
 }
 
-async fn read_one(app: &AppState, item: Value, level: Option<Level>, ask: &Ask) -> ReadResult {
-    let key: Key = match wire::key(item) {
+/// The result, and the bytes of the rows that were read.
+async fn read_one(
+    app: &AppState,
+    key: Result<Key, Problem>,
+    level: Option<Level>,
+    ask: &Ask,
+) -> (ReadResult, usize) {
+    let key = match key {
         Ok(key) => key,
-        Err(problem) => return ReadResult::Error { key: None, problem },
+        Err(problem) => return (ReadResult::Error { key: None, problem }, 0),
     };
     match app.service.read(&key, level).await {
-        Ok(Some(read)) => ReadResult::Found(KeyValueView::new(&read, ask)),
-        Ok(None) => ReadResult::Absent { key: (&key).into(), absent: true },
+        Ok(Some(read)) => (ReadResult::Found(KeyValueView::new(&read, ask)), read.bytes),
+        Ok(None) => (ReadResult::Absent { key: (&key).into(), absent: true }, 0),
         Err(error) => {
             let problem = read::problem_of(error, &key.to_string());
-            ReadResult::Error { key: Some((&key).into()), problem }
+            (ReadResult::Error { key: Some((&key).into()), problem }, 0)
         }
+    }
+}
+
+impl ReadResult {
+    /// For a key that comes behind as much as one answer holds.
+    fn left_out(key: &Result<Key, Problem>) -> ReadResult {
+        let detail = "The keys before took all the room of this answer; ask for this one again.";
+        let problem = match key {
+            Ok(_) => Problem::new(ProblemType::AnswerFull, detail),
+            Err(problem) => problem.clone(),
+        };
+        ReadResult::Error { key: key.as_ref().ok().map(Into::into), problem }
     }
 }

@@ -140,6 +140,9 @@ catalog! {
     TooManyRows: INTERNAL_SERVER_ERROR, "too-many-rows", "The key has too many rows",
         "The key has more shards than a read merges. A partial sum would be a wrong sum.",
         "Fold the key: POST to its address with /fold. Operators: see why folding lags behind.";
+    AnswerFull: UNPROCESSABLE_ENTITY, "answer-full", "The answer would grow too large",
+        "One answer holds the values of about 16 MiB of rows.",
+        "Ask for fewer keys at once; of a query, for those again that have this problem.";
     Undecodable: INTERNAL_SERVER_ERROR, "undecodable", "A row can't be decoded",
         "A row of this key is damaged, or was written by a newer release. It is neither skipped \
          nor overwritten: a partial sum would be a wrong sum.",

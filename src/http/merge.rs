@@ -197,6 +197,8 @@ struct Found {
     shards: usize,
     /// The state of all ops of all keys.
     merged: Merged,
+    /// Bytes of rows since somebody looked how large that is.
+    unseen_bytes: usize,
     /// One by one instead, for an expression; there are few.
     apart: Option<BTreeMap<String, Audience>>,
 }
@@ -208,6 +210,7 @@ impl Found {
             absent: Vec::new(),
             shards: 0,
             merged: Merged::identity(kind),
+            unseen_bytes: 0,
             apart: is_apart.then(BTreeMap::new),
         }
     }
@@ -215,7 +218,7 @@ impl Found {
     fn take(&mut self, key: &Key, read: Option<KeyValue>) -> Result<(), Problem> {
         let name = key.name.to_string();
         self.names.push(name.clone());
-        let Some(KeyValue { mut state, shards, .. }) = read else {
+        let Some(KeyValue { mut state, shards, bytes, .. }) = read else {
             self.absent.push(name);
             return Ok(());
         };
@@ -228,7 +231,25 @@ impl Found {
         self.merged.merge(&state).map_err(|error| {
             let detail = format!("{key}: {error}; ask for fewer keys.");
             Problem::new(ProblemType::OutOfRange, detail)
-        })
+        })?;
+        self.unseen_bytes += bytes;
+        if self.unseen_bytes > limits::MERGE_LOOK_BYTES {
+            self.unseen_bytes = 0;
+            self.look()?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a state that has become too large: sets grow without a bound.
+    fn look(&self) -> Result<(), Problem> {
+        let mut payload = Vec::new();
+        self.merged.encode_payload(&mut payload);
+        if payload.len() <= limits::ANSWER_BYTES_MAX {
+            return Ok(());
+        }
+        let at = self.names.len();
+        let detail = format!("The first {at} keys have more in them than one answer holds.");
+        Err(Problem::new(ProblemType::AnswerFull, detail))
     }
 
     /// What an expression selects; keys that do not exist are empty.

@@ -89,11 +89,11 @@ pub(super) fn head() -> OpenApi {
 /// The problems that an endpoint can answer.
 fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     use ProblemType::{
-        BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge, BodyTooSlow, Clock,
-        ContentType, Corrupt, FoldBlocked, FoldBusy, FoldPaused, FoldUnknown, Internal, KeyAbsent,
-        NotReady, OutOfRange, OutcomeUnknown, Overloaded, StateTooLarge, Stopping, StoreRefused,
-        StoreUnavailable, TooManyRows, Undecodable, UnknownKind, UnknownProblem, Unsent,
-        UriTooLong,
+        AnswerFull, BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge,
+        BodyTooSlow, Clock, ContentType, Corrupt, FoldBlocked, FoldBusy, FoldPaused, FoldUnknown,
+        Internal, KeyAbsent, NotReady, OutOfRange, OutcomeUnknown, Overloaded, StateTooLarge,
+        Stopping, StoreRefused, StoreUnavailable, TooManyRows, Undecodable, UnknownKind,
+        UnknownProblem, Unsent, UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, UriTooLong, Internal];
     const ADDRESSED: &[ProblemType] = &[UnknownKind, BadName, BadQuery, Overloaded];
@@ -120,7 +120,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         ("/v1/{kind}/{group}/{name}/fold", _) => &[ADDRESSED, READ, FOLD],
         ("/v1/batch", _) => &[BODY, &[BadHeader]],
         ("/v1/query", _) => &[BODY],
-        ("/v1/merge", _) => &[ADDRESSED, BODY, READ, &[KeyAbsent, OutOfRange]],
+        ("/v1/merge", _) => &[ADDRESSED, BODY, READ, &[KeyAbsent, OutOfRange, AnswerFull]],
         ("/v1/kinds", _) => &[&[BadQuery, Overloaded]],
         ("/readyz", _) => &[&[BadQuery, NotReady]],
         ("/version", _) => &[&[BadQuery]],

@@ -393,6 +393,7 @@ mod tests {
             key,
             state: Counter::from_total(1 << 100).into(),
             shards: 7,
+            bytes: 15,
             folded_through: None,
             as_of: Timestamp::from_micros(1_795_248_000_123_456),
             level: Level::LocalQuorum,

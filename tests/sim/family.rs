@@ -185,6 +185,7 @@ mod tests {
                     key: family.key(0),
                     state: state.clone(),
                     shards: 1,
+                    bytes: 0,
                     folded_through: None,
                     as_of: time,
                     level: Level::All,

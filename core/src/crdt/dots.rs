@@ -21,8 +21,8 @@ use super::varint::{self, Reader};
 use super::{DecodeError, OpError};
 use crate::protocol::{Key, MutatorId, SPAN_MAX, Timestamp};
 
-/// Longest text of a token, in bytes: some 1,800 mutators above the fence.
-const TOKEN_BYTES_MAX: usize = 64 * 1024;
+/// Longest text of a token, in bytes: ten thousand mutators above the fence, as many as a read merges.
+const TOKEN_BYTES_MAX: usize = 512 * 1024;
 
 /// First byte of every token.
 const TOKEN_VERSION: u8 = 1;

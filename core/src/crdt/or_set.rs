@@ -255,12 +255,12 @@ impl Crdt for OrSet {
                 "item":{"#,
             item::one_schema!(),
             r#"},
-                "seen":{"type":"string","maxLength":65536,
+                "seen":{"type":"string","maxLength":524288,
                     "description":"The item's `seen` from a read of this key."}}},
             {"type":"object","description":"Removes all adds that a read had seen.",
                 "required":["op","context"],"additionalProperties":false,"properties":{
                 "op":{"type":"string","enum":["clear"]},
-                "context":{"type":"string","maxLength":65536,
+                "context":{"type":"string","maxLength":524288,
                     "description":"The `context` from a read of this key."}}}]}"#
         ),
         value_schema: r##"{"description":"`contains` asks for one item instead of all.","oneOf":[

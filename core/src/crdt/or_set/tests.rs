@@ -300,7 +300,7 @@ fn bad_tokens_are_refused_with_the_rule() {
         (covering(1, 1).seal(&key("b")), "is damaged or of another key"),
         (until(1), "claims a fence in the future"),
         (live(367 * DAY_US + 1), "claims a mutator that expires in more than 367 days"),
-        ("A".repeat(65_537), "has 65537 bytes; a token has at most 65536"),
+        ("A".repeat(524_289), "has 524289 bytes; a token has at most 524288"),
     ] {
         for (field, request) in [
             ("seen", serde_json::json!({"op": "remove", "item": 1, "seen": token})),
