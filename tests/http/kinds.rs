@@ -171,6 +171,45 @@ async fn a_full_state_refuses_with_409_and_says_what_to_do() {
     assert_eq!(value(&pod, "/v1/gset/site/full").await["size"], 260);
 }
 
+/// However many keys are asked for, and however large they are.
+#[tokio::test]
+async fn one_answer_holds_about_16_mib_of_rows() {
+    let pod = Pod::new();
+    let names: Vec<String> = (10..80).map(|number| format!("n{number}")).collect();
+    for name in &names {
+        let items: Vec<String> = (0..250).map(|item| format!("{name}{item:0>1000}")).collect();
+        let items = json!({"op": "add", "items": items});
+        post(&pod, &format!("/v1/gset/large/{name}"), &items).await;
+    }
+    // 250 items of 1,005 bytes are 251 KB: 67 keys are the first above 16 MiB.
+    let key = |name: &String| json!({"kind": "gset", "group": "large", "name": name});
+    let mut keys: Vec<Value> = names.iter().map(key).collect();
+    keys.push(key(&String::new()));
+    let answer = pod.post("/v1/query", JSON, &json!({"keys": keys}).to_string()).await.json();
+    let results = answer["results"].as_array().expect("results");
+    assert_eq!(results.len(), 71);
+    for (index, result) in results.iter().enumerate() {
+        let (size, slug) = (&result["value"]["size"], &result["problem"]["type"]);
+        match index {
+            0..67 => assert_eq!((size, slug), (&json!(250), &json!(null)), "{index}"),
+            67..70 => assert_eq!((size, slug), (&json!(null), &json!("/problems/answer-full"))),
+            _ => assert_eq!(slug, "/problems/bad-name"),
+        }
+    }
+
+    let page = pod.get("/v1/gset/large").await.json();
+    assert_eq!(page["keys"].as_array().map(Vec::len), Some(67));
+    let path = format!("/v1/gset/large?cursor={}", page["next"].as_str().expect("a next page"));
+    assert_eq!(pod.get(&path).await.json()["keys"].as_array().map(Vec::len), Some(3));
+
+    let merge =
+        |count| json!({"kind": "gset", "group": "large", "names": names[..count]}).to_string();
+    let merged = pod.post("/v1/merge", JSON, &merge(66)).await;
+    assert_eq!(merged.json()["value"]["size"], 66 * 250);
+    let refused = pod.post("/v1/merge", JSON, &merge(67)).await;
+    assert!(refused.detail(422, "answer-full").contains("first 67 keys"));
+}
+
 #[tokio::test]
 async fn questions_are_answered_by_the_kinds_that_know_them() {
     let pod = Pod::new();
