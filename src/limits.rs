@@ -24,7 +24,7 @@ pub const ROWS_ALERT: usize = 500;
 /// Rows of one unpaged chunk of a group, for kinds with small states.
 pub const GROUP_CHUNK_ROWS: usize = 1_000;
 
-/// The same for kinds with larger states, of up to 256 KiB each.
+/// The same for kinds with larger states: shards of up to 256 KiB, tallies of up to 4 MiB.
 pub const GROUP_CHUNK_ROWS_LARGE: usize = 100;
 
 /// Rows of one unpaged chunk of a group of this kind.
@@ -60,6 +60,9 @@ pub const SWEEP_STEP_ROWS: usize = 10_000;
 
 /// Memory in which the embedded store keeps pages of its file.
 pub const EMBEDDED_CACHE_BYTES: usize = 128 * 1024 * 1024;
+
+/// Remembered keys that can't be folded, so that their reads do not nominate them again.
+pub const FOLD_BLOCKED_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
 /// Keys that wait to be folded; further nominations are dropped, as the sweep finds them again.
 pub const FOLD_QUEUE_MAX: usize = 10_000;
@@ -109,11 +112,11 @@ pub const NDJSON_HELD_BYTES_MAX: usize = NDJSON_WINDOW_BYTES + 2 * NDJSON_LINE_B
 /// Keys that one merge reads.
 pub const MERGE_KEYS_MAX: usize = 1_000;
 
-/// Reads of one merge in progress at once.
-pub const MERGE_READS_AT_ONCE: usize = 16;
-
-/// Reads of one query in progress at once.
+/// Reads of one query in progress at once, if all keys have small states.
 pub const QUERY_READS_AT_ONCE: usize = 64;
+
+/// The same if there are large ones, and of one merge.
+pub const LARGE_READS_AT_ONCE: usize = 16;
 
 /// Quantiles in one read.
 pub const QUANTILES_MAX: usize = 100;
@@ -127,12 +130,9 @@ pub const GROUP_PAGE_MAX: usize = 10_000;
 pub const GROUP_PAGE_DEFAULT: usize = 1_000;
 
 /// Bytes of rows from which on one answer takes no further key: a page of a group ends, and the other
-/// keys of a query are to be asked for again.
+/// keys of a query are to be asked for again. A merge checks its state each time that it has read as
+/// many.
 pub const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
-
-/// Bytes of rows after which a merge looks how large its state has become: it may have
-/// [`ANSWER_BYTES_MAX`].
-pub const MERGE_LOOK_BYTES: usize = 16 * 1024 * 1024;
 
 /// Requests in progress at once; further ones are shed with 503.
 pub const REQUESTS_MAX: usize = 16_384;

@@ -49,7 +49,8 @@ pub enum FoldEnd {
     Nothing,
     /// The store could not answer, or the write's outcome is unknown; it is tried again later.
     Failed,
-    /// A row is undecodable, or the key has too many rows: an operator is needed.
+    /// A row can't be decoded or merged, or the key has too many rows or too large a tally: an operator
+    /// is needed.
     Blocked,
     /// The clock or the schema did not allow it.
     Paused,

@@ -85,13 +85,22 @@ pub struct GroupQuery {
     pub level: Option<Level>,
 }
 
-/// One page of a group. Each key is right; the page is not one snapshot.
-#[derive(Debug, Clone, PartialEq)]
+/// One page of a group. Each value is right; the page is not one snapshot.
+#[derive(Debug, Default)]
 pub struct GroupPage {
     /// By ascending name.
-    pub keys: Vec<KeyValue>,
+    pub keys: Vec<GroupEntry>,
     /// There may be more keys behind this one.
     pub next: Option<Name>,
+}
+
+/// A key of a group. One that can't be read does not hinder the others.
+#[derive(Debug)]
+pub struct GroupEntry {
+    /// Its name.
+    pub name: Name,
+    /// Its value, or why there is none.
+    pub value: Result<KeyValue, ReadError>,
 }
 
 /// Why a key's value is what it is.
@@ -210,21 +219,30 @@ impl Service {
     /// Reads one page of a group.
     ///
     /// # Errors
-    /// [`ReadError`]; never a partial value.
+    /// [`ReadError`] if the store can't answer. What is wrong with one key stands at that key.
     pub async fn read_group(&self, query: &GroupQuery) -> Result<GroupPage, ReadError> {
         let level = query.level.unwrap_or(self.store.levels().read);
-        let (mut page, mut bytes) = (GroupPage { keys: Vec::new(), next: None }, 0);
+        let (mut page, mut bytes) = (GroupPage::default(), 0);
         let mut from = query.start();
         loop {
             let as_of = self.gate.now().wall;
             let chunk = self.store.read_chunk(query.kind, &query.group, &from, level).await?;
-            let mut keys = chunk.keys;
+            let mut keys: Vec<_> =
+                chunk.keys.into_iter().map(|(name, slice)| (name, Ok(slice))).collect();
             let next = match chunk.then {
                 Then::End => None,
                 Then::Chunk(name) => Some(group::From::At(name)),
                 Then::Key(name) => {
                     let key = query.key(name.clone());
-                    keys.push((name.clone(), self.slice(&key, None, level).await?));
+                    let slice = match self.slice(&key, None, level).await {
+                        Err(ReadError::Store(error))
+                            if !matches!(error, StoreError::TooManyRows(_)) =>
+                        {
+                            return Err(error.into());
+                        }
+                        slice => slice,
+                    };
+                    keys.push((name.clone(), slice));
                     Some(group::From::Behind(name))
                 }
             };
@@ -233,13 +251,16 @@ impl Service {
                     return Ok(page);
                 }
                 if page.keys.len() == query.limit || bytes > limits::ANSWER_BYTES_MAX {
-                    page.next = page.keys.last().map(|last| last.key.name.clone());
+                    page.next = page.keys.last().map(|last| last.name.clone());
                     return Ok(page);
                 }
-                let key = query.key(name);
-                let answer = self.assemble(&key, &slice)?;
-                page.keys.extend(self.interpret(&key, answer, slice.bytes(), as_of, level));
-                bytes += slice.bytes();
+                bytes += slice.as_ref().map_or(0, WholeSlice::bytes);
+                let key = query.key(name.clone());
+                let value = slice.and_then(|slice| {
+                    let answer = self.assemble(&key, &slice)?;
+                    Ok(self.interpret(&key, answer, slice.bytes(), as_of, level))
+                });
+                page.keys.extend(value.transpose().map(|value| GroupEntry { name, value }));
             }
             match next {
                 Some(next) => from = next,

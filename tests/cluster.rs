@@ -66,7 +66,8 @@ async fn group_totals(pod: &Node) -> Vec<i128> {
         totals.extend(
             page.keys
                 .into_iter()
-                .map(|key| Counter::try_from(key.state).expect("a counter").total()),
+                .map(|key| key.value.expect("readable").state)
+                .map(|state| Counter::try_from(state).expect("a counter").total()),
         );
         match page.next {
             Some(last) => query.behind = Some(last),

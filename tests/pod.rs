@@ -300,7 +300,7 @@ async fn a_group_is_paged_in_order_and_filtered() {
     loop {
         let page = pod.service().read_group(&query).await.expect("readable");
         pages.push(page.keys.len());
-        names.extend(page.keys.into_iter().map(|found| found.key.name.to_string()));
+        names.extend(page.keys.into_iter().map(|found| found.name.to_string()));
         match page.next {
             Some(last) => query.behind = Some(last),
             None => break,

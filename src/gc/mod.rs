@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
+use lru::LruCache;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, FoldError, Plan, Report};
 use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome};
@@ -45,6 +46,8 @@ pub struct Folder {
     /// The queue's other end, until [`Folder::start`] takes it.
     nominations: Mutex<Option<mpsc::Receiver<Key>>>,
     busy: Mutex<HashSet<Key>>,
+    /// Keys whose last fold was blocked.
+    blocked: Mutex<LruCache<Key, ()>>,
     is_on: bool,
 }
 
@@ -68,12 +71,12 @@ pub enum FoldFailure {
     /// The key could not be read at the fold's level.
     #[error(transparent)]
     Read(#[from] StoreError),
-    /// A row stands in the way.
+    /// A row stands in the way, or there is too much in the key.
     #[error("{key}: {error}")]
     Blocked {
         /// The key.
         key: Key,
-        /// Which row and why.
+        /// What it is.
         error: FoldError,
     },
     /// The batch was not acknowledged. It may have been applied: the next fold sees.
@@ -123,6 +126,7 @@ impl Folder {
             queue,
             nominations: Mutex::new(Some(nominations)),
             busy: Mutex::default(),
+            blocked: Mutex::new(LruCache::new(limits::FOLD_BLOCKED_MAX)),
             is_on,
         })
     }
@@ -140,6 +144,10 @@ impl Folder {
     /// Puts a key on the queue. A full queue drops it: the sweep finds it again.
     pub fn nominate(&self, key: Key) {
         if !self.is_on {
+            return;
+        }
+        // Only sweeps try these again: a fold at every read would cost much and change nothing.
+        if lock(&self.blocked).contains(&key) {
             return;
         }
         let is_new = lock(&self.queued).insert(key.clone());
@@ -273,9 +281,13 @@ impl Folder {
         };
         self.metrics.count_fold(end);
         match (end, &result) {
-            (FoldEnd::Folded | FoldEnd::Nothing, _) => self.pace.went_well(),
+            (FoldEnd::Folded | FoldEnd::Nothing, _) => {
+                self.pace.went_well();
+                lock(&self.blocked).pop(key);
+            }
             (FoldEnd::Blocked, Err(error)) => {
                 self.pace.went_well();
+                lock(&self.blocked).put(key.clone(), ());
                 tracing::error!(%key, %error, "a key can't be folded without an operator");
             }
             (_, Err(error)) => {

@@ -212,7 +212,8 @@ pub(super) enum ReadResult {
 /// Read many keys
 ///
 /// Up to 1,000 keys of any kinds; the order is kept. Each value is right by itself; together they
-/// are not one snapshot.
+/// are not one snapshot. Keys behind some 16 MiB of large ones have the problem `answer-full`: ask for
+/// them again.
 #[utoipa::path(
     post, path = "/v1/query", tag = "many keys",
     params(("numbers" = Option<String>, Query, description = "`string` writes values in quotes")),
@@ -248,7 +249,7 @@ pub(super) async fn query(
     fields.end()?;
     let keys: Vec<_> = keys.into_iter().map(wire::key).collect();
     let reads = keys.clone().into_iter().map(|key| read_one(&app, key, level, &params.ask));
-    let mut reads = stream::iter(reads).buffered(limits::QUERY_READS_AT_ONCE);
+    let mut reads = stream::iter(reads).buffered(reads_at_once(&keys));
     let (mut results, mut bytes) = (Vec::with_capacity(keys.len()), 0);
     while bytes <= limits::ANSWER_BYTES_MAX
         && let Some((result, more)) = reads.next().await
@@ -258,6 +259,15 @@ pub(super) async fn query(
     }
     results.extend(keys[results.len()..].iter().map(ReadResult::left_out));
     Ok(Json(QueryView { results }))
+}
+
+/// Fewer if any of the keys may be large.
+fn reads_at_once(keys: &[Result<Key, Problem>]) -> usize {
+    if keys.iter().flatten().all(|key| key.kind.about().is_small) {
+        limits::QUERY_READS_AT_ONCE
+    } else {
+        limits::LARGE_READS_AT_ONCE
+    }
 }
 
 /// The result, and the bytes of the rows that were read.

@@ -139,10 +139,15 @@ catalog! {
          what your numbers can bear. Proxies must not retry this status.";
     TooManyRows: INTERNAL_SERVER_ERROR, "too-many-rows", "The key has too many rows",
         "The key has more shards than a read merges. A partial sum would be a wrong sum.",
-        "Fold the key: POST to its address with /fold. Operators: see why folding lags behind.";
+        "Fold the key: POST to its address with /fold. Operators: see why folding lags behind, or is \
+         blocked.";
     AnswerFull: UNPROCESSABLE_ENTITY, "answer-full", "The answer would grow too large",
-        "One answer holds the values of about 16 MiB of rows.",
+        "An answer holds the values of about 16 MiB of rows, and a merge a state of as many.",
         "Ask for fewer keys at once; of a query, for those again that have this problem.";
+    Unmergeable: INTERNAL_SERVER_ERROR, "unmergeable", "The key's rows can't be merged",
+        "Writers that do not know of each other took what is too much together: sketches that \
+         somebody has made by hand. Nothing is left out: a partial value would be a wrong one.",
+        "Begin a new key. Operators: see who sends such sketches.";
     Undecodable: INTERNAL_SERVER_ERROR, "undecodable", "A row can't be decoded",
         "A row of this key is damaged, or was written by a newer release. It is neither skipped \
          nor overwritten: a partial sum would be a wrong sum.",
@@ -158,9 +163,10 @@ catalog! {
         "Another fold of this key is running in this pod.",
         "Wait for it, then look at the key's /shards.";
     FoldBlocked: CONFLICT, "fold-blocked", "The fold is blocked",
-        "All that is in the key together would be a tally of more than 4 MiB. The key is as it was, and \
-         takes updates and reads.",
-        "Remove items from it, and spread new ones over more keys.";
+        "What is in the key would be a tally of more than 4 MiB. The key is as it was; it takes updates, \
+         and reads as long as it has at most 10,000 rows.",
+        "Remove items of an or_set: the next folds take them out. A gset and an lww_set only grow: \
+         spread their items over more keys.";
     FoldUnknown: GATEWAY_TIMEOUT, "fold-unknown", "The fold's write was not acknowledged",
         "It may have been applied. The value is the same either way.",
         "Fold again: that is always safe.";

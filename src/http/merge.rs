@@ -77,7 +77,7 @@ struct Wanted {
 /// The value as if every op of these keys had gone to one key: monthly uniques of daily sketches, a
 /// total of many counters. For `audience` there is set algebra, by `expression` in place of `names`:
 /// `{"and": ["a", {"or": ["b", "c"]}, {"not": "d"}]}`. Nothing is written. Each key is read by itself;
-/// together they are not one snapshot.
+/// together they are not one snapshot. Sets of more than 16 MiB together are refused.
 #[utoipa::path(
     post, path = "/v1/merge", tag = "many keys",
     params(
@@ -119,7 +119,7 @@ pub(super) async fn merge(
     // Read before the store is asked: every update acknowledged before is in the answer.
     let as_of = app.service.now().wall;
     let reads = keys.into_iter().map(|key| read_one(&app, key, level));
-    let mut reads = stream::iter(reads).buffered(limits::MERGE_READS_AT_ONCE);
+    let mut reads = stream::iter(reads).buffered(limits::LARGE_READS_AT_ONCE);
     let mut found = Found::new(kind, expression.is_some());
     while let Some((key, read)) = reads.try_next().await? {
         found.take(&key, read)?;
@@ -197,7 +197,7 @@ struct Found {
     shards: usize,
     /// The state of all ops of all keys.
     merged: Merged,
-    /// Bytes of rows since somebody looked how large that is.
+    /// Bytes of rows since [`Found::look`].
     unseen_bytes: usize,
     /// One by one instead, for an expression; there are few.
     apart: Option<BTreeMap<String, Audience>>,
@@ -233,14 +233,15 @@ impl Found {
             Problem::new(ProblemType::OutOfRange, detail)
         })?;
         self.unseen_bytes += bytes;
-        if self.unseen_bytes > limits::MERGE_LOOK_BYTES {
+        if self.unseen_bytes > limits::ANSWER_BYTES_MAX {
             self.unseen_bytes = 0;
             self.look()?;
         }
         Ok(())
     }
 
-    /// Refuses a state that has become too large: sets grow without a bound.
+    /// Refuses a state that has become too large: sets grow without a bound. A look costs as much as a
+    /// write, so that there may be another [`limits::ANSWER_BYTES_MAX`] since.
     fn look(&self) -> Result<(), Problem> {
         let mut payload = Vec::new();
         self.merged.encode_payload(&mut payload);

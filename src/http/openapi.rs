@@ -93,7 +93,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         BodyTooSlow, Clock, ContentType, Corrupt, FoldBlocked, FoldBusy, FoldPaused, FoldUnknown,
         Internal, KeyAbsent, NotReady, OutOfRange, OutcomeUnknown, Overloaded, StateTooLarge,
         Stopping, StoreRefused, StoreUnavailable, TooManyRows, Undecodable, UnknownKind,
-        UnknownProblem, Unsent, UriTooLong,
+        UnknownProblem, Unmergeable, Unsent, UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, UriTooLong, Internal];
     const ADDRESSED: &[ProblemType] = &[UnknownKind, BadName, BadQuery, Overloaded];
@@ -110,7 +110,8 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         Stopping,
         OutcomeUnknown,
     ];
-    const READ: &[ProblemType] = &[StoreUnavailable, TooManyRows, Undecodable, Corrupt];
+    const READ: &[ProblemType] =
+        &[StoreUnavailable, TooManyRows, Undecodable, Unmergeable, Corrupt];
     const FOLD: &[ProblemType] = &[FoldPaused, FoldBusy, FoldBlocked, FoldUnknown];
     let of_path: &[&[ProblemType]] = match (path, method) {
         ("/v1/{kind}/{group}/{name}", HttpMethod::Post) => &[ADDRESSED, BODY, WRITE],

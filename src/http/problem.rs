@@ -10,6 +10,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::fold::FoldError;
+use orderfree_core::protocol::read::RowError;
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
@@ -230,7 +231,7 @@ impl From<ReadError> for Problem {
             ReadError::Store(error) => error.into(),
             ReadError::Row { key, error } => {
                 let detail = format!("The key {key} can't be read: {error}.");
-                Problem::new(ProblemType::Undecodable, detail)
+                Problem::new(of_row(&error), detail)
             }
         }
     }
@@ -256,7 +257,7 @@ impl From<FoldFailure> for Problem {
             FoldFailure::Write(_) => ProblemType::FoldUnknown,
             FoldFailure::Blocked { key, error } => {
                 let kind = match &error {
-                    FoldError::Row(_) => ProblemType::Undecodable,
+                    FoldError::Row(error) => of_row(error),
                     FoldError::TooLarge { .. } => ProblemType::FoldBlocked,
                     FoldError::ClockMoved { .. } => ProblemType::FoldPaused,
                 };
@@ -264,6 +265,13 @@ impl From<FoldFailure> for Problem {
             }
         };
         Problem::new(kind, sentence(&failure.to_string()))
+    }
+}
+
+fn of_row(error: &RowError) -> ProblemType {
+    match error {
+        RowError::Undecodable { .. } => ProblemType::Undecodable,
+        RowError::Merge(_) => ProblemType::Unmergeable,
     }
 }
 

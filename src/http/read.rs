@@ -9,18 +9,18 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use orderfree_core::crdt::State as Merged;
-use orderfree_core::protocol::Name;
 use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::{Key, Name};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::AppState;
 use super::catalog::ProblemType;
 use super::extract::{self, GroupPath, KeyPath, Params, Query, QueryParams};
-use super::problem::Problem;
-use super::wire::{self, Ask, KeyValueView, ValueView};
+use super::problem::{Problem, ProblemBody};
+use super::wire::{self, Ask, KeyValueView, KeyView, ValueView};
 use crate::limits;
-use crate::service::{GroupQuery, ReadError};
+use crate::service::{GroupEntry, GroupQuery, KeyValue, ReadError};
 
 const JSON: &str = "application/json";
 const NDJSON: &str = "application/x-ndjson";
@@ -228,19 +228,51 @@ pub(super) struct GroupView {
     next: Option<String>,
 }
 
-/// A name of a group with its value.
+/// A name of a group with its value, or with the problem of reading it.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct NameValueView {
     #[schema(example = "home")]
     name: String,
     #[serde(flatten)]
-    value: ValueView,
+    value: ValueOrProblem,
+}
+
+/// A key with its value, or with the problem of reading it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KeyLine {
+    #[serde(flatten)]
+    key: KeyView,
+    #[serde(flatten)]
+    value: ValueOrProblem,
+}
+
+/// What one read among several answered.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum ValueOrProblem {
+    /// The value.
+    Value(ValueView),
+    /// Why there is none.
+    Problem {
+        #[schema(value_type = ProblemBody)]
+        problem: Problem,
+    },
+}
+
+impl ValueOrProblem {
+    fn of(read: Result<KeyValue, ReadError>, name: &Name, ask: &Ask) -> ValueOrProblem {
+        match read {
+            Ok(read) => ValueOrProblem::Value(ValueView::new(&read, ask)),
+            Err(error) => ValueOrProblem::Problem { problem: problem_of(error, name.as_str()) },
+        }
+    }
 }
 
 /// Read the keys of a group
 ///
 /// Each value is right by itself; the page is not one snapshot. The `Link` header and `next` lead to
-/// the next page.
+/// the next page, which begins early if the keys are large. A key that can't be read has a `problem` in
+/// place of its value, and does not hinder the others.
 #[utoipa::path(
     get, path = "/v1/{kind}/{group}", tag = "keys",
     params(
@@ -266,7 +298,7 @@ pub(super) struct NameValueView {
                     "as_of": "2026-11-21T08:00:00.123456Z", "consistency": "local_quorum",
                     "shards": 7, "folded_through": null}],
                 "next": null})),
-            (KeyValueView = "application/x-ndjson"),
+            (KeyLine = "application/x-ndjson"),
         ), headers(("Link" = String, description = "rel=\"next\", if there is a next page"))),
     )
 )]
@@ -290,21 +322,23 @@ pub(super) async fn read_group(
     };
     let page = app.service.read_group(&query).await;
     let page = page.map_err(|error| problem_of(error, &format!("{kind}/{group}")))?;
-    let next = page.next.as_ref().map(cursor);
+    let (keys, next) = (page.keys.into_iter(), page.next.as_ref().map(cursor));
     let mut response = if extract::negotiate(&headers, &[JSON, NDJSON]) == NDJSON {
         let mut lines = Vec::new();
-        for read in &page.keys {
-            let view = KeyValueView::new(read, &ask);
-            serde_json::to_writer(&mut lines, &view).expect("invariant: a view is JSON");
+        for GroupEntry { name, value } in keys {
+            let value = ValueOrProblem::of(value, &name, &ask);
+            let key = (&Key { kind, group: group.clone(), name }).into();
+            let line = KeyLine { key, value };
+            serde_json::to_writer(&mut lines, &line).expect("invariant: a line is JSON");
             lines.push(b'\n');
         }
         ([(header::CONTENT_TYPE, NDJSON)], lines).into_response()
     } else {
-        let view = |read| {
-            let value = ValueView::new(read, &ask);
-            NameValueView { name: read.key.name.to_string(), value }
+        let view = |GroupEntry { name, value }| {
+            let value = ValueOrProblem::of(value, &name, &ask);
+            NameValueView { name: name.to_string(), value }
         };
-        let keys = page.keys.iter().map(view).collect();
+        let keys = keys.map(view).collect();
         let group = group.to_string();
         Json(GroupView { kind: kind.name(), group, keys, next: next.clone() }).into_response()
     };

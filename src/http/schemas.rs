@@ -109,8 +109,7 @@ pub(super) enum MergeBody {
 pub(super) struct MergeNames {
     kind: KindText,
     group: NameText,
-    /// Each once.
-    #[schema(min_items = 1, max_items = 1000)]
+    #[schema(schema_with = unique_names)]
     names: Vec<NameText>,
     /// The server's choice without.
     #[serde(default)]
@@ -153,6 +152,12 @@ impl PartialSchema for ExpressionBody {
 }
 
 impl ToSchema for ExpressionBody {}
+
+fn unique_names() -> ArrayBuilder {
+    let most = Some(limits::MERGE_KEYS_MAX);
+    let each = name_array().min_items(Some(1)).max_items(most).unique_items(true);
+    each.description(Some("Each once."))
+}
 
 fn name_array() -> ArrayBuilder {
     ArrayBuilder::new().items(name())

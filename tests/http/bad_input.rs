@@ -2,11 +2,13 @@
 
 use axum::body::Body;
 use orderfree::limits;
+use serde_json::{Value, json};
 
 use crate::pod::{Answer, Fault, Pod, request};
 
 const KEY: &str = "/v1/counter/site/home";
 const JSON: &str = "application/json";
+const NDJSON: &str = "application/x-ndjson";
 const TEXT: &str = "text/plain";
 const FORM: &str = "application/x-www-form-urlencoded";
 
@@ -232,8 +234,14 @@ async fn what_can_not_be_read_is_never_a_number() {
     }
     let answer = pod.get(KEY).await;
     assert!(answer.text.contains("expires_at"), "names the row: {}", answer.text);
+    let page = pod.get("/v1/counter/site").await;
+    assert_eq!(page.status, 200, "the other keys of the group can be read");
+    assert_eq!(page.json()["keys"][0]["problem"]["type"], "/problems/undecodable");
+    assert_eq!(page.json()["keys"][0]["value"], Value::Null);
+    let line = pod.send(request("GET", "/v1/counter/site", &[("accept", NDJSON)], "")).await.json();
+    assert_eq!((&line["name"], &line["problem"]["status"]), (&json!("home"), &json!(500)));
     let shards = pod.get(&format!("{KEY}/shards")).await.json();
-    assert_eq!(shards["shards"][0]["value"], serde_json::Value::Null);
+    assert_eq!(shards["shards"][0]["value"], Value::Null);
     assert!(shards["shards"][0]["error"].as_str().is_some(), "{shards}");
     let answer = pod.post(&format!("{KEY}?return=value"), TEXT, "2").await;
     assert_eq!(answer.status, 200, "acked all the same");

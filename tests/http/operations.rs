@@ -1,13 +1,15 @@
 //! What operators and probes see.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use orderfree::http::{ProblemType, openapi};
+use orderfree::tasks::Tasks;
 use orderfree_core::crdt::Kind;
 use serde_json::json;
 
-use crate::pod::{Pod, request};
+use crate::pod::{Fault, Pod, request};
 
 const KEY: &str = "/v1/counter/site/home";
 
@@ -85,6 +87,33 @@ async fn shards_explain_a_value_and_a_fold_reports() {
     }
     let answer = pod.post(&format!("{KEY}/fold?dry_run=perhaps"), "", "").await;
     assert_eq!(answer.problem(400, "bad-query"), None);
+}
+
+#[tokio::test]
+async fn a_fold_of_more_than_a_tally_holds_is_blocked() {
+    let pod = Pod::new();
+    let path = "/v1/gset/site/home";
+    assert_eq!(pod.post(path, "text/plain", "a").await.status, StatusCode::OK);
+    pod.set(Fault::Huge);
+    for query in ["", "?dry_run"] {
+        let fold = pod.post(&format!("{path}/fold{query}"), "", "").await;
+        assert!(fold.detail(409, "fold-blocked").contains("gset/site/home"), "{}", fold.text);
+    }
+    assert_eq!(pod.get(path).await.json()["value"]["size"], 1, "it is as it was");
+}
+
+/// A fold at every read would cost much and change nothing.
+#[tokio::test]
+async fn reads_do_not_try_again_to_fold_a_blocked_key() {
+    let (pod, tasks) = (Pod::new(), Tasks::new());
+    pod.folder.start(&tasks);
+    pod.set(Fault::TooManyRows);
+    for _ in 0..20 {
+        assert_eq!(pod.get(KEY).await.problem(500, "too-many-rows"), None);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(pod.fold_reads.load(Ordering::SeqCst), 1);
+    tasks.stop();
 }
 
 #[tokio::test]

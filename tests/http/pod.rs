@@ -20,19 +20,21 @@ use orderfree::policy::Policy;
 use orderfree::service::Service;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{Pause, Store, StoreError, SweepPart};
-use orderfree_core::crdt::Kind;
+use orderfree_core::crdt::item::Item;
+use orderfree_core::crdt::{GSetOp, Kind, Op, State, envelope};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
 use orderfree_core::protocol::{
-    Constants, Cut, FullRead, Key, Name, Now, Overrides, Row, ShardWrite, Slice, Timestamp,
-    WholeSlice, WriteOutcome,
+    Constants, Cut, FullRead, Key, MutatorId, Name, Now, Overrides, Row, ShardWrite, Slice,
+    Timestamp, WholeSlice, WriteOutcome,
 };
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tower::ServiceExt;
+use uuid::Uuid;
 
 /// How the store misbehaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +50,8 @@ pub(crate) enum Fault {
     Corrupt,
     /// A byte of every state is changed.
     Damaged,
+    /// Folds find more in the key than a tally may hold.
+    Huge,
     /// A bug.
     Panic,
     /// The clock was never measured, or is wrong.
@@ -60,18 +64,22 @@ struct Faulty {
     fault: Arc<Mutex<Fault>>,
     offsets_asked: Arc<AtomicUsize>,
     writes: Arc<AtomicUsize>,
+    fold_reads: Arc<AtomicUsize>,
 }
 
-/// A pod, its faults and the folder of its file.
+/// A pod, its faults and the directory of its file.
 pub(crate) struct Pod {
     pub(crate) health: Arc<Health>,
     /// How often the clock offset was asked for.
     pub(crate) offsets_asked: Arc<AtomicUsize>,
     /// How many shards were written.
     pub(crate) writes: Arc<AtomicUsize>,
+    /// How often a key was read to be folded.
+    pub(crate) fold_reads: Arc<AtomicUsize>,
+    pub(crate) folder: Arc<Folder>,
     fault: Arc<Mutex<Fault>>,
     router: Router,
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 /// A whole answer.
@@ -85,7 +93,7 @@ pub(crate) struct Answer {
 
 impl Pod {
     pub(crate) fn new() -> Pod {
-        let folder = tempfile::tempdir().expect("a folder");
+        let directory = tempfile::tempdir().expect("a directory");
         let seconds = |seconds| Some(std::time::Duration::from_secs(seconds));
         // The request budget of these is 2 s: unknown outcomes come soon, and a slow disk in time.
         let constants = Constants::resolve(Overrides {
@@ -96,16 +104,17 @@ impl Pod {
         });
         let constants = constants.expect("consistent");
         let clock = Arc::new(SystemClock);
-        let file = folder.path().join("orderfree.redb");
+        let file = directory.path().join("orderfree.redb");
         let inner = EmbeddedStore::open(&file, constants, clock.clone()).expect("a store");
         let fault = Arc::new(Mutex::new(Fault::None));
         let offsets_asked = Arc::new(AtomicUsize::new(0));
-        let writes = Arc::new(AtomicUsize::new(0));
+        let (writes, fold_reads) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
         let faulty = Faulty {
             inner,
             fault: fault.clone(),
             offsets_asked: offsets_asked.clone(),
             writes: writes.clone(),
+            fold_reads: fold_reads.clone(),
         };
         let store: Arc<dyn Store> = Arc::new(faulty);
         let metrics = Arc::new(Metrics::new());
@@ -119,7 +128,7 @@ impl Pod {
             limits::MUTATORS_MAX,
             Policy::default(),
         );
-        let folder_of_keys = Folder::new(
+        let folder = Folder::new(
             store.clone(),
             gate.clone(),
             constants,
@@ -127,12 +136,21 @@ impl Pod {
             Chance::system(),
             true,
         );
-        let service = Service::new(store, gate, mutators, folder_of_keys, constants, metrics);
+        let service = Service::new(store, gate, mutators, folder.clone(), constants, metrics);
         let health = Arc::new(Health::default());
         health.set_started();
         let app =
             AppState { service: Arc::new(service), health: health.clone(), build: Build::THIS };
-        Pod { health, offsets_asked, writes, fault, router: router(app), _folder: folder }
+        Pod {
+            health,
+            offsets_asked,
+            writes,
+            fold_reads,
+            folder,
+            fault,
+            router: router(app),
+            _directory: directory,
+        }
     }
 
     pub(crate) fn set(&self, fault: Fault) {
@@ -216,6 +234,21 @@ pub(crate) fn request(
     request.body(body.into()).expect("a request")
 }
 
+/// Seventeen sets of 250 KB, all of them final.
+fn huge(key: &Key) -> FullRead {
+    let row = |id: u8| {
+        let items =
+            (0..250).map(|item| Item::text(&format!("{id}{item:0>1000}")).expect("an item"));
+        let mut set = State::new(Kind::GSet, None);
+        set.apply(&Op::GSet(GSetOp::Add { items: items.collect() })).expect("items");
+        let mutator_id = MutatorId::new(Uuid::from_u128(id.into()));
+        let expires_at = Timestamp::from_micros(1_000_000);
+        Row { expires_at, mutator_id, state: envelope::encode_shard(&set, 1) }
+    };
+    let slice = Slice::new((0..17).map(row).collect(), None, 17);
+    FullRead::at_fold_level(key.clone(), slice.whole().expect("whole"))
+}
+
 impl Faulty {
     fn fault(&self) -> Fault {
         *self.fault.lock().expect("lock")
@@ -287,12 +320,18 @@ impl Store for Faulty {
         level: Level,
     ) -> Result<Chunk, StoreError> {
         self.check_read()?;
-        self.inner.read_chunk(kind, group, from, level).await
+        let mut chunk = self.inner.read_chunk(kind, group, from, level).await?;
+        for (_, slice) in &mut chunk.keys {
+            *slice = self.damage(slice.clone());
+        }
+        Ok(chunk)
     }
 
     async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
+        self.fold_reads.fetch_add(1, Ordering::SeqCst);
         self.check_read()?;
-        self.inner.read_for_fold(key).await
+        let read = self.inner.read_for_fold(key).await?;
+        Ok(if self.fault() == Fault::Huge { huge(key) } else { read })
     }
 
     async fn write_fold(&self, fold: &Fold) -> WriteOutcome {

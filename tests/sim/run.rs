@@ -9,7 +9,7 @@ use orderfree::config::Switch;
 use orderfree::mutators::UpdateError;
 use orderfree::policy::Policy;
 use orderfree::server::Node;
-use orderfree::service::{GroupQuery, KeyValue};
+use orderfree::service::{GroupEntry, GroupQuery, KeyValue};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Durability, Key};
 use rand::Rng;
@@ -411,14 +411,24 @@ async fn read_group(shared: Shared, pod: Pod, names: u8) {
     shared.with(|world| {
         let page = match answer {
             Ok(page) => page,
-            Err(error) if world.is_healed && !world.damaged.contains(&true) => {
-                let error = format!("in its group: {error}");
+            Err(error) if world.is_healed => {
+                let error = format!("its group: {error}");
                 return world.oracle.report(Violation::Unreadable { name: 0, error });
             }
             Err(_) => return,
         };
         for at in 0..names {
-            let found = page.keys.iter().find(|found| found.key.name == name(at));
+            let found = match page.keys.iter().find(|found| found.name == name(at)) {
+                None => None,
+                Some(GroupEntry { value: Ok(found), .. }) => Some(found),
+                Some(GroupEntry { value: Err(error), .. }) => {
+                    if world.is_healed && !world.damaged[usize::from(at)] {
+                        let error = format!("in its group: {error}");
+                        world.oracle.report(Violation::Unreadable { name: at, error });
+                    }
+                    continue;
+                }
+            };
             let value = family.digits(found, at, &world.oracle);
             world.log(|| format!("  group read of {at} says {value:o}"));
             let sees: Vec<bool> = (0..2)

@@ -40,32 +40,35 @@ const FLAG_WINDOW: u8 = 1 << 4;
 /// A distinct count.
 #[derive(Debug, Clone)]
 pub struct Distinct {
-    lg_k: u8,
-    /// Without the state of the HIP estimator; it passed [`is_sound`]. None if the count is
-    /// *saturated*: chosen coupons, each accepted by some mutator, are together more than the library
-    /// holds. That absorbs whatever is merged with it, so that a hostile writer can spoil the number
-    /// of a key, as always, but not stop its reads and folds.
-    sketch: Option<CpcSketch>,
+    /// Without the state of the HIP estimator; it passed [`is_sound`].
+    sketch: CpcSketch,
 }
 
 impl Distinct {
     /// The sketch in the native format of the DataSketches family CPC, for other systems. Equal
-    /// states give equal bytes. None if the count is saturated.
+    /// states give equal bytes.
     #[must_use]
-    pub fn to_datasketches(&self) -> Option<Vec<u8>> {
-        self.sketch.as_ref().map(|sketch| united(self.lg_k, &[sketch]).serialize())
+    pub fn to_datasketches(&self) -> Vec<u8> {
+        united(self.sketch.lg_k(), &[&self.sketch]).serialize()
+    }
+
+    /// The sketch of both, of the coarser precision; none if they have more coupons than items can
+    /// make.
+    fn union(&self, other: &Distinct) -> Option<CpcSketch> {
+        let lg_k = self.sketch.lg_k().min(other.sketch.lg_k());
+        checked(|| united(lg_k, &[&self.sketch, &other.sketch]))
     }
 }
 
 impl Default for Distinct {
     fn default() -> Distinct {
-        Distinct::with_precision(u16::from(FINEST))
+        Distinct { sketch: empty(FINEST) }
     }
 }
 
 impl PartialEq for Distinct {
     fn eq(&self, other: &Distinct) -> bool {
-        self.lg_k == other.lg_k && self.to_datasketches() == other.to_datasketches()
+        self.to_datasketches() == other.to_datasketches()
     }
 }
 
@@ -92,12 +95,11 @@ impl Crdt for Distinct {
     type Op = SketchOp<Distinct>;
 
     fn with_precision(precision: u16) -> Distinct {
-        let lg_k = u8::try_from(precision).unwrap_or(FINEST);
-        Distinct { lg_k, sketch: Some(empty(lg_k)) }
+        Distinct { sketch: empty(u8::try_from(precision).unwrap_or(FINEST)) }
     }
 
     fn precision(&self) -> Option<u16> {
-        Some(u16::from(self.lg_k))
+        Some(u16::from(self.sketch.lg_k()))
     }
 
     fn heap_bytes(op: &Self::Op) -> usize {
@@ -105,19 +107,15 @@ impl Crdt for Distinct {
     }
 
     fn apply(&mut self, op: &Self::Op) -> Result<Effect, OpError> {
-        let Some(own) = &self.sketch else { return Ok(Effect::Unchanged) };
         let next = match op {
             SketchOp::Add { items } => checked(|| {
-                let mut next = own.clone();
+                let mut next = self.sketch.clone();
                 for item in items {
                     sketch::hashed_bytes(item, |bytes| next.update(raw_bytes::from_slice(bytes)));
                 }
                 next
             }),
-            SketchOp::Merge { sketch } => {
-                let mut next = self.clone();
-                next.merge(sketch).ok().and(next.sketch)
-            }
+            SketchOp::Merge { sketch } => self.union(sketch),
         };
         let next = next.ok_or_else(|| {
             OpError::Invalid("the op would give it more coupons than items can make".to_owned())
@@ -125,39 +123,35 @@ impl Crdt for Distinct {
         // Coupons only ever get more, and ICON's estimate rises by at least one with each: it is the
         // inverse of the expected number of coupons after n items, which rises by less than one with
         // each item. So the same estimate means the same coupons.
-        let is_same = next.lg_k() == self.lg_k && next.estimate() <= own.estimate();
+        let is_same =
+            next.lg_k() == self.sketch.lg_k() && next.estimate() <= self.sketch.estimate();
         if !is_same {
-            *self = Distinct { lg_k: next.lg_k(), sketch: Some(next) };
+            self.sketch = next;
         }
         Ok(Effect::of(!is_same))
     }
 
     fn merge(&mut self, other: &Distinct) -> Result<(), MergeError> {
-        self.lg_k = self.lg_k.min(other.lg_k);
-        self.sketch = match (&self.sketch, &other.sketch) {
-            (Some(left), Some(right)) => checked(|| united(self.lg_k, &[left, right])),
-            _ => None,
-        };
+        self.sketch = self.union(other).ok_or(MergeError::Implausible { kind: Self::NAME })?;
         Ok(())
     }
 
     fn export(&self) -> Option<Vec<u8>> {
-        self.to_datasketches()
+        Some(self.to_datasketches())
     }
 
     fn value(&self, _question: &Question) -> Value {
-        let two = NumStdDev::Two;
-        let (estimate, lower, upper) = match &self.sketch {
-            Some(sketch) => (sketch.estimate(), sketch.lower_bound(two), sketch.upper_bound(two)),
-            // Nothing is known: it may be a handful of chosen items.
-            None => (estimate_max(self.lg_k), 0.0, estimate_max(self.lg_k)),
-        };
-        sketch::show(estimate, lower, upper, self.lg_k)
+        let (sketch, two) = (&self.sketch, NumStdDev::Two);
+        sketch::show(
+            sketch.estimate(),
+            sketch.lower_bound(two),
+            sketch.upper_bound(two),
+            sketch.lg_k(),
+        )
     }
 
-    /// The image of the sketch, or nothing if the count is saturated.
     fn encode(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.to_datasketches().unwrap_or_default());
+        out.extend_from_slice(&self.to_datasketches());
     }
 
     fn decode(
@@ -166,14 +160,8 @@ impl Crdt for Distinct {
         payload: &[u8],
     ) -> Result<Distinct, DecodeError> {
         check_format::<Distinct>(format)?;
-        let lg_k = precision.and_then(|lg_k| u8::try_from(lg_k).ok());
-        let lg_k = lg_k.ok_or(DecodeError::NotCanonical)?;
-        if payload.is_empty() {
-            return Ok(Distinct { lg_k, sketch: None });
-        }
         let state = Distinct::import(payload).map_err(|_| DecodeError::NotCanonical)?;
-        let image = state.sketch.as_ref().map(CpcSketch::serialize);
-        if state.lg_k != lg_k || image.as_deref() != Some(payload) {
+        if state.precision() != precision || state.sketch.serialize() != payload {
             return Err(DecodeError::NotCanonical);
         }
         Ok(state)
@@ -201,12 +189,12 @@ impl Sketch for Distinct {
         // The library believes the number of coupons; a union counts the matrix.
         checked(|| united(lg_k, &[&sketch]))
             .filter(|united| coupons(united) == sizes.coupons)
-            .map(|sketch| Distinct { lg_k, sketch: Some(sketch) })
+            .map(|sketch| Distinct { sketch })
             .ok_or_else(|| corrupt("its coupons are not as many as its preamble says"))
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of::<Distinct>() + self.sketch.as_ref().map_or(0, CpcSketch::estimated_size)
+        size_of::<Distinct>() + self.sketch.estimated_size()
     }
 }
 
@@ -240,13 +228,9 @@ fn checked(compute: impl FnOnce() -> CpcSketch) -> Option<CpcSketch> {
 /// Whether the library keeps its promises for a sketch: beyond 59 coupons a row the window would
 /// leave the matrix. Honest items do not get there: 56 a row are 2^55 items for each.
 fn is_sound(sketch: &CpcSketch) -> bool {
-    let lg_k = sketch.lg_k();
-    sketch.estimate() <= estimate_max(lg_k) && sketch.estimated_size() <= size_max(lg_k)
-}
-
-/// The estimate at 56 coupons a row: ICON gives 0.794 k 2^(C/k) for C coupons when C > 5.7 k.
-fn estimate_max(lg_k: u8) -> f64 {
-    2_f64.powi(i32::from(lg_k) + 56)
+    let k = f64::from(1_u32 << sketch.lg_k());
+    // ICON estimates 0.794 k 2^(C/k) for C coupons when C > 5.7 k.
+    sketch.estimate() <= k * 2_f64.powi(56) && sketch.estimated_size() <= size_max(sketch.lg_k())
 }
 
 /// Memory of a sketch, in bytes: a byte for each row of the window, four for each slot of the table.

@@ -22,6 +22,7 @@ use super::{DecodeError, OpError};
 use crate::protocol::{Key, MutatorId, SPAN_MAX, Timestamp};
 
 /// Longest text of a token, in bytes: ten thousand mutators above the fence, as many as a read merges.
+/// An op that says so much may still be refused for the size of its state.
 const TOKEN_BYTES_MAX: usize = 512 * 1024;
 
 /// First byte of every token.

@@ -38,6 +38,13 @@ pub enum MergeError {
         /// Kind of the states.
         kind: &'static str,
     },
+    /// Sketches that were each accepted have together more in them than items can make: somebody has
+    /// chosen it. Nothing can tell before, as the writers do not know of each other.
+    #[error("the {kind} sketches together have more coupons than items can make")]
+    Implausible {
+        /// Kind of the states.
+        kind: &'static str,
+    },
     /// The states are of different kinds.
     #[error("a state of kind {right} can't be merged into one of kind {left}")]
     WrongKind {

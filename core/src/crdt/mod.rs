@@ -229,7 +229,7 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
     ///
     /// # Errors
     /// [`MergeError`] if the result is out of range; `self` is then unspecified. States that ops
-    /// have made always merge.
+    /// have made merge, but for [`MergeError::Implausible`].
     fn merge(&mut self, other: &Self) -> Result<(), MergeError>;
 
     /// Drops what nobody can need once every shard with `expires_at <= fence` is in this state.
@@ -320,6 +320,21 @@ mod tests {
         for &kind in Kind::ALL {
             let parsed = kind.parse_op(&kind.bare_op("7"));
             assert_eq!(parsed.map(|op| op.kind()), Ok(kind));
+        }
+    }
+
+    #[test]
+    fn only_sketches_have_a_foreign_format() {
+        for &kind in Kind::ALL {
+            let exported = State::new(kind, None).export();
+            assert_eq!(exported.is_some(), matches!(kind, Kind::Distinct | Kind::Audience));
+        }
+    }
+
+    #[test]
+    fn an_op_without_text_holds_nothing_besides_itself() {
+        for kind in [Kind::Counter, Kind::Sum, Kind::Stats, Kind::Histogram] {
+            assert_eq!(kind.parse_op(&kind.bare_op("7")).map(|op| op.heap_bytes()), Ok(0));
         }
     }
 

@@ -224,6 +224,17 @@ fn bad_sketches_are_refused_with_the_reason() {
 /// Neither compact nor ordered.
 const FLAGS_OF_AN_UPDATE_SKETCH: u8 = 0;
 
+/// What waiting ops weigh.
+#[test]
+fn memory_is_that_of_the_hashes() {
+    let bytes = |n| {
+        let image = foreign(12, 0, n).compact(true).serialize();
+        Audience::import(&image).expect("a sketch").memory_bytes()
+    };
+    assert!((8_000..=18_000).contains(&bytes(1_000)), "{}", bytes(1_000));
+    assert!(bytes(0) < 200, "{}", bytes(0));
+}
+
 #[test]
 fn empty_sketches_change_nothing() {
     // As Java and Rust write it, without the hash of a seed, and as C++ and Python do.

@@ -72,7 +72,7 @@ proptest! {
         let mut of_sketch = Distinct::default();
         of_sketch.apply(&merge(&foreign(lg_k, 0, n))).expect("a sketch");
         prop_assert_eq!(&of_sketch, &of_items);
-        let own = merge(&of_items.to_datasketches().expect("not saturated"));
+        let own = merge(&of_items.to_datasketches());
         prop_assert_eq!(of_sketch.apply(&own), Ok(Effect::Unchanged));
     }
 
@@ -245,39 +245,28 @@ fn chosen_coupons_are_refused_before_they_break_the_state() {
     }
 }
 
-/// States that are fine alone, but not together: the key stays readable, and says that nothing is
-/// known.
+/// States that are fine alone, but not together: an error of the merge, not a panic.
 #[test]
-fn states_of_chosen_coupons_saturate_when_they_merge() {
+fn states_of_chosen_coupons_may_refuse_to_merge() {
     let of_column = |column| {
         let mut sketch = empty(9);
         for row in 0..150 {
             sketch.update(raw_bytes::from_slice(&item_of_coupon(row, column)));
         }
         assert!(is_sound(&sketch));
-        Distinct { lg_k: 9, sketch: Some(sketch) }
+        Distinct { sketch }
     };
-    let saturated = laws::merged(&of_column(60), &of_column(61));
-    assert_eq!(saturated, laws::merged(&of_column(61), &of_column(60)));
-    assert_eq!(laws::stored(&saturated), saturated);
-    assert!(laws::bytes(&saturated).is_empty());
-    assert_eq!(saturated.export(), None);
-    let value = serde_json::to_value(saturated.value(&Question::default()).shown(false));
-    let most = 2_f64.powi(65);
-    let expected = serde_json::json!({"estimate": most, "lower": 0.0, "upper": most, "lg_k": 9});
-    assert_eq!(value.expect("JSON"), expected);
+    let mut state = of_column(60);
+    assert_eq!(state.merge(&of_column(61)), Err(MergeError::Implausible { kind: "distinct" }));
+}
 
-    // It absorbs states and ops, but not their precision nor their mistakes.
-    for other in [Distinct::with_precision(8), of_column(1), saturated.clone()] {
-        let merged = laws::merged(&other, &saturated);
-        assert_eq!(merged, laws::merged(&saturated, &other));
-        assert_eq!(merged, Distinct { lg_k: other.lg_k, sketch: None });
+/// What waiting ops weigh.
+#[test]
+fn memory_is_that_of_the_window_and_the_table() {
+    for (n, least, most) in [(0, 0, 300), (1_000, 2_000, 10_000), (100_000, 4_096, 10_000)] {
+        let bytes = Distinct::import(&foreign(12, 0, n)).expect("a sketch").memory_bytes();
+        assert!((least..=most).contains(&bytes), "{n}: {bytes}");
     }
-    assert_ne!(laws::merged(&Distinct::with_precision(8), &saturated), saturated);
-    assert_ne!(saturated, of_column(60));
-    let mut after = saturated.clone();
-    assert_eq!(after.apply(&add(0, 10)), Ok(Effect::Unchanged));
-    assert_eq!(after, saturated);
 }
 
 /// Sixteen bytes whose MurmurHash3 (x64, 128 bits, seed 9001) names this coupon: the hash function

@@ -183,7 +183,7 @@ fn a_tally_has_at_most_four_mebibytes() {
         .map(|id| shard(id, &mut (0..250).map(|item| format!("{id:02}-{item:0>1020}"))))
         .collect();
     let folded = |small: usize, last: usize| {
-        let texts = (0..small).map(|item| format!("{item:0>1024}"));
+        let texts = (0..small).map(|item| format!("{item:0>512}"));
         let mut rows = large.clone();
         rows.push(shard(99, &mut texts.chain([format!("{:a>last$}", "")])));
         rows.reverse();
@@ -194,12 +194,10 @@ fn a_tally_has_at_most_four_mebibytes() {
             Err(error) => Err(error),
         }
     };
-    let missing = |small| 4 * 1024 * 1024 - folded(small, 600).expect("room");
-    let mut small = 30;
-    while missing(small) > 400 {
-        small += 1;
-    }
-    let last = 600 + missing(small);
+    // As many whole items as there is room for, and a last one that fills the rest.
+    let missing = 4 * 1024 * 1024 - folded(0, 128).expect("room");
+    let whole = folded(1, 128).expect("room") - folded(0, 128).expect("room");
+    let (small, last) = (missing / whole, 128 + missing % whole);
     assert_eq!(folded(small, last), Ok(4 * 1024 * 1024));
     let bytes = 4 * 1024 * 1024 + 1;
     assert_eq!(folded(small, last + 1), Err(FoldError::TooLarge { bytes }));
