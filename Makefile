@@ -83,7 +83,7 @@ MUTANTS_OPTIONS = -p orderfree-core --profile mutants --jobs 2 --timeout 120 --s
 
 # The limit of memory is for mutants that loop for ever and allocate. Most die by quick tests of few
 # random cases; what survives these is tried again with all tests.
-mutants:        ## breaks core in each place, one at a time; in parts by SHARD=0/8 to 7/8
+mutants:        ## breaks core in every place, each by itself; in parts by SHARD=0/8 to 7/8
 	cargo mutants --version >/dev/null 2>&1 || cargo install --locked cargo-mutants --version 27.1.0
 	-$(MUTANTS) PROPTEST_CASES=8 cargo mutants $(MUTANTS_OPTIONS) --cargo-arg=--lib -- -- \
 	  --skip theory_says --skip schedule --skip four_mebibytes --skip every_single_bit_flip

@@ -6,7 +6,7 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::consistency::Level;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder, Schema, Type};
+use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, OneOfBuilder, Schema, Type};
 use utoipa::openapi::{ObjectBuilder, Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
@@ -145,7 +145,8 @@ impl PartialSchema for ExpressionBody {
     fn schema() -> RefOr<Schema> {
         let parts = |name| {
             let names = name_array().min_items(Some(1)).max_items(Some(8));
-            ObjectBuilder::new().property(name, names).required(name)
+            let one = ObjectBuilder::new().property(name, names).required(name);
+            one.additional_properties(Some(AdditionalProperties::FreeForm(false)))
         };
         OneOfBuilder::new().item(name()).item(parts("and")).item(parts("or")).into()
     }

@@ -32,7 +32,9 @@ def before_call(context, case, kwargs):
 # What no schema says: what a client holds sealed, or has from elsewhere.
 SEALED = re.compile(r"`(seen|context|sketch|after)` (is|claims|has|was)\b")
 # What depends on the kind, where one path stands for all kinds.
-OF_THE_KIND = re.compile(r"is for other kinds than|neither `empty` nor a bare value of kind")
+OF_THE_KIND = re.compile(
+    r"^An empty body is no op of kind|is for other kinds than|neither `empty` nor a bare value of kind"
+)
 
 
 @schemathesis.hook

@@ -141,7 +141,8 @@ macro_rules! op_schema {
             $title,
             r#"","description":"Counts one item or several, or all that a sketch has counted.",
             "oneOf":[
-            {"type":"object","required":["op"],"additionalProperties":false,"properties":{
+            {"type":"object","required":["op"],"additionalProperties":false,
+                "oneOf":[{"required":["item"]},{"required":["items"]}],"properties":{
                 "op":{"type":"string","enum":["add"]},"#,
             $crate::crdt::item::one_or_many_schema!(),
             r#"}},
