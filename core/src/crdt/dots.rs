@@ -280,6 +280,64 @@ fn decode_time(reader: &mut Reader<'_>) -> Result<Timestamp, DecodeError> {
 pub(super) mod tests {
     use super::*;
 
+    fn context(fence: Option<i64>, live: &[(i64, u128, u64)]) -> Context {
+        let writer = |at, id| (Timestamp::from_micros(at), MutatorId::new(Uuid::from_u128(id)));
+        Context {
+            fence: fence.map(Timestamp::from_micros),
+            live: live.iter().map(|&(at, id, seq)| (writer(at, id), seq)).collect(),
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_largest() {
+        let mut bytes = Vec::new();
+        encode_time(Timestamp::from_micros(i64::MIN), &mut bytes);
+        assert_eq!(bytes.len(), TIME_BYTES_MAX);
+        let largest = context(Some(i64::MIN), &[(i64::MAX, u128::MAX, u64::MAX)]);
+        bytes.clear();
+        encode_newest(&largest.live, &mut bytes);
+        assert_eq!(bytes.len(), 1 + DOT_BYTES_MAX);
+        assert_eq!(largest.parts_bytes(), TIME_BYTES_MAX + DOT_BYTES_MAX);
+        assert_eq!(Context::default().parts_bytes(), 0);
+    }
+
+    #[test]
+    fn a_context_with_a_dot_below_its_fence_is_not_canonical() {
+        let decoded = |fence| {
+            let mut bytes = Vec::new();
+            context(fence, &[(7, 1, 1)]).encode(&mut bytes);
+            Context::decode(&mut Reader::new(&bytes)).map(|context| context.fence)
+        };
+        assert_eq!(decoded(None), Ok(None));
+        assert_eq!(decoded(Some(6)), Ok(Some(Timestamp::from_micros(6))));
+        assert_eq!(decoded(Some(7)), Err(DecodeError::NotCanonical));
+    }
+
+    #[test]
+    fn a_token_weighs_its_text_or_its_dots() {
+        assert_eq!(Token::Sealed("abc".into()).heap_bytes(), 3);
+        let opened = Token::Opened(context(None, &[(7, 1, 1), (8, 1, 1)]));
+        assert_eq!(opened.heap_bytes(), 2 * size_of::<(Writer, u64)>());
+    }
+
+    /// As many mutators as a read merges: their token is taken again.
+    #[test]
+    fn a_token_of_ten_thousand_mutators_is_opened() {
+        let name = crate::protocol::Name::new("n").expect("a name");
+        let key = Key { kind: crate::crdt::Kind::OrSet, group: name.clone(), name };
+        let (now, day) = (1_795_248_000_000_000, 86_400_000_000);
+        let dots: Vec<_> = (0..10_000).map(|id| (now + day, u128::MAX - id, 1 << 20)).collect();
+        let seen = context(Some(now - day), &dots);
+        let text = seen.seal(&key);
+        assert!(text.len() > 350_000, "{}", text.len());
+        let mut token = Token::Sealed(text.into());
+        assert_eq!(token.open("seen", &key, Timestamp::from_micros(now)), Ok(()));
+        assert_eq!(token, Token::Opened(seen));
+        let mut longest = Token::Sealed("A".repeat(TOKEN_BYTES_MAX).into());
+        let error = longest.open("seen", &key, Timestamp::from_micros(now)).expect_err("no token");
+        assert!(error.to_string().contains("is not a token"), "not its length: {error}");
+    }
+
     /// A token with a good checksum around any bytes.
     pub(in crate::crdt) fn sealed(key: &Key, context: &[u8]) -> String {
         let checksum = checksum(key, context).to_le_bytes();

@@ -326,15 +326,36 @@ mod tests {
     #[test]
     fn only_sketches_have_a_foreign_format() {
         for &kind in Kind::ALL {
-            let exported = State::new(kind, None).export();
-            assert_eq!(exported.is_some(), matches!(kind, Kind::Distinct | Kind::Audience));
+            let expected = match kind {
+                Kind::Distinct => Some(Distinct::with_precision(11).to_datasketches()),
+                Kind::Audience => Some(Audience::with_precision(11).to_datasketches()),
+                _ => None,
+            };
+            assert_eq!(State::new(kind, None).export(), expected);
         }
     }
 
     #[test]
-    fn an_op_without_text_holds_nothing_besides_itself() {
-        for kind in [Kind::Counter, Kind::Sum, Kind::Stats, Kind::Histogram] {
-            assert_eq!(kind.parse_op(&kind.bare_op("7")).map(|op| op.heap_bytes()), Ok(0));
+    fn an_op_weighs_what_it_holds_besides_itself() {
+        for &kind in Kind::ALL {
+            let bytes = |text| kind.parse_op(&kind.bare_op(text)).map(|op| op.heap_bytes());
+            match kind {
+                Kind::Counter | Kind::Sum | Kind::Stats | Kind::Extrema | Kind::Histogram => {
+                    assert_eq!(bytes("7"), Ok(0), "{kind}");
+                }
+                // A list of items, or one within the op.
+                Kind::TopK => assert_eq!(bytes("abcd"), Ok(4)),
+                Kind::Register => assert!(bytes("abcd").is_ok_and(|bytes| bytes >= 4)),
+                _ => assert_eq!(bytes("abcd"), Ok(size_of::<item::Item>() + 4), "{kind}"),
+            }
+        }
+    }
+
+    #[test]
+    fn only_counters_have_an_op_of_an_empty_body() {
+        for &kind in Kind::ALL {
+            let one = (kind == Kind::Counter).then_some(Op::Counter(CounterOp::Add { by: 1 }));
+            assert_eq!(kind.empty_op(), one);
         }
     }
 
