@@ -77,14 +77,6 @@ schemathesis:   ## a minute of requests that follow and break /openapi.json, to 
 	tests/openapi/schemathesis
 
 SHARD ?= 0/1
-MUTANTS = mkdir -p target/mutants; ulimit -v 8000000;
-MUTANTS_OPTIONS = -p orderfree-core --profile mutants --jobs 2 --timeout 120 --shard $(SHARD) \
-  --output target/mutants/$(subst /,-of-,$(SHARD))
 
-# The limit of memory is for mutants that loop for ever and allocate. Most die by quick tests of few
-# random cases; what survives these is tried again with all tests.
 mutants:        ## breaks core in every place, each by itself; in parts by SHARD=0/8 to 7/8
-	cargo mutants --version >/dev/null 2>&1 || cargo install --locked cargo-mutants --version 27.1.0
-	-$(MUTANTS) PROPTEST_CASES=8 cargo mutants $(MUTANTS_OPTIONS) --cargo-arg=--lib -- -- \
-	  --skip theory_says --skip schedule --skip four_mebibytes --skip every_single_bit_flip
-	$(MUTANTS) cargo mutants $(MUTANTS_OPTIONS) --iterate
+	SHARD=$(SHARD) core/mutants

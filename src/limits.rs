@@ -25,7 +25,7 @@ pub const ROWS_ALERT: usize = 500;
 pub const GROUP_CHUNK_ROWS: usize = 1_000;
 
 /// The same for kinds with larger states: shards of up to 256 KiB, tallies of up to 4 MiB.
-pub const GROUP_CHUNK_ROWS_LARGE: usize = 100;
+pub const GROUP_CHUNK_ROWS_LARGE: usize = 32;
 
 /// Rows of one unpaged chunk of a group of this kind.
 #[must_use]

@@ -197,7 +197,11 @@ impl Metrics {
         let help = "Age of the oldest final shard met by the latest fold";
         let (unit, gauge) = (Unit::Seconds, self.fold_backlog_seconds.clone());
         r.register_with_unit("fold_backlog_age", help, unit, gauge);
-        r.register("undecodable", "Rows met that can't be decoded", self.undecodable.clone());
+        r.register(
+            "undecodable",
+            "Keys met whose rows can't be decoded or merged",
+            self.undecodable.clone(),
+        );
         r.register("store_errors", "Store errors by class", self.store_errors.clone());
         let help = "Worst measured clock offset in microseconds";
         r.register("clock_offset_us", help, self.clock_offset_us.clone());

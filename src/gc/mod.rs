@@ -46,8 +46,9 @@ pub struct Folder {
     /// The queue's other end, until [`Folder::start`] takes it.
     nominations: Mutex<Option<mpsc::Receiver<Key>>>,
     busy: Mutex<HashSet<Key>>,
-    /// Keys whose last fold was blocked.
-    blocked: Mutex<LruCache<Key, ()>>,
+    /// Keys whose last fold was blocked, and when by the boot-time clock. Reads nominate them again
+    /// after a cutoff.
+    blocked: Mutex<LruCache<Key, Duration>>,
     is_on: bool,
 }
 
@@ -85,6 +86,13 @@ pub enum FoldFailure {
     /// Another fold of this key is running in this pod.
     #[error("this key is being folded already")]
     Busy,
+}
+
+impl FoldFailure {
+    /// Whether it stays so until somebody does something about the key.
+    fn is_blocked(&self) -> bool {
+        matches!(self, FoldFailure::Blocked { .. } | FoldFailure::Read(StoreError::TooManyRows(_)))
+    }
 }
 
 /// What one sweep of the whole key space did.
@@ -146,8 +154,9 @@ impl Folder {
         if !self.is_on {
             return;
         }
-        // Only sweeps try these again: a fold at every read would cost much and change nothing.
-        if lock(&self.blocked).contains(&key) {
+        // A fold at every read would cost much and change nothing.
+        let blocked = lock(&self.blocked).get(&key).copied();
+        if blocked.is_some_and(|since| self.gate.now().boot < since + self.constants.cutoff()) {
             return;
         }
         let is_new = lock(&self.queued).insert(key.clone());
@@ -166,6 +175,20 @@ impl Folder {
             return Err(Pause::Off.into());
         }
         let _mine = Busy::take(&self.busy, key).ok_or(FoldFailure::Busy)?;
+        let result = self.fold_mine(key, dry_run).await;
+        match &result {
+            Ok(_) => {
+                lock(&self.blocked).pop(key);
+            }
+            Err(failure) if failure.is_blocked() => {
+                lock(&self.blocked).put(key.clone(), self.gate.now().boot);
+            }
+            Err(_) => {}
+        }
+        result
+    }
+
+    async fn fold_mine(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
         // Before the read: whatever is final by this time can't be acknowledged after it.
         let now = self.gate.fold_time()?;
         let read = self.store.read_for_fold(key).await?;
@@ -274,20 +297,16 @@ impl Folder {
             Ok(FoldResult { written: true, .. }) => FoldEnd::Folded,
             Ok(_) | Err(FoldFailure::Busy) => FoldEnd::Nothing,
             Err(FoldFailure::Paused(_)) => FoldEnd::Paused,
-            Err(FoldFailure::Blocked { .. } | FoldFailure::Read(StoreError::TooManyRows(_))) => {
-                FoldEnd::Blocked
-            }
-            Err(FoldFailure::Read(_) | FoldFailure::Write(_)) => FoldEnd::Failed,
+            Err(failure) if failure.is_blocked() => FoldEnd::Blocked,
+            Err(_) => FoldEnd::Failed,
         };
         self.metrics.count_fold(end);
         match (end, &result) {
             (FoldEnd::Folded | FoldEnd::Nothing, _) => {
                 self.pace.went_well();
-                lock(&self.blocked).pop(key);
             }
             (FoldEnd::Blocked, Err(error)) => {
                 self.pace.went_well();
-                lock(&self.blocked).put(key.clone(), ());
                 tracing::error!(%key, %error, "a key can't be folded without an operator");
             }
             (_, Err(error)) => {

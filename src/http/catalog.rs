@@ -88,8 +88,8 @@ catalog! {
         "Leave the header out. Be aware that an update sent again after the outcome `unknown` may \
          count twice.";
     OutOfRange: CONFLICT, "out-of-range", "The value would leave its range",
-        "Applied to this key, the op would take the value beyond the range of its kind.",
-        "Send a smaller amount, or use another key.";
+        "The op, or the merge of the keys, would take the value beyond the range of its kind.",
+        "Send a smaller amount, use another key, or merge fewer keys.";
     StateTooLarge: CONFLICT, "state-too-large", "The state would grow too large",
         "Applied to this key, the op would grow the stored state beyond its limit.",
         "Spread the updates over more keys.";
@@ -145,9 +145,10 @@ catalog! {
         "An answer holds the values of about 16 MiB of rows, and a merge a state of as many.",
         "Ask for fewer keys at once; of a query, for those again that have this problem.";
     Unmergeable: INTERNAL_SERVER_ERROR, "unmergeable", "The key's rows can't be merged",
-        "Writers that do not know of each other took what is too much together: sketches that \
-         somebody has made by hand. Nothing is left out: a partial value would be a wrong one.",
-        "Begin a new key. Operators: see who sends such sketches.";
+        "Writers that do not know of each other took what is too much together, such as sketches that \
+         somebody has made by hand; or a row was forged. Nothing is left out: a partial value would be \
+         a wrong one.",
+        "Begin a new key. Operators: see who writes to this one.";
     Undecodable: INTERNAL_SERVER_ERROR, "undecodable", "A row can't be decoded",
         "A row of this key is damaged, or was written by a newer release. It is neither skipped \
          nor overwritten: a partial sum would be a wrong sum.",

@@ -77,7 +77,7 @@ struct Wanted {
 /// The value as if every op of these keys had gone to one key: monthly uniques of daily sketches, a
 /// total of many counters. For `audience` there is set algebra, by `expression` in place of `names`:
 /// `{"and": ["a", {"or": ["b", "c"]}, {"not": "d"}]}`. Nothing is written. Each key is read by itself;
-/// together they are not one snapshot. Sets of more than 16 MiB together are refused.
+/// together they are not one snapshot. Sets of much more than 16 MiB together are refused.
 #[utoipa::path(
     post, path = "/v1/merge", tag = "many keys",
     params(

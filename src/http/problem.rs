@@ -289,7 +289,7 @@ fn sentence(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use orderfree_core::crdt::Kind;
+    use orderfree_core::crdt::{Kind, MergeError};
     use orderfree_core::protocol::clock::ClockError;
     use orderfree_core::protocol::{Cut, Key, Name};
     use std::time::Duration;
@@ -327,6 +327,11 @@ mod tests {
         assert_eq!(store(StoreError::Corrupt("x".to_owned())), ProblemType::Corrupt);
         let name = Name::new("g").expect("name");
         let key = Key { kind: Kind::Counter, group: name.clone(), name };
+        let merge = RowError::Merge(MergeError::Implausible { kind: "distinct" });
+        let row = |error| FoldFailure::Blocked { key: key.clone(), error: FoldError::Row(error) };
+        assert_eq!(kind_of(row(merge.clone())).0, ProblemType::Unmergeable);
+        let read = ReadError::Row { key: key.clone(), error: merge };
+        assert_eq!(kind_of(read).0, ProblemType::Unmergeable);
         let error = FoldError::TooLarge { bytes: 5_000_000 };
         assert_eq!(kind_of(FoldFailure::Blocked { key, error }).0, ProblemType::FoldBlocked);
         assert_eq!(kind_of(FoldFailure::Busy).0, ProblemType::FoldBusy);

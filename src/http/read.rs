@@ -260,10 +260,10 @@ pub(super) enum ValueOrProblem {
 }
 
 impl ValueOrProblem {
-    fn of(read: Result<KeyValue, ReadError>, name: &Name, ask: &Ask) -> ValueOrProblem {
+    fn of(read: Result<KeyValue, ReadError>, key: &Key, ask: &Ask) -> ValueOrProblem {
         match read {
             Ok(read) => ValueOrProblem::Value(ValueView::new(&read, ask)),
-            Err(error) => ValueOrProblem::Problem { problem: problem_of(error, name.as_str()) },
+            Err(error) => ValueOrProblem::Problem { problem: problem_of(error, &key.to_string()) },
         }
     }
 }
@@ -294,7 +294,11 @@ impl ValueOrProblem {
     responses(
         (status = 200, description = "A page of keys; as NDJSON, one key a line", content(
             (GroupView = "application/json", example = json!({"kind": "counter", "group": "site",
-                "keys": [{"name": "home", "value": 1234, "exact": true,
+                "keys": [{"name": "about", "problem": {"type": "/problems/undecodable",
+                        "title": "A row can't be decoded", "status": 500, "detail": "The key \
+                        counter/site/about can't be read: row (expires_at 1795248000123456, mutator \
+                        6f9619ff-8b86-4011-b42d-00c04fc964ff) is undecodable: unknown magic byte 0x00."}},
+                    {"name": "home", "value": 1234, "exact": true,
                     "as_of": "2026-11-21T08:00:00.123456Z", "consistency": "local_quorum",
                     "shards": 7, "folded_through": null}],
                 "next": null})),
@@ -322,23 +326,23 @@ pub(super) async fn read_group(
     };
     let page = app.service.read_group(&query).await;
     let page = page.map_err(|error| problem_of(error, &format!("{kind}/{group}")))?;
-    let (keys, next) = (page.keys.into_iter(), page.next.as_ref().map(cursor));
+    let next = page.next.as_ref().map(cursor);
+    let keys = page.keys.into_iter().map(|GroupEntry { name, value }| {
+        let key = Key { kind, group: group.clone(), name };
+        let value = ValueOrProblem::of(value, &key, &ask);
+        (key, value)
+    });
     let mut response = if extract::negotiate(&headers, &[JSON, NDJSON]) == NDJSON {
         let mut lines = Vec::new();
-        for GroupEntry { name, value } in keys {
-            let value = ValueOrProblem::of(value, &name, &ask);
-            let key = (&Key { kind, group: group.clone(), name }).into();
-            let line = KeyLine { key, value };
+        for (key, value) in keys {
+            let line = KeyLine { key: (&key).into(), value };
             serde_json::to_writer(&mut lines, &line).expect("invariant: a line is JSON");
             lines.push(b'\n');
         }
         ([(header::CONTENT_TYPE, NDJSON)], lines).into_response()
     } else {
-        let view = |GroupEntry { name, value }| {
-            let value = ValueOrProblem::of(value, &name, &ask);
-            NameValueView { name: name.to_string(), value }
-        };
-        let keys = keys.map(view).collect();
+        let keys = keys.map(|(key, value)| NameValueView { name: key.name.to_string(), value });
+        let keys = keys.collect();
         let group = group.to_string();
         Json(GroupView { kind: kind.name(), group, keys, next: next.clone() }).into_response()
     };

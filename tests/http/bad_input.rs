@@ -222,6 +222,7 @@ async fn a_write_without_an_answer_is_unknown_and_may_be_counted() {
 async fn what_can_not_be_read_is_never_a_number() {
     let pod = Pod::new();
     assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    assert_eq!(pod.post("/v1/counter/site/sound", TEXT, "6").await.status, 200);
     for (fault, slug) in [
         (Fault::TooManyRows, "too-many-rows"),
         (Fault::Corrupt, "corrupt"),
@@ -234,12 +235,16 @@ async fn what_can_not_be_read_is_never_a_number() {
     }
     let answer = pod.get(KEY).await;
     assert!(answer.text.contains("expires_at"), "names the row: {}", answer.text);
-    let page = pod.get("/v1/counter/site").await;
-    assert_eq!(page.status, 200, "the other keys of the group can be read");
-    assert_eq!(page.json()["keys"][0]["problem"]["type"], "/problems/undecodable");
-    assert_eq!(page.json()["keys"][0]["value"], Value::Null);
-    let line = pod.send(request("GET", "/v1/counter/site", &[("accept", NDJSON)], "")).await.json();
-    assert_eq!((&line["name"], &line["problem"]["status"]), (&json!("home"), &json!(500)));
+    let page = pod.get("/v1/counter/site").await.json();
+    let [damaged, sound] = [0, 1].map(|index| page["keys"][index].clone());
+    assert_eq!(damaged["problem"]["type"], "/problems/undecodable");
+    assert_eq!((&damaged["name"], &damaged["value"]), (&json!("home"), &Value::Null));
+    assert_eq!((&sound["name"], &sound["value"]), (&json!("sound"), &json!(6)));
+    let lines = pod.send(request("GET", "/v1/counter/site", &[("accept", NDJSON)], "")).await.text;
+    let lines: Vec<Value> =
+        lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!((&lines[0]["name"], &lines[0]["problem"]["status"]), (&json!("home"), &json!(500)));
+    assert_eq!((&lines[1]["group"], &lines[1]["value"]), (&json!("site"), &json!(6)));
     let shards = pod.get(&format!("{KEY}/shards")).await.json();
     assert_eq!(shards["shards"][0]["value"], Value::Null);
     assert!(shards["shards"][0]["error"].as_str().is_some(), "{shards}");

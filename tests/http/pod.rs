@@ -48,7 +48,7 @@ pub(crate) enum Fault {
     TooManyRows,
     /// Reads return what they must not.
     Corrupt,
-    /// A byte of every state is changed.
+    /// A byte of every state of keys named `home` is changed.
     Damaged,
     /// Folds find more in the key than a tally may hold.
     Huge,
@@ -264,8 +264,8 @@ impl Faulty {
         }
     }
 
-    fn damage(&self, slice: WholeSlice) -> WholeSlice {
-        if self.fault() != Fault::Damaged {
+    fn damage(&self, name: &Name, slice: WholeSlice) -> WholeSlice {
+        if self.fault() != Fault::Damaged || name.as_str() != "home" {
             return slice;
         }
         let after = slice.after();
@@ -309,7 +309,7 @@ impl Store for Faulty {
         level: Level,
     ) -> Result<WholeSlice, StoreError> {
         self.check_read()?;
-        Ok(self.damage(self.inner.read_key(key, after, level).await?))
+        Ok(self.damage(&key.name, self.inner.read_key(key, after, level).await?))
     }
 
     async fn read_chunk(
@@ -321,8 +321,8 @@ impl Store for Faulty {
     ) -> Result<Chunk, StoreError> {
         self.check_read()?;
         let mut chunk = self.inner.read_chunk(kind, group, from, level).await?;
-        for (_, slice) in &mut chunk.keys {
-            *slice = self.damage(slice.clone());
+        for (name, slice) in &mut chunk.keys {
+            *slice = self.damage(name, slice.clone());
         }
         Ok(chunk)
     }

@@ -138,20 +138,6 @@ fn decode_precision(kind: Kind, bytes: &[u8]) -> Result<Option<u16>, DecodeError
 mod tests {
     use super::*;
     use crate::crdt::{Counter, Crdt, Distinct};
-
-    #[test]
-    fn a_precision_that_the_kind_does_not_have_is_refused() {
-        let distinct = encode_shard(&Distinct::with_precision(4).into(), 1);
-        let body = distinct.len() - 4;
-        // Magic, kind, format, flags, mark, length of the configuration: then the precision.
-        for (lg_k, is_there) in [(3, false), (4, true), (15, false)] {
-            let mut bytes = distinct[..body].to_vec();
-            assert_eq!(std::mem::replace(&mut bytes[6], lg_k), 4);
-            bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
-            let refused = decode_shard(Kind::Distinct, &bytes) == Err(DecodeError::Flags);
-            assert_eq!(refused, !is_there, "{lg_k}");
-        }
-    }
     use proptest::prelude::*;
 
     fn counter(total: i128) -> State {
@@ -165,6 +151,20 @@ mod tests {
         let tally = encode_tally(&counter(-42), Timestamp::from_micros(2_000_000));
         assert_eq!(hex(&shard), "c7010100030001548bf17c38");
         assert_eq!(hex(&tally), "c701010180897a000153322b7808");
+    }
+
+    #[test]
+    fn a_precision_that_the_kind_does_not_have_is_refused() {
+        let distinct = encode_shard(&Distinct::with_precision(4).into(), 1);
+        let body = distinct.len() - 4;
+        // Magic, kind, format, flags, mark, length of the configuration: then the precision.
+        for (lg_k, is_there) in [(3, false), (4, true), (15, false)] {
+            let mut bytes = distinct[..body].to_vec();
+            assert_eq!(std::mem::replace(&mut bytes[6], lg_k), 4);
+            bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+            let refused = decode_shard(Kind::Distinct, &bytes) == Err(DecodeError::Flags);
+            assert_eq!(refused, !is_there, "{lg_k}");
+        }
     }
 
     fn hex(bytes: &[u8]) -> String {

@@ -58,7 +58,7 @@ impl Item {
     pub(crate) fn encoded_bytes(&self) -> usize {
         match self {
             Item::Number(_) => 1 + 10,
-            Item::Text(text) => 1 + 2 + text.len(),
+            Item::Text(text) => 2 + text.len(),
         }
     }
 
@@ -286,6 +286,25 @@ pub(crate) mod tests {
         assert!(Item::parse("\"\"").is_err());
         assert!(Item::text(&"x".repeat(1024)).is_ok());
         assert!(Item::text(&"x".repeat(1025)).is_err());
+    }
+
+    #[test]
+    fn the_longest_items_have_the_bytes_that_are_reckoned_with() {
+        for item in [Item::Number(i64::MIN), Item::text(&"x".repeat(1_024)).expect("an item")] {
+            let mut bytes = Vec::new();
+            item.encode(&mut bytes);
+            assert_eq!(bytes.len(), item.encoded_bytes());
+            assert_eq!(Item::decode(&mut Reader::new(&bytes)), Ok(item));
+        }
+        let mut bytes = Vec::new();
+        Item::Text("x".repeat(1_025).into()).encode(&mut bytes);
+        assert_eq!(Item::decode(&mut Reader::new(&bytes)), Err(DecodeError::NotCanonical));
+    }
+
+    #[test]
+    fn items_are_shown_as_they_are() {
+        assert_eq!(Item::Number(-7).to_string(), "-7");
+        assert_eq!(Item::Text("a b".into()).to_string(), "a b");
     }
 
     #[test]

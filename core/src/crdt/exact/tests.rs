@@ -57,6 +57,32 @@ fn check_nearest(
     Ok(())
 }
 
+/// Half the way between two doubles, and a little more.
+#[test]
+fn a_rest_breaks_a_tie() {
+    let (even, tie, odd) = (2_f64.powi(53), (1_u64 << 53) + 1, 2_f64.powi(53) + 2.0);
+    for divisor in [1_u64, 3, 10] {
+        let product = BigInt::from(tie) * divisor;
+        let over = |number| ExactSum::new(number, 0).over(&divisor.into());
+        assert_eq!((over(product.clone()), over(product + 1)), (even, odd), "over {divisor}");
+        for exponent in [0, 2, 4] {
+            let square = BigInt::from(tie) * tie * divisor;
+            let root = |number| ExactSum::new(number, exponent).root_over(&divisor.into());
+            let scale = 2_f64.powi(i32::try_from(exponent / 2).expect("small"));
+            let roots = (root(square.clone()), root(square + 1));
+            assert_eq!(roots, (even * scale, odd * scale), "the root over {divisor}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_doubles_are_themselves() {
+    for value in [1e308, f64::MAX, 2_f64.powi(1023), -1e308] {
+        assert_eq!(ExactSum::of(value).to_f64().to_bits(), value.to_bits());
+    }
+    assert_eq!(sum(&[f64::MAX, f64::MAX]).to_f64(), f64::MAX);
+}
+
 proptest! {
     #[test]
     fn the_order_does_not_matter(

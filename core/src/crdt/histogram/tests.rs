@@ -97,6 +97,19 @@ fn the_widest_histogram_is_never_refused() {
     assert_eq!(stored(&grown), grown);
 }
 
+#[test]
+fn a_histogram_of_as_many_buckets_as_fit_keeps_its_scale() {
+    let value =
+        |bucket: usize| ((f64::from(u16::try_from(bucket).expect("few")) + 0.5) / 256.0).exp2();
+    let ops: Vec<_> = (0..BUCKETS_MAX).map(|bucket| record(value(bucket))).collect();
+    let full = recorded(8, &ops);
+    assert_eq!((full.buckets.len(), full.precision()), (BUCKETS_MAX, Some(8)));
+    assert_eq!(stored(&full), full);
+    let mut more = full;
+    assert_eq!(more.apply(&record(value(BUCKETS_MAX))), Ok(Effect::Changed));
+    assert_eq!(more.precision(), Some(7));
+}
+
 /// A latency between one and a hundred milliseconds has 425 buckets at scale 6.
 #[test]
 fn a_typical_histogram_is_small() {
