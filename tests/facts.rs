@@ -210,7 +210,7 @@ fn every_path_that_is_asked_for_is_served() {
     }
     // The image's health command, and the other commands that ask a server.
     let client = read("src/cli/client.rs");
-    let joined = after(&client, ".join(\"", |end| end == '"');
+    let joined = after(&client, "url.join(\"", |end| end == '"');
     assert!(joined.contains(&"readyz?verbose"), "{joined:?}");
     asked.extend(joined.into_iter().map(|path| ("src/cli/client.rs", format!("/{path}"))));
     let text = read("README.md");

@@ -148,8 +148,12 @@ impl AddArgs {
         let kind = self.key.split('/').next().unwrap_or_default();
         let Some(kind) = Kind::from_name(kind) else {
             let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
-            bail!("there is no kind `{kind}`; there are {known:?}");
+            let known = known.join(", ");
+            bail!("there is no kind `{kind}`; there are {known}");
         };
+        if kind == Kind::Register && self.what.len() > 1 {
+            bail!("a register has one value; put it in quotes");
+        }
         let ops: Vec<Value> = self.what.iter().map(|text| kind.bare_op(text)).collect();
         Ok((!ops.is_empty()).then(|| json!({"ops": ops})))
     }
@@ -235,7 +239,14 @@ mod tests {
         ] {
             assert_eq!(body(line).expect("a body"), says);
         }
-        assert!(body("count/a/b").expect_err("no kind").to_string().contains("\"sum\""));
+        assert!(body("count/a/b").expect_err("no kind").to_string().contains("counter, sum,"));
+        assert!(
+            body("register/a/b x y").expect_err("two values").to_string().contains("one value")
+        );
+        assert_eq!(
+            body("register/a/b x").expect("a body"),
+            r#"{"ops":[{"op":"set","value":"x"}]}"#
+        );
     }
 
     #[test]

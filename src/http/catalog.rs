@@ -100,8 +100,12 @@ catalog! {
          name, or add the negative of what a read answers.";
     ContentType: UNSUPPORTED_MEDIA_TYPE, "content-type", "Content type not supported",
         "The body's content type, or its content encoding, is not one that this endpoint reads.",
-        "Send application/json or, for a bare amount, text/plain. With curl, -d needs a header: \
-         curl -H 'content-type: text/plain' -d 5 URL.";
+        "Send application/json or, for a bare amount or item, text/plain. With curl, -d needs a header: \
+         curl -H 'content-type: text/plain' -d 5 URL. A sketch goes in JSON: \
+         {\"op\":\"merge\",\"sketch\":\"BASE64\"}.";
+    NotAcceptable: NOT_ACCEPTABLE, "not-acceptable", "Not in this form",
+        "The request accepts bytes alone, and this kind has no form in bytes.",
+        "Accept application/json. The sketches of distinct and audience have one in bytes.";
     BodyTooLarge: PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large",
         "A body may have 1 MiB; an application/x-ndjson stream 64 MiB after decompression.",
         "Split it over several requests.";

@@ -259,37 +259,39 @@ pub(super) fn refuse_unsupported(headers: &HeaderMap) -> Result<(), Problem> {
 
 /// Which of `offered` the client likes best; the first one if it has no preference.
 pub(super) fn negotiate<'a>(headers: &HeaderMap, offered: &[&'a str]) -> &'a str {
-    let ranges: Vec<String> = headers
-        .get_all(header::ACCEPT)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .map(|range| range.trim().to_ascii_lowercase())
-        .collect();
-    let quality = |media: &str| {
-        let family = media.split('/').next().unwrap_or("");
-        let of_range = |range: &String| {
-            let mut parts = range.split(';').map(str::trim);
-            let specificity = match parts.next()? {
-                exact if exact == media => 3,
-                half if half.strip_suffix("/*") == Some(family) => 2,
-                "*/*" => 1,
-                _ => return None,
-            };
-            let q = parts.find_map(|part| part.strip_prefix("q="));
-            let q: f32 = q.map_or(Some(1.0), |q| q.parse().ok())?;
-            Some((specificity, q))
-        };
-        let best = ranges.iter().filter_map(of_range).max_by_key(|(specificity, _)| *specificity);
-        best.map_or(0.0, |(_, q)| q)
-    };
     let mut chosen = offered[0];
     for &media in offered {
-        if quality(media) > quality(chosen) {
+        if quality(headers, media) > quality(headers, chosen) {
             chosen = media;
         }
     }
     chosen
+}
+
+/// Whether the client takes this media type, which it does if it says nothing.
+pub(super) fn accepts(headers: &HeaderMap, media: &str) -> bool {
+    !headers.contains_key(header::ACCEPT) || quality(headers, media) > 0.0
+}
+
+/// How much the client wants a media type, from 0 to 1 (RFC 9110, section 12.5.1).
+fn quality(headers: &HeaderMap, media: &str) -> f32 {
+    let family = media.split('/').next().unwrap_or("");
+    let of_range = |range: &str| {
+        let range = range.trim().to_ascii_lowercase();
+        let mut parts = range.split(';').map(str::trim);
+        let specificity = match parts.next()? {
+            exact if exact == media => 3,
+            half if half.strip_suffix("/*") == Some(family) => 2,
+            "*/*" => 1,
+            _ => return None,
+        };
+        let q = parts.find_map(|part| part.strip_prefix("q="));
+        let q: f32 = q.map_or(Some(1.0), |q| q.parse().ok())?;
+        Some((specificity, q))
+    };
+    let values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let ranges = values.flat_map(|value| value.split(',')).filter_map(of_range);
+    ranges.max_by_key(|(specificity, _)| *specificity).map_or(0.0, |(_, q)| q)
 }
 
 #[cfg(test)]

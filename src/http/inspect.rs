@@ -261,8 +261,8 @@ pub(super) struct KindView {
     parameters: &'static [&'static str],
     /// What of it can be configured by the policy file; null if nothing can.
     precision: Option<PrecisionView>,
-    /// Whether an empty body is an op, and what it does.
-    empty_body: String,
+    /// What an empty body does; null if it is no op of this kind.
+    empty_body: Option<&'static str>,
 }
 
 /// How precise a kind is.
@@ -309,10 +309,7 @@ pub(super) async fn kinds(_params: Query<NoParams>) -> Json<KindsView> {
             example_value: parse(about.example_value),
             parameters: about.parameters,
             precision,
-            empty_body: match wire::empty_op(kind) {
-                Ok(_) => "adds 1".to_owned(),
-                Err(problem) => problem.detail().to_owned(),
-            },
+            empty_body: kind.empty_op().map(|_| "adds 1"),
         }
     };
     Json(KindsView { kinds: Kind::ALL.iter().map(view).collect() })

@@ -35,6 +35,11 @@ impl Fields {
         self.0.remove(name)
     }
 
+    /// Whether there is a field of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
     /// Takes out a field that must be a string.
     pub(super) fn text(&mut self, name: &str) -> Result<String, Problem> {
         let missing = || bad_body(format!("The field `{name}` is missing."));

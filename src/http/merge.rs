@@ -164,9 +164,14 @@ fn wanted(body: Body) -> Result<Wanted, Problem> {
     let (kind, group) = (fields.text("kind")?, fields.text("group")?);
     let level = wire::consistency(&mut fields)?;
     let expression = fields.take("expression");
-    let names = match &expression {
-        Some(_) => Vec::new(),
-        None => fields.texts("names", limits::MERGE_KEYS_MAX)?,
+    let names = match (&expression, fields.has("names")) {
+        (None, true) => fields.texts("names", limits::MERGE_KEYS_MAX)?,
+        (Some(_), false) => Vec::new(),
+        _ => {
+            return Err(json::bad_body(
+                "Give either `names` or, for audience, `expression`.".into(),
+            ));
+        }
     };
     fields.end()?;
     let key = |name: &str| extract::key(&kind, &group, name);
@@ -271,7 +276,11 @@ mod tests {
     fn bad_requests_are_refused_with_the_rule() {
         for (body, says) in [
             (json!([]), "JSON object"),
-            (json!({"kind": "counter", "group": "g"}), "`names` is missing"),
+            (json!({"kind": "counter", "group": "g"}), "either `names` or"),
+            (
+                json!({"kind": "audience", "group": "g", "names": ["a"], "expression": "a"}),
+                "either `names` or",
+            ),
             (json!({"kind": "counter", "group": "g", "names": []}), "1 to 1000"),
             (json!({"kind": "counter", "group": "g", "names": ["a", "b", "a"]}), "\"a\" twice"),
             (json!({"kind": "counter", "group": "g", "names": ["a", 1]}), "`names` must hold"),
@@ -284,10 +293,6 @@ mod tests {
             ),
             (json!({"kind": "counter", "group": "g", "expression": "a"}), "for kind audience"),
             (json!({"kind": "audience", "group": "g", "expression": {"xor": ["a"]}}), "expression"),
-            (
-                json!({"kind": "audience", "group": "g", "expression": "a", "names": ["a"]}),
-                "Unknown field `names`",
-            ),
         ] {
             let problem = wanted(body.clone()).err().expect("a bad request");
             assert!(problem.detail().contains(says), "{body}: {}", problem.detail());

@@ -91,9 +91,9 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     use ProblemType::{
         AnswerFull, BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge,
         BodyTooSlow, Clock, ContentType, Corrupt, FoldBlocked, FoldBusy, FoldPaused, FoldUnknown,
-        Internal, KeyAbsent, NotReady, OutOfRange, OutcomeUnknown, Overloaded, StateTooLarge,
-        Stopping, StoreRefused, StoreUnavailable, TooManyRows, Undecodable, UnknownKind,
-        UnknownProblem, Unmergeable, Unsent, UriTooLong,
+        Internal, KeyAbsent, NotAcceptable, NotReady, OutOfRange, OutcomeUnknown, Overloaded,
+        StateTooLarge, Stopping, StoreRefused, StoreUnavailable, TooManyRows, Undecodable,
+        UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, UriTooLong, Internal];
     const ADDRESSED: &[ProblemType] = &[UnknownKind, BadName, BadQuery, Overloaded];
@@ -115,7 +115,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     const FOLD: &[ProblemType] = &[FoldPaused, FoldBusy, FoldBlocked, FoldUnknown];
     let of_path: &[&[ProblemType]] = match (path, method) {
         ("/v1/{kind}/{group}/{name}", HttpMethod::Post) => &[ADDRESSED, BODY, WRITE],
-        ("/v1/{kind}/{group}/{name}", _) => &[ADDRESSED, READ, &[KeyAbsent]],
+        ("/v1/{kind}/{group}/{name}", _) => &[ADDRESSED, READ, &[KeyAbsent, NotAcceptable]],
         ("/v1/{kind}/{group}", _) => &[ADDRESSED, &[StoreUnavailable, Corrupt]],
         ("/v1/{kind}/{group}/{name}/shards", _) => &[ADDRESSED, READ, &[KeyAbsent]],
         ("/v1/{kind}/{group}/{name}/fold", _) => &[ADDRESSED, READ, FOLD],

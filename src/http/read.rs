@@ -8,7 +8,6 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use orderfree_core::crdt::State as Merged;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Key, Name};
 use serde::Serialize;
@@ -94,8 +93,17 @@ pub(super) async fn read(
     let as_of = app.service.now().wall;
     let read = app.service.read(&key, params.level).await;
     let read = read.map_err(|error| problem_of(error, &key.to_string()))?;
-    if let Some(bytes) = read.as_ref().and_then(|read| exported(&read.state, &headers)) {
-        return Ok(bytes);
+    if let Some(read) = &read
+        && extract::negotiate(&headers, &[JSON, TEXT, BYTES]) == BYTES
+    {
+        match read.state.export() {
+            Some(bytes) => return Ok(respond_bytes(bytes)),
+            None if extract::accepts(&headers, JSON) || extract::accepts(&headers, TEXT) => {}
+            None => {
+                let detail = format!("A {} has no form in bytes; accept {JSON}.", key.kind);
+                return Err(Problem::new(ProblemType::NotAcceptable, detail));
+            }
+        }
     }
     let value = match (read, default) {
         (Some(read), _) => ValueView::new(&read, &ask),
@@ -120,15 +128,12 @@ pub(super) fn problem_of(error: ReadError, key: &str) -> Problem {
     }
 }
 
-/// The state in the format of another library, if the client asks for bytes and the kind has one.
-fn exported(state: &Merged, headers: &HeaderMap) -> Option<Response> {
-    if extract::negotiate(headers, &[JSON, TEXT, BYTES]) != BYTES {
-        return None;
-    }
+/// The state in the format of another library.
+fn respond_bytes(bytes: Vec<u8>) -> Response {
     let no_cache = (header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     let vary = (header::VARY, HeaderValue::from_static("accept"));
     let media = (header::CONTENT_TYPE, HeaderValue::from_static(BYTES));
-    state.export().map(|bytes| ([media, vary, no_cache], bytes).into_response())
+    ([media, vary, no_cache], bytes).into_response()
 }
 
 fn respond(view: &KeyValueView, headers: &HeaderMap) -> Response {

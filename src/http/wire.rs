@@ -37,11 +37,13 @@ pub(super) fn update(item: Json) -> Result<(Key, Vec<Op>), Problem> {
     const EXAMPLE: &str = r#"{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}"#;
     let mut fields = Fields::of(item, EXAMPLE)?;
     let key = key_fields(&mut fields)?;
-    let ops = match fields.take("op") {
-        Some(body) => vec![op(key.kind, &body)?],
-        None => op_list(key.kind, &mut fields).map_err(|problem| {
-            problem.within(&format!("An update needs `op` or `ops`, such as {EXAMPLE}"))
-        })?,
+    let ops = match (fields.take("op"), fields.has("ops")) {
+        (Some(body), false) => vec![op(key.kind, &body)?],
+        (None, true) => op_list(key.kind, &mut fields)?,
+        _ => {
+            let detail = format!("An update needs either `op` or `ops`, such as {EXAMPLE}.");
+            return Err(json::bad_body(detail));
+        }
     };
     fields.end()?;
     Ok((key, ops))
@@ -74,7 +76,9 @@ fn op(kind: Kind, body: &Json) -> Result<Op, Problem> {
         return Err(Problem::new(ProblemType::BadOp, detail));
     }
     kind.parse_op(body).map_err(|error| {
-        let detail = format!("This is no op of kind {kind}: {error}. One looks like {example}.");
+        let rule = error.to_string();
+        let rule = rule.trim_end_matches('.');
+        let detail = format!("This is no op of kind {kind}: {rule}. One looks like {example}.");
         Problem::new(ProblemType::BadOp, detail)
     })
 }

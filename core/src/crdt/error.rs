@@ -22,7 +22,10 @@ pub enum OpError {
         state: &'static str,
     },
     /// The state would pass [`STATE_BYTES_MAX`].
-    #[error("the op would grow the state beyond {STATE_BYTES_MAX} bytes; spread it over more keys")]
+    #[error(
+        "the op would grow the state beyond {STATE_BYTES_MAX} bytes; send a smaller one, or spread \
+         what is in the key over more keys"
+    )]
     TooLarge,
     /// The op's JSON is not an op of this kind.
     #[error("{0}")]

@@ -115,8 +115,8 @@ pub struct About {
     pub is_idempotent: bool,
     /// The op that bare text stands for, and the field that the text goes into; see [`Kind::bare_op`].
     pub bare: (&'static str, &'static str),
-    /// An op as JSON. An example is executed by the tests: applied to a key without ops it gives
-    /// `example_value`.
+    /// An op as JSON. An example is executed by the tests: applied to the key site/home without ops it
+    /// gives `example_value`.
     pub example_op: &'static str,
     /// The value that follows, as JSON.
     pub example_value: &'static str,
@@ -271,6 +271,7 @@ fn check_size(payload_bytes: usize) -> Result<(), OpError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::Name;
 
     #[test]
     fn names_and_codes_are_unique_and_round_trip() {
@@ -297,7 +298,11 @@ mod tests {
             });
             let mut state = State::new(kind, None);
             assert_eq!(state.apply(&op), Ok(Effect::Changed));
-            let value = serde_json::to_value(state.value(&Question::default()).shown(false));
+            // The key of the examples: tokens are good for it alone.
+            let name = |text| Name::new(text).expect("a name");
+            let key = Key { kind, group: name("site"), name: name("home") };
+            let question = Question { key: Some(key), ..Question::default() };
+            let value = serde_json::to_value(state.value(&question).shown(false));
             assert_eq!(value.expect("JSON"), json(about.example_value), "{kind}");
             json(about.op_schema);
             json(about.value_schema);

@@ -98,8 +98,8 @@ pub enum OrSetOp {
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 enum Request {
     Add { item: Option<Item>, items: Option<Vec<Item>> },
-    Remove { item: Item, seen: Token },
-    Clear { context: Token },
+    Remove { item: Item, seen: Option<Token> },
+    Clear { context: Option<Token> },
 }
 
 impl TryFrom<Request> for OrSetOp {
@@ -111,8 +111,16 @@ impl TryFrom<Request> for OrSetOp {
                 let items = item::one_or_many(item, items)?.into_iter().collect();
                 OrSetOp::Add { items, dot: None }
             }
-            Request::Remove { item, seen } => OrSetOp::Remove { item, seen },
-            Request::Clear { context } => OrSetOp::Clear { context },
+            Request::Remove { item, seen } => {
+                let rule = "`remove` needs the item's `seen` from a read of this key";
+                let seen = seen.ok_or_else(|| OpError::Invalid(rule.to_owned()))?;
+                OrSetOp::Remove { item, seen }
+            }
+            Request::Clear { context } => {
+                let rule = "`clear` needs the `context` from a read of this key";
+                let context = context.ok_or_else(|| OpError::Invalid(rule.to_owned()))?;
+                OrSetOp::Clear { context }
+            }
         })
     }
 }
@@ -240,7 +248,9 @@ impl Crdt for OrSet {
         is_idempotent: false,
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"a"}"#,
-        example_value: r#"{"size":1,"items":["a"]}"#,
+        example_value: r#"{"size":1,
+            "items":[{"item":"a","seen":"AW3MmwkAAYCA0tKbtrAGAAAAAAAAAAAAAAAAAAAAAQE"}],
+            "context":"AW3MmwkAAYCA0tKbtrAGAAAAAAAAAAAAAAAAAAAAAQE"}"#,
         op_schema: concat!(
             r#"{"title":"OrSetOp","oneOf":[
             {"type":"object","description":"Adds `item` or `items`.","oneOf":[

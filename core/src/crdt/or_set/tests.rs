@@ -334,9 +334,9 @@ fn bad_ops_are_refused_with_the_rule() {
         (r#"{"op":"add","item":"a","items":["b"]}"#, "give either `item` or `items`"),
         (r#"{"op":"add","item":1.5}"#, "whole number"),
         (r#"{"op":"add","item":"a","dot":1}"#, "unknown field"),
-        (r#"{"op":"remove","item":"a"}"#, "missing field `seen`"),
+        (r#"{"op":"remove","item":"a"}"#, "needs the item's `seen` from a read"),
         (r#"{"op":"remove","item":"a","seen":5}"#, "expected a string"),
-        (r#"{"op":"clear"}"#, "missing field `context`"),
+        (r#"{"op":"clear"}"#, "needs the `context` from a read"),
         (r#"{"op":"drop"}"#, "unknown variant"),
     ] {
         let json = serde_json::from_str(json).expect("JSON");
