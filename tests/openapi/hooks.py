@@ -32,12 +32,13 @@ def before_call(context, case, kwargs):
 # What no schema says: what a client holds sealed, or has from elsewhere.
 SEALED = re.compile(r"`(seen|context|sketch|after)` (?!has \d+ bytes)(is|claims|has|was)\b")
 # What depends on the kind, where one path stands for all kinds: parameters, defaults, empty bodies,
-# forms of an answer.
+# bare text, forms of an answer.
 OF_THE_KIND = re.compile(
     r"is for other kinds than|^A (?!distinct|audience)\w+ has no form in bytes"
     r"|is neither `empty` nor a bare value of kind (?!counter|sum)"
     r"|\"[^\"]*\.[^\"]*\" is neither `empty` nor a bare value of kind counter"
     r"|^An empty body is no op of kind (?!counter)"
+    r"|^The text is no op of kind (?!counter|sum)"
 )
 
 
