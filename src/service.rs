@@ -248,11 +248,12 @@ impl Service {
                     page.next = page.keys.last().map(|last| last.name.clone());
                     return Ok(page);
                 }
-                bytes += slice.as_ref().map_or(0, WholeSlice::bytes);
+                let read_bytes = slice.as_ref().map_or(0, WholeSlice::bytes);
+                bytes += read_bytes;
                 let key = query.key(name.clone());
                 let value = slice.and_then(|slice| {
                     let answer = self.assemble(&key, &slice)?;
-                    Ok(self.interpret(&key, answer, slice.bytes(), as_of, level))
+                    Ok(self.interpret(&key, answer, read_bytes, as_of, level))
                 });
                 page.keys.extend(value.transpose().map(|value| GroupEntry { name, value }));
             }

@@ -302,9 +302,7 @@ impl Folder {
         };
         self.metrics.count_fold(end);
         match (end, &result) {
-            (FoldEnd::Folded | FoldEnd::Nothing, _) => {
-                self.pace.went_well();
-            }
+            (FoldEnd::Folded | FoldEnd::Nothing, _) => self.pace.went_well(),
             (FoldEnd::Blocked, Err(error)) => {
                 self.pace.went_well();
                 tracing::error!(%key, %error, "a key can't be folded without an operator");

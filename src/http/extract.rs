@@ -259,13 +259,14 @@ pub(super) fn refuse_unsupported(headers: &HeaderMap) -> Result<(), Problem> {
 
 /// Which of `offered` the client likes best; the first one if it has no preference.
 pub(super) fn negotiate<'a>(headers: &HeaderMap, offered: &[&'a str]) -> &'a str {
-    let mut chosen = offered[0];
-    for &media in offered {
-        if quality(headers, media) > quality(headers, chosen) {
-            chosen = media;
+    let mut chosen = (offered[0], quality(headers, offered[0]));
+    for &media in &offered[1..] {
+        let quality = quality(headers, media);
+        if quality > chosen.1 {
+            chosen = (media, quality);
         }
     }
-    chosen
+    chosen.0
 }
 
 /// Whether the client takes this media type, which it does if it says nothing.

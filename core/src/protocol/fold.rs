@@ -56,7 +56,7 @@ pub enum FoldError {
     /// The rows together have too much in them: sets grow without a bound.
     #[error(
         "its tally would have {bytes} bytes, more than {TALLY_BYTES_MAX}; \
-         remove items from the key, and spread new ones over more keys"
+         spread its items over more keys"
     )]
     TooLarge {
         /// Of the tally's envelope.
