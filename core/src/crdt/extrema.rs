@@ -297,6 +297,9 @@ mod tests {
             let bad = laws::bytes(&Extrema { min, max });
             assert_eq!(Extrema::decode(1, None, &bad), Err(DecodeError::NotCanonical), "{bad:x?}");
         }
+        let longest = extreme(1.0, &long[1..]);
+        let good = Extrema { min: longest.clone(), max: longest };
+        assert_eq!(Extrema::decode(1, None, &laws::bytes(&good)), Ok(good));
         let not_text = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0xFF];
         assert_eq!(Extrema::decode(1, None, &not_text), Err(DecodeError::NotCanonical));
         assert_eq!(Extrema::decode(2, None, &[]), Err(DecodeError::Format(2)));

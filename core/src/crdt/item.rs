@@ -311,7 +311,10 @@ pub(crate) mod tests {
     fn items_come_alone_or_as_a_list() {
         let item = Item::Number(1);
         assert_eq!(one_or_many(Some(item.clone()), None), Ok(vec![item.clone()]));
-        assert_eq!(one_or_many(None, Some(vec![item.clone()])), Ok(vec![item.clone()]));
+        for count in [1, ITEMS_MAX] {
+            let items = vec![item.clone(); count];
+            assert_eq!(one_or_many(None, Some(items.clone())), Ok(items));
+        }
         for (one, many) in [
             (None, None),
             (Some(item.clone()), Some(vec![item.clone()])),

@@ -232,6 +232,29 @@ mod tests {
     }
 
     #[test]
+    fn reads_answer_whether_an_item_is_in() {
+        let mut set = LwwSet::default();
+        let items = |numbers: &[i64]| numbers.iter().copied().map(Item::Number).collect();
+        set.apply(&op(false, items(&[1, 2]), 1)).expect("room");
+        set.apply(&op(true, items(&[2]), 2)).expect("room");
+        for (item, is_in) in [(1, true), (2, false), (3, false)] {
+            let contains = Some(Item::Number(item));
+            let value = set.value(&Question { contains, ..Question::default() });
+            let expected = serde_json::json!({"size": 1, "item": item, "contains": is_in});
+            assert_eq!(serde_json::to_value(value.shown(false)).expect("JSON"), expected);
+        }
+    }
+
+    #[test]
+    fn an_op_has_the_time_it_was_given_and_the_one_it_comes_after() {
+        let mut op = parse(r#"{"op":"add","item":"a","after":7}"#).expect("an op");
+        assert_eq!(op.after(), Some(Timestamp::from_micros(7)));
+        op.stamp(Timestamp::from_micros(8));
+        let Op::LwwSet(op) = op else { panic!("of this kind") };
+        assert_eq!(op.time, Timestamp::from_micros(8));
+    }
+
+    #[test]
     fn bad_ops_are_refused_with_the_rule() {
         for (json, says) in [
             (r#"{"op":"remove"}"#, "either `item` or `items`"),

@@ -393,7 +393,10 @@ mod tests {
         assert_eq!(error, OpError::Overflow { kind: "counter" });
         assert_eq!(state, before);
         assert_eq!(state.apply_all(&[add(0), add(5)]), Ok(Effect::Changed));
-        assert_eq!(state.apply_all(&[add(0)]), Ok(Effect::Unchanged));
+        for zeros in 0..3 {
+            assert_eq!(state.apply_all(&vec![add(0); zeros]), Ok(Effect::Unchanged));
+        }
+        assert_eq!(state.apply_all(&[add(-5), add(5)]), Ok(Effect::Changed));
         assert_eq!(state, State::Counter(Counter::from_total(i128::MAX)));
     }
 }

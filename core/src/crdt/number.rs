@@ -93,3 +93,39 @@ fn positive<'de, D: Deserializer<'de>>(
 
     deserializer.deserialize_any(Positive(rule))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::de::IntoDeserializer;
+    use serde::de::value::{Error, I64Deserializer, U64Deserializer};
+
+    use super::*;
+
+    #[test]
+    fn zero_has_one_sign() {
+        assert_eq!(positive_zero(-0.0).map(f64::to_bits), Some(0));
+        assert_eq!(positive_zero(-1.5), Some(-1.5));
+        assert_eq!(positive_zero(f64::NAN), None);
+    }
+
+    /// JSON gives whole numbers unsigned where it can; other formats need not.
+    #[test]
+    fn counts_are_positive_however_they_come() {
+        let signed = |number: i64| -> Result<u64, Error> {
+            let deserializer: I64Deserializer<Error> = number.into_deserializer();
+            count(deserializer)
+        };
+        let unsigned = |number: u64| -> Result<u64, Error> {
+            let deserializer: U64Deserializer<Error> = number.into_deserializer();
+            count(deserializer)
+        };
+        for number in [1, i64::MAX] {
+            assert_eq!(signed(number), Ok(number.cast_unsigned()));
+            assert_eq!(unsigned(number.cast_unsigned()), Ok(number.cast_unsigned()));
+        }
+        for bad in [0, -1, i64::MIN] {
+            assert!(signed(bad).is_err(), "{bad}");
+        }
+        assert!(unsigned(0).is_err() && unsigned(1 << 63).is_err());
+    }
+}

@@ -296,6 +296,28 @@ mod tests {
     }
 
     #[test]
+    fn an_op_weighs_all_that_its_value_holds() {
+        let own = size_of::<Json>();
+        for (value, bytes) in [
+            (json!(7), own),
+            (json!("abcd"), own + 4),
+            (json!(["abcd", 7]), 3 * own + 4),
+            (json!({"name": "abcd", "n": null}), 3 * own + 4 + 4 + 1),
+        ] {
+            assert_eq!(heap_bytes(&value), bytes, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_value_may_have_all_bytes_but_those_of_its_time() {
+        let mut register = Register::default();
+        let longest = STATE_BYTES_MAX - varint::U128_BYTES_MAX - "\"\"".len();
+        let longest = set(json!("x".repeat(longest)), 1);
+        assert_eq!(register.apply(&longest), Ok(Effect::Changed));
+        assert!(laws::bytes(&register).len() <= STATE_BYTES_MAX);
+    }
+
+    #[test]
     fn a_value_beyond_the_limit_is_refused() {
         let mut register = Register::default();
         register.apply(&set(json!("kept"), 1)).expect("room");

@@ -243,6 +243,16 @@ pub(super) mod tests {
         assert_eq!(SketchOp::Merge { sketch: sketch.clone() }.heap_bytes(), sketch.memory_bytes());
     }
 
+    #[test]
+    fn the_longest_text_is_not_refused_for_its_length() {
+        for more in [0, 1] {
+            let sketch = "A".repeat(SKETCH_TEXT_BYTES_MAX + more);
+            let json = serde_json::json!({"op": "merge", "sketch": sketch});
+            let error = Kind::Distinct.parse_op(&json).expect_err("no sketch").to_string();
+            assert_eq!(error.contains("give it at most 262144"), more > 0, "{error}");
+        }
+    }
+
     /// Reads an image that must be refused, with what it says.
     pub(crate) fn check_refused<S: Sketch>(image: &[u8], says: &str) {
         let error = S::import(image).err().expect(says).to_string();

@@ -269,6 +269,7 @@ mod tests {
         assert!(Stats::decode(1, None, &laws::bytes(&good)).is_ok());
         for bad in [
             Stats { count: 0, ..good.clone() },
+            Stats { count: 0, span: of(&[0.0]).span, ..Stats::default() },
             Stats { count: 1, ..good.clone() },
             Stats { sum: ExactSum::of(12.5), ..good.clone() },
             Stats { sum: ExactSum::of(2.5), ..good.clone() },

@@ -239,6 +239,20 @@ mod tests {
     }
 
     #[test]
+    fn a_zero_changes_nothing_unless_it_is_finer() {
+        let mut state = Sum::default();
+        for (scale, effect) in [
+            (0, Effect::Unchanged),
+            (2, Effect::Changed),
+            (2, Effect::Unchanged),
+            (1, Effect::Unchanged),
+        ] {
+            let zero = SumOp::Add { by: Decimal { units: 0, scale } };
+            assert_eq!(state.apply(&zero), Ok(effect), "{scale} digits");
+        }
+    }
+
+    #[test]
     fn bad_ops_are_refused_with_the_rule() {
         for by in [
             "12.34",

@@ -289,6 +289,68 @@ mod tests {
     }
 
     #[test]
+    fn a_full_state_keeps_what_stays_when_a_newcomer_takes_a_place() {
+        let add = |n: usize, by| TopKOp::Add { item: Item::Text(format!("{n:0>1024}").into()), by };
+        let count = (STATE_BYTES_MAX - HEADER_BYTES_MAX) / 1_046;
+        let mut full = TopK::with_precision(u16::try_from(count).expect("few"));
+        full.apply(&add(0, 1)).expect("room");
+        (1..count).for_each(|n| assert_eq!(full.apply(&add(n, 3)), Ok(Effect::Changed)));
+        assert_eq!(full.apply(&add(count, 1)), Ok(Effect::Changed));
+        assert_eq!((full.counters.len(), full.error), (count - 1, 1));
+        assert!(full.counters.values().all(|count| *count == 2));
+    }
+
+    proptest! {
+        /// The running count is what a recount gives, and never below what is written.
+        #[test]
+        fn the_count_of_bytes_is_right(k in 1..6u16, ops in prop::collection::vec(ops(), 0..60)) {
+            let mut state = TopK::with_precision(k);
+            for op in &ops {
+                state.apply(op).expect("room");
+            }
+            prop_assert_eq!(state.bytes, state.counters.keys().map(counter_bytes).sum::<usize>());
+            let bytes = laws::bytes(&state);
+            prop_assert!(bytes.len() <= HEADER_BYTES_MAX + state.bytes);
+            prop_assert_eq!(TopK::decode(1, Some(k), &bytes), Ok(state));
+        }
+    }
+
+    #[test]
+    fn what_ops_can_not_count_is_undecodable() {
+        // With k = 2, an error of 1 means that 1 was taken off three counters.
+        let state = |total, error, counts: &[u128]| {
+            let items = (0..).map(Item::Number);
+            let counters: BTreeMap<Item, u128> = items.zip(counts.iter().copied()).collect();
+            let bytes = counters.keys().map(counter_bytes).sum();
+            TopK { k: 2, total, error, counters, bytes }
+        };
+        let decoded = |state: &TopK| TopK::decode(1, Some(2), &laws::bytes(state));
+        for good in
+            [state(10, 1, &[2, 5]), state(10, 0, &[5, 5]), state(3, 1, &[]), state(0, 0, &[])]
+        {
+            assert_eq!(decoded(&good), Ok(good));
+        }
+        for bad in [
+            state(9, 1, &[2, 5]),
+            state(10, 0, &[5, 6]),
+            state(2, 1, &[]),
+            state(30, 0, &[2, 3, 5]),
+            state(10, 0, &[5, 0]),
+        ] {
+            assert_eq!(decoded(&bad), Err(DecodeError::NotCanonical), "{bad:?}");
+        }
+        // Items out of order, and one twice.
+        for items in [[2, 1], [1, 1]] {
+            let mut bytes = vec![10, 0, 2];
+            for item in items {
+                Item::Number(item).encode(&mut bytes);
+                bytes.push(1);
+            }
+            assert_eq!(TopK::decode(1, Some(2), &bytes), Err(DecodeError::NotCanonical));
+        }
+    }
+
+    #[test]
     fn states_of_different_k_merge_to_the_smaller() {
         let full = |k: u16| {
             let mut state = TopK::with_precision(k);

@@ -146,6 +146,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn a_number_may_have_all_bytes_that_are_allowed() {
+        for value in [BigInt::from((1_i64 << 40) - 1), BigInt::from(-(1_i64 << 32))] {
+            let mut bytes = Vec::new();
+            put_big(&value, &mut bytes);
+            assert_eq!(Reader::new(&bytes).big(5), Ok(value));
+            assert_eq!(Reader::new(&bytes).big(4), Err(DecodeError::NotCanonical));
+        }
+    }
+
     proptest! {
         #[test]
         fn signed_numbers_round_trip(value: i128) {

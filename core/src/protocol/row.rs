@@ -213,6 +213,13 @@ mod tests {
     }
 
     #[test]
+    fn the_bytes_of_a_slice_are_those_of_its_states() {
+        let with = |expires_at, bytes| Row { state: vec![0; bytes], ..row(expires_at, 1) };
+        let slice = Slice::new(vec![with(9, 5), with(8, 0), with(7, 7)], None, 10);
+        assert_eq!(slice.whole().expect("whole").bytes(), 12);
+    }
+
+    #[test]
     #[should_panic(expected = "invariant: rows come by descending expiry")]
     fn a_row_that_comes_twice_is_a_bug() {
         let _ = Slice::new(vec![row(9, 1), row(9, 1)], None, 10).whole();

@@ -191,6 +191,18 @@ fn the_precision_is_kept_and_part_of_the_bytes() {
     assert_eq!(Distinct::decode(1, Some(12), &foreign), Err(DecodeError::NotCanonical));
 }
 
+#[test]
+fn sketches_are_equal_if_their_coupons_are() {
+    let of = |number| {
+        let mut state = Distinct::with_precision(11);
+        state.apply(&add(number, 1)).expect("an item");
+        state
+    };
+    assert_eq!(of(1), of(1));
+    assert_ne!(of(1), of(2));
+    assert_ne!(of(1), Distinct::with_precision(11));
+}
+
 /// One mutator or five: the same bytes, and so the same value.
 #[test]
 fn the_value_does_not_depend_on_the_number_of_mutators() {

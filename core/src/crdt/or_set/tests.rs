@@ -362,3 +362,69 @@ fn an_op_that_is_handed_on_gets_another_dot() {
         assert_eq!(op, OrSetOp::Add { items, dot: Some(dot) });
     }
 }
+
+#[test]
+fn bytes_are_reckoned_by_the_largest_of_every_part() {
+    // A flag and the fence, three bytes for the number of entries; and of `cleared` a flag and three
+    // bytes for the number of its dots.
+    assert_eq!((HEADER_BYTES_MAX, CONTEXT_FRAME_BYTES_MAX), (1 + 10 + 3 + 4, 4));
+    let (item, none) = (Item::Number(1), Context::default);
+    let entry = |dots, removed| Entry { dots, removed }.bytes(&item);
+    assert_eq!(entry(Newest::default(), none()), 0);
+    let one = item.encoded_bytes() + 3 + DOT_BYTES_MAX + 4;
+    assert_eq!(entry(newest(1, 1), none()), one);
+    let mut two = newest(1, 1);
+    two.extend(newest(2, 1));
+    assert_eq!(entry(two, none()), one + DOT_BYTES_MAX);
+    assert_eq!(entry(newest(1, 1), covering(2, 1)), one + DOT_BYTES_MAX);
+}
+
+#[test]
+fn an_op_weighs_its_item_and_its_token() {
+    let weight = |op: &OrSetOp| OrSet::heap_bytes(op);
+    let token = || Token::Opened(covering(1, 1));
+    let clear = weight(&OrSetOp::Clear { context: token() });
+    assert!(clear > 4);
+    let remove = OrSetOp::Remove { item: Item::Text("abcd".into()), seen: token() };
+    assert_eq!(weight(&remove), clear + 4);
+}
+
+#[test]
+fn a_large_set_still_removes() {
+    let mut state = OrSet::default();
+    for n in 0..100 {
+        let items = BTreeSet::from([Item::Text(format!("{n:0>400}").into())]);
+        let (expires_at, mutator_id) = writer(1);
+        let dot = Dot { expires_at, mutator_id, seq: n + 1 };
+        state.apply(&OrSetOp::Add { items, dot: Some(dot) }).expect("room");
+    }
+    assert!(state.bytes > STATE_BYTES_MAX / 10);
+    let item = Item::Text(format!("{:0>400}", 7).into());
+    let remove = OrSetOp::Remove { item, seen: Token::Opened(covering(1, 8)) };
+    assert_eq!(state.apply(&remove), Ok(Effect::Changed));
+    assert_eq!(state.members().count(), 99);
+    let clear = OrSetOp::Clear { context: Token::Opened(covering(1, 50)) };
+    assert_eq!(state.apply(&clear), Ok(Effect::Changed));
+    assert_eq!(state.members().count(), 50);
+}
+
+/// What one key's fence and tombstones cover says nothing of another key's dots.
+#[test]
+fn a_detached_state_takes_nothing_away() {
+    let none = Context::default;
+    let other = set(1, newest(2, 3), none(), none());
+    let mut cleared = set(2, newest(1, 1), none(), covering(2, 9));
+    cleared.settle(writer(1).0);
+    let mut removed = set(2, newest(1, 1), none(), none());
+    removed
+        .entries
+        .insert(Item::Number(1), Entry { dots: Newest::default(), removed: covering(2, 9) });
+    for state in [cleared, removed] {
+        let items =
+            |state: &OrSet| state.members().map(|(item, _)| item.clone()).collect::<Vec<_>>();
+        assert_eq!(items(&laws::merged(&state, &other)), [Item::Number(2)]);
+        let mut state = state;
+        state.detach();
+        assert_eq!(items(&laws::merged(&state, &other)), [Item::Number(1), Item::Number(2)]);
+    }
+}

@@ -102,6 +102,21 @@ fn everything_final_is_folded_and_nothing_else() {
 }
 
 #[test]
+fn a_row_that_comes_back_at_the_fence_itself_is_a_zombie() {
+    let mut rows = Rows::default();
+    rows.shard(ago(30), 1, 1);
+    rows.execute(&planned(&rows, NOW));
+    rows.shard(ago(30), 1, 1);
+    rows.shard(ago(40), 2, 2);
+    assert_eq!(rows.total(), 1);
+    let later = NOW.plus(Duration::from_secs(1));
+    let fold = planned(&rows, later);
+    assert_eq!((fold.report().folded, fold.report().zombies), (0, 2));
+    rows.execute(&fold);
+    assert_eq!((rows.0.len(), rows.total()), (1, 1));
+}
+
+#[test]
 fn the_fence_is_on_the_quantum() {
     let mut rows = Rows::default();
     rows.shard(ago(100), 1, 1);

@@ -89,6 +89,41 @@ fn each_envelope_holds_the_number_of_its_write() {
 }
 
 #[test]
+fn an_op_weighs_one_and_one_more_for_each_64_bytes() {
+    let items = |text: &str| {
+        let json = serde_json::json!({"op": "add", "item": text});
+        Kind::Register.parse_op(&serde_json::json!({"op": "set", "value": json})).expect("an op")
+    };
+    let bytes = items("").heap_bytes();
+    let light = items(&"x".repeat(64 * 3 - 1 - bytes % 64));
+    let heavy = items(&"x".repeat(64 * 3 - bytes % 64));
+    assert_eq!(weight(&add(1)), 1);
+    assert_eq!(weight(std::slice::from_ref(&light)), 1 + bytes / 64 + 2);
+    assert_eq!(weight(std::slice::from_ref(&heavy)), 1 + bytes / 64 + 3);
+    assert_eq!(weight(&[light, heavy]), 2 * (1 + bytes / 64) + 5);
+    assert_eq!(weight(&[]), 0);
+}
+
+#[test]
+fn each_op_that_needs_a_dot_gets_one_of_its_own() {
+    let name = |text| Name::new(text).expect("name");
+    let key = Key { kind: Kind::OrSet, group: name("g"), name: name("n") };
+    let id = MutatorId::new(Uuid::from_u128(7));
+    let mut mutator = Mutator::born(key, id, None, at(0), &constants());
+    let expires_at = mutator.lease().expires_at();
+    let mut expected = State::new(Kind::OrSet, None);
+    for (seq, item) in [(1, "a"), (2, "b"), (3, "a")] {
+        let op = Kind::OrSet.parse_op(&serde_json::json!({"op": "add", "item": item}));
+        let mut op = op.expect("an op");
+        mutator.accept(vec![op.clone()], Durability::Stored, at(1)).expect("accepted");
+        op.assign(&mut || Dot { expires_at, mutator_id: id, seq });
+        expected.apply(&op).expect("room");
+    }
+    let state = decode_shard(Kind::OrSet, begin(&mut mutator, at(1)).state());
+    assert_eq!(state, Ok(expected));
+}
+
+#[test]
 fn ops_are_counted_while_they_wait_and_a_write_is_unresolved_until_it_is_acked() {
     let mut mutator = mutator();
     assert_eq!((mutator.queued(), mutator.is_unresolved()), (0, false));
