@@ -171,6 +171,12 @@ mod tests {
         format!("{}\"a\"{}", r#"{"or":["#.repeat(levels), "]}".repeat(levels))
     }
 
+    /// Nested within what is taken away.
+    fn nested_in_not(levels: usize) -> String {
+        let begin = r#"{"and":["a",{"not":"#.repeat(levels);
+        format!("{begin}\"b\"{}", "}]}".repeat(levels))
+    }
+
     fn keys(count: usize) -> String {
         format!(r#"{{"or":["a"{}]}}"#, r#","a""#.repeat(count - 1))
     }
@@ -185,7 +191,7 @@ mod tests {
         let names: Vec<&str> = expression.names().into_iter().map(Name::as_str).collect();
         assert_eq!(names, ["a", "b", "c", "d"]);
         assert_eq!(parse("\"a\""), Ok(key("a")));
-        assert!(parse(&nested(8)).is_ok());
+        assert!(parse(&nested(8)).is_ok() && parse(&nested_in_not(8)).is_ok());
         assert!(parse(&keys(100)).is_ok());
     }
 
@@ -205,6 +211,7 @@ mod tests {
             (r#"{"and":["a",{"not":{"not":"b"}}]}"#, "`not` belongs into an `and`"),
             (r#"{"or":[""]}"#, "a key's name is empty"),
             (&nested(9), "`and` and `or` nest at most 8 deep"),
+            (&nested_in_not(9), "`and` and `or` nest at most 8 deep"),
             (&keys(101), "an expression has at most 100 keys"),
         ] {
             let error = parse(json).expect_err(json);
