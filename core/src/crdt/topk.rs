@@ -316,6 +316,30 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_header_has_the_bytes_that_are_reckoned_with() {
+        let mut header = Vec::new();
+        for number in [u128::MAX, u128::MAX, PRECISION.max.into()] {
+            varint::put(number, &mut header);
+        }
+        assert_eq!(header.len(), HEADER_BYTES_MAX);
+    }
+
+    #[test]
+    fn errors_add_up() {
+        let shrunk = |items: std::ops::Range<i64>, by| {
+            let mut state = TopK::with_precision(2);
+            let item = |item| TopKOp::Add { item: Item::Number(item), by };
+            items.for_each(|n| assert_eq!(state.apply(&item(n)), Ok(Effect::Changed)));
+            state
+        };
+        // The third item takes the others' places: everything is in the error.
+        let (one, two) = (shrunk(0..3, 1), shrunk(3..6, 2));
+        assert_eq!((one.error, two.error, one.counters.len()), (1, 2, 0));
+        let both = laws::merged(&one, &two);
+        assert_eq!((both.total, both.error), (9, 3));
+    }
+
+    #[test]
     fn what_ops_can_not_count_is_undecodable() {
         // With k = 2, an error of 1 means that 1 was taken off three counters.
         let state = |total, error, counts: &[u128]| {

@@ -114,6 +114,14 @@ fn a_question_chooses_quantiles_and_buckets() {
 }
 
 #[test]
+fn a_side_is_as_long_as_from_its_first_to_its_last_bucket() {
+    assert_eq!(dense_length(&[]), 0);
+    assert_eq!(dense_length(&[(7, 1)]), 1);
+    assert_eq!(dense_length(&[(-3, 1), (0, 1), (4, 1)]), 8);
+    assert_eq!(dense_length(&[(i32::MIN, 1), (i32::MAX, 1)]), 1 << 32);
+}
+
+#[test]
 fn opentelemetry_has_dense_buckets() {
     let value = in_form(&of(&[0.0, 1.0, 1.5, 2.0, 7.0], 0), Form::OpenTelemetry);
     let expected = serde_json::json!({
