@@ -13,6 +13,9 @@ use crate::pods::Pod;
 
 /// Different items of a set: what fits a pod's share of a state with room to spare.
 const ITEMS: i64 = 3_000;
+/// The same for an `or_set`: a tombstone names every mutator whose adds it has seen, and ten pods have
+/// some fifty in a lifetime.
+const OR_SET_ITEMS: i64 = 100;
 /// Most chunks whose outcome may stay unknown: every subset of them is tried.
 const UNKNOWN_MAX: usize = 8;
 
@@ -79,9 +82,8 @@ impl Work {
                 let op = if dice.random_bool(0.6) { "add" } else { "remove" };
                 json!({"op": op, "item": dice.random_range(0..ITEMS)})
             }
-            Kind::GSet | Kind::OrSet => {
-                json!({"op": "add", "item": dice.random_range(0..ITEMS)})
-            }
+            Kind::GSet => json!({"op": "add", "item": dice.random_range(0..ITEMS)}),
+            Kind::OrSet => json!({"op": "add", "item": dice.random_range(0..OR_SET_ITEMS)}),
         }
     }
 
