@@ -96,7 +96,6 @@ fn positive<'de, D: Deserializer<'de>>(
 
 #[cfg(test)]
 mod tests {
-    use serde::de::IntoDeserializer;
     use serde::de::value::{Error, I64Deserializer, U64Deserializer};
 
     use super::*;
@@ -111,14 +110,8 @@ mod tests {
     /// JSON gives whole numbers unsigned where it can; other formats need not.
     #[test]
     fn counts_are_positive_however_they_come() {
-        let signed = |number: i64| -> Result<u64, Error> {
-            let deserializer: I64Deserializer<Error> = number.into_deserializer();
-            count(deserializer)
-        };
-        let unsigned = |number: u64| -> Result<u64, Error> {
-            let deserializer: U64Deserializer<Error> = number.into_deserializer();
-            count(deserializer)
-        };
+        let signed = |number| count(I64Deserializer::<Error>::new(number));
+        let unsigned = |number| count(U64Deserializer::<Error>::new(number));
         for number in [1, i64::MAX] {
             assert_eq!(signed(number), Ok(number.cast_unsigned()));
             assert_eq!(unsigned(number.cast_unsigned()), Ok(number.cast_unsigned()));

@@ -270,32 +270,35 @@ mod tests {
         );
     }
 
+    /// Adds to an item that is as long as one may be.
+    fn long(n: usize, by: u64) -> TopKOp {
+        TopKOp::Add { item: Item::Text(format!("{n:0>1024}").into()), by }
+    }
+
     #[test]
     fn a_state_of_long_items_refuses_what_does_not_fit() {
-        let add = |n: usize, by| TopKOp::Add { item: Item::Text(format!("{n:0>1024}").into()), by };
         let mut state = TopK::with_precision(4_096);
-        let count = (0..).take_while(|n| state.apply(&add(*n, 2)).is_ok()).count();
+        let count = (0..).take_while(|n| state.apply(&long(*n, 2)).is_ok()).count();
         assert_eq!(count, (STATE_BYTES_MAX - HEADER_BYTES_MAX) / 1_046);
         let before = state.clone();
-        assert_eq!(state.apply(&add(count, 2)), Err(OpError::TooLarge));
+        assert_eq!(state.apply(&long(count, 2)), Err(OpError::TooLarge));
         assert_eq!(state, before);
-        assert_eq!(state.apply(&add(0, 2)), Ok(Effect::Changed));
+        assert_eq!(state.apply(&long(0, 2)), Ok(Effect::Changed));
         assert!(laws::bytes(&state).len() <= STATE_BYTES_MAX);
         // With k counters of them it takes the place of others.
         let mut full = TopK::with_precision(u16::try_from(count).expect("few"));
-        (0..count).for_each(|n| assert_eq!(full.apply(&add(n, 2)), Ok(Effect::Changed)));
-        assert_eq!(full.apply(&add(count, 3)), Ok(Effect::Changed));
+        (0..count).for_each(|n| assert_eq!(full.apply(&long(n, 2)), Ok(Effect::Changed)));
+        assert_eq!(full.apply(&long(count, 3)), Ok(Effect::Changed));
         assert_eq!(full.counters.len(), 1);
     }
 
     #[test]
     fn a_full_state_keeps_what_stays_when_a_newcomer_takes_a_place() {
-        let add = |n: usize, by| TopKOp::Add { item: Item::Text(format!("{n:0>1024}").into()), by };
         let count = (STATE_BYTES_MAX - HEADER_BYTES_MAX) / 1_046;
         let mut full = TopK::with_precision(u16::try_from(count).expect("few"));
-        full.apply(&add(0, 1)).expect("room");
-        (1..count).for_each(|n| assert_eq!(full.apply(&add(n, 3)), Ok(Effect::Changed)));
-        assert_eq!(full.apply(&add(count, 1)), Ok(Effect::Changed));
+        full.apply(&long(0, 1)).expect("room");
+        (1..count).for_each(|n| assert_eq!(full.apply(&long(n, 3)), Ok(Effect::Changed)));
+        assert_eq!(full.apply(&long(count, 1)), Ok(Effect::Changed));
         assert_eq!((full.counters.len(), full.error), (count - 1, 1));
         assert!(full.counters.values().all(|count| *count == 2));
     }

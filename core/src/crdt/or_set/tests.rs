@@ -381,12 +381,11 @@ fn bytes_are_reckoned_by_the_largest_of_every_part() {
 
 #[test]
 fn an_op_weighs_its_item_and_its_token() {
-    let weight = |op: &OrSetOp| OrSet::heap_bytes(op);
     let token = || Token::Opened(covering(1, 1));
-    let clear = weight(&OrSetOp::Clear { context: token() });
+    let clear = OrSet::heap_bytes(&OrSetOp::Clear { context: token() });
     assert!(clear > 4);
     let remove = OrSetOp::Remove { item: Item::Text("abcd".into()), seen: token() };
-    assert_eq!(weight(&remove), clear + 4);
+    assert_eq!(OrSet::heap_bytes(&remove), clear + 4);
 }
 
 #[test]

@@ -20,8 +20,12 @@ fn at(seconds: u64) -> Now {
 }
 
 fn mutator() -> Mutator {
+    mutator_of(Kind::Counter)
+}
+
+fn mutator_of(kind: Kind) -> Mutator {
     let name = |text| Name::new(text).expect("name");
-    let key = Key { kind: Kind::Counter, group: name("g"), name: name("n") };
+    let key = Key { kind, group: name("g"), name: name("n") };
     Mutator::born(key, MutatorId::new(Uuid::from_u128(7)), None, at(0), &constants())
 }
 
@@ -90,13 +94,12 @@ fn each_envelope_holds_the_number_of_its_write() {
 
 #[test]
 fn an_op_weighs_one_and_one_more_for_each_64_bytes() {
-    let items = |text: &str| {
-        let json = serde_json::json!({"op": "add", "item": text});
-        Kind::Register.parse_op(&serde_json::json!({"op": "set", "value": json})).expect("an op")
+    let set = |letters| {
+        let value = "x".repeat(letters);
+        Kind::Register.parse_op(&serde_json::json!({"op": "set", "value": value})).expect("an op")
     };
-    let bytes = items("").heap_bytes();
-    let light = items(&"x".repeat(64 * 3 - 1 - bytes % 64));
-    let heavy = items(&"x".repeat(64 * 3 - bytes % 64));
+    let bytes = set(0).heap_bytes();
+    let (light, heavy) = (set(64 * 3 - 1 - bytes % 64), set(64 * 3 - bytes % 64));
     assert_eq!(weight(&add(1)), 1);
     assert_eq!(weight(std::slice::from_ref(&light)), 1 + bytes / 64 + 2);
     assert_eq!(weight(std::slice::from_ref(&heavy)), 1 + bytes / 64 + 3);
@@ -106,17 +109,14 @@ fn an_op_weighs_one_and_one_more_for_each_64_bytes() {
 
 #[test]
 fn each_op_that_needs_a_dot_gets_one_of_its_own() {
-    let name = |text| Name::new(text).expect("name");
-    let key = Key { kind: Kind::OrSet, group: name("g"), name: name("n") };
-    let id = MutatorId::new(Uuid::from_u128(7));
-    let mut mutator = Mutator::born(key, id, None, at(0), &constants());
-    let expires_at = mutator.lease().expires_at();
+    let mut mutator = mutator_of(Kind::OrSet);
+    let (expires_at, mutator_id) = (mutator.lease().expires_at(), mutator.id);
     let mut expected = State::new(Kind::OrSet, None);
     for (seq, item) in [(1, "a"), (2, "b"), (3, "a")] {
         let op = Kind::OrSet.parse_op(&serde_json::json!({"op": "add", "item": item}));
         let mut op = op.expect("an op");
         mutator.accept(vec![op.clone()], Durability::Stored, at(1)).expect("accepted");
-        op.assign(&mut || Dot { expires_at, mutator_id: id, seq });
+        op.assign(&mut || Dot { expires_at, mutator_id, seq });
         expected.apply(&op).expect("room");
     }
     let state = decode_shard(Kind::OrSet, begin(&mut mutator, at(1)).state());
