@@ -275,11 +275,16 @@ mod tests {
         TopKOp::Add { item: Item::Text(format!("{n:0>1024}").into()), by }
     }
 
+    /// How many of them fit: each takes 1,024 bytes of text, 3 that frame it and 19 of its count.
+    fn long_items_max() -> usize {
+        (STATE_BYTES_MAX - HEADER_BYTES_MAX) / 1_046
+    }
+
     #[test]
     fn a_state_of_long_items_refuses_what_does_not_fit() {
         let mut state = TopK::with_precision(4_096);
         let count = (0..).take_while(|n| state.apply(&long(*n, 2)).is_ok()).count();
-        assert_eq!(count, (STATE_BYTES_MAX - HEADER_BYTES_MAX) / 1_046);
+        assert_eq!(count, long_items_max());
         let before = state.clone();
         assert_eq!(state.apply(&long(count, 2)), Err(OpError::TooLarge));
         assert_eq!(state, before);
@@ -294,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_full_state_keeps_what_stays_when_a_newcomer_takes_a_place() {
-        let count = (STATE_BYTES_MAX - HEADER_BYTES_MAX) / 1_046;
+        let count = long_items_max();
         let mut full = TopK::with_precision(u16::try_from(count).expect("few"));
         full.apply(&long(0, 1)).expect("room");
         (1..count).for_each(|n| assert_eq!(full.apply(&long(n, 3)), Ok(Effect::Changed)));

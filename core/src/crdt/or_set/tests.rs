@@ -412,13 +412,14 @@ fn a_large_set_still_removes() {
 fn a_detached_state_takes_nothing_away() {
     let none = Context::default;
     let other = set(1, newest(2, 3), none(), none());
-    let mut cleared = set(2, newest(1, 1), none(), covering(2, 9));
-    cleared.settle(writer(1).0);
+    let mut fenced = set(2, newest(1, 1), none(), none());
+    fenced.fence = Some(writer(2).0);
+    let cleared = set(2, newest(1, 1), none(), covering(2, 9));
     let mut removed = set(2, newest(1, 1), none(), none());
     removed
         .entries
         .insert(Item::Number(1), Entry { dots: Newest::default(), removed: covering(2, 9) });
-    for state in [cleared, removed] {
+    for state in [fenced, cleared, removed] {
         let items =
             |state: &OrSet| state.members().map(|(item, _)| item.clone()).collect::<Vec<_>>();
         assert_eq!(items(&laws::merged(&state, &other)), [Item::Number(2)]);
