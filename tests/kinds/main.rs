@@ -56,9 +56,9 @@ impl Stage {
             ..Overrides::default()
         });
         let config = fresh(constants.expect("consistent")).await;
-        let mut dice = SmallRng::seed_from_u64(5);
+        let dice = SmallRng::seed_from_u64(5);
         let points = contact_points().join(",");
-        let pods = (0..count).map(|_| Pod::start(&points, &config.keyspace, &mut dice)).collect();
+        let pods = (0..count).map(|_| Pod::start(&points, &config.keyspace)).collect();
         let store = connect(&config, Arc::new(SystemClock)).await;
         let stage = Stage { pods, config, store, dice };
         for pod in &stage.pods {

@@ -2,10 +2,9 @@
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use rand::Rng;
-use rand::rngs::SmallRng;
 use reqwest::Client;
 use serde_json::Value;
 
@@ -38,9 +37,12 @@ pub(crate) struct Pod {
 
 impl Pod {
     /// Starts a pod on a free port.
-    pub(crate) fn start(cassandra: &str, keyspace: &str, dice: &mut SmallRng) -> Pod {
-        // Below the ports that the kernel gives to outgoing connections.
-        let port = std::iter::repeat_with(|| dice.random_range(18_000..32_000))
+    pub(crate) fn start(cassandra: &str, keyspace: &str) -> Pod {
+        // Below the ports that the kernel gives to outgoing connections, and never one twice: a pod that
+        // can't listen would leave its requests to that of another test.
+        static NEXT_PORT: AtomicU16 = AtomicU16::new(18_000);
+        let port = std::iter::repeat_with(|| NEXT_PORT.fetch_add(1, Ordering::Relaxed))
+            .take_while(|port| *port < 32_000)
             .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
         let port = port.expect("a free port");
         let set = [
