@@ -30,7 +30,7 @@ mod soak;
 #[cfg(test)]
 mod stub;
 mod verify;
-mod workload;
+pub mod workload;
 
 use std::io::Write as _;
 use std::num::NonZeroU32;

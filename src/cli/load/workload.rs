@@ -138,7 +138,10 @@ pub struct Mix {
     pub hot_share: f64,
 }
 
-fn zipf(count: usize, exponent: f64) -> Vec<f64> {
+/// How likely it is that the k-th of `count` or one before it is chosen, where the k-th is chosen in
+/// proportion to `1 / k^exponent`.
+#[must_use]
+pub fn zipf(count: usize, exponent: f64) -> Vec<f64> {
     let mut total = 0.0;
     let mut sums: Vec<f64> = (1..=count)
         .map(|rank| {
@@ -185,7 +188,7 @@ impl Pace {
 /// the wait is part of their latency: it runs from the intended time, not from the time of
 /// sending, so a stalled server cannot hide by being asked less (coordinated omission).
 #[derive(Debug)]
-pub(super) struct Schedule {
+pub struct Schedule {
     start: Instant,
     per_second: u32,
     batch: u32,
@@ -195,11 +198,17 @@ pub(super) struct Schedule {
 
 impl Schedule {
     /// A schedule of `per_second` updates, sent in requests of `batch` updates each.
-    pub(super) fn new(start: Instant, per_second: u32, batch: u32) -> Self {
+    #[must_use]
+    pub fn new(start: Instant, per_second: u32, batch: u32) -> Self {
         Self { start, per_second, batch, due: Semaphore::new(0), taken: AtomicU64::new(0) }
     }
 
-    async fn next(&self) -> Instant {
+    /// Waits for the next request that is due. The instant is the intended one, where its latency
+    /// starts.
+    ///
+    /// # Panics
+    /// Never: the schedule is not closed.
+    pub async fn next(&self) -> Instant {
         let permit = self.due.acquire().await;
         permit.expect("invariant: the schedule is never closed").forget();
         self.start + self.offset(self.taken.fetch_add(1, Ordering::Relaxed))
@@ -221,7 +230,7 @@ impl Schedule {
 
     /// Releases requests as they fall due, until `stop`. Blocks its thread: the timer of the
     /// runtime counts in milliseconds, which would stand in every latency.
-    pub(super) fn release_until(&self, stop: &CancellationToken) {
+    pub fn release_until(&self, stop: &CancellationToken) {
         let mut released = 0;
         while !stop.is_cancelled() {
             let due = self.due_after(self.start.elapsed());

@@ -1,0 +1,338 @@
+//! The comparison: one server with all peers, loaded in interleaved rounds, every value checked.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use uuid::Uuid;
+
+use crate::load::{self, Figures, Load};
+use crate::machine::{self, Processes, Spent};
+use crate::peers::{Key, Peer};
+use crate::report;
+use crate::scenario::Scenario;
+
+/// What to compare, and how long.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CompareArgs {
+    /// Cassandra's contact points, warm or not; without them the embedded store is measured.
+    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
+    cassandra: Vec<String>,
+    /// Redis's address, such as redis://127.0.0.1:6379.
+    #[arg(long, value_name = "URL")]
+    redis: Option<String>,
+    /// How the stores are set up: stands beside every figure.
+    #[arg(long, value_name = "TEXT")]
+    mode: String,
+    /// Who is compared; by default everyone whose store is given.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    peers: Vec<Peer>,
+    /// What is measured; by default everything.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    scenarios: Vec<Scenario>,
+    /// Rounds of each peer and scenario.
+    #[arg(long, default_value_t = 3, value_name = "COUNT")]
+    rounds: usize,
+    /// Length of one round.
+    #[arg(long, default_value = "8s", value_parser = humantime::parse_duration, value_name = "TIME")]
+    length: Duration,
+    /// Load before the first round, over all peers: compilers of a JVM want minutes.
+    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration, value_name = "TIME")]
+    warm_up: Duration,
+    /// Where the figures go, as JSON.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Everything that was measured in one mode.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Comparison {
+    /// How the stores were set up.
+    pub mode: String,
+    /// The machine.
+    pub machine: String,
+    /// Seconds of a round.
+    pub round_seconds: f64,
+    /// One for each round, peer and scenario.
+    pub samples: Vec<Sample>,
+}
+
+/// One round of one peer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    /// What was sent.
+    pub scenario: Scenario,
+    /// To whom.
+    pub peer: Peer,
+    /// Which round, from 0.
+    pub round: usize,
+    /// Increments acknowledged.
+    pub increments: u64,
+    /// From the first request to the last answer.
+    pub seconds: f64,
+    /// Latency of acknowledged requests in µs: median, 99th and 99.9th percentile, and the longest.
+    pub latency_us: [u64; 4],
+    /// Requests that were not acknowledged.
+    pub failed: u64,
+    /// The first answer of these.
+    pub failure: Option<String>,
+    /// Processor time of everyone who took part.
+    pub spent: Vec<Spent>,
+    /// Share of the machine that was busy just before.
+    pub busy_before: f64,
+}
+
+impl Sample {
+    /// Increments acknowledged in a second.
+    #[must_use]
+    pub(crate) fn rate(&self) -> f64 {
+        self.increments as f64 / self.seconds
+    }
+}
+
+/// What the keys of one peer and scenario must hold.
+struct Counted {
+    keys: Vec<Key>,
+    acked: Vec<u64>,
+    unknown: Vec<u64>,
+}
+
+/// Measures, prints the tables, and writes the figures.
+///
+/// # Errors
+/// If a store can't be used, or a value is not what was acknowledged.
+pub(crate) async fn run(args: CompareArgs) -> anyhow::Result<()> {
+    let mut bench = Bench::start(&args).await?;
+    let measured = tokio::select! {
+        biased;
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        measured = bench.measure(&args) => measured,
+    };
+    bench.server.kill().await.context("cannot stop the server")?;
+    let samples = measured?;
+    let comparison = Comparison {
+        mode: args.mode.clone(),
+        machine: machine::describe(),
+        round_seconds: args.length.as_secs_f64(),
+        samples,
+    };
+    if let Some(file) = &args.output {
+        let text = serde_json::to_string_pretty(&comparison)?;
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    println!("{}", report::tables(&comparison));
+    Ok(())
+}
+
+struct Bench {
+    server: Child,
+    address: SocketAddr,
+    processes: Vec<Processes>,
+    mark: String,
+    counted: HashMap<(Scenario, Peer), Counted>,
+    data: PathBuf,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.data);
+    }
+}
+
+impl Bench {
+    async fn start(args: &CompareArgs) -> anyhow::Result<Bench> {
+        let mark = Uuid::new_v4().simple().to_string()[..8].to_owned();
+        let data = std::env::temp_dir().join(format!("orderfree-bench-{mark}.redb"));
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("serve").arg("--data").arg(&data);
+        if !args.cassandra.is_empty() {
+            command.arg("--cassandra").arg(args.cassandra.join(","));
+        }
+        if let Some(url) = &args.redis {
+            command.arg("--redis").arg(url);
+        }
+        let mut server = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+        let output = server.stdout.take().context("invariant: piped")?;
+        let mut lines = BufReader::new(output).lines();
+        let line = lines.next_line().await?.context("the server ended; its reason is above")?;
+        let address = line.trim_start_matches("http://").parse();
+        let address = address.with_context(|| format!("`{line}` is no address"))?;
+        let pid = server.id().context("the server ended at once")?;
+        let mut processes = vec![Processes::new("server", vec![pid])];
+        for (name, word) in [("Cassandra", "CassandraDaemon"), ("Redis", "redis-server")] {
+            let pids = pids_with(word);
+            if !pids.is_empty() {
+                processes.push(Processes::new(name, pids));
+            }
+        }
+        processes.push(Processes::new("load", vec![std::process::id()]));
+        Ok(Bench { server, address, processes, mark, counted: HashMap::new(), data })
+    }
+
+    async fn measure(&mut self, args: &CompareArgs) -> anyhow::Result<Vec<Sample>> {
+        let peers = peers(args);
+        let scenarios = match args.scenarios.as_slice() {
+            [] => Scenario::value_variants(),
+            chosen => chosen,
+        };
+        self.warm_up(args, &peers).await?;
+        let mut samples = Vec::new();
+        for &scenario in scenarios {
+            for round in 0..args.rounds {
+                // Whoever comes first in one round comes last in another.
+                for turn in 0..peers.len() {
+                    let peer = peers[(turn + round) % peers.len()];
+                    let sample = self.round(scenario, peer, round, args.length).await?;
+                    let [p50, p99, ..] = sample.latency_us;
+                    eprintln!(
+                        "{} {round} {:9} {:9.0}/s  p50 {p50} µs  p99 {p99} µs  failed {}  busy {:.2}",
+                        scenario.name(),
+                        peer.name(),
+                        sample.rate(),
+                        sample.failed,
+                        sample.busy_before
+                    );
+                    samples.push(sample);
+                }
+            }
+            for &peer in &peers {
+                self.verify(scenario, peer).await?;
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Loads everyone once, and looks whether they count.
+    async fn warm_up(&mut self, args: &CompareArgs, peers: &[Peer]) -> anyhow::Result<()> {
+        const STEPS: [Scenario; 2] = [Scenario::Hot, Scenario::UniformGroups];
+        let length = args.warm_up / u32::try_from(peers.len() * STEPS.len())?;
+        for scenario in STEPS {
+            for &peer in peers {
+                eprintln!("warm-up: {} {}", scenario.name(), peer.name());
+                self.load(scenario, peer, length).await?;
+            }
+        }
+        for (scenario, peer) in self.counted.keys().copied().collect::<Vec<_>>() {
+            self.verify(scenario, peer).await?;
+        }
+        Ok(())
+    }
+
+    async fn round(
+        &mut self,
+        scenario: Scenario,
+        peer: Peer,
+        round: usize,
+        length: Duration,
+    ) -> anyhow::Result<Sample> {
+        let busy_before = machine::quiet().await?;
+        let before: Vec<f64> = self.processes.iter().map(Processes::cpu_seconds).collect();
+        let figures = self.load(scenario, peer, length).await?;
+        let spent = self.processes.iter().zip(before).map(|(processes, before)| Spent {
+            name: processes.name.clone(),
+            cpu_seconds: processes.cpu_seconds() - before,
+        });
+        let quantile = |q| figures.latency.value_at_quantile(q);
+        Ok(Sample {
+            scenario,
+            peer,
+            round,
+            increments: figures.increments(),
+            seconds: figures.seconds,
+            latency_us: [quantile(0.5), quantile(0.99), quantile(0.999), figures.latency.max()],
+            failed: figures.failed,
+            failure: figures.failure,
+            spent: spent.collect(),
+            busy_before,
+        })
+    }
+
+    async fn load(
+        &mut self,
+        scenario: Scenario,
+        peer: Peer,
+        length: Duration,
+    ) -> anyhow::Result<Figures> {
+        let counted = self.counted.entry((scenario, peer)).or_insert_with(|| {
+            let keys = scenario.keys(&self.mark, peer);
+            Counted { acked: vec![0; keys.len()], unknown: vec![0; keys.len()], keys }
+        });
+        let (requests, choice) = scenario.requests(peer, &counted.keys);
+        let load = Load {
+            address: self.address,
+            requests: Rc::from(requests),
+            choice,
+            pace: scenario.pace(),
+            connections: scenario.connections(),
+            length,
+            seed: 1,
+        };
+        let figures = load.run().await?;
+        for (sum, more) in
+            [(&mut counted.acked, &figures.acked), (&mut counted.unknown, &figures.unknown)]
+        {
+            sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        }
+        ensure!(
+            figures.requests > 0,
+            "{} acknowledged nothing: {}",
+            peer.name(),
+            figures.failure.as_deref().unwrap_or("no answer")
+        );
+        Ok(figures)
+    }
+
+    /// Every value must be what was acknowledged, and at most what was in doubt above it.
+    async fn verify(&self, scenario: Scenario, peer: Peer) -> anyhow::Result<()> {
+        if peer == Peer::Noop {
+            return Ok(());
+        }
+        let counted = &self.counted[&(scenario, peer)];
+        let paths = counted.keys.iter().map(|key| peer.path(key)).collect();
+        let values = load::values(self.address, paths).await?;
+        for (index, value) in values.into_iter().enumerate() {
+            let least = i64::try_from(counted.acked[index])?;
+            let most = least + i64::try_from(counted.unknown[index])?;
+            let Key { group, name } = &counted.keys[index];
+            ensure!(
+                (least..=most).contains(&value),
+                "{} says that {group}/{name} is {value}, but {least} increments of it were \
+                 acknowledged, and {most} were sent",
+                peer.name()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Who takes part: by default everyone whose store is given.
+fn peers(args: &CompareArgs) -> Vec<Peer> {
+    let is_there = |peer: &Peer| match peer {
+        Peer::Noop | Peer::Ours => true,
+        Peer::Plain | Peer::Native | Peer::Coalesced => !args.cassandra.is_empty(),
+        Peer::Redis => args.redis.is_some(),
+    };
+    match args.peers.as_slice() {
+        [] => Peer::value_variants().iter().copied().filter(is_there).collect(),
+        chosen => chosen.to_vec(),
+    }
+}
+
+/// Processes of this machine whose command line holds a word.
+fn pids_with(word: &str) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let holds = |pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.split('\0').any(|arg| arg.contains(word)))
+    };
+    pids.filter(|pid| *pid != std::process::id()).filter(holds).collect()
+}

@@ -1,0 +1,341 @@
+//! The load: many kept connections that send prepared requests, in a closed or an open loop, and count
+//! what was acknowledged for each key.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use hdrhistogram::Histogram;
+use orderfree::cli::load::workload::Schedule;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tokio::task::{LocalSet, spawn_local};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::wire::{Connection, request};
+
+/// The longest latency that is told apart from longer ones: an hour, in µs.
+const LATENCY_MAX_US: u64 = 3_600_000_000;
+
+/// Decimal digits of a latency that are kept.
+const LATENCY_DIGITS: u8 = 3;
+
+/// Wait after an answer that was none, so that a server in trouble is not hammered.
+const TROUBLE_PAUSE: Duration = Duration::from_millis(20);
+
+/// A request that is sent over and over.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Which keys it increments, and by how much.
+    pub adds: Vec<(usize, u64)>,
+}
+
+/// How often each request is chosen.
+#[derive(Debug, Clone)]
+pub(crate) enum Choice {
+    /// Each as likely as any other.
+    Uniform,
+    /// The probability that the request or one before it is chosen.
+    Cumulative(Vec<f64>),
+}
+
+impl Choice {
+    fn draw(&self, count: usize, rng: &mut SmallRng) -> usize {
+        match self {
+            Choice::Uniform => rng.random_range(0..count),
+            Choice::Cumulative(sums) => {
+                let point: f64 = rng.random();
+                sums.partition_point(|sum| *sum <= point).min(count - 1)
+            }
+        }
+    }
+}
+
+/// When requests are sent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Pace {
+    /// A connection sends its next request when the last one was answered.
+    Closed,
+    /// So many requests a second over all connections, each due at a fixed time.
+    Open(u32),
+}
+
+/// One run of the load.
+#[derive(Debug)]
+pub(crate) struct Load {
+    /// The server.
+    pub address: SocketAddr,
+    /// What is sent.
+    pub requests: Rc<[Prepared]>,
+    /// How often each is chosen.
+    pub choice: Choice,
+    /// When.
+    pub pace: Pace,
+    /// Over so many connections.
+    pub connections: usize,
+    /// For so long.
+    pub length: Duration,
+    /// Of what is chosen by chance.
+    pub seed: u64,
+}
+
+/// What came of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Figures {
+    /// Increments acknowledged for each key.
+    pub acked: Vec<u64>,
+    /// Increments of each key that may be counted or not.
+    pub unknown: Vec<u64>,
+    /// Requests answered by an acknowledgement of all they asked.
+    pub requests: u64,
+    /// Requests that were refused or not answered.
+    pub failed: u64,
+    /// The first such answer.
+    pub failure: Option<String>,
+    /// From the first request to the last answer that was waited for.
+    pub seconds: f64,
+    /// Latency of the acknowledged requests in µs, from their intended time.
+    pub latency: Histogram<u64>,
+    /// The worst latency of each second in µs: shows a pause of the server.
+    pub worst_us: Vec<u64>,
+}
+
+impl Figures {
+    fn new(keys: usize) -> Figures {
+        Figures {
+            acked: vec![0; keys],
+            unknown: vec![0; keys],
+            requests: 0,
+            failed: 0,
+            failure: None,
+            seconds: 0.0,
+            latency: Histogram::new_with_bounds(1, LATENCY_MAX_US, LATENCY_DIGITS)
+                .expect("invariant: fixed bounds"),
+            worst_us: Vec::new(),
+        }
+    }
+
+    /// Increments acknowledged.
+    #[must_use]
+    pub(crate) fn increments(&self) -> u64 {
+        self.acked.iter().sum()
+    }
+
+    fn acknowledged(&mut self, prepared: &Prepared, took: Duration, second: usize) {
+        prepared.adds.iter().for_each(|(key, by)| self.acked[*key] += by);
+        self.requests += 1;
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.latency.saturating_record(us);
+        if self.worst_us.len() <= second {
+            self.worst_us.resize(second + 1, 0);
+        }
+        self.worst_us[second] = self.worst_us[second].max(us);
+    }
+
+    /// An answer that leaves everything open. Also a refusal: what was refused is not counted, and the
+    /// bounds that this leaves are wide enough for it.
+    fn in_doubt(&mut self, prepared: &Prepared, why: String) {
+        prepared.adds.iter().for_each(|(key, by)| self.unknown[*key] += by);
+        self.failed += 1;
+        self.failure.get_or_insert(why);
+    }
+}
+
+impl Load {
+    /// Sends until the time is over and every answer has come. Runs on the caller's thread alone.
+    ///
+    /// # Errors
+    /// If the server can't be reached at first.
+    pub(crate) async fn run(self) -> anyhow::Result<Figures> {
+        let keys = self.requests.iter().flat_map(|r| &r.adds).map(|(key, _)| key + 1).max();
+        let mut seeds = SmallRng::seed_from_u64(self.seed);
+        let mut connections = Vec::with_capacity(self.connections);
+        for _ in 0..self.connections {
+            connections.push(Connection::open(self.address).await?);
+        }
+        let start = Instant::now();
+        let stop = CancellationToken::new();
+        let schedule = match self.pace {
+            Pace::Closed => None,
+            Pace::Open(rate) => Some(Arc::new(Schedule::new(start, rate, 1))),
+        };
+        let pacer = schedule.clone().map(|schedule| {
+            let stop = stop.clone();
+            std::thread::spawn(move || schedule.release_until(&stop))
+        });
+        let length = self.length;
+        let run = Rc::new(Run {
+            figures: RefCell::new(Figures::new(keys.unwrap_or(0))),
+            load: self,
+            start,
+            stop: stop.clone(),
+            schedule,
+        });
+        let local = LocalSet::new();
+        let tasks: Vec<_> = connections
+            .into_iter()
+            .map(|connection| {
+                let rng = SmallRng::seed_from_u64(seeds.random());
+                let run = Rc::clone(&run);
+                local.spawn_local(async move { run.connection(connection, rng).await })
+            })
+            .collect();
+        let ended = local.run_until(async {
+            tokio::time::sleep_until(start + length).await;
+            stop.cancel();
+            for task in tasks {
+                task.await.context("a connection of the load panicked")?;
+            }
+            anyhow::Ok(())
+        });
+        ended.await?;
+        if let Some(pacer) = pacer {
+            pacer.join().map_err(|_| anyhow::anyhow!("the pacer panicked"))?;
+        }
+        let mut figures = run.figures.replace(Figures::new(0));
+        figures.seconds = start.elapsed().as_secs_f64();
+        Ok(figures)
+    }
+}
+
+/// What the connections of one run share.
+struct Run {
+    load: Load,
+    start: Instant,
+    stop: CancellationToken,
+    schedule: Option<Arc<Schedule>>,
+    figures: RefCell<Figures>,
+}
+
+impl Run {
+    async fn connection(&self, mut connection: Connection, mut rng: SmallRng) {
+        let requests = &self.load.requests;
+        while let Some(intended) = self.next().await {
+            let prepared = &requests[self.load.choice.draw(requests.len(), &mut rng)];
+            let trouble = match connection.ask(&prepared.bytes).await {
+                Ok(answer) if answer.status == 200 && are_all_acked(answer.body) => {
+                    let second = (intended - self.start).as_secs();
+                    let second = usize::try_from(second).unwrap_or(usize::MAX);
+                    let took = intended.elapsed();
+                    self.figures.borrow_mut().acknowledged(prepared, took, second);
+                    continue;
+                }
+                Ok(answer) => {
+                    let body = String::from_utf8_lossy(answer.body);
+                    format!("{}: {body:.300}", answer.status)
+                }
+                Err(error) => {
+                    // What comes late on the old connection would be taken for another answer.
+                    match Connection::open(self.load.address).await {
+                        Ok(another) => connection = another,
+                        Err(again) => {
+                            let trouble = format!("{error:#}; {again:#}");
+                            self.figures.borrow_mut().in_doubt(prepared, trouble);
+                            return;
+                        }
+                    }
+                    format!("{error:#}")
+                }
+            };
+            self.figures.borrow_mut().in_doubt(prepared, trouble);
+            tokio::time::sleep(TROUBLE_PAUSE).await;
+        }
+    }
+
+    /// When the next request is intended; none once the load is over.
+    async fn next(&self) -> Option<Instant> {
+        match &self.schedule {
+            Some(schedule) => tokio::select! {
+                biased;
+                () = self.stop.cancelled() => None,
+                intended = schedule.next() => Some(intended),
+            },
+            None => (!self.stop.is_cancelled()).then(Instant::now),
+        }
+    }
+}
+
+/// Whether an answer of 200 acknowledges everything: a batch may hold other outcomes besides.
+fn are_all_acked(body: &[u8]) -> bool {
+    let holds = |word: &[u8]| body.windows(word.len()).any(|part| part == word);
+    !holds(b"\"refused\"") && !holds(b"\"unknown\"")
+}
+
+/// Reads the values of keys, many at once.
+///
+/// # Errors
+/// If one can't be read or is no number.
+pub(crate) async fn values(address: SocketAddr, paths: Vec<String>) -> anyhow::Result<Vec<i64>> {
+    const AT_ONCE: usize = 64;
+    let paths: Rc<[String]> = paths.into();
+    let lanes = AT_ONCE.min(paths.len());
+    let local = LocalSet::new();
+    local
+        .run_until(async move {
+            let tasks: Vec<_> = (0..lanes)
+                .map(|lane| spawn_local(values_of_lane(address, Rc::clone(&paths), lane, lanes)))
+                .collect();
+            let mut values = vec![0; paths.len()];
+            for (lane, task) in tasks.into_iter().enumerate() {
+                let found = task.await.context("a reader panicked")??;
+                found
+                    .into_iter()
+                    .enumerate()
+                    .for_each(|(i, value)| values[lane + i * lanes] = value);
+            }
+            Ok(values)
+        })
+        .await
+}
+
+async fn values_of_lane(
+    address: SocketAddr,
+    paths: Rc<[String]>,
+    lane: usize,
+    lanes: usize,
+) -> anyhow::Result<Vec<i64>> {
+    let mut connection = Connection::open(address).await?;
+    let mut values = Vec::new();
+    for path in paths.iter().skip(lane).step_by(lanes) {
+        let answer = connection.ask(&request("GET", path, "", "")).await?;
+        values.push(value_of(path, answer.status, answer.body)?);
+    }
+    Ok(values)
+}
+
+/// The number in an answer to a read; zero if there is no such key.
+fn value_of(path: &str, status: u16, body: &[u8]) -> anyhow::Result<i64> {
+    let text = String::from_utf8_lossy(body);
+    if status == 404 {
+        return Ok(0);
+    }
+    let value = (status == 200).then(|| serde_json::from_str::<serde_json::Value>(&text).ok());
+    let value = value.flatten().and_then(|value| value.get("value")?.as_i64());
+    value.with_context(|| format!("{path} answered {status}: {text:.300}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_acked_is_acked() {
+        assert!(are_all_acked(br#"{"outcome":"acked"}"#));
+        assert!(!are_all_acked(br#"{"results":[{"outcome":"acked"},{"outcome":"refused"}]}"#));
+        assert!(!are_all_acked(br#"{"outcome":"unknown"}"#));
+    }
+
+    #[test]
+    fn values_are_numbers_or_errors() {
+        assert_eq!(value_of("/a", 200, br#"{"value":7}"#).expect("a number"), 7);
+        assert_eq!(value_of("/a", 404, b"").expect("absent"), 0);
+        assert!(value_of("/a", 200, b"{}").is_err());
+        assert!(value_of("/a", 503, br#"{"value":7}"#).is_err());
+    }
+}

@@ -1,0 +1,267 @@
+//! The peers: ways to count, each behind the same routes of the same server.
+//!
+//! * `noop`: counts nothing: what HTTP alone costs;
+//! * `plain`: one write of one row for each request, from a sum in memory: no read, no group commit;
+//! * `native`: Cassandra's counters, `UPDATE … SET c = c + ?` for each request;
+//! * `coalesced`: the same, with one update on its way for each key and the next one gathering;
+//! * `redis`: `INCRBY` over one multiplexed connection;
+//! * `ours`: Orderfree's own routes, as a pod serves them.
+
+mod cassandra;
+mod redis;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use axum::{Json, Router};
+use clap::{Args, ValueEnum};
+use orderfree::chance::Chance;
+use orderfree::clock::SystemClock;
+use orderfree::config::{StoreArgs, Switch};
+use orderfree::policy::Policy;
+use orderfree::server::{self, Node};
+use orderfree::{limits, store::cassandra as rows};
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
+
+/// A way to count.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Peer {
+    /// Nothing is counted.
+    Noop,
+    /// One row write for each request.
+    Plain,
+    /// A native counter.
+    Native,
+    /// A native counter with group commit.
+    Coalesced,
+    /// Redis.
+    Redis,
+    /// Orderfree.
+    Ours,
+}
+
+impl Peer {
+    /// Its name, and the first part of its path.
+    #[must_use]
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Peer::Noop => "noop",
+            Peer::Plain => "plain",
+            Peer::Native => "native",
+            Peer::Coalesced => "coalesced",
+            Peer::Redis => "redis",
+            Peer::Ours => "ours",
+        }
+    }
+
+    /// Where one key of it is read and incremented.
+    #[must_use]
+    pub(crate) fn path(self, key: &Key) -> String {
+        let Key { group, name } = key;
+        match self {
+            Peer::Ours => format!("/v1/counter/{group}/{name}"),
+            other => format!("/{}/{group}/{name}", other.name()),
+        }
+    }
+
+    /// Where it takes many increments in one request.
+    #[must_use]
+    pub(crate) fn batch_path(self) -> String {
+        match self {
+            Peer::Ours => "/v1/batch".to_owned(),
+            other => format!("/{}/batch", other.name()),
+        }
+    }
+}
+
+/// One counter.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Key {
+    /// Its group: one partition, where there are partitions.
+    pub group: String,
+    /// Its name in the group.
+    pub name: String,
+}
+
+/// Counters behind the routes.
+trait Counters: Send + Sync + 'static {
+    /// Adds to one key.
+    fn add(&self, key: Key, by: i64) -> impl Future<Output = anyhow::Result<()>> + Send;
+
+    /// Adds to many keys, each of which comes once.
+    fn add_many(&self, adds: Vec<(Key, i64)>) -> impl Future<Output = anyhow::Result<()>> + Send;
+
+    /// The value of a key.
+    fn value(&self, key: Key) -> impl Future<Output = anyhow::Result<i64>> + Send;
+}
+
+/// Where the peers count.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServeArgs {
+    /// Address to listen on; with port 0 the kernel chooses, and the first line printed tells it.
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "HOST:PORT")]
+    listen: SocketAddr,
+    /// Cassandra's contact points; without them ours counts in a file, and no native peer is there.
+    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
+    cassandra: Vec<String>,
+    /// Keyspace, made if it is missing.
+    #[arg(long, default_value = "bench", value_name = "NAME")]
+    keyspace: String,
+    /// File of the embedded store.
+    #[arg(long, default_value = "bench.redb", value_name = "FILE")]
+    data: PathBuf,
+    /// Redis's address, such as redis://127.0.0.1:6379; without it there is no such peer.
+    #[arg(long, value_name = "URL")]
+    redis: Option<String>,
+}
+
+/// Serves the peers until it is killed.
+///
+/// # Errors
+/// If a store can't be used, or the address is taken.
+pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    let mut router = routes(Peer::Noop, Noop);
+    if !args.cassandra.is_empty() {
+        let session = cassandra::connect(&args.cassandra, &args.keyspace).await?;
+        router = router
+            .merge(routes(Peer::Plain, cassandra::Plain::new(&session).await?))
+            .merge(routes(Peer::Native, cassandra::Native::new(&session).await?))
+            .merge(routes(Peer::Coalesced, cassandra::Coalesced::new(&session).await?));
+    }
+    if let Some(url) = &args.redis {
+        router = router.merge(routes(Peer::Redis, redis::Redis::connect(url).await?));
+    }
+    let node = ours(&args).await?;
+    let router = router.merge(node.router());
+    let listener = TcpListener::bind(args.listen).await;
+    let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
+    println!("http://{}", listener.local_addr()?);
+    let listener = listener.tap_io(|stream| {
+        let _ = stream.set_nodelay(true);
+    });
+    Ok(axum::serve(listener, router).await?)
+}
+
+/// A pod with everything that runs in one.
+async fn ours(args: &ServeArgs) -> anyhow::Result<Node> {
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        store: StoreArgs,
+    }
+    let mut cli = <Cli as clap::Parser>::try_parse_from(["ours"])?;
+    cli.store.data.clone_from(&args.data);
+    cli.store.cassandra.clone_from(&args.cassandra);
+    cli.store.keyspace.clone_from(&args.keyspace);
+    let constants = cli.store.constants()?;
+    let config = cli.store.resolve()?;
+    if let orderfree::config::StoreConfig::Cassandra(config) = &config {
+        rows::schema::apply(config, None).await?;
+    }
+    let clock = Arc::new(SystemClock);
+    let store = server::open_store(config, constants, clock.clone()).await?;
+    let node = Node::new(
+        store,
+        constants,
+        clock,
+        Chance::system(),
+        limits::MUTATORS_MAX,
+        Policy::default(),
+        Switch::On,
+    );
+    node.start();
+    Ok(node)
+}
+
+/// What every peer answers to an update, like ours.
+#[derive(Serialize)]
+struct Acked {
+    outcome: &'static str,
+    #[serde(flatten)]
+    key: Option<Key>,
+}
+
+/// What every peer answers to a read.
+#[derive(Serialize)]
+struct Value {
+    value: i64,
+}
+
+struct Failed(anyhow::Error);
+
+impl<E: Into<anyhow::Error>> From<E> for Failed {
+    fn from(error: E) -> Failed {
+        Failed(error.into())
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        (StatusCode::SERVICE_UNAVAILABLE, format!("{:#}", self.0)).into_response()
+    }
+}
+
+fn routes<C: Counters>(peer: Peer, counters: C) -> Router {
+    let path = format!("/{}/{{group}}/{{name}}", peer.name());
+    Router::new()
+        .route(&path, post(add::<C>).merge(get(value::<C>)))
+        .route(&peer.batch_path(), post(add_many::<C>))
+        .with_state(Arc::new(counters))
+}
+
+async fn add<C: Counters>(
+    State(counters): State<Arc<C>>,
+    Path((group, name)): Path<(String, String)>,
+) -> Result<Json<Acked>, Failed> {
+    let key = Key { group, name };
+    counters.add(key.clone(), 1).await?;
+    Ok(Json(Acked { outcome: "acked", key: Some(key) }))
+}
+
+async fn value<C: Counters>(
+    State(counters): State<Arc<C>>,
+    Path((group, name)): Path<(String, String)>,
+) -> Result<Json<Value>, Failed> {
+    Ok(Json(Value { value: counters.value(Key { group, name }).await? }))
+}
+
+/// A list of keys, each to be incremented once: summed for each key first.
+async fn add_many<C: Counters>(
+    State(counters): State<Arc<C>>,
+    Json(keys): Json<Vec<Key>>,
+) -> Result<Json<Acked>, Failed> {
+    let mut sums = HashMap::with_capacity(keys.len());
+    keys.into_iter().for_each(|key| *sums.entry(key).or_insert(0) += 1);
+    counters.add_many(sums.into_iter().collect()).await?;
+    Ok(Json(Acked { outcome: "acked", key: None }))
+}
+
+/// Counts nothing.
+struct Noop;
+
+impl Counters for Noop {
+    async fn add(&self, _: Key, _: i64) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    async fn add_many(&self, _: Vec<(Key, i64)>) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    async fn value(&self, _: Key) -> anyhow::Result<i64> {
+        Ok(0)
+    }
+}
