@@ -11,6 +11,8 @@ use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::{Constants, ConstantsError, Overrides};
 use thiserror::Error;
 
+use crate::limits::{BATCH_GROUPS_MAX, BATCH_ROWS_MAX};
+use crate::store::Flights;
 use crate::store::cassandra::CassandraConfig;
 
 /// Cassandra's own default of `max_hint_window`.
@@ -108,6 +110,15 @@ pub struct StoreArgs {
     /// Fences are rounded down to it [default: a thirtieth of the cutoff, at most 60s].
     #[arg(long, env = "ORDERFREE_FENCE_QUANTUM", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub fence_quantum: Option<Duration>,
+
+    /// Most keys that one request writes to Cassandra. More need a larger
+    /// `batch_size_fail_threshold` than Cassandra's default.
+    #[arg(long, env = "ORDERFREE_BATCH_ROWS", default_value_t = BATCH_ROWS_MAX, value_parser = clap::value_parser!(u16).range(1..), value_name = "COUNT")]
+    pub batch_rows: u16,
+
+    /// Most groups in one request to Cassandra, which warns of batches over more than ten partitions.
+    #[arg(long, env = "ORDERFREE_BATCH_GROUPS", default_value_t = BATCH_GROUPS_MAX, value_parser = clap::value_parser!(u16).range(1..), value_name = "COUNT")]
+    pub batch_groups: u16,
 
     /// The cluster's `max_hint_window`; matters only if updates are written below a quorum
     /// [default: 3h].
@@ -283,6 +294,11 @@ impl StoreArgs {
                 fold: self.fold_consistency,
             },
             constants,
+            flights: Flights {
+                rows_max: self.batch_rows.into(),
+                partitions_max: self.batch_groups.into(),
+                ..Flights::default()
+            },
         })))
     }
 }

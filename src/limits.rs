@@ -40,8 +40,27 @@ pub const MUTATORS_MAX: usize = 200_000;
 /// Ops that wait in a pod for their write, over all mutators.
 pub const WAITING_OPS_MAX: usize = 262_144;
 
-/// Shard writes of a pod on their way to the store at once.
-pub const FLIGHTS_MAX: usize = 512;
+/// Shard rows of one request to Cassandra. With typical ones it has less than the 5 KiB from where on
+/// Cassandra warns of batches (`batch_size_warn_threshold`); even if all of them have the largest state
+/// of a small kind and the longest names, less than the 50 KiB from where on it refuses them
+/// (`batch_size_fail_threshold`).
+pub const BATCH_ROWS_MAX: u16 = 30;
+
+const _: () = assert!(BATCH_ROWS_MAX as usize * (SMALL_STATE_BYTES + 2 * 256 + 128) < 50 * 1024);
+
+/// More than a state of a small kind has, with its envelope.
+const SMALL_STATE_BYTES: usize = 1_024;
+
+/// Groups of one request to Cassandra. It warns of batches over more partitions
+/// (`unlogged_batch_across_partitions_warn_threshold`).
+pub const BATCH_GROUPS_MAX: u16 = 10;
+
+/// Shard writes of one lane that are sent whoever waits; a further one only with all the rows it may
+/// have, or if those before it are overdue.
+pub const FLIGHTS_OF_LANE: usize = 2;
+
+/// Shard writes of one lane on their way to the store at once, overdue ones included.
+pub const FLIGHTS_OF_LANE_MAX: usize = 128;
 
 /// Writes that wait for the embedded store's writer; a further one is refused.
 pub const WRITE_QUEUE_MAX: usize = 4_096;

@@ -32,12 +32,6 @@ impl Tasks {
         self.tracker.token()
     }
 
-    /// How many tasks run.
-    #[must_use]
-    pub fn running(&self) -> usize {
-        self.tracker.len()
-    }
-
     /// Ready once [`Tasks::stop`] was called.
     pub async fn stopped(&self) {
         self.stop.cancelled().await;

@@ -12,8 +12,8 @@ use cassandra::{
 };
 use contract::{Subject, TestClock, key, next_write, short_constants};
 use orderfree::clock::SystemClock;
-use orderfree::store::StoreError;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, schema};
+use orderfree::store::{Flights, StoreError};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::{Constants, Key, Overrides, Timestamp, WriteOutcome};
 use scylla::statement::Consistency;
@@ -340,6 +340,7 @@ async fn credentials_are_used_and_wrong_ones_are_named() {
         local_datacenter: None,
         levels: Levels::default(),
         constants: short_constants(),
+        flights: Flights::default(),
     };
     for wrong in [with(Some("cassandra"), Some("wrong")), with(None, None)] {
         let error = refusal(&wrong).await;

@@ -1,8 +1,9 @@
 //! The live mutators of this pod: lookup, group commit, eviction, drain.
 //!
-//! Each key has at most one mutator that takes ops. A flusher task lives while its mutator has
-//! something to write, and keeps at most one write in flight; what arrives meanwhile goes with the
-//! next write. So the hotter a key, the fewer writes an op costs.
+//! Each key has at most one mutator that takes ops. One with something to write waits on the board
+//! for a flight, which carries it with others to the store; what arrives meanwhile goes with its next
+//! write. So the hotter a key, the fewer writes an op costs, and the busier a pod, the fewer requests
+//! a write costs.
 //!
 //! An op list, once accepted, belongs to its mutator: a client that goes away cancels nothing.
 //! Whoever waits does so on the batch that its ops go with, and gives up at its own deadline:
@@ -10,8 +11,11 @@
 //!
 //! Locks: a map lock is taken before a slot lock or not at all, and none is held across an await.
 
+mod board;
 mod slots;
+mod typical;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,10 +35,12 @@ use crate::metrics::{Metrics, Outcome};
 use crate::policy::Policy;
 use crate::store::Store;
 use crate::sync::{
-    AtomicBool, AtomicUsize, Mutex, Ordering, PoisonError, Semaphore, sleep, timeout,
+    AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, sleep, timeout,
 };
 use crate::tasks::Tasks;
+use board::{Board, Queue};
 use slots::{Batch, Slot, SlotState, Slots, Verdict};
+use typical::Typical;
 
 /// First and longest pause after a write that was not acknowledged.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -50,8 +56,12 @@ pub struct Mutators {
     constants: Constants,
     metrics: Arc<Metrics>,
     chance: Chance,
+    /// Flights, and whatever else brings accepted ops to the store.
     flushers: Tasks,
-    flights: Semaphore,
+    board: Mutex<Board>,
+    typical: Typical,
+    /// Mutators that wait for a flight, are on one, or wait before they try again.
+    unwritten: AtomicUsize,
     waiting: AtomicUsize,
     closed: AtomicBool,
     /// Gives ops of timed kinds their times.
@@ -93,14 +103,14 @@ pub enum Refused {
     Stopping,
 }
 
-/// What a flusher does next.
-enum Next {
-    /// Send this.
-    Write(ShardWrite),
-    /// End: there is nothing to write.
+/// What became of a mutator's turn.
+enum Turn {
+    /// It has something to write at once.
+    Again,
+    /// It has to wait before it tries again.
+    Later,
+    /// There is nothing to write.
     Rest,
-    /// End, and find a home for what was never sent.
-    Bury(Vec<Vec<Op>>),
 }
 
 /// An accepted op list that goes with a coming write.
@@ -124,18 +134,20 @@ impl Mutators {
     ) -> Arc<Mutators> {
         Arc::new(Mutators {
             slots: Slots::new(mutators_max),
-            store,
             gate,
             constants,
             metrics,
             chance,
             flushers: Tasks::new(),
-            flights: Semaphore::new(limits::FLIGHTS_MAX),
+            board: Mutex::new(Board::new(store.flights())),
+            typical: Typical::new(),
+            unwritten: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             // Two honest clocks differ by twice the offset limit.
             hybrid: Mutex::new(HybridClock::new(2 * constants.clock_offset_max())),
             policy,
+            store,
         })
     }
 
@@ -178,7 +190,7 @@ impl Mutators {
     /// How many mutators are being written now; 0 if all that was answered from memory is stored.
     #[must_use]
     pub fn flushing(&self) -> usize {
-        self.flushers.running()
+        self.unwritten.load(Ordering::SeqCst)
     }
 
     /// Takes no more ops and writes what there is. Returns how many mutators could not be written
@@ -250,11 +262,11 @@ impl Mutators {
                 Ok(Accepted::Queued(ticket)) => {
                     self.waiting.fetch_add(count, Ordering::Relaxed);
                     let batch = Arc::clone(&state.open);
-                    let must_start = !std::mem::replace(&mut state.flushing, true);
+                    let must_board = !std::mem::replace(&mut state.flushing, true);
                     drop(state);
-                    if must_start {
-                        let flush = Arc::clone(self).flush(Arc::clone(&slot));
-                        self.flushers.spawn("flush", flush);
+                    if must_board {
+                        self.unwritten.fetch_add(1, Ordering::SeqCst);
+                        self.board(key, Arc::clone(&slot));
                     }
                     return Ok(Some(Waiting { slot, batch, ticket }));
                 }
@@ -308,72 +320,152 @@ impl Mutators {
         }
     }
 
-    /// Writes a mutator until it is clean or its lease is over. At most one runs per mutator.
-    async fn flush(self: Arc<Self>, slot: Arc<Slot>) {
-        let mut backoff = BACKOFF.0;
-        loop {
-            let permit = self.flights.acquire().await.expect("invariant: never closed");
-            let write = match self.begin(&slot) {
-                Next::Write(write) => write,
-                Next::Rest => return,
-                Next::Bury(orphans) => return self.adopt(&slot, orphans).await,
+    /// Has a mutator wait for a flight.
+    fn board(self: &Arc<Self>, key: &Key, slot: Arc<Slot>) {
+        let queue = Queue::of(self.store.lane(key), key);
+        if self.queues().board(queue, key, slot) {
+            self.call(queue);
+        }
+    }
+
+    /// Sends out a flight that the board has called.
+    fn call(self: &Arc<Self>, queue: Queue) {
+        self.flushers.spawn("flight", Arc::clone(self).fly(queue));
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries mutators to the store until none waits in this queue.
+    async fn fly(self: Arc<Self>, queue: Queue) {
+        let (mut is_first, mut is_overdue) = (true, false);
+        while !is_overdue {
+            let load = self.queues().take(queue, is_first);
+            is_first = false;
+            if load.is_empty() {
+                return;
+            }
+            let (slots, writes) = self.begin(load);
+            if !writes.is_empty() {
+                let write = self.store.write_shards(&writes);
+                is_overdue = self.carry(queue, slots, write).await;
+            }
+        }
+        if self.queues().landed(queue, true) {
+            self.call(queue);
+        }
+    }
+
+    /// Waits for a write and passes its outcome on. True if it took so long that another flight may
+    /// have departed meanwhile.
+    async fn carry(
+        self: &Arc<Self>,
+        queue: Queue,
+        slots: Vec<Arc<Slot>>,
+        write: impl Future<Output = WriteOutcome>,
+    ) -> bool {
+        let started = self.gate.now().boot;
+        let mut write = pin!(write);
+        let (outcome, is_overdue) = match timeout(self.typical.overdue(), &mut write).await {
+            Ok(outcome) => (outcome, false),
+            Err(_) => {
+                if self.queues().is_overdue(queue) {
+                    self.call(queue);
+                }
+                (write.await, true)
+            }
+        };
+        // Read after the answer: an ack counts only if the lease still stands now (I3).
+        let answered = self.gate.now();
+        let took = answered.boot.saturating_sub(started);
+        self.typical.took(took);
+        self.metrics.flush_seconds.observe(took.as_secs_f64());
+        for slot in slots {
+            let (turn, key) = self.finish(&slot, outcome.clone(), answered);
+            match turn {
+                Turn::Again => self.board(&key, slot),
+                Turn::Later => self.try_later(key, slot),
+                Turn::Rest => self.rest(),
+            }
+        }
+        is_overdue
+    }
+
+    /// A mutator has nothing to write any more.
+    fn rest(&self) {
+        self.unwritten.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn try_later(self: &Arc<Self>, key: Key, slot: Arc<Slot>) {
+        let this = Arc::clone(self);
+        self.flushers.spawn("try later", async move {
+            let backoff = {
+                let mut state = slot.lock();
+                let backoff = state.backoff;
+                state.backoff = (2 * backoff).min(BACKOFF.1);
+                backoff
             };
-            let started = self.gate.now().boot;
-            let outcome = self.store.write_shard(&write).await;
-            // Read after the answer: an ack counts only if the lease still stands now (I3).
-            let answered = self.gate.now();
-            self.metrics.flush_seconds.observe((answered.boot - started).as_secs_f64());
-            drop(permit);
-            if self.finish(&slot, outcome, answered) {
-                backoff = BACKOFF.0;
-            } else {
-                sleep(backoff).await;
-                backoff = (2 * backoff).min(BACKOFF.1);
-            }
-        }
+            sleep(backoff).await;
+            this.board(&key, slot);
+        });
     }
 
-    /// What a slot needs next.
-    fn begin(&self, slot: &Slot) -> Next {
-        let mut state = slot.lock();
-        let queued = state.mutator.queued();
-        match state.mutator.begin_write(self.gate.now()) {
-            Begin::Write(write) => {
-                let sent = std::mem::take(&mut state.open);
-                state.sent.push(sent);
-                self.waiting.fetch_sub(queued, Ordering::Relaxed);
-                #[allow(clippy::cast_precision_loss, reason = "at most WAITING_OPS_MAX")]
-                self.metrics.flush_ops.observe(queued as f64);
-                Next::Write(write)
-            }
-            Begin::Idle => {
-                state.flushing = false;
-                Next::Rest
-            }
-            Begin::Dead => {
-                self.waiting.fetch_sub(queued, Ordering::Relaxed);
-                Next::Bury(self.bury(&mut state))
+    /// The writes of those on a flight that have something to write.
+    fn begin(self: &Arc<Self>, load: Vec<Arc<Slot>>) -> (Vec<Arc<Slot>>, Vec<ShardWrite>) {
+        let mut flight = (Vec::with_capacity(load.len()), Vec::with_capacity(load.len()));
+        for slot in load {
+            let mut state = slot.lock();
+            let queued = state.mutator.queued();
+            match state.mutator.begin_write(self.gate.now()) {
+                Begin::Write(write) => {
+                    let sent = std::mem::take(&mut state.open);
+                    state.sent.push(sent);
+                    drop(state);
+                    self.waiting.fetch_sub(queued, Ordering::Relaxed);
+                    #[allow(clippy::cast_precision_loss, reason = "at most WAITING_OPS_MAX")]
+                    self.metrics.flush_ops.observe(queued as f64);
+                    flight.0.push(slot);
+                    flight.1.push(write);
+                }
+                Begin::Idle => {
+                    state.flushing = false;
+                    drop(state);
+                    self.rest();
+                }
+                Begin::Dead => {
+                    self.waiting.fetch_sub(queued, Ordering::Relaxed);
+                    let orphans = self.bury(&mut state);
+                    drop(state);
+                    let this = Arc::clone(self);
+                    self.flushers.spawn("adopt", async move {
+                        this.adopt(&slot, orphans).await;
+                        this.rest();
+                    });
+                }
             }
         }
+        flight
     }
 
-    /// Passes a write's outcome on to those who wait. False if the next write should pause first.
-    fn finish(&self, slot: &Slot, outcome: WriteOutcome, now: Now) -> bool {
+    /// Passes a write's outcome on to those who wait.
+    fn finish(&self, slot: &Slot, outcome: WriteOutcome, now: Now) -> (Turn, Key) {
         let mut state = slot.lock();
         let queued = state.mutator.queued();
         let finished = state.mutator.finish_write(outcome, now);
         let resolve = |batches: &mut Vec<Arc<Batch>>, verdict: &Verdict| {
             batches.drain(..).for_each(|batch| batch.resolve(verdict.clone()));
         };
+        let mut went_well = false;
         match finished {
             Finished::Acked => {
                 resolve(&mut state.sent, &Verdict::Acked);
-                true
+                went_well = true;
             }
             Finished::TooLate => {
                 let reason = "the store acknowledged after the writer's lease was over";
                 resolve(&mut state.sent, &Verdict::Unknown(reason.into()));
-                true
+                went_well = true;
             }
             Finished::Refused { reason, rejected } => {
                 self.metrics.count_store_error("write_refused");
@@ -384,16 +476,22 @@ impl Mutators {
                 self.waiting.fetch_add(state.mutator.queued(), Ordering::Relaxed);
                 self.waiting.fetch_sub(queued, Ordering::Relaxed);
                 state.open.reject(rejected);
-                false
             }
             Finished::Unknown(reason) => {
                 self.metrics.count_store_error("write_unknown");
                 // Nobody waits any more on those whose deadline has passed.
                 state.sent.retain(|batch| Arc::strong_count(batch) > 1);
                 tracing::warn!(key = %state.mutator.key(), reason, "a write's outcome is unknown");
-                false
             }
         }
+        let key = state.mutator.key().clone();
+        if !went_well {
+            return (Turn::Later, key);
+        }
+        state.backoff = BACKOFF.0;
+        // What needs another write boards again; a mutator whose lease is over as well, to be buried.
+        state.flushing = !state.mutator.is_clean();
+        (if state.flushing { Turn::Again } else { Turn::Rest }, key)
     }
 
     /// Ends a mutator whose lease is over. Returns what it answered from memory and never sent.

@@ -2,12 +2,13 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::Duration;
 
 use lru::LruCache;
 use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::{Key, Mutator, Now, Rejected, Ticket};
 
-use super::{Refused, UpdateError};
+use super::{BACKOFF, Refused, UpdateError};
 use crate::sync::{Mutex, MutexGuard, PoisonError, SetOnce};
 
 /// Most independent parts of the map, so that updates of different keys seldom meet at a lock.
@@ -30,8 +31,10 @@ pub(super) struct SlotState {
     pub(super) open: Arc<Batch>,
     /// Sent and not resolved, oldest first; while a write is in flight the last one is its own.
     pub(super) sent: Vec<Arc<Batch>>,
-    /// A flusher task owns the mutator's writes.
+    /// It waits for a flight, is on one, or waits before it tries again.
     pub(super) flushing: bool,
+    /// How long it waits after the next write that is not acknowledged.
+    pub(super) backoff: Duration,
     /// No longer in the map: takes no more ops.
     pub(super) retired: bool,
 }
@@ -138,6 +141,7 @@ impl Slots {
             open: Arc::default(),
             sent: Vec::new(),
             flushing: false,
+            backoff: BACKOFF.0,
             retired: false,
         })));
         part.put(key.clone(), Arc::clone(&slot));

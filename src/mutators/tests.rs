@@ -12,25 +12,32 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::*;
 use crate::clock::{Clock, SystemClock};
-use crate::store::{Pause, StoreError, SweepPart};
+use crate::store::{Flights, Lane, Pause, StoreError, SweepPart};
 
 /// A store whose every write waits for the test to say what became of it.
 #[derive(Default)]
 struct Scripted {
-    writes: Mutex<VecDeque<(ShardWrite, oneshot::Sender<WriteOutcome>)>>,
+    flights: Mutex<VecDeque<(Vec<ShardWrite>, oneshot::Sender<WriteOutcome>)>>,
     arrived: tokio::sync::Notify,
     shut: AtomicBool,
 }
 
 impl Scripted {
-    /// The next write that the pod sends.
-    async fn write(&self) -> (ShardWrite, oneshot::Sender<WriteOutcome>) {
+    /// The next flight that the pod sends.
+    async fn flight(&self) -> (Vec<ShardWrite>, oneshot::Sender<WriteOutcome>) {
         loop {
-            if let Some(write) = self.writes.lock().unwrap().pop_front() {
-                return write;
+            if let Some(flight) = self.flights.lock().unwrap().pop_front() {
+                return flight;
             }
             self.arrived.notified().await;
         }
+    }
+
+    /// The same, of one mutator.
+    async fn write(&self) -> (ShardWrite, oneshot::Sender<WriteOutcome>) {
+        let (mut writes, reply) = self.flight().await;
+        assert_eq!(writes.len(), 1);
+        (writes.remove(0), reply)
     }
 
     async fn answer(&self, outcome: WriteOutcome) -> i128 {
@@ -48,9 +55,15 @@ impl Store for Scripted {
     fn levels(&self) -> Levels {
         Levels::default()
     }
-    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
+    fn lane(&self, _: &Key) -> Lane {
+        Lane::default()
+    }
+    fn flights(&self) -> Flights {
+        Flights { rows_max: 3, partitions_max: 2, free: 2 }
+    }
+    async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         let (reply, outcome) = oneshot::channel();
-        self.writes.lock().unwrap().push_back((write.clone(), reply));
+        self.flights.lock().unwrap().push_back((writes.to_vec(), reply));
         self.arrived.notify_one();
         outcome.await.unwrap_or(WriteOutcome::Unknown("the test is over".into()))
     }
@@ -228,6 +241,46 @@ async fn regression_9_a_slow_write_of_one_key_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn keys_that_wait_for_the_store_go_together_and_each_has_its_outcome() {
+    let pod = pod();
+    let mut updates = Vec::new();
+    for (by, name) in (1..).zip(["a", "b", "c", "d", "e"]) {
+        updates.push(pod.start(name, by, STORED).await);
+    }
+    let (first, second) = (pod.store.write().await, pod.store.write().await);
+    assert_eq!((total(&first.0), total(&second.0)), (1, 2));
+    first.1.send(WriteOutcome::Acked).expect("waits");
+    let (together, reply) = pod.store.flight().await;
+    assert_eq!(together.iter().map(total).collect::<Vec<_>>(), [3, 4, 5]);
+    reply.send(refused()).expect("waits");
+    second.1.send(WriteOutcome::Acked).expect("waits");
+    let outcomes = futures::future::join_all(updates.into_iter().map(Update::end)).await;
+    let is_ok: Vec<bool> = outcomes.iter().map(Result::is_ok).collect();
+    assert_eq!(is_ok, [true, true, false, false, false]);
+    assert_eq!(pod.mutators.flushing(), 3, "they look again after a while");
+}
+
+/// A node that hangs holds up those whom it carries, and nobody else.
+#[tokio::test(start_paused = true)]
+async fn overdue_flights_keep_no_others_from_departing() {
+    let pod = pod();
+    let stuck = [pod.start("a", 1, STORED).await, pod.start("b", 1, STORED).await];
+    let hanging = [pod.store.write().await, pod.store.write().await];
+    let other = pod.start("c", 5, STORED).await;
+    let began = tokio::time::Instant::now();
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 5);
+    assert_eq!(began.elapsed().as_millis(), 20);
+    assert_eq!(other.end().await, Ok(()));
+    for (_, reply) in hanging {
+        reply.send(WriteOutcome::Acked).expect("waits");
+    }
+    for update in stuck {
+        assert_eq!(update.end().await, Ok(()));
+    }
+    assert_eq!(pod.mutators.flushing(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refused_write_is_told_and_undone() {
     let pod = pod();
     let lost = pod.start("n", 1, STORED).await;
@@ -359,8 +412,11 @@ async fn clean_mutators_make_room_and_dirty_ones_are_never_forgotten() {
         }
     }
     assert_eq!((open.len(), full), (64, 36), "64 open writes, and a clear refusal beyond");
-    for _ in 0..open.len() {
-        pod.store.answer(WriteOutcome::Acked).await;
+    let mut written = 0;
+    while written < open.len() {
+        let (writes, reply) = pod.store.flight().await;
+        written += writes.len();
+        reply.send(WriteOutcome::Acked).expect("waits");
     }
     for update in open {
         assert_eq!(update.end().await, Ok(()));

@@ -23,6 +23,8 @@ use orderfree_core::protocol::{
 use thiserror::Error;
 use tokio::sync::mpsc;
 
+use crate::limits;
+
 /// Why a store could not answer. Nothing was changed.
 #[derive(Debug, Error)]
 pub enum StoreError {
@@ -63,6 +65,32 @@ pub enum Pause {
     Schema,
 }
 
+/// Keys with one lane share their first replica, so that writing them together costs less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Lane(pub u64);
+
+/// How writes of one lane go together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flights {
+    /// Most rows of one request.
+    pub rows_max: usize,
+    /// Most partitions of one request.
+    pub partitions_max: usize,
+    /// So many requests are sent whoever waits; a further one only with all the rows it may have.
+    pub free: usize,
+}
+
+/// What Cassandra takes without a warning.
+impl Default for Flights {
+    fn default() -> Flights {
+        Flights {
+            rows_max: limits::BATCH_ROWS_MAX.into(),
+            partitions_max: limits::BATCH_GROUPS_MAX.into(),
+            free: limits::FLIGHTS_OF_LANE,
+        }
+    }
+}
+
 /// One of the equal parts of the key space that a sweep goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SweepPart {
@@ -81,9 +109,21 @@ pub trait Store: Send + Sync + 'static {
     /// The consistency levels that are used when a request names none.
     fn levels(&self) -> Levels;
 
-    /// Writes one shard row at its own timestamp, retrying the same bytes within the request
-    /// budget, and never sending anything once its lease is over.
-    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome;
+    /// The lane of a key's writes.
+    fn lane(&self, key: &Key) -> Lane;
+
+    /// How writes go together.
+    fn flights(&self) -> Flights;
+
+    /// Writes shard rows of one lane in one request, each at its own timestamp, retrying the same
+    /// bytes within the request budget, and never sending anything once a lease is over. One outcome
+    /// for all: refused only if certainly none of them is applied, now or later.
+    async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome;
+
+    /// Writes one shard row.
+    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
+        self.write_shards(std::slice::from_ref(write)).await
+    }
 
     /// Reads a key's rows with `expires_at > after` (all without) as one unpaged slice.
     async fn read_key(

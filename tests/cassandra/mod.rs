@@ -8,8 +8,8 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use orderfree::clock::Clock;
-use orderfree::store::Store;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, schema};
+use orderfree::store::{Flights, Store};
 use orderfree_core::crdt::Counter;
 use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::protocol::consistency::Levels;
@@ -72,6 +72,7 @@ pub(crate) fn config(keyspace: &str, constants: Constants) -> CassandraConfig {
         local_datacenter: None,
         levels: Levels::default(),
         constants,
+        flights: Flights::default(),
     }
 }
 

@@ -19,7 +19,7 @@ use orderfree::mutators::Mutators;
 use orderfree::policy::Policy;
 use orderfree::service::Service;
 use orderfree::store::embedded::EmbeddedStore;
-use orderfree::store::{Pause, Store, StoreError, SweepPart};
+use orderfree::store::{Flights, Lane, Pause, Store, StoreError, SweepPart};
 use orderfree_core::crdt::item::Item;
 use orderfree_core::crdt::{GSetOp, Kind, Op, State, envelope};
 use orderfree_core::protocol::clock::ClockError;
@@ -290,15 +290,23 @@ impl Store for Faulty {
         self.inner.levels()
     }
 
-    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
-        self.writes.fetch_add(1, Ordering::SeqCst);
+    fn lane(&self, key: &Key) -> Lane {
+        self.inner.lane(key)
+    }
+
+    fn flights(&self) -> Flights {
+        self.inner.flights()
+    }
+
+    async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
+        self.writes.fetch_add(writes.len(), Ordering::SeqCst);
         match self.fault() {
             Fault::Down => WriteOutcome::Refused("no node is up".to_owned()),
             Fault::Silent => {
-                self.inner.write_shard(write).await;
+                self.inner.write_shards(writes).await;
                 WriteOutcome::Unknown("no answer in time".to_owned())
             }
-            _ => self.inner.write_shard(write).await,
+            _ => self.inner.write_shards(writes).await,
         }
     }
 

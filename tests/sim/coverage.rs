@@ -52,6 +52,8 @@ hazards! {
     GateShut "a pod's clock was not trusted"
     Damaged "a row was damaged"
     RowDeletes "a fold deleted row by row"
+    Together "several keys were written in one request"
+    InPart "a request over several partitions was applied in part"
 }
 
 /// The hazards that one schedule met.

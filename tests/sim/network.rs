@@ -19,6 +19,9 @@ use crate::world::{Fate, Shared, World};
 /// How long a coordinator waits for replicas.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How often too few replicas of one partition of several are up.
+const PART_SHORT: f64 = 0.2;
+
 /// One attempt to write a mutation at a level.
 pub(crate) async fn write(
     shared: &Shared,
@@ -52,6 +55,27 @@ pub(crate) async fn write(
     }
     sleep(shared.with(World::travel)).await;
     Ok(())
+}
+
+/// One attempt to write mutations of several partitions in one request. Replicas of partitions differ
+/// in a larger cluster, so there may be too few for one of them: then the answer is an error, whatever
+/// becomes of the others.
+pub(crate) async fn write_parts(
+    shared: &Shared,
+    datacenter: usize,
+    level: Level,
+    mut parts: Vec<Arc<Mutation>>,
+    patience: Duration,
+) -> Result<(), ExecutionError> {
+    let is_short = parts.len() > 1 && shared.with(|world| world.dice.random_bool(PART_SHORT));
+    if is_short {
+        let at = shared.with(|world| world.dice.random_range(0..parts.len()));
+        parts.remove(at);
+        shared.met(Hazard::InPart);
+    }
+    let writes = parts.iter().map(|part| write(shared, datacenter, level, part, patience));
+    let results = futures::future::join_all(writes).await;
+    if is_short { Err(unavailable()) } else { results.into_iter().collect() }
 }
 
 /// Brings a mutation to one node, now, later or never.

@@ -148,6 +148,8 @@ pub(crate) struct Plan {
     pub(crate) row_deletes: bool,
     /// Node 0 may forget what it did not sync.
     pub(crate) forgetful: bool,
+    /// Each key lies in a partition of its own, where updates are concerned.
+    pub(crate) apart: bool,
     pub(crate) weather: Weather,
     pub(crate) steps: Vec<Step>,
 }
@@ -210,6 +212,7 @@ impl Plan {
             background_folds: dice.random_bool(0.3),
             row_deletes: dice.random_bool(0.1),
             forgetful,
+            apart: (seed / 2) % 2 == 1,
             weather,
             steps: Vec::new(),
         };

@@ -48,4 +48,5 @@ sabotages! {
     IdReused 1_000 "a mutator's row is used by another"
     UndecodableSkipped 1_000 "a row that can't be decoded is skipped"
     SplitTally 100_000 "the tally lies in two cells"
+    PartsTakenForOne 100_000 "an error about several partitions is taken for one about all"
 }

@@ -10,9 +10,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use orderfree::chance::Chance;
 use orderfree::clock::Clock;
-use orderfree::store::cassandra::attempts::{self, Patience};
+use orderfree::store::cassandra::attempts::{self, Patience, Reach};
 use orderfree::store::cassandra::chunk;
-use orderfree::store::{Pause, Store, StoreError, SweepPart};
+use orderfree::store::{Flights, Lane, Pause, Store, StoreError, SweepPart};
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::decode_tally;
 use orderfree_core::protocol::clock::{self, ClockError, NodeClock, SAMPLE_EVERY, Sample};
@@ -115,10 +115,9 @@ impl SimStore {
         Plan::datacenter_name(self.datacenter)
     }
 
-    async fn send_shard(
+    async fn send_shards(
         &self,
-        address: Address,
-        cell: &Cell,
+        rows: &[(Address, Cell)],
     ) -> Result<(), scylla::errors::ExecutionError> {
         // A pod may be stopped between its last look at the clock and the send, or right after it,
         // while the network holds what was sent.
@@ -129,22 +128,33 @@ impl SimStore {
                 Duration::ZERO
             }
         };
-        let mut cell = cell.clone();
+        let mut rows = rows.to_vec();
         if self.is(Sabotage::CoordinatorTimestamps) {
-            cell.timestamp = self.shared.with(|world| {
-                let coordinator = world.dice.random_range(0..world.nodes.len());
-                world.node_now(coordinator)
-            });
+            for (_, cell) in &mut rows {
+                cell.timestamp = self.shared.with(|world| {
+                    let coordinator = world.dice.random_range(0..world.nodes.len());
+                    world.node_now(coordinator)
+                });
+            }
         }
-        let mutation = Mutation { cells: vec![(address, cell)], tombstones: Vec::new() };
+        let parts = self.parts(rows);
         let (level, patience) = (self.levels().write, self.plan.constants.attempt_budget());
         let (shared, datacenter) = (self.shared.clone(), self.datacenter);
         // What has left the pod goes on without it.
         let sent = tokio::spawn(async move {
             tokio::time::sleep(held).await;
-            network::write(&shared, datacenter, level, &Arc::new(mutation), patience).await
+            network::write_parts(&shared, datacenter, level, parts, patience).await
         });
         sent.await.expect("no panic")
+    }
+
+    /// One mutation for each partition.
+    fn parts(&self, rows: Vec<(Address, Cell)>) -> Vec<Arc<Mutation>> {
+        let mutation = |cells| Arc::new(Mutation { cells, tombstones: Vec::new() });
+        match self.plan.apart {
+            true => rows.into_iter().map(|row| mutation(vec![row])).collect(),
+            false => vec![mutation(rows)],
+        }
     }
 
     /// Stops the pod if a step says so. Returns for how long the network holds what left it before,
@@ -157,12 +167,20 @@ impl SimStore {
         Some(held)
     }
 
-    async fn write_rows(&self, write: &ShardWrite) -> WriteOutcome {
-        let (address, cell) = self.shard_of(write);
-        let may_be_sent = || write.may_be_sent(self.machine.now().wall);
+    async fn write_rows(&self, writes: &[ShardWrite]) -> WriteOutcome {
+        let rows: Vec<_> = writes.iter().map(|write| self.shard_of(write)).collect();
+        let may_be_sent = || {
+            let now = self.machine.now().wall;
+            writes.iter().all(|write| write.may_be_sent(now))
+        };
+        let is_apart = self.plan.apart && !self.is(Sabotage::PartsTakenForOne);
+        let reach = match writes.len() > 1 && is_apart {
+            true => Reach::Several,
+            false => Reach::OnePartition,
+        };
         let patience = Patience::of_writes(&self.plan.constants);
-        let send = || self.send_shard(address, &cell);
-        self.machine.run(attempts::write(patience, &self.chance, may_be_sent, send)).await
+        let send = || self.send_shards(&rows);
+        self.machine.run(attempts::write(patience, reach, &self.chance, may_be_sent, send)).await
     }
 
     async fn rows(&self, range: Range, level: Level) -> Result<Vec<(u8, Row)>, StoreError> {
@@ -206,21 +224,32 @@ impl Store for SimStore {
         self.plan.levels
     }
 
-    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
+    fn lane(&self, _: &Key) -> Lane {
+        Lane::default()
+    }
+
+    fn flights(&self) -> Flights {
+        // With one flight at a time, a few keys are enough to have some wait and go together.
+        Flights { rows_max: 2, free: 1, ..Flights::default() }
+    }
+
+    async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         let sent = self.machine.now();
+        if writes.len() > 1 {
+            self.shared.met(Hazard::Together);
+        }
         if self.is(Sabotage::AckBeforeWrite) {
-            let (address, cell) = self.shard_of(write);
-            let mutation = Mutation { cells: vec![(address, cell)], tombstones: Vec::new() };
+            let parts = self.parts(writes.iter().map(|write| self.shard_of(write)).collect());
             let (shared, datacenter) = (self.shared.clone(), self.datacenter);
             let (level, patience) = (self.levels().write, self.plan.constants.attempt_budget());
             tokio::spawn(async move {
-                let mutation = Arc::new(mutation);
-                let _ = network::write(&shared, datacenter, level, &mutation, patience).await;
+                let _ = network::write_parts(&shared, datacenter, level, parts, patience).await;
             });
             return WriteOutcome::Acked;
         }
-        let outcome = self.write_rows(write).await;
-        let lease_is_over = self.machine.now().wall >= write.expires_at();
+        let outcome = self.write_rows(writes).await;
+        let now = self.machine.now().wall;
+        let lease_is_over = writes.iter().any(|write| now >= write.expires_at());
         if outcome == WriteOutcome::Acked && lease_is_over {
             self.shared.met(Hazard::TooLate);
         }
@@ -344,8 +373,10 @@ impl Store for SimStore {
         let (level, patience) = (self.levels().write, Patience::RELAXED);
         let send =
             || network::write(&self.shared, self.datacenter, level, &mutation, patience.attempt);
-        let outcome =
-            self.machine.run(attempts::write(patience, &self.chance, || true, send)).await;
+        let outcome = self
+            .machine
+            .run(attempts::write(patience, Reach::OnePartition, &self.chance, || true, send))
+            .await;
         self.shared.with(|world| world.folding[name] -= 1);
         if outcome != WriteOutcome::Acked {
             self.shared.met(Hazard::FoldUnacked);

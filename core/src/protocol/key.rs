@@ -79,6 +79,14 @@ pub struct Key {
     pub name: Name,
 }
 
+impl Key {
+    /// What lies in one place: keys of one partition are written together or not at all.
+    #[must_use]
+    pub fn partition(&self) -> (Kind, &Name) {
+        (self.kind, &self.group)
+    }
+}
+
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.kind, self.group, self.name)

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use orderfree_core::protocol::{Constants, WriteOutcome};
+use orderfree_core::protocol::{Constants, ShardWrite, WriteOutcome};
 use scylla::errors::ExecutionError;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
@@ -27,6 +27,28 @@ pub struct Patience {
     pub attempt: Duration,
     /// Longest time of all attempts with the pauses between.
     pub total: Duration,
+}
+
+/// What a write touches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// One partition: its replicas take all of it or nothing.
+    OnePartition,
+    /// Several: each is refused or applied by itself, whatever the answer says.
+    Several,
+}
+
+impl Reach {
+    /// Of shard rows in one request.
+    #[must_use]
+    pub fn of(writes: &[ShardWrite]) -> Reach {
+        let mut partitions = writes.iter().map(|write| write.key().partition());
+        let first = partitions.next();
+        match partitions.all(|partition| Some(partition) == first) {
+            true => Reach::OnePartition,
+            false => Reach::Several,
+        }
+    }
 }
 
 impl Patience {
@@ -66,6 +88,7 @@ impl Patience {
 /// `may_be_sent` is asked right before every attempt.
 pub async fn write<Sent>(
     patience: Patience,
+    reach: Reach,
     chance: &Chance,
     may_be_sent: impl Fn() -> bool,
     send: impl Fn() -> Sent,
@@ -81,7 +104,7 @@ where
         }
         match timeout_at(deadline, send()).await {
             Ok(Ok(())) => return WriteOutcome::Acked,
-            Ok(Err(error)) => attempts.failed(&error),
+            Ok(Err(error)) => attempts.failed(&error, reach),
             Err(_) => {
                 attempts.left_open("no acknowledgement in time");
                 break;
@@ -150,7 +173,14 @@ mod tests {
             sent.set(sent.get() + 1);
             answers.borrow_mut().pop().unwrap_or(Err(unavailable()))
         };
-        let outcome = write(patience(), &Chance::system(), || sent.get() < may_be_sent, send).await;
+        let outcome = write(
+            patience(),
+            Reach::OnePartition,
+            &Chance::system(),
+            || sent.get() < may_be_sent,
+            send,
+        )
+        .await;
         (outcome, sent.get())
     }
 
@@ -182,7 +212,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn no_attempt_outlives_the_request_budget() {
         let begun = Instant::now();
-        let outcome = write(patience(), &Chance::system(), || true, std::future::pending).await;
+        let outcome = write(
+            patience(),
+            Reach::OnePartition,
+            &Chance::system(),
+            || true,
+            std::future::pending,
+        )
+        .await;
         assert!(matches!(outcome, WriteOutcome::Unknown(_)));
         assert_eq!(begun.elapsed(), patience().total);
     }

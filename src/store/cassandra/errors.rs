@@ -2,11 +2,13 @@
 //!
 //! A write is *refused* if and only if nothing of it can be applied, now or later: nothing was
 //! sent, or the coordinator found too few live replicas before it passed the mutation on. Everything
-//! else is *unknown*, also errors that a later driver adds. All our writes touch one partition; an
-//! [`DbError::Unavailable`] of a batch over several would be unknown.
+//! else is *unknown*, also errors that a later driver adds. A batch over several partitions is applied
+//! partition by partition, so an [`DbError::Unavailable`] of one says nothing about the others.
 
 use orderfree_core::protocol::WriteOutcome;
 use scylla::errors::{BadQuery, DbError, ExecutionError, RequestAttemptError};
+
+use super::attempts::Reach;
 
 /// Whether a failed attempt may still be applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,8 +19,8 @@ pub(super) enum Failure {
     Unknown,
 }
 
-/// Classifies the failure of one attempt at a single-partition write.
-pub(super) fn failure(error: &ExecutionError) -> Failure {
+/// Classifies the failure of one attempt at a write.
+pub(super) fn failure(error: &ExecutionError, reach: Reach) -> Failure {
     use ExecutionError::{
         ConnectionPoolError, EmptyPlan, LastAttemptError, MetadataError, PrepareError,
         RequestTimeout, SchemaAgreementError, UseKeyspaceError,
@@ -27,7 +29,7 @@ pub(super) fn failure(error: &ExecutionError) -> Failure {
         ExecutionError::BadQuery(error) => bad_query(error),
         // No node to send to, or no connection: the driver gave up before it sent anything.
         EmptyPlan | ConnectionPoolError(_) => Failure::Refused,
-        LastAttemptError(error) => attempt(error),
+        LastAttemptError(error) => attempt(error, reach),
         RequestTimeout(_) => Failure::Unknown,
         // None of these should come from a prepared write, so nothing is known about them.
         PrepareError(_) | UseKeyspaceError(_) | SchemaAgreementError(_) | MetadataError(_) => {
@@ -48,7 +50,7 @@ fn bad_query(error: &BadQuery) -> Failure {
     }
 }
 
-fn attempt(error: &RequestAttemptError) -> Failure {
+fn attempt(error: &RequestAttemptError, reach: Reach) -> Failure {
     use RequestAttemptError::{
         BodyExtensionsParseError, BrokenConnectionError, CqlErrorParseError,
         CqlRequestSerialization, CqlResultParseError, NonfinishedPagingState, RepreparedIdChanged,
@@ -58,7 +60,7 @@ fn attempt(error: &RequestAttemptError) -> Failure {
         SerializationError(_) | CqlRequestSerialization(_) | UnableToAllocStreamId => {
             Failure::Refused
         }
-        RequestAttemptError::DbError(error, _) => answer(error),
+        RequestAttemptError::DbError(error, _) => answer(error, reach),
         BrokenConnectionError(_)
         | BodyExtensionsParseError(_)
         | CqlResultParseError(_)
@@ -72,9 +74,10 @@ fn attempt(error: &RequestAttemptError) -> Failure {
 }
 
 /// Only Unavailable says that no replica was asked; the others are not worth the risk.
-fn answer(error: &DbError) -> Failure {
+fn answer(error: &DbError, reach: Reach) -> Failure {
     match error {
-        DbError::Unavailable { .. } => Failure::Refused,
+        DbError::Unavailable { .. } if reach == Reach::OnePartition => Failure::Refused,
+        DbError::Unavailable { .. } => Failure::Unknown,
         DbError::SyntaxError
         | DbError::Invalid
         | DbError::AlreadyExists { .. }
@@ -109,8 +112,8 @@ pub(super) struct Attempts {
 
 impl Attempts {
     /// Notes a failed attempt.
-    pub(super) fn failed(&mut self, error: &ExecutionError) {
-        match failure(error) {
+    pub(super) fn failed(&mut self, error: &ExecutionError, reach: Reach) {
+        match failure(error, reach) {
             Failure::Refused => self.refused = Some(error.to_string()),
             Failure::Unknown => self.left_open(&error.to_string()),
         }
@@ -181,7 +184,7 @@ mod tests {
             RequestAttemptError::UnableToAllocStreamId.into(),
             unavailable(),
         ] {
-            assert_eq!(failure(&error), Failure::Refused, "{error}");
+            assert_eq!(failure(&error, Reach::OnePartition), Failure::Refused, "{error}");
         }
     }
 
@@ -244,15 +247,21 @@ mod tests {
             }),
             from_node(DbError::Other(0x1600)),
         ] {
-            assert_eq!(failure(&error), Failure::Unknown, "{error}");
+            assert_eq!(failure(&error, Reach::OnePartition), Failure::Unknown, "{error}");
         }
+    }
+
+    #[test]
+    fn no_answer_about_several_partitions_says_that_none_was_written() {
+        assert_eq!(failure(&unavailable(), Reach::Several), Failure::Unknown);
+        assert_eq!(failure(&ExecutionError::EmptyPlan, Reach::Several), Failure::Refused);
     }
 
     #[test]
     fn several_attempts_are_refused_only_if_all_were() {
         let outcome = |errors: &[ExecutionError]| {
             let mut attempts = Attempts::default();
-            errors.iter().for_each(|error| attempts.failed(error));
+            errors.iter().for_each(|error| attempts.failed(error, Reach::OnePartition));
             attempts.outcome("never sent")
         };
         assert_eq!(outcome(&[]), WriteOutcome::Refused("never sent".into()));

@@ -49,11 +49,11 @@ use scylla::serialize::row::SerializeRow;
 use scylla::statement::prepared::PreparedStatement;
 use tokio::sync::mpsc;
 
-use self::attempts::Patience;
+use self::attempts::{Patience, Reach};
 use self::clock::{Sampler, SharedView};
 pub use self::session::ConnectError;
 use self::statements::Statements;
-use super::{Pause, Store, StoreError, SweepPart};
+use super::{Flights, Lane, Pause, Store, StoreError, SweepPart};
 use crate::chance::Chance;
 use crate::clock::Clock;
 use crate::limits::{FOLD_ROWS_MAX, READ_ROWS_MAX, group_chunk_rows};
@@ -61,6 +61,9 @@ use crate::tasks::Tasks;
 
 /// Into how many token ranges a sweep divides the ring.
 const SWEEP_PARTS: u32 = 256;
+
+/// Where rows lie.
+const TABLE: &str = "shards";
 
 /// How long closing waits for a round of clock samples to end.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
@@ -82,6 +85,8 @@ pub struct CassandraConfig {
     pub levels: Levels,
     /// The protocol's times.
     pub constants: Constants,
+    /// How shard writes go together.
+    pub flights: Flights,
 }
 
 /// The store on a cluster. Its connections close when it is dropped.
@@ -91,6 +96,8 @@ pub struct CassandraStore {
     levels: Levels,
     constants: Constants,
     local_datacenter: String,
+    keyspace: String,
+    flights: Flights,
     clock: Arc<dyn Clock>,
     chance: Chance,
     view: SharedView,
@@ -110,7 +117,7 @@ impl CassandraStore {
         let local_datacenter = session::local_datacenter(&session, &config).await?;
         let engine = session::engine(&session).await?;
         session::check(&session, &config, &local_datacenter, engine).await?;
-        let CassandraConfig { keyspace, levels, constants, .. } = config;
+        let CassandraConfig { keyspace, levels, constants, flights, .. } = config;
         let statements =
             Statements::prepare(&session, &keyspace, &local_datacenter, levels, &constants)
                 .await
@@ -132,6 +139,8 @@ impl CassandraStore {
             levels,
             constants,
             local_datacenter,
+            keyspace,
+            flights,
             clock,
             chance: Chance::system(),
             view,
@@ -158,22 +167,31 @@ impl Store for CassandraStore {
         self.levels
     }
 
-    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
-        let key = write.key();
-        let values = (
-            key.kind.name(),
-            key.group.as_str(),
-            key.name.as_str(),
-            write.expires_at().as_micros(),
-            write.mutator_id().as_uuid(),
-            write.state(),
-            write.timestamp().as_micros(),
-        );
-        let send =
-            async || self.session.execute_unpaged(&self.statements.write, &values).await.map(drop);
-        let may_be_sent = || write.may_be_sent(self.clock.now().wall);
+    fn lane(&self, key: &Key) -> Lane {
+        let partition = (key.kind.name(), key.group.as_str());
+        let state = self.session.get_cluster_state();
+        let replicas = state.get_endpoints(&self.keyspace, TABLE, &partition);
+        // A table that is unknown just now, or no replica: any lane will do.
+        let first = replicas.ok().and_then(|replicas| Some(replicas.first()?.0.host_id));
+        Lane(first.map_or(0, |host| host.as_u64_pair().0 ^ host.as_u64_pair().1))
+    }
+
+    fn flights(&self) -> Flights {
+        self.flights
+    }
+
+    async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
+        let values: Vec<_> = writes.iter().map(statements::values_of_write).collect();
+        let send = async || match values.as_slice() {
+            [alone] => self.session.execute_unpaged(&self.statements.write, alone).await.map(drop),
+            all => self.session.batch(&self.statements.writes(all.len()), all).await.map(drop),
+        };
+        let may_be_sent = || {
+            let now = self.clock.now().wall;
+            writes.iter().all(|write| write.may_be_sent(now))
+        };
         let patience = Patience::of_writes(&self.constants);
-        attempts::write(patience, &self.chance, may_be_sent, send).await
+        attempts::write(patience, Reach::of(writes), &self.chance, may_be_sent, send).await
     }
 
     async fn read_key(
@@ -249,7 +267,7 @@ impl Store for CassandraStore {
         let values = (tally, deletion);
         let send = async || self.session.batch(&self.statements.fold, &values).await.map(drop);
         // A fold may be executed at any time, by anyone (invariant I8).
-        attempts::write(Patience::RELAXED, &self.chance, || true, send).await
+        attempts::write(Patience::RELAXED, Reach::OnePartition, &self.chance, || true, send).await
     }
 
     fn sweep_parts(&self) -> u32 {
@@ -325,6 +343,7 @@ impl fmt::Debug for CassandraConfig {
             .field("local_datacenter", &self.local_datacenter)
             .field("levels", &self.levels)
             .field("constants", &self.constants)
+            .field("flights", &self.flights)
             .finish()
     }
 }
@@ -376,6 +395,7 @@ mod tests {
             local_datacenter: None,
             levels: Levels::default(),
             constants: Constants::resolve(Default::default()).expect("defaults"),
+            flights: Flights::default(),
         };
         let shown = format!("{config:?}");
         assert!(shown.contains("someone") && !shown.contains("secret"), "{shown}");

@@ -7,14 +7,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use orderfree_core::protocol::Constants;
 use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::{Constants, ShardWrite};
 use scylla::client::execution_profile::{ExecutionProfile, ExecutionProfileHandle};
 use scylla::client::session::Session;
 use scylla::errors::PrepareError;
 use scylla::frame::types::Consistency;
 use scylla::policies::load_balancing::DefaultPolicy;
 use scylla::policies::retry::FallthroughRetryPolicy;
+use scylla::serialize::row::SerializeRow;
 use scylla::statement::batch::{Batch, BatchType};
 use scylla::statement::prepared::PreparedStatement;
 
@@ -58,7 +59,30 @@ pub(super) struct Statements {
     pub(super) clock: PreparedStatement,
 }
 
+/// The values of one shard row, in the order of [`Statements::write`].
+pub(super) fn values_of_write(write: &ShardWrite) -> impl SerializeRow {
+    let key = write.key();
+    (
+        key.kind.name(),
+        key.group.as_str(),
+        key.name.as_str(),
+        write.expires_at().as_micros(),
+        write.mutator_id().as_uuid(),
+        write.state(),
+        write.timestamp().as_micros(),
+    )
+}
+
 impl Statements {
+    /// So many shard rows in one request.
+    pub(super) fn writes(&self, count: usize) -> Batch {
+        let rows = vec![self.write.clone().into(); count];
+        let mut batch = Batch::new_with_statements(BatchType::Unlogged, rows);
+        batch.set_is_idempotent(true);
+        batch.set_execution_profile_handle(self.write.get_execution_profile_handle().cloned());
+        batch
+    }
+
     pub(super) async fn prepare(
         session: &Session,
         keyspace: &str,

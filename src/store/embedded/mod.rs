@@ -41,9 +41,9 @@ use tokio::sync::{Semaphore, mpsc};
 use self::guard::ClockGuard;
 use self::rows::{ReadError, SweepCursor};
 use self::writer::{Queue, Write};
-use super::{Pause, Store, StoreError, SweepPart};
+use super::{Flights, Lane, Pause, Store, StoreError, SweepPart};
 use crate::clock::Clock;
-use crate::limits::{EMBEDDED_READS_MAX, FOLD_ROWS_MAX, READ_ROWS_MAX};
+use crate::limits::{EMBEDDED_READS_MAX, FOLD_ROWS_MAX, READ_ROWS_MAX, WRITE_BATCH_MAX};
 
 pub use file::OpenError;
 pub use rows::{RowKey, RowValue, SHARDS};
@@ -206,12 +206,23 @@ impl Store for EmbeddedStore {
         Levels::default()
     }
 
-    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
-        let is_shard = write.mutator_id() != MutatorId::TALLY
-            && write.expires_at() != Timestamp::NEVER
-            && write.timestamp() < write.expires_at();
-        assert!(is_shard, "invariant: a shard has a mutator, and is written before its expiry");
-        self.queue.write(Write::Shard(write.clone())).await
+    fn lane(&self, _key: &Key) -> Lane {
+        Lane::default()
+    }
+
+    fn flights(&self) -> Flights {
+        Flights { rows_max: WRITE_BATCH_MAX, partitions_max: usize::MAX, free: 2 }
+    }
+
+    async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
+        let is_shard = |write: &ShardWrite| {
+            write.mutator_id() != MutatorId::TALLY
+                && write.expires_at() != Timestamp::NEVER
+                && write.timestamp() < write.expires_at()
+        };
+        let rule = "invariant: a shard has a mutator, and is written before its expiry";
+        assert!(writes.iter().all(is_shard), "{rule}");
+        self.queue.write(Write::Shards(writes.to_vec())).await
     }
 
     async fn read_key(

@@ -28,7 +28,7 @@ use crate::limits::{WRITE_BATCH_BYTES_MAX, WRITE_BATCH_MAX, WRITE_QUEUE_MAX};
 /// What to write.
 #[derive(Debug)]
 pub(super) enum Write {
-    Shard(ShardWrite),
+    Shards(Vec<ShardWrite>),
     Fold(Fold),
 }
 
@@ -126,7 +126,7 @@ impl Writer {
             return requests.into_iter().for_each(|request| request.refuse(&reason));
         }
         let late = requests.extract_if(.., |request| match &request.write {
-            Write::Shard(write) => !write.may_be_sent(now),
+            Write::Shards(writes) => writes.iter().any(|write| !write.may_be_sent(now)),
             Write::Fold(_) => false,
         });
         late.for_each(|request| request.refuse("its lease is over"));
@@ -168,7 +168,9 @@ impl Writer {
         let mut table = transaction.open_table(SHARDS)?;
         for request in requests {
             match &request.write {
-                Write::Shard(write) => rows::write_shard(&mut table, write)?,
+                Write::Shards(writes) => {
+                    writes.iter().try_for_each(|write| rows::write_shard(&mut table, write))?;
+                }
                 Write::Fold(fold) => {
                     self.shared.guard.observe_fence(fold.fence());
                     rows::write_fold(&mut table, fold)?;
@@ -200,7 +202,7 @@ struct Batch {
 impl Batch {
     fn push(&mut self, request: Request) {
         self.bytes += match &request.write {
-            Write::Shard(write) => write.state().len(),
+            Write::Shards(writes) => writes.iter().map(|write| write.state().len()).sum(),
             Write::Fold(fold) => fold.tally().len(),
         };
         self.requests.push(request);

@@ -12,30 +12,6 @@ pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub(crate) use shuttle::sync::{Mutex, MutexGuard};
 pub(crate) use std::sync::PoisonError;
 
-/// Permits; fair like tokio's.
-pub(crate) struct Semaphore(BatchSemaphore);
-
-pub(crate) struct Permit<'a>(&'a BatchSemaphore);
-
-impl Semaphore {
-    pub(crate) fn new(permits: usize) -> Semaphore {
-        Semaphore(BatchSemaphore::new(permits, Fairness::StrictlyFair))
-    }
-
-    pub(crate) async fn acquire(
-        &self,
-    ) -> Result<Permit<'_>, shuttle::future::batch_semaphore::AcquireError> {
-        self.0.acquire(1).await?;
-        Ok(Permit(&self.0))
-    }
-}
-
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        self.0.release(1);
-    }
-}
-
 /// A value that is set once, by one, and awaited by many.
 #[derive(Debug)]
 pub(crate) struct SetOnce<T> {

@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use shuttle::future::batch_semaphore::{BatchSemaphore, Fairness};
 use shuttle::future::{spawn, yield_now};
-use shuttle::sync::atomic::{AtomicUsize, Ordering};
 
 /// More than ever run at once.
 const TASKS_MAX: usize = 1_000;
 
 #[derive(Clone)]
 pub struct Tasks {
-    running: Arc<AtomicUsize>,
     /// What runs holds one each; who joins wants them all.
     free: Arc<BatchSemaphore>,
 }
@@ -26,7 +24,6 @@ pub(crate) struct Token {
 
 impl Drop for Token {
     fn drop(&mut self) {
-        self.of.running.fetch_sub(1, Ordering::SeqCst);
         if self.held.is_some() {
             self.of.free.release(1);
         }
@@ -36,7 +33,7 @@ impl Drop for Token {
 impl Tasks {
     pub(crate) fn new() -> Tasks {
         let free = BatchSemaphore::new(TASKS_MAX, Fairness::Unfair);
-        Tasks { running: Arc::default(), free: Arc::new(free) }
+        Tasks { free: Arc::new(free) }
     }
 
     pub(crate) fn spawn(&self, _: &'static str, task: impl Future<Output = ()> + Send + 'static) {
@@ -48,12 +45,7 @@ impl Tasks {
     }
 
     pub(crate) fn token(&self) -> Token {
-        self.running.fetch_add(1, Ordering::SeqCst);
         Token { of: self.clone(), held: self.free.try_acquire(1).ok() }
-    }
-
-    pub(crate) fn running(&self) -> usize {
-        self.running.load(Ordering::SeqCst)
     }
 
     pub(crate) async fn sleep(&self, _: Duration) -> bool {

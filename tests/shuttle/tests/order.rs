@@ -13,7 +13,7 @@ use orderfree::clock::Clock;
 use orderfree::gate::Gate;
 use orderfree::metrics::Metrics;
 use orderfree::policy::Policy;
-use orderfree::store::{Pause, Store, StoreError, SweepPart};
+use orderfree::store::{Flights, Lane, Pause, Store, StoreError, SweepPart};
 use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
@@ -84,15 +84,26 @@ impl Store for Rows {
     fn levels(&self) -> Levels {
         Levels::default()
     }
-    async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
-        let state = decode_shard(Kind::Counter, write.state()).expect("decodable");
-        let total = Counter::try_from(state).expect("a counter").total();
-        self.with(write, |row| {
-            assert!(!row.is_in_flight, "two writes of one mutator at once");
-            assert!(row.last_timestamp < Some(write.timestamp()), "timestamps don't rise");
-            assert!(contains(total, row.kept), "{total:o} lacks some of {:o}", row.kept);
-            (row.is_in_flight, row.last_timestamp) = (true, Some(write.timestamp()));
-        });
+    fn lane(&self, _: &Key) -> Lane {
+        Lane::default()
+    }
+    fn flights(&self) -> Flights {
+        Flights { rows_max: 2, free: 1, ..Flights::default() }
+    }
+    async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
+        let total = |write: &ShardWrite| {
+            let state = decode_shard(Kind::Counter, write.state()).expect("decodable");
+            Counter::try_from(state).expect("a counter").total()
+        };
+        for write in writes {
+            let total = total(write);
+            self.with(write, |row| {
+                assert!(!row.is_in_flight, "two writes of one mutator at once");
+                assert!(row.last_timestamp < Some(write.timestamp()), "timestamps don't rise");
+                assert!(contains(total, row.kept), "{total:o} lacks some of {:o}", row.kept);
+                (row.is_in_flight, row.last_timestamp) = (true, Some(write.timestamp()));
+            });
+        }
         a_while().await;
         let luck = thread_rng().gen_range(0..8);
         let (is_applied, outcome) = match luck {
@@ -100,16 +111,20 @@ impl Store for Rows {
             4 | 5 => (false, WriteOutcome::Refused("down".into())),
             _ => (luck == 6, WriteOutcome::Unknown("no answer".into())),
         };
-        self.with(write, |row| {
-            if is_applied {
-                row.applied = total;
-            }
-            if !matches!(outcome, WriteOutcome::Refused(_)) {
-                row.kept = total;
-            }
-        });
+        for write in writes {
+            self.with(write, |row| {
+                if is_applied {
+                    row.applied = total(write);
+                }
+                if !matches!(outcome, WriteOutcome::Refused(_)) {
+                    row.kept = total(write);
+                }
+            });
+        }
         a_while().await;
-        self.with(write, |row| row.is_in_flight = false);
+        for write in writes {
+            self.with(write, |row| row.is_in_flight = false);
+        }
         outcome
     }
     async fn read_key(

@@ -1,0 +1,68 @@
+//! How long a flight typically takes: a running estimate of the median, which a node that hangs moves
+//! as little as an overloaded cluster moves it surely.
+//!
+//! Each sample moves the estimate by a fixed share, up if it was longer and down if it was shorter, so
+//! that it settles where as many are longer as shorter (stochastic approximation, Robbins and Monro
+//! 1951).
+
+use std::time::Duration;
+
+use crate::sync::{AtomicUsize, Ordering};
+
+/// The estimate before the first sample, in µs.
+const FIRST_US: usize = 5_000;
+
+/// Each sample moves the estimate by a fiftieth.
+const STEP_SHARE: usize = 50;
+
+/// So many times the typical time is too long.
+const OVERDUE_TIMES: u32 = 4;
+
+/// Shortest and longest time after which a flight is overdue.
+const OVERDUE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// See the [module documentation](self).
+pub(super) struct Typical(AtomicUsize);
+
+impl Typical {
+    pub(super) fn new() -> Typical {
+        Typical(AtomicUsize::new(FIRST_US))
+    }
+
+    /// A flight took so long. Two at once may lose one of both samples.
+    pub(super) fn took(&self, took: Duration) {
+        let typical = self.0.load(Ordering::Relaxed);
+        let step = typical / STEP_SHARE + 1;
+        let is_longer = took.as_micros() > typical as u128;
+        let moved = if is_longer { typical + step } else { typical.saturating_sub(step) };
+        self.0.store(moved, Ordering::Relaxed);
+    }
+
+    /// After which time a flight is overdue.
+    pub(super) fn overdue(&self) -> Duration {
+        let typical = Duration::from_micros(self.0.load(Ordering::Relaxed) as u64);
+        (OVERDUE_TIMES * typical).clamp(OVERDUE.0, OVERDUE.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The time until a flight is overdue, once these have come around often enough.
+    fn settled(round_ms: &[u64]) -> u128 {
+        let typical = Typical::new();
+        for ms in round_ms.iter().cycle().take(400 * round_ms.len()) {
+            typical.took(Duration::from_millis(*ms));
+        }
+        typical.overdue().as_millis()
+    }
+
+    #[test]
+    fn overload_is_learned_and_one_hanging_node_of_three_is_not() {
+        assert_eq!(settled(&[1]), 20, "never shorter");
+        assert!((220..260).contains(&settled(&[60, 59, 61])), "{}", settled(&[60, 59, 61]));
+        assert!((70..110).contains(&settled(&[20, 2_000, 19])), "{}", settled(&[20, 2_000, 19]));
+        assert_eq!(settled(&[5_000]), 1_000, "never longer");
+    }
+}
