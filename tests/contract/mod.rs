@@ -27,6 +27,9 @@ use uuid::Uuid;
 /// Writes on their way at once when a test writes many.
 const WRITES_AT_ONCE: usize = 128;
 
+/// How often such a write is sent before the test gives up.
+const WRITE_TRIES_MAX: u32 = 10;
+
 /// The machine's clocks, moved by a test.
 #[derive(Debug, Default)]
 pub(crate) struct TestClock {
@@ -136,9 +139,18 @@ impl Subject {
         write
     }
 
-    /// Writes many, many at a time.
+    /// Writes many, many at a time. A busy machine may leave some without an answer in time; sent again,
+    /// they are the same writes.
     pub(crate) async fn write_all(&self, writes: Vec<ShardWrite>) {
-        let results = stream::iter(writes).map(|write| async move { self.write(&write).await });
+        let results = stream::iter(writes).map(|write| async move {
+            for _ in 0..WRITE_TRIES_MAX {
+                match self.store.write_shard(&write).await {
+                    WriteOutcome::Unknown(_) => {}
+                    outcome => return assert_eq!(outcome, WriteOutcome::Acked),
+                }
+            }
+            panic!("no answer to {WRITE_TRIES_MAX} tries");
+        });
         results.buffer_unordered(WRITES_AT_ONCE).collect::<Vec<()>>().await;
     }
 
