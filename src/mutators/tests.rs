@@ -7,7 +7,7 @@ use orderfree_core::crdt::{Counter, CounterOp, Kind};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
-use orderfree_core::protocol::{FullRead, Name, Overrides, Timestamp, WholeSlice};
+use orderfree_core::protocol::{FullRead, Name, Overrides, ShardWrite, Timestamp, WholeSlice};
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;

@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod suite;
+mod together;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

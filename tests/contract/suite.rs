@@ -1,6 +1,6 @@
 //! What every store promises; see [`orderfree::store`].
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
@@ -16,6 +16,8 @@ use orderfree_core::protocol::{
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
+#[allow(unused_imports, reason = "programs that run no suite compile this as well")]
+pub(crate) use super::together::*;
 use super::{Subject, key, name, next_write, total_of};
 
 /// Makes one `#[tokio::test]` of each test of the suite. `$with_store` is an
@@ -482,31 +484,6 @@ pub(crate) async fn a_sweep_ends_when_nobody_listens(subject: Subject) {
         let part = SweepPart { index, of };
         subject.store.sweep(part, now, sender.clone()).await.expect("an early end");
     }
-}
-
-pub(crate) async fn rows_written_together_are_all_there_each_by_its_own_timestamp(
-    subject: Subject,
-) {
-    let keys: Vec<Key> = (0..9).map(|at| key(&format!("g{}", at % 3), &format!("n{at}"))).collect();
-    let mut mutators: Vec<Mutator> = keys.iter().map(|key| subject.born(key)).collect();
-    let mut write = |at: usize, by| next_write(&mut mutators[at], by, subject.now());
-    let first: Vec<ShardWrite> = (0..9).map(|at| write(at, 1)).collect();
-    assert_eq!(subject.store.write_shards(&first).await, WriteOutcome::Acked);
-    // One group alone; an older state of one of its rows comes late, with a row of another group.
-    mutators[0].finish_write(WriteOutcome::Acked, subject.now());
-    let newer = next_write(&mut mutators[0], 10, subject.now());
-    assert_eq!(subject.store.write_shards(&[newer]).await, WriteOutcome::Acked);
-    assert_eq!(subject.store.write_shards(&first[..2]).await, WriteOutcome::Acked);
-    for (at, key) in keys.iter().enumerate() {
-        assert_eq!(subject.total(key).await, Some(if at == 0 { 11 } else { 1 }), "{key}");
-    }
-}
-
-pub(crate) async fn keys_of_one_lane_share_their_replicas(subject: Subject) {
-    let lane = |group: &str, name: &str| subject.store.lane(&key(group, name));
-    assert_eq!(lane("g", "a"), lane("g", "b"), "one group is one partition");
-    let lanes: HashSet<_> = (0..100).map(|at| lane(&at.to_string(), "n")).collect();
-    assert!(lanes.len() <= 3, "at most one for each node of these tests: {lanes:?}");
 }
 
 pub(crate) async fn an_expired_write_is_refused_and_never_sent(subject: Subject) {

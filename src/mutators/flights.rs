@@ -1,0 +1,141 @@
+//! Flights: how mutators that wait on the board are written.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use orderfree_core::protocol::{Begin, Key, ShardWrite, WriteOutcome};
+
+use super::board::{Board, Queue};
+use super::slots::Slot;
+use super::{BACKOFF, Mutators, Turn};
+use crate::sync::{MutexGuard, Ordering, PoisonError, sleep, timeout};
+
+impl Mutators {
+    /// Has a mutator wait for a flight.
+    pub(super) fn board(self: &Arc<Self>, key: &Key, slot: Arc<Slot>) {
+        let queue = Queue::of(self.store.lane(key), key);
+        if self.queues().board(queue, key, slot) {
+            self.call(queue);
+        }
+    }
+
+    /// Sends out a flight that the board has called.
+    fn call(self: &Arc<Self>, queue: Queue) {
+        self.flushers.spawn("flight", Arc::clone(self).fly(queue));
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries mutators to the store until none waits in this queue.
+    async fn fly(self: Arc<Self>, queue: Queue) {
+        let (mut is_first, mut is_overdue) = (true, false);
+        while !is_overdue {
+            let load = self.queues().take(queue, is_first);
+            is_first = false;
+            if load.is_empty() {
+                return;
+            }
+            let (slots, writes) = self.begin(load);
+            if !writes.is_empty() {
+                let write = self.store.write_shards(&writes);
+                is_overdue = self.carry(queue, slots, write).await;
+            }
+        }
+        if self.queues().landed(queue, true) {
+            self.call(queue);
+        }
+    }
+
+    /// Waits for a write and passes its outcome on. True if it took so long that another flight may
+    /// have departed meanwhile.
+    async fn carry(
+        self: &Arc<Self>,
+        queue: Queue,
+        slots: Vec<Arc<Slot>>,
+        write: impl Future<Output = WriteOutcome>,
+    ) -> bool {
+        let started = self.gate.now().boot;
+        let mut write = pin!(write);
+        let (outcome, is_overdue) = match timeout(self.typical.overdue(), &mut write).await {
+            Ok(outcome) => (outcome, false),
+            Err(_) => {
+                if self.queues().is_overdue(queue) {
+                    self.call(queue);
+                }
+                (write.await, true)
+            }
+        };
+        // Read after the answer: an ack counts only if the lease still stands now (I3).
+        let answered = self.gate.now();
+        let took = answered.boot.saturating_sub(started);
+        self.typical.took(took);
+        self.metrics.flush_seconds.observe(took.as_secs_f64());
+        for slot in slots {
+            let (turn, key) = self.finish(&slot, outcome.clone(), answered);
+            match turn {
+                Turn::Again => self.board(&key, slot),
+                Turn::Later => self.try_later(key, slot),
+                Turn::Rest => self.rest(),
+            }
+        }
+        is_overdue
+    }
+
+    /// A mutator has nothing to write any more.
+    fn rest(&self) {
+        self.unwritten.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn try_later(self: &Arc<Self>, key: Key, slot: Arc<Slot>) {
+        let this = Arc::clone(self);
+        self.flushers.spawn("try later", async move {
+            let backoff = {
+                let mut state = slot.lock();
+                let backoff = state.backoff;
+                state.backoff = (2 * backoff).min(BACKOFF.1);
+                backoff
+            };
+            sleep(backoff).await;
+            this.board(&key, slot);
+        });
+    }
+
+    /// The writes of those on a flight that have something to write.
+    fn begin(self: &Arc<Self>, load: Vec<Arc<Slot>>) -> (Vec<Arc<Slot>>, Vec<ShardWrite>) {
+        let mut flight = (Vec::with_capacity(load.len()), Vec::with_capacity(load.len()));
+        for slot in load {
+            let mut state = slot.lock();
+            let queued = state.mutator.queued();
+            match state.mutator.begin_write(self.gate.now()) {
+                Begin::Write(write) => {
+                    let sent = std::mem::take(&mut state.open);
+                    state.sent.push(sent);
+                    drop(state);
+                    self.waiting.fetch_sub(queued, Ordering::Relaxed);
+                    #[allow(clippy::cast_precision_loss, reason = "at most WAITING_OPS_MAX")]
+                    self.metrics.flush_ops.observe(queued as f64);
+                    flight.0.push(slot);
+                    flight.1.push(write);
+                }
+                Begin::Idle => {
+                    state.flushing = false;
+                    drop(state);
+                    self.rest();
+                }
+                Begin::Dead => {
+                    self.waiting.fetch_sub(queued, Ordering::Relaxed);
+                    let orphans = self.bury(&mut state);
+                    drop(state);
+                    let this = Arc::clone(self);
+                    self.flushers.spawn("adopt", async move {
+                        this.adopt(&slot, orphans).await;
+                        this.rest();
+                    });
+                }
+            }
+        }
+        flight
+    }
+}
