@@ -102,8 +102,6 @@ pub(crate) struct Figures {
     pub seconds: f64,
     /// Latency of the acknowledged requests in µs, from their intended time.
     pub latency: Histogram<u64>,
-    /// The worst latency of each second in µs: shows a pause of the server.
-    pub worst_us: Vec<u64>,
 }
 
 impl Figures {
@@ -117,7 +115,6 @@ impl Figures {
             seconds: 0.0,
             latency: Histogram::new_with_bounds(1, LATENCY_MAX_US, LATENCY_DIGITS)
                 .expect("invariant: fixed bounds"),
-            worst_us: Vec::new(),
         }
     }
 
@@ -127,15 +124,10 @@ impl Figures {
         self.acked.iter().sum()
     }
 
-    fn acknowledged(&mut self, prepared: &Prepared, took: Duration, second: usize) {
+    fn acknowledged(&mut self, prepared: &Prepared, took: Duration) {
         prepared.adds.iter().for_each(|(key, by)| self.acked[*key] += by);
         self.requests += 1;
-        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.latency.saturating_record(us);
-        if self.worst_us.len() <= second {
-            self.worst_us.resize(second + 1, 0);
-        }
-        self.worst_us[second] = self.worst_us[second].max(us);
+        self.latency.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
     }
 
     /// An answer that leaves everything open. Also a refusal: what was refused is not counted, and the
@@ -173,7 +165,6 @@ impl Load {
         let run = Rc::new(Run {
             figures: RefCell::new(Figures::new(keys.unwrap_or(0))),
             load: self,
-            start,
             stop: stop.clone(),
             schedule,
         });
@@ -207,7 +198,6 @@ impl Load {
 /// What the connections of one run share.
 struct Run {
     load: Load,
-    start: Instant,
     stop: CancellationToken,
     schedule: Option<Arc<Schedule>>,
     figures: RefCell<Figures>,
@@ -220,10 +210,8 @@ impl Run {
             let prepared = &requests[self.load.choice.draw(requests.len(), &mut rng)];
             let trouble = match connection.ask(&prepared.bytes).await {
                 Ok(answer) if answer.status == 200 && are_all_acked(answer.body) => {
-                    let second = (intended - self.start).as_secs();
-                    let second = usize::try_from(second).unwrap_or(usize::MAX);
                     let took = intended.elapsed();
-                    self.figures.borrow_mut().acknowledged(prepared, took, second);
+                    self.figures.borrow_mut().acknowledged(prepared, took);
                     continue;
                 }
                 Ok(answer) => {

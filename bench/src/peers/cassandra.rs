@@ -119,11 +119,8 @@ impl Counters for Native {
 fn by_group(adds: &[(Key, i64)]) -> Vec<Vec<&(Key, i64)>> {
     let mut groups: HashMap<&str, Vec<&(Key, i64)>> = HashMap::new();
     adds.iter().for_each(|add| groups.entry(&add.0.group).or_default().push(add));
-    groups.into_values().flat_map(|adds| chunks(&adds)).collect()
-}
-
-fn chunks<T: Clone>(all: &[T]) -> Vec<Vec<T>> {
-    all.chunks(BATCH_ROWS).map(<[T]>::to_vec).collect()
+    let parts = groups.values().flat_map(|adds| adds.chunks(BATCH_ROWS));
+    parts.map(<[_]>::to_vec).collect()
 }
 
 async fn send(
