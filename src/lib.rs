@@ -32,3 +32,4 @@ pub mod store;
 mod sync;
 pub mod tasks;
 pub mod telemetry;
+pub mod typical;

@@ -3,7 +3,12 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use mimalloc::MiMalloc;
 use orderfree::cli::{self, Cli};
+
+/// Every request allocates in one thread and is freed in another, which glibc's allocator does slowly.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

@@ -35,7 +35,7 @@ pub struct RequestLabel {
     /// The matched route's template, never the path.
     pub route: String,
     /// HTTP method.
-    pub method: String,
+    pub method: &'static str,
     /// HTTP status.
     pub status: u16,
 }

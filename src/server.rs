@@ -126,8 +126,13 @@ impl Node {
 
     /// The HTTP interface.
     pub fn router(&self) -> Router {
+        self.router_with(Router::new())
+    }
+
+    /// The same, with routes of others beside it that pass the same layers: for comparisons.
+    pub fn router_with(&self, others: Router) -> Router {
         let (service, health) = (Arc::clone(&self.service), Arc::clone(&self.health));
-        http::router(AppState { service, health, build: Build::THIS })
+        http::router(AppState { service, health, build: Build::THIS }, others)
     }
 
     /// Ready once the store can't go on without a restart, with the reason.

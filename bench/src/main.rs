@@ -16,7 +16,12 @@ mod scenario;
 mod wire;
 
 use clap::{Parser, Subcommand};
+use mimalloc::MiMalloc;
 use tokio::runtime::Builder;
+
+/// As in the product, for every peer.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// Measures Orderfree beside other ways to count.
 #[derive(Debug, Parser)]

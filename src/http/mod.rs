@@ -91,10 +91,11 @@ impl Build {
         Build { version: env!("CARGO_PKG_VERSION"), commit: option_env!("ORDERFREE_COMMIT") };
 }
 
-/// Everything that this pod answers.
-pub fn router(app: AppState) -> Router {
+/// Everything that this pod answers, and `others` behind the same limit, ids and metrics.
+pub fn router(app: AppState, others: Router) -> Router {
     let permits = Arc::new(Semaphore::new(limits::REQUESTS_MAX));
     let (keys, _) = key_routes().split_for_parts();
+    let keys = keys.merge(others.with_state(()));
     let keys = keys.layer(from_fn_with_state(permits, observe::limit));
     let (operations, _) = operation_routes().split_for_parts();
     keys.merge(operations)

@@ -9,7 +9,6 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tokio::sync::Semaphore;
-use uuid::Uuid;
 
 use super::AppState;
 use super::catalog::ProblemType;
@@ -35,36 +34,41 @@ pub(super) async fn observe(State(app): State<AppState>, request: Request, next:
         Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
     };
-    let mut response = problem::render(response, &id, is_update(method, &route));
+    let request_id = id.to_str().expect("invariant: printable ASCII");
+    let mut response = problem::render(response, request_id, is_update(method, &route));
     let took = app.service.now().boot.saturating_sub(began);
-    let timing = format!("total;dur={:.3}", took.as_secs_f64() * 1e3);
-    for (name, value) in [(REQUEST_ID, &id), (SERVER_TIMING, &timing)] {
-        let value = HeaderValue::from_str(value).expect("invariant: printable ASCII");
-        response.headers_mut().insert(name, value);
-    }
-    let status = response.status().as_u16();
     let ms = took.as_secs_f64() * 1e3;
+    let timing = HeaderValue::try_from(format!("total;dur={ms:.3}"));
+    let timing = timing.expect("invariant: printable ASCII");
+    let status = response.status().as_u16();
     // A line for each of tens of thousands of answers a second would cost more than the answers.
     if status >= 500 {
-        tracing::warn!(method, route, status, ms, request_id = id, "request");
+        tracing::warn!(method, route, status, ms, request_id, "request");
     } else {
-        tracing::debug!(method, route, status, ms, request_id = id, "request");
+        tracing::debug!(method, route, status, ms, request_id, "request");
     }
+    response.headers_mut().extend([(REQUEST_ID, id), (SERVER_TIMING, timing)]);
     let metrics = app.service.metrics();
     metrics.request_seconds.observe(took.as_secs_f64());
-    let label = RequestLabel { route, method: method.to_owned(), status };
+    let label = RequestLabel { route, method, status };
     metrics.requests.get_or_create(&label).inc();
     response
 }
 
 /// The client's id if it may stand in a header, a log and a problem; else a new one.
-fn request_id(headers: &HeaderMap) -> String {
-    let given = headers.get(REQUEST_ID).map(HeaderValue::as_bytes);
-    let is_fit = |id: &&[u8]| {
-        (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let is_fit = |id: &&HeaderValue| {
+        let is_printable = id.as_bytes().iter().all(u8::is_ascii_graphic);
+        (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && is_printable
     };
-    let given = given.filter(is_fit).and_then(|id| std::str::from_utf8(id).ok());
-    given.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned)
+    match headers.get(REQUEST_ID).filter(is_fit) {
+        Some(given) => given.clone(),
+        // Of the thread's own generator: an id of a request need not be unpredictable.
+        None => {
+            let id = uuid::Builder::from_random_bytes(rand::random()).into_uuid().to_string();
+            HeaderValue::try_from(id).expect("invariant: printable ASCII")
+        }
+    }
 }
 
 /// Clients may invent methods; a metric's label may not.
@@ -141,6 +145,7 @@ mod tests {
     use axum::middleware::from_fn_with_state;
     use axum::routing::get;
     use tower::ServiceExt;
+    use uuid::Uuid;
 
     #[test]
     fn only_fit_request_ids_are_taken_over() {
@@ -150,7 +155,8 @@ mod tests {
         };
         assert_eq!(id(b"req-1:/a"), "req-1:/a");
         for bad in [&b""[..], b"a b", b"\xff", "ä".as_bytes(), &[b'x'; 129]] {
-            assert!(Uuid::parse_str(&id(bad)).is_ok(), "{bad:?}");
+            let id = id(bad);
+            assert!(Uuid::parse_str(id.to_str().expect("text")).is_ok(), "{bad:?}");
         }
     }
 

@@ -65,34 +65,42 @@ impl Board {
     }
 
     /// A mutator waits for a flight. True if one is called for it.
-    pub(super) fn board(&mut self, queue: Queue, key: &Key, slot: Arc<Slot>) -> bool {
-        let rules = self.rules(queue);
-        let waiting = self.queues.entry(queue).or_default();
-        let group = (key.kind, key.group.clone());
+    pub(super) fn board(&mut self, slot: Arc<Slot>) -> bool {
+        let (queue, rules) = (slot.queue, self.rules(slot.queue));
+        self.wait(slot);
+        self.of(queue).call(rules)
+    }
+
+    /// A mutator waits for the flight that it just came with, which departs again at once.
+    pub(super) fn wait(&mut self, slot: Arc<Slot>) {
+        let waiting = self.queues.entry(slot.queue).or_default();
+        let group = (slot.key.kind, slot.key.group.clone());
         let of_group = waiting.groups.entry(group.clone()).or_default();
         if of_group.is_empty() {
             waiting.order.push_back(group);
         }
         of_group.push_back(slot);
         waiting.count += 1;
-        waiting.call(rules)
     }
 
-    /// Takes a load off the queue: those of its first groups. An empty load ends the flight.
-    pub(super) fn take(&mut self, queue: Queue, is_first: bool) -> Vec<Arc<Slot>> {
+    /// Takes a load off the queue: those of its first groups; also says whether a flight is called for
+    /// those who are left. An empty load ends the flight.
+    pub(super) fn take(&mut self, queue: Queue, is_first: bool) -> (Vec<Arc<Slot>>, bool) {
         let rules = self.rules(queue);
         let waiting = self.of(queue);
         waiting.called -= usize::from(is_first);
         let load = waiting.take(rules);
         if load.is_empty() {
             self.landed(queue, false);
+            return (load, false);
         }
-        load
+        let calls = waiting.call(rules);
+        (load, calls)
     }
 
     /// A flight is out for too long: it no longer keeps others from departing. True if one is called
     /// in its place.
-    pub(super) fn is_overdue(&mut self, queue: Queue) -> bool {
+    pub(super) fn overdue(&mut self, queue: Queue) -> bool {
         let rules = self.rules(queue);
         let waiting = self.of(queue);
         waiting.out -= 1;
@@ -125,9 +133,10 @@ impl Board {
 impl Waiting {
     /// Whether a further flight departs; it counts as out then.
     fn call(&mut self, rules: Flights) -> bool {
-        let is_due = self.out < rules.free || self.count >= rules.rows_max * (self.called + 1);
+        let taken = rules.rows_max * self.called;
+        let is_due = self.out < rules.free || self.count >= taken + rules.rows_max;
         let has_room = self.out + self.overdue < FLIGHTS_OF_LANE_MAX;
-        let departs = self.count > 0 && is_due && has_room;
+        let departs = self.count > taken && is_due && has_room;
         self.called += usize::from(departs);
         self.out += usize::from(departs);
         departs
@@ -180,15 +189,28 @@ mod tests {
             let kind = if text.starts_with('c') { Kind::Counter } else { Kind::GSet };
             let key = Key { kind, group: name(&text[1..2]), name: name(&text[2..]) };
             let id = MutatorId::new(Uuid::from_u128(1));
-            let born = || Mutator::born(key.clone(), id, None, now, &constants);
+            let queue = Queue::of(Lane(7), &key);
+            let born = || (Mutator::born(key.clone(), id, None, now, &constants), queue);
             let (slot, _) = slots.find_or_insert(&key, born).expect("room");
-            called.push(board.board(Queue::of(Lane(7), &key), &key, slot));
+            called.push(board.board(slot));
         }
         called
     }
 
-    fn names(load: &[Arc<Slot>]) -> Vec<String> {
-        load.iter().map(|slot| slot.lock().mutator.key().to_string()).collect()
+    /// Takes the load of a flight that was just called.
+    fn take(board: &mut Board, queue: Queue) -> (Vec<String>, bool) {
+        let (load, calls) = board.take(queue, true);
+        (load.iter().map(|slot| slot.key.to_string()).collect(), calls)
+    }
+
+    fn load(keys: &[&str]) -> Vec<String> {
+        keys.iter().map(|key| (*key).to_owned()).collect()
+    }
+
+    /// The flight that came back takes nothing, and is over.
+    fn takes_nothing(board: &mut Board, queue: Queue) -> bool {
+        let (load, calls) = board.take(queue, false);
+        load.is_empty() && !calls
     }
 
     #[test]
@@ -196,12 +218,33 @@ mod tests {
         let mut of = Board::new(RULES);
         let keys = ["cax", "cbx", "cay", "ccx", "cbz", "caz"];
         assert_eq!(board(&mut of, &keys), [true, false, false, false, false, true]);
-        let first = of.take(SMALL, true);
-        assert_eq!(names(&first), ["counter/a/x", "counter/a/y", "counter/a/z"]);
-        assert_eq!(names(&of.take(SMALL, true)), ["counter/b/x", "counter/b/z", "counter/c/x"]);
-        assert!(of.take(SMALL, false).is_empty(), "one of both flights is over");
+        let first = load(&["counter/a/x", "counter/a/y", "counter/a/z"]);
+        assert_eq!(take(&mut of, SMALL), (first, false));
+        let second = load(&["counter/b/x", "counter/b/z", "counter/c/x"]);
+        assert_eq!(take(&mut of, SMALL), (second, false));
+        assert!(takes_nothing(&mut of, SMALL), "one of both flights is over");
         assert!(!of.landed(SMALL, false));
         assert!(of.queues.is_empty());
+    }
+
+    #[test]
+    fn those_who_came_with_a_flight_go_with_it_again_and_call_none_but_for_whom_it_has_no_room() {
+        let mut of = Board::new(Flights { free: 2, ..RULES });
+        assert_eq!(board(&mut of, &["cax", "cbx"]), [true, false], "both fit into one");
+        let (slots, calls) = of.take(SMALL, true);
+        assert_eq!((slots.len(), calls), (2, false));
+        slots.into_iter().for_each(|slot| of.wait(slot));
+        assert_eq!(board(&mut of, &["ccx"]), [true], "a second one is free");
+        assert_eq!(of.take(SMALL, false).0.len(), 2);
+        assert_eq!(take(&mut of, SMALL), (load(&["counter/c/x"]), false));
+
+        let mut of = Board::new(Flights { free: 2, ..RULES });
+        assert_eq!(board(&mut of, &["cax"]), [true]);
+        let (slots, _) = of.take(SMALL, true);
+        slots.into_iter().for_each(|slot| of.wait(slot));
+        board(&mut of, &["cbx", "ccx"]);
+        assert!(of.take(SMALL, false).0.len() == 2, "two groups have room");
+        assert_eq!(take(&mut of, SMALL), (load(&["counter/c/x"]), false));
     }
 
     #[test]
@@ -209,21 +252,21 @@ mod tests {
         let mut of = Board::new(RULES);
         let called = board(&mut of, &["cax", "gbx", "gby", "cbx", "gcx"]);
         assert_eq!(called, [true, true, true, false, true]);
-        assert_eq!(names(&of.take(LARGE, true)), ["gset/b/x"]);
-        assert_eq!(names(&of.take(LARGE, true)), ["gset/b/y"]);
-        assert_eq!(names(&of.take(LARGE, true)), ["gset/c/x"]);
-        assert!(of.take(LARGE, false).is_empty());
-        assert_eq!(names(&of.take(SMALL, true)), ["counter/a/x", "counter/b/x"]);
+        assert_eq!(take(&mut of, LARGE), (load(&["gset/b/x"]), false));
+        assert_eq!(take(&mut of, LARGE), (load(&["gset/b/y"]), false));
+        assert_eq!(take(&mut of, LARGE), (load(&["gset/c/x"]), false));
+        assert!(takes_nothing(&mut of, LARGE));
+        assert_eq!(take(&mut of, SMALL), (load(&["counter/a/x", "counter/b/x"]), false));
     }
 
     #[test]
     fn an_overdue_flight_makes_room_for_another() {
         let mut of = Board::new(RULES);
         assert_eq!(board(&mut of, &["cax"]), [true]);
-        assert_eq!(of.take(SMALL, true).len(), 1);
+        assert_eq!(take(&mut of, SMALL).0.len(), 1);
         assert_eq!(board(&mut of, &["cay"]), [false]);
-        assert!(of.is_overdue(SMALL));
-        assert_eq!(of.take(SMALL, true).len(), 1);
+        assert!(of.overdue(SMALL));
+        assert_eq!(take(&mut of, SMALL).0.len(), 1);
         assert!(!of.landed(SMALL, true) && !of.landed(SMALL, false));
         assert!(of.queues.is_empty());
     }
@@ -235,7 +278,7 @@ mod tests {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let called = board(&mut of, &keys).into_iter().filter(|called| *called).count();
         assert_eq!(called, FLIGHTS_OF_LANE_MAX);
-        assert_eq!(of.take(SMALL, true).len(), 1);
+        assert_eq!(take(&mut of, SMALL).0.len(), 1);
         assert!(of.landed(SMALL, false), "the one that is left departs");
     }
 }

@@ -3,18 +3,21 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use orderfree_core::protocol::{Begin, Key, ShardWrite, WriteOutcome};
+use orderfree_core::protocol::{Begin, ShardWrite, WriteOutcome};
 
 use super::board::{Board, Queue};
 use super::slots::Slot;
 use super::{BACKOFF, Mutators, Turn};
-use crate::sync::{MutexGuard, Ordering, PoisonError, sleep, timeout};
+use crate::sync::{MutexGuard, Ordering, PoisonError, sleep, timeout, yield_now};
+
+/// A flight waits for others for no longer than this share of a typical flight.
+const GATHERING_SHARE: u32 = 2;
 
 impl Mutators {
     /// Has a mutator wait for a flight.
-    pub(super) fn board(self: &Arc<Self>, key: &Key, slot: Arc<Slot>) {
-        let queue = Queue::of(self.store.lane(key), key);
-        if self.queues().board(queue, key, slot) {
+    pub(super) fn board(self: &Arc<Self>, slot: Arc<Slot>) {
+        let queue = slot.queue;
+        if self.queues().board(slot) {
             self.call(queue);
         }
     }
@@ -32,10 +35,14 @@ impl Mutators {
     async fn fly(self: Arc<Self>, queue: Queue) {
         let (mut is_first, mut is_overdue) = (true, false);
         while !is_overdue {
-            let load = self.queues().take(queue, is_first);
+            self.gather().await;
+            let (load, calls) = self.queues().take(queue, is_first);
             is_first = false;
             if load.is_empty() {
                 return;
+            }
+            if calls {
+                self.call(queue);
             }
             let (slots, writes) = self.begin(load);
             if !writes.is_empty() {
@@ -45,6 +52,17 @@ impl Mutators {
         }
         if self.queues().landed(queue, true) {
             self.call(queue);
+        }
+    }
+
+    /// Lets those come along who are just about to have something to write: the fuller a flight, the
+    /// less an op costs. It departs when no more come, or after a share of the time that it takes.
+    async fn gather(&self) {
+        let departs = self.gate.now().boot + self.typical.median() / GATHERING_SHARE;
+        let mut waiting = 0;
+        while waiting < self.waiting.load(Ordering::Relaxed) && self.gate.now().boot < departs {
+            waiting = self.waiting.load(Ordering::Relaxed);
+            yield_now().await;
         }
     }
 
@@ -61,7 +79,7 @@ impl Mutators {
         let (outcome, is_overdue) = match timeout(self.typical.overdue(), &mut write).await {
             Ok(outcome) => (outcome, false),
             Err(_) => {
-                if self.queues().is_overdue(queue) {
+                if self.queues().overdue(queue) {
                     self.call(queue);
                 }
                 (write.await, true)
@@ -73,10 +91,10 @@ impl Mutators {
         self.typical.took(took);
         self.metrics.flush_seconds.observe(took.as_secs_f64());
         for slot in slots {
-            let (turn, key) = self.finish(&slot, outcome.clone(), answered);
-            match turn {
-                Turn::Again => self.board(&key, slot),
-                Turn::Later => self.try_later(key, slot),
+            match self.finish(&slot, outcome.clone(), answered) {
+                Turn::Again if is_overdue => self.board(slot),
+                Turn::Again => self.queues().wait(slot),
+                Turn::Later => self.try_later(slot),
                 Turn::Rest => self.rest(),
             }
         }
@@ -88,7 +106,7 @@ impl Mutators {
         self.unwritten.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn try_later(self: &Arc<Self>, key: Key, slot: Arc<Slot>) {
+    fn try_later(self: &Arc<Self>, slot: Arc<Slot>) {
         let this = Arc::clone(self);
         self.flushers.spawn("try later", async move {
             let backoff = {
@@ -98,7 +116,7 @@ impl Mutators {
                 backoff
             };
             sleep(backoff).await;
-            this.board(&key, slot);
+            this.board(slot);
         });
     }
 

@@ -14,7 +14,6 @@
 mod board;
 mod flights;
 mod slots;
-mod typical;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,9 +35,9 @@ use crate::policy::Policy;
 use crate::store::Store;
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, PoisonError, sleep, timeout};
 use crate::tasks::Tasks;
-use board::Board;
+use crate::typical::Typical;
+use board::{Board, Queue};
 use slots::{Batch, Slot, SlotState, Slots, Verdict};
-use typical::Typical;
 
 /// First and longest pause after a write that was not acknowledged.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -138,7 +137,7 @@ impl Mutators {
             chance,
             flushers: Tasks::new(),
             board: Mutex::new(Board::new(store.flights())),
-            typical: Typical::new(),
+            typical: Typical::default(),
             unwritten: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -212,13 +211,18 @@ impl Mutators {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Refused::Stopping);
         }
-        let time = self.prepare(key, &mut ops)?;
-        Ok((time, self.admit(key, ops, durability)?))
+        let now = self.gate.open()?;
+        let time = self.prepare(key, &mut ops, now.wall)?;
+        Ok((time, self.admit(key, ops, durability, now)?))
     }
 
     /// Opens what clients hold sealed, and gives the ops their times; returns the last.
-    fn prepare(&self, key: &Key, ops: &mut [Op]) -> Result<Option<Timestamp>, Refused> {
-        let wall = self.gate.open()?.wall;
+    fn prepare(
+        &self,
+        key: &Key,
+        ops: &mut [Op],
+        wall: Timestamp,
+    ) -> Result<Option<Timestamp>, Refused> {
         ops.iter_mut().try_for_each(|op| op.open(key, wall))?;
         if !key.kind.is_timed() {
             return Ok(None);
@@ -240,8 +244,8 @@ impl Mutators {
         key: &Key,
         mut ops: Vec<Op>,
         durability: Durability,
+        now: Now,
     ) -> Result<Option<Waiting>, Refused> {
-        let now = self.gate.open()?;
         if self.waiting.load(Ordering::Relaxed) >= limits::WAITING_OPS_MAX {
             return Err(Refused::Overloaded("too many updates waiting"));
         }
@@ -251,7 +255,7 @@ impl Mutators {
             if state.retired {
                 drop(state);
                 // Whoever retired it may not have come to this yet; waiting for that would be a spin.
-                self.slots.remove(key, &slot);
+                self.slots.remove(&slot);
                 continue;
             }
             let count = weight(&ops);
@@ -264,7 +268,7 @@ impl Mutators {
                     drop(state);
                     if must_board {
                         self.unwritten.fetch_add(1, Ordering::SeqCst);
-                        self.board(key, Arc::clone(&slot));
+                        self.board(Arc::clone(&slot));
                     }
                     return Ok(Some(Waiting { slot, batch, ticket }));
                 }
@@ -285,7 +289,8 @@ impl Mutators {
             self.metrics.births.inc();
             let precision = self.policy.precision(key);
             let id = self.chance.mutator_id();
-            Mutator::born(key.clone(), id, precision, now, &self.constants)
+            let queue = Queue::of(self.store.lane(key), key);
+            (Mutator::born(key.clone(), id, precision, now, &self.constants), queue)
         });
         let (slot, evicted) = slot.ok_or(Refused::Overloaded("too many keys with open writes"))?;
         self.metrics.evictions.inc_by(u64::from(evicted));
@@ -319,7 +324,7 @@ impl Mutators {
     }
 
     /// Passes a write's outcome on to those who wait.
-    fn finish(&self, slot: &Slot, outcome: WriteOutcome, now: Now) -> (Turn, Key) {
+    fn finish(&self, slot: &Slot, outcome: WriteOutcome, now: Now) -> Turn {
         let mut state = slot.lock();
         let queued = state.mutator.queued();
         let finished = state.mutator.finish_write(outcome, now);
@@ -351,17 +356,16 @@ impl Mutators {
                 self.metrics.count_store_error("write_unknown");
                 // Nobody waits any more on those whose deadline has passed.
                 state.sent.retain(|batch| Arc::strong_count(batch) > 1);
-                tracing::warn!(key = %state.mutator.key(), reason, "a write's outcome is unknown");
+                tracing::warn!(key = %slot.key, reason, "a write's outcome is unknown");
             }
         }
-        let key = state.mutator.key().clone();
         if !went_well {
-            return (Turn::Later, key);
+            return Turn::Later;
         }
         state.backoff = BACKOFF.0;
         // What needs another write boards again; a mutator whose lease is over as well, to be buried.
         state.flushing = !state.mutator.is_clean();
-        (if state.flushing { Turn::Again } else { Turn::Rest }, key)
+        if state.flushing { Turn::Again } else { Turn::Rest }
     }
 
     /// Ends a mutator whose lease is over. Returns what it answered from memory and never sent.
@@ -379,10 +383,11 @@ impl Mutators {
     /// Gives a dead mutator's orphaned ops to its successor, however long the gate is shut or the
     /// pod full, and also while it stops: they were answered already.
     async fn adopt(self: &Arc<Self>, slot: &Arc<Slot>, orphans: Vec<Vec<Op>>) {
-        let key = slot.lock().mutator.key().clone();
-        self.slots.remove(&key, slot);
+        let key = &slot.key;
+        self.slots.remove(slot);
+        let admit = |ops| self.admit(key, ops, Durability::Memory, self.gate.open()?);
         for ops in orphans {
-            while let Err(error) = self.admit(&key, ops.clone(), Durability::Memory) {
+            while let Err(error) = admit(ops.clone()) {
                 if matches!(error, Refused::Op(_)) {
                     self.metrics.memory_lost.inc();
                     tracing::error!(%key, %error, "ops answered from memory are lost");

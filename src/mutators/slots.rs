@@ -8,6 +8,7 @@ use lru::LruCache;
 use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::{Key, Mutator, Now, Rejected, Ticket};
 
+use super::board::Queue;
 use super::{BACKOFF, Refused, UpdateError};
 use crate::sync::{Mutex, MutexGuard, PoisonError, SetOnce};
 
@@ -21,7 +22,12 @@ const PART_MUTATORS_MIN: usize = 64;
 const EVICTION_LOOKS_MAX: usize = 64;
 
 /// One key's mutator and those who wait on it.
-pub(super) struct Slot(Mutex<SlotState>);
+pub(super) struct Slot {
+    pub(super) key: Key,
+    /// Where it waits for flights, all its life: a ring that changes makes it slower, not wrong.
+    pub(super) queue: Queue,
+    state: Mutex<SlotState>,
+}
 
 pub(super) type Guard<'a> = MutexGuard<'a, SlotState>;
 
@@ -41,7 +47,7 @@ pub(super) struct SlotState {
 
 impl Slot {
     pub(super) fn lock(&self) -> Guard<'_> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -126,7 +132,7 @@ impl Slots {
     pub(super) fn find_or_insert(
         &self,
         key: &Key,
-        born: impl FnOnce() -> Mutator,
+        born: impl FnOnce() -> (Mutator, Queue),
     ) -> Option<(Arc<Slot>, bool)> {
         let mut part = self.part(key);
         if let Some(slot) = part.get(key) {
@@ -136,23 +142,25 @@ impl Slots {
         if is_full {
             evict(&mut part)?;
         }
-        let slot = Arc::new(Slot(Mutex::new(SlotState {
-            mutator: born(),
+        let (mutator, queue) = born();
+        let state = Mutex::new(SlotState {
+            mutator,
             open: Arc::default(),
             sent: Vec::new(),
             flushing: false,
             backoff: BACKOFF.0,
             retired: false,
-        })));
+        });
+        let slot = Arc::new(Slot { key: key.clone(), queue, state });
         part.put(key.clone(), Arc::clone(&slot));
         Some((slot, is_full))
     }
 
     /// Takes this very slot out of the map.
-    pub(super) fn remove(&self, key: &Key, slot: &Arc<Slot>) {
-        let mut part = self.part(key);
-        if part.peek(key).is_some_and(|found| Arc::ptr_eq(found, slot)) {
-            part.pop(key);
+    pub(super) fn remove(&self, slot: &Arc<Slot>) {
+        let mut part = self.part(&slot.key);
+        if part.peek(&slot.key).is_some_and(|found| Arc::ptr_eq(found, slot)) {
+            part.pop(&slot.key);
         }
     }
 
@@ -206,7 +214,7 @@ fn evict(part: &mut Part) -> Option<()> {
 
 /// Retires a slot whose mutator satisfies `rule`. A slot in use just now is left alone.
 fn retire_if(slot: &Slot, rule: impl FnOnce(&Mutator) -> bool) -> bool {
-    let Ok(mut state) = slot.0.try_lock() else { return false };
+    let Ok(mut state) = slot.state.try_lock() else { return false };
     if rule(&state.mutator) {
         state.retired = true;
     }

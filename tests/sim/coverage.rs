@@ -53,6 +53,7 @@ hazards! {
     Damaged "a row was damaged"
     RowDeletes "a fold deleted row by row"
     Together "several keys were written in one request"
+    Hedged "a write was sent again while it was out"
     InPart "a request over several partitions was applied in part"
 }
 

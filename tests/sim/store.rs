@@ -4,14 +4,16 @@
 mod tamper;
 
 use std::cmp::Reverse;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use orderfree::chance::Chance;
 use orderfree::clock::Clock;
-use orderfree::store::cassandra::attempts::{self, Patience, Reach};
+use orderfree::store::cassandra::attempts::{Patience, Reach, Sending};
 use orderfree::store::cassandra::chunk;
+use orderfree::store::cassandra::hedges::Hedges;
 use orderfree::store::{Flights, Lane, Pause, Store, StoreError, SweepPart};
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::decode_tally;
@@ -53,6 +55,8 @@ pub(crate) struct SimStore {
     machine: Arc<Machine>,
     chance: Chance,
     nodes: Mutex<Vec<NodeClock>>,
+    /// Of writes, and of reads.
+    hedges: [Hedges; 2],
 }
 
 impl SimStore {
@@ -76,6 +80,7 @@ impl SimStore {
             machine: Arc::clone(machine),
             chance,
             nodes: Mutex::new(nodes.collect()),
+            hedges: Default::default(),
         });
         store.sample();
         let sampler = Arc::clone(&store);
@@ -179,13 +184,27 @@ impl SimStore {
             false => Reach::OnePartition,
         };
         let patience = Patience::of_writes(&self.plan.constants);
-        let send = || self.send_shards(&rows);
-        self.machine.run(attempts::write(patience, reach, &self.chance, may_be_sent, send)).await
+        let out = AtomicUsize::new(0);
+        let send = async |_| {
+            if out.fetch_add(1, Ordering::Relaxed) > 0 {
+                self.shared.met(Hazard::Hedged);
+            }
+            let answer = self.send_shards(&rows).await;
+            out.fetch_sub(1, Ordering::Relaxed);
+            answer
+        };
+        let sending = self.sending(patience, Some(&self.hedges[0]));
+        self.machine.run(sending.write(reach, may_be_sent, send)).await
+    }
+
+    fn sending<'a>(&'a self, patience: Patience, hedges: Option<&'a Hedges>) -> Sending<'a> {
+        Sending { patience, hedges, chance: &self.chance }
     }
 
     async fn rows(&self, range: Range, level: Level) -> Result<Vec<(u8, Row)>, StoreError> {
-        let ask = || network::read(&self.shared, self.datacenter, level, range);
-        let rows = self.machine.run(attempts::read(&self.chance, ask)).await?;
+        let ask = |_| network::read(&self.shared, self.datacenter, level, range);
+        let hedges = (level != self.levels().fold).then_some(&self.hedges[1]);
+        let rows = self.machine.run(self.sending(Patience::RELAXED, hedges).read(ask)).await?;
         Ok(rows.into_iter().filter_map(|row| self.row_of(row)).collect())
     }
 
@@ -372,11 +391,9 @@ impl Store for SimStore {
         });
         let (level, patience) = (self.levels().write, Patience::RELAXED);
         let send =
-            || network::write(&self.shared, self.datacenter, level, &mutation, patience.attempt);
-        let outcome = self
-            .machine
-            .run(attempts::write(patience, Reach::OnePartition, &self.chance, || true, send))
-            .await;
+            |_| network::write(&self.shared, self.datacenter, level, &mutation, patience.attempt);
+        let sending = self.sending(patience, None);
+        let outcome = self.machine.run(sending.write(Reach::OnePartition, || true, send)).await;
         self.shared.with(|world| world.folding[name] -= 1);
         if outcome != WriteOutcome::Acked {
             self.shared.met(Hazard::FoldUnacked);

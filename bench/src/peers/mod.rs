@@ -145,7 +145,8 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         router = router.merge(routes(Peer::Redis, redis::Redis::connect(url).await?));
     }
     let node = ours(&args).await?;
-    let router = router.merge(node.router());
+    // Everything else of the stack is the same for all.
+    let router = node.router_with(router);
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
     println!("http://{}", listener.local_addr()?);

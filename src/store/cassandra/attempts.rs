@@ -1,16 +1,21 @@
-//! Our own retries. The driver makes one attempt per call and never retries or speculates, because
-//! it keeps only the last attempt's error; each further attempt here sends the same bytes with the
-//! same timestamp, so that any number of them equals one.
+//! Our own retries and hedges. The driver makes one attempt per call and never retries or speculates,
+//! because it keeps only the last attempt's error; each further attempt here sends the same bytes with
+//! the same timestamp, so that any number of them equals one. A further attempt follows a failed one
+//! after a pause, or, as a hedge, one that is out for longer than requests typically are (Dean and
+//! Barroso, "The Tail at Scale", 2013).
 //!
 //! Public because the simulator sends through it as well.
 
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use orderfree_core::protocol::{Constants, ShardWrite, WriteOutcome};
 use scylla::errors::ExecutionError;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use super::errors::Attempts;
+use super::hedges::Hedges;
 use crate::chance::Chance;
 use crate::limits::{READ_ATTEMPT_TIME_MAX, READ_TIME_MAX};
 use crate::store::StoreError;
@@ -66,76 +71,126 @@ impl Patience {
         }
     }
 
-    /// Waits before the given attempt. False if there is no time or no attempt left.
-    async fn pause(&self, attempt: u32, deadline: Instant, chance: &Chance) -> bool {
-        if attempt == 0 || attempt >= self.attempts_max {
-            return attempt == 0;
-        }
-        let pause = self.pause_before(attempt, chance.factor(0.5..1.5));
-        tokio::select! {
-            biased;
-            () = sleep_until(deadline) => false,
-            () = sleep(pause) => true,
-        }
-    }
-
     fn pause_before(&self, attempt: u32, jitter: f64) -> Duration {
         (self.attempt / FIRST_PAUSE_SHARE * (1 << (attempt - 1))).mul_f64(jitter)
     }
 }
 
-/// Sends a write until it is acknowledged, may not be sent any more, or patience ends.
-/// `may_be_sent` is asked right before every attempt.
-pub async fn write<Sent>(
-    patience: Patience,
-    reach: Reach,
-    chance: &Chance,
-    may_be_sent: impl Fn() -> bool,
-    send: impl Fn() -> Sent,
-) -> WriteOutcome
-where
-    Sent: Future<Output = Result<(), ExecutionError>>,
-{
-    let deadline = Instant::now() + patience.total;
-    let mut attempts = Attempts::default();
-    for attempt in 0.. {
-        if !patience.pause(attempt, deadline, chance).await || !may_be_sent() {
-            break;
+/// How a request is sent: how often, when again, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub struct Sending<'a> {
+    /// How long to try.
+    pub patience: Patience,
+    /// Whether to send again while an attempt is out for too long; none waits for it to fail.
+    pub hedges: Option<&'a Hedges>,
+    /// Of the pauses between attempts.
+    pub chance: &'a Chance,
+}
+
+/// Why no attempt succeeded.
+enum NoSuccess {
+    /// All that were sent failed.
+    AllFailed,
+    /// Patience ended while some were out.
+    StillOut,
+}
+
+impl Sending<'_> {
+    /// Sends a write until it is acknowledged, may not be sent any more, or patience ends.
+    /// `may_be_sent` is asked right before every attempt; `send` is told which attempt it is, from 0.
+    pub async fn write<Sent>(
+        &self,
+        reach: Reach,
+        may_be_sent: impl Fn() -> bool,
+        send: impl Fn(u32) -> Sent,
+    ) -> WriteOutcome
+    where
+        Sent: Future<Output = Result<(), ExecutionError>>,
+    {
+        let mut attempts = Attempts::default();
+        let failed = |error: &ExecutionError| attempts.failed(error, reach);
+        match self.first(may_be_sent, send, failed).await {
+            Ok(()) => return WriteOutcome::Acked,
+            Err(NoSuccess::StillOut) => attempts.left_open("no acknowledgement in time"),
+            Err(NoSuccess::AllFailed) => {}
         }
-        match timeout_at(deadline, send()).await {
-            Ok(Ok(())) => return WriteOutcome::Acked,
-            Ok(Err(error)) => attempts.failed(&error, reach),
-            Err(_) => {
-                attempts.left_open("no acknowledgement in time");
+        attempts.outcome("the writer's lease was over before anything was sent")
+    }
+
+    /// Asks until there is an answer or patience ends.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] with the last reason.
+    pub async fn read<T, Sent>(&self, send: impl Fn(u32) -> Sent) -> Result<T, StoreError>
+    where
+        Sent: Future<Output = Result<T, ExecutionError>>,
+    {
+        let mut reason = String::from("no answer in time");
+        let failed = |error: &ExecutionError| reason = error.to_string();
+        let answer = self.first(|| true, send, failed).await;
+        answer.map_err(|_| StoreError::Unavailable(reason))
+    }
+
+    /// The first success of any attempt.
+    async fn first<T, Sent>(
+        &self,
+        may_be_sent: impl Fn() -> bool,
+        send: impl Fn(u32) -> Sent,
+        mut failed: impl FnMut(&ExecutionError),
+    ) -> Result<T, NoSuccess>
+    where
+        Sent: Future<Output = Result<T, ExecutionError>>,
+    {
+        let begun = Instant::now();
+        let deadline = begun + self.patience.total;
+        let mut out = FuturesUnordered::new();
+        let (mut sent, mut next) = (0, Some(begun));
+        loop {
+            tokio::select! {
+                biased;
+                Some(answer) = out.next() => match answer {
+                    Ok(answer) => {
+                        if let Some(hedges) = self.hedges {
+                            hedges.took(begun.elapsed());
+                        }
+                        return Ok(answer);
+                    }
+                    Err(error) => {
+                        failed(&error);
+                        if out.is_empty() {
+                            next = self.after_failure(sent);
+                        }
+                    }
+                },
+                () = sleep_until(deadline) => break,
+                () = sleep_until(next.unwrap_or(deadline)), if next.is_some() => {
+                    next = None;
+                    let may_hedge = || self.hedges.is_some_and(Hedges::spend);
+                    if (out.is_empty() || may_hedge()) && may_be_sent() {
+                        out.push(send(sent));
+                        sent += 1;
+                        next = self.hedge_after(sent);
+                    }
+                }
+            }
+            if out.is_empty() && next.is_none() {
                 break;
             }
         }
+        Err(if out.is_empty() { NoSuccess::AllFailed } else { NoSuccess::StillOut })
     }
-    attempts.outcome("the writer's lease was over before anything was sent")
-}
 
-/// Asks until there is an answer or patience ends.
-///
-/// # Errors
-/// [`StoreError::Unavailable`] with the last reason.
-pub async fn read<T, Sent>(chance: &Chance, send: impl Fn() -> Sent) -> Result<T, StoreError>
-where
-    Sent: Future<Output = Result<T, ExecutionError>>,
-{
-    let patience = Patience::RELAXED;
-    let deadline = Instant::now() + patience.total;
-    let mut reason = String::from("no answer in time");
-    for attempt in 0.. {
-        if !patience.pause(attempt, deadline, chance).await {
-            break;
-        }
-        match timeout_at(deadline, send()).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => reason = error.to_string(),
-            Err(_) => break,
-        }
+    /// When to send again after everything that was sent has failed.
+    fn after_failure(&self, sent: u32) -> Option<Instant> {
+        let pause = || self.patience.pause_before(sent, self.chance.factor(0.5..1.5));
+        (sent < self.patience.attempts_max).then(|| Instant::now() + pause())
     }
-    Err(StoreError::Unavailable(reason))
+
+    /// When to send again beside what is out.
+    fn hedge_after(&self, sent: u32) -> Option<Instant> {
+        let hedges = self.hedges.filter(|_| sent < self.patience.attempts_max)?;
+        Some(Instant::now() + sent * hedges.after())
+    }
 }
 
 #[cfg(test)]
@@ -145,6 +200,7 @@ mod tests {
     use orderfree_core::protocol::Overrides;
     use scylla::errors::{DbError, RequestAttemptError};
     use scylla::frame::types::Consistency;
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -169,18 +225,14 @@ mod tests {
         may_be_sent: usize,
     ) -> (WriteOutcome, usize) {
         let (answers, sent) = (RefCell::new(answers), Cell::new(0));
-        let send = async || {
-            sent.set(sent.get() + 1);
+        let send = async |attempt| {
+            assert_eq!(attempt as usize, sent.replace(sent.get() + 1));
             answers.borrow_mut().pop().unwrap_or(Err(unavailable()))
         };
-        let outcome = write(
-            patience(),
-            Reach::OnePartition,
-            &Chance::system(),
-            || sent.get() < may_be_sent,
-            send,
-        )
-        .await;
+        let may_be_sent = || sent.get() < may_be_sent;
+        let chance = Chance::system();
+        let sending = Sending { patience: patience(), hedges: None, chance: &chance };
+        let outcome = sending.write(Reach::OnePartition, may_be_sent, send).await;
         (outcome, sent.get())
     }
 
@@ -211,17 +263,69 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn no_attempt_outlives_the_request_budget() {
-        let begun = Instant::now();
-        let outcome = write(
-            patience(),
-            Reach::OnePartition,
-            &Chance::system(),
-            || true,
-            std::future::pending,
-        )
-        .await;
-        assert!(matches!(outcome, WriteOutcome::Unknown(_)));
-        assert_eq!(begun.elapsed(), patience().total);
+        let (hedges, chance) = (Hedges::default(), Chance::system());
+        for hedges in [None, Some(&hedges)] {
+            let begun = Instant::now();
+            let sending = Sending { patience: patience(), hedges, chance: &chance };
+            let never = |_| std::future::pending();
+            let outcome = sending.write(Reach::OnePartition, || true, never).await;
+            assert!(matches!(outcome, WriteOutcome::Unknown(_)));
+            assert_eq!(begun.elapsed(), patience().total);
+        }
+    }
+
+    /// Sends a write whose attempts end as said, and returns the outcome, the number sent and the time.
+    async fn hedge(
+        hedges: &Hedges,
+        ends: &[(u64, Result<(), ExecutionError>)],
+        leases: usize,
+    ) -> (WriteOutcome, usize, Duration) {
+        let (sent, chance, begun) = (Cell::new(0), Chance::system(), Instant::now());
+        let send = async |attempt: u32| {
+            sent.set(sent.get() + 1);
+            match ends.get(attempt as usize) {
+                Some((ms, end)) => {
+                    sleep(Duration::from_millis(*ms)).await;
+                    end.clone()
+                }
+                None => std::future::pending().await,
+            }
+        };
+        let may_be_sent = || sent.get() < leases;
+        let sending = Sending { patience: patience(), hedges: Some(hedges), chance: &chance };
+        let outcome = sending.write(Reach::OnePartition, may_be_sent, send).await;
+        (outcome, sent.get(), begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hedge_answers_for_an_attempt_that_hangs() {
+        let hedges = Hedges::default();
+        let after = hedges.after();
+        let (outcome, sent, took) = hedge(&hedges, &[(99_000, Ok(())), (3, Ok(()))], 9).await;
+        assert_eq!((outcome, sent), (WriteOutcome::Acked, 2));
+        assert_eq!(took, after + Duration::from_millis(3));
+        let (outcome, sent, _) = hedge(&hedges, &[(1, Ok(()))], 9).await;
+        assert_eq!((outcome, sent), (WriteOutcome::Acked, 1), "nothing hangs");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_is_out_leaves_the_outcome_open_whatever_its_hedge_says() {
+        let hedges = Hedges::default();
+        let (outcome, sent, _) =
+            hedge(&hedges, &[(99_000, Ok(())), (1, Err(unavailable()))], 2).await;
+        assert_eq!(sent, 2);
+        assert!(matches!(outcome, WriteOutcome::Unknown(_)), "{outcome:?}");
+        let late = [(1_500, Ok(())), (1, Err(unavailable()))];
+        let (outcome, ..) = hedge(&hedges, &late, 2).await;
+        assert_eq!(outcome, WriteOutcome::Acked, "the first one counts when it comes");
+        let (outcome, ..) = hedge(&hedges, &[(50, Err(unavailable()))], 1).await;
+        assert!(matches!(outcome, WriteOutcome::Refused(_)), "{outcome:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_hedge_is_sent_once_the_lease_is_over() {
+        let (outcome, sent, _) = hedge(&Hedges::default(), &[(1_000, Ok(()))], 1).await;
+        assert_eq!((outcome, sent), (WriteOutcome::Acked, 1));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //!
 //! * every write binds its timestamp (`statements`), and is sent again only as the same bytes with
 //!   the same timestamp, never once its lease is over (`attempts`);
+//! * one that is out for too long is sent a second time to another node (`hedges`, `coordinators`);
 //! * an outcome is refused only if nothing can ever be applied (`errors`);
 //! * a key is one unpaged slice with room for one row more than its limit, so that a cut answer is
 //!   seen to be cut; only the sweep is paged, and it only nominates;
@@ -21,7 +22,9 @@ pub mod attempts;
 mod checks;
 pub mod chunk;
 mod clock;
+mod coordinators;
 mod errors;
+pub mod hedges;
 mod rows;
 pub mod schema;
 mod session;
@@ -49,8 +52,10 @@ use scylla::serialize::row::SerializeRow;
 use scylla::statement::prepared::PreparedStatement;
 use tokio::sync::mpsc;
 
-use self::attempts::{Patience, Reach};
+use self::attempts::{Patience, Reach, Sending};
 use self::clock::{Sampler, SharedView};
+use self::coordinators::Coordinators;
+use self::hedges::Hedges;
 pub use self::session::ConnectError;
 use self::statements::Statements;
 use super::{Flights, Lane, Pause, Store, StoreError, SweepPart};
@@ -95,13 +100,22 @@ pub struct CassandraStore {
     statements: Statements,
     levels: Levels,
     constants: Constants,
+    coordinators: Coordinators,
     local_datacenter: String,
-    keyspace: String,
     flights: Flights,
+    hedges: AllHedges,
     clock: Arc<dyn Clock>,
     chance: Chance,
     view: SharedView,
     tasks: Tasks,
+}
+
+/// Requests of one sort take about as long.
+#[derive(Default)]
+struct AllHedges {
+    writes: Hedges,
+    reads: Hedges,
+    chunks: Hedges,
 }
 
 impl CassandraStore {
@@ -133,14 +147,17 @@ impl CassandraStore {
         let view = sampler.view();
         let tasks = Tasks::new();
         tasks.spawn("clock sampler", sampler.run(tasks.clone()));
+        let coordinators =
+            Coordinators::new(Arc::clone(&session), keyspace, local_datacenter.clone());
         Ok(CassandraStore {
             session,
             statements,
             levels,
             constants,
+            coordinators,
             local_datacenter,
-            keyspace,
             flights,
+            hedges: Default::default(),
             clock,
             chance: Chance::system(),
             view,
@@ -148,12 +165,30 @@ impl CassandraStore {
         })
     }
 
+    /// Reads rows of one partition.
     async fn ask(
         &self,
+        partition: (Kind, &Name),
         statement: &PreparedStatement,
         values: impl SerializeRow + Sync,
+        hedges: Option<&Hedges>,
     ) -> Result<QueryResult, StoreError> {
-        attempts::read(&self.chance, || self.session.execute_unpaged(statement, &values)).await
+        let route = self.coordinators.route(partition, self.any());
+        let send = async |number| {
+            let attempt = self.coordinators.attempt(&route, number);
+            let statement = attempt.aim(statement);
+            attempt.ended(self.session.execute_unpaged(&statement, &values).await)
+        };
+        self.sending(Patience::RELAXED, hedges).read(send).await
+    }
+
+    fn sending<'a>(&'a self, patience: Patience, hedges: Option<&'a Hedges>) -> Sending<'a> {
+        Sending { patience, hedges, chance: &self.chance }
+    }
+
+    /// One replica is as good as another.
+    fn any(&self) -> u32 {
+        self.chance.below(1 << 16)
     }
 }
 
@@ -168,12 +203,10 @@ impl Store for CassandraStore {
     }
 
     fn lane(&self, key: &Key) -> Lane {
-        let partition = (key.kind.name(), key.group.as_str());
-        let state = self.session.get_cluster_state();
-        let replicas = state.get_endpoints(&self.keyspace, TABLE, &partition);
-        // A table that is unknown just now, or no replica: any lane will do.
-        let first = replicas.ok().and_then(|replicas| Some(replicas.first()?.0.host_id));
-        Lane(first.map_or(0, |host| host.as_u64_pair().0 ^ host.as_u64_pair().1))
+        let replicas = self.coordinators.replicas(key.partition());
+        // Without one, any lane will do.
+        let first = replicas.first().map(|(node, _)| node.host_id.as_u64_pair());
+        Lane(first.map_or(0, |(high, low)| high ^ low))
     }
 
     fn flights(&self) -> Flights {
@@ -181,17 +214,33 @@ impl Store for CassandraStore {
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
+        let Some(first) = writes.first() else { return WriteOutcome::Acked };
+        let reach = Reach::of(writes);
+        // What several partitions share is their first replica.
+        let turn = if reach == Reach::Several { 0 } else { self.any() };
+        let route = self.coordinators.route(first.key().partition(), turn);
         let values: Vec<_> = writes.iter().map(statements::values_of_write).collect();
-        let send = async || match values.as_slice() {
-            [alone] => self.session.execute_unpaged(&self.statements.write, alone).await.map(drop),
-            all => self.session.batch(&self.statements.writes(all.len()), all).await.map(drop),
+        let send = async |number| {
+            let attempt = self.coordinators.attempt(&route, number);
+            let answer = match values.as_slice() {
+                [alone] => {
+                    let statement = attempt.aim(&self.statements.write);
+                    self.session.execute_unpaged(&statement, alone).await.map(drop)
+                }
+                all => {
+                    let mut batch = self.statements.writes(all.len());
+                    batch.set_load_balancing_policy(attempt.policy());
+                    self.session.batch(&batch, all).await.map(drop)
+                }
+            };
+            attempt.ended(answer)
         };
         let may_be_sent = || {
             let now = self.clock.now().wall;
             writes.iter().all(|write| write.may_be_sent(now))
         };
         let patience = Patience::of_writes(&self.constants);
-        attempts::write(patience, Reach::of(writes), &self.chance, may_be_sent, send).await
+        self.sending(patience, Some(&self.hedges.writes)).write(reach, may_be_sent, send).await
     }
 
     async fn read_key(
@@ -201,15 +250,17 @@ impl Store for CassandraStore {
         level: Level,
     ) -> Result<WholeSlice, StoreError> {
         let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
-        let limit = one_more(READ_ROWS_MAX);
+        let (limit, partition) = (one_more(READ_ROWS_MAX), key.partition());
+        let hedges = Some(&self.hedges.reads);
         let answer = match after {
             None => {
                 let statement = self.statements.key.at(level);
-                self.ask(statement, (kind, group, name, limit)).await
+                self.ask(partition, statement, (kind, group, name, limit), hedges).await
             }
             Some(after) => {
                 let statement = self.statements.key_after.at(level);
-                self.ask(statement, (kind, group, name, after.as_micros(), limit)).await
+                let values = (kind, group, name, after.as_micros(), limit);
+                self.ask(partition, statement, values, hedges).await
             }
         };
         Ok(Slice::new(rows::of_key(answer?)?, after, READ_ROWS_MAX).whole()?)
@@ -222,20 +273,25 @@ impl Store for CassandraStore {
         from: &group::From,
         level: Level,
     ) -> Result<Chunk, StoreError> {
-        let rows_max = group_chunk_rows(kind);
+        let (rows_max, partition) = (group_chunk_rows(kind), (kind, group));
         let (kind, group, statements) = (kind.name(), group.as_str(), &self.statements);
+        let hedges = Some(&self.hedges.chunks);
         let limited = async |lowest: String| {
             let values = (kind, group, lowest.as_str(), count(rows_max));
-            rows::of_group(self.ask(statements.chunk_end.at(level), values).await?)
+            let statement = statements.chunk_end.at(level);
+            rows::of_group(self.ask(partition, statement, values, hedges).await?)
         };
         let range = async |lowest: String, below: Option<Name>| {
             let lowest = lowest.as_str();
             let answer = match &below {
                 Some(end) => {
                     let values = (kind, group, lowest, end.as_str());
-                    self.ask(statements.chunk.at(level), values).await
+                    self.ask(partition, statements.chunk.at(level), values, hedges).await
                 }
-                None => self.ask(statements.last_chunk.at(level), (kind, group, lowest)).await,
+                None => {
+                    let statement = statements.last_chunk.at(level);
+                    self.ask(partition, statement, (kind, group, lowest), hedges).await
+                }
             };
             rows::of_group(answer?)
         };
@@ -245,7 +301,8 @@ impl Store for CassandraStore {
     async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
         let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
         let values = (kind, group, name, one_more(FOLD_ROWS_MAX));
-        let answer = self.ask(&self.statements.fold_key, values).await?;
+        // Every replica has to answer: a second coordinator would wait for the same one.
+        let answer = self.ask(key.partition(), &self.statements.fold_key, values, None).await?;
         let slice = Slice::new(rows::of_key(answer)?, None, FOLD_ROWS_MAX).whole()?;
         Ok(FullRead::at_fold_level(key.clone(), slice))
     }
@@ -265,9 +322,15 @@ impl Store for CassandraStore {
         );
         let deletion = (timestamp, kind, group, name, fold.fence().as_micros());
         let values = (tally, deletion);
-        let send = async || self.session.batch(&self.statements.fold, &values).await.map(drop);
-        // A fold may be executed at any time, by anyone (invariant I8).
-        attempts::write(Patience::RELAXED, Reach::OnePartition, &self.chance, || true, send).await
+        let route = self.coordinators.route(key.partition(), self.any());
+        let send = async |number| {
+            let attempt = self.coordinators.attempt(&route, number);
+            let mut batch = self.statements.fold.clone();
+            batch.set_load_balancing_policy(attempt.policy());
+            attempt.ended(self.session.batch(&batch, &values).await.map(drop))
+        };
+        // A fold may be executed at any time, by anyone (invariant I8), and nobody waits for it.
+        self.sending(Patience::RELAXED, None).write(Reach::OnePartition, || true, send).await
     }
 
     fn sweep_parts(&self) -> u32 {

@@ -4,7 +4,7 @@
 // The modules' own tests are the product's.
 #![cfg(not(test))]
 
-use orderfree::{chance, gate, limits, metrics, policy, store};
+use orderfree::{chance, gate, limits, metrics, policy, store, typical};
 
 #[path = "../../../src/mutators/mod.rs"]
 #[allow(dead_code, reason = "the product uses all of it")]

@@ -1,13 +1,12 @@
-//! How long a flight typically takes: a running estimate of the median, which a node that hangs moves
-//! as little as an overloaded cluster moves it surely.
+//! How long a request to the store typically takes: a running estimate of the median, which a node
+//! that hangs moves as little as an overloaded cluster moves it surely.
 //!
 //! Each sample moves the estimate by a fixed share, up if it was longer and down if it was shorter, so
 //! that it settles where as many are longer as shorter (stochastic approximation, Robbins and Monro
 //! 1951).
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-
-use crate::sync::{AtomicUsize, Ordering};
 
 /// The estimate before the first sample, in µs.
 const FIRST_US: usize = 5_000;
@@ -18,19 +17,22 @@ const STEP_SHARE: usize = 50;
 /// So many times the typical time is too long.
 const OVERDUE_TIMES: u32 = 4;
 
-/// Shortest and longest time after which a flight is overdue.
+/// Shortest and longest time after which a request is overdue.
 const OVERDUE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// See the [module documentation](self).
-pub(super) struct Typical(AtomicUsize);
+#[derive(Debug)]
+pub struct Typical(AtomicUsize);
 
-impl Typical {
-    pub(super) fn new() -> Typical {
+impl Default for Typical {
+    fn default() -> Typical {
         Typical(AtomicUsize::new(FIRST_US))
     }
+}
 
-    /// A flight took so long. Two at once may lose one of both samples.
-    pub(super) fn took(&self, took: Duration) {
+impl Typical {
+    /// A request took so long. Two at once may lose one of both samples.
+    pub fn took(&self, took: Duration) {
         let typical = self.0.load(Ordering::Relaxed);
         let step = typical / STEP_SHARE + 1;
         let is_longer = took.as_micros() > typical as u128;
@@ -38,10 +40,16 @@ impl Typical {
         self.0.store(moved, Ordering::Relaxed);
     }
 
-    /// After which time a flight is overdue.
-    pub(super) fn overdue(&self) -> Duration {
-        let typical = Duration::from_micros(self.0.load(Ordering::Relaxed) as u64);
-        (OVERDUE_TIMES * typical).clamp(OVERDUE.0, OVERDUE.1)
+    /// The estimate.
+    #[must_use]
+    pub fn median(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed) as u64)
+    }
+
+    /// After which time a request is overdue.
+    #[must_use]
+    pub fn overdue(&self) -> Duration {
+        (OVERDUE_TIMES * self.median()).clamp(OVERDUE.0, OVERDUE.1)
     }
 }
 
@@ -49,9 +57,9 @@ impl Typical {
 mod tests {
     use super::*;
 
-    /// The time until a flight is overdue, once these have come around often enough.
+    /// The time until a request is overdue, once these have come around often enough.
     fn settled(round_ms: &[u64]) -> u128 {
-        let typical = Typical::new();
+        let typical = Typical::default();
         for ms in round_ms.iter().cycle().take(400 * round_ms.len()) {
             typical.took(Duration::from_millis(*ms));
         }

@@ -1,0 +1,197 @@
+//! Who coordinates a request: the replicas of its partition, here rather than elsewhere, and none that
+//! let requests wait lately. The driver finds out that a node is dead when its connections are; that
+//! one hangs is known sooner from the requests themselves.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::Name;
+use scylla::client::session::Session;
+use scylla::cluster::Node;
+use scylla::errors::{ExecutionError, RequestAttemptError};
+use scylla::policies::load_balancing::{
+    LoadBalancingPolicy, NodeIdentifier, SingleTargetLoadBalancingPolicy,
+};
+use scylla::routing::Shard;
+use scylla::statement::prepared::PreparedStatement;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::TABLE;
+
+/// How often one request tries a node that hung when it was asked last.
+const TRY_EVERY: Duration = Duration::from_secs(1);
+
+/// An attempt that was given up after so long says that its node hangs; before, it says nothing.
+const HANGS_AFTER: Duration = Duration::from_millis(20);
+
+/// See the [module documentation](self).
+pub(super) struct Coordinators {
+    session: Arc<Session>,
+    keyspace: String,
+    datacenter: String,
+    suspects: Suspects,
+}
+
+/// Who is asked, in this order, and around again.
+pub(super) struct Route(Vec<(Arc<Node>, Shard)>);
+
+/// One attempt at one node.
+pub(super) struct Attempt<'a> {
+    suspects: &'a Suspects,
+    /// None leaves the choice to the driver.
+    node: Option<(Arc<Node>, Shard)>,
+    begun: Instant,
+    is_over: bool,
+}
+
+impl Coordinators {
+    pub(super) fn new(session: Arc<Session>, keyspace: String, datacenter: String) -> Coordinators {
+        Coordinators { session, keyspace, datacenter, suspects: Suspects::default() }
+    }
+
+    /// A partition's replicas in the local data centre, in the order of the ring. None if the table is
+    /// unknown just now.
+    pub(super) fn replicas(&self, partition: (Kind, &Name)) -> Vec<(Arc<Node>, Shard)> {
+        let state = self.session.get_cluster_state();
+        let partition = (partition.0.name(), partition.1.as_str());
+        let replicas = state.get_endpoints(&self.keyspace, TABLE, &partition).unwrap_or_default();
+        let is_local = |(node, _): &(Arc<Node>, Shard)| {
+            node.datacenter.as_deref() == Some(self.datacenter.as_str())
+        };
+        replicas.into_iter().filter(is_local).collect()
+    }
+
+    /// Whom to ask about a partition, beginning with the replica of this number: 0 is the one that all
+    /// partitions of a lane share.
+    pub(super) fn route(&self, partition: (Kind, &Name), first: u32) -> Route {
+        let mut nodes = self.replicas(partition);
+        let turn = first as usize % nodes.len().max(1);
+        nodes.rotate_left(turn);
+        self.suspects.order(&mut nodes, |(node, _)| node.host_id);
+        nodes.sort_by_key(|(node, _)| !node.is_connected());
+        Route(nodes)
+    }
+
+    /// The attempt of this number, from 0.
+    pub(super) fn attempt(&self, route: &Route, number: u32) -> Attempt<'_> {
+        let node = route.0.get(number as usize % route.0.len().max(1)).cloned();
+        Attempt { suspects: &self.suspects, node, begun: Instant::now(), is_over: false }
+    }
+}
+
+impl Attempt<'_> {
+    /// Where the driver shall send it.
+    pub(super) fn policy(&self) -> Option<Arc<dyn LoadBalancingPolicy>> {
+        let (node, shard) = self.node.clone()?;
+        Some(SingleTargetLoadBalancingPolicy::new(NodeIdentifier::Node(node), Some(shard)))
+    }
+
+    /// A statement that goes there.
+    pub(super) fn aim(&self, statement: &PreparedStatement) -> PreparedStatement {
+        let mut statement = statement.clone();
+        statement.set_load_balancing_policy(self.policy());
+        statement
+    }
+
+    /// Notes how it ended.
+    pub(super) fn ended<T>(
+        mut self,
+        answer: Result<T, ExecutionError>,
+    ) -> Result<T, ExecutionError> {
+        use ExecutionError::LastAttemptError;
+        use RequestAttemptError::DbError;
+        self.is_over = true;
+        if let Some((node, _)) = &self.node {
+            match &answer {
+                Ok(_) | Err(LastAttemptError(DbError(..))) => self.suspects.clear(node.host_id),
+                Err(_) => self.suspects.suspect(node.host_id),
+            }
+        }
+        answer
+    }
+}
+
+impl Drop for Attempt<'_> {
+    /// Given up: another attempt was faster, or nobody waits any more.
+    fn drop(&mut self) {
+        if let Some((node, _)) = &self.node
+            && !self.is_over
+            && self.begun.elapsed() >= HANGS_AFTER
+        {
+            self.suspects.suspect(node.host_id);
+        }
+    }
+}
+
+/// Nodes that let requests wait, and when one request tries each again.
+#[derive(Debug, Default)]
+struct Suspects(Mutex<HashMap<Uuid, Instant>>);
+
+impl Suspects {
+    fn suspect(&self, host: Uuid) {
+        self.all().insert(host, Instant::now() + TRY_EVERY);
+    }
+
+    fn clear(&self, host: Uuid) {
+        self.all().remove(&host);
+    }
+
+    /// Puts suspects last, but first the one whose turn it is to be tried: nobody else tries it for a
+    /// while then.
+    fn order<T>(&self, nodes: &mut [T], host: impl Fn(&T) -> Uuid) {
+        let mut all = self.all();
+        if all.is_empty() {
+            return;
+        }
+        nodes.sort_by_key(|node| all.contains_key(&host(node)));
+        let now = Instant::now();
+        let is_due = |node: &T| all.get(&host(node)).is_some_and(|due| now >= *due);
+        if let Some(at) = nodes.iter().position(is_due) {
+            all.insert(host(&nodes[at]), now + TRY_EVERY);
+            nodes[..=at].rotate_right(1);
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<Uuid, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(suspects: &Suspects) -> Vec<u128> {
+        let mut nodes = [1, 2, 3];
+        suspects.order(&mut nodes, |node| Uuid::from_u128(*node));
+        nodes.to_vec()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_hangs_is_asked_last_and_tried_once_in_a_while() {
+        let suspects = Suspects::default();
+        assert_eq!(order(&suspects), [1, 2, 3]);
+        suspects.suspect(Uuid::from_u128(1));
+        assert_eq!(order(&suspects), [2, 3, 1]);
+        tokio::time::advance(TRY_EVERY).await;
+        assert_eq!(order(&suspects), [1, 2, 3], "this request tries it");
+        assert_eq!(order(&suspects), [2, 3, 1], "no other one does");
+        tokio::time::advance(TRY_EVERY).await;
+        suspects.suspect(Uuid::from_u128(3));
+        assert_eq!(order(&suspects), [1, 2, 3]);
+        suspects.clear(Uuid::from_u128(1));
+        assert_eq!(order(&suspects), [1, 2, 3], "it answered");
+        tokio::time::advance(TRY_EVERY).await;
+        assert_eq!(order(&suspects), [3, 1, 2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_all_hang_all_are_asked() {
+        let suspects = Suspects::default();
+        (1..=3).for_each(|node| suspects.suspect(Uuid::from_u128(node)));
+        assert_eq!(order(&suspects), [1, 2, 3]);
+    }
+}
