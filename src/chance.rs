@@ -66,6 +66,12 @@ impl Chance {
     }
 }
 
+/// A version 4 UUID by the thread's own generator: that of a request need not be unpredictable.
+#[must_use]
+pub fn request_id() -> Uuid {
+    Builder::from_random_bytes(rand::random()).into_uuid()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -129,10 +129,10 @@ impl Node {
         self.router_with(Router::new())
     }
 
-    /// The same, with routes of others beside it that pass the same layers: for comparisons.
+    /// The same, and `others` with the same ids, log lines and metrics: for comparisons.
     pub fn router_with(&self, others: Router) -> Router {
         let (service, health) = (Arc::clone(&self.service), Arc::clone(&self.health));
-        http::router(AppState { service, health, build: Build::THIS }, others)
+        http::router_with(AppState { service, health, build: Build::THIS }, others)
     }
 
     /// Ready once the store can't go on without a restart, with the reason.

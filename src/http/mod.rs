@@ -30,8 +30,6 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::FromRef;
 use axum::middleware::from_fn_with_state;
-use tokio::sync::Semaphore;
-use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::decompression::RequestDecompressionLayer;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
@@ -41,6 +39,7 @@ use crate::limits;
 use crate::service::Service;
 
 use body::Bodies;
+use observe::Observer;
 
 pub use catalog::{Entry, ProblemType};
 pub use openapi::openapi;
@@ -91,22 +90,25 @@ impl Build {
         Build { version: env!("CARGO_PKG_VERSION"), commit: option_env!("ORDERFREE_COMMIT") };
 }
 
-/// Everything that this pod answers, and `others` behind the same limit, ids and metrics.
-pub fn router(app: AppState, others: Router) -> Router {
-    let permits = Arc::new(Semaphore::new(limits::REQUESTS_MAX));
+/// Everything that this pod answers.
+pub fn router(app: AppState) -> Router {
+    router_with(app, Router::new())
+}
+
+/// The same, and `others` with the same ids, log lines and metrics.
+pub fn router_with(app: AppState, others: Router) -> Router {
     let (keys, _) = key_routes().split_for_parts();
-    let keys = keys.merge(others.with_state(()));
-    let keys = keys.layer(from_fn_with_state(permits, observe::limit));
     let (operations, _) = operation_routes().split_for_parts();
+    let observer = Observer::new(Arc::clone(&app.service), limits::REQUESTS_MAX);
     keys.merge(operations)
+        .merge(others.with_state(()))
         .fallback(observe::unknown_route)
         .method_not_allowed_fallback(observe::method_not_allowed)
-        .layer(CatchPanicLayer::custom(observe::panicked))
-        .layer(from_fn_with_state(app.clone(), observe::observe))
+        .layer(from_fn_with_state(observer, observe::observe))
         .with_state(Served { app, bodies: Bodies::new(limits::BODIES_BYTES_MAX) })
 }
 
-/// What clients use; limited in number.
+/// What clients use.
 fn key_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(update::update, read::read))
@@ -119,7 +121,7 @@ fn key_routes() -> OpenApiRouter<Served> {
         .routes(routes!(inspect::kinds))
 }
 
-/// What probes and operators use; it answers under any load.
+/// What probes and operators use.
 fn operation_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::default()
         .routes(routes!(operations::livez))

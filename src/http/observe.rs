@@ -2,41 +2,90 @@
 //! log line, metrics, and problems written out.
 
 use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use tokio::sync::Semaphore;
+use futures::FutureExt;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::AppState;
 use super::catalog::ProblemType;
 use super::extract;
 use super::problem::{self, Problem};
+use crate::chance;
 use crate::limits;
 use crate::metrics::RequestLabel;
+use crate::service::Service;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
+/// Routes of clients begin so.
+const CLIENTS: &str = "/v1/";
+
 /// Longest request id that is taken over from a client, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// The outermost layer.
-pub(super) async fn observe(State(app): State<AppState>, request: Request, next: Next) -> Response {
-    let began = app.service.now().boot;
+/// What the layer keeps.
+#[derive(Clone)]
+pub(super) struct Observer {
+    service: Arc<Service>,
+    limit: Limit,
+}
+
+impl Observer {
+    pub(super) fn new(service: Arc<Service>, requests_max: usize) -> Observer {
+        Observer { service, limit: Limit(Arc::new(Semaphore::new(requests_max))) }
+    }
+
+    /// Has a request answered, unless its address is malformed or there are too many.
+    async fn pass(&self, route: &str, request: Request, next: Next) -> Result<Response, Problem> {
+        extract::check_address(request.uri())?;
+        let _permit = self.limit.permit(route)?;
+        Ok(next.run(request).await)
+    }
+}
+
+/// Requests in progress.
+#[derive(Clone)]
+struct Limit(Arc<Semaphore>);
+
+impl Limit {
+    /// Sheds what is over the limit, at once and without a queue; probes and operators are answered
+    /// under any load.
+    fn permit(&self, route: &str) -> Result<Option<SemaphorePermit<'_>>, Problem> {
+        if !route.starts_with(CLIENTS) {
+            return Ok(None);
+        }
+        self.0.try_acquire().map(Some).map_err(|_| {
+            let max = limits::REQUESTS_MAX;
+            let detail = format!("{max} requests are in progress here; send it again in a second.");
+            Problem::new(ProblemType::Overloaded, detail)
+        })
+    }
+}
+
+/// The only layer: every further one costs each request some allocations.
+pub(super) async fn observe(
+    State(observer): State<Observer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let service = &observer.service;
+    let began = service.now().boot;
     let id = request_id(request.headers());
     let method = method_label(request.method());
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or("unmatched", MatchedPath::as_str).to_owned();
-    let response = match extract::check_address(request.uri()) {
-        Ok(()) => next.run(request).await,
-        Err(problem) => problem.into_response(),
-    };
+    // A panic is a bug, but answers like everything else.
+    let answer = AssertUnwindSafe(observer.pass(&route, request, next)).catch_unwind();
+    let response = answer.await.map_or_else(panicked, IntoResponse::into_response);
     let request_id = id.to_str().expect("invariant: printable ASCII");
     let mut response = problem::render(response, request_id, is_update(method, &route));
-    let took = app.service.now().boot.saturating_sub(began);
+    let took = service.now().boot.saturating_sub(began);
     let ms = took.as_secs_f64() * 1e3;
     let timing = HeaderValue::try_from(format!("total;dur={ms:.3}"));
     let timing = timing.expect("invariant: printable ASCII");
@@ -48,7 +97,7 @@ pub(super) async fn observe(State(app): State<AppState>, request: Request, next:
         tracing::debug!(method, route, status, ms, request_id, "request");
     }
     response.headers_mut().extend([(REQUEST_ID, id), (SERVER_TIMING, timing)]);
-    let metrics = app.service.metrics();
+    let metrics = service.metrics();
     metrics.request_seconds.observe(took.as_secs_f64());
     let label = RequestLabel { route, method, status };
     metrics.requests.get_or_create(&label).inc();
@@ -63,9 +112,8 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     };
     match headers.get(REQUEST_ID).filter(is_fit) {
         Some(given) => given.clone(),
-        // Of the thread's own generator: an id of a request need not be unpredictable.
         None => {
-            let id = uuid::Builder::from_random_bytes(rand::random()).into_uuid().to_string();
+            let id = chance::request_id().to_string();
             HeaderValue::try_from(id).expect("invariant: printable ASCII")
         }
     }
@@ -91,24 +139,7 @@ fn is_update(method: &str, route: &str) -> bool {
     !only_looks && !matches!(route, "/v1/query" | "/v1/merge") && !route.ends_with("/fold")
 }
 
-/// Sheds what is over the limit of requests in progress, at once and without a queue.
-pub(super) async fn limit(
-    State(permits): State<Arc<Semaphore>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    match permits.try_acquire() {
-        Ok(_permit) => next.run(request).await,
-        Err(_) => {
-            let max = limits::REQUESTS_MAX;
-            let detail = format!("{max} requests are in progress here; send it again in a second.");
-            Problem::new(ProblemType::Overloaded, detail).into_response()
-        }
-    }
-}
-
-/// A panic is a bug, but answers like everything else.
-pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Response {
+fn panicked(panic: Box<dyn Any + Send>) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)");
     tracing::error!(panic = text, "a request met a bug");
@@ -141,10 +172,6 @@ pub(super) async fn method_not_allowed(method: Method) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axum::Router;
-    use axum::middleware::from_fn_with_state;
-    use axum::routing::get;
-    use tower::ServiceExt;
     use uuid::Uuid;
 
     #[test]
@@ -171,16 +198,16 @@ mod tests {
         assert!(!is_update("POST", "/v1/{kind}/{group}/{name}/fold"));
     }
 
-    #[tokio::test]
-    async fn requests_over_the_limit_are_shed_at_once() {
-        for (permits, expected) in [(1, 200), (0, 503)] {
-            let limit = from_fn_with_state(Arc::new(Semaphore::new(permits)), limit);
-            let router = Router::new().route("/", get(async || "served")).layer(limit);
-            let response =
-                router.oneshot(Request::new(axum::body::Body::empty())).await.expect("infallible");
-            assert_eq!(response.status().as_u16(), expected);
-            let response = problem::render(response, "id", true);
-            assert_eq!(response.headers().contains_key("retry-after"), permits == 0);
-        }
+    #[test]
+    fn requests_over_the_limit_are_shed_at_once_but_for_those_of_operators() {
+        let limit = Limit(Arc::new(Semaphore::new(1)));
+        let first = limit.permit("/v1/batch").expect("room");
+        let problem = limit.permit("/v1/query").expect_err("no room");
+        let response = problem::render(problem.into_response(), "id", true);
+        assert_eq!(response.status().as_u16(), 503);
+        assert!(response.headers().contains_key("retry-after"));
+        assert!(limit.permit("/livez").is_ok() && limit.permit("unmatched").is_ok());
+        drop(first);
+        assert!(limit.permit("/v1/query").is_ok());
     }
 }
