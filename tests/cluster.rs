@@ -1,5 +1,5 @@
-//! Whole pods on a real cluster, in one process: big keys and groups while folds run, and a node
-//! that dies and comes back.
+//! Whole pods on a real cluster, in one process: big keys and groups while folds run, a node that
+//! dies and comes back, and one that hangs.
 
 mod cassandra;
 mod contract;
@@ -7,11 +7,12 @@ mod contract;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cassandra::{CLUSTER, Killed, connect, drop_keyspace, eventually, fresh, fresh_on_own};
+use cassandra::{CLUSTER, Killed, Paused, connect, drop_keyspace, eventually, fresh, fresh_on_own};
 use contract::{Subject, TestClock, brief_constants, key, name};
 use futures::stream::{self, StreamExt};
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
+use orderfree::limits::READ_ATTEMPT_TIME_MAX;
 use orderfree::policy::Policy;
 use orderfree::server::Node;
 use orderfree::service::GroupQuery;
@@ -23,6 +24,9 @@ use orderfree_core::protocol::{Durability, Key};
 /// Keys of the group, and shards of each.
 const GROUP_KEYS: usize = 2_000;
 const GROUP_SHARDS: usize = 2;
+
+/// Keys, each in a group of its own, that are written and read while a node hangs.
+const HANGING_KEYS: usize = 30;
 
 /// Shards of the big key.
 const BIG_SHARDS: usize = 3_000;
@@ -160,6 +164,51 @@ async fn with_a_node_down_background_folds_wait_and_catch_up_when_it_is_back() {
     .await;
     for pod in pods {
         assert_eq!(total(&pod, &key).await, 39);
+        assert_eq!(pod.stop(Duration::from_secs(5)).await, 0);
+    }
+    drop_keyspace(&config).await;
+}
+
+/// How long each of these takes, all at once.
+async fn times<Task: Future<Output = ()>>(tasks: impl Iterator<Item = Task>) -> Vec<Duration> {
+    let timed = tasks.map(|task| async {
+        let begun = Instant::now();
+        task.await;
+        begun.elapsed()
+    });
+    futures::future::join_all(timed).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_hangs_holds_nobody_up() {
+    let _alone = CLUSTER.write().await;
+    let config = fresh_on_own(brief_constants()).await;
+    // Of their own connections, so that what one finds out about the node does not help the other.
+    let (writer, reader) = (pod(&subject(&config).await), pod(&subject(&config).await));
+    let keys: Vec<Key> = (0..HANGING_KEYS).map(|at| key(&format!("g{at}"), "n")).collect();
+    let write = || times(keys.iter().map(|key| add(&writer, key, 1)));
+    let read = || {
+        times(keys.iter().map(|key| async {
+            total(&reader, key).await;
+        }))
+    };
+    // What is typical is learned from a few hundred answers.
+    for _ in 0..20 {
+        write().await;
+        read().await;
+    }
+    let paused = Paused::node("3");
+    let (writes, reads) = (write().await, read().await);
+    drop(paused);
+    for key in &keys {
+        assert_eq!(total(&reader, key).await, 21);
+    }
+    // A third of them would wait for as long as an attempt may take.
+    let slowest = |times: &[Duration]| times.iter().max().copied().unwrap_or_default();
+    println!("while a node hung: writes {:?}, reads {:?}", slowest(&writes), slowest(&reads));
+    assert!(slowest(&writes) < brief_constants().attempt_budget(), "{writes:?}");
+    assert!(slowest(&reads) < READ_ATTEMPT_TIME_MAX, "{reads:?}");
+    for pod in [writer, reader] {
         assert_eq!(pod.stop(Duration::from_secs(5)).await, 0);
     }
     drop_keyspace(&config).await;

@@ -149,6 +149,23 @@ impl Drop for Killed {
     }
 }
 
+/// A node that is stopped and does not know it; it goes on when the test ends, however it ends.
+pub(crate) struct Paused(&'static str);
+
+impl Paused {
+    /// Stops a node by its number.
+    pub(crate) fn node(node: &'static str) -> Paused {
+        script(&["pause", node]);
+        Paused(node)
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        script(&["resume", self.0]);
+    }
+}
+
 /// Nodes that do not deliver hints as they should.
 pub(crate) struct Hints {
     nodes: Vec<&'static str>,
