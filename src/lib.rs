@@ -26,6 +26,7 @@ pub mod limits;
 pub mod metrics;
 pub mod mutators;
 pub mod policy;
+pub mod reader;
 pub mod server;
 pub mod service;
 pub mod store;

@@ -159,6 +159,15 @@ pub const REQUESTS_MAX: usize = 16_384;
 /// Remembered fences, so that reads skip what was folded.
 pub const FENCES_MAX: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 
+/// Keys whose last value is kept, for reads that accept staleness.
+pub const RECENT_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
+
+/// Bytes of the rows of a value that is kept, at most.
+pub const RECENT_BYTES_MAX: usize = 4 * 1024;
+
+/// Longest staleness that a read may accept.
+pub const STALENESS_MAX: Duration = Duration::from_secs(60 * 60);
+
 /// How long the listener stays open after SIGTERM, so that load balancers notice.
 pub const UNREADY_GRACE: Duration = Duration::from_secs(5);
 

@@ -40,6 +40,24 @@ pub struct RequestLabel {
     pub status: u16,
 }
 
+/// Where the answer to the read of a key came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadFrom {
+    /// The store was asked.
+    Store,
+    /// Another's read, which began after this one was asked for.
+    Shared,
+    /// Kept from a read that is young enough for this one.
+    Recent,
+}
+
+/// Labels of [`Metrics::reads`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ReadLabel {
+    /// `store`, `shared` or `recent`.
+    pub from: &'static str,
+}
+
 /// How a fold ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FoldEnd {
@@ -95,6 +113,8 @@ pub struct Metrics {
     pub unresolved_deaths: Counter,
     /// Op lists answered from memory that were never sent and found no successor.
     pub memory_lost: Counter,
+    /// Reads of single keys by where their answer came from.
+    pub reads: Family<ReadLabel, Counter>,
     /// Shards merged by one read of one key.
     pub read_shards: Histogram,
     /// Folds by how they ended.
@@ -144,6 +164,7 @@ impl Metrics {
             waiting: Gauge::default(),
             unresolved_deaths: Counter::default(),
             memory_lost: Counter::default(),
+            reads: Family::default(),
             read_shards: counts(),
             folds: Family::default(),
             folded_shards: Counter::default(),
@@ -188,6 +209,8 @@ impl Metrics {
             "Op lists answered from memory and lost",
             self.memory_lost.clone(),
         );
+        let help = "Reads of keys by where the answer came from";
+        r.register("reads", help, self.reads.clone());
         r.register("read_shards", "Shards merged by one read of a key", self.read_shards.clone());
         r.register("folds", "Folds by how they ended", self.folds.clone());
         r.register("folded_shards", "Shards put into tallies", self.folded_shards.clone());
@@ -217,6 +240,16 @@ impl Metrics {
             Outcome::Unknown => "unknown",
         };
         self.updates.get_or_create(&OutcomeLabel { outcome }).inc_by(count);
+    }
+
+    /// Counts the read of a key.
+    pub fn count_read(&self, from: ReadFrom) {
+        let from = match from {
+            ReadFrom::Store => "store",
+            ReadFrom::Shared => "shared",
+            ReadFrom::Recent => "recent",
+        };
+        self.reads.get_or_create(&ReadLabel { from }).inc();
     }
 
     /// Counts a fold by how it ended.

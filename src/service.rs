@@ -1,22 +1,23 @@
 //! The use cases of a pod, free of HTTP: update, read a key, read a group, look at shards, fold.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::time::Duration;
 
-use lru::LruCache;
 use orderfree_core::crdt::{Kind, Op, State};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{self, Then};
-use orderfree_core::protocol::read::{self, Answer, Reading, RowError};
+use orderfree_core::protocol::read::{self, RowError};
 use orderfree_core::protocol::{Constants, Durability, Key, Name, Now, Timestamp, WholeSlice};
-use thiserror::Error;
 
 use crate::gate::Gate;
 use crate::gc::{FoldFailure, FoldResult, Folder};
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::mutators::{Mutators, UpdateError};
-use crate::store::{Store, StoreError};
+use crate::reader::Reader;
+pub use crate::reader::{KeyValue, ReadError};
+use crate::store::Store;
 
 /// A pod's use cases.
 pub struct Service {
@@ -24,44 +25,9 @@ pub struct Service {
     gate: Arc<Gate>,
     mutators: Arc<Mutators>,
     folder: Arc<Folder>,
-    fences: Mutex<LruCache<Key, Timestamp>>,
+    reader: Reader,
     constants: Constants,
     metrics: Arc<Metrics>,
-}
-
-/// The value of a key, and where it came from.
-#[derive(Debug, Clone, PartialEq)]
-pub struct KeyValue {
-    /// The key.
-    pub key: Key,
-    /// Everything that was merged.
-    pub state: State,
-    /// Shards above the fence that were merged.
-    pub shards: usize,
-    /// Bytes of the rows that were read.
-    pub bytes: usize,
-    /// The tally's fence; none without a tally.
-    pub folded_through: Option<Timestamp>,
-    /// When the read began: every op acked before is in the value.
-    pub as_of: Timestamp,
-    /// The consistency level of the read.
-    pub level: Level,
-}
-
-/// Why a value could not be read.
-#[derive(Debug, Error)]
-pub enum ReadError {
-    /// The store could not answer.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// A row of the key can't be decoded or merged.
-    #[error("{key}: {error}")]
-    Row {
-        /// The key.
-        key: Key,
-        /// Which row and why.
-        error: RowError,
-    },
 }
 
 /// Which keys of a group to read.
@@ -134,8 +100,14 @@ impl Service {
         constants: Constants,
         metrics: Arc<Metrics>,
     ) -> Service {
-        let fences = Mutex::new(LruCache::new(limits::FENCES_MAX));
-        Service { store, gate, mutators, folder, fences, constants, metrics }
+        let reader = Reader::new(
+            Arc::clone(&store),
+            Arc::clone(&gate),
+            Arc::clone(&folder),
+            constants,
+            Arc::clone(&metrics),
+        );
+        Service { store, gate, mutators, folder, reader, constants, metrics }
     }
 
     /// What the pod counts about itself.
@@ -202,18 +174,21 @@ impl Service {
         &self,
         key: &Key,
         level: Option<Level>,
-    ) -> Result<Option<KeyValue>, ReadError> {
-        let level = level.unwrap_or(self.store.levels().read);
-        let as_of = self.gate.now().wall;
-        let cached = self.fences().get(key).copied();
-        let mut slice = self.slice(key, cached, level).await?;
-        let mut answer = self.assemble(key, &slice)?;
-        if answer == Answer::ReadAgain {
-            // The replicas that answered are older than the cached fence: start at the oldest row.
-            slice = self.slice(key, None, level).await?;
-            answer = self.assemble(key, &slice)?;
-        }
-        Ok(self.interpret(key, answer, slice.bytes(), as_of, level))
+    ) -> Result<Option<Arc<KeyValue>>, ReadError> {
+        self.reader.read(key, level.unwrap_or(self.read_level())).await
+    }
+
+    /// The same, but a value that was right no longer than `max_staleness` ago will do.
+    ///
+    /// # Errors
+    /// Those of [`Service::read`].
+    pub async fn read_recent(
+        &self,
+        key: &Key,
+        level: Option<Level>,
+        max_staleness: Duration,
+    ) -> Result<Option<Arc<KeyValue>>, ReadError> {
+        self.reader.read_recent(key, level.unwrap_or(self.read_level()), max_staleness).await
     }
 
     /// Reads one page of a group.
@@ -235,7 +210,7 @@ impl Service {
                 Then::Key(name) => {
                     let key = query.key(name.clone());
                     // A store that is down fails the next chunk, so that this error is of the key.
-                    let slice = self.slice(&key, None, level).await;
+                    let slice = self.reader.slice(&key, None, level).await;
                     keys.push((name.clone(), slice));
                     Some(group::From::Behind(name))
                 }
@@ -251,10 +226,7 @@ impl Service {
                 let read_bytes = slice.as_ref().map_or(0, WholeSlice::bytes);
                 bytes += read_bytes;
                 let key = query.key(name.clone());
-                let value = slice.and_then(|slice| {
-                    let answer = self.assemble(&key, &slice)?;
-                    Ok(self.interpret(&key, answer, read_bytes, as_of, level))
-                });
+                let value = slice.and_then(|slice| self.reader.value(&key, &slice, as_of, level));
                 page.keys.extend(value.transpose().map(|value| GroupEntry { name, value }));
             }
             match next {
@@ -269,7 +241,7 @@ impl Service {
     /// # Errors
     /// [`ReadError`] if the store can't answer; undecodable rows are part of the report.
     pub async fn shards(&self, key: &Key) -> Result<ShardsReport, ReadError> {
-        let slice = self.slice(key, None, self.store.levels().read).await?;
+        let slice = self.reader.slice(key, None, self.read_level()).await?;
         let now = self.gate.now().wall;
         Ok(ShardsReport {
             now,
@@ -285,76 +257,6 @@ impl Service {
     /// [`FoldFailure`] says why not; the key is then as it was, or as a fold leaves it.
     pub async fn fold(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
         self.folder.fold(key, dry_run).await
-    }
-
-    async fn slice(
-        &self,
-        key: &Key,
-        after: Option<Timestamp>,
-        level: Level,
-    ) -> Result<WholeSlice, ReadError> {
-        let slice = self.store.read_key(key, after, level).await;
-        if let Err(error) = &slice {
-            self.metrics.count_store_error(error.class());
-            if matches!(error, StoreError::TooManyRows(_)) {
-                self.folder.nominate(key.clone());
-            }
-        }
-        Ok(slice?)
-    }
-
-    fn assemble(&self, key: &Key, slice: &WholeSlice) -> Result<Answer, ReadError> {
-        let now = self.gate.now().wall;
-        read::assemble(key.kind, slice, now, &self.constants).map_err(|error| {
-            self.metrics.undecodable.inc();
-            tracing::error!(%key, %error, "a key can't be read");
-            ReadError::Row { key: key.clone(), error }
-        })
-    }
-
-    fn interpret(
-        &self,
-        key: &Key,
-        answer: Answer,
-        bytes: usize,
-        as_of: Timestamp,
-        level: Level,
-    ) -> Option<KeyValue> {
-        let reading = match answer {
-            Answer::Absent => return None,
-            Answer::Value(reading) => reading,
-            Answer::ReadAgain => unreachable!("invariant: only a slice behind a fence says so"),
-        };
-        self.learn(key, &reading);
-        Some(KeyValue {
-            key: key.clone(),
-            state: reading.state,
-            shards: reading.shards,
-            bytes,
-            folded_through: reading.fence,
-            as_of,
-            level,
-        })
-    }
-
-    /// What a read teaches the pod besides the value.
-    fn learn(&self, key: &Key, reading: &Reading) {
-        #[allow(clippy::cast_precision_loss, reason = "at most READ_ROWS_MAX")]
-        self.metrics.read_shards.observe(reading.shards as f64);
-        if let Some(fence) = reading.fence {
-            self.gate.observe(fence);
-            self.fences().put(key.clone(), fence);
-        }
-        if reading.shards > limits::ROWS_ALERT {
-            tracing::warn!(%key, shards = reading.shards, "a key has many shards; do folds lag?");
-        }
-        if reading.final_shards > 1 {
-            self.folder.nominate(key.clone());
-        }
-    }
-
-    fn fences(&self) -> std::sync::MutexGuard<'_, LruCache<Key, Timestamp>> {
-        self.fences.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

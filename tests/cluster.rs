@@ -45,7 +45,7 @@ fn pod(subject: &Subject) -> Node {
 
 async fn total(pod: &Node, key: &Key) -> i128 {
     let read = pod.service().read(key, None).await.expect("readable");
-    Counter::try_from(read.expect("present").state).expect("a counter").total()
+    Counter::try_from(read.expect("present").state.clone()).expect("a counter").total()
 }
 
 async fn add(pod: &Node, key: &Key, by: i64) {

@@ -49,7 +49,7 @@ async fn add(pod: &Node, key: &Key, told: &mut Told) {
 
 async fn total(pod: &Node, key: &Key) -> Option<i128> {
     let read = pod.service().read(key, None).await.ok()??;
-    Some(Counter::try_from(read.state).expect("a counter").total())
+    Some(Counter::try_from(read.state.clone()).expect("a counter").total())
 }
 
 fn assert_right(total: i128, told: Told) {

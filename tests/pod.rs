@@ -97,7 +97,8 @@ async fn add(pod: &Node, text: &str, by: i64) -> Result<(), UpdateError> {
 }
 
 async fn get(pod: &Node, text: &str) -> Option<KeyValue> {
-    pod.service().read(&key(text), None).await.expect("readable")
+    let read = pod.service().read(&key(text), None).await.expect("readable");
+    read.map(Arc::unwrap_or_clone)
 }
 
 async fn total(pod: &Node, text: &str) -> i128 {

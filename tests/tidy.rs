@@ -27,8 +27,15 @@ const ARROWS: &[(&str, &[&str])] = &[
         "src/store",
         &["crate::mutators", "crate::gc", "crate::service", "crate::http", "crate::config"],
     ),
-    ("src/mutators", &["crate::gc", "crate::service", "crate::http", "crate::config"]),
-    ("src/gc", &["crate::mutators", "crate::service", "crate::http", "crate::config"]),
+    (
+        "src/mutators",
+        &["crate::gc", "crate::reader", "crate::service", "crate::http", "crate::config"],
+    ),
+    ("src/reader", &["crate::mutators", "crate::service", "crate::http", "crate::config"]),
+    (
+        "src/gc",
+        &["crate::mutators", "crate::reader", "crate::service", "crate::http", "crate::config"],
+    ),
     ("src/service.rs", &["crate::http", "crate::config", "axum", "StatusCode"]),
     ("src/http", &["crate::mutators::Mutators", "crate::config", "crate::server", "crate::cli"]),
     ("src/cli/load", &["crate::store", "crate::service", "crate::http", "orderfree_core"]),

@@ -1,6 +1,7 @@
 //! `POST /v1/merge`: one value over several keys of a group.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -150,7 +151,7 @@ async fn read_one(
     app: &AppState,
     key: Key,
     level: Option<Level>,
-) -> Result<(Key, Option<KeyValue>), Problem> {
+) -> Result<(Key, Option<Arc<KeyValue>>), Problem> {
     let read = app.service.read(&key, level).await;
     match read {
         Ok(read) => Ok((key, read)),
@@ -220,9 +221,10 @@ impl Found {
         }
     }
 
-    fn take(&mut self, key: &Key, read: Option<KeyValue>) -> Result<(), Problem> {
+    fn take(&mut self, key: &Key, read: Option<Arc<KeyValue>>) -> Result<(), Problem> {
         let name = key.name.to_string();
         self.names.push(name.clone());
+        let read = read.map(Arc::unwrap_or_clone);
         let Some(KeyValue { mut state, shards, bytes, .. }) = read else {
             self.absent.push(name);
             return Ok(());

@@ -1,6 +1,7 @@
 //! `GET`: one key, or the keys of a group.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -29,27 +30,37 @@ const BYTES: &str = "application/octet-stream";
 /// Query parameters of a read.
 pub(super) struct ReadParams {
     level: Option<Level>,
+    max_staleness: Duration,
     default: Option<String>,
     ask: Ask,
 }
 
 impl Params for ReadParams {
     const NAMES: &'static [&'static str] =
-        &["consistency", "default", "numbers", "q", "buckets", "as", "contains"];
+        &["consistency", "max_staleness", "default", "numbers", "q", "buckets", "as", "contains"];
 
     fn parse(query: &QueryParams<'_>) -> Result<ReadParams, Problem> {
         Ok(ReadParams {
             level: query.read("consistency", wire::level)?,
+            max_staleness: query.read("max_staleness", staleness)?.unwrap_or_default(),
             default: query.get("default").map(str::to_owned),
             ask: Ask::parse(query)?,
         })
     }
 }
 
+/// Reads the longest staleness that a client accepts.
+fn staleness(text: &str) -> Result<Duration, String> {
+    let rule = || format!("{text:?} is no time up to 1h, such as 500ms or 5s");
+    let span = humantime::parse_duration(text).map_err(|_| rule())?;
+    if span <= limits::STALENESS_MAX { Ok(span) } else { Err(rule()) }
+}
+
 /// Read a key
 ///
 /// Every update acknowledged before the read began is in the value, at a consistency level that
-/// overlaps the write level. The entity tag stands for everything that is shown but `as_of`. As
+/// overlaps the write level; `as_of` says when it began. With `max_staleness`, that may be a read of
+/// this server that began no longer ago. The entity tag stands for everything that is shown but `as_of`. As
 /// `application/octet-stream`, a `distinct` or an `audience` is its sketch in the format of Apache
 /// DataSketches.
 #[utoipa::path(
@@ -60,6 +71,8 @@ impl Params for ReadParams {
         ("name" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "home"),
         ("consistency" = Option<String>, Query, description = "`one`, `local_one`, \
             `local_quorum`, `quorum` or `all`; the server's choice without", example = "local_quorum"),
+        ("max_staleness" = Option<String>, Query, description = "How old the answer may be, up to \
+            `1h`: cheaper for values that many look at", example = "5s"),
         ("default" = Option<String>, Query, description = "The value of a key that does not \
             exist: `empty`, or a number for `counter` and `sum`; without it, such a key is 404",
             example = "empty"),
@@ -90,8 +103,11 @@ pub(super) async fn read(
     let default =
         default.transpose().map_err(|rule| extract::bad_query(format!("default: {rule}.")))?;
     // Read before the store is asked: every update acknowledged before is in the answer.
-    let as_of = app.service.now().wall;
-    let read = app.service.read(&key, params.level).await;
+    let as_of = app.service.now().wall.minus(params.max_staleness);
+    let read = match params.max_staleness {
+        Duration::ZERO => app.service.read(&key, params.level).await,
+        stale => app.service.read_recent(&key, params.level, stale).await,
+    };
     let read = read.map_err(|error| problem_of(error, &key.to_string()))?;
     if let Some(read) = &read
         && extract::negotiate(&headers, &[JSON, TEXT, BYTES]) == BYTES

@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use crate::limits;
 
 /// Why a store could not answer. Nothing was changed.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, Error)]
 pub enum StoreError {
     /// Too few nodes answered in time; it may work again later.
     #[error("the store can't answer now: {0}")]

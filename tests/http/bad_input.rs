@@ -164,6 +164,8 @@ async fn bad_reads_are_problems_without_an_outcome() {
         ("/v1/gauge/site", 404, "unknown-kind"),
         ("/v1/counter/site/a%7Fb", 400, "bad-name"),
         ("/v1/counter/site/home?consistency=most", 400, "bad-query"),
+        ("/v1/counter/site/home?max_staleness=soon", 400, "bad-query"),
+        ("/v1/counter/site/home?max_staleness=61m", 400, "bad-query"),
         ("/v1/counter/site/home?default=zero", 400, "bad-query"),
         ("/v1/counter/site/home?numbers=roman", 400, "bad-query"),
         ("/v1/counter/site/home?fresh", 400, "bad-query"),

@@ -127,6 +127,27 @@ async fn entity_tags_change_with_what_is_shown() {
 }
 
 #[tokio::test]
+async fn an_old_value_will_do_for_those_who_say_how_old() {
+    let pod = Pod::new();
+    let (an_hour, a_moment) = (format!("{KEY}?max_staleness=1h"), "?max_staleness=1ms");
+    assert_eq!(pod.get(&an_hour).await.status, 404);
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    assert_eq!(pod.get(&an_hour).await.status, 404, "nobody has looked since");
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
+    let before = pod.get(KEY).await.json();
+    assert_eq!(pod.post(KEY, TEXT, "2").await.status, 200);
+    let old = pod.get(&an_hour).await.json();
+    assert_eq!((&old["value"], &old["as_of"]), (&json!(5), &before["as_of"]));
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(pod.value(&format!("{KEY}{a_moment}")).await.as_deref(), Some("7"));
+    assert_eq!(pod.value(&an_hour).await.as_deref(), Some("7"), "the last one is kept");
+    let metrics = pod.get("/metrics").await.text;
+    for line in [r#"reads_total{from="store"} 4"#, r#"reads_total{from="recent"} 3"#] {
+        assert!(metrics.contains(line), "{line} in {metrics}");
+    }
+}
+
+#[tokio::test]
 async fn names_may_hold_anything_but_control_characters() {
     let pod = Pod::new();
     for (path, name) in [

@@ -378,7 +378,7 @@ async fn read(shared: Shared, pod: Pod, at: u8, level: Option<Level>) {
     });
     shared.with(|world| match answer {
         Ok(value) => {
-            let value = family.digits(value.as_ref(), at, &world.oracle);
+            let value = family.digits(value.as_deref(), at, &world.oracle);
             let sees: Vec<bool> =
                 (0..2).map(|writer| must_see(world, pod.datacenter, level, writer)).collect();
             world.oracle.judge(at, value, &before, |writer| sees[writer]);
@@ -442,7 +442,7 @@ async fn read_group(shared: Shared, pod: Pod, names: u8) {
 fn shown<E: std::fmt::Display>(
     world: &World,
     at: u8,
-    answer: &Result<Option<KeyValue>, E>,
+    answer: &Result<Option<Arc<KeyValue>>, E>,
 ) -> String {
     match answer {
         Ok(Some(found)) => {

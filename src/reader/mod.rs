@@ -1,0 +1,235 @@
+//! Reads of single keys.
+//!
+//! They are shared: whoever asks for a key while it is being read gets the answer of the next read of
+//! it, together with all others who asked meanwhile. So however many ask for a key, the store reads it
+//! once at a time, and each answer began after its asker asked: every update acknowledged before is in
+//! it.
+//!
+//! Who accepts staleness gets the last answer at once if it is young enough.
+
+mod asked;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lru::LruCache;
+use orderfree_core::crdt::State;
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::read::{self, Answer, Reading, RowError};
+use orderfree_core::protocol::{Constants, Key, Timestamp, WholeSlice};
+use thiserror::Error;
+
+use crate::gate::Gate;
+use crate::gc::Folder;
+use crate::limits;
+use crate::metrics::{Metrics, ReadFrom};
+use crate::store::{Store, StoreError};
+use asked::Asked;
+
+/// Reads keys; see the [module documentation](self).
+pub struct Reader {
+    store: Arc<dyn Store>,
+    gate: Arc<Gate>,
+    folder: Arc<Folder>,
+    constants: Constants,
+    metrics: Arc<Metrics>,
+    fences: Mutex<LruCache<Key, Timestamp>>,
+    /// Keys that are being read, or were lately. A key that drops out in between is read twice at once.
+    asked: Mutex<LruCache<(Key, Level), Arc<Asked<Said>>>>,
+}
+
+/// The value of a key, and where it came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KeyValue {
+    /// The key.
+    pub key: Key,
+    /// Everything that was merged.
+    pub state: State,
+    /// Shards above the fence that were merged.
+    pub shards: usize,
+    /// Bytes of the rows that were read.
+    pub bytes: usize,
+    /// The tally's fence; none without a tally.
+    pub folded_through: Option<Timestamp>,
+    /// When the read began: every op acked before is in the value.
+    pub as_of: Timestamp,
+    /// The consistency level of the read.
+    pub level: Level,
+}
+
+/// Why a value could not be read.
+#[derive(Debug, Clone, Error)]
+pub enum ReadError {
+    /// The store could not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A row of the key can't be decoded or merged.
+    #[error("{key}: {error}")]
+    Row {
+        /// The key.
+        key: Key,
+        /// Which row and why.
+        error: RowError,
+    },
+}
+
+/// What a read of a key says; none if it has no row.
+type Said = Result<Option<Arc<KeyValue>>, ReadError>;
+
+impl Reader {
+    /// Nothing was read yet.
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        gate: Arc<Gate>,
+        folder: Arc<Folder>,
+        constants: Constants,
+        metrics: Arc<Metrics>,
+    ) -> Reader {
+        let fences = Mutex::new(LruCache::new(limits::FENCES_MAX));
+        let asked = Mutex::new(LruCache::new(limits::RECENT_MAX));
+        Reader { store, gate, folder, constants, metrics, fences, asked }
+    }
+
+    /// Reads one key; none if it has no row.
+    ///
+    /// # Errors
+    /// [`ReadError`]; never a partial value.
+    pub async fn read(&self, key: &Key, level: Level) -> Said {
+        let of = (key.clone(), level);
+        let asked = Arc::clone(lock(&self.asked).get_or_insert_mut(of, Arc::default));
+        let fetch = async {
+            let since = self.gate.now().boot;
+            (self.fetch(key, level).await.map(|value| value.map(Arc::new)), since)
+        };
+        let (said, is_shared) = asked.ask(fetch).await;
+        self.metrics.count_read(if is_shared { ReadFrom::Shared } else { ReadFrom::Store });
+        if !is_shared
+            && let Ok(Some(value)) = &said
+            && value.bytes > limits::RECENT_BYTES_MAX
+        {
+            // Too large to be kept, but for those who wait for it.
+            lock(&self.asked).pop(&(key.clone(), level));
+        }
+        said
+    }
+
+    /// The same, but a read that began no longer than `max_staleness` ago will do.
+    ///
+    /// # Errors
+    /// Those of [`Reader::read`].
+    pub async fn read_recent(&self, key: &Key, level: Level, max_staleness: Duration) -> Said {
+        let oldest = self.gate.now().boot.saturating_sub(max_staleness);
+        let asked = lock(&self.asked).get(&(key.clone(), level)).cloned();
+        let recent = asked.and_then(|asked| asked.since(oldest)).filter(Result::is_ok);
+        match recent {
+            Some(said) => {
+                self.metrics.count_read(ReadFrom::Recent);
+                said
+            }
+            None => self.read(key, level).await,
+        }
+    }
+
+    /// Reads a key's rows as one slice.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the store can't answer.
+    pub async fn slice(
+        &self,
+        key: &Key,
+        after: Option<Timestamp>,
+        level: Level,
+    ) -> Result<WholeSlice, ReadError> {
+        let slice = self.store.read_key(key, after, level).await;
+        if let Err(error) = &slice {
+            self.metrics.count_store_error(error.class());
+            if matches!(error, StoreError::TooManyRows(_)) {
+                self.folder.nominate(key.clone());
+            }
+        }
+        Ok(slice?)
+    }
+
+    /// The value of a whole slice that began at the oldest row; none if it is empty.
+    ///
+    /// # Errors
+    /// [`ReadError::Row`].
+    pub fn value(
+        &self,
+        key: &Key,
+        slice: &WholeSlice,
+        as_of: Timestamp,
+        level: Level,
+    ) -> Result<Option<KeyValue>, ReadError> {
+        let answer = self.assemble(key, slice)?;
+        Ok(self.interpret(key, answer, slice.bytes(), as_of, level))
+    }
+
+    async fn fetch(&self, key: &Key, level: Level) -> Result<Option<KeyValue>, ReadError> {
+        let as_of = self.gate.now().wall;
+        let cached = lock(&self.fences).get(key).copied();
+        let mut slice = self.slice(key, cached, level).await?;
+        let mut answer = self.assemble(key, &slice)?;
+        if answer == Answer::ReadAgain {
+            // The replicas that answered are older than the cached fence: start at the oldest row.
+            slice = self.slice(key, None, level).await?;
+            answer = self.assemble(key, &slice)?;
+        }
+        Ok(self.interpret(key, answer, slice.bytes(), as_of, level))
+    }
+
+    fn assemble(&self, key: &Key, slice: &WholeSlice) -> Result<Answer, ReadError> {
+        let now = self.gate.now().wall;
+        read::assemble(key.kind, slice, now, &self.constants).map_err(|error| {
+            self.metrics.undecodable.inc();
+            tracing::error!(%key, %error, "a key can't be read");
+            ReadError::Row { key: key.clone(), error }
+        })
+    }
+
+    fn interpret(
+        &self,
+        key: &Key,
+        answer: Answer,
+        bytes: usize,
+        as_of: Timestamp,
+        level: Level,
+    ) -> Option<KeyValue> {
+        let reading = match answer {
+            Answer::Absent => return None,
+            Answer::Value(reading) => reading,
+            Answer::ReadAgain => unreachable!("invariant: only a slice behind a fence says so"),
+        };
+        self.learn(key, &reading);
+        Some(KeyValue {
+            key: key.clone(),
+            state: reading.state,
+            shards: reading.shards,
+            bytes,
+            folded_through: reading.fence,
+            as_of,
+            level,
+        })
+    }
+
+    /// What a read teaches the pod besides the value.
+    fn learn(&self, key: &Key, reading: &Reading) {
+        #[allow(clippy::cast_precision_loss, reason = "at most READ_ROWS_MAX")]
+        self.metrics.read_shards.observe(reading.shards as f64);
+        if let Some(fence) = reading.fence {
+            self.gate.observe(fence);
+            lock(&self.fences).put(key.clone(), fence);
+        }
+        if reading.shards > limits::ROWS_ALERT {
+            tracing::warn!(%key, shards = reading.shards, "a key has many shards; do folds lag?");
+        }
+        if reading.final_shards > 1 {
+            self.folder.nominate(key.clone());
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
