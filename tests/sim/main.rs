@@ -15,3 +15,7 @@ mod sabotage;
 mod search;
 mod store;
 mod world;
+
+/// As in the product; a schedule is mostly small allocations.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

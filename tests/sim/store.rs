@@ -46,6 +46,9 @@ const PAGE_ROWS: usize = 2;
 /// A cutoff that breaks the rule C > 2ε + R.
 const SHORT_CUTOFF: Duration = Duration::from_secs(1);
 
+/// One in so many pods hedges: each hedge is as much work for the simulator as a request.
+const HEDGING_PODS: u32 = 4;
+
 /// One pod's way to the cluster.
 pub(crate) struct SimStore {
     shared: Shared,
@@ -55,8 +58,8 @@ pub(crate) struct SimStore {
     machine: Arc<Machine>,
     chance: Chance,
     nodes: Mutex<Vec<NodeClock>>,
-    /// Of writes, and of reads.
-    hedges: [Hedges; 2],
+    /// Of writes, and of reads; none where the pod just waits.
+    hedges: [Option<Hedges>; 2],
 }
 
 impl SimStore {
@@ -72,6 +75,8 @@ impl SimStore {
             datacenter: Plan::datacenter_name(node.datacenter),
             sample: None,
         });
+        let is_hedging = chance.below(HEDGING_PODS) == 0;
+        let hedges = || is_hedging.then(Hedges::default);
         let store = Arc::new(SimStore {
             shared: shared.clone(),
             plan: Arc::clone(plan),
@@ -80,7 +85,7 @@ impl SimStore {
             machine: Arc::clone(machine),
             chance,
             nodes: Mutex::new(nodes.collect()),
-            hedges: Default::default(),
+            hedges: [hedges(), hedges()],
         });
         store.sample();
         let sampler = Arc::clone(&store);
@@ -193,7 +198,7 @@ impl SimStore {
             out.fetch_sub(1, Ordering::Relaxed);
             answer
         };
-        let sending = self.sending(patience, Some(&self.hedges[0]));
+        let sending = self.sending(patience, self.hedges[0].as_ref());
         self.machine.run(sending.write(reach, may_be_sent, send)).await
     }
 
@@ -203,7 +208,7 @@ impl SimStore {
 
     async fn rows(&self, range: Range, level: Level) -> Result<Vec<(u8, Row)>, StoreError> {
         let ask = |_| network::read(&self.shared, self.datacenter, level, range);
-        let hedges = (level != self.levels().fold).then_some(&self.hedges[1]);
+        let hedges = self.hedges[1].as_ref().filter(|_| level != self.levels().fold);
         let rows = self.machine.run(self.sending(Patience::RELAXED, hedges).read(ask)).await?;
         Ok(rows.into_iter().filter_map(|row| self.row_of(row)).collect())
     }
