@@ -52,7 +52,7 @@ fn unfinished() -> Vec<String> {
 fn sources() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
-    let folders = ["src", "core", "tests", "fuzz/src", "fuzz/fuzz_targets"];
+    let folders = ["src", "core", "bench/src", "tests", "fuzz/src", "fuzz/fuzz_targets"];
     let mut folders: Vec<PathBuf> = folders.map(|name| root.join(name)).into();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).expect("a readable folder") {
@@ -72,7 +72,8 @@ fn sources() -> Vec<(String, String)> {
 
 #[test]
 fn words_stay_where_they_belong() {
-    for (name, text) in sources() {
+    // The benchmark is a client: it has its own clock and dice.
+    for (name, text) in sources().into_iter().filter(|(name, _)| !name.starts_with("bench/")) {
         for (word, places) in ONLY_IN {
             let is_allowed =
                 places.iter().any(|place| name.starts_with(place) || name.ends_with(place));

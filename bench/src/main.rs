@@ -5,12 +5,13 @@
 //! * `scenario`: what is sent;
 //! * `machine`: processor time and quiet;
 //! * `compare`: the rounds;
-//! * `report`: tables and plots.
+//! * `report`, `plot`: tables and plots.
 
 mod compare;
 mod load;
 mod machine;
 mod peers;
+mod plot;
 mod report;
 mod scenario;
 mod wire;
@@ -37,6 +38,8 @@ enum Command {
     Serve(peers::ServeArgs),
     /// Start a server and compare its peers.
     Compare(compare::CompareArgs),
+    /// Write figures of `compare` into the report.
+    Report(report::ReportArgs),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -48,5 +51,6 @@ fn main() -> anyhow::Result<()> {
         Command::Compare(args) => {
             Builder::new_current_thread().enable_all().build()?.block_on(compare::run(args))
         }
+        Command::Report(args) => report::write(&args),
     }
 }

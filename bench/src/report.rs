@@ -5,10 +5,62 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use clap::Args;
 
 use crate::compare::{Comparison, Sample};
 use crate::peers::Peer;
+use crate::plot;
 use crate::scenario::Scenario;
+
+/// What stands between these in the report is written by this program.
+const MARKS: (&str, &str) = ("<!-- measured -->", "<!-- end of what was measured -->");
+
+/// What is written where.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReportArgs {
+    /// What `compare --output` wrote, one file for each mode.
+    #[arg(required = true, value_name = "FILE")]
+    figures: Vec<PathBuf>,
+    /// The report; its text around the figures stays.
+    #[arg(long, default_value = "BENCHMARKS.md", value_name = "FILE")]
+    report: PathBuf,
+    /// Where the plots go.
+    #[arg(long, default_value = "docs/bench", value_name = "FOLDER")]
+    plots: PathBuf,
+}
+
+/// Writes tables and plots of all modes into the report.
+///
+/// # Errors
+/// If a file can't be read or written, or the report has no place for the figures.
+pub(crate) fn write(args: &ReportArgs) -> anyhow::Result<()> {
+    let mut text = String::new();
+    fs::create_dir_all(&args.plots)?;
+    for file in &args.figures {
+        let figures = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let comparison: Comparison = serde_json::from_slice(&figures)?;
+        let name = Path::new(file.file_stem().context("the figures' file has no name")?);
+        let plot = args.plots.join(name).with_extension("svg");
+        plot::draw(&comparison, &plot)?;
+        writeln!(text, "{}\n![plot]({})\n", tables(&comparison), plot.display())?;
+    }
+    let old = fs::read_to_string(&args.report);
+    let old = old.with_context(|| format!("cannot read {}", args.report.display()))?;
+    fs::write(&args.report, between_marks(&old, &text)?)?;
+    Ok(())
+}
+
+fn between_marks(old: &str, text: &str) -> anyhow::Result<String> {
+    let parts = old.split_once(MARKS.0).zip(old.split_once(MARKS.1));
+    let ((before, _), (_, after)) =
+        parts.with_context(|| format!("the report needs `{}` and `{}`", MARKS.0, MARKS.1))?;
+    ensure!(before.len() < old.len() - after.len(), "the report's marks are in the wrong order");
+    Ok(format!("{before}{}\n\n{}\n\n{}{after}", MARKS.0, text.trim(), MARKS.1))
+}
 
 /// The middle of some figures, and their ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,8 +90,22 @@ impl Spread {
 }
 
 impl Comparison {
-    fn of(&self, scenario: Scenario, peer: Peer) -> impl Iterator<Item = &Sample> {
+    /// The rounds of a peer.
+    pub(crate) fn of(&self, scenario: Scenario, peer: Peer) -> impl Iterator<Item = &Sample> {
         self.samples.iter().filter(move |s| s.scenario == scenario && s.peer == peer)
+    }
+
+    /// What was measured.
+    pub(crate) fn scenarios(&self) -> impl Iterator<Item = Scenario> + use<> {
+        let all: BTreeSet<Scenario> = self.samples.iter().map(|s| s.scenario).collect();
+        all.into_iter()
+    }
+
+    /// Who took part.
+    pub(crate) fn peers(&self, scenario: Scenario) -> impl Iterator<Item = Peer> + use<> {
+        let samples = self.samples.iter().filter(|s| s.scenario == scenario);
+        let all: BTreeSet<Peer> = samples.map(|s| s.peer).collect();
+        all.into_iter()
     }
 
     /// What a figure of ours is of another peer's, round by round.
@@ -65,8 +131,7 @@ pub(crate) fn tables(comparison: &Comparison) -> String {
         "## {}\n\n{}; rounds of {} s\n",
         comparison.mode, comparison.machine, comparison.round_seconds
     );
-    let scenarios: BTreeSet<Scenario> = comparison.samples.iter().map(|s| s.scenario).collect();
-    for scenario in scenarios {
+    for scenario in comparison.scenarios() {
         table(&mut text, comparison, scenario)
             .expect("invariant: writing to a String does not fail");
     }
@@ -74,8 +139,6 @@ pub(crate) fn tables(comparison: &Comparison) -> String {
 }
 
 fn table(text: &mut String, comparison: &Comparison, scenario: Scenario) -> std::fmt::Result {
-    let peers: BTreeSet<Peer> =
-        comparison.samples.iter().filter(|s| s.scenario == scenario).map(|s| s.peer).collect();
     let names = |sample: &Sample| sample.spent.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
     let processes = comparison.samples.first().map(names).unwrap_or_default();
     writeln!(text, "\n### {}\n", scenario.title())?;
@@ -85,7 +148,7 @@ fn table(text: &mut String, comparison: &Comparison, scenario: Scenario) -> std:
         processes.join(", ")
     )?;
     writeln!(text, "| --- | --- | --- | --- | --- | --- | --- | --- |")?;
-    for peer in peers {
+    for peer in comparison.peers(scenario) {
         let samples: Vec<&Sample> = comparison.of(scenario, peer).collect();
         let median = |figure: &dyn Fn(&Sample) -> f64| {
             Spread::of(samples.iter().map(|s| figure(s))).map_or(0.0, |spread| spread.median)
@@ -136,7 +199,7 @@ fn milliseconds(us: f64) -> String {
 }
 
 /// A whole number with commas.
-fn thousands(figure: f64) -> String {
+pub(crate) fn thousands(figure: f64) -> String {
     let digits = format!("{figure:.0}");
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -187,6 +250,16 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("| ours | 500 (300 to 2,000) |  |"), "{text}");
+    }
+
+    #[test]
+    fn the_text_around_the_figures_stays() {
+        let (begin, end) = MARKS;
+        let old = format!("head\n{begin}\nold\n{end}\ntail\n");
+        let new = between_marks(&old, "new\n").expect("both marks");
+        assert_eq!(new, format!("head\n{begin}\n\nnew\n\n{end}\ntail\n"));
+        assert!(between_marks("no marks", "new").is_err());
+        assert!(between_marks(&format!("{end}{begin}"), "new").is_err());
     }
 
     #[test]

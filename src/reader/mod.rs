@@ -35,7 +35,7 @@ pub struct Reader {
     metrics: Arc<Metrics>,
     fences: Mutex<LruCache<Key, Timestamp>>,
     /// Keys that are being read, or were lately. A key that drops out in between is read twice at once.
-    asked: Mutex<LruCache<(Key, Level), Arc<Asked<Said>>>>,
+    asked: Mutex<LruCache<Question, Arc<Asked<Said>>>>,
 }
 
 /// The value of a key, and where it came from.
@@ -72,6 +72,8 @@ pub enum ReadError {
         error: RowError,
     },
 }
+
+type Question = (Key, Level);
 
 /// What a read of a key says; none if it has no row.
 type Said = Result<Option<Arc<KeyValue>>, ReadError>;

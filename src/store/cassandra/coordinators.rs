@@ -97,20 +97,16 @@ impl Attempt<'_> {
     }
 
     /// Notes how it ended.
-    pub(super) fn ended<T>(
-        mut self,
-        answer: Result<T, ExecutionError>,
-    ) -> Result<T, ExecutionError> {
+    pub(super) fn ended<T>(mut self, answer: &Result<T, ExecutionError>) {
         use ExecutionError::LastAttemptError;
         use RequestAttemptError::DbError;
         self.is_over = true;
         if let Some((node, _)) = &self.node {
-            match &answer {
+            match answer {
                 Ok(_) | Err(LastAttemptError(DbError(..))) => self.suspects.clear(node.host_id),
                 Err(_) => self.suspects.suspect(node.host_id),
             }
         }
-        answer
     }
 }
 

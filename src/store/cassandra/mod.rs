@@ -177,7 +177,9 @@ impl CassandraStore {
         let send = async |number| {
             let attempt = self.coordinators.attempt(&route, number);
             let statement = attempt.aim(statement);
-            attempt.ended(self.session.execute_unpaged(&statement, &values).await)
+            let answer = self.session.execute_unpaged(&statement, &values).await;
+            attempt.ended(&answer);
+            answer
         };
         self.sending(Patience::RELAXED, hedges).read(send).await
     }
@@ -233,7 +235,8 @@ impl Store for CassandraStore {
                     self.session.batch(&batch, all).await.map(drop)
                 }
             };
-            attempt.ended(answer)
+            attempt.ended(&answer);
+            answer
         };
         let may_be_sent = || {
             let now = self.clock.now().wall;
@@ -327,7 +330,9 @@ impl Store for CassandraStore {
             let attempt = self.coordinators.attempt(&route, number);
             let mut batch = self.statements.fold.clone();
             batch.set_load_balancing_policy(attempt.policy());
-            attempt.ended(self.session.batch(&batch, &values).await.map(drop))
+            let answer = self.session.batch(&batch, &values).await.map(drop);
+            attempt.ended(&answer);
+            answer
         };
         // A fold may be executed at any time, by anyone (invariant I8), and nobody waits for it.
         self.sending(Patience::RELAXED, None).write(Reach::OnePartition, || true, send).await
