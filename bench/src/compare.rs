@@ -12,13 +12,14 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
 use uuid::Uuid;
 
 use crate::load::{self, Figures, Load};
 use crate::machine::{self, Processes, Spent};
 use crate::peers::{Key, Peer};
 use crate::report;
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, TROUBLE};
 
 /// What to compare, and how long.
 #[derive(Debug, Clone, Args)]
@@ -29,6 +30,9 @@ pub(crate) struct CompareArgs {
     /// Redis's address, such as redis://127.0.0.1:6379.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
+    /// `tests/cassandra/cluster`, whose third node is put in trouble; none is without it.
+    #[arg(long, value_name = "SCRIPT")]
+    trouble: Option<PathBuf>,
     /// How the stores are set up: stands beside every figure.
     #[arg(long, value_name = "TEXT")]
     mode: String,
@@ -113,7 +117,7 @@ pub(crate) async fn run(args: CompareArgs) -> anyhow::Result<()> {
     let mut bench = Bench::start(&args).await?;
     let measured = tokio::select! {
         biased;
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        () = told_to_end() => Err(anyhow::anyhow!("told to end")),
         measured = bench.measure(&args) => measured,
     };
     bench.server.kill().await.context("cannot stop the server")?;
@@ -132,13 +136,24 @@ pub(crate) async fn run(args: CompareArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Ready when somebody wants the program to end.
+async fn told_to_end() {
+    let mut terminate = signal(SignalKind::terminate()).expect("invariant: signals can be heard");
+    tokio::select! {
+        biased;
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
 struct Bench {
     server: Child,
+    pid: u32,
     address: SocketAddr,
-    processes: Vec<Processes>,
     mark: String,
     counted: HashMap<(Scenario, Peer), Counted>,
     data: PathBuf,
+    trouble: Option<PathBuf>,
 }
 
 impl Drop for Bench {
@@ -166,26 +181,23 @@ impl Bench {
         let address = line.trim_start_matches("http://").parse();
         let address = address.with_context(|| format!("`{line}` is no address"))?;
         let pid = server.id().context("the server ended at once")?;
-        let mut processes = vec![Processes::new("server", vec![pid])];
-        for (name, word) in [("Cassandra", "CassandraDaemon"), ("Redis", "redis-server")] {
-            let pids = pids_with(word);
-            if !pids.is_empty() {
-                processes.push(Processes::new(name, pids));
-            }
-        }
-        processes.push(Processes::new("load", vec![std::process::id()]));
-        Ok(Bench { server, address, processes, mark, counted: HashMap::new(), data })
+        Ok(Bench {
+            server,
+            pid,
+            address,
+            mark,
+            counted: HashMap::new(),
+            data,
+            trouble: args.trouble.clone(),
+        })
     }
 
     async fn measure(&mut self, args: &CompareArgs) -> anyhow::Result<Vec<Sample>> {
         let peers = peers(args);
-        let scenarios = match args.scenarios.as_slice() {
-            [] => Scenario::value_variants(),
-            chosen => chosen,
-        };
+        let scenarios = scenarios(args)?;
         self.warm_up(args, &peers).await?;
         let mut samples = Vec::new();
-        for &scenario in scenarios {
+        for scenario in scenarios {
             for round in 0..args.rounds {
                 // Whoever comes first in one round comes last in another.
                 for turn in 0..peers.len() {
@@ -234,9 +246,10 @@ impl Bench {
         length: Duration,
     ) -> anyhow::Result<Sample> {
         let busy_before = machine::quiet().await?;
-        let before: Vec<f64> = self.processes.iter().map(Processes::cpu_seconds).collect();
+        let processes = self.processes();
+        let before: Vec<f64> = processes.iter().map(Processes::cpu_seconds).collect();
         let figures = self.load(scenario, peer, length).await?;
-        let spent = self.processes.iter().zip(before).map(|(processes, before)| Spent {
+        let spent = processes.iter().zip(before).map(|(processes, before)| Spent {
             name: processes.name.clone(),
             cpu_seconds: processes.cpu_seconds() - before,
         });
@@ -253,6 +266,19 @@ impl Bench {
             spent: spent.collect(),
             busy_before,
         })
+    }
+
+    /// Everyone whose processor time is told. A node that was started again is another process.
+    fn processes(&self) -> Vec<Processes> {
+        let mut processes = vec![Processes::new("server", vec![self.pid])];
+        for (name, word) in [("Cassandra", "CassandraDaemon"), ("Redis", "redis-server")] {
+            let pids = pids_with(word);
+            if !pids.is_empty() {
+                processes.push(Processes::new(name, pids));
+            }
+        }
+        processes.push(Processes::new("load", vec![std::process::id()]));
+        processes
     }
 
     async fn load(
@@ -272,10 +298,11 @@ impl Bench {
             choice,
             pace: scenario.pace(),
             connections: scenario.connections(),
-            length,
+            length: if scenario.trouble().is_some() { TROUBLE[0] } else { length },
             seed: 1,
         };
-        let figures = load.run().await?;
+        let trouble = trouble(&self.trouble, scenario);
+        let (figures, ()) = tokio::try_join!(load.run(), trouble)?;
         for (sum, more) in
             [(&mut counted.acked, &figures.acked), (&mut counted.unknown, &figures.unknown)]
         {
@@ -311,6 +338,30 @@ impl Bench {
         }
         Ok(())
     }
+}
+
+/// What is measured: by default everything that can be.
+fn scenarios(args: &CompareArgs) -> anyhow::Result<Vec<Scenario>> {
+    let can_be = |scenario: &Scenario| args.trouble.is_some() || scenario.trouble().is_none();
+    if let Some(scenario) = args.scenarios.iter().find(|scenario| !can_be(scenario)) {
+        anyhow::bail!("{} needs --trouble tests/cassandra/cluster", scenario.name());
+    }
+    Ok(match args.scenarios.as_slice() {
+        [] => Scenario::value_variants().iter().copied().filter(can_be).collect(),
+        chosen => chosen.to_vec(),
+    })
+}
+
+/// Puts a node in trouble for a while, if the scenario wants it.
+async fn trouble(script: &Option<PathBuf>, scenario: Scenario) -> anyhow::Result<()> {
+    let (Some(script), Some([begin, end])) = (script, scenario.trouble()) else { return Ok(()) };
+    let [_, after, lasts] = TROUBLE;
+    for (wait, command) in [(after, begin), (lasts, end)] {
+        tokio::time::sleep(wait).await;
+        let status = Command::new(script).args([command, "3"]).stderr(Stdio::null()).status();
+        ensure!(status.await?.success(), "`{} {command} 3` failed", script.display());
+    }
+    Ok(())
 }
 
 /// Who takes part: by default everyone whose store is given.

@@ -184,7 +184,8 @@ fn table(text: &mut String, comparison: &Comparison, scenario: Scenario) -> std:
             latency(1),
             latency(2),
             samples.iter().map(|s| s.failed).sum::<u64>(),
-            cpu.join(", ")
+            // That of a node that was killed is lost.
+            if scenario.trouble().is_some() { String::new() } else { cpu.join(", ") }
         )?;
     }
     Ok(())

@@ -1,5 +1,7 @@
 //! What is measured: which keys, how often each, how many connections, at which pace.
 
+use std::time::Duration;
+
 use clap::ValueEnum;
 use orderfree::cli::load::workload::zipf;
 use serde::{Deserialize, Serialize};
@@ -19,6 +21,16 @@ const BATCH: usize = 100;
 
 /// Requests a second of the open loop.
 const STEADY_RATE: u32 = 5_000;
+
+/// The same while a node is in trouble: few enough for two nodes of three to serve everyone.
+const TROUBLE_RATE: u32 = 200;
+
+/// Keys, each in a group of its own, that are counted meanwhile.
+const TROUBLE_KEYS: usize = 100;
+
+/// How long the round is then, when the trouble begins, and how long it lasts.
+pub(crate) const TROUBLE: [Duration; 3] =
+    [Duration::from_secs(20), Duration::from_secs(5), Duration::from_secs(5)];
 
 /// One way to load a server.
 #[derive(
@@ -44,6 +56,11 @@ pub(crate) enum Scenario {
     BatchUniform,
     /// One key, 5,000 requests a second, whatever the answers do.
     Steady,
+    /// 100 keys in groups of their own, 200 requests a second, while a node of three is stopped and
+    /// does not know it.
+    NodePaused,
+    /// The same while one is killed and started again.
+    NodeKilled,
 }
 
 impl Scenario {
@@ -68,6 +85,22 @@ impl Scenario {
                 "10,000 keys in 100 groups, 100 keys a request, 64 connections"
             }
             Scenario::Steady => "one hot key, 5,000 requests/s (open loop), 256 connections",
+            Scenario::NodePaused => {
+                "100 keys in 100 groups, 200 requests/s for 20 s, one node of three stopped for 5 s"
+            }
+            Scenario::NodeKilled => {
+                "100 keys in 100 groups, 200 requests/s for 20 s, one node of three killed for 5 s"
+            }
+        }
+    }
+
+    /// What happens to a node meanwhile, and what ends it, in words of `tests/cassandra/cluster`.
+    #[must_use]
+    pub(crate) fn trouble(self) -> Option<[&'static str; 2]> {
+        match self {
+            Scenario::NodePaused => Some(["pause", "resume"]),
+            Scenario::NodeKilled => Some(["kill", "restart"]),
+            _ => None,
         }
     }
 
@@ -86,6 +119,7 @@ impl Scenario {
     pub(crate) fn pace(self) -> Pace {
         match self {
             Scenario::Steady => Pace::Open(STEADY_RATE),
+            Scenario::NodePaused | Scenario::NodeKilled => Pace::Open(TROUBLE_RATE),
             _ => Pace::Closed,
         }
     }
@@ -97,6 +131,7 @@ impl Scenario {
         let (count, groups) = match self {
             Scenario::UniformGroups | Scenario::Zipf => (MANY_KEYS, MANY_KEYS),
             Scenario::Uniform | Scenario::BatchUniform => (MANY_KEYS, 100),
+            Scenario::NodePaused | Scenario::NodeKilled => (TROUBLE_KEYS, TROUBLE_KEYS),
             _ => (1, 1),
         };
         (0..count)
