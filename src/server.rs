@@ -151,6 +151,7 @@ impl Node {
         let deadline = Instant::now() + within;
         let unwritten = self.mutators.close(within).await;
         self.tasks.join(deadline.saturating_duration_since(Instant::now())).await;
+        self.service.close(deadline.saturating_duration_since(Instant::now())).await;
         let _ = tokio::time::timeout_at(deadline, self.store.close()).await;
         unwritten
     }

@@ -25,7 +25,7 @@ pub struct Service {
     gate: Arc<Gate>,
     mutators: Arc<Mutators>,
     folder: Arc<Folder>,
-    reader: Reader,
+    reader: Arc<Reader>,
     constants: Constants,
     metrics: Arc<Metrics>,
 }
@@ -100,13 +100,13 @@ impl Service {
         constants: Constants,
         metrics: Arc<Metrics>,
     ) -> Service {
-        let reader = Reader::new(
+        let reader = Arc::new(Reader::new(
             Arc::clone(&store),
             Arc::clone(&gate),
             Arc::clone(&folder),
             constants,
             Arc::clone(&metrics),
-        );
+        ));
         Service { store, gate, mutators, folder, reader, constants, metrics }
     }
 
@@ -175,7 +175,7 @@ impl Service {
         key: &Key,
         level: Option<Level>,
     ) -> Result<Option<Arc<KeyValue>>, ReadError> {
-        self.reader.read(key, level.unwrap_or(self.read_level())).await
+        self.reader.read(key, level.unwrap_or(self.read_level()), None).await
     }
 
     /// The same, but a value that was right no longer than `max_staleness` ago will do.
@@ -188,7 +188,12 @@ impl Service {
         level: Option<Level>,
         max_staleness: Duration,
     ) -> Result<Option<Arc<KeyValue>>, ReadError> {
-        self.reader.read_recent(key, level.unwrap_or(self.read_level()), max_staleness).await
+        self.reader.read(key, level.unwrap_or(self.read_level()), Some(max_staleness)).await
+    }
+
+    /// Waits for the reads that are out, but not for longer than `within`.
+    pub async fn close(&self, within: Duration) {
+        self.reader.close(within).await;
     }
 
     /// Reads one page of a group.

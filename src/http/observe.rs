@@ -96,7 +96,8 @@ pub(super) async fn observe(
     } else {
         tracing::debug!(method, route, status, ms, request_id, "request");
     }
-    response.headers_mut().extend([(REQUEST_ID, id), (SERVER_TIMING, timing)]);
+    response.headers_mut().insert(REQUEST_ID, id);
+    response.headers_mut().insert(SERVER_TIMING, timing);
     let metrics = service.metrics();
     metrics.request_seconds.observe(took.as_secs_f64());
     let label = RequestLabel { route, method, status };

@@ -28,7 +28,7 @@ const ALONE: Flights = Flights { rows_max: 1, partitions_max: 1, free: FLIGHTS_O
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Queue {
     lane: Lane,
-    is_small: bool,
+    pub(super) is_small: bool,
 }
 
 impl Queue {

@@ -10,9 +10,6 @@ use super::slots::Slot;
 use super::{BACKOFF, Mutators, Turn};
 use crate::sync::{MutexGuard, Ordering, PoisonError, sleep, timeout, yield_now};
 
-/// A flight waits for others for no longer than this share of a typical flight.
-const GATHERING_SHARE: u32 = 2;
-
 impl Mutators {
     /// Has a mutator wait for a flight.
     pub(super) fn board(self: &Arc<Self>, slot: Arc<Slot>) {
@@ -35,7 +32,9 @@ impl Mutators {
     async fn fly(self: Arc<Self>, queue: Queue) {
         let (mut is_first, mut is_overdue) = (true, false);
         while !is_overdue {
-            self.gather().await;
+            if queue.is_small {
+                self.gather().await;
+            }
             let (load, calls) = self.queues().take(queue, is_first);
             is_first = false;
             if load.is_empty() {
@@ -56,9 +55,10 @@ impl Mutators {
     }
 
     /// Lets those come along who are just about to have something to write: the fuller a flight, the
-    /// less an op costs. It departs when no more come, or after a share of the time that it takes.
+    /// less an op costs. It departs when no more come to the pod, or after half of the time that it takes.
     async fn gather(&self) {
-        let departs = self.gate.now().boot + self.typical.median() / GATHERING_SHARE;
+        let most = (self.typical.median() / 2).min(self.typical.overdue() / 8);
+        let departs = self.gate.now().boot + most;
         let mut waiting = 0;
         while waiting < self.waiting.load(Ordering::Relaxed) && self.gate.now().boot < departs {
             waiting = self.waiting.load(Ordering::Relaxed);

@@ -1,71 +1,151 @@
 //! One question that many ask, answered one after the other: whoever asks while it is being answered
 //! gets the next answer, with all others who asked meanwhile. (Single flight, as in Go's `groupcache`,
 //! but never the flight that is out already: its answer may be older than the question.)
+//!
+//! Answers are found by a task of their own, so that whoever gives up waiting takes nothing from others.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
+
+use crate::metrics::ReadFrom;
 
 /// See the [module documentation](self).
 #[derive(Debug)]
-pub(super) struct Asked<T> {
+pub(super) struct Asked<V, E> {
+    state: Mutex<State>,
+    last: watch::Sender<Option<Last<V, E>>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
     /// How many answers were begun.
-    begun: AtomicU64,
-    turn: Semaphore,
-    last: watch::Sender<Option<Last<T>>>,
+    begun: u64,
+    phase: Phase,
+}
+
+/// What the answering task does.
+#[derive(Debug, Default, Clone, Copy)]
+enum Phase {
+    /// There is none.
+    #[default]
+    Idle,
+    /// It was started, and has not begun.
+    Called,
+    /// It began an answer then, by the askers' clock; `again` if somebody has asked since.
+    Out { since: Duration, again: bool },
 }
 
 /// The last answer.
 #[derive(Debug)]
-struct Last<T> {
+struct Last<V, E> {
     /// From 1.
     number: u64,
-    /// When it was begun, by the asker's clock.
+    /// When it was begun.
     since: Duration,
-    answer: T,
+    /// None if its task panicked.
+    said: Option<Result<V, E>>,
 }
 
-impl<T> Default for Asked<T> {
-    fn default() -> Asked<T> {
-        Asked { begun: AtomicU64::new(0), turn: Semaphore::new(1), last: watch::Sender::new(None) }
+impl<V, E> Default for Asked<V, E> {
+    fn default() -> Asked<V, E> {
+        Asked { state: Mutex::default(), last: watch::Sender::new(None) }
     }
 }
 
-impl<T: Clone> Asked<T> {
-    /// An answer that was begun after this call, by `fetch` or by that of another asker, and whether it
-    /// is another's. `fetch` also says when it began. Dropping the future harms nobody: another of those
-    /// who wait fetches.
-    pub(super) async fn ask(&self, fetch: impl Future<Output = (T, Duration)>) -> (T, bool) {
-        let before = self.begun.load(Ordering::SeqCst);
+impl<V: Clone, E: Clone> Asked<V, E> {
+    /// An answer that was begun after this call, or one that was begun no earlier than `oldest`, and
+    /// where it came from. None if its task panicked. `call` starts [`Asked::answer`] as a task.
+    pub(super) async fn ask(
+        &self,
+        oldest: Option<Duration>,
+        call: impl FnOnce(),
+    ) -> (Option<Result<V, E>>, ReadFrom) {
         let mut last = self.last.subscribe();
-        let is_newer =
-            |last: &Option<Last<T>>| last.as_ref().is_some_and(|last| last.number > before);
-        let newer_said = async { drop(last.wait_for(is_newer).await) };
-        tokio::select! {
-            biased;
-            () = newer_said => {}
-            turn = self.turn.acquire() => {
-                let _turn = turn.expect("invariant: it is never closed");
-                if !is_newer(&self.last.borrow()) {
-                    // Counted before it is begun: whoever asks from now on waits for the next one.
-                    let number = 1 + self.begun.fetch_add(1, Ordering::SeqCst);
-                    let (answer, since) = fetch.await;
-                    let said = Last { number, since, answer: answer.clone() };
-                    self.last.send_replace(Some(said));
-                    return (answer, false);
+        let (before, from) = {
+            let mut state = self.state();
+            if let Some(kept) = oldest.and_then(|oldest| self.kept(oldest)) {
+                return (Some(Ok(kept)), ReadFrom::Recent);
+            }
+            let before = state.begun;
+            match &mut state.phase {
+                phase @ Phase::Idle => {
+                    *phase = Phase::Called;
+                    call();
+                    (before, ReadFrom::Store)
                 }
+                Phase::Called => (before, ReadFrom::Shared),
+                Phase::Out { since, .. } if oldest.is_some_and(|oldest| *since >= oldest) => {
+                    (before - 1, ReadFrom::Shared)
+                }
+                Phase::Out { again, .. } => match std::mem::replace(again, true) {
+                    true => (before, ReadFrom::Shared),
+                    false => (before, ReadFrom::Store),
+                },
+            }
+        };
+        let is_newer =
+            |last: &Option<Last<V, E>>| last.as_ref().is_some_and(|last| last.number > before);
+        let newer = last.wait_for(is_newer).await.expect("invariant: the sender is in self");
+        (newer.as_ref().and_then(|newer| newer.said.clone()), from)
+    }
+
+    /// Answers until nobody has asked since the last answer was begun.
+    pub(super) async fn answer<Fetch>(
+        &self,
+        clock: impl Fn() -> Duration,
+        fetch: impl Fn() -> Fetch,
+    ) where
+        Fetch: Future<Output = Result<V, E>>,
+    {
+        loop {
+            let mut begun = self.begin(clock());
+            begun.said = Some(fetch().await);
+            drop(begun);
+            let mut state = self.state();
+            if !matches!(state.phase, Phase::Out { again: true, .. }) {
+                state.phase = Phase::Idle;
+                return;
             }
         }
-        let last = self.last.borrow();
-        let newer = last.as_ref().expect("invariant: there is a newer one");
-        (newer.answer.clone(), true)
     }
 
-    /// The last answer, unless it was begun before that.
-    pub(super) fn since(&self, oldest: Duration) -> Option<T> {
+    /// Counted before the store is asked: whoever asks from now on waits for the next answer.
+    fn begin(&self, since: Duration) -> Begun<'_, V, E> {
+        let mut state = self.state();
+        state.begun += 1;
+        state.phase = Phase::Out { since, again: false };
+        Begun { asked: self, number: state.begun, since, said: None }
+    }
+
+    fn kept(&self, oldest: Duration) -> Option<V> {
         let last = self.last.borrow();
-        last.as_ref().filter(|last| last.since >= oldest).map(|last| last.answer.clone())
+        let young = last.as_ref().filter(|last| last.since >= oldest)?;
+        young.said.clone()?.ok()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An answer that is being found. Whatever ends it, those who wait are told.
+struct Begun<'a, V: Clone, E: Clone> {
+    asked: &'a Asked<V, E>,
+    number: u64,
+    since: Duration,
+    said: Option<Result<V, E>>,
+}
+
+impl<V: Clone, E: Clone> Drop for Begun<'_, V, E> {
+    fn drop(&mut self) {
+        let said = self.said.take();
+        if said.is_none() {
+            self.asked.state().phase = Phase::Idle;
+        }
+        let last = Last { number: self.number, since: self.since, said };
+        self.asked.last.send_replace(Some(last));
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod asked;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,8 +23,9 @@ use thiserror::Error;
 use crate::gate::Gate;
 use crate::gc::Folder;
 use crate::limits;
-use crate::metrics::{Metrics, ReadFrom};
+use crate::metrics::Metrics;
 use crate::store::{Store, StoreError};
+use crate::tasks::Tasks;
 use asked::Asked;
 
 /// Reads keys; see the [module documentation](self).
@@ -34,8 +36,9 @@ pub struct Reader {
     constants: Constants,
     metrics: Arc<Metrics>,
     fences: Mutex<LruCache<Key, Timestamp>>,
+    tasks: Tasks,
     /// Keys that are being read, or were lately. A key that drops out in between is read twice at once.
-    asked: Mutex<LruCache<Question, Arc<Asked<Said>>>>,
+    asked: Mutex<LruCache<Question, Arc<Asking>>>,
 }
 
 /// The value of a key, and where it came from.
@@ -74,6 +77,7 @@ pub enum ReadError {
 }
 
 type Question = (Key, Level);
+type Asking = Asked<Option<Arc<KeyValue>>, ReadError>;
 
 /// What a read of a key says; none if it has no row.
 type Said = Result<Option<Arc<KeyValue>>, ReadError>;
@@ -90,46 +94,56 @@ impl Reader {
     ) -> Reader {
         let fences = Mutex::new(LruCache::new(limits::FENCES_MAX));
         let asked = Mutex::new(LruCache::new(limits::RECENT_MAX));
-        Reader { store, gate, folder, constants, metrics, fences, asked }
+        Reader { store, gate, folder, constants, metrics, fences, tasks: Tasks::new(), asked }
     }
 
-    /// Reads one key; none if it has no row.
+    /// Reads one key; none if it has no row. A read that began no longer than `max_staleness` ago will
+    /// do, if that is given.
     ///
     /// # Errors
     /// [`ReadError`]; never a partial value.
-    pub async fn read(&self, key: &Key, level: Level) -> Said {
-        let of = (key.clone(), level);
-        let asked = Arc::clone(lock(&self.asked).get_or_insert_mut(of, Arc::default));
-        let fetch = async {
-            let since = self.gate.now().boot;
-            (self.fetch(key, level).await.map(|value| value.map(Arc::new)), since)
+    ///
+    /// # Panics
+    /// If the read met a bug, as it would without being shared.
+    pub async fn read(
+        self: &Arc<Self>,
+        key: &Key,
+        level: Level,
+        max_staleness: Option<Duration>,
+    ) -> Said {
+        let question = (key.clone(), level);
+        let asked = Arc::clone(lock(&self.asked).get_or_insert_mut(question, Arc::default));
+        let oldest = max_staleness.map(|span| self.gate.now().boot.saturating_sub(span));
+        let call = || {
+            let answer = Arc::clone(self).answer(Arc::clone(&asked), key.clone(), level);
+            self.tasks.spawn("read", answer);
         };
-        let (said, is_shared) = asked.ask(fetch).await;
-        self.metrics.count_read(if is_shared { ReadFrom::Shared } else { ReadFrom::Store });
-        if !is_shared
-            && let Ok(Some(value)) = &said
-            && value.bytes > limits::RECENT_BYTES_MAX
-        {
-            // Too large to be kept, but for those who wait for it.
-            lock(&self.asked).pop(&(key.clone(), level));
-        }
-        said
+        let (said, from) = asked.ask(oldest, call).await;
+        self.metrics.count_read(from);
+        said.expect("a read panicked; its reason is in the log")
     }
 
-    /// The same, but a read that began no longer than `max_staleness` ago will do.
-    ///
-    /// # Errors
-    /// Those of [`Reader::read`].
-    pub async fn read_recent(&self, key: &Key, level: Level, max_staleness: Duration) -> Said {
-        let oldest = self.gate.now().boot.saturating_sub(max_staleness);
-        let asked = lock(&self.asked).get(&(key.clone(), level)).cloned();
-        let recent = asked.and_then(|asked| asked.since(oldest)).filter(Result::is_ok);
-        match recent {
-            Some(said) => {
-                self.metrics.count_read(ReadFrom::Recent);
-                said
+    /// Waits for the reads that are out, but not for longer than `within`.
+    pub async fn close(&self, within: Duration) {
+        self.tasks.join(within).await;
+    }
+
+    /// Reads as long as others ask.
+    async fn answer(self: Arc<Self>, asked: Arc<Asking>, key: Key, level: Level) {
+        let size = AtomicUsize::new(0);
+        let fetch = || async {
+            let said = self.fetch(&key, level).await;
+            let bytes = said.as_ref().ok().and_then(Option::as_ref).map(|value| value.bytes);
+            size.store(bytes.unwrap_or(0), Ordering::Relaxed);
+            said.map(|value| value.map(Arc::new))
+        };
+        asked.answer(|| self.gate.now().boot, fetch).await;
+        if size.into_inner() > limits::RECENT_BYTES_MAX {
+            // Too large to be kept, but for those who still wait for it.
+            let (mut all, question) = (lock(&self.asked), (key, level));
+            if all.peek(&question).is_some_and(|found| Arc::ptr_eq(found, &asked)) {
+                all.pop(&question);
             }
-            None => self.read(key, level).await,
         }
     }
 

@@ -1,36 +1,54 @@
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures::FutureExt;
 use futures::future::join_all;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 
 const TAKES: Duration = Duration::from_millis(10);
 
-/// A value that is acknowledged now and then, and how often it was fetched.
-#[derive(Default)]
+/// A value that grows now and then, and how often it was fetched.
 struct Source {
-    asked: Asked<usize>,
-    acked: AtomicUsize,
+    asked: Asked<usize, ()>,
+    begun: Instant,
+    value: AtomicUsize,
     fetches: AtomicUsize,
 }
 
 impl Source {
+    fn new() -> Arc<Source> {
+        let (asked, begun) = (Asked::default(), Instant::now());
+        let (value, fetches) = <(AtomicUsize, AtomicUsize)>::default();
+        Arc::new(Source { asked, begun, value, fetches })
+    }
+
     /// Asks; the value must not be older than the question.
-    async fn ask(&self) -> bool {
-        let acked = self.acked.load(Ordering::SeqCst);
-        let (value, is_shared) = self
-            .asked
-            .ask(async {
-                self.fetches.fetch_add(1, Ordering::SeqCst);
-                let value = self.acked.load(Ordering::SeqCst);
-                sleep(TAKES).await;
-                (value, Duration::ZERO)
-            })
-            .await;
-        assert!(value >= acked, "{value} of {acked}");
-        is_shared
+    async fn ask(self: &Arc<Self>) -> ReadFrom {
+        let now = self.value.load(Ordering::SeqCst);
+        let (said, from) = self.ask_of(None).await;
+        assert!(said >= now, "{said} of {now}");
+        from
+    }
+
+    async fn ask_of(self: &Arc<Self>, oldest: Option<Duration>) -> (usize, ReadFrom) {
+        let source = Arc::clone(self);
+        let call = move || {
+            tokio::spawn(async move { source.answer().await });
+        };
+        let (said, from) = self.asked.ask(oldest, call).await;
+        (said.expect("no panic").expect("no error"), from)
+    }
+
+    async fn answer(&self) {
+        let fetch = || async {
+            self.fetches.fetch_add(1, Ordering::SeqCst);
+            let value = self.value.load(Ordering::SeqCst);
+            sleep(TAKES).await;
+            Ok(value)
+        };
+        self.asked.answer(|| self.begun.elapsed(), fetch).await;
     }
 
     fn fetches(&self) -> usize {
@@ -40,40 +58,44 @@ impl Source {
 
 #[tokio::test(start_paused = true)]
 async fn all_who_ask_while_it_is_being_answered_share_the_next_answer() {
-    let (source, begun) = (Source::default(), Instant::now());
+    let source = Source::new();
     let first = async {
-        assert!(!source.ask().await);
-        assert_eq!(begun.elapsed(), TAKES);
+        assert_eq!(source.ask().await, ReadFrom::Store);
+        assert_eq!(source.begun.elapsed(), TAKES);
     };
     let others = async {
         sleep(TAKES / 2).await;
-        source.acked.fetch_add(1, Ordering::SeqCst);
-        let shared = join_all((0..100).map(|_| source.ask())).await;
-        assert_eq!(shared.iter().filter(|shared| **shared).count(), 99);
-        assert_eq!(begun.elapsed(), 2 * TAKES);
+        source.value.fetch_add(1, Ordering::SeqCst);
+        let from = join_all((0..100).map(|_| source.ask())).await;
+        assert_eq!(from.iter().filter(|from| **from == ReadFrom::Shared).count(), 99);
+        assert_eq!(source.begun.elapsed(), 2 * TAKES);
     };
     tokio::join!(first, others);
     assert_eq!(source.fetches(), 2);
-    assert!(!source.ask().await, "nobody else asks");
+    assert_eq!(source.ask().await, ReadFrom::Store, "nobody else asks");
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_goes_away_leaves_the_turn_to_another() {
-    let source = Source::default();
-    let gone = tokio::time::timeout(TAKES / 2, source.ask());
-    let (gone, shared) = tokio::join!(gone, source.ask());
-    assert!(gone.is_err() && !shared);
-    assert_eq!(source.fetches(), 2);
+async fn clients_that_give_up_one_after_the_other_keep_nobody_from_the_answer() {
+    let source = Source::new();
+    let impatient = || timeout(TAKES / 2, source.ask());
+    for _ in 0..10 {
+        assert!(impatient().await.is_err());
+        assert!(source.fetches() > 0);
+    }
+    assert!(source.fetches() <= 6, "{} in {:?}", source.fetches(), source.begun.elapsed());
+    let patient = timeout(2 * TAKES, source.ask());
+    assert!(patient.await.is_ok(), "two answers at most are waited for");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_answer_is_older_than_its_question() {
-    let source = Arc::new(Source::default());
+    let source = Source::new();
     let tasks = (0..20).map(|at| {
         let source = Arc::clone(&source);
         tokio::spawn(async move {
             for _ in 0..20 {
-                source.acked.fetch_add(at % 2, Ordering::SeqCst);
+                source.value.fetch_add(at % 2, Ordering::SeqCst);
                 source.ask().await;
             }
         })
@@ -85,9 +107,34 @@ async fn no_answer_is_older_than_its_question() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_as_young_as_its_beginning() {
-    let (asked, at) = (Asked::default(), Duration::from_secs);
-    assert_eq!(asked.since(at(0)), None);
-    asked.ask(async { ('a', at(7)) }).await;
-    assert_eq!((asked.since(at(7)), asked.since(at(8))), (Some('a'), None));
+async fn an_answer_that_is_young_enough_is_kept_and_one_that_will_be_is_waited_for() {
+    let source = Source::new();
+    let (_, from) = source.ask_of(Some(Duration::ZERO)).await;
+    assert_eq!(from, ReadFrom::Store, "there was none");
+    source.value.store(1, Ordering::SeqCst);
+    assert_eq!(source.ask_of(Some(Duration::ZERO)).await, (0, ReadFrom::Recent));
+    let young = Some(TAKES);
+    let (first, second) = tokio::join!(source.ask_of(young), async {
+        sleep(TAKES / 2).await;
+        source.value.store(2, Ordering::SeqCst);
+        source.ask_of(young).await
+    });
+    assert_eq!((first, second), ((1, ReadFrom::Store), (1, ReadFrom::Shared)));
+    assert_eq!(source.begun.elapsed(), 2 * TAKES);
+    assert_eq!(source.ask_of(Some(2 * TAKES)).await, (2, ReadFrom::Store));
+}
+
+#[tokio::test]
+async fn a_bug_is_told_to_all_who_wait_and_the_next_one_asks_again() {
+    let asked: Asked<(), ()> = Asked::default();
+    let (said, ()) = tokio::join!(asked.ask(None, || ()), async {
+        let bug = asked.answer(Duration::default, || async { panic!("a bug of this test") });
+        let caught = std::panic::AssertUnwindSafe(bug).catch_unwind().await;
+        assert!(caught.is_err());
+    });
+    assert_eq!(said, (None, ReadFrom::Store));
+    let (said, ()) =
+        tokio::join!(asked.ask(None, || ()), asked.answer(Duration::default, || async { Err(()) }));
+    assert_eq!(said, (Some(Err(())), ReadFrom::Store));
+    assert_eq!(asked.kept(Duration::ZERO), None, "an error is not kept");
 }

@@ -26,7 +26,7 @@ const FIRST_PAUSE_SHARE: u32 = 20;
 /// How long to try.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// Most attempts.
+    /// Most attempts, one after the failure of the other. Each may have one hedge.
     pub attempts_max: u32,
     /// Longest time of one attempt.
     pub attempt: Duration,
@@ -81,7 +81,7 @@ impl Patience {
 pub struct Sending<'a> {
     /// How long to try.
     pub patience: Patience,
-    /// Whether to send again while an attempt is out for too long; none waits for it to fail.
+    /// When to send once more beside an attempt that is out for too long; none waits for it to fail.
     pub hedges: Option<&'a Hedges>,
     /// Of the pauses between attempts.
     pub chance: &'a Chance,
@@ -144,7 +144,7 @@ impl Sending<'_> {
         let begun = Instant::now();
         let deadline = begun + self.patience.total;
         let mut out = FuturesUnordered::new();
-        let (mut sent, mut next) = (0, Some(begun));
+        let (mut sent, mut tries, mut next) = (0, 0, Some(begun));
         loop {
             tokio::select! {
                 biased;
@@ -158,18 +158,22 @@ impl Sending<'_> {
                     Err(error) => {
                         failed(&error);
                         if out.is_empty() {
-                            next = self.after_failure(sent);
+                            next = self.after_failure(tries);
                         }
                     }
                 },
                 () = sleep_until(deadline) => break,
                 () = sleep_until(next.unwrap_or(deadline)), if next.is_some() => {
                     next = None;
-                    let may_hedge = || self.hedges.is_some_and(Hedges::spend);
-                    if (out.is_empty() || may_hedge()) && may_be_sent() {
+                    let is_hedge = !out.is_empty();
+                    let is_paid = || self.hedges.is_some_and(Hedges::spend);
+                    if may_be_sent() && (!is_hedge || is_paid()) {
                         out.push(send(sent));
                         sent += 1;
-                        next = self.hedge_after(sent);
+                        if !is_hedge {
+                            tries += 1;
+                            next = self.hedges.map(|hedges| Instant::now() + hedges.after());
+                        }
                     }
                 }
             }
@@ -181,15 +185,9 @@ impl Sending<'_> {
     }
 
     /// When to send again after everything that was sent has failed.
-    fn after_failure(&self, sent: u32) -> Option<Instant> {
-        let pause = || self.patience.pause_before(sent, self.chance.factor(0.5..1.5));
-        (sent < self.patience.attempts_max).then(|| Instant::now() + pause())
-    }
-
-    /// When to send again beside what is out.
-    fn hedge_after(&self, sent: u32) -> Option<Instant> {
-        let hedges = self.hedges.filter(|_| sent < self.patience.attempts_max)?;
-        Some(Instant::now() + sent * hedges.after())
+    fn after_failure(&self, tries: u32) -> Option<Instant> {
+        let pause = || self.patience.pause_before(tries, self.chance.factor(0.5..1.5));
+        (tries < self.patience.attempts_max).then(|| Instant::now() + pause())
     }
 }
 
@@ -320,6 +318,21 @@ mod tests {
         assert_eq!(outcome, WriteOutcome::Acked, "the first one counts when it comes");
         let (outcome, ..) = hedge(&hedges, &[(50, Err(unavailable()))], 1).await;
         assert!(matches!(outcome, WriteOutcome::Refused(_)), "{outcome:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hedges_take_no_attempt_from_those_that_follow_a_failure() {
+        let mut ends = vec![(600, Err(timed_out())); 9];
+        ends.push((1, Ok(())));
+        let (outcome, sent, took) = hedge(&Hedges::default(), &ends, 99).await;
+        assert_eq!((outcome, sent), (WriteOutcome::Acked, 10), "five attempts, each with a hedge");
+        assert!(took > 4 * Duration::from_millis(600), "{took:?}");
+        let broke = Hedges::default();
+        while broke.spend() {}
+        let ends = [(600, Err(timed_out())), (1, Ok(()))];
+        let (outcome, sent, took) = hedge(&broke, &ends, 99).await;
+        assert_eq!((outcome, sent), (WriteOutcome::Acked, 2), "none is left, but another attempt");
+        assert!(took > Duration::from_millis(600), "{took:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 //! one hangs is known sooner from the requests themselves.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use orderfree_core::crdt::Kind;
@@ -24,9 +24,6 @@ use super::TABLE;
 /// How often one request tries a node that hung when it was asked last.
 const TRY_EVERY: Duration = Duration::from_secs(1);
 
-/// An attempt that was given up after so long says that its node hangs; before, it says nothing.
-const HANGS_AFTER: Duration = Duration::from_millis(20);
-
 /// See the [module documentation](self).
 pub(super) struct Coordinators {
     session: Arc<Session>,
@@ -35,15 +32,18 @@ pub(super) struct Coordinators {
     suspects: Suspects,
 }
 
-/// Who is asked, in this order, and around again.
-pub(super) struct Route(Vec<(Arc<Node>, Shard)>);
+/// Who is asked, in this order, and around again. Nobody leaves the choice to the driver.
+pub(super) struct Route {
+    nodes: Vec<(Arc<Node>, Shard)>,
+    /// The attempt that succeeded.
+    won: OnceLock<u32>,
+}
 
 /// One attempt at one node.
 pub(super) struct Attempt<'a> {
     suspects: &'a Suspects,
-    /// None leaves the choice to the driver.
-    node: Option<(Arc<Node>, Shard)>,
-    begun: Instant,
+    route: &'a Route,
+    number: u32,
     is_over: bool,
 }
 
@@ -52,7 +52,7 @@ impl Coordinators {
         Coordinators { session, keyspace, datacenter, suspects: Suspects::default() }
     }
 
-    /// A partition's replicas in the local data centre, in the order of the ring. None if the table is
+    /// A partition's replicas in the local data centre, in the order of the ring; empty if the table is
     /// unknown just now.
     pub(super) fn replicas(&self, partition: (Kind, &Name)) -> Vec<(Arc<Node>, Shard)> {
         let state = self.session.get_cluster_state();
@@ -70,22 +70,28 @@ impl Coordinators {
         let mut nodes = self.replicas(partition);
         let turn = first as usize % nodes.len().max(1);
         nodes.rotate_left(turn);
+        // Without any, other nodes can tell whether enough replicas are up.
+        nodes.retain(|(node, _)| node.is_connected());
         self.suspects.order(&mut nodes, |(node, _)| node.host_id);
-        nodes.sort_by_key(|(node, _)| !node.is_connected());
-        Route(nodes)
+        Route { nodes, won: OnceLock::new() }
     }
 
     /// The attempt of this number, from 0.
-    pub(super) fn attempt(&self, route: &Route, number: u32) -> Attempt<'_> {
-        let node = route.0.get(number as usize % route.0.len().max(1)).cloned();
-        Attempt { suspects: &self.suspects, node, begun: Instant::now(), is_over: false }
+    pub(super) fn attempt<'a>(&'a self, route: &'a Route, number: u32) -> Attempt<'a> {
+        Attempt { suspects: &self.suspects, route, number, is_over: false }
     }
 }
 
 impl Attempt<'_> {
+    /// None leaves the choice to the driver.
+    fn node(&self) -> Option<&(Arc<Node>, Shard)> {
+        let nodes = &self.route.nodes;
+        nodes.get(self.number as usize % nodes.len().max(1))
+    }
+
     /// Where the driver shall send it.
     pub(super) fn policy(&self) -> Option<Arc<dyn LoadBalancingPolicy>> {
-        let (node, shard) = self.node.clone()?;
+        let (node, shard) = self.node()?.clone();
         Some(SingleTargetLoadBalancingPolicy::new(NodeIdentifier::Node(node), Some(shard)))
     }
 
@@ -101,7 +107,10 @@ impl Attempt<'_> {
         use ExecutionError::LastAttemptError;
         use RequestAttemptError::DbError;
         self.is_over = true;
-        if let Some((node, _)) = &self.node {
+        if answer.is_ok() {
+            let _ = self.route.won.set(self.number);
+        }
+        if let Some((node, _)) = self.node() {
             match answer {
                 Ok(_) | Err(LastAttemptError(DbError(..))) => self.suspects.clear(node.host_id),
                 Err(_) => self.suspects.suspect(node.host_id),
@@ -111,11 +120,13 @@ impl Attempt<'_> {
 }
 
 impl Drop for Attempt<'_> {
-    /// Given up: another attempt was faster, or nobody waits any more.
+    /// Given up: its node hangs if one that was asked later was faster. If nobody waits any more, or an
+    /// earlier one has come after all, that says nothing.
     fn drop(&mut self) {
-        if let Some((node, _)) = &self.node
+        let was_overtaken = self.route.won.get().is_some_and(|won| *won > self.number);
+        if let Some((node, _)) = self.node()
             && !self.is_over
-            && self.begun.elapsed() >= HANGS_AFTER
+            && was_overtaken
         {
             self.suspects.suspect(node.host_id);
         }
