@@ -25,7 +25,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("core/src", &["tokio", "orderfree::", "tracing", "rand::"]),
     (
         "src/store",
-        &["crate::mutators", "crate::reader", "crate::gc", "crate::service", "crate::http"],
+        &[
+            "crate::mutators",
+            "crate::reader",
+            "crate::gc",
+            "crate::service",
+            "crate::http",
+            "crate::config",
+        ],
     ),
     (
         "src/mutators",
