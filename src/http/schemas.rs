@@ -310,7 +310,7 @@ pub(super) fn parameter(parameter: &str) -> Option<ObjectBuilder> {
         "return" => one_of(vec!["none", "value"]).default(Some("none".into())),
         "numbers" => one_of(vec!["number", "string"]).default(Some("number".into())),
         "consistency" => one_of(Level::ALL.iter().map(|level| level.name()).collect()),
-        "max_staleness" => text().pattern(Some("^([0-9]{1,6}ms|[0-9]{1,3}s|[1-5]?[0-9]m|1h)$")),
+        "max_staleness" => text().pattern(Some("^(0|[0-9]{1,6}ms|[0-9]{1,3}s|[1-5]?[0-9]m|1h)$")),
         "default" => text().pattern(Some("^(empty|[+-]?[0-9]{1,18}([.][0-9]{1,18})?)$")),
         "q" => text().pattern(Some("^(0|0[.][0-9]{1,6}|1)(,(0|0[.][0-9]{1,6}|1)){0,9}$")),
         "as" => one_of(vec!["opentelemetry", "prometheus"]),
