@@ -156,6 +156,10 @@ pub const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Requests in progress at once; further ones are shed with 503.
 pub const REQUESTS_MAX: usize = 16_384;
 
+/// Keys that are being read at once. A read goes on when its clients have gone, so that requests in
+/// progress do not bound it; further ones are answered with 503.
+pub const READS_MAX: usize = 16_384;
+
 /// Remembered fences, so that reads skip what was folded.
 pub const FENCES_MAX: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 

@@ -51,6 +51,17 @@ pub enum ReadFrom {
     Recent,
 }
 
+impl ReadFrom {
+    fn label(self) -> ReadLabel {
+        let from = match self {
+            ReadFrom::Store => "store",
+            ReadFrom::Shared => "shared",
+            ReadFrom::Recent => "recent",
+        };
+        ReadLabel { from }
+    }
+}
+
 /// Labels of [`Metrics::reads`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ReadLabel {
@@ -244,12 +255,13 @@ impl Metrics {
 
     /// Counts the read of a key.
     pub fn count_read(&self, from: ReadFrom) {
-        let from = match from {
-            ReadFrom::Store => "store",
-            ReadFrom::Shared => "shared",
-            ReadFrom::Recent => "recent",
-        };
-        self.reads.get_or_create(&ReadLabel { from }).inc();
+        self.reads.get_or_create(&from.label()).inc();
+    }
+
+    /// How many reads were answered from there.
+    #[must_use]
+    pub fn reads_from(&self, from: ReadFrom) -> u64 {
+        self.reads.get_or_create(&from.label()).get()
     }
 
     /// Counts a fold by how it ended.

@@ -32,6 +32,12 @@ impl Tasks {
         self.tracker.token()
     }
 
+    /// How many tasks and tokens there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.tracker.len()
+    }
+
     /// Ready once [`Tasks::stop`] was called.
     pub async fn stopped(&self) {
         self.stop.cancelled().await;

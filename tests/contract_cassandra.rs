@@ -170,7 +170,7 @@ async fn regression_8_no_read_falls_behind_what_was_acked_whoever_coordinates() 
 }
 
 /// The ancestor's defect 3: without the writer's timestamps, the coordinators' clocks decide. Each
-/// pair goes through coordinators that the driver draws anew; the older write arrives last.
+/// pair goes through coordinators that are drawn anew; the older write arrives last.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regression_3_the_writers_timestamps_decide_whoever_coordinates() {
     with_store(async |subject: Subject| {

@@ -314,6 +314,33 @@ fn the_facts_about_cassandra_are_those_of_the_architectures_table() {
     assert_eq!(listed, written);
 }
 
+/// Every test, broken rule and file that the argument names exists.
+#[test]
+fn the_safety_argument_names_what_there_is() {
+    let argument = read("docs/correctness.md");
+    let sources = ["src", "core/src", "tests"].into_iter().flat_map(files);
+    let code: String =
+        sources.filter(|name| name.ends_with(".rs")).map(|name| read(&name)).collect();
+    let rules = read("tests/sim/sabotage.rs");
+    let mut checked = 0;
+    for name in quoted(&argument).filter(|name| !name.contains([' ', ':'])) {
+        let exists = if name.contains('/') {
+            Path::new(env!("CARGO_MANIFEST_DIR")).join(name).exists()
+        } else if let Some(beginning) = name.strip_suffix('…') {
+            code.contains(&format!("fn {beginning}"))
+        } else if name.matches('_').count() > 1 {
+            code.contains(&format!("fn {name}("))
+        } else if name.starts_with(|first: char| first.is_ascii_uppercase()) {
+            rules.contains(&format!("    {name} "))
+        } else {
+            continue;
+        };
+        assert!(exists, "docs/correctness.md names `{name}`");
+        checked += 1;
+    }
+    assert!(checked > 40, "{checked}");
+}
+
 #[test]
 fn the_regression_tests_are_those_of_the_architectures_table() {
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';

@@ -116,7 +116,7 @@ impl<V: Clone, E: Clone> Asked<V, E> {
         let mut state = self.state();
         state.begun += 1;
         state.phase = Phase::Out { since, again: false };
-        Begun { asked: self, number: state.begun, since, said: None }
+        Begun { asked: self, since, said: None }
     }
 
     fn kept(&self, oldest: Duration) -> Option<V> {
@@ -133,7 +133,6 @@ impl<V: Clone, E: Clone> Asked<V, E> {
 /// An answer that is being found. Whatever ends it, those who wait are told.
 struct Begun<'a, V: Clone, E: Clone> {
     asked: &'a Asked<V, E>,
-    number: u64,
     since: Duration,
     said: Option<Result<V, E>>,
 }
@@ -141,10 +140,13 @@ struct Begun<'a, V: Clone, E: Clone> {
 impl<V: Clone, E: Clone> Drop for Begun<'_, V, E> {
     fn drop(&mut self) {
         let said = self.said.take();
+        let mut state = self.asked.state();
         if said.is_none() {
-            self.asked.state().phase = Phase::Idle;
+            // Those who asked meanwhile wait for the next answer, and nobody is left to find it.
+            state.begun += u64::from(matches!(state.phase, Phase::Out { again: true, .. }));
+            state.phase = Phase::Idle;
         }
-        let last = Last { number: self.number, since: self.since, said };
+        let last = Last { number: state.begun, since: self.since, said };
         self.asked.last.send_replace(Some(last));
     }
 }

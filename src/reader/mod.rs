@@ -111,6 +111,10 @@ impl Reader {
         level: Level,
         max_staleness: Option<Duration>,
     ) -> Said {
+        if self.tasks.count() >= limits::READS_MAX {
+            let reason = format!("{} keys are being read here", limits::READS_MAX);
+            return Err(StoreError::Unavailable(reason).into());
+        }
         let question = (key.clone(), level);
         let asked = Arc::clone(lock(&self.asked).get_or_insert_mut(question, Arc::default));
         let oldest = max_staleness.map(|span| self.gate.now().boot.saturating_sub(span));

@@ -1,6 +1,9 @@
 //! Bad input, what it gets: each row answers a problem with a sentence, and applies nothing.
 
+use std::time::Duration;
+
 use axum::body::Body;
+use futures::FutureExt;
 use orderfree::limits;
 use serde_json::{Value, json};
 
@@ -189,6 +192,25 @@ async fn bad_reads_are_problems_without_an_outcome() {
         assert_eq!(pod.post("/v1/query", JSON, body).await.problem(400, slug), None, "{body}");
     }
     assert_eq!(pod.post("/v1/query", TEXT, "x").await.problem(415, "content-type"), None);
+}
+
+#[tokio::test]
+async fn clients_that_go_away_leave_a_bounded_number_of_reads() {
+    let pod = Pod::new();
+    pod.set(Fault::Hanging);
+    for index in 0..limits::READS_MAX {
+        let path = format!("/v1/counter/site/page{index}");
+        assert!(pod.get(&path).now_or_never().is_none(), "{index}");
+    }
+    let answer = pod.get(KEY).now_or_never().expect("no read is begun");
+    assert_eq!(answer.problem(503, "store-unavailable"), None);
+    assert!(answer.text.contains("16384 keys are being read here"), "{}", answer.text);
+    pod.set(Fault::None);
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    while pod.get(KEY).await.status == 503 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
 }
 
 #[tokio::test]

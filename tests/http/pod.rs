@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::Router;
@@ -44,6 +45,8 @@ pub(crate) enum Fault {
     Down,
     /// Writes arrive, but are not acknowledged.
     Silent,
+    /// Reads of a key take as long as this lasts.
+    Hanging,
     /// Reads meet too many rows.
     TooManyRows,
     /// Reads return what they must not.
@@ -316,6 +319,9 @@ impl Store for Faulty {
         after: Option<Timestamp>,
         level: Level,
     ) -> Result<WholeSlice, StoreError> {
+        while self.fault() == Fault::Hanging {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         self.check_read()?;
         Ok(self.damage(&key.name, self.inner.read_key(key, after, level).await?))
     }

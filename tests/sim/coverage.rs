@@ -26,9 +26,11 @@ hazards! {
     StaleFold "a fold arrived where a later one had been"
     FoldAgain "a fold was sent again later on"
     LateWrite "a shard's write arrived after the fold of its row"
+    LateHint "a hint with a shard arrived after the fold of its row"
     UnevenTally "the replicas of one read disagreed on the tally"
     FoldsAtOnce "a key was folded twice at once"
     SameFence "two folds wrote one fence with different states"
+    SweepsAtOnce "two sweeps ran at once"
     FoldUnacked "a fold's write was not acknowledged"
     FoldFailed "a fold could not read at its level"
     ReadAgain "a tally older than the cached fence came back"
@@ -54,6 +56,8 @@ hazards! {
     RowDeletes "a fold deleted row by row"
     Together "several keys were written in one request"
     Hedged "a write was sent again while it was out"
+    HedgedRead "a read was sent again while it was out"
+    SharedRead "a read was shared with others who asked"
     InPart "a request over several partitions was applied in part"
 }
 

@@ -88,7 +88,7 @@ async fn deliver(
 ) {
     let Fate::Arrives(after) = fate else { return hinted(shared, node, mutation, fate).await };
     sleep(after).await;
-    if shared.with(|world| world.arrive(node, &mutation)) {
+    if shared.with(|world| world.arrive(node, &mutation, false)) {
         if let Some(acks) = acks {
             acks.add_permits(1);
         }
@@ -106,7 +106,7 @@ async fn hinted(shared: Shared, node: usize, mutation: Arc<Mutation>, fate: Fate
     loop {
         sleep(wait).await;
         let now = shared.with(|world| world.time.elapsed());
-        if now - kept > most || shared.with(|world| world.arrive(node, &mutation)) {
+        if now - kept > most || shared.with(|world| world.arrive(node, &mutation, true)) {
             return;
         }
         wait = Duration::from_secs(2);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
+use orderfree::metrics::ReadFrom;
 use orderfree::mutators::UpdateError;
 use orderfree::policy::Policy;
 use orderfree::server::Node;
@@ -201,16 +202,25 @@ impl Stage {
 
     /// Ends a pod, and takes note of what it counted about itself.
     fn retire(&self, pod: &Pod) {
-        if pod.node.service().metrics().evictions.get() > 0 {
+        self.note(pod);
+        pod.machine.kill();
+    }
+
+    fn note(&self, pod: &Pod) {
+        let metrics = pod.node.service().metrics();
+        if metrics.evictions.get() > 0 {
             self.shared.met(Hazard::Evicted);
         }
-        pod.machine.kill();
+        if metrics.reads_from(ReadFrom::Shared) > 0 {
+            self.shared.met(Hazard::SharedRead);
+        }
     }
 
     /// Heals everything, waits until every shard is final, folds, and reads.
     async fn end(&mut self) {
         let constants = self.plan.constants;
         let life = constants.lifetime();
+        self.pods.iter().for_each(|pod| self.note(pod));
         self.shared.log(|| "everything heals".into());
         self.shared.with(|world| {
             world.is_healing = true;
@@ -405,9 +415,9 @@ async fn read_group(shared: Shared, pod: Pod, names: u8) {
         limit: 100,
         level: None,
     };
-    shared.with(|world| world.group_reads += 1);
+    shared.with(|world| world.group_reads.enter(&pod.machine));
     let answer = pod.machine.run(pod.node.service().read_group(&query)).await;
-    shared.with(|world| world.group_reads -= 1);
+    shared.with(|world| world.group_reads.leave(&pod.machine));
     shared.with(|world| {
         let page = match answer {
             Ok(page) => page,

@@ -34,6 +34,7 @@ sabotages! {
     CutFold 1_000 "a fold from an answer cut by its limit"
     OlderFence 100_000 "a fold writes an older fence over zombies"
     CachedFenceTrusted 1_000 "the cached fence is not compared with the tally"
+    SharedTooLate 1_000 "a read is shared by those who ask after it began"
     NoCheckAfterAck 1_000 "no look at the clocks after the acknowledgement"
     FolderAhead 1_000 "the folder's clock is ahead, unchecked"
     PodBehind 1_000 "a pod's clock is behind, unchecked"

@@ -1,17 +1,18 @@
 //! The store of a simulated pod: the shipped retries over the simulated network. Broken rules are put
 //! here, between the shipped code and the replicas.
 
+mod requests;
 mod tamper;
 
 use std::cmp::Reverse;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use orderfree::chance::Chance;
 use orderfree::clock::Clock;
-use orderfree::store::cassandra::attempts::{Patience, Reach, Sending};
+use orderfree::store::cassandra::attempts::{Patience, Reach};
 use orderfree::store::cassandra::chunk;
 use orderfree::store::cassandra::hedges::Hedges;
 use orderfree::store::{Flights, Lane, Pause, Store, StoreError, SweepPart};
@@ -29,7 +30,7 @@ use orderfree_core::protocol::{
 use rand::Rng;
 use tokio::sync::mpsc;
 
-use crate::cluster::{Address, Cell, Mutation, Range};
+use crate::cluster::{Address, Range};
 use crate::coverage::Hazard;
 use crate::machine::Machine;
 use crate::network;
@@ -60,6 +61,8 @@ pub(crate) struct SimStore {
     nodes: Mutex<Vec<NodeClock>>,
     /// Of writes, and of reads; none where the pod just waits.
     hedges: [Option<Hedges>; 2],
+    /// The last answer about each key, and when it came.
+    last_answers: Mutex<HashMap<(Key, Level), (Duration, WholeSlice)>>,
 }
 
 impl SimStore {
@@ -86,6 +89,7 @@ impl SimStore {
             chance,
             nodes: Mutex::new(nodes.collect()),
             hedges: [hedges(), hedges()],
+            last_answers: Mutex::default(),
         });
         store.sample();
         let sampler = Arc::clone(&store);
@@ -123,94 +127,6 @@ impl SimStore {
 
     fn local(&self) -> String {
         Plan::datacenter_name(self.datacenter)
-    }
-
-    async fn send_shards(
-        &self,
-        rows: &[(Address, Cell)],
-    ) -> Result<(), scylla::errors::ExecutionError> {
-        // A pod may be stopped between its last look at the clock and the send, or right after it,
-        // while the network holds what was sent.
-        let held = match self.stop_if_told() {
-            Some(Some(held)) => held,
-            _ => {
-                tokio::task::yield_now().await;
-                Duration::ZERO
-            }
-        };
-        let mut rows = rows.to_vec();
-        if self.is(Sabotage::CoordinatorTimestamps) {
-            for (_, cell) in &mut rows {
-                cell.timestamp = self.shared.with(|world| {
-                    let coordinator = world.dice.random_range(0..world.nodes.len());
-                    world.node_now(coordinator)
-                });
-            }
-        }
-        let parts = self.parts(rows);
-        let (level, patience) = (self.levels().write, self.plan.constants.attempt_budget());
-        let (shared, datacenter) = (self.shared.clone(), self.datacenter);
-        // What has left the pod goes on without it.
-        let sent = tokio::spawn(async move {
-            tokio::time::sleep(held).await;
-            network::write_parts(&shared, datacenter, level, parts, patience).await
-        });
-        sent.await.expect("no panic")
-    }
-
-    /// One mutation for each partition.
-    fn parts(&self, rows: Vec<(Address, Cell)>) -> Vec<Arc<Mutation>> {
-        let mutation = |cells| Arc::new(Mutation { cells, tombstones: Vec::new() });
-        match self.plan.apart {
-            true => rows.into_iter().map(|row| mutation(vec![row])).collect(),
-            false => vec![mutation(rows)],
-        }
-    }
-
-    /// Stops the pod if a step says so. Returns for how long the network holds what left it before,
-    /// none if nothing did.
-    fn stop_if_told(&self) -> Option<Option<Duration>> {
-        let (span, held) = self.shared.with(|world| world.stops_at_send[self.pod].take())?;
-        self.shared.met(Hazard::StoppedAtSend);
-        self.shared.log(|| format!("pod {} stops before a send, for {span:?}", self.pod));
-        stop(&self.shared, &self.machine, span);
-        Some(held)
-    }
-
-    async fn write_rows(&self, writes: &[ShardWrite]) -> WriteOutcome {
-        let rows: Vec<_> = writes.iter().map(|write| self.shard_of(write)).collect();
-        let may_be_sent = || {
-            let now = self.machine.now().wall;
-            writes.iter().all(|write| write.may_be_sent(now))
-        };
-        let is_apart = self.plan.apart && !self.is(Sabotage::PartsTakenForOne);
-        let reach = match writes.len() > 1 && is_apart {
-            true => Reach::Several,
-            false => Reach::OnePartition,
-        };
-        let patience = Patience::of_writes(&self.plan.constants);
-        let out = AtomicUsize::new(0);
-        let send = async |_| {
-            if out.fetch_add(1, Ordering::Relaxed) > 0 {
-                self.shared.met(Hazard::Hedged);
-            }
-            let answer = self.send_shards(&rows).await;
-            out.fetch_sub(1, Ordering::Relaxed);
-            answer
-        };
-        let sending = self.sending(patience, self.hedges[0].as_ref());
-        self.machine.run(sending.write(reach, may_be_sent, send)).await
-    }
-
-    fn sending<'a>(&'a self, patience: Patience, hedges: Option<&'a Hedges>) -> Sending<'a> {
-        Sending { patience, hedges, chance: &self.chance }
-    }
-
-    async fn rows(&self, range: Range, level: Level) -> Result<Vec<(u8, Row)>, StoreError> {
-        let ask = |_| network::read(&self.shared, self.datacenter, level, range);
-        let hedges = self.hedges[1].as_ref().filter(|_| level != self.levels().fold);
-        let rows = self.machine.run(self.sending(Patience::RELAXED, hedges).read(ask)).await?;
-        Ok(rows.into_iter().filter_map(|row| self.row_of(row)).collect())
     }
 
     /// Values by driver pages: each page is another read.
@@ -294,6 +210,9 @@ impl Store for SimStore {
         after: Option<Timestamp>,
         level: Level,
     ) -> Result<WholeSlice, StoreError> {
+        if let Some(slice) = self.shared_too_late(key, level) {
+            return Ok(slice);
+        }
         let range = Range { after, ..Range::key(index(&key.name)) };
         let rows = self.values(range, level).await?;
         let rows: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
@@ -308,7 +227,9 @@ impl Store for SimStore {
             self.shared.met(Hazard::ZombieRead);
         }
         let after = if self.is(Sabotage::CachedFenceTrusted) { None } else { after };
-        Ok(Slice::new(rows, after, ROWS_MAX).whole()?)
+        let slice = Slice::new(rows, after, ROWS_MAX).whole()?;
+        self.remember(key, level, &slice);
+        Ok(slice)
     }
 
     async fn read_chunk(
@@ -369,8 +290,8 @@ impl Store for SimStore {
             tokio::task::yield_now().await;
         });
         self.shared.with(|world| {
-            world.folding[name] += 1;
-            if world.folding[name] > 1 {
+            world.folding[name].enter(&self.machine);
+            if world.folding[name].count() > 1 {
                 world.met(Hazard::FoldsAtOnce);
             }
         });
@@ -399,7 +320,7 @@ impl Store for SimStore {
             |_| network::write(&self.shared, self.datacenter, level, &mutation, patience.attempt);
         let sending = self.sending(patience, None);
         let outcome = self.machine.run(sending.write(Reach::OnePartition, || true, send)).await;
-        self.shared.with(|world| world.folding[name] -= 1);
+        self.shared.with(|world| world.folding[name].leave(&self.machine));
         if outcome != WriteOutcome::Acked {
             self.shared.met(Hazard::FoldUnacked);
         }
@@ -416,8 +337,15 @@ impl Store for SimStore {
         now: Timestamp,
         found: mpsc::Sender<Key>,
     ) -> Result<(), StoreError> {
-        let range = Range::names(0, u8::MAX);
-        let rows = self.rows(range, Level::LocalOne).await?;
+        self.shared.with(|world| {
+            world.sweeps.enter(&self.machine);
+            if world.sweeps.count() > 1 {
+                world.met(Hazard::SweepsAtOnce);
+            }
+        });
+        let rows = self.rows(Range::names(0, u8::MAX), Level::LocalOne).await;
+        self.shared.with(|world| world.sweeps.leave(&self.machine));
+        let rows = rows?;
         let mut nominator = Nominator::new(now, self.plan.constants);
         let mut keys = Vec::new();
         for (at, row) in rows.iter().filter(|(at, _)| u32::from(*at) % part.of == part.index) {

@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::cluster::{Address, Mutation, Piece, Range, Replica};
 use crate::coverage::{Hazard, Met};
-use crate::machine::{EPOCH_US, TrueTime, micros};
+use crate::machine::{EPOCH_US, Machine, TrueTime, micros};
 use crate::oracle::Oracle;
 use crate::plan::{Plan, Weather};
 use crate::sabotage::Sabotage;
@@ -52,11 +52,34 @@ pub(crate) struct World {
     pub(crate) stops_at_send: Vec<Option<(Duration, Option<Duration>)>>,
     /// Keys with a damaged row.
     pub(crate) damaged: Vec<bool>,
-    /// How many folds of a key are between their read and the end of their write.
-    pub(crate) folding: Vec<u32>,
+    /// Folds of each key that are being written.
+    pub(crate) folding: Vec<Within>,
     /// Group reads between their first and last chunk.
-    pub(crate) group_reads: u32,
+    pub(crate) group_reads: Within,
+    /// Sweeps.
+    pub(crate) sweeps: Within,
     log: Option<String>,
+}
+
+/// What is doing something at this moment, by the machines on which it runs.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Within(Vec<Arc<Machine>>);
+
+impl Within {
+    pub(crate) fn enter(&mut self, machine: &Arc<Machine>) {
+        // What was killed in the middle never leaves.
+        self.0.retain(|other| !other.is_dead());
+        self.0.push(Arc::clone(machine));
+    }
+
+    pub(crate) fn leave(&mut self, machine: &Arc<Machine>) {
+        let at = self.0.iter().position(|other| Arc::ptr_eq(other, machine));
+        self.0.swap_remove(at.expect("it entered"));
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.iter().filter(|machine| !machine.is_dead()).count()
+    }
 }
 
 /// A fate that a message can have.
@@ -98,8 +121,9 @@ impl Shared {
             folds: Vec::new(),
             stops_at_send: vec![None; plan.pods.len()],
             damaged: vec![false; names],
-            folding: vec![0; names],
-            group_reads: 0,
+            folding: vec![Within::default(); names],
+            group_reads: Within::default(),
+            sweeps: Within::default(),
             log: trace.then(String::new),
         })))
     }
@@ -218,8 +242,8 @@ impl World {
         node.is_up.then(|| node.disk.answer(range))
     }
 
-    /// A mutation arrives. False if the node is down.
-    pub(crate) fn arrive(&mut self, node: usize, mutation: &Mutation) -> bool {
+    /// A mutation arrives, by itself or as a hint. False if the node is down.
+    pub(crate) fn arrive(&mut self, node: usize, mutation: &Mutation, is_hint: bool) -> bool {
         if !self.nodes[node].is_up {
             return false;
         }
@@ -229,8 +253,11 @@ impl World {
         let is_fold = !mutation.tombstones.is_empty();
         if applied.shadowed && !is_fold {
             self.met(Hazard::LateWrite);
+            if is_hint {
+                self.met(Hazard::LateHint);
+            }
         }
-        if is_fold && self.group_reads > 0 {
+        if is_fold && self.group_reads.count() > 0 {
             self.met(Hazard::FoldInsideGroupRead);
         }
         self.log(|| {

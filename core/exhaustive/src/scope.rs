@@ -133,10 +133,11 @@ impl Scope {
         Scope { name: "quorum", fold_reads: 2, ..Scope::quick() }
     }
 
-    /// Two mutators, two folds, one of them sent again: what a folder may do. Takes some minutes.
+    /// Two mutators, two folds, one of them sent again, two late messages: what a folder may do, in ten
+    /// million worlds and some minutes.
     #[must_use]
     pub fn full() -> Scope {
-        Scope { name: "full", resends: 1, ..Scope::quick() }
+        Scope { name: "full", late: 2, resends: 1, ..Scope::quick() }
     }
 
     /// What a pod's clocks show.

@@ -124,15 +124,22 @@ async fn an_answer_that_is_young_enough_is_kept_and_one_that_will_be_is_waited_f
     assert_eq!(source.ask_of(Some(2 * TAKES)).await, (2, ReadFrom::Store));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_bug_is_told_to_all_who_wait_and_the_next_one_asks_again() {
     let asked: Asked<(), ()> = Asked::default();
-    let (said, ()) = tokio::join!(asked.ask(None, || ()), async {
-        let bug = asked.answer(Duration::default, || async { panic!("a bug of this test") });
+    let meanwhile = async {
+        sleep(TAKES / 2).await;
+        asked.ask(None, || panic!("somebody answers")).await
+    };
+    let (said, said_meanwhile, ()) = tokio::join!(asked.ask(None, || ()), meanwhile, async {
+        let bug = asked.answer(Duration::default, || async {
+            sleep(TAKES).await;
+            panic!("a bug of this test")
+        });
         let caught = std::panic::AssertUnwindSafe(bug).catch_unwind().await;
         assert!(caught.is_err());
     });
-    assert_eq!(said, (None, ReadFrom::Store));
+    assert_eq!((said, said_meanwhile), ((None, ReadFrom::Store), (None, ReadFrom::Store)));
     let (said, ()) =
         tokio::join!(asked.ask(None, || ()), asked.answer(Duration::default, || async { Err(()) }));
     assert_eq!(said, (Some(Err(())), ReadFrom::Store));

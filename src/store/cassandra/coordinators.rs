@@ -32,7 +32,7 @@ pub(super) struct Coordinators {
     suspects: Suspects,
 }
 
-/// Who is asked, in this order, and around again. Nobody leaves the choice to the driver.
+/// Who is asked, in this order, and around again. With nobody in it, the choice is the driver's.
 pub(super) struct Route {
     nodes: Vec<(Arc<Node>, Shard)>,
     /// The attempt that succeeded.

@@ -1,12 +1,14 @@
 //! What is written and read, as the shipped code has it or as a broken rule makes it.
 
 use std::cmp::Reverse;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use orderfree::clock::Clock;
 use orderfree_core::crdt::envelope::{decode_shard, decode_tally, encode_tally};
+use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::Fold;
-use orderfree_core::protocol::{MutatorId, Row, ShardWrite, Timestamp};
+use orderfree_core::protocol::{Key, MutatorId, Row, ShardWrite, Timestamp, WholeSlice};
 use uuid::Uuid;
 
 use super::{SimStore, index};
@@ -52,6 +54,26 @@ impl SimStore {
         }
         let row = Row { expires_at: address.expires_at.0, mutator_id: address.id, state };
         Some((address.name, row))
+    }
+
+    /// The answer of a read that ended this instant, which is when the read begins that was asked for
+    /// while it was out. None while the rule is kept.
+    pub(super) fn shared_too_late(&self, key: &Key, level: Level) -> Option<WholeSlice> {
+        let last = self.last_answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let (ended, slice) = last.get(&(key.clone(), level))?;
+        (*ended == self.elapsed()).then(|| slice.clone())
+    }
+
+    /// Keeps an answer for [`SimStore::shared_too_late`].
+    pub(super) fn remember(&self, key: &Key, level: Level, slice: &WholeSlice) {
+        if self.is(Sabotage::SharedTooLate) {
+            let mut last = self.last_answers.lock().unwrap_or_else(PoisonError::into_inner);
+            last.insert((key.clone(), level), (self.elapsed(), slice.clone()));
+        }
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.shared.with(|world| world.time.elapsed())
     }
 
     /// The mutation of a fold, as planned or as a broken rule makes it.
