@@ -202,14 +202,19 @@ async fn clients_that_go_away_leave_a_bounded_number_of_reads() {
         let path = format!("/v1/counter/site/page{index}");
         assert!(pod.get(&path).now_or_never().is_none(), "{index}");
     }
+    // Time enough for all of them to end, if they did not hang.
+    tokio::time::sleep(Duration::from_millis(100)).await;
     let answer = pod.get(KEY).now_or_never().expect("no read is begun");
     assert_eq!(answer.problem(503, "store-unavailable"), None);
     assert!(answer.text.contains("16384 keys are being read here"), "{}", answer.text);
     pod.set(Fault::None);
     assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
-    while pod.get(KEY).await.status == 503 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let again = async {
+        while pod.get(KEY).await.status == 503 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), again).await.expect("reads go on");
     assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
 }
 

@@ -210,7 +210,7 @@ impl Store for SimStore {
         after: Option<Timestamp>,
         level: Level,
     ) -> Result<WholeSlice, StoreError> {
-        if let Some(slice) = self.shared_too_late(key, level) {
+        if let Some(slice) = self.shared_too_late(key, after, level) {
             return Ok(slice);
         }
         let range = Range { after, ..Range::key(index(&key.name)) };

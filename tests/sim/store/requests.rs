@@ -91,7 +91,7 @@ impl SimStore {
     }
 
     /// Counts an attempt among those that are out, until the result is dropped.
-    fn one_more<'a>(&self, out: &'a AtomicUsize, hazard: Hazard) -> impl Drop + use<'a> {
+    fn one_more<'a>(&self, out: &'a AtomicUsize, hazard: Hazard) -> Out<'a> {
         if out.fetch_add(1, Ordering::Relaxed) > 0 {
             self.shared.met(hazard);
         }

@@ -57,11 +57,16 @@ impl SimStore {
     }
 
     /// The answer of a read that ended this instant, which is when the read begins that was asked for
-    /// while it was out. None while the rule is kept.
-    pub(super) fn shared_too_late(&self, key: &Key, level: Level) -> Option<WholeSlice> {
+    /// while it was out. None while the rule is kept, or if that read left out more rows.
+    pub(super) fn shared_too_late(
+        &self,
+        key: &Key,
+        after: Option<Timestamp>,
+        level: Level,
+    ) -> Option<WholeSlice> {
         let last = self.last_answers.lock().unwrap_or_else(PoisonError::into_inner);
         let (ended, slice) = last.get(&(key.clone(), level))?;
-        (*ended == self.elapsed()).then(|| slice.clone())
+        (*ended == self.elapsed() && slice.after() <= after).then(|| slice.clone())
     }
 
     /// Keeps an answer for [`SimStore::shared_too_late`].
