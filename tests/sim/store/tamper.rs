@@ -64,6 +64,9 @@ impl SimStore {
         after: Option<Timestamp>,
         level: Level,
     ) -> Option<WholeSlice> {
+        if !self.is(Sabotage::SharedTooLate) {
+            return None;
+        }
         let last = self.last_answers.lock().unwrap_or_else(PoisonError::into_inner);
         let (ended, slice) = last.get(&(key.clone(), level))?;
         (*ended == self.elapsed() && slice.after() <= after).then(|| slice.clone())
