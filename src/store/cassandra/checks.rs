@@ -35,6 +35,11 @@ impl Engine {
         self != Engine::Scylla
     }
 
+    /// Whether a coordinator may ask a further replica after the lesser of a percentile and a time.
+    pub(super) fn has_hybrid_speculation(self) -> bool {
+        self != Engine::Scylla
+    }
+
     pub(super) fn has_unified_compaction(self) -> bool {
         matches!(self, Engine::Cassandra(version) if version >= CASSANDRA_UNIFIED_COMPACTION)
     }

@@ -142,6 +142,7 @@ fn create_table(keyspace: &str, engine: Engine) -> String {
     let knows = |line: &&str| {
         let has = |property| line.contains(property);
         (engine.has_read_repair() || !has("read_repair"))
+            && (engine.has_hybrid_speculation() || !has("speculative_retry"))
             && (engine.has_unified_compaction() || !has("UnifiedCompactionStrategy"))
     };
     let code = SCHEMA.lines().map(|line| line.split("--").next().unwrap_or_default().trim_end());
@@ -169,8 +170,10 @@ mod tests {
     fn what_an_engine_does_not_know_is_left_out() {
         let old = create_table("counts", Engine::Cassandra((4, 1)));
         assert!(!old.contains("compaction") && old.contains("read_repair"), "{old}");
+        assert!(old.contains("speculative_retry = 'MIN("), "{old}");
         let scylla = create_table("counts", Engine::Scylla);
         assert!(!scylla.contains("read_repair") && !scylla.contains("compaction"), "{scylla}");
+        assert!(!scylla.contains("speculative_retry"), "{scylla}");
         assert!(scylla.contains("default_time_to_live = 0"), "{scylla}");
     }
 
