@@ -1,9 +1,11 @@
 //! Every bound of a pod in one place. A limit that is met gives a clear refusal, never an endless
 //! wait or an unbounded memory (invariant I13). Limits of the wire live here too.
 
+use std::hash::Hash;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use lru::LruCache;
 use orderfree_core::crdt::Kind;
 
 /// Most rows of a key that a read merges; beyond it the read is an error and the key is folded.
@@ -180,3 +182,12 @@ pub const REQUESTS_DRAIN_MAX: Duration = Duration::from_secs(12);
 
 /// How long these requests and the writes of all mutators may take together.
 pub const DRAIN_MAX: Duration = Duration::from_secs(25);
+
+/// An empty cache of at most so many entries. Its memory grows with them: `LruCache::new` would take
+/// all of it at once.
+#[must_use]
+pub fn cache<K: Hash + Eq, V>(entries_max: NonZeroUsize) -> LruCache<K, V> {
+    let mut cache = LruCache::unbounded();
+    cache.resize(entries_max);
+    cache
+}

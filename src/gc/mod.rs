@@ -134,7 +134,7 @@ impl Folder {
             queue,
             nominations: Mutex::new(Some(nominations)),
             busy: Mutex::default(),
-            blocked: Mutex::new(LruCache::new(limits::FOLD_BLOCKED_MAX)),
+            blocked: Mutex::new(limits::cache(limits::FOLD_BLOCKED_MAX)),
             is_on,
         })
     }

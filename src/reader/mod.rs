@@ -92,8 +92,8 @@ impl Reader {
         constants: Constants,
         metrics: Arc<Metrics>,
     ) -> Reader {
-        let fences = Mutex::new(LruCache::new(limits::FENCES_MAX));
-        let asked = Mutex::new(LruCache::new(limits::RECENT_MAX));
+        let fences = Mutex::new(limits::cache(limits::FENCES_MAX));
+        let asked = Mutex::new(limits::cache(limits::RECENT_MAX));
         Reader { store, gate, folder, constants, metrics, fences, tasks: Tasks::new(), asked }
     }
 
