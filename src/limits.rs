@@ -191,3 +191,17 @@ pub fn cache<K: Hash + Eq, V>(entries_max: NonZeroUsize) -> LruCache<K, V> {
     cache.resize(entries_max);
     cache
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_keeps_the_latest_up_to_its_bound() {
+        let mut cache = cache(NonZeroUsize::new(2).expect("two"));
+        for entry in 1..=3 {
+            cache.put(entry, ());
+        }
+        assert!(cache.len() == 2 && !cache.contains(&1), "{cache:?}");
+    }
+}

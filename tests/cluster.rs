@@ -28,7 +28,7 @@ const GROUP_SHARDS: usize = 2;
 /// Keys, each in a group of its own, that are written and read while a node hangs.
 const HANGING_KEYS: usize = 30;
 
-/// Longest time until the nodes know after which time their reads of a new table are overdue: they
+/// Longest time until nodes that read a new table know after which time its reads are overdue: they
 /// reckon it anew once in a read timeout, which is 10 s in `tests/cassandra/conf`, and go by half of
 /// that timeout before.
 const SPECULATION_KNOWN: Duration = Duration::from_secs(12);

@@ -16,6 +16,7 @@ use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError,
 use orderfree::store::{Flights, StoreError};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::{Constants, Key, Overrides, Timestamp, WriteOutcome};
+use scylla::client::session_builder::SessionBuilder;
 use scylla::statement::Consistency;
 use uuid::Uuid;
 
@@ -297,6 +298,17 @@ async fn regression_8_levels_that_need_not_meet_are_refused_at_start() {
     drop_keyspace(&good).await;
 }
 
+/// When a coordinator asks one replica more.
+async fn speculative_retry(config: &CassandraConfig) -> String {
+    let session = SessionBuilder::new().known_nodes(&config.contact_points).build().await;
+    let question = "SELECT speculative_retry FROM system_schema.tables \
+                    WHERE keyspace_name = ? AND table_name = 'shards'";
+    let session = session.expect("a session");
+    let answer = session.query_unpaged(question, (&config.keyspace,)).await.expect("an answer");
+    let rows = answer.into_rows_result().expect("rows");
+    rows.single_row::<(String,)>().expect("one table").0
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
     let _others_too = CLUSTER.read().await;
@@ -305,6 +317,7 @@ async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
     assert!(error.contains("contract_never_made") && error.contains("schema apply"), "{error}");
 
     let good = fresh(short_constants()).await;
+    assert_eq!(speculative_retry(&good).await, "MIN(99p,500ms)");
     let far = Some("mars".to_owned());
     let error = refusal(&CassandraConfig { local_datacenter: far, ..good.clone() }).await;
     assert!(error.to_string().contains("datacenter1"), "{error}");
