@@ -1,7 +1,7 @@
 # One-line recipes; .ci/run calls the same ones.
 
 .PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load soak sim exhaustive \
-  shuttle laws kinds kinds-table interchange manifests fuzz-check schemathesis mutants bench
+  shuttle laws kinds kinds-table interchange manifests fuzz-check schemathesis mutants bench bench-quick
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	cargo run --release
@@ -76,8 +76,11 @@ fuzz-check:     ## the fuzz targets compile for libFuzzer; fuzz/README.md says h
 schemathesis:   ## a minute of requests that follow and break /openapi.json, to a server of its own
 	tests/openapi/schemathesis
 
-bench:          ## orderfree beside native counters, plain writes and Redis, in every mode; target/bench/*.json
+bench:          ## orderfree beside native counters, plain writes and Redis, in every mode; target/bench
 	bench/run
+
+bench-quick:    ## the ratios on three nodes, in ten minutes; target/bench/quick.json
+	bench/run quick
 
 SHARD ?= 0/1
 

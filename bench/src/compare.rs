@@ -1,7 +1,6 @@
 //! The comparison: one server with all peers, loaded in interleaved rounds, every value checked.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::rc::Rc;
@@ -10,19 +9,18 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
-use uuid::Uuid;
+use tokio::process::Command;
 
 use crate::load::{self, Figures, Load};
 use crate::machine::{self, Processes, Spent};
 use crate::peers::{Key, Peer};
 use crate::report;
 use crate::scenario::{Scenario, TROUBLE};
+use crate::server::{self, Server, mark};
 
 /// What to compare, and how long.
 #[derive(Debug, Clone, Args)]
+#[command(args_override_self = true)]
 pub(crate) struct CompareArgs {
     /// Cassandra's contact points, warm or not; without them the embedded store is measured.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
@@ -115,13 +113,8 @@ struct Counted {
 /// If a store can't be used, or a value is not what was acknowledged.
 pub(crate) async fn run(args: CompareArgs) -> anyhow::Result<()> {
     let mut bench = Bench::start(&args).await?;
-    let measured = tokio::select! {
-        biased;
-        () = told_to_end() => Err(anyhow::anyhow!("told to end")),
-        measured = bench.measure(&args) => measured,
-    };
-    bench.server.kill().await.context("cannot stop the server")?;
-    let samples = measured?;
+    let samples = bench.measure(&args).await?;
+    bench.server.kill().await?;
     let comparison = Comparison {
         mode: args.mode.clone(),
         machine: machine::describe(),
@@ -136,60 +129,19 @@ pub(crate) async fn run(args: CompareArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ready when somebody wants the program to end.
-async fn told_to_end() {
-    let mut terminate = signal(SignalKind::terminate()).expect("invariant: signals can be heard");
-    tokio::select! {
-        biased;
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
-    }
-}
-
 struct Bench {
-    server: Child,
-    pid: u32,
-    address: SocketAddr,
+    server: Server,
     mark: String,
     counted: HashMap<(Scenario, Peer), Counted>,
-    data: PathBuf,
     trouble: Option<PathBuf>,
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.data);
-    }
 }
 
 impl Bench {
     async fn start(args: &CompareArgs) -> anyhow::Result<Bench> {
-        let mark = Uuid::new_v4().simple().to_string()[..8].to_owned();
-        let data = std::env::temp_dir().join(format!("orderfree-bench-{mark}.redb"));
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("serve").arg("--data").arg(&data);
-        if !args.cassandra.is_empty() {
-            command.arg("--cassandra").arg(args.cassandra.join(","));
-        }
-        if let Some(url) = &args.redis {
-            command.arg("--redis").arg(url);
-        }
-        let mut server = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
-        let output = server.stdout.take().context("invariant: piped")?;
-        let mut lines = BufReader::new(output).lines();
-        let line = lines.next_line().await?.context("the server ended; its reason is above")?;
-        let address = line.trim_start_matches("http://").parse();
-        let address = address.with_context(|| format!("`{line}` is no address"))?;
-        let pid = server.id().context("the server ended at once")?;
-        Ok(Bench {
-            server,
-            pid,
-            address,
-            mark,
-            counted: HashMap::new(),
-            data,
-            trouble: args.trouble.clone(),
-        })
+        let mark = mark();
+        let arguments = server::stores(&args.cassandra, args.redis.as_ref());
+        let server = Server::start(&mark, &arguments, &[]).await?;
+        Ok(Bench { server, mark, counted: HashMap::new(), trouble: args.trouble.clone() })
     }
 
     async fn measure(&mut self, args: &CompareArgs) -> anyhow::Result<Vec<Sample>> {
@@ -270,7 +222,7 @@ impl Bench {
 
     /// Everyone whose processor time is told. A node that was started again is another process.
     fn processes(&self) -> Vec<Processes> {
-        let mut processes = vec![Processes::new("server", vec![self.pid])];
+        let mut processes = vec![Processes::new("server", vec![self.server.pid])];
         for (name, word) in [("Cassandra", "CassandraDaemon"), ("Redis", "redis-server")] {
             let pids = pids_with(word);
             if !pids.is_empty() {
@@ -293,7 +245,7 @@ impl Bench {
         });
         let (requests, choice) = scenario.requests(peer, &counted.keys);
         let load = Load {
-            address: self.address,
+            address: self.server.address,
             requests: Rc::from(requests),
             choice,
             pace: scenario.pace(),
@@ -324,7 +276,7 @@ impl Bench {
         }
         let counted = &self.counted[&(scenario, peer)];
         let paths = counted.keys.iter().map(|key| peer.path(key)).collect();
-        let values = load::values(self.address, paths).await?;
+        let values = load::values(self.server.address, paths).await?;
         for (index, value) in values.into_iter().enumerate() {
             let least = i64::try_from(counted.acked[index])?;
             let most = least + i64::try_from(counted.unknown[index])?;

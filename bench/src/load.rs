@@ -250,7 +250,7 @@ impl Run {
 }
 
 /// Whether an answer of 200 acknowledges everything: a batch may hold other outcomes besides.
-fn are_all_acked(body: &[u8]) -> bool {
+pub(crate) fn are_all_acked(body: &[u8]) -> bool {
     let holds = |word: &[u8]| body.windows(word.len()).any(|part| part == word);
     !holds(b"\"refused\"") && !holds(b"\"unknown\"")
 }

@@ -47,6 +47,14 @@ impl Processes {
     }
 }
 
+/// Bytes of memory that a process holds (`VmRSS`).
+pub(crate) fn resident_bytes(pid: u32) -> Option<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: f64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(kib * 1024.0)
+}
+
 /// Ticks in user and kernel mode, the 14th and 15th field, counted behind the name in brackets.
 fn cpu_ticks(pid: u32) -> Option<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -112,7 +120,8 @@ mod tests {
         }
         let spent = this.cpu_seconds() - before;
         assert!((0.05..2.0).contains(&spent), "{spent}");
-        assert!(cpu_ticks(u32::MAX).is_none());
+        assert!(cpu_ticks(u32::MAX).is_none() && resident_bytes(u32::MAX).is_none());
+        assert!(resident_bytes(std::process::id()).is_some_and(|bytes| bytes > 1e6));
     }
 
     #[test]

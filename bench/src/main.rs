@@ -4,21 +4,30 @@
 //! * `wire`, `load`: the load;
 //! * `scenario`: what is sent;
 //! * `machine`: processor time and quiet;
+//! * `server`: the server that is measured;
 //! * `compare`: the rounds;
+//! * `folds`, `memory`: what a fold, a read and a key cost;
 //! * `report`, `plot`: tables and plots.
 
 mod compare;
+mod folds;
 mod load;
 mod machine;
+mod memory;
 mod peers;
 mod plot;
 mod report;
 mod scenario;
+mod server;
 mod wire;
 
+use std::future::Future;
+
+use anyhow::bail;
 use clap::{Parser, Subcommand};
 use mimalloc::MiMalloc;
 use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// As in the product, for every peer.
 #[global_allocator]
@@ -38,19 +47,38 @@ enum Command {
     Serve(peers::ServeArgs),
     /// Start a server and compare its peers.
     Compare(compare::CompareArgs),
+    /// Measure folds, reads after them, and what they leave on disk.
+    Folds(folds::FoldsArgs),
+    /// Measure what keys cost in a pod's memory.
+    Memory(memory::MemoryArgs),
     /// Write figures of `compare` into the report.
     Report(report::ReportArgs),
 }
 
 fn main() -> anyhow::Result<()> {
+    // One thread for a load: it shares its cores with what it measures.
+    let (mut one, mut many) = (Builder::new_current_thread(), Builder::new_multi_thread());
     match Cli::parse().command {
-        Command::Serve(args) => {
-            Builder::new_multi_thread().enable_all().build()?.block_on(peers::serve(args))
-        }
-        // One thread: the load shares its cores with what it measures.
-        Command::Compare(args) => {
-            Builder::new_current_thread().enable_all().build()?.block_on(compare::run(args))
-        }
+        Command::Serve(args) => run(&mut many, peers::serve(args)),
+        Command::Compare(args) => run(&mut one, compare::run(args)),
+        Command::Folds(args) => run(&mut many, folds::run(args)),
+        Command::Memory(args) => run(&mut one, memory::run(args)),
         Command::Report(args) => report::write(&args),
     }
+}
+
+/// Runs until it is done or somebody wants the program to end: whatever it started ends with it.
+fn run(
+    runtime: &mut Builder,
+    work: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    runtime.enable_all().build()?.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            biased;
+            _ = tokio::signal::ctrl_c() => bail!("told to end"),
+            _ = terminate.recv() => bail!("told to end"),
+            done = work => done,
+        }
+    })
 }

@@ -22,7 +22,7 @@ const MARKS: (&str, &str) = ("<!-- measured -->", "<!-- end of what was measured
 /// What is written where.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReportArgs {
-    /// What `compare --output` wrote, one file for each mode.
+    /// What `compare --output` wrote, one file for each mode; text of other measurements ends in .md.
     #[arg(required = true, value_name = "FILE")]
     figures: Vec<PathBuf>,
     /// The report; its text around the figures stays.
@@ -42,6 +42,10 @@ pub(crate) fn write(args: &ReportArgs) -> anyhow::Result<()> {
     fs::create_dir_all(&args.plots)?;
     for file in &args.figures {
         let figures = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+        if file.extension().is_some_and(|extension| extension == "md") {
+            writeln!(text, "{}\n", String::from_utf8(figures)?)?;
+            continue;
+        }
         let comparison: Comparison = serde_json::from_slice(&figures)?;
         let name = Path::new(file.file_stem().context("the figures' file has no name")?);
         let plot = args.plots.join(name).with_extension("svg");
@@ -60,6 +64,18 @@ fn between_marks(old: &str, text: &str) -> anyhow::Result<String> {
         parts.with_context(|| format!("the report needs `{}` and `{}`", MARKS.0, MARKS.1))?;
     ensure!(before.len() < old.len() - after.len(), "the report's marks are in the wrong order");
     Ok(format!("{before}{}\n\n{}\n\n{}{after}", MARKS.0, text.trim(), MARKS.1))
+}
+
+/// Prints a text, and writes it to a file if one is named.
+///
+/// # Errors
+/// If the file can't be written.
+pub(crate) fn publish(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
+    println!("{text}");
+    if let Some(file) = output {
+        fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
 }
 
 /// The middle of some figures, and their ends.

@@ -171,7 +171,8 @@ impl Scenario {
     }
 }
 
-fn batch_request<'a>(peer: Peer, keys: impl Iterator<Item = &'a Key>) -> Vec<u8> {
+/// One increment of each of these keys, in one request.
+pub(crate) fn batch_request<'a>(peer: Peer, keys: impl Iterator<Item = &'a Key>) -> Vec<u8> {
     let body = if peer == Peer::Ours {
         let update = |Key { group, name }: &Key| serde_json::json!({"kind": "counter", "group": group, "name": name, "op": {"op": "add"}});
         serde_json::json!({"updates": keys.map(update).collect::<Vec<_>>()})

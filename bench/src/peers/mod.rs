@@ -13,7 +13,7 @@ mod redis;
 use std::collections::HashMap;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{self, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -26,7 +26,7 @@ use axum::{Json, Router};
 use clap::{Args, ValueEnum};
 use orderfree::chance::Chance;
 use orderfree::clock::SystemClock;
-use orderfree::config::{StoreArgs, Switch};
+use orderfree::config::{StoreArgs, StoreConfig, Switch};
 use orderfree::policy::Policy;
 use orderfree::server::{self, Node};
 use orderfree::{limits, store::cassandra as rows};
@@ -126,6 +126,9 @@ pub(crate) struct ServeArgs {
     /// Redis's address, such as redis://127.0.0.1:6379; without it there is no such peer.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
+    /// Live mutators of ours.
+    #[arg(long, default_value_t = limits::MUTATORS_MAX, value_name = "COUNT")]
+    mutators_max: usize,
 }
 
 /// Serves the peers until it is killed.
@@ -158,18 +161,9 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
 
 /// A pod with everything that runs in one.
 async fn ours(args: &ServeArgs) -> anyhow::Result<Node> {
-    #[derive(clap::Parser)]
-    struct Cli {
-        #[command(flatten)]
-        store: StoreArgs,
-    }
-    let mut cli = <Cli as clap::Parser>::try_parse_from(["ours"])?;
-    cli.store.data.clone_from(&args.data);
-    cli.store.cassandra.clone_from(&args.cassandra);
-    cli.store.keyspace.clone_from(&args.keyspace);
-    let constants = cli.store.constants()?;
-    let config = cli.store.resolve()?;
-    if let orderfree::config::StoreConfig::Cassandra(config) = &config {
+    let store = store_args(&args.cassandra, &args.keyspace, &args.data)?;
+    let (config, constants) = (store.resolve()?, store.constants()?);
+    if let StoreConfig::Cassandra(config) = &config {
         rows::schema::apply(config, None).await?;
     }
     let clock = Arc::new(SystemClock);
@@ -179,12 +173,33 @@ async fn ours(args: &ServeArgs) -> anyhow::Result<Node> {
         constants,
         clock,
         Chance::system(),
-        limits::MUTATORS_MAX,
+        args.mutators_max,
         Policy::default(),
         Switch::On,
     );
     node.start();
     Ok(node)
+}
+
+/// The product's own settings, from the environment, for a store.
+///
+/// # Errors
+/// If the environment holds what can't be parsed.
+pub(crate) fn store_args(
+    cassandra: &[String],
+    keyspace: &str,
+    data: &path::Path,
+) -> anyhow::Result<StoreArgs> {
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        store: StoreArgs,
+    }
+    let Cli { mut store } = <Cli as clap::Parser>::try_parse_from(["ours"])?;
+    store.data = data.to_owned();
+    store.cassandra = cassandra.to_vec();
+    store.keyspace = keyspace.to_owned();
+    Ok(store)
 }
 
 /// What every peer answers to an update, like ours.

@@ -1,0 +1,2 @@
+-- Every request of wrk is an empty POST: one increment.
+wrk.method = "POST"

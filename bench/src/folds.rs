@@ -1,0 +1,451 @@
+//! Folds: how many a second, what a read costs after them, and what is left on disk.
+//!
+//! Final shards are written with the product's own mutators by a clock that is behind, brought to the
+//! disk as they are long before a real fold, and folded by a pod with the right clock. Every value is
+//! read before and after.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use futures::future::try_join_all;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use orderfree::chance::Chance;
+use orderfree::clock::{Clock, SystemClock};
+use orderfree::config::{StoreArgs, StoreConfig, Switch};
+use orderfree::policy::Policy;
+use orderfree::server::{self, Node};
+use orderfree::store::Store;
+use orderfree::store::cassandra::schema;
+use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
+use orderfree_core::protocol::{
+    Begin, Constants, Durability, Key, Mutator, Name, Now, ShardWrite, Timestamp, WriteOutcome,
+};
+use scylla::client::session::Session;
+use scylla::client::session_builder::SessionBuilder;
+use tokio::process::Command;
+
+use crate::machine;
+use crate::peers::store_args;
+use crate::report::{Spread, publish, thousands};
+use crate::server::mark;
+
+/// Requests on their way at once.
+const AT_ONCE: usize = 64;
+
+/// Keys of a group, where they share one.
+const GROUP_KEYS: usize = 100;
+
+/// How many shards a key has when its reads are measured.
+const SHARDS_OF_READS: [usize; 4] = [1, 10, 100, 1_000];
+
+/// How long the shards have been final when they are folded.
+const FINAL_SINCE: Duration = Duration::from_secs(3_600);
+
+/// Until a deletion may be purged whose table says `gc_grace_seconds = 1`.
+const PURGEABLE_AFTER: Duration = Duration::from_secs(3);
+
+/// What to measure.
+#[derive(Debug, Clone, Args)]
+#[command(args_override_self = true)]
+pub(crate) struct FoldsArgs {
+    /// Cassandra's contact points.
+    #[arg(long, value_delimiter = ',', required = true, value_name = "HOST:PORT")]
+    cassandra: Vec<String>,
+    /// `tests/cassandra/cluster`, which flushes and compacts its nodes.
+    #[arg(long, value_name = "SCRIPT")]
+    nodes: PathBuf,
+    /// How the store is set up: stands above the figures.
+    #[arg(long, value_name = "TEXT")]
+    mode: String,
+    /// Keys to fold in a round.
+    #[arg(long, default_value_t = 4_000, value_name = "COUNT")]
+    keys: usize,
+    /// Shards of each.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(2..), value_name = "COUNT")]
+    shards: u16,
+    /// Rounds of everything.
+    #[arg(long, default_value_t = 3, value_name = "COUNT")]
+    rounds: usize,
+    /// How long each read is repeated in a round.
+    #[arg(long, default_value = "4s", value_parser = humantime::parse_duration, value_name = "TIME")]
+    length: Duration,
+    /// Reads and folds before the first round: compilers of a JVM want minutes.
+    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration, value_name = "TIME")]
+    warm_up: Duration,
+    /// Where the tables go; besides, they are printed.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// A clock that is behind: what is written by it is final already.
+struct Behind(Duration);
+
+impl Clock for Behind {
+    fn now(&self) -> Now {
+        let Now { wall, boot } = SystemClock.now();
+        Now { wall: wall.minus(self.0), boot }
+    }
+}
+
+/// A keyspace of its own.
+struct Place<'a> {
+    args: &'a FoldsArgs,
+    store: StoreArgs,
+    constants: Constants,
+    /// For what the product never does.
+    session: Session,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// If the store can't be used, or a value changed.
+pub(crate) async fn run(args: FoldsArgs) -> anyhow::Result<()> {
+    let place = Place::new(&args).await?;
+    let mut text = format!("## Folds: {}\n\n{}\n", args.mode, machine::describe());
+    let measured = place.measure(&mut text).await;
+    let drop = format!("DROP KEYSPACE {}", place.store.keyspace);
+    place.session.query_unpaged(drop, ()).await?;
+    // Also what was measured before something went wrong.
+    publish(&text, args.output.as_deref())?;
+    measured
+}
+
+impl Place<'_> {
+    async fn new(args: &FoldsArgs) -> anyhow::Result<Place<'_>> {
+        let store = store_args(&args.cassandra, &format!("bench_{}", mark()), Path::new(""))?;
+        let constants = store.constants()?;
+        let StoreConfig::Cassandra(config) = store.resolve()? else {
+            unreachable!("invariant: contact points are required")
+        };
+        schema::apply(&config, None).await?;
+        let session = SessionBuilder::new().known_nodes(&args.cassandra).build().await?;
+        session.use_keyspace(&store.keyspace, false).await?;
+        Ok(Place { args, store, constants, session })
+    }
+
+    async fn measure(&self, text: &mut String) -> anyhow::Result<()> {
+        self.warm_up().await?;
+        self.folds(text).await?;
+        self.reads(text).await?;
+        self.disk(text).await
+    }
+
+    async fn open(&self, clock: Arc<dyn Clock>) -> anyhow::Result<Arc<dyn Store>> {
+        server::open_store(self.store.resolve()?, self.constants, clock).await
+    }
+
+    /// A pod that folds when it is told to.
+    async fn pod(&self) -> anyhow::Result<(Arc<dyn Store>, Node)> {
+        let clock = Arc::new(SystemClock);
+        let store = self.open(clock.clone()).await?;
+        let (chance, policy) = (Chance::system(), Policy::default());
+        let node =
+            Node::new(Arc::clone(&store), self.constants, clock, chance, 1, policy, Switch::On);
+        Ok((store, node))
+    }
+
+    /// Writes so many final shards of each key, each of which counts one, and brings them to the disk.
+    async fn fill(&self, keys: &[Key], shards: usize) -> anyhow::Result<()> {
+        let behind = self.constants.lifetime() + self.constants.cutoff() + FINAL_SINCE;
+        let clock = Arc::new(Behind(behind));
+        let store = self.open(clock.clone()).await?;
+        let rows_max = store.flights().rows_max;
+        let writes = keys.iter().map(|key| {
+            let (store, now) = (&store, clock.now());
+            async move {
+                let shards: Vec<_> =
+                    (0..shards).map(|_| shard(key, now, &self.constants)).collect();
+                for part in shards.chunks(rows_max) {
+                    let outcome = store.write_shards(part).await;
+                    ensure!(outcome == WriteOutcome::Acked, "{key}: {outcome:?}");
+                }
+                anyhow::Ok(())
+            }
+        });
+        stream::iter(writes).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await?;
+        store.close().await;
+        self.nodetool_all(&["flush", &self.store.keyspace]).await
+    }
+
+    /// Folds, and reads before and after, for a while.
+    async fn warm_up(&self) -> anyhow::Result<()> {
+        let (begun, mut round) = (Instant::now(), 0);
+        while begun.elapsed() < self.args.warm_up {
+            eprintln!("warm-up: folds and reads");
+            let keys = keys(&format!("warm-{round}"), 1_000, GROUP_KEYS);
+            self.fill(&keys, 10).await?;
+            let (store, node) = self.pod().await?;
+            reads_a_second(&store, &keys[0], None, Duration::from_secs(2)).await?;
+            node.folder().sweep_once().await?;
+            reads_a_second(&store, &keys[0], None, Duration::from_secs(2)).await?;
+            store.close().await;
+            round += 1;
+        }
+        Ok(())
+    }
+
+    /// How many keys one pod's sweep folds in a second.
+    async fn folds(&self, text: &mut String) -> anyhow::Result<()> {
+        let (count, shards) = (self.args.keys, usize::from(self.args.shards));
+        let kinds = [
+            ("each in a group of its own".to_owned(), 1),
+            (format!("{GROUP_KEYS} in each group"), GROUP_KEYS),
+        ];
+        let mut rates = [Vec::new(), Vec::new()];
+        for round in 0..self.args.rounds {
+            for ((title, group_keys), rates) in kinds.iter().zip(&mut rates) {
+                let keys = keys(&format!("folds-{round}-{group_keys}"), count, *group_keys);
+                self.fill(&keys, shards).await?;
+                let (store, node) = self.pod().await?;
+                check(&node, &keys, shards).await?;
+                machine::quiet().await?;
+                let begun = Instant::now();
+                let report = node.folder().sweep_once().await?;
+                let seconds = begun.elapsed().as_secs_f64();
+                ensure!(report.folded == count, "not all {count} keys were folded: {report:?}");
+                check(&node, &keys, shards).await?;
+                store.close().await;
+                let rate = count as f64 / seconds;
+                eprintln!("{round} {title}: {rate:.0} folds/s");
+                rates.push(rate);
+            }
+        }
+        writeln!(
+            text,
+            "\n### {} keys of {shards} final shards, one pod's sweep\n",
+            thousands(count as f64)
+        )?;
+        writeln!(text, "| | folds/s |\n| --- | --- |")?;
+        for ((title, _), rates) in kinds.iter().zip(rates) {
+            writeln!(text, "| {title} | {} |", spread(rates))?;
+        }
+        Ok(())
+    }
+
+    /// What the store's reads of one key cost with so many shards, before and after their fold: HTTP,
+    /// merging and shared reads left aside.
+    async fn reads(&self, text: &mut String) -> anyhow::Result<()> {
+        let mut rates = SHARDS_OF_READS.map(|_| [const { Vec::new() }; 4]);
+        for round in 0..self.args.rounds {
+            for (shards, rates) in SHARDS_OF_READS.into_iter().zip(&mut rates) {
+                let found = self.reads_of(round, shards).await?;
+                eprintln!("{round} {shards} shards: {found:.0?} reads/s");
+                found.into_iter().zip(rates).for_each(|(rate, rates)| rates.push(rate));
+            }
+        }
+        writeln!(text, "\n### Reads of one key in a second, {AT_ONCE} at once\n")?;
+        writeln!(
+            text,
+            "| shards | before their fold | after it, from its fence | after it, from the start | \
+             deleted one by one instead |\n| --- | --- | --- | --- | --- |"
+        )?;
+        for (shards, rates) in SHARDS_OF_READS.into_iter().zip(rates) {
+            let cells = rates.map(spread).join(" | ");
+            writeln!(text, "| {} | {cells} |", thousands(shards as f64))?;
+        }
+        Ok(())
+    }
+
+    async fn reads_of(&self, round: usize, shards: usize) -> anyhow::Result<[f64; 4]> {
+        let both = keys(&format!("reads-{round}-{shards}"), 2, 1);
+        let [folded, deleted] = both.as_slice() else { unreachable!("invariant: two keys") };
+        self.fill(&both, shards).await?;
+        let (store, node) = self.pod().await?;
+        check(&node, &both, shards).await?;
+        let rate = async |key: &Key, after| {
+            machine::quiet().await?;
+            reads_a_second(&store, key, after, self.args.length).await
+        };
+        let before = rate(folded, None).await?;
+        let fold = node.service().fold(folded, false).await?;
+        let fence = fold.fence.context("a folded key has a fence")?;
+        self.delete_one_by_one(&store, folded, deleted).await?;
+        self.nodetool_all(&["flush", &self.store.keyspace]).await?;
+        let after = [rate(folded, Some(fence)), rate(folded, None), rate(deleted, None)];
+        let [from_fence, from_start, one_by_one] = after;
+        // Whoever is read first in one round is read last in another.
+        let rates = match round % 2 {
+            0 => [before, from_fence.await?, from_start.await?, one_by_one.await?],
+            _ => {
+                let (last, middle) = (one_by_one.await?, from_start.await?);
+                [before, from_fence.await?, middle, last]
+            }
+        };
+        check(&node, &both, shards).await?;
+        store.close().await;
+        Ok(rates)
+    }
+
+    /// What folds would do without range deletions: the tally as in `folded`, and one tombstone a shard.
+    async fn delete_one_by_one(
+        &self,
+        store: &Arc<dyn Store>,
+        folded: &Key,
+        key: &Key,
+    ) -> anyhow::Result<()> {
+        let level = store.levels().read;
+        let tally = store.read_key(folded, None, level).await?;
+        let tally = tally.tally().context("a folded key has a tally")?;
+        let delete = "DELETE FROM shards USING TIMESTAMP ? \
+                      WHERE kind = ? AND grp = ? AND name = ? AND expires_at = ? AND mutator_id = ?";
+        let delete = self.session.prepare(delete).await?;
+        let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
+        let above = SystemClock.now().wall.as_micros();
+        for row in store.read_key(key, None, level).await?.shards() {
+            let (expires_at, id) = (row.expires_at.as_micros(), row.mutator_id.as_uuid());
+            let values = (above, kind, group, name, expires_at, id);
+            self.session.execute_unpaged(&delete, values).await?;
+        }
+        let insert = "INSERT INTO shards (kind, grp, name, expires_at, mutator_id, state) \
+                      VALUES (?, ?, ?, ?, ?, ?) USING TIMESTAMP ?";
+        let (expires_at, id) = (tally.expires_at.as_micros(), tally.mutator_id.as_uuid());
+        let values = (kind, group, name, expires_at, id, &tally.state, above);
+        self.session.query_unpaged(insert, values).await?;
+        Ok(())
+    }
+
+    /// Bytes on disk of each key once everything is folded and compacted, beside native counters that
+    /// were added to as often as ours have shards.
+    async fn disk(&self, text: &mut String) -> anyhow::Result<()> {
+        let (session, keyspace) = (&self.session, self.store.keyspace.as_str());
+        let native =
+            "CREATE TABLE native (grp text, name text, c counter, PRIMARY KEY (grp, name))";
+        session.query_unpaged(native, ()).await?;
+        let add = session.prepare("UPDATE native SET c = c + 1 WHERE grp = ? AND name = ?").await?;
+        let (count, shards) = (self.args.keys, usize::from(self.args.shards));
+        let all: Vec<Key> = [1, GROUP_KEYS]
+            .into_iter()
+            .flat_map(|group_keys| keys(&format!("disk-{group_keys}"), count, group_keys))
+            .collect();
+        session.query_unpaged("TRUNCATE shards", ()).await?;
+        self.fill(&all, shards).await?;
+        let (store, node) = self.pod().await?;
+        let report = node.folder().sweep_once().await?;
+        ensure!(report.folded == all.len(), "not all keys were folded: {report:?}");
+        store.close().await;
+        let adds = all.iter().flat_map(|key| {
+            let values = (key.group.as_str(), key.name.as_str());
+            (0..shards).map(move |_| values)
+        });
+        let adds = adds.map(|values| session.execute_unpaged(&add, values));
+        stream::iter(adds).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+        for table in ["shards", "native"] {
+            let purge_soon = format!("ALTER TABLE {table} WITH gc_grace_seconds = 1");
+            session.query_unpaged(purge_soon, ()).await?;
+        }
+        tokio::time::sleep(PURGEABLE_AFTER).await;
+        self.nodetool_all(&["flush", keyspace]).await?;
+        self.nodetool_all(&["compact", keyspace]).await?;
+        let each = all.len() as f64;
+        let (ours, native) =
+            (self.live_bytes("shards").await? / each, self.live_bytes("native").await? / each);
+        writeln!(
+            text,
+            "\n### Bytes on disk of a key on one node, folded and compacted, {} keys\n\n\
+             | ours | native | ours against it |\n| --- | --- | --- |\n\
+             | {ours:.1} | {native:.1} | {:.2}× |",
+            thousands(each),
+            ours / native
+        )?;
+        Ok(())
+    }
+
+    async fn nodetool(&self, node: usize, words: &[&str]) -> anyhow::Result<String> {
+        let node = node.to_string();
+        let mut command = Command::new(&self.args.nodes);
+        let said = command.args(["nodetool", &node]).args(words).output().await?;
+        let trouble = String::from_utf8_lossy(&said.stderr);
+        ensure!(said.status.success(), "nodetool {} failed: {trouble}", words.join(" "));
+        Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+    }
+
+    async fn nodetool_all(&self, words: &[&str]) -> anyhow::Result<()> {
+        for node in 1..=self.args.cassandra.len() {
+            self.nodetool(node, words).await?;
+        }
+        Ok(())
+    }
+
+    /// Live bytes of a table on the first node.
+    async fn live_bytes(&self, table: &str) -> anyhow::Result<f64> {
+        let table = format!("{}.{table}", self.store.keyspace);
+        let said = self.nodetool(1, &["tablestats", &table]).await?;
+        let line = said.lines().find_map(|line| line.trim().strip_prefix("Space used (live): "));
+        line.and_then(|bytes| bytes.trim().parse().ok())
+            .with_context(|| format!("tablestats says no live space:\n{said}"))
+    }
+}
+
+/// Keys of this name, so many in each group.
+fn keys(mark: &str, count: usize, group_keys: usize) -> Vec<Key> {
+    let name = |text: String| Name::new(&text).expect("invariant: a plain name");
+    (0..count)
+        .map(|at| Key {
+            kind: Kind::Counter,
+            group: name(format!("{mark}-{}", at / group_keys)),
+            name: name(format!("k{at}")),
+        })
+        .collect()
+}
+
+/// A new mutator's only write, which counts one.
+fn shard(key: &Key, now: Now, constants: &Constants) -> ShardWrite {
+    let id = Chance::system().mutator_id();
+    let mut mutator = Mutator::born(key.clone(), id, None, now, constants);
+    let ops = vec![Op::Counter(CounterOp::Add { by: 1 })];
+    mutator.accept(ops, Durability::Stored, now).expect("invariant: a new mutator takes one");
+    match mutator.begin_write(now) {
+        Begin::Write(write) => write,
+        other => unreachable!("invariant: a new mutator has something to write, not {other:?}"),
+    }
+}
+
+/// Every key must count this much.
+async fn check(node: &Node, keys: &[Key], expected: usize) -> anyhow::Result<()> {
+    let reads = keys.iter().map(|key| async move {
+        let value = node.service().read(key, None).await?.context("a key is gone")?;
+        let total = Counter::try_from(value.state.clone()).ok().context("no counter")?.total();
+        ensure!(total == expected as i128, "{key} says {total} instead of {expected}");
+        anyhow::Ok(())
+    });
+    stream::iter(reads).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await.map(drop)
+}
+
+/// Reads of a slice in a second.
+async fn reads_a_second(
+    store: &Arc<dyn Store>,
+    key: &Key,
+    after: Option<Timestamp>,
+    length: Duration,
+) -> anyhow::Result<f64> {
+    let (count, begun) = (Arc::new(AtomicU64::new(0)), Instant::now());
+    let level = store.levels().read;
+    let lanes = (0..AT_ONCE).map(|_| {
+        let (store, key, count) = (Arc::clone(store), key.clone(), Arc::clone(&count));
+        tokio::spawn(async move {
+            while begun.elapsed() < length {
+                store.read_key(&key, after, level).await?;
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            anyhow::Ok(())
+        })
+    });
+    for lane in try_join_all(lanes).await? {
+        lane?;
+    }
+    Ok(count.load(Ordering::Relaxed) as f64 / begun.elapsed().as_secs_f64())
+}
+
+/// The median of the rounds, and the least and the greatest.
+fn spread(rates: Vec<f64>) -> String {
+    let Some(Spread { median, least, most }) = Spread::of(rates.into_iter()) else {
+        return String::from("–");
+    };
+    format!("{} ({} to {})", thousands(median), thousands(least), thousands(most))
+}
