@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cassandra::{
     CLUSTER, Coordinators, DEFINING, Hints, Killed, config, connect, cql, drop_keyspace,
-    eventually, fresh, fresh_on_own, script,
+    eventually, fresh, fresh_on_own, script, session,
 };
 use contract::{Subject, TestClock, key, next_write, short_constants};
 use orderfree::clock::SystemClock;
@@ -16,7 +16,6 @@ use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError,
 use orderfree::store::{Flights, StoreError};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::{Constants, Key, Overrides, Timestamp, WriteOutcome};
-use scylla::client::session_builder::SessionBuilder;
 use scylla::statement::Consistency;
 use uuid::Uuid;
 
@@ -300,11 +299,13 @@ async fn regression_8_levels_that_need_not_meet_are_refused_at_start() {
 
 /// When a coordinator asks one replica more.
 async fn speculative_retry(config: &CassandraConfig) -> String {
-    let session = SessionBuilder::new().known_nodes(&config.contact_points).build().await;
     let question = "SELECT speculative_retry FROM system_schema.tables \
                     WHERE keyspace_name = ? AND table_name = 'shards'";
-    let session = session.expect("a session");
-    let answer = session.query_unpaged(question, (&config.keyspace,)).await.expect("an answer");
+    let answer = session(config)
+        .await
+        .query_unpaged(question, (&config.keyspace,))
+        .await
+        .expect("an answer");
     let rows = answer.into_rows_result().expect("rows");
     rows.single_row::<(String,)>().expect("one table").0
 }

@@ -267,19 +267,18 @@ impl Place<'_> {
         let fence = fold.fence.context("a folded key has a fence")?;
         self.delete_one_by_one(&store, folded, deleted).await?;
         self.nodetool_all(&["flush", &self.store.keyspace]).await?;
-        let after = [rate(folded, Some(fence)), rate(folded, None), rate(deleted, None)];
+        let ways = [(folded, Some(fence)), (folded, None), (deleted, None)];
+        let mut after = [0.0; 3];
+        // What is read first in one round is read last in another.
+        for turn in 0..ways.len() {
+            let at = (turn + round) % ways.len();
+            let (key, fence) = ways[at];
+            after[at] = rate(key, fence).await?;
+        }
         let [from_fence, from_start, one_by_one] = after;
-        // Whoever is read first in one round is read last in another.
-        let rates = match round % 2 {
-            0 => [before, from_fence.await?, from_start.await?, one_by_one.await?],
-            _ => {
-                let (last, middle) = (one_by_one.await?, from_start.await?);
-                [before, from_fence.await?, middle, last]
-            }
-        };
         check(&node, &both, shards).await?;
         store.close().await;
-        Ok(rates)
+        Ok([before, from_fence, from_start, one_by_one])
     }
 
     /// What folds would do without range deletions: the tally as in `folded`, and one tombstone a shard.
@@ -444,8 +443,5 @@ async fn reads_a_second(
 
 /// The median of the rounds, and the least and the greatest.
 fn spread(rates: Vec<f64>) -> String {
-    let Some(Spread { median, least, most }) = Spread::of(rates.into_iter()) else {
-        return String::from("–");
-    };
-    format!("{} ({} to {})", thousands(median), thousands(least), thousands(most))
+    Spread::of(rates.into_iter()).map_or_else(|| "–".to_owned(), |spread| spread.in_words())
 }

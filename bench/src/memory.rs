@@ -64,6 +64,12 @@ pub(crate) struct MemoryArgs {
 /// # Errors
 /// If the store can't be used, or a value is wrong.
 pub(crate) async fn run(args: MemoryArgs) -> anyhow::Result<()> {
+    let warm = BATCH * AT_ONCE;
+    let least = args.bound.min(2 * args.keys);
+    ensure!(
+        least > warm,
+        "--bound, and twice --keys, must be above the {warm} keys to warm up with"
+    );
     let mut text = format!(
         "## Memory of a pod: {}\n\n{}; {} keys, visited {VISITS} times, {BATCH} in a request\n\n\
          | live mutators, most | MiB at first | MiB with all keys | bytes a live key | MiB once all are idle |\n\

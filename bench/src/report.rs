@@ -103,6 +103,13 @@ impl Spread {
         };
         Some(Spread { median, least, most })
     }
+
+    /// As whole numbers.
+    #[must_use]
+    pub(crate) fn in_words(&self) -> String {
+        let [median, least, most] = [self.median, self.least, self.most].map(thousands);
+        format!("{median} ({least} to {most})")
+    }
 }
 
 impl Comparison {
@@ -191,11 +198,9 @@ fn table(text: &mut String, comparison: &Comparison, scenario: Scenario) -> std:
             .collect();
         writeln!(
             text,
-            "| {} | {} ({} to {}) | {ratio} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {ratio} | {} | {} | {} | {} | {} |",
             peer.name(),
-            thousands(rate.median),
-            thousands(rate.least),
-            thousands(rate.most),
+            rate.in_words(),
             latency(0),
             latency(1),
             latency(2),

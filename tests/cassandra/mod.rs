@@ -94,10 +94,15 @@ async fn fresh_at(contact_points: Vec<String>, constants: Constants) -> Cassandr
     config
 }
 
+/// A session of the test's own, beside the product's.
+pub(crate) async fn session(config: &CassandraConfig) -> Session {
+    let session = SessionBuilder::new().known_nodes(&config.contact_points).build().await;
+    session.expect("a session")
+}
+
 /// Runs one statement of definition or of sabotage.
 pub(crate) async fn cql(config: &CassandraConfig, statement: &str) {
-    let session = SessionBuilder::new().known_nodes(&config.contact_points).build().await;
-    let session = session.expect("a session");
+    let session = session(config).await;
     let _one_at_a_time = DEFINING.lock().await;
     session.query_unpaged(statement, ()).await.expect("the statement");
 }
@@ -250,10 +255,10 @@ pub(crate) struct Coordinators {
 impl Coordinators {
     /// Of a keyspace on the script's own cluster.
     pub(crate) async fn of(config: &CassandraConfig) -> Coordinators {
-        let session = SessionBuilder::new().known_nodes(&config.contact_points).build().await;
+        let session = session(config).await;
         let columns = "kind = ? AND grp = ? AND name = ?";
         let cql = format!("SELECT state FROM {}.shards WHERE {columns}", config.keyspace);
-        Coordinators { session: session.expect("a session"), cql }
+        Coordinators { session, cql }
     }
 
     /// The total of a key that was never folded, by node `number`.

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 
 use scylla::client::session::Session;
-use scylla::client::session_builder::SessionBuilder;
 use scylla::errors::ExecutionError;
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::policies::retry::FallthroughRetryPolicy;
@@ -13,7 +12,7 @@ use scylla::statement::Consistency;
 use scylla::statement::unprepared::Statement;
 use uuid::Uuid;
 
-use crate::cassandra::{cql, drop_keyspace, fresh_on_own};
+use crate::cassandra::{cql, drop_keyspace, fresh_on_own, session};
 use crate::contract::short_constants;
 use orderfree::store::cassandra::CassandraConfig;
 
@@ -35,8 +34,8 @@ pub(crate) struct Table {
 impl Table {
     pub(crate) async fn fresh() -> Table {
         let config = fresh_on_own(short_constants()).await;
-        let session = SessionBuilder::new().known_nodes(&config.contact_points).build().await;
-        Table { config, session: session.expect("a session") }
+        let session = session(&config).await;
+        Table { config, session }
     }
 
     /// The same with other properties of the table.
