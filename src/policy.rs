@@ -17,6 +17,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
@@ -64,10 +65,24 @@ impl Policy {
     pub fn read(path: &Path) -> anyhow::Result<Policy> {
         let what = || format!("the policy file {}", path.display());
         let text = fs::read_to_string(path).with_context(what)?;
-        Policy::parse(&text).with_context(what)
+        text.parse().with_context(what)
     }
 
-    fn parse(text: &str) -> anyhow::Result<Policy> {
+    /// The precision of a new state of this key; none if the kind's default decides.
+    #[must_use]
+    pub fn precision(&self, key: &Key) -> Option<u16> {
+        let fits = |rule: &&Rule| {
+            rule.kind == key.kind && key.group.as_str().starts_with(&rule.group_prefix)
+        };
+        self.rules.iter().find(fits).map(|rule| rule.precision)
+    }
+}
+
+impl FromStr for Policy {
+    type Err = anyhow::Error;
+
+    /// Reads the text of a file. An error is one sentence.
+    fn from_str(text: &str) -> anyhow::Result<Policy> {
         let file: File = toml::from_str(text)?;
         let mut rules: Vec<Rule> =
             file.precision.into_iter().map(Entry::rule).collect::<Result<_, _>>()?;
@@ -83,15 +98,6 @@ impl Policy {
             );
         }
         Ok(Policy { rules: rules.into() })
-    }
-
-    /// The precision of a new state of this key; none if the kind's default decides.
-    #[must_use]
-    pub fn precision(&self, key: &Key) -> Option<u16> {
-        let fits = |rule: &&Rule| {
-            rule.kind == key.kind && key.group.as_str().starts_with(&rule.group_prefix)
-        };
-        self.rules.iter().find(fits).map(|rule| rule.precision)
     }
 }
 
@@ -136,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_longest_prefix_decides() {
-        let policy = Policy::parse(
+        let policy = Policy::from_str(
             r#"
             [[precision]]
             kind = "topk"
@@ -159,7 +165,7 @@ mod tests {
         assert_eq!(k("site:small"), Some(100));
         assert_eq!(k("site:bigger"), Some(1000));
         assert_eq!(policy.precision(&key(Kind::Counter, "site:")), None);
-        assert_eq!(Policy::parse("").expect("nothing is a policy"), Policy::default());
+        assert_eq!(Policy::from_str("").expect("nothing is a policy"), Policy::default());
     }
 
     #[test]
@@ -180,7 +186,7 @@ mod tests {
                 "two precisions",
             ),
         ] {
-            let error = format!("{:#}", Policy::parse(text).expect_err(text));
+            let error = format!("{:#}", Policy::from_str(text).expect_err(text));
             assert!(error.contains(says), "{text}: {error}");
         }
     }

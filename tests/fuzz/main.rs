@@ -1,6 +1,7 @@
 //! The fuzz targets on the stable toolchain: each over its committed corpus, over arbitrary bytes
 //! and over mutations of its corpus. `fuzz/README.md` says how to let libFuzzer search for longer.
 
+mod kinds;
 mod targets;
 
 use std::collections::BTreeSet;
@@ -53,6 +54,41 @@ const TOKENS: &[&[u8]] = &[
     b"\"add\"",
     b"\"by\"",
     b"\"ops\"",
+    b"\"item\"",
+    b"\"items\"",
+    b"\"value\"",
+    b"\"label\"",
+    b"\"count\"",
+    b"\"seen\"",
+    b"\"after\"",
+    b"\"image\"",
+    b"\"remove\"",
+    b"\"clear\"",
+    b"\"unset\"",
+    b"\"merge\"",
+    b"\"names\"",
+    b"\"expression\"",
+    b"\"not\"",
+    b"\"and\"",
+    b"sum",
+    b"stats",
+    b"extrema",
+    b"histogram",
+    b"topk",
+    b"distinct",
+    b"audience",
+    b"gset",
+    b"register",
+    b"lww_set",
+    b"or_set",
+    b"counter",
+    b"/v1/merge",
+    b"/v1/query",
+    b"max_staleness=",
+    b"lg_k",
+    b"scale",
+    b"group_prefix",
+    b"[[precision]]",
     b"advance 100\n---\n",
     b"GET ",
     b"POST ",
@@ -186,6 +222,7 @@ generated! {
     ndjson: 1_000,
     op: 20_000,
     payload: 20_000,
+    policy: 5_000,
 }
 
 #[test]

@@ -4,14 +4,35 @@
 use clap::Parser;
 use orderfree::cli::Cli;
 use orderfree::config::ServeArgs;
+use orderfree::policy::Policy;
+use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::consistency::Level;
-use orderfree_core::protocol::{Constants, Overrides};
+use orderfree_core::protocol::{Constants, Key, Name, Overrides};
 use std::time::Duration;
 
 #[derive(Parser)]
 struct Server {
     #[command(flatten)]
     serve: ServeArgs,
+}
+
+/// A policy file: one sentence, or a precision that its kind knows for every key.
+pub(super) fn policy(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let policy: Policy = match text.parse() {
+        Ok(policy) => policy,
+        Err(error) => return assert!(!format!("{error:#}").is_empty()),
+    };
+    let name = |text| Name::new(text).expect("a name");
+    for &kind in Kind::ALL {
+        for group in ["site", "latency:eu"] {
+            let key = Key { kind, group: name(group), name: name("n") };
+            let Some(precision) = policy.precision(&key) else { continue };
+            let range = kind.precision().expect("a precision that can be set");
+            assert!((range.min..=range.max).contains(&precision), "{kind}: {precision}");
+            assert_eq!(State::new(kind, Some(precision)).kind(), kind);
+        }
+    }
 }
 
 /// One argument a line.

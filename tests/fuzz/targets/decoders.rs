@@ -68,6 +68,21 @@ fn mark(bytes: &[u8]) -> u64 {
     u64::try_from(mark).expect("64 bits")
 }
 
+/// The payload of a good envelope: behind the configuration.
+pub(crate) fn payload_in(bytes: &[u8]) -> &[u8] {
+    let mut at = 1;
+    let mut next = || {
+        let (number, length) = leb128(&bytes[at..]).expect("a number");
+        at += length;
+        usize::try_from(number).expect("a length")
+    };
+    let (_code, _format, _flags, _mark, configuration) = (next(), next(), next(), next(), next());
+    at += configuration;
+    let (length, digits) = leb128(&bytes[at..]).expect("a length");
+    at += digits;
+    &bytes[at..at + usize::try_from(length).expect("a length")]
+}
+
 /// A number and its length, if it is there in its shortest form and has at most 128 bits.
 fn leb128(bytes: &[u8]) -> Option<(u128, usize)> {
     let length = 1 + bytes.iter().position(|byte| byte & 0x80 == 0)?;

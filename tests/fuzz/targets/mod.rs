@@ -9,6 +9,8 @@ mod requests;
 mod stream;
 mod surface;
 
+pub(crate) use decoders::payload_in;
+
 /// Defines the targets: their names and what runs them.
 macro_rules! targets {
     ($($name:ident = $body:path),+ $(,)?) => {
@@ -38,4 +40,5 @@ targets! {
     ndjson = stream::run,
     op = decoders::op,
     payload = decoders::payload,
+    policy = config::policy,
 }
