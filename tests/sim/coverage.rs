@@ -25,6 +25,7 @@ hazards! {
     ZombieRead "rows at or below the fence were read"
     StaleFold "a fold arrived where a later one had been"
     FoldAgain "a fold was sent again later on"
+    StaleFoldAgain "a fold was sent again although a later one had been there"
     LateWrite "a shard's write arrived after the fold of its row"
     LateHint "a hint with a shard arrived after the fold of its row"
     UnevenTally "the replicas of one read disagreed on the tally"

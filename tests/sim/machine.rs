@@ -109,6 +109,10 @@ impl Machine {
         matches!(*self.process(), Process::Dead)
     }
 
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(*self.process(), Process::Running)
+    }
+
     /// Runs a part of the process: it stands still while the process is stopped, and for ever once
     /// it is dead.
     pub(crate) async fn run<F: Future>(&self, part: F) -> F::Output {

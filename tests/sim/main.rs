@@ -9,6 +9,7 @@ mod family;
 mod machine;
 mod network;
 mod oracle;
+mod panics;
 mod plan;
 mod run;
 mod sabotage;

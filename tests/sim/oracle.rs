@@ -55,6 +55,10 @@ pub(crate) enum Violation {
         name: u8,
         rows: usize,
     },
+    /// Something of the product panicked.
+    Panicked {
+        panic: String,
+    },
 }
 
 impl fmt::Display for Violation {
@@ -67,6 +71,7 @@ impl fmt::Display for Violation {
             Violation::Phantom { name, op } => write!(f, "PHANTOM: op {op} of key {name}"),
             Violation::Nonsense { name, value } => write!(f, "NONSENSE: key {name} reads {value}"),
             Violation::Unreadable { name, error } => write!(f, "UNREADABLE: key {name}: {error}"),
+            Violation::Panicked { panic } => write!(f, "PANICKED: {panic}"),
             Violation::Leftover { name, rows } => write!(f, "LEFTOVER: key {name}: {rows} rows"),
         }
     }

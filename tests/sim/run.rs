@@ -23,6 +23,7 @@ use crate::family::Family;
 use crate::machine::Machine;
 use crate::network;
 use crate::oracle::Violation;
+use crate::panics::watched;
 use crate::plan::{Plan, Step, Weather, What};
 use crate::store::{SimStore, name, stop};
 use crate::world::{Shared, World};
@@ -48,16 +49,19 @@ struct Pod {
 pub(crate) fn play(plan: &Plan, trace: bool) -> Outcome {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime");
-    runtime.block_on(async {
-        let plan = Arc::new(plan.clone());
-        let shared = Shared::new(&plan, trace);
-        let mut stage = Stage { shared: shared.clone(), pods: Vec::new(), plan };
-        stage.play().await;
-        shared.with(|world| Outcome {
+    let plan = Arc::new(plan.clone());
+    let shared = runtime.block_on(async { Shared::new(&plan, trace) });
+    let mut stage = Stage { shared: shared.clone(), pods: Vec::new(), plan };
+    let played = watched(|| runtime.block_on(stage.play()));
+    shared.with(|world| {
+        if let Err(panic) = played {
+            world.oracle.report(Violation::Panicked { panic });
+        }
+        Outcome {
             violation: world.oracle.violation.clone(),
             met: world.met,
             timeline: world.take_log(),
-        })
+        }
     })
 }
 
@@ -469,6 +473,9 @@ fn fold_again(shared: &Shared, nth: usize) {
     let Some(fold) = shared.with(|world| {
         let count = world.folds.len();
         let mut fold = (*world.folds.get(nth % count.max(1))?.clone()).clone();
+        if fold.cells.iter().any(|(tally, cell)| world.is_outdated(tally, cell)) {
+            world.met(Hazard::StaleFoldAgain);
+        }
         let now_us = world.time.now_us();
         fold.tombstones.iter_mut().for_each(|tombstone| tombstone.made_us = now_us);
         world.met(Hazard::FoldAgain);

@@ -1,5 +1,5 @@
 //! Rules of the protocol, each broken on purpose. The pods run the shipped code; a broken rule is
-//! put between them and the replicas, where its effect is the same as that of code which forgot it.
+//! put between them and the replicas, where it does what code would do that forgot it.
 
 macro_rules! sabotages {
     ($($name:ident $cap:literal $text:literal)*) => {
@@ -29,7 +29,8 @@ macro_rules! sabotages {
 sabotages! {
     FenceIgnored 1_000 "the fence is ignored"
     BlockingRepair 1_000 "blocking read repair, and a query that omits the tally"
-    DriverPages 1_000 "a key or a group is read by driver pages"
+    KeyPages 1_000 "a key is read by driver pages"
+    GroupPages 100_000 "a group is read by driver pages"
     ListedKeys 100_000 "a group has the keys that a limited query found"
     CutFold 1_000 "a fold from an answer cut by its limit"
     OlderFence 100_000 "a fold writes an older fence over zombies"
@@ -38,14 +39,14 @@ sabotages! {
     NoCheckAfterAck 1_000 "no look at the clocks after the acknowledgement"
     FolderAhead 1_000 "the folder's clock is ahead, unchecked"
     PodBehind 1_000 "a pod's clock is behind, unchecked"
-    ShortCutoff 1_000 "the cutoff is below 2ε + R"
+    ShortCutoff 1_000 "the cutoff is 1 s, and ε 4 s"
     FallingTimestamps 1_000 "a mutator's timestamps follow its clock, also back"
     CoordinatorTimestamps 1_000 "timestamps are left to the coordinator"
     FoldSkipsRow 1_000 "a fold skips a final row"
-    LowFoldTimestamp 1_000 "a fold's timestamp is below a folded expiry"
+    LowFoldTimestamp 1_000 "a fold's timestamp is two lifetimes too low"
     QuorumFoldOneWrite 1_000 "folds at quorum with writes at one"
     AckBeforeWrite 1_000 "acknowledged before the write"
-    Rollback 1_000 "the state is rolled back after an unknown outcome"
+    Rollback 1_000 "the state is rolled back after an unknown outcome, which is called refused"
     IdReused 1_000 "a mutator's row is used by another"
     UndecodableSkipped 1_000 "a row that can't be decoded is skipped"
     SplitTally 100_000 "the tally lies in two cells"

@@ -156,6 +156,16 @@ fn schedules_that_found_a_defect_stay_mended() {
 }
 
 #[test]
+fn a_failing_schedule_is_made_small() {
+    let sabotage = Some(Sabotage::FenceIgnored);
+    let seed = search(0, 1_000, sabotage).seed.expect("it is found at once");
+    let plan = Plan::draw(seed, sabotage);
+    let small = shrink(&plan);
+    assert!(play(&small, false).violation.is_some());
+    assert!(small.steps.len() <= 6 && small.steps.len() < plan.steps.len(), "{:?}", small.steps);
+}
+
+#[test]
 fn one_seed_gives_one_history() {
     for seed in 0..50 {
         let plan = Plan::draw(seed, None);

@@ -61,6 +61,8 @@ pub(crate) struct SimStore {
     nodes: Mutex<Vec<NodeClock>>,
     /// Of writes, and of reads; none where the pod just waits.
     hedges: [Option<Hedges>; 2],
+    /// The last time that folds were to go by.
+    fold_time: Mutex<Timestamp>,
     /// The last answer about each key, and when it came.
     last_answers: Mutex<HashMap<(Key, Level), (Duration, WholeSlice)>>,
 }
@@ -89,6 +91,7 @@ impl SimStore {
             chance,
             nodes: Mutex::new(nodes.collect()),
             hedges: [hedges(), hedges()],
+            fold_time: Mutex::new(Timestamp::NEVER),
             last_answers: Mutex::default(),
         });
         store.sample();
@@ -146,8 +149,13 @@ impl SimStore {
         }
     }
 
-    async fn values(&self, range: Range, level: Level) -> Result<Vec<(u8, Row)>, StoreError> {
-        match self.is(Sabotage::DriverPages) {
+    async fn values(
+        &self,
+        range: Range,
+        level: Level,
+        by_pages: Sabotage,
+    ) -> Result<Vec<(u8, Row)>, StoreError> {
+        match self.is(by_pages) {
             true => self.paged(range, level).await,
             false => self.rows(range, level).await,
         }
@@ -214,7 +222,7 @@ impl Store for SimStore {
             return Ok(slice);
         }
         let range = Range { after, ..Range::key(index(&key.name)) };
-        let rows = self.values(range, level).await?;
+        let rows = self.values(range, level, Sabotage::KeyPages).await?;
         let rows: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
         let fence = rows
             .first()
@@ -250,13 +258,13 @@ impl Store for SimStore {
         };
         let range = async |lowest: String, below: Option<Name>| {
             let range = Range { below: below.as_ref().map(index), ..from_on(&lowest) };
-            Ok(named(self.values(range, level).await?))
+            Ok(named(self.values(range, level, Sabotage::GroupPages).await?))
         };
         let chunk = if self.is(Sabotage::ListedKeys) {
             let mut chunk = group::split(limited(from.lowest()).await?, limit);
             if let (Some((first, _)), Some((last, _))) = (chunk.keys.first(), chunk.keys.last()) {
                 let range = Range::names(index(first), index(last));
-                chunk.keys = group::whole(named(self.values(range, level).await?));
+                chunk.keys = group::whole(named(self.rows(range, level).await?));
             }
             chunk
         } else {
@@ -268,7 +276,7 @@ impl Store for SimStore {
 
     async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
         let range = Range::key(index(&key.name));
-        let rows = self.values(range, self.levels().fold).await;
+        let rows = self.values(range, self.levels().fold, Sabotage::KeyPages).await;
         if rows.is_err() {
             self.shared.met(Hazard::FoldFailed);
         }
@@ -382,6 +390,7 @@ impl Store for SimStore {
         if self.is(Sabotage::ShortCutoff) {
             return Ok(time.plus(constants.cutoff() - SHORT_CUTOFF));
         }
+        *self.fold_time.lock().unwrap_or_else(PoisonError::into_inner) = time;
         Ok(time)
     }
 

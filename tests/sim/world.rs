@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::cluster::{Address, Mutation, Piece, Range, Replica};
+use crate::cluster::{Address, Cell, Mutation, Piece, Range, Replica};
 use crate::coverage::{Hazard, Met};
 use crate::machine::{EPOCH_US, Machine, TrueTime, micros};
 use crate::oracle::Oracle;
@@ -79,6 +79,11 @@ impl Within {
 
     pub(crate) fn count(&self) -> usize {
         self.0.iter().filter(|machine| !machine.is_dead()).count()
+    }
+
+    /// Whether some of it is not stopped.
+    pub(crate) fn is_running(&self) -> bool {
+        self.0.iter().any(|machine| machine.is_running())
     }
 }
 
@@ -257,7 +262,7 @@ impl World {
                 self.met(Hazard::LateHint);
             }
         }
-        if is_fold && self.group_reads.count() > 0 {
+        if is_fold && self.group_reads.is_running() {
             self.met(Hazard::FoldInsideGroupRead);
         }
         self.log(|| {
@@ -270,6 +275,14 @@ impl World {
             format!("  node {node} takes {what} {}{fate}", describe(mutation))
         });
         true
+    }
+
+    /// Whether a node has a newer cell.
+    pub(crate) fn is_outdated(&self, address: &Address, cell: &Cell) -> bool {
+        let newer = |node: &Node| {
+            node.disk.rows.get(address).is_some_and(|old| old.timestamp > cell.timestamp)
+        };
+        self.nodes.iter().any(newer)
     }
 
     /// What an arrival shows about the schedule.
@@ -354,7 +367,7 @@ pub(crate) fn place(address: &Address) -> String {
 
 /// A mutation in a line, for people.
 fn describe(mutation: &Mutation) -> String {
-    let cell = |(address, cell): &(Address, crate::cluster::Cell)| {
+    let cell = |(address, cell): &(Address, Cell)| {
         let tally = |kind: &Kind| decode_tally(*kind, &cell.state).ok();
         let fence = Kind::ALL.iter().find_map(tally);
         let fence = fence.map(|(fence, _)| format!(" fence {}", seconds(fence)));

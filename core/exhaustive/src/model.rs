@@ -1,5 +1,7 @@
 //! What may happen in the world: the transitions, driven by the shipped core.
 
+use std::time::Duration;
+
 use orderfree_core::crdt::envelope;
 use orderfree_core::protocol::fold::{self, Plan};
 use orderfree_core::protocol::{FullRead, Row, Slice};
@@ -180,7 +182,9 @@ impl Small {
         let constants = &self.tables.constants;
         let mut now = self.scope().folder_now(by);
         if self.is(Sabotage::ShortCutoff) {
-            now = now.plus(2 * constants.clock_offset_max());
+            // A cutoff so much shorter is the same as a time so much later.
+            let short = 2 * constants.clock_offset_max() - Duration::from_millis(1);
+            now = now.plus(constants.cutoff() - short);
         }
         if self.is(Sabotage::FoldSkipsRow) && rows.len() > 1 {
             rows.pop();

@@ -18,7 +18,7 @@ pub enum Sabotage {
     LowFoldTimestamp,
     /// A fold skips the oldest final row, and deletes it.
     FoldSkipsRow,
-    /// The cutoff is 2ε shorter than it must be.
+    /// The cutoff is 1 ms shorter than 2ε.
     ShortCutoff,
     /// Acknowledged before any replica has the write.
     AckBeforeWrite,

@@ -31,9 +31,9 @@ const BUDGET_MS: u64 = 1000;
 /// The true times, in ms, at which anything may happen, by clocks that err by ε in the worst way
 /// (pods behind, folders ahead) and a lifetime of 10 s: the first life is born at the first instant
 /// and the second at the second. At the third, the first life is final and the second one may still
-/// have its acknowledgement believed; at the fourth, both are final; at the last, deletions may be
+/// have its acknowledgement believed, for 1 ms; at the fourth, both are final; at the last, deletions may be
 /// purged. The third and the fourth are less than 2ε apart, so that both may be a folder's "now".
-const INSTANTS_MS: [u64; INSTANTS as usize] = [0, 1500, 11_200, 12_600, 60_000];
+const INSTANTS_MS: [u64; INSTANTS as usize] = [0, 1500, 11_499, 12_600, 60_000];
 
 /// Instants there are.
 pub const INSTANTS: u8 = 5;
@@ -134,7 +134,7 @@ impl Scope {
     }
 
     /// Two mutators, two folds, one of them sent again, two late messages: what a folder may do, in ten
-    /// million worlds and some minutes.
+    /// million worlds and a minute or two.
     #[must_use]
     pub fn full() -> Scope {
         Scope { name: "full", late: 2, resends: 1, ..Scope::quick() }

@@ -89,23 +89,19 @@ impl SimStore {
         let name = index(&fold.key().name);
         let (mut fence, mut timestamp) = (fold.fence(), fold.timestamp());
         let mut state = fold.tally().to_vec();
+        if self.is(Sabotage::OlderFence) && fold.report().folded == 0 {
+            // The fence of its own time, not the greater of that and the one before.
+            let time = *self.fold_time.lock().unwrap_or_else(PoisonError::into_inner);
+            let constants = &self.plan.constants;
+            fence = time.minus(constants.cutoff()).floor_to(constants.fence_quantum());
+            timestamp = fence.next();
+            let (_, value) = decode_tally(self.plan.family.kind(), &state).expect("just made");
+            state = encode_tally(&value, fence);
+        }
+        if self.is(Sabotage::LowFoldTimestamp) {
+            timestamp = timestamp.minus(2 * self.plan.constants.lifetime());
+        }
         self.shared.with(|world| {
-            let is_over_zombies = fold.report().folded == 0;
-            if self.is(Sabotage::OlderFence) && is_over_zombies {
-                let rows = world.nodes.iter().flat_map(|node| node.disk.rows.keys());
-                let expiries = rows
-                    .filter(|row| row.name == name && row.expires_at.0 <= fence)
-                    .map(|row| row.expires_at.0);
-                if let Some(oldest) = expiries.min() {
-                    let (_, value) =
-                        decode_tally(self.plan.family.kind(), &state).expect("just made");
-                    (fence, timestamp) = (oldest, oldest.next());
-                    state = encode_tally(&value, fence);
-                }
-            }
-            if self.is(Sabotage::LowFoldTimestamp) {
-                timestamp = fence.minus(2 * self.plan.constants.lifetime());
-            }
             let range = Tombstone {
                 name,
                 after: Timestamp::from_micros(i64::MIN),
