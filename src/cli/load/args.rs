@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use super::chaos::Menace;
 use super::client::PodClient;
 use super::soak::SoakArgs;
-use super::workload::{Mix, Shape};
+use super::workload::{Mix, Shape, Turns};
 
 /// Pods that are started at most: each is a process on this machine.
 const PODS_MAX: usize = 64;
@@ -105,6 +105,9 @@ pub struct WorkloadArgs {
     /// Share of the updates that go to the hot key of `mixed`, or to the hot keys of `tenth`
     #[arg(long, value_name = "X", default_value_t = 0.5)]
     pub hot_share: f64,
+    /// The hot keys of `tenth` are others after this time, again and again
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub hot_for: Option<Duration>,
     /// Connections, spread over the pods; each has one request in flight
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub connections: usize,
@@ -253,6 +256,17 @@ impl LoadArgs {
         let rate = work.rate.map_or(1, NonZeroU32::get);
         ensure!(rate <= RATE_MAX, "--rate takes 1 to {RATE_MAX}");
         ensure!((0.0..=1.0).contains(&work.hot_share), "--hot-share takes 0 to 1");
+        if let Some(length) = work.hot_for {
+            ensure!(
+                work.workload == Shape::Tenth,
+                "--hot-for needs --workload tenth: other shapes have no hot keys that could change"
+            );
+            ensure!(
+                !length.is_zero()
+                    && self.turns(length).saturating_mul(work.keys.div_ceil(10)) <= KEYS_MAX,
+                "--hot-for {length:?} makes more than {KEYS_MAX} hot keys: let it be longer"
+            );
+        }
         ensure!((0.0..=10.0).contains(&work.zipf_exponent), "--zipf-exponent takes 0 to 10");
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         let group = work.group.as_deref().unwrap_or("load");
@@ -294,6 +308,12 @@ impl LoadArgs {
         Ok(())
     }
 
+    /// How many turns of this length the load has; the last may be shorter.
+    fn turns(&self, length: Duration) -> usize {
+        let turns = self.workload.duration.as_nanos().div_ceil(length.as_nanos());
+        usize::try_from(turns).unwrap_or(usize::MAX)
+    }
+
     /// The shape of the workload.
     pub fn mix(&self) -> Mix {
         Mix {
@@ -301,6 +321,7 @@ impl LoadArgs {
             key_count: self.workload.keys,
             zipf_exponent: self.workload.zipf_exponent,
             hot_share: self.workload.hot_share,
+            turns: self.workload.hot_for.map(|length| Turns { length, count: self.turns(length) }),
         }
     }
 
@@ -340,6 +361,7 @@ pub(super) mod tests {
         for line in [
             "--url http://a:1",
             "--url http://a:1 --url http://b:1 --rate 500 --workload zipf",
+            "--url http://a:1 --workload tenth --hot-for 10s",
             "--pods 1",
             "--pods 10 --cassandra 127.0.0.1:9042 --kill-every 7s --pause-every 11s",
             "--url http://a:1 --fold-check --settle 150s --read-every 50ms -o json",
@@ -364,6 +386,9 @@ pub(super) mod tests {
             ("--url http://a:1 --batch 1001", "--batch takes"),
             ("--url http://a:1 --group a/b", "--group takes"),
             ("--url http://a:1 --hot-share 2", "--hot-share takes"),
+            ("--url http://a:1 --hot-for 10s", "needs --workload tenth"),
+            ("--url http://a:1 --workload tenth --hot-for 0s", "be longer"),
+            ("--url http://a:1 --workload tenth --hot-for 1us", "be longer"),
             ("--url http://a:1 --consistency quorum&x", "--consistency takes"),
             ("--pods 1 --kill-every 31s", "never happens"),
             ("--pods 1 --kill-every 0s", "at least"),

@@ -39,6 +39,7 @@ pub(super) enum Outcome {
 pub(super) struct Ledger {
     base: i128,
     acked: i128,
+    acked_count: u64,
     pending: i128,
     unknown: i128,
     unknown_count: usize,
@@ -100,7 +101,10 @@ impl Ledger {
         let amount = i128::from(weight);
         self.pending -= amount;
         match outcome {
-            Outcome::Acked => self.acked += amount,
+            Outcome::Acked => {
+                self.acked += amount;
+                self.acked_count += 1;
+            }
             Outcome::Refused => {}
             Outcome::Unknown => {
                 self.unknown += amount;
@@ -124,6 +128,11 @@ impl Ledger {
     /// The value that a read returns if no unknown update was counted.
     pub(super) fn acked_value(&self) -> i128 {
         self.base + self.acked
+    }
+
+    /// How many updates were acknowledged.
+    pub(super) fn acked_count(&self) -> u64 {
+        self.acked_count
     }
 
     /// Judges what several pods said of this key.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::checker::Outcome;
-use super::workload::Key;
+use super::workload::{Key, Kind};
 
 /// Time to connect. A refused or silent port shows long before the request's own time is over.
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
@@ -77,12 +77,11 @@ impl PodClient {
         &self.base
     }
 
-    /// Adds to counters: one update by its own route, several as a batch. One reply per update.
+    /// Adds to keys: one update by its own route, several as a batch. One reply per update.
     pub(super) async fn add(&self, ops: &[(&Key, u64)]) -> Vec<Reply> {
         let answer = match ops {
             [(key, weight)] => {
-                let body = json!({"op": "add", "by": weight});
-                self.ask(self.http.post(self.path(key)).json(&body)).await
+                self.ask(self.http.post(self.path(key)).json(&add(key, *weight))).await
             }
             _ => {
                 let updates: Vec<_> = ops.iter().map(|(key, by)| batch_item(key, *by)).collect();
@@ -107,7 +106,7 @@ impl PodClient {
         let url = format!("{}?numbers=string&consistency={consistency}", self.path(key));
         let (status, body) = answered(self.http.get(url)).await?;
         match status {
-            StatusCode::OK => parse_value(&body).map(Some),
+            StatusCode::OK => parse_value(key.kind, &body).map(Some),
             StatusCode::NOT_FOUND if is_problem(&body) => Ok(None),
             _ => anyhow::bail!("{status}: {}", shortened(&body)),
         }
@@ -158,17 +157,20 @@ impl PodClient {
     }
 
     fn path(&self, key: &Key) -> String {
-        format!("{}/v1/counter/{}/{}", self.base, key.group, key.name)
+        format!("{}/v1/{}/{}/{}", self.base, key.kind.name(), key.group, key.name)
     }
 }
 
 fn batch_item(key: &Key, weight: u64) -> Value {
-    json!({
-        "kind": "counter",
-        "group": key.group,
-        "name": key.name,
-        "op": {"op": "add", "by": weight},
-    })
+    let Key { kind, group, name } = key;
+    json!({"kind": kind.name(), "group": group, "name": name, "op": add(key, weight)})
+}
+
+fn add(key: &Key, weight: u64) -> Value {
+    match key.kind {
+        Kind::Counter => json!({"op": "add", "by": weight}),
+        Kind::Set => json!({"op": "add", "item": weight}),
+    }
 }
 
 /// The replies that an answer holds: its own outcome for all, or one for each. An answer that
@@ -225,18 +227,28 @@ fn is_problem(body: &str) -> bool {
     serde_json::from_str::<Value>(body).is_ok_and(|body| body.is_object())
 }
 
-fn parse_value(body: &str) -> anyhow::Result<i128> {
+/// The value of a counter, or the sum of a set's items.
+fn parse_value(kind: Kind, body: &str) -> anyhow::Result<i128> {
     #[derive(Deserialize)]
     struct ReadAnswer {
         value: Value,
     }
     let unreadable = || format!("not a value: {}", shortened(body));
     let answer: ReadAnswer = serde_json::from_str(body).with_context(unreadable)?;
-    let digits = match &answer.value {
-        Value::String(digits) => digits.clone(),
-        other => other.to_string(),
+    let number = |value: &Value| -> anyhow::Result<i128> {
+        let digits = match value {
+            Value::String(digits) => digits.clone(),
+            other => other.to_string(),
+        };
+        digits.parse().with_context(unreadable)
     };
-    digits.parse().with_context(unreadable)
+    match kind {
+        Kind::Counter => number(&answer.value),
+        Kind::Set => {
+            let items = answer.value["items"].as_array().with_context(unreadable)?;
+            items.iter().map(number).sum()
+        }
+    }
 }
 
 fn shortened(text: &str) -> String {
@@ -292,10 +304,20 @@ mod tests {
     #[test]
     fn a_value_may_exceed_every_machine_number() {
         let text = r#"{"value":"1180591620717411303424"}"#;
-        assert_eq!(parse_value(text).expect("a value"), 1_i128 << 70);
-        assert_eq!(parse_value(r#"{"value":-5}"#).expect("a value"), -5);
-        assert!(parse_value(r#"{"value":1.5}"#).is_err());
-        assert!(parse_value("{}").is_err());
+        let counter = |text| parse_value(Kind::Counter, text);
+        assert_eq!(counter(text).expect("a value"), 1_i128 << 70);
+        assert_eq!(counter(r#"{"value":-5}"#).expect("a value"), -5);
+        assert!(counter(r#"{"value":1.5}"#).is_err());
+        assert!(counter("{}").is_err());
+    }
+
+    #[test]
+    fn a_set_is_the_sum_of_its_items() {
+        let set = |text| parse_value(Kind::Set, text);
+        assert_eq!(set(r#"{"value":{"items":[1,"64",8]}}"#).expect("a value"), 73);
+        assert_eq!(set(r#"{"value":{"items":[]}}"#).expect("a value"), 0);
+        assert!(set(r#"{"value":{"items":["x"]}}"#).is_err());
+        assert!(set(r#"{"value":5}"#).is_err());
     }
 
     #[tokio::test]
@@ -304,7 +326,7 @@ mod tests {
         let address = free.local_addr().expect("an address");
         drop(free);
         let pod = PodClient::new(&format!("http://{address}"), Duration::from_secs(1));
-        let key = Key { group: "g".to_owned(), name: "k".to_owned() };
+        let key = Key { kind: Kind::Counter, group: "g".to_owned(), name: "k".to_owned() };
         let replies = pod.expect("a client").add(&[(&key, 1)]).await;
         assert_eq!(replies[0].outcome, Outcome::Refused);
         assert_eq!(replies[0].why.as_ref().map(|why| why.class.as_str()), Some("connect"));

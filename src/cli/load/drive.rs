@@ -43,6 +43,7 @@ pub(super) struct Run {
     pub stop: CancellationToken,
     /// What a soak needs besides.
     pub soak: Option<Soak>,
+    started: Instant,
     ledgers: Vec<Mutex<Ledger>>,
     figures: Mutex<Figures>,
 }
@@ -161,9 +162,15 @@ impl Run {
             consistency,
             stop,
             soak,
+            started: Instant::now(),
             ledgers: bases.iter().map(|base| Mutex::new(Ledger::starting_at(*base))).collect(),
             figures: Mutex::new(Figures::new()),
         }
+    }
+
+    /// Time since the run was made, which is when its load starts.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// The ledger of a key. Never held across an await.
@@ -212,7 +219,7 @@ impl Run {
             return true;
         }
         if figures.sightings.len() < SIGHTINGS_MAX {
-            let Key { group, name } = self.key(index);
+            let Key { group, name, .. } = self.key(index);
             figures.sightings.push(format!(
                 "{group}/{name} read as {value} from {} while it had to lie between {least} and \
                  {greatest}",
@@ -289,7 +296,7 @@ async fn connection(
             continue;
         }
         ops.clear();
-        ops.extend((0..batch).map(|_| run.workload.draw(&mut rng)));
+        ops.extend((0..batch).map(|_| run.workload.draw(run.elapsed(), &mut rng)));
         if run.send(pod, &ops, intended).await {
             tokio::select! {
                 biased;
@@ -322,7 +329,7 @@ async fn reader(run: Arc<Run>, number: usize, every: Duration, mut rng: SmallRng
                 }
             });
         } else {
-            run.watch(&run.pods[number], run.workload.draw_key(&mut rng)).await;
+            run.watch(&run.pods[number], run.workload.draw_key(run.elapsed(), &mut rng)).await;
         }
     }
     reads.join_all().await;

@@ -179,7 +179,8 @@ impl Session {
                 .await
                 .context("cannot read what the keys hold already")?,
         };
-        let soak = self.args.soak.soak.is_some().then(|| Soak::new(&self.group, pods.len()));
+        let rate = self.args.workload.rate.map_or(1, NonZeroU32::get);
+        let soak = self.args.soak.soak.is_some().then(|| Soak::new(&self.group, pods.len(), rate));
         Ok(Run::new(workload, pods, level.clone(), &bases, soak, self.stop.clone()))
     }
 
@@ -326,10 +327,9 @@ impl Session {
             chaos: load.diary.clone(),
             passes,
             folds,
-            soak: run
-                .soak
-                .as_ref()
-                .map(|soak| soak.report(&self.args.soak, load.kinds.clone(), load.missing.clone())),
+            soak: run.soak.as_ref().map(|soak| {
+                soak.report(&self.args.soak, work, load.kinds.clone(), load.missing.clone())
+            }),
         }
     }
 

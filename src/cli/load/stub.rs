@@ -150,7 +150,7 @@ async fn soaked(manners: Manners) -> Vec<String> {
         let pod = PodClient::new(&url, Duration::from_secs(5)).expect("a client");
         let workload = Workload::new(&args.mix(), "g", 1);
         let bases = vec![0; workload.keys().len()];
-        let soak = Some(Soak::new("g", 1));
+        let soak = Some(Soak::new("g", 1, 1));
         let stop = CancellationToken::new();
         let run = Run::new(workload, vec![pod], "quorum".to_owned(), &bases, soak, stop);
         let soak = run.soak.as_ref().expect("a soak");
@@ -158,7 +158,7 @@ async fn soaked(manners: Manners) -> Vec<String> {
             soak.try_twin(&run.pods[0]).await;
         }
         soak.check_twins(&run, true).await;
-        soak.report(&args.soak, Vec::new(), Vec::new()).failures()
+        soak.report(&args.soak, &args.workload, Vec::new(), Vec::new()).failures()
     })
     .await
 }

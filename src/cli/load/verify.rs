@@ -39,6 +39,8 @@ pub(super) struct Pass {
     pub wrong: usize,
     /// Keys that some pod gave no value for.
     pub unread: usize,
+    /// Acknowledged updates of the keys that are right.
+    pub proved: u64,
     /// Keys that are right although pods differ, because an unknown update is still in doubt.
     pub unsettled: usize,
     /// The first wrong and unread keys.
@@ -100,7 +102,7 @@ impl Pass {
         let values: Vec<i128> = values.into_iter().collect();
         let ledger = run.ledger(index);
         let verdict = ledger.judge_all(&values, settled);
-        let acked = ledger.acked_value();
+        let (acked, acked_count) = (ledger.acked_value(), ledger.acked_count());
         drop(ledger);
 
         let wrong = match verdict {
@@ -113,6 +115,7 @@ impl Pass {
             Verdict::Undecided => self.undecided += 1,
             Verdict::Right => {
                 self.right += 1;
+                self.proved += acked_count;
                 self.unsettled += usize::from(values.len() > 1);
             }
         }

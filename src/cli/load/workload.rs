@@ -31,9 +31,31 @@ pub enum Shape {
     Tenth,
 }
 
-/// The address of one counter.
+/// The kinds of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Kind {
+    /// An update adds its weight.
+    Counter,
+    /// An update adds its weight as an item; the items are read as their sum.
+    Set,
+}
+
+impl Kind {
+    /// Its name in addresses.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Set => "gset",
+        }
+    }
+}
+
+/// The address of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Key {
+    /// What it holds.
+    pub kind: Kind,
     /// The group: one partition.
     pub group: String,
     /// The name in the group.
@@ -54,6 +76,8 @@ pub(super) struct Op {
 pub(super) struct Workload {
     keys: Vec<Key>,
     choice: Choice,
+    /// How long the hot keys of a turn are hot.
+    turn: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -61,9 +85,11 @@ enum Choice {
     Uniform,
     /// The probability that the key or one before it is chosen.
     Cumulative(Vec<f64>),
-    /// One of the first keys with this probability, else one of the others.
+    /// One of the hot keys of the turn with this probability, else one of the others. The hot keys
+    /// of all turns are the first ones.
     HotFirst {
         hot: usize,
+        turns: usize,
         share: f64,
     },
 }
@@ -71,25 +97,29 @@ enum Choice {
 impl Workload {
     /// Lays out the keys over at most `groups` groups: key i is in group i modulo `groups`.
     ///
-    /// `key_count` is the number of keys, except that `Hot` has one, and `Mixed` has the hot one
-    /// besides.
+    /// `key_count` is the number of keys, except that `Hot` has one, `Mixed` has the hot one
+    /// besides, and each further turn has as many hot ones again.
     pub(super) fn new(shape: &Mix, group: &str, groups: usize) -> Self {
+        let turns = shape.turns.map_or(1, |turns| turns.count);
+        let tenth = shape.key_count.div_ceil(10);
         let count = match shape.shape {
             Shape::Hot => 1,
-            Shape::Uniform | Shape::Zipf | Shape::Tenth => shape.key_count,
+            Shape::Uniform | Shape::Zipf => shape.key_count,
+            Shape::Tenth => shape.key_count + tenth * (turns - 1),
             Shape::Mixed => shape.key_count + 1,
         };
         let choice = match shape.shape {
             Shape::Hot | Shape::Uniform => Choice::Uniform,
             Shape::Zipf => Choice::Cumulative(zipf(count, shape.zipf_exponent)),
-            Shape::Mixed => Choice::HotFirst { hot: 1, share: shape.hot_share },
+            Shape::Mixed => Choice::HotFirst { hot: 1, turns: 1, share: shape.hot_share },
             // With one key only there is no other part.
-            Shape::Tenth if count < 2 => Choice::Uniform,
-            Shape::Tenth => Choice::HotFirst { hot: count.div_ceil(10), share: shape.hot_share },
+            Shape::Tenth if shape.key_count < 2 => Choice::Uniform,
+            Shape::Tenth => Choice::HotFirst { hot: tenth, turns, share: shape.hot_share },
         };
         let groups = groups.min(count);
         let keys = (0..count)
             .map(|index| Key {
+                kind: Kind::Counter,
                 group: match groups {
                     1 => group.to_owned(),
                     _ => format!("{group}-{}", index % groups),
@@ -97,7 +127,7 @@ impl Workload {
                 name: format!("k{index}"),
             })
             .collect();
-        Self { keys, choice }
+        Self { keys, choice, turn: shape.turns.map(|turns| turns.length) }
     }
 
     /// All keys, whether they were ever chosen or not.
@@ -105,13 +135,13 @@ impl Workload {
         &self.keys
     }
 
-    /// Draws the next update.
-    pub(super) fn draw(&self, rng: &mut impl Rng) -> Op {
-        Op { key: self.draw_key(rng), weight: rng.random_range(1..1 << WEIGHT_BITS) }
+    /// Draws the next update, so long after the start.
+    pub(super) fn draw(&self, elapsed: Duration, rng: &mut impl Rng) -> Op {
+        Op { key: self.draw_key(elapsed, rng), weight: rng.random_range(1..1 << WEIGHT_BITS) }
     }
 
     /// Draws a key as an update would.
-    pub(super) fn draw_key(&self, rng: &mut impl Rng) -> usize {
+    pub(super) fn draw_key(&self, elapsed: Duration, rng: &mut impl Rng) -> usize {
         let last = self.keys.len() - 1;
         match &self.choice {
             Choice::Uniform => rng.random_range(0..=last),
@@ -119,8 +149,13 @@ impl Workload {
                 let point: f64 = rng.random();
                 shares.partition_point(|share| *share <= point).min(last)
             }
-            Choice::HotFirst { hot, share } if rng.random_bool(*share) => rng.random_range(0..*hot),
-            Choice::HotFirst { hot, .. } => rng.random_range(*hot..=last),
+            Choice::HotFirst { hot, turns, share } if rng.random_bool(*share) => {
+                let passed = self.turn.map_or(0, |turn| elapsed.as_nanos() / turn.as_nanos());
+                // A load may last a little longer than it should.
+                let turn = usize::try_from(passed).unwrap_or(usize::MAX).min(turns - 1);
+                hot * turn + rng.random_range(0..*hot)
+            }
+            Choice::HotFirst { hot, turns, .. } => rng.random_range(hot * turns..=last),
         }
     }
 }
@@ -136,6 +171,17 @@ pub struct Mix {
     pub zipf_exponent: f64,
     /// The share of the hot key of `Mixed`, and of the hot tenth.
     pub hot_share: f64,
+    /// Whether the hot keys of `Tenth` are others from time to time.
+    pub turns: Option<Turns>,
+}
+
+/// Turns of the hot keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turns {
+    /// How long each lasts.
+    pub length: Duration,
+    /// How many there are; at least one.
+    pub count: usize,
 }
 
 /// How likely it is that the k-th of `count` or one before it is chosen, where the k-th is chosen in
@@ -251,15 +297,19 @@ mod tests {
     use super::*;
 
     fn mix(shape: Shape, key_count: usize) -> Mix {
-        Mix { shape, key_count, zipf_exponent: 0.99, hot_share: 0.5 }
+        Mix { shape, key_count, zipf_exponent: 0.99, hot_share: 0.5, turns: None }
     }
 
     fn draws(mix: &Mix, count: usize) -> Vec<usize> {
+        draws_after(Duration::ZERO, mix, count)
+    }
+
+    fn draws_after(elapsed: Duration, mix: &Mix, count: usize) -> Vec<usize> {
         let workload = Workload::new(mix, "g", 1);
         let mut rng = SmallRng::seed_from_u64(1);
         let mut drawn = vec![0; workload.keys().len()];
         for _ in 0..count {
-            drawn[workload.draw_key(&mut rng)] += 1;
+            drawn[workload.draw_key(elapsed, &mut rng)] += 1;
         }
         drawn
     }
@@ -301,11 +351,24 @@ mod tests {
     }
 
     #[test]
+    fn hot_keys_take_turns() {
+        let turns = Some(Turns { length: Duration::from_secs(10), count: 3 });
+        let mix = Mix { turns, ..mix(Shape::Tenth, 20) };
+        for (elapsed_s, hot) in [(0, 0..2), (9, 0..2), (10, 2..4), (29, 4..6), (99, 4..6)] {
+            let drawn = draws_after(Duration::from_secs(elapsed_s), &mix, 1_000);
+            assert_eq!(drawn.len(), 2 * 3 + 18);
+            let is_drawn = |index: usize| hot.contains(&index) || index >= 6;
+            let as_expected = |(index, count): (usize, &usize)| (*count > 0) == is_drawn(index);
+            assert!(drawn.iter().enumerate().all(as_expected), "{elapsed_s} s: {drawn:?}");
+        }
+    }
+
+    #[test]
     fn weights_are_positive_and_below_the_limit() {
         let workload = Workload::new(&mix(Shape::Hot, 1), "g", 1);
         let mut rng = SmallRng::seed_from_u64(1);
         for _ in 0..10_000 {
-            let weight = workload.draw(&mut rng).weight;
+            let weight = workload.draw(Duration::ZERO, &mut rng).weight;
             assert!((1..1 << WEIGHT_BITS).contains(&weight));
         }
     }

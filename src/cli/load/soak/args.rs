@@ -14,7 +14,7 @@ pub struct SoakArgs {
     /// Soak the pods that are started: play a shuffled deck of faults, fail over from pods that
     /// refuse, check some updates one by one, and measure how many requests are answered in time.
     /// SCRIPT breaks nodes; `SCRIPT faults` names what it can do
-    #[arg(long, value_name = "SCRIPT", requires = "pods", conflicts_with_all = ["fault_every", "kill_every", "pause_every", "group"])]
+    #[arg(long, value_name = "SCRIPT", requires_all = ["pods", "rate"], conflicts_with_all = ["fault_every", "kill_every", "pause_every", "group"])]
     pub soak: Option<PathBuf>,
     /// Draw a card of the deck this often
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = super::super::args::duration, requires = "soak")]

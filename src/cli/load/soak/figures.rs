@@ -1,6 +1,7 @@
 //! What a soak counts besides the load: availability, metrics and memory of the pods.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use serde::Serialize;
 
@@ -87,15 +88,26 @@ pub(super) struct PodFigures {
     #[serde(skip)]
     last: BTreeMap<&'static str, u64>,
     #[serde(skip)]
-    process: Option<u32>,
-    /// Memory of the first process at its first look, in MiB.
-    pub(super) start_mib: f64,
-    /// Memory at the last look.
-    pub(super) end_mib: f64,
-    /// The most that was seen.
+    process: Option<(u32, Instant)>,
+    #[serde(skip)]
+    memory: Memory,
+    /// Memory of the process that was seen for longest.
+    pub(super) longest: Memory,
+    /// The most memory of any process, in MiB.
     pub(super) most_mib: f64,
     /// Processes that there were.
     pub(super) processes: u64,
+}
+
+/// Memory of one process.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Memory {
+    /// At the first look, in MiB.
+    pub(super) start_mib: f64,
+    /// At the last look.
+    pub(super) end_mib: f64,
+    /// Time between the two, in seconds.
+    pub(super) seconds: f64,
 }
 
 impl PodFigures {
@@ -125,14 +137,19 @@ impl PodFigures {
     pub(super) fn weigh(&mut self, process: u32) {
         let status = std::fs::read_to_string(format!("/proc/{process}/status"));
         let Some(now_mib) = status.ok().as_deref().and_then(resident_mib) else { return };
-        if self.process != Some(process) {
-            self.process = Some(process);
-            self.processes += 1;
+        let since = match self.process {
+            Some((same, since)) if same == process => since,
+            _ => {
+                self.processes += 1;
+                self.memory = Memory { start_mib: now_mib, ..Memory::default() };
+                self.process.insert((process, Instant::now())).1
+            }
+        };
+        self.memory.end_mib = now_mib;
+        self.memory.seconds = since.elapsed().as_secs_f64();
+        if self.memory.seconds >= self.longest.seconds {
+            self.longest = self.memory;
         }
-        if self.start_mib == 0.0 {
-            self.start_mib = now_mib;
-        }
-        self.end_mib = now_mib;
         self.most_mib = self.most_mib.max(now_mib);
     }
 }
@@ -203,7 +220,7 @@ mod tests {
         assert_eq!(resident_mib("Name:\tx\n"), None);
         let mut pod = PodFigures::default();
         pod.weigh(std::process::id());
-        assert!(pod.start_mib > 1.0 && pod.processes == 1, "{pod:?}");
+        assert!(pod.longest.start_mib > 1.0 && pod.processes == 1, "{pod:?}");
     }
 
     #[test]

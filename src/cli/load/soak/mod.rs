@@ -15,7 +15,7 @@ mod twins;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,11 +26,12 @@ use tokio::time::sleep;
 pub use self::args::SoakArgs;
 use self::figures::Figures;
 pub(super) use self::report::{SoakReport, page};
-use self::twins::{Twins, Wrongs};
+use self::twins::Twins;
+use super::args::WorkloadArgs;
 use super::chaos::NodeFault;
 use super::drive::Run;
 use super::verify;
-use super::workload::Key;
+use super::workload::{Key, Kind};
 
 /// How often the metrics of pods are read.
 const SCRAPE_EVERY: Duration = Duration::from_secs(2);
@@ -40,18 +41,24 @@ const SCRAPE_EVERY: Duration = Duration::from_secs(2);
 pub(super) struct Soak {
     /// Which pods said last that they are ready.
     ready: Vec<AtomicBool>,
+    /// How many requests are out at each pod.
+    out: Vec<AtomicUsize>,
     node_is_down: AtomicBool,
-    twins: Twins,
+    twins: [Twins; 2],
+    /// The share of the updates that are of twins.
+    twin_share: f64,
     figures: Mutex<Figures>,
 }
 
 impl Soak {
-    /// A soak of so many pods, all of them ready.
-    pub(super) fn new(group: &str, pods: usize) -> Self {
+    /// A soak of so many pods, all of them ready, by so many updates a second.
+    pub(super) fn new(group: &str, pods: usize, rate: u32) -> Self {
         Self {
             ready: (0..pods).map(|_| AtomicBool::new(true)).collect(),
+            out: (0..pods).map(|_| AtomicUsize::new(0)).collect(),
             node_is_down: AtomicBool::new(false),
-            twins: Twins::new(group),
+            twins: [Kind::Counter, Kind::Set].map(|kind| Twins::new(kind, group)),
+            twin_share: service::twin_share(rate),
             figures: Mutex::new(Figures::new(pods)),
         }
     }
@@ -106,27 +113,26 @@ impl Soak {
 
     /// The keys of all twins.
     pub(super) fn twin_keys(&self) -> Vec<Key> {
-        (0..self.twins.len()).map(|index| self.twins.key(index)).collect()
+        self.twins.iter().flat_map(Twins::keys).collect()
     }
 
     /// Reads every twin from every pod and enters what is wrong.
     pub(super) async fn check_twins(&self, run: &Run, settled: bool) {
-        let keys = self.twin_keys();
-        let answers = verify::read_all(run, &keys).await;
-        let mut figures = self.figures();
-        figures.twin_reads += answers.len();
-        let mut wrongs = Wrongs::default();
-        for (index, values) in answers {
-            let known = self.twins.known(index);
-            for value in values.iter().flatten() {
-                wrongs.judge(index, *value, &known, &known);
-            }
-            figures.twins_unread += values.iter().filter(|value| value.is_err()).count();
-            if settled && values.iter().flatten().min() != values.iter().flatten().max() {
-                wrongs.unexplained.insert(index);
+        for twins in &self.twins {
+            let answers = verify::read_all(run, &twins.keys()).await;
+            let mut figures = self.figures();
+            figures.twin_reads += answers.len();
+            for (index, values) in answers {
+                let known = twins.known(index);
+                for value in values.iter().flatten() {
+                    figures.wrongs.merge(twins.judge(index, *value, &known, &known));
+                }
+                figures.twins_unread += values.iter().filter(|value| value.is_err()).count();
+                if settled && values.iter().flatten().min() != values.iter().flatten().max() {
+                    figures.wrongs.merge(twins.differ(index));
+                }
             }
         }
-        figures.wrongs.merge(wrongs);
     }
 
     /// Counts the rows of the ordinary keys.
@@ -147,11 +153,13 @@ impl Soak {
     pub(super) fn report(
         &self,
         args: &SoakArgs,
+        work: &WorkloadArgs,
         kinds: Vec<String>,
         missing: Vec<String>,
     ) -> SoakReport {
-        let twins = (self.twins.updates(), self.twins.len());
-        SoakReport::new(args, (kinds, missing), &self.figures(), twins)
+        let updates = self.twins.iter().map(Twins::updates).sum();
+        let twins = (updates, self.twins.iter().map(Twins::len).sum());
+        SoakReport::new(args, work, (kinds, missing), &self.figures(), twins)
     }
 }
 

@@ -5,11 +5,12 @@ use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
+use super::super::args::WorkloadArgs;
 use super::super::checker::DECIDABLE_UNKNOWN_MAX;
 use super::super::report::{Report, millis};
 use super::super::verify::{Pass, Rows};
 use super::SoakArgs;
-use super::figures::{Figures, PodFigures, Share, Shares};
+use super::figures::{Figures, Memory, PodFigures, Share, Shares};
 use super::service::{READ_WITHIN, SEND_WITHIN, UPDATE_WITHIN};
 use super::twins::{DIGITS, Wrongs};
 
@@ -18,6 +19,10 @@ use super::twins::{DIGITS, Wrongs};
 pub(in super::super) struct SoakReport {
     command: String,
     machine: String,
+    /// Ordinary keys that are in use at a time.
+    keys_at_a_time: usize,
+    /// How long a hot key is hot.
+    hot_for: Option<String>,
     /// Kinds of faults that this machine can cause.
     kinds: Vec<String>,
     /// Kinds of faults of nodes that it can't.
@@ -54,6 +59,7 @@ struct Targets {
 impl SoakReport {
     pub(super) fn new(
         args: &SoakArgs,
+        work: &WorkloadArgs,
         (kinds, missing): (Vec<String>, Vec<String>),
         figures: &Figures,
         (twin_updates, twin_keys): (usize, usize),
@@ -62,6 +68,8 @@ impl SoakReport {
         Self {
             command: args.told_as.clone().unwrap_or_else(arguments),
             machine: machine(),
+            keys_at_a_time: work.keys,
+            hot_for: work.hot_for.map(|time| humantime::format_duration(time).to_string()),
             kinds,
             missing,
             targets: Targets {
@@ -154,12 +162,14 @@ fn write_page(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Resu
     writeln!(out, "- Seed: {}", report.setup.seed)?;
     writeln!(out, "- Machine: {}", soak.machine)?;
     let rate = report.setup.rate.unwrap_or(0);
+    let hot_for = soak.hot_for.as_ref().map(|hot_for| format!(" for {hot_for}, then others"));
     writeln!(
         out,
-        "- Load: {} pods, {} keys (a tenth of them hot), {rate} updates/s in open loop for {:.0} s, \
-         {} in a request, {} connections",
+        "- Load: {} pods, {} keys at a time (a tenth of them hot{}), {rate} updates/s in open loop \
+         for {:.0} s, {} in a request, {} connections",
         report.setup.pods,
-        report.setup.keys,
+        soak.keys_at_a_time,
+        hot_for.unwrap_or_default(),
         report.seconds,
         report.setup.batch,
         report.setup.connections
@@ -178,7 +188,8 @@ fn write_page(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Resu
 fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Result {
     let Wrongs { lost, doubled, phantom, unexplained } = &soak.wrongs;
     writeln!(out, "\n## Counts\n\n| what | count |\n| --- | ---: |")?;
-    let rows: [(&str, String); 13] = [
+    let proved = report.passes.last().map_or(0, |pass| pass.proved);
+    let rows: [(&str, String); 14] = [
         ("updates with an outcome", report.attempted.to_string()),
         ("acknowledged", report.acked.to_string()),
         ("unknown", report.unknown.to_string()),
@@ -188,6 +199,10 @@ fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
         ("values read and checked during the load", report.reads.to_string()),
         ("reads that failed at one pod and went to the next", report.reads_failed.to_string()),
         ("values out of their bounds during the load", report.sightings.len().to_string()),
+        (
+            "acknowledged updates of ordinary keys whose sum is right in the last check",
+            format!("{proved} ({:.2} % of all)", proved as f64 * 100.0 / report.acked as f64),
+        ),
         ("updates checked one by one (twins)", soak.twin_updates.to_string()),
         ("**lost**", lost.len().to_string()),
         ("**doubled**", doubled.len().to_string()),
@@ -207,7 +222,8 @@ fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
          plus that of some unknown weights; with more than {DECIDABLE_UNKNOWN_MAX} unknown ones \
          it is only held to its bounds, and said to be undecided. A twin takes {DIGITS} updates, \
          each a power of eight of its own, so each is a digit: 0 though acknowledged is lost, 2 or \
-         more doubled, 1 though refused or never sent a phantom. Every key is read from every pod \
+         more doubled, 1 though refused or never sent a phantom. It has a set as its twin, to which \
+         the same numbers are added as items. Every key is read from every pod \
          after the load, after a fold, and after all shards became final and were folded; then \
          all pods have to agree. \
          Latency of acknowledged updates from their due time: p50 {}, p99 {}, p99.9 {}, max {}.",
@@ -298,13 +314,19 @@ fn write_faults(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
 
 fn write_store(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Result {
     writeln!(out, "\n## Memory and rows\n")?;
-    writeln!(out, "| pod | memory at the start | at the end | most | processes |")?;
-    writeln!(out, "| --- | ---: | ---: | ---: | ---: |")?;
+    writeln!(
+        out,
+        "| pod | processes | most memory | process that was seen longest | memory at the start | at \
+         the end |"
+    )?;
+    writeln!(out, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
     for (number, pod) in soak.pods.iter().enumerate() {
-        let PodFigures { start_mib, end_mib, most_mib, processes, .. } = pod;
+        let PodFigures { longest, most_mib, processes, .. } = pod;
+        let Memory { start_mib, end_mib, seconds } = longest;
         writeln!(
             out,
-            "| {number} | {start_mib} MiB | {end_mib} MiB | {most_mib} MiB | {processes} |"
+            "| {number} | {processes} | {most_mib} MiB | {seconds:.0} s | {start_mib} MiB | {end_mib} \
+             MiB |"
         )?;
     }
     writeln!(out, "\n| rows of a key, tally included | average | most |\n| --- | ---: | ---: |")?;

@@ -1,10 +1,11 @@
 //! The pods as one service: what a client behind a load balancer sees.
 //!
-//! A pod that does not say that it is ready gets no new requests. An update that is refused is sent
-//! again, to the next pod: refused means that it was certainly not counted. An update whose outcome
-//! is unknown is never sent again. A read that fails is asked of the next pod.
+//! A request goes to the pod with the fewest that are out, of those that say that they are ready: a
+//! pod that hangs soon gets none. An update that is refused is sent again, to another pod: refused
+//! means that it was certainly not counted. An update whose outcome is unknown is never sent again. A
+//! read that fails is asked of another pod.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -17,7 +18,7 @@ use super::super::client::{PodClient, Reply};
 use super::super::drive::Run;
 use super::super::workload::Key;
 use super::Soak;
-use super::twins::Wrongs;
+use super::twins::Twins;
 
 /// How often pods are asked whether they are ready.
 const PROBE_EVERY: Duration = Duration::from_millis(500);
@@ -29,8 +30,8 @@ pub(super) const SEND_WITHIN: Duration = Duration::from_secs(1);
 pub(super) const READ_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before a refused request goes to the next pod.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// One update in this many is one of a twin.
-const TWINS_ONE_IN: u32 = 100;
+/// Updates of twins in a second, if that is no more than half of all.
+const TWINS_PER_SECOND: u32 = 20;
 /// One read in this many is one of a twin.
 const TWIN_READS_ONE_IN: u32 = 4;
 
@@ -43,10 +44,39 @@ struct Update {
 
 /// What an update is entered under.
 enum Of {
-    /// The update of the twins with this number.
-    Twin(usize),
+    /// The update with this number of these twins.
+    Twin(usize, usize),
     /// The ordinary key with this index.
     Key(usize),
+}
+
+/// A request that is out, until this is dropped.
+struct Out<'a>(&'a AtomicUsize);
+
+impl<'a> Out<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Out<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Of the pods that are ready, from `home` on the first with the fewest requests out. Each pod is told
+/// by whether it is ready and how many requests are out.
+fn choose(pods: &[(bool, usize)], home: usize, failed: Option<usize>) -> usize {
+    let ring = (0..pods.len()).map(|step| (home + step) % pods.len());
+    let chosen = ring.min_by_key(|pod| (!pods[*pod].0, Some(*pod) == failed, pods[*pod].1));
+    chosen.expect("invariant: there are pods")
+}
+
+/// The share of the updates that are of twins, at a rate in updates a second.
+pub(super) fn twin_share(rate: u32) -> f64 {
+    (f64::from(TWINS_PER_SECOND) / f64::from(rate)).min(0.5)
 }
 
 impl Soak {
@@ -61,13 +91,18 @@ impl Soak {
         }
     }
 
-    /// The pod for a try: from `home` on, the first that is ready, else the next one.
-    fn pick<'run>(&self, run: &'run Run, home: usize) -> (usize, &'run PodClient) {
-        let count = run.pods.len();
-        let mut ring = (0..count).map(|step| (home + step) % count);
-        let chosen = ring.find(|pod| self.ready[*pod].load(Ordering::Relaxed));
-        let chosen = chosen.unwrap_or(home % count);
-        (chosen, &run.pods[chosen])
+    /// The pod for a try, but not the one that has just failed if another is ready.
+    fn pick<'run>(
+        &'run self,
+        run: &'run Run,
+        home: usize,
+        failed: Option<usize>,
+    ) -> (usize, &'run PodClient, Out<'run>) {
+        let pods = self.ready.iter().zip(&self.out);
+        let pods =
+            pods.map(|(ready, out)| (ready.load(Ordering::Relaxed), out.load(Ordering::Relaxed)));
+        let chosen = choose(&pods.collect::<Vec<_>>(), home, failed);
+        (chosen, &run.pods[chosen], Out::begin(&self.out[chosen]))
     }
 
     /// Sends so many updates in one request and enters their outcomes.
@@ -89,14 +124,14 @@ impl Soak {
             }
             return;
         }
-        let drawn: Vec<Update> = (0..count).map(|_| self.draw(run, rng)).collect();
+        let drawn: Vec<Update> = (0..count).flat_map(|_| self.draw(run, rng)).collect();
         let ops: Vec<_> = drawn.iter().map(|update| (&update.key, update.weight)).collect();
         let replies = self.deliver(run, home, intended, &ops).await;
         let took = intended.elapsed();
         let node_was_down = node_was_down || self.is_node_down();
         for (update, reply) in drawn.iter().zip(&replies) {
             match update.of {
-                Of::Twin(number) => self.twins.finish(number, reply.outcome),
+                Of::Twin(twins, number) => self.twins[twins].finish(number, reply.outcome),
                 Of::Key(key) => run.ledger(key).finish(update.weight, reply.outcome),
             }
             let is_available = reply.outcome == Outcome::Acked && took <= UPDATE_WITHIN;
@@ -105,20 +140,24 @@ impl Soak {
         run.figures().record(&replies, took);
     }
 
-    /// Draws an update and enters that it begins.
-    fn draw(&self, run: &Run, rng: &mut SmallRng) -> Update {
-        if rng.random_ratio(1, TWINS_ONE_IN) {
-            let number = self.twins.begin();
-            let (key, weight) = self.twins.op(number);
-            return Update { of: Of::Twin(number), key, weight };
+    /// Draws an update, or one for each kind of twins, and enters that it begins.
+    fn draw(&self, run: &Run, rng: &mut SmallRng) -> Vec<Update> {
+        if rng.random_bool(self.twin_share) {
+            return (0..self.twins.len()).map(|twins| self.begin_twin(twins)).collect();
         }
-        let op = run.workload.draw(rng);
+        let op = run.workload.draw(run.elapsed(), rng);
         run.ledger(op.key).begin(op.weight);
         let key = run.workload.keys()[op.key].clone();
-        Update { of: Of::Key(op.key), key, weight: op.weight }
+        vec![Update { of: Of::Key(op.key), key, weight: op.weight }]
     }
 
-    /// Sends updates to one pod, and those that it refuses to the next, until none is refused.
+    fn begin_twin(&self, twins: usize) -> Update {
+        let number = self.twins[twins].begin();
+        let (key, weight) = self.twins[twins].op(number);
+        Update { of: Of::Twin(twins, number), key, weight }
+    }
+
+    /// Sends updates to one pod, and those that it refuses to another, until none is refused.
     async fn deliver(
         &self,
         run: &Run,
@@ -126,8 +165,9 @@ impl Soak {
         intended: Instant,
         ops: &[(&Key, u64)],
     ) -> Vec<Reply> {
-        let (mut chosen, pod) = self.pick(run, home);
+        let (mut chosen, pod, out) = self.pick(run, home, None);
         let mut replies = pod.add(ops).await;
+        drop(out);
         loop {
             let is_refused = |index: &usize| replies[*index].outcome == Outcome::Refused;
             let refused: Vec<usize> = (0..ops.len()).filter(is_refused).collect();
@@ -138,7 +178,7 @@ impl Soak {
                 self.figures().enter_retry(&replies[*index]);
             }
             sleep(RETRY_PAUSE).await;
-            let (next, pod) = self.pick(run, chosen + 1);
+            let (next, pod, _out) = self.pick(run, home, Some(chosen));
             chosen = next;
             let again: Vec<_> = refused.iter().map(|index| ops[*index]).collect();
             for (index, reply) in refused.into_iter().zip(pod.add(&again).await) {
@@ -147,12 +187,12 @@ impl Soak {
         }
     }
 
-    /// Sends the next update of the twins to this pod, once.
+    /// Sends the next update of the first twins to this pod, once.
     pub(in super::super) async fn try_twin(&self, pod: &PodClient) -> Reply {
-        let number = self.twins.begin();
-        let (key, weight) = self.twins.op(number);
+        let number = self.twins[0].begin();
+        let (key, weight) = self.twins[0].op(number);
         let reply = pod.add(&[(&key, weight)]).await.swap_remove(0);
-        self.twins.finish(number, reply.outcome);
+        self.twins[0].finish(number, reply.outcome);
         reply
     }
 
@@ -165,43 +205,67 @@ impl Soak {
         mut rng: SmallRng,
     ) {
         let node_was_down = self.is_node_down();
-        let mut home = home;
-        let twins = self.twins.len();
-        let is_of_twin = twins > 0 && rng.random_ratio(1, TWIN_READS_ONE_IN);
+        let twins = &self.twins[rng.random_range(0..self.twins.len())];
+        let is_of_twin = twins.len() > 0 && rng.random_ratio(1, TWIN_READS_ONE_IN);
         let index = match is_of_twin {
-            true => rng.random_range(0..twins),
-            false => run.workload.draw_key(&mut rng),
+            true => rng.random_range(0..twins.len()),
+            false => run.workload.draw_key(run.elapsed(), &mut rng),
         };
+        let mut failed = None;
         let is_available = loop {
-            let (chosen, pod) = self.pick(run, home);
+            let (chosen, pod, out) = self.pick(run, home, failed);
             let got_value = match is_of_twin {
-                true => self.watch_twin(run, pod, index).await,
+                true => self.watch_twin(run, pod, twins, index).await,
                 false => run.watch(pod, index).await,
             };
+            drop(out);
             if got_value || due.elapsed() >= READ_WITHIN {
                 break got_value && due.elapsed() <= READ_WITHIN;
             }
-            home = chosen + 1;
+            failed = Some(chosen);
             sleep(RETRY_PAUSE).await;
         };
         self.figures().reads.enter(is_available, node_was_down || self.is_node_down());
     }
 
-    async fn watch_twin(&self, run: &Run, pod: &PodClient, index: usize) -> bool {
-        let before = self.twins.known(index);
-        let read = pod.value(&self.twins.key(index), &run.consistency).await;
-        let after = self.twins.known(index);
+    async fn watch_twin(&self, run: &Run, pod: &PodClient, twins: &Twins, index: usize) -> bool {
+        let before = twins.known(index);
+        let read = pod.value(&twins.key(index), &run.consistency).await;
+        let after = twins.known(index);
         let Ok(value) = read else {
             run.figures().reads_failed += 1;
             return false;
         };
         run.figures().reads += 1;
-        let mut wrongs = Wrongs::default();
-        wrongs.judge(index, value.unwrap_or(0), &before, &after);
+        let wrongs = twins.judge(index, value.unwrap_or(0), &before, &after);
         if wrongs.count() > 0 {
             self.figures().wrongs.merge(wrongs);
             run.stop.cancel();
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_hangs_or_fails_gets_no_more_than_others() {
+        let idle = [(true, 0); 3];
+        assert_eq!(
+            (0..6).map(|home| choose(&idle, home, None)).collect::<Vec<_>>(),
+            [0, 1, 2, 0, 1, 2]
+        );
+        assert_eq!(choose(&[(true, 5), (true, 1), (true, 2)], 0, None), 1);
+        assert_eq!(choose(&[(false, 0), (true, 9), (true, 9)], 0, None), 1);
+        assert_eq!(choose(&idle, 0, Some(0)), 1);
+        assert_eq!(choose(&[(true, 0), (false, 0)], 0, Some(0)), 0, "no other is ready");
+        assert_eq!(choose(&[(false, 3), (false, 1)], 0, None), 1, "none is ready");
+    }
+
+    #[test]
+    fn twins_are_a_small_share_of_many_updates() {
+        assert!((twin_share(2_000) - 0.01).abs() < 1e-9 && (twin_share(10) - 0.5).abs() < 1e-9);
     }
 }
