@@ -30,7 +30,13 @@ async fn three_minutes_of_every_kind_of_fault_lose_double_and_invent_nothing() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("soak");
     let output = Command::new(root.join("tests/soak"))
-        .envs([("MINUTES", "3"), ("RATE", RATE), ("BATCH", "1"), ("EVERY", "12")])
+        .envs([
+            ("MINUTES", "3"),
+            ("RATE", RATE),
+            ("BATCH", "1"),
+            ("EVERY", "12"),
+            ("HINTS_LATE", "15"),
+        ])
         .envs(AVAILABLE_PERCENT)
         .env("PROGRAM", env!("CARGO_BIN_EXE_orderfree"))
         .env("REPORT", &folder)

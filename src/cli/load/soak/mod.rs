@@ -157,9 +157,7 @@ impl Soak {
         kinds: Vec<String>,
         missing: Vec<String>,
     ) -> SoakReport {
-        let updates = self.twins.iter().map(Twins::updates).sum();
-        let twins = (updates, self.twins.iter().map(Twins::len).sum());
-        SoakReport::new(args, work, (kinds, missing), &self.figures(), twins)
+        SoakReport::new(args, work, (kinds, missing), &self.figures(), &self.twins)
     }
 }
 

@@ -104,6 +104,12 @@ impl Twins {
         self.told().len()
     }
 
+    /// How many were acknowledged.
+    pub(super) fn acked(&self) -> u64 {
+        let is_acked = |told: &&Told| **told == Told::Outcome(Outcome::Acked);
+        self.told().iter().filter(is_acked).count() as u64
+    }
+
     /// How many keys may hold an update.
     pub(super) fn len(&self) -> usize {
         let per_turn = IN_TURN * DIGITS;
