@@ -143,6 +143,9 @@ fn each_rule_of_the_normal_form_is_checked_by_the_codec() {
     assert!(decoded(&encoded(&settled(set(1, newest(1, 2), none(), none())))).is_ok());
     refused(&settled(set(1, Newest::new(), covering(1, 2), none())));
     refused(&settled(set(1, Newest::new(), Context::up_to(fence), none())));
+    // Also of an entry that does not become empty by it.
+    refused(&set(1, newest(2, 1), covering(1, 2), covering(1, 2)));
+    refused(&settled(set(1, newest(2, 1), covering(1, 2), none())));
     refused(&settled(OrSet { cleared: covering(1, 2), ..OrSet::default() }));
     refused(&settled(OrSet { cleared: Context::up_to(fence), ..OrSet::default() }));
 }
