@@ -23,7 +23,7 @@ fn seeds() -> Vec<Seed> {
     let of_kind = |&kind: &Kind| {
         let (state, fence) = (state(kind), Timestamp::from_micros(1_700_000_000_000_000));
         let shard = encode_shard(&state, 1);
-        let payload = targets::payload_in(&shard).to_vec();
+        let payload = targets::decoders::payload_in(&shard).to_vec();
         [
             ("op", "", kind.about().example_op.as_bytes().to_vec()),
             ("payload", "", payload),

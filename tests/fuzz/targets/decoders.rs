@@ -110,6 +110,7 @@ pub(super) fn payload(input: &[u8]) {
         let decoded = decode_shard(kind, &bytes);
         if let Ok(state) = &decoded {
             assert_eq!(encode_shard(state, 1), bytes, "not canonical");
+            assert_eq!(payload_in(&bytes), input);
             let value = state.value(&Question::default());
             assert!(serde_json::to_string(&value.shown(false)).is_ok());
         }

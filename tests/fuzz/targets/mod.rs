@@ -2,14 +2,12 @@
 //! them under libFuzzer, and `tests/fuzz` runs the same functions on the stable toolchain.
 
 mod config;
-mod decoders;
+pub(crate) mod decoders;
 mod listing;
 mod pod;
 mod requests;
 mod stream;
 mod surface;
-
-pub(crate) use decoders::payload_in;
 
 /// Defines the targets: their names and what runs them.
 macro_rules! targets {
