@@ -31,8 +31,9 @@ const BUDGET_MS: u64 = 1000;
 /// The true times, in ms, at which anything may happen, by clocks that err by ε in the worst way
 /// (pods behind, folders ahead) and a lifetime of 10 s: the first life is born at the first instant
 /// and the second at the second. At the third, the first life is final and the second one may still
-/// have its acknowledgement believed, for 1 ms; at the fourth, both are final; at the last, deletions may be
-/// purged. The third and the fourth are less than 2ε apart, so that both may be a folder's "now".
+/// have its acknowledgement believed, for 1 ms; at the fourth, both are final; at the last, deletions
+/// may be purged. The third and the fourth are less than 2ε apart, so that both may be a folder's
+/// "now".
 const INSTANTS_MS: [u64; INSTANTS as usize] = [0, 1500, 11_499, 12_600, 60_000];
 
 /// Instants there are.

@@ -295,8 +295,9 @@ async fn connection(
             soak.update(&run, number, intended, batch, &mut rng).await;
             continue;
         }
+        let elapsed = run.elapsed();
         ops.clear();
-        ops.extend((0..batch).map(|_| run.workload.draw(run.elapsed(), &mut rng)));
+        ops.extend((0..batch).map(|_| run.workload.draw(elapsed, &mut rng)));
         if run.send(pod, &ops, intended).await {
             tokio::select! {
                 biased;

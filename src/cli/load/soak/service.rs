@@ -66,8 +66,9 @@ impl Drop for Out<'_> {
     }
 }
 
-/// Of the pods that are ready, from `home` on the first with the fewest requests out. Each pod is told
-/// by whether it is ready and how many requests are out.
+/// Of the pods that are ready, from `home` on the first with the fewest requests out, but not the one
+/// that has just failed if there is another. Each pod is told by whether it is ready and how many
+/// requests are out.
 fn choose(pods: &[(bool, usize)], home: usize, failed: Option<usize>) -> usize {
     let ring = (0..pods.len()).map(|step| (home + step) % pods.len());
     let chosen = ring.min_by_key(|pod| (!pods[*pod].0, Some(*pod) == failed, pods[*pod].1));
@@ -91,7 +92,7 @@ impl Soak {
         }
     }
 
-    /// The pod for a try, but not the one that has just failed if another is ready.
+    /// The pod for a try, as [`choose`] says, with one more request out at it.
     fn pick<'run>(
         &'run self,
         run: &'run Run,
@@ -189,10 +190,11 @@ impl Soak {
 
     /// Sends the next update of the first twins to this pod, once.
     pub(in super::super) async fn try_twin(&self, pod: &PodClient) -> Reply {
-        let number = self.twins[0].begin();
-        let (key, weight) = self.twins[0].op(number);
+        let twins = &self.twins[0];
+        let number = twins.begin();
+        let (key, weight) = twins.op(number);
         let reply = pod.add(&[(&key, weight)]).await.swap_remove(0);
-        self.twins[0].finish(number, reply.outcome);
+        twins.finish(number, reply.outcome);
         reply
     }
 
