@@ -134,6 +134,12 @@ impl Scope {
         Scope { name: "quorum", fold_reads: 2, ..Scope::quick() }
     }
 
+    /// Three folds by three folders.
+    #[must_use]
+    pub fn folds() -> Scope {
+        Scope { name: "folds", folds: 3, folders: 3, ..Scope::quick() }
+    }
+
     /// Two mutators, two folds, one of them sent again, two late messages: what a folder may do, in ten
     /// million worlds and a minute or two.
     #[must_use]
