@@ -111,8 +111,8 @@ pub struct StoreArgs {
     #[arg(long, env = "ORDERFREE_FENCE_QUANTUM", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub fence_quantum: Option<Duration>,
 
-    /// Most keys that one request writes to Cassandra. More need a larger
-    /// `batch_size_fail_threshold` than Cassandra's default.
+    /// Most keys that one request writes to Cassandra; a fold, which also deletes, takes half as many.
+    /// More need a larger `batch_size_fail_threshold` than Cassandra's default.
     #[arg(long, env = "ORDERFREE_BATCH_ROWS", default_value_t = BATCH_ROWS_MAX, value_parser = clap::value_parser!(u16).range(1..), value_name = "COUNT")]
     pub batch_rows: u16,
 

@@ -88,10 +88,8 @@ pub const FOLD_BLOCKED_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 /// Keys that wait to be folded; further nominations are dropped, as the sweep finds them again.
 pub const FOLD_QUEUE_MAX: usize = 10_000;
 
-/// Folds of a pod per second.
-pub const FOLDS_PER_SECOND: u32 = 200;
-
-/// Folds of a pod at once.
+/// Folds at once from a pod's queue, and as many from its sweep, each of one key or of several of a
+/// group.
 pub const FOLDS_AT_ONCE: usize = 8;
 
 /// Updates or reads in one JSON batch or query.

@@ -15,7 +15,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("rand::", &["src/chance.rs", "src/cli/load", "tests/", "core/tests/", "core/examples/"]),
     ("tokio::spawn", &["src/tasks.rs", "src/cli/load", "tests/", "tests.rs"]),
     ("std::env::var", &["src/config.rs", "tests/", "core/tests/", "or_set/schedules.rs"]),
-    ("FullRead::at_fold_level", &["core/", "src/store", "tests/"]),
+    ("at_fold_level(", &["core/", "src/store", "tests/"]),
     ("thread::spawn", &["src/store/embedded", "tests/"]),
 ];
 

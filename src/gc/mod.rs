@@ -1,22 +1,26 @@
 //! Folding in the background: a bounded queue fed by reads, and a sweep for keys that nobody reads.
 //!
 //! Every pod does it, and any number may fold one key at once: a fold's batch is idempotent. Here
-//! are only politeness and patience: one fold of a key at a time, a bounded rate, back-off while
-//! nodes are down.
+//! are only politeness and patience: keys of a group go together (`together.rs`), one fold of a key at
+//! a time, no more than the store has time for, and back-off while nodes are down (`pace.rs`).
 
 mod pace;
+mod together;
 
 use std::collections::HashSet;
+use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::{StreamExt, stream};
+use futures::StreamExt;
 use lru::LruCache;
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::fold::{self, FoldError, Plan, Report};
+use orderfree_core::protocol::fold::{self, Fold, FoldError, Plan, Report};
+use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome};
 use thiserror::Error;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::chance::Chance;
 use crate::gate::Gate;
@@ -42,9 +46,9 @@ pub struct Folder {
     pace: Pace,
     /// Keys on the queue, so that a hot key stands there once.
     queued: Mutex<HashSet<Key>>,
-    queue: mpsc::Sender<Key>,
+    queue: mpsc::Sender<Nomination>,
     /// The queue's other end, until [`Folder::start`] takes it.
-    nominations: Mutex<Option<mpsc::Receiver<Key>>>,
+    nominations: Mutex<Option<mpsc::Receiver<Nomination>>>,
     busy: Mutex<HashSet<Key>>,
     /// Keys whose last fold was blocked, and when by the boot-time clock. Reads nominate them again
     /// after a cutoff.
@@ -64,7 +68,7 @@ pub struct FoldResult {
 }
 
 /// Why a key was not folded.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, Error)]
 pub enum FoldFailure {
     /// The clock or the schema does not allow it now.
     #[error(transparent)]
@@ -128,7 +132,7 @@ impl Folder {
             gate,
             constants,
             metrics,
-            pace: Pace::new(limits::FOLDS_PER_SECOND, chance.clone()),
+            pace: Pace::new(chance.clone()),
             chance,
             queued: Mutex::default(),
             queue,
@@ -150,18 +154,18 @@ impl Folder {
     }
 
     /// Puts a key on the queue. A full queue drops it: the sweep finds it again.
-    pub fn nominate(&self, key: Key) {
+    pub fn nominate(&self, nomination: Nomination) {
         if !self.is_on {
             return;
         }
         // A fold at every read would cost much and change nothing.
-        let blocked = lock(&self.blocked).get(&key).copied();
+        let blocked = lock(&self.blocked).get(&nomination.key).copied();
         if blocked.is_some_and(|since| self.gate.now().boot < since + self.constants.cutoff()) {
             return;
         }
-        let is_new = lock(&self.queued).insert(key.clone());
-        if is_new && let Err(error) = self.queue.try_send(key) {
-            lock(&self.queued).remove(&error.into_inner());
+        let is_new = lock(&self.queued).insert(nomination.key.clone());
+        if is_new && let Err(error) = self.queue.try_send(nomination) {
+            lock(&self.queued).remove(&error.into_inner().key);
             self.metrics.fold_dropped.inc();
         }
     }
@@ -171,48 +175,101 @@ impl Folder {
     /// # Errors
     /// [`FoldFailure`]; whatever happened, no value changed.
     pub async fn fold(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
-        if !self.is_on && !dry_run {
-            return Err(Pause::Off.into());
-        }
-        let _mine = Busy::take(&self.busy, key).ok_or(FoldFailure::Busy)?;
-        let result = self.fold_mine(key, dry_run).await;
-        match &result {
-            Ok(_) => {
-                lock(&self.blocked).pop(key);
-            }
-            Err(failure) if failure.is_blocked() => {
-                lock(&self.blocked).put(key.clone(), self.gate.now().boot);
-            }
-            Err(_) => {}
-        }
-        result
+        let results = self.fold_together(slice::from_ref(key), dry_run).await;
+        results.into_iter().next().expect("invariant: each key has its result")
     }
 
-    async fn fold_mine(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
+    /// Folds keys of one partition by one read and one write, each with a result of its own.
+    async fn fold_together(
+        &self,
+        keys: &[Key],
+        dry_run: bool,
+    ) -> Vec<Result<FoldResult, FoldFailure>> {
+        if !self.is_on && !dry_run {
+            return vec![Err(Pause::Off.into()); keys.len()];
+        }
+        let mine: Vec<Option<Busy>> = keys.iter().map(|key| Busy::take(&self.busy, key)).collect();
+        let free: Vec<Key> = mine.iter().flatten().map(|busy| busy.key.clone()).collect();
+        let of_free = self.fold_free(&free, dry_run).await;
+        let mut of_free =
+            of_free.unwrap_or_else(|failure| vec![Err(failure); free.len()]).into_iter();
+        let results = mine.iter().map(|busy| match busy {
+            Some(_) => of_free.next().expect("invariant: each key has its result"),
+            None => Err(FoldFailure::Busy),
+        });
+        let results: Vec<_> = results.collect();
+        for (key, result) in keys.iter().zip(&results) {
+            match result {
+                Ok(_) => {
+                    lock(&self.blocked).pop(key);
+                }
+                // Of which of them is not known.
+                Err(FoldFailure::Read(_)) if keys.len() > 1 => {}
+                Err(failure) if failure.is_blocked() => {
+                    lock(&self.blocked).put(key.clone(), self.gate.now().boot);
+                }
+                Err(_) => {}
+            }
+        }
+        results
+    }
+
+    /// The same, for keys that nobody else in this pod folds.
+    async fn fold_free(
+        &self,
+        keys: &[Key],
+        dry_run: bool,
+    ) -> Result<Vec<Result<FoldResult, FoldFailure>>, FoldFailure> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
         // Before the read: whatever is final by this time can't be acknowledged after it.
         let now = self.gate.fold_time()?;
-        let read = self.store.read_for_fold(key).await?;
-        let plan =
-            fold::plan(&read, now, &self.constants).map_err(|error| self.blocked(key, error))?;
+        let reads = self.store.read_for_folds(keys).await?;
+        let plans: Vec<_> = reads.iter().map(|read| self.plan(read, now)).collect();
+        let folds: Vec<Fold> = plans.iter().flatten().filter_map(Plan::fold).cloned().collect();
+        let outcome = match dry_run || folds.is_empty() {
+            true => None,
+            false => {
+                // One of the keys may have shown that a clock has moved (I12).
+                self.gate.fold_time()?;
+                Some(self.store.write_folds(&folds).await)
+            }
+        };
+        let results = plans.into_iter().map(|plan| self.result(&plan?, outcome.as_ref()));
+        Ok(results.collect())
+    }
+
+    fn plan(&self, read: &FullRead, now: Timestamp) -> Result<Plan, FoldFailure> {
+        let plan = fold::plan(read, now, &self.constants)
+            .map_err(|error| self.blocked(read.key(), error))?;
+        self.note(read, plan.report(), now);
+        Ok(plan)
+    }
+
+    /// How a plan ended, or would end where nothing was written.
+    fn result(
+        &self,
+        plan: &Plan,
+        outcome: Option<&WriteOutcome>,
+    ) -> Result<FoldResult, FoldFailure> {
         let report = *plan.report();
-        self.note(&read, &report, now);
-        match plan {
-            Plan::Nothing(_) => {
+        match (plan, outcome) {
+            (Plan::Nothing(_), _) => {
                 Ok(FoldResult { report, fence: report.fence_before, written: false })
             }
-            Plan::Fold(fold) if dry_run => {
+            (Plan::Fold(fold), None) => {
                 Ok(FoldResult { report, fence: Some(fold.fence()), written: false })
             }
-            Plan::Fold(fold) => match self.store.write_fold(&fold).await {
-                WriteOutcome::Acked => {
-                    self.metrics.folded_shards.inc_by(report.folded as u64);
-                    self.metrics.zombies.inc_by(report.zombies as u64);
-                    Ok(FoldResult { report, fence: Some(fold.fence()), written: true })
-                }
-                WriteOutcome::Refused(reason) | WriteOutcome::Unknown(reason) => {
-                    Err(FoldFailure::Write(reason))
-                }
-            },
+            (Plan::Fold(fold), Some(WriteOutcome::Acked)) => {
+                self.metrics.folded_shards.inc_by(report.folded as u64);
+                self.metrics.zombies.inc_by(report.zombies as u64);
+                Ok(FoldResult { report, fence: Some(fold.fence()), written: true })
+            }
+            (
+                Plan::Fold(_),
+                Some(WriteOutcome::Refused(reason) | WriteOutcome::Unknown(reason)),
+            ) => Err(FoldFailure::Write(reason.clone())),
         }
     }
 
@@ -223,29 +280,33 @@ impl Folder {
     /// [`StoreError`] if a part could not be scanned, [`Pause`] if folding is not allowed now.
     pub async fn sweep_once(self: &Arc<Self>) -> Result<SweepReport, FoldFailure> {
         let mut report = SweepReport::default();
-        for part in self.parts() {
-            self.sweep_part(part, &mut report).await?;
-        }
+        self.sweep(&self.parts(), &mut report).await?;
         Ok(report)
     }
 
-    async fn sweep_part(
+    /// Scans one part after the other, and folds what was found meanwhile.
+    async fn sweep(
         &self,
-        part: SweepPart,
+        parts: &[SweepPart],
         report: &mut SweepReport,
     ) -> Result<(), FoldFailure> {
-        let now = self.gate.fold_time()?;
-        let (found, mut keys) = mpsc::channel(SWEEP_AHEAD_MAX);
-        let keys = stream::poll_fn(move |context| keys.poll_recv(context));
-        let folds = keys
-            .map(|key| async move { self.fold_politely(&key).await })
+        let (found, nominations) = mpsc::channel(SWEEP_AHEAD_MAX);
+        let scan = async move {
+            for &part in parts {
+                let now = self.gate.fold_time()?;
+                self.store.sweep(part, now, found.clone()).await?;
+            }
+            Ok(())
+        };
+        let folds = together::lists(nominations, self.keys_together())
+            .map(|keys| self.fold_politely(keys))
             .buffer_unordered(limits::FOLDS_AT_ONCE)
-            .for_each(|end| {
-                report.count(end);
+            .for_each(|ends| {
+                ends.into_iter().for_each(|end| report.count(end));
                 futures::future::ready(())
             });
-        let (scanned, ()) = futures::join!(self.store.sweep(part, now, found), folds);
-        Ok(scanned?)
+        let (scanned, ()) = futures::join!(scan, folds);
+        scanned
     }
 
     async fn sweep_for_ever(self: Arc<Self>, tasks: Tasks) {
@@ -261,7 +322,7 @@ impl Folder {
                 tokio::select! {
                     biased;
                     () = tasks.stopped() => return,
-                    swept = self.sweep_part(part, &mut report) => if let Err(error) = swept {
+                    swept = self.sweep(slice::from_ref(&part), &mut report) => if let Err(error) = swept {
                         tracing::debug!(%error, "a part of the key space was not swept");
                     }
                 }
@@ -269,16 +330,20 @@ impl Folder {
         }
     }
 
-    async fn work(self: Arc<Self>, nominations: mpsc::Receiver<Key>, tasks: Tasks) {
-        let mut nominations = nominations;
-        let keys = stream::poll_fn(move |context| nominations.poll_recv(context));
-        let folds = keys.for_each_concurrent(limits::FOLDS_AT_ONCE, |key| {
+    async fn work(self: Arc<Self>, nominations: mpsc::Receiver<Nomination>, tasks: Tasks) {
+        let lists = together::lists(nominations, self.keys_together());
+        let folds = lists.for_each_concurrent(limits::FOLDS_AT_ONCE, |keys| {
             let folder = &self;
             async move {
-                lock(&folder.queued).remove(&key);
-                let waiting = lock(&folder.queued).len();
+                let waiting = {
+                    let mut queued = lock(&folder.queued);
+                    for key in &keys {
+                        queued.remove(key);
+                    }
+                    queued.len()
+                };
                 folder.metrics.fold_queue.set(i64::try_from(waiting).unwrap_or(i64::MAX));
-                folder.fold_politely(&key).await;
+                folder.fold_politely(keys).await;
             }
         });
         // A fold that is dropped half-way is like one whose answer was lost: the next one sees.
@@ -289,11 +354,49 @@ impl Folder {
         }
     }
 
-    /// Folds one key when its turn has come, and says how it ended.
-    async fn fold_politely(&self, key: &Key) -> FoldEnd {
+    /// So many folds fit into one request, which has two statements for each.
+    fn keys_together(&self) -> usize {
+        (self.store.flights().rows_max / 2).max(1)
+    }
+
+    /// Folds keys of one partition when their turn has come, and says how each ended.
+    async fn fold_politely(&self, mut keys: Vec<Key>) -> Vec<FoldEnd> {
         self.pace.turn().await;
-        let result = self.fold(key, false).await;
-        let end = match &result {
+        let begun = Instant::now();
+        let mut results = self.fold_together(&keys, false).await;
+        if keys.len() > 1 && results.iter().any(|end| matches!(end, Err(FoldFailure::Read(_)))) {
+            results = self.fold_alone(&mut keys).await;
+        }
+        let ends = keys.iter().zip(&results).map(|(key, result)| self.count(key, result));
+        let ends: Vec<FoldEnd> = ends.collect();
+        match ends.iter().any(|end| matches!(end, FoldEnd::Failed | FoldEnd::Paused)) {
+            true => self.pace.went_wrong(),
+            false => self.pace.went_well(),
+        }
+        self.pace.rest(begun.elapsed()).await;
+        ends
+    }
+
+    /// Folds keys one by one whose read together failed: one of them may be why, and must not keep the
+    /// others from being folded. If the store does not answer at all, they wait for another time, when
+    /// another of them is the first.
+    async fn fold_alone(&self, keys: &mut [Key]) -> Vec<Result<FoldResult, FoldFailure>> {
+        let count = u32::try_from(keys.len()).expect("invariant: a list is short");
+        keys.rotate_left(self.chance.below(count) as usize);
+        let mut results = Vec::with_capacity(keys.len());
+        for key in keys.iter() {
+            let result = self.fold(key, false).await;
+            if let Err(FoldFailure::Read(StoreError::Unavailable(_))) = result {
+                results.resize(keys.len(), result);
+                break;
+            }
+            results.push(result);
+        }
+        results
+    }
+
+    fn count(&self, key: &Key, result: &Result<FoldResult, FoldFailure>) -> FoldEnd {
+        let end = match result {
             Ok(FoldResult { written: true, .. }) => FoldEnd::Folded,
             Ok(_) | Err(FoldFailure::Busy) => FoldEnd::Nothing,
             Err(FoldFailure::Paused(_)) => FoldEnd::Paused,
@@ -301,17 +404,12 @@ impl Folder {
             Err(_) => FoldEnd::Failed,
         };
         self.metrics.count_fold(end);
-        match (end, &result) {
-            (FoldEnd::Folded | FoldEnd::Nothing, _) => self.pace.went_well(),
-            (FoldEnd::Blocked, Err(error)) => {
-                self.pace.went_well();
+        match result {
+            Err(error) if end == FoldEnd::Blocked => {
                 tracing::error!(%key, %error, "a key can't be folded without an operator");
             }
-            (_, Err(error)) => {
-                self.pace.went_wrong();
-                tracing::debug!(%key, %error, "a fold is postponed");
-            }
-            (_, Ok(_)) => unreachable!("invariant: a result is folded or nothing"),
+            Err(error) => tracing::debug!(%key, %error, "a fold is postponed"),
+            Ok(_) => {}
         }
         end
     }
@@ -389,3 +487,6 @@ impl Drop for Busy<'_> {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

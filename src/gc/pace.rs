@@ -1,4 +1,4 @@
-//! When the next fold may start: a bounded rate, and patience while folds can't succeed.
+//! When the next fold may start: not before the store has rested as well, nor while folds can't succeed.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -11,44 +11,46 @@ use crate::chance::Chance;
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
 pub(super) struct Pace {
-    every: Duration,
     chance: Chance,
     state: Mutex<State>,
 }
 
 struct State {
-    /// The first free turn.
-    next: Instant,
+    /// Nobody folds before.
+    until: Instant,
     /// The wait after the next fold that goes wrong.
     backoff: Duration,
 }
 
 impl Pace {
-    pub(super) fn new(per_second: u32, chance: Chance) -> Pace {
-        let state = Mutex::new(State { next: Instant::now(), backoff: BACKOFF.0 });
-        Pace { every: Duration::from_secs(1) / per_second, chance, state }
+    pub(super) fn new(chance: Chance) -> Pace {
+        let state = State { until: Instant::now(), backoff: BACKOFF.0 };
+        Pace { chance, state: Mutex::new(state) }
     }
 
-    /// Waits for the next free turn.
+    /// Waits until folds may succeed again.
     pub(super) async fn turn(&self) {
-        let at = self.with(|state| {
-            let at = state.next.max(Instant::now());
-            state.next = at + self.every;
-            at
-        });
-        tokio::time::sleep_until(at).await;
+        let until = self.with(|state| state.until);
+        tokio::time::sleep_until(until).await;
+    }
+
+    /// Rests about as long as a fold took: whoever folds does so for half of the time, and the slower
+    /// the store answers, the fewer folds it gets.
+    pub(super) async fn rest(&self, took: Duration) {
+        tokio::time::sleep(took.mul_f64(self.chance.factor(0.5..1.5))).await;
     }
 
     pub(super) fn went_well(&self) {
         self.with(|state| state.backoff = BACKOFF.0);
     }
 
-    /// Nobody folds for a while, and longer the next time.
+    /// Nobody folds for a while, and longer the next time. What was on its way and goes wrong meanwhile
+    /// changes nothing.
     pub(super) fn went_wrong(&self) {
         self.with(|state| {
-            let until = Instant::now() + state.backoff.mul_f64(self.chance.factor(0.5..1.0));
-            if until > state.next {
-                state.next = until;
+            let now = Instant::now();
+            if now >= state.until {
+                state.until = now + state.backoff.mul_f64(self.chance.factor(0.5..1.0));
                 state.backoff = (2 * state.backoff).min(BACKOFF.1);
             }
         });
@@ -64,16 +66,31 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn turns_keep_the_rate_and_wait_after_trouble() {
-        let pace = Pace::new(100, Chance::system());
-        let start = Instant::now();
-        for _ in 0..11 {
-            pace.turn().await;
-        }
-        assert_eq!(start.elapsed(), Duration::from_millis(100));
-        pace.went_wrong();
+    async fn a_rest_is_about_as_long_as_the_fold() {
+        let (pace, start) = (Pace::new(Chance::system()), Instant::now());
         pace.turn().await;
-        let waited = start.elapsed();
-        assert!(waited >= Duration::from_millis(350), "{waited:?}");
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        pace.rest(Duration::from_millis(100)).await;
+        let rested = start.elapsed().as_millis();
+        assert!((50..=150).contains(&rested), "{rested} ms");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_after_trouble_grow_and_count_once() {
+        let pace = Pace::new(Chance::system());
+        let wait = async || {
+            let start = Instant::now();
+            pace.turn().await;
+            start.elapsed()
+        };
+        for least_ms in [250, 500, 1_000] {
+            (0..8).for_each(|_| pace.went_wrong());
+            let waited = wait().await.as_millis();
+            assert!((least_ms..=2 * least_ms).contains(&waited), "{waited} ms");
+        }
+        pace.went_well();
+        pace.went_wrong();
+        let waited = wait().await.as_millis();
+        assert!((250..=500).contains(&waited), "{waited} ms");
     }
 }

@@ -17,6 +17,7 @@ use lru::LruCache;
 use orderfree_core::crdt::State;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::read::{self, Answer, Reading, RowError};
+use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Constants, Key, Timestamp, WholeSlice};
 use thiserror::Error;
 
@@ -164,8 +165,8 @@ impl Reader {
         let slice = self.store.read_key(key, after, level).await;
         if let Err(error) = &slice {
             self.metrics.count_store_error(error.class());
-            if matches!(error, StoreError::TooManyRows(_)) {
-                self.folder.nominate(key.clone());
+            if let StoreError::TooManyRows(cut) = error {
+                self.folder.nominate(Nomination { key: key.clone(), rows: cut.limit });
             }
         }
         Ok(slice?)
@@ -245,7 +246,8 @@ impl Reader {
             tracing::warn!(%key, shards = reading.shards, "a key has many shards; do folds lag?");
         }
         if reading.final_shards > 1 {
-            self.folder.nominate(key.clone());
+            let rows = reading.shards + usize::from(reading.fence.is_some());
+            self.folder.nominate(Nomination { key: key.clone(), rows });
         }
     }
 }

@@ -5,7 +5,8 @@
 //!
 //! * rows are last-write-wins by the bound timestamp, ties won by the greater bytes;
 //! * a key is read as one unpaged slice: one snapshot of each replica;
-//! * a [`Fold`] is applied whole or not at all, and never partly seen;
+//! * a [`Fold`], or several that are written together, are applied whole or not at all, and never
+//!   partly seen;
 //! * [`WriteOutcome::Refused`] means certainly not applied, now or later.
 
 pub mod cassandra;
@@ -17,6 +18,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{
     Cut, FullRead, Key, Name, Now, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
 };
@@ -52,7 +54,7 @@ impl StoreError {
 }
 
 /// Why no fold may be planned now.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, Error)]
 pub enum Pause {
     /// The clock can't be trusted.
     #[error(transparent)]
@@ -142,11 +144,23 @@ pub trait Store: Send + Sync + 'static {
         level: Level,
     ) -> Result<Chunk, StoreError>;
 
+    /// Reads the whole slices of keys of one partition at the fold's level, in the order of the keys.
+    /// It fails for all if it fails for one.
+    async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError>;
+
     /// Reads a key's whole slice at the fold's level.
-    async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError>;
+    async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
+        let reads = self.read_for_folds(std::slice::from_ref(key)).await?;
+        Ok(reads.into_iter().next().expect("invariant: each key has its read"))
+    }
+
+    /// Executes folds of one partition as one batch, with one outcome for all.
+    async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome;
 
     /// Executes a fold as one batch.
-    async fn write_fold(&self, fold: &Fold) -> WriteOutcome;
+    async fn write_fold(&self, fold: &Fold) -> WriteOutcome {
+        self.write_folds(std::slice::from_ref(fold)).await
+    }
 
     /// Into how many equal parts a sweep divides the key space.
     fn sweep_parts(&self) -> u32;
@@ -157,7 +171,7 @@ pub trait Store: Send + Sync + 'static {
         &self,
         part: SweepPart,
         now: Timestamp,
-        found: mpsc::Sender<Key>,
+        found: mpsc::Sender<Nomination>,
     ) -> Result<(), StoreError>;
 
     /// Whether this pod's clock may be trusted with updates.

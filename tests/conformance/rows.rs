@@ -3,7 +3,7 @@
 use scylla::statement::Consistency::All;
 
 use crate::cassandra::CLUSTER;
-use crate::table::{TALLY, Table};
+use crate::table::{GROUP, TALLY, Table};
 
 /// Two folds with the same fence write the same timestamp: one of the two tallies must win whole, on
 /// every replica, whichever came last.
@@ -74,5 +74,31 @@ async fn a_limit_keeps_the_tally_and_drops_the_oldest_rows() {
     assert_eq!(table.select(2, All, "n", "LIMIT 2").await, [tally.clone(), newest.clone()]);
     let behind_a_fence = table.select(3, All, "n", "AND expires_at > 9 LIMIT 5").await;
     assert_eq!(behind_a_fence, [tally, newest]);
+    table.drop().await;
+}
+
+/// Keys that are folded together are read by a list of names, without a limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_of_a_list_are_answered_once_each_in_the_tables_order() {
+    let _others_too = CLUSTER.read().await;
+    let table = Table::fresh().await;
+    for name in ["a", "b", "bb", "c"] {
+        for expires_at in [10, 20] {
+            table.write(1, All, name, (expires_at, &[1]), 5).await;
+        }
+    }
+    table.fold(1, All, "b", 10, &[2]).await;
+    let text = "SELECT name, expires_at, state FROM shards \
+                WHERE kind = 'counter' AND grp = ? AND name IN ?";
+    let names = ["c", "nobody", "a", "c", "b"].as_slice();
+    let answer = table.run(2, All, text, (GROUP, names)).await.expect("an answer");
+    let answer = answer.into_rows_result().expect("rows");
+    let rows: Vec<(String, i64, Vec<u8>)> =
+        answer.rows().expect("typed").map(|row| row.expect("a row")).collect();
+    let row = |name: &str, expires_at, state| (name.to_owned(), expires_at, vec![state]);
+    let of_a = [row("a", 20, 1), row("a", 10, 1)];
+    let of_b = [row("b", TALLY, 2), row("b", 20, 1)];
+    let of_c = [row("c", 20, 1), row("c", 10, 1)];
+    assert_eq!(rows, [of_a, of_b, of_c].concat());
     table.drop().await;
 }

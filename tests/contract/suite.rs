@@ -10,6 +10,7 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{decode_shard, decode_tally};
 use orderfree_core::protocol::group::{From, Then};
 use orderfree_core::protocol::read::{Answer, assemble};
+use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{
     Key, Mutator, MutatorId, Name, Now, ShardWrite, Timestamp, WriteOutcome,
 };
@@ -45,6 +46,7 @@ macro_rules! every_test {
             a_group_of_large_states_is_read_in_smaller_chunks,
             a_sweep_nominates_exactly_the_keys_worth_folding,
             a_sweep_ends_when_nobody_listens,
+            keys_of_a_group_are_folded_together,
             rows_written_together_are_all_there_each_by_its_own_timestamp,
             keys_of_one_lane_share_their_replicas,
             an_expired_write_is_refused_and_never_sent,
@@ -457,7 +459,8 @@ pub(crate) async fn a_sweep_nominates_exactly_the_keys_worth_folding(subject: Su
     };
     let listening = async {
         let mut nominated = Vec::new();
-        while let Some(key) = receiver.recv().await {
+        while let Some(Nomination { key, rows }) = receiver.recv().await {
+            assert_eq!(rows, if key.name.as_str() == "many" { 9 } else { 2 }, "{key}");
             nominated.push(key);
         }
         nominated
@@ -468,22 +471,6 @@ pub(crate) async fn a_sweep_nominates_exactly_the_keys_worth_folding(subject: Su
     assert_eq!(nominated, worth);
     let not: BTreeSet<Key> = not.into_iter().collect();
     assert!(nominated.iter().all(|key| !not.contains(key)));
-}
-
-pub(crate) async fn a_sweep_ends_when_nobody_listens(subject: Subject) {
-    for at in 0..20 {
-        for _ in 0..2 {
-            subject.put(&key("g", &format!("n{at}")), 1).await;
-        }
-    }
-    let now = subject.when_final();
-    let of = subject.store.sweep_parts();
-    let (sender, receiver) = mpsc::channel(1);
-    drop(receiver);
-    for index in 0..of {
-        let part = SweepPart { index, of };
-        subject.store.sweep(part, now, sender.clone()).await.expect("an early end");
-    }
 }
 
 pub(crate) async fn an_expired_write_is_refused_and_never_sent(subject: Subject) {

@@ -5,12 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use orderfree::chance::Chance;
 use orderfree::clock::Clock;
+use orderfree::config::Switch;
 use orderfree::limits::{READ_ROWS_MAX, SWEEP_STEP_ROWS};
+use orderfree::policy::Policy;
+use orderfree::server::Node;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree::store::{Store, StoreError, SweepPart};
+use orderfree_core::crdt::envelope::encode_shard;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::{self, Fold, Plan};
+use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Key, Mutator, Timestamp, WriteOutcome};
 use redb::Database;
 use tempfile::TempDir;
@@ -27,7 +33,8 @@ fn on_disk(disk: &CrashDisk) -> (EmbeddedStore, Arc<TurnedClock>) {
     (store.expect("opened"), clock)
 }
 
-/// A file with forged rows: key name, expiry less the clock's time in µs, mutator, state.
+/// A file with forged rows, each of which counts one: key name, expiry less the clock's time in µs, and
+/// mutator.
 struct Forged {
     _folder: TempDir,
     path: PathBuf,
@@ -43,11 +50,12 @@ impl Forged {
         let file = Database::create(&forged.path).expect("opened");
         let transaction = file.begin_write().expect("begun");
         let mut table = transaction.open_table(SHARDS).expect("there");
+        let state = encode_shard(&counter(1), 1);
         for (name, expires_in_us, id) in rows {
             let expires_us = forged.clock.now().wall.as_micros().saturating_add(expires_in_us);
             let descending = !(expires_us.cast_unsigned() ^ (1 << 63));
             let row = ("counter", "g", name.as_str(), descending, id);
-            table.insert(row, (expires_us - 1, &b"state"[..])).expect("inserted");
+            table.insert(row, (expires_us - 1, state.as_slice())).expect("inserted");
         }
         drop(table);
         transaction.commit().expect("committed");
@@ -196,11 +204,11 @@ async fn a_sweep_goes_through_all_keys_in_steps() {
     let (sender, mut receiver) = mpsc::channel(KEYS);
     store.sweep(WHOLE, now, sender).await.expect("swept");
     let mut found = Vec::new();
-    while let Some(key) = receiver.recv().await {
-        found.push(key);
+    while let Some(nomination) = receiver.recv().await {
+        found.push(nomination);
     }
-    let due: Vec<_> =
-        (0..KEYS).filter(|at| at % 3 != 0).map(|at| key(&format!("{at:05}"))).collect();
+    let nomination = |at| Nomination { key: key(&format!("{at:05}")), rows: 3 };
+    let due: Vec<_> = (0..KEYS).filter(|at| at % 3 != 0).map(nomination).collect();
     assert_eq!(found.len(), due.len());
     assert_eq!(found, due);
 
@@ -215,4 +223,29 @@ async fn a_sweep_goes_through_all_keys_in_steps() {
     swept.expect("ending early is no error");
     let (sender, _) = mpsc::channel(1);
     store.sweep(WHOLE, Timestamp::from_micros(0), sender).await.expect("nothing is final");
+}
+
+#[tokio::test]
+async fn keys_of_a_group_are_folded_with_one_sync_and_one_that_breaks_a_rule_holds_up_itself() {
+    let age = constants().cutoff() + 2 * constants().fence_quantum();
+    let old_us = -i64::try_from(age.as_micros()).expect("short");
+    // Far more than are folded at once.
+    let names = || (0..40).map(|at| format!("n{at:02}"));
+    let sound: Vec<_> =
+        names().flat_map(|name| [1, 2].map(|id| (name.clone(), old_us, id))).collect();
+    // An expiry of a shard, and the id of a tally.
+    let broken = [sound.clone(), vec![("n07".to_owned(), old_us, 0)]].concat();
+    for (rows, folded, syncs) in [(sound, 40, 1), (broken, 39, 39)] {
+        let forged = Forged::new(rows.into_iter()).await;
+        let (store, clock) = (Arc::new(forged.open()), forged.clock.clone());
+        let (chance, policy) = (Chance::system(), Policy::default());
+        let node = Node::new(store.clone(), constants(), clock, chance, 1, policy, Switch::On);
+        let report = node.folder().sweep_once().await.expect("swept");
+        assert_eq!((report.nominated, report.folded, report.postponed), (40, folded, 40 - folded));
+        assert_eq!(store.commits(), syncs);
+        for name in names().filter(|name| folded == 40 || name != "n07") {
+            let reading = value(&store, &key(&name), forged.clock.now()).await.expect("a tally");
+            assert_eq!((reading.state, reading.shards), (counter(2), 0), "{name}");
+        }
+    }
 }

@@ -27,6 +27,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
+use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{
     Constants, Cut, FullRead, Key, MutatorId, Name, Now, Overrides, Row, ShardWrite, Slice,
     Timestamp, WholeSlice, WriteOutcome,
@@ -341,15 +342,16 @@ impl Store for Faulty {
         Ok(chunk)
     }
 
-    async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
+    async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError> {
         self.fold_reads.fetch_add(1, Ordering::SeqCst);
         self.check_read()?;
-        let read = self.inner.read_for_fold(key).await?;
-        Ok(if self.fault() == Fault::Huge { huge(key) } else { read })
+        let reads = self.inner.read_for_folds(keys).await?;
+        let is_huge = self.fault() == Fault::Huge;
+        Ok(if is_huge { keys.iter().map(huge).collect() } else { reads })
     }
 
-    async fn write_fold(&self, fold: &Fold) -> WriteOutcome {
-        self.inner.write_fold(fold).await
+    async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
+        self.inner.write_folds(folds).await
     }
 
     fn sweep_parts(&self) -> u32 {
@@ -360,7 +362,7 @@ impl Store for Faulty {
         &self,
         part: SweepPart,
         now: Timestamp,
-        found: mpsc::Sender<Key>,
+        found: mpsc::Sender<Nomination>,
     ) -> Result<(), StoreError> {
         self.inner.sweep(part, now, found).await
     }

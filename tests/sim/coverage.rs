@@ -29,6 +29,7 @@ hazards! {
     LateWrite "a shard's write arrived after the fold of its row"
     LateHint "a hint with a shard arrived after the fold of its row"
     UnevenTally "the replicas of one read disagreed on the tally"
+    FoldedTogether "keys were folded together"
     FoldsAtOnce "a key was folded twice at once"
     SameFence "two folds wrote one fence with different states"
     SweepsAtOnce "two sweeps ran at once"

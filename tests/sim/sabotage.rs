@@ -33,6 +33,7 @@ sabotages! {
     GroupPages 100_000 "a group is read by driver pages"
     ListedKeys 100_000 "a group has the keys that a limited query found"
     CutFold 1_000 "a fold from an answer cut by its limit"
+    CutList 1_000 "folds of several keys from an answer cut by one limit"
     OlderFence 100_000 "a fold writes an older fence over zombies"
     CachedFenceTrusted 1_000 "the cached fence is not compared with the tally"
     SharedTooLate 1_000 "a read is shared by those who ask after it began"

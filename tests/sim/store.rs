@@ -5,7 +5,7 @@ mod requests;
 mod tamper;
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use orderfree_core::protocol::clock::{self, ClockError, NodeClock, SAMPLE_EVERY,
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
-use orderfree_core::protocol::sweep::Nominator;
+use orderfree_core::protocol::sweep::{Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,
     WriteOutcome,
@@ -30,7 +30,7 @@ use orderfree_core::protocol::{
 use rand::Rng;
 use tokio::sync::mpsc;
 
-use crate::cluster::{Address, Range};
+use crate::cluster::{Address, Mutation, Range};
 use crate::coverage::Hazard;
 use crate::machine::Machine;
 use crate::network;
@@ -177,8 +177,9 @@ impl Store for SimStore {
     }
 
     fn flights(&self) -> Flights {
-        // With one flight at a time, a few keys are enough to have some wait and go together.
-        Flights { rows_max: 2, free: 1, ..Flights::default() }
+        // With one flight at a time, a few keys are enough to have some wait and go together. So many
+        // rows are two folds.
+        Flights { rows_max: 4, free: 1, ..Flights::default() }
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
@@ -274,61 +275,83 @@ impl Store for SimStore {
         Ok(chunk)
     }
 
-    async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
-        let range = Range::key(index(&key.name));
+    async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError> {
+        let names: BTreeSet<u8> = keys.iter().map(|key| index(&key.name)).collect();
+        let (Some(first), Some(last)) = (names.first(), names.last()) else { return Ok(vec![]) };
+        let range = Range::names(*first, *last);
         let rows = self.values(range, self.levels().fold, Sabotage::KeyPages).await;
         if rows.is_err() {
             self.shared.met(Hazard::FoldFailed);
         }
-        let mut rows: Vec<Row> = rows?.into_iter().map(|(_, row)| row).collect();
-        if self.is(Sabotage::CutFold) {
-            rows.truncate(PAGE_ROWS);
+        let mut rows = rows?;
+        if self.is(Sabotage::CutList) && keys.len() > 1 {
+            rows.truncate(2 * PAGE_ROWS);
         }
-        if self.is(Sabotage::FoldSkipsRow) && rows.len() > 1 {
-            rows.pop();
-        }
-        let slice = Slice::new(rows, None, ROWS_MAX).whole()?;
-        Ok(FullRead::at_fold_level(key.clone(), slice))
+        let of_keys = rows.chunk_by(|one, other| one.0 == other.0).flat_map(|of_key| {
+            let count = match of_key.len() {
+                count if self.is(Sabotage::CutFold) => count.min(PAGE_ROWS),
+                count if self.is(Sabotage::FoldSkipsRow) => (count - 1).max(1),
+                count => count,
+            };
+            of_key[..count].iter().filter(|(at, _)| names.contains(at))
+        });
+        let rows = of_keys.map(|(at, row)| (name(*at), row.clone())).collect();
+        Ok(FullRead::all_at_fold_level(keys, rows, ROWS_MAX)?)
     }
 
-    async fn write_fold(&self, fold: &Fold) -> WriteOutcome {
-        let name = usize::from(index(&fold.key().name));
+    async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
+        let names = || folds.iter().map(|fold| usize::from(index(&fold.key().name)));
+        if folds.len() > 1 {
+            self.shared.met(Hazard::FoldedTogether);
+        }
         let sent = self.machine.run(async {
             self.stop_if_told();
             tokio::task::yield_now().await;
         });
         self.shared.with(|world| {
-            world.folding[name].enter(&self.machine);
-            if world.folding[name].count() > 1 {
-                world.met(Hazard::FoldsAtOnce);
+            for name in names() {
+                world.folding[name].enter(&self.machine);
+                if world.folding[name].count() > 1 {
+                    world.met(Hazard::FoldsAtOnce);
+                }
             }
         });
         sent.await;
-        let mutation = Arc::new(self.mutation_of(fold));
+        let mut mutation = Mutation::default();
+        for fold in folds {
+            let of_key = self.mutation_of(fold);
+            mutation.cells.extend(of_key.cells);
+            mutation.tombstones.extend(of_key.tombstones);
+        }
+        let mutation = Arc::new(mutation);
         self.shared.with(|world| {
-            if fold.report().folded > 0 {
-                world.met(Hazard::Folded);
-            }
             world.folds.push(Arc::clone(&mutation));
-            world.log(|| {
+            for fold in folds {
                 let report = fold.report();
-                format!(
-                    "pod {} folds {} to fence {}: {} shards, {} zombies, {} kept",
-                    self.pod,
-                    fold.key().name,
-                    seconds(fold.fence()),
-                    report.folded,
-                    report.zombies,
-                    report.kept
-                )
-            });
+                if report.folded > 0 {
+                    world.met(Hazard::Folded);
+                }
+                world.log(|| {
+                    format!(
+                        "pod {} folds {} to fence {}: {} shards, {} zombies, {} kept",
+                        self.pod,
+                        fold.key().name,
+                        seconds(fold.fence()),
+                        report.folded,
+                        report.zombies,
+                        report.kept
+                    )
+                });
+            }
         });
         let (level, patience) = (self.levels().write, Patience::RELAXED);
         let send =
             |_| network::write(&self.shared, self.datacenter, level, &mutation, patience.attempt);
         let sending = self.sending(patience, None);
         let outcome = self.machine.run(sending.write(Reach::OnePartition, || true, send)).await;
-        self.shared.with(|world| world.folding[name].leave(&self.machine));
+        self.shared.with(|world| {
+            names().for_each(|name| world.folding[name].leave(&self.machine));
+        });
         if outcome != WriteOutcome::Acked {
             self.shared.met(Hazard::FoldUnacked);
         }
@@ -343,7 +366,7 @@ impl Store for SimStore {
         &self,
         part: SweepPart,
         now: Timestamp,
-        found: mpsc::Sender<Key>,
+        found: mpsc::Sender<Nomination>,
     ) -> Result<(), StoreError> {
         self.shared.with(|world| {
             world.sweeps.enter(&self.machine);
@@ -355,13 +378,15 @@ impl Store for SimStore {
         self.shared.with(|world| world.sweeps.leave(&self.machine));
         let rows = rows?;
         let mut nominator = Nominator::new(now, self.plan.constants);
-        let mut keys = Vec::new();
-        for (at, row) in rows.iter().filter(|(at, _)| u32::from(*at) % part.of == part.index) {
-            keys.extend(nominator.pass(self.plan.family.key(*at), row.expires_at));
+        let mut nominated = Vec::new();
+        // Neighbours are in one part, so that some are folded together.
+        let is_in_part = |at: u8| u32::from(at) / 2 % part.of == part.index;
+        for (at, row) in rows.iter().filter(|(at, _)| is_in_part(*at)) {
+            nominated.extend(nominator.pass(self.plan.family.key(*at), row.expires_at));
         }
-        keys.extend(nominator.finish());
-        for key in keys {
-            if found.send(key).await.is_err() {
+        nominated.extend(nominator.finish());
+        for nomination in nominated {
+            if found.send(nomination).await.is_err() {
                 break;
             }
         }

@@ -118,6 +118,15 @@ pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Pl
 }
 
 impl Plan {
+    /// What to execute, if anything.
+    #[must_use]
+    pub fn fold(&self) -> Option<&Fold> {
+        match self {
+            Plan::Nothing(_) => None,
+            Plan::Fold(fold) => Some(fold),
+        }
+    }
+
     /// What the plan saw.
     #[must_use]
     pub fn report(&self) -> &Report {

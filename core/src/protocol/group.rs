@@ -72,7 +72,8 @@ impl Then {
 /// query must have asked for `limit` rows.
 ///
 /// # Panics
-/// If there are more than `limit` rows, or `limit` is zero.
+/// If there are more than `limit` rows, if `limit` is zero, or if a name comes twice or after a greater
+/// one.
 #[must_use]
 pub fn split(rows: Vec<(Name, Row)>, limit: usize) -> Chunk {
     assert!(rows.len() <= limit && limit > 0, "invariant: a store honours the limit");
@@ -88,6 +89,9 @@ pub fn split(rows: Vec<(Name, Row)>, limit: usize) -> Chunk {
 }
 
 /// The complete keys of an answer that no limit could cut, its rows ordered as in the table.
+///
+/// # Panics
+/// If a name comes twice or after a greater one.
 #[must_use]
 pub fn whole(rows: Vec<(Name, Row)>) -> Vec<(Name, WholeSlice)> {
     by_name(rows).into_iter().map(whole_key).collect()
@@ -101,6 +105,8 @@ fn by_name(rows: Vec<(Name, Row)>) -> Vec<(Name, Vec<Row>)> {
             _ => keys.push((name, vec![row])),
         }
     }
+    let is_ordered = keys.is_sorted_by(|(before, _), (behind, _)| before < behind);
+    assert!(is_ordered, "invariant: names come in ascending order, the rows of each together");
     keys
 }
 
@@ -145,6 +151,12 @@ mod tests {
         assert_eq!(chunk.then, Then::End);
         assert_eq!(split(vec![], 4).then, Then::End);
         assert_eq!(whole(rows(&[("a", 2), ("b", 1)])), chunk.keys);
+    }
+
+    #[test]
+    #[should_panic(expected = "invariant: names come in ascending order")]
+    fn a_name_that_comes_twice_is_a_bug() {
+        let _ = whole(rows(&[("a", 1), ("b", 1), ("a", 1)]));
     }
 
     #[test]

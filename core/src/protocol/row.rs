@@ -1,10 +1,11 @@
 //! Rows as a store returns them, and slices of them, complete or cut.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use uuid::Uuid;
 
-use super::{Key, Timestamp};
+use super::{Key, Name, Timestamp, group};
 
 /// Identity of one mutator: random, drawn at birth, never persisted, never reused (invariant I1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,6 +105,11 @@ pub struct WholeSlice {
 }
 
 impl WholeSlice {
+    /// Of a key without rows.
+    fn empty() -> WholeSlice {
+        WholeSlice { rows: Vec::new(), after: None }
+    }
+
     /// The fence behind which the slice starts; none if it holds the whole key.
     #[must_use]
     pub fn after(&self) -> Option<Timestamp> {
@@ -162,6 +168,32 @@ impl FullRead {
         FullRead { key, slice }
     }
 
+    /// The same for several keys of one partition: `rows` are all that the query of their names
+    /// returned, without a limit, ordered as in the table. A key without rows has an empty slice.
+    ///
+    /// # Errors
+    /// [`Cut`] if one of the keys has more than `limit` rows.
+    ///
+    /// # Panics
+    /// If the rows are not in the table's order, or of a key that was not asked for.
+    pub fn all_at_fold_level(
+        keys: &[Key],
+        rows: Vec<(Name, Row)>,
+        limit: usize,
+    ) -> Result<Vec<FullRead>, Cut> {
+        let mut found: HashMap<Name, WholeSlice> = group::whole(rows).into_iter().collect();
+        if found.values().any(|slice| slice.len() > limit) {
+            return Err(Cut { limit });
+        }
+        let reads = keys.iter().map(|key| {
+            let slice = found.remove(&key.name).unwrap_or_else(WholeSlice::empty);
+            FullRead::at_fold_level(key.clone(), slice)
+        });
+        let reads = reads.collect();
+        assert!(found.is_empty(), "invariant: only what was asked for is answered");
+        Ok(reads)
+    }
+
     /// The key.
     #[must_use]
     pub fn key(&self) -> &Key {
@@ -178,6 +210,7 @@ impl FullRead {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::crdt::Kind;
 
     fn row(expires_at: i64, id: u128) -> Row {
         Row {
@@ -210,6 +243,21 @@ mod tests {
             .map(|row| (row.expires_at.as_micros(), row.mutator_id.as_uuid().as_u128()))
             .collect();
         assert_eq!(order, [(7, 4), (8, 3), (9, 1), (9, 5)]);
+    }
+
+    #[test]
+    fn the_rows_of_several_keys_go_to_their_keys() {
+        let name = |text| Name::new(text).expect("name");
+        let key = |text| Key { kind: Kind::Counter, group: name("g"), name: name(text) };
+        let rows = || vec![(name("a"), row(9, 1)), (name("a"), row(8, 1)), (name("c"), row(7, 1))];
+        let asked = [key("c"), key("b"), key("a")];
+        assert_eq!(FullRead::all_at_fold_level(&asked, rows(), 1), Err(Cut { limit: 1 }));
+        let reads = FullRead::all_at_fold_level(&asked, rows(), 2).expect("no key has more");
+        let seen: Vec<_> =
+            reads.iter().map(|read| (read.key().name.as_str(), read.slice().len())).collect();
+        assert_eq!(seen, [("c", 1), ("b", 0), ("a", 2)]);
+        let other = || FullRead::all_at_fold_level(&[key("a")], rows(), 2);
+        assert!(std::panic::catch_unwind(other).is_err(), "nobody asked for c");
     }
 
     #[test]

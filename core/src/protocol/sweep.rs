@@ -11,10 +11,20 @@ pub struct Nominator {
     current: Option<(Key, Tallied)>,
 }
 
+/// A key that is worth a fold.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Nomination {
+    /// The key.
+    pub key: Key,
+    /// About how many rows it has: the fold reads them anew.
+    pub rows: usize,
+}
+
 #[derive(Debug, Default)]
 struct Tallied {
     has_tally: bool,
     final_rows: usize,
+    rows: usize,
 }
 
 impl Nominator {
@@ -26,12 +36,13 @@ impl Nominator {
 
     /// Passes one row. The rows of a key must follow each other. Returns the key before, if it is
     /// finished and nominated.
-    pub fn pass(&mut self, key: Key, expires_at: Timestamp) -> Option<Key> {
+    pub fn pass(&mut self, key: Key, expires_at: Timestamp) -> Option<Nomination> {
         let done = match &self.current {
             Some((current, _)) if *current == key => None,
             _ => self.current.replace((key, Tallied::default())).and_then(nominated),
         };
         if let Some((_, seen)) = &mut self.current {
+            seen.rows += 1;
             if expires_at == Timestamp::NEVER {
                 seen.has_tally = true;
             } else if Phase::of(expires_at, self.now, &self.constants) == Phase::Final {
@@ -42,14 +53,15 @@ impl Nominator {
     }
 
     /// Ends the pass. Returns the last key, if it is nominated.
-    pub fn finish(self) -> Option<Key> {
+    pub fn finish(self) -> Option<Nomination> {
         self.current.and_then(nominated)
     }
 }
 
 /// Two final rows, or one beside a tally: a fold would make the key smaller.
-fn nominated((key, seen): (Key, Tallied)) -> Option<Key> {
-    (seen.final_rows + usize::from(seen.has_tally) >= 2).then_some(key)
+fn nominated((key, seen): (Key, Tallied)) -> Option<Nomination> {
+    let is_worth_it = seen.final_rows + usize::from(seen.has_tally) >= 2;
+    is_worth_it.then_some(Nomination { key, rows: seen.rows })
 }
 
 #[cfg(test)]
@@ -80,11 +92,13 @@ mod tests {
             ("tally and a young one", Timestamp::NEVER),
             ("tally and a young one", now),
             ("tally and one", Timestamp::NEVER),
+            ("tally and one", now),
             ("tally and one", old),
         ] {
             nominated.extend(nominator.pass(key(name), expires_at));
         }
         nominated.extend(nominator.finish());
-        assert_eq!(nominated, [key("pair"), key("tally and one")]);
+        let nomination = |name, rows| Nomination { key: key(name), rows };
+        assert_eq!(nominated, [nomination("pair", 2), nomination("tally and one", 3)]);
     }
 }

@@ -7,14 +7,15 @@
 //! * one that is out for too long is sent a second time to another node (`hedges`, `coordinators`);
 //! * an outcome is refused only if nothing can ever be applied (`errors`);
 //! * a key is one unpaged slice with room for one row more than its limit, so that a cut answer is
-//!   seen to be cut; only the sweep is paged, and it only nominates;
+//!   seen to be cut, or one of several that are read together without a limit; only the sweep is paged,
+//!   and it only nominates;
 //! * the keys of a group are taken from a range of names without LIMIT. Where a replica's rows are
 //!   shadowed by another's deletions, a query with LIMIT asks that replica a second time for the rows
 //!   behind its last one (short-read protection), and a fold that arrives between would tear a key,
 //!   or hide it: its deletion in the second answer, its tally missing from the first. A single key
 //!   would need more than [`READ_ROWS_MAX`] rows on a replica that missed a whole fold;
-//! * a fold is one mutation of one partition, so a replica applies its deletion and its tally
-//!   together or not at all (invariant I7);
+//! * a fold, alone or with others of its group, is one mutation of one partition, so a replica
+//!   applies its deletion and its tally together or not at all (invariant I7);
 //! * the table, the replication and the consistency levels are what they must be (`checks`);
 //! * no write is taken and no fold planned by a clock that the nodes contradict (`clock`).
 
@@ -41,10 +42,9 @@ use orderfree_core::protocol::clock::{self as gate, ClockError};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
-use orderfree_core::protocol::sweep::Nominator;
+use orderfree_core::protocol::sweep::{Nomination, Nominator};
 use orderfree_core::protocol::{
-    Constants, FullRead, Key, MutatorId, Name, Now, ShardWrite, Slice, Timestamp, WholeSlice,
-    WriteOutcome,
+    Constants, FullRead, Key, Name, Now, ShardWrite, Slice, Timestamp, WholeSlice, WriteOutcome,
 };
 use scylla::client::session::Session;
 use scylla::response::query_result::QueryResult;
@@ -301,34 +301,32 @@ impl Store for CassandraStore {
         chunk::read(from, rows_max, limited, range).await
     }
 
-    async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
-        let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
-        let values = (kind, group, name, one_more(FOLD_ROWS_MAX));
-        // Every replica has to answer: a second coordinator would wait for the same one.
-        let answer = self.ask(key.partition(), &self.statements.fold_key, values, None).await?;
-        let slice = Slice::new(rows::of_key(answer)?, None, FOLD_ROWS_MAX).whole()?;
-        Ok(FullRead::at_fold_level(key.clone(), slice))
+    // No hedges: every replica has to answer, and a second coordinator would wait for the same one.
+    async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError> {
+        let Some(first) = keys.first() else { return Ok(Vec::new()) };
+        let (partition, kind, group) = (first.partition(), first.kind.name(), first.group.as_str());
+        if let [key] = keys {
+            let values = (kind, group, key.name.as_str(), one_more(FOLD_ROWS_MAX));
+            let answer = self.ask(partition, &self.statements.fold_key, values, None).await?;
+            let slice = Slice::new(rows::of_key(answer)?, None, FOLD_ROWS_MAX).whole()?;
+            return Ok(vec![FullRead::at_fold_level(key.clone(), slice)]);
+        }
+        let names: Vec<&str> = keys.iter().map(|key| key.name.as_str()).collect();
+        let values = (kind, group, names);
+        let answer = self.ask(partition, &self.statements.fold_keys, values, None).await?;
+        Ok(FullRead::all_at_fold_level(keys, rows::of_group(answer)?, FOLD_ROWS_MAX)?)
     }
 
-    async fn write_fold(&self, fold: &Fold) -> WriteOutcome {
-        let key = fold.key();
-        let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
-        let timestamp = fold.timestamp().as_micros();
-        let tally = (
-            kind,
-            group,
-            name,
-            Timestamp::NEVER.as_micros(),
-            MutatorId::TALLY.as_uuid(),
-            fold.tally(),
-            timestamp,
-        );
-        let deletion = (timestamp, kind, group, name, fold.fence().as_micros());
-        let values = (tally, deletion);
-        let route = self.coordinators.route(key.partition(), self.any());
+    async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
+        let Some(first) = folds.first() else { return WriteOutcome::Acked };
+        let partition = first.key().partition();
+        let is_one = folds.iter().all(|fold| fold.key().partition() == partition);
+        assert!(is_one, "invariant: only the folds of one partition are one mutation");
+        let values: Vec<_> = folds.iter().flat_map(statements::values_of_fold).collect();
+        let route = self.coordinators.route(partition, self.any());
         let send = async |number| {
             let attempt = self.coordinators.attempt(&route, number);
-            let mut batch = self.statements.fold.clone();
+            let mut batch = self.statements.folds(folds.len());
             batch.set_load_balancing_policy(attempt.policy());
             let answer = self.session.batch(&batch, &values).await.map(drop);
             attempt.ended(&answer);
@@ -346,7 +344,7 @@ impl Store for CassandraStore {
         &self,
         part: SweepPart,
         now: Timestamp,
-        found: mpsc::Sender<Key>,
+        found: mpsc::Sender<Nomination>,
     ) -> Result<(), StoreError> {
         let unavailable = |error: &dyn fmt::Display| StoreError::Unavailable(error.to_string());
         let range = (token_bound(part.index, part.of), token_bound(part.index + 1, part.of));
@@ -362,15 +360,15 @@ impl Store for CassandraStore {
                 tracing::debug!(kind, group, name, "the sweep skips a key unknown to this release");
                 continue;
             };
-            if let Some(key) = nominator.pass(key, Timestamp::from_micros(expires_at))
-                && found.send(key).await.is_err()
+            if let Some(nomination) = nominator.pass(key, Timestamp::from_micros(expires_at))
+                && found.send(nomination).await.is_err()
             {
                 return Ok(());
             }
         }
-        if let Some(key) = nominator.finish() {
+        if let Some(nomination) = nominator.finish() {
             // A closed receiver ends the sweep early, which it is anyway.
-            let _ = found.send(key).await;
+            let _ = found.send(nomination).await;
         }
         Ok(())
     }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orderfree_core::protocol::consistency::{Level, Levels};
-use orderfree_core::protocol::{Constants, ShardWrite};
+use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::{Constants, MutatorId, ShardWrite, Timestamp};
 use scylla::client::execution_profile::{ExecutionProfile, ExecutionProfileHandle};
 use scylla::client::session::Session;
 use scylla::errors::PrepareError;
@@ -16,7 +17,7 @@ use scylla::frame::types::Consistency;
 use scylla::policies::load_balancing::DefaultPolicy;
 use scylla::policies::retry::FallthroughRetryPolicy;
 use scylla::serialize::row::SerializeRow;
-use scylla::statement::batch::{Batch, BatchType};
+use scylla::statement::batch::{Batch, BatchStatement, BatchType};
 use scylla::statement::prepared::PreparedStatement;
 
 use super::attempts::Patience;
@@ -38,15 +39,17 @@ impl ByLevel {
 pub(super) struct Statements {
     /// `kind, grp, name, expires_at, mutator_id, state, timestamp`
     pub(super) write: PreparedStatement,
-    /// Two statements in one mutation: the one above for the tally, then
+    /// For each key two statements: the one above for the tally, then
     /// `timestamp, kind, grp, name, fence`.
-    pub(super) fold: Batch,
+    fold: [PreparedStatement; 2],
     /// `kind, grp, name, limit`
     pub(super) key: ByLevel,
     /// `kind, grp, name, after, limit`
     pub(super) key_after: ByLevel,
     /// `kind, grp, name, limit`
     pub(super) fold_key: PreparedStatement,
+    /// `kind, grp, names`
+    pub(super) fold_keys: PreparedStatement,
     /// `kind, grp, lowest name, limit`
     pub(super) chunk_end: ByLevel,
     /// `kind, grp, lowest name, name behind the last`
@@ -73,14 +76,26 @@ pub(super) fn values_of_write(write: &ShardWrite) -> impl SerializeRow {
     )
 }
 
+/// The values of one fold, in the order of [`Statements::folds`].
+pub(super) fn values_of_fold(fold: &Fold) -> [Box<dyn SerializeRow + Send + Sync + '_>; 2] {
+    let (key, timestamp) = (fold.key(), fold.timestamp().as_micros());
+    let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
+    let (never, id) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
+    let tally = (kind, group, name, never, id, fold.tally(), timestamp);
+    let deletion = (timestamp, kind, group, name, fold.fence().as_micros());
+    [Box::new(tally), Box::new(deletion)]
+}
+
 impl Statements {
     /// So many shard rows in one request.
     pub(super) fn writes(&self, count: usize) -> Batch {
-        let rows = vec![self.write.clone().into(); count];
-        let mut batch = Batch::new_with_statements(BatchType::Unlogged, rows);
-        batch.set_is_idempotent(true);
-        batch.set_execution_profile_handle(self.write.get_execution_profile_handle().cloned());
-        batch
+        together(vec![self.write.clone().into(); count], &self.write)
+    }
+
+    /// So many folds in one request; of one partition, they are one mutation.
+    pub(super) fn folds(&self, count: usize) -> Batch {
+        let of_one = self.fold.iter().map(|statement| statement.clone().into());
+        together(of_one.cycle().take(2 * count).collect(), &self.fold[0])
     }
 
     pub(super) async fn prepare(
@@ -122,16 +137,12 @@ impl Statements {
         ))
         .await?;
         sweep.set_page_size(SWEEP_PAGE_ROWS);
-        let mut fold = Batch::new_with_statements(
-            BatchType::Unlogged,
-            vec![insert.clone().into(), delete.into()],
-        );
-        fold.set_is_idempotent(true);
-        fold.set_execution_profile_handle(Some(profile(levels.write, reads.attempt)));
+        let of_names = prepare(format!("{of_group} AND name IN ?")).await?;
         Ok(Statements {
             write: with(&insert, profile(levels.write, writes.attempt)),
-            fold,
+            fold: [insert, delete].map(|part| with(&part, profile(levels.write, reads.attempt))),
             fold_key: with(&whole_key, profile(levels.fold, reads.total)),
+            fold_keys: with(&of_names, profile(levels.fold, reads.total)),
             key: by_level(whole_key),
             key_after: by_level(prepare(format!("{of_key} AND expires_at > ? LIMIT ?")).await?),
             chunk_end: by_level(prepare(format!("{of_group} AND name >= ? LIMIT ?")).await?),
@@ -145,6 +156,14 @@ impl Statements {
             .await?,
         })
     }
+}
+
+/// Statements in one request that is sent as one of them would be.
+fn together(statements: Vec<BatchStatement>, like: &PreparedStatement) -> Batch {
+    let mut batch = Batch::new_with_statements(BatchType::Unlogged, statements);
+    batch.set_is_idempotent(true);
+    batch.set_execution_profile_handle(like.get_execution_profile_handle().cloned());
+    batch
 }
 
 /// One attempt at one level, routed to the local data centre's replicas.

@@ -31,7 +31,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
-use orderfree_core::protocol::sweep::Nominator;
+use orderfree_core::protocol::sweep::{Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, MutatorId, Name, Now, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
 };
@@ -248,16 +248,23 @@ impl Store for EmbeddedStore {
         self.read(move |table| rows::read_chunk(table, kind, &group, &from)).await
     }
 
-    async fn read_for_fold(&self, key: &Key) -> Result<FullRead, StoreError> {
-        let asked = key.clone();
-        let slice =
-            self.read(move |table| rows::read_slice(table, &asked, None, FOLD_ROWS_MAX)).await?;
-        Ok(FullRead::at_fold_level(key.clone(), slice.whole()?))
+    async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError> {
+        let asked = keys.to_vec();
+        let slices = self.read(move |table| {
+            let slice = |key| rows::read_slice(table, key, None, FOLD_ROWS_MAX);
+            asked.iter().map(slice).collect::<Result<Vec<_>, _>>()
+        });
+        let reads = keys.iter().zip(slices.await?).map(|(key, slice)| {
+            let slice = slice.whole()?;
+            Ok(FullRead::at_fold_level(key.clone(), slice))
+        });
+        reads.collect()
     }
 
-    async fn write_fold(&self, fold: &Fold) -> WriteOutcome {
-        assert!(fold.timestamp() < Timestamp::NEVER, "invariant: a fence lies in the past");
-        self.queue.write(Write::Fold(fold.clone())).await
+    async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
+        let is_past = |fold: &Fold| fold.timestamp() < Timestamp::NEVER;
+        assert!(folds.iter().all(is_past), "invariant: a fence lies in the past");
+        self.queue.write(Write::Folds(folds.to_vec())).await
     }
 
     fn sweep_parts(&self) -> u32 {
@@ -268,14 +275,14 @@ impl Store for EmbeddedStore {
         &self,
         part: SweepPart,
         now: Timestamp,
-        found: mpsc::Sender<Key>,
+        found: mpsc::Sender<Nomination>,
     ) -> Result<(), StoreError> {
         assert_eq!(part, SweepPart { index: 0, of: 1 }, "invariant: there is one part");
         let mut cursor = Some(SweepCursor::new(Nominator::new(now, self.constants)));
         while let Some(at) = cursor {
             let (nominated, next) = self.read(move |table| at.step(table)).await?;
-            for key in nominated {
-                if found.send(key).await.is_err() {
+            for nomination in nominated {
+                if found.send(nomination).await.is_err() {
                     return Ok(());
                 }
             }

@@ -6,7 +6,7 @@ use std::ops::Bound::{Excluded, Included, Unbounded};
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
-use orderfree_core::protocol::sweep::Nominator;
+use orderfree_core::protocol::sweep::{Nomination, Nominator};
 use orderfree_core::protocol::{Key, MutatorId, Name, Row, ShardWrite, Slice, Timestamp};
 use redb::{ReadableTable, StorageError, Table, TableDefinition};
 use uuid::Uuid;
@@ -152,7 +152,7 @@ impl SweepCursor {
     pub(super) fn step(
         mut self,
         table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
-    ) -> Result<(Vec<Key>, Option<SweepCursor>), ReadError> {
+    ) -> Result<(Vec<Nomination>, Option<SweepCursor>), ReadError> {
         let mut nominated = Vec::new();
         let mut passed = 0;
         // The range borrows its start, which the loop replaces.

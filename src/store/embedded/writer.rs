@@ -29,7 +29,7 @@ use crate::limits::{WRITE_BATCH_BYTES_MAX, WRITE_BATCH_MAX, WRITE_QUEUE_MAX};
 #[derive(Debug)]
 pub(super) enum Write {
     Shards(Vec<ShardWrite>),
-    Fold(Fold),
+    Folds(Vec<Fold>),
 }
 
 #[derive(Debug)]
@@ -127,7 +127,7 @@ impl Writer {
         }
         let late = requests.extract_if(.., |request| match &request.write {
             Write::Shards(writes) => writes.iter().any(|write| !write.may_be_sent(now)),
-            Write::Fold(_) => false,
+            Write::Folds(_) => false,
         });
         late.for_each(|request| request.refuse("its lease is over"));
         if requests.is_empty() {
@@ -171,9 +171,11 @@ impl Writer {
                 Write::Shards(writes) => {
                     writes.iter().try_for_each(|write| rows::write_shard(&mut table, write))?;
                 }
-                Write::Fold(fold) => {
-                    self.shared.guard.observe_fence(fold.fence());
-                    rows::write_fold(&mut table, fold)?;
+                Write::Folds(folds) => {
+                    for fold in folds {
+                        self.shared.guard.observe_fence(fold.fence());
+                        rows::write_fold(&mut table, fold)?;
+                    }
                 }
             }
         }
@@ -201,10 +203,11 @@ struct Batch {
 
 impl Batch {
     fn push(&mut self, request: Request) {
-        self.bytes += match &request.write {
+        let bytes: usize = match &request.write {
             Write::Shards(writes) => writes.iter().map(|write| write.state().len()).sum(),
-            Write::Fold(fold) => fold.tally().len(),
+            Write::Folds(folds) => folds.iter().map(|fold| fold.tally().len()).sum(),
         };
+        self.bytes += bytes;
         self.requests.push(request);
     }
 

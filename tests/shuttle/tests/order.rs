@@ -20,6 +20,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
+use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{
     Constants, Durability, FullRead, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
     WholeSlice, WriteOutcome,
@@ -144,10 +145,10 @@ impl Store for Rows {
     ) -> Result<Chunk, StoreError> {
         panic!("an update never reads")
     }
-    async fn read_for_fold(&self, _: &Key) -> Result<FullRead, StoreError> {
+    async fn read_for_folds(&self, _: &[Key]) -> Result<Vec<FullRead>, StoreError> {
         panic!("an update never reads")
     }
-    async fn write_fold(&self, _: &Fold) -> WriteOutcome {
+    async fn write_folds(&self, _: &[Fold]) -> WriteOutcome {
         panic!("an update never folds")
     }
     fn sweep_parts(&self) -> u32 {
@@ -157,7 +158,7 @@ impl Store for Rows {
         &self,
         _: SweepPart,
         _: Timestamp,
-        _: mpsc::Sender<Key>,
+        _: mpsc::Sender<Nomination>,
     ) -> Result<(), StoreError> {
         Ok(())
     }
