@@ -31,7 +31,10 @@ impl Pace {
     /// Waits until folds may succeed again.
     pub(super) async fn turn(&self) {
         let until = self.with(|state| state.until);
-        tokio::time::sleep_until(until).await;
+        // Even a timer whose time has come rings a millisecond or two later.
+        if until > Instant::now() {
+            tokio::time::sleep_until(until).await;
+        }
     }
 
     /// Rests about as long as a fold took: whoever folds does so for half of the time, and the slower

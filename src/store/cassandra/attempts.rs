@@ -146,6 +146,23 @@ impl Sending<'_> {
         let mut out = FuturesUnordered::new();
         let (mut sent, mut tries, mut next) = (0, 0, Some(begun));
         loop {
+            // Not by a timer: even one whose time has come rings a millisecond or two later.
+            if next.is_some_and(|next| next <= Instant::now()) {
+                next = None;
+                let is_hedge = !out.is_empty();
+                let is_paid = || self.hedges.is_some_and(Hedges::spend);
+                if may_be_sent() && (!is_hedge || is_paid()) {
+                    out.push(send(sent));
+                    sent += 1;
+                    if !is_hedge {
+                        tries += 1;
+                        next = self.hedges.map(|hedges| Instant::now() + hedges.after());
+                    }
+                }
+            }
+            if out.is_empty() && next.is_none() {
+                break;
+            }
             tokio::select! {
                 biased;
                 Some(answer) = out.next() => match answer {
@@ -163,22 +180,7 @@ impl Sending<'_> {
                     }
                 },
                 () = sleep_until(deadline) => break,
-                () = sleep_until(next.unwrap_or(deadline)), if next.is_some() => {
-                    next = None;
-                    let is_hedge = !out.is_empty();
-                    let is_paid = || self.hedges.is_some_and(Hedges::spend);
-                    if may_be_sent() && (!is_hedge || is_paid()) {
-                        out.push(send(sent));
-                        sent += 1;
-                        if !is_hedge {
-                            tries += 1;
-                            next = self.hedges.map(|hedges| Instant::now() + hedges.after());
-                        }
-                    }
-                }
-            }
-            if out.is_empty() && next.is_none() {
-                break;
+                () = sleep_until(next.unwrap_or(deadline)), if next.is_some() => {}
             }
         }
         Err(if out.is_empty() { NoSuccess::AllFailed } else { NoSuccess::StillOut })
@@ -293,6 +295,15 @@ mod tests {
         let sending = Sending { patience: patience(), hedges: Some(hedges), chance: &chance };
         let outcome = sending.write(Reach::OnePartition, may_be_sent, send).await;
         (outcome, sent.get(), begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_attempt_waits_for_no_tick_of_the_timer() {
+        tokio::time::advance(Duration::from_micros(300)).await;
+        let (hedges, chance, begun) = (Hedges::default(), Chance::system(), Instant::now());
+        let sending = Sending { patience: patience(), hedges: Some(&hedges), chance: &chance };
+        let outcome = sending.write(Reach::OnePartition, || true, async |_| Ok(())).await;
+        assert_eq!((outcome, begun.elapsed()), (WriteOutcome::Acked, Duration::ZERO));
     }
 
     #[tokio::test(start_paused = true)]
