@@ -194,7 +194,7 @@ impl Metrics {
 
     fn register(&mut self) {
         let r = &mut self.registry;
-        r.register("updates", "Op lists by outcome", self.updates.clone());
+        r.register("updates", "Updates by outcome, each of one or more ops", self.updates.clone());
         r.register("requests", "HTTP requests", self.requests.clone());
         let seconds = Unit::Seconds;
         r.register_with_unit("request", "Time of a request", seconds, self.request_seconds.clone());

@@ -163,7 +163,21 @@ impl Service {
         ops: Vec<Op>,
         durability: Durability,
     ) -> Result<Option<Timestamp>, UpdateError> {
-        self.mutators.update(key, ops, durability).await
+        self.update_together(key, ops, 1, durability).await
+    }
+
+    /// The same for so many updates of one key in one list: all of them, or none.
+    ///
+    /// # Errors
+    /// Those of [`Service::update`].
+    pub async fn update_together(
+        &self,
+        key: &Key,
+        ops: Vec<Op>,
+        updates: usize,
+        durability: Durability,
+    ) -> Result<Option<Timestamp>, UpdateError> {
+        self.mutators.update(key, ops, updates, durability).await
     }
 
     /// Reads one key; none if it has no row. A level of none is the pod's default.

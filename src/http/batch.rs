@@ -3,7 +3,6 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::HeaderMap;
-use futures::future::join_all;
 use futures::{StreamExt, stream};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Durability, Key, Timestamp};
@@ -20,6 +19,7 @@ use super::problem::{NotAcked, Problem, ProblemBody};
 use super::read;
 use super::schemas::{BatchBody, MaybeKey, QueryBody, UpdateItem};
 use super::stream::{self as lines, Summary};
+use super::together::Together;
 use super::update::{self, Outcome};
 use super::wire::{self, Ask, KeyValueView, KeyView};
 use crate::limits;
@@ -108,8 +108,7 @@ pub(super) async fn batch(
         MediaType::Json => {
             let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
             let updates = items(&body, "updates", BATCH_EXAMPLE)?;
-            let results = updates.into_iter().map(|item| apply(&app, item, params.durability));
-            let results = join_all(results).await;
+            let results = apply(&app, updates, params.durability).await;
             Ok(Json(BatchAnswer::Results(BatchView { results })))
         }
         MediaType::Ndjson => {
@@ -140,19 +139,28 @@ fn items(body: &[u8], name: &str, example: &str) -> Result<Vec<Value>, Problem> 
     Ok(items)
 }
 
-async fn apply(app: &AppState, item: Value, durability: Durability) -> UpdateResult {
-    let (key, ops) = match wire::update(item) {
-        Ok(update) => update,
-        Err(problem) => return not_acked(None, problem),
+/// One result for each item, in their order.
+async fn apply(app: &AppState, items: Vec<Value>, durability: Durability) -> Vec<UpdateResult> {
+    let mut updates = Together::default();
+    let add = |(place, item)| {
+        let (key, ops) = match wire::update(item) {
+            Ok(update) => update,
+            Err(problem) => return not_acked(None, problem),
+        };
+        let view = KeyView::from(&key);
+        updates.add(place, key, ops);
+        let outcome = Outcome::of(durability);
+        UpdateResult { outcome, key: Some(view), timestamp: None, problem: None }
     };
-    match app.service.update(&key, ops, durability).await {
-        Ok(time) => {
-            let outcome = Outcome::of(durability);
-            let timestamp = time.map(Timestamp::as_micros);
-            UpdateResult { outcome, key: Some((&key).into()), timestamp, problem: None }
+    let mut results: Vec<UpdateResult> = items.into_iter().enumerate().map(add).collect();
+    for (place, result) in updates.apply(&app.service, durability).await {
+        let of_item = &mut results[place];
+        match result {
+            Ok(time) => of_item.timestamp = time.map(Timestamp::as_micros),
+            Err(error) => *of_item = not_acked(of_item.key.take(), error.into()),
         }
-        Err(error) => not_acked(Some((&key).into()), error.into()),
     }
+    results
 }
 
 fn not_acked(key: Option<KeyView>, problem: Problem) -> UpdateResult {

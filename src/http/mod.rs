@@ -22,6 +22,7 @@ mod read;
 #[allow(dead_code, reason = "types of the document, read by its test only")]
 mod schemas;
 mod stream;
+mod together;
 mod update;
 mod wire;
 

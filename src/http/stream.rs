@@ -1,7 +1,6 @@
 //! An NDJSON stream of updates: no limit on their number, a bound on memory.
 //!
-//! Lines are read into a window; a window's lines of one key become one op list, so that a hot key
-//! costs one update a window. The next window is read only once this one has its outcomes: that is
+//! Lines are read into a window, whose lines are applied together. The next window is read only once this one has its outcomes: that is
 //! the back-pressure. A bad op spoils only its own line.
 //!
 //! A window is applied when it is full, when its first line has waited for a second, so that a live
@@ -12,14 +11,11 @@
 //! Silence is answered as a tear is, not as 408: HTTP lets clients repeat a 408 by themselves, and
 //! that would count lines twice.
 
-use std::collections::HashMap;
 use std::mem;
 
 use axum::body::{Body, BodyDataStream};
-use futures::future::join_all;
-use futures::{StreamExt, stream};
-use orderfree_core::crdt::Op;
-use orderfree_core::protocol::{Durability, Key};
+use futures::StreamExt;
+use orderfree_core::protocol::Durability;
 use serde::Serialize;
 use tokio::time::{Instant, timeout, timeout_at};
 use utoipa::ToSchema;
@@ -29,9 +25,9 @@ use super::body;
 use super::catalog::ProblemType;
 use super::json;
 use super::problem::{NotAcked, Problem};
+use super::together::Together;
 use super::wire;
 use crate::limits;
-use crate::mutators::{Refused, UpdateError};
 
 /// Errors that a summary shows.
 const ERRORS_SHOWN_MAX: usize = 100;
@@ -126,7 +122,7 @@ enum End {
 /// Lines that are applied together.
 #[derive(Default)]
 struct Window {
-    updates: HashMap<Key, Vec<(usize, Vec<Op>)>>,
+    updates: Together,
     bad: Vec<LineResult>,
 }
 
@@ -154,44 +150,18 @@ impl Window {
             bytes += line.as_ref().map_or(0, Vec::len);
             let update = line.and_then(|line| json::parse(&line)).and_then(wire::update);
             match update {
-                Ok((key, ops)) => {
-                    window.updates.entry(key).or_default().push((lines.number, ops));
-                }
+                Ok((key, ops)) => window.updates.add(lines.number, key, ops),
                 Err(problem) => window.bad.push((lines.number, Err(problem))),
             }
         }
         (window, Ok(End::More))
     }
 
-    /// Applies all updates at once, one op list a key.
     async fn apply(self, app: &AppState, durability: Durability) -> Vec<LineResult> {
-        let at_once = limits::NDJSON_WINDOW_LINES;
-        let updates = self.updates.into_iter();
-        let updates = updates.map(|(key, lines)| apply_key(app, key, lines, durability));
-        let results: Vec<Vec<LineResult>> =
-            stream::iter(updates).buffer_unordered(at_once).collect().await;
-        results.into_iter().flatten().chain(self.bad).collect()
+        let results = self.updates.apply(&app.service, durability).await.into_iter();
+        let results = results.map(|(line, result)| (line, result.map(drop).map_err(Problem::from)));
+        results.chain(self.bad).collect()
     }
-}
-
-async fn apply_key(
-    app: &AppState,
-    key: Key,
-    lines: Vec<(usize, Vec<Op>)>,
-    durability: Durability,
-) -> Vec<LineResult> {
-    let ops = lines.iter().flat_map(|(_, ops)| ops.iter().cloned()).collect();
-    let result = app.service.update(&key, ops, durability).await;
-    if lines.len() > 1 && matches!(result, Err(UpdateError::Refused(Refused::Op(_)))) {
-        let key = &key;
-        let alone = lines.into_iter().map(|(line, ops)| async move {
-            let result = app.service.update(key, ops, durability).await;
-            (line, result.map(drop).map_err(Problem::from))
-        });
-        return join_all(alone).await;
-    }
-    let result = result.map(drop).map_err(Problem::from);
-    lines.into_iter().map(|(line, _)| (line, result.clone())).collect()
 }
 
 /// Splits a body into lines without holding more than one chunk and one line.
@@ -278,8 +248,11 @@ fn silent() -> Problem {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::time::Duration;
+
+    use futures::stream;
+
+    use super::*;
 
     async fn split(chunks: Vec<&'static [u8]>) -> Vec<(usize, Result<String, String>)> {
         let chunks = stream::iter(chunks.into_iter().map(Ok::<_, std::io::Error>));

@@ -150,7 +150,7 @@ impl Mutators {
 
     /// Applies a list of ops to a key, all or none, and waits for the outcome that `durability`
     /// asks for. Dropping the future cancels nothing that was accepted. Returns the time of the last
-    /// op, for kinds whose last writer wins.
+    /// op, for kinds whose last writer wins. The list is that of so many updates, for metrics.
     ///
     /// # Errors
     /// [`UpdateError`]: refused (certainly not counted) or unknown (may be counted).
@@ -158,6 +158,7 @@ impl Mutators {
         self: &Arc<Self>,
         key: &Key,
         ops: Vec<Op>,
+        updates: usize,
         durability: Durability,
     ) -> Result<Option<Timestamp>, UpdateError> {
         let result = match self.accept(key, ops, durability) {
@@ -172,7 +173,11 @@ impl Mutators {
             (Err(UpdateError::Refused(_)), _) => Outcome::Refused,
             (Err(UpdateError::Unknown(_)), _) => Outcome::Unknown,
         };
-        self.metrics.count_updates(outcome, 1);
+        // Several updates that are refused for an op come again one by one.
+        let is_over = updates == 1 || !matches!(result, Err(UpdateError::Refused(Refused::Op(_))));
+        if is_over {
+            self.metrics.count_updates(outcome, updates as u64);
+        }
         result
     }
 

@@ -173,7 +173,7 @@ impl Pod {
     async fn start(&self, name: &str, by: i64, durability: Durability) -> Update {
         let (mutators, key) = (Arc::clone(&self.mutators), key(name));
         let ops = vec![Op::Counter(CounterOp::Add { by })];
-        let update = async move { mutators.update(&key, ops, durability).await.map(drop) };
+        let update = async move { mutators.update(&key, ops, 1, durability).await.map(drop) };
         let update = tokio::spawn(update);
         // Nothing that an update does before it waits can block: it has joined its batch then.
         for _ in 0..3 {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::pod::{Pod, request};
 
 const JSON: &str = "application/json";
+const NDJSON: &str = "application/x-ndjson";
 const TEXT: &str = "text/plain";
 
 async fn post(pod: &Pod, path: &str, op: &Value) -> Value {
@@ -301,6 +302,47 @@ async fn an_observed_remove_takes_what_was_seen_and_no_more() {
     let answer = pod.post("/v1/or_set/cart/8", JSON, &other).await;
     let detail = answer.detail(400, "bad-op");
     assert!(detail.contains("`seen`") && detail.contains("key"), "{detail}");
+}
+
+#[tokio::test]
+async fn updates_of_one_key_that_come_together_have_their_own_outcomes_and_times() {
+    let pod = Pod::new();
+    post(&pod, "/v1/or_set/cart/7", &json!({"op": "add", "item": "milk"})).await;
+    let seen = value(&pod, "/v1/or_set/cart/7").await["items"][0]["seen"].clone();
+    let items = [
+        json!({"op": "add", "item": "tea"}),
+        json!({"op": "remove", "item": "tea", "seen": seen}),
+        json!({"op": "add", "item": "jam"}),
+    ]
+    .map(|op| json!({"kind": "or_set", "group": "cart", "name": "8", "op": op}));
+    let batch = json!({"updates": items}).to_string();
+    let results = pod.post("/v1/batch", JSON, &batch).await.json()["results"].clone();
+    let outcomes: Vec<_> = (0..3).map(|at| results[at]["outcome"].clone()).collect();
+    assert_eq!(outcomes, ["acked", "refused", "acked"], "the token is another key's");
+    assert_eq!(value(&pod, "/v1/or_set/cart/8").await["size"], 2);
+    let lines = items.map(|item| item.to_string()).join("\n");
+    let summary = pod.post("/v1/batch", NDJSON, &lines).await.json();
+    assert_eq!((&summary["acked"], &summary["refused"]), (&json!(2), &json!(1)), "{summary}");
+    assert_eq!(summary["errors"][0]["line"], 2);
+
+    let items = ["dark", "light"].map(|text| {
+        let op = json!({"op": "set", "value": text});
+        json!({"kind": "register", "group": "user", "name": "theme", "op": op})
+    });
+    let batch = json!({"updates": items}).to_string();
+    let results = pod.post("/v1/batch", JSON, &batch).await.json()["results"].clone();
+    let [first, last] = [0, 1].map(|at| results[at]["timestamp"].as_i64().expect("a time"));
+    assert!(first < last, "{first} {last}");
+    let read = value(&pod, "/v1/register/user/theme").await;
+    assert_eq!((&read["value"], &read["timestamp"]), (&json!("light"), &json!(last)));
+
+    let item = json!({"kind": "counter", "group": "g", "name": "n", "op": {"op": "add"}});
+    let batch = json!({"updates": vec![item; 100]}).to_string();
+    assert_eq!(pod.post("/v1/batch", JSON, &batch).await.status, 200);
+    let metrics = pod.get("/metrics").await.text;
+    for line in [r#"updates_total{outcome="acked"} 107"#, r#"updates_total{outcome="refused"} 2"#] {
+        assert!(metrics.contains(line), "{line} in {metrics}");
+    }
 }
 
 #[tokio::test]

@@ -210,7 +210,7 @@ async fn client(world: Arc<World>, number: u32) {
         let durability =
             if thread_rng().gen_bool(0.8) { Durability::Stored } else { Durability::Memory };
         let ops = vec![Op::Counter(CounterOp::Add { by: 1 << (3 * id) })];
-        let told = world.mutators.update(&key, ops, durability).await.map(drop);
+        let told = world.mutators.update(&key, ops, 1, durability).await.map(drop);
         if told.is_ok() && durability == Durability::Stored {
             assert_eq!(times(world.rows.total(), id), 1, "update {id} was acked: not stored");
         }
