@@ -324,6 +324,9 @@ impl Place<'_> {
             .collect();
         session.query_unpaged("TRUNCATE shards", ()).await?;
         self.fill(&all, shards).await?;
+        self.nodetool_all(&["compact", keyspace]).await?;
+        let each = all.len() as f64;
+        let shard = self.live_bytes("shards").await? / (each * shards as f64);
         let (store, node) = self.pod().await?;
         let report = node.folder().sweep_once().await?;
         ensure!(report.folded == all.len(), "not all keys were folded: {report:?}");
@@ -341,14 +344,13 @@ impl Place<'_> {
         tokio::time::sleep(PURGEABLE_AFTER).await;
         self.nodetool_all(&["flush", keyspace]).await?;
         self.nodetool_all(&["compact", keyspace]).await?;
-        let each = all.len() as f64;
         let (ours, native) =
             (self.live_bytes("shards").await? / each, self.live_bytes("native").await? / each);
         writeln!(
             text,
             "\n### Bytes on disk of a key on one node, folded and compacted, {} keys\n\n\
-             | ours | native | ours against it |\n| --- | --- | --- |\n\
-             | {ours:.1} | {native:.1} | {:.2}× |",
+             | a shard before | ours | native | ours against it |\n| --- | --- | --- | --- |\n\
+             | {shard:.1} | {ours:.1} | {native:.1} | {:.2}× |",
             thousands(each),
             ours / native
         )?;

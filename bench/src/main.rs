@@ -6,6 +6,7 @@
 //! * `machine`: processor time and quiet;
 //! * `server`: the server that is measured;
 //! * `compare`: the rounds;
+//! * `pods`: how they go on with their number;
 //! * `folds`, `memory`: what a fold, a read and a key cost;
 //! * `report`, `plot`: tables and plots.
 
@@ -16,6 +17,7 @@ mod machine;
 mod memory;
 mod peers;
 mod plot;
+mod pods;
 mod report;
 mod scenario;
 mod server;
@@ -51,6 +53,8 @@ enum Command {
     Folds(folds::FoldsArgs),
     /// Measure what keys cost in a pod's memory.
     Memory(memory::MemoryArgs),
+    /// Measure one hot key with one, two and four pods.
+    Pods(pods::PodsArgs),
     /// Write figures of `compare` into the report.
     Report(report::ReportArgs),
 }
@@ -63,6 +67,7 @@ fn main() -> anyhow::Result<()> {
         Command::Compare(args) => run(&mut one, compare::run(args)),
         Command::Folds(args) => run(&mut many, folds::run(args)),
         Command::Memory(args) => run(&mut one, memory::run(args)),
+        Command::Pods(args) => run(&mut one, pods::run(args)),
         Command::Report(args) => report::write(&args),
     }
 }

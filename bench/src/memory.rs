@@ -72,8 +72,9 @@ pub(crate) async fn run(args: MemoryArgs) -> anyhow::Result<()> {
     );
     let mut text = format!(
         "## Memory of a pod: {}\n\n{}; {} keys, visited {VISITS} times, {BATCH} in a request\n\n\
-         | live mutators, most | MiB at first | MiB with all keys | bytes a live key | MiB once all are idle |\n\
-         | --- | --- | --- | --- | --- |\n",
+         | live mutators, most | MiB at first | MiB with all keys | bytes a live key | MiB once all are idle | \
+         shards for these keys |\n\
+         | --- | --- | --- | --- | --- | --- |\n",
         args.mode,
         machine::describe(),
         thousands(args.keys as f64)
@@ -104,6 +105,7 @@ async fn pod(args: &MemoryArgs, mutators_max: usize) -> anyhow::Result<String> {
         visit(&server, &keys).await?;
     }
     let after = memory()?;
+    let births = metric(&server, "orderfree_births_total").await? - warm.len() as f64;
     at_rest(&server).await?;
     let left = memory()?;
     let paths = keys.iter().step_by(READ_EVERY).map(|key| Peer::Ours.path(key));
@@ -115,12 +117,13 @@ async fn pod(args: &MemoryArgs, mutators_max: usize) -> anyhow::Result<String> {
     // Where there is a bound, those that came first had to go.
     let more = args.keys.min(mutators_max - warm.len()) as f64;
     Ok(format!(
-        "| {} | {} | {} | {:.0} | {} |",
+        "| {} | {} | {} | {:.0} | {} | {} |",
         thousands(mutators_max as f64),
         mib(before),
         mib(after),
         (after - before) / more,
-        mib(left)
+        mib(left),
+        thousands(births)
     ))
 }
 
@@ -148,11 +151,7 @@ async fn visit(server: &Server, keys: &[Key]) -> anyhow::Result<()> {
 async fn at_rest(server: &Server) -> anyhow::Result<()> {
     let (begun, mut were_seen) = (Instant::now(), false);
     loop {
-        let mut connection = Connection::open(server.address).await?;
-        let answer = connection.ask(&request("GET", "/metrics", "", "")).await?;
-        let text = String::from_utf8_lossy(answer.body);
-        let live = text.lines().find_map(|line| line.strip_prefix("orderfree_mutators "));
-        let is_none = live.context("no metric of mutators")?.trim() == "0";
+        let is_none = metric(server, "orderfree_mutators").await? == 0.0;
         if were_seen && is_none {
             return Ok(());
         }
@@ -160,4 +159,13 @@ async fn at_rest(server: &Server) -> anyhow::Result<()> {
         ensure!(begun.elapsed() < IDLE_WITHIN, "mutators are still alive");
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
+}
+
+/// What a pod says of itself.
+async fn metric(server: &Server, name: &str) -> anyhow::Result<f64> {
+    let mut connection = Connection::open(server.address).await?;
+    let answer = connection.ask(&request("GET", "/metrics", "", "")).await?;
+    let text = String::from_utf8_lossy(answer.body);
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.with_context(|| format!("no metric {name}"))?.trim().parse().context("not a number")
 }

@@ -1,5 +1,5 @@
 //! Bars of what was measured, as SVG: increments a second of each peer, on a logarithmic scale, since
-//! they differ by orders of magnitude.
+//! they differ by orders of magnitude. And lines over the number of pods.
 
 use std::path::Path;
 
@@ -63,9 +63,8 @@ fn paint(area: &Area<'_>, title: &str, groups: &[(Scenario, Vec<Bar>)]) -> anyho
         for Bar { peer, rate } in bars {
             area.draw_text(peer.name(), &black(text(12)), (30, y + 2))?;
             let end = x(rate.median);
-            let color =
-                if *peer == Peer::Ours { RGBColor(20, 110, 180) } else { RGBColor(190, 195, 200) };
-            area.draw(&Rectangle::new([(LABELS, y + 1), (end, y + BAR - 2)], color.filled()))?;
+            let bar = Rectangle::new([(LABELS, y + 1), (end, y + BAR - 2)], color(*peer).filled());
+            area.draw(&bar)?;
             let middle = y + BAR / 2;
             let whisker = vec![(x(rate.least), middle), (x(rate.most), middle)];
             area.draw(&PathElement::new(whisker, BLACK))?;
@@ -75,6 +74,51 @@ fn paint(area: &Area<'_>, title: &str, groups: &[(Scenario, Vec<Bar>)]) -> anyho
         }
     }
     Ok(())
+}
+
+/// Draws one line for each peer over the same few points, from zero on.
+///
+/// # Errors
+/// If the file can't be written.
+pub(crate) fn lines<const POINTS: usize>(
+    title: &str,
+    below: &str,
+    points: &[usize; POINTS],
+    lines: &[(Peer, [f64; POINTS])],
+    file: &Path,
+) -> anyhow::Result<()> {
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let all = lines.iter().flat_map(|(_, rates)| rates.iter().copied());
+    let (most, last) = (1.1 * all.fold(1.0, f64::max), points[POINTS - 1] as f64);
+    let area = SVGBackend::new(file, (WIDTH, WIDTH / 2)).into_drawing_area();
+    let drawn = (|| {
+        area.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&area)
+            .caption(title, ("sans-serif", 16))
+            .margin(10)
+            .x_label_area_size(35)
+            .y_label_area_size(70)
+            .build_cartesian_2d(0.0..1.1 * last, 0.0..most)?;
+        let whole = |value: &f64| crate::report::thousands(*value);
+        chart.configure_mesh().x_desc(below).y_label_formatter(&whole).draw()?;
+        for (peer, rates) in lines {
+            let color = color(*peer);
+            let line = points.iter().map(|point| *point as f64).zip(rates.iter().copied());
+            let end = (last, rates[POINTS - 1]);
+            chart.draw_series(LineSeries::new(line.clone(), color.stroke_width(2)))?;
+            chart.draw_series(line.map(|at| Circle::new(at, 3, color.filled())))?;
+            let name = Text::new(peer.name(), end, ("sans-serif", 13));
+            chart.draw_series([name])?;
+        }
+        area.present()
+    })();
+    drawn.map_err(|error| anyhow::anyhow!("cannot draw {}: {error}", file.display()))
+}
+
+fn color(peer: Peer) -> RGBColor {
+    if peer == Peer::Ours { RGBColor(20, 110, 180) } else { RGBColor(190, 195, 200) }
 }
 
 /// Where a rate lies.
