@@ -15,17 +15,25 @@ type Placed = (usize, Result<Option<Timestamp>, UpdateError>);
 
 /// See the [module documentation](self).
 #[derive(Default)]
-pub(super) struct Together(HashMap<Key, Vec<(usize, Vec<Op>)>>);
+pub(super) struct Together {
+    /// In the order in which the keys came first, and so do their mutators take them.
+    keys: Vec<(Key, Vec<(usize, Vec<Op>)>)>,
+    at: HashMap<Key, usize>,
+}
 
 impl Together {
     /// Adds an update; the order of those of one key is kept.
     pub(super) fn add(&mut self, place: usize, key: Key, ops: Vec<Op>) {
-        self.0.entry(key).or_default().push((place, ops));
+        let at = *self.at.entry(key.clone()).or_insert(self.keys.len());
+        if at == self.keys.len() {
+            self.keys.push((key, Vec::new()));
+        }
+        self.keys[at].1.push((place, ops));
     }
 
-    /// Applies all at once, in any order. A bad op spoils only its own update.
+    /// Applies all at once. A bad op spoils only its own update.
     pub(super) async fn apply(self, service: &Service, durability: Durability) -> Vec<Placed> {
-        let keys = self.0.into_iter();
+        let keys = self.keys.into_iter();
         let keys = keys.map(|(key, updates)| apply_key(service, key, updates, durability));
         join_all(keys).await.into_iter().flatten().collect()
     }

@@ -336,11 +336,22 @@ async fn updates_of_one_key_that_come_together_have_their_own_outcomes_and_times
     let read = value(&pod, "/v1/register/user/theme").await;
     assert_eq!((&read["value"], &read["timestamp"]), (&json!("light"), &json!(last)));
 
+    let registers: Vec<_> = (0..20)
+        .map(|name| {
+            let op = json!({"op": "set", "value": "x"});
+            json!({"kind": "register", "group": "many", "name": name.to_string(), "op": op})
+        })
+        .collect();
+    let batch = json!({"updates": registers}).to_string();
+    let results = pod.post("/v1/batch", JSON, &batch).await.json()["results"].clone();
+    let times: Vec<_> = (0..20).map(|at| results[at]["timestamp"].as_i64()).collect();
+    assert!(times.is_sorted_by(|one, next| one < next), "keys are taken in order: {times:?}");
+
     let item = json!({"kind": "counter", "group": "g", "name": "n", "op": {"op": "add"}});
     let batch = json!({"updates": vec![item; 100]}).to_string();
     assert_eq!(pod.post("/v1/batch", JSON, &batch).await.status, 200);
     let metrics = pod.get("/metrics").await.text;
-    for line in [r#"updates_total{outcome="acked"} 107"#, r#"updates_total{outcome="refused"} 2"#] {
+    for line in [r#"updates_total{outcome="acked"} 127"#, r#"updates_total{outcome="refused"} 2"#] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }
 }
