@@ -1,7 +1,7 @@
 //! An NDJSON stream of updates: no limit on their number, a bound on memory.
 //!
-//! Lines are read into a window, whose lines are applied together. The next window is read only once this one has its outcomes: that is
-//! the back-pressure. A bad op spoils only its own line.
+//! Lines are read into a window, whose lines are applied together. The next window is read only once
+//! this one has its outcomes: that is the back-pressure. A bad op spoils only its own line.
 //!
 //! A window is applied when it is full, when its first line has waited for a second, so that a live
 //! stream of few lines is counted as it comes, or when the stream ends. Where a stream is torn, is

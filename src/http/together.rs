@@ -10,14 +10,17 @@ use orderfree_core::protocol::{Durability, Key, Timestamp};
 use crate::mutators::{Refused, UpdateError};
 use crate::service::Service;
 
-/// An update's place among those it came with, and what became of it.
+/// Updates of one key, each with its place among those it came with.
+type Updates = Vec<(usize, Vec<Op>)>;
+
+/// An update's place, and what became of it.
 type Placed = (usize, Result<Option<Timestamp>, UpdateError>);
 
 /// See the [module documentation](self).
 #[derive(Default)]
 pub(super) struct Together {
     /// In the order in which the keys came first, and so do their mutators take them.
-    keys: Vec<(Key, Vec<(usize, Vec<Op>)>)>,
+    keys: Vec<(Key, Updates)>,
     at: HashMap<Key, usize>,
 }
 
@@ -42,7 +45,7 @@ impl Together {
 async fn apply_key(
     service: &Service,
     key: Key,
-    updates: Vec<(usize, Vec<Op>)>,
+    updates: Updates,
     durability: Durability,
 ) -> Vec<Placed> {
     // Where the last writer wins, each is told the time of its own.
