@@ -166,7 +166,8 @@ impl Service {
         self.update_together(key, ops, 1, durability).await
     }
 
-    /// The same for so many updates of one key in one list: all of them, or none.
+    /// The same for so many updates of one key in one list: all of them, or none. If it is refused for
+    /// an op, metrics do not count it: each update is expected to come alone then.
     ///
     /// # Errors
     /// Those of [`Service::update`].

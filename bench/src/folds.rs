@@ -31,7 +31,7 @@ use tokio::process::Command;
 
 use crate::machine;
 use crate::peers::store_args;
-use crate::report::{Spread, publish, thousands};
+use crate::report::{publish, spread, thousands};
 use crate::server::mark;
 
 /// Requests on their way at once.
@@ -223,7 +223,7 @@ impl Place<'_> {
         )?;
         writeln!(text, "| | folds/s |\n| --- | --- |")?;
         for ((title, _), rates) in kinds.iter().zip(rates) {
-            writeln!(text, "| {title} | {} |", spread(rates))?;
+            writeln!(text, "| {title} | {} |", spread(&rates))?;
         }
         Ok(())
     }
@@ -246,7 +246,7 @@ impl Place<'_> {
              deleted one by one instead |\n| --- | --- | --- | --- | --- |"
         )?;
         for (shards, rates) in SHARDS_OF_READS.into_iter().zip(rates) {
-            let cells = rates.map(spread).join(" | ");
+            let cells = rates.map(|rates| spread(&rates)).join(" | ");
             writeln!(text, "| {} | {cells} |", thousands(shards as f64))?;
         }
         Ok(())
@@ -441,9 +441,4 @@ async fn reads_a_second(
         lane?;
     }
     Ok(count.load(Ordering::Relaxed) as f64 / begun.elapsed().as_secs_f64())
-}
-
-/// The median of the rounds, and the least and the greatest.
-fn spread(rates: Vec<f64>) -> String {
-    Spread::of(rates.into_iter()).map_or_else(|| "–".to_owned(), |spread| spread.in_words())
 }

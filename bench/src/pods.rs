@@ -14,7 +14,7 @@ use crate::load::{self, Load};
 use crate::machine;
 use crate::peers::{Key, Peer};
 use crate::plot;
-use crate::report::{Spread, publish};
+use crate::report::{Spread, publish, spread};
 use crate::scenario::Scenario;
 use crate::server::{self, Server, mark};
 
@@ -158,8 +158,7 @@ fn table(args: &PodsArgs, hot: &[Hot]) -> String {
         text.push('|');
         cell(&mut text, &pods.to_string());
         for hot in hot {
-            let spread = Spread::of(hot.rates[at].iter().copied());
-            cell(&mut text, &spread.map_or_else(|| "–".to_owned(), |spread| spread.in_words()));
+            cell(&mut text, &spread(&hot.rates[at]));
         }
         text.push('\n');
     }

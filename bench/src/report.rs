@@ -78,6 +78,12 @@ pub(crate) fn publish(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The median of the rounds, and the least and the greatest; a dash without any.
+pub(crate) fn spread(rates: &[f64]) -> String {
+    let spread = Spread::of(rates.iter().copied());
+    spread.map_or_else(|| "–".to_owned(), |spread| spread.in_words())
+}
+
 /// The middle of some figures, and their ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Spread {
