@@ -11,7 +11,7 @@ use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::{Constants, ConstantsError, Overrides};
 use thiserror::Error;
 
-use crate::limits::{BATCH_GROUPS_MAX, BATCH_ROWS_MAX};
+use crate::limits::{BATCH_GROUPS_MAX, BATCH_ROWS_MAX, GROUP_ROWS_MAX};
 use crate::store::Flights;
 use crate::store::cassandra::CassandraConfig;
 
@@ -111,7 +111,7 @@ pub struct StoreArgs {
     #[arg(long, env = "ORDERFREE_FENCE_QUANTUM", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub fence_quantum: Option<Duration>,
 
-    /// Most keys that one request writes to Cassandra; a fold, which also deletes, takes half as many.
+    /// Most keys that one request over several groups writes to Cassandra; a fold, which also deletes, takes half as many.
     /// More need a larger `batch_size_fail_threshold` than Cassandra's default.
     #[arg(long, env = "ORDERFREE_BATCH_ROWS", default_value_t = BATCH_ROWS_MAX, value_parser = clap::value_parser!(u16).range(1..), value_name = "COUNT")]
     pub batch_rows: u16,
@@ -296,6 +296,7 @@ impl StoreArgs {
             constants,
             flights: Flights {
                 rows_max: self.batch_rows.into(),
+                group_rows_max: self.batch_rows.max(GROUP_ROWS_MAX).into(),
                 partitions_max: self.batch_groups.into(),
                 ..Flights::default()
             },

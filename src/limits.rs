@@ -53,13 +53,24 @@ const _: () = assert!(BATCH_ROWS_MAX as usize * (SMALL_STATE_BYTES + 2 * 256 + 1
 /// More than a state of a small kind has, with its envelope.
 const SMALL_STATE_BYTES: usize = 1_024;
 
+/// Shard rows of one request to Cassandra that are of one group: its thresholds for batches are for those
+/// over several partitions. Far below its largest mutation, which is half a segment of its commit log,
+/// 16 MiB, even if all of them are as large as they may be.
+pub const GROUP_ROWS_MAX: u16 = 256;
+
+const _: () = assert!(GROUP_ROWS_MAX as usize * (SMALL_STATE_BYTES + 2 * 256 + 128) < 1024 * 1024);
+
 /// Groups of one request to Cassandra. It warns of batches over more partitions
 /// (`unlogged_batch_across_partitions_warn_threshold`).
 pub const BATCH_GROUPS_MAX: u16 = 10;
 
-/// Shard writes of one lane that are sent whoever waits; a further one only with all the rows it may
-/// have, or if those before it are overdue.
-pub const FLIGHTS_OF_LANE: usize = 2;
+/// Shard writes of one lane that are sent whoever waits; a further one only if many rows wait, or if those
+/// before it are overdue.
+pub const FLIGHTS_OF_LANE: usize = 1;
+
+/// So many rows that wait have one more shard write of their lane sent. The longer they wait, the more of
+/// them are of one group, and the less each of them costs.
+pub const FLIGHT_BACKLOG_ROWS: usize = 120;
 
 /// Shard writes of one lane on their way to the store at once, overdue ones included.
 pub const FLIGHTS_OF_LANE_MAX: usize = 128;

@@ -14,7 +14,7 @@ use crate::gate::Gate;
 use crate::gc::{FoldFailure, FoldResult, Folder};
 use crate::limits;
 use crate::metrics::Metrics;
-use crate::mutators::{Mutators, UpdateError};
+use crate::mutators::{Mutators, OpList, UpdateError};
 use crate::reader::Reader;
 pub use crate::reader::{KeyValue, ReadError};
 use crate::store::Store;
@@ -163,22 +163,16 @@ impl Service {
         ops: Vec<Op>,
         durability: Durability,
     ) -> Result<Option<Timestamp>, UpdateError> {
-        self.update_together(key, ops, 1, durability).await
+        self.mutators.update(key, ops, durability).await
     }
 
-    /// The same for so many updates of one key in one list: all of them, or none. If it is refused for
-    /// an op, metrics do not count it: each update is expected to come alone then.
-    ///
-    /// # Errors
-    /// Those of [`Service::update`].
-    pub async fn update_together(
+    /// The same for many lists, each with its own outcome, in their order.
+    pub async fn update_all(
         &self,
-        key: &Key,
-        ops: Vec<Op>,
-        updates: usize,
+        lists: Vec<OpList>,
         durability: Durability,
-    ) -> Result<Option<Timestamp>, UpdateError> {
-        self.mutators.update(key, ops, updates, durability).await
+    ) -> Vec<Result<Option<Timestamp>, UpdateError>> {
+        self.mutators.update_all(lists, durability).await
     }
 
     /// Reads one key; none if it has no row. A level of none is the pod's default.

@@ -19,6 +19,7 @@ use orderfree::clock::{Clock, SystemClock};
 use orderfree::config::{StoreArgs, StoreConfig, Switch};
 use orderfree::policy::Policy;
 use orderfree::server::{self, Node};
+use orderfree::service::Service;
 use orderfree::store::Store;
 use orderfree::store::cassandra::schema;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
@@ -181,9 +182,10 @@ impl Place<'_> {
             let keys = keys(&format!("warm-{round}"), 1_000, GROUP_KEYS);
             self.fill(&keys, 10).await?;
             let (store, node) = self.pod().await?;
-            reads_a_second(&store, &keys[0], None, Duration::from_secs(2)).await?;
+            let reads = Reads::OfStore(Arc::clone(&store), None);
+            reads_a_second(reads.clone(), &keys[0], Duration::from_secs(2)).await?;
             node.folder().sweep_once().await?;
-            reads_a_second(&store, &keys[0], None, Duration::from_secs(2)).await?;
+            reads_a_second(reads, &keys[0], Duration::from_secs(2)).await?;
             store.close().await;
             round += 1;
         }
@@ -228,10 +230,10 @@ impl Place<'_> {
         Ok(())
     }
 
-    /// What the store's reads of one key cost with so many shards, before and after their fold: HTTP,
-    /// merging and shared reads left aside.
+    /// What reads of one key cost with so many shards, before and after their fold: those of the store, with
+    /// HTTP, merging and shared reads left aside, and those of a pod, without HTTP.
     async fn reads(&self, text: &mut String) -> anyhow::Result<()> {
-        let mut rates = SHARDS_OF_READS.map(|_| [const { Vec::new() }; 4]);
+        let mut rates = SHARDS_OF_READS.map(|_| [const { Vec::new() }; 5]);
         for round in 0..self.args.rounds {
             for (shards, rates) in SHARDS_OF_READS.into_iter().zip(&mut rates) {
                 let found = self.reads_of(round, shards).await?;
@@ -243,7 +245,8 @@ impl Place<'_> {
         writeln!(
             text,
             "| shards | before their fold | after it, from its fence | after it, from the start | \
-             deleted one by one instead |\n| --- | --- | --- | --- | --- |"
+             deleted one by one instead | after it, by a pod, whose clients share reads |\n\
+             | --- | --- | --- | --- | --- | --- |"
         )?;
         for (shards, rates) in SHARDS_OF_READS.into_iter().zip(rates) {
             let cells = rates.map(|rates| spread(&rates)).join(" | ");
@@ -252,7 +255,7 @@ impl Place<'_> {
         Ok(())
     }
 
-    async fn reads_of(&self, round: usize, shards: usize) -> anyhow::Result<[f64; 4]> {
+    async fn reads_of(&self, round: usize, shards: usize) -> anyhow::Result<[f64; 5]> {
         let both = keys(&format!("reads-{round}-{shards}"), 2, 1);
         let [folded, deleted] = both.as_slice() else { unreachable!("invariant: two keys") };
         self.fill(&both, shards).await?;
@@ -260,7 +263,8 @@ impl Place<'_> {
         check(&node, &both, shards).await?;
         let rate = async |key: &Key, after| {
             machine::quiet().await?;
-            reads_a_second(&store, key, after, self.args.length).await
+            let reads = Reads::OfStore(Arc::clone(&store), after);
+            reads_a_second(reads, key, self.args.length).await
         };
         let before = rate(folded, None).await?;
         let fold = node.service().fold(folded, false).await?;
@@ -276,9 +280,12 @@ impl Place<'_> {
             after[at] = rate(key, fence).await?;
         }
         let [from_fence, from_start, one_by_one] = after;
+        machine::quiet().await?;
+        let by_pod = Reads::OfPod(Arc::clone(node.service()));
+        let by_pod = reads_a_second(by_pod, folded, self.args.length).await?;
         check(&node, &both, shards).await?;
         store.close().await;
-        Ok([before, from_fence, from_start, one_by_one])
+        Ok([before, from_fence, from_start, one_by_one, by_pod])
     }
 
     /// What folds would do without range deletions: the tally as in `folded`, and one tombstone a shard.
@@ -418,20 +425,36 @@ async fn check(node: &Node, keys: &[Key], expected: usize) -> anyhow::Result<()>
     stream::iter(reads).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await.map(drop)
 }
 
-/// Reads of a slice in a second.
-async fn reads_a_second(
-    store: &Arc<dyn Store>,
-    key: &Key,
-    after: Option<Timestamp>,
-    length: Duration,
-) -> anyhow::Result<f64> {
+/// Whose reads are counted.
+#[derive(Clone)]
+enum Reads {
+    /// Of the rows behind a fence.
+    OfStore(Arc<dyn Store>, Option<Timestamp>),
+    OfPod(Arc<Service>),
+}
+
+impl Reads {
+    async fn once(&self, key: &Key) -> anyhow::Result<()> {
+        match self {
+            Reads::OfStore(store, after) => {
+                store.read_key(key, *after, store.levels().read).await?;
+            }
+            Reads::OfPod(service) => {
+                service.read(key, None).await?.context("a key is gone")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads of one key in a second.
+async fn reads_a_second(reads: Reads, key: &Key, length: Duration) -> anyhow::Result<f64> {
     let (count, begun) = (Arc::new(AtomicU64::new(0)), Instant::now());
-    let level = store.levels().read;
     let lanes = (0..AT_ONCE).map(|_| {
-        let (store, key, count) = (Arc::clone(store), key.clone(), Arc::clone(&count));
+        let (reads, key, count) = (reads.clone(), key.clone(), Arc::clone(&count));
         tokio::spawn(async move {
             while begun.elapsed() < length {
-                store.read_key(&key, after, level).await?;
+                reads.once(&key).await?;
                 count.fetch_add(1, Ordering::Relaxed);
             }
             anyhow::Ok(())

@@ -251,7 +251,7 @@ impl Run {
 
 /// Whether an answer of 200 acknowledges everything: a batch may hold other outcomes besides.
 pub(crate) fn are_all_acked(body: &[u8]) -> bool {
-    let holds = |word: &[u8]| body.windows(word.len()).any(|part| part == word);
+    let holds = |word: &[u8]| memchr::memmem::find(body, word).is_some();
     !holds(b"\"refused\"") && !holds(b"\"unknown\"")
 }
 

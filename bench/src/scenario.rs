@@ -50,8 +50,10 @@ pub(crate) enum Scenario {
     Uniform,
     /// 10,000 keys in groups of their own, by Zipf's law.
     Zipf,
-    /// One key, 100 increments in a request.
+    /// One key, 100 increments in a request, each with its key.
     BatchHot,
+    /// One key, 100 increments in a request; to ours as a list of ops of that key.
+    OpsHot,
     /// 10,000 keys in 100 groups, 100 different ones in a request.
     BatchUniform,
     /// One key, 5,000 requests a second, whatever the answers do.
@@ -80,7 +82,12 @@ impl Scenario {
             Scenario::UniformGroups => "10,000 keys in 10,000 groups, 256 connections",
             Scenario::Uniform => "10,000 keys in 100 groups, 256 connections",
             Scenario::Zipf => "10,000 keys by Zipf's law (0.99), 256 connections",
-            Scenario::BatchHot => "one hot key, 100 increments a request, 64 connections",
+            Scenario::BatchHot => {
+                "one hot key, 100 increments a request, each with its key, 64 connections"
+            }
+            Scenario::OpsHot => {
+                "one hot key, 100 increments a request, to ours as one list of ops, 64 connections"
+            }
             Scenario::BatchUniform => {
                 "10,000 keys in 100 groups, 100 keys a request, 64 connections"
             }
@@ -108,7 +115,7 @@ impl Scenario {
     #[must_use]
     pub(crate) fn connections(self) -> usize {
         match self {
-            Scenario::Hot64 | Scenario::BatchHot | Scenario::BatchUniform => 64,
+            Scenario::Hot64 | Scenario::BatchHot | Scenario::OpsHot | Scenario::BatchUniform => 64,
             Scenario::Hot1024 => 1_024,
             _ => 256,
         }
@@ -150,7 +157,10 @@ impl Scenario {
             adds: chosen.into_iter().map(|key| (key, 1)).collect(),
         };
         let requests: Vec<Prepared> = match self {
-            Scenario::BatchHot => vec![batch(vec![0; BATCH])],
+            Scenario::OpsHot if peer == Peer::Ours => {
+                vec![Prepared { bytes: ops_request(&keys[0]), adds: vec![(0, BATCH as u64)] }]
+            }
+            Scenario::BatchHot | Scenario::OpsHot => vec![batch(vec![0; BATCH])],
             Scenario::BatchUniform => (0..keys.len() / BATCH)
                 .map(|number| batch((number * BATCH..(number + 1) * BATCH).collect()))
                 .collect(),
@@ -169,6 +179,13 @@ impl Scenario {
         };
         (requests, choice)
     }
+}
+
+/// As many increments of one key of ours, in one list.
+fn ops_request(key: &Key) -> Vec<u8> {
+    let ops = vec![serde_json::json!({"op": "add"}); BATCH];
+    let body = serde_json::json!({ "ops": ops }).to_string();
+    request("POST", &Peer::Ours.path(key), "application/json", &body)
 }
 
 /// One increment of each of these keys, in one request.
@@ -194,7 +211,8 @@ mod tests {
                 let (requests, _) = scenario.requests(*peer, &keys);
                 let mut reached = vec![false; keys.len()];
                 for (key, by) in requests.iter().flat_map(|request| &request.adds) {
-                    assert_eq!(*by, 1);
+                    let is_list = scenario == &Scenario::OpsHot && *peer == Peer::Ours;
+                    assert_eq!(*by, if is_list { 100 } else { 1 });
                     reached[*key] = true;
                 }
                 assert!(reached.iter().all(|reached| *reached), "{scenario:?} of {peer:?}");

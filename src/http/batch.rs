@@ -3,18 +3,18 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::HeaderMap;
+use axum::response::Response;
 use futures::{StreamExt, stream};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Durability, Key, Timestamp};
 use serde::Serialize;
-use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::AppState;
 use super::body::{self, Bodies};
 use super::catalog::ProblemType;
 use super::extract::{self, MediaType, Params, Query, QueryParams};
-use super::json::{self, Fields};
+use super::json::{self, Fields, Tree};
 use super::problem::{NotAcked, Problem, ProblemBody};
 use super::read;
 use super::schemas::{BatchBody, MaybeKey, QueryBody, UpdateItem};
@@ -27,6 +27,9 @@ use crate::limits;
 const BATCH_EXAMPLE: &str =
     r#"{"updates":[{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}]}"#;
 const QUERY_EXAMPLE: &str = r#"{"keys":[{"kind":"counter","group":"site","name":"home"}]}"#;
+
+/// About as much as one result has, with a key of short names.
+const RESULT_BYTES: usize = 128;
 
 /// Query parameters of a batch.
 pub(super) struct BatchParams {
@@ -101,21 +104,22 @@ pub(super) async fn batch(
     State(bodies): State<Bodies>,
     Query(params): Query<BatchParams>,
     request: Request,
-) -> Result<Json<BatchAnswer>, Problem> {
+) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     extract::refuse_unsupported(&parts.headers)?;
     match MediaType::of(&parts.headers) {
         MediaType::Json => {
             let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
             let updates = items(&body, "updates", BATCH_EXAMPLE)?;
+            let bytes = updates.len() * RESULT_BYTES;
             let results = apply(&app, updates, params.durability).await;
-            Ok(Json(BatchAnswer::Results(BatchView { results })))
+            Ok(wire::json(&BatchAnswer::Results(BatchView { results }), bytes))
         }
         MediaType::Ndjson => {
             body::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
             let _room = bodies.room(&body, limits::NDJSON_HELD_BYTES_MAX)?;
             let summary = lines::apply(&app, body, params.durability).await?;
-            Ok(Json(BatchAnswer::Summary(summary)))
+            Ok(wire::json(&BatchAnswer::Summary(summary), RESULT_BYTES))
         }
         media => Err(media.refuse("application/json, or application/x-ndjson for a stream")),
     }
@@ -132,7 +136,7 @@ pub(super) enum BatchAnswer {
 }
 
 /// The only field of a JSON body that is a list of 1 to 1,000 items.
-fn items(body: &[u8], name: &str, example: &str) -> Result<Vec<Value>, Problem> {
+fn items<'a>(body: &'a [u8], name: &str, example: &str) -> Result<Vec<Tree<'a>>, Problem> {
     let mut fields = Fields::of(json::parse(body)?, example)?;
     let items = fields.list(name, limits::BATCH_ITEMS_MAX)?;
     fields.end()?;
@@ -140,15 +144,16 @@ fn items(body: &[u8], name: &str, example: &str) -> Result<Vec<Value>, Problem> 
 }
 
 /// One result for each item, in their order.
-async fn apply(app: &AppState, items: Vec<Value>, durability: Durability) -> Vec<UpdateResult> {
-    let mut updates = Together::default();
+async fn apply(app: &AppState, items: Vec<Tree<'_>>, durability: Durability) -> Vec<UpdateResult> {
+    let (mut updates, mut ops) = (Together::default(), Vec::new());
     let add = |(place, item)| {
-        let (key, ops) = match wire::update(item) {
-            Ok(update) => update,
+        ops.clear();
+        let key = match wire::update(item, &mut ops) {
+            Ok(key) => key,
             Err(problem) => return not_acked(None, problem),
         };
         let view = KeyView::from(&key);
-        updates.add(place, key, ops);
+        updates.add(place, key, ops.drain(..));
         let outcome = Outcome::of(durability);
         UpdateResult { outcome, key: Some(view), timestamp: None, problem: None }
     };

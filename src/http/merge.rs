@@ -10,15 +10,14 @@ use futures::{StreamExt, TryStreamExt, stream};
 use orderfree_core::crdt::{Audience, Expression, Kind, State as Merged};
 use orderfree_core::protocol::Key;
 use orderfree_core::protocol::consistency::Level;
-use serde::Serialize;
-use serde_json::Value as Body;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::AppState;
 use super::body::Bodies;
 use super::catalog::ProblemType;
 use super::extract::{self, MediaType, Params, Query, QueryParams};
-use super::json::{self, Fields};
+use super::json::{self, Fields, Tree};
 use super::problem::Problem;
 use super::read;
 use super::schemas::MergeBody;
@@ -160,7 +159,7 @@ async fn read_one(
 }
 
 /// Reads `{"kind","group","names"}` or `{"kind","group","expression"}`, and `consistency` in both.
-fn wanted(body: Body) -> Result<Wanted, Problem> {
+fn wanted(body: Tree<'_>) -> Result<Wanted, Problem> {
     let mut fields = Fields::of(body, EXAMPLE)?;
     let (kind, group) = (fields.text("kind")?, fields.text("group")?);
     let level = wire::consistency(&mut fields)?;
@@ -190,7 +189,7 @@ fn wanted(body: Body) -> Result<Wanted, Problem> {
         let detail = format!("`expression` is for kind audience; give keys of {kind} as `names`.");
         return Err(json::bad_body(detail));
     }
-    let expression: Expression = serde_json::from_value(expression)
+    let expression = Expression::deserialize(&expression)
         .map_err(|rule| json::bad_body(format!("`expression`: {rule}.")))?;
     let keys = expression.names().into_iter().map(|name| key(name.as_str()));
     Ok(Wanted { keys: keys.collect::<Result<_, _>>()?, expression: Some(expression), level })
@@ -296,7 +295,9 @@ mod tests {
             (json!({"kind": "counter", "group": "g", "expression": "a"}), "for kind audience"),
             (json!({"kind": "audience", "group": "g", "expression": {"xor": ["a"]}}), "expression"),
         ] {
-            let problem = wanted(body.clone()).err().expect("a bad request");
+            let text = body.to_string();
+            let tree = json::parse(text.as_bytes()).expect("JSON");
+            let problem = wanted(tree).err().expect("a bad request");
             assert!(problem.detail().contains(says), "{body}: {}", problem.detail());
         }
     }
@@ -305,7 +306,9 @@ mod tests {
     fn the_keys_of_an_expression_are_those_that_it_names() {
         let body = json!({"kind": "audience", "group": "g",
             "expression": {"and": ["a", {"or": ["b", "a"]}, {"not": "c"}]}});
-        let wanted = wanted(body).expect("a request");
+        let text = body.to_string();
+        let tree = json::parse(text.as_bytes()).expect("JSON");
+        let wanted = wanted(tree).expect("a request");
         let names: Vec<&str> = wanted.keys.iter().map(|key| key.name.as_str()).collect();
         assert_eq!(names, ["a", "b", "c"]);
     }

@@ -148,9 +148,9 @@ impl Window {
             until.get_or_insert_with(|| Instant::now() + limits::NDJSON_WINDOW_TIME_MAX);
             count += 1;
             bytes += line.as_ref().map_or(0, Vec::len);
-            let update = line.and_then(|line| json::parse(&line)).and_then(wire::update);
-            match update {
-                Ok((key, ops)) => window.updates.add(lines.number, key, ops),
+            let mut ops = Vec::new();
+            match line.and_then(|line| wire::update(json::parse(&line)?, &mut ops)) {
+                Ok(key) => window.updates.add(lines.number, key, ops),
                 Err(problem) => window.bad.push((lines.number, Err(problem))),
             }
         }

@@ -2,27 +2,29 @@
 
 use std::fmt;
 
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, SecondsFormat, Utc};
 use orderfree_core::crdt::item::Item;
 use orderfree_core::crdt::{Form, Kind, Op, Question, State, Value};
 use orderfree_core::protocol::consistency::Level;
-use orderfree_core::protocol::{Key, Timestamp};
+use orderfree_core::protocol::{Key, Name, Timestamp};
 use serde::{Serialize, Serializer};
-use serde_json::Value as Json;
 use utoipa::openapi::schema::Schema;
 use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::catalog::ProblemType;
 use super::extract;
-use super::json::{self, Fields};
+use super::json::{self, Fields, Tree};
 use super::problem::Problem;
 use crate::limits;
 use crate::service::KeyValue;
 
 /// Reads one op, or `{"ops":[…]}`, of a kind.
-pub(super) fn ops(kind: Kind, body: Json) -> Result<Vec<Op>, Problem> {
-    let is_list = body.as_object().is_some_and(|fields| fields.contains_key("ops"));
+pub(super) fn ops(kind: Kind, body: Tree<'_>) -> Result<Vec<Op>, Problem> {
+    let is_list =
+        matches!(&body, Tree::Object(fields) if fields.iter().any(|(name, _)| name == "ops"));
     if !is_list {
         return Ok(vec![op(kind, &body)?]);
     }
@@ -32,25 +34,26 @@ pub(super) fn ops(kind: Kind, body: Json) -> Result<Vec<Op>, Problem> {
     Ok(ops)
 }
 
-/// The update of one batch item: `{"kind","group","name","op"}`, or with `"ops"`.
-pub(super) fn update(item: Json) -> Result<(Key, Vec<Op>), Problem> {
+/// The key of one batch item, `{"kind","group","name","op"}` or with `"ops"`; appends its ops, which are of
+/// no use after an error.
+pub(super) fn update(item: Tree<'_>, ops: &mut Vec<Op>) -> Result<Key, Problem> {
     const EXAMPLE: &str = r#"{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}"#;
     let mut fields = Fields::of(item, EXAMPLE)?;
     let key = key_fields(&mut fields)?;
-    let ops = match (fields.take("op"), fields.has("ops")) {
-        (Some(body), false) => vec![op(key.kind, &body)?],
-        (None, true) => op_list(key.kind, &mut fields)?,
+    match (fields.take("op"), fields.has("ops")) {
+        (Some(body), false) => ops.push(op(key.kind, &body)?),
+        (None, true) => ops.extend(op_list(key.kind, &mut fields)?),
         _ => {
             let detail = format!("An update needs either `op` or `ops`, such as {EXAMPLE}.");
             return Err(json::bad_body(detail));
         }
-    };
+    }
     fields.end()?;
-    Ok((key, ops))
+    Ok(key)
 }
 
 /// The key of `{"kind","group","name"}`.
-pub(super) fn key(item: Json) -> Result<Key, Problem> {
+pub(super) fn key(item: Tree<'_>) -> Result<Key, Problem> {
     const EXAMPLE: &str = r#"{"kind":"counter","group":"site","name":"home"}"#;
     let mut fields = Fields::of(item, EXAMPLE)?;
     let key = key_fields(&mut fields)?;
@@ -58,24 +61,24 @@ pub(super) fn key(item: Json) -> Result<Key, Problem> {
     Ok(key)
 }
 
-fn key_fields(fields: &mut Fields) -> Result<Key, Problem> {
+fn key_fields(fields: &mut Fields<'_>) -> Result<Key, Problem> {
     let (kind, group) = (fields.text("kind")?, fields.text("group")?);
     extract::key(&kind, &group, &fields.text("name")?)
 }
 
-fn op_list(kind: Kind, fields: &mut Fields) -> Result<Vec<Op>, Problem> {
+fn op_list(kind: Kind, fields: &mut Fields<'_>) -> Result<Vec<Op>, Problem> {
     let items = fields.list("ops", limits::OPS_MAX)?;
     let at = |(index, item)| op(kind, item).map_err(|p| p.within(&format!("ops[{index}]")));
     items.iter().enumerate().map(at).collect()
 }
 
-fn op(kind: Kind, body: &Json) -> Result<Op, Problem> {
+fn op(kind: Kind, body: &Tree<'_>) -> Result<Op, Problem> {
     let example = kind.about().example_op;
-    if !body.is_object() {
+    if !matches!(body, Tree::Object(_)) {
         let detail = format!("An op is a JSON object; one of kind {kind} looks like {example}.");
         return Err(Problem::new(ProblemType::BadOp, detail));
     }
-    kind.parse_op(body).map_err(|error| {
+    kind.read_op(body).map_err(|error| {
         let rule = error.to_string();
         let rule = rule.trim_end_matches('.');
         let detail = format!("This is no op of kind {kind}: {rule}. One looks like {example}.");
@@ -241,16 +244,22 @@ pub(super) struct KeyView {
     #[schema(example = "counter")]
     kind: &'static str,
     /// What is read together.
-    #[schema(example = "site")]
-    group: String,
+    #[schema(example = "site", value_type = String)]
+    #[serde(serialize_with = "as_text")]
+    group: Name,
     /// One value of the group.
-    #[schema(example = "home")]
-    name: String,
+    #[schema(example = "home", value_type = String)]
+    #[serde(serialize_with = "as_text")]
+    name: Name,
+}
+
+fn as_text<S: Serializer>(name: &Name, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(name.as_str())
 }
 
 impl From<&Key> for KeyView {
     fn from(key: &Key) -> KeyView {
-        KeyView { kind: key.kind.name(), group: key.group.to_string(), name: key.name.to_string() }
+        KeyView { kind: key.kind.name(), group: key.group.clone(), name: key.name.clone() }
     }
 }
 
@@ -329,6 +338,13 @@ impl KeyValueView {
     }
 }
 
+/// An answer as JSON of about so many bytes; `axum::Json` would begin with few and grow.
+pub(super) fn json(view: &impl Serialize, bytes: usize) -> Response {
+    let mut text = Vec::with_capacity(bytes);
+    serde_json::to_writer(&mut text, view).expect("invariant: a view is JSON");
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+}
+
 /// RFC 3339 in UTC with microseconds. Times beyond the calendar, which only a forged row can hold,
 /// become its last.
 pub(super) fn rfc3339(time: Timestamp) -> String {
@@ -348,7 +364,7 @@ pub(super) fn numbers(query: &extract::QueryParams<'_>) -> Result<bool, Problem>
 }
 
 /// Takes the `consistency` out of a body.
-pub(super) fn consistency(fields: &mut Fields) -> Result<Option<Level>, Problem> {
+pub(super) fn consistency(fields: &mut Fields<'_>) -> Result<Option<Level>, Problem> {
     let text = fields.optional_text("consistency")?;
     let level = text.map(|text| level(&text)).transpose();
     level.map_err(|rule| json::bad_body(format!("consistency: {rule}.")))
@@ -372,7 +388,9 @@ mod tests {
 
     #[test]
     fn ops_come_alone_or_as_a_list() {
-        let read = |body| ops(Kind::Counter, body);
+        let read = |body: serde_json::Value| {
+            ops(Kind::Counter, json::parse(body.to_string().as_bytes()).expect("JSON"))
+        };
         assert_eq!(read(json!({"op": "add", "by": 5})), Ok(vec![add(5)]));
         let list = json!({"ops": [{"op": "add"}, {"op": "add", "by": "-2"}]});
         assert_eq!(read(list), Ok(vec![add(1), add(-2)]));

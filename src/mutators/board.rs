@@ -3,10 +3,10 @@
 //! A write costs a database much and a row little. Rows of one group are one mutation, and groups with
 //! the same first replica share at least a round trip. So mutators with something to write board, in
 //! the lane of their first replica; a flight takes whoever has boarded there, group by group, and while
-//! it is out the next one fills. Few flights are full flights: a further one departs only if a whole
-//! load waits for it, or if those that are out are overdue, so that a node that hangs holds up those
-//! whom it carries and nobody else. States that may be large go alone, and at once: a batch has a limit
-//! of bytes.
+//! it is out the next one fills. Few flights are full flights, and the longer mutators wait the more of
+//! them are of one group: a further one departs only if many wait, or if those that are out are overdue,
+//! so that a node that hangs holds up those whom it carries and nobody else. States that may be large go
+//! alone, and at once: a batch has a limit of bytes.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,7 +22,13 @@ use crate::store::{Flights, Lane};
 type Group = (Kind, Name);
 
 /// How states that may be large go.
-const ALONE: Flights = Flights { rows_max: 1, partitions_max: 1, free: FLIGHTS_OF_LANE_MAX };
+const ALONE: Flights = Flights {
+    rows_max: 1,
+    group_rows_max: 1,
+    partitions_max: 1,
+    free: FLIGHTS_OF_LANE_MAX,
+    backlog: 1,
+};
 
 /// Where to wait: in one lane, apart from states of another size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -133,28 +139,34 @@ impl Board {
 impl Waiting {
     /// Whether a further flight departs; it counts as out then.
     fn call(&mut self, rules: Flights) -> bool {
-        let taken = rules.rows_max * self.called;
-        let is_due = self.out < rules.free || self.count >= taken + rules.rows_max;
+        let left = self.count.saturating_sub(rules.rows_max * self.called);
+        let is_due = self.out < rules.free + left / rules.backlog;
         let has_room = self.out + self.overdue < FLIGHTS_OF_LANE_MAX;
-        let departs = self.count > taken && is_due && has_room;
+        let departs = left > 0 && is_due && has_room;
         self.called += usize::from(departs);
         self.out += usize::from(departs);
         departs
     }
 
     fn take(&mut self, rules: Flights) -> Vec<Arc<Slot>> {
+        let of_first = self.order.front().map_or(0, |group| self.groups[group].len());
+        // A group that fills a load goes alone: it is one mutation, however many rows it has.
+        let (rows_max, partitions_max) = match of_first < rules.rows_max {
+            true => (rules.rows_max, rules.partitions_max),
+            false => (rules.group_rows_max, 1),
+        };
         let mut load = Vec::new();
-        for _ in 0..rules.partitions_max {
+        for _ in 0..partitions_max {
             let Some(group) = self.order.pop_front() else { break };
             let of_group = self.groups.get_mut(&group).expect("invariant: it is in the order");
-            let room = rules.rows_max - load.len();
+            let room = rows_max - load.len();
             load.extend(of_group.drain(..room.min(of_group.len())));
             if of_group.is_empty() {
                 self.groups.remove(&group);
             } else {
                 self.order.push_front(group);
             }
-            if load.len() == rules.rows_max {
+            if load.len() == rows_max {
                 break;
             }
         }
@@ -173,7 +185,8 @@ mod tests {
     use super::super::slots::Slots;
     use super::*;
 
-    const RULES: Flights = Flights { rows_max: 3, partitions_max: 2, free: 1 };
+    const RULES: Flights =
+        Flights { rows_max: 3, group_rows_max: 5, partitions_max: 2, free: 1, backlog: 3 };
     const SMALL: Queue = Queue { lane: Lane(7), is_small: true };
     const LARGE: Queue = Queue { lane: Lane(7), is_small: false };
 
@@ -228,6 +241,25 @@ mod tests {
     }
 
     #[test]
+    fn a_group_that_fills_a_load_goes_alone_as_far_as_one_mutation_may_go() {
+        let mut of = Board::new(RULES);
+        let keys = ["cau", "cbx", "cav", "caw", "cax", "cay", "caz"];
+        assert_eq!(board(&mut of, &keys)[..5], [true, false, false, false, false]);
+        let five = ["counter/a/u", "counter/a/v", "counter/a/w", "counter/a/x", "counter/a/y"];
+        assert_eq!(take(&mut of, SMALL).0, load(&five));
+        assert_eq!(take(&mut of, SMALL).0, load(&["counter/a/z", "counter/b/x"]), "two are left");
+    }
+
+    #[test]
+    fn so_many_who_wait_have_one_more_flight() {
+        let mut of = Board::new(Flights { rows_max: 1, group_rows_max: 1, ..RULES });
+        let keys = ["cau", "cav", "caw", "cax", "cay", "caz", "cat", "cas"];
+        let called = board(&mut of, &keys);
+        let expected = [true, false, false, true, false, false, false, true];
+        assert_eq!(called, expected, "each takes one, and three more must wait");
+    }
+
+    #[test]
     fn those_who_came_with_a_flight_go_with_it_again_and_call_none_but_for_whom_it_has_no_room() {
         let mut of = Board::new(Flights { free: 2, ..RULES });
         assert_eq!(board(&mut of, &["cax", "cbx"]), [true, false], "both fit into one");
@@ -273,12 +305,12 @@ mod tests {
 
     #[test]
     fn there_is_an_end_to_flights() {
-        let mut of = Board::new(Flights { rows_max: 1, ..RULES });
-        let keys: Vec<String> = (0..=FLIGHTS_OF_LANE_MAX).map(|i| format!("ca{i}")).collect();
+        let mut of = Board::new(Flights { rows_max: 1, group_rows_max: 1, backlog: 1, ..RULES });
+        let keys: Vec<String> = (0..=2 * FLIGHTS_OF_LANE_MAX).map(|i| format!("ca{i}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let called = board(&mut of, &keys).into_iter().filter(|called| *called).count();
         assert_eq!(called, FLIGHTS_OF_LANE_MAX);
         assert_eq!(take(&mut of, SMALL).0.len(), 1);
-        assert!(of.landed(SMALL, false), "the one that is left departs");
+        assert!(of.landed(SMALL, false), "one of those who are left departs");
     }
 }

@@ -100,6 +100,18 @@ pub enum Refused {
     Stopping,
 }
 
+/// A list of ops of one key, all or none.
+#[derive(Debug, Clone)]
+pub struct OpList {
+    /// The key.
+    pub key: Key,
+    /// The ops, in their order.
+    pub ops: Vec<Op>,
+    /// How many updates they are, for metrics. If several are refused for an op, metrics do not count
+    /// them: each is expected to come alone then.
+    pub updates: usize,
+}
+
 /// What became of a mutator's turn.
 enum Turn {
     /// It has something to write at once.
@@ -109,6 +121,10 @@ enum Turn {
     /// There is nothing to write.
     Rest,
 }
+
+/// An accepted op list: the time of its last op, for kinds whose last writer wins, and the write that
+/// it waits for, unless it is stored already.
+type Taken = (Option<Timestamp>, Option<Waiting>);
 
 /// An accepted op list that goes with a coming write.
 struct Waiting {
@@ -150,7 +166,7 @@ impl Mutators {
 
     /// Applies a list of ops to a key, all or none, and waits for the outcome that `durability`
     /// asks for. Dropping the future cancels nothing that was accepted. Returns the time of the last
-    /// op, for kinds whose last writer wins. The list is that of so many updates, for metrics.
+    /// op, for kinds whose last writer wins.
     ///
     /// # Errors
     /// [`UpdateError`]: refused (certainly not counted) or unknown (may be counted).
@@ -158,27 +174,28 @@ impl Mutators {
         self: &Arc<Self>,
         key: &Key,
         ops: Vec<Op>,
-        updates: usize,
         durability: Durability,
     ) -> Result<Option<Timestamp>, UpdateError> {
-        let result = match self.accept(key, ops, durability) {
-            Err(refused) => Err(refused.into()),
-            Ok((time, None)) => Ok(time),
-            Ok((time, Some(_))) if durability == Durability::Memory => Ok(time),
-            Ok((time, Some(waiting))) => self.outcome(waiting).await.map(|()| time),
-        };
-        let outcome = match (&result, durability) {
-            (Ok(_), Durability::Stored) => Outcome::Acked,
-            (Ok(_), Durability::Memory) => Outcome::Accepted,
-            (Err(UpdateError::Refused(_)), _) => Outcome::Refused,
-            (Err(UpdateError::Unknown(_)), _) => Outcome::Unknown,
-        };
-        // Several updates that are refused for an op come again one by one.
-        let is_over = updates == 1 || !matches!(result, Err(UpdateError::Refused(Refused::Op(_))));
-        if is_over {
-            self.metrics.count_updates(outcome, updates as u64);
+        let until = self.gate.now().boot + self.constants.request_budget();
+        let accepted = self.accept(key, ops, durability);
+        self.outcome(accepted, 1, durability, until).await
+    }
+
+    /// The same for many lists, each with its own outcome, in their order. All that can be are accepted
+    /// before any is waited for.
+    pub async fn update_all(
+        self: &Arc<Self>,
+        lists: Vec<OpList>,
+        durability: Durability,
+    ) -> Vec<Result<Option<Timestamp>, UpdateError>> {
+        let until = self.gate.now().boot + self.constants.request_budget();
+        let accept = |OpList { key, ops, updates }| (self.accept(&key, ops, durability), updates);
+        let accepted: Vec<_> = lists.into_iter().map(accept).collect();
+        let mut outcomes = Vec::with_capacity(accepted.len());
+        for (accepted, updates) in accepted {
+            outcomes.push(self.outcome(accepted, updates, durability, until).await);
         }
-        result
+        outcomes
     }
 
     /// Forgets clean mutators that no longer take ops, until the tasks stop.
@@ -210,7 +227,7 @@ impl Mutators {
         key: &Key,
         mut ops: Vec<Op>,
         durability: Durability,
-    ) -> Result<(Option<Timestamp>, Option<Waiting>), Refused> {
+    ) -> Result<Taken, Refused> {
         // Held until a flusher runs, so that `close` waits for whatever passed this check.
         let _pending = self.flushers.token();
         if self.closed.load(Ordering::SeqCst) {
@@ -302,12 +319,42 @@ impl Mutators {
         Ok(slot)
     }
 
-    async fn outcome(&self, waiting: Waiting) -> Result<(), UpdateError> {
+    /// Waits for what becomes of an op list, until a time of the boot clock, and counts it.
+    async fn outcome(
+        &self,
+        accepted: Result<Taken, Refused>,
+        updates: usize,
+        durability: Durability,
+        until: Duration,
+    ) -> Result<Option<Timestamp>, UpdateError> {
+        let result = match accepted {
+            Err(refused) => Err(refused.into()),
+            Ok((time, Some(waiting))) if durability == Durability::Stored => {
+                self.stored(waiting, until).await.map(|()| time)
+            }
+            Ok((time, _)) => Ok(time),
+        };
+        let outcome = match (&result, durability) {
+            (Ok(_), Durability::Stored) => Outcome::Acked,
+            (Ok(_), Durability::Memory) => Outcome::Accepted,
+            (Err(UpdateError::Refused(_)), _) => Outcome::Refused,
+            (Err(UpdateError::Unknown(_)), _) => Outcome::Unknown,
+        };
+        let is_over = updates == 1 || !matches!(result, Err(UpdateError::Refused(Refused::Op(_))));
+        if is_over {
+            self.metrics.count_updates(outcome, updates as u64);
+        }
+        result
+    }
+
+    /// Waits for the write, until a time of the boot clock.
+    async fn stored(&self, waiting: Waiting, until: Duration) -> Result<(), UpdateError> {
         let Waiting { slot, batch, ticket } = waiting;
-        let budget = self.constants.request_budget();
-        if let Ok(verdict) = timeout(budget, batch.verdict()).await {
+        let left = until.saturating_sub(self.gate.now().boot);
+        if let Ok(verdict) = timeout(left, batch.verdict()).await {
             return batch.of(ticket, verdict);
         }
+        let budget = self.constants.request_budget();
         let mut state = slot.lock();
         if let Some(verdict) = batch.verdict_now() {
             return batch.of(ticket, verdict);

@@ -3,7 +3,7 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use orderfree_core::crdt::envelope::decode_shard;
-use orderfree_core::crdt::{Counter, CounterOp, Kind};
+use orderfree_core::crdt::{Counter, CounterOp, GSetOp, Kind};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
@@ -60,7 +60,7 @@ impl Store for Scripted {
         Lane::default()
     }
     fn flights(&self) -> Flights {
-        Flights { rows_max: 3, partitions_max: 2, free: 2 }
+        Flights { rows_max: 3, group_rows_max: 3, partitions_max: 2, free: 2, backlog: 3 }
     }
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         let (reply, outcome) = oneshot::channel();
@@ -173,7 +173,7 @@ impl Pod {
     async fn start(&self, name: &str, by: i64, durability: Durability) -> Update {
         let (mutators, key) = (Arc::clone(&self.mutators), key(name));
         let ops = vec![Op::Counter(CounterOp::Add { by })];
-        let update = async move { mutators.update(&key, ops, 1, durability).await.map(drop) };
+        let update = async move { mutators.update(&key, ops, durability).await.map(drop) };
         let update = tokio::spawn(update);
         // Nothing that an update does before it waits can block: it has joined its batch then.
         for _ in 0..3 {
@@ -259,6 +259,34 @@ async fn keys_that_wait_for_the_store_go_together_and_each_has_its_outcome() {
     let is_ok: Vec<bool> = outcomes.iter().map(Result::is_ok).collect();
     assert_eq!(is_ok, [true, true, false, false, false]);
     assert_eq!(pod.mutators.flushing(), 3, "they look again after a while");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_that_come_together_go_together_and_each_has_its_outcome() {
+    let pod = pod();
+    let stuck = [pod.start("a", 1, STORED).await, pod.start("b", 1, STORED).await];
+    let hanging = [pod.store.write().await, pod.store.write().await];
+    let list = |name, by| {
+        let ops = vec![Op::Counter(CounterOp::Add { by })];
+        OpList { key: key(name), ops, updates: 1 }
+    };
+    let mut lists = vec![list("c", 3), list("a", 4), list("d", 5)];
+    lists[2].ops.push(Op::GSet(GSetOp::Add { items: Vec::new() }));
+    let mutators = Arc::clone(&pod.mutators);
+    let all = tokio::spawn(async move { mutators.update_all(lists, STORED).await });
+    tokio::task::yield_now().await;
+    let [first, second] = hanging;
+    second.1.send(WriteOutcome::Acked).expect("waits");
+    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 3, "whose key is free");
+    let outcomes = all.await.expect("no panic");
+    assert_eq!(outcomes[0], Ok(None));
+    let refused = Refused::Deadline(Duration::from_secs(2));
+    assert_eq!(outcomes[1], Err(refused.into()), "behind a write that hangs");
+    assert!(matches!(outcomes[2], Err(UpdateError::Refused(Refused::Op(_)))), "{outcomes:?}");
+    first.1.send(WriteOutcome::Acked).expect("waits");
+    for update in stuck {
+        assert!(matches!(update.end().await, Ok(()) | Err(UpdateError::Unknown(_))));
+    }
 }
 
 /// A node that hangs holds up those whom it carries, and nobody else.

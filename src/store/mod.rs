@@ -74,12 +74,16 @@ pub struct Lane(pub u64);
 /// How writes of one lane go together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flights {
-    /// Most rows of one request.
+    /// Most rows of one request over several partitions.
     pub rows_max: usize,
+    /// Most rows of one request of one partition, which is one mutation; not less than `rows_max`.
+    pub group_rows_max: usize,
     /// Most partitions of one request.
     pub partitions_max: usize,
-    /// So many requests are sent whoever waits; a further one only with all the rows it may have.
+    /// So many requests are on their way at once whoever waits.
     pub free: usize,
+    /// A further one is for each so many rows that wait.
+    pub backlog: usize,
 }
 
 /// What Cassandra takes without a warning.
@@ -87,8 +91,10 @@ impl Default for Flights {
     fn default() -> Flights {
         Flights {
             rows_max: limits::BATCH_ROWS_MAX.into(),
+            group_rows_max: limits::GROUP_ROWS_MAX.into(),
             partitions_max: limits::BATCH_GROUPS_MAX.into(),
             free: limits::FLIGHTS_OF_LANE,
+            backlog: limits::FLIGHT_BACKLOG_ROWS,
         }
     }
 }

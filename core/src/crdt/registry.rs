@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Deserializer};
 
 use super::item::Item;
 use super::{
@@ -60,11 +60,11 @@ macro_rules! kinds {
             pub fn is_timed(self) -> bool {
                 match self { $(Kind::$variant => <$type>::IS_TIMED),+ }
             }
-            /// Reads one op of this kind from JSON.
+            /// Reads one op of this kind from what has the shape of JSON.
             ///
             /// # Errors
             /// [`OpError::Invalid`] with a sentence that says what is wrong and what would be right.
-            pub fn parse_op(self, json: &serde_json::Value) -> Result<Op, OpError> {
+            pub fn read_op<'de>(self, json: impl Deserializer<'de>) -> Result<Op, OpError> {
                 match self { $(Kind::$variant => parse(json).map(Op::$variant)),+ }
             }
             /// The op of an empty body.
@@ -232,6 +232,14 @@ kinds! {
 }
 
 impl Kind {
+    /// Reads one op of this kind from JSON.
+    ///
+    /// # Errors
+    /// Those of [`Kind::read_op`].
+    pub fn parse_op(self, json: &serde_json::Value) -> Result<Op, OpError> {
+        self.read_op(json)
+    }
+
     /// The kind of this name, if there is one.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Kind> {
@@ -308,6 +316,6 @@ pub(super) trait Wrap: Crdt {
 }
 
 /// JSON to op, with a message for people.
-fn parse<T: DeserializeOwned>(json: &serde_json::Value) -> Result<T, OpError> {
+fn parse<'de, T: DeserializeOwned>(json: impl Deserializer<'de>) -> Result<T, OpError> {
     T::deserialize(json).map_err(|error| OpError::Invalid(error.to_string()))
 }

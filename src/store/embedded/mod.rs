@@ -211,7 +211,9 @@ impl Store for EmbeddedStore {
     }
 
     fn flights(&self) -> Flights {
-        Flights { rows_max: WRITE_BATCH_MAX, partitions_max: usize::MAX, free: 2 }
+        let rows_max = WRITE_BATCH_MAX;
+        let (group_rows_max, partitions_max) = (rows_max, usize::MAX);
+        Flights { rows_max, group_rows_max, partitions_max, free: 2, backlog: rows_max }
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {

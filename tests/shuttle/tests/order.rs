@@ -25,7 +25,7 @@ use orderfree_core::protocol::{
     Constants, Durability, FullRead, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
     WholeSlice, WriteOutcome,
 };
-use orderfree_shuttle::mutators::{Mutators, UpdateError};
+use orderfree_shuttle::mutators::{Mutators, OpList, UpdateError};
 use shuttle::future::{block_on, spawn, yield_now};
 use shuttle::rand::{Rng, thread_rng};
 use tokio::sync::mpsc;
@@ -89,7 +89,7 @@ impl Store for Rows {
         Lane::default()
     }
     fn flights(&self) -> Flights {
-        Flights { rows_max: 2, free: 1, ..Flights::default() }
+        Flights { rows_max: 2, group_rows_max: 3, free: 1, backlog: 2, ..Flights::default() }
     }
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         let total = |write: &ShardWrite| {
@@ -203,18 +203,34 @@ struct World {
 }
 
 async fn client(world: Arc<World>, number: u32) {
-    for id in number * UPDATES..(number + 1) * UPDATES {
-        let name = |text: &str| Name::new(text).expect("a name");
-        let key = if thread_rng().gen_bool(0.8) { "often" } else { "seldom" };
-        let key = Key { kind: Kind::Counter, group: name("g"), name: name(key) };
+    let name = |text: &str| Name::new(text).expect("a name");
+    let mut ids: Vec<u32> = (number * UPDATES..(number + 1) * UPDATES).collect();
+    while !ids.is_empty() {
+        // Some come together.
+        let count = if thread_rng().gen_bool(0.7) { 1 } else { 2.min(ids.len()) };
+        let ids: Vec<u32> = ids.drain(..count).collect();
         let durability =
             if thread_rng().gen_bool(0.8) { Durability::Stored } else { Durability::Memory };
-        let ops = vec![Op::Counter(CounterOp::Add { by: 1 << (3 * id) })];
-        let told = world.mutators.update(&key, ops, 1, durability).await.map(drop);
-        if told.is_ok() && durability == Durability::Stored {
-            assert_eq!(times(world.rows.total(), id), 1, "update {id} was acked: not stored");
+        let list = |id: &u32| {
+            let key = if thread_rng().gen_bool(0.8) { "often" } else { "seldom" };
+            let key = Key { kind: Kind::Counter, group: name("g"), name: name(key) };
+            OpList { key, ops: vec![Op::Counter(CounterOp::Add { by: 1 << (3 * id) })], updates: 1 }
+        };
+        let mut lists: Vec<OpList> = ids.iter().map(list).collect();
+        let told = match count {
+            1 => {
+                let OpList { key, ops, .. } = lists.remove(0);
+                vec![world.mutators.update(&key, ops, durability).await]
+            }
+            _ => world.mutators.update_all(lists, durability).await,
+        };
+        for (id, told) in ids.into_iter().zip(told) {
+            let told = told.map(drop);
+            if told.is_ok() && durability == Durability::Stored {
+                assert_eq!(times(world.rows.total(), id), 1, "update {id} was acked: not stored");
+            }
+            world.told.lock().unwrap().insert(id, (durability, told));
         }
-        world.told.lock().unwrap().insert(id, (durability, told));
     }
 }
 
