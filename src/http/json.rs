@@ -271,9 +271,17 @@ impl<'de> Deserializer<'de> for &'de Tree<'_> {
         }
     }
 
+    /// A name, and never the number of a variant, which derived types would take too.
+    fn deserialize_identifier<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self {
+            Tree::Text(name) => visitor.visit_borrowed_str(name),
+            other => Err(de::Error::custom(format!("{other} is no name; give a string"))),
+        }
+    }
+
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
-        unit_struct seq tuple tuple_struct map struct identifier ignored_any
+        unit_struct seq tuple tuple_struct map struct ignored_any
     }
 }
 
@@ -323,13 +331,16 @@ mod tests {
             r#"{"op":"record","value":1e300,"count":2}"#,
             r#"{"op":"set","value":{"b":[true,null],"a":{"c":""}},"after":null}"#,
             r#"{"op":"observe","value":9,"label":"eu-1"}"#,
-            r#"{"op":["add"]}"#,
         ];
         for &kind in orderfree_core::crdt::Kind::ALL {
             for text in texts.into_iter().chain([kind.about().example_op]) {
                 let value: serde_json::Value = serde_json::from_str(text).expect("JSON");
                 let tree = parse(text.as_bytes()).expect("JSON");
                 assert_eq!(kind.read_op(&tree), kind.parse_op(&value), "{kind} {text}");
+            }
+            for text in [r#"{"op":0}"#, r#"{"op":["add"]}"#, r#"{"op":null}"#] {
+                let error = kind.read_op(&parse(text.as_bytes()).expect("JSON")).expect_err(text);
+                assert!(error.to_string().contains("is no name"), "{kind} {error}");
             }
         }
     }

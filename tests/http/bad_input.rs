@@ -53,6 +53,7 @@ const ROWS: &[Row] = &[
     ("POST", KEY, JSON, r#"{"ops":[{"op":"add"},{"op":"sub"}]}"#, 400, "bad-op"),
     ("POST", KEY, JSON, r#"{"ops":[]}"#, 400, "bad-body"),
     ("POST", KEY, JSON, r#"{"op":"add","by":1,"by":2}"#, 400, "bad-body"),
+    ("POST", KEY, JSON, r#"{"op":0,"by":1}"#, 400, "bad-op"),
     // Malformed JSON.
     ("POST", KEY, JSON, "", 400, "bad-body"),
     ("POST", KEY, JSON, "{", 400, "bad-body"),
