@@ -275,7 +275,7 @@ impl<'de> Deserializer<'de> for &'de Tree<'_> {
     fn deserialize_identifier<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self {
             Tree::Text(name) => visitor.visit_borrowed_str(name),
-            other => Err(de::Error::custom(format!("{other} is no name; give a string"))),
+            _ => Err(de::Error::custom("what an op does is named by a string")),
         }
     }
 
@@ -340,7 +340,7 @@ mod tests {
             }
             for text in [r#"{"op":0}"#, r#"{"op":["add"]}"#, r#"{"op":null}"#] {
                 let error = kind.read_op(&parse(text.as_bytes()).expect("JSON")).expect_err(text);
-                assert!(error.to_string().contains("is no name"), "{kind} {error}");
+                assert!(error.to_string().contains("named by a string"), "{kind} {error}");
             }
         }
     }
