@@ -42,7 +42,7 @@ pub const MUTATORS_MAX: usize = 200_000;
 /// Ops that wait in a pod for their write, over all mutators.
 pub const WAITING_OPS_MAX: usize = 262_144;
 
-/// Shard rows of one request to Cassandra. With typical ones it has less than the 5 KiB from where on
+/// Shard rows of one request to Cassandra over several groups. With typical ones it has less than the 5 KiB from where on
 /// Cassandra warns of batches (`batch_size_warn_threshold`); even if all of them have the largest state
 /// of a small kind and the longest names, less than the 50 KiB from where on it refuses them
 /// (`batch_size_fail_threshold`).
@@ -64,13 +64,13 @@ const _: () = assert!(GROUP_ROWS_MAX as usize * (SMALL_STATE_BYTES + 2 * 256 + 1
 /// (`unlogged_batch_across_partitions_warn_threshold`).
 pub const BATCH_GROUPS_MAX: u16 = 10;
 
-/// Shard writes of one lane that are sent whoever waits; a further one only if many rows wait, or if those
-/// before it are overdue.
+/// Shard writes of one lane that are sent whoever waits; a further one only if many wait, or if those before
+/// it are overdue.
 pub const FLIGHTS_OF_LANE: usize = 1;
 
-/// So many rows that wait have one more shard write of their lane sent. The longer they wait, the more of
-/// them are of one group, and the less each of them costs.
-pub const FLIGHT_BACKLOG_ROWS: usize = 120;
+/// So many full loads that wait, of rows or of groups, have one more shard write of their lane sent. The
+/// longer rows wait, the more of them are of one group, and the less each of them costs.
+pub const FLIGHT_BACKLOG_LOADS: usize = 4;
 
 /// Shard writes of one lane on their way to the store at once, overdue ones included.
 pub const FLIGHTS_OF_LANE_MAX: usize = 128;

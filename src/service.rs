@@ -14,7 +14,7 @@ use crate::gate::Gate;
 use crate::gc::{FoldFailure, FoldResult, Folder};
 use crate::limits;
 use crate::metrics::Metrics;
-use crate::mutators::{Mutators, OpList, UpdateError};
+use crate::mutators::{Mutators, UpdateError, Updates};
 use crate::reader::Reader;
 pub use crate::reader::{KeyValue, ReadError};
 use crate::store::Store;
@@ -166,13 +166,13 @@ impl Service {
         self.mutators.update(key, ops, durability).await
     }
 
-    /// The same for many lists, each with its own outcome, in their order.
+    /// The same for updates of many keys, each with its own outcome, in their order.
     pub async fn update_all(
         &self,
-        lists: Vec<OpList>,
+        keys: Vec<Updates>,
         durability: Durability,
     ) -> Vec<Result<Option<Timestamp>, UpdateError>> {
-        self.mutators.update_all(lists, durability).await
+        self.mutators.update_all(keys, durability).await
     }
 
     /// Reads one key; none if it has no row. A level of none is the pod's default.

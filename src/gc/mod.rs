@@ -354,7 +354,7 @@ impl Folder {
         }
     }
 
-    /// So many folds fit into one request, which has two statements for each.
+    /// So many folds go into one request, which has two statements for each: half a small load of shards.
     fn keys_together(&self) -> usize {
         (self.store.flights().rows_max / 2).max(1)
     }

@@ -32,6 +32,10 @@ pub(super) enum Tree<'a> {
 
 type Field<'a> = (Cow<'a, str>, Tree<'a>);
 
+/// How names begin that mean something to `serde_json` itself: it would parse the text of such a field
+/// anew where it makes a value of its own, past what was checked here.
+const PRIVATE: &str = "$serde_json::private::";
+
 /// Parses one whole JSON text.
 pub(super) fn parse(bytes: &[u8]) -> Result<Tree<'_>, Problem> {
     serde_json::from_slice(bytes).map_err(|error| {
@@ -99,11 +103,11 @@ impl<'a> Fields<'a> {
         name: &str,
         items_max: usize,
     ) -> Result<Vec<Cow<'a, str>>, Problem> {
-        let text = |item| match item {
+        let text = |(at, item)| match item {
             Tree::Text(text) => Ok(text),
-            other => Err(bad_body(format!("`{name}` must hold strings; {other} is none."))),
+            _ => Err(bad_body(format!("`{name}` must hold strings; `{name}[{at}]` is none."))),
         };
-        self.list(name, items_max)?.into_iter().map(text).collect()
+        self.list(name, items_max)?.into_iter().enumerate().map(text).collect()
     }
 
     /// Refuses whatever was not taken.
@@ -117,12 +121,6 @@ impl<'a> Fields<'a> {
 
 pub(super) fn bad_body(detail: String) -> Problem {
     Problem::new(ProblemType::BadBody, detail)
-}
-
-impl fmt::Display for Tree<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        serde_json::Value::deserialize(self).map_err(|_| fmt::Error)?.fmt(f)
-    }
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Tree<'a> {
@@ -179,6 +177,9 @@ impl<'de> Visitor<'de> for Strict {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tree<'de>, A::Error> {
         let mut fields: Vec<Field<'de>> = Vec::new();
         while let Some(name) = map.next_key_seed(FieldName)? {
+            if name.starts_with(PRIVATE) {
+                return Err(de::Error::custom(format!("no field's name may start with {PRIVATE}")));
+            }
             fields.push((name, map.next_value()?));
         }
         fields.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
@@ -306,7 +307,9 @@ mod tests {
     #[test]
     fn a_field_given_twice_is_refused_at_any_depth() {
         let text = r#"{"a":[1,-2,1.5,null,true,"x"]}"#;
-        assert_eq!(parse(text.as_bytes()).expect("JSON").to_string(), text);
+        let tree = parse(text.as_bytes()).expect("JSON");
+        let value = serde_json::Value::deserialize(&tree).expect("JSON");
+        assert_eq!(value.to_string(), text);
         for text in [r#"{"a":1,"a":2}"#, r#"[{"b":{"a":1,"a":1}}]"#] {
             let problem = parse(text.as_bytes()).expect_err(text);
             assert!(problem.detail().contains("given twice"), "{}", problem.detail());

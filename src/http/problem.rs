@@ -33,6 +33,9 @@ pub enum NotAcked {
     Unknown,
 }
 
+/// A stream's summary shows many problems, and a client may have sent much that is wrong.
+const DETAIL_BYTES_MAX: usize = 2_048;
+
 /// One occurrence of a problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Problem {
@@ -67,10 +70,17 @@ pub(super) struct ProblemBody<'a> {
 }
 
 impl Problem {
-    /// A problem of this type; `detail` says what is wrong here and what to do about it.
+    /// A problem of this type; `detail` says what is wrong here and what to do about it. It may repeat
+    /// what a client sent: of that, no more than [`DETAIL_BYTES_MAX`] come back.
     #[must_use]
     pub fn new(kind: ProblemType, detail: impl Into<String>) -> Problem {
-        Problem { kind, detail: detail.into(), outcome: None, summary: None }
+        let mut detail = detail.into();
+        if detail.len() > DETAIL_BYTES_MAX {
+            let end = (0..=DETAIL_BYTES_MAX).rfind(|&at| detail.is_char_boundary(at));
+            detail.truncate(end.expect("invariant: 0 is one"));
+            detail.push('…');
+        }
+        Problem { kind, detail, outcome: None, summary: None }
     }
 
     /// The same, where an update is concerned.

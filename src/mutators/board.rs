@@ -139,10 +139,14 @@ impl Board {
 impl Waiting {
     /// Whether a further flight departs; it counts as out then.
     fn call(&mut self, rules: Flights) -> bool {
-        let left = self.count.saturating_sub(rules.rows_max * self.called);
-        let is_due = self.out < rules.free + left / rules.backlog;
+        // But for those whom called flights will take. A load is full of rows or of groups.
+        let left = |count: usize, max: usize| count.saturating_sub(max.saturating_mul(self.called));
+        let rows = left(self.count, rules.rows_max);
+        let groups = left(self.order.len(), rules.partitions_max);
+        let loads = (rows / rules.rows_max).max(groups / rules.partitions_max);
+        let is_due = self.out < rules.free + loads / rules.backlog;
         let has_room = self.out + self.overdue < FLIGHTS_OF_LANE_MAX;
-        let departs = left > 0 && is_due && has_room;
+        let departs = rows.max(groups) > 0 && is_due && has_room;
         self.called += usize::from(departs);
         self.out += usize::from(departs);
         departs
@@ -164,7 +168,8 @@ impl Waiting {
             if of_group.is_empty() {
                 self.groups.remove(&group);
             } else {
-                self.order.push_front(group);
+                // Behind the others, who would wait for ever for a group that always fills a load.
+                self.order.push_back(group);
             }
             if load.len() == rows_max {
                 break;
@@ -186,7 +191,7 @@ mod tests {
     use super::*;
 
     const RULES: Flights =
-        Flights { rows_max: 3, group_rows_max: 5, partitions_max: 2, free: 1, backlog: 3 };
+        Flights { rows_max: 3, group_rows_max: 5, partitions_max: 2, free: 1, backlog: 1 };
     const SMALL: Queue = Queue { lane: Lane(7), is_small: true };
     const LARGE: Queue = Queue { lane: Lane(7), is_small: false };
 
@@ -247,16 +252,35 @@ mod tests {
         assert_eq!(board(&mut of, &keys)[..5], [true, false, false, false, false]);
         let five = ["counter/a/u", "counter/a/v", "counter/a/w", "counter/a/x", "counter/a/y"];
         assert_eq!(take(&mut of, SMALL).0, load(&five));
-        assert_eq!(take(&mut of, SMALL).0, load(&["counter/a/z", "counter/b/x"]), "two are left");
+        assert_eq!(take(&mut of, SMALL).0, load(&["counter/b/x", "counter/a/z"]), "two are left");
     }
 
     #[test]
     fn so_many_who_wait_have_one_more_flight() {
-        let mut of = Board::new(Flights { rows_max: 1, group_rows_max: 1, ..RULES });
+        let rules = Flights { rows_max: 1, group_rows_max: 1, backlog: 3, ..RULES };
+        let mut of = Board::new(rules);
         let keys = ["cau", "cav", "caw", "cax", "cay", "caz", "cat", "cas"];
         let called = board(&mut of, &keys);
         let expected = [true, false, false, true, false, false, false, true];
         assert_eq!(called, expected, "each takes one, and three more must wait");
+        let mut of =
+            Board::new(Flights { rows_max: 100, group_rows_max: 100, backlog: 2, ..RULES });
+        let called = board(&mut of, &["cax", "cbx", "ccx", "cdx", "cex", "cfx", "cgx", "chx"]);
+        let expected = [true, false, false, false, false, true, false, false];
+        assert_eq!(called, expected, "each takes two groups, and four more must wait");
+    }
+
+    #[test]
+    fn a_group_that_always_fills_a_load_keeps_no_other_waiting() {
+        let mut of = Board::new(RULES);
+        board(&mut of, &["cau", "cav", "caw", "cax", "cay", "caz", "cbx"]);
+        let mut loads = Vec::new();
+        for is_first in [true, false, false] {
+            let (load, _) = of.take(SMALL, is_first);
+            loads.push(load.iter().map(|slot| slot.key.to_string()).collect::<Vec<_>>());
+            load.into_iter().for_each(|slot| of.wait(slot));
+        }
+        assert!(loads[1].contains(&"counter/b/x".to_owned()), "{loads:?}");
     }
 
     #[test]
@@ -285,8 +309,8 @@ mod tests {
         let called = board(&mut of, &["cax", "gbx", "gby", "cbx", "gcx"]);
         assert_eq!(called, [true, true, true, false, true]);
         assert_eq!(take(&mut of, LARGE), (load(&["gset/b/x"]), false));
-        assert_eq!(take(&mut of, LARGE), (load(&["gset/b/y"]), false));
         assert_eq!(take(&mut of, LARGE), (load(&["gset/c/x"]), false));
+        assert_eq!(take(&mut of, LARGE), (load(&["gset/b/y"]), false));
         assert!(takes_nothing(&mut of, LARGE));
         assert_eq!(take(&mut of, SMALL), (load(&["counter/a/x", "counter/b/x"]), false));
     }

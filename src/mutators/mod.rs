@@ -100,16 +100,15 @@ pub enum Refused {
     Stopping,
 }
 
-/// A list of ops of one key, all or none.
+/// Updates of one key that came together, each a list of ops, all or none of which are applied.
 #[derive(Debug, Clone)]
-pub struct OpList {
+pub struct Updates {
     /// The key.
     pub key: Key,
-    /// The ops, in their order.
+    /// The ops of all of them, in their order.
     pub ops: Vec<Op>,
-    /// How many updates they are, for metrics. If several are refused for an op, metrics do not count
-    /// them: each is expected to come alone then.
-    pub updates: usize,
+    /// How many ops each update has.
+    pub lengths: Vec<usize>,
 }
 
 /// What became of a mutator's turn.
@@ -181,19 +180,22 @@ impl Mutators {
         self.outcome(accepted, 1, durability, until).await
     }
 
-    /// The same for many lists, each with its own outcome, in their order. All that can be are accepted
-    /// before any is waited for.
+    /// The same for updates of many keys, each with its own outcome, in their order. All that can be are
+    /// accepted before any is waited for.
     pub async fn update_all(
         self: &Arc<Self>,
-        lists: Vec<OpList>,
+        keys: Vec<Updates>,
         durability: Durability,
     ) -> Vec<Result<Option<Timestamp>, UpdateError>> {
         let until = self.gate.now().boot + self.constants.request_budget();
-        let accept = |OpList { key, ops, updates }| (self.accept(&key, ops, durability), updates);
-        let accepted: Vec<_> = lists.into_iter().map(accept).collect();
+        let mut accepted = Vec::with_capacity(keys.len());
+        for updates in keys {
+            self.accept_all(updates, durability, &mut accepted);
+        }
         let mut outcomes = Vec::with_capacity(accepted.len());
         for (accepted, updates) in accepted {
-            outcomes.push(self.outcome(accepted, updates, durability, until).await);
+            let outcome = self.outcome(accepted, updates, durability, until).await;
+            outcomes.extend(std::iter::repeat_n(outcome, updates));
         }
         outcomes
     }
@@ -236,6 +238,31 @@ impl Mutators {
         let now = self.gate.open()?;
         let time = self.prepare(key, &mut ops, now.wall)?;
         Ok((time, self.admit(key, ops, durability, now)?))
+    }
+
+    /// Accepts updates of one key as one op list, so that a hot key costs one update of its mutator,
+    /// whatever their number; or each alone if an op is bad, which spoils only its own update, and where
+    /// the last writer wins, as each is told the time of its own. Appends what was accepted, and the number
+    /// of updates that it stands for.
+    fn accept_all(
+        self: &Arc<Self>,
+        updates: Updates,
+        durability: Durability,
+        accepted: &mut Vec<(Result<Taken, Refused>, usize)>,
+    ) {
+        let Updates { key, ops, lengths } = updates;
+        if lengths.len() == 1 {
+            return accepted.push((self.accept(&key, ops, durability), 1));
+        }
+        if !key.kind.is_timed() {
+            let together = self.accept(&key, ops.clone(), durability);
+            if !matches!(together, Err(Refused::Op(_))) {
+                return accepted.push((together, lengths.len()));
+            }
+        }
+        let mut ops = ops.into_iter();
+        let alone = |length| self.accept(&key, ops.by_ref().take(length).collect(), durability);
+        accepted.extend(lengths.into_iter().map(alone).map(|accepted| (accepted, 1)));
     }
 
     /// Opens what clients hold sealed, and gives the ops their times; returns the last.
@@ -319,7 +346,7 @@ impl Mutators {
         Ok(slot)
     }
 
-    /// Waits for what becomes of an op list, until a time of the boot clock, and counts it.
+    /// Waits for what becomes of an op list, until a time of the boot clock, and counts its updates.
     async fn outcome(
         &self,
         accepted: Result<Taken, Refused>,
@@ -340,10 +367,7 @@ impl Mutators {
             (Err(UpdateError::Refused(_)), _) => Outcome::Refused,
             (Err(UpdateError::Unknown(_)), _) => Outcome::Unknown,
         };
-        let is_over = updates == 1 || !matches!(result, Err(UpdateError::Refused(Refused::Op(_))));
-        if is_over {
-            self.metrics.count_updates(outcome, updates as u64);
-        }
+        self.metrics.count_updates(outcome, updates as u64);
         result
     }
 

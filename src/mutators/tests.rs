@@ -60,7 +60,7 @@ impl Store for Scripted {
         Lane::default()
     }
     fn flights(&self) -> Flights {
-        Flights { rows_max: 3, group_rows_max: 3, partitions_max: 2, free: 2, backlog: 3 }
+        Flights { rows_max: 3, group_rows_max: 3, partitions_max: 2, free: 2, backlog: 1 }
     }
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         let (reply, outcome) = oneshot::channel();
@@ -266,23 +266,25 @@ async fn lists_that_come_together_go_together_and_each_has_its_outcome() {
     let pod = pod();
     let stuck = [pod.start("a", 1, STORED).await, pod.start("b", 1, STORED).await];
     let hanging = [pod.store.write().await, pod.store.write().await];
-    let list = |name, by| {
-        let ops = vec![Op::Counter(CounterOp::Add { by })];
-        OpList { key: key(name), ops, updates: 1 }
-    };
-    let mut lists = vec![list("c", 3), list("a", 4), list("d", 5)];
-    lists[2].ops.push(Op::GSet(GSetOp::Add { items: Vec::new() }));
+    let add = |by| Op::Counter(CounterOp::Add { by });
+    let list = |name, ops, lengths| Updates { key: key(name), ops, lengths };
+    let bad = Op::GSet(GSetOp::Add { items: Vec::new() });
+    let mixed = list("d", vec![add(5), bad, add(6)], vec![2, 1]);
+    let lists = vec![list("c", vec![add(3)], vec![1]), list("a", vec![add(4)], vec![1]), mixed];
     let mutators = Arc::clone(&pod.mutators);
     let all = tokio::spawn(async move { mutators.update_all(lists, STORED).await });
     tokio::task::yield_now().await;
     let [first, second] = hanging;
     second.1.send(WriteOutcome::Acked).expect("waits");
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 3, "whose key is free");
+    let (writes, outcome) = pod.store.flight().await;
+    assert_eq!(writes.iter().map(total).collect::<Vec<_>>(), [3, 6], "free keys, good ops");
+    outcome.send(WriteOutcome::Acked).expect("waits");
     let outcomes = all.await.expect("no panic");
     assert_eq!(outcomes[0], Ok(None));
     let refused = Refused::Deadline(Duration::from_secs(2));
     assert_eq!(outcomes[1], Err(refused.into()), "behind a write that hangs");
     assert!(matches!(outcomes[2], Err(UpdateError::Refused(Refused::Op(_)))), "{outcomes:?}");
+    assert_eq!(outcomes[3..], [Ok(None)], "beside a bad one");
     first.1.send(WriteOutcome::Acked).expect("waits");
     for update in stuck {
         assert!(matches!(update.end().await, Ok(()) | Err(UpdateError::Unknown(_))));

@@ -82,7 +82,7 @@ pub struct Flights {
     pub partitions_max: usize,
     /// So many requests are on their way at once whoever waits.
     pub free: usize,
-    /// A further one is for each so many rows that wait.
+    /// A further one is for each so many full loads that wait.
     pub backlog: usize,
 }
 
@@ -94,7 +94,7 @@ impl Default for Flights {
             group_rows_max: limits::GROUP_ROWS_MAX.into(),
             partitions_max: limits::BATCH_GROUPS_MAX.into(),
             free: limits::FLIGHTS_OF_LANE,
-            backlog: limits::FLIGHT_BACKLOG_ROWS,
+            backlog: limits::FLIGHT_BACKLOG_LOADS,
         }
     }
 }

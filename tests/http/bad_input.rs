@@ -54,6 +54,16 @@ const ROWS: &[Row] = &[
     ("POST", KEY, JSON, r#"{"ops":[]}"#, 400, "bad-body"),
     ("POST", KEY, JSON, r#"{"op":"add","by":1,"by":2}"#, 400, "bad-body"),
     ("POST", KEY, JSON, r#"{"op":0,"by":1}"#, 400, "bad-op"),
+    // A name that means something to a JSON library, wherever it stands.
+    ("POST", KEY, JSON, r#"{"op":{"$serde_json::private::RawValue":1}}"#, 400, "bad-body"),
+    (
+        "POST",
+        "/v1/register/site/home",
+        JSON,
+        r#"{"op":"set","value":{"$serde_json::private::RawValue":"5"}}"#,
+        400,
+        "bad-body",
+    ),
     // Malformed JSON.
     ("POST", KEY, JSON, "", 400, "bad-body"),
     ("POST", KEY, JSON, "{", 400, "bad-body"),

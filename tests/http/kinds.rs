@@ -394,9 +394,11 @@ async fn keys_are_merged_into_one_value() {
     let none = json!({"kind": "counter", "group": "month", "names": ["d8", "d9"]});
     let answer = pod.post("/v1/merge", JSON, &none.to_string()).await;
     answer.problem(404, "key-absent");
-    let twice = json!({"kind": "counter", "group": "month", "names": ["d1", "d1"]});
-    let answer = pod.post("/v1/merge", JSON, &twice.to_string()).await;
-    answer.problem(400, "bad-body");
+    for names in [json!(["d1", "d1"]), json!(["d1", {"x": 1}])] {
+        let body = json!({"kind": "counter", "group": "month", "names": names});
+        let answer = pod.post("/v1/merge", JSON, &body.to_string()).await;
+        answer.problem(400, "bad-body");
+    }
 }
 
 #[tokio::test]

@@ -179,7 +179,7 @@ impl Store for SimStore {
     fn flights(&self) -> Flights {
         // With one flight at a time, a few keys are enough to have some wait and go together. So many
         // rows are two folds.
-        Flights { rows_max: 4, group_rows_max: 6, free: 1, backlog: 4, ..Flights::default() }
+        Flights { rows_max: 4, group_rows_max: 6, free: 1, backlog: 1, ..Flights::default() }
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {

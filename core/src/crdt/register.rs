@@ -125,6 +125,10 @@ impl Crdt for Register {
             RegisterOp::Set { value, time, .. } => {
                 let text = value.to_string();
                 check_size(text.len() + varint::U128_BYTES_MAX)?;
+                // Nested too deep, say: nobody could read it ever after.
+                serde_json::from_str::<Json>(&text).map_err(|error| {
+                    OpError::Invalid(format!("the value can't be read back: {error}"))
+                })?;
                 Write { time: *time, content: Content::Set(text.into()) }
             }
             RegisterOp::Unset { time, .. } => Write { time: *time, content: Content::Unset },
@@ -241,6 +245,18 @@ mod tests {
 
     fn set(value: Json, micros: i64) -> RegisterOp {
         RegisterOp::Set { value, after: None, time: Timestamp::from_micros(micros) }
+    }
+
+    #[test]
+    fn what_could_not_be_read_back_is_refused() {
+        let mut register = Register::default();
+        let nested = |depth| (0..depth).fold(json!(1), |inner, _| json!([inner]));
+        assert!(register.apply(&set(nested(127), 1)).is_ok());
+        let error = register.apply(&set(nested(128), 2)).expect_err("too deep").to_string();
+        assert!(error.contains("can't be read back"), "{error}");
+        let mut bytes = Vec::new();
+        register.encode(&mut bytes);
+        assert_eq!(Register::decode(1, None, &bytes), Ok(register));
     }
 
     #[test]

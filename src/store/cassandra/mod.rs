@@ -110,7 +110,7 @@ pub struct CassandraStore {
     tasks: Tasks,
 }
 
-/// Requests of one sort take about as long.
+/// Requests of one sort take about as long: most of a write of many rows is its round trip.
 #[derive(Default)]
 struct AllHedges {
     writes: Hedges,

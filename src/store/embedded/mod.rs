@@ -213,7 +213,7 @@ impl Store for EmbeddedStore {
     fn flights(&self) -> Flights {
         let rows_max = WRITE_BATCH_MAX;
         let (group_rows_max, partitions_max) = (rows_max, usize::MAX);
-        Flights { rows_max, group_rows_max, partitions_max, free: 2, backlog: rows_max }
+        Flights { rows_max, group_rows_max, partitions_max, free: 2, backlog: 1 }
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {

@@ -25,7 +25,7 @@ use orderfree_core::protocol::{
     Constants, Durability, FullRead, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
     WholeSlice, WriteOutcome,
 };
-use orderfree_shuttle::mutators::{Mutators, OpList, UpdateError};
+use orderfree_shuttle::mutators::{Mutators, UpdateError, Updates};
 use shuttle::future::{block_on, spawn, yield_now};
 use shuttle::rand::{Rng, thread_rng};
 use tokio::sync::mpsc;
@@ -89,7 +89,7 @@ impl Store for Rows {
         Lane::default()
     }
     fn flights(&self) -> Flights {
-        Flights { rows_max: 2, group_rows_max: 3, free: 1, backlog: 2, ..Flights::default() }
+        Flights { rows_max: 2, group_rows_max: 3, free: 1, backlog: 1, ..Flights::default() }
     }
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         let total = |write: &ShardWrite| {
@@ -214,12 +214,13 @@ async fn client(world: Arc<World>, number: u32) {
         let list = |id: &u32| {
             let key = if thread_rng().gen_bool(0.8) { "often" } else { "seldom" };
             let key = Key { kind: Kind::Counter, group: name("g"), name: name(key) };
-            OpList { key, ops: vec![Op::Counter(CounterOp::Add { by: 1 << (3 * id) })], updates: 1 }
+            let ops = vec![Op::Counter(CounterOp::Add { by: 1 << (3 * id) })];
+            Updates { key, ops, lengths: vec![1] }
         };
-        let mut lists: Vec<OpList> = ids.iter().map(list).collect();
+        let mut lists: Vec<Updates> = ids.iter().map(list).collect();
         let told = match count {
             1 => {
-                let OpList { key, ops, .. } = lists.remove(0);
+                let Updates { key, ops, .. } = lists.remove(0);
                 vec![world.mutators.update(&key, ops, durability).await]
             }
             _ => world.mutators.update_all(lists, durability).await,
