@@ -71,7 +71,7 @@ pub(super) struct ProblemBody<'a> {
 
 impl Problem {
     /// A problem of this type; `detail` says what is wrong here and what to do about it. It may repeat
-    /// what a client sent: of that, no more than [`DETAIL_BYTES_MAX`] come back.
+    /// what a client sent, and is cut off after 2 KiB.
     #[must_use]
     pub fn new(kind: ProblemType, detail: impl Into<String>) -> Problem {
         let mut detail = detail.into();
