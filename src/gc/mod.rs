@@ -354,7 +354,8 @@ impl Folder {
         }
     }
 
-    /// So many folds go into one request, which has two statements for each: half a small load of shards.
+    /// So many folds go into one request, which has two statements for each: no more of them than a
+    /// request over several groups has rows.
     fn keys_together(&self) -> usize {
         (self.store.flights().rows_max / 2).max(1)
     }

@@ -110,7 +110,7 @@ pub struct CassandraStore {
     tasks: Tasks,
 }
 
-/// Requests of one sort take about as long: most of a write of many rows is its round trip.
+/// Requests of one sort share an estimate, however many rows they have.
 #[derive(Default)]
 struct AllHedges {
     writes: Hedges,
