@@ -310,6 +310,16 @@ mod tests {
     }
 
     #[test]
+    fn what_a_client_sent_comes_back_in_part_and_whole_characters() {
+        let of = |text: &str| Problem::new(ProblemType::BadBody, text).detail().to_owned();
+        let fits = "x".repeat(DETAIL_BYTES_MAX);
+        assert_eq!(of(&fits), fits);
+        assert_eq!(of(&format!("{fits}x")), format!("{fits}…"));
+        let two_bytes = format!("x{}", "é".repeat(DETAIL_BYTES_MAX));
+        assert_eq!(of(&two_bytes), format!("x{}…", "é".repeat(DETAIL_BYTES_MAX / 2 - 1)));
+    }
+
+    #[test]
     fn every_error_of_an_update_says_what_became_of_it() {
         let refused = Some(NotAcked::Refused);
         for (error, expected) in [
