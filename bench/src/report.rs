@@ -215,6 +215,9 @@ fn table(text: &mut String, comparison: &Comparison, scenario: Scenario) -> std:
             if scenario.trouble().is_some() { String::new() } else { cpu.join(", ") }
         )?;
     }
+    for wrong in comparison.wrong.iter().filter(|wrong| wrong.scenario == scenario) {
+        writeln!(text, "\n**Wrong**: {}.", wrong.what)?;
+    }
     Ok(())
 }
 
@@ -242,6 +245,7 @@ pub(crate) fn thousands(figure: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compare::Wrong;
     use crate::machine::Spent;
 
     fn sample(peer: Peer, round: usize, increments: u64) -> Sample {
@@ -268,8 +272,13 @@ mod tests {
             sample(Peer::Native, 1, 200),
             sample(Peer::Ours, 2, 600),
         ];
-        let comparison =
-            Comparison { mode: "m".into(), machine: "x".into(), round_seconds: 2.0, samples };
+        let comparison = Comparison {
+            mode: "m".into(),
+            machine: "x".into(),
+            round_seconds: 2.0,
+            samples,
+            wrong: vec![Wrong { scenario: Scenario::Hot, peer: Peer::Native, what: "90".into() }],
+        };
         let ratio = comparison.ratio(Scenario::Hot, Peer::Native, Sample::rate).expect("rounds");
         assert_eq!(ratio, Spread { median: 15.0, least: 10.0, most: 20.0 });
         let text = tables(&comparison);
@@ -278,6 +287,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("| ours | 500 (300 to 2,000) |  |"), "{text}");
+        assert!(text.ends_with("\n**Wrong**: 90.\n"), "{text}");
     }
 
     #[test]
