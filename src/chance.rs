@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use orderfree_core::protocol::MutatorId;
 use rand::rngs::StdRng;
-use rand::{Rng, RngCore, SeedableRng};
+use rand::{Rng, RngCore, SeedableRng, TryRngCore};
 use uuid::{Builder, Uuid};
 
 /// A source of randomness; clones share it.
@@ -70,6 +70,19 @@ impl Chance {
 #[must_use]
 pub fn request_id() -> Uuid {
     Builder::from_random_bytes(rand::random()).into_uuid()
+}
+
+/// 256 bits by the operating system's generator, for a secret.
+///
+/// # Panics
+/// If the operating system has none, which it always has.
+#[must_use]
+pub fn secret() -> [u8; 32] {
+    let mut bytes = [0; 32];
+    rand::rngs::OsRng
+        .try_fill_bytes(&mut bytes)
+        .expect("invariant: the operating system has random numbers");
+    bytes
 }
 
 #[cfg(test)]

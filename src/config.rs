@@ -4,6 +4,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -14,6 +15,7 @@ use thiserror::Error;
 use crate::limits::{BATCH_GROUPS_MAX, BATCH_ROWS_MAX, GROUP_ROWS_MAX};
 use crate::store::Flights;
 use crate::store::cassandra::CassandraConfig;
+use crate::tls::{self, ServerTls, TlsError};
 
 /// Cassandra's own default of `max_hint_window`.
 const HINT_WINDOW_DEFAULT: Duration = Duration::from_secs(3 * 3600);
@@ -58,6 +60,19 @@ pub struct StoreArgs {
         conflicts_with = "cassandra_password"
     )]
     pub cassandra_password_file: Option<PathBuf>,
+
+    /// PEM file of the authority that signed the nodes' certificates: speaks TLS with Cassandra. A node's
+    /// certificate must be for the address by which the driver reaches it.
+    #[arg(long, env = "ORDERFREE_CASSANDRA_CA", value_name = "FILE")]
+    pub cassandra_ca: Option<PathBuf>,
+
+    /// PEM file of this pod's certificate, for nodes that ask for one.
+    #[arg(long, env = "ORDERFREE_CASSANDRA_CERT", value_name = "FILE", requires_all = ["cassandra_ca", "cassandra_key"])]
+    pub cassandra_cert: Option<PathBuf>,
+
+    /// PEM file of the key to it.
+    #[arg(long, env = "ORDERFREE_CASSANDRA_KEY", value_name = "FILE", requires = "cassandra_cert")]
+    pub cassandra_key: Option<PathBuf>,
 
     /// This pod's data centre; by default that of the first contact point that answers.
     #[arg(long, env = "ORDERFREE_LOCAL_DC", value_name = "NAME")]
@@ -138,9 +153,27 @@ pub struct ServeArgs {
     )]
     pub listen: SocketAddr,
 
+    /// A second address, for operators alone: probes, metrics, and whatever needs the verb admin, which the
+    /// first address has no longer.
+    #[arg(long, env = "ORDERFREE_ADMIN_LISTEN", value_name = "HOST:PORT")]
+    pub admin_listen: Option<SocketAddr>,
+
+    /// PEM file of the certificate to speak HTTPS with, and those that lead to its authority. SIGHUP has it
+    /// read anew.
+    #[arg(long, env = "ORDERFREE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file of the key to it.
+    #[arg(long, env = "ORDERFREE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
     /// Where rows lie.
     #[command(flatten)]
     pub store: StoreArgs,
+
+    /// How long to wait at start for a store that does not answer, or has no schema yet.
+    #[arg(long, env = "ORDERFREE_STORE_WAIT", default_value = "5m", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub store_wait: Duration,
 
     /// Whether this pod folds in the background. Switch it off everywhere while the cluster's
     /// topology changes, if folds read below `all`.
@@ -151,7 +184,7 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_APPLY_SCHEMA")]
     pub apply_schema: bool,
 
-    /// Listen beyond loopback although there is no authentication.
+    /// Listen beyond loopback although the policy file has no tokens, so that nobody is asked for one.
     #[arg(long, env = "ORDERFREE_INSECURE")]
     pub insecure: bool,
 
@@ -159,13 +192,17 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_UNREADY_GRACE", default_value = "5s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub unready_grace: Duration,
 
-    /// File that says how precise keys are, by kind and group; see the README.
+    /// File of tokens, quotas, and how precise keys are; see the README. SIGHUP has it read anew.
     #[arg(long, env = "ORDERFREE_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
 
     /// Most mutators in memory.
     #[arg(long, env = "ORDERFREE_MUTATORS_MAX", default_value_t = crate::limits::MUTATORS_MAX, value_name = "COUNT")]
     pub mutators_max: usize,
+
+    /// Most connections of each address.
+    #[arg(long, env = "ORDERFREE_CONNECTIONS_MAX", default_value_t = crate::limits::CONNECTIONS_MAX, value_parser = connections, value_name = "COUNT")]
+    pub connections_max: usize,
 
     /// For tests only: a file with the number of ms by which this pod's wall clock is off. It may
     /// change while the pod runs.
@@ -185,6 +222,13 @@ pub enum Switch {
 /// A text that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
+
+impl Secret {
+    /// The text, for whoever needs it.
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -233,9 +277,13 @@ pub enum ConfigError {
     /// Too few mutators to serve with.
     #[error("{0} mutators are too few; allow at least {MUTATORS_MAX_LEAST}")]
     MutatorsMax(usize),
-    /// There is no authentication yet.
+    /// Files for TLS can't be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// Anybody could call.
     #[error(
-        "{0} is not a loopback address, and there is no authentication; listen on 127.0.0.1, or say \
+        "{0} is not a loopback address, and the policy has no tokens, so that anybody could call; make one by \
+         `orderfree token new` and name its file with --policy (ORDERFREE_POLICY), listen on 127.0.0.1, or say \
          --insecure (ORDERFREE_INSECURE=true) if the network keeps strangers out"
     )]
     Insecure(SocketAddr),
@@ -282,11 +330,14 @@ impl StoreArgs {
         if self.cassandra_user.is_some() != password.is_some() {
             return Err(ConfigError::Credentials);
         }
+        let own = self.cassandra_cert.as_deref().zip(self.cassandra_key.as_deref());
+        let tls = self.cassandra_ca.as_deref().map(|ca| tls::client_config(ca, own)).transpose()?;
         Ok(StoreConfig::Cassandra(Box::new(CassandraConfig {
             contact_points: self.cassandra.clone(),
             keyspace: self.keyspace.clone(),
             user: self.cassandra_user.clone(),
             password: password.map(|password| password.0),
+            tls: tls.map(Arc::new),
             local_datacenter: self.local_dc.clone(),
             levels: Levels {
                 write: self.write_consistency,
@@ -305,20 +356,54 @@ impl StoreArgs {
 }
 
 impl ServeArgs {
-    /// Checks what concerns the listener.
+    /// Checks what concerns the listeners; whether callers are asked for tokens says the policy.
     ///
     /// # Errors
     /// [`ConfigError::Insecure`], [`ConfigError::MutatorsMax`].
-    pub fn check(&self) -> Result<(), ConfigError> {
+    pub fn check(&self, authenticates: bool) -> Result<(), ConfigError> {
         if self.mutators_max < MUTATORS_MAX_LEAST {
             return Err(ConfigError::MutatorsMax(self.mutators_max));
         }
-        if self.listen.ip().is_loopback() || self.insecure {
-            Ok(())
-        } else {
-            Err(ConfigError::Insecure(self.listen))
+        let mut addresses = [Some(self.listen), self.admin_listen].into_iter().flatten();
+        match addresses.find(|address| !address.ip().is_loopback()) {
+            Some(address) if !authenticates && !self.insecure => {
+                Err(ConfigError::Insecure(address))
+            }
+            _ => Ok(()),
         }
     }
+
+    /// The certificate to show, if there is one.
+    ///
+    /// # Errors
+    /// [`ConfigError::Tls`].
+    pub fn tls(&self) -> Result<Option<ServerTls>, ConfigError> {
+        let files = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
+        Ok(files.map(|(certificate, key)| ServerTls::read(certificate, key)).transpose()?)
+    }
+}
+
+/// Whether the environment names a collector of traces.
+#[must_use]
+pub fn has_trace_collector() -> bool {
+    ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"].into_iter().any(is_set)
+}
+
+/// Whether the environment names this service.
+#[must_use]
+pub fn has_service_name() -> bool {
+    is_set("OTEL_SERVICE_NAME")
+}
+
+fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some_and(|value| !value.is_empty())
+}
+
+/// Reads a number of connections.
+fn connections(text: &str) -> Result<usize, String> {
+    let bounds = 1..=1_000_000;
+    let count = text.parse().ok().filter(|count| bounds.contains(count));
+    count.ok_or_else(|| "give a whole number from 1 to 1000000".to_owned())
 }
 
 fn read_password(path: &PathBuf) -> Result<Secret, ConfigError> {
@@ -364,9 +449,12 @@ mod tests {
     #[test]
     fn strangers_are_kept_out_by_default() {
         let open = ["--listen", "0.0.0.0:1"];
-        assert!(matches!(parse(&open).check(), Err(ConfigError::Insecure(_))));
-        assert!(parse(&[&open[..], &["--insecure"]].concat()).check().is_ok());
-        assert!(parse(&["--listen", "[::1]:1"]).check().is_ok());
+        assert!(matches!(parse(&open).check(false), Err(ConfigError::Insecure(_))));
+        assert!(parse(&open).check(true).is_ok());
+        assert!(parse(&[&open[..], &["--insecure"]].concat()).check(false).is_ok());
+        assert!(parse(&["--listen", "[::1]:1"]).check(false).is_ok());
+        let admin = ["--admin-listen", "10.0.0.1:1"];
+        assert!(matches!(parse(&admin).check(false), Err(ConfigError::Insecure(_))));
     }
 
     #[test]

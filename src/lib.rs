@@ -8,11 +8,11 @@
 //! * [`mutators`]: updates, gathered per key and written; [`gc`]: expired shards, folded;
 //! * [`service`]: the use cases, free of HTTP;
 //! * [`http`]: the interface; [`health`]: is the pod ready;
-//! * [`server`]: one pod from start to end;
+//! * [`listen`]: from a port to requests; [`tls`]; [`server`]: one pod from start to end;
 //! * [`cli`]: the command line, with the load test in [`cli::load`].
 //!
 //! Beside them: [`clock`] (the only reader of clocks), [`chance`] (the only dice), [`tasks`] (the only spawner), [`config`],
-//! [`limits`], [`metrics`], [`telemetry`].
+//! [`limits`], [`metrics`], [`policy`] (who may do what), [`telemetry`].
 
 pub mod chance;
 pub mod cli;
@@ -23,6 +23,7 @@ pub mod gc;
 pub mod health;
 pub mod http;
 pub mod limits;
+pub mod listen;
 pub mod metrics;
 pub mod mutators;
 pub mod policy;
@@ -33,4 +34,5 @@ pub mod store;
 mod sync;
 pub mod tasks;
 pub mod telemetry;
+pub mod tls;
 pub mod typical;

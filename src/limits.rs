@@ -106,6 +106,9 @@ pub const FOLDS_AT_ONCE: usize = 8;
 /// Updates or reads in one JSON batch or query.
 pub const BATCH_ITEMS_MAX: usize = 1_000;
 
+/// Groups on one page of a list.
+pub const GROUPS_MAX: usize = 1_000;
+
 /// Ops in one `{"ops":[…]}` list.
 pub const OPS_MAX: usize = 1_000;
 
@@ -163,6 +166,29 @@ pub const GROUP_PAGE_DEFAULT: usize = 1_000;
 /// keys of a query are to be asked for again. A merge checks its state each time that it has read as
 /// many.
 pub const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Connections of one listener at once; further ones wait to be accepted.
+pub const CONNECTIONS_MAX: usize = 16_384;
+
+/// Longest time from a connection's last answer to the end of its next request's headers: longer than
+/// load balancers keep idle connections, so that it is they who close one.
+pub const HEADER_TIME_MAX: Duration = Duration::from_secs(75);
+
+/// Bytes of a request's headers, its address included.
+pub const HEADER_BYTES_MAX: usize = 64 * 1024;
+
+/// Longest time of a TLS handshake.
+pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long nobody is accepted after one could not be.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a pod that starts waits for its store, by default.
+pub const STORE_WAIT_MAX: Duration = Duration::from_secs(5 * 60);
+
+/// First and longest pause between two attempts to open the store.
+pub const STORE_WAIT_PAUSE: (Duration, Duration) =
+    (Duration::from_millis(500), Duration::from_secs(10));
 
 /// Requests in progress at once; further ones are shed with 503.
 pub const REQUESTS_MAX: usize = 16_384;

@@ -85,6 +85,18 @@ pub enum FoldEnd {
     Paused,
 }
 
+impl FoldEnd {
+    fn name(self) -> &'static str {
+        match self {
+            FoldEnd::Folded => "folded",
+            FoldEnd::Nothing => "nothing",
+            FoldEnd::Failed => "failed",
+            FoldEnd::Blocked => "blocked",
+            FoldEnd::Paused => "paused",
+        }
+    }
+}
+
 /// Labels of [`Metrics::folds`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct FoldLabel {
@@ -97,6 +109,20 @@ pub struct FoldLabel {
 pub struct StoreErrorLabel {
     /// `write_refused`, `write_unknown`, `unavailable`, `too_many_rows` or `corrupt`.
     pub class: &'static str,
+}
+
+/// Labels of [`Metrics::denied`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DeniedLabel {
+    /// `unauthenticated`, `forbidden`, `rate` or `quota`.
+    pub reason: &'static str,
+}
+
+/// Labels of [`Metrics::policy_reloads`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ReloadLabel {
+    /// `ok` or `refused`.
+    pub result: &'static str,
 }
 
 /// The metrics of one node.
@@ -148,6 +174,16 @@ pub struct Metrics {
     pub clock_offset_us: Gauge<i64, AtomicI64>,
     /// Times that a fence proved a moved clock.
     pub clock_moved: Counter,
+    /// What was denied to somebody, by why: requests, or updates of a batch.
+    pub denied: Family<DeniedLabel, Counter>,
+    /// Files that were read anew on SIGHUP, by how it ended.
+    pub policy_reloads: Family<ReloadLabel, Counter>,
+    /// Connections that are open.
+    pub connections: Gauge,
+    /// Most connections at once.
+    pub connections_max: Gauge,
+    /// Most mutators in memory.
+    pub mutators_max: Gauge,
 }
 
 impl Default for Metrics {
@@ -187,8 +223,14 @@ impl Metrics {
             store_errors: Family::default(),
             clock_offset_us: Gauge::default(),
             clock_moved: Counter::default(),
+            denied: Family::default(),
+            policy_reloads: Family::default(),
+            connections: Gauge::default(),
+            connections_max: Gauge::default(),
+            mutators_max: Gauge::default(),
         };
         metrics.register();
+        metrics.begin_at_zero();
         metrics
     }
 
@@ -240,6 +282,36 @@ impl Metrics {
         let help = "Worst measured clock offset in microseconds";
         r.register("clock_offset_us", help, self.clock_offset_us.clone());
         r.register("clock_moved", "Fences that proved a moved clock", self.clock_moved.clone());
+        let help = "Requests, or updates of a batch, that were denied";
+        r.register("denied", help, self.denied.clone());
+        let help = "Policy files and certificates read anew";
+        r.register("policy_reloads", help, self.policy_reloads.clone());
+        r.register("connections", "Open connections", self.connections.clone());
+        let help = "Most open connections at once";
+        r.register("connections_max", help, self.connections_max.clone());
+        r.register("mutators_max", "Most mutators in memory", self.mutators_max.clone());
+    }
+
+    /// What alerts watch is there from the start, so that its first event is an increase.
+    fn begin_at_zero(&self) {
+        for outcome in [Outcome::Acked, Outcome::Accepted, Outcome::Refused, Outcome::Unknown] {
+            self.count_updates(outcome, 0);
+        }
+        for from in [ReadFrom::Store, ReadFrom::Shared, ReadFrom::Recent] {
+            self.reads.get_or_create(&from.label()).inc_by(0);
+        }
+        for end in [FoldEnd::Folded, FoldEnd::Failed, FoldEnd::Blocked, FoldEnd::Paused] {
+            self.folds.get_or_create(&FoldLabel { end: end.name() }).inc_by(0);
+        }
+        for class in ["write_refused", "write_unknown", "unavailable", "too_many_rows", "corrupt"] {
+            self.store_errors.get_or_create(&StoreErrorLabel { class }).inc_by(0);
+        }
+        for reason in ["unauthenticated", "forbidden", "rate", "quota"] {
+            self.denied.get_or_create(&DeniedLabel { reason }).inc_by(0);
+        }
+        for result in ["ok", "refused"] {
+            self.policy_reloads.get_or_create(&ReloadLabel { result }).inc_by(0);
+        }
     }
 
     /// Counts op lists by outcome.
@@ -266,14 +338,7 @@ impl Metrics {
 
     /// Counts a fold by how it ended.
     pub fn count_fold(&self, end: FoldEnd) {
-        let end = match end {
-            FoldEnd::Folded => "folded",
-            FoldEnd::Nothing => "nothing",
-            FoldEnd::Failed => "failed",
-            FoldEnd::Blocked => "blocked",
-            FoldEnd::Paused => "paused",
-        };
-        self.folds.get_or_create(&FoldLabel { end }).inc();
+        self.folds.get_or_create(&FoldLabel { end: end.name() }).inc();
     }
 
     /// Counts a store error.

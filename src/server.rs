@@ -1,6 +1,5 @@
 //! One pod from start to end: opens the store, wires the parts, serves, and shuts down in order.
 
-use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -8,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
-use axum::serve::ListenerExt;
 use humantime::format_duration;
 use orderfree_core::protocol::Constants;
 use tokio::net::TcpListener;
@@ -24,14 +22,16 @@ use crate::gc::Folder;
 use crate::health::Health;
 use crate::http::{self, AppState, Build};
 use crate::limits;
-use crate::metrics::Metrics;
+use crate::listen::Listener;
+use crate::metrics::{Metrics, ReloadLabel};
 use crate::mutators::Mutators;
-use crate::policy::Policy;
+use crate::policy::Policies;
 use crate::service::Service;
 use crate::store::Store;
-use crate::store::cassandra::{self, CassandraStore};
+use crate::store::cassandra::{self, CassandraStore, ConnectError};
 use crate::store::embedded::EmbeddedStore;
 use crate::tasks::Tasks;
+use crate::tls::ServerTls;
 
 /// How often to look whether the store can't go on.
 const FAILURE_LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -43,6 +43,7 @@ pub struct Node {
     service: Arc<Service>,
     folder: Arc<Folder>,
     health: Arc<Health>,
+    policies: Policies,
     tasks: Tasks,
 }
 
@@ -70,10 +71,11 @@ impl Node {
         clock: Arc<dyn Clock>,
         chance: Chance,
         mutators_max: usize,
-        policy: Policy,
+        policies: Policies,
         fold: Switch,
     ) -> Node {
         let metrics = Arc::new(Metrics::new());
+        metrics.mutators_max.set(i64::try_from(mutators_max).unwrap_or(i64::MAX));
         let gate = Arc::new(Gate::new(clock, Arc::clone(&store), constants, Arc::clone(&metrics)));
         let mutators = Mutators::new(
             Arc::clone(&store),
@@ -82,7 +84,7 @@ impl Node {
             Arc::clone(&metrics),
             chance.clone(),
             mutators_max,
-            policy,
+            policies.clone(),
         );
         let folder = Folder::new(
             Arc::clone(&store),
@@ -101,7 +103,7 @@ impl Node {
             metrics,
         ));
         let health = Arc::default();
-        Node { store, mutators, service, folder, health, tasks: Tasks::new() }
+        Node { store, mutators, service, folder, health, policies, tasks: Tasks::new() }
     }
 
     /// Starts the background work.
@@ -131,8 +133,36 @@ impl Node {
 
     /// The same, and `others` with the same ids, log lines and metrics: for comparisons.
     pub fn router_with(&self, others: Router) -> Router {
-        let (service, health) = (Arc::clone(&self.service), Arc::clone(&self.health));
-        http::router_with(AppState { service, health, build: Build::THIS }, others)
+        http::router_with(self.app(), others)
+    }
+
+    fn app(&self) -> AppState {
+        AppState {
+            service: Arc::clone(&self.service),
+            health: Arc::clone(&self.health),
+            policies: self.policies.clone(),
+            build: Build::THIS,
+        }
+    }
+
+    /// Reads what may change while the pod runs anew.
+    fn reload(&self, tls: Option<&ServerTls>) {
+        let reloaded =
+            self.policies.reload().and_then(|()| Ok(tls.map_or(Ok(()), ServerTls::reload)?));
+        let result = match &reloaded {
+            Ok(()) => {
+                tracing::info!("the policy and the certificate were read anew");
+                "ok"
+            }
+            Err(error) => {
+                tracing::error!(
+                    "what was to be read anew can't be used, and stays as it was: {error:#}"
+                );
+                "refused"
+            }
+        };
+        let metrics = self.service.metrics();
+        metrics.policy_reloads.get_or_create(&ReloadLabel { result }).inc();
     }
 
     /// Ready once the store can't go on without a restart, with the reason.
@@ -163,43 +193,54 @@ impl Node {
 /// One sentence that says what to do, if the pod can't start or go on, or if writes were left when
 /// it ended.
 pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
-    args.check()?;
+    let policies = Policies::open(args.policy.as_deref())?;
+    args.check(policies.authenticates())?;
     // First of all: whoever stops a pod that is still waiting for its store is heard as well.
     let mut signals = Signals::listen()?;
-    let (node, listener) = tokio::select! {
+    let started = tokio::select! {
         biased;
-        _ = signals.next() => return Ok(()),
-        started = start(&args) => started?,
+        _ = signals.end() => return Ok(()),
+        started = start(&args, policies) => started?,
     };
+    let Started { node, users, admins, tls } = started;
     let closing = CancellationToken::new();
-    let stop_accepting = closing.clone().cancelled_owned();
-    let listener = listener.tap_io(|stream| {
-        // An answer is one small packet: waiting for more to send only delays it.
-        let _ = stream.set_nodelay(true);
+    let mut serving = pin!(async {
+        match admins {
+            None => users.serve(node.router(), closing.clone()).await,
+            Some(admins) => {
+                let (for_users, for_admins) = http::routers_apart(node.app());
+                let users = users.serve(for_users, closing.clone());
+                futures::join!(users, admins.serve(for_admins, closing.clone()));
+            }
+        }
     });
-    let server = axum::serve(listener, node.router()).with_graceful_shutdown(stop_accepting);
-    let mut server = pin!(server.into_future());
-    let signal = tokio::select! {
-        biased;
-        signal = signals.next() => signal,
-        reason = node.failed() => anyhow::bail!("the store can't go on: {reason}"),
-        served = &mut server => return served.context("serving ended"),
+    let signal = loop {
+        let signal = tokio::select! {
+            biased;
+            signal = signals.next() => signal,
+            reason = node.failed() => anyhow::bail!("the store can't go on: {reason}"),
+            () = &mut serving => anyhow::bail!("serving ended by itself"),
+        };
+        if signal != Signal::Hangup {
+            break signal;
+        }
+        node.reload(tls.as_deref());
     };
     let ending = async {
         node.health.set_draining();
         if signal == Signal::Terminate {
             tracing::info!(grace = ?args.unready_grace, "unready; serving on for a while");
-            let _ = tokio::time::timeout(args.unready_grace, &mut server).await;
+            let _ = tokio::time::timeout(args.unready_grace, &mut serving).await;
         }
         closing.cancel();
         tracing::info!("no more requests are taken; writing what there is");
         let deadline = Instant::now() + limits::DRAIN_MAX;
-        let _ = tokio::time::timeout(limits::REQUESTS_DRAIN_MAX, &mut server).await;
+        let _ = tokio::time::timeout(limits::REQUESTS_DRAIN_MAX, &mut serving).await;
         node.stop(deadline.saturating_duration_since(Instant::now())).await
     };
     let unwritten = tokio::select! {
         biased;
-        _ = signals.next() => anyhow::bail!("a second signal: ended without writing everything"),
+        () = signals.end() => anyhow::bail!("a second signal: ended without writing everything"),
         unwritten = ending => unwritten,
     };
     anyhow::ensure!(unwritten == 0, "{unwritten} keys' last updates could not be written in time");
@@ -207,10 +248,19 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens the store and the listener, and starts the background work.
-async fn start(args: &ServeArgs) -> anyhow::Result<(Node, TcpListener)> {
+/// What a pod has once it can serve.
+struct Started {
+    node: Node,
+    users: Listener,
+    admins: Option<Listener>,
+    tls: Option<Arc<ServerTls>>,
+}
+
+/// Opens the store and the listeners, and starts the background work.
+async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> {
     let (store_config, constants) = (args.store.resolve()?, args.store.constants()?);
-    let shown = describe(args, &store_config, &constants);
+    let tls = args.tls()?.map(Arc::new);
+    let shown = describe(args, &store_config, &constants, &policies);
     let clock: Arc<dyn Clock> = match &args.clock_shift_file {
         None => Arc::new(SystemClock),
         Some(file) => {
@@ -218,38 +268,95 @@ async fn start(args: &ServeArgs) -> anyhow::Result<(Node, TcpListener)> {
             Arc::new(ShiftedClock::new(file.clone()))
         }
     };
-    let policy = args.policy.as_deref().map(Policy::read).transpose()?.unwrap_or_default();
-    if args.apply_schema
-        && let StoreConfig::Cassandra(config) = &store_config
-    {
-        cassandra::schema::apply(config, None).await?;
-    }
-    let store = open_store(store_config, constants, Arc::clone(&clock)).await?;
-    let listener = TcpListener::bind(args.listen).await.with_context(|| {
-        format!("can't listen on {}; is another process using it?", args.listen)
-    })?;
+    let store = wait_for_store(args, &store_config, constants, &clock).await?;
+    let ports = (
+        bind(args.listen).await?,
+        match args.admin_listen {
+            None => None,
+            Some(address) => Some(bind(address).await?),
+        },
+    );
     let chance = Chance::system();
-    let node = Node::new(store, constants, clock, chance, args.mutators_max, policy, args.fold);
+    let node = Node::new(store, constants, clock, chance, args.mutators_max, policies, args.fold);
     node.start();
-    let address = listener.local_addr()?;
-    tracing::info!("listening on http://{address}; {shown}");
+    let metrics = node.service.metrics();
+    metrics.connections_max.set(i64::try_from(args.connections_max).unwrap_or(i64::MAX));
+    let listener = |port| Listener {
+        port,
+        tls: tls.clone(),
+        connections_max: args.connections_max,
+        open: metrics.connections.clone(),
+    };
+    let (address, scheme) = (ports.0.local_addr()?, if tls.is_some() { "https" } else { "http" });
+    tracing::info!("listening on {scheme}://{address}; {shown}");
+    if node.policies.authenticates() && tls.is_none() && !address.ip().is_loopback() {
+        tracing::warn!(
+            "tokens arrive in clear text: have something in front that speaks TLS, or give --tls-cert"
+        );
+    }
     if let Some(warning) = constants.warning() {
         tracing::warn!("{warning}");
     }
-    banner(address);
-    Ok((node, listener))
+    banner(scheme, address);
+    let (users, admins) = (listener(ports.0), ports.1.map(listener));
+    Ok(Started { node, users, admins, tls })
+}
+
+async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let port = TcpListener::bind(address).await;
+    port.with_context(|| format!("can't listen on {address}; is another process using it?"))
+}
+
+/// Opens the store, and tries again for a while if what is wrong may be over by itself.
+async fn wait_for_store(
+    args: &ServeArgs,
+    config: &StoreConfig,
+    constants: Constants,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<Arc<dyn Store>> {
+    let until = Instant::now() + args.store_wait;
+    let (mut pause, longest) = limits::STORE_WAIT_PAUSE;
+    loop {
+        let error = match open_store_once(args, config, constants, clock).await {
+            Ok(store) => return Ok(store),
+            Err(error) => error,
+        };
+        let may_pass = error.downcast_ref::<ConnectError>().is_some_and(ConnectError::may_pass);
+        if !may_pass || Instant::now() + pause > until {
+            return Err(error);
+        }
+        tracing::warn!(again_in = ?pause, "waiting for the store: {error:#}");
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(longest);
+    }
+}
+
+async fn open_store_once(
+    args: &ServeArgs,
+    config: &StoreConfig,
+    constants: Constants,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<Arc<dyn Store>> {
+    if args.apply_schema
+        && let StoreConfig::Cassandra(config) = config
+    {
+        cassandra::schema::apply(config, None).await?;
+    }
+    open_store(config.clone(), constants, Arc::clone(clock)).await
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Signal {
     Terminate,
     Interrupt,
+    Hangup,
 }
 
-/// Both signals that end a pod. From its making on, neither kills the process by itself.
+/// The signals that a pod hears. From its making on, none kills the process by itself.
 struct Signals {
     terminate: unix::Signal,
     interrupt: unix::Signal,
+    hangup: unix::Signal,
 }
 
 impl Signals {
@@ -257,6 +364,7 @@ impl Signals {
         Ok(Signals {
             terminate: unix::signal(SignalKind::terminate())?,
             interrupt: unix::signal(SignalKind::interrupt())?,
+            hangup: unix::signal(SignalKind::hangup())?,
         })
     }
 
@@ -265,17 +373,31 @@ impl Signals {
             biased;
             _ = self.terminate.recv() => Signal::Terminate,
             _ = self.interrupt.recv() => Signal::Interrupt,
+            _ = self.hangup.recv() => Signal::Hangup,
         }
     }
 }
 
+impl Signals {
+    /// The next one that ends a pod.
+    async fn end(&mut self) {
+        while self.next().await == Signal::Hangup {}
+    }
+}
+
 /// The effective configuration in one line, without secrets.
-fn describe(args: &ServeArgs, store: &StoreConfig, constants: &Constants) -> String {
+fn describe(
+    args: &ServeArgs,
+    store: &StoreConfig,
+    constants: &Constants,
+    policies: &Policies,
+) -> String {
     let place = match store {
         StoreConfig::Embedded { path } => format!("embedded store in {}", path.display()),
         StoreConfig::Cassandra(config) => format!(
-            "Cassandra at {}, keyspace {}, write {}, read {}, fold {}",
+            "Cassandra at {}{}, keyspace {}, write {}, read {}, fold {}",
             config.contact_points.join(", "),
+            if config.tls.is_some() { " by TLS" } else { "" },
             config.keyspace,
             config.levels.write,
             config.levels.read,
@@ -284,26 +406,28 @@ fn describe(args: &ServeArgs, store: &StoreConfig, constants: &Constants) -> Str
     };
     format!(
         "{place}; lifetime {}, drain margin {}, cutoff {}, request budget {}, clock offset at most {}, \
-         fence quantum {}, folding {}",
+         fence quantum {}, folding {}, tokens {}, operators {}",
         format_duration(constants.lifetime()),
         format_duration(constants.drain_margin()),
         format_duration(constants.cutoff()),
         format_duration(constants.request_budget()),
         format_duration(constants.clock_offset_max()),
         format_duration(constants.fence_quantum()),
-        if args.fold == Switch::On { "on" } else { "off" }
+        if args.fold == Switch::On { "on" } else { "off" },
+        if policies.authenticates() { "needed" } else { "not needed" },
+        args.admin_listen.map_or("at the same address".to_owned(), |own| format!("at {own}"))
     )
 }
 
 /// Three lines to paste, for whoever starts the server by hand.
-fn banner(address: SocketAddr) {
+fn banner(scheme: &str, address: SocketAddr) {
     use std::io::IsTerminal;
     if std::io::stdout().is_terminal() {
         println!(
-            "\n  Orderfree {} counts at http://{address}\n\n  \
-             curl -X POST http://{address}/v1/counter/site/home\n  \
-             curl -X POST http://{address}/v1/counter/site/home -H 'Content-Type: text/plain' -d 5\n  \
-             curl http://{address}/v1/counter/site/home\n",
+            "\n  Orderfree {} counts at {scheme}://{address}\n\n  \
+             curl -X POST {scheme}://{address}/v1/counter/site/home\n  \
+             curl -X POST {scheme}://{address}/v1/counter/site/home -H 'Content-Type: text/plain' -d 5\n  \
+             curl {scheme}://{address}/v1/counter/site/home\n",
             env!("CARGO_PKG_VERSION")
         );
     }

@@ -8,7 +8,10 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{self, Then};
 use orderfree_core::protocol::read::{self, RowError};
-use orderfree_core::protocol::{Constants, Durability, Key, Name, Now, Timestamp, WholeSlice};
+use orderfree_core::protocol::{
+    Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp, WholeSlice, WriteOutcome,
+};
+use thiserror::Error;
 
 use crate::gate::Gate;
 use crate::gc::{FoldFailure, FoldResult, Folder};
@@ -17,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::mutators::{Mutators, UpdateError, Updates};
 use crate::reader::Reader;
 pub use crate::reader::{KeyValue, ReadError};
-use crate::store::Store;
+use crate::store::{GroupCursor, GroupList, Store, StoreError};
 
 /// A pod's use cases.
 pub struct Service {
@@ -265,6 +268,53 @@ impl Service {
         })
     }
 
+    /// Takes a row out of a key that nobody can decode, or says what it is. What it counted is lost.
+    ///
+    /// # Errors
+    /// [`DiscardError`] says why not.
+    pub async fn discard(
+        &self,
+        key: &Key,
+        mutator_id: MutatorId,
+        dry_run: bool,
+    ) -> Result<Discarded, DiscardError> {
+        if mutator_id == MutatorId::TALLY {
+            return Err(DiscardError::Tally);
+        }
+        // From every replica: none of them may have it decodable.
+        let read = self.store.read_for_fold(key).await?;
+        let now = self.gate.now().wall;
+        let row = read.slice().shards().find(|row| row.mutator_id == mutator_id);
+        let row = row.ok_or(DiscardError::NoRow(mutator_id))?.clone();
+        let error = read::decode_shard(key.kind, &row).err().ok_or(DiscardError::Decodable)?;
+        let is_final_at = row.expires_at.plus(self.constants.cutoff());
+        if now < is_final_at {
+            return Err(DiscardError::NotFinal(is_final_at.since(now)));
+        }
+        if !dry_run {
+            match self.store.remove_row(key, &row).await {
+                WriteOutcome::Acked => {}
+                WriteOutcome::Refused(why) | WriteOutcome::Unknown(why) => {
+                    return Err(DiscardError::Unknown(why));
+                }
+            }
+        }
+        Ok(Discarded { row, error })
+    }
+
+    /// Groups of a kind, for operators.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store can't answer.
+    pub async fn groups(
+        &self,
+        kind: Kind,
+        behind: Option<&GroupCursor>,
+        limit: usize,
+    ) -> Result<GroupList, StoreError> {
+        self.store.groups(kind, behind, limit).await
+    }
+
     /// Folds one key now, or says what a fold would do.
     ///
     /// # Errors
@@ -272,6 +322,43 @@ impl Service {
     pub async fn fold(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
         self.folder.fold(key, dry_run).await
     }
+}
+
+/// A row that was taken out of a key, or would be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Discarded {
+    /// The row as it was.
+    pub row: Row,
+    /// Why it could not be decoded.
+    pub error: RowError,
+}
+
+/// Why a row stays where it is.
+#[derive(Debug, Clone, Error)]
+pub enum DiscardError {
+    /// The key can't be read at the fold's level, which needs every replica.
+    #[error(transparent)]
+    Read(#[from] StoreError),
+    /// The key has no row of this mutator.
+    #[error("the key has no row of mutator {0}")]
+    NoRow(MutatorId),
+    /// A tally says what was folded, and up to when.
+    #[error(
+        "a tally can't be discarded: rows below its fence that come back would count again; restore it from a \
+         backup"
+    )]
+    Tally,
+    /// The row counts.
+    #[error(
+        "the row can be decoded, so that it counts; only rows that nobody can read are discarded"
+    )]
+    Decodable,
+    /// Its mutator may be alive.
+    #[error("the row's mutator may still write it; it is final, and can be discarded, in {0:?}")]
+    NotFinal(Duration),
+    /// The row may be there or gone.
+    #[error("the removal was not acknowledged ({0}); look at the key's shards")]
+    Unknown(String),
 }
 
 impl GroupQuery {

@@ -1,20 +1,83 @@
-//! Logs: for people on a terminal, JSON otherwise. `RUST_LOG` chooses what is logged.
+//! Logs: for people on a terminal, JSON otherwise; `RUST_LOG` chooses what is logged. Traces: spans of
+//! requests by OTLP over HTTP, to where the standard variables of OpenTelemetry say, such as
+//! `OTEL_EXPORTER_OTLP_ENDPOINT`; none without them.
 
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::SpanExporter;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt};
+
+use crate::config;
 
 /// The driver repeats what our own errors say, once per connection.
 const DEFAULT_FILTER: &str = "info,scylla=off";
 
-/// Starts logging to standard error.
-pub fn start() {
+/// What spans of requests are found by. They are made for a collector alone.
+pub(crate) const REQUESTS: &str = "orderfree::request";
+
+static HAS_COLLECTOR: AtomicBool = AtomicBool::new(false);
+
+/// Sends what is left to the collector when it is dropped.
+#[must_use]
+pub struct Telemetry(Option<SdkTracerProvider>);
+
+/// Whether somebody takes spans.
+#[must_use]
+pub fn has_collector() -> bool {
+    HAS_COLLECTOR.load(Ordering::Relaxed)
+}
+
+/// Starts logging to standard error, and tracing where that is configured.
+pub fn start() -> Telemetry {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| DEFAULT_FILTER.into());
-    let logs = fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if std::io::stderr().is_terminal() {
-        logs.with_target(false).init();
-    } else {
-        logs.json().flatten_event(true).with_current_span(false).init();
+    let no_spans =
+        Targets::new().with_target(REQUESTS, LevelFilter::OFF).with_default(LevelFilter::TRACE);
+    let logs = fmt::layer().with_writer(std::io::stderr);
+    let logs = match std::io::stderr().is_terminal() {
+        true => logs.with_target(false).boxed(),
+        false => logs.json().flatten_event(true).with_current_span(false).boxed(),
+    };
+    let logs = logs.with_filter(filter).with_filter(no_spans);
+    let collector = config::has_trace_collector().then(collector).transpose();
+    let provider = collector.as_ref().ok().and_then(Clone::clone);
+    let traces = provider.as_ref().map(|provider| {
+        let spans = Targets::new().with_target(REQUESTS, LevelFilter::INFO);
+        let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("orderfree"));
+        layer.with_location(false).with_threads(false).with_filter(spans)
+    });
+    tracing_subscriber::registry().with(logs).with(traces).init();
+    HAS_COLLECTOR.store(provider.is_some(), Ordering::Relaxed);
+    if let Err(error) = collector {
+        tracing::error!(%error, "no spans are sent: the collector's configuration can't be used");
+    }
+    Telemetry(provider)
+}
+
+fn collector() -> Result<SdkTracerProvider, opentelemetry_otlp::ExporterBuildError> {
+    let exporter = SpanExporter::builder().with_http().build()?;
+    // OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say more.
+    let mut resource = Resource::builder();
+    if !config::has_service_name() {
+        resource = resource.with_service_name("orderfree");
+    }
+    Ok(SdkTracerProvider::builder()
+        .with_batch_exporter(exporter)
+        .with_resource(resource.build())
+        .build())
+}
+
+impl Drop for Telemetry {
+    fn drop(&mut self) {
+        if let Some(provider) = &self.0 {
+            // A collector that is away must not keep the process for long: it has its own time limit.
+            let _ = provider.shutdown();
+        }
     }
 }

@@ -13,7 +13,7 @@ use futures::stream::{self, StreamExt};
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
 use orderfree::limits::READ_ATTEMPT_TIME_MAX;
-use orderfree::policy::Policy;
+use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::service::GroupQuery;
 use orderfree::store::StoreError;
@@ -44,7 +44,7 @@ async fn subject(config: &CassandraConfig) -> Subject {
 
 fn pod(subject: &Subject) -> Node {
     let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock));
-    let (chance, policy) = (Chance::system(), Policy::default());
+    let (chance, policy) = (Chance::system(), Policies::default());
     Node::new(store, subject.constants, clock, chance, 1_000, policy, Switch::On)
 }
 

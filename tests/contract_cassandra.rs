@@ -351,6 +351,7 @@ async fn credentials_are_used_and_wrong_ones_are_named() {
         keyspace: keyspace.clone(),
         user: user.map(str::to_owned),
         password: password.map(str::to_owned),
+        tls: None,
         local_datacenter: None,
         levels: Levels::default(),
         constants: short_constants(),

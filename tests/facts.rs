@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Command, CommandFactory};
 use orderfree::cli::Cli;
+use orderfree::metrics::{Metrics, RequestLabel};
 use orderfree::{http, limits};
 use orderfree_core::protocol::Timestamp;
 
@@ -16,11 +17,12 @@ use orderfree_core::protocol::Timestamp;
 const FOREIGN_VARIABLES: [&str; 1] = ["ORDERFREE_PORT"];
 
 /// Files for people, whose commands and paths must work.
-const DOCUMENTS: [&str; 6] = [
+const DOCUMENTS: [&str; 7] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "docs/operations.md",
     "k8s/README.md",
     "fuzz/README.md",
 ];
@@ -109,6 +111,7 @@ fn every_variable_that_is_named_is_one_of_the_command_line() {
     assert!(known.len() > 20, "{known:?}");
     let mut places = files("k8s");
     places.extend(files("compose"));
+    places.extend(files("monitoring"));
     let others = ["docker-compose.yml", "Dockerfile", "Makefile", "README.md", "ARCHITECTURE.md"];
     places.extend(others.map(str::to_owned));
     for place in places {
@@ -141,7 +144,8 @@ fn every_command_that_is_shown_is_understood() {
     for (place, mark) in [
         ("docker-compose.yml", "command: ["),
         ("k8s/base/deployment.yaml", "args: ["),
-        ("k8s/base/schema-job.yaml", "args: ["),
+        ("k8s/overlays/cassandra/schema-job.yaml", "args: ["),
+        ("k8s/components/fold-cronjob/cronjob.yaml", "args: ["),
         ("Dockerfile", "CMD [\"orderfree\", "),
     ] {
         for list in values(place, &read(place), mark) {
@@ -201,6 +205,7 @@ fn every_path_that_is_asked_for_is_served() {
     let mut asked: Vec<(&str, String)> = Vec::new();
     for (place, mark, least) in [
         ("k8s/base/deployment.yaml", "path: ", 3),
+        ("k8s/components/monitoring/service-monitor.yaml", "path: ", 1),
         ("compose/haproxy.cfg", "option httpchk GET ", 1),
     ] {
         let text = read(place);
@@ -231,24 +236,45 @@ fn every_path_that_is_asked_for_is_served() {
 fn ports_agree() {
     let deployment = read("k8s/base/deployment.yaml");
     let service = read("k8s/base/service.yaml");
-    let name = values("the Deployment", &deployment, "- name: http\n              containerPort: ");
-    let port = name[0];
+    let port_of = |name: &str| {
+        values(
+            "the Deployment",
+            &deployment,
+            &format!("- name: {name}\n              containerPort: "),
+        )[0]
+    };
+    let (users, operators) = (port_of("http"), port_of("admin"));
     let target = values("the Service", &service, "targetPort: ");
-    assert_eq!(target, ["http"], "the container's port by its name");
+    assert_eq!(target, ["http", "admin"], "the container's ports by their names");
     for probe in values("the Deployment", &deployment, "              port: ") {
-        assert_eq!(probe, "http", "the container's port by its name");
+        assert_eq!(probe, "admin", "the container's port by its name");
     }
-    for (place, mark) in [
-        ("Dockerfile", "EXPOSE "),
-        ("Dockerfile", "ENV ORDERFREE_LISTEN=0.0.0.0:"),
-        ("k8s/base/config.env", "\nORDERFREE_LISTEN=0.0.0.0:"),
-        ("docker-compose.yml", "ORDERFREE_LISTEN: 0.0.0.0:"),
-        ("compose/haproxy.cfg", "server pod-1 orderfree-1:"),
+    for (port, place, mark) in [
+        (users, "Dockerfile", "EXPOSE "),
+        (users, "Dockerfile", "ENV ORDERFREE_LISTEN=0.0.0.0:"),
+        (
+            users,
+            "k8s/base/deployment.yaml",
+            "- name: ORDERFREE_LISTEN\n              value: 0.0.0.0:",
+        ),
+        (
+            operators,
+            "k8s/base/deployment.yaml",
+            "- name: ORDERFREE_ADMIN_LISTEN\n              value: 0.0.0.0:",
+        ),
+        (operators, "k8s/base/service.yaml", "- name: admin\n      port: "),
+        (users, "docker-compose.yml", "ORDERFREE_LISTEN: 0.0.0.0:"),
+        (operators, "docker-compose.yml", "ORDERFREE_ADMIN_LISTEN: 0.0.0.0:"),
+        (users, "compose/haproxy.cfg", "server pod-1 orderfree-1:"),
+        (operators, "compose/haproxy.cfg", "check port "),
+        (operators, "monitoring/prometheus.yml", "- orderfree-1:"),
     ] {
         for value in values(place, &read(place), mark) {
+            let value = value.split(' ').next().unwrap_or_default();
             assert_eq!(value, port, "{place}: {mark}");
         }
     }
+    let port = users;
     for (command, id) in [("health", "url"), ("serve", "listen")] {
         let default = default_of(&argument(command, id));
         assert!(default.ends_with(&format!(":{port}")), "orderfree {command}: {default}");
@@ -268,6 +294,99 @@ fn pods_get_the_time_that_their_shutdown_needs() {
     }
     let default = default_of(&argument("serve", "unready_grace"));
     assert_eq!(seconds(&default), limits::UNREADY_GRACE);
+}
+
+/// A pod that waits for its store must say so itself before Kubernetes starts it anew.
+#[test]
+fn pods_get_the_time_that_their_store_needs() {
+    let deployment = read("k8s/base/deployment.yaml");
+    let startup = after(&deployment, "startupProbe:", |_| false)[0];
+    let number =
+        |mark: &str| -> u32 { values("the probe", startup, mark)[0].parse().expect("a number") };
+    let time = Duration::from_secs(1) * number("periodSeconds: ") * number("failureThreshold: ");
+    assert!(time > limits::STORE_WAIT_MAX, "{time:?}");
+    assert_eq!(default_of(&argument("serve", "store_wait")), "5m");
+    assert_eq!(limits::STORE_WAIT_MAX, Duration::from_secs(300));
+}
+
+/// What `k8s/base/config.env` allows fits into the memory that the pods get.
+#[test]
+fn pods_get_the_memory_that_their_limits_need() {
+    const MIB: usize = 1024 * 1024;
+    let config = read("k8s/base/config.env");
+    let number =
+        |mark: &str| -> usize { values("config.env", &config, mark)[0].parse().expect("a number") };
+    let needed = 50 * MIB
+        + number("\nORDERFREE_MUTATORS_MAX=") * 1_500
+        + number("\nORDERFREE_CONNECTIONS_MAX=") * 30_000
+        + limits::BODIES_BYTES_MAX;
+    for (place, more) in [
+        ("k8s/base/deployment.yaml", 0),
+        ("k8s/overlays/standalone/stateful-set.yaml", limits::EMBEDDED_CACHE_BYTES),
+    ] {
+        let memory = values(place, &read(place), "memory: ").pop().expect("a limit").to_owned();
+        let memory: usize = memory.trim_end_matches("Mi").parse().expect("MiB");
+        assert!(needed + more < memory * MIB, "{place}: {} MiB are needed", (needed + more) / MIB);
+    }
+}
+
+/// Every metric that somebody looks at is exposed, and every alert says what to do.
+#[test]
+fn alerts_and_dashboards_know_what_there_is() {
+    let metrics = Metrics::new();
+    // Only this one has labels that no pod knows beforehand.
+    let label = RequestLabel { route: "/".to_owned(), method: "GET", status: 200 };
+    metrics.requests.get_or_create(&label).inc();
+    let exposed = metrics.encode();
+    let known: BTreeSet<&str> =
+        after(&exposed, "# TYPE ", char::is_whitespace).into_iter().collect();
+    assert!(known.len() > 25, "{known:?}");
+    let places = [
+        "monitoring/alerts.yaml",
+        "k8s/components/monitoring/dashboard.json",
+        "docs/operations.md",
+    ];
+    let mut named = BTreeSet::new();
+    for place in places {
+        let text = read(place);
+        for rest in after(&text, "orderfree_", |c| !(c.is_ascii_lowercase() || c == '_')) {
+            let name = format!("orderfree_{}", rest.trim_end_matches('_'));
+            let ends = ["", "_total", "_bucket", "_sum", "_count"];
+            let is_known = ends
+                .iter()
+                .any(|end| name.strip_suffix(end).is_some_and(|name| known.contains(name)));
+            assert!(is_known, "{place}: {name}");
+            named.insert(name);
+        }
+    }
+    assert!(named.len() > 20, "{named:?}");
+    let (alerts, runbook) = (read("monitoring/alerts.yaml"), read("docs/operations.md"));
+    let names = values("the alerts", &alerts, "- alert: ");
+    assert!(names.len() > 15, "{names:?}");
+    for name in names {
+        assert!(
+            runbook.contains(&format!("\n### {name}\n")),
+            "docs/operations.md has no entry {name}"
+        );
+        let page = format!("docs/operations.md#{}", name.to_lowercase());
+        assert!(alerts.contains(&page), "no alert leads to {page}");
+        assert!(read("tests/monitoring/alerts.yaml").contains(name), "{name} is not tested");
+    }
+}
+
+/// The example policy is one, but for the hash that everybody has to make.
+#[test]
+fn the_example_policy_is_refused_until_it_has_a_token() {
+    let example = read("k8s/base/policy.example.yaml");
+    let policy = after(&example, "policy.toml: |", |_| false)[0];
+    let policy: String = policy.lines().map(|line| format!("{}\n", line.trim())).collect();
+    assert!(policy.parse::<orderfree::policy::Policy>().is_err());
+    let placeholders = values("the example", &policy, "sha256 = ");
+    let mut filled = policy.clone();
+    for (index, placeholder) in placeholders.iter().enumerate() {
+        filled = filled.replacen(placeholder, &format!("\"{index:064x}\""), 1);
+    }
+    assert!(filled.parse::<orderfree::policy::Policy>().expect("a policy").has_tokens());
 }
 
 #[test]

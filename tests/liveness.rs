@@ -14,7 +14,7 @@ use futures::future::join_all;
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
 use orderfree::mutators::UpdateError;
-use orderfree::policy::Policy;
+use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree_core::crdt::{Counter, CounterOp, Op};
 use orderfree_core::protocol::{Durability, Key};
@@ -69,7 +69,7 @@ async fn with_a_quorum_back_pods_go_on_and_with_all_nodes_back_everything_is_fol
         // A store each, as separate processes have: each must find back by itself.
         let clock = Arc::new(TestClock::default());
         let store = connect(&config, Arc::clone(&clock) as _).await;
-        let (chance, policy) = (Chance::system(), Policy::default());
+        let (chance, policy) = (Chance::system(), Policies::default());
         let pod = Node::new(store, brief_constants(), clock, chance, 1_000, policy, Switch::On);
         pod.start();
         pods.push(pod);

@@ -8,7 +8,7 @@ use orderfree::clock::{Clock, SystemClock};
 use orderfree::config::Switch;
 use orderfree::gc::FoldFailure;
 use orderfree::mutators::{Refused, UpdateError};
-use orderfree::policy::Policy;
+use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::service::{GroupQuery, KeyValue};
 use orderfree::store::Store;
@@ -68,7 +68,7 @@ impl World {
             self.clock.clone(),
             Chance::system(),
             1_000,
-            Policy::default(),
+            Policies::default(),
             fold,
         )
     }

@@ -10,7 +10,7 @@ const FILE_LINES_MAX: usize = 520;
 const ONLY_IN: &[(&str, &[&str])] = &[
     ("scylla::", &["src/store/cassandra", "tests/", "src/telemetry.rs"]),
     ("redb::", &["src/store/embedded", "tests/"]),
-    ("axum::", &["src/http", "src/server.rs", "src/cli/load/stub.rs", "tests/"]),
+    ("axum::", &["src/http", "src/listen.rs", "src/server.rs", "src/cli/load/stub.rs", "tests/"]),
     ("SystemTime", &["src/clock.rs", "tests/"]),
     ("rand::", &["src/chance.rs", "src/cli/load", "tests/", "core/tests/", "core/examples/"]),
     ("tokio::spawn", &["src/tasks.rs", "src/cli/load", "tests/", "tests.rs"]),

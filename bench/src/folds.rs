@@ -17,7 +17,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use orderfree::chance::Chance;
 use orderfree::clock::{Clock, SystemClock};
 use orderfree::config::{StoreArgs, StoreConfig, Switch};
-use orderfree::policy::Policy;
+use orderfree::policy::Policies;
 use orderfree::server::{self, Node};
 use orderfree::service::Service;
 use orderfree::store::Store;
@@ -145,7 +145,7 @@ impl Place<'_> {
     async fn pod(&self) -> anyhow::Result<(Arc<dyn Store>, Node)> {
         let clock = Arc::new(SystemClock);
         let store = self.open(clock.clone()).await?;
-        let (chance, policy) = (Chance::system(), Policy::default());
+        let (chance, policy) = (Chance::system(), Policies::default());
         let node =
             Node::new(Arc::clone(&store), self.constants, clock, chance, 1, policy, Switch::On);
         Ok((store, node))

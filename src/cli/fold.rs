@@ -8,7 +8,7 @@ use clap::Args;
 use crate::chance::Chance;
 use crate::clock::SystemClock;
 use crate::config::{StoreArgs, Switch};
-use crate::policy::Policy;
+use crate::policy::Policies;
 use crate::server::{self, Node};
 use crate::telemetry;
 
@@ -23,11 +23,11 @@ pub(super) struct FoldArgs {
 }
 
 pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
-    telemetry::start();
+    let _telemetry = telemetry::start();
     let (config, constants) = (args.store.resolve()?, args.store.constants()?);
     let clock = Arc::new(SystemClock);
     let store = server::open_store(config, constants, clock.clone()).await?;
-    let (chance, policy) = (Chance::system(), Policy::default());
+    let (chance, policy) = (Chance::system(), Policies::default());
     let node = Node::new(Arc::clone(&store), constants, clock, chance, 1, policy, Switch::On);
     let swept = node.folder().sweep_once().await;
     store.close().await;

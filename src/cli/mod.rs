@@ -4,10 +4,12 @@
 //! be parsed; 3 the key does not exist; 4 the outcome of an update is unknown.
 
 mod client;
+pub mod connect;
 mod doctor;
 mod fold;
 pub mod load;
 mod schema;
+mod token;
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -45,6 +47,8 @@ enum Command {
     Health(client::HealthArgs),
     /// Count for real, break things on purpose, and check every number.
     Load(Box<load::LoadArgs>),
+    /// Make tokens for the policy file.
+    Token(token::TokenArgs),
     /// Print the OpenAPI document.
     Openapi,
 }
@@ -64,6 +68,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Schema(args)) => schema::run(*args).await,
         Some(Command::Doctor(args)) => doctor::run(*args).await,
         Some(Command::Load(args)) => load::run(*args).await,
+        Some(Command::Token(args)) => token::run(args),
         Some(Command::Openapi) => {
             // A reader that has seen enough, such as `head`, is no error.
             let document = serde_json::to_string_pretty(&http::openapi())?;
@@ -76,7 +81,10 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 }
 
 async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
-    telemetry::start();
-    server::serve(args).await?;
+    let telemetry = telemetry::start();
+    let served = server::serve(args).await;
+    // Its end waits for the collector.
+    tokio::task::spawn_blocking(move || drop(telemetry)).await?;
+    served?;
     Ok(ExitCode::SUCCESS)
 }

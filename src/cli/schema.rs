@@ -40,7 +40,7 @@ pub(super) async fn run(args: SchemaArgs) -> anyhow::Result<ExitCode> {
             println!("{}", schema::print(&place.store.keyspace, replication)?);
         }
         Action::Apply(place) => {
-            telemetry::start();
+            let _telemetry = telemetry::start();
             let StoreConfig::Cassandra(config) = place.store.resolve()? else {
                 anyhow::bail!("say which Cassandra: --cassandra host:port (ORDERFREE_CASSANDRA)");
             };

@@ -15,6 +15,7 @@ use super::body::{self, Bodies};
 use super::catalog::ProblemType;
 use super::extract::{self, MediaType, Params, Query, QueryParams};
 use super::json::{self, Fields, Tree};
+use super::observe;
 use super::problem::{NotAcked, Problem, ProblemBody};
 use super::read;
 use super::schemas::{BatchBody, MaybeKey, QueryBody, UpdateItem};
@@ -23,6 +24,7 @@ use super::together::Together;
 use super::update::{self, Outcome};
 use super::wire::{self, Ask, KeyValueView, KeyView};
 use crate::limits;
+use crate::policy::{Caller, Verb};
 
 const BATCH_EXAMPLE: &str =
     r#"{"updates":[{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}]}"#;
@@ -102,6 +104,7 @@ pub(super) struct UpdateResult {
 pub(super) async fn batch(
     State(app): State<AppState>,
     State(bodies): State<Bodies>,
+    caller: Caller,
     Query(params): Query<BatchParams>,
     request: Request,
 ) -> Result<Response, Problem> {
@@ -112,13 +115,15 @@ pub(super) async fn batch(
             let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
             let updates = items(&body, "updates", BATCH_EXAMPLE)?;
             let bytes = updates.len() * RESULT_BYTES;
-            let results = apply(&app, updates, params.durability).await;
+            // The request itself has passed.
+            caller.pass_or_refuse(updates.len() - 1)?;
+            let results = apply(&app, &caller, updates, params.durability).await;
             Ok(wire::json(&BatchAnswer::Results(BatchView { results }), bytes))
         }
         MediaType::Ndjson => {
             body::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
             let _room = bodies.room(&body, limits::NDJSON_HELD_BYTES_MAX)?;
-            let summary = lines::apply(&app, body, params.durability).await?;
+            let summary = lines::apply(&app, &caller, body, params.durability).await?;
             Ok(wire::json(&BatchAnswer::Summary(summary), RESULT_BYTES))
         }
         media => Err(media.refuse("application/json, or application/x-ndjson for a stream")),
@@ -144,13 +149,21 @@ fn items<'a>(body: &'a [u8], name: &str, example: &str) -> Result<Vec<Tree<'a>>,
 }
 
 /// One result for each item, in their order.
-async fn apply(app: &AppState, items: Vec<Tree<'_>>, durability: Durability) -> Vec<UpdateResult> {
+async fn apply(
+    app: &AppState,
+    caller: &Caller,
+    items: Vec<Tree<'_>>,
+    durability: Durability,
+) -> Vec<UpdateResult> {
     let (mut updates, mut ops) = (Together::default(), Vec::new());
     let add = |(place, item)| {
         ops.clear();
-        let key = match wire::update(item, &mut ops) {
+        let key = match wire::update(caller.to(Verb::Write), item, &mut ops) {
             Ok(key) => key,
-            Err(problem) => return not_acked(None, problem),
+            Err(problem) => {
+                observe::count_denied(app.service.metrics(), problem.kind());
+                return not_acked(None, problem);
+            }
         };
         let view = KeyView::from(&key);
         updates.add(place, key, ops.drain(..));
@@ -247,6 +260,7 @@ pub(super) enum ReadResult {
 pub(super) async fn query(
     State(app): State<AppState>,
     State(bodies): State<Bodies>,
+    caller: Caller,
     Query(params): Query<ManyParams>,
     headers: HeaderMap,
     request: Request,
@@ -260,7 +274,12 @@ pub(super) async fn query(
     let keys = fields.list("keys", limits::BATCH_ITEMS_MAX)?;
     let level = wire::consistency(&mut fields)?;
     fields.end()?;
-    let keys: Vec<_> = keys.into_iter().map(wire::key).collect();
+    caller.pass_or_refuse(keys.len() - 1)?;
+    let to_read = caller.to(Verb::Read);
+    let keys: Vec<_> = keys.into_iter().map(|item| wire::key(to_read, item)).collect();
+    for problem in keys.iter().filter_map(|key| key.as_ref().err()) {
+        observe::count_denied(app.service.metrics(), problem.kind());
+    }
     let reads = keys.clone().into_iter().map(|key| read_one(&app, key, level, &params.ask));
     let mut reads = stream::iter(reads).buffered(reads_at_once(&keys));
     let (mut results, mut bytes) = (Vec::with_capacity(keys.len()), 0);

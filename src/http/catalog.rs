@@ -64,6 +64,22 @@ catalog! {
         "No acknowledged update of this key was found at the consistency level of the read.",
         "Check the spelling, POST to the key to create it, or read with ?default=empty to get a value \
          for absent keys.";
+    Unauthenticated: UNAUTHORIZED, "unauthenticated", "A token is needed",
+        "The request names nobody whom this server knows.",
+        "Send the header `Authorization: Bearer` with a token that the server's policy file knows and that \
+         has not expired. Operators: `orderfree token new` makes one.";
+    Forbidden: FORBIDDEN, "forbidden", "Not allowed",
+        "The token is known, but none of its grants names this verb for this group.",
+        "Use another token or another group. Operators: grants stand in the policy file; SIGHUP has the pod \
+         read it anew.";
+    TooFast: TOO_MANY_REQUESTS retry 1, "too-fast", "Too many requests of this token",
+        "The token sends more requests and updates than its rate allows. Nothing was applied.",
+        "Send it again after Retry-After. Several updates of one key go into one list of ops, which counts \
+         as one.";
+    OverQuota: TOO_MANY_REQUESTS retry 10, "over-quota", "The group's quota is used up",
+        "Groups that begin so have as many keys in this pod as they may, or got as many new ones in a minute. \
+         Nothing was applied. Keys that are being updated go on.",
+        "Send the update again later. Operators: quotas stand in the policy file.";
     BadName: BAD_REQUEST, "bad-name", "Bad group or name",
         "Groups and names are 1 to 256 bytes of UTF-8 without control characters.",
         "Change the group or the name so that it keeps the rule; percent-encode what an address \
@@ -175,6 +191,17 @@ catalog! {
     FoldUnknown: GATEWAY_TIMEOUT, "fold-unknown", "The fold's write was not acknowledged",
         "It may have been applied. The value is the same either way.",
         "Fold again: that is always safe.";
+    RowAbsent: NOT_FOUND, "row-absent", "No such row",
+        "The key has no row of this mutator: it was folded, discarded, or never there.",
+        "Look at the key's /shards.";
+    NotDiscardable: CONFLICT, "not-discardable", "The row stays",
+        "Only a shard that nobody can decode, and whose mutator is dead for long, can be discarded. This one \
+         counts, may still be written, or is a tally.",
+        "The detail says which. Newer releases decode what older ones can't; damaged tallies come back from \
+         a backup.";
+    DiscardUnknown: GATEWAY_TIMEOUT, "discard-unknown", "The removal was not acknowledged",
+        "The row may be there or gone.",
+        "Look at the key's /shards, and discard it again: that is always safe.";
     NotReady: SERVICE_UNAVAILABLE retry 1, "not-ready", "Not ready",
         "This pod is starting, shutting down, or has a clock that was measured to be wrong.",
         "Send requests to another pod; GET /readyz?verbose says which check does not pass.";

@@ -3,78 +3,16 @@
 
 use std::borrow::Cow;
 
-use axum::extract::{FromRequestParts, Path};
+use axum::extract::FromRequestParts;
+use axum::http::Uri;
 use axum::http::header::{self, HeaderMap, HeaderName};
 use axum::http::request::Parts;
-use axum::http::{StatusCode, Uri};
-use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::{Key, Name};
+use orderfree_core::protocol::Name;
 use percent_encoding::percent_decode_str;
 
 use super::catalog::ProblemType;
 use super::problem::Problem;
 use crate::limits;
-
-/// The key that a path names.
-pub(super) struct KeyPath(pub(super) Key);
-
-/// The kind and the group that a path names.
-pub(super) struct GroupPath {
-    pub(super) kind: Kind,
-    pub(super) group: Name,
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for KeyPath {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<KeyPath, Problem> {
-        let path = Path::<(String, String, String)>::from_request_parts(parts, state).await;
-        let Path((kind, group, name)) = path.map_err(|error| bad_path(error.status()))?;
-        key(&kind, &group, &name).map(KeyPath)
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for GroupPath {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<GroupPath, Problem> {
-        let path = Path::<(String, String)>::from_request_parts(parts, state).await;
-        let Path((kind, group)) = path.map_err(|error| bad_path(error.status()))?;
-        Ok(GroupPath { kind: parse_kind(&kind)?, group: parse_name("group", &group)? })
-    }
-}
-
-fn bad_path(status: StatusCode) -> Problem {
-    if status.is_server_error() {
-        return Problem::new(ProblemType::Internal, "The route's parameters don't fit.");
-    }
-    Problem::new(
-        ProblemType::BadAddress,
-        "Percent-decoded, a part of the path is not UTF-8; encode the bytes of UTF-8 text.",
-    )
-}
-
-/// The key of these three texts.
-pub(super) fn key(kind: &str, group: &str, name: &str) -> Result<Key, Problem> {
-    Ok(Key {
-        kind: parse_kind(kind)?,
-        group: parse_name("group", group)?,
-        name: parse_name("name", name)?,
-    })
-}
-
-fn parse_kind(text: &str) -> Result<Kind, Problem> {
-    Kind::from_name(text).ok_or_else(|| {
-        let names: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
-        let detail = format!("There is no kind {text:?}; the kinds are: {}.", names.join(", "));
-        Problem::new(ProblemType::UnknownKind, detail)
-    })
-}
-
-fn parse_name(which: &str, text: &str) -> Result<Name, Problem> {
-    Name::new(text)
-        .map_err(|error| Problem::new(ProblemType::BadName, format!("The {which} {error}.")))
-}
 
 /// Refuses addresses that are too long or have a broken percent-encoding.
 pub(super) fn check_address(uri: &Uri) -> Result<(), Problem> {

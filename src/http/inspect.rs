@@ -9,12 +9,14 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::AppState;
+use super::access::KeyPath;
 use super::catalog::ProblemType;
-use super::extract::{KeyPath, NoParams, Params, Query, QueryParams};
+use super::extract::{NoParams, Params, Query, QueryParams};
 use super::problem::Problem;
 use super::read;
 use super::wire::{self, Ask, KeyView, Shown, rfc3339};
 use crate::gc::FoldResult;
+use crate::policy::Verb;
 use crate::service::TallyView;
 
 /// Query parameters of an inspection.
@@ -150,9 +152,10 @@ impl ShardRow {
 )]
 pub(super) async fn shards(
     State(app): State<AppState>,
-    KeyPath(key): KeyPath,
+    path: KeyPath,
     Query(params): Query<InspectParams>,
 ) -> Result<Json<ShardsView>, Problem> {
+    let (key, _) = path.to(Verb::Admin)?;
     let report = app.service.shards(&key).await;
     let report = report.map_err(|error| read::problem_of(error, &key.to_string()))?;
     if report.tally.is_none() && report.shards.is_empty() {
@@ -221,9 +224,10 @@ pub(super) struct FoldView {
 )]
 pub(super) async fn fold(
     State(app): State<AppState>,
-    KeyPath(key): KeyPath,
+    path: KeyPath,
     Query(params): Query<FoldParams>,
 ) -> Result<Json<FoldView>, Problem> {
+    let (key, _) = path.to(Verb::Admin)?;
     let result = app.service.fold(&key, params.dry_run).await;
     let FoldResult { report, fence, written } =
         result.map_err(|failure| Problem::from(failure).within(&key.to_string()))?;

@@ -14,15 +14,17 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::AppState;
+use super::access::Permit;
 use super::body::Bodies;
 use super::catalog::ProblemType;
-use super::extract::{self, MediaType, Params, Query, QueryParams};
+use super::extract::{MediaType, Params, Query, QueryParams};
 use super::json::{self, Fields, Tree};
 use super::problem::Problem;
 use super::read;
 use super::schemas::MergeBody;
 use super::wire::{self, Ask, Shown, rfc3339};
 use crate::limits;
+use crate::policy::{Caller, Verb};
 use crate::service::KeyValue;
 
 const EXAMPLE: &str = r#"{"kind":"distinct","group":"site","names":["2026-11-20","2026-11-21"]}"#;
@@ -104,6 +106,7 @@ struct Wanted {
 pub(super) async fn merge(
     State(app): State<AppState>,
     State(bodies): State<Bodies>,
+    caller: Caller,
     Query(params): Query<MergeParams>,
     headers: HeaderMap,
     request: Request,
@@ -113,7 +116,8 @@ pub(super) async fn merge(
         media => return Err(media.refuse("application/json")),
     }
     let body = bodies.read(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
-    let Wanted { keys, expression, level } = wanted(json::parse(&body)?)?;
+    let Wanted { keys, expression, level } = wanted(caller.to(Verb::Read), json::parse(&body)?)?;
+    caller.pass_or_refuse(keys.len() - 1)?;
     let (kind, group) = (keys[0].kind, keys[0].group.to_string());
     let ask = params.ask.of(kind)?;
     // Read before the store is asked: every update acknowledged before is in the answer.
@@ -159,7 +163,7 @@ async fn read_one(
 }
 
 /// Reads `{"kind","group","names"}` or `{"kind","group","expression"}`, and `consistency` in both.
-fn wanted(body: Tree<'_>) -> Result<Wanted, Problem> {
+fn wanted(permit: Permit<'_>, body: Tree<'_>) -> Result<Wanted, Problem> {
     let mut fields = Fields::of(body, EXAMPLE)?;
     let (kind, group) = (fields.text("kind")?, fields.text("group")?);
     let level = wire::consistency(&mut fields)?;
@@ -174,7 +178,7 @@ fn wanted(body: Tree<'_>) -> Result<Wanted, Problem> {
         }
     };
     fields.end()?;
-    let key = |name: &str| extract::key(&kind, &group, name);
+    let key = |name: &str| permit.key(&kind, &group, name);
     let Some(expression) = expression else {
         let mut sorted = names.clone();
         sorted.sort_unstable();
@@ -297,7 +301,8 @@ mod tests {
         ] {
             let text = body.to_string();
             let tree = json::parse(text.as_bytes()).expect("JSON");
-            let problem = wanted(tree).err().expect("a bad request");
+            let problem =
+                wanted(Caller::anybody().to(Verb::Read), tree).err().expect("a bad request");
             assert!(problem.detail().contains(says), "{body}: {}", problem.detail());
         }
     }
@@ -308,7 +313,7 @@ mod tests {
             "expression": {"and": ["a", {"or": ["b", "a"]}, {"not": "c"}]}});
         let text = body.to_string();
         let tree = json::parse(text.as_bytes()).expect("JSON");
-        let wanted = wanted(tree).expect("a request");
+        let wanted = wanted(Caller::anybody().to(Verb::Read), tree).expect("a request");
         let names: Vec<&str> = wanted.keys.iter().map(|key| key.name.as_str()).collect();
         assert_eq!(names, ["a", "b", "c"]);
     }

@@ -1,12 +1,14 @@
 //! HTTP: the only module that knows status codes. In reading order:
 //!
 //! * `problem`, `catalog`: errors as `application/problem+json`, and every type there is;
+//! * `access`: who asks, and whether they may;
 //! * `body`, `extract`, `json`, `wire`: from requests to checked values, from values to answers;
 //! * `update`, `read`, `batch`, `stream`: the use cases of clients;
-//! * `inspect`, `operations`: those of operators;
-//! * `observe`: what happens to every request;
+//! * `inspect`, `repair`, `operations`: those of operators;
+//! * `observe`, `trace`: what happens to every request;
 //! * `openapi`, `schemas`: the document, made from the same routes that serve.
 
+mod access;
 mod batch;
 mod body;
 mod catalog;
@@ -19,10 +21,12 @@ mod openapi;
 mod operations;
 mod problem;
 mod read;
+mod repair;
 #[allow(dead_code, reason = "types of the document, read by its test only")]
 mod schemas;
 mod stream;
 mod together;
+mod trace;
 mod update;
 mod wire;
 
@@ -37,6 +41,7 @@ use utoipa_axum::routes;
 
 use crate::health::Health;
 use crate::limits;
+use crate::policy::Policies;
 use crate::service::Service;
 
 use body::Bodies;
@@ -46,6 +51,9 @@ pub use catalog::{Entry, ProblemType};
 pub use openapi::openapi;
 pub use problem::{NotAcked, Problem};
 
+/// What lines in the log about operators' requests are found by.
+const AUDIT: &str = "orderfree::audit";
+
 /// What the handlers share.
 #[derive(Clone)]
 pub struct AppState {
@@ -53,6 +61,8 @@ pub struct AppState {
     pub service: Arc<Service>,
     /// Whether requests should come here.
     pub health: Arc<Health>,
+    /// Who may do what.
+    pub policies: Policies,
     /// What runs here.
     pub build: Build,
 }
@@ -98,38 +108,76 @@ pub fn router(app: AppState) -> Router {
 
 /// The same, and `others` with the same ids, log lines and metrics.
 pub fn router_with(app: AppState, others: Router) -> Router {
-    let (keys, _) = key_routes().split_for_parts();
-    let (operations, _) = operation_routes().split_for_parts();
-    let observer = Observer::new(Arc::clone(&app.service), limits::REQUESTS_MAX);
-    keys.merge(operations)
+    serve(served(app), all_routes(), others, true)
+}
+
+/// What users reach, and what operators reach at an address of their own.
+pub fn routers_apart(app: AppState) -> (Router, Router) {
+    // One bound on bodies for both.
+    let served = served(app);
+    let users = user_routes().merge(probe_routes());
+    let operators = admin_routes().merge(probe_routes()).merge(operator_routes());
+    (
+        serve(served.clone(), users, Router::new(), true),
+        serve(served, operators, Router::new(), false),
+    )
+}
+
+fn served(app: AppState) -> Served {
+    Served { app, bodies: Bodies::new(limits::BODIES_BYTES_MAX) }
+}
+
+fn serve(served: Served, routes: OpenApiRouter<Served>, others: Router, is_shared: bool) -> Router {
+    let (routes, _) = routes.split_for_parts();
+    let observer = Observer::new(&served.app, limits::REQUESTS_MAX, is_shared);
+    routes
         .merge(others.with_state(()))
         .fallback(observe::unknown_route)
         .method_not_allowed_fallback(observe::method_not_allowed)
         .layer(from_fn_with_state(observer, observe::observe))
-        .with_state(Served { app, bodies: Bodies::new(limits::BODIES_BYTES_MAX) })
+        .with_state(served)
+}
+
+/// Every route, for the document.
+fn all_routes() -> OpenApiRouter<Served> {
+    user_routes().merge(admin_routes()).merge(probe_routes()).merge(operator_routes())
 }
 
 /// What clients use.
-fn key_routes() -> OpenApiRouter<Served> {
+fn user_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(update::update, read::read))
         .routes(routes!(read::read_group))
         .routes(routes!(batch::batch).layer(RequestDecompressionLayer::new()))
         .routes(routes!(batch::query))
         .routes(routes!(merge::merge))
-        .routes(routes!(inspect::shards))
-        .routes(routes!(inspect::fold))
         .routes(routes!(inspect::kinds))
 }
 
-/// What probes and operators use.
-fn operation_routes() -> OpenApiRouter<Served> {
+/// What operators do with keys.
+fn admin_routes() -> OpenApiRouter<Served> {
+    OpenApiRouter::default()
+        .routes(routes!(inspect::shards))
+        .routes(routes!(inspect::fold))
+        .routes(routes!(repair::discard))
+        .routes(routes!(repair::groups))
+}
+
+/// Probes, and what the interface says about itself.
+fn probe_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::default()
         .routes(routes!(operations::livez))
         .routes(routes!(operations::readyz))
-        .routes(routes!(operations::metrics))
-        .routes(routes!(operations::version))
         .routes(routes!(operations::openapi_json))
+        .routes(routes!(operations::docs))
+        .routes(routes!(operations::docs_script))
         .routes(routes!(operations::problems))
         .routes(routes!(operations::problem))
+}
+
+/// What operators look at.
+fn operator_routes() -> OpenApiRouter<Served> {
+    OpenApiRouter::default()
+        .routes(routes!(operations::metrics))
+        .routes(routes!(operations::version))
 }

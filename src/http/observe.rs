@@ -6,18 +6,24 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tracing::Instrument;
 
+use super::access;
 use super::catalog::ProblemType;
 use super::extract;
 use super::problem::{self, Problem};
+use super::trace::Trace;
+use super::{AUDIT, AppState};
 use crate::chance;
+use crate::health::Health;
 use crate::limits;
-use crate::metrics::RequestLabel;
+use crate::metrics::{DeniedLabel, Metrics, RequestLabel};
+use crate::policy::{Caller, Policies, Verb};
 use crate::service::Service;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -26,6 +32,9 @@ const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// Routes of clients begin so.
 const CLIENTS: &str = "/v1/";
 
+/// What a pod counts about itself.
+const METRICS: &str = "/metrics";
+
 /// Longest request id that is taken over from a client, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
@@ -33,19 +42,70 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 #[derive(Clone)]
 pub(super) struct Observer {
     service: Arc<Service>,
+    health: Arc<Health>,
+    policies: Policies,
     limit: Limit,
+    /// Whether users reach operators' routes here: then these need a token as well.
+    is_shared: bool,
 }
 
 impl Observer {
-    pub(super) fn new(service: Arc<Service>, requests_max: usize) -> Observer {
-        Observer { service, limit: Limit(Arc::new(Semaphore::new(requests_max))) }
+    pub(super) fn new(app: &AppState, requests_max: usize, is_shared: bool) -> Observer {
+        Observer {
+            service: Arc::clone(&app.service),
+            health: Arc::clone(&app.health),
+            policies: app.policies.clone(),
+            limit: Limit(Arc::new(Semaphore::new(requests_max))),
+            is_shared,
+        }
     }
 
-    /// Has a request answered, unless its address is malformed or there are too many.
-    async fn pass(&self, route: &str, request: Request, next: Next) -> Result<Response, Problem> {
+    /// Has a request answered, unless its address is malformed, nobody known sends it, it comes too fast,
+    /// or there are too many. Whatever operators do leaves a line in the log.
+    async fn pass(
+        &self,
+        route: &str,
+        request_id: &HeaderValue,
+        trace_id: Option<&str>,
+        mut request: Request,
+        next: Next,
+    ) -> Result<Response, Problem> {
         extract::check_address(request.uri())?;
+        let caller = self.caller(route, request.headers())?;
         let _permit = self.limit.permit(route)?;
-        Ok(next.run(request).await)
+        caller.pass_or_refuse(1)?;
+        let audited = is_audited(route)
+            .then(|| (caller.clone(), request.method().clone(), request.uri().path().to_owned()));
+        request.extensions_mut().insert(caller);
+        let response = next.run(request).await;
+        if let Some((caller, method, path)) = audited {
+            let (caller, status) = (caller.name(), response.status().as_u16());
+            tracing::info!(
+                target: AUDIT,
+                caller,
+                %method,
+                path,
+                status,
+                ?request_id,
+                trace_id,
+                "audit"
+            );
+        }
+        Ok(response)
+    }
+
+    /// Who sends a request to a route; probes and descriptions are for anybody.
+    fn caller(&self, route: &str, headers: &HeaderMap) -> Result<Caller, Problem> {
+        let is_metrics = route == METRICS && self.is_shared;
+        if !route.starts_with(CLIENTS) && !is_metrics {
+            return Ok(Caller::anybody());
+        }
+        let caller = access::caller(&self.policies, headers, self.service.now().wall)?;
+        if is_metrics && !caller.may_somewhere(Verb::Admin) {
+            let detail = format!("The token {:?} has no grant to admin anything.", caller.name());
+            return Err(Problem::new(ProblemType::Forbidden, detail));
+        }
+        Ok(caller)
     }
 }
 
@@ -80,29 +140,59 @@ pub(super) async fn observe(
     let method = method_label(request.method());
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or("unmatched", MatchedPath::as_str).to_owned();
+    let trace = Trace::of(request.headers(), method, &route);
+    let pass = observer.pass(&route, &id, trace.id.as_deref(), request, next);
     // A panic is a bug, but answers like everything else.
-    let answer = AssertUnwindSafe(observer.pass(&route, request, next)).catch_unwind();
+    let answer = AssertUnwindSafe(pass.instrument(trace.span.clone())).catch_unwind();
     let response = answer.await.map_or_else(panicked, IntoResponse::into_response);
     let request_id = id.to_str().expect("invariant: printable ASCII");
-    let mut response = problem::render(response, request_id, is_update(method, &route));
+    let (mut response, problem) = problem::render(response, request_id, is_update(method, &route));
     let took = service.now().boot.saturating_sub(began);
     let ms = took.as_secs_f64() * 1e3;
     let timing = HeaderValue::try_from(format!("total;dur={ms:.3}"));
     let timing = timing.expect("invariant: printable ASCII");
     let status = response.status().as_u16();
+    trace.ended(status);
+    let trace_id = trace.id.as_deref();
     // A line for each of tens of thousands of answers a second would cost more than the answers.
     if status >= 500 {
-        tracing::warn!(method, route, status, ms, request_id, "request");
+        tracing::warn!(method, route, status, ms, request_id, trace_id, "request");
     } else {
-        tracing::debug!(method, route, status, ms, request_id, "request");
+        tracing::debug!(method, route, status, ms, request_id, trace_id, "request");
+    }
+    if observer.health.is_draining() {
+        // Said with an answer, a client never sends on a connection that is being closed, where it could
+        // not know what became of an update.
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response.headers_mut().insert(REQUEST_ID, id);
     response.headers_mut().insert(SERVER_TIMING, timing);
     let metrics = service.metrics();
+    if let Some(kind) = problem {
+        count_denied(metrics, kind);
+    }
     metrics.request_seconds.observe(took.as_secs_f64());
     let label = RequestLabel { route, method, status };
     metrics.requests.get_or_create(&label).inc();
     response
+}
+
+/// Counts what was denied to somebody.
+pub(super) fn count_denied(metrics: &Metrics, problem: ProblemType) {
+    let reason = match problem {
+        ProblemType::Unauthenticated => "unauthenticated",
+        ProblemType::Forbidden => "forbidden",
+        ProblemType::TooFast => "rate",
+        ProblemType::OverQuota => "quota",
+        _ => return,
+    };
+    metrics.denied.get_or_create(&DeniedLabel { reason }).inc();
+}
+
+/// Whether a route is for operators: it shows or changes what lies in the store.
+fn is_audited(route: &str) -> bool {
+    const ADMIN: [&str; 4] = ["/shards", "/fold", "/discard", "/import"];
+    route == "/v1/{kind}" || ADMIN.iter().any(|end| route.ends_with(end))
 }
 
 /// The client's id if it may stand in a header, a log and a problem; else a new one.
@@ -137,7 +227,7 @@ fn method_label(method: &Method) -> &'static str {
 /// Whether a request wants to change a value, so that its problem must say what became of that.
 fn is_update(method: &str, route: &str) -> bool {
     let only_looks = matches!(method, "GET" | "HEAD" | "OPTIONS");
-    !only_looks && !matches!(route, "/v1/query" | "/v1/merge") && !route.ends_with("/fold")
+    !only_looks && !matches!(route, "/v1/query" | "/v1/merge") && !is_audited(route)
 }
 
 fn panicked(panic: Box<dyn Any + Send>) -> Response {
@@ -204,7 +294,7 @@ mod tests {
         let limit = Limit(Arc::new(Semaphore::new(1)));
         let first = limit.permit("/v1/batch").expect("room");
         let problem = limit.permit("/v1/query").expect_err("no room");
-        let response = problem::render(problem.into_response(), "id", true);
+        let (response, _) = problem::render(problem.into_response(), "id", true);
         assert_eq!(response.status().as_u16(), 503);
         assert!(response.headers().contains_key("retry-after"));
         assert!(limit.permit("/livez").is_ok() && limit.permit("unmatched").is_ok());

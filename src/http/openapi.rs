@@ -8,12 +8,16 @@ use serde_json::{Value, json};
 use utoipa::openapi::content::ContentBuilder;
 use utoipa::openapi::path::{HttpMethod, Operation};
 use utoipa::openapi::response::ResponseBuilder;
-use utoipa::openapi::{Info, License, OpenApi, OpenApiBuilder, Ref, RefOr, Required};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{Components, Info, License, OpenApi, OpenApiBuilder, Ref, RefOr, Required};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::catalog::{Entry, ProblemType};
 use super::problem::ProblemBody;
-use super::{key_routes, operation_routes, schemas};
+use super::{all_routes, schemas};
+
+/// Name of the security scheme.
+const TOKEN: &str = "token";
 
 const PROBLEM: &str = "application/problem+json";
 
@@ -30,7 +34,7 @@ pub fn openapi() -> Value {
 
 /// What the types of the routes say.
 fn typed() -> OpenApi {
-    let mut document = key_routes().merge(operation_routes()).into_openapi();
+    let mut document = all_routes().into_openapi();
     let components = document.components.get_or_insert_default();
     components.schemas.insert(ProblemBody::name().into_owned(), ProblemBody::schema());
     let mut schemas = Vec::new();
@@ -83,19 +87,30 @@ pub(super) fn head() -> OpenApi {
             .to_owned(),
     );
     info.license = Some(License::new("MIT OR Apache-2.0"));
-    OpenApiBuilder::new().info(info).build()
+    let mut components = Components::new();
+    let token = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("orderfree_…");
+    let token = token.description(Some("Where the server's policy has tokens"));
+    components.add_security_scheme(TOKEN, SecurityScheme::Http(token.build()));
+    let none_or_token = [SecurityRequirement::default(), SecurityRequirement::new(TOKEN, [""; 0])];
+    OpenApiBuilder::new()
+        .info(info)
+        .components(Some(components))
+        .security(Some(none_or_token))
+        .build()
 }
 
 /// The problems that an endpoint can answer.
 fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     use ProblemType::{
         AnswerFull, BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge,
-        BodyTooSlow, Clock, ContentType, Corrupt, FoldBlocked, FoldBusy, FoldPaused, FoldUnknown,
-        Internal, KeyAbsent, NotAcceptable, NotReady, OutOfRange, OutcomeUnknown, Overloaded,
-        StateTooLarge, Stopping, StoreRefused, StoreUnavailable, TooManyRows, Undecodable,
-        UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
+        BodyTooSlow, Clock, ContentType, Corrupt, DiscardUnknown, FoldBlocked, FoldBusy,
+        FoldPaused, FoldUnknown, Forbidden, Internal, KeyAbsent, NotAcceptable, NotDiscardable,
+        NotReady, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent, StateTooLarge,
+        Stopping, StoreRefused, StoreUnavailable, TooFast, TooManyRows, Unauthenticated,
+        Undecodable, UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, UriTooLong, Internal];
+    const CALLED: &[ProblemType] = &[Unauthenticated, Forbidden, TooFast];
     const ADDRESSED: &[ProblemType] = &[UnknownKind, BadName, BadQuery, Overloaded];
     const BODY: &[ProblemType] =
         &[BadQuery, BadBody, ContentType, BodyTooLarge, BodyTooSlow, Overloaded];
@@ -104,6 +119,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         BadHeader,
         OutOfRange,
         StateTooLarge,
+        OverQuota,
         Clock,
         StoreRefused,
         Unsent,
@@ -119,6 +135,13 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         ("/v1/{kind}/{group}", _) => &[ADDRESSED, &[StoreUnavailable, Corrupt]],
         ("/v1/{kind}/{group}/{name}/shards", _) => &[ADDRESSED, READ, &[KeyAbsent]],
         ("/v1/{kind}/{group}/{name}/fold", _) => &[ADDRESSED, READ, FOLD],
+        ("/v1/{kind}/{group}/{name}/discard", _) => &[
+            ADDRESSED,
+            &[StoreUnavailable, TooManyRows, Corrupt],
+            &[RowAbsent, NotDiscardable, DiscardUnknown],
+        ],
+        ("/v1/{kind}", _) => &[&[UnknownKind, BadQuery, Overloaded, StoreUnavailable, Corrupt]],
+        ("/metrics", _) => &[&[Unauthenticated, Forbidden]],
         ("/v1/batch", _) => &[BODY, &[BadHeader]],
         ("/v1/query", _) => &[BODY],
         ("/v1/merge", _) => &[ADDRESSED, BODY, READ, &[KeyAbsent, OutOfRange, AnswerFull]],
@@ -130,6 +153,9 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     };
     let mut problems: Vec<ProblemType> = of_path.concat();
     problems.extend(ANY);
+    if path.starts_with("/v1/") {
+        problems.extend(CALLED);
+    }
     problems.sort_unstable();
     problems.dedup();
     problems

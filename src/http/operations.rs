@@ -9,6 +9,7 @@ use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use serde_json::json;
 use utoipa::ToSchema;
 
 use super::catalog::ProblemType;
@@ -126,6 +127,51 @@ pub(super) async fn version(
 pub(super) async fn openapi_json() -> Response {
     static DOCUMENT: LazyLock<String> = LazyLock::new(|| openapi().to_string());
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
+}
+
+/// Try this interface in a browser
+///
+/// A page made of this server alone: it asks nobody else, neither for scripts nor for fonts.
+#[utoipa::path(
+    get, path = "/docs", tag = "operations",
+    responses((status = 200, description = "The page", content((String = "text/html"))))
+)]
+pub(super) async fn docs() -> Response {
+    static PAGE: LazyLock<String> = LazyLock::new(|| {
+        let settings = json!({"url": "openapi.json", "withDefaultFonts": false, "telemetry": false,
+            "agent": {"disabled": true}, "hideClientButton": true, "showDeveloperTools": "never",
+            "documentDownloadType": "none", "title": "Orderfree"});
+        scalar_api_reference::scalar_html(&settings, Some("docs/script.js"))
+    });
+    // Its script makes styles, and reads pictures that it brings along.
+    const POLICY: &str = "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'unsafe-inline'; \
+                          img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; \
+                          base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, PAGE.as_str()).into_response()
+}
+
+/// The script of that page
+#[utoipa::path(
+    get, path = "/docs/script.js", tag = "operations",
+    responses((status = 200, description = "The script", content((String = "text/javascript"))))
+)]
+pub(super) async fn docs_script() -> Response {
+    let Some(script) = scalar_api_reference::get_asset("scalar.js") else {
+        return Problem::new(ProblemType::Internal, "The page's script is missing.")
+            .into_response();
+    };
+    let headers = [
+        (header::CONTENT_TYPE, "text/javascript; charset=utf-8"),
+        (header::CACHE_CONTROL, "max-age=3600"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, script).into_response()
 }
 
 /// List the types of problems

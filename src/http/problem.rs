@@ -152,13 +152,18 @@ impl IntoResponse for Problem {
 }
 
 /// Writes the problem that a handler left in its response; an error of the framework becomes a
-/// problem too. An update whose problem says nothing else was refused, or is unknown after a bug.
-pub(super) fn render(mut response: Response, request_id: &str, is_update: bool) -> Response {
+/// problem too. An update whose problem says nothing else was refused, or is unknown after a bug. Tells the
+/// problem's type besides.
+pub(super) fn render(
+    mut response: Response,
+    request_id: &str,
+    is_update: bool,
+) -> (Response, Option<ProblemType>) {
     let status = response.status();
     let mut problem = match response.extensions_mut().remove::<Problem>() {
         Some(problem) => problem,
         None if status.is_client_error() || status.is_server_error() => of_framework(status),
-        None => return response,
+        None => return (response, None),
     };
     if is_update && problem.outcome.is_none() {
         let is_bug = status == StatusCode::INTERNAL_SERVER_ERROR;
@@ -173,7 +178,12 @@ pub(super) fn render(mut response: Response, request_id: &str, is_update: bool) 
     if let Some(seconds) = problem.kind.entry().retry_after_s {
         parts.headers.insert(header::RETRY_AFTER, seconds.into());
     }
-    Response::from_parts(parts, body)
+    if problem.kind == ProblemType::Unauthenticated {
+        // RFC 9110, section 15.5.2, wants it with every 401.
+        let challenge = HeaderValue::from_static("Bearer realm=\"orderfree\"");
+        parts.headers.insert(header::WWW_AUTHENTICATE, challenge);
+    }
+    (Response::from_parts(parts, body), Some(problem.kind))
 }
 
 /// For responses that no handler of ours made.
@@ -216,6 +226,7 @@ impl From<Refused> for Problem {
             Refused::Op(error) => return Problem::from(error.clone()),
             Refused::Clock(_) => ProblemType::Clock,
             Refused::Overloaded(_) => ProblemType::Overloaded,
+            Refused::Quota(_) => ProblemType::OverQuota,
             Refused::Store(_) => ProblemType::StoreRefused,
             Refused::Deadline(_) => ProblemType::Unsent,
             Refused::Stopping => ProblemType::Stopping,
@@ -286,7 +297,7 @@ fn of_row(error: &RowError) -> ProblemType {
 }
 
 /// Errors of the lower layers begin in lower case and have no full stop.
-fn sentence(text: &str) -> String {
+pub(super) fn sentence(text: &str) -> String {
     let mut characters = text.chars();
     let first = characters.next().map(|first| first.to_ascii_uppercase());
     let mut sentence: String = first.into_iter().chain(characters).collect();

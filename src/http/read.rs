@@ -15,11 +15,13 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::AppState;
+use super::access::{GroupPath, KeyPath};
 use super::catalog::ProblemType;
-use super::extract::{self, GroupPath, KeyPath, Params, Query, QueryParams};
+use super::extract::{self, Params, Query, QueryParams};
 use super::problem::{Problem, ProblemBody};
 use super::wire::{self, Ask, KeyValueView, KeyView, ValueView};
 use crate::limits;
+use crate::policy::Verb;
 use crate::service::{GroupEntry, GroupQuery, KeyValue, ReadError};
 
 const JSON: &str = "application/json";
@@ -94,10 +96,11 @@ fn staleness(text: &str) -> Result<Duration, String> {
 )]
 pub(super) async fn read(
     State(app): State<AppState>,
-    KeyPath(key): KeyPath,
+    path: KeyPath,
     Query(params): Query<ReadParams>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
+    let (key, _) = path.to(Verb::Read)?;
     let ask = params.ask.of(key.kind)?;
     let default = params.default.as_deref().map(|text| wire::default_value(key.kind, text, &ask));
     let default =
@@ -329,11 +332,12 @@ impl ValueOrProblem {
 )]
 pub(super) async fn read_group(
     State(app): State<AppState>,
-    GroupPath { kind, group }: GroupPath,
+    path: GroupPath,
     Query(params): Query<GroupParams>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
+    let (kind, group) = path.to(Verb::Read)?;
     let ask = params.ask.of(kind)?;
     let query = GroupQuery {
         kind,

@@ -7,7 +7,7 @@ use orderfree_core::protocol::consistency::Level;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, OneOfBuilder, Schema, Type};
-use utoipa::openapi::{ObjectBuilder, Ref, RefOr};
+use utoipa::openapi::{ObjectBuilder, Ref, RefOr, SchemaFormat};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::wire::Shown;
@@ -315,6 +315,7 @@ pub(super) fn parameter(parameter: &str) -> Option<ObjectBuilder> {
         "q" => text().pattern(Some("^(0|0[.][0-9]{1,6}|1)(,(0|0[.][0-9]{1,6}|1)){0,9}$")),
         "as" => one_of(vec!["opentelemetry", "prometheus"]),
         "contains" => text().min_length(Some(1)).max_length(Some(256)),
+        "mutator_id" => text().format(Some(SchemaFormat::Custom("uuid".into()))),
         "cursor" => text().pattern(Some("^[A-Za-z0-9_-]+$")),
         "slug" | "If-None-Match" => text(),
         "limit" => ObjectBuilder::new()
@@ -334,6 +335,7 @@ mod tests {
     use super::*;
     use crate::http::json::{self, Tree};
     use crate::http::wire;
+    use crate::policy::{Caller, Verb};
 
     fn parse(text: &str) -> Tree<'_> {
         json::parse(text.as_bytes()).expect("JSON")
@@ -347,6 +349,10 @@ mod tests {
             let text = body.to_string();
             assert!(wire::ops(Kind::Counter, parse(&text)).is_ok());
         }
+        let anybody = Caller::anybody();
+        let is_update = |text: &str| {
+            wire::update(anybody.to(Verb::Write), parse(text), &mut Vec::new()).is_ok()
+        };
         let key = json!({"kind": "counter", "group": "g", "name": "n"});
         for field in [json!({"op": {"op": "add"}}), json!({"ops": [{"op": "add"}]}), json!({})] {
             let mut item = key.clone();
@@ -354,10 +360,11 @@ mod tests {
             item.as_object_mut().expect("object").extend(fields);
             let described = serde_json::from_value::<UpdateItem>(item.clone()).is_ok();
             let text = item.to_string();
-            assert_eq!(described, wire::update(parse(&text), &mut Vec::new()).is_ok(), "{item}");
+            assert_eq!(described, is_update(&text), "{item}");
         }
         let text = key.to_string();
-        assert!(serde_json::from_value::<KeyBody>(key).is_ok() && wire::key(parse(&text)).is_ok());
+        let is_key = wire::key(anybody.to(Verb::Read), parse(&text)).is_ok();
+        assert!(serde_json::from_value::<KeyBody>(key).is_ok() && is_key);
     }
 
     #[test]

@@ -24,10 +24,12 @@ use super::AppState;
 use super::body;
 use super::catalog::ProblemType;
 use super::json;
+use super::observe;
 use super::problem::{NotAcked, Problem};
 use super::together::Together;
 use super::wire;
 use crate::limits;
+use crate::policy::{Caller, Verb};
 
 /// Errors that a summary shows.
 const ERRORS_SHOWN_MAX: usize = 100;
@@ -87,16 +89,22 @@ impl Summary {
 /// Applies a whole stream.
 pub(super) async fn apply(
     app: &AppState,
+    caller: &Caller,
     body: Body,
     durability: Durability,
 ) -> Result<Summary, Problem> {
     let mut lines = Lines::new(body);
     let mut summary = Summary::default();
     loop {
-        let (window, end) = Window::read(&mut lines).await;
+        let (window, end) = Window::read(caller, &mut lines).await;
+        // A stream is slowed down, not refused: what it sends has no end that one could wait for.
+        caller.pass_in_time(window.updates.len()).await;
         let mut results = window.apply(app, durability).await;
         results.sort_by_key(|(line, _)| *line);
         for (line, result) in results {
+            if let Err(problem) = &result {
+                observe::count_denied(app.service.metrics(), problem.kind());
+            }
             summary.record(line, result, durability);
         }
         match end {
@@ -129,7 +137,7 @@ struct Window {
 impl Window {
     /// Reads lines until the window is full or its first line has waited long enough. What was read
     /// before an error is in the window.
-    async fn read(lines: &mut Lines) -> (Window, Result<End, Problem>) {
+    async fn read(caller: &Caller, lines: &mut Lines) -> (Window, Result<End, Problem>) {
         let mut window = Window::default();
         let (mut count, mut bytes, mut until) = (0, 0, None);
         while count < limits::NDJSON_WINDOW_LINES && bytes < limits::NDJSON_WINDOW_BYTES {
@@ -149,7 +157,9 @@ impl Window {
             count += 1;
             bytes += line.as_ref().map_or(0, Vec::len);
             let mut ops = Vec::new();
-            match line.and_then(|line| wire::update(json::parse(&line)?, &mut ops)) {
+            match line.and_then(|line| {
+                wire::update(caller.to(Verb::Write), json::parse(&line)?, &mut ops)
+            }) {
                 Ok(key) => window.updates.add(lines.number, key, ops),
                 Err(problem) => window.bad.push((lines.number, Err(problem))),
             }
@@ -295,7 +305,7 @@ mod tests {
 
     /// Numbers of a window's lines, none of which is an update.
     async fn window(lines: &mut Lines) -> (Vec<usize>, Result<End, Problem>) {
-        let (window, end) = Window::read(lines).await;
+        let (window, end) = Window::read(&Caller::anybody(), lines).await;
         (window.bad.into_iter().map(|(line, _)| line).collect(), end)
     }
 

@@ -36,6 +36,11 @@ impl Together {
         self.places[at].push(place);
     }
 
+    /// How many updates there are.
+    pub(super) fn len(&self) -> usize {
+        self.places.iter().map(Vec::len).sum()
+    }
+
     /// Applies all at once. A bad op spoils only its own update.
     pub(super) async fn apply(self, service: &Service, durability: Durability) -> Vec<Placed> {
         let outcomes = service.update_all(self.keys, durability).await;

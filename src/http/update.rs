@@ -10,14 +10,16 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::AppState;
+use super::access::KeyPath;
 use super::body::Bodies;
 use super::catalog::ProblemType;
-use super::extract::{self, KeyPath, MediaType, Params, Query, QueryParams};
+use super::extract::{self, MediaType, Params, Query, QueryParams};
 use super::json;
 use super::problem::Problem;
 use super::schemas::{BareText, MaybeValue, UpdateBody};
 use super::wire::{self, Ask, KeyView, ValueView};
 use crate::limits;
+use crate::policy::Verb;
 
 /// What became of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
@@ -137,10 +139,14 @@ impl Outcome {
 pub(super) async fn update(
     State(app): State<AppState>,
     State(bodies): State<Bodies>,
-    KeyPath(key): KeyPath,
+    path: KeyPath,
     Query(params): Query<UpdateParams>,
     request: Request,
 ) -> Result<Response, Problem> {
+    let (key, caller) = path.to(Verb::Write)?;
+    if params.returns_value {
+        caller.to(Verb::Read).of(&key.group)?;
+    }
     let (parts, body) = request.into_parts();
     extract::refuse_unsupported(&parts.headers)?;
     let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;

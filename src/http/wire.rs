@@ -14,6 +14,7 @@ use utoipa::openapi::schema::Schema;
 use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
+use super::access::Permit;
 use super::catalog::ProblemType;
 use super::extract;
 use super::json::{self, Fields, Tree};
@@ -36,10 +37,14 @@ pub(super) fn ops(kind: Kind, body: Tree<'_>) -> Result<Vec<Op>, Problem> {
 
 /// The key of one batch item, `{"kind","group","name","op"}` or with `"ops"`; appends its ops, which are of
 /// no use after an error.
-pub(super) fn update(item: Tree<'_>, ops: &mut Vec<Op>) -> Result<Key, Problem> {
+pub(super) fn update(
+    permit: Permit<'_>,
+    item: Tree<'_>,
+    ops: &mut Vec<Op>,
+) -> Result<Key, Problem> {
     const EXAMPLE: &str = r#"{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}"#;
     let mut fields = Fields::of(item, EXAMPLE)?;
-    let key = key_fields(&mut fields)?;
+    let key = key_fields(permit, &mut fields)?;
     match (fields.take("op"), fields.has("ops")) {
         (Some(body), false) => ops.push(op(key.kind, &body)?),
         (None, true) => ops.extend(op_list(key.kind, &mut fields)?),
@@ -53,17 +58,17 @@ pub(super) fn update(item: Tree<'_>, ops: &mut Vec<Op>) -> Result<Key, Problem> 
 }
 
 /// The key of `{"kind","group","name"}`.
-pub(super) fn key(item: Tree<'_>) -> Result<Key, Problem> {
+pub(super) fn key(permit: Permit<'_>, item: Tree<'_>) -> Result<Key, Problem> {
     const EXAMPLE: &str = r#"{"kind":"counter","group":"site","name":"home"}"#;
     let mut fields = Fields::of(item, EXAMPLE)?;
-    let key = key_fields(&mut fields)?;
+    let key = key_fields(permit, &mut fields)?;
     fields.end()?;
     Ok(key)
 }
 
-fn key_fields(fields: &mut Fields<'_>) -> Result<Key, Problem> {
+fn key_fields(permit: Permit<'_>, fields: &mut Fields<'_>) -> Result<Key, Problem> {
     let (kind, group) = (fields.text("kind")?, fields.text("group")?);
-    extract::key(&kind, &group, &fields.text("name")?)
+    permit.key(&kind, &group, &fields.text("name")?)
 }
 
 fn op_list(kind: Kind, fields: &mut Fields<'_>) -> Result<Vec<Op>, Problem> {
@@ -379,6 +384,7 @@ pub(super) fn level(text: &str) -> Result<Level, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::{Caller, Verb};
     use orderfree_core::crdt::{Counter, CounterOp};
     use serde_json::json;
 
@@ -410,7 +416,7 @@ mod tests {
 
     #[test]
     fn large_numbers_survive_flattening() {
-        let key = extract::key("counter", "site", "home").expect("key");
+        let key = Caller::anybody().to(Verb::Read).key("counter", "site", "home").expect("key");
         let read = KeyValue {
             key,
             state: Counter::from_total(1 << 100).into(),

@@ -189,6 +189,7 @@ mod tests {
 
     use super::super::slots::Slots;
     use super::*;
+    use crate::policy::Policies;
 
     const RULES: Flights =
         Flights { rows_max: 3, group_rows_max: 5, partitions_max: 2, free: 1, backlog: 1 };
@@ -209,7 +210,8 @@ mod tests {
             let id = MutatorId::new(Uuid::from_u128(1));
             let queue = Queue::of(Lane(7), &key);
             let born = || (Mutator::born(key.clone(), id, None, now, &constants), queue);
-            let (slot, _) = slots.find_or_insert(&key, born).expect("room");
+            let seat = || Policies::default().seat(&key.group);
+            let (slot, _) = slots.find_or_insert(&key, seat, born).expect("room");
             called.push(board.board(slot));
         }
         called

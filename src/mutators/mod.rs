@@ -31,7 +31,7 @@ use crate::chance::Chance;
 use crate::gate::Gate;
 use crate::limits;
 use crate::metrics::{Metrics, Outcome};
-use crate::policy::Policy;
+use crate::policy::{OverQuota, Policies};
 use crate::store::Store;
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, PoisonError, sleep, timeout};
 use crate::tasks::Tasks;
@@ -63,7 +63,7 @@ pub struct Mutators {
     closed: AtomicBool,
     /// Gives ops of timed kinds their times.
     hybrid: Mutex<HybridClock>,
-    policy: Policy,
+    policies: Policies,
 }
 
 /// Why an update was not acked.
@@ -89,6 +89,9 @@ pub enum Refused {
     /// A limit of this pod is reached.
     #[error("this pod has {0}; send the update again later or to another pod")]
     Overloaded(&'static str),
+    /// The quota of the key's group is used up.
+    #[error(transparent)]
+    Quota(#[from] OverQuota),
     /// The store took no write.
     #[error("the store took no write: {0}")]
     Store(String),
@@ -142,7 +145,7 @@ impl Mutators {
         metrics: Arc<Metrics>,
         chance: Chance,
         mutators_max: usize,
-        policy: Policy,
+        policies: Policies,
     ) -> Arc<Mutators> {
         Arc::new(Mutators {
             slots: Slots::new(mutators_max),
@@ -158,7 +161,7 @@ impl Mutators {
             closed: AtomicBool::new(false),
             // Two honest clocks differ by twice the offset limit.
             hybrid: Mutex::new(HybridClock::new(2 * constants.clock_offset_max())),
-            policy,
+            policies,
             store,
         })
     }
@@ -334,14 +337,14 @@ impl Mutators {
     }
 
     fn live_slot(&self, key: &Key, now: Now) -> Result<Arc<Slot>, Refused> {
-        let slot = self.slots.find_or_insert(key, || {
+        let seat = || self.policies.seat(&key.group);
+        let (slot, evicted) = self.slots.find_or_insert(key, seat, || {
             self.metrics.births.inc();
-            let precision = self.policy.precision(key);
+            let precision = self.policies.precision(key);
             let id = self.chance.mutator_id();
             let queue = Queue::of(self.store.lane(key), key);
             (Mutator::born(key.clone(), id, precision, now, &self.constants), queue)
-        });
-        let (slot, evicted) = slot.ok_or(Refused::Overloaded("too many keys with open writes"))?;
+        })?;
         self.metrics.evictions.inc_by(u64::from(evicted));
         Ok(slot)
     }

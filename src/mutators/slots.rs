@@ -10,6 +10,7 @@ use orderfree_core::protocol::{Key, Mutator, Now, Rejected, Ticket};
 
 use super::board::Queue;
 use super::{BACKOFF, Refused, UpdateError};
+use crate::policy::{OverQuota, Seat, SeatsOf};
 use crate::sync::{Mutex, MutexGuard, PoisonError, SetOnce};
 
 /// Most independent parts of the map, so that updates of different keys seldom meet at a lock.
@@ -26,6 +27,8 @@ pub(super) struct Slot {
     pub(super) key: Key,
     /// Where it waits for flights, all its life: a ring that changes makes it slower, not wrong.
     pub(super) queue: Queue,
+    /// Its place in its group's quota.
+    seat: Seat,
     state: Mutex<SlotState>,
 }
 
@@ -127,20 +130,35 @@ impl Slots {
         }
     }
 
-    /// The key's slot, made if needed, and whether another one was evicted for it. None if there is
-    /// no room and no clean mutator to evict.
+    /// The key's slot, made if needed, and whether another one was evicted for it. Refused if its group's
+    /// quota is used up, or if there is no room; a clean mutator makes room, of the same quota if that is
+    /// what is full.
     pub(super) fn find_or_insert(
         &self,
         key: &Key,
+        seat: impl FnOnce() -> Result<Seat, OverQuota>,
         born: impl FnOnce() -> (Mutator, Queue),
-    ) -> Option<(Arc<Slot>, bool)> {
+    ) -> Result<(Arc<Slot>, bool), Refused> {
         let mut part = self.part(key);
         if let Some(slot) = part.get(key) {
-            return Some((Arc::clone(slot), false));
+            return Ok((Arc::clone(slot), false));
         }
+        let mut seat_of_another = false;
+        let seat = match seat() {
+            Err(OverQuota::Live(seats)) => {
+                drop(part);
+                seat_of_another = self.evict_of(&seats);
+                part = self.part(key);
+                if let Some(slot) = part.get(key) {
+                    return Ok((Arc::clone(slot), seat_of_another));
+                }
+                seats.take()?
+            }
+            seat => seat?,
+        };
         let is_full = part.len() >= self.part_max;
         if is_full {
-            evict(&mut part)?;
+            evict(&mut part).ok_or(Refused::Overloaded("too many keys with open writes"))?;
         }
         let (mutator, queue) = born();
         let state = Mutex::new(SlotState {
@@ -151,9 +169,22 @@ impl Slots {
             backoff: BACKOFF.0,
             retired: false,
         });
-        let slot = Arc::new(Slot { key: key.clone(), queue, state });
+        let slot = Arc::new(Slot { key: key.clone(), queue, seat, state });
         part.put(key.clone(), Arc::clone(&slot));
-        Some((slot, is_full))
+        Ok((slot, is_full || seat_of_another))
+    }
+
+    /// Takes a clean mutator out that has one of these seats, and is among the least recently used ones of
+    /// its part of the map.
+    fn evict_of(&self, seats: &SeatsOf) -> bool {
+        self.parts.iter().any(|part| {
+            let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut oldest = part.iter().rev().take(EVICTION_LOOKS_MAX);
+            let found = oldest
+                .find(|(_, slot)| slot.seat.is_of(seats) && retire_if(slot, Mutator::is_clean))
+                .map(|(key, _)| key.clone());
+            found.is_some_and(|key| part.pop(&key).is_some())
+        })
     }
 
     /// Takes this very slot out of the map.

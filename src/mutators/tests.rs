@@ -1,118 +1,14 @@
-use std::collections::VecDeque;
+mod scripted;
+
 use std::sync::Mutex;
 
-use async_trait::async_trait;
 use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::crdt::{Counter, CounterOp, GSetOp, Kind};
-use orderfree_core::protocol::consistency::{Level, Levels};
-use orderfree_core::protocol::fold::Fold;
-use orderfree_core::protocol::group::{Chunk, From as Start};
-use orderfree_core::protocol::sweep::Nomination;
-use orderfree_core::protocol::{FullRead, Name, Overrides, ShardWrite, Timestamp, WholeSlice};
-use tokio::sync::{mpsc, oneshot};
+use orderfree_core::protocol::{Name, Overrides, ShardWrite};
 
 use super::*;
 use crate::clock::{Clock, SystemClock};
-use crate::store::{Flights, Lane, Pause, StoreError, SweepPart};
-
-/// A store whose every write waits for the test to say what became of it.
-#[derive(Default)]
-struct Scripted {
-    flights: Mutex<VecDeque<(Vec<ShardWrite>, oneshot::Sender<WriteOutcome>)>>,
-    arrived: tokio::sync::Notify,
-    shut: AtomicBool,
-}
-
-impl Scripted {
-    /// The next flight that the pod sends.
-    async fn flight(&self) -> (Vec<ShardWrite>, oneshot::Sender<WriteOutcome>) {
-        loop {
-            if let Some(flight) = self.flights.lock().unwrap().pop_front() {
-                return flight;
-            }
-            self.arrived.notified().await;
-        }
-    }
-
-    /// The same, of one mutator.
-    async fn write(&self) -> (ShardWrite, oneshot::Sender<WriteOutcome>) {
-        let (mut writes, reply) = self.flight().await;
-        assert_eq!(writes.len(), 1);
-        (writes.remove(0), reply)
-    }
-
-    async fn answer(&self, outcome: WriteOutcome) -> i128 {
-        let (write, reply) = self.write().await;
-        reply.send(outcome).expect("the flusher waits");
-        total(&write)
-    }
-}
-
-#[async_trait]
-impl Store for Scripted {
-    fn name(&self) -> &'static str {
-        "scripted"
-    }
-    fn levels(&self) -> Levels {
-        Levels::default()
-    }
-    fn lane(&self, _: &Key) -> Lane {
-        Lane::default()
-    }
-    fn flights(&self) -> Flights {
-        Flights { rows_max: 3, group_rows_max: 3, partitions_max: 2, free: 2, backlog: 1 }
-    }
-    async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
-        let (reply, outcome) = oneshot::channel();
-        self.flights.lock().unwrap().push_back((writes.to_vec(), reply));
-        self.arrived.notify_one();
-        outcome.await.unwrap_or(WriteOutcome::Unknown("the test is over".into()))
-    }
-    async fn read_key(
-        &self,
-        _: &Key,
-        _: Option<Timestamp>,
-        _: Level,
-    ) -> Result<WholeSlice, StoreError> {
-        panic!("an update never reads")
-    }
-    async fn read_chunk(
-        &self,
-        _: Kind,
-        _: &Name,
-        _: &Start,
-        _: Level,
-    ) -> Result<Chunk, StoreError> {
-        panic!("an update never reads")
-    }
-    async fn read_for_folds(&self, _: &[Key]) -> Result<Vec<FullRead>, StoreError> {
-        panic!("an update never reads")
-    }
-    async fn write_folds(&self, _: &[Fold]) -> WriteOutcome {
-        panic!("an update never folds")
-    }
-    fn sweep_parts(&self) -> u32 {
-        1
-    }
-    async fn sweep(
-        &self,
-        _: SweepPart,
-        _: Timestamp,
-        _: mpsc::Sender<Nomination>,
-    ) -> Result<(), StoreError> {
-        Ok(())
-    }
-    fn check_clock(&self, _: Now) -> Result<(), ClockError> {
-        if self.shut.load(Ordering::SeqCst) { Err(ClockError::Moved) } else { Ok(()) }
-    }
-    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
-        Ok(now.wall)
-    }
-    fn clock_offset_us(&self) -> Option<i64> {
-        None
-    }
-    async fn close(&self) {}
-}
+use scripted::Scripted;
 
 /// The machine's clock, moved as a test wants.
 #[derive(Default)]
@@ -159,7 +55,7 @@ fn pod_with(mutators_max: usize) -> Pod {
         metrics.clone(),
         chance,
         mutators_max,
-        Policy::default(),
+        Policies::default(),
     );
     Pod { store, clock, metrics, mutators }
 }

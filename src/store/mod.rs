@@ -20,7 +20,7 @@ use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{
-    Cut, FullRead, Key, Name, Now, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
+    Cut, FullRead, Key, Name, Now, Row, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
 };
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -97,6 +97,19 @@ impl Default for Flights {
             backlog: limits::FLIGHT_BACKLOG_LOADS,
         }
     }
+}
+
+/// Where a list of groups ended: means something to the store that made it alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupCursor(pub String);
+
+/// Some of the groups of a kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupList {
+    /// Fewer than were asked for, or none, does not mean that there are no more.
+    pub groups: Vec<Name>,
+    /// Where to go on; none at the end.
+    pub next: Option<GroupCursor>,
 }
 
 /// One of the equal parts of the key space that a sweep goes through.
@@ -179,6 +192,19 @@ pub trait Store: Send + Sync + 'static {
         now: Timestamp,
         found: mpsc::Sender<Nomination>,
     ) -> Result<(), StoreError>;
+
+    /// Groups of a kind that have rows, in an order of the store's own, for operators. Slow: it looks at
+    /// every partition.
+    async fn groups(
+        &self,
+        kind: Kind,
+        behind: Option<&GroupCursor>,
+        limit: usize,
+    ) -> Result<GroupList, StoreError>;
+
+    /// Removes one row of a key as it is; what is written to it later stays. It is for rows that nobody can
+    /// decode, and decides nothing.
+    async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome;
 
     /// Whether this pod's clock may be trusted with updates.
     fn check_clock(&self, now: Now) -> Result<(), ClockError>;

@@ -69,6 +69,7 @@ pub(crate) fn config(keyspace: &str, constants: Constants) -> CassandraConfig {
         keyspace: keyspace.to_owned(),
         user: None,
         password: None,
+        tls: None,
         local_datacenter: None,
         levels: Levels::default(),
         constants,

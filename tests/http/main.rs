@@ -1,8 +1,10 @@
 //! The HTTP interface over a real embedded store, without a socket.
 
+mod access;
 mod bad_input;
 mod bodies;
 mod good_input;
 mod kinds;
 mod operations;
 mod pod;
+mod repair;

@@ -142,7 +142,7 @@ async fn the_document_has_exactly_the_methods_that_are_served() {
     let document = serde_json::to_value(openapi()).expect("JSON");
     assert_eq!(served, document, "the program prints what the server serves");
     let paths = document["paths"].as_object().expect("paths");
-    assert_eq!(paths.len(), 15);
+    assert_eq!(paths.len(), 19);
     for (path, item) in paths {
         let address = path
             .replace("{kind}", "counter")

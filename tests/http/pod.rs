@@ -1,5 +1,6 @@
 //! A pod over the embedded store, whose store can be made to misbehave, asked without a socket.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
 use orderfree::chance::Chance;
-use orderfree::clock::SystemClock;
+use orderfree::clock::ShiftedClock;
 use orderfree::gate::Gate;
 use orderfree::gc::Folder;
 use orderfree::health::Health;
@@ -17,10 +18,12 @@ use orderfree::http::{AppState, Build, router};
 use orderfree::limits;
 use orderfree::metrics::Metrics;
 use orderfree::mutators::Mutators;
-use orderfree::policy::Policy;
+use orderfree::policy::Policies;
 use orderfree::service::Service;
 use orderfree::store::embedded::EmbeddedStore;
-use orderfree::store::{Flights, Lane, Pause, Store, StoreError, SweepPart};
+use orderfree::store::{
+    Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart,
+};
 use orderfree_core::crdt::item::Item;
 use orderfree_core::crdt::{GSetOp, Kind, Op, State, envelope};
 use orderfree_core::protocol::clock::ClockError;
@@ -82,6 +85,7 @@ pub(crate) struct Pod {
     pub(crate) fold_reads: Arc<AtomicUsize>,
     pub(crate) folder: Arc<Folder>,
     fault: Arc<Mutex<Fault>>,
+    clock_file: PathBuf,
     router: Router,
     _directory: TempDir,
 }
@@ -97,6 +101,11 @@ pub(crate) struct Answer {
 
 impl Pod {
     pub(crate) fn new() -> Pod {
+        Pod::with(Policies::default())
+    }
+
+    /// A pod with a policy.
+    pub(crate) fn with(policies: Policies) -> Pod {
         let directory = tempfile::tempdir().expect("a directory");
         let seconds = |seconds| Some(std::time::Duration::from_secs(seconds));
         // The request budget of these is 2 s: unknown outcomes come soon, and a slow disk in time.
@@ -107,7 +116,8 @@ impl Pod {
             ..Overrides::default()
         });
         let constants = constants.expect("consistent");
-        let clock = Arc::new(SystemClock);
+        let clock_file = directory.path().join("clock");
+        let clock = Arc::new(ShiftedClock::new(clock_file.clone()));
         let file = directory.path().join("orderfree.redb");
         let inner = EmbeddedStore::open(&file, constants, clock.clone()).expect("a store");
         let fault = Arc::new(Mutex::new(Fault::None));
@@ -130,7 +140,7 @@ impl Pod {
             metrics.clone(),
             Chance::system(),
             limits::MUTATORS_MAX,
-            Policy::default(),
+            policies.clone(),
         );
         let folder = Folder::new(
             store.clone(),
@@ -143,8 +153,12 @@ impl Pod {
         let service = Service::new(store, gate, mutators, folder.clone(), constants, metrics);
         let health = Arc::new(Health::default());
         health.set_started();
-        let app =
-            AppState { service: Arc::new(service), health: health.clone(), build: Build::THIS };
+        let app = AppState {
+            service: Arc::new(service),
+            health: health.clone(),
+            policies,
+            build: Build::THIS,
+        };
         Pod {
             health,
             offsets_asked,
@@ -152,6 +166,7 @@ impl Pod {
             fold_reads,
             folder,
             fault,
+            clock_file,
             router: router(app),
             _directory: directory,
         }
@@ -159,6 +174,11 @@ impl Pod {
 
     pub(crate) fn set(&self, fault: Fault) {
         *self.fault.lock().expect("lock") = fault;
+    }
+
+    /// Sets the pod's clock ahead.
+    pub(crate) fn advance(&self, span: Duration) {
+        std::fs::write(&self.clock_file, span.as_millis().to_string()).expect("written");
     }
 
     /// What serves it, for a socket.
@@ -346,8 +366,15 @@ impl Store for Faulty {
         self.fold_reads.fetch_add(1, Ordering::SeqCst);
         self.check_read()?;
         let reads = self.inner.read_for_folds(keys).await?;
-        let is_huge = self.fault() == Fault::Huge;
-        Ok(if is_huge { keys.iter().map(huge).collect() } else { reads })
+        if self.fault() == Fault::Huge {
+            return Ok(keys.iter().map(huge).collect());
+        }
+        let damaged = reads.into_iter().map(|read| {
+            let (key, slice) = (read.key().clone(), read.slice().clone());
+            let slice = self.damage(&key.name, slice);
+            FullRead::at_fold_level(key, slice)
+        });
+        Ok(damaged.collect())
     }
 
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
@@ -365,6 +392,29 @@ impl Store for Faulty {
         found: mpsc::Sender<Nomination>,
     ) -> Result<(), StoreError> {
         self.inner.sweep(part, now, found).await
+    }
+
+    async fn groups(
+        &self,
+        kind: Kind,
+        behind: Option<&GroupCursor>,
+        limit: usize,
+    ) -> Result<GroupList, StoreError> {
+        self.check_read()?;
+        self.inner.groups(kind, behind, limit).await
+    }
+
+    async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
+        match self.fault() {
+            Fault::Silent => WriteOutcome::Unknown("no answer".to_owned()),
+            // It was damaged on its way here.
+            Fault::Damaged => {
+                let mut row = row.clone();
+                row.state[1] ^= 0x40;
+                self.inner.remove_row(key, &row).await
+            }
+            _ => self.inner.remove_row(key, row).await,
+        }
     }
 
     fn check_clock(&self, now: Now) -> Result<(), ClockError> {

@@ -8,7 +8,7 @@ use orderfree::chance::Chance;
 use orderfree::config::Switch;
 use orderfree::metrics::ReadFrom;
 use orderfree::mutators::UpdateError;
-use orderfree::policy::Policy;
+use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::service::{GroupEntry, GroupQuery, KeyValue};
 use orderfree_core::protocol::consistency::Level;
@@ -107,7 +107,7 @@ impl Stage {
         let store = SimStore::connect(&self.shared, &self.plan, at, &machine, chance.clone());
         let (constants, clock) = (self.plan.constants, Arc::clone(&machine) as _);
         let most = self.plan.mutators_max;
-        let policy = Policy::default();
+        let policy = Policies::default();
         let node = Node::new(store, constants, clock, chance, most, policy, Switch::On);
         let node = Arc::new(node);
         if self.plan.background_folds {

@@ -15,7 +15,9 @@ use orderfree::clock::Clock;
 use orderfree::store::cassandra::attempts::{Patience, Reach};
 use orderfree::store::cassandra::chunk;
 use orderfree::store::cassandra::hedges::Hedges;
-use orderfree::store::{Flights, Lane, Pause, Store, StoreError, SweepPart};
+use orderfree::store::{
+    Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart,
+};
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::decode_tally;
 use orderfree_core::protocol::clock::{self, ClockError, NodeClock, SAMPLE_EVERY, Sample};
@@ -391,6 +393,19 @@ impl Store for SimStore {
             }
         }
         Ok(())
+    }
+
+    async fn groups(
+        &self,
+        _: Kind,
+        _: Option<&GroupCursor>,
+        _: usize,
+    ) -> Result<GroupList, StoreError> {
+        panic!("nobody lists groups here")
+    }
+
+    async fn remove_row(&self, _: &Key, _: &Row) -> WriteOutcome {
+        panic!("nobody removes rows here")
     }
 
     fn check_clock(&self, now: Now) -> Result<(), ClockError> {

@@ -27,7 +27,7 @@ use clap::{Args, ValueEnum};
 use orderfree::chance::Chance;
 use orderfree::clock::SystemClock;
 use orderfree::config::{StoreArgs, StoreConfig, Switch};
-use orderfree::policy::Policy;
+use orderfree::policy::Policies;
 use orderfree::server::{self, Node};
 use orderfree::{limits, store::cassandra as rows};
 use serde::{Deserialize, Serialize};
@@ -174,7 +174,7 @@ async fn ours(args: &ServeArgs) -> anyhow::Result<Node> {
         clock,
         Chance::system(),
         args.mutators_max,
-        Policy::default(),
+        Policies::default(),
         Switch::On,
     );
     node.start();

@@ -132,7 +132,11 @@ pub(super) fn decode_tally(kind: Kind, row: &Row) -> Result<(Timestamp, State), 
     envelope::decode_tally(kind, &row.state).map_err(|error| undecodable(row, error))
 }
 
-pub(super) fn decode_shard(kind: Kind, row: &Row) -> Result<State, RowError> {
+/// Decodes a shard's row.
+///
+/// # Errors
+/// [`RowError::Undecodable`].
+pub fn decode_shard(kind: Kind, row: &Row) -> Result<State, RowError> {
     envelope::decode_shard(kind, &row.state).map_err(|error| undecodable(row, error))
 }
 

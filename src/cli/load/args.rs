@@ -7,6 +7,8 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::{Args, ValueEnum};
 
+use crate::cli::connect::ConnectArgs;
+
 use super::chaos::Menace;
 use super::client::PodClient;
 use super::soak::SoakArgs;
@@ -60,6 +62,9 @@ pub struct TargetArgs {
     /// cluster
     #[arg(long = "url", value_name = "URL")]
     pub urls: Vec<String>,
+    /// How they are reached
+    #[command(flatten)]
+    pub connect: ConnectArgs,
     /// Start this many pods on 127.0.0.1, with this environment; they are stopped at the end
     #[arg(long, value_name = "N", conflicts_with = "urls")]
     pub pods: Option<usize>,
@@ -225,7 +230,7 @@ impl LoadArgs {
                  ever signalled"
             );
             for url in urls {
-                PodClient::new(url, self.workload.request_timeout)?;
+                PodClient::new(url, &self.target.connect, self.workload.request_timeout)?;
             }
             return Ok(());
         };

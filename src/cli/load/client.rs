@@ -10,6 +10,8 @@ use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::cli::connect::ConnectArgs;
+
 use super::checker::Outcome;
 use super::workload::{Key, Kind};
 
@@ -54,13 +56,18 @@ struct UpdateAnswer {
 
 impl PodClient {
     /// A client for the pod at `base`, such as `http://127.0.0.1:8080`.
-    pub(super) fn new(base: &str, timeout: Duration) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        base: &str,
+        connect: &ConnectArgs,
+        timeout: Duration,
+    ) -> anyhow::Result<Self> {
         let url = Url::parse(base).with_context(|| format!("`{base}` is not a URL"))?;
         ensure!(
-            url.scheme() == "http" && url.has_host(),
+            matches!(url.scheme(), "http" | "https") && url.has_host(),
             "`{base}` is not the address of a pod: it must look like http://host:port"
         );
-        let http = Client::builder()
+        let http = connect
+            .builder(&url)?
             .no_proxy()
             .http1_only()
             .redirect(reqwest::redirect::Policy::none())
@@ -325,7 +332,11 @@ mod tests {
         let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = free.local_addr().expect("an address");
         drop(free);
-        let pod = PodClient::new(&format!("http://{address}"), Duration::from_secs(1));
+        let pod = PodClient::new(
+            &format!("http://{address}"),
+            &ConnectArgs::default(),
+            Duration::from_secs(1),
+        );
         let key = Key { kind: Kind::Counter, group: "g".to_owned(), name: "k".to_owned() };
         let replies = pod.expect("a client").add(&[(&key, 1)]).await;
         assert_eq!(replies[0].outcome, Outcome::Refused);
@@ -333,9 +344,12 @@ mod tests {
     }
 
     #[test]
-    fn only_a_plain_http_address_is_taken() {
-        for base in ["127.0.0.1:8080", "https://a", "ftp://a", "http://", "nonsense"] {
-            assert!(PodClient::new(base, Duration::from_secs(1)).is_err(), "{base}");
+    fn only_a_web_address_is_taken() {
+        for base in ["127.0.0.1:8080", "ftp://a", "ftp://a", "http://", "nonsense"] {
+            assert!(
+                PodClient::new(base, &ConnectArgs::default(), Duration::from_secs(1)).is_err(),
+                "{base}"
+            );
         }
     }
 }

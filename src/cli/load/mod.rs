@@ -144,7 +144,11 @@ impl Session {
 
     fn fleet(&self) -> anyhow::Result<Fleet> {
         let target = &self.args.target;
-        let client = |base: &str| PodClient::new(base, self.args.workload.request_timeout);
+        let client = |base: &str| {
+            let (connect, timeout) =
+                (&self.args.target.connect, self.args.workload.request_timeout);
+            PodClient::new(base, connect, timeout)
+        };
         let Some(count) = target.pods else {
             let clients: anyhow::Result<Vec<_>> =
                 target.urls.iter().map(|url| client(url)).collect();

@@ -389,6 +389,7 @@ fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::connect::ConnectArgs;
 
     #[test]
     fn free_ports_differ_and_are_free() {
@@ -403,7 +404,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_given_pod_is_never_signalled() {
-        let client = PodClient::new("http://127.0.0.1:1", Duration::from_secs(1));
+        let client =
+            PodClient::new("http://127.0.0.1:1", &ConnectArgs::default(), Duration::from_secs(1));
         let clients = vec![client.expect("a client")];
         let mut fleet = Fleet::given(clients, Duration::from_secs(1));
         assert!(fleet.kill(0).await.is_err());
@@ -432,7 +434,8 @@ mod tests {
             ready_within: Duration::from_secs(10),
             shifts_clocks: false,
         };
-        let client = |base: &str| PodClient::new(base, Duration::from_secs(1));
+        let client =
+            |base: &str| PodClient::new(base, &ConnectArgs::default(), Duration::from_secs(1));
         (Fleet::start(&launch, 1, client).expect("a pod"), folder)
     }
 

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 
 use super::args::tests::parse;
 use super::*;
+use crate::cli::connect::ConnectArgs;
 
 /// How a stub treats the n-th update. The answer and the count need not agree.
 type Manners = fn(u64) -> Treatment;
@@ -147,7 +148,8 @@ async fn report(manners: Manners, flags: &str) -> Report {
 async fn soaked(manners: Manners) -> Vec<String> {
     beside(manners, async |url| {
         let args = parse("--pods 1").expect("arguments");
-        let pod = PodClient::new(&url, Duration::from_secs(5)).expect("a client");
+        let pod = PodClient::new(&url, &ConnectArgs::default(), Duration::from_secs(5))
+            .expect("a client");
         let workload = Workload::new(&args.mix(), "g", 1);
         let bases = vec![0; workload.keys().len()];
         let soak = Some(Soak::new("g", 1, 1));

@@ -26,6 +26,7 @@ mod clock;
 mod coordinators;
 mod errors;
 pub mod hedges;
+mod operators;
 mod rows;
 pub mod schema;
 mod session;
@@ -44,8 +45,10 @@ use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::sweep::{Nomination, Nominator};
 use orderfree_core::protocol::{
-    Constants, FullRead, Key, Name, Now, ShardWrite, Slice, Timestamp, WholeSlice, WriteOutcome,
+    Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,
+    WriteOutcome,
 };
+use rustls::ClientConfig;
 use scylla::client::session::Session;
 use scylla::response::query_result::QueryResult;
 use scylla::serialize::row::SerializeRow;
@@ -58,7 +61,7 @@ use self::coordinators::Coordinators;
 use self::hedges::Hedges;
 pub use self::session::ConnectError;
 use self::statements::Statements;
-use super::{Flights, Lane, Pause, Store, StoreError, SweepPart};
+use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
 use crate::chance::Chance;
 use crate::clock::Clock;
 use crate::limits::{FOLD_ROWS_MAX, READ_ROWS_MAX, group_chunk_rows};
@@ -84,6 +87,8 @@ pub struct CassandraConfig {
     pub user: Option<String>,
     /// Never printed.
     pub password: Option<String>,
+    /// How to speak TLS with the nodes; none speaks plainly.
+    pub tls: Option<Arc<ClientConfig>>,
     /// Whose replicas answer local levels; none takes that of the first contact point.
     pub local_datacenter: Option<String>,
     /// How many replicas must answer.
@@ -373,6 +378,19 @@ impl Store for CassandraStore {
         Ok(())
     }
 
+    async fn groups(
+        &self,
+        kind: Kind,
+        behind: Option<&GroupCursor>,
+        limit: usize,
+    ) -> Result<GroupList, StoreError> {
+        operators::groups(&self.session, &self.statements, kind, behind, limit).await
+    }
+
+    async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
+        operators::remove_row(&self.session, &self.statements, key, row).await
+    }
+
     fn check_clock(&self, now: Now) -> Result<(), ClockError> {
         clock::read(&self.view, |view| {
             gate::check_writes(&view.nodes, &self.local_datacenter, now, &self.constants)
@@ -458,6 +476,7 @@ mod tests {
             keyspace: "orderfree".into(),
             user: Some("someone".into()),
             password: Some("secret".into()),
+            tls: None,
             local_datacenter: None,
             levels: Levels::default(),
             constants: Constants::resolve(Default::default()).expect("defaults"),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use orderfree_core::protocol::consistency::{Level, NoOverlap, Replication};
@@ -122,6 +123,19 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Whether it may be over by itself: nodes start, and somebody else applies the schema.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            ConnectError::Unreachable { .. }
+                | ConnectError::Question(_)
+                | ConnectError::KeyspaceMissing(_)
+                | ConnectError::TableMissing(_)
+                | ConnectError::UnknownDatacenter { .. }
+        )
+    }
+
     pub(super) fn question(error: impl std::fmt::Display) -> ConnectError {
         ConnectError::Question(error.to_string())
     }
@@ -144,6 +158,9 @@ pub(super) async fn open(config: &CassandraConfig) -> Result<Session, ConnectErr
         .default_execution_profile_handle(statements::profile(Level::One, None, QUESTION_TIME_MAX));
     if let (Some(user), Some(password)) = (&config.user, &config.password) {
         builder = builder.user(user, password);
+    }
+    if let Some(tls) = &config.tls {
+        builder = builder.tls_context(Some(Arc::clone(tls)));
     }
     builder.build().await.map_err(|error| refusal(config, &error))
 }

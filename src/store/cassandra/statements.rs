@@ -58,6 +58,12 @@ pub(super) struct Statements {
     pub(super) last_chunk: ByLevel,
     /// `token above, token up to`
     pub(super) sweep: PreparedStatement,
+    /// `token above, limit`
+    pub(super) groups: PreparedStatement,
+    /// `kind, grp, name, expires_at, mutator_id`
+    pub(super) written_at: PreparedStatement,
+    /// `timestamp, kind, grp, name, expires_at, mutator_id`
+    pub(super) remove: PreparedStatement,
     /// Asked of one given node at a time.
     pub(super) clock: PreparedStatement,
 }
@@ -137,6 +143,15 @@ impl Statements {
         ))
         .await?;
         sweep.set_page_size(SWEEP_PAGE_ROWS);
+        let groups = prepare(format!(
+            "SELECT DISTINCT kind, grp, token(kind, grp) FROM {shards} \
+             WHERE token(kind, grp) > ? LIMIT ?"
+        ))
+        .await?;
+        let row = format!("{key} AND expires_at = ? AND mutator_id = ?");
+        let written_at =
+            prepare(format!("SELECT WRITETIME(state) FROM {shards} WHERE {row}")).await?;
+        let remove = prepare(format!("DELETE FROM {shards} USING TIMESTAMP ? WHERE {row}")).await?;
         let of_names = prepare(format!("{of_group} AND name IN ?")).await?;
         Ok(Statements {
             write: with(&insert, profile(levels.write, writes.attempt)),
@@ -148,6 +163,9 @@ impl Statements {
             chunk_end: by_level(prepare(format!("{of_group} AND name >= ? LIMIT ?")).await?),
             chunk: by_level(prepare(format!("{of_group} AND name >= ? AND name < ?")).await?),
             last_chunk: by_level(prepare(format!("{of_group} AND name >= ?")).await?),
+            groups: with(&groups, profile(levels.read, reads.total)),
+            written_at: with(&written_at, profile(levels.fold, reads.total)),
+            remove: with(&remove, profile(levels.write, reads.total)),
             sweep: with(&sweep, profile(Level::LocalOne, reads.total)),
             clock: prepare(
                 "SELECT toTimestamp(now()), schema_version FROM system.local WHERE key = 'local'"

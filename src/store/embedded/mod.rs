@@ -33,7 +33,8 @@ use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::sweep::{Nomination, Nominator};
 use orderfree_core::protocol::{
-    Constants, FullRead, Key, MutatorId, Name, Now, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
+    Constants, FullRead, Key, MutatorId, Name, Now, Row, ShardWrite, Timestamp, WholeSlice,
+    WriteOutcome,
 };
 use redb::{Database, ReadOnlyTable, ReadableDatabase, StorageBackend};
 use tokio::sync::{Semaphore, mpsc};
@@ -41,7 +42,7 @@ use tokio::sync::{Semaphore, mpsc};
 use self::guard::ClockGuard;
 use self::rows::{ReadError, SweepCursor};
 use self::writer::{Queue, Write};
-use super::{Flights, Lane, Pause, Store, StoreError, SweepPart};
+use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
 use crate::clock::Clock;
 use crate::limits::{EMBEDDED_READS_MAX, FOLD_ROWS_MAX, READ_ROWS_MAX, WRITE_BATCH_MAX};
 
@@ -291,6 +292,23 @@ impl Store for EmbeddedStore {
             cursor = next.filter(|_| !found.is_closed());
         }
         Ok(())
+    }
+
+    async fn groups(
+        &self,
+        kind: Kind,
+        behind: Option<&GroupCursor>,
+        limit: usize,
+    ) -> Result<GroupList, StoreError> {
+        let behind = behind.map(|cursor| cursor.0.clone());
+        let groups = self.read(move |table| rows::groups(table, kind, behind, limit)).await?;
+        let last = groups.last().filter(|_| groups.len() == limit);
+        let next = last.map(|last| GroupCursor(last.to_string()));
+        Ok(GroupList { groups, next })
+    }
+
+    async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
+        self.queue.write(Write::Removal(key.clone(), row.clone())).await
     }
 
     fn check_clock(&self, now: Now) -> Result<(), ClockError> {

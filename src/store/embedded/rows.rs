@@ -97,6 +97,44 @@ pub(super) fn write_shard(
     upsert(table, row, (write.timestamp().as_micros(), write.state()))
 }
 
+/// Removes a row, if it is still as it was read.
+pub(super) fn remove(
+    table: &mut Table<'_, RowKey<'static>, RowValue<'static>>,
+    key: &Key,
+    row: &Row,
+) -> Result<(), StorageError> {
+    let place = at(key, descending(row.expires_at), id(row.mutator_id));
+    let is_same = table.get(place)?.is_some_and(|found| found.value().1 == row.state.as_slice());
+    if is_same {
+        table.remove(place)?;
+    }
+    Ok(())
+}
+
+/// Groups of a kind behind one of them, in their order.
+pub(super) fn groups(
+    table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
+    kind: Kind,
+    mut behind: Option<String>,
+    limit: usize,
+) -> Result<Vec<Name>, ReadError> {
+    let mut groups = Vec::new();
+    while groups.len() < limit {
+        // No group has control characters, so that this comes right behind all rows of that group.
+        let start = behind.map_or_else(String::new, |group| format!("{group}\0"));
+        let from: RowKey<'_> = (kind.name(), &start, "", 0, 0);
+        let Some(entry) = table.range::<RowKey>((Included(from), Unbounded))?.next() else { break };
+        let key = entry?.0;
+        let key = key.value();
+        if key.0 != kind.name() {
+            break;
+        }
+        groups.push(checked_name(key, key.1)?);
+        behind = Some(key.1.to_owned());
+    }
+    Ok(groups)
+}
+
 /// Executes a fold: the tally's row, and the deletion of everything at or below the fence that was
 /// written at or before the fold's timestamp. The transaction makes it one.
 pub(super) fn write_fold(

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 
 use orderfree_core::protocol::fold::Fold;
-use orderfree_core::protocol::{ShardWrite, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Key, Row, ShardWrite, Timestamp, WriteOutcome};
 use redb::{Database, Durability, WriteTransaction};
 use tokio::sync::{mpsc, oneshot};
 
@@ -30,6 +30,7 @@ use crate::limits::{WRITE_BATCH_BYTES_MAX, WRITE_BATCH_MAX, WRITE_QUEUE_MAX};
 pub(super) enum Write {
     Shards(Vec<ShardWrite>),
     Folds(Vec<Fold>),
+    Removal(Key, Row),
 }
 
 #[derive(Debug)]
@@ -127,7 +128,7 @@ impl Writer {
         }
         let late = requests.extract_if(.., |request| match &request.write {
             Write::Shards(writes) => writes.iter().any(|write| !write.may_be_sent(now)),
-            Write::Folds(_) => false,
+            Write::Folds(_) | Write::Removal(..) => false,
         });
         late.for_each(|request| request.refuse("its lease is over"));
         if requests.is_empty() {
@@ -177,6 +178,7 @@ impl Writer {
                         rows::write_fold(&mut table, fold)?;
                     }
                 }
+                Write::Removal(key, row) => rows::remove(&mut table, key, row)?,
             }
         }
         file::write_highest(transaction, self.shared.guard.highest())
@@ -206,6 +208,7 @@ impl Batch {
         let bytes: usize = match &request.write {
             Write::Shards(writes) => writes.iter().map(|write| write.state().len()).sum(),
             Write::Folds(folds) => folds.iter().map(|fold| fold.tally().len()).sum(),
+            Write::Removal(..) => 0,
         };
         self.bytes += bytes;
         self.requests.push(request);

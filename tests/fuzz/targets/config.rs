@@ -50,10 +50,11 @@ pub(super) fn run(input: &[u8]) {
         assert!(!error.to_string().is_empty());
     }
     let Ok(Server { serve }) = Server::try_parse_from(args()) else { return };
-    if let Err(error) = serve.check() {
+    if let Err(error) = serve.check(false) {
         assert!(!error.to_string().is_empty());
     }
-    if serve.store.cassandra_password_file.is_some() {
+    let store = &serve.store;
+    if [&store.cassandra_password_file, &store.cassandra_ca].into_iter().any(Option::is_some) {
         return; // it would be read, whatever it is
     }
     match (serve.store.constants(), serve.store.resolve()) {

@@ -19,7 +19,7 @@ use orderfree::http::{AppState, Build, router};
 use orderfree::limits;
 use orderfree::metrics::Metrics;
 use orderfree::mutators::Mutators;
-use orderfree::policy::Policy;
+use orderfree::policy::Policies;
 use orderfree::service::Service;
 use orderfree::store::Store;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
@@ -80,7 +80,7 @@ impl Pod {
         let gate = Gate::new(clock.clone(), store.clone(), constants, metrics.clone());
         let gate = Arc::new(gate);
         let (most, counts) = (limits::MUTATORS_MAX, metrics.clone());
-        let (chance, policy) = (Chance::seeded(0), Policy::default());
+        let (chance, policy) = (Chance::seeded(0), Policies::default());
         let dice = chance.clone();
         let mutators =
             Mutators::new(store.clone(), gate.clone(), constants, counts, dice, most, policy);
@@ -90,7 +90,8 @@ impl Pod {
             Service::new(store.clone(), gate, mutators.clone(), folder, constants, metrics);
         let (service, health) = (Arc::new(service), Arc::new(Health::default()));
         health.set_started();
-        let router = router(AppState { service, health, build: Build::THIS });
+        let router =
+            router(AppState { service, health, policies: Policies::default(), build: Build::THIS });
         Pod { router, mutators, store, clock, memory, constants, runtime }
     }
 

@@ -12,8 +12,10 @@ use orderfree::chance::Chance;
 use orderfree::clock::Clock;
 use orderfree::gate::Gate;
 use orderfree::metrics::Metrics;
-use orderfree::policy::Policy;
-use orderfree::store::{Flights, Lane, Pause, Store, StoreError, SweepPart};
+use orderfree::policy::Policies;
+use orderfree::store::{
+    Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart,
+};
 use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
@@ -162,6 +164,19 @@ impl Store for Rows {
     ) -> Result<(), StoreError> {
         Ok(())
     }
+    async fn groups(
+        &self,
+        _: Kind,
+        _: Option<&GroupCursor>,
+        _: usize,
+    ) -> Result<GroupList, StoreError> {
+        panic!("nobody lists groups here")
+    }
+
+    async fn remove_row(&self, _: &Key, _: &orderfree_core::protocol::Row) -> WriteOutcome {
+        panic!("nobody removes rows here")
+    }
+
     fn check_clock(&self, _: Now) -> Result<(), ClockError> {
         Ok(())
     }
@@ -243,7 +258,7 @@ fn one_pod() {
     let metrics = Arc::new(Metrics::new());
     let gate =
         Gate::new(Arc::clone(&clock) as _, Arc::clone(&rows) as _, constants, Arc::clone(&metrics));
-    let (chance, policy) = (Chance::seeded(1), Policy::default());
+    let (chance, policy) = (Chance::seeded(1), Policies::default());
     let mutators =
         Mutators::new(rows.clone() as _, Arc::new(gate), constants, metrics, chance, 1, policy);
     let world = Arc::new(World { mutators, rows, told: Mutex::default() });

@@ -1,0 +1,151 @@
+//! `token new`: makes a token, and the lines of the policy file that let it in.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+
+use crate::policy::{NewToken, Policy};
+
+/// Arguments of `token`.
+#[derive(Debug, Args)]
+pub(super) struct TokenArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make a token, and print it with the lines for the policy file, which hold its hash alone.
+    New(NewArgs),
+}
+
+#[derive(Debug, Args)]
+struct NewArgs {
+    /// Whose it is: stands in logs.
+    #[arg(long)]
+    name: String,
+    /// What it may do with the groups that begin so, such as `shop:=read,write`; without a beginning,
+    /// as in `=admin`, with all groups. May be given more than once.
+    #[arg(long = "grant", value_name = "GROUP_PREFIX=VERBS", required = true, value_parser = grant)]
+    grants: Vec<(String, Vec<String>)>,
+    /// Most requests and updates a second, for each pod.
+    #[arg(long, value_name = "COUNT")]
+    rate: Option<u32>,
+    /// When it expires, such as `2027-01-31T00:00:00Z`.
+    #[arg(long, value_name = "TIME")]
+    expires: Option<String>,
+    /// Add the lines to this policy file, and print the token alone.
+    #[arg(long, value_name = "FILE")]
+    append: Option<PathBuf>,
+}
+
+pub(super) fn run(args: TokenArgs) -> anyhow::Result<ExitCode> {
+    let Action::New(args) = args.action;
+    let NewToken { token, sha256 } = NewToken::draw();
+    let lines = args.lines(&sha256);
+    match &args.append {
+        Some(file) => {
+            append(file, &lines)?;
+            println!("{token}");
+        }
+        None => {
+            lines.parse::<Policy>()?;
+            println!("# The token, which nobody can find out again:\n{token}\n");
+            println!("# For the policy file:\n{lines}");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The last `=` divides, as groups may hold one.
+fn grant(text: &str) -> Result<(String, Vec<String>), String> {
+    let (prefix, verbs) =
+        text.rsplit_once('=').ok_or("write GROUP_PREFIX=VERBS, such as shop:=read,write")?;
+    Ok((prefix.to_owned(), verbs.split(',').map(|verb| verb.trim().to_owned()).collect()))
+}
+
+impl NewArgs {
+    fn lines(&self, sha256: &str) -> String {
+        let text = |text: &str| toml::Value::String(text.to_owned()).to_string();
+        let mut lines =
+            format!("[[token]]\nname = {}\nsha256 = {}\n", text(&self.name), text(sha256));
+        if let Some(rate) = self.rate {
+            lines += &format!("rate = {rate}\n");
+        }
+        if let Some(expires) = &self.expires {
+            lines += &format!("expires = {}\n", text(expires));
+        }
+        for (prefix, verbs) in &self.grants {
+            let verbs: Vec<String> = verbs.iter().map(|verb| text(verb)).collect();
+            let (prefix, verbs) = (text(prefix), verbs.join(", "));
+            lines += &format!("\n[[token.grant]]\ngroup_prefix = {prefix}\nverbs = [{verbs}]\n");
+        }
+        lines
+    }
+}
+
+/// Adds lines to a file, if what comes of it is a policy.
+fn append(file: &Path, lines: &str) -> anyhow::Result<()> {
+    let what = || format!("the policy file {}", file.display());
+    let old = match fs::read_to_string(file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        read => read.with_context(what)?,
+    };
+    let gap = if old.is_empty() || old.ends_with("\n\n") { "" } else { "\n" };
+    let new = format!("{old}{gap}{lines}");
+    new.parse::<Policy>().with_context(what)?;
+    fs::write(file, new).with_context(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        new: NewArgs,
+    }
+
+    fn args(line: &[&str]) -> NewArgs {
+        Line::try_parse_from([&["new"], line].concat()).expect("arguments").new
+    }
+
+    #[test]
+    fn lines_are_a_policy_whatever_the_names_hold() {
+        let NewToken { sha256, .. } = NewToken::draw();
+        let args = args(&[
+            "--name",
+            "a",
+            "--grant",
+            "x=\"y\n=read,write",
+            "--grant",
+            "=admin",
+            "--rate",
+            "7",
+            "--expires",
+            "2027-01-31T00:00:00Z",
+        ]);
+        let lines = args.lines(&sha256);
+        assert!(lines.parse::<Policy>().expect("a policy").has_tokens(), "{lines}");
+        assert!(Line::try_parse_from(["new", "--name", "a", "--grant", "all"]).is_err());
+    }
+
+    #[test]
+    fn a_file_grows_only_into_a_policy() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("policy.toml");
+        let of = |name: &str| {
+            args(&["--name", name, "--grant", "=read"]).lines(&NewToken::draw().sha256)
+        };
+        append(&file, &of("a")).expect("made");
+        append(&file, &of("b")).expect("grown");
+        let before = fs::read_to_string(&file).expect("there");
+        assert!(append(&file, &of("b")).is_err(), "a name twice");
+        assert_eq!(fs::read_to_string(&file).expect("there"), before);
+    }
+}

@@ -1,0 +1,109 @@
+//! From a port to requests: a bound on connections, TLS, a time for headers, and an end in order.
+
+use std::sync::Arc;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::service::TowerToHyperService;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+use crate::limits;
+use crate::tasks::Tasks;
+use crate::tls::ServerTls;
+
+/// A port, and how to speak there.
+pub struct Listener {
+    /// Bound already.
+    pub port: TcpListener,
+    /// None speaks plainly.
+    pub tls: Option<Arc<ServerTls>>,
+    /// Most connections at once; further ones wait to be accepted.
+    pub connections_max: usize,
+    /// How many there are.
+    pub open: Gauge,
+}
+
+/// What connections share.
+#[derive(Clone)]
+struct Shared {
+    http: http1::Builder,
+    service: TowerToHyperService<Router>,
+    tls: Option<Arc<ServerTls>>,
+}
+
+impl Listener {
+    /// Serves until `closing`, and then until the requests that were taken are answered.
+    pub async fn serve(self, router: Router, closing: CancellationToken) {
+        let Listener { port, tls, connections_max, open } = self;
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(limits::HEADER_TIME_MAX)
+            .max_buf_size(limits::HEADER_BYTES_MAX);
+        let (room, graceful) = (Arc::new(Semaphore::new(connections_max)), GracefulShutdown::new());
+        let service = TowerToHyperService::new(router);
+        let shared = Shared { http, service, tls };
+        let tasks = Tasks::new();
+        loop {
+            let next = async {
+                let permit = Arc::clone(&room).acquire_owned().await;
+                (permit.expect("invariant: the semaphore is never closed"), port.accept().await)
+            };
+            let (permit, accepted) = tokio::select! {
+                biased;
+                () = closing.cancelled() => break,
+                next = next => next,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    let (shared, watcher) = (shared.clone(), graceful.watcher());
+                    let open = open.clone();
+                    tasks.spawn("connection", async move {
+                        open.inc();
+                        shared.speak(stream, watcher).await;
+                        open.dec();
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    // Without a file descriptor there will be none at once.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    sleep(limits::ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        drop(port);
+        graceful.shutdown().await;
+    }
+}
+
+impl Shared {
+    async fn speak(self, stream: TcpStream, watcher: Watcher) {
+        // An answer is one small packet: waiting for more to send only delays it.
+        let _ = stream.set_nodelay(true);
+        let Some(tls) = &self.tls else { return self.answer(stream, watcher).await };
+        let shake_hands = TlsAcceptor::from(tls.config()).accept(stream);
+        match timeout(limits::HANDSHAKE_TIME_MAX, shake_hands).await {
+            Ok(Ok(stream)) => self.answer(stream, watcher).await,
+            Ok(Err(error)) => tracing::debug!(%error, "no TLS connection came about"),
+            Err(_) => tracing::debug!("a TLS handshake took too long"),
+        }
+    }
+
+    async fn answer(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        watcher: Watcher,
+    ) {
+        let connection = self.http.serve_connection(TokioIo::new(stream), self.service);
+        // Those who hang up are no concern of ours.
+        let _ = watcher.watch(connection).await;
+    }
+}

@@ -1,0 +1,165 @@
+//! How many keys groups may have in a pod, and how fast they may get new ones: one tenant must neither
+//! drive out the mutators of others nor fill the store with keys.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::ensure;
+use governor::{DefaultDirectRateLimiter, Quota as Pace, RateLimiter};
+use orderfree_core::protocol::Name;
+use serde::Deserialize;
+use thiserror::Error;
+
+/// Every quota, the longest prefix first.
+#[derive(Debug, Default)]
+pub(super) struct Quotas(Vec<Quota>);
+
+#[derive(Debug)]
+struct Quota {
+    entry: Entry,
+    births: Option<Arc<DefaultDirectRateLimiter>>,
+    live: Arc<AtomicUsize>,
+}
+
+/// `[[quota]]` of the file.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Entry {
+    group_prefix: String,
+    new_keys_per_minute: Option<NonZeroU32>,
+    live_mutators: Option<usize>,
+}
+
+/// The room that one mutator takes of its group's quota, until it is dropped.
+#[derive(Debug)]
+pub struct Seat(Option<Arc<AtomicUsize>>);
+
+/// Why a group gets no further mutator.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum OverQuota {
+    /// It had as many new ones as it may in a minute.
+    #[error(
+        "groups that begin with {group_prefix:?} get {per_minute} new keys a minute from a pod; send the \
+         update again later"
+    )]
+    NewKeys {
+        /// Of the quota.
+        group_prefix: String,
+        /// The quota.
+        per_minute: NonZeroU32,
+    },
+    /// It has as many as it may. One that is clean may make room.
+    #[error(
+        "groups that begin with {:?} have {} keys in this pod, which is their quota; send the update again \
+         later",
+        .0.group_prefix,
+        .0.max
+    )]
+    Live(SeatsOf),
+}
+
+/// The seats of one quota.
+#[derive(Debug, Clone)]
+pub struct SeatsOf {
+    group_prefix: Arc<str>,
+    live: Arc<AtomicUsize>,
+    max: usize,
+}
+
+impl PartialEq for SeatsOf {
+    fn eq(&self, other: &SeatsOf) -> bool {
+        Arc::ptr_eq(&self.live, &other.live)
+    }
+}
+
+impl SeatsOf {
+    /// Takes one.
+    ///
+    /// # Errors
+    /// [`OverQuota::Live`] if none is free.
+    pub fn take(&self) -> Result<Seat, OverQuota> {
+        // Taken before it is counted, so that two at once can't both have the last one.
+        let seat = Seat(Some(Arc::clone(&self.live)));
+        if self.live.fetch_add(1, Ordering::SeqCst) >= self.max {
+            return Err(OverQuota::Live(self.clone()));
+        }
+        Ok(seat)
+    }
+}
+
+impl Quotas {
+    pub(super) fn new(entries: Vec<Entry>) -> anyhow::Result<Quotas> {
+        let mut quotas: Vec<Quota> = entries
+            .into_iter()
+            .map(|entry| Quota {
+                births: entry
+                    .new_keys_per_minute
+                    .map(|rate| Arc::new(RateLimiter::direct(Pace::per_minute(rate)))),
+                live: Arc::default(),
+                entry,
+            })
+            .collect();
+        quotas.sort_by_key(|quota| std::cmp::Reverse(quota.entry.group_prefix.len()));
+        for pair in quotas.windows(2) {
+            let prefix = &pair[0].entry.group_prefix;
+            ensure!(
+                *prefix != pair[1].entry.group_prefix,
+                "two quotas for the prefix {prefix:?}; keep one"
+            );
+        }
+        for Quota { entry, .. } in &quotas {
+            ensure!(
+                entry.new_keys_per_minute.is_some() || entry.live_mutators.is_some(),
+                "the quota of the prefix {:?} bounds nothing; give new_keys_per_minute, live_mutators or both",
+                entry.group_prefix
+            );
+        }
+        Ok(Quotas(quotas))
+    }
+
+    /// Takes over what was counted so far.
+    pub(super) fn go_on_from(&mut self, before: &Quotas) {
+        for quota in &mut self.0 {
+            let same = |old: &&Quota| old.entry.group_prefix == quota.entry.group_prefix;
+            let Some(old) = before.0.iter().find(same) else { continue };
+            quota.live = Arc::clone(&old.live);
+            if quota.entry.new_keys_per_minute == old.entry.new_keys_per_minute {
+                quota.births.clone_from(&old.births);
+            }
+        }
+    }
+
+    pub(super) fn seat(&self, group: &Name) -> Result<Seat, OverQuota> {
+        let fits = |quota: &&Quota| group.as_str().starts_with(&quota.entry.group_prefix);
+        let Some(quota) = self.0.iter().find(fits) else { return Ok(Seat(None)) };
+        if let (Some(births), Some(per_minute)) = (&quota.births, quota.entry.new_keys_per_minute)
+            && births.check().is_err()
+        {
+            let group_prefix = quota.entry.group_prefix.clone();
+            return Err(OverQuota::NewKeys { group_prefix, per_minute });
+        }
+        let seats = SeatsOf {
+            group_prefix: quota.entry.group_prefix.as_str().into(),
+            live: Arc::clone(&quota.live),
+            max: quota.entry.live_mutators.unwrap_or(usize::MAX),
+        };
+        seats.take()
+    }
+}
+
+impl Seat {
+    /// Whether it is one of these.
+    #[must_use]
+    pub fn is_of(&self, seats: &SeatsOf) -> bool {
+        self.0.as_ref().is_some_and(|own| Arc::ptr_eq(own, &seats.live))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Some(live) = &self.0 {
+            live.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! What files say, and what a policy lets pass.
+
+use std::time::Duration;
+
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::Name;
+
+use super::*;
+
+fn name(text: &str) -> Name {
+    Name::new(text).expect("a name")
+}
+
+fn key(kind: Kind, group: &str) -> Key {
+    Key { kind, group: name(group), name: name("n") }
+}
+
+const NOW: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
+
+fn entry(name: &str, token: &NewToken, rest: &str) -> String {
+    format!("[[token]]\nname = {name:?}\nsha256 = {:?}\n{rest}\n", token.sha256)
+}
+
+fn find(policies: &Policies, header: &str) -> Result<Caller, Denied> {
+    policies.authenticate(Some(header.as_bytes()), NOW)
+}
+
+#[test]
+fn the_longest_prefix_decides() {
+    let policy = Policy::from_str(
+        r#"
+        [[precision]]
+        kind = "topk"
+        k = 10
+
+        [[precision]]
+        kind = "topk"
+        group_prefix = "site:big"
+        k = 1000
+
+        [[precision]]
+        kind = "topk"
+        group_prefix = "site:"
+        k = 100
+        "#,
+    )
+    .expect("a policy");
+    let k = |group| policy.precision(&key(Kind::TopK, group));
+    assert_eq!(k("other"), Some(10));
+    assert_eq!(k("site:small"), Some(100));
+    assert_eq!(k("site:bigger"), Some(1000));
+    assert_eq!(policy.precision(&key(Kind::Counter, "site:")), None);
+    assert!(!Policy::from_str("").expect("nothing is a policy").has_tokens());
+}
+
+#[test]
+fn wrong_files_are_refused_with_the_rule() {
+    for (text, says) in [
+        ("[[precision]]\nkind = \"topk\"", "topk needs exactly `k`"),
+        ("[[precision]]\nkind = \"topk\"\nk = 0", "from 1 to 4096"),
+        ("[[precision]]\nkind = \"topk\"\nk = 5000", "from 1 to 4096"),
+        ("[[precision]]\nkind = \"topk\"\nlg_k = 5", "topk needs exactly `k`"),
+        ("[[precision]]\nkind = \"topk\"\nk = 5\nscale = 5", "topk needs exactly `k`"),
+        ("[[precision]]\nkind = \"topk\"\nk = \"5\"", "invalid type"),
+        ("[[precision]]\nkind = \"counter\"\nk = 5", "counter has no precision"),
+        ("[[precision]]\nkind = \"top\"\nk = 5", "no kind \"top\""),
+        ("[[precisions]]", "unknown field `precisions`"),
+        ("[[precision]]\nkind = \"topk\"\nprefix = \"a\"\nk = 5", "unknown field `prefix`"),
+        (
+            "[[precision]]\nkind = \"topk\"\nk = 5\n[[precision]]\nkind = \"topk\"\nk = 6",
+            "two precisions",
+        ),
+    ] {
+        let error = format!("{:#}", Policy::from_str(text).expect_err(text));
+        assert!(error.contains(says), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = Policy::read(Path::new("/nowhere/policy.toml")).expect_err("no file");
+    assert!(format!("{error:#}").starts_with("the policy file /nowhere/policy.toml: "));
+}
+
+#[test]
+fn only_the_token_itself_is_let_in() {
+    let token = NewToken::draw();
+    let grant = "[[token.grant]]\ngroup_prefix = \"shop:\"\nverbs = [\"read\"]";
+    let policy: Policy = entry("a", &token, grant).parse().expect("a policy");
+    let policies = Policies::from(policy);
+    let NewToken { token, sha256 } = token;
+    for good in [format!("Bearer {token}"), format!("bearer {token}")] {
+        assert_eq!(find(&policies, &good).expect("known").name(), "a");
+    }
+    assert_eq!(policies.authenticate(None, NOW).unwrap_err(), Denied::Missing);
+    let other = NewToken::draw().token;
+    assert_eq!(find(&policies, &format!("Bearer {other}")).unwrap_err(), Denied::Unknown);
+    for bad in [
+        String::new(),
+        "Bearer".to_owned(),
+        token.clone(),
+        format!("Basic {token}"),
+        format!("Bearer  {token}"),
+        format!("Bearer {token} "),
+        format!("Bearer {}", token.to_uppercase()),
+        format!("Bearer {}", &token[1..]),
+        format!("Bearer {sha256}"),
+        format!("Bearer {TOKEN_PREFIX}{}", &sha256[1..]),
+    ] {
+        assert_eq!(find(&policies, &bad).unwrap_err(), Denied::Malformed, "{bad}");
+    }
+}
+
+#[test]
+fn a_caller_may_do_what_a_grant_names_and_nothing_else() {
+    let token = NewToken::draw();
+    let grants = r#"
+        [[token.grant]]
+        group_prefix = "shop:"
+        verbs = ["read", "write"]
+        [[token.grant]]
+        group_prefix = "shop:eu"
+        verbs = ["admin"]
+    "#;
+    let policy: Policy = entry("a", &token, grants).parse().expect("a policy");
+    let caller = find(&policy.into(), &format!("Bearer {}", token.token)).expect("known");
+    let may = |verb, group| caller.may(verb, &name(group));
+    assert!(may(Verb::Read, "shop:") && may(Verb::Write, "shop:us"));
+    assert!(may(Verb::Admin, "shop:eu-1") && !may(Verb::Admin, "shop:us"));
+    for alike in
+        ["shop", "Shop:", "shop%3A", "xshop:", "/shop:", "../shop:", "ｓhop:", "s\u{200b}hop:"]
+    {
+        assert!(Verb::ALL.iter().all(|&verb| !may(verb, alike)), "{alike}");
+    }
+    assert!(Verb::ALL.iter().all(|&verb| Caller::anybody().may(verb, &name("any"))));
+    let nothing: Policy = entry("b", &token, "").parse().expect("a policy");
+    let caller = find(&nothing.into(), &format!("Bearer {}", token.token)).expect("known");
+    assert!(
+        Verb::ALL.iter().all(|&verb| !caller.may(verb, &name("g")) && !caller.may_somewhere(verb))
+    );
+}
+
+#[test]
+fn a_token_expires() {
+    let token = NewToken::draw();
+    let of = |expires: &str| {
+        let policy = entry("a", &token, &format!("expires = {expires:?}")).parse::<Policy>();
+        find(&policy.expect("a policy").into(), &format!("Bearer {}", token.token))
+    };
+    // It is 2027-01-15T08:00:00Z.
+    assert!(of("2027-01-15T08:00:01Z").is_ok());
+    assert_eq!(of("2027-01-15T08:00:00Z").unwrap_err(), Denied::Unknown);
+    assert!(of("2027-01-15T10:00:01+02:00").is_ok());
+}
+
+#[test]
+fn a_caller_is_slowed_down_and_a_reload_is_no_way_around_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("policy.toml");
+    let token = NewToken::draw();
+    std::fs::write(&file, entry("a", &token, "rate = 1")).expect("written");
+    let policies = Policies::open(Some(&file)).expect("a policy");
+    let caller = || find(&policies, &format!("Bearer {}", token.token)).expect("known");
+    caller().pass(1_000).expect("a batch fits");
+    let slow = caller().pass(1).expect_err("too fast");
+    assert!(slow.again_in > Duration::ZERO && slow.again_in <= Duration::from_secs(1), "{slow:?}");
+    policies.reload().expect("the same");
+    assert!(caller().pass(1).is_err());
+    std::fs::write(&file, entry("a", &token, "rate = 2")).expect("written");
+    policies.reload().expect("another rate");
+    caller().pass(1).expect("begins anew");
+}
+
+#[test]
+fn a_changed_file_is_taken_over_and_a_wrong_one_is_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("policy.toml");
+    let (old, new) = (NewToken::draw(), NewToken::draw());
+    std::fs::write(&file, entry("old", &old, "")).expect("written");
+    let policies = Policies::open(Some(&file)).expect("a policy");
+    let knows = |token: &NewToken| find(&policies, &format!("Bearer {}", token.token)).is_ok();
+    assert!(knows(&old) && !knows(&new));
+    std::fs::write(&file, "[[token]]\nnonsense").expect("written");
+    assert!(policies.reload().is_err() && knows(&old));
+    std::fs::write(&file, entry("new", &new, "")).expect("written");
+    policies.reload().expect("a policy");
+    assert!(!knows(&old) && knows(&new), "the old one is revoked");
+    std::fs::write(&file, "").expect("written");
+    policies.reload().expect("nobody");
+    assert!(!knows(&new) && policies.authenticate(None, NOW).is_err(), "nothing opens");
+
+    let open = Policies::open(Some(&file)).expect("a policy");
+    assert!(open.authenticate(None, NOW).is_ok());
+    std::fs::write(&file, entry("new", &new, "")).expect("written");
+    let refused = open.reload().expect_err("it has to ask from the start").to_string();
+    assert!(refused.contains("restart it"), "{refused}");
+}
+
+#[test]
+fn quotas_bound_the_longest_prefix_that_fits() {
+    let policy: Policy = r#"
+        [[quota]]
+        group_prefix = ""
+        live_mutators = 1
+        [[quota]]
+        group_prefix = "shop:"
+        live_mutators = 2
+        new_keys_per_minute = 3
+    "#
+    .parse()
+    .expect("a policy");
+    let policies = Policies::from(policy);
+    let seat = |group: &str| policies.seat(&name(group));
+    let all = seat("other").expect("the first");
+    assert!(matches!(seat("shop"), Err(OverQuota::Live(_))));
+    let (one, two) = (seat("shop:a").expect("1"), seat("shop:b").expect("2"));
+    let Err(OverQuota::Live(seats)) = seat("shop:c") else { panic!("a third") };
+    assert!(one.is_of(&seats) && two.is_of(&seats) && !all.is_of(&seats));
+    drop(one);
+    let three = seats.take().expect("the seat of the first");
+    assert!(seats.take().is_err());
+    let OverQuota::NewKeys { per_minute, .. } = seat("shop:d").expect_err("a fourth") else {
+        panic!("there is room but for its pace")
+    };
+    assert_eq!(per_minute.get(), 3);
+    drop((two, three));
+    let both = (seats.take(), seats.take());
+    assert!(both.0.is_ok() && both.1.is_ok() && seats.take().is_err(), "no seat was lost");
+}
+
+#[test]
+fn wrong_tokens_and_quotas_are_refused_with_the_rule() {
+    let token = NewToken::draw();
+    let hash = &token.sha256;
+    let two = entry("a", &token, "");
+    for (text, says) in [
+        (format!("[[token]]\nname = \"a\"\nsha256 = \"{}\"", &hash[1..]), "64 hexadecimal digits"),
+        (format!("[[token]]\nname = \"a b\"\nsha256 = {hash:?}"), "visible ASCII"),
+        (format!("[[token]]\nname = \"\"\nsha256 = {hash:?}"), "visible ASCII"),
+        (format!("[[token]]\nname = \"a\"\nsha256 = {:?}", token.token), "revoke it"),
+        (format!("{two}{}", entry("a", &NewToken::draw(), "")), "two tokens are named"),
+        (format!("{two}{}", entry("b", &token, "")), "have one hash"),
+        (entry("a", &token, "rate = 0"), "nonzero"),
+        (entry("a", &token, "expires = \"soon\""), "2027-01-31T00:00:00Z"),
+        (entry("a", &token, "[[token.grant]]\ngroup_prefix = \"\"\nverbs = []"), "has no verbs"),
+        (
+            entry("a", &token, "[[token.grant]]\ngroup_prefix = \"\"\nverbs = [\"delete\"]"),
+            "unknown variant",
+        ),
+        (entry("a", &token, "[[token.grant]]\nverbs = [\"read\"]"), "missing field `group_prefix`"),
+        ("[[quota]]\ngroup_prefix = \"a\"".to_owned(), "bounds nothing"),
+        (
+            "[[quota]]\ngroup_prefix = \"a\"\nlive_mutators = 1\n".repeat(2),
+            "two quotas for the prefix",
+        ),
+    ] {
+        let error = format!("{:#}", Policy::from_str(&text).expect_err(&text));
+        assert!(error.contains(says), "{text}: {error}");
+        assert!(!error.contains(&token.token), "a secret is repeated: {error}");
+    }
+    // Where the syntax is wrong, the parser would quote the line.
+    let broken = format!("[[token]]\nsha256 = {}", token.token);
+    let error = format!("{:#}", Policy::from_str(&broken).expect_err("no string"));
+    assert!(error.starts_with("line 2: ") && !error.contains(&token.token), "{error}");
+}

@@ -1,0 +1,327 @@
+//! Bearer tokens (RFC 6750): who calls, what they may do with which groups, and how fast.
+//!
+//! A token is `orderfree_` and 64 hexadecimal digits, 256 bits by the operating system's generator, so
+//! that scanners for leaked secrets know it and nobody guesses it. Only its SHA-256 is kept. One round is
+//! enough: slow hashes are for passwords, which have few bits.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use chrono::{DateTime, Utc};
+use governor::clock::{Clock, DefaultClock};
+use governor::{DefaultDirectRateLimiter, Quota as Pace, RateLimiter};
+use orderfree_core::protocol::{Name, Timestamp};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+use thiserror::Error;
+
+use crate::chance;
+use crate::limits;
+
+/// How every token begins.
+pub const TOKEN_PREFIX: &str = "orderfree_";
+
+/// What comes behind it: hexadecimal digits.
+const TOKEN_DIGITS: usize = 64;
+
+/// What one may do with a key. None of them implies another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verb {
+    /// Read values.
+    Read,
+    /// Update.
+    Write,
+    /// Look at shards, fold, list groups, discard a row, export and import.
+    Admin,
+}
+
+impl Verb {
+    /// All of them.
+    pub const ALL: [Verb; 3] = [Verb::Read, Verb::Write, Verb::Admin];
+
+    /// As it stands in the file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Read => "read",
+            Verb::Write => "write",
+            Verb::Admin => "admin",
+        }
+    }
+}
+
+/// Everybody who may call.
+#[derive(Debug, Default)]
+pub(super) struct Tokens {
+    /// By the first bytes of their hash. Looking these up takes a time that depends on them, which tells
+    /// nothing about a token: to choose the bytes of a hash, one would have to invert it.
+    by_hash: HashMap<[u8; 8], Arc<Token>>,
+}
+
+#[derive(Debug)]
+struct Token {
+    name: String,
+    hash: [u8; 32],
+    expires: Option<Timestamp>,
+    grants: Vec<Grant>,
+    rate: Option<(NonZeroU32, Arc<DefaultDirectRateLimiter>)>,
+}
+
+/// `[[token.grant]]` of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Grant {
+    /// Compared with the bytes of the decoded group, as it is stored. An empty one is every group.
+    group_prefix: String,
+    verbs: Vec<Verb>,
+}
+
+/// `[[token]]` of the file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Entry {
+    name: String,
+    sha256: String,
+    expires: Option<String>,
+    rate: Option<NonZeroU32>,
+    #[serde(default)]
+    grant: Vec<Grant>,
+}
+
+/// Who sent a request.
+#[derive(Debug, Clone)]
+pub struct Caller(Option<Arc<Token>>);
+
+/// Why nobody is known who sends this. The token is not repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Denied {
+    /// There is no `Authorization` header.
+    #[error("this server needs a token: send `Authorization: Bearer orderfree_…`")]
+    Missing,
+    /// It is not a bearer token of this server.
+    #[error(
+        "the Authorization header is not `Bearer` and a token, `orderfree_` and 64 hexadecimal digits"
+    )]
+    Malformed,
+    /// Nobody has it (any more), or it has expired.
+    #[error("the token is not known here: it was revoked, has expired, or is another server's")]
+    Unknown,
+}
+
+/// A caller sends more than it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooFast {
+    /// When to try again.
+    pub again_in: Duration,
+}
+
+/// A token that was just made: the only time that it is seen.
+#[derive(Debug)]
+pub struct NewToken {
+    /// The token.
+    pub token: String,
+    /// Its hash, for the policy file.
+    pub sha256: String,
+}
+
+impl NewToken {
+    /// Makes one.
+    #[must_use]
+    pub fn draw() -> NewToken {
+        let token = format!("{TOKEN_PREFIX}{}", hex(&chance::secret()));
+        NewToken { sha256: hex(&Sha256::digest(token.as_bytes())), token }
+    }
+}
+
+impl Tokens {
+    pub(super) fn new(entries: Vec<Entry>) -> anyhow::Result<Tokens> {
+        let mut tokens = Tokens::default();
+        for entry in entries {
+            let token = Arc::new(entry.token()?);
+            let is_named = |other: &Arc<Token>| other.name == token.name;
+            ensure!(
+                !tokens.by_hash.values().any(is_named),
+                "two tokens are named {:?}",
+                token.name
+            );
+            let same = tokens.by_hash.insert(start(&token.hash), Arc::clone(&token));
+            if let Some(same) = same {
+                anyhow::bail!("the tokens {:?} and {:?} have one hash", same.name, token.name);
+            }
+        }
+        Ok(tokens)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_hash.is_empty()
+    }
+
+    /// Takes over how fast callers were so far.
+    pub(super) fn go_on_from(&mut self, before: &Tokens) {
+        for token in self.by_hash.values_mut() {
+            let same = |old: &&Arc<Token>| old.name == token.name;
+            let old = before.by_hash.values().find(same).and_then(|old| old.rate.clone());
+            if let (Some((rate, limiter)), Some((old_rate, old_limiter))) =
+                (Arc::get_mut(token).and_then(|token| token.rate.as_mut()), old)
+                && *rate == old_rate
+            {
+                *limiter = old_limiter;
+            }
+        }
+    }
+
+    pub(super) fn find(
+        &self,
+        authorization: Option<&[u8]>,
+        now: Timestamp,
+    ) -> Result<Caller, Denied> {
+        let token = bearer(authorization.ok_or(Denied::Missing)?).ok_or(Denied::Malformed)?;
+        let hash: [u8; 32] = Sha256::digest(token).into();
+        let found = self.by_hash.get(&start(&hash)).filter(|found| {
+            let is_same: bool = found.hash.ct_eq(&hash).into();
+            is_same && found.expires.is_none_or(|expires| now < expires)
+        });
+        found.map(|found| Caller(Some(Arc::clone(found)))).ok_or(Denied::Unknown)
+    }
+}
+
+/// The token of a header `Bearer TOKEN`.
+fn bearer(header: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = header.split_at_checked("Bearer ".len())?;
+    let digits = token.strip_prefix(TOKEN_PREFIX.as_bytes())?;
+    let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+    let is_token = digits.len() == TOKEN_DIGITS && digits.iter().all(is_digit);
+    (scheme.eq_ignore_ascii_case(b"Bearer ") && is_token).then_some(token)
+}
+
+fn start(hash: &[u8; 32]) -> [u8; 8] {
+    *hash.first_chunk().expect("invariant: 32 bytes are more than 8")
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("invariant: writing to a String does not fail");
+        text
+    })
+}
+
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    let digits = text.as_bytes();
+    if digits.len() != 64 {
+        return None;
+    }
+    let mut bytes = [0; 32];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+        let digit = |at: usize| char::from(pair[at]).to_digit(16);
+        *byte = u8::try_from(16 * digit(0)? + digit(1)?).ok()?;
+    }
+    Some(bytes)
+}
+
+impl Entry {
+    fn token(self) -> anyhow::Result<Token> {
+        let Entry { name, sha256, expires, rate, grant: grants } = self;
+        ensure!(
+            !name.starts_with(TOKEN_PREFIX) && !sha256.starts_with(TOKEN_PREFIX),
+            "a token stands in the file itself; revoke it, and put its hash there (`orderfree token new` \
+             prints both)"
+        );
+        ensure!(
+            (1..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic()),
+            "a token's name has 1 to 64 visible ASCII characters, as it stands in logs"
+        );
+        let hash = unhex(&sha256).with_context(|| {
+            format!("the token {name:?} needs `sha256` as 64 hexadecimal digits")
+        })?;
+        let expires = expires.map(|text| {
+            let time = DateTime::parse_from_rfc3339(&text);
+            let time = time
+                .map(|time| Timestamp::from_micros(time.with_timezone(&Utc).timestamp_micros()));
+            time.with_context(|| {
+                format!("the token {name:?} expires at {text:?}; write it as 2027-01-31T00:00:00Z")
+            })
+        });
+        for grant in &grants {
+            ensure!(!grant.verbs.is_empty(), "a grant of the token {name:?} has no verbs");
+        }
+        let rate = rate.map(|rate| {
+            // A batch is let in whole or not at all, so that it must fit.
+            let burst = rate.max(BURST_LEAST);
+            (rate, Arc::new(RateLimiter::direct(Pace::per_second(rate).allow_burst(burst))))
+        });
+        Ok(Token { name, hash, expires: expires.transpose()?, grants, rate })
+    }
+}
+
+/// As many updates as a batch may have.
+#[allow(clippy::cast_possible_truncation, reason = "a thousand fits")]
+const BURST_LEAST: NonZeroU32 =
+    NonZeroU32::new(limits::BATCH_ITEMS_MAX as u32).expect("a thousand is not zero");
+
+impl Caller {
+    /// Of a server that asks for no tokens: may do everything.
+    #[must_use]
+    pub fn anybody() -> Caller {
+        Caller(None)
+    }
+
+    /// The token's name, for logs.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.as_ref().map_or("anybody", |token| &token.name)
+    }
+
+    /// Whether it may do this with the keys of this group.
+    #[must_use]
+    pub fn may(&self, verb: Verb, group: &Name) -> bool {
+        let Some(token) = &self.0 else { return true };
+        let group = group.as_str();
+        let allows =
+            |grant: &Grant| grant.verbs.contains(&verb) && group.starts_with(&grant.group_prefix);
+        token.grants.iter().any(allows)
+    }
+
+    /// Whether it may do this with the keys of any group.
+    #[must_use]
+    pub fn may_somewhere(&self, verb: Verb) -> bool {
+        let Some(token) = &self.0 else { return true };
+        token.grants.iter().any(|grant| grant.verbs.contains(&verb))
+    }
+
+    /// Lets so many requests or updates pass at once, all or none.
+    ///
+    /// # Errors
+    /// [`TooFast`] if they are more than its rate allows now.
+    pub fn pass(&self, count: usize) -> Result<(), TooFast> {
+        let Some((_, limiter)) = self.0.as_ref().and_then(|token| token.rate.as_ref()) else {
+            return Ok(());
+        };
+        let Some(count) = u32::try_from(count).ok().and_then(NonZeroU32::new) else {
+            return Ok(());
+        };
+        match limiter.check_n(count) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(not_until)) => {
+                Err(TooFast { again_in: not_until.wait_time_from(DefaultClock::default().now()) })
+            }
+            // More than a burst: no use in trying again, but no batch has so many.
+            Err(_) => Err(TooFast { again_in: Duration::from_secs(1) }),
+        }
+    }
+
+    /// Waits until so many updates may pass.
+    pub async fn pass_in_time(&self, count: usize) {
+        let Some((_, limiter)) = self.0.as_ref().and_then(|token| token.rate.as_ref()) else {
+            return;
+        };
+        if let Some(count) = u32::try_from(count).ok().and_then(NonZeroU32::new) {
+            let _ = limiter.until_n_ready(count).await;
+        }
+    }
+}

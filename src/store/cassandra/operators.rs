@@ -1,0 +1,59 @@
+//! What operators ask for by hand: seldom, and without haste.
+
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::{Key, Name, Row, WriteOutcome};
+use scylla::client::session::Session;
+
+use super::statements::Statements;
+use super::{GroupCursor, GroupList, count, rows};
+use crate::store::StoreError;
+
+/// Groups of a kind, by their tokens: a list that ends in between goes on behind a token.
+pub(super) async fn groups(
+    session: &Session,
+    statements: &Statements,
+    kind: Kind,
+    behind: Option<&GroupCursor>,
+    limit: usize,
+) -> Result<GroupList, StoreError> {
+    // The least token belongs to no partition.
+    let behind: i64 = behind.and_then(|cursor| cursor.0.parse().ok()).unwrap_or(i64::MIN);
+    let answer = session.execute_unpaged(&statements.groups, (behind, count(limit))).await;
+    let answer = answer.map_err(|error| StoreError::Unavailable(error.to_string()))?;
+    let partitions: Vec<(String, String, i64)> = rows::of_system(answer)?;
+    let last = partitions.last().filter(|_| partitions.len() == limit);
+    let next = last.map(|(_, _, token)| GroupCursor(token.to_string()));
+    let of_kind = partitions.iter().filter(|(found, ..)| found == kind.name());
+    let named = of_kind.map(|(_, group, _)| {
+        Name::new(group).map_err(|error| StoreError::Corrupt(format!("a group {group:?} {error}")))
+    });
+    Ok(GroupList { groups: named.collect::<Result<_, _>>()?, next })
+}
+
+/// Removes a row at the time of its last write: what is written to it later stays, as it would by a fold.
+pub(super) async fn remove_row(
+    session: &Session,
+    statements: &Statements,
+    key: &Key,
+    row: &Row,
+) -> WriteOutcome {
+    let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
+    let place = (kind, group, name, row.expires_at.as_micros(), row.mutator_id.as_uuid());
+    let asked = session.execute_unpaged(&statements.written_at, place).await;
+    let found: Result<Vec<(Option<i64>,)>, String> = match asked {
+        Ok(answer) => rows::of_system(answer).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    let written_at = match found {
+        Ok(found) => found.first().and_then(|(written_at,)| *written_at),
+        Err(reason) => return WriteOutcome::Refused(reason),
+    };
+    // Somebody else removed it.
+    let Some(written_at) = written_at else { return WriteOutcome::Acked };
+    let (kind, group, name, expires_at, mutator_id) = place;
+    let values = (written_at, kind, group, name, expires_at, mutator_id);
+    match session.execute_unpaged(&statements.remove, values).await {
+        Ok(_) => WriteOutcome::Acked,
+        Err(error) => WriteOutcome::Unknown(error.to_string()),
+    }
+}

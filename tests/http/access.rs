@@ -1,0 +1,334 @@
+//! Who may do what: every verb of every route, asked by tokens that may and by tokens that may not.
+
+use std::collections::BTreeMap;
+
+use axum::http::StatusCode;
+use orderfree::policy::{NewToken, Policies, Policy, Verb};
+use serde_json::{Value, json};
+
+use crate::pod::{Answer, Pod, request};
+
+/// Tokens and groups of the matrix.
+const MANY: usize = 20;
+
+/// A pod, and tokens by their names.
+struct Guarded {
+    pod: Pod,
+    tokens: BTreeMap<String, String>,
+}
+
+impl Guarded {
+    /// Each token with its grants, as in the file.
+    fn new<'a>(tokens: impl IntoIterator<Item = (&'a str, String)>, rest: &str) -> Guarded {
+        let (mut text, mut known) = (String::new(), BTreeMap::new());
+        for (name, lines) in tokens {
+            let NewToken { token, sha256 } = NewToken::draw();
+            text += &format!("[[token]]\nname = {name:?}\nsha256 = {sha256:?}\n{lines}\n");
+            known.insert(name.to_owned(), token);
+        }
+        text += rest;
+        let policy: Policy = text.parse().expect("a policy");
+        Guarded { pod: Pod::with(Policies::from(policy)), tokens: known }
+    }
+
+    async fn ask(&self, token: &str, method: &str, path: &str, body: &str) -> Answer {
+        let bearer = format!("Bearer {}", self.tokens[token]);
+        let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+        self.pod.send(request(method, path, &headers, body.to_owned())).await
+    }
+}
+
+fn grant(prefix: &str, verbs: &[Verb]) -> String {
+    let verbs: Vec<&str> = verbs.iter().map(|verb| verb.name()).collect();
+    format!("[[token.grant]]\ngroup_prefix = {prefix:?}\nverbs = {verbs:?}\n")
+}
+
+/// Something that only `verb` may do with a key of `group`: its method, path and body.
+fn request_for(verb: Verb, group: &str) -> Vec<(&'static str, String, String)> {
+    let (key, add) = (format!("/v1/counter/{group}/n"), r#"{"op":"add"}"#.to_owned());
+    let of = |rest: Value| {
+        let mut whole = json!({"kind": "counter", "group": group});
+        whole
+            .as_object_mut()
+            .expect("an object")
+            .extend(rest.as_object().expect("an object").clone());
+        whole
+    };
+    match verb {
+        Verb::Read => vec![
+            ("GET", key, String::new()),
+            ("GET", format!("/v1/counter/{group}"), String::new()),
+            (
+                "POST",
+                "/v1/query".to_owned(),
+                json!({"keys": [of(json!({"name": "n"}))]}).to_string(),
+            ),
+            ("POST", "/v1/merge".to_owned(), of(json!({"names": ["n"]})).to_string()),
+        ],
+        Verb::Write => vec![
+            ("POST", key, add),
+            (
+                "POST",
+                "/v1/batch".to_owned(),
+                json!({"updates": [of(json!({"name": "n", "op": {"op": "add"}}))]}).to_string(),
+            ),
+        ],
+        Verb::Admin => vec![
+            ("GET", format!("{key}/shards"), String::new()),
+            ("POST", format!("{key}/fold?dry_run"), String::new()),
+        ],
+    }
+}
+
+/// Whether it was let through, of a request alone or of the one item in a batch or a query.
+fn is_allowed(answer: &Answer) -> bool {
+    if answer.status == StatusCode::FORBIDDEN {
+        answer.problem(403, "forbidden");
+        return false;
+    }
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    let item = &answer.json()["results"][0];
+    match item["problem"]["type"].as_str() {
+        Some("/problems/forbidden") => false,
+        None => true,
+        Some(other) => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn a_matrix_of_tokens_groups_and_verbs_has_no_leak() {
+    let group = |index: usize| format!("g{index:02}");
+    // Token i may use verbs by the bits of i + 1 in group i, and what its beginning `g0` or `g1` names.
+    let verbs_of = |index: usize| {
+        let bits = index % 7 + 1;
+        let chosen = Verb::ALL.iter().enumerate().filter(move |(bit, _)| bits >> bit & 1 == 1);
+        chosen.map(|(_, verb)| *verb).collect::<Vec<Verb>>()
+    };
+    let wide = |index: usize| index.is_multiple_of(5).then(|| ["g0", "g1"][index / 5 % 2]);
+    let names: Vec<String> = (0..MANY).map(|index| format!("t{index}")).collect();
+    let tokens = names.iter().enumerate().map(|(index, name)| {
+        let mut lines = grant(&group(index), &verbs_of(index));
+        if let Some(prefix) = wide(index) {
+            lines += &grant(prefix, &[Verb::Read]);
+        }
+        (name.as_str(), lines)
+    });
+    let all = ("all", grant("", &Verb::ALL));
+    let guarded = Guarded::new(tokens.chain([all]), "");
+    for index in 0..MANY {
+        let (method, path, body) = &request_for(Verb::Write, &group(index))[0];
+        assert_eq!(guarded.ask("all", method, path, body).await.status, StatusCode::OK);
+    }
+    let mut allowed = 0;
+    for (index, token) in names.iter().enumerate() {
+        for other in 0..MANY {
+            for verb in Verb::ALL {
+                let by_prefix = wide(index).is_some_and(|prefix| group(other).starts_with(prefix));
+                let may = (other == index && verbs_of(index).contains(&verb))
+                    || (verb == Verb::Read && by_prefix);
+                for (method, path, body) in request_for(verb, &group(other)) {
+                    let answer = guarded.ask(token, method, &path, &body).await;
+                    assert_eq!(
+                        is_allowed(&answer),
+                        may,
+                        "{token} {verb:?} {path} {body}: {}",
+                        answer.text
+                    );
+                    allowed += usize::from(may);
+                }
+            }
+        }
+    }
+    assert!(allowed > 2 * MANY, "{allowed}");
+}
+
+#[tokio::test]
+async fn without_a_good_token_there_is_nothing_but_probes_and_descriptions() {
+    let guarded = Guarded::new(
+        [("a", grant("", &Verb::ALL)), ("gone", "expires = \"2020-01-01T00:00:00Z\"".to_owned())],
+        "",
+    );
+    let routes: Vec<_> = Verb::ALL.iter().flat_map(|&verb| request_for(verb, "g")).collect();
+    let token = &guarded.tokens["a"];
+    let gone = format!("Bearer {}", guarded.tokens["gone"]);
+    let bad = [
+        String::new(),
+        "Bearer".to_owned(),
+        format!("Basic {token}"),
+        format!("Bearer {token}x"),
+        format!("Bearer {}", NewToken::draw().token),
+        gone,
+    ];
+    let kinds = ("GET", "/v1/kinds".to_owned(), String::new());
+    let metrics = ("GET", "/metrics".to_owned(), String::new());
+    for (method, path, body) in routes.iter().chain([&kinds, &metrics]) {
+        let answer = guarded.pod.send(request(method, path, &[], body.clone())).await;
+        answer.problem(401, "unauthenticated");
+        assert_eq!(answer.header("www-authenticate"), "Bearer realm=\"orderfree\"");
+        for header in &bad {
+            let headers =
+                [("authorization", header.as_str()), ("content-type", "application/json")];
+            let answer = guarded.pod.send(request(method, path, &headers, body.clone())).await;
+            answer.problem(401, "unauthenticated");
+            assert!(
+                !answer.text.contains(token.as_str()),
+                "the token is repeated: {}",
+                answer.text
+            );
+        }
+        let good = format!("Bearer {token}");
+        let twice = [("authorization", good.as_str()), ("authorization", good.as_str())];
+        guarded
+            .pod
+            .send(request(method, path, &twice, body.clone()))
+            .await
+            .problem(401, "unauthenticated");
+    }
+    for path in
+        ["/livez", "/readyz", "/version", "/openapi.json", "/problems", "/problems/forbidden"]
+    {
+        assert_eq!(guarded.pod.get(path).await.status, StatusCode::OK, "{path}");
+    }
+    assert_eq!(guarded.ask("a", "GET", "/metrics", "").await.status, StatusCode::OK);
+    assert_eq!(guarded.pod.value("/livez").await.as_deref(), Some("{\"status\":\"alive\"}"));
+}
+
+#[tokio::test]
+async fn metrics_are_for_those_who_may_admin_something() {
+    let guarded = Guarded::new([("user", grant("", &[Verb::Read, Verb::Write]))], "");
+    guarded.ask("user", "GET", "/metrics", "").await.problem(403, "forbidden");
+}
+
+/// However an address is written, it is the group that is stored which counts.
+#[tokio::test]
+async fn look_alike_addresses_pass_nothing_that_the_plain_one_would_not() {
+    let guarded =
+        Guarded::new([("a", grant("shop", &Verb::ALL)), ("all", grant("", &Verb::ALL))], "");
+    let add = r#"{"op":"add"}"#;
+    for mine in ["shop", "%73hop", "shop%2Fsecret", "shop%2F..%2Fsecret", "sho%70"] {
+        let answer = guarded.ask("a", "POST", &format!("/v1/counter/{mine}/n"), add).await;
+        assert_eq!(answer.status, StatusCode::OK, "{mine}: {}", answer.text);
+    }
+    for other in [
+        "secret",
+        "%73ecret",
+        "Shop",
+        "SHOP",
+        "%53hop",
+        "%2Fshop",
+        "..%2Fshop",
+        ".%2Fshop",
+        "sh%E2%80%8Bop",
+        "%EF%BD%93hop",
+        "sh%6F",
+        "xshop",
+        "%20shop",
+        "shop".split_at(3).0,
+    ] {
+        for tail in ["n", "n/shards", "n/fold"] {
+            let method = if tail == "n/shards" { "GET" } else { "POST" };
+            let answer =
+                guarded.ask("a", method, &format!("/v1/counter/{other}/{tail}"), add).await;
+            answer.problem(403, "forbidden");
+        }
+    }
+    // These are other routes, or none: never a key of a group that is not named.
+    for path in [
+        "/v1/counter/shop/../secret/n",
+        "/v1/counter//secret/n",
+        "/v1//counter/shop/n",
+        "/v1/counter/shop/n/",
+        "/v1/./counter/shop/n",
+        "//v1/counter/secret/n",
+        "/V1/counter/secret/n",
+        "/v1/counter/shop%00/n",
+        "/v1/counter/shop%0Asecret/n",
+        "/v1/%2e%2e/secret/n",
+    ] {
+        let answer = guarded.ask("a", "POST", path, add).await;
+        assert!(answer.status.is_client_error(), "{path}: {} {}", answer.status, answer.text);
+    }
+    guarded.ask("all", "GET", "/v1/counter/secret/n", "").await.problem(404, "key-absent");
+}
+
+#[tokio::test]
+async fn a_batch_is_judged_item_by_item() {
+    let guarded =
+        Guarded::new([("w", grant("mine", &[Verb::Write])), ("all", grant("", &Verb::ALL))], "");
+    let item =
+        |group: &str| json!({"kind": "counter", "group": group, "name": "n", "op": {"op": "add"}});
+    let body = json!({"updates": [item("mine"), item("other"), item("mine2")]}).to_string();
+    let answer = guarded.ask("w", "POST", "/v1/batch", &body).await.json();
+    let outcomes: Vec<&str> = answer["results"]
+        .as_array()
+        .expect("results")
+        .iter()
+        .filter_map(|one| one["outcome"].as_str())
+        .collect();
+    assert_eq!(outcomes, ["acked", "refused", "acked"]);
+    assert_eq!(answer["results"][1]["problem"]["status"], 403);
+
+    let lines = [item("mine"), item("other"), item("mine")].map(|line| line.to_string()).join("\n");
+    let bearer = format!("Bearer {}", guarded.tokens["w"]);
+    let headers = [("authorization", bearer.as_str()), ("content-type", "application/x-ndjson")];
+    let answer = guarded.pod.send(request("POST", "/v1/batch", &headers, lines)).await.json();
+    assert_eq!((&answer["acked"], &answer["refused"]), (&json!(2), &json!(1)), "{answer}");
+    assert_eq!(answer["errors"][0]["line"], 2);
+
+    guarded.ask("all", "GET", "/v1/counter/other/n", "").await.problem(404, "key-absent");
+    let value = guarded.ask("all", "GET", "/v1/counter/mine/n", "").await.json();
+    assert_eq!(value["value"], 3);
+    // The value of an update is a read.
+    let add = r#"{"op":"add"}"#;
+    guarded
+        .ask("w", "POST", "/v1/counter/mine/n?return=value", add)
+        .await
+        .problem(403, "forbidden");
+    assert_eq!(guarded.ask("all", "GET", "/v1/counter/mine/n", "").await.json()["value"], 3);
+    let denied = guarded.ask("all", "GET", "/metrics", "").await.text;
+    assert!(denied.contains(r#"orderfree_denied_total{reason="forbidden"} 3"#), "{denied}");
+}
+
+#[tokio::test]
+async fn a_token_has_its_rate_and_others_go_on() {
+    let slow = format!("rate = 1\n{}", grant("", &[Verb::Write]));
+    let guarded = Guarded::new([("slow", slow), ("other", grant("", &[Verb::Write]))], "");
+    let item = json!({"kind": "counter", "group": "g", "name": "n", "op": {"op": "add"}});
+    let batch = json!({"updates": vec![item; 1_000]}).to_string();
+    let answer = guarded.ask("slow", "POST", "/v1/batch", &batch).await;
+    assert_eq!(
+        answer.status,
+        StatusCode::OK,
+        "as many as a batch may have at once: {}",
+        answer.text
+    );
+    let answer = guarded.ask("slow", "POST", "/v1/counter/g/n", r#"{"op":"add"}"#).await;
+    assert_eq!(answer.problem(429, "too-fast").as_deref(), Some("refused"));
+    assert_eq!(answer.header("retry-after"), "1");
+    let answer = guarded.ask("other", "POST", "/v1/counter/g/n", r#"{"op":"add"}"#).await;
+    assert_eq!(answer.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_group_has_its_quota_and_others_go_on() {
+    let quota = "[[quota]]\ngroup_prefix = \"small\"\nlive_mutators = 2\nnew_keys_per_minute = 3\n";
+    let guarded = Guarded::new([("w", grant("", &Verb::ALL))], quota);
+    let add = |group: &'static str, name: usize| {
+        let guarded = &guarded;
+        async move {
+            guarded
+                .ask("w", "POST", &format!("/v1/counter/{group}/{name}"), r#"{"op":"add"}"#)
+                .await
+        }
+    };
+    for name in 0..3 {
+        // The third one has the first, which is clean by now, make room.
+        assert_eq!(add("small", name).await.status, StatusCode::OK, "{name}");
+    }
+    let answer = add("small", 3).await;
+    assert_eq!(answer.problem(429, "over-quota").as_deref(), Some("refused"));
+    assert_eq!(answer.header("retry-after"), "10");
+    assert_eq!(add("small", 2).await.status, StatusCode::OK, "a key that is there goes on");
+    assert_eq!(add("large", 0).await.status, StatusCode::OK);
+    guarded.ask("w", "GET", "/v1/counter/small/3", "").await.problem(404, "key-absent");
+}
