@@ -106,6 +106,9 @@ pub const FOLDS_AT_ONCE: usize = 8;
 /// Updates or reads in one JSON batch or query.
 pub const BATCH_ITEMS_MAX: usize = 1_000;
 
+/// Bytes of a state that is imported: as large as a tally may be.
+pub const IMPORT_BYTES_MAX: usize = orderfree_core::protocol::fold::TALLY_BYTES_MAX;
+
 /// Groups on one page of a list.
 pub const GROUPS_MAX: usize = 1_000;
 

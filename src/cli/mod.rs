@@ -10,6 +10,7 @@ mod fold;
 pub mod load;
 mod schema;
 mod token;
+mod transfer;
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -39,6 +40,12 @@ enum Command {
     Get(client::GetArgs),
     /// Fold what is final: all keys once, without a server; for a scheduled job.
     Fold(Box<fold::FoldArgs>),
+    /// Write keys to standard output, one line of JSON each.
+    Export(Box<transfer::ExportArgs>),
+    /// Add exported or converted keys from standard input, each once however often.
+    Import(Box<transfer::ImportArgs>),
+    /// Make lines for `import` of CSV with group, name and amount, such as `cqlsh` copies native counters to.
+    Convert(transfer::ConvertArgs),
     /// Print or apply the schema for Cassandra.
     Schema(Box<schema::SchemaArgs>),
     /// Check an installation: store, schema, levels, clocks.
@@ -65,6 +72,9 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Get(args)) => client::get(args).await,
         Some(Command::Health(args)) => client::health(args).await,
         Some(Command::Fold(args)) => fold::run(*args).await,
+        Some(Command::Export(args)) => transfer::export(*args).await,
+        Some(Command::Import(args)) => transfer::import(*args).await,
+        Some(Command::Convert(args)) => transfer::convert(&args),
         Some(Command::Schema(args)) => schema::run(*args).await,
         Some(Command::Doctor(args)) => doctor::run(*args).await,
         Some(Command::Load(args)) => load::run(*args).await,

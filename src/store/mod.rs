@@ -202,6 +202,9 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<GroupList, StoreError>;
 
+    /// What runs there, for people.
+    async fn versions(&self) -> Result<String, StoreError>;
+
     /// Removes one row of a key as it is; what is written to it later stays. It is for rows that nobody can
     /// decode, and decides nothing.
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome;

@@ -404,6 +404,10 @@ impl Store for Faulty {
         self.inner.groups(kind, behind, limit).await
     }
 
+    async fn versions(&self) -> Result<String, StoreError> {
+        Ok("of a test".to_owned())
+    }
+
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
         match self.fault() {
             Fault::Silent => WriteOutcome::Unknown("no answer".to_owned()),

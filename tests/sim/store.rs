@@ -404,6 +404,10 @@ impl Store for SimStore {
         panic!("nobody lists groups here")
     }
 
+    async fn versions(&self) -> Result<String, StoreError> {
+        Ok("of a test".to_owned())
+    }
+
     async fn remove_row(&self, _: &Key, _: &Row) -> WriteOutcome {
         panic!("nobody removes rows here")
     }

@@ -28,6 +28,7 @@ pub mod read;
 mod row;
 pub mod sweep;
 mod time;
+pub mod transfer;
 
 pub(crate) use constants::SPAN_MAX;
 pub use constants::{Constants, ConstantsError, Overrides};

@@ -342,6 +342,17 @@ impl Mutator {
 }
 
 impl ShardWrite {
+    /// The one write of a [parcel](super::transfer).
+    pub(super) fn fixed(
+        key: Key,
+        expires_at: Timestamp,
+        mutator_id: MutatorId,
+        timestamp: Timestamp,
+        state: Vec<u8>,
+    ) -> ShardWrite {
+        ShardWrite { key, expires_at, mutator_id, timestamp, state }
+    }
+
     /// The key.
     #[must_use]
     pub fn key(&self) -> &Key {

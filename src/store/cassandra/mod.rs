@@ -387,6 +387,10 @@ impl Store for CassandraStore {
         operators::groups(&self.session, &self.statements, kind, behind, limit).await
     }
 
+    async fn versions(&self) -> Result<String, StoreError> {
+        operators::versions(&self.session).await
+    }
+
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
         operators::remove_row(&self.session, &self.statements, key, row).await
     }

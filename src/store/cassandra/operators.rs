@@ -1,5 +1,7 @@
 //! What operators ask for by hand: seldom, and without haste.
 
+use std::collections::BTreeMap;
+
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Key, Name, Row, WriteOutcome};
 use scylla::client::session::Session;
@@ -28,6 +30,25 @@ pub(super) async fn groups(
         Name::new(group).map_err(|error| StoreError::Corrupt(format!("a group {group:?} {error}")))
     });
     Ok(GroupList { groups: named.collect::<Result<_, _>>()?, next })
+}
+
+/// How many nodes run which release.
+pub(super) async fn versions(session: &Session) -> Result<String, StoreError> {
+    let mut count: BTreeMap<String, usize> = BTreeMap::new();
+    for table in ["system.local", "system.peers"] {
+        let cql = format!("SELECT release_version FROM {table}");
+        let answer = session.query_unpaged(cql, ()).await;
+        let answer = answer.map_err(|error| StoreError::Unavailable(error.to_string()))?;
+        for (release,) in rows::of_system::<(Option<String>,)>(answer)? {
+            *count.entry(release.unwrap_or_else(|| "unknown".to_owned())).or_default() += 1;
+        }
+    }
+    let each = count.iter().map(|(release, nodes)| format!("{nodes} × {release}"));
+    let all = each.collect::<Vec<_>>().join(", ");
+    match count.len() {
+        0 | 1 => Ok(all),
+        _ => Ok(format!("{all}; finish the upgrade before anything else")),
+    }
 }
 
 /// Removes a row at the time of its last write: what is written to it later stays, as it would by a fold.

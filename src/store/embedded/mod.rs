@@ -307,6 +307,10 @@ impl Store for EmbeddedStore {
         Ok(GroupList { groups, next })
     }
 
+    async fn versions(&self) -> Result<String, StoreError> {
+        Ok("the store of this program".to_owned())
+    }
+
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
         self.queue.write(Write::Removal(key.clone(), row.clone())).await
     }

@@ -1,0 +1,229 @@
+//! Keys on their way from one place to another by `export`, `import` and `convert`: each value arrives
+//! exactly, and once, however often its line is imported.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use orderfree::chance::Chance;
+use orderfree::clock::SystemClock;
+use orderfree::config::Switch;
+use orderfree::policy::Policies;
+use orderfree::server::Node;
+use orderfree::store::embedded::EmbeddedStore;
+use orderfree_core::crdt::{Kind, Question, State};
+use orderfree_core::protocol::{Constants, Durability, Key, Name, Overrides};
+use std::sync::Arc;
+use tempfile::TempDir;
+
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("orderfree.redb")
+    }
+
+    /// A pod over the file, which nobody else may have open.
+    fn open(&self) -> Node {
+        let constants = Constants::resolve(Overrides::default()).expect("defaults");
+        let clock = Arc::new(SystemClock);
+        let store = EmbeddedStore::open(&self.file(), constants, clock.clone()).expect("a store");
+        let (chance, policies) = (Chance::system(), Policies::default());
+        Node::new(Arc::new(store), constants, clock, chance, 1_000, policies, Switch::Off)
+    }
+
+    fn run(&self, command: &str, more: &[&str], input: &[u8]) -> Output {
+        run(command, &[&["--data", path(&self.file())], more].concat(), input)
+    }
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+fn run(command: &str, args: &[&str], input: &[u8]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_orderfree"))
+        .arg(command)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let input = input.to_vec();
+    let writer = std::thread::spawn(move || {
+        // Whoever refuses its arguments reads nothing.
+        let _ = stdin.write_all(&input);
+    });
+    let output = child.wait_with_output().expect("ended");
+    writer.join().expect("written");
+    output
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn key(kind: Kind, group: &str, name: &str) -> Key {
+    let parse = |text| Name::new(text).expect("a name");
+    Key { kind, group: parse(group), name: parse(name) }
+}
+
+async fn add(pod: &Node, key: &Key, bare: &str) {
+    let op = key.kind.parse_op(&key.kind.bare_op(bare)).expect("an op");
+    pod.service().update(key, vec![op], Durability::Stored).await.expect("acked");
+}
+
+async fn state(pod: &Node, key: &Key) -> Option<State> {
+    pod.service().read(key, None).await.expect("readable").map(|read| read.state.clone())
+}
+
+async fn shown(pod: &Node, key: &Key) -> Option<String> {
+    let state = state(pod, key).await?;
+    Some(state.value(&Question::default()).to_string())
+}
+
+/// Closes a pod, so that another process can have its file.
+async fn close(pod: Node) {
+    assert_eq!(pod.stop(std::time::Duration::from_secs(10)).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_kind_arrives_exactly_and_once() {
+    let (from, to) = (Place::new(), Place::new());
+    let keys: Vec<Key> = Kind::ALL.iter().map(|&kind| key(kind, "g☃/1", "n")).collect();
+    let large = key(Kind::Counter, "g☃/1", "large");
+    let pod = from.open();
+    for key in &keys {
+        for amount in ["5", "7", "7"] {
+            add(&pod, key, amount).await;
+        }
+    }
+    for _ in 0..3 {
+        add(&pod, &large, "9223372036854775807").await;
+    }
+    let mut values = Vec::new();
+    for key in keys.iter().chain([&large]) {
+        values.push(shown(&pod, key).await.expect("a value"));
+    }
+    assert_eq!(values.last().expect("one").as_str(), "27670116110564327421");
+    close(pod).await;
+    let exported = from.run("export", &[], b"");
+    assert!(exported.status.success(), "{}", text(&exported.stderr));
+    let lines = exported.stdout;
+    assert_eq!(lines.iter().filter(|byte| **byte == b'\n').count(), keys.len() + 1);
+    for again in 0..3 {
+        let imported = to.run("import", &[], &lines);
+        assert!(imported.status.success(), "{}", text(&imported.stderr));
+        let says = text(&imported.stdout);
+        let count = if again == 0 {
+            "14 keys imported, 0 were there"
+        } else {
+            "0 keys imported, 14 were there"
+        };
+        assert!(says.contains(&count.replace("14", &(keys.len() + 1).to_string())), "{says}");
+    }
+    let pod = to.open();
+    for (key, value) in keys.iter().chain([&large]).zip(values) {
+        assert_eq!(shown(&pod, key).await, Some(value), "{key}");
+    }
+    // It goes on counting.
+    add(&pod, &keys[0], "1").await;
+    close(pod).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_living_key_is_added_to_only_if_asked() {
+    let (from, to) = (Place::new(), Place::new());
+    let key = key(Kind::Counter, "g", "n");
+    for (place, amount) in [(&from, "100"), (&to, "1")] {
+        let pod = place.open();
+        add(&pod, &key, amount).await;
+        close(pod).await;
+    }
+    let lines = from.run("export", &["--group-prefix", "g"], b"").stdout;
+    assert!(from.run("export", &["--group-prefix", "h"], b"").stdout.is_empty());
+    assert!(from.run("export", &["--kind", "sum"], b"").stdout.is_empty());
+    let refused = to.run("import", &[], &lines);
+    assert!(!refused.status.success());
+    assert!(
+        text(&refused.stderr).contains("line 1: counter/g/n exists"),
+        "{}",
+        text(&refused.stderr)
+    );
+    for _ in 0..2 {
+        assert!(to.run("import", &["--into-living"], &lines).status.success());
+    }
+    let pod = to.open();
+    assert_eq!(shown(&pod, &key).await.as_deref(), Some("101"));
+    close(pod).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_or_damaged_line_is_refused_and_the_others_arrive() {
+    let (from, to) = (Place::new(), Place::new());
+    let pod = from.open();
+    for name in ["a", "b", "c"] {
+        add(&pod, &key(Kind::Counter, "g", name), "1").await;
+    }
+    close(pod).await;
+    let lines = text(&from.run("export", &[], b"").stdout);
+    let mut lines: Vec<String> = lines.lines().map(str::to_owned).collect();
+    lines[1] = lines[1].replace("\"version\":1", "\"version\":2");
+    let state = lines[2].find("\"state\":\"").expect("a state") + 12;
+    let other = if lines[2].as_bytes()[state] == b'A' { "B" } else { "A" };
+    lines[2].replace_range(state..state + 1, other);
+    let short = text(&from.run("export", &["--valid-for", "1ms"], b"").stdout);
+    lines.extend(short.lines().map(str::to_owned));
+    lines.push("nonsense".to_owned());
+    let imported = to.run("import", &[], lines.join("\n").as_bytes());
+    assert_eq!(imported.status.code(), Some(1));
+    let (out, err) = (text(&imported.stdout), text(&imported.stderr));
+    assert!(out.contains("1 keys imported, 0 were there, 6 refused, 0 unknown"), "{out}{err}");
+    for says in [
+        "line 2: it is no line",
+        "version 2",
+        "line 3: it is no line",
+        "line 4: it has expired",
+        "line 7:",
+    ] {
+        assert!(err.contains(says), "{says}: {err}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_native_counters_held_arrives() {
+    let to = Place::new();
+    let csv = "site,home,42\n\"a, \"\"quoted\"\" group\",n,-7\nsite,max,9223372036854775807\n";
+    let lines = run("convert", &[], csv.as_bytes());
+    assert!(lines.status.success(), "{}", text(&lines.stderr));
+    for _ in 0..2 {
+        assert!(to.run("import", &[], &lines.stdout).status.success());
+    }
+    let pod = to.open();
+    for (group, name, value) in [
+        ("site", "home", "42"),
+        ("a, \"quoted\" group", "n", "-7"),
+        ("site", "max", "9223372036854775807"),
+    ] {
+        assert_eq!(shown(&pod, &key(Kind::Counter, group, name)).await.as_deref(), Some(value));
+    }
+    close(pod).await;
+    for (csv, says) in [
+        ("site,home\n", "line 1: it has 2 columns"),
+        ("site,home,1\nsite,home,x\n", "line 2: \"x\" is no amount"),
+        (",home,1\n", "line 1: its group"),
+    ] {
+        let refused = run("convert", &[], csv.as_bytes());
+        assert!(!refused.status.success());
+        assert!(text(&refused.stderr).contains(says), "{says}: {}", text(&refused.stderr));
+    }
+    assert!(text(&run("convert", &["--kind", "gset"], b"").stderr).contains("counter or a sum"));
+}
