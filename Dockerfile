@@ -13,17 +13,24 @@ ARG BUILD_IMAGE=rust:1.95-bookworm
 ARG RUNTIME_IMAGE=debian:bookworm-slim
 
 FROM ${BUILD_IMAGE} AS build
+# It puts the list of all dependencies into the binary, which `cargo audit bin` and `rust-audit-info`
+# read: what is in an image can be told from the image alone.
+RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
+    cargo install cargo-auditable --version 0.7.7 --locked
 WORKDIR /src
 COPY . .
 # Only downloads are cached between builds. A cached target folder would be faster, and could hand a
 # stale binary to a tree whose files are older than those of the last build: cargo compares times.
 RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
-    cargo build --release --locked --bin orderfree \
+    cargo auditable build --release --locked --bin orderfree \
     && install -D -m 0755 target/release/orderfree /out/orderfree \
+    && install -D -m 0644 /etc/ssl/certs/ca-certificates.crt /out/ca-certificates.crt \
     && install -d /out/data
 
 FROM ${RUNTIME_IMAGE}
 COPY --from=build /out/orderfree /usr/local/bin/orderfree
+# For collectors of traces and servers that are called by https. Slim images have none.
+COPY --from=build /out/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 # For the embedded store; the file's folder must belong to the user below. Not a VOLUME: with
 # Cassandra nothing is written here, and every pod would leave an anonymous volume behind.
 COPY --from=build --chown=65532:65532 /out/data /var/lib/orderfree

@@ -1,7 +1,8 @@
 # One-line recipes; .ci/run calls the same ones.
 
 .PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load soak sim exhaustive \
-  shuttle laws kinds kinds-table interchange manifests fuzz-check schemathesis mutants bench bench-quick
+  shuttle laws kinds kinds-table interchange manifests monitoring containers advisories fuzz-check schemathesis \
+  mutants bench bench-quick
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	cargo run --release
@@ -21,9 +22,15 @@ doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --document-private-items
 
 # A debug build: it runs for a second, and optimizing it takes minutes.
+CARGO_DENY = cargo deny --version >/dev/null 2>&1 || cargo install --debug --locked cargo-deny --version 0.20.2
+
 deny:           ## licences, bans, sources; installs cargo-deny if it is missing
-	cargo deny --version >/dev/null 2>&1 || cargo install --debug --locked cargo-deny --version 0.20.2
+	$(CARGO_DENY)
 	cargo deny check bans licenses sources
+
+advisories:     ## known vulnerabilities of dependencies, by a list that is fetched: not part of .ci/run
+	$(CARGO_DENY)
+	cargo deny check advisories
 
 cassandra:      ## three nodes on 127.0.0.1 to 127.0.0.3
 	tests/cassandra/cluster start
@@ -68,6 +75,13 @@ interchange:    ## sketches to and from Python's DataSketches
 
 manifests:      ## Dockerfile, compose file and Kubernetes manifests, checked offline
 	tests/manifests/validate
+
+monitoring:     ## alerts, their tests, and what the dashboard asks
+	tests/monitoring/check
+
+containers:     ## pods of this build in real containers, rolled under load; target/containers/report.md
+	cargo build --locked
+	tests/containers/run target/debug/orderfree
 
 fuzz-check:     ## the fuzz targets compile for libFuzzer; fuzz/README.md says how to run them
 	cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --all-targets --locked -- -D warnings

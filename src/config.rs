@@ -383,10 +383,21 @@ impl ServeArgs {
     }
 }
 
+/// Where a collector of traces can be named.
+const TRACE_COLLECTORS: [&str; 2] =
+    ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+
 /// Whether the environment names a collector of traces.
 #[must_use]
 pub fn has_trace_collector() -> bool {
-    ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"].into_iter().any(is_set)
+    TRACE_COLLECTORS.into_iter().any(is_set)
+}
+
+/// Whether it is called without TLS.
+#[must_use]
+pub fn is_trace_collector_plain() -> bool {
+    let named = TRACE_COLLECTORS.into_iter().find_map(|name| std::env::var(name).ok());
+    named.is_some_and(|address| address.starts_with("http://"))
 }
 
 /// Whether the environment names this service.

@@ -193,6 +193,12 @@ pub const STORE_WAIT_MAX: Duration = Duration::from_secs(5 * 60);
 pub const STORE_WAIT_PAUSE: (Duration, Duration) =
     (Duration::from_millis(500), Duration::from_secs(10));
 
+/// Bytes of the large answers that wait for their readers; a further one is a 503.
+pub const ANSWERS_BYTES_MAX: usize = 256 * 1024 * 1024;
+
+/// Longest time in which a reader takes nothing of an answer.
+pub const WRITE_TIME_MAX: Duration = Duration::from_secs(30);
+
 /// Requests in progress at once; further ones are shed with 503.
 pub const REQUESTS_MAX: usize = 16_384;
 

@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
+use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
@@ -97,12 +98,11 @@ impl Shared {
         }
     }
 
-    async fn answer(
-        self,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        watcher: Watcher,
-    ) {
-        let connection = self.http.serve_connection(TokioIo::new(stream), self.service);
+    async fn answer(self, stream: impl AsyncRead + AsyncWrite + Send + 'static, watcher: Watcher) {
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(limits::WRITE_TIME_MAX));
+        let stream = TokioIo::new(Box::pin(stream));
+        let connection = self.http.serve_connection(stream, self.service);
         // Those who hang up are no concern of ours.
         let _ = watcher.watch(connection).await;
     }

@@ -145,24 +145,24 @@ impl Node {
         }
     }
 
-    /// Reads what may change while the pod runs anew.
+    /// Reads anew what may change while the pod runs.
     fn reload(&self, tls: Option<&ServerTls>) {
-        let reloaded =
-            self.policies.reload().and_then(|()| Ok(tls.map_or(Ok(()), ServerTls::reload)?));
-        let result = match &reloaded {
-            Ok(()) => {
-                tracing::info!("the policy and the certificate were read anew");
-                "ok"
-            }
-            Err(error) => {
-                tracing::error!(
-                    "what was to be read anew can't be used, and stays as it was: {error:#}"
-                );
-                "refused"
-            }
-        };
-        let metrics = self.service.metrics();
-        metrics.policy_reloads.get_or_create(&ReloadLabel { result }).inc();
+        let policy = self.policies.has_file().then(|| ("policy", self.policies.reload()));
+        let certificate = tls.map(|tls| ("certificate", tls.reload().map_err(anyhow::Error::from)));
+        for (what, reloaded) in policy.into_iter().chain(certificate) {
+            let result = match &reloaded {
+                Ok(()) => {
+                    tracing::info!(what, "read anew");
+                    "ok"
+                }
+                Err(error) => {
+                    tracing::error!(what, "it can't be used, and stays as it was: {error:#}");
+                    "refused"
+                }
+            };
+            let metrics = self.service.metrics();
+            metrics.policy_reloads.get_or_create(&ReloadLabel { result }).inc();
+        }
     }
 
     /// Ready once the store can't go on without a restart, with the reason.
@@ -292,6 +292,15 @@ async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> 
     if node.policies.authenticates() && tls.is_none() && !address.ip().is_loopback() {
         tracing::warn!(
             "tokens arrive in clear text: have something in front that speaks TLS, or give --tls-cert"
+        );
+    }
+    if let StoreConfig::Cassandra(config) = &store_config
+        && config.password.is_some()
+        && config.tls.is_none()
+    {
+        tracing::warn!(
+            "the password goes to Cassandra in clear text, and so do all values; give --cassandra-ca, unless \
+             the network keeps strangers out"
         );
     }
     if let Some(warning) = constants.warning() {

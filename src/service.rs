@@ -287,6 +287,9 @@ impl Service {
         let row = read.slice().shards().find(|row| row.mutator_id == mutator_id);
         let row = row.ok_or(DiscardError::NoRow(mutator_id))?.clone();
         let error = read::decode_shard(key.kind, &row).err().ok_or(DiscardError::Decodable)?;
+        if matches!(&error, RowError::Undecodable { error, .. } if error.may_be_newer()) {
+            return Err(DiscardError::Newer);
+        }
         let is_final_at = row.expires_at.plus(self.constants.cutoff());
         if now < is_final_at {
             return Err(DiscardError::NotFinal(is_final_at.since(now)));
@@ -344,8 +347,8 @@ pub enum DiscardError {
     NoRow(MutatorId),
     /// A tally says what was folded, and up to when.
     #[error(
-        "a tally can't be discarded: rows below its fence that come back would count again; restore it from a \
-         backup"
+        "a tally can't be discarded: rows below its fence that come back would count again; the runbook \
+         (docs/operations.md) says how to go on"
     )]
     Tally,
     /// The row counts.
@@ -353,6 +356,11 @@ pub enum DiscardError {
         "the row can be decoded, so that it counts; only rows that nobody can read are discarded"
     )]
     Decodable,
+    /// It may count.
+    #[error(
+        "the row may have been written by a newer release, which can decode it; run that one on every pod"
+    )]
+    Newer,
     /// Its mutator may be alive.
     #[error("the row's mutator may still write it; it is final, and can be discarded, in {0:?}")]
     NotFinal(Duration),

@@ -17,12 +17,14 @@ use orderfree_core::protocol::Timestamp;
 const FOREIGN_VARIABLES: [&str; 1] = ["ORDERFREE_PORT"];
 
 /// Files for people, whose commands and paths must work.
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 9] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/operations.md",
+    "docs/security.md",
+    "docs/containers.md",
     "k8s/README.md",
     "fuzz/README.md",
 ];
@@ -154,11 +156,16 @@ fn every_command_that_is_shown_is_understood() {
     }
     assert!(shown.len() > 10, "{shown:?}");
     for (place, line) in shown {
-        let words = line.split('#').next().unwrap_or_default().split_whitespace();
+        let words = line.split(['#', '<', '>']).next().unwrap_or_default().split_whitespace();
         let parsed = Cli::command().try_get_matches_from(["orderfree"].into_iter().chain(words));
         // Prose names commands without what they need.
         let is_fine = parsed.as_ref().err().is_none_or(|error| {
-            matches!(error.kind(), ErrorKind::MissingRequiredArgument | ErrorKind::DisplayHelp)
+            matches!(
+                error.kind(),
+                ErrorKind::MissingRequiredArgument
+                    | ErrorKind::DisplayHelp
+                    | ErrorKind::DisplayVersion
+            )
         });
         assert!(is_fine, "{place}: orderfree {line}: {}", parsed.expect_err("not fine"));
     }

@@ -10,7 +10,7 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Key, Name, Timestamp};
 
 use super::catalog::ProblemType;
-use super::problem::Problem;
+use super::problem::{self, Problem};
 use crate::policy::{Caller, Denied, Policies, TooFast, Verb};
 
 /// Who sends a request with these headers.
@@ -26,7 +26,11 @@ pub(super) fn caller(
         None => policies.authenticate(first, now),
         Some(_) => Err(Denied::Malformed),
     };
-    caller.map_err(|denied| Problem::new(ProblemType::Unauthenticated, format!("{denied}.")))
+    caller.map_err(unauthenticated)
+}
+
+pub(super) fn unauthenticated(denied: Denied) -> Problem {
+    Problem::new(ProblemType::Unauthenticated, problem::sentence(&denied.to_string()))
 }
 
 /// Put there by `observe`, before any handler.
@@ -86,9 +90,10 @@ impl Permit<'_> {
             return Ok(());
         }
         let detail = format!(
-            "The token {:?} has no grant to {} in the group {group:?}.",
+            "The token {:?} has no grant to {} in the group {:?}.",
             self.caller.name(),
-            self.verb.name()
+            self.verb.name(),
+            group.as_str()
         );
         Err(Problem::new(ProblemType::Forbidden, detail))
     }

@@ -197,8 +197,8 @@ catalog! {
     NotDiscardable: CONFLICT, "not-discardable", "The row stays",
         "Only a shard that nobody can decode, and whose mutator is dead for long, can be discarded. This one \
          counts, may still be written, or is a tally.",
-        "The detail says which. Newer releases decode what older ones can't; damaged tallies come back from \
-         a backup.";
+        "The detail says which. Newer releases decode what older ones can't; for a damaged tally there is a \
+         procedure in the runbook, docs/operations.md.";
     DiscardUnknown: GATEWAY_TIMEOUT, "discard-unknown", "The removal was not acknowledged",
         "The row may be there or gone.",
         "Look at the key's /shards, and discard it again: that is always safe.";

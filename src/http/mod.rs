@@ -5,10 +5,11 @@
 //! * `body`, `extract`, `json`, `wire`: from requests to checked values, from values to answers;
 //! * `update`, `read`, `batch`, `stream`: the use cases of clients;
 //! * `inspect`, `repair`, `operations`: those of operators;
-//! * `observe`, `trace`: what happens to every request;
+//! * `observe`, `trace`, `answers`: what happens to every request and to large answers;
 //! * `openapi`, `schemas`: the document, made from the same routes that serve.
 
 mod access;
+mod answers;
 mod batch;
 mod body;
 mod catalog;
@@ -44,6 +45,7 @@ use crate::limits;
 use crate::policy::Policies;
 use crate::service::Service;
 
+use answers::Answers;
 use body::Bodies;
 use observe::Observer;
 
@@ -72,6 +74,7 @@ pub struct AppState {
 struct Served {
     app: AppState,
     bodies: Bodies,
+    answers: Answers,
 }
 
 impl FromRef<Served> for AppState {
@@ -124,12 +127,13 @@ pub fn routers_apart(app: AppState) -> (Router, Router) {
 }
 
 fn served(app: AppState) -> Served {
-    Served { app, bodies: Bodies::new(limits::BODIES_BYTES_MAX) }
+    let bodies = Bodies::new(limits::BODIES_BYTES_MAX);
+    Served { app, bodies, answers: Answers::default() }
 }
 
 fn serve(served: Served, routes: OpenApiRouter<Served>, others: Router, is_shared: bool) -> Router {
     let (routes, _) = routes.split_for_parts();
-    let observer = Observer::new(&served.app, limits::REQUESTS_MAX, is_shared);
+    let observer = Observer::new(&served, limits::REQUESTS_MAX, is_shared);
     routes
         .merge(others.with_state(()))
         .fallback(observe::unknown_route)

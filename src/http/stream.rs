@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use utoipa::ToSchema;
 
 use super::AppState;
+use super::access;
 use super::body;
 use super::catalog::ProblemType;
 use super::json;
@@ -96,10 +97,24 @@ pub(super) async fn apply(
     let mut lines = Lines::new(body);
     let mut summary = Summary::default();
     loop {
-        let (window, end) = Window::read(caller, &mut lines).await;
-        // A stream is slowed down, not refused: what it sends has no end that one could wait for.
-        caller.pass_in_time(window.updates.len()).await;
-        let mut results = window.apply(app, durability).await;
+        // A stream may last longer than its token.
+        let caller = app.policies.renew(caller, app.service.now().wall);
+        let caller = match caller {
+            Ok(caller) => caller,
+            Err(denied) => {
+                let place = format!("The stream ended after line {}", lines.number);
+                let problem = access::unauthenticated(denied).within(&place);
+                return Err(problem.with_summary(summary));
+            }
+        };
+        let (window, end) = Window::read(&caller, &mut lines).await;
+        // A stream is slowed down, but not for ever: it holds room that others need.
+        let slowed =
+            timeout(limits::BODY_TIME_MAX, caller.pass_in_time(window.updates.len())).await;
+        let (mut results, end) = match slowed {
+            Ok(()) => (window.apply(app, durability).await, end),
+            Err(_) => (window.refuse(&too_fast(&caller)), Err(too_fast(&caller))),
+        };
         results.sort_by_key(|(line, _)| *line);
         for (line, result) in results {
             if let Err(problem) = &result {
@@ -165,6 +180,12 @@ impl Window {
             }
         }
         (window, Ok(End::More))
+    }
+
+    /// Applies nothing.
+    fn refuse(self, problem: &Problem) -> Vec<LineResult> {
+        let refused = self.updates.into_places().map(|line| (line, Err(problem.clone())));
+        refused.chain(self.bad).collect()
     }
 
     async fn apply(self, app: &AppState, durability: Durability) -> Vec<LineResult> {
@@ -248,6 +269,15 @@ impl Lines {
         }
         Ok(())
     }
+}
+
+fn too_fast(caller: &Caller) -> Problem {
+    let (name, seconds) = (caller.name(), limits::BODY_TIME_MAX.as_secs());
+    let detail = format!(
+        "The token {name:?} sends so much more than its rate that the next lines would wait for over {seconds} s; \
+         send what is missing in a new stream, later."
+    );
+    Problem::new(ProblemType::TooFast, detail)
 }
 
 fn silent() -> Problem {

@@ -36,6 +36,11 @@ impl Together {
         self.places[at].push(place);
     }
 
+    /// The updates' places among those they came with.
+    pub(super) fn into_places(self) -> impl Iterator<Item = usize> {
+        self.places.into_iter().flatten()
+    }
+
     /// How many updates there are.
     pub(super) fn len(&self) -> usize {
         self.places.iter().map(Vec::len).sum()

@@ -133,6 +133,12 @@ impl Policies {
         self.authenticates
     }
 
+    /// Whether there is a file to read anew.
+    #[must_use]
+    pub fn has_file(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Reads the file anew. Rates and quotas go on from where they are.
     ///
     /// # Errors
@@ -166,6 +172,14 @@ impl Policies {
             return Ok(Caller::anybody());
         }
         self.current.load().tokens.find(authorization, now)
+    }
+
+    /// The same caller by the policy of now, for requests that last.
+    ///
+    /// # Errors
+    /// [`Denied::Unknown`] if the token was revoked meanwhile, or has expired.
+    pub fn renew(&self, caller: &Caller, now: Timestamp) -> Result<Caller, Denied> {
+        self.current.load().tokens.renew(caller, now)
     }
 
     /// The precision of a new state of this key; none if the kind's default decides.

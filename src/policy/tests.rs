@@ -161,7 +161,7 @@ fn a_caller_is_slowed_down_and_a_reload_is_no_way_around_it() {
     std::fs::write(&file, entry("a", &token, "rate = 1")).expect("written");
     let policies = Policies::open(Some(&file)).expect("a policy");
     let caller = || find(&policies, &format!("Bearer {}", token.token)).expect("known");
-    caller().pass(1_000).expect("a batch fits");
+    caller().pass(1_001).expect("a batch and its request fit");
     let slow = caller().pass(1).expect_err("too fast");
     assert!(slow.again_in > Duration::ZERO && slow.again_in <= Duration::from_secs(1), "{slow:?}");
     policies.reload().expect("the same");
@@ -180,11 +180,14 @@ fn a_changed_file_is_taken_over_and_a_wrong_one_is_not() {
     let policies = Policies::open(Some(&file)).expect("a policy");
     let knows = |token: &NewToken| find(&policies, &format!("Bearer {}", token.token)).is_ok();
     assert!(knows(&old) && !knows(&new));
+    let early = find(&policies, &format!("Bearer {}", old.token)).expect("known");
+    assert_eq!(policies.renew(&early, NOW).expect("still").name(), "old");
     std::fs::write(&file, "[[token]]\nnonsense").expect("written");
     assert!(policies.reload().is_err() && knows(&old));
     std::fs::write(&file, entry("new", &new, "")).expect("written");
     policies.reload().expect("a policy");
     assert!(!knows(&old) && knows(&new), "the old one is revoked");
+    assert_eq!(policies.renew(&early, NOW).unwrap_err(), Denied::Unknown, "also while it asks");
     std::fs::write(&file, "").expect("written");
     policies.reload().expect("nobody");
     assert!(!knows(&new) && policies.authenticate(None, NOW).is_err(), "nothing opens");

@@ -182,9 +182,19 @@ impl Tokens {
         now: Timestamp,
     ) -> Result<Caller, Denied> {
         let token = bearer(authorization.ok_or(Denied::Missing)?).ok_or(Denied::Malformed)?;
-        let hash: [u8; 32] = Sha256::digest(token).into();
-        let found = self.by_hash.get(&start(&hash)).filter(|found| {
-            let is_same: bool = found.hash.ct_eq(&hash).into();
+        self.of_hash(&Sha256::digest(token).into(), now)
+    }
+
+    pub(super) fn renew(&self, caller: &Caller, now: Timestamp) -> Result<Caller, Denied> {
+        match &caller.0 {
+            Some(token) => self.of_hash(&token.hash, now),
+            None => Ok(caller.clone()),
+        }
+    }
+
+    fn of_hash(&self, hash: &[u8; 32], now: Timestamp) -> Result<Caller, Denied> {
+        let found = self.by_hash.get(&start(hash)).filter(|found| {
+            let is_same: bool = found.hash.ct_eq(hash).into();
             is_same && found.expires.is_none_or(|expires| now < expires)
         });
         found.map(|found| Caller(Some(Arc::clone(found)))).ok_or(Denied::Unknown)
@@ -259,10 +269,10 @@ impl Entry {
     }
 }
 
-/// As many updates as a batch may have.
+/// As many updates as a batch may have, and its request.
 #[allow(clippy::cast_possible_truncation, reason = "a thousand fits")]
 const BURST_LEAST: NonZeroU32 =
-    NonZeroU32::new(limits::BATCH_ITEMS_MAX as u32).expect("a thousand is not zero");
+    NonZeroU32::new(limits::BATCH_ITEMS_MAX as u32 + 1).expect("a thousand is not zero");
 
 impl Caller {
     /// Of a server that asks for no tokens: may do everything.

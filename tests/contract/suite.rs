@@ -17,9 +17,9 @@ use orderfree_core::protocol::{
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-#[allow(unused_imports, reason = "programs that run no suite compile this as well")]
-pub(crate) use super::together::*;
 use super::{Subject, key, name, next_write, total_of};
+#[allow(unused_imports, reason = "programs that run no suite compile this as well")]
+pub(crate) use super::{operators::*, together::*};
 
 /// Makes one `#[tokio::test]` of each test of the suite. `$with_store` is an
 /// `async fn(test: impl AsyncFnOnce(Subject))`.
@@ -79,54 +79,6 @@ pub(crate) async fn a_write_is_read_back_byte_for_byte(subject: Subject) {
     assert_eq!(subject.total(&key).await, Some(5));
     let read = subject.store.read_for_fold(&key).await.expect("a full read");
     assert_eq!((read.key(), read.slice().len()), (&key, 1));
-}
-
-pub(crate) async fn a_row_is_removed_as_it_was_read_and_nothing_else(subject: Subject) {
-    let key = key("g", "n");
-    let mut mutator = subject.born(&key);
-    let write = next_write(&mut mutator, 1, subject.now());
-    subject.write(&write).await;
-    mutator.finish_write(WriteOutcome::Acked, subject.now());
-    subject.put(&key, 10).await;
-    let read = subject.store.read_for_fold(&key).await.expect("a full read");
-    let rows = read.slice().shards().cloned().collect::<Vec<_>>();
-    let row = rows.iter().find(|row| row.mutator_id == write.mutator_id()).expect("the row");
-    for _ in 0..2 {
-        assert_eq!(subject.store.remove_row(&key, row).await, WriteOutcome::Acked);
-        assert_eq!(subject.total(&key).await, Some(10));
-    }
-    // What its mutator writes later stays.
-    subject.write(&next_write(&mut mutator, 100, subject.now())).await;
-    assert_eq!(subject.total(&key).await, Some(111));
-}
-
-pub(crate) async fn groups_of_a_kind_are_listed_page_by_page(subject: Subject) {
-    let groups: BTreeSet<String> = (0..7).map(|index| format!("group {index}")).collect();
-    for group in &groups {
-        subject.put(&key(group, "a"), 1).await;
-        subject.put(&key(group, "b"), 1).await;
-    }
-    for limit in [1, 3, 100] {
-        let (mut found, mut behind) = (Vec::new(), None);
-        loop {
-            let list = subject.store.groups(Kind::Counter, behind.as_ref(), limit).await;
-            let list = list.expect("a list");
-            assert!(list.groups.len() <= limit);
-            found.extend(list.groups.iter().map(ToString::to_string));
-            behind = list.next;
-            if behind.is_none() {
-                break;
-            }
-        }
-        found.sort();
-        assert_eq!(
-            found,
-            groups.iter().cloned().collect::<Vec<_>>(),
-            "each once, {limit} at a time"
-        );
-    }
-    let others = subject.store.groups(Kind::Sum, None, 100).await.expect("a list");
-    assert!(others.groups.is_empty(), "of another kind");
 }
 
 pub(crate) async fn a_key_without_rows_is_absent(subject: Subject) {

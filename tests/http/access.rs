@@ -302,11 +302,27 @@ async fn a_token_has_its_rate_and_others_go_on() {
         "as many as a batch may have at once: {}",
         answer.text
     );
+    guarded.ask("slow", "POST", "/v1/counter/g/n", r#"{"op":"add"}"#).await;
     let answer = guarded.ask("slow", "POST", "/v1/counter/g/n", r#"{"op":"add"}"#).await;
     assert_eq!(answer.problem(429, "too-fast").as_deref(), Some("refused"));
     assert_eq!(answer.header("retry-after"), "1");
     let answer = guarded.ask("other", "POST", "/v1/counter/g/n", r#"{"op":"add"}"#).await;
     assert_eq!(answer.status, StatusCode::OK);
+}
+
+/// A stream waits for its rate, and gives up where that would take too long.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_far_too_fast_ends() {
+    let slow = format!("rate = 1\n{}", grant("", &Verb::ALL));
+    let guarded = Guarded::new([("slow", slow)], "");
+    let line = json!({"kind": "counter", "group": "g", "name": "n", "op": {"op": "add"}});
+    let lines = vec![line.to_string(); 2_500].join("\n");
+    let bearer = format!("Bearer {}", guarded.tokens["slow"]);
+    let headers = [("authorization", bearer.as_str()), ("content-type", "application/x-ndjson")];
+    let answer = guarded.pod.send(request("POST", "/v1/batch?ack=memory", &headers, lines)).await;
+    assert_eq!(answer.problem(429, "too-fast").as_deref(), Some("unknown"));
+    let summary = &answer.json()["summary"];
+    assert_eq!((&summary["accepted"], &summary["refused"]), (&json!(1_000), &json!(1_000)));
 }
 
 #[tokio::test]

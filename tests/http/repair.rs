@@ -58,7 +58,7 @@ async fn a_tally_is_never_discarded() {
     pod.set(Fault::Damaged);
     let tally = format!("{KEY}/discard?mutator_id=00000000-0000-0000-0000-000000000000");
     let detail = pod.send(request("POST", &tally, &[], "")).await.detail(409, "not-discardable");
-    assert!(detail.contains("backup"), "{detail}");
+    assert!(detail.contains("runbook"), "{detail}");
     pod.set(Fault::None);
     assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
 }

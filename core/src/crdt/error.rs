@@ -108,3 +108,11 @@ pub enum DecodeError {
     #[error("the payload is not canonical")]
     NotCanonical,
 }
+
+impl DecodeError {
+    /// Whether a newer release may have written it, which decodes it.
+    #[must_use]
+    pub fn may_be_newer(&self) -> bool {
+        matches!(self, DecodeError::Kind(_) | DecodeError::Format(_) | DecodeError::Flags)
+    }
+}

@@ -1,0 +1,115 @@
+//! Large answers that wait for their readers: bounded together, and let out bit by bit, so that what a slow
+//! reader has not taken yet is known.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes, HttpBody, to_bytes};
+use axum::response::{IntoResponse, Response};
+use http_body::{Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::catalog::ProblemType;
+use super::problem::Problem;
+use crate::limits;
+
+/// Bytes of an answer that is let through as it is.
+const SMALL_BYTES: u64 = 64 * 1024;
+
+/// Bytes that leave at once.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// Answers take room in steps of this many bytes.
+const ROOM_UNIT_BYTES: usize = 1024;
+
+/// Room for the answers of all listeners.
+#[derive(Clone)]
+pub(super) struct Answers(Arc<Semaphore>);
+
+impl Answers {
+    pub(super) fn new(bytes_max: usize) -> Answers {
+        Answers(Arc::new(Semaphore::new(bytes_max / ROOM_UNIT_BYTES)))
+    }
+
+    /// The same answer, once it has room. One that finds none is a problem.
+    pub(super) async fn hold(&self, answer: Response) -> Response {
+        let size = answer.body().size_hint().exact();
+        let Some(size) = size.filter(|&size| size > SMALL_BYTES) else { return answer };
+        let units = usize::try_from(size).unwrap_or(usize::MAX).div_ceil(ROOM_UNIT_BYTES);
+        let room = u32::try_from(units).ok();
+        let room = room.and_then(|units| Arc::clone(&self.0).try_acquire_many_owned(units).ok());
+        let Some(room) = room else {
+            let detail =
+                "Too many large answers wait here for those who read them; ask again in a second.";
+            return Problem::new(ProblemType::Overloaded, detail).into_response();
+        };
+        let (parts, body) = answer.into_parts();
+        // It is whole already.
+        match to_bytes(body, usize::MAX).await {
+            Ok(rest) => Response::from_parts(parts, Body::new(Held { rest, _room: room })),
+            Err(_) => {
+                Problem::new(ProblemType::Internal, "The answer could not be made.").into_response()
+            }
+        }
+    }
+}
+
+/// What is left of an answer.
+struct Held {
+    rest: Bytes,
+    _room: OwnedSemaphorePermit,
+}
+
+impl HttpBody for Held {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if self.rest.is_empty() {
+            return Poll::Ready(None);
+        }
+        let piece = PIECE_BYTES.min(self.rest.len());
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.rest.len() as u64)
+    }
+}
+
+/// Of every pod.
+impl Default for Answers {
+    fn default() -> Answers {
+        Answers::new(limits::ANSWERS_BYTES_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(bytes: usize) -> Response {
+        vec![b'x'; bytes].into_response()
+    }
+
+    #[tokio::test]
+    async fn large_answers_share_their_room_until_they_are_read() {
+        let answers = Answers::new(1024 * 1024);
+        let first = answers.hold(answer(700 * 1024)).await;
+        assert_eq!(first.body().size_hint().exact(), Some(700 * 1024));
+        let second = answers.hold(answer(700 * 1024)).await;
+        assert_eq!(second.status().as_u16(), 503);
+        assert_eq!(answers.hold(answer(10)).await.status().as_u16(), 200, "small ones need none");
+        let read = to_bytes(first.into_body(), usize::MAX).await.expect("bytes");
+        assert!(read.len() == 700 * 1024 && read.iter().all(|&byte| byte == b'x'));
+        assert_eq!(answers.hold(answer(700 * 1024)).await.status().as_u16(), 200);
+    }
+}
