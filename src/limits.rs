@@ -173,6 +173,9 @@ pub const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Connections of one listener at once; further ones wait to be accepted.
 pub const CONNECTIONS_MAX: usize = 16_384;
 
+/// Connections that the kernel holds until they are accepted.
+pub const LISTEN_BACKLOG: u32 = 4_096;
+
 /// Longest time from a connection's last answer to the end of its next request's headers: longer than
 /// load balancers keep idle connections, so that it is they who close one.
 pub const HEADER_TIME_MAX: Duration = Duration::from_secs(75);
@@ -194,7 +197,22 @@ pub const STORE_WAIT_PAUSE: (Duration, Duration) =
     (Duration::from_millis(500), Duration::from_secs(10));
 
 /// Bytes of the large answers that wait for their readers; a further one is a 503.
-pub const ANSWERS_BYTES_MAX: usize = 256 * 1024 * 1024;
+pub const ANSWERS_BYTES_MAX: usize = 128 * 1024 * 1024;
+
+/// JSON batches that are parsed and applied at once: each takes up to some MB.
+pub const BATCHES_AT_ONCE: usize = 64;
+
+/// Answers with many values that are made at once, of small kinds and few keys.
+pub const PAGES_AT_ONCE: u32 = 32;
+
+/// The same of kinds whose states may be large: 16 MiB of rows, and as much again as states and as text.
+pub const LARGE_PAGES_AT_ONCE: u32 = 4;
+
+/// So many keys of a small kind count as one such answer more.
+pub const PAGE_KEYS_LIGHT: usize = 2_000;
+
+/// How long such requests wait for their turn.
+pub const TURN_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Longest time in which a reader takes nothing of an answer.
 pub const WRITE_TIME_MAX: Duration = Duration::from_secs(30);

@@ -32,6 +32,22 @@ pub struct Listener {
     pub open: Gauge,
 }
 
+/// Counts a connection as long as it lives, however it ends.
+struct Open(Gauge);
+
+impl Open {
+    fn one(gauge: Gauge) -> Open {
+        gauge.inc();
+        Open(gauge)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 /// What connections share.
 #[derive(Clone)]
 struct Shared {
@@ -67,9 +83,8 @@ impl Listener {
                     let (shared, watcher) = (shared.clone(), graceful.watcher());
                     let open = open.clone();
                     tasks.spawn("connection", async move {
-                        open.inc();
+                        let _open = Open::one(open);
                         shared.speak(stream, watcher).await;
-                        open.dec();
                         drop(permit);
                     });
                 }

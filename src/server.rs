@@ -9,7 +9,7 @@ use anyhow::Context;
 use axum::Router;
 use humantime::format_duration;
 use orderfree_core::protocol::Constants;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -203,6 +203,9 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         started = start(&args, policies) => started?,
     };
     let Started { node, users, admins, tls } = started;
+    if signals.hung_up {
+        node.reload(tls.as_deref());
+    }
     let closing = CancellationToken::new();
     let mut serving = pin!(async {
         match admins {
@@ -270,10 +273,10 @@ async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> 
     };
     let store = wait_for_store(args, &store_config, constants, &clock).await?;
     let ports = (
-        bind(args.listen).await?,
+        bind(args.listen)?,
         match args.admin_listen {
             None => None,
-            Some(address) => Some(bind(address).await?),
+            Some(address) => Some(bind(address)?),
         },
     );
     let chance = Chance::system();
@@ -311,9 +314,18 @@ async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> 
     Ok(Started { node, users, admins, tls })
 }
 
-async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let port = TcpListener::bind(address).await;
-    port.with_context(|| format!("can't listen on {address}; is another process using it?"))
+fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listen = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // A pod that is started again must not wait for the connections of the one before.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(limits::LISTEN_BACKLOG)
+    };
+    listen().with_context(|| format!("can't listen on {address}; is another process using it?"))
 }
 
 /// Opens the store, and tries again for a while if what is wrong may be over by itself.
@@ -366,6 +378,8 @@ struct Signals {
     terminate: unix::Signal,
     interrupt: unix::Signal,
     hangup: unix::Signal,
+    /// One came while nobody could act on it.
+    hung_up: bool,
 }
 
 impl Signals {
@@ -374,6 +388,7 @@ impl Signals {
             terminate: unix::signal(SignalKind::terminate())?,
             interrupt: unix::signal(SignalKind::interrupt())?,
             hangup: unix::signal(SignalKind::hangup())?,
+            hung_up: false,
         })
     }
 
@@ -390,7 +405,9 @@ impl Signals {
 impl Signals {
     /// The next one that ends a pod.
     async fn end(&mut self) {
-        while self.next().await == Signal::Hangup {}
+        while self.next().await == Signal::Hangup {
+            self.hung_up = true;
+        }
     }
 }
 

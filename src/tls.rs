@@ -15,8 +15,8 @@ use thiserror::Error;
 /// Why files can't be used for TLS. What is in them is not repeated.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file can't be read, or holds no PEM.
-    #[error("{what} {path} can't be read: {error}")]
+    /// A file can't be read, or holds no PEM. What is in it is not repeated, as the parser would.
+    #[error("{what} {path} can't be read: {}", why(.error))]
     File {
         /// What it should hold.
         what: &'static str,
@@ -36,6 +36,15 @@ pub enum TlsError {
         /// Why.
         error: rustls::Error,
     },
+}
+
+/// An error in words that hold nothing of the file.
+fn why(error: &pem::Error) -> String {
+    match error {
+        pem::Error::Io(error) => error.to_string(),
+        pem::Error::NoItemsFound => "it holds nothing of the kind in PEM".to_owned(),
+        _ => "it is damaged PEM".to_owned(),
+    }
 }
 
 /// The certificate that a listener shows, which can be replaced while it runs.

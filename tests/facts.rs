@@ -326,14 +326,30 @@ fn pods_get_the_memory_that_their_limits_need() {
     let needed = 50 * MIB
         + number("\nORDERFREE_MUTATORS_MAX=") * 1_500
         + number("\nORDERFREE_CONNECTIONS_MAX=") * 30_000
-        + limits::BODIES_BYTES_MAX;
+        + limits::BODIES_BYTES_MAX
+        + limits::ANSWERS_BYTES_MAX;
     for (place, more) in [
         ("k8s/base/deployment.yaml", 0),
         ("k8s/overlays/standalone/stateful-set.yaml", limits::EMBEDDED_CACHE_BYTES),
     ] {
         let memory = values(place, &read(place), "memory: ").pop().expect("a limit").to_owned();
+        let memory = memory.replace("Gi", "024Mi");
         let memory: usize = memory.trim_end_matches("Mi").parse().expect("MiB");
         assert!(needed + more < memory * MIB, "{place}: {} MiB are needed", (needed + more) / MIB);
+    }
+}
+
+/// The image is built from what `.dockerignore` lets in: cargo wants every member of the workspace.
+#[test]
+fn the_image_is_built_from_every_member_of_the_workspace() {
+    let (manifest, allowed) = (read("Cargo.toml"), read(".dockerignore"));
+    let members = after(&manifest, "members = [", |end| end == ']')[0];
+    for member in members.split(',').map(|member| member.trim().trim_matches('"')) {
+        let folder = member.split('/').next().unwrap_or_default();
+        assert!(
+            allowed.lines().any(|line| line == format!("!{folder}")),
+            ".dockerignore lacks !{folder}"
+        );
     }
 }
 

@@ -188,10 +188,11 @@ async fn an_expired_or_damaged_line_is_refused_and_the_others_arrive() {
     let (out, err) = (text(&imported.stdout), text(&imported.stderr));
     assert!(out.contains("1 keys imported, 0 were there, 6 refused, 0 unknown"), "{out}{err}");
     for says in [
-        "line 2: it is no line",
+        "line 2: it is no line to import",
         "version 2",
-        "line 3: it is no line",
-        "line 4: it has expired",
+        "line 3: it is no line to import",
+        "line 4: it is no line to import: counter/g/a stands in an earlier line",
+        "line 5: it has expired",
         "line 7:",
     ] {
         assert!(err.contains(says), "{says}: {err}");
@@ -201,7 +202,7 @@ async fn an_expired_or_damaged_line_is_refused_and_the_others_arrive() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_native_counters_held_arrives() {
     let to = Place::new();
-    let csv = "site,home,42\n\"a, \"\"quoted\"\" group\",n,-7\nsite,max,9223372036854775807\n";
+    let csv = "site,home,40\nsite,home,2\n\"a, \"\"quoted\"\" group\",n,-7\nsite,max,9223372036854775807\n";
     let lines = run("convert", &[], csv.as_bytes());
     assert!(lines.status.success(), "{}", text(&lines.stderr));
     for _ in 0..2 {

@@ -89,7 +89,7 @@ pub(super) async fn add(args: AddArgs) -> anyhow::Result<ExitCode> {
         Err(error)
             if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect) =>
         {
-            return Err(args.server.unreachable());
+            return Err(args.server.explain(error));
         }
         Err(error) => {
             eprintln!("orderfree: {error:#}; the update may or may not be counted");
@@ -185,7 +185,17 @@ impl ServerArgs {
 
     fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         match error.downcast_ref::<reqwest::Error>() {
-            Some(cause) if cause.is_connect() => self.unreachable(),
+            Some(cause) if cause.is_connect() => {
+                let whole = format!("{error:#}");
+                match whole.to_lowercase().contains("certificate") {
+                    true => error.context(format!(
+                        "the certificate of {} is not accepted, so nothing was sent; name its authority with --ca, \
+                         and call it by a name that it is for",
+                        self.url
+                    )),
+                    false => self.unreachable(),
+                }
+            }
             _ => error,
         }
     }

@@ -97,7 +97,10 @@ fn append(file: &Path, lines: &str) -> anyhow::Result<()> {
     let gap = if old.is_empty() || old.ends_with("\n\n") { "" } else { "\n" };
     let new = format!("{old}{gap}{lines}");
     new.parse::<Policy>().with_context(what)?;
-    fs::write(file, new).with_context(what)
+    // In one step: a policy that is cut off would let in fewer, or nobody.
+    let aside = file.with_extension("new");
+    fs::write(&aside, new).with_context(what)?;
+    fs::rename(&aside, file).with_context(what)
 }
 
 #[cfg(test)]

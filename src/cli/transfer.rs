@@ -2,6 +2,8 @@
 //! for each key, a [parcel](orderfree_core::protocol::transfer), which may be imported any number of times
 //! and counts once.
 
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,8 +15,9 @@ use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use futures::{StreamExt, stream};
 use orderfree_core::crdt::{Kind, Question, State};
+use orderfree_core::protocol::fold::proves_moved_clock;
 use orderfree_core::protocol::transfer::Parcel;
-use orderfree_core::protocol::{Key, MutatorId, Name, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Constants, Key, MutatorId, Name, Timestamp, WriteOutcome};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -46,7 +49,7 @@ pub(super) struct ExportArgs {
     #[arg(long, default_value = "", value_name = "TEXT")]
     group_prefix: String,
     /// For how long the lines can be imported; until then each key of them has a row more.
-    #[arg(long, default_value = "7days", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    #[arg(long, default_value = "7days", value_parser = valid_for, value_name = "DURATION")]
     valid_for: Duration,
 }
 
@@ -67,7 +70,7 @@ pub(super) struct ConvertArgs {
     #[arg(long, default_value = "counter")]
     kind: String,
     /// For how long the lines can be imported.
-    #[arg(long, default_value = "7days", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    #[arg(long, default_value = "7days", value_parser = valid_for, value_name = "DURATION")]
     valid_for: Duration,
 }
 
@@ -97,6 +100,16 @@ struct Line {
 }
 
 const VERSION: u32 = 1;
+
+/// Longest time for which a line can be imported: until then its key has a row more.
+const VALID_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// Reads for how long lines can be imported.
+fn valid_for(text: &str) -> Result<Duration, String> {
+    let span = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let fits = (Duration::from_millis(1)..=VALID_MAX).contains(&span);
+    fits.then_some(span).ok_or_else(|| "give a time of up to 90 days".to_owned())
+}
 
 impl Line {
     fn new(key: &Key, state: &State, now: Timestamp, valid_for: Duration, chance: &Chance) -> Line {
@@ -226,6 +239,11 @@ impl Export<'_> {
 
     fn line(&mut self, read: &KeyValue, lines: &mut Vec<u8>) -> anyhow::Result<()> {
         let valid_for = self.args.valid_for;
+        if read.bytes > limits::IMPORT_BYTES_MAX {
+            self.unreadable += 1;
+            eprintln!("orderfree: {}: its state is too large to be imported", read.key);
+            return Ok(());
+        }
         let mut line = Line::new(&read.key, &read.state, read.as_of, valid_for, &self.chance);
         line.shards = read.shards;
         line.folded_through_us = read.folded_through.map(Timestamp::as_micros);
@@ -247,22 +265,29 @@ enum Imported {
 pub(super) async fn import(args: ImportArgs) -> anyhow::Result<ExitCode> {
     let _telemetry = telemetry::start();
     let (store, node) = open(&args.store).await?;
+    let constants = args.store.constants()?;
     let lines = io::stdin().lock().lines().enumerate();
+    let lines = lines.filter(|(_, line)| !matches!(line, Ok(line) if line.trim().is_empty()));
+    let mut keys = HashSet::new();
     let deliveries = lines.map(|(index, line)| {
-        let (store, node, into_living) = (&store, &node, args.into_living);
+        let (store, node, constants, into_living) = (&store, &node, &constants, args.into_living);
+        let parcel = parcel_of(line).and_then(|parcel| {
+            // Which of two were first would be chance.
+            let is_new = keys.insert(parcel.write().key().clone());
+            ensure!(is_new, "{} stands in an earlier line as well", parcel.write().key());
+            Ok(parcel)
+        });
         async move {
-            let result = match line {
-                Ok(line) if line.trim().is_empty() => return None,
-                Ok(line) => deliver(store, node, &line, into_living).await,
-                Err(error) => Imported::Refused(format!("it can't be read: {error}")),
+            let result = match parcel {
+                Ok(parcel) => deliver(store, node, &parcel, constants, into_living).await,
+                Err(error) => Imported::Refused(format!("it is no line to import: {error:#}")),
             };
-            Some((index + 1, result))
+            (index + 1, result)
         }
     });
     let mut deliveries = stream::iter(deliveries).buffered(LINES_AT_ONCE);
     let (mut now, mut before, mut refused, mut unknown) = (0, 0, 0, 0);
-    while let Some(delivery) = deliveries.next().await {
-        let Some((line, result)) = delivery else { continue };
+    while let Some((line, result)) = deliveries.next().await {
         let (count, says) = match result {
             Imported::Now => (&mut now, None),
             Imported::Before => (&mut before, None),
@@ -284,35 +309,60 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<ExitCode> {
     Ok(if refused + unknown == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn deliver(store: &Arc<dyn Store>, node: &Node, line: &str, into_living: bool) -> Imported {
-    let parcel =
-        serde_json::from_str::<Line>(line).map_err(anyhow::Error::from).and_then(Line::parcel);
-    let parcel = match parcel {
-        Ok(parcel) => parcel,
-        Err(error) => return Imported::Refused(format!("it is no line of an export: {error:#}")),
-    };
-    let write = parcel.write();
-    let clock = SystemClock;
-    if !write.may_be_sent(clock.now().wall) {
-        return Imported::Refused("it has expired; export again".to_owned());
+fn parcel_of(line: io::Result<String>) -> anyhow::Result<Parcel> {
+    serde_json::from_str::<Line>(&line?)?.parcel()
+}
+
+async fn deliver(
+    store: &Arc<dyn Store>,
+    node: &Node,
+    parcel: &Parcel,
+    constants: &Constants,
+    into_living: bool,
+) -> Imported {
+    let refused = |why: &str| Imported::Refused(why.to_owned());
+    let (write, now) = (parcel.write(), SystemClock.now());
+    if !write.may_be_sent(now.wall) {
+        return refused("it has expired; export again");
     }
-    if let Err(error) = store.check_clock(clock.now()) {
+    // Times of a clock that was ahead would win against all that is written here for as long.
+    let clocks = 2 * constants.clock_offset_max();
+    if write.timestamp() > now.wall.plus(clocks) {
+        return refused("it is from the future: a clock differs");
+    }
+    if write.expires_at() > now.wall.plus(VALID_MAX + clocks) {
+        return refused("it is valid for over 90 days, which no export is");
+    }
+    if let Err(error) = store.check_clock(now) {
         return Imported::Refused(error.to_string());
     }
-    match node.service().shards(write.key()).await {
+    let found = match node.service().shards(write.key()).await {
+        Ok(found) => found,
         Err(error) => return Imported::Refused(error.to_string()),
-        Ok(found) if found.shards.iter().any(|shard| shard.mutator_id == write.mutator_id()) => {
-            return Imported::Before;
+    };
+    match found.tally.as_ref().map(|tally| &tally.content) {
+        Some(Err(error)) => return Imported::Refused(error.to_string()),
+        Some(Ok((fence, _)))
+            if *fence >= write.expires_at() || proves_moved_clock(*fence, now.wall, constants) =>
+        {
+            return refused("the key's fence lies in the future: a clock has moved");
         }
-        Ok(found) if !into_living && (found.tally.is_some() || !found.shards.is_empty()) => {
-            let key = write.key();
-            return Imported::Refused(format!("{key} exists; say --into-living to add to it"));
-        }
-        Ok(_) => {}
+        _ => {}
     }
+    let was_there = found.shards.iter().any(|shard| shard.mutator_id == write.mutator_id());
+    if !was_there && !into_living && (found.tally.is_some() || !found.shards.is_empty()) {
+        return Imported::Refused(format!(
+            "{} exists; say --into-living to add to it",
+            write.key()
+        ));
+    }
+    // Also where it was seen: by some replicas, perhaps, and it is the same row each time.
     match store.write_shard(write).await {
-        WriteOutcome::Acked if parcel.ack_stands(clock.now()) => Imported::Now,
-        WriteOutcome::Acked => Imported::Unknown("it expired meanwhile".to_owned()),
+        WriteOutcome::Acked if !parcel.ack_stands(SystemClock.now()) => {
+            Imported::Unknown("it expired meanwhile".to_owned())
+        }
+        WriteOutcome::Acked if was_there => Imported::Before,
+        WriteOutcome::Acked => Imported::Now,
         WriteOutcome::Refused(why) => Imported::Refused(why),
         WriteOutcome::Unknown(why) => Imported::Unknown(why),
     }
@@ -327,12 +377,20 @@ pub(super) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     );
     let (chance, now) = (Chance::system(), SystemClock.now().wall);
     let mut rows = csv::ReaderBuilder::new().has_headers(false).from_reader(io::stdin().lock());
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut keys: BTreeMap<Key, State> = BTreeMap::new();
     for (index, row) in rows.records().enumerate() {
-        let row = row.with_context(|| format!("line {}", index + 1))?;
-        let line = converted(kind, &row).with_context(|| format!("line {}", index + 1))?;
-        let (key, state) = line;
-        serde_json::to_writer(&mut out, &Line::new(&key, &state, now, args.valid_for, &chance))?;
+        let place = || format!("line {}", index + 1);
+        let (key, state) = converted(kind, &row.with_context(place)?).with_context(place)?;
+        match keys.entry(key) {
+            Entry::Vacant(new) => {
+                new.insert(state);
+            }
+            Entry::Occupied(mut old) => old.get_mut().merge(&state).with_context(place)?,
+        }
+    }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for (key, state) in &keys {
+        serde_json::to_writer(&mut out, &Line::new(key, state, now, args.valid_for, &chance))?;
         out.write_all(b"\n")?;
     }
     out.flush()?;

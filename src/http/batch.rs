@@ -21,6 +21,7 @@ use super::read;
 use super::schemas::{BatchBody, MaybeKey, QueryBody, UpdateItem};
 use super::stream::{self as lines, Summary};
 use super::together::Together;
+use super::turns::Turns;
 use super::update::{self, Outcome};
 use super::wire::{self, Ask, KeyValueView, KeyView};
 use crate::limits;
@@ -104,6 +105,7 @@ pub(super) struct UpdateResult {
 pub(super) async fn batch(
     State(app): State<AppState>,
     State(bodies): State<Bodies>,
+    State(turns): State<Turns>,
     caller: Caller,
     Query(params): Query<BatchParams>,
     request: Request,
@@ -113,6 +115,7 @@ pub(super) async fn batch(
     match MediaType::of(&parts.headers) {
         MediaType::Json => {
             let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
+            let _turn = turns.batch().await?;
             let updates = items(&body, "updates", BATCH_EXAMPLE)?;
             let bytes = updates.len() * RESULT_BYTES;
             // The request itself has passed.
@@ -260,6 +263,7 @@ pub(super) enum ReadResult {
 pub(super) async fn query(
     State(app): State<AppState>,
     State(bodies): State<Bodies>,
+    State(turns): State<Turns>,
     caller: Caller,
     Query(params): Query<ManyParams>,
     headers: HeaderMap,
@@ -280,6 +284,11 @@ pub(super) async fn query(
     for problem in keys.iter().filter_map(|key| key.as_ref().err()) {
         observe::count_denied(app.service.metrics(), problem.kind());
     }
+    let large = keys.iter().flatten().find(|key| !key.kind.about().is_small);
+    let _turn = match large {
+        Some(key) => Some(turns.page(key.kind, keys.len()).await?),
+        None => None,
+    };
     let reads = keys.clone().into_iter().map(|key| read_one(&app, key, level, &params.ask));
     let mut reads = stream::iter(reads).buffered(reads_at_once(&keys));
     let (mut results, mut bytes) = (Vec::with_capacity(keys.len()), 0);

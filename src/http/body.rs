@@ -80,8 +80,10 @@ impl Bodies {
         check_declared(headers, bytes_max)?;
         let mut room = self.room(&body, bytes_max)?;
         let until = Instant::now() + limits::BODY_TIME_MAX;
+        // One that grows would take up to twice its room.
+        let length = body.size_hint().exact().and_then(|length| usize::try_from(length).ok());
         let mut stream = body.into_data_stream();
-        let mut bytes = Vec::new();
+        let mut bytes = Vec::with_capacity(length.unwrap_or(0).min(bytes_max));
         while let Some(chunk) = timeout_at(until, stream.next()).await.map_err(|_| too_slow())? {
             let chunk = chunk.map_err(|_| cut_off())?;
             if bytes.len() + chunk.len() > bytes_max {

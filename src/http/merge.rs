@@ -22,6 +22,7 @@ use super::json::{self, Fields, Tree};
 use super::problem::Problem;
 use super::read;
 use super::schemas::MergeBody;
+use super::turns::Turns;
 use super::wire::{self, Ask, Shown, rfc3339};
 use crate::limits;
 use crate::policy::{Caller, Verb};
@@ -106,6 +107,7 @@ struct Wanted {
 pub(super) async fn merge(
     State(app): State<AppState>,
     State(bodies): State<Bodies>,
+    State(turns): State<Turns>,
     caller: Caller,
     Query(params): Query<MergeParams>,
     headers: HeaderMap,
@@ -120,6 +122,10 @@ pub(super) async fn merge(
     caller.pass_or_refuse(keys.len() - 1)?;
     let (kind, group) = (keys[0].kind, keys[0].group.to_string());
     let ask = params.ask.of(kind)?;
+    let _turn = match kind.about().is_small {
+        true => None,
+        false => Some(turns.page(kind, keys.len()).await?),
+    };
     // Read before the store is asked: every update acknowledged before is in the answer.
     let as_of = app.service.now().wall;
     let reads = keys.into_iter().map(|key| read_one(&app, key, level));

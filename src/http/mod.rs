@@ -5,7 +5,7 @@
 //! * `body`, `extract`, `json`, `wire`: from requests to checked values, from values to answers;
 //! * `update`, `read`, `batch`, `stream`: the use cases of clients;
 //! * `inspect`, `repair`, `operations`: those of operators;
-//! * `observe`, `trace`, `answers`: what happens to every request and to large answers;
+//! * `observe`, `trace`, `answers`, `turns`: what happens to every request, and to large ones;
 //! * `openapi`, `schemas`: the document, made from the same routes that serve.
 
 mod access;
@@ -28,6 +28,7 @@ mod schemas;
 mod stream;
 mod together;
 mod trace;
+mod turns;
 mod update;
 mod wire;
 
@@ -48,6 +49,7 @@ use crate::service::Service;
 use answers::Answers;
 use body::Bodies;
 use observe::Observer;
+use turns::Turns;
 
 pub use catalog::{Entry, ProblemType};
 pub use openapi::openapi;
@@ -75,6 +77,7 @@ struct Served {
     app: AppState,
     bodies: Bodies,
     answers: Answers,
+    turns: Turns,
 }
 
 impl FromRef<Served> for AppState {
@@ -86,6 +89,12 @@ impl FromRef<Served> for AppState {
 impl FromRef<Served> for Bodies {
     fn from_ref(served: &Served) -> Bodies {
         served.bodies.clone()
+    }
+}
+
+impl FromRef<Served> for Turns {
+    fn from_ref(served: &Served) -> Turns {
+        served.turns.clone()
     }
 }
 
@@ -128,7 +137,7 @@ pub fn routers_apart(app: AppState) -> (Router, Router) {
 
 fn served(app: AppState) -> Served {
     let bodies = Bodies::new(limits::BODIES_BYTES_MAX);
-    Served { app, bodies, answers: Answers::default() }
+    Served { app, bodies, answers: Answers::default(), turns: Turns::default() }
 }
 
 fn serve(served: Served, routes: OpenApiRouter<Served>, others: Router, is_shared: bool) -> Router {

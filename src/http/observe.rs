@@ -68,7 +68,7 @@ impl Observer {
     /// or there are too many. Whatever operators do leaves a line in the log.
     async fn pass(
         &self,
-        route: &str,
+        (method, route): (&'static str, &str),
         request_id: &HeaderValue,
         trace_id: Option<&str>,
         mut request: Request,
@@ -81,7 +81,10 @@ impl Observer {
         let audited = is_audited(route)
             .then(|| (caller.clone(), request.method().clone(), request.uri().path().to_owned()));
         request.extensions_mut().insert(caller);
-        let response = self.answers.hold(next.run(request).await).await;
+        let may_be_shed = route.starts_with(CLIENTS) && !is_update(method, route);
+        let answer = next.run(request).await;
+        // What an update was told by its answer must not be lost to it.
+        let response = if may_be_shed { self.answers.hold(answer).await } else { answer };
         if let Some((caller, method, path)) = audited {
             let (caller, status) = (caller.name(), response.status().as_u16());
             tracing::info!(
@@ -144,8 +147,9 @@ pub(super) async fn observe(
     let method = method_label(request.method());
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or("unmatched", MatchedPath::as_str).to_owned();
+    let leaves_much_unread = has_large_body(request.headers());
     let trace = Trace::of(request.headers(), method, &route);
-    let pass = observer.pass(&route, &id, trace.id.as_deref(), request, next);
+    let pass = observer.pass((method, &route), &id, trace.id.as_deref(), request, next);
     // A panic is a bug, but answers like everything else.
     let answer = AssertUnwindSafe(pass.instrument(trace.span.clone())).catch_unwind();
     let response = answer.await.map_or_else(panicked, IntoResponse::into_response);
@@ -164,7 +168,10 @@ pub(super) async fn observe(
     } else {
         tracing::debug!(method, route, status, ms, request_id, trace_id, "request");
     }
-    if observer.health.is_draining() {
+    // Of a body that nobody read to its end, the connection is closed: said, or the next request on it would
+    // get no answer.
+    if observer.health.is_draining() || (leaves_much_unread && (status >= 400 || method != "POST"))
+    {
         // Said with an answer, a client never sends on a connection that is being closed, where it could
         // not know what became of an update.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -179,6 +186,16 @@ pub(super) async fn observe(
     let label = RequestLabel { route, method, status };
     metrics.requests.get_or_create(&label).inc();
     response
+}
+
+/// Whether a body is longer than what is read ahead of it.
+fn has_large_body(headers: &HeaderMap) -> bool {
+    const AHEAD_BYTES: u64 = 8 * 1024;
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    match length.and_then(|length| length.parse::<u64>().ok()) {
+        Some(length) => length > AHEAD_BYTES,
+        None => headers.contains_key(header::TRANSFER_ENCODING),
+    }
 }
 
 /// Counts what was denied to somebody.

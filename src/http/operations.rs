@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -162,7 +163,9 @@ pub(super) async fn docs() -> Response {
     responses((status = 200, description = "The script", content((String = "text/javascript"))))
 )]
 pub(super) async fn docs_script() -> Response {
-    let Some(script) = scalar_api_reference::get_asset("scalar.js") else {
+    static SCRIPT: LazyLock<Option<Bytes>> =
+        LazyLock::new(|| scalar_api_reference::get_asset("scalar.js").map(Bytes::from));
+    let Some(script) = SCRIPT.clone() else {
         return Problem::new(ProblemType::Internal, "The page's script is missing.")
             .into_response();
     };

@@ -19,6 +19,7 @@ use super::access::{GroupPath, KeyPath};
 use super::catalog::ProblemType;
 use super::extract::{self, Params, Query, QueryParams};
 use super::problem::{Problem, ProblemBody};
+use super::turns::Turns;
 use super::wire::{self, Ask, KeyValueView, KeyView, ValueView};
 use crate::limits;
 use crate::policy::Verb;
@@ -332,6 +333,7 @@ impl ValueOrProblem {
 )]
 pub(super) async fn read_group(
     State(app): State<AppState>,
+    State(turns): State<Turns>,
     path: GroupPath,
     Query(params): Query<GroupParams>,
     uri: Uri,
@@ -349,6 +351,7 @@ pub(super) async fn read_group(
         limit: params.limit,
         level: params.level,
     };
+    let _turn = turns.page(kind, query.limit).await?;
     let page = app.service.read_group(&query).await;
     let page = page.map_err(|error| problem_of(error, &format!("{kind}/{group}")))?;
     let next = page.next.as_ref().map(cursor);

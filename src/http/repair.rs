@@ -39,6 +39,7 @@ impl Params for GroupsParams {
         let behind = query.read("cursor", |text| {
             let bytes = URL_SAFE_NO_PAD.decode(text).ok().filter(|bytes| !bytes.is_empty());
             let cursor = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+            let cursor = cursor.filter(|cursor| cursor.parse::<i64>().is_ok());
             let cursor =
                 cursor.ok_or_else(|| format!("{text:?} is not the `next` of an earlier page"))?;
             Ok(GroupCursor(cursor))
@@ -157,13 +158,14 @@ pub(super) async fn discard(
 ) -> Result<Json<DiscardView>, Problem> {
     let (key, _) = path.to(Verb::Admin)?;
     let DiscardParams { mutator_id, dry_run } = params;
-    let discarded = app.service.discard(&key, mutator_id, dry_run).await;
-    let Discarded { row, error } =
-        discarded.map_err(|error| problem_of(error).within(&key.to_string()))?;
+    let problem = |error| problem_of(error).within(&key.to_string());
+    let looked_at = app.service.discard(&key, mutator_id, true).await;
+    let Discarded { row, error } = looked_at.map_err(problem)?;
     let (expires_at, state) = (rfc3339(row.expires_at), STANDARD.encode(&row.state));
     if !dry_run {
-        // Whoever loses the answer finds the bytes here.
-        tracing::warn!(target: super::AUDIT, %key, %mutator_id, expires_at, state, "a row was discarded");
+        // Before: whatever becomes of the removal and its answer, the bytes are here.
+        tracing::warn!(target: super::AUDIT, %key, %mutator_id, expires_at, state, "a row is discarded");
+        app.service.discard(&key, mutator_id, false).await.map_err(problem)?;
     }
     Ok(Json(DiscardView {
         key: (&key).into(),

@@ -17,6 +17,7 @@ use axum::body::{Body, BodyDataStream};
 use futures::StreamExt;
 use orderfree_core::protocol::Durability;
 use serde::Serialize;
+use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout, timeout_at};
 use utoipa::ToSchema;
 
@@ -111,10 +112,16 @@ pub(super) async fn apply(
         // A stream is slowed down, but not for ever: it holds room that others need.
         let slowed =
             timeout(limits::BODY_TIME_MAX, caller.pass_in_time(window.updates.len())).await;
-        let (mut results, end) = match slowed {
-            Ok(()) => (window.apply(app, durability).await, end),
-            Err(_) => (window.refuse(&too_fast(&caller)), Err(too_fast(&caller))),
-        };
+        // Reading and waiting took their time.
+        let (mut results, end) =
+            match slowed.map(|()| app.policies.renew(&caller, app.service.now().wall)) {
+                Ok(Ok(_)) => (window.apply(app, durability).await, end),
+                Ok(Err(denied)) => {
+                    let problem = access::unauthenticated(denied);
+                    (window.refuse(&problem), Err(problem))
+                }
+                Err(_) => (window.refuse(&too_fast(&caller)), Err(too_fast(&caller))),
+            };
         results.sort_by_key(|(line, _)| *line);
         for (line, result) in results {
             if let Err(problem) = &result {
@@ -247,11 +254,14 @@ impl Lines {
             if !is_blank {
                 return Ok(Some(Ok(line)));
             }
+            // Nothing but blank lines must not keep others from their turn.
+            consume_budget().await;
         }
     }
 
     /// Reads one more chunk; what was read of a line that is too long is not kept.
     async fn fill(&mut self) -> Result<(), Problem> {
+        consume_budget().await;
         let done = if self.is_too_long { self.buffer.len() } else { self.at };
         self.buffer.drain(..done);
         self.at = 0;

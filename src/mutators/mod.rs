@@ -31,7 +31,7 @@ use crate::chance::Chance;
 use crate::gate::Gate;
 use crate::limits;
 use crate::metrics::{Metrics, Outcome};
-use crate::policy::{OverQuota, Policies};
+use crate::policy::{OverQuota, Policies, Seat};
 use crate::store::Store;
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, PoisonError, sleep, timeout};
 use crate::tasks::Tasks;
@@ -240,7 +240,8 @@ impl Mutators {
         }
         let now = self.gate.open()?;
         let time = self.prepare(key, &mut ops, now.wall)?;
-        Ok((time, self.admit(key, ops, durability, now)?))
+        let seat = || self.policies.seat(&key.group);
+        Ok((time, self.admit(key, ops, durability, now, seat)?))
     }
 
     /// Accepts updates of one key as one op list, so that a hot key costs one update of its mutator,
@@ -297,12 +298,13 @@ impl Mutators {
         mut ops: Vec<Op>,
         durability: Durability,
         now: Now,
+        seat: impl Fn() -> Result<Seat, OverQuota>,
     ) -> Result<Option<Waiting>, Refused> {
         if self.waiting.load(Ordering::Relaxed) >= limits::WAITING_OPS_MAX {
             return Err(Refused::Overloaded("too many updates waiting"));
         }
         loop {
-            let slot = self.live_slot(key, now)?;
+            let slot = self.live_slot(key, now, &seat)?;
             let mut state = slot.lock();
             if state.retired {
                 drop(state);
@@ -336,8 +338,12 @@ impl Mutators {
         }
     }
 
-    fn live_slot(&self, key: &Key, now: Now) -> Result<Arc<Slot>, Refused> {
-        let seat = || self.policies.seat(&key.group);
+    fn live_slot(
+        &self,
+        key: &Key,
+        now: Now,
+        seat: impl Fn() -> Result<Seat, OverQuota>,
+    ) -> Result<Arc<Slot>, Refused> {
         let (slot, evicted) = self.slots.find_or_insert(key, seat, || {
             self.metrics.births.inc();
             let precision = self.policies.precision(key);
@@ -464,7 +470,9 @@ impl Mutators {
     async fn adopt(self: &Arc<Self>, slot: &Arc<Slot>, orphans: Vec<Vec<Op>>) {
         let key = &slot.key;
         self.slots.remove(slot);
-        let admit = |ops| self.admit(key, ops, Durability::Memory, self.gate.open()?);
+        // Without a quota: they were answered, and the dead mutator may have the last seat.
+        let free = || Ok(Seat::free());
+        let admit = |ops| self.admit(key, ops, Durability::Memory, self.gate.open()?, free);
         for ops in orphans {
             while let Err(error) = admit(ops.clone()) {
                 if matches!(error, Refused::Op(_)) {

@@ -96,6 +96,14 @@ impl FromStr for Policy {
     /// Reads the text of a file. An error is one sentence, and holds no secret: the file has none but
     /// what was put there by mistake, so that its lines are not repeated.
     fn from_str(text: &str) -> anyhow::Result<Policy> {
+        // The parser's errors, and those below, repeat what they are about.
+        if let Some(at) = tokens::position(text) {
+            let line = 1 + text[..at].matches('\n').count();
+            anyhow::bail!(
+                "line {line}: a token stands in the file itself; revoke it, and put its hash there (`orderfree \
+                 token new` prints both)"
+            );
+        }
         let file: File = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
             anyhow::anyhow!("line {line}: {}", error.message())

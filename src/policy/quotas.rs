@@ -149,6 +149,12 @@ impl Quotas {
 }
 
 impl Seat {
+    /// For a mutator that no quota counts.
+    #[must_use]
+    pub fn free() -> Seat {
+        Seat(None)
+    }
+
     /// Whether it is one of these.
     #[must_use]
     pub fn is_of(&self, seats: &SeatsOf) -> bool {

@@ -78,7 +78,8 @@ async fn many_writes_at_once_share_few_syncs() {
     let outcomes = join_all(writes.iter().map(|write| store.write_shard(write))).await;
     assert!(outcomes.iter().all(|outcome| *outcome == WriteOutcome::Acked));
     println!("{WRITES} writes in {} transactions", store.commits());
-    assert!(store.commits() <= 20, "{} transactions", store.commits());
+    // Some tens on a busy machine; one each without sharing.
+    assert!(store.commits() <= 100, "{} transactions", store.commits());
     assert_eq!(value(&store, &key("key 999"), now).await.expect("rows").state, counter(1));
 }
 

@@ -111,17 +111,15 @@ pub(super) fn remove(
     Ok(())
 }
 
-/// Groups of a kind behind one of them, in their order.
+/// Groups of a kind in their order, but for so many first ones.
 pub(super) fn groups(
     table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
     kind: Kind,
-    mut behind: Option<String>,
+    passed: usize,
     limit: usize,
 ) -> Result<Vec<Name>, ReadError> {
-    let mut groups = Vec::new();
+    let (mut groups, mut seen, mut start) = (Vec::new(), 0, String::new());
     while groups.len() < limit {
-        // No group has control characters, so that this comes right behind all rows of that group.
-        let start = behind.map_or_else(String::new, |group| format!("{group}\0"));
         let from: RowKey<'_> = (kind.name(), &start, "", 0, 0);
         let Some(entry) = table.range::<RowKey>((Included(from), Unbounded))?.next() else { break };
         let key = entry?.0;
@@ -129,8 +127,12 @@ pub(super) fn groups(
         if key.0 != kind.name() {
             break;
         }
-        groups.push(checked_name(key, key.1)?);
-        behind = Some(key.1.to_owned());
+        seen += 1;
+        if seen > passed {
+            groups.push(checked_name(key, key.1)?);
+        }
+        // No group has control characters, so that this comes right behind all rows of that group.
+        start = format!("{}\0", key.1);
     }
     Ok(groups)
 }

@@ -1,0 +1,84 @@
+//! Whatever operators do with keys leaves one line in the log, and what users do none.
+
+use serde_json::Value;
+
+use crate::pod::{Setup, token};
+use crate::wire::bearer;
+
+const KEY: &str = "/v1/counter/shop%2Fa/n";
+const DISCARD: &str = "/v1/counter/g/n/discard?mutator_id=5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77";
+
+fn audits(lines: &[Value]) -> Vec<&Value> {
+    lines.iter().filter(|line| line["target"] == "orderfree::audit").collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_leave_one_line_each_and_users_none() {
+    let (ops, lines) = token("ops", &[("", &["read", "write", "admin"])], "");
+    let (user, more) = token("user", &[("", &["read", "write"])], "");
+    let pod = Setup::new().policy(&(lines + &more)).start().await;
+    let (ops, user) = (bearer(&ops), bearer(&user));
+    let batch = r#"{"updates":[{"kind":"counter","group":"g","name":"n","op":{"op":"add"}}]}"#;
+    for caller in [&ops, &user] {
+        for (method, path, body) in [
+            ("POST", KEY, r#"{"op":"add"}"#),
+            ("GET", KEY, ""),
+            ("GET", "/v1/counter/g", ""),
+            ("POST", "/v1/batch", batch),
+            ("GET", "/v1/kinds", ""),
+            ("GET", "/livez", ""),
+            ("GET", "/v1/nokind/g/n", ""),
+        ] {
+            let headers =
+                [("authorization", caller.as_str()), ("content-type", "application/json")];
+            pod.ask(method, path, &headers, body).await;
+        }
+    }
+    assert_eq!(audits(&pod.lines()).len(), 0, "{}", pod.log());
+
+    let shards = format!("{KEY}/shards");
+    let fold = format!("{KEY}/fold?dry_run=true");
+    let mut expected = Vec::new();
+    for (caller, name, method, path, status) in [
+        (&ops, "ops", "GET", shards.as_str(), 200),
+        (&ops, "ops", "POST", &fold, 200),
+        (&ops, "ops", "GET", "/v1/counter?limit=10", 200),
+        (&ops, "ops", "POST", DISCARD, 404),
+        (&ops, "ops", "GET", "/v1/counter/none/n/shards", 404),
+        (&user, "user", "GET", &shards, 403),
+        (&user, "user", "POST", DISCARD, 403),
+    ] {
+        let id = format!("req-{}", expected.len());
+        let headers = [("authorization", caller.as_str()), ("x-request-id", &id)];
+        let answer = pod.ask(method, path, &headers, "").await;
+        assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
+        assert_eq!(answer.header("x-request-id"), id);
+        expected.push((name, method, path.split('?').next().expect("a path"), status, id));
+    }
+    let lines = pod.lines();
+    let audits = audits(&lines);
+    assert_eq!(audits.len(), expected.len(), "{audits:#?}");
+    for (line, (name, method, path, status, id)) in audits.iter().zip(&expected) {
+        assert_eq!(line["level"], "INFO");
+        assert_eq!(line["caller"], *name, "{line}");
+        assert_eq!(line["method"], *method, "{line}");
+        assert_eq!(line["path"], *path, "{line}");
+        assert_eq!(line["status"], *status, "{line}");
+        assert_eq!(line["request_id"], **id, "as the answer's header has it: {line}");
+    }
+}
+
+/// A caller can't forge lines: what it sends stands inside one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_stays_one_line_whatever_is_asked_for() {
+    let pod = Setup::new().start().await;
+    pod.get("/v1/counter/a%0A%7B%22target%22:%22orderfree::audit%22%7D/n/shards").await;
+    let lines = pod.lines();
+    assert_eq!(
+        (lines.len(), audits(&lines).len()),
+        (pod.log().lines().count(), 1),
+        "{}",
+        pod.log()
+    );
+    assert_eq!(audits(&lines)[0]["caller"], "anybody");
+}

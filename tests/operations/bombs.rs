@@ -1,0 +1,109 @@
+//! Bodies that grow when they are unpacked: refused at their limits, and others are served meanwhile.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use futures::future::join_all;
+use tokio::time::sleep;
+
+use crate::bystanders::Bystander;
+use crate::machine;
+use crate::pod::{MIB, Setup};
+use crate::wire::{self, Answer, request};
+
+const AT_ONCE: usize = 16;
+
+/// Memory that all of them may cost a pod at once.
+const MEMORY: usize = 128 * MIB;
+
+/// What others may wait for their answers meanwhile.
+const OTHERS_WAIT: Duration = Duration::from_millis(500);
+
+/// So many MiB of one byte.
+fn packed(byte: u8, mib: usize) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    for _ in 0..mib {
+        encoder.write_all(&[byte; MIB]).expect("written");
+    }
+    encoder.finish().expect("packed")
+}
+
+async fn send(port: u16, kind: &str, body: &[u8]) -> Answer {
+    let headers = [("content-type", kind), ("content-encoding", "gzip")];
+    wire::ask(port, &request("POST", "/v1/batch", &headers, body)).await.expect("an answer")
+}
+
+/// Sends so many at once, and returns the answers and how much the pod's memory grew.
+async fn burst(port: u16, process: u32, kind: &str, body: &[u8]) -> (Vec<Answer>, usize) {
+    let before = crate::pod::memory_of(process);
+    let mut most = before;
+    let answers = join_all((0..AT_ONCE).map(|_| send(port, kind, body)));
+    let watch = async {
+        loop {
+            most = most.max(crate::pod::memory_of(process));
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let answers = tokio::select! {
+        biased;
+        answers = answers => answers,
+        () = watch => unreachable!("it goes on for ever"),
+    };
+    (answers, most - before)
+}
+
+async fn is_defused(kind: &str, byte: u8, mib: usize) {
+    let _beside = machine::beside().await;
+    let pod = Setup::new().start().await;
+    let body = packed(byte, mib);
+    let (bystander, began) = (Bystander::start(pod.port()), Instant::now());
+    sleep(Duration::from_millis(200)).await;
+    let (answers, grown) = burst(pod.port(), pod.process(), kind, &body).await;
+    println!("{AT_ONCE} bombs of {kind}: {:?}, {} MiB", began.elapsed(), grown / MIB);
+    for answer in answers {
+        assert_eq!((answer.status, answer.problem().as_str()), (413, "body-too-large"));
+    }
+    sleep(Duration::from_millis(200)).await;
+    bystander.was_served(OTHERS_WAIT).await;
+    assert!(grown <= MEMORY, "{} MiB more", grown / MIB);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gibibyte_of_zeros_is_refused_after_one_mebibyte_as_json() {
+    is_defused("application/json", 0, 1_024).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gibibyte_of_zeros_is_refused_after_64_mebibytes_as_a_stream() {
+    is_defused("application/x-ndjson", 0, 1_024).await;
+}
+
+/// Each byte is a line, which costs more than a byte of a long line.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gibibyte_of_line_breaks_keeps_nobody_else() {
+    is_defused("application/x-ndjson", b'\n', 1_024).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_and_nested_archives_are_refused() {
+    let pod = Setup::new().start().await;
+    let whole = packed(b' ', 1);
+    let mut twice = GzEncoder::new(Vec::new(), Compression::best());
+    twice.write_all(&whole).expect("written");
+    let empty = packed(0, 0);
+    for (name, body) in [
+        ("cut off", whole[..whole.len() / 2].to_vec()),
+        ("no archive", vec![0x42; 1_000]),
+        ("an archive in an archive", twice.finish().expect("packed")),
+        ("forty thousand archives of nothing", empty.repeat(40_000)),
+    ] {
+        for kind in ["application/json", "application/x-ndjson"] {
+            let answer = send(pod.port(), kind, &body).await;
+            let is_refused = (400..500).contains(&answer.status) || answer.json()["refused"] == 1;
+            assert!(is_refused, "{name}: {}", answer.text());
+        }
+    }
+    assert_eq!(pod.get("/readyz").await.status, 200);
+}

@@ -1,0 +1,78 @@
+//! Ordinary clients that count and read while something else happens to the pod: all of them must be
+//! served, soon, and right.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::wire::{self, request};
+
+const KEY: &str = "/v1/counter/bystanders/n";
+/// Fewer answers say nothing about the slowest one in a hundred.
+const LOOKS_LEAST: usize = 100;
+
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A client that is at it until it is asked what it saw.
+pub(crate) struct Bystander {
+    port: u16,
+    enough: Arc<AtomicBool>,
+    task: JoinHandle<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    times: Vec<Duration>,
+    acked: u64,
+    trouble: Vec<String>,
+}
+
+impl Bystander {
+    /// Counts and reads, each time on a connection of its own.
+    pub(crate) fn start(port: u16) -> Bystander {
+        let enough = Arc::new(AtomicBool::new(false));
+        let until = Arc::clone(&enough);
+        let task = tokio::spawn(async move {
+            let mut seen = Seen::default();
+            while !until.load(Ordering::Relaxed) || seen.times.len() < LOOKS_LEAST {
+                seen.look(port).await;
+                sleep(PAUSE).await;
+            }
+            seen
+        });
+        Bystander { port, enough, task }
+    }
+
+    /// Ends it. Every request was answered with 200, 99 in 100 of them within `most`, and each update counts
+    /// once.
+    pub(crate) async fn was_served(self, most: Duration) {
+        self.enough.store(true, Ordering::Relaxed);
+        let mut seen = self.task.await.expect("no panic");
+        assert!(seen.trouble.is_empty(), "a bystander was not served: {:?}", seen.trouble);
+        seen.times.sort();
+        let nearly_all = seen.times[(seen.times.len() * 99).div_ceil(100) - 1];
+        assert!(
+            nearly_all <= most,
+            "bystanders waited {nearly_all:?}, at most {:?}; {most:?} are allowed",
+            seen.times.last()
+        );
+        let value = wire::ask(self.port, &request("GET", KEY, &[], "")).await.expect("an answer");
+        assert_eq!(value.json()["value"], seen.acked, "what was acked counts, once");
+    }
+}
+
+impl Seen {
+    async fn look(&mut self, port: u16) {
+        for (method, acked) in [("POST", 1), ("GET", 0)] {
+            let began = Instant::now();
+            match wire::ask(port, &request(method, KEY, &[], "")).await {
+                Ok(answer) if answer.status == 200 => self.acked += acked,
+                other => self.trouble.push(format!("{method}: {other:?}")),
+            }
+            self.times.push(began.elapsed());
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Ten times what a pod can do: it sheds what is too much and stays right, in bounded memory, and is as
+//! quick as before soon after.
+//!
+//! `OVERLOAD_SECONDS` makes the load last longer; `tests/operations/overload` does that with a release build.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use crate::machine;
+use crate::pod::{MIB, Pod, Setup, memory_of, token};
+use crate::pressure::{GROUP, Mix, Pressure, Tally};
+
+/// What answers under overload may have as a status.
+const ALLOWED: [u16; 3] = [200, 429, 503];
+
+/// Sockets of the load.
+const SOCKETS: usize = 4_000;
+
+/// Fewer than that: the others wait, as many as the system lets.
+const CONNECTIONS_MAX: usize = 3_000;
+
+/// What a pod may have under a load of small requests.
+const MEMORY: usize = 512 * MIB;
+
+/// What a pod may have whatever comes: the manifests in `k8s/` allow it for as many connections.
+const MEMORY_MAX: usize = 896 * MIB;
+
+/// At least one in so many of the updates that a pod can do are done under overload.
+const USEFUL_PART: f64 = 4.0;
+
+/// How often what the pod can do the load asks for.
+const TIMES: f64 = 10.0;
+
+const CALIBRATE: Duration = Duration::from_secs(3);
+const LOOK: Duration = Duration::from_secs(2);
+const BACK_WITHIN: Duration = Duration::from_secs(30);
+
+/// A p99 below this is not told from it.
+const FAST: Duration = Duration::from_millis(5);
+
+fn load_span() -> Duration {
+    let seconds = std::env::var("OVERLOAD_SECONDS").ok().map(|text| text.parse());
+    Duration::from_secs(seconds.map_or(15, |seconds| seconds.expect("a number of seconds")))
+}
+
+/// Looks at a pod's memory until it is dropped.
+struct Highest {
+    bytes: Arc<AtomicUsize>,
+    enough: Arc<AtomicBool>,
+}
+
+impl Highest {
+    fn of(process: u32) -> Highest {
+        let (bytes, enough) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let highest = Highest { bytes: Arc::clone(&bytes), enough: Arc::clone(&enough) };
+        tokio::spawn(async move {
+            while !enough.load(Ordering::Relaxed) {
+                bytes.fetch_max(memory_of(process), Ordering::Relaxed);
+                sleep(Duration::from_millis(50)).await;
+            }
+        });
+        highest
+    }
+
+    fn end(self) -> usize {
+        self.enough.store(true, Ordering::Relaxed);
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// What all keys of the load have.
+async fn total(pod: &Pod, bearer: &str) -> u64 {
+    let path = format!("{GROUP}?limit=10000");
+    let answer = pod.ask("GET", &path, &[("authorization", bearer)], "").await;
+    let items = answer.json()["keys"].as_array().cloned().unwrap_or_default();
+    assert!(!items.is_empty(), "{}", answer.text());
+    items.iter().map(|item| item["value"].as_u64().expect("a number")).sum()
+}
+
+fn shown(what: &str, tally: &mut Tally, span: Duration) {
+    println!(
+        "{what}: {:.0} answers/s, p50 {:?}, p99 {:?}, max {:?}, statuses {:?} and within batches {:?}, acked {}, unknown {}, resets {:?}, \
+         unanswered {}, not connected {}, dropped {}",
+        tally.answers() as f64 / span.as_secs_f64(),
+        tally.percentile(50),
+        tally.percentile(99),
+        tally.percentile(100),
+        tally.statuses,
+        tally.within,
+        tally.acked,
+        tally.unknown,
+        tally.resets,
+        tally.unanswered,
+        tally.not_connected,
+        tally.dropped
+    );
+}
+
+struct Overload {
+    mix: Mix,
+    /// Of the token, if it has one.
+    rate: Option<u32>,
+    connections_max: usize,
+    memory: usize,
+}
+
+async fn overload(overload: Overload) -> Tally {
+    let Overload { mix, rate, connections_max, memory } = overload;
+    let _alone = machine::alone().await;
+    machine::allow_files(SOCKETS as u64 + 1_000);
+    let all: &[(&str, &[&str])] = &[("", &["read", "write"])];
+    let (loaded, lines) =
+        token("loaded", all, &rate.map_or(String::new(), |rate| format!("rate = {rate}")));
+    let (quiet, more) = token("quiet", all, "");
+    let setup = Setup::new().policy(&(lines + &more)).arg("--connections-max", connections_max);
+    let pod = setup.start().await;
+    let (loaded, quiet) = (crate::wire::bearer(&loaded), crate::wire::bearer(&quiet));
+    let calm = Pressure::on(pod.port(), &quiet, Mix::Usual);
+    let pressure = Pressure::on(pod.port(), &loaded, mix);
+
+    let mut first =
+        Pressure::on(pod.port(), &quiet, mix).closed(64, Duration::ZERO, CALIBRATE).await;
+    #[allow(clippy::cast_precision_loss, reason = "a count of some thousands")]
+    let per_second = |count: u64, span: Duration| count as f64 / span.as_secs_f64();
+    let capacity = per_second(first.answers(), CALIBRATE);
+    shown("calibration", &mut first, CALIBRATE);
+    let mut before = calm.closed(8, Duration::from_millis(10), LOOK).await;
+    shown("before", &mut before, LOOK);
+    let allowed = 3 * before.percentile(99).max(FAST);
+
+    let (span, highest) = (load_span(), Highest::of(pod.process()));
+    let mut load = pressure.open(SOCKETS, TIMES * capacity, span).await;
+    let ended = Instant::now();
+    shown("overload", &mut load, span);
+    let mut after;
+    let mut looks = Tally::default();
+    loop {
+        after = calm.closed(8, Duration::from_millis(10), LOOK).await;
+        looks.acked += after.acked;
+        looks.unknown += after.unknown;
+        if after.percentile(99) <= allowed || ended.elapsed() > BACK_WITHIN {
+            break;
+        }
+    }
+    let (took, most) = (ended.elapsed(), highest.end());
+    shown("after", &mut after, LOOK);
+    println!("back after {took:?}; most memory {} MiB", most / MIB);
+
+    let known: u64 = [&first, &before, &load, &looks].iter().map(|tally| tally.acked).sum();
+    let perhaps: u64 = [&first, &before, &load, &looks].iter().map(|tally| tally.unknown).sum();
+    let value = total(&pod, &quiet).await;
+    println!("acked {known}, unknown {perhaps}, counted {value}");
+    let strange =
+        load.statuses.iter().chain(&load.within).filter(|(status, _)| !ALLOWED.contains(status));
+    let strange: Vec<_> = strange.collect();
+    let resets: u64 = load.resets.values().sum();
+    let (could, did) = (per_second(first.acked, CALIBRATE), per_second(load.acked, span));
+    // All of them at once, as the figures belong together.
+    let wrong: Vec<String> = [
+        (
+            (known..=known + perhaps).contains(&value),
+            format!("{value} were counted, {known} acked and {perhaps} are unknown"),
+        ),
+        (strange.is_empty(), format!("answers with other statuses: {strange:?}")),
+        (
+            load.statuses.contains_key(&200) && rate.is_some() == load.statuses.contains_key(&429),
+            format!("{:?} with a rate of {rate:?}", load.statuses),
+        ),
+        (
+            resets <= load.answers() / 20,
+            format!("many connections ended without an answer: {:?}", load.resets),
+        ),
+        (most <= memory, format!("{} MiB of memory, {} are allowed", most / MIB, memory / MIB)),
+        (
+            took <= BACK_WITHIN,
+            format!("p99 {:?} after {took:?}, {:?} before", after.percentile(99), allowed / 3),
+        ),
+        (
+            rate.is_some() || did >= could / USEFUL_PART,
+            format!("{did:.0} updates a second were acked, and {could:.0} before the overload"),
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(is_well, otherwise)| (!is_well).then_some(otherwise))
+    .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    load
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn overload_is_shed_and_over_when_it_is_over() {
+    let (mix, connections_max) = (Mix::Usual, CONNECTIONS_MAX);
+    overload(Overload { mix, rate: None, connections_max, memory: MEMORY }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn overload_of_one_token_is_held_to_its_rate() {
+    let (mix, connections_max) = (Mix::Usual, CONNECTIONS_MAX);
+    overload(Overload { mix, rate: Some(500), connections_max, memory: MEMORY }).await;
+}
+
+/// Each request is a thousand updates, and all together are more than a pod holds at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn overload_by_batches_is_shed_as_well() {
+    let (mix, connections_max) = (Mix::Batches, SOCKETS);
+    let memory = MEMORY_MAX;
+    let load = overload(Overload { mix, rate: None, connections_max, memory }).await;
+    let is_shed = load.statuses.contains_key(&503) || load.within.contains_key(&503);
+    assert!(is_shed, "nothing was shed: {:?}", load.statuses);
+}

@@ -1,0 +1,35 @@
+//! The page at /docs: served by the pod alone, and held to that by its policy for browsers.
+
+use crate::pod::Setup;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_and_its_script_come_from_here_alone() {
+    let pod = Setup::new().start().await;
+    let page = pod.get("/docs").await;
+    assert_eq!((page.status, page.header("content-type")), (200, "text/html; charset=utf-8"));
+    let html = page.text();
+    for elsewhere in ["http://", "https://", "src=\"//", "href=\"//", "url(//"] {
+        assert!(!html.contains(elsewhere), "the page names another host: {html}");
+    }
+    assert!(html.contains("docs/script.js") && html.contains("openapi.json"), "{html}");
+
+    let policy = page.header("content-security-policy");
+    let rules: Vec<&str> = policy.split(';').map(str::trim).collect();
+    for rule in
+        ["default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'", "base-uri 'none'"]
+    {
+        assert!(rules.contains(&rule), "{rule} in {policy}");
+    }
+    assert!(!policy.contains("http") && !policy.contains('*'), "no other host: {policy}");
+    assert!(!policy.contains("unsafe-eval"), "{policy}");
+    assert_eq!(page.header("x-content-type-options"), "nosniff");
+
+    let script = pod.get("/docs/script.js").await;
+    assert_eq!(
+        (script.status, script.header("content-type")),
+        (200, "text/javascript; charset=utf-8")
+    );
+    assert!(script.body.len() > 100_000, "{} bytes are no such script", script.body.len());
+    let described = pod.get("/openapi.json").await.json();
+    assert!(described["paths"]["/v1/{kind}/{group}/{name}"]["post"].is_object());
+}

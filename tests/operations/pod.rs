@@ -1,0 +1,238 @@
+//! The program as a process: started, asked, signalled, and looked at from outside.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use orderfree::policy::NewToken;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+use tokio::time::{sleep, timeout};
+
+use crate::wire::{self, Answer, request};
+
+const STARTED_WITHIN: Duration = Duration::from_secs(30);
+const COMMAND_WITHIN: Duration = Duration::from_secs(40);
+
+/// A mebibyte.
+pub(crate) const MIB: usize = 1024 * 1024;
+
+/// A port that nobody else has.
+pub(crate) fn free_port() -> u16 {
+    // Below the ports that the kernel gives to outgoing connections, of which there are thousands here, and
+    // never one twice.
+    static NEXT_PORT: AtomicU16 = AtomicU16::new(20_000);
+    let port = std::iter::repeat_with(|| NEXT_PORT.fetch_add(1, Ordering::Relaxed))
+        .take_while(|port| *port < 32_000)
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    port.expect("a free port")
+}
+
+/// How pods are started: one after the other, in one folder and on one port.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    folder: Arc<TempDir>,
+    pub(crate) port: u16,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+impl Setup {
+    pub(crate) fn new() -> Setup {
+        let (folder, port) = (TempDir::new().expect("a folder"), free_port());
+        let setup = Setup {
+            folder: Arc::new(folder),
+            port,
+            arguments: Vec::new(),
+            environment: Vec::new(),
+        };
+        let data = setup.path("rows.redb").display().to_string();
+        setup.arg("--listen", format!("127.0.0.1:{port}")).arg("--data", data)
+    }
+
+    #[must_use]
+    pub(crate) fn arg(mut self, name: &str, value: impl ToString) -> Setup {
+        self.arguments.extend([name.to_owned(), value.to_string()]);
+        self
+    }
+
+    #[must_use]
+    pub(crate) fn env(mut self, name: &str, value: impl ToString) -> Setup {
+        self.environment.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// The same with a policy of these lines.
+    #[must_use]
+    pub(crate) fn policy(self, lines: &str) -> Setup {
+        let file = self.write("policy.toml", lines);
+        self.arg("--policy", file.display())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a file beside the pod's.
+    pub(crate) fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, text).expect("a file can be written");
+        path
+    }
+
+    /// Starts a pod, and waits for nothing.
+    pub(crate) fn spawn(&self) -> Pod {
+        static LOGS: AtomicUsize = AtomicUsize::new(0);
+        let log = self.path(&format!("log-{}", LOGS.fetch_add(1, Ordering::Relaxed)));
+        let file = File::create(&log).expect("a log");
+        let child = Command::new(env!("CARGO_BIN_EXE_orderfree"))
+            .arg("serve")
+            .args(&self.arguments)
+            .env_clear()
+            .envs(self.environment.iter().cloned())
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().expect("the same log"))
+            .stderr(file)
+            .kill_on_drop(true)
+            .spawn();
+        Pod { setup: self.clone(), child: child.expect("the program runs"), log }
+    }
+
+    /// Starts a pod and waits until it listens.
+    pub(crate) async fn start(&self) -> Pod {
+        let mut pod = self.spawn();
+        pod.logs("listening on", STARTED_WITHIN).await;
+        pod
+    }
+}
+
+/// One process.
+pub(crate) struct Pod {
+    pub(crate) setup: Setup,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Pod {
+    pub(crate) fn port(&self) -> u16 {
+        self.setup.port
+    }
+
+    fn id(&self) -> u32 {
+        self.child.id().expect("it runs")
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.id()).ok().and_then(Pid::from_raw).expect("a process id");
+        kill_process(pid, signal).expect("it runs");
+    }
+
+    /// Waits for its end, and returns the exit code and how long it took.
+    pub(crate) async fn ended(&mut self, within: Duration) -> (Option<i32>, Duration) {
+        let began = Instant::now();
+        let status = timeout(within, self.child.wait()).await;
+        let status = status.unwrap_or_else(|_| panic!("not ended within {within:?}"));
+        (status.expect("a child").code(), began.elapsed())
+    }
+
+    /// Everything that it wrote.
+    pub(crate) fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).expect("a log")).into_owned()
+    }
+
+    /// The lines of its log.
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        self.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// Waits until its log has this.
+    pub(crate) async fn logs(&mut self, text: &str, within: Duration) {
+        let began = Instant::now();
+        while !self.log().contains(text) {
+            let ended = self.child.try_wait().expect("a child");
+            assert!(ended.is_none(), "{ended:?} without {text:?}: {}", self.log());
+            assert!(began.elapsed() < within, "no {text:?} within {within:?}: {}", self.log());
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Bytes of memory that it has now.
+    pub(crate) fn memory(&self) -> usize {
+        memory_of(self.id())
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.id()
+    }
+
+    pub(crate) async fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Answer {
+        let answer = wire::ask(self.port(), &request(method, path, headers, body)).await;
+        answer.unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, &[], "").await
+    }
+
+    /// A counter's value; 0 if nobody ever counted it.
+    pub(crate) async fn count(&self, path: &str) -> u64 {
+        let answer = self.get(&format!("{path}?default=0")).await;
+        answer.json()["value"].as_u64().unwrap_or_else(|| panic!("{}", answer.text()))
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            eprintln!(
+                "the pod's last lines:\n{}",
+                lines[lines.len().saturating_sub(15)..].join("\n")
+            );
+        }
+    }
+}
+
+/// Bytes of memory that a process has now.
+pub(crate) fn memory_of(process: u32) -> usize {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<usize>().ok());
+    kib.expect("a number of KiB") * 1024
+}
+
+/// Runs a command of the program to its end.
+pub(crate) async fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let output = Command::new(env!("CARGO_BIN_EXE_orderfree"))
+        .args(arguments)
+        .env_clear()
+        .envs(environment.iter().copied())
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = timeout(COMMAND_WITHIN, output).await;
+    output.unwrap_or_else(|_| panic!("{arguments:?} does not end")).expect("the program runs")
+}
+
+/// A token, and the lines of a policy that let it in.
+pub(crate) fn token(name: &str, grants: &[(&str, &[&str])], rest: &str) -> (String, String) {
+    let NewToken { token, sha256 } = NewToken::draw();
+    let mut lines = format!("[[token]]\nname = {name:?}\nsha256 = {sha256:?}\n{rest}\n");
+    for (prefix, verbs) in grants {
+        lines += &format!("[[token.grant]]\ngroup_prefix = {prefix:?}\nverbs = {verbs:?}\n");
+    }
+    (token, lines)
+}
