@@ -1,9 +1,10 @@
 //! What a driver error says about a write.
 //!
 //! A write is *refused* if and only if nothing of it can be applied, now or later: nothing was
-//! sent, or the coordinator found too few live replicas before it passed the mutation on. Everything
-//! else is *unknown*, also errors that a later driver adds. A batch over several partitions is applied
-//! partition by partition, so an [`DbError::Unavailable`] of one says nothing about the others.
+//! sent, or the coordinator found too few live replicas, or no right to write, before it passed the
+//! mutation on. Everything else is *unknown*, also errors that a later driver adds. A batch over several
+//! partitions is applied partition by partition, so an [`DbError::Unavailable`] of one says nothing about
+//! the others.
 
 use orderfree_core::protocol::WriteOutcome;
 use scylla::errors::{BadQuery, DbError, ExecutionError, RequestAttemptError};
@@ -73,17 +74,18 @@ fn attempt(error: &RequestAttemptError, reach: Reach) -> Failure {
     }
 }
 
-/// Only Unavailable says that no replica was asked; the others are not worth the risk.
+/// Only these say that no replica was asked; the others are not worth the risk.
 fn answer(error: &DbError, reach: Reach) -> Failure {
     match error {
         DbError::Unavailable { .. } if reach == Reach::OnePartition => Failure::Refused,
         DbError::Unavailable { .. } => Failure::Unknown,
+        // The coordinator looks at the rights to all of a batch before it passes on any of it.
+        DbError::Unauthorized => Failure::Refused,
         DbError::SyntaxError
         | DbError::Invalid
         | DbError::AlreadyExists { .. }
         | DbError::FunctionFailure { .. }
         | DbError::AuthenticationError
-        | DbError::Unauthorized
         | DbError::ConfigError
         | DbError::Overloaded
         | DbError::IsBootstrapping
@@ -183,6 +185,7 @@ mod tests {
             RequestAttemptError::SerializationError(serialization()).into(),
             RequestAttemptError::UnableToAllocStreamId.into(),
             unavailable(),
+            from_node(DbError::Unauthorized),
         ] {
             assert_eq!(failure(&error, Reach::OnePartition), Failure::Refused, "{error}");
         }
@@ -236,7 +239,6 @@ mod tests {
             from_node(DbError::ServerError),
             from_node(DbError::ProtocolError),
             from_node(DbError::TruncateError),
-            from_node(DbError::Unauthorized),
             from_node(DbError::Invalid),
             from_node(DbError::SyntaxError),
             from_node(DbError::ConfigError),
@@ -254,6 +256,8 @@ mod tests {
     #[test]
     fn no_answer_about_several_partitions_says_that_none_was_written() {
         assert_eq!(failure(&unavailable(), Reach::Several), Failure::Unknown);
+        let unauthorized = from_node(DbError::Unauthorized);
+        assert_eq!(failure(&unauthorized, Reach::Several), Failure::Refused);
         assert_eq!(failure(&ExecutionError::EmptyPlan, Reach::Several), Failure::Refused);
     }
 

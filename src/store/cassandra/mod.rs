@@ -141,6 +141,7 @@ impl CassandraStore {
             Statements::prepare(&session, &keyspace, &local_datacenter, levels, &constants)
                 .await
                 .map_err(ConnectError::question)?;
+        session::check_rights(&session, &statements, levels).await?;
         let asking = statements.clock.clone();
         let mut sampler = Sampler::new(
             Arc::clone(&session),

@@ -75,7 +75,7 @@ async fn define(session: &Session, cql: String) -> Result<(), ConnectError> {
         let only = SingleTargetLoadBalancingPolicy::new(target, None);
         statement.set_load_balancing_policy(Some(only));
     }
-    session.query_unpaged(statement, ()).await.map_err(ConnectError::question)?;
+    session.query_unpaged(statement, ()).await.map_err(ConnectError::answer)?;
     session.await_schema_agreement().await.map_err(ConnectError::question)?;
     Ok(())
 }

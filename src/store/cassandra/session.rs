@@ -6,20 +6,22 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use orderfree_core::protocol::consistency::{Level, NoOverlap, Replication};
+use orderfree_core::protocol::consistency::{Level, Levels, NoOverlap, Replication};
 use scylla::client::PoolSize;
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use scylla::deserialize::row::DeserializeRow;
 use scylla::errors::{
-    ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError, MetadataError,
-    NewSessionError,
+    ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError, ExecutionError,
+    MetadataError, NewSessionError, RequestAttemptError,
 };
 use scylla::serialize::row::SerializeRow;
 use thiserror::Error;
+use uuid::Uuid;
 
 use super::CassandraConfig;
 use super::checks::{self, Column, Engine};
+use super::statements::Statements;
 use super::{rows, statements};
 
 /// How long opening one connection may take.
@@ -50,6 +52,35 @@ pub enum ConnectError {
         /// As configured.
         contact_points: String,
         /// Of the last node tried.
+        reason: String,
+    },
+    /// Something answers, but no TLS comes about with it.
+    #[error(
+        "no TLS with the Cassandra node at {contact_points} ({reason}); check that --cassandra-ca is the \
+         authority of the nodes' certificates, that these are for the addresses of the nodes, and that the nodes \
+         speak TLS"
+    )]
+    Tls {
+        /// As configured.
+        contact_points: String,
+        /// Of the last node tried.
+        reason: String,
+    },
+    /// A node ends the connection before it asks who is there.
+    #[error("the Cassandra node at {contact_points} hung up at once; {advice}")]
+    HungUp {
+        /// As configured.
+        contact_points: String,
+        /// What it may have missed.
+        advice: &'static str,
+    },
+    /// The role may not do what it is needed for.
+    #[error(
+        "the role lacks a right ({reason}); a pod needs SELECT and MODIFY on the keyspace, and whoever applies \
+         the schema CREATE"
+    )]
+    Rights {
+        /// By the node's word.
         reason: String,
     },
     /// The user is unknown, the password is wrong, or none was given where one is needed.
@@ -129,6 +160,7 @@ impl ConnectError {
         matches!(
             self,
             ConnectError::Unreachable { .. }
+                | ConnectError::HungUp { .. }
                 | ConnectError::Question(_)
                 | ConnectError::KeyspaceMissing(_)
                 | ConnectError::TableMissing(_)
@@ -138,6 +170,17 @@ impl ConnectError {
 
     pub(super) fn question(error: impl std::fmt::Display) -> ConnectError {
         ConnectError::Question(error.to_string())
+    }
+
+    /// Of a statement that asks for a right.
+    pub(super) fn answer(error: ExecutionError) -> ConnectError {
+        match error {
+            ExecutionError::LastAttemptError(RequestAttemptError::DbError(
+                DbError::Unauthorized,
+                reason,
+            )) => ConnectError::Rights { reason },
+            error => ConnectError::question(error),
+        }
     }
 }
 
@@ -166,25 +209,47 @@ pub(super) async fn open(config: &CassandraConfig) -> Result<Session, ConnectErr
 }
 
 fn refusal(config: &CassandraConfig, error: &NewSessionError) -> ConnectError {
+    let contact_points = config.contact_points.join(",");
     if let NewSessionError::MetadataError(MetadataError::ConnectionPoolError(
-        ConnectionPoolError::Broken {
-            last_connection_error: ConnectionError::ConnectionSetupRequestError(setup),
-        },
+        ConnectionPoolError::Broken { last_connection_error: last },
     )) = error
     {
-        match setup.get_error() {
-            ConnectionSetupRequestErrorKind::DbError(DbError::AuthenticationError, reason) => {
-                return ConnectError::Credentials { reason: reason.clone() };
+        match last {
+            ConnectionError::IoError(error) => {
+                let inner = error.get_ref();
+                if inner.is_some_and(|inner| inner.is::<rustls::Error>()) {
+                    return ConnectError::Tls { contact_points, reason: error.to_string() };
+                }
             }
-            ConnectionSetupRequestErrorKind::MissingAuthentication => {
-                return ConnectError::Credentials { reason: "none were given".into() };
-            }
+            ConnectionError::ConnectionSetupRequestError(setup) => match setup.get_error() {
+                ConnectionSetupRequestErrorKind::DbError(DbError::AuthenticationError, reason) => {
+                    return ConnectError::Credentials { reason: reason.clone() };
+                }
+                ConnectionSetupRequestErrorKind::MissingAuthentication => {
+                    return ConnectError::Credentials { reason: "none were given".into() };
+                }
+                // The driver may have lost the node's reason.
+                ConnectionSetupRequestErrorKind::BrokenConnection(_) => {
+                    return ConnectError::HungUp { contact_points, advice: advice(config) };
+                }
+                _ => {}
+            },
             _ => {}
         }
     }
-    ConnectError::Unreachable {
-        contact_points: config.contact_points.join(","),
-        reason: error.to_string(),
+    ConnectError::Unreachable { contact_points, reason: error.to_string() }
+}
+
+/// What a node may have missed that hangs up.
+fn advice(config: &CassandraConfig) -> &'static str {
+    match &config.tls {
+        None => "if it asks for TLS, give its authority by --cassandra-ca",
+        Some(tls) if !tls.client_auth_cert_resolver.has_certs() => {
+            "if it asks for a client certificate, give one by --cassandra-cert and --cassandra-key"
+        }
+        Some(_) => {
+            "check that it trusts the authority of the client certificate (--cassandra-cert)"
+        }
     }
 }
 
@@ -349,6 +414,27 @@ pub(super) async fn check_table(
         return Ok(());
     }
     Err(ConnectError::Table { keyspace: keyspace.to_owned(), rules: broken.join(", ") })
+}
+
+/// Checks that the role may read and write rows, by one that nobody can have, as no key has empty words. What
+/// else goes wrong here is weather: nodes may be down.
+pub(super) async fn check_rights(
+    session: &Session,
+    statements: &Statements,
+    levels: Levels,
+) -> Result<(), ConnectError> {
+    let read = session.execute_unpaged(statements.key.at(levels.read), ("", "", "", 1));
+    // Older than anything that is written.
+    let removal = (1_i64, "", "", "", 0_i64, Uuid::nil());
+    let removed = session.execute_unpaged(&statements.remove, removal);
+    let (read, removed) = futures::join!(read, removed);
+    for error in [read, removed].into_iter().filter_map(Result::err) {
+        match ConnectError::answer(error) {
+            error @ ConnectError::Rights { .. } => return Err(error),
+            error => tracing::debug!(%error, "the role's rights are not known"),
+        }
+    }
+    Ok(())
 }
 
 /// Asks a system table; what it doesn't have is asked again once the nodes agree on the schema, as
