@@ -119,7 +119,7 @@ pub const OPS_MAX: usize = 1_000;
 pub const BODY_BYTES_MAX: usize = 1024 * 1024;
 
 /// Bytes of all request bodies in progress; a request whose body finds no room is shed with 503.
-pub const BODIES_BYTES_MAX: usize = 256 * 1024 * 1024;
+pub const BODIES_BYTES_MAX: usize = 128 * 1024 * 1024;
 
 /// Bodies take room in steps of this many bytes.
 pub const BODY_ROOM_UNIT_BYTES: usize = 1024;
