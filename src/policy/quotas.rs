@@ -101,14 +101,13 @@ impl Quotas {
             })
             .collect();
         quotas.sort_by_key(|quota| std::cmp::Reverse(quota.entry.group_prefix.len()));
-        for pair in quotas.windows(2) {
-            let prefix = &pair[0].entry.group_prefix;
+        for (index, Quota { entry, .. }) in quotas.iter().enumerate() {
+            let is_same = |other: &Quota| other.entry.group_prefix == entry.group_prefix;
             ensure!(
-                *prefix != pair[1].entry.group_prefix,
-                "two quotas for the prefix {prefix:?}; keep one"
+                !quotas[..index].iter().any(is_same),
+                "two quotas for the prefix {:?}; keep one",
+                entry.group_prefix
             );
-        }
-        for Quota { entry, .. } in &quotas {
             ensure!(
                 entry.new_keys_per_minute.is_some() || entry.live_mutators.is_some(),
                 "the quota of the prefix {:?} bounds nothing; give new_keys_per_minute, live_mutators or both",

@@ -256,6 +256,12 @@ fn wrong_tokens_and_quotas_are_refused_with_the_rule() {
             "[[quota]]\ngroup_prefix = \"a\"\nlive_mutators = 1\n".repeat(2),
             "two quotas for the prefix",
         ),
+        (
+            ["a", "b", "a"]
+                .map(|prefix| format!("[[quota]]\ngroup_prefix = {prefix:?}\nlive_mutators = 1\n"))
+                .concat(),
+            "two quotas for the prefix \"a\"",
+        ),
     ] {
         let error = format!("{:#}", Policy::from_str(&text).expect_err(&text));
         assert!(error.contains(says), "{text}: {error}");
