@@ -121,8 +121,8 @@ pub const BODY_BYTES_MAX: usize = 1024 * 1024;
 /// Bytes of all request bodies in progress; a request whose body finds no room is shed with 503.
 pub const BODIES_BYTES_MAX: usize = 128 * 1024 * 1024;
 
-/// Bodies take room in steps of this many bytes.
-pub const BODY_ROOM_UNIT_BYTES: usize = 1024;
+/// Bodies and large answers take room in steps of this many bytes.
+pub const ROOM_UNIT_BYTES: usize = 1024;
 
 /// Longest time until a request body is complete, and of silence within an NDJSON stream.
 pub const BODY_TIME_MAX: Duration = Duration::from_secs(30);

@@ -106,6 +106,18 @@ impl Node {
         Node { store, mutators, service, folder, health, policies, tasks: Tasks::new() }
     }
 
+    /// Wires a pod for a tool, which has no clients and no background work.
+    #[must_use]
+    pub fn for_tool(
+        store: &Arc<dyn Store>,
+        constants: Constants,
+        clock: Arc<dyn Clock>,
+        fold: Switch,
+    ) -> Node {
+        let (chance, policies) = (Chance::system(), Policies::default());
+        Node::new(Arc::clone(store), constants, clock, chance, 1, policies, fold)
+    }
+
     /// Starts the background work.
     pub fn start(&self) {
         let tidy = Arc::clone(&self.mutators).tidy(self.tasks.clone());
@@ -338,7 +350,15 @@ async fn wait_for_store(
     let until = Instant::now() + args.store_wait;
     let (mut pause, longest) = limits::STORE_WAIT_PAUSE;
     loop {
-        let error = match open_store_once(args, config, constants, clock).await {
+        let attempt = async {
+            if args.apply_schema
+                && let StoreConfig::Cassandra(config) = config
+            {
+                cassandra::schema::apply(config, None).await?;
+            }
+            open_store(config.clone(), constants, Arc::clone(clock)).await
+        };
+        let error = match attempt.await {
             Ok(store) => return Ok(store),
             Err(error) => error,
         };
@@ -350,20 +370,6 @@ async fn wait_for_store(
         tokio::time::sleep(pause).await;
         pause = (2 * pause).min(longest);
     }
-}
-
-async fn open_store_once(
-    args: &ServeArgs,
-    config: &StoreConfig,
-    constants: Constants,
-    clock: &Arc<dyn Clock>,
-) -> anyhow::Result<Arc<dyn Store>> {
-    if args.apply_schema
-        && let StoreConfig::Cassandra(config) = config
-    {
-        cassandra::schema::apply(config, None).await?;
-    }
-    open_store(config.clone(), constants, Arc::clone(clock)).await
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -268,16 +268,15 @@ impl Service {
         })
     }
 
-    /// Takes a row out of a key that nobody can decode, or says what it is. What it counted is lost.
+    /// A row of a key that may be discarded: nobody can decode it, and nobody can write it any more.
     ///
     /// # Errors
-    /// [`DiscardError`] says why not.
-    pub async fn discard(
+    /// [`DiscardError`] says why it stays.
+    pub async fn discardable(
         &self,
         key: &Key,
         mutator_id: MutatorId,
-        dry_run: bool,
-    ) -> Result<Discarded, DiscardError> {
+    ) -> Result<Discardable, DiscardError> {
         if mutator_id == MutatorId::TALLY {
             return Err(DiscardError::Tally);
         }
@@ -294,15 +293,20 @@ impl Service {
         if now < is_final_at {
             return Err(DiscardError::NotFinal(is_final_at.since(now)));
         }
-        if !dry_run {
-            match self.store.remove_row(key, &row).await {
-                WriteOutcome::Acked => {}
-                WriteOutcome::Refused(why) | WriteOutcome::Unknown(why) => {
-                    return Err(DiscardError::Unknown(why));
-                }
+        Ok(Discardable { row, error })
+    }
+
+    /// Takes such a row out of its key. What it counted is lost.
+    ///
+    /// # Errors
+    /// [`DiscardError::Unknown`].
+    pub async fn discard(&self, key: &Key, row: &Discardable) -> Result<(), DiscardError> {
+        match self.store.remove_row(key, &row.row).await {
+            WriteOutcome::Acked => Ok(()),
+            WriteOutcome::Refused(why) | WriteOutcome::Unknown(why) => {
+                Err(DiscardError::Unknown(why))
             }
         }
-        Ok(Discarded { row, error })
     }
 
     /// Groups of a kind, for operators.
@@ -327,9 +331,9 @@ impl Service {
     }
 }
 
-/// A row that was taken out of a key, or would be.
+/// A row that counts nowhere; see [`Service::discardable`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Discarded {
+pub struct Discardable {
     /// The row as it was.
     pub row: Row,
     /// Why it could not be decoded.
@@ -370,6 +374,13 @@ pub enum DiscardError {
 }
 
 impl GroupQuery {
+    /// Every key of a group, so many at a time, at the pod's own level.
+    #[must_use]
+    pub fn all(kind: Kind, group: Name, limit: usize) -> GroupQuery {
+        let (prefix, from, to, behind, level) = (None, None, None, None, None);
+        GroupQuery { kind, group, prefix, from, to, behind, limit, level }
+    }
+
     fn key(&self, name: Name) -> Key {
         Key { kind: self.kind, group: self.group.clone(), name }
     }

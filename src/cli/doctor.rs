@@ -12,11 +12,9 @@ use reqwest::Url;
 use serde_json::Value;
 
 use super::connect::ConnectArgs;
-use crate::chance::Chance;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{StoreArgs, Switch};
 use crate::limits;
-use crate::policy::Policies;
 use crate::server::{self, Node};
 use crate::service::{GroupQuery, Service, ShardsReport};
 use crate::store::Store;
@@ -109,8 +107,7 @@ async fn look_at_keys(
     constants: Constants,
     sample: usize,
 ) {
-    let (chance, policies, clock) = (Chance::system(), Policies::default(), Arc::new(SystemClock));
-    let node = Node::new(Arc::clone(store), constants, clock, chance, 1, policies, Switch::Off);
+    let node = Node::for_tool(store, constants, Arc::new(SystemClock), Switch::Off);
     let (mut looked_at, mut groups, mut wrong) = (0, 0, Vec::new());
     for &kind in Kind::ALL {
         let most = sample.div_ceil(Kind::ALL.len());
@@ -138,16 +135,7 @@ async fn look_at_kind(
     let list = service.groups(kind, None, limits::GROUPS_MAX).await?;
     let mut left = most;
     for group in &list.groups {
-        let query = GroupQuery {
-            kind,
-            group: group.clone(),
-            prefix: None,
-            from: None,
-            to: None,
-            behind: None,
-            limit: left.min(most.div_ceil(10)),
-            level: None,
-        };
+        let query = GroupQuery::all(kind, group.clone(), left.min(most.div_ceil(10)));
         if query.limit == 0 {
             break;
         }

@@ -5,10 +5,8 @@ use std::sync::Arc;
 
 use clap::Args;
 
-use crate::chance::Chance;
 use crate::clock::SystemClock;
 use crate::config::{StoreArgs, Switch};
-use crate::policy::Policies;
 use crate::server::{self, Node};
 use crate::telemetry;
 
@@ -27,8 +25,7 @@ pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
     let (config, constants) = (args.store.resolve()?, args.store.constants()?);
     let clock = Arc::new(SystemClock);
     let store = server::open_store(config, constants, clock.clone()).await?;
-    let (chance, policy) = (Chance::system(), Policies::default());
-    let node = Node::new(Arc::clone(&store), constants, clock, chance, 1, policy, Switch::On);
+    let node = Node::for_tool(&store, constants, clock, Switch::On);
     let swept = node.folder().sweep_once().await;
     store.close().await;
     let report = swept?;

@@ -25,7 +25,6 @@ use crate::chance::Chance;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{StoreArgs, Switch};
 use crate::limits;
-use crate::policy::Policies;
 use crate::server::{self, Node};
 use crate::service::{GroupQuery, KeyValue};
 use crate::store::Store;
@@ -162,8 +161,7 @@ async fn open(args: &StoreArgs) -> anyhow::Result<(Arc<dyn Store>, Node)> {
     let (config, constants) = (args.resolve()?, args.constants()?);
     let clock = Arc::new(SystemClock);
     let store = server::open_store(config, constants, clock.clone()).await?;
-    let (chance, policies) = (Chance::system(), Policies::default());
-    let node = Node::new(Arc::clone(&store), constants, clock, chance, 1, policies, Switch::Off);
+    let node = Node::for_tool(&store, constants, clock, Switch::Off);
     Ok((store, node))
 }
 
@@ -207,16 +205,7 @@ struct Export<'a> {
 
 impl Export<'_> {
     async fn group(&mut self, kind: Kind, group: &Name) -> anyhow::Result<()> {
-        let mut query = GroupQuery {
-            kind,
-            group: group.clone(),
-            prefix: None,
-            from: None,
-            to: None,
-            behind: None,
-            limit: limits::GROUP_PAGE_MAX,
-            level: None,
-        };
+        let mut query = GroupQuery::all(kind, group.clone(), limits::GROUP_PAGE_MAX);
         loop {
             let page = self.node.service().read_group(&query).await?;
             let mut lines = Vec::new();

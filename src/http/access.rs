@@ -84,6 +84,16 @@ impl Permit<'_> {
         Ok((kind, group))
     }
 
+    /// Whether it is allowed in any group.
+    pub(super) fn somewhere(self) -> Result<(), Problem> {
+        if self.caller.may_somewhere(self.verb) {
+            return Ok(());
+        }
+        let (name, verb) = (self.caller.name(), self.verb.name());
+        let detail = format!("The token {name:?} has no grant to {verb} anything.");
+        Err(Problem::new(ProblemType::Forbidden, detail))
+    }
+
     /// Whether it is allowed in this group.
     pub(super) fn of(self, group: &Name) -> Result<(), Problem> {
         if self.caller.may(self.verb, group) {

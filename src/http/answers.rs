@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use http_body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::body;
 use super::catalog::ProblemType;
 use super::problem::Problem;
 use crate::limits;
@@ -20,26 +21,21 @@ const SMALL_BYTES: u64 = 64 * 1024;
 /// Bytes that leave at once.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Answers take room in steps of this many bytes.
-const ROOM_UNIT_BYTES: usize = 1024;
-
 /// Room for the answers of all listeners.
 #[derive(Clone)]
 pub(super) struct Answers(Arc<Semaphore>);
 
 impl Answers {
     pub(super) fn new(bytes_max: usize) -> Answers {
-        Answers(Arc::new(Semaphore::new(bytes_max / ROOM_UNIT_BYTES)))
+        Answers(Arc::new(Semaphore::new(bytes_max / limits::ROOM_UNIT_BYTES)))
     }
 
     /// The same answer, once it has room. One that finds none is a problem.
     pub(super) async fn hold(&self, answer: Response) -> Response {
         let size = answer.body().size_hint().exact();
         let Some(size) = size.filter(|&size| size > SMALL_BYTES) else { return answer };
-        let units = usize::try_from(size).unwrap_or(usize::MAX).div_ceil(ROOM_UNIT_BYTES);
-        let room = u32::try_from(units).ok();
-        let room = room.and_then(|units| Arc::clone(&self.0).try_acquire_many_owned(units).ok());
-        let Some(room) = room else {
+        let size = usize::try_from(size).expect("invariant: it is in memory");
+        let Ok(room) = Arc::clone(&self.0).try_acquire_many_owned(body::units(size)) else {
             let detail =
                 "Too many large answers wait here for those who read them; ask again in a second.";
             return Problem::new(ProblemType::Overloaded, detail).into_response();

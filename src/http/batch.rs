@@ -163,10 +163,7 @@ async fn apply(
         ops.clear();
         let key = match wire::update(caller.to(Verb::Write), item, &mut ops) {
             Ok(key) => key,
-            Err(problem) => {
-                observe::count_denied(app.service.metrics(), problem.kind());
-                return not_acked(None, problem);
-            }
+            Err(problem) => return not_acked(app, None, problem),
         };
         let view = KeyView::from(&key);
         updates.add(place, key, ops.drain(..));
@@ -178,13 +175,14 @@ async fn apply(
         let of_item = &mut results[place];
         match result {
             Ok(time) => of_item.timestamp = time.map(Timestamp::as_micros),
-            Err(error) => *of_item = not_acked(of_item.key.take(), error.into()),
+            Err(error) => *of_item = not_acked(app, of_item.key.take(), error.into()),
         }
     }
     results
 }
 
-fn not_acked(key: Option<KeyView>, problem: Problem) -> UpdateResult {
+fn not_acked(app: &AppState, key: Option<KeyView>, problem: Problem) -> UpdateResult {
+    observe::count_denied(app.service.metrics(), problem.kind());
     let not_acked = problem.outcome().unwrap_or(NotAcked::Refused);
     let outcome = match not_acked {
         NotAcked::Refused => Outcome::Refused,

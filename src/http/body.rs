@@ -45,7 +45,7 @@ impl Deref for Received {
 impl Bodies {
     /// Room for this many bytes in all.
     pub(super) fn new(bytes_max: usize) -> Bodies {
-        Bodies(Arc::new(Semaphore::new(bytes_max / limits::BODY_ROOM_UNIT_BYTES)))
+        Bodies(Arc::new(Semaphore::new(bytes_max / limits::ROOM_UNIT_BYTES)))
     }
 
     /// Takes room for what this body may hold: its length, or `held_bytes_max` if that is less or
@@ -105,9 +105,9 @@ impl Room {
 }
 
 /// The units that hold this many bytes.
-fn units(bytes: usize) -> u32 {
-    let units = bytes.div_ceil(limits::BODY_ROOM_UNIT_BYTES);
-    u32::try_from(units).expect("invariant: no limit of a body is near 4 TiB")
+pub(super) fn units(bytes: usize) -> u32 {
+    let units = bytes.div_ceil(limits::ROOM_UNIT_BYTES);
+    u32::try_from(units).expect("invariant: no limit of a body or an answer is near 4 TiB")
 }
 
 /// Refuses a body by its headers alone: its declared length, or an encoding that nothing undid.
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use futures::stream;
 
-    const UNIT: usize = limits::BODY_ROOM_UNIT_BYTES;
+    const UNIT: usize = limits::ROOM_UNIT_BYTES;
 
     fn chunked(bytes: &'static [u8]) -> Body {
         Body::from_stream(stream::iter([Ok::<_, std::io::Error>(bytes)]))

@@ -114,6 +114,14 @@ impl QueryParams<'_> {
         self.read(name, |text| Name::new(text).map_err(|error| format!("it {error}")))
     }
 
+    /// Reads how many entries a page has, at most.
+    pub(super) fn limit(&self, most: usize) -> Result<Option<usize>, Problem> {
+        self.read("limit", |text| match text.parse() {
+            Ok(limit) if (1..=most).contains(&limit) => Ok(limit),
+            _ => Err(format!("{text:?} is not a number from 1 to {most}")),
+        })
+    }
+
     /// Reads a switch: `true`, or the parameter alone, is on.
     pub(super) fn flag(&self, name: &str) -> Result<bool, Problem> {
         let flag = self.read(name, |text| match text {

@@ -224,10 +224,7 @@ impl Params for GroupParams {
     ];
 
     fn parse(query: &QueryParams<'_>) -> Result<GroupParams, Problem> {
-        let limit = query.read("limit", |text| match text.parse() {
-            Ok(limit) if (1..=limits::GROUP_PAGE_MAX).contains(&limit) => Ok(limit),
-            _ => Err(format!("{text:?} is not a number from 1 to {}", limits::GROUP_PAGE_MAX)),
-        })?;
+        let limit = query.limit(limits::GROUP_PAGE_MAX)?;
         Ok(GroupParams {
             prefix: query.name("prefix")?,
             from: query.name("from")?,

@@ -17,7 +17,7 @@ use super::problem::Problem;
 use super::wire::{KeyView, rfc3339};
 use crate::limits;
 use crate::policy::{Caller, Verb};
-use crate::service::{DiscardError, Discarded};
+use crate::service::{DiscardError, Discardable};
 use crate::store::GroupCursor;
 
 /// Query parameters of a list of groups.
@@ -30,19 +30,13 @@ impl Params for GroupsParams {
     const NAMES: &'static [&'static str] = &["limit", "cursor"];
 
     fn parse(query: &QueryParams<'_>) -> Result<GroupsParams, Problem> {
-        let limit = query.read("limit", |text| {
-            let limit = text.parse().ok().filter(|limit| (1..=limits::GROUPS_MAX).contains(limit));
-            limit.ok_or_else(|| {
-                format!("{text:?} is no whole number from 1 to {}", limits::GROUPS_MAX)
-            })
-        })?;
+        let limit = query.limit(limits::GROUPS_MAX)?;
         let behind = query.read("cursor", |text| {
-            let bytes = URL_SAFE_NO_PAD.decode(text).ok().filter(|bytes| !bytes.is_empty());
-            let cursor = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
-            let cursor = cursor.filter(|cursor| cursor.parse::<i64>().is_ok());
-            let cursor =
-                cursor.ok_or_else(|| format!("{text:?} is not the `next` of an earlier page"))?;
-            Ok(GroupCursor(cursor))
+            let bytes = URL_SAFE_NO_PAD.decode(text).ok();
+            let cursor = bytes.and_then(|bytes| String::from_utf8(bytes).ok()?.parse().ok());
+            cursor
+                .map(GroupCursor)
+                .ok_or_else(|| format!("{text:?} is not the `next` of an earlier page"))
         })?;
         Ok(GroupsParams { limit: limit.unwrap_or(limits::GROUPS_MAX), behind })
     }
@@ -79,16 +73,13 @@ pub(super) async fn groups(
     Query(params): Query<GroupsParams>,
 ) -> Result<Json<GroupsView>, Problem> {
     let kind = access::parse_kind(&kind)?;
-    if !caller.may_somewhere(Verb::Admin) {
-        let detail = format!("The token {:?} has no grant to admin anything.", caller.name());
-        return Err(Problem::new(ProblemType::Forbidden, detail));
-    }
+    caller.to(Verb::Admin).somewhere()?;
     let list = app.service.groups(kind, params.behind.as_ref(), params.limit).await?;
     let mine = list.groups.iter().filter(|group| caller.may(Verb::Admin, group));
     Ok(Json(GroupsView {
         kind: kind.name(),
         groups: mine.map(ToString::to_string).collect(),
-        next: list.next.map(|cursor| URL_SAFE_NO_PAD.encode(cursor.0)),
+        next: list.next.map(|cursor| URL_SAFE_NO_PAD.encode(cursor.0.to_string())),
     }))
 }
 
@@ -159,13 +150,13 @@ pub(super) async fn discard(
     let (key, _) = path.to(Verb::Admin)?;
     let DiscardParams { mutator_id, dry_run } = params;
     let problem = |error| problem_of(error).within(&key.to_string());
-    let looked_at = app.service.discard(&key, mutator_id, true).await;
-    let Discarded { row, error } = looked_at.map_err(problem)?;
+    let found = app.service.discardable(&key, mutator_id).await.map_err(problem)?;
+    let Discardable { row, error } = &found;
     let (expires_at, state) = (rfc3339(row.expires_at), STANDARD.encode(&row.state));
     if !dry_run {
         // Before: whatever becomes of the removal and its answer, the bytes are here.
         tracing::warn!(target: super::AUDIT, %key, %mutator_id, expires_at, state, "a row is discarded");
-        app.service.discard(&key, mutator_id, false).await.map_err(problem)?;
+        app.service.discard(&key, &found).await.map_err(problem)?;
     }
     Ok(Json(DiscardView {
         key: (&key).into(),

@@ -97,31 +97,16 @@ pub(super) async fn apply(
 ) -> Result<Summary, Problem> {
     let mut lines = Lines::new(body);
     let mut summary = Summary::default();
+    let mut caller = caller.clone();
     loop {
-        // A stream may last longer than its token.
-        let caller = app.policies.renew(caller, app.service.now().wall);
-        let caller = match caller {
-            Ok(caller) => caller,
-            Err(denied) => {
-                let place = format!("The stream ended after line {}", lines.number);
-                let problem = access::unauthenticated(denied).within(&place);
-                return Err(problem.with_summary(summary));
-            }
-        };
         let (window, end) = Window::read(&caller, &mut lines).await;
-        // A stream is slowed down, but not for ever: it holds room that others need.
-        let slowed =
-            timeout(limits::BODY_TIME_MAX, caller.pass_in_time(window.updates.len())).await;
-        // Reading and waiting took their time.
-        let (mut results, end) =
-            match slowed.map(|()| app.policies.renew(&caller, app.service.now().wall)) {
-                Ok(Ok(_)) => (window.apply(app, durability).await, end),
-                Ok(Err(denied)) => {
-                    let problem = access::unauthenticated(denied);
-                    (window.refuse(&problem), Err(problem))
-                }
-                Err(_) => (window.refuse(&too_fast(&caller)), Err(too_fast(&caller))),
-            };
+        let (mut results, end) = match go_on(app, &caller, window.updates.len()).await {
+            Ok(renewed) => {
+                caller = renewed;
+                (window.apply(app, durability).await, end)
+            }
+            Err(problem) => (window.refuse(&problem), Err(problem)),
+        };
         results.sort_by_key(|(line, _)| *line);
         for (line, result) in results {
             if let Err(problem) = &result {
@@ -138,6 +123,16 @@ pub(super) async fn apply(
             }
         }
     }
+}
+
+/// The caller by the policy of now, once so many updates may pass: reading and waiting take their time,
+/// and a stream may last longer than its token.
+async fn go_on(app: &AppState, caller: &Caller, updates: usize) -> Result<Caller, Problem> {
+    // It is slowed down, but not for ever: it holds room that others need.
+    let slowed = timeout(limits::BODY_TIME_MAX, caller.pass_in_time(updates)).await;
+    slowed.map_err(|_| too_fast(caller))?;
+    let renewed = app.policies.renew(caller, app.service.now().wall);
+    renewed.map_err(access::unauthenticated)
 }
 
 /// A line's number and what became of it.

@@ -100,8 +100,8 @@ impl Default for Flights {
 }
 
 /// Where a list of groups ended: means something to the store that made it alone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GroupCursor(pub String);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupCursor(pub i64);
 
 /// Some of the groups of a kind.
 #[derive(Debug, Clone, PartialEq, Eq)]

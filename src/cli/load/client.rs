@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn only_a_web_address_is_taken() {
-        for base in ["127.0.0.1:8080", "ftp://a", "ftp://a", "http://", "nonsense"] {
+        for base in ["127.0.0.1:8080", "ftp://a", "file:///a", "http://", "nonsense"] {
             assert!(
                 PodClient::new(base, &ConnectArgs::default(), Duration::from_secs(1)).is_err(),
                 "{base}"

@@ -7,7 +7,7 @@ use orderfree_core::protocol::{Key, Name, Row, WriteOutcome};
 use scylla::client::session::Session;
 
 use super::statements::Statements;
-use super::{GroupCursor, GroupList, count, rows};
+use super::{GroupCursor, GroupList, count, rows, session};
 use crate::store::StoreError;
 
 /// Groups of a kind, by their tokens: a list that ends in between goes on behind a token.
@@ -19,12 +19,12 @@ pub(super) async fn groups(
     limit: usize,
 ) -> Result<GroupList, StoreError> {
     // The least token belongs to no partition.
-    let behind: i64 = behind.and_then(|cursor| cursor.0.parse().ok()).unwrap_or(i64::MIN);
+    let behind = behind.map_or(i64::MIN, |cursor| cursor.0);
     let answer = session.execute_unpaged(&statements.groups, (behind, count(limit))).await;
     let answer = answer.map_err(|error| StoreError::Unavailable(error.to_string()))?;
     let partitions: Vec<(String, String, i64)> = rows::of_system(answer)?;
     let last = partitions.last().filter(|_| partitions.len() == limit);
-    let next = last.map(|(_, _, token)| GroupCursor(token.to_string()));
+    let next = last.map(|(_, _, token)| GroupCursor(*token));
     let of_kind = partitions.iter().filter(|(found, ..)| found == kind.name());
     let named = of_kind.map(|(_, group, _)| {
         Name::new(group).map_err(|error| StoreError::Corrupt(format!("a group {group:?} {error}")))
@@ -34,14 +34,10 @@ pub(super) async fn groups(
 
 /// How many nodes run which release.
 pub(super) async fn versions(session: &Session) -> Result<String, StoreError> {
+    let releases = session::releases(session).await;
     let mut count: BTreeMap<String, usize> = BTreeMap::new();
-    for table in ["system.local", "system.peers"] {
-        let cql = format!("SELECT release_version FROM {table}");
-        let answer = session.query_unpaged(cql, ()).await;
-        let answer = answer.map_err(|error| StoreError::Unavailable(error.to_string()))?;
-        for (release,) in rows::of_system::<(Option<String>,)>(answer)? {
-            *count.entry(release.unwrap_or_else(|| "unknown".to_owned())).or_default() += 1;
-        }
+    for release in releases.map_err(|error| StoreError::Unavailable(error.to_string()))? {
+        *count.entry(release.unwrap_or_else(|| "unknown".to_owned())).or_default() += 1;
     }
     let each = count.iter().map(|(release, nodes)| format!("{nodes} × {release}"));
     let all = each.collect::<Vec<_>>().join(", ");

@@ -308,14 +308,16 @@ pub(super) async fn engine(session: &Session) -> Result<Engine, ConnectError> {
         );
         return Ok(Engine::Scylla);
     }
-    let mut releases: Vec<(String,)> =
-        ask(session, "SELECT release_version FROM system.local", ()).await?;
-    let peers: Vec<(Option<String>,)> =
-        ask(session, "SELECT release_version FROM system.peers", ()).await?;
-    // A node that is joining may have no version yet.
-    releases.extend(peers.into_iter().filter_map(|(release,)| Some((release?,))));
-    let releases: Vec<String> = releases.into_iter().map(|(release,)| release).collect();
+    let releases: Vec<String> = releases(session).await?.into_iter().flatten().collect();
     Engine::of_releases(&releases).map_err(ConnectError::EngineTooOld)
+}
+
+/// The release of each node; one that is joining may have none yet.
+pub(super) async fn releases(session: &Session) -> Result<Vec<Option<String>>, ConnectError> {
+    let mut releases: Vec<(Option<String>,)> =
+        ask(session, "SELECT release_version FROM system.local", ()).await?;
+    releases.extend(ask(session, "SELECT release_version FROM system.peers", ()).await?);
+    Ok(releases.into_iter().map(|(release,)| release).collect())
 }
 
 /// Checks replication, consistency levels and the table.

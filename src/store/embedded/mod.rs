@@ -301,9 +301,10 @@ impl Store for EmbeddedStore {
         limit: usize,
     ) -> Result<GroupList, StoreError> {
         // A number, which tells nobody a group that is not theirs. One that is new may show one twice.
-        let passed: usize = behind.and_then(|cursor| cursor.0.parse().ok()).unwrap_or(0);
+        let passed = behind.map_or(0, |cursor| usize::try_from(cursor.0).unwrap_or(0));
         let groups = self.read(move |table| rows::groups(table, kind, passed, limit)).await?;
-        let next = (groups.len() == limit).then(|| GroupCursor((passed + limit).to_string()));
+        let next = i64::try_from(passed + limit).ok().filter(|_| groups.len() == limit);
+        let next = next.map(GroupCursor);
         Ok(GroupList { groups, next })
     }
 
