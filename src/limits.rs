@@ -109,9 +109,6 @@ pub const BATCH_ITEMS_MAX: usize = 1_000;
 /// Bytes of a state that is imported: as large as a tally may be.
 pub const IMPORT_BYTES_MAX: usize = orderfree_core::protocol::fold::TALLY_BYTES_MAX;
 
-/// Groups on one page of a list.
-pub const GROUPS_MAX: usize = 1_000;
-
 /// Ops in one `{"ops":[…]}` list.
 pub const OPS_MAX: usize = 1_000;
 
@@ -160,10 +157,10 @@ pub const QUANTILES_MAX: usize = 100;
 /// Bytes of a request's path and query.
 pub const URI_BYTES_MAX: usize = 8 * 1024;
 
-/// Keys in one page of a group, and the default.
-pub const GROUP_PAGE_MAX: usize = 10_000;
-/// Keys in one page of a group without `limit`.
-pub const GROUP_PAGE_DEFAULT: usize = 1_000;
+/// Keys on one page of a group, and partitions looked at for one page of groups.
+pub const PAGE_MAX: usize = 10_000;
+/// The same without `limit`.
+pub const PAGE_DEFAULT: usize = 1_000;
 
 /// Bytes of rows from which on one answer takes no further key: a page of a group ends, and the other
 /// keys of a query are to be asked for again. A merge checks its state each time that it has read as

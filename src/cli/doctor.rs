@@ -132,7 +132,7 @@ async fn look_at_kind(
     wrong: &mut Vec<String>,
 ) -> anyhow::Result<usize> {
     // One page is a sample: a list of all groups would read every partition.
-    let list = service.groups(kind, None, limits::GROUPS_MAX).await?;
+    let list = service.groups(kind, None, limits::PAGE_DEFAULT).await?;
     let mut left = most;
     for group in &list.groups {
         let query = GroupQuery::all(kind, group.clone(), left.min(most.div_ceil(10)));

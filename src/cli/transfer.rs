@@ -177,7 +177,7 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
     for kind in kinds {
         let mut behind = None;
         loop {
-            let list = node.service().groups(kind, behind.as_ref(), limits::GROUPS_MAX).await?;
+            let list = node.service().groups(kind, behind.as_ref(), limits::PAGE_DEFAULT).await?;
             for group in list.groups {
                 if group.as_str().starts_with(&args.group_prefix) {
                     export.group(kind, &group).await?;
@@ -205,7 +205,7 @@ struct Export<'a> {
 
 impl Export<'_> {
     async fn group(&mut self, kind: Kind, group: &Name) -> anyhow::Result<()> {
-        let mut query = GroupQuery::all(kind, group.clone(), limits::GROUP_PAGE_MAX);
+        let mut query = GroupQuery::all(kind, group.clone(), limits::PAGE_MAX);
         loop {
             let page = self.node.service().read_group(&query).await?;
             let mut lines = Vec::new();

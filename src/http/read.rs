@@ -224,13 +224,13 @@ impl Params for GroupParams {
     ];
 
     fn parse(query: &QueryParams<'_>) -> Result<GroupParams, Problem> {
-        let limit = query.limit(limits::GROUP_PAGE_MAX)?;
+        let limit = query.limit(limits::PAGE_MAX)?;
         Ok(GroupParams {
             prefix: query.name("prefix")?,
             from: query.name("from")?,
             to: query.name("to")?,
             behind: query.read("cursor", read_cursor)?,
-            limit: limit.unwrap_or(limits::GROUP_PAGE_DEFAULT),
+            limit: limit.unwrap_or(limits::PAGE_DEFAULT),
             level: query.read("consistency", wire::level)?,
             ask: Ask::parse(query)?,
         })

@@ -30,7 +30,7 @@ impl Params for GroupsParams {
     const NAMES: &'static [&'static str] = &["limit", "cursor"];
 
     fn parse(query: &QueryParams<'_>) -> Result<GroupsParams, Problem> {
-        let limit = query.limit(limits::GROUPS_MAX)?;
+        let limit = query.limit(limits::PAGE_MAX)?;
         let behind = query.read("cursor", |text| {
             let bytes = URL_SAFE_NO_PAD.decode(text).ok();
             let cursor = bytes.and_then(|bytes| String::from_utf8(bytes).ok()?.parse().ok());
@@ -38,7 +38,7 @@ impl Params for GroupsParams {
                 .map(GroupCursor)
                 .ok_or_else(|| format!("{text:?} is not the `next` of an earlier page"))
         })?;
-        Ok(GroupsParams { limit: limit.unwrap_or(limits::GROUPS_MAX), behind })
+        Ok(GroupsParams { limit: limit.unwrap_or(limits::PAGE_DEFAULT), behind })
     }
 }
 
@@ -60,7 +60,7 @@ pub(super) struct GroupsView {
     get, path = "/v1/{kind}", tag = "inspection",
     params(
         ("kind" = String, Path, description = "Data type", example = "counter"),
-        ("limit" = Option<usize>, Query, description = "Most partitions to look at, from 1 to 1,000"),
+        ("limit" = Option<usize>, Query, description = "Most partitions to look at, 1 to 10000; 1000 without"),
         ("cursor" = Option<String>, Query, description = "`next` of the page before"),
     ),
     responses((status = 200, description = "A page of groups", body = GroupsView,

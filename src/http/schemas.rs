@@ -321,8 +321,8 @@ pub(super) fn parameter(parameter: &str) -> Option<ObjectBuilder> {
         "limit" => ObjectBuilder::new()
             .schema_type(Type::Integer)
             .minimum(Some(1))
-            .maximum(Some(limits::GROUP_PAGE_MAX))
-            .default(Some(Value::from(limits::GROUP_PAGE_DEFAULT))),
+            .maximum(Some(limits::PAGE_MAX))
+            .default(Some(Value::from(limits::PAGE_DEFAULT))),
         "dry_run" | "verbose" | "buckets" => {
             one_of(vec!["", "false", "true"]).default(Some("false".into()))
         }
