@@ -19,10 +19,12 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     cargo install cargo-auditable --version 0.7.7 --locked
 WORKDIR /src
 COPY . .
+# What `GET /version` says it was built from.
+ARG REVISION=unknown
 # Only downloads are cached between builds. A cached target folder would be faster, and could hand a
 # stale binary to a tree whose files are older than those of the last build: cargo compares times.
 RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
-    cargo auditable build --release --locked --bin orderfree \
+    ORDERFREE_COMMIT="${REVISION}" cargo auditable build --release --locked --bin orderfree \
     && install -D -m 0755 target/release/orderfree /out/orderfree \
     && install -D -m 0644 /etc/ssl/certs/ca-certificates.crt /out/ca-certificates.crt \
     && install -d /out/data

@@ -115,8 +115,12 @@ pub const OPS_MAX: usize = 1_000;
 /// Bytes of a request body.
 pub const BODY_BYTES_MAX: usize = 1024 * 1024;
 
-/// Bytes of all request bodies in progress; a request whose body finds no room is shed with 503.
-pub const BODIES_BYTES_MAX: usize = 128 * 1024 * 1024;
+/// Bytes of all request bodies in progress but streams; a request whose body finds no room is shed with
+/// 503.
+pub const BODIES_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Bytes that all NDJSON streams in progress hold; a further one is shed with 503.
+pub const STREAMS_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Bodies and large answers take room in steps of this many bytes.
 pub const ROOM_UNIT_BYTES: usize = 1024;
@@ -178,7 +182,7 @@ pub const LISTEN_BACKLOG: u32 = 4_096;
 pub const HEADER_TIME_MAX: Duration = Duration::from_secs(75);
 
 /// Bytes of a request's headers, its address included.
-pub const HEADER_BYTES_MAX: usize = 64 * 1024;
+pub const HEADER_BYTES_MAX: usize = 16 * 1024;
 
 /// Longest time of a TLS handshake.
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);

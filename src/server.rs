@@ -406,9 +406,7 @@ impl Signals {
             _ = self.hangup.recv() => Signal::Hangup,
         }
     }
-}
 
-impl Signals {
     /// The next one that ends a pod.
     async fn end(&mut self) {
         while self.next().await == Signal::Hangup {

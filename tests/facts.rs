@@ -13,8 +13,9 @@ use orderfree::metrics::{Metrics, RequestLabel};
 use orderfree::{http, limits};
 use orderfree_core::protocol::Timestamp;
 
-/// What starts like one of our variables and is none: Kubernetes' own, which a comment explains.
-const FOREIGN_VARIABLES: [&str; 1] = ["ORDERFREE_PORT"];
+/// What starts like one of our variables and is none: Kubernetes' own, which a comment explains, and what
+/// the compiler reads.
+const FOREIGN_VARIABLES: [&str; 2] = ["ORDERFREE_PORT", "ORDERFREE_COMMIT"];
 
 /// Files for people, whose commands and paths must work.
 const DOCUMENTS: [&str; 9] = [
@@ -327,6 +328,7 @@ fn pods_get_the_memory_that_their_limits_need() {
         + number("\nORDERFREE_MUTATORS_MAX=") * 1_500
         + number("\nORDERFREE_CONNECTIONS_MAX=") * 30_000
         + limits::BODIES_BYTES_MAX
+        + limits::STREAMS_BYTES_MAX
         + limits::ANSWERS_BYTES_MAX;
     for (place, more) in [
         ("k8s/base/deployment.yaml", 0),

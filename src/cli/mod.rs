@@ -8,6 +8,7 @@ pub mod connect;
 mod doctor;
 mod fold;
 pub mod load;
+mod reload;
 mod schema;
 mod token;
 mod transfer;
@@ -52,6 +53,8 @@ enum Command {
     Doctor(Box<doctor::DoctorArgs>),
     /// Ask a running server whether it is ready; for container health checks.
     Health(client::HealthArgs),
+    /// Have a server read its policy file and its certificate anew: SIGHUP, where there is no `kill`.
+    Reload(reload::ReloadArgs),
     /// Count for real, break things on purpose, and check every number.
     Load(Box<load::LoadArgs>),
     /// Make tokens for the policy file.
@@ -77,6 +80,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Convert(args)) => transfer::convert(&args),
         Some(Command::Schema(args)) => schema::run(*args).await,
         Some(Command::Doctor(args)) => doctor::run(*args).await,
+        Some(Command::Reload(args)) => reload::run(&args),
         Some(Command::Load(args)) => load::run(*args).await,
         Some(Command::Token(args)) => token::run(args),
         Some(Command::Openapi) => {

@@ -4,7 +4,8 @@
 //! A body takes room before its first byte is read and gives it back when the request is done with
 //! it. What it will take is known from its declared length; a body without one (chunked, or
 //! compressed) takes the most it may have until it is complete, and then only what it has. Nobody
-//! waits for room: that would be a queue of requests with nothing but memory to hold them.
+//! waits for room: that would be a queue of requests with nothing but memory to hold them. Streams
+//! have a room of their own, as they may last: however many there are, whole bodies find theirs.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -21,7 +22,10 @@ use crate::limits;
 
 /// The room that all bodies in progress share.
 #[derive(Debug, Clone)]
-pub(super) struct Bodies(Arc<Semaphore>);
+pub(super) struct Bodies {
+    whole: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
+}
 
 /// The room of one body, given back when it is dropped.
 #[derive(Debug)]
@@ -43,28 +47,18 @@ impl Deref for Received {
 }
 
 impl Bodies {
-    /// Room for this many bytes in all.
-    pub(super) fn new(bytes_max: usize) -> Bodies {
-        Bodies(Arc::new(Semaphore::new(bytes_max / limits::ROOM_UNIT_BYTES)))
+    /// Room for this many bytes of whole bodies, and of what streams hold.
+    pub(super) fn new(whole_bytes_max: usize, streams_bytes_max: usize) -> Bodies {
+        let room = |bytes| Arc::new(Semaphore::new(bytes / limits::ROOM_UNIT_BYTES));
+        Bodies { whole: room(whole_bytes_max), streams: room(streams_bytes_max) }
     }
 
-    /// Takes room for what this body may hold: its length, or `held_bytes_max` if that is less or
-    /// the length is unknown.
+    /// Takes room for what a stream holds.
     ///
     /// # Errors
     /// The room is taken.
-    pub(super) fn room(&self, body: &Body, held_bytes_max: usize) -> Result<Room, Problem> {
-        let length = body.size_hint().upper().and_then(|upper| usize::try_from(upper).ok());
-        let bytes = length.map_or(held_bytes_max, |length| length.min(held_bytes_max));
-        let permit = Arc::clone(&self.0).try_acquire_many_owned(units(bytes));
-        permit.map(Room).map_err(|_| {
-            let max = limits::BODIES_BYTES_MAX;
-            let detail = format!(
-                "The bodies of the requests in progress here take all of the {max} bytes that \
-                 they may; send it again in a second."
-            );
-            Problem::new(ProblemType::Overloaded, detail)
-        })
+    pub(super) fn stream(&self, body: &Body) -> Result<Room, Problem> {
+        take(&self.streams, body, limits::NDJSON_HELD_BYTES_MAX)
     }
 
     /// Reads a whole body of at most `bytes_max` bytes.
@@ -78,7 +72,7 @@ impl Bodies {
         bytes_max: usize,
     ) -> Result<Received, Problem> {
         check_declared(headers, bytes_max)?;
-        let mut room = self.room(&body, bytes_max)?;
+        let mut room = take(&self.whole, &body, bytes_max)?;
         let until = Instant::now() + limits::BODY_TIME_MAX;
         // One that grows would take up to twice its room.
         let length = body.size_hint().exact().and_then(|length| usize::try_from(length).ok());
@@ -102,6 +96,19 @@ impl Room {
         let spare = self.0.num_permits().saturating_sub(units(bytes) as usize);
         drop(self.0.split(spare));
     }
+}
+
+/// Takes room for what this body may hold: its length, or `held_bytes_max` if that is less or the
+/// length is unknown.
+fn take(room: &Arc<Semaphore>, body: &Body, held_bytes_max: usize) -> Result<Room, Problem> {
+    let length = body.size_hint().upper().and_then(|upper| usize::try_from(upper).ok());
+    let bytes = length.map_or(held_bytes_max, |length| length.min(held_bytes_max));
+    let permit = Arc::clone(room).try_acquire_many_owned(units(bytes));
+    permit.map(Room).map_err(|_| {
+        let detail = "The bodies of the requests in progress here take all the memory that they \
+                      may; send it again in a second.";
+        Problem::new(ProblemType::Overloaded, detail)
+    })
 }
 
 /// The units that hold this many bytes.
@@ -161,33 +168,33 @@ mod tests {
             (Body::from(vec![b'x'; 9 * UNIT]), 4 * UNIT, 4),
             (chunked(b"x"), 4 * UNIT, 4),
         ] {
-            let bodies = Bodies::new(4 * UNIT);
-            let room = bodies.room(&body, held_bytes_max).expect("room");
+            let bodies = Bodies::new(4 * UNIT, 0);
+            let room = take(&bodies.whole, &body, held_bytes_max).expect("room");
             assert_eq!(room.0.num_permits(), expected);
-            assert_eq!(bodies.0.available_permits(), 4 - expected);
+            assert_eq!(bodies.whole.available_permits(), 4 - expected);
             drop(room);
-            assert_eq!(bodies.0.available_permits(), 4);
+            assert_eq!(bodies.whole.available_permits(), 4);
         }
     }
 
     #[tokio::test]
     async fn a_complete_body_keeps_only_the_room_of_its_bytes() {
-        let (bodies, headers) = (Bodies::new(4 * UNIT), HeaderMap::new());
+        let (bodies, headers) = (Bodies::new(4 * UNIT, 0), HeaderMap::new());
         let first = bodies.read(&headers, chunked(b"first"), 4 * UNIT).await.expect("room");
-        assert_eq!((&*first, bodies.0.available_permits()), (&b"first"[..], 3));
+        assert_eq!((&*first, bodies.whole.available_permits()), (&b"first"[..], 3));
         let refused = bodies.read(&headers, chunked(b"x"), 4 * UNIT).await.expect_err("no room");
         assert_eq!(refused.kind(), ProblemType::Overloaded);
         let second = bodies.read(&headers, Body::from(vec![b'x'; 3 * UNIT]), 4 * UNIT).await;
-        assert_eq!(bodies.0.available_permits(), 0);
+        assert_eq!(bodies.whole.available_permits(), 0);
         let empty = bodies.read(&headers, Body::empty(), 4 * UNIT).await;
         assert!(empty.expect("an empty body needs no room").is_empty());
         drop((first, second));
-        assert_eq!(bodies.0.available_permits(), 4);
+        assert_eq!(bodies.whole.available_permits(), 4);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_goes_on_too_long_is_given_up_and_so_is_its_room() {
-        let (bodies, began) = (Bodies::new(4 * UNIT), Instant::now());
+        let (bodies, began) = (Bodies::new(4 * UNIT, 0), Instant::now());
         let drip = stream::unfold((), |()| async {
             tokio::time::sleep(limits::BODY_TIME_MAX / 8).await;
             Some((Ok::<_, std::io::Error>("x"), ()))
@@ -196,6 +203,6 @@ mod tests {
         let refused = bodies.read(&HeaderMap::new(), body, 4 * UNIT).await.expect_err("too slow");
         assert_eq!(refused.kind(), ProblemType::BodyTooSlow);
         assert_eq!(began.elapsed().as_secs(), limits::BODY_TIME_MAX.as_secs());
-        assert_eq!(bodies.0.available_permits(), 4);
+        assert_eq!(bodies.whole.available_permits(), 4);
     }
 }

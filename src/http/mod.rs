@@ -136,7 +136,7 @@ pub fn routers_apart(app: AppState) -> (Router, Router) {
 }
 
 fn served(app: AppState) -> Served {
-    let bodies = Bodies::new(limits::BODIES_BYTES_MAX);
+    let bodies = Bodies::new(limits::BODIES_BYTES_MAX, limits::STREAMS_BYTES_MAX);
     Served { app, bodies, answers: Answers::default(), turns: Turns::default() }
 }
 

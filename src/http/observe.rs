@@ -64,29 +64,28 @@ impl Observer {
         }
     }
 
-    /// Has a request answered, unless its address is malformed, nobody known sends it, it comes too fast,
-    /// or there are too many. Whatever operators do leaves a line in the log.
+    /// Has a request answered, unless its address is malformed or nobody known sends it. Whatever is
+    /// asked of operators' routes leaves a line in the log, by whomever.
     async fn pass(
         &self,
         (method, route): (&'static str, &str),
         request_id: &HeaderValue,
         trace_id: Option<&str>,
-        mut request: Request,
+        request: Request,
         next: Next,
     ) -> Result<Response, Problem> {
         extract::check_address(request.uri())?;
-        let caller = self.caller(route, request.headers())?;
-        let _permit = self.limit.permit(route)?;
-        caller.pass_or_refuse(1)?;
-        let audited = is_audited(route)
-            .then(|| (caller.clone(), request.method().clone(), request.uri().path().to_owned()));
-        request.extensions_mut().insert(caller);
-        let may_be_shed = route.starts_with(CLIENTS) && !is_update(method, route);
-        let answer = next.run(request).await;
-        // What an update was told by its answer must not be lost to it.
-        let response = if may_be_shed { self.answers.hold(answer).await } else { answer };
+        let caller = self.caller(route, request.headers());
+        let audited = is_audited(route).then(|| {
+            let caller = caller.as_ref().map_or("nobody", Caller::name).to_owned();
+            (caller, request.method().clone(), request.uri().path().to_owned())
+        });
+        let answer = match caller {
+            Ok(caller) => self.admit((method, route), caller, request, next).await,
+            Err(problem) => Err(problem),
+        };
         if let Some((caller, method, path)) = audited {
-            let (caller, status) = (caller.name(), response.status().as_u16());
+            let status = answer.as_ref().map_or_else(Problem::status, Response::status).as_u16();
             tracing::info!(
                 target: AUDIT,
                 caller,
@@ -98,7 +97,24 @@ impl Observer {
                 "audit"
             );
         }
-        Ok(response)
+        answer
+    }
+
+    /// Has a known caller's request answered, unless it comes too fast or there are too many.
+    async fn admit(
+        &self,
+        (method, route): (&'static str, &str),
+        caller: Caller,
+        mut request: Request,
+        next: Next,
+    ) -> Result<Response, Problem> {
+        let _permit = self.limit.permit(route)?;
+        caller.pass_or_refuse(1)?;
+        request.extensions_mut().insert(caller);
+        let may_be_shed = route.starts_with(CLIENTS) && !is_update(method, route);
+        let answer = next.run(request).await;
+        // What an update was told by its answer must not be lost to it.
+        Ok(if may_be_shed { self.answers.hold(answer).await } else { answer })
     }
 
     /// Who sends a request to a route; probes and descriptions are for anybody.

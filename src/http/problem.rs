@@ -109,6 +109,11 @@ impl Problem {
         self.kind
     }
 
+    /// Its HTTP status.
+    pub(super) fn status(&self) -> StatusCode {
+        self.kind.entry().status
+    }
+
     /// What is wrong here.
     #[must_use]
     pub fn detail(&self) -> &str {
@@ -145,7 +150,7 @@ impl Serialize for Problem {
 /// A response without a body, which `render` completes.
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut response = self.kind.entry().status.into_response();
+        let mut response = self.status().into_response();
         response.extensions_mut().insert(self);
         response
     }
@@ -172,7 +177,7 @@ pub(super) fn render(
     let written = Json(problem.body(Some(request_id))).into_response();
     let (mut parts, _) = response.into_parts();
     let (_, body): (_, Body) = written.into_parts();
-    parts.status = problem.kind.entry().status;
+    parts.status = problem.status();
     parts.headers.remove(header::CONTENT_LENGTH);
     parts.headers.insert(header::CONTENT_TYPE, CONTENT_TYPE);
     if let Some(seconds) = problem.kind.entry().retry_after_s {

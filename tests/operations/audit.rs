@@ -18,6 +18,7 @@ async fn operators_leave_one_line_each_and_users_none() {
     let (user, more) = token("user", &[("", &["read", "write"])], "");
     let pod = Setup::new().policy(&(lines + &more)).start().await;
     let (ops, user) = (bearer(&ops), bearer(&user));
+    let stranger = bearer(&token("stranger", &[], "").0);
     let batch = r#"{"updates":[{"kind":"counter","group":"g","name":"n","op":{"op":"add"}}]}"#;
     for caller in [&ops, &user] {
         for (method, path, body) in [
@@ -47,6 +48,8 @@ async fn operators_leave_one_line_each_and_users_none() {
         (&ops, "ops", "GET", "/v1/counter/none/n/shards", 404),
         (&user, "user", "GET", &shards, 403),
         (&user, "user", "POST", DISCARD, 403),
+        (&stranger, "nobody", "GET", "/v1/counter", 401),
+        (&stranger, "nobody", "POST", DISCARD, 401),
     ] {
         let id = format!("req-{}", expected.len());
         let headers = [("authorization", caller.as_str()), ("x-request-id", &id)];

@@ -124,7 +124,7 @@ impl Pod {
         self.setup.port
     }
 
-    fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id().expect("it runs")
     }
 

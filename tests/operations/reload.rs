@@ -1,5 +1,6 @@
 //! SIGHUP: tokens, quotas and the certificate are read anew while the pod serves.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -155,11 +156,21 @@ async fn a_broken_policy_does_not_keep_a_new_certificate_out() {
     assert_eq!(tls::shown(&late), second.der(), "the certificate is the new one");
 }
 
-/// A SIGHUP without anything to read anew is no reason to end, as it would be by default.
+/// A SIGHUP without anything to read anew is no reason to end, as it would be by default. The command sends
+/// one where there is no `kill`, and says so where there is no server.
 #[tokio::test(flavor = "multi_thread")]
 async fn sighup_without_files_does_no_harm() {
     let pod = Setup::new().start().await;
     pod.signal(Signal::HUP);
+    let reload = |pid: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_orderfree")).args(["reload", pid]).output();
+        let output = output.expect("it starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    assert_eq!(reload(&pod.id().to_string()), (Some(0), String::new()));
+    let (code, said) = reload("2147483647");
+    assert!(code == Some(1) && said.contains("2147483647"), "{code:?} {said}");
+    assert_eq!(reload("0").0, Some(2), "that would be the whole process group");
     sleep(Duration::from_millis(500)).await;
     assert_eq!(pod.get("/readyz").await.status, 200);
 }
