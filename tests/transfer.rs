@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use orderfree::chance::Chance;
-use orderfree::clock::SystemClock;
+use orderfree::clock::ShiftedClock;
 use orderfree::config::Switch;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
@@ -31,11 +31,18 @@ impl Place {
 
     /// A pod over the file, which nobody else may have open.
     fn open(&self) -> Node {
+        self.open_after(0)
+    }
+
+    /// The same so many days from now, or before.
+    fn open_after(&self, days: i64) -> Node {
         let constants = Constants::resolve(Overrides::default()).expect("defaults");
-        let clock = Arc::new(SystemClock);
+        let shift = self.folder.path().join("clock");
+        std::fs::write(&shift, (days * 24 * 3_600_000).to_string()).expect("written");
+        let clock = Arc::new(ShiftedClock::new(shift));
         let store = EmbeddedStore::open(&self.file(), constants, clock.clone()).expect("a store");
         let (chance, policies) = (Chance::system(), Policies::default());
-        Node::new(Arc::new(store), constants, clock, chance, 1_000, policies, Switch::Off)
+        Node::new(Arc::new(store), constants, clock, chance, 1_000, policies, Switch::On)
     }
 
     fn run(&self, command: &str, more: &[&str], input: &[u8]) -> Output {
@@ -137,6 +144,65 @@ async fn every_kind_arrives_exactly_and_once() {
     // It goes on counting.
     add(&pod, &keys[0], "1").await;
     close(pod).await;
+}
+
+/// From a key that was folded, to one that goes on counting: nothing that is folded on either side, before
+/// the parcel is or with it, takes away what arrived or what was there.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_arrived_outlasts_folds_on_both_sides() {
+    let (from, to) = (Place::new(), Place::new());
+    let keys: Vec<Key> = Kind::ALL.iter().map(|&kind| key(kind, "g", "n")).collect();
+    for (place, days, amount) in [(&from, -4, "5"), (&from, -2, "7"), (&to, -4, "6")] {
+        let pod = place.open_after(days);
+        for key in &keys {
+            add(&pod, key, amount).await;
+        }
+        close(pod).await;
+    }
+    for place in [&from, &to] {
+        let pod = place.open_after(-1);
+        for key in &keys {
+            let result = pod.service().fold(key, false).await.expect("folded");
+            assert!(result.report.folded > 0, "{key}");
+        }
+        close(pod).await;
+    }
+    let pod = from.open();
+    for key in &keys {
+        add(&pod, key, "8").await;
+    }
+    close(pod).await;
+    let lines = from.run("export", &[], b"").stdout;
+    let imported = to.run("import", &["--into-living"], &lines);
+    assert!(imported.status.success(), "{}", text(&imported.stderr));
+
+    // What one key holds that had all updates itself.
+    let (all, mut expected) = (Place::new(), Vec::new());
+    for (days, amount) in [(-4, "5"), (-4, "6"), (-2, "7"), (0, "8"), (2, "9")] {
+        let pod = all.open_after(days);
+        expected.clear();
+        for key in &keys {
+            add(&pod, key, amount).await;
+            expected.push(shown(&pod, key).await.expect("a value"));
+        }
+        close(pod).await;
+    }
+    for (days, shards_left) in [(2, 2), (4, 1), (6, 1), (9, 0)] {
+        let pod = to.open_after(days);
+        for (key, expected) in keys.iter().zip(&expected) {
+            if days == 2 {
+                add(&pod, key, "9").await;
+            }
+            pod.service().fold(key, false).await.expect("folded");
+            let found = shown(&pod, key).await.expect("a value");
+            // Each place has its own time of the last update.
+            let but_time = |text: &str| text.split(",\"timestamp\"").next().map(str::to_owned);
+            assert_eq!(but_time(&found), but_time(expected), "{key}, day {days}");
+            let shards = pod.service().shards(key).await.expect("a report").shards;
+            assert_eq!(shards.len(), shards_left, "{key}, day {days}");
+        }
+        close(pod).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

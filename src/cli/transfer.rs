@@ -86,10 +86,10 @@ struct Line {
     value: serde_json::Value,
     /// Every update that was acknowledged before is in it, in µs since 1970: also the time of its row.
     as_of_us: i64,
-    /// The fence of the key's tally, in µs since 1970; null without one.
+    /// For people: the fence of the tally that is in it, in µs since 1970; null without one.
     folded_through_us: Option<i64>,
-    /// Shards that were merged.
-    shards: usize,
+    /// For people: how many shards are in it; null of what was no key here.
+    shards: Option<usize>,
     /// The row that an import writes.
     id: String,
     /// Until when it can be imported, in µs since 1970.
@@ -124,7 +124,7 @@ impl Line {
                 .expect("invariant: a value is JSON"),
             as_of_us: now.as_micros(),
             folded_through_us: None,
-            shards: 0,
+            shards: None,
             id: write.mutator_id().to_string(),
             expires_at_us: write.expires_at().as_micros(),
             state: STANDARD.encode(write.state()),
@@ -228,13 +228,13 @@ impl Export<'_> {
 
     fn line(&mut self, read: &KeyValue, lines: &mut Vec<u8>) -> anyhow::Result<()> {
         let valid_for = self.args.valid_for;
-        if read.bytes > limits::IMPORT_BYTES_MAX {
+        let mut line = Line::new(&read.key, &read.state, read.as_of, valid_for, &self.chance);
+        if line.state.len() > limits::IMPORT_BYTES_MAX.div_ceil(3) * 4 {
             self.unreadable += 1;
             eprintln!("orderfree: {}: its state is too large to be imported", read.key);
             return Ok(());
         }
-        let mut line = Line::new(&read.key, &read.state, read.as_of, valid_for, &self.chance);
-        line.shards = read.shards;
+        line.shards = Some(read.shards);
         line.folded_through_us = read.folded_through.map(Timestamp::as_micros);
         serde_json::to_writer(&mut *lines, &line)?;
         lines.push(b'\n');

@@ -239,6 +239,10 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
     /// merged for a reader.
     fn detach(&mut self) {}
 
+    /// Makes it the state of a shard whose one op, of this dot, added all that there is now: what other
+    /// mutators added and removed, perhaps of another key, is forgotten.
+    fn attribute_to(&mut self, _dot: Dot) {}
+
     /// The state in the format of another library, for kinds that have one.
     fn export(&self) -> Option<Vec<u8>> {
         None

@@ -365,6 +365,14 @@ impl Crdt for OrSet {
         self.normalize();
     }
 
+    fn attribute_to(&mut self, dot: Dot) {
+        let dots = Newest::from([((dot.expires_at, dot.mutator_id), dot.seq)]);
+        let items = self.members().map(|(item, _)| item.clone());
+        let entry = |item| (item, Entry { dots: dots.clone(), removed: Context::default() });
+        *self = OrSet { entries: items.map(entry).collect(), ..OrSet::default() };
+        self.normalize();
+    }
+
     fn settle(&mut self, fence: Timestamp) {
         self.fence = self.fence.max(Some(fence));
         self.normalize();

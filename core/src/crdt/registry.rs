@@ -187,6 +187,10 @@ macro_rules! kinds {
             pub fn detach(&mut self) {
                 match self { $(State::$variant(state) => state.detach()),+ }
             }
+            /// Has one dot stand for all that there is; see [`Crdt::attribute_to`].
+            pub fn attribute_to(&mut self, dot: Dot) {
+                match self { $(State::$variant(state) => state.attribute_to(dot)),+ }
+            }
             /// The state in the format of another library, for kinds that have one.
             #[must_use]
             pub fn export(&self) -> Option<Vec<u8>> {

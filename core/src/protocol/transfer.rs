@@ -3,14 +3,16 @@
 //! A parcel is the one write of a mutator of its own, whose id, expiry, timestamp and bytes are fixed when
 //! it is packed. So it may be delivered any number of times, by anyone, and counts once (invariants I1, I2
 //! and I6): before its expiry it is the same row each time, which folds treat like any other, and after it
-//! no delivery is acknowledged (I3, I4).
+//! no delivery is acknowledged (I3, I4). For the same reason all that it holds counts as added by that
+//! mutator: what others added or removed elsewhere has no meaning at the key where it arrives, and a fence
+//! of elsewhere would take away what is there.
 
 use std::time::Duration;
 
 use thiserror::Error;
 
 use super::{Key, MutatorId, Now, ShardWrite, Timestamp};
-use crate::crdt::{DecodeError, State, envelope};
+use crate::crdt::{DecodeError, Dot, State, envelope};
 
 /// See the [module documentation](self).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +29,9 @@ pub enum ParcelError {
     /// Its times or its id can't be those of a mutator.
     #[error("its id or its times are none of a parcel's")]
     Impossible,
+    /// Its state speaks of other mutators than its own.
+    #[error("its state was not packed for an import")]
+    NotPacked,
 }
 
 impl Parcel {
@@ -42,8 +47,11 @@ impl Parcel {
         now: Timestamp,
         valid_for: Duration,
     ) -> Parcel {
-        let bytes = envelope::encode_shard(state, 1);
-        let parcel = Parcel::check(key, id, now.plus(valid_for), now, bytes);
+        let expires_at = now.plus(valid_for);
+        let mut state = state.clone();
+        state.attribute_to(Parcel::dot(id, expires_at));
+        let bytes = envelope::encode_shard(&state, 1);
+        let parcel = Parcel::check(key, id, expires_at, now, bytes);
         parcel.expect("invariant: a fresh id, and an expiry behind the packing")
     }
 
@@ -58,8 +66,18 @@ impl Parcel {
         written_at: Timestamp,
         bytes: Vec<u8>,
     ) -> Result<Parcel, ParcelError> {
-        envelope::decode_shard(key.kind, &bytes)?;
+        let state = envelope::decode_shard(key.kind, &bytes)?;
+        let mut packed = state.clone();
+        packed.attribute_to(Parcel::dot(id, expires_at));
+        if packed != state {
+            return Err(ParcelError::NotPacked);
+        }
         Parcel::check(key, id, expires_at, written_at, bytes).ok_or(ParcelError::Impossible)
+    }
+
+    /// Of all that it holds.
+    fn dot(mutator_id: MutatorId, expires_at: Timestamp) -> Dot {
+        Dot { expires_at, mutator_id, seq: 1 }
     }
 
     fn check(
@@ -94,7 +112,7 @@ impl Parcel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crdt::{Counter, Kind};
+    use crate::crdt::{Counter, Kind, Op};
     use crate::protocol::Name;
     use uuid::Uuid;
 
@@ -118,6 +136,46 @@ mod tests {
         let at = |wall| Now { wall, boot: Duration::ZERO };
         assert!(packed.ack_stands(at(NOW)) && write.may_be_sent(NOW));
         assert!(!packed.ack_stands(at(NOW.plus(day))) && !write.may_be_sent(NOW.plus(day)));
+    }
+
+    /// What a fence of the place of departure takes away, and what folds at the place of arrival settle.
+    #[test]
+    fn a_set_arrives_whole_takes_nothing_away_and_outlasts_every_fold() {
+        let time = Timestamp::from_micros;
+        let add = |state: &mut State, item: &str, id, expires_at| {
+            let mut op = Kind::OrSet.parse_op(&Kind::OrSet.bare_op(item)).expect("an op");
+            let mutator_id = MutatorId::new(Uuid::from_u128(id));
+            Op::assign(&mut op, &mut || Dot { expires_at: time(expires_at), mutator_id, seq: 1 });
+            state.apply(&op).expect("applied");
+        };
+        let items = |state: &State| state.value(&crate::crdt::Question::default()).to_string();
+        let mut here = State::identity(Kind::OrSet);
+        add(&mut here, "folded", 1, 100);
+        here.settle(time(150));
+        add(&mut here, "young", 2, 300);
+        let key = Key { kind: Kind::OrSet, ..key() };
+        let (id, span) = (MutatorId::new(Uuid::from_u128(3)), Duration::from_micros(800));
+        let parcel = Parcel::pack(key.clone(), id, &here, time(200), span);
+        let write = parcel.write();
+        let bytes = write.state().to_vec();
+        let arrived = envelope::decode_shard(Kind::OrSet, &bytes).expect("a state");
+
+        let mut there = State::identity(Kind::OrSet);
+        add(&mut there, "there", 4, 90);
+        there.settle(time(140));
+        for fence in [140, 350, 999, 1_000, 2_000] {
+            there.merge(&arrived).expect("merged");
+            there.settle(time(fence));
+            assert_eq!(
+                items(&there),
+                r#"{"size":3,"items":["folded","there","young"]}"#,
+                "{fence}"
+            );
+        }
+        let raw = envelope::encode_shard(&here, 1);
+        let unpacked = Parcel::arrive(key.clone(), id, write.expires_at(), time(200), raw);
+        assert_eq!(unpacked, Err(ParcelError::NotPacked));
+        assert!(Parcel::arrive(key, id, write.expires_at(), time(200), bytes).is_ok());
     }
 
     #[test]
