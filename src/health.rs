@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use orderfree_core::protocol::clock::ClockError;
+use tokio_util::sync::CancellationToken;
 
 /// Set by the server, read by `/readyz`.
 ///
@@ -12,7 +13,7 @@ use orderfree_core::protocol::clock::ClockError;
 #[derive(Debug, Default)]
 pub struct Health {
     started: AtomicBool,
-    draining: AtomicBool,
+    draining: CancellationToken,
     gate_was_open: AtomicBool,
 }
 
@@ -31,7 +32,7 @@ impl Health {
 
     /// The pod will end: no more traffic, please.
     pub fn set_draining(&self) {
-        self.draining.store(true, Ordering::SeqCst);
+        self.draining.cancel();
     }
 
     /// Whether the pod has started.
@@ -43,7 +44,13 @@ impl Health {
     /// Whether the pod is ending.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::SeqCst)
+        self.draining.is_cancelled()
+    }
+
+    /// Is cancelled once the pod is ending, for whatever would last.
+    #[must_use]
+    pub fn draining(&self) -> &CancellationToken {
+        &self.draining
     }
 
     /// Whether requests should come here, given what the clock gate says now.

@@ -154,7 +154,7 @@ catalog! {
         "Read again later, or at a lower ?consistency= if an older value will do.";
     OutcomeUnknown: GATEWAY_TIMEOUT, "outcome-unknown", "The update may or may not be counted",
         "The write was sent, but the store did not acknowledge it in time. It may be counted, now \
-         or later.",
+         or later. Or a stream ended early: its summary says what became of the lines before.",
         "Sending it again may count it twice; not sending it again may not count it at all. Choose \
          what your numbers can bear. Proxies must not retry this status.";
     TooManyRows: INTERNAL_SERVER_ERROR, "too-many-rows", "The key has too many rows",

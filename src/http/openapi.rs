@@ -142,7 +142,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         ],
         ("/v1/{kind}", _) => &[&[UnknownKind, BadQuery, Overloaded, StoreUnavailable, Corrupt]],
         ("/metrics", _) => &[&[Unauthenticated, Forbidden]],
-        ("/v1/batch", _) => &[BODY, &[BadHeader]],
+        ("/v1/batch", _) => &[BODY, &[BadHeader, Stopping, OutcomeUnknown]],
         ("/v1/query", _) => &[BODY],
         ("/v1/merge", _) => &[ADDRESSED, BODY, READ, &[KeyAbsent, OutOfRange, AnswerFull]],
         ("/v1/kinds", _) => &[&[BadQuery, Overloaded]],

@@ -89,11 +89,19 @@ impl Problem {
         Problem { outcome: Some(outcome), ..self }
     }
 
-    /// The same, for a stream of updates that ended early.
+    /// The same, for a stream of updates that ended early. One that was applied in part has no type after
+    /// which clients send everything again.
     #[must_use]
-    pub(super) fn with_summary(self, summary: Summary) -> Problem {
-        let outcome = if summary.is_untouched() { NotAcked::Refused } else { NotAcked::Unknown };
-        Problem { summary: Some(Box::new(summary)), ..self }.with_outcome(outcome)
+    pub(super) fn with_summary(mut self, summary: Summary) -> Problem {
+        let is_untouched = summary.is_untouched();
+        self.summary = Some(Box::new(summary));
+        if is_untouched {
+            return self.with_outcome(NotAcked::Refused);
+        }
+        if self.kind.entry().retry_after_s.is_some() {
+            self.kind = ProblemType::OutcomeUnknown;
+        }
+        self.with_outcome(NotAcked::Unknown)
     }
 
     /// The same, with words before the detail that say which part of the request it is about.

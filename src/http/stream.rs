@@ -10,6 +10,9 @@
 //! proper end may the last line lack its newline. A chunk that goes over the limit is not read.
 //! Silence is answered as a tear is, not as 408: HTTP lets clients repeat a 408 by themselves, and
 //! that would count lines twice.
+//!
+//! A pod that is ending ends its streams in the same way: at once where nothing comes, else behind
+//! the window.
 
 use std::mem;
 
@@ -19,6 +22,7 @@ use orderfree_core::protocol::Durability;
 use serde::Serialize;
 use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 
 use super::AppState;
@@ -95,11 +99,15 @@ pub(super) async fn apply(
     body: Body,
     durability: Durability,
 ) -> Result<Summary, Problem> {
-    let mut lines = Lines::new(body);
+    let draining = app.health.draining();
+    let mut lines = Lines::new(body, draining.clone());
     let mut summary = Summary::default();
     let mut caller = caller.clone();
     loop {
-        let (window, end) = Window::read(&caller, &mut lines).await;
+        let (window, mut end) = Window::read(&caller, &mut lines).await;
+        if matches!(end, Ok(End::More)) && draining.is_cancelled() {
+            end = Err(stopping());
+        }
         let (mut results, end) = match go_on(app, &caller, window.updates.len()).await {
             Ok(renewed) => {
                 caller = renewed;
@@ -209,13 +217,14 @@ struct Lines {
     /// Whether bytes of the next line were dropped already.
     is_too_long: bool,
     ended: bool,
+    draining: CancellationToken,
 }
 
 impl Lines {
-    fn new(body: Body) -> Lines {
+    fn new(body: Body, draining: CancellationToken) -> Lines {
         let body = body.into_data_stream();
         let (buffer, is_too_long, ended) = (Vec::new(), false, false);
-        Lines { body, buffer, at: 0, bytes: 0, number: 0, is_too_long, ended }
+        Lines { body, buffer, at: 0, bytes: 0, number: 0, is_too_long, ended, draining }
     }
 
     /// The next line that is not blank, or why this line can't be used. Whoever stops waiting for
@@ -260,8 +269,12 @@ impl Lines {
         let done = if self.is_too_long { self.buffer.len() } else { self.at };
         self.buffer.drain(..done);
         self.at = 0;
-        let chunk = timeout(limits::BODY_TIME_MAX, self.body.next()).await;
-        match chunk.map_err(|_| silent())? {
+        let chunk = tokio::select! {
+            biased;
+            chunk = timeout(limits::BODY_TIME_MAX, self.body.next()) => chunk.map_err(|_| silent())?,
+            () = self.draining.cancelled() => return Err(stopping()),
+        };
+        match chunk {
             None => self.ended = true,
             Some(chunk) => {
                 let chunk = chunk.map_err(|_| body::cut_off())?;
@@ -285,6 +298,10 @@ fn too_fast(caller: &Caller) -> Problem {
     Problem::new(ProblemType::TooFast, detail)
 }
 
+fn stopping() -> Problem {
+    Problem::new(ProblemType::Stopping, "This pod is ending; send what is missing to another.")
+}
+
 fn silent() -> Problem {
     let seconds = limits::BODY_TIME_MAX.as_secs();
     let detail = format!("Nothing came for {seconds} s; send what is missing in a new stream.");
@@ -301,7 +318,7 @@ mod tests {
 
     async fn split(chunks: Vec<&'static [u8]>) -> Vec<(usize, Result<String, String>)> {
         let chunks = stream::iter(chunks.into_iter().map(Ok::<_, std::io::Error>));
-        let mut lines = Lines::new(Body::from_stream(chunks));
+        let mut lines = Lines::new(Body::from_stream(chunks), CancellationToken::new());
         let mut found = Vec::new();
         while let Some(line) = lines.next().await.expect("stream") {
             let line = line.map(|line| String::from_utf8_lossy(&line).into_owned());
@@ -335,7 +352,8 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(ms)).await;
             Ok::<_, std::io::Error>(chunk)
         });
-        Lines::new(Body::from_stream(Box::pin(chunks.chain(stream::pending()))))
+        let body = Body::from_stream(Box::pin(chunks.chain(stream::pending())));
+        Lines::new(body, CancellationToken::new())
     }
 
     /// Numbers of a window's lines, none of which is an update.

@@ -149,6 +149,49 @@ async fn what_was_begun_before_the_end_is_answered() {
     assert_eq!(setup.start().await.count(KEY).await, 7);
 }
 
+/// A stream that may last is told how far it came: one that is silent at the moment, and one that is never.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_end_with_their_summary() {
+    let _beside = machine::beside().await;
+    let setup = Setup::new().arg("--unready-grace", "1s");
+    let mut pod = setup.start().await;
+    let line =
+        r#"{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}"#.to_owned() + "\n";
+    let head = |framing: &str| {
+        format!(
+            "POST /v1/batch HTTP/1.1\r\nhost: a\r\ncontent-type: application/x-ndjson\r\n{framing}\r\n\r\n"
+        )
+    };
+    let mut silent = Connection::open(pod.port()).await.expect("a connection");
+    let chunk = format!("{:x}\r\n{}\r\n", 3 * line.len(), line.repeat(3));
+    silent.send((head("transfer-encoding: chunked") + &chunk).as_bytes()).await.expect("sent");
+    let mut busy = Connection::open(pod.port()).await.expect("a connection");
+    let body = line.repeat(900_000);
+    let busy = tokio::spawn(async move {
+        let framing = format!("content-length: {}", body.len());
+        busy.ask((head(&framing) + &body).as_bytes()).await.expect("an answer")
+    });
+    let began = Instant::now();
+    while pod.count(KEY).await < 5_000 {
+        assert!(began.elapsed() < Duration::from_secs(30), "the streams are not counted");
+        sleep(Duration::from_millis(50)).await;
+    }
+    pod.signal(Signal::TERM);
+    let mut acked = 0;
+    for answer in [silent.answer().await.expect("an answer"), busy.await.expect("no panic")] {
+        assert_eq!((answer.status, answer.problem().as_str()), (504, "outcome-unknown"));
+        assert_eq!(answer.header("connection"), "close");
+        let summary = &answer.json()["summary"];
+        assert_eq!(summary["lines"], summary["acked"], "{}", answer.text());
+        acked += summary["acked"].as_u64().expect("a number");
+        let lines = summary["lines"].to_string();
+        assert!(answer.text().contains(&format!("after line {lines}: This pod is ending")));
+    }
+    assert_eq!(pod.ended(END_WITHIN).await.0, Some(0));
+    assert!((5_000..900_000).contains(&acked), "{acked} lines");
+    assert_eq!(setup.start().await.count(KEY).await, acked);
+}
+
 /// Neither those that never sent anything, nor those that wait for their next request.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_connections_do_not_keep_a_pod() {
