@@ -2,7 +2,7 @@
 //! wait or an unbounded memory (invariant I13). Limits of the wire live here too.
 
 use std::hash::Hash;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use lru::LruCache;
@@ -38,6 +38,10 @@ pub fn group_chunk_rows(kind: Kind) -> usize {
 /// Live mutators of a pod: about 1 KB each for kinds with small states, up to 256 KiB for others.
 /// Clean ones are evicted first, the least recently used before others.
 pub const MUTATORS_MAX: usize = 200_000;
+
+/// Bytes of large states, as they are written, that a pod may hold for each live mutator that it may have,
+/// whosesoever they are. Beyond that clean ones are evicted. In memory they take several times as much.
+pub const LARGE_STATE_BYTES_EACH: usize = 512;
 
 /// Ops that wait in a pod for their write, over all mutators.
 pub const WAITING_OPS_MAX: usize = 262_144;
@@ -212,8 +216,21 @@ pub const LARGE_PAGES_AT_ONCE: u32 = 4;
 /// So many keys of a small kind count as one such answer more.
 pub const PAGE_KEYS_LIGHT: usize = 2_000;
 
+/// Reads of single keys at once whose states may be large.
+pub const LARGE_KEYS_AT_ONCE: usize = 128;
+
+/// So few small keys are read without a turn.
+pub const KEYS_WITHOUT_TURN: usize = 100;
+
 /// How long such requests wait for their turn.
 pub const TURN_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Lines of requests that fail and of strangers that a listener writes to its log in a second; metrics count
+/// the others as well.
+pub const LOG_LINES_A_SECOND: NonZeroU32 = NonZeroU32::new(100).unwrap();
+
+/// Longest time until a reader has taken all of an answer.
+pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// Longest time in which a reader takes nothing of an answer.
 pub const WRITE_TIME_MAX: Duration = Duration::from_secs(30);

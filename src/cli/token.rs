@@ -1,8 +1,10 @@
 //! `token new`: makes a token, and the lines of the policy file that let it in.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -97,10 +99,21 @@ fn append(file: &Path, lines: &str) -> anyhow::Result<()> {
     let gap = if old.is_empty() || old.ends_with("\n\n") { "" } else { "\n" };
     let new = format!("{old}{gap}{lines}");
     new.parse::<Policy>().with_context(what)?;
+    // The file itself, not a link to it; with its rights, and a new one for its owner alone.
+    let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let rights = fs::metadata(&file).map(|metadata| metadata.permissions());
+    let rights = rights.unwrap_or_else(|_| fs::Permissions::from_mode(0o600));
     // In one step: a policy that is cut off would let in fewer, or nobody.
-    let aside = file.with_extension("new");
-    fs::write(&aside, new).with_context(what)?;
-    fs::rename(&aside, file).with_context(what)
+    let mut aside = file.as_os_str().to_owned();
+    aside.push(format!(".new-{}", process::id()));
+    let mut options = fs::OpenOptions::new();
+    let mut written =
+        options.write(true).create_new(true).mode(0o600).open(&aside).with_context(what)?;
+    written
+        .write_all(new.as_bytes())
+        .and_then(|()| written.set_permissions(rights))
+        .with_context(what)?;
+    fs::rename(&aside, &file).with_context(what)
 }
 
 #[cfg(test)]
@@ -150,5 +163,18 @@ mod tests {
         let before = fs::read_to_string(&file).expect("there");
         assert!(append(&file, &of("b")).is_err(), "a name twice");
         assert_eq!(fs::read_to_string(&file).expect("there"), before);
+        let mode = |file: &Path| fs::metadata(file).expect("there").permissions().mode() & 0o777;
+        assert_eq!(mode(&file), 0o600);
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("set");
+        let link = folder.path().join("link.toml");
+        std::os::unix::fs::symlink(&file, &link).expect("a link");
+        append(&link, &of("c")).expect("grown");
+        assert!(fs::read_to_string(&file).expect("there").contains("\"c\""), "through the link");
+        assert_eq!(mode(&file), 0o640);
+        assert_eq!(
+            fs::read_dir(folder.path()).expect("there").count(),
+            2,
+            "nothing is left behind"
+        );
     }
 }

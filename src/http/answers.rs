@@ -8,7 +8,9 @@ use std::task::{Context, Poll};
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::response::{IntoResponse, Response};
 use http_body::{Frame, SizeHint};
+use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use super::body;
 use super::catalog::ProblemType;
@@ -43,7 +45,7 @@ impl Answers {
         let (parts, body) = answer.into_parts();
         // It is whole already.
         match to_bytes(body, usize::MAX).await {
-            Ok(rest) => Response::from_parts(parts, Body::new(Held { rest, _room: room })),
+            Ok(rest) => Response::from_parts(parts, Body::new(Held::new(rest, room))),
             Err(_) => {
                 Problem::new(ProblemType::Internal, "The answer could not be made.").into_response()
             }
@@ -54,12 +56,24 @@ impl Answers {
 /// What is left of an answer.
 struct Held {
     rest: Bytes,
+    until: Instant,
     _room: OwnedSemaphorePermit,
+}
+
+/// Somebody took so long that others need the room.
+#[derive(Debug, Error)]
+#[error("the answer was not taken in time")]
+struct TooSlow;
+
+impl Held {
+    fn new(rest: Bytes, room: OwnedSemaphorePermit) -> Held {
+        Held { rest, until: Instant::now() + limits::ANSWER_TIME_MAX, _room: room }
+    }
 }
 
 impl HttpBody for Held {
     type Data = Bytes;
-    type Error = std::convert::Infallible;
+    type Error = TooSlow;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
@@ -67,6 +81,9 @@ impl HttpBody for Held {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         if self.rest.is_empty() {
             return Poll::Ready(None);
+        }
+        if Instant::now() > self.until {
+            return Poll::Ready(Some(Err(TooSlow)));
         }
         let piece = PIECE_BYTES.min(self.rest.len());
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
@@ -91,9 +108,21 @@ impl Default for Answers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::StreamExt;
 
     fn answer(bytes: usize) -> Response {
         vec![b'x'; bytes].into_response()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_reads_too_slowly_gets_no_end_and_gives_the_room_back() {
+        let answers = Answers::new(1024 * 1024);
+        let mut first = answers.hold(answer(700 * 1024)).await.into_body().into_data_stream();
+        assert!(first.next().await.expect("a piece").is_ok());
+        tokio::time::advance(limits::ANSWER_TIME_MAX + limits::WRITE_TIME_MAX).await;
+        assert!(first.next().await.expect("an end").is_err());
+        drop(first);
+        assert_eq!(answers.hold(answer(700 * 1024)).await.status().as_u16(), 200);
     }
 
     #[tokio::test]

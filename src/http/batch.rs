@@ -282,9 +282,9 @@ pub(super) async fn query(
     for problem in keys.iter().filter_map(|key| key.as_ref().err()) {
         observe::count_denied(app.service.metrics(), problem.kind());
     }
-    let large = keys.iter().flatten().find(|key| !key.kind.about().is_small);
-    let _turn = match large {
-        Some(key) => Some(turns.page(key.kind, keys.len()).await?),
+    let kinds = || keys.iter().flatten().map(|key| key.kind);
+    let _turn = match kinds().find(|kind| !kind.about().is_small).or(kinds().next()) {
+        Some(kind) => turns.keys(kind, keys.len()).await?,
         None => None,
     };
     let reads = keys.clone().into_iter().map(|key| read_one(&app, key, level, &params.ask));

@@ -1,11 +1,10 @@
 //! Bodies of requests: how much memory all of them take together, and how long one may take to
 //! come.
 //!
-//! A body takes room before its first byte is read and gives it back when the request is done with
-//! it. What it will take is known from its declared length; a body without one (chunked, or
-//! compressed) takes the most it may have until it is complete, and then only what it has. Nobody
-//! waits for room: that would be a queue of requests with nothing but memory to hold them. Streams
-//! have a room of their own, as they may last: however many there are, whole bodies find theirs.
+//! A body takes a little room before its first byte is read, more as it comes, and gives all back when
+//! the request is done with it. So one that is declared and does not come holds next to nothing. Nobody
+//! waits for room: that would be a queue of requests with nothing but memory to hold them. Streams have a
+//! room of their own, as they may last: however many there are, whole bodies find theirs.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -19,6 +18,9 @@ use tokio::time::{Instant, timeout_at};
 use super::catalog::ProblemType;
 use super::problem::Problem;
 use crate::limits;
+
+/// Bytes of a body that has not come yet, at most.
+const FIRST_BYTES: usize = 8 * 1024;
 
 /// The room that all bodies in progress share.
 #[derive(Debug, Clone)]
@@ -53,12 +55,13 @@ impl Bodies {
         Bodies { whole: room(whole_bytes_max), streams: room(streams_bytes_max) }
     }
 
-    /// Takes room for what a stream holds.
+    /// Takes room for the most that a stream holds.
     ///
     /// # Errors
     /// The room is taken.
     pub(super) fn stream(&self, body: &Body) -> Result<Room, Problem> {
-        take(&self.streams, body, limits::NDJSON_HELD_BYTES_MAX)
+        let length = length(body).unwrap_or(usize::MAX);
+        take(&self.streams, length.min(limits::NDJSON_HELD_BYTES_MAX))
     }
 
     /// Reads a whole body of at most `bytes_max` bytes.
@@ -72,17 +75,18 @@ impl Bodies {
         bytes_max: usize,
     ) -> Result<Received, Problem> {
         check_declared(headers, bytes_max)?;
-        let mut room = take(&self.whole, &body, bytes_max)?;
+        let length = length(&body);
+        let mut room = take(&self.whole, length.unwrap_or(usize::MAX).min(FIRST_BYTES))?;
         let until = Instant::now() + limits::BODY_TIME_MAX;
-        // One that grows would take up to twice its room.
-        let length = body.size_hint().exact().and_then(|length| usize::try_from(length).ok());
         let mut stream = body.into_data_stream();
+        // One that grows would take up to twice its bytes; what is not written to yet takes no memory.
         let mut bytes = Vec::with_capacity(length.unwrap_or(0).min(bytes_max));
         while let Some(chunk) = timeout_at(until, stream.next()).await.map_err(|_| too_slow())? {
             let chunk = chunk.map_err(|_| cut_off())?;
             if bytes.len() + chunk.len() > bytes_max {
                 return Err(too_large(bytes_max));
             }
+            room.grow(&self.whole, bytes.len() + chunk.len())?;
             bytes.extend_from_slice(&chunk);
         }
         room.shrink(bytes.len());
@@ -91,6 +95,15 @@ impl Bodies {
 }
 
 impl Room {
+    /// Takes what so many bytes need besides what it has.
+    fn grow(&mut self, room: &Arc<Semaphore>, bytes: usize) -> Result<(), Problem> {
+        let more = (units(bytes) as usize).saturating_sub(self.0.num_permits());
+        if more > 0 {
+            self.0.merge(take(room, more * limits::ROOM_UNIT_BYTES)?.0);
+        }
+        Ok(())
+    }
+
     /// Gives back what this many bytes do not need.
     fn shrink(&mut self, bytes: usize) {
         let spare = self.0.num_permits().saturating_sub(units(bytes) as usize);
@@ -98,11 +111,13 @@ impl Room {
     }
 }
 
-/// Takes room for what this body may hold: its length, or `held_bytes_max` if that is less or the
-/// length is unknown.
-fn take(room: &Arc<Semaphore>, body: &Body, held_bytes_max: usize) -> Result<Room, Problem> {
-    let length = body.size_hint().upper().and_then(|upper| usize::try_from(upper).ok());
-    let bytes = length.map_or(held_bytes_max, |length| length.min(held_bytes_max));
+/// What a body declares to have.
+fn length(body: &Body) -> Option<usize> {
+    body.size_hint().exact().and_then(|length| usize::try_from(length).ok())
+}
+
+/// Takes room for so many bytes.
+fn take(room: &Arc<Semaphore>, bytes: usize) -> Result<Room, Problem> {
     let permit = Arc::clone(room).try_acquire_many_owned(units(bytes));
     permit.map(Room).map_err(|_| {
         let detail = "The bodies of the requests in progress here take all the memory that they \
@@ -159,19 +174,14 @@ mod tests {
     }
 
     #[test]
-    fn a_body_takes_its_length_rounded_up_and_one_without_length_the_most() {
-        for (body, held_bytes_max, expected) in [
-            (Body::empty(), 4 * UNIT, 0),
-            (Body::from("x"), 4 * UNIT, 1),
-            (Body::from(vec![b'x'; UNIT]), 4 * UNIT, 1),
-            (Body::from(vec![b'x'; UNIT + 1]), 4 * UNIT, 2),
-            (Body::from(vec![b'x'; 9 * UNIT]), 4 * UNIT, 4),
-            (chunked(b"x"), 4 * UNIT, 4),
-        ] {
+    fn room_is_taken_in_units_and_given_back() {
+        for (bytes, expected) in [(0, 0), (1, 1), (UNIT, 1), (UNIT + 1, 2)] {
             let bodies = Bodies::new(4 * UNIT, 0);
-            let room = take(&bodies.whole, &body, held_bytes_max).expect("room");
-            assert_eq!(room.0.num_permits(), expected);
+            let mut room = take(&bodies.whole, bytes).expect("room");
             assert_eq!(bodies.whole.available_permits(), 4 - expected);
+            room.grow(&bodies.whole, 3 * UNIT).expect("room");
+            assert_eq!(bodies.whole.available_permits(), 1);
+            assert!(room.grow(&bodies.whole, 5 * UNIT).is_err());
             drop(room);
             assert_eq!(bodies.whole.available_permits(), 4);
         }
@@ -179,22 +189,25 @@ mod tests {
 
     #[tokio::test]
     async fn a_complete_body_keeps_only_the_room_of_its_bytes() {
-        let (bodies, headers) = (Bodies::new(4 * UNIT, 0), HeaderMap::new());
-        let first = bodies.read(&headers, chunked(b"first"), 4 * UNIT).await.expect("room");
-        assert_eq!((&*first, bodies.whole.available_permits()), (&b"first"[..], 3));
-        let refused = bodies.read(&headers, chunked(b"x"), 4 * UNIT).await.expect_err("no room");
-        assert_eq!(refused.kind(), ProblemType::Overloaded);
-        let second = bodies.read(&headers, Body::from(vec![b'x'; 3 * UNIT]), 4 * UNIT).await;
-        assert_eq!(bodies.whole.available_permits(), 0);
-        let empty = bodies.read(&headers, Body::empty(), 4 * UNIT).await;
-        assert!(empty.expect("an empty body needs no room").is_empty());
-        drop((first, second));
+        let (bodies, headers) = (Bodies::new(20 * UNIT, 0), HeaderMap::new());
+        let read = async |body| bodies.read(&headers, body, 40 * UNIT).await;
+        let first = read(chunked(b"first")).await.expect("room");
+        assert_eq!((&*first, bodies.whole.available_permits()), (&b"first"[..], 19));
+        let second = read(Body::from(vec![b'x'; 15 * UNIT])).await.expect("room");
         assert_eq!(bodies.whole.available_permits(), 4);
+        for body in [chunked(b"x"), Body::from(vec![b'x'; 5 * UNIT])] {
+            let refused = read(body).await.expect_err("no room");
+            assert_eq!(refused.kind(), ProblemType::Overloaded);
+            assert_eq!(bodies.whole.available_permits(), 4);
+        }
+        assert!(read(Body::empty()).await.expect("an empty body needs no room").is_empty());
+        drop((first, second));
+        assert_eq!(bodies.whole.available_permits(), 20);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_goes_on_too_long_is_given_up_and_so_is_its_room() {
-        let (bodies, began) = (Bodies::new(4 * UNIT, 0), Instant::now());
+        let (bodies, began) = (Bodies::new(20 * UNIT, 0), Instant::now());
         let drip = stream::unfold((), |()| async {
             tokio::time::sleep(limits::BODY_TIME_MAX / 8).await;
             Some((Ok::<_, std::io::Error>("x"), ()))
@@ -203,6 +216,6 @@ mod tests {
         let refused = bodies.read(&HeaderMap::new(), body, 4 * UNIT).await.expect_err("too slow");
         assert_eq!(refused.kind(), ProblemType::BodyTooSlow);
         assert_eq!(began.elapsed().as_secs(), limits::BODY_TIME_MAX.as_secs());
-        assert_eq!(bodies.whole.available_permits(), 4);
+        assert_eq!(bodies.whole.available_permits(), 20);
     }
 }

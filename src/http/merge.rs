@@ -122,10 +122,7 @@ pub(super) async fn merge(
     caller.pass_or_refuse(keys.len() - 1)?;
     let (kind, group) = (keys[0].kind, keys[0].group.to_string());
     let ask = params.ask.of(kind)?;
-    let _turn = match kind.about().is_small {
-        true => None,
-        false => Some(turns.page(kind, keys.len()).await?),
-    };
+    let _turn = turns.keys(kind, keys.len()).await?;
     // Read before the store is asked: every update acknowledged before is in the answer.
     let as_of = app.service.now().wall;
     let reads = keys.into_iter().map(|key| read_one(&app, key, level));

@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::Instrument;
 
@@ -49,6 +50,8 @@ pub(super) struct Observer {
     answers: Answers,
     /// Whether users reach operators' routes here: then these need a token as well.
     is_shared: bool,
+    /// Lines that others can have written as often as they like.
+    lines: Arc<DefaultDirectRateLimiter>,
 }
 
 impl Observer {
@@ -61,6 +64,7 @@ impl Observer {
             limit: Limit(Arc::new(Semaphore::new(requests_max))),
             answers: served.answers.clone(),
             is_shared,
+            lines: Arc::new(RateLimiter::direct(Quota::per_second(limits::LOG_LINES_A_SECOND))),
         }
     }
 
@@ -76,21 +80,22 @@ impl Observer {
     ) -> Result<Response, Problem> {
         extract::check_address(request.uri())?;
         let caller = self.caller(route, request.headers());
-        let audited = is_audited(route).then(|| {
+        let audited = (is_audited(route) && (caller.is_ok() || self.may_log())).then(|| {
             let caller = caller.as_ref().map_or("nobody", Caller::name).to_owned();
-            (caller, request.method().clone(), request.uri().path().to_owned())
+            (caller, request.method().clone(), request.uri().clone())
         });
         let answer = match caller {
             Ok(caller) => self.admit((method, route), caller, request, next).await,
             Err(problem) => Err(problem),
         };
-        if let Some((caller, method, path)) = audited {
+        if let Some((caller, method, uri)) = audited {
             let status = answer.as_ref().map_or_else(Problem::status, Response::status).as_u16();
             tracing::info!(
                 target: AUDIT,
                 caller,
                 %method,
-                path,
+                path = uri.path(),
+                query = uri.query().unwrap_or_default(),
                 status,
                 request_id = request_id.to_str().unwrap_or_default(),
                 trace_id,
@@ -111,10 +116,15 @@ impl Observer {
         let _permit = self.limit.permit(route)?;
         caller.pass_or_refuse(1)?;
         request.extensions_mut().insert(caller);
-        let may_be_shed = route.starts_with(CLIENTS) && !is_update(method, route);
+        let may_be_shed = route.starts_with(CLIENTS) && is_read(method, route);
         let answer = next.run(request).await;
-        // What an update was told by its answer must not be lost to it.
+        // What was changed must be told.
         Ok(if may_be_shed { self.answers.hold(answer).await } else { answer })
+    }
+
+    /// Whether one more such line may be written: the log must not be what an overload is about.
+    fn may_log(&self) -> bool {
+        self.lines.check().is_ok()
     }
 
     /// Who sends a request to a route; probes and descriptions are for anybody.
@@ -178,7 +188,7 @@ pub(super) async fn observe(
     trace.ended(status);
     let trace_id = trace.id.as_deref();
     // A line for each of tens of thousands of answers a second would cost more than the answers.
-    if status >= 500 {
+    if status >= 500 && observer.may_log() {
         tracing::warn!(method, route, status, ms, request_id, trace_id, "request");
     } else {
         tracing::debug!(method, route, status, ms, request_id, trace_id, "request");
@@ -260,10 +270,14 @@ fn method_label(method: &Method) -> &'static str {
     }
 }
 
+/// Whether a request changes nothing.
+fn is_read(method: &str, route: &str) -> bool {
+    matches!(method, "GET" | "HEAD" | "OPTIONS") || matches!(route, "/v1/query" | "/v1/merge")
+}
+
 /// Whether a request wants to change a value, so that its problem must say what became of that.
 fn is_update(method: &str, route: &str) -> bool {
-    let only_looks = matches!(method, "GET" | "HEAD" | "OPTIONS");
-    !only_looks && !matches!(route, "/v1/query" | "/v1/merge") && !is_audited(route)
+    !is_read(method, route) && !is_audited(route)
 }
 
 fn panicked(panic: Box<dyn Any + Send>) -> Response {

@@ -97,6 +97,7 @@ fn staleness(text: &str) -> Result<Duration, String> {
 )]
 pub(super) async fn read(
     State(app): State<AppState>,
+    State(turns): State<Turns>,
     path: KeyPath,
     Query(params): Query<ReadParams>,
     headers: HeaderMap,
@@ -106,6 +107,7 @@ pub(super) async fn read(
     let default = params.default.as_deref().map(|text| wire::default_value(key.kind, text, &ask));
     let default =
         default.transpose().map_err(|rule| extract::bad_query(format!("default: {rule}.")))?;
+    let _turn = turns.key(key.kind).await?;
     // Read before the store is asked: every update acknowledged before is in the answer.
     let as_of = app.service.now().wall.minus(params.max_staleness);
     let read = match params.max_staleness {

@@ -147,7 +147,7 @@ pub(super) async fn discard(
     path: KeyPath,
     Query(params): Query<DiscardParams>,
 ) -> Result<Json<DiscardView>, Problem> {
-    let (key, _) = path.to(Verb::Admin)?;
+    let (key, caller) = path.to(Verb::Admin)?;
     let DiscardParams { mutator_id, dry_run } = params;
     let problem = |error| problem_of(error).within(&key.to_string());
     let found = app.service.discardable(&key, mutator_id).await.map_err(problem)?;
@@ -155,7 +155,15 @@ pub(super) async fn discard(
     let (expires_at, state) = (rfc3339(row.expires_at), STANDARD.encode(&row.state));
     if !dry_run {
         // Before: whatever becomes of the removal and its answer, the bytes are here.
-        tracing::warn!(target: super::AUDIT, %key, %mutator_id, expires_at, state, "a row is discarded");
+        tracing::warn!(
+            target: super::AUDIT,
+            caller = caller.name(),
+            %key,
+            %mutator_id,
+            expires_at,
+            state,
+            "a row is discarded"
+        );
         app.service.discard(&key, &found).await.map_err(problem)?;
     }
     Ok(Json(DiscardView {

@@ -18,6 +18,8 @@ pub(super) struct Turns {
     batches: Arc<Semaphore>,
     /// Of answers with many values, by their weight.
     pages: Arc<Semaphore>,
+    /// Of answers with one value that may be large.
+    keys: Arc<Semaphore>,
 }
 
 /// Whose turn it is, until it is dropped.
@@ -31,6 +33,7 @@ impl Default for Turns {
         Turns {
             batches: Arc::new(Semaphore::new(limits::BATCHES_AT_ONCE)),
             pages: Arc::new(Semaphore::new(limits::PAGES_AT_ONCE as usize)),
+            keys: Arc::new(Semaphore::new(limits::LARGE_KEYS_AT_ONCE)),
         }
     }
 }
@@ -39,6 +42,22 @@ impl Turns {
     /// For a batch.
     pub(super) async fn batch(&self) -> Result<Turn, Problem> {
         turn(&self.batches, 1).await
+    }
+
+    /// For an answer with the value of one key, if that may be large.
+    pub(super) async fn key(&self, kind: Kind) -> Result<Option<Turn>, Problem> {
+        if kind.about().is_small {
+            return Ok(None);
+        }
+        turn(&self.keys, 1).await.map(Some)
+    }
+
+    /// For an answer with values of so many keys that a client named, of this kind or smaller ones.
+    pub(super) async fn keys(&self, kind: Kind, keys: usize) -> Result<Option<Turn>, Problem> {
+        if kind.about().is_small && keys <= limits::KEYS_WITHOUT_TURN {
+            return Ok(None);
+        }
+        self.page(kind, keys).await.map(Some)
     }
 
     /// For an answer with the values of up to so many keys of a kind.

@@ -130,6 +130,9 @@ impl Mutators {
                 Begin::Write(write) => {
                     let sent = std::mem::take(&mut state.open);
                     state.sent.push(sent);
+                    if !slot.key.kind.about().is_small {
+                        slot.weight.set(write.state().len());
+                    }
                     drop(state);
                     self.waiting.fetch_sub(queued, Ordering::Relaxed);
                     #[allow(clippy::cast_precision_loss, reason = "at most WAITING_OPS_MAX")]

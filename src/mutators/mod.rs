@@ -9,11 +9,13 @@
 //! Whoever waits does so on the batch that its ops go with, and gives up at its own deadline:
 //! what was never sent is taken out and refused, what was sent is unknown.
 //!
-//! Locks: a map lock is taken before a slot lock or not at all, and none is held across an await.
+//! Locks: a map lock is taken before a slot lock or not at all, that of shedding before both, and none is
+//! held across an await.
 
 mod board;
 mod flights;
 mod slots;
+mod weights;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +35,9 @@ use crate::limits;
 use crate::metrics::{Metrics, Outcome};
 use crate::policy::{OverQuota, Policies, Seat};
 use crate::store::Store;
-use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, PoisonError, sleep, timeout};
+use crate::sync::{
+    AtomicBool, AtomicUsize, Mutex, Ordering, PoisonError, consume_budget, sleep, timeout,
+};
 use crate::tasks::Tasks;
 use crate::typical::Typical;
 use board::{Board, Queue};
@@ -194,6 +198,8 @@ impl Mutators {
         let mut accepted = Vec::with_capacity(keys.len());
         for updates in keys {
             self.accept_all(updates, durability, &mut accepted);
+            // Many that are refused must not keep others from their turn.
+            consume_budget().await;
         }
         let mut outcomes = Vec::with_capacity(accepted.len());
         for (accepted, updates) in accepted {
@@ -302,6 +308,11 @@ impl Mutators {
     ) -> Result<Option<Waiting>, Refused> {
         if self.waiting.load(Ordering::Relaxed) >= limits::WAITING_OPS_MAX {
             return Err(Refused::Overloaded("too many updates waiting"));
+        }
+        if !key.kind.about().is_small {
+            let evicted = self.slots.shed(now.boot);
+            let full = Refused::Overloaded("too much memory in states with open writes");
+            self.metrics.evictions.inc_by(evicted.ok_or(full)?);
         }
         loop {
             let slot = self.live_slot(key, now, &seat)?;

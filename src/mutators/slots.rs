@@ -9,7 +9,9 @@ use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::{Key, Mutator, Now, Rejected, Ticket};
 
 use super::board::Queue;
+use super::weights::{Scales, Weight};
 use super::{BACKOFF, Refused, UpdateError};
+use crate::limits;
 use crate::policy::{OverQuota, Seat, SeatsOf};
 use crate::sync::{Mutex, MutexGuard, PoisonError, SetOnce};
 
@@ -22,6 +24,9 @@ const PART_MUTATORS_MIN: usize = 64;
 /// How many of the least recently used mutators are looked at to find a clean one.
 const EVICTION_LOOKS_MAX: usize = 64;
 
+/// How long nobody looks for states to forget after none was found.
+const SHED_PAUSE: Duration = Duration::from_millis(50);
+
 /// One key's mutator and those who wait on it.
 pub(super) struct Slot {
     pub(super) key: Key,
@@ -29,6 +34,8 @@ pub(super) struct Slot {
     pub(super) queue: Queue,
     /// Its place in its group's quota.
     seat: Seat,
+    /// What it last wrote, if that may be large.
+    pub(super) weight: Weight,
     state: Mutex<SlotState>,
 }
 
@@ -118,6 +125,19 @@ pub(super) struct Slots {
     parts: Vec<Mutex<Part>>,
     part_max: usize,
     hasher: RandomState,
+    scales: Scales,
+    /// Most bytes of large states.
+    weight_max: usize,
+    shedding: Mutex<Shedding>,
+}
+
+/// Where states are looked for that can be forgotten.
+#[derive(Default)]
+struct Shedding {
+    /// The part that is next.
+    part: usize,
+    /// Not before this time since boot.
+    not_before: Duration,
 }
 
 impl Slots {
@@ -127,7 +147,56 @@ impl Slots {
             parts: (0..parts).map(|_| Mutex::new(LruCache::unbounded())).collect(),
             part_max: mutators_max / parts,
             hasher: RandomState::new(),
+            scales: Scales::default(),
+            weight_max: mutators_max * limits::LARGE_STATE_BYTES_EACH,
+            shedding: Mutex::default(),
         }
+    }
+
+    /// Makes room where large states take more than they may: of clean mutators that have one, the least
+    /// recently used ones of one part after the other are forgotten. Tells how many, or None if there is
+    /// still no room.
+    pub(super) fn shed(&self, now: Duration) -> Option<u64> {
+        if self.scales.total() <= self.weight_max {
+            return Some(0);
+        }
+        let mut shedding = self.shedding.lock().unwrap_or_else(PoisonError::into_inner);
+        let enough = self.weight_max - self.weight_max / 8;
+        let mut evicted = 0;
+        if now >= shedding.not_before {
+            for _ in 0..self.parts.len() {
+                if self.scales.total() <= enough {
+                    break;
+                }
+                let part = &self.parts[shedding.part];
+                shedding.part = (shedding.part + 1) % self.parts.len();
+                evicted += self.shed_part(part, enough);
+            }
+        }
+        if self.scales.total() <= self.weight_max {
+            return Some(evicted);
+        }
+        if evicted == 0 && now >= shedding.not_before {
+            shedding.not_before = now + SHED_PAUSE;
+        }
+        None
+    }
+
+    fn shed_part(&self, part: &Mutex<Part>, enough: usize) -> u64 {
+        let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut over = self.scales.total().saturating_sub(enough);
+        let mut found = Vec::new();
+        for (key, slot) in part.iter().rev() {
+            if over == 0 {
+                break;
+            }
+            let weight = slot.weight.get();
+            if weight > 0 && retire_if(slot, Mutator::is_clean) {
+                over = over.saturating_sub(weight);
+                found.push(key.clone());
+            }
+        }
+        found.iter().filter(|key| part.pop(*key).is_some()).count() as u64
     }
 
     /// The key's slot, made if needed, and whether another one was evicted for it. Refused if its group's
@@ -169,7 +238,8 @@ impl Slots {
             backoff: BACKOFF.0,
             retired: false,
         });
-        let slot = Arc::new(Slot { key: key.clone(), queue, seat, state });
+        let weight = self.scales.weight();
+        let slot = Arc::new(Slot { key: key.clone(), queue, seat, weight, state });
         part.put(key.clone(), Arc::clone(&slot));
         Ok((slot, is_full || seat_of_another))
     }

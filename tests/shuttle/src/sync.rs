@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use shuttle::future::batch_semaphore::{BatchSemaphore, Fairness};
 pub(crate) use shuttle::future::yield_now;
+pub(crate) use shuttle::future::yield_now as consume_budget;
 use shuttle::rand::{Rng, thread_rng};
 pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub(crate) use shuttle::sync::{Mutex, MutexGuard};
