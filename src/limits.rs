@@ -39,9 +39,9 @@ pub fn group_chunk_rows(kind: Kind) -> usize {
 /// Clean ones are evicted first, the least recently used before others.
 pub const MUTATORS_MAX: usize = 200_000;
 
-/// Bytes of large states, as they are written, that a pod may hold for each live mutator that it may have,
-/// whosesoever they are. Beyond that clean ones are evicted. In memory they take several times as much.
-pub const LARGE_STATE_BYTES_EACH: usize = 512;
+/// Bytes of memory that large states may take for each live mutator that a pod may have, whosesoever they
+/// are. Beyond that clean ones are evicted.
+pub const LARGE_STATES_BYTES_EACH: usize = 3_000;
 
 /// Ops that wait in a pod for their write, over all mutators.
 pub const WAITING_OPS_MAX: usize = 262_144;

@@ -325,7 +325,7 @@ fn pods_get_the_memory_that_their_limits_need() {
     let number =
         |mark: &str| -> usize { values("config.env", &config, mark)[0].parse().expect("a number") };
     let needed = 50 * MIB
-        + number("\nORDERFREE_MUTATORS_MAX=") * 1_500
+        + number("\nORDERFREE_MUTATORS_MAX=") * (1_500 + limits::LARGE_STATES_BYTES_EACH)
         + number("\nORDERFREE_CONNECTIONS_MAX=") * 30_000
         + limits::BODIES_BYTES_MAX
         + limits::STREAMS_BYTES_MAX
@@ -335,7 +335,7 @@ fn pods_get_the_memory_that_their_limits_need() {
         ("k8s/overlays/standalone/stateful-set.yaml", limits::EMBEDDED_CACHE_BYTES),
     ] {
         let memory = values(place, &read(place), "memory: ").pop().expect("a limit").to_owned();
-        let memory = memory.replace("Gi", "024Mi");
+        let memory = memory.replace("1Gi", "1024Mi");
         let memory: usize = memory.trim_end_matches("Mi").parse().expect("MiB");
         assert!(needed + more < memory * MIB, "{place}: {} MiB are needed", (needed + more) / MIB);
     }

@@ -269,7 +269,11 @@ async fn an_expired_or_damaged_line_is_refused_and_the_others_arrive() {
 async fn what_native_counters_held_arrives() {
     let to = Place::new();
     let csv = "site,home,40\nsite,home,2\n\"a, \"\"quoted\"\" group\",n,-7\nsite,max,9223372036854775807\n";
-    let lines = run("convert", &[], csv.as_bytes());
+    let twice = run("convert", &[], csv.as_bytes());
+    assert_eq!(twice.status.code(), Some(1));
+    assert!(text(&twice.stderr).contains("line 2: counter/site/home stands in an earlier line"));
+    assert!(twice.stdout.is_empty());
+    let lines = run("convert", &["--sum-duplicates"], csv.as_bytes());
     assert!(lines.status.success(), "{}", text(&lines.stderr));
     for _ in 0..2 {
         assert!(to.run("import", &[], &lines.stdout).status.success());

@@ -65,6 +65,9 @@ pub(super) struct ImportArgs {
 /// Arguments of `convert`.
 #[derive(Debug, Args)]
 pub(super) struct ConvertArgs {
+    /// Add up the amounts of a key that stands in more than one line; else that is an error.
+    #[arg(long)]
+    sum_duplicates: bool,
     /// What the amounts become: `counter` or `sum`.
     #[arg(long, default_value = "counter")]
     kind: String,
@@ -374,6 +377,11 @@ pub(super) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
             Entry::Vacant(new) => {
                 new.insert(state);
             }
+            Entry::Occupied(old) if !args.sum_duplicates => bail!(
+                "{}: {} stands in an earlier line as well; say --sum-duplicates if both count",
+                place(),
+                old.key()
+            ),
             Entry::Occupied(mut old) => old.get_mut().merge(&state).with_context(place)?,
         }
     }

@@ -130,8 +130,9 @@ impl Mutators {
                 Begin::Write(write) => {
                     let sent = std::mem::take(&mut state.open);
                     state.sent.push(sent);
-                    if !slot.key.kind.about().is_small {
-                        slot.weight.set(write.state().len());
+                    let factor = slot.key.kind.about().memory_factor;
+                    if factor > 0 {
+                        slot.weight.set(factor * write.state().len());
                     }
                     drop(state);
                     self.waiting.fetch_sub(queued, Ordering::Relaxed);

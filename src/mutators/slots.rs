@@ -126,7 +126,7 @@ pub(super) struct Slots {
     part_max: usize,
     hasher: RandomState,
     scales: Scales,
-    /// Most bytes of large states.
+    /// Most bytes of memory of large states.
     weight_max: usize,
     shedding: Mutex<Shedding>,
 }
@@ -148,7 +148,7 @@ impl Slots {
             part_max: mutators_max / parts,
             hasher: RandomState::new(),
             scales: Scales::default(),
-            weight_max: mutators_max * limits::LARGE_STATE_BYTES_EACH,
+            weight_max: mutators_max * limits::LARGE_STATES_BYTES_EACH,
             shedding: Mutex::default(),
         }
     }

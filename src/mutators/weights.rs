@@ -1,4 +1,5 @@
-//! How much all mutators hold in states that may be large. Those of small kinds are bounded by their number.
+//! How much memory the states of mutators take that may be large. Those of small kinds are bounded by their
+//! number.
 
 use std::sync::Arc;
 
@@ -21,14 +22,14 @@ impl Scales {
         Weight { scales: self.clone(), own: AtomicUsize::new(0) }
     }
 
-    /// Bytes of all states.
+    /// Bytes that all states take.
     pub(super) fn total(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 }
 
 impl Weight {
-    /// Its state has so many bytes from now on.
+    /// Its state takes so many bytes from now on.
     pub(super) fn set(&self, bytes: usize) {
         let before = self.own.swap(bytes, Ordering::SeqCst);
         // One after the other: together they could wrap around.
@@ -36,7 +37,7 @@ impl Weight {
         self.scales.0.fetch_sub(before, Ordering::SeqCst);
     }
 
-    /// Bytes of its state.
+    /// Bytes that its state takes.
     pub(super) fn get(&self) -> usize {
         self.own.load(Ordering::SeqCst)
     }

@@ -97,6 +97,7 @@ impl Crdt for Audience {
         class: Class::Exact,
         is_exact: false,
         is_small: false,
+        memory_factor: 5,
         bound: "Exact up to 2^`lg_k` items, then a standard error of 2.2 % in 13 to 16 KB at \
                 `lg_k` 11, and half of it for four times the bytes; the state is exact: the same \
                 under any sharding.",

@@ -50,6 +50,7 @@ impl Crdt for Counter {
         class: Class::Exact,
         is_exact: true,
         is_small: true,
+        memory_factor: 0,
         bound: "Exact: the total has 128 bits, in 1 to 19 bytes.",
         is_idempotent: false,
         bare: ("add", "by"),

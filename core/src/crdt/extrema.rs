@@ -103,6 +103,7 @@ impl Crdt for Extrema {
         class: Class::Exact,
         is_exact: true,
         is_small: false,
+        memory_factor: 10,
         bound: "Exact; 18 bytes and the two labels.",
         is_idempotent: true,
         bare: ("observe", "value"),

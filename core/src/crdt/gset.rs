@@ -63,6 +63,7 @@ impl Crdt for GSet {
         class: Class::Exact,
         is_exact: true,
         is_small: false,
+        memory_factor: 10,
         bound: "Exact. A pod takes up to 256 KiB of items for a key in a mutator's lifetime.",
         is_idempotent: true,
         bare: ("add", "item"),

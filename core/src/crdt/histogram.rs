@@ -101,6 +101,7 @@ impl Crdt for Histogram {
         class: Class::Exact,
         is_exact: false,
         is_small: false,
+        memory_factor: 30,
         bound: "Quantiles within `relative_error`: 0.55 % at scale 6, twice that a scale less; \
             count, sum, minimum and maximum exact. About 2 bytes for each populated bucket, of \
             which it keeps 4,200 by lowering the scale.",

@@ -103,6 +103,7 @@ impl Crdt for LwwSet {
         class: Class::Exact,
         is_exact: true,
         is_small: false,
+        memory_factor: 10,
         bound: "Exact: of concurrent changes of an item the last one by the pods' clocks stays. \
                 Removed items keep their place; a pod takes up to 256 KiB in a mutator's lifetime.",
         is_idempotent: false,

@@ -109,6 +109,9 @@ pub struct About {
     pub is_exact: bool,
     /// Whether its states stay below about a kilobyte, so that a thousand are read at once.
     pub is_small: bool,
+    /// Bytes that a live mutator takes for each byte of a payload, measured and rounded up; 0 for small
+    /// states, of which only the number matters.
+    pub memory_factor: usize,
     /// Its error bound and size, as one sentence.
     pub bound: &'static str,
     /// Whether an op that is sent again after an unknown outcome leaves the value as if sent once.

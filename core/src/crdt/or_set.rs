@@ -242,6 +242,7 @@ impl Crdt for OrSet {
         class: Class::Exact,
         is_exact: true,
         is_small: false,
+        memory_factor: 25,
         bound: "Exact: an item takes some 40 bytes besides itself, and so does each further \
                 mutator that added it and each tombstone; tombstones go with the fold.",
         // A repeated add has a new dot, which removes that came between have not seen.

@@ -103,6 +103,7 @@ impl Crdt for Sum {
         class: Class::Exact,
         is_exact: true,
         is_small: true,
+        memory_factor: 0,
         bound: "Exact: as many digits as it takes, shown with as many after the point as any amount \
                 had.",
         is_idempotent: false,

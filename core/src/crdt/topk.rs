@@ -105,6 +105,7 @@ impl Crdt for TopK {
         class: Class::OrderCanonical,
         is_exact: false,
         is_small: false,
+        memory_factor: 12,
         bound: "An item's true weight lies between `at_least` and `at_most`, which differ by \
                 `error`, at most total / (k + 1); k is 256 unless configured.",
         is_idempotent: false,
