@@ -32,7 +32,7 @@ pub const GROUP_CHUNK_ROWS_LARGE: usize = 32;
 /// Rows of one unpaged chunk of a group of this kind.
 #[must_use]
 pub fn group_chunk_rows(kind: Kind) -> usize {
-    if kind.about().is_small { GROUP_CHUNK_ROWS } else { GROUP_CHUNK_ROWS_LARGE }
+    if kind.about().is_small() { GROUP_CHUNK_ROWS } else { GROUP_CHUNK_ROWS_LARGE }
 }
 
 /// Live mutators of a pod: about 1 KB each for kinds with small states, up to 256 KiB for others.

@@ -33,7 +33,7 @@ fn divide(mut all: Vec<Nomination>, keys_max: usize) -> Vec<Vec<Key>> {
         match lists.last_mut() {
             Some(list)
                 if list[0].partition() == key.partition()
-                    && key.kind.about().is_small
+                    && key.kind.about().is_small()
                     && list.len() < keys_max
                     && rows <= group_chunk_rows(key.kind) =>
             {

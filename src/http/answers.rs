@@ -2,19 +2,17 @@
 //! reader has not taken yet is known.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::response::{IntoResponse, Response};
 use http_body::{Frame, SizeHint};
 use thiserror::Error;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::body;
 use super::catalog::ProblemType;
 use super::problem::Problem;
+use super::room::{Room, Space};
 use crate::limits;
 
 /// Bytes of an answer that is let through as it is.
@@ -25,11 +23,11 @@ const PIECE_BYTES: usize = 64 * 1024;
 
 /// Room for the answers of all listeners.
 #[derive(Clone)]
-pub(super) struct Answers(Arc<Semaphore>);
+pub(super) struct Answers(Space);
 
 impl Answers {
     pub(super) fn new(bytes_max: usize) -> Answers {
-        Answers(Arc::new(Semaphore::new(bytes_max / limits::ROOM_UNIT_BYTES)))
+        Answers(Space::new(bytes_max))
     }
 
     /// The same answer, once it has room. One that finds none is a problem.
@@ -37,7 +35,7 @@ impl Answers {
         let size = answer.body().size_hint().exact();
         let Some(size) = size.filter(|&size| size > SMALL_BYTES) else { return answer };
         let size = usize::try_from(size).expect("invariant: it is in memory");
-        let Ok(room) = Arc::clone(&self.0).try_acquire_many_owned(body::units(size)) else {
+        let Some(room) = self.0.take(size) else {
             let detail =
                 "Too many large answers wait here for those who read them; ask again in a second.";
             return Problem::new(ProblemType::Overloaded, detail).into_response();
@@ -57,7 +55,7 @@ impl Answers {
 struct Held {
     rest: Bytes,
     until: Instant,
-    _room: OwnedSemaphorePermit,
+    _room: Room,
 }
 
 /// Somebody took so long that others need the room.
@@ -66,7 +64,7 @@ struct Held {
 struct TooSlow;
 
 impl Held {
-    fn new(rest: Bytes, room: OwnedSemaphorePermit) -> Held {
+    fn new(rest: Bytes, room: Room) -> Held {
         Held { rest, until: Instant::now() + limits::ANSWER_TIME_MAX, _room: room }
     }
 }

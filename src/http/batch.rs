@@ -282,8 +282,9 @@ pub(super) async fn query(
     for problem in keys.iter().filter_map(|key| key.as_ref().err()) {
         observe::count_denied(app.service.metrics(), problem.kind());
     }
-    let kinds = || keys.iter().flatten().map(|key| key.kind);
-    let _turn = match kinds().find(|kind| !kind.about().is_small).or(kinds().next()) {
+    // The largest of them.
+    let kinds = keys.iter().flatten().map(|key| key.kind);
+    let _turn = match kinds.max_by_key(|kind| !kind.about().is_small()) {
         Some(kind) => turns.keys(kind, keys.len()).await?,
         None => None,
     };
@@ -302,7 +303,7 @@ pub(super) async fn query(
 
 /// Fewer if any of the keys may be large.
 fn reads_at_once(keys: &[Result<Key, Problem>]) -> usize {
-    if keys.iter().flatten().all(|key| key.kind.about().is_small) {
+    if keys.iter().flatten().all(|key| key.kind.about().is_small()) {
         limits::QUERY_READS_AT_ONCE
     } else {
         limits::LARGE_READS_AT_ONCE

@@ -7,16 +7,15 @@
 //! room of their own, as they may last: however many there are, whole bodies find theirs.
 
 use std::ops::Deref;
-use std::sync::Arc;
 
 use axum::body::{Body, HttpBody};
 use axum::http::header::{self, HeaderMap};
 use futures::StreamExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use super::catalog::ProblemType;
 use super::problem::Problem;
+use super::room::{Room, Space};
 use crate::limits;
 
 /// Bytes of a body that has not come yet, at most.
@@ -25,13 +24,9 @@ const FIRST_BYTES: usize = 8 * 1024;
 /// The room that all bodies in progress share.
 #[derive(Debug, Clone)]
 pub(super) struct Bodies {
-    whole: Arc<Semaphore>,
-    streams: Arc<Semaphore>,
+    whole: Space,
+    streams: Space,
 }
-
-/// The room of one body, given back when it is dropped.
-#[derive(Debug)]
-pub(super) struct Room(OwnedSemaphorePermit);
 
 /// A whole body, with its room for as long as it is in memory.
 #[derive(Debug)]
@@ -51,8 +46,7 @@ impl Deref for Received {
 impl Bodies {
     /// Room for this many bytes of whole bodies, and of what streams hold.
     pub(super) fn new(whole_bytes_max: usize, streams_bytes_max: usize) -> Bodies {
-        let room = |bytes| Arc::new(Semaphore::new(bytes / limits::ROOM_UNIT_BYTES));
-        Bodies { whole: room(whole_bytes_max), streams: room(streams_bytes_max) }
+        Bodies { whole: Space::new(whole_bytes_max), streams: Space::new(streams_bytes_max) }
     }
 
     /// Takes room for the most that a stream holds.
@@ -61,7 +55,7 @@ impl Bodies {
     /// The room is taken.
     pub(super) fn stream(&self, body: &Body) -> Result<Room, Problem> {
         let length = length(body).unwrap_or(usize::MAX);
-        take(&self.streams, length.min(limits::NDJSON_HELD_BYTES_MAX))
+        self.streams.take(length.min(limits::NDJSON_HELD_BYTES_MAX)).ok_or_else(no_room)
     }
 
     /// Reads a whole body of at most `bytes_max` bytes.
@@ -76,7 +70,8 @@ impl Bodies {
     ) -> Result<Received, Problem> {
         check_declared(headers, bytes_max)?;
         let length = length(&body);
-        let mut room = take(&self.whole, length.unwrap_or(usize::MAX).min(FIRST_BYTES))?;
+        let first = length.unwrap_or(usize::MAX).min(FIRST_BYTES);
+        let mut room = self.whole.take(first).ok_or_else(no_room)?;
         let until = Instant::now() + limits::BODY_TIME_MAX;
         let mut stream = body.into_data_stream();
         // One that grows would take up to twice its bytes; what is not written to yet takes no memory.
@@ -86,7 +81,7 @@ impl Bodies {
             if bytes.len() + chunk.len() > bytes_max {
                 return Err(too_large(bytes_max));
             }
-            room.grow(&self.whole, bytes.len() + chunk.len())?;
+            room.grow(bytes.len() + chunk.len()).ok_or_else(no_room)?;
             bytes.extend_from_slice(&chunk);
         }
         room.shrink(bytes.len());
@@ -94,42 +89,9 @@ impl Bodies {
     }
 }
 
-impl Room {
-    /// Takes what so many bytes need besides what it has.
-    fn grow(&mut self, room: &Arc<Semaphore>, bytes: usize) -> Result<(), Problem> {
-        let more = (units(bytes) as usize).saturating_sub(self.0.num_permits());
-        if more > 0 {
-            self.0.merge(take(room, more * limits::ROOM_UNIT_BYTES)?.0);
-        }
-        Ok(())
-    }
-
-    /// Gives back what this many bytes do not need.
-    fn shrink(&mut self, bytes: usize) {
-        let spare = self.0.num_permits().saturating_sub(units(bytes) as usize);
-        drop(self.0.split(spare));
-    }
-}
-
 /// What a body declares to have.
 fn length(body: &Body) -> Option<usize> {
     body.size_hint().exact().and_then(|length| usize::try_from(length).ok())
-}
-
-/// Takes room for so many bytes.
-fn take(room: &Arc<Semaphore>, bytes: usize) -> Result<Room, Problem> {
-    let permit = Arc::clone(room).try_acquire_many_owned(units(bytes));
-    permit.map(Room).map_err(|_| {
-        let detail = "The bodies of the requests in progress here take all the memory that they \
-                      may; send it again in a second.";
-        Problem::new(ProblemType::Overloaded, detail)
-    })
-}
-
-/// The units that hold this many bytes.
-pub(super) fn units(bytes: usize) -> u32 {
-    let units = bytes.div_ceil(limits::ROOM_UNIT_BYTES);
-    u32::try_from(units).expect("invariant: no limit of a body or an answer is near 4 TiB")
 }
 
 /// Refuses a body by its headers alone: its declared length, or an encoding that nothing undid.
@@ -156,6 +118,12 @@ pub(super) fn cut_off() -> Problem {
     Problem::new(ProblemType::BadBody, "The body ended early or its gzip encoding is damaged.")
 }
 
+fn no_room() -> Problem {
+    let detail = "The bodies of the requests in progress here take all the memory that they may; \
+                  send it again in a second.";
+    Problem::new(ProblemType::Overloaded, detail)
+}
+
 fn too_slow() -> Problem {
     let seconds = limits::BODY_TIME_MAX.as_secs();
     let detail = format!("The body was not complete within {seconds} s; send it again.");
@@ -173,36 +141,22 @@ mod tests {
         Body::from_stream(stream::iter([Ok::<_, std::io::Error>(bytes)]))
     }
 
-    #[test]
-    fn room_is_taken_in_units_and_given_back() {
-        for (bytes, expected) in [(0, 0), (1, 1), (UNIT, 1), (UNIT + 1, 2)] {
-            let bodies = Bodies::new(4 * UNIT, 0);
-            let mut room = take(&bodies.whole, bytes).expect("room");
-            assert_eq!(bodies.whole.available_permits(), 4 - expected);
-            room.grow(&bodies.whole, 3 * UNIT).expect("room");
-            assert_eq!(bodies.whole.available_permits(), 1);
-            assert!(room.grow(&bodies.whole, 5 * UNIT).is_err());
-            drop(room);
-            assert_eq!(bodies.whole.available_permits(), 4);
-        }
-    }
-
     #[tokio::test]
     async fn a_complete_body_keeps_only_the_room_of_its_bytes() {
         let (bodies, headers) = (Bodies::new(20 * UNIT, 0), HeaderMap::new());
         let read = async |body| bodies.read(&headers, body, 40 * UNIT).await;
         let first = read(chunked(b"first")).await.expect("room");
-        assert_eq!((&*first, bodies.whole.available_permits()), (&b"first"[..], 19));
+        assert_eq!((&*first, bodies.whole.free()), (&b"first"[..], 19));
         let second = read(Body::from(vec![b'x'; 15 * UNIT])).await.expect("room");
-        assert_eq!(bodies.whole.available_permits(), 4);
+        assert_eq!(bodies.whole.free(), 4);
         for body in [chunked(b"x"), Body::from(vec![b'x'; 5 * UNIT])] {
             let refused = read(body).await.expect_err("no room");
             assert_eq!(refused.kind(), ProblemType::Overloaded);
-            assert_eq!(bodies.whole.available_permits(), 4);
+            assert_eq!(bodies.whole.free(), 4);
         }
         assert!(read(Body::empty()).await.expect("an empty body needs no room").is_empty());
         drop((first, second));
-        assert_eq!(bodies.whole.available_permits(), 20);
+        assert_eq!(bodies.whole.free(), 20);
     }
 
     #[tokio::test(start_paused = true)]
@@ -216,6 +170,6 @@ mod tests {
         let refused = bodies.read(&HeaderMap::new(), body, 4 * UNIT).await.expect_err("too slow");
         assert_eq!(refused.kind(), ProblemType::BodyTooSlow);
         assert_eq!(began.elapsed().as_secs(), limits::BODY_TIME_MAX.as_secs());
-        assert_eq!(bodies.whole.available_permits(), 20);
+        assert_eq!(bodies.whole.free(), 20);
     }
 }

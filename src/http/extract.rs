@@ -115,11 +115,12 @@ impl QueryParams<'_> {
     }
 
     /// Reads how many entries a page has, at most.
-    pub(super) fn limit(&self, most: usize) -> Result<Option<usize>, Problem> {
-        self.read("limit", |text| match text.parse() {
-            Ok(limit) if (1..=most).contains(&limit) => Ok(limit),
-            _ => Err(format!("{text:?} is not a number from 1 to {most}")),
-        })
+    pub(super) fn limit(&self) -> Result<usize, Problem> {
+        let limit = self.read("limit", |text| match text.parse() {
+            Ok(limit) if (1..=limits::PAGE_MAX).contains(&limit) => Ok(limit),
+            _ => Err(format!("{text:?} is not a number from 1 to {}", limits::PAGE_MAX)),
+        })?;
+        Ok(limit.unwrap_or(limits::PAGE_DEFAULT))
     }
 
     /// Reads a switch: `true`, or the parameter alone, is on.

@@ -2,7 +2,7 @@
 //!
 //! * `problem`, `catalog`: errors as `application/problem+json`, and every type there is;
 //! * `access`: who asks, and whether they may;
-//! * `body`, `extract`, `json`, `wire`: from requests to checked values, from values to answers;
+//! * `room`, `body`, `extract`, `json`, `wire`: from requests to checked values, from values to answers;
 //! * `update`, `read`, `batch`, `stream`: the use cases of clients;
 //! * `inspect`, `repair`, `operations`: those of operators;
 //! * `observe`, `trace`, `answers`, `turns`: what happens to every request, and to large ones;
@@ -23,6 +23,7 @@ mod operations;
 mod problem;
 mod read;
 mod repair;
+mod room;
 #[allow(dead_code, reason = "types of the document, read by its test only")]
 mod schemas;
 mod stream;

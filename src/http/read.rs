@@ -226,13 +226,13 @@ impl Params for GroupParams {
     ];
 
     fn parse(query: &QueryParams<'_>) -> Result<GroupParams, Problem> {
-        let limit = query.limit(limits::PAGE_MAX)?;
+        let limit = query.limit()?;
         Ok(GroupParams {
             prefix: query.name("prefix")?,
             from: query.name("from")?,
             to: query.name("to")?,
             behind: query.read("cursor", read_cursor)?,
-            limit: limit.unwrap_or(limits::PAGE_DEFAULT),
+            limit,
             level: query.read("consistency", wire::level)?,
             ask: Ask::parse(query)?,
         })

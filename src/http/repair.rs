@@ -15,7 +15,6 @@ use super::catalog::ProblemType;
 use super::extract::{self, Params, Query, QueryParams};
 use super::problem::Problem;
 use super::wire::{KeyView, rfc3339};
-use crate::limits;
 use crate::policy::{Caller, Verb};
 use crate::service::{DiscardError, Discardable};
 use crate::store::GroupCursor;
@@ -30,7 +29,7 @@ impl Params for GroupsParams {
     const NAMES: &'static [&'static str] = &["limit", "cursor"];
 
     fn parse(query: &QueryParams<'_>) -> Result<GroupsParams, Problem> {
-        let limit = query.limit(limits::PAGE_MAX)?;
+        let limit = query.limit()?;
         let behind = query.read("cursor", |text| {
             let bytes = URL_SAFE_NO_PAD.decode(text).ok();
             let cursor = bytes.and_then(|bytes| String::from_utf8(bytes).ok()?.parse().ok());
@@ -38,7 +37,7 @@ impl Params for GroupsParams {
                 .map(GroupCursor)
                 .ok_or_else(|| format!("{text:?} is not the `next` of an earlier page"))
         })?;
-        Ok(GroupsParams { limit: limit.unwrap_or(limits::PAGE_DEFAULT), behind })
+        Ok(GroupsParams { limit, behind })
     }
 }
 

@@ -46,7 +46,7 @@ impl Turns {
 
     /// For an answer with the value of one key, if that may be large.
     pub(super) async fn key(&self, kind: Kind) -> Result<Option<Turn>, Problem> {
-        if kind.about().is_small {
+        if kind.about().is_small() {
             return Ok(None);
         }
         turn(&self.keys, 1).await.map(Some)
@@ -54,7 +54,7 @@ impl Turns {
 
     /// For an answer with values of so many keys that a client named, of this kind or smaller ones.
     pub(super) async fn keys(&self, kind: Kind, keys: usize) -> Result<Option<Turn>, Problem> {
-        if kind.about().is_small && keys <= limits::KEYS_WITHOUT_TURN {
+        if kind.about().is_small() && keys <= limits::KEYS_WITHOUT_TURN {
             return Ok(None);
         }
         self.page(kind, keys).await.map(Some)
@@ -62,7 +62,7 @@ impl Turns {
 
     /// For an answer with the values of up to so many keys of a kind.
     pub(super) async fn page(&self, kind: Kind, keys: usize) -> Result<Turn, Problem> {
-        let weight = match kind.about().is_small {
+        let weight = match kind.about().is_small() {
             true => 1 + u32::try_from(keys / limits::PAGE_KEYS_LIGHT).unwrap_or(u32::MAX),
             false => limits::PAGES_AT_ONCE / limits::LARGE_PAGES_AT_ONCE,
         };

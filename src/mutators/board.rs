@@ -39,7 +39,7 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn of(lane: Lane, key: &Key) -> Queue {
-        Queue { lane, is_small: key.kind.about().is_small }
+        Queue { lane, is_small: key.kind.about().is_small() }
     }
 }
 

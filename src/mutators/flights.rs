@@ -130,9 +130,9 @@ impl Mutators {
                 Begin::Write(write) => {
                     let sent = std::mem::take(&mut state.open);
                     state.sent.push(sent);
-                    let factor = slot.key.kind.about().memory_factor;
-                    if factor > 0 {
-                        slot.weight.set(factor * write.state().len());
+                    let about = slot.key.kind.about();
+                    if !about.is_small() {
+                        slot.weight.set(about.memory_factor * write.state().len());
                     }
                     drop(state);
                     self.waiting.fetch_sub(queued, Ordering::Relaxed);

@@ -309,10 +309,12 @@ impl Mutators {
         if self.waiting.load(Ordering::Relaxed) >= limits::WAITING_OPS_MAX {
             return Err(Refused::Overloaded("too many updates waiting"));
         }
-        if !key.kind.about().is_small {
-            let evicted = self.slots.shed(now.boot);
-            let full = Refused::Overloaded("too much memory in states with open writes");
-            self.metrics.evictions.inc_by(evicted.ok_or(full)?);
+        if !key.kind.about().is_small() {
+            let (evicted, has_room) = self.slots.shed(now.boot);
+            self.metrics.evictions.inc_by(evicted as u64);
+            if !has_room {
+                return Err(Refused::Overloaded("too much memory in states with open writes"));
+            }
         }
         loop {
             let slot = self.live_slot(key, now, &seat)?;

@@ -154,49 +154,39 @@ impl Slots {
     }
 
     /// Makes room where large states take more than they may: of clean mutators that have one, the least
-    /// recently used ones of one part after the other are forgotten. Tells how many, or None if there is
-    /// still no room.
-    pub(super) fn shed(&self, now: Duration) -> Option<u64> {
-        if self.scales.total() <= self.weight_max {
-            return Some(0);
+    /// recently used ones of one part after the other are forgotten. Tells how many, and whether there is
+    /// room now.
+    pub(super) fn shed(&self, now: Duration) -> (usize, bool) {
+        let has_room = || self.scales.total() <= self.weight_max;
+        if has_room() {
+            return (0, true);
         }
         let mut shedding = self.shedding.lock().unwrap_or_else(PoisonError::into_inner);
-        let enough = self.weight_max - self.weight_max / 8;
+        if now < shedding.not_before {
+            return (0, has_room());
+        }
+        let over = || self.scales.total().saturating_sub(self.weight_max - self.weight_max / 8);
         let mut evicted = 0;
-        if now >= shedding.not_before {
-            for _ in 0..self.parts.len() {
-                if self.scales.total() <= enough {
-                    break;
-                }
-                let part = &self.parts[shedding.part];
-                shedding.part = (shedding.part + 1) % self.parts.len();
-                evicted += self.shed_part(part, enough);
-            }
-        }
-        if self.scales.total() <= self.weight_max {
-            return Some(evicted);
-        }
-        if evicted == 0 && now >= shedding.not_before {
-            shedding.not_before = now + SHED_PAUSE;
-        }
-        None
-    }
-
-    fn shed_part(&self, part: &Mutex<Part>, enough: usize) -> u64 {
-        let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut over = self.scales.total().saturating_sub(enough);
-        let mut found = Vec::new();
-        for (key, slot) in part.iter().rev() {
-            if over == 0 {
+        for _ in 0..self.parts.len() {
+            let mut left = over();
+            if left == 0 {
                 break;
             }
-            let weight = slot.weight.get();
-            if weight > 0 && retire_if(slot, Mutator::is_clean) {
-                over = over.saturating_sub(weight);
-                found.push(key.clone());
-            }
+            let part = &self.parts[shedding.part];
+            shedding.part = (shedding.part + 1) % self.parts.len();
+            evicted += forget(part, |slot| {
+                let weight = slot.weight.get();
+                let goes = left > 0 && weight > 0 && retire_if(slot, Mutator::is_clean);
+                if goes {
+                    left = left.saturating_sub(weight);
+                }
+                goes
+            });
         }
-        found.iter().filter(|key| part.pop(*key).is_some()).count() as u64
+        if evicted == 0 {
+            shedding.not_before = now + SHED_PAUSE;
+        }
+        (evicted, has_room())
     }
 
     /// The key's slot, made if needed, and whether another one was evicted for it. Refused if its group's
@@ -268,19 +258,9 @@ impl Slots {
     /// Forgets clean mutators that take no more ops.
     pub(super) fn tidy(&self, now: Now) {
         for part in &self.parts {
-            let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
-            let over: Vec<Key> = part
-                .iter()
-                .filter(|(_, slot)| {
-                    retire_if(slot, |mutator| {
-                        mutator.is_clean() && !mutator.lease().is_writable(now)
-                    })
-                })
-                .map(|(key, _)| key.clone())
-                .collect();
-            for key in over {
-                part.pop(&key);
-            }
+            forget(part, |slot| {
+                retire_if(slot, |mutator| mutator.is_clean() && !mutator.lease().is_writable(now))
+            });
         }
     }
 
@@ -311,6 +291,17 @@ fn evict(part: &mut Part) -> Option<()> {
         part.promote(&key);
     }
     None
+}
+
+/// Takes those out that `goes` has retired, asked for the least recently used ones first. Tells how many.
+fn forget(part: &Mutex<Part>, mut goes: impl FnMut(&Slot) -> bool) -> usize {
+    let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+    let gone = part.iter().rev().filter(|(_, slot)| goes(slot));
+    let gone: Vec<Key> = gone.map(|(key, _)| key.clone()).collect();
+    for key in &gone {
+        part.pop(key);
+    }
+    gone.len()
 }
 
 /// Retires a slot whose mutator satisfies `rule`. A slot in use just now is left alone.

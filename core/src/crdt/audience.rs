@@ -96,7 +96,6 @@ impl Crdt for Audience {
         summary: "How many different items there were, about, with set algebra over keys.",
         class: Class::Exact,
         is_exact: false,
-        is_small: false,
         memory_factor: 5,
         bound: "Exact up to 2^`lg_k` items, then a standard error of 2.2 % in 13 to 16 KB at \
                 `lg_k` 11, and half of it for four times the bytes; the state is exact: the same \

@@ -49,7 +49,6 @@ impl Crdt for Counter {
         summary: "A sum of whole numbers from -2^63 to 2^63-1.",
         class: Class::Exact,
         is_exact: true,
-        is_small: true,
         memory_factor: 0,
         bound: "Exact: the total has 128 bits, in 1 to 19 bytes.",
         is_idempotent: false,

@@ -80,7 +80,6 @@ impl Crdt for Distinct {
         summary: "How many different items there were, about.",
         class: Class::Exact,
         is_exact: false,
-        is_small: false,
         memory_factor: 5,
         bound: "A standard error of 1.5 % in at most 1.3 KB at `lg_k` 11, and half of it for four \
                 times the bytes; the state is exact: the same under any sharding.",

@@ -102,7 +102,6 @@ impl Crdt for Extrema {
             observation.",
         class: Class::Exact,
         is_exact: true,
-        is_small: false,
         memory_factor: 10,
         bound: "Exact; 18 bytes and the two labels.",
         is_idempotent: true,

@@ -62,7 +62,6 @@ impl Crdt for GSet {
         summary: "A set of strings and whole numbers that only grows.",
         class: Class::Exact,
         is_exact: true,
-        is_small: false,
         memory_factor: 10,
         bound: "Exact. A pod takes up to 256 KiB of items for a key in a mutator's lifetime.",
         is_idempotent: true,

@@ -100,7 +100,6 @@ impl Crdt for Histogram {
         summary: "The distribution of doubles: quantiles, count, sum, minimum and maximum.",
         class: Class::Exact,
         is_exact: false,
-        is_small: false,
         memory_factor: 30,
         bound: "Quantiles within `relative_error`: 0.55 % at scale 6, twice that a scale less; \
             count, sum, minimum and maximum exact. About 2 bytes for each populated bucket, of \

@@ -102,7 +102,6 @@ impl Crdt for LwwSet {
         summary: "A set with removal: per item, the last add or remove wins.",
         class: Class::Exact,
         is_exact: true,
-        is_small: false,
         memory_factor: 10,
         bound: "Exact: of concurrent changes of an item the last one by the pods' clocks stays. \
                 Removed items keep their place; a pod takes up to 256 KiB in a mutator's lifetime.",

@@ -107,10 +107,8 @@ pub struct About {
     pub class: Class,
     /// Whether its value is exact, not an estimate.
     pub is_exact: bool,
-    /// Whether its states stay below about a kilobyte, so that a thousand are read at once.
-    pub is_small: bool,
-    /// Bytes that a live mutator takes for each byte of a payload, measured and rounded up; 0 for small
-    /// states, of which only the number matters.
+    /// Bytes that a live mutator takes for each byte of a payload, measured and rounded up; 0 for
+    /// [small](About::is_small) states, of which only the number matters.
     pub memory_factor: usize,
     /// Its error bound and size, as one sentence.
     pub bound: &'static str,
@@ -129,6 +127,14 @@ pub struct About {
     pub value_schema: &'static str,
     /// The parameters of a [`Question`] that its reads know.
     pub parameters: &'static [&'static str],
+}
+
+impl About {
+    /// Whether its states stay below about a kilobyte, so that a thousand are read at once.
+    #[must_use]
+    pub const fn is_small(&self) -> bool {
+        self.memory_factor == 0
+    }
 }
 
 /// The one number that sets how precise a kind is. Larger is finer; two states of different

@@ -241,7 +241,6 @@ impl Crdt for OrSet {
                   who added them.",
         class: Class::Exact,
         is_exact: true,
-        is_small: false,
         memory_factor: 25,
         bound: "Exact: an item takes some 40 bytes besides itself, and so does each further \
                 mutator that added it and each tombstone; tombstones go with the fold.",

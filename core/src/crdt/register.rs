@@ -77,7 +77,6 @@ impl Crdt for Register {
         summary: "One JSON value: the last write wins.",
         class: Class::Exact,
         is_exact: true,
-        is_small: false,
         memory_factor: 6,
         bound: "Exact: of concurrent writes the last one by the pods' clocks stays; up to 256 KiB.",
         is_idempotent: false,

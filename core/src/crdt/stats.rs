@@ -54,7 +54,6 @@ impl Crdt for Stats {
             of doubles.",
         class: Class::Exact,
         is_exact: true,
-        is_small: true,
         memory_factor: 0,
         bound: "Exact sums, each result rounded once to the nearest double, and to the largest one \
             if it is beyond; 50 to 100 bytes for values of similar size, at most 900.",

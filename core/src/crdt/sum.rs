@@ -102,7 +102,6 @@ impl Crdt for Sum {
         summary: "A sum of decimal amounts with up to 18 digits after the point.",
         class: Class::Exact,
         is_exact: true,
-        is_small: true,
         memory_factor: 0,
         bound: "Exact: as many digits as it takes, shown with as many after the point as any amount \
                 had.",

@@ -104,7 +104,6 @@ impl Crdt for TopK {
         summary: "The items with the largest total weight.",
         class: Class::OrderCanonical,
         is_exact: false,
-        is_small: false,
         memory_factor: 12,
         bound: "An item's true weight lies between `at_least` and `at_most`, which differ by \
                 `error`, at most total / (k + 1); k is 256 unless configured.",
