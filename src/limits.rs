@@ -207,6 +207,9 @@ pub const ANSWERS_BYTES_MAX: usize = 128 * 1024 * 1024;
 /// JSON batches that are parsed and applied at once: each takes up to some MB.
 pub const BATCHES_AT_ONCE: usize = 64;
 
+/// JSON batches whose bodies are there and that wait for those; of a further one the body is not even read.
+pub const BATCHES_WAITING_MAX: usize = 256;
+
 /// Answers with many values that are made at once, of small kinds and few keys.
 pub const PAGES_AT_ONCE: u32 = 32;
 

@@ -148,6 +148,12 @@ impl Node {
         http::router_with(self.app(), others)
     }
 
+    /// What it counts about itself.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        self.service.metrics()
+    }
+
     fn app(&self) -> AppState {
         AppState {
             service: Arc::clone(&self.service),
@@ -294,7 +300,7 @@ async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> 
     let chance = Chance::system();
     let node = Node::new(store, constants, clock, chance, args.mutators_max, policies, args.fold);
     node.start();
-    let metrics = node.service.metrics();
+    let metrics = node.metrics();
     metrics.connections_max.set(i64::try_from(args.connections_max).unwrap_or(i64::MAX));
     let listener = |port| Listener {
         port,

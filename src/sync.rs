@@ -7,4 +7,4 @@ pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) use tokio::sync::SetOnce;
 pub(crate) use tokio::task::coop::consume_budget;
 pub(crate) use tokio::task::yield_now;
-pub(crate) use tokio::time::{sleep, timeout};
+pub(crate) use tokio::time::{Instant, sleep, timeout, timeout_at};

@@ -22,7 +22,6 @@ const SMALL_BYTES: u64 = 64 * 1024;
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// Room for the answers of all listeners.
-#[derive(Clone)]
 pub(super) struct Answers(Space);
 
 impl Answers {

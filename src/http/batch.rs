@@ -10,8 +10,7 @@ use orderfree_core::protocol::{Durability, Key, Timestamp};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::AppState;
-use super::body::{self, Bodies};
+use super::body;
 use super::catalog::ProblemType;
 use super::extract::{self, MediaType, Params, Query, QueryParams};
 use super::json::{self, Fields, Tree};
@@ -21,9 +20,9 @@ use super::read;
 use super::schemas::{BatchBody, MaybeKey, QueryBody, UpdateItem};
 use super::stream::{self as lines, Summary};
 use super::together::Together;
-use super::turns::Turns;
 use super::update::{self, Outcome};
 use super::wire::{self, Ask, KeyValueView, KeyView};
+use super::{AppState, Served, Shared};
 use crate::limits;
 use crate::policy::{Caller, Verb};
 
@@ -103,30 +102,30 @@ pub(super) struct UpdateResult {
     )
 )]
 pub(super) async fn batch(
-    State(app): State<AppState>,
-    State(bodies): State<Bodies>,
-    State(turns): State<Turns>,
+    State(served): State<Served>,
     caller: Caller,
     Query(params): Query<BatchParams>,
     request: Request,
 ) -> Result<Response, Problem> {
+    let Shared { app, bodies, turns, .. } = &*served;
     let (parts, body) = request.into_parts();
     extract::refuse_unsupported(&parts.headers)?;
     match MediaType::of(&parts.headers) {
         MediaType::Json => {
+            turns.expect_batch()?;
             let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
             let _turn = turns.batch().await?;
             let updates = items(&body, "updates", BATCH_EXAMPLE)?;
             let bytes = updates.len() * RESULT_BYTES;
             // The request itself has passed.
             caller.pass_or_refuse(updates.len() - 1)?;
-            let results = apply(&app, &caller, updates, params.durability).await;
+            let results = apply(app, &caller, updates, params.durability).await;
             Ok(wire::json(&BatchAnswer::Results(BatchView { results }), bytes))
         }
         MediaType::Ndjson => {
             body::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
             let _room = bodies.stream(&body)?;
-            let summary = lines::apply(&app, &caller, body, params.durability).await?;
+            let summary = lines::apply(app, &caller, body, params.durability).await?;
             Ok(wire::json(&BatchAnswer::Summary(summary), RESULT_BYTES))
         }
         media => Err(media.refuse("application/json, or application/x-ndjson for a stream")),
@@ -259,14 +258,13 @@ pub(super) enum ReadResult {
     )
 )]
 pub(super) async fn query(
-    State(app): State<AppState>,
-    State(bodies): State<Bodies>,
-    State(turns): State<Turns>,
+    State(served): State<Served>,
     caller: Caller,
     Query(params): Query<ManyParams>,
     headers: HeaderMap,
     request: Request,
 ) -> Result<Json<QueryView>, Problem> {
+    let Shared { app, bodies, turns, .. } = &*served;
     match MediaType::of(&headers) {
         MediaType::Json => {}
         media => return Err(media.refuse("application/json")),
@@ -288,7 +286,7 @@ pub(super) async fn query(
         Some(kind) => turns.keys(kind, keys.len()).await?,
         None => None,
     };
-    let reads = keys.clone().into_iter().map(|key| read_one(&app, key, level, &params.ask));
+    let reads = keys.clone().into_iter().map(|key| read_one(app, key, level, &params.ask));
     let mut reads = stream::iter(reads).buffered(reads_at_once(&keys));
     let (mut results, mut bytes) = (Vec::with_capacity(keys.len()), 0);
     while bytes <= limits::ANSWER_BYTES_MAX

@@ -22,7 +22,7 @@ use crate::limits;
 const FIRST_BYTES: usize = 8 * 1024;
 
 /// The room that all bodies in progress share.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Bodies {
     whole: Space,
     streams: Space,
@@ -71,6 +71,10 @@ impl Bodies {
         check_declared(headers, bytes_max)?;
         let length = length(&body);
         let first = length.unwrap_or(usize::MAX).min(FIRST_BYTES);
+        // One that would find none is not worth being read.
+        if !self.whole.has(length.unwrap_or(first)) {
+            return Err(no_room());
+        }
         let mut room = self.whole.take(first).ok_or_else(no_room)?;
         let until = Instant::now() + limits::BODY_TIME_MAX;
         let mut stream = body.into_data_stream();
@@ -133,7 +137,13 @@ fn too_slow() -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use axum::body::Bytes;
     use futures::stream;
+    use http_body::{Frame, SizeHint};
 
     const UNIT: usize = limits::ROOM_UNIT_BYTES;
 
@@ -156,6 +166,34 @@ mod tests {
         }
         assert!(read(Body::empty()).await.expect("an empty body needs no room").is_empty());
         drop((first, second));
+        assert_eq!(bodies.whole.free(), 20);
+    }
+
+    /// A body that nobody may read, and that declares this length.
+    struct Untouched(u64);
+
+    impl HttpBody for Untouched {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            panic!("it was read");
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            SizeHint::with_exact(self.0)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_declares_more_than_there_is_room_is_refused_unread() {
+        let (bodies, headers) = (Bodies::new(20 * UNIT, 0), HeaderMap::new());
+        let body = Body::new(Untouched(21 * UNIT as u64));
+        let refused = bodies.read(&headers, body, 40 * UNIT).await.expect_err("no room");
+        assert_eq!(refused.kind(), ProblemType::Overloaded);
         assert_eq!(bodies.whole.free(), 20);
     }
 

@@ -8,7 +8,7 @@ use orderfree_core::protocol::read::ShardView;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::AppState;
+use super::Served;
 use super::access::KeyPath;
 use super::catalog::ProblemType;
 use super::extract::{NoParams, Params, Query, QueryParams};
@@ -151,10 +151,11 @@ impl ShardRow {
             "value": 34}]})))
 )]
 pub(super) async fn shards(
-    State(app): State<AppState>,
+    State(served): State<Served>,
     path: KeyPath,
     Query(params): Query<InspectParams>,
 ) -> Result<Json<ShardsView>, Problem> {
+    let app = &served.app;
     let (key, _) = path.to(Verb::Admin)?;
     let report = app.service.shards(&key).await;
     let report = report.map_err(|error| read::problem_of(error, &key.to_string()))?;
@@ -223,10 +224,11 @@ pub(super) struct FoldView {
         "kept": 3})))
 )]
 pub(super) async fn fold(
-    State(app): State<AppState>,
+    State(served): State<Served>,
     path: KeyPath,
     Query(params): Query<FoldParams>,
 ) -> Result<Json<FoldView>, Problem> {
+    let app = &served.app;
     let (key, _) = path.to(Verb::Admin)?;
     let result = app.service.fold(&key, params.dry_run).await;
     let FoldResult { report, fence, written } =

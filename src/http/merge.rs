@@ -13,17 +13,15 @@ use orderfree_core::protocol::consistency::Level;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::AppState;
 use super::access::Permit;
-use super::body::Bodies;
 use super::catalog::ProblemType;
 use super::extract::{MediaType, Params, Query, QueryParams};
 use super::json::{self, Fields, Tree};
 use super::problem::Problem;
 use super::read;
 use super::schemas::MergeBody;
-use super::turns::Turns;
 use super::wire::{self, Ask, Shown, rfc3339};
+use super::{AppState, Served, Shared};
 use crate::limits;
 use crate::policy::{Caller, Verb};
 use crate::service::KeyValue;
@@ -105,14 +103,13 @@ struct Wanted {
     )
 )]
 pub(super) async fn merge(
-    State(app): State<AppState>,
-    State(bodies): State<Bodies>,
-    State(turns): State<Turns>,
+    State(served): State<Served>,
     caller: Caller,
     Query(params): Query<MergeParams>,
     headers: HeaderMap,
     request: Request,
 ) -> Result<Json<MergeView>, Problem> {
+    let Shared { app, bodies, turns, .. } = &*served;
     match MediaType::of(&headers) {
         MediaType::Json => {}
         media => return Err(media.refuse("application/json")),
@@ -125,7 +122,7 @@ pub(super) async fn merge(
     let _turn = turns.keys(kind, keys.len()).await?;
     // Read before the store is asked: every update acknowledged before is in the answer.
     let as_of = app.service.now().wall;
-    let reads = keys.into_iter().map(|key| read_one(&app, key, level));
+    let reads = keys.into_iter().map(|key| read_one(app, key, level));
     let mut reads = stream::iter(reads).buffered(limits::LARGE_READS_AT_ONCE);
     let mut found = Found::new(kind, expression.is_some());
     while let Some((key, read)) = reads.try_next().await? {

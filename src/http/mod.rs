@@ -33,10 +33,10 @@ mod turns;
 mod update;
 mod wire;
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::FromRef;
 use axum::middleware::from_fn_with_state;
 use tower_http::decompression::RequestDecompressionLayer;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
@@ -72,30 +72,24 @@ pub struct AppState {
     pub build: Build,
 }
 
-/// The same, with what only this module needs: what the router's handlers take their state from.
+/// The state of the handlers, which each request takes anew: one count of references, as all threads write
+/// to it.
 #[derive(Clone)]
-struct Served {
+struct Served(Arc<Shared>);
+
+/// What the handlers share, with what only this module needs.
+struct Shared {
     app: AppState,
     bodies: Bodies,
     answers: Answers,
     turns: Turns,
 }
 
-impl FromRef<Served> for AppState {
-    fn from_ref(served: &Served) -> AppState {
-        served.app.clone()
-    }
-}
+impl Deref for Served {
+    type Target = Shared;
 
-impl FromRef<Served> for Bodies {
-    fn from_ref(served: &Served) -> Bodies {
-        served.bodies.clone()
-    }
-}
-
-impl FromRef<Served> for Turns {
-    fn from_ref(served: &Served) -> Turns {
-        served.turns.clone()
+    fn deref(&self) -> &Shared {
+        &self.0
     }
 }
 
@@ -138,12 +132,12 @@ pub fn routers_apart(app: AppState) -> (Router, Router) {
 
 fn served(app: AppState) -> Served {
     let bodies = Bodies::new(limits::BODIES_BYTES_MAX, limits::STREAMS_BYTES_MAX);
-    Served { app, bodies, answers: Answers::default(), turns: Turns::default() }
+    Served(Arc::new(Shared { app, bodies, answers: Answers::default(), turns: Turns::default() }))
 }
 
 fn serve(served: Served, routes: OpenApiRouter<Served>, others: Router, is_shared: bool) -> Router {
     let (routes, _) = routes.split_for_parts();
-    let observer = Observer::new(&served, limits::REQUESTS_MAX, is_shared);
+    let observer = Arc::new(Observer::new(&served, limits::REQUESTS_MAX, is_shared));
     routes
         .merge(others.with_state(()))
         .fallback(observe::unknown_route)

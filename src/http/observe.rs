@@ -11,22 +11,20 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use orderfree_core::protocol::Timestamp;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::Instrument;
 
 use super::access;
-use super::answers::Answers;
 use super::catalog::ProblemType;
 use super::extract;
 use super::problem::{self, Problem};
 use super::trace::Trace;
 use super::{AUDIT, Served};
 use crate::chance;
-use crate::health::Health;
 use crate::limits;
 use crate::metrics::{DeniedLabel, Metrics, RequestLabel};
-use crate::policy::{Caller, Policies, Verb};
-use crate::service::Service;
+use crate::policy::{Caller, Verb};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -41,30 +39,22 @@ const METRICS: &str = "/metrics";
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// What the layer keeps.
-#[derive(Clone)]
 pub(super) struct Observer {
-    service: Arc<Service>,
-    health: Arc<Health>,
-    policies: Policies,
+    served: Served,
     limit: Limit,
-    answers: Answers,
     /// Whether users reach operators' routes here: then these need a token as well.
     is_shared: bool,
     /// Lines that others can have written as often as they like.
-    lines: Arc<DefaultDirectRateLimiter>,
+    lines: DefaultDirectRateLimiter,
 }
 
 impl Observer {
     pub(super) fn new(served: &Served, requests_max: usize, is_shared: bool) -> Observer {
-        let app = &served.app;
         Observer {
-            service: Arc::clone(&app.service),
-            health: Arc::clone(&app.health),
-            policies: app.policies.clone(),
-            limit: Limit(Arc::new(Semaphore::new(requests_max))),
-            answers: served.answers.clone(),
+            served: served.clone(),
+            limit: Limit(Semaphore::new(requests_max)),
             is_shared,
-            lines: Arc::new(RateLimiter::direct(Quota::per_second(limits::LOG_LINES_A_SECOND))),
+            lines: RateLimiter::direct(Quota::per_second(limits::LOG_LINES_A_SECOND)),
         }
     }
 
@@ -73,13 +63,14 @@ impl Observer {
     async fn pass(
         &self,
         (method, route): (&'static str, &str),
+        now: Timestamp,
         request_id: &HeaderValue,
         trace_id: Option<&str>,
         request: Request,
         next: Next,
     ) -> Result<Response, Problem> {
         extract::check_address(request.uri())?;
-        let caller = self.caller(route, request.headers());
+        let caller = self.caller(route, request.headers(), now);
         let audited = (is_audited(route) && (caller.is_ok() || self.may_log())).then(|| {
             let caller = caller.as_ref().map_or("nobody", Caller::name).to_owned();
             (caller, request.method().clone(), request.uri().clone())
@@ -119,7 +110,7 @@ impl Observer {
         let may_be_shed = route.starts_with(CLIENTS) && is_read(method, route);
         let answer = next.run(request).await;
         // What was changed must be told.
-        Ok(if may_be_shed { self.answers.hold(answer).await } else { answer })
+        Ok(if may_be_shed { self.served.answers.hold(answer).await } else { answer })
     }
 
     /// Whether one more such line may be written: the log must not be what an overload is about.
@@ -128,12 +119,12 @@ impl Observer {
     }
 
     /// Who sends a request to a route; probes and descriptions are for anybody.
-    fn caller(&self, route: &str, headers: &HeaderMap) -> Result<Caller, Problem> {
+    fn caller(&self, route: &str, headers: &HeaderMap, now: Timestamp) -> Result<Caller, Problem> {
         let is_metrics = route == METRICS && self.is_shared;
         if !route.starts_with(CLIENTS) && !is_metrics {
             return Ok(Caller::anybody());
         }
-        let caller = access::caller(&self.policies, headers, self.service.now().wall)?;
+        let caller = access::caller(&self.served.app.policies, headers, now)?;
         if is_metrics {
             caller.to(Verb::Admin).somewhere()?;
         }
@@ -142,8 +133,7 @@ impl Observer {
 }
 
 /// Requests in progress.
-#[derive(Clone)]
-struct Limit(Arc<Semaphore>);
+struct Limit(Semaphore);
 
 impl Limit {
     /// Sheds what is over the limit, at once and without a queue; probes and operators are answered
@@ -162,25 +152,26 @@ impl Limit {
 
 /// The only layer: every further one costs each request some allocations.
 pub(super) async fn observe(
-    State(observer): State<Observer>,
+    State(observer): State<Arc<Observer>>,
     request: Request,
     next: Next,
 ) -> Response {
-    let service = &observer.service;
-    let began = service.now().boot;
+    let app = &observer.served.app;
+    let service = &app.service;
+    let now = service.now();
     let id = request_id(request.headers());
     let method = method_label(request.method());
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or("unmatched", MatchedPath::as_str).to_owned();
     let leaves_much_unread = has_large_body(request.headers());
     let trace = Trace::of(request.headers(), method, &route);
-    let pass = observer.pass((method, &route), &id, trace.id.as_deref(), request, next);
+    let pass = observer.pass((method, &route), now.wall, &id, trace.id.as_deref(), request, next);
     // A panic is a bug, but answers like everything else.
     let answer = AssertUnwindSafe(pass.instrument(trace.span.clone())).catch_unwind();
     let response = answer.await.map_or_else(panicked, IntoResponse::into_response);
     let request_id = id.to_str().expect("invariant: printable ASCII");
     let (mut response, problem) = problem::render(response, request_id, is_update(method, &route));
-    let took = service.now().boot.saturating_sub(began);
+    let took = service.now().boot.saturating_sub(now.boot);
     let ms = took.as_secs_f64() * 1e3;
     let timing = HeaderValue::try_from(format!("total;dur={ms:.3}"));
     let timing = timing.expect("invariant: printable ASCII");
@@ -195,8 +186,7 @@ pub(super) async fn observe(
     }
     // Of a body that nobody read to its end, the connection is closed: said, or the next request on it would
     // get no answer.
-    if observer.health.is_draining() || (leaves_much_unread && (status >= 400 || method != "POST"))
-    {
+    if app.health.is_draining() || (leaves_much_unread && (status >= 400 || method != "POST")) {
         // Said with an answer, a client never sends on a connection that is being closed, where it could
         // not know what became of an update.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -341,7 +331,7 @@ mod tests {
 
     #[test]
     fn requests_over_the_limit_are_shed_at_once_but_for_those_of_operators() {
-        let limit = Limit(Arc::new(Semaphore::new(1)));
+        let limit = Limit(Semaphore::new(1));
         let first = limit.permit("/v1/batch").expect("room");
         let problem = limit.permit("/v1/query").expect_err("no room");
         let (response, _) = problem::render(problem.into_response(), "id", true);

@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use super::catalog::ProblemType;
 use super::extract::{NoParams, Params, Query, QueryParams};
 use super::problem::Problem;
-use super::{AppState, openapi};
+use super::{Served, openapi};
 
 /// A probe's answer.
 #[derive(Debug, Serialize, ToSchema)]
@@ -64,9 +64,10 @@ impl Params for ReadyParams {
         example = json!({"status": "ready"})))
 )]
 pub(super) async fn readyz(
-    State(app): State<AppState>,
+    State(served): State<Served>,
     Query(params): Query<ReadyParams>,
 ) -> Result<Json<ProbeView>, Problem> {
+    let app = &served.app;
     let readiness = app.health.readiness(app.service.check_clock());
     if !readiness.is_ready() {
         let reason = |(name, check): &(&str, Result<(), String>)| {
@@ -88,7 +89,8 @@ pub(super) async fn readyz(
     responses((status = 200, description = "Everything that the pod counts about itself",
         content((String = "application/openmetrics-text"))))
 )]
-pub(super) async fn metrics(State(app): State<AppState>) -> Response {
+pub(super) async fn metrics(State(served): State<Served>) -> Response {
+    let app = &served.app;
     const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, OPENMETRICS)], app.service.refresh_metrics().encode()).into_response()
 }
@@ -112,9 +114,10 @@ pub(super) struct VersionView {
         example = json!({"version": "0.1.0", "commit": null, "store": "embedded"})))
 )]
 pub(super) async fn version(
-    State(app): State<AppState>,
+    State(served): State<Served>,
     _params: Query<NoParams>,
 ) -> Json<VersionView> {
+    let app = &served.app;
     let super::Build { version, commit } = app.build;
     Json(VersionView { version, commit, store: app.service.store_name() })
 }

@@ -14,13 +14,12 @@ use orderfree_core::protocol::{Key, Name};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::AppState;
 use super::access::{GroupPath, KeyPath};
 use super::catalog::ProblemType;
 use super::extract::{self, Params, Query, QueryParams};
 use super::problem::{Problem, ProblemBody};
-use super::turns::Turns;
 use super::wire::{self, Ask, KeyValueView, KeyView, ValueView};
+use super::{Served, Shared};
 use crate::limits;
 use crate::policy::Verb;
 use crate::service::{GroupEntry, GroupQuery, KeyValue, ReadError};
@@ -96,12 +95,12 @@ fn staleness(text: &str) -> Result<Duration, String> {
     )
 )]
 pub(super) async fn read(
-    State(app): State<AppState>,
-    State(turns): State<Turns>,
+    State(served): State<Served>,
     path: KeyPath,
     Query(params): Query<ReadParams>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
+    let Shared { app, turns, .. } = &*served;
     let (key, _) = path.to(Verb::Read)?;
     let ask = params.ask.of(key.kind)?;
     let default = params.default.as_deref().map(|text| wire::default_value(key.kind, text, &ask));
@@ -331,13 +330,13 @@ impl ValueOrProblem {
     )
 )]
 pub(super) async fn read_group(
-    State(app): State<AppState>,
-    State(turns): State<Turns>,
+    State(served): State<Served>,
     path: GroupPath,
     Query(params): Query<GroupParams>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
+    let Shared { app, turns, .. } = &*served;
     let (kind, group) = path.to(Verb::Read)?;
     let ask = params.ask.of(kind)?;
     let query = GroupQuery {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::AppState;
+use super::Served;
 use super::access::{self, KeyPath};
 use super::catalog::ProblemType;
 use super::extract::{self, Params, Query, QueryParams};
@@ -66,11 +66,12 @@ pub(super) struct GroupsView {
         example = json!({"kind": "counter", "groups": ["site"], "next": null})))
 )]
 pub(super) async fn groups(
-    State(app): State<AppState>,
+    State(served): State<Served>,
     caller: Caller,
     Path(kind): Path<String>,
     Query(params): Query<GroupsParams>,
 ) -> Result<Json<GroupsView>, Problem> {
+    let app = &served.app;
     let kind = access::parse_kind(&kind)?;
     caller.to(Verb::Admin).somewhere()?;
     let list = app.service.groups(kind, params.behind.as_ref(), params.limit).await?;
@@ -142,10 +143,11 @@ pub(super) struct DiscardView {
             undecodable: unknown magic byte 0x00", "state": "AAE="})))
 )]
 pub(super) async fn discard(
-    State(app): State<AppState>,
+    State(served): State<Served>,
     path: KeyPath,
     Query(params): Query<DiscardParams>,
 ) -> Result<Json<DiscardView>, Problem> {
+    let app = &served.app;
     let (key, caller) = path.to(Verb::Admin)?;
     let DiscardParams { mutator_id, dry_run } = params;
     let problem = |error| problem_of(error).within(&key.to_string());

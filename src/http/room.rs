@@ -7,7 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::limits;
 
 /// What there is of it.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Space(Arc<Semaphore>);
 
 /// A part of it, until it is dropped.
@@ -23,6 +23,11 @@ impl Space {
     /// Room for so many bytes; none if less is free.
     pub(super) fn take(&self, bytes: usize) -> Option<Room> {
         take(&self.0, units(bytes))
+    }
+
+    /// Whether as much is free now.
+    pub(super) fn has(&self, bytes: usize) -> bool {
+        self.0.available_permits() >= units(bytes)
     }
 
     /// Units that nobody has.

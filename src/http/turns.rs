@@ -1,5 +1,5 @@
 //! Work that takes much memory for each request takes turns: a pod under any load does some of it at a
-//! time, lets a few wait for a moment, and sheds the others.
+//! time, lets some wait for a moment, and sheds the others.
 
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ use crate::limits;
 pub(super) struct Turns {
     /// Of batches.
     batches: Arc<Semaphore>,
+    /// Places for batches that wait for one.
+    waiting_batches: Arc<Semaphore>,
     /// Of answers with many values, by their weight.
     pages: Arc<Semaphore>,
     /// Of answers with one value that may be large.
@@ -32,6 +34,7 @@ impl Default for Turns {
     fn default() -> Turns {
         Turns {
             batches: Arc::new(Semaphore::new(limits::BATCHES_AT_ONCE)),
+            waiting_batches: Arc::new(Semaphore::new(limits::BATCHES_WAITING_MAX)),
             pages: Arc::new(Semaphore::new(limits::PAGES_AT_ONCE as usize)),
             keys: Arc::new(Semaphore::new(limits::LARGE_KEYS_AT_ONCE)),
         }
@@ -39,8 +42,18 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// For a batch.
+    /// Refuses a batch that would hardly get its turn, before its body takes time and memory that others
+    /// need: under overload, nearly all that a pod does would be for batches that it sheds.
+    pub(super) fn expect_batch(&self) -> Result<(), Problem> {
+        match self.waiting_batches.available_permits() {
+            0 => Err(overloaded()),
+            _ => Ok(()),
+        }
+    }
+
+    /// For a batch whose body is there.
     pub(super) async fn batch(&self) -> Result<Turn, Problem> {
+        let _place = self.waiting_batches.try_acquire().map_err(|_| overloaded())?;
         turn(&self.batches, 1).await
     }
 
@@ -74,9 +87,44 @@ async fn turn(turns: &Arc<Semaphore>, weight: u32) -> Result<Turn, Problem> {
     let permit = Arc::clone(turns).acquire_many_owned(weight);
     match timeout(limits::TURN_WAIT_MAX, permit).await {
         Ok(permit) => Ok(Turn(permit.expect("invariant: the semaphore is never closed"))),
-        Err(_) => {
-            let detail = "Too many large requests are in progress here; send it again in a second.";
-            Err(Problem::new(ProblemType::Overloaded, detail))
+        Err(_) => Err(overloaded()),
+    }
+}
+
+fn overloaded() -> Problem {
+    let detail = "Too many large requests are in progress here; send it again in a second.";
+    Problem::new(ProblemType::Overloaded, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+
+    #[tokio::test(start_paused = true)]
+    async fn few_batches_wait_and_no_further_body_is_read() {
+        let turns = Turns::default();
+        let mut held = Vec::new();
+        for _ in 0..limits::BATCHES_AT_ONCE {
+            held.push(turns.batch().await.expect("a turn"));
         }
+        let wait = async |turns: Turns| turns.batch().await.map(drop);
+        let waiting: Vec<_> =
+            (0..limits::BATCHES_WAITING_MAX).map(|_| tokio::spawn(wait(turns.clone()))).collect();
+        turns.expect_batch().expect("nobody waits yet");
+        tokio::time::sleep(limits::TURN_WAIT_MAX / 100).await;
+        let refused = turns.expect_batch().expect_err("all places are taken");
+        assert_eq!(refused.kind(), ProblemType::Overloaded);
+        turns.batch().now_or_never().expect("it does not wait").map(drop).expect_err("no place");
+        // Who has a turn gives it on, and who has waited for long is refused.
+        held.truncate(limits::BATCHES_AT_ONCE - 1);
+        let mut got = 0;
+        for one in waiting {
+            got += usize::from(one.await.expect("no panic").is_ok());
+        }
+        assert_eq!(got, limits::BATCHES_WAITING_MAX);
+        held.push(turns.batch().await.expect("a turn"));
+        turns.batch().await.map(drop).expect_err("it has waited for long");
+        turns.expect_batch().expect("nobody waits");
     }
 }

@@ -9,15 +9,14 @@ use orderfree_core::protocol::{Durability, Timestamp};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::AppState;
 use super::access::KeyPath;
-use super::body::Bodies;
 use super::catalog::ProblemType;
 use super::extract::{self, MediaType, Params, Query, QueryParams};
 use super::json;
 use super::problem::Problem;
 use super::schemas::{BareText, MaybeValue, UpdateBody};
 use super::wire::{self, Ask, KeyView, ValueView};
+use super::{Served, Shared};
 use crate::limits;
 use crate::policy::Verb;
 
@@ -137,12 +136,12 @@ impl Outcome {
     )
 )]
 pub(super) async fn update(
-    State(app): State<AppState>,
-    State(bodies): State<Bodies>,
+    State(served): State<Served>,
     path: KeyPath,
     Query(params): Query<UpdateParams>,
     request: Request,
 ) -> Result<Response, Problem> {
+    let Shared { app, bodies, .. } = &*served;
     let (key, caller) = path.to(Verb::Write)?;
     if params.returns_value {
         caller.to(Verb::Read).of(&key.group)?;

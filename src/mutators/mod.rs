@@ -36,7 +36,8 @@ use crate::metrics::{Metrics, Outcome};
 use crate::policy::{OverQuota, Policies, Seat};
 use crate::store::Store;
 use crate::sync::{
-    AtomicBool, AtomicUsize, Mutex, Ordering, PoisonError, consume_budget, sleep, timeout,
+    AtomicBool, AtomicUsize, Instant, Mutex, Ordering, PoisonError, consume_budget, sleep,
+    timeout_at,
 };
 use crate::tasks::Tasks;
 use crate::typical::Typical;
@@ -182,7 +183,7 @@ impl Mutators {
         ops: Vec<Op>,
         durability: Durability,
     ) -> Result<Option<Timestamp>, UpdateError> {
-        let until = self.gate.now().boot + self.constants.request_budget();
+        let until = self.deadline();
         let accepted = self.accept(key, ops, durability);
         self.outcome(accepted, 1, durability, until).await
     }
@@ -194,7 +195,7 @@ impl Mutators {
         keys: Vec<Updates>,
         durability: Durability,
     ) -> Vec<Result<Option<Timestamp>, UpdateError>> {
-        let until = self.gate.now().boot + self.constants.request_budget();
+        let until = self.deadline();
         let mut accepted = Vec::with_capacity(keys.len());
         for updates in keys {
             self.accept_all(updates, durability, &mut accepted);
@@ -368,13 +369,18 @@ impl Mutators {
         Ok(slot)
     }
 
-    /// Waits for what becomes of an op list, until a time of the boot clock, and counts its updates.
+    /// When those give up who come now.
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.constants.request_budget()
+    }
+
+    /// Waits for what becomes of an op list, until a deadline, and counts its updates.
     async fn outcome(
         &self,
         accepted: Result<Taken, Refused>,
         updates: usize,
         durability: Durability,
-        until: Duration,
+        until: Instant,
     ) -> Result<Option<Timestamp>, UpdateError> {
         let result = match accepted {
             Err(refused) => Err(refused.into()),
@@ -393,11 +399,10 @@ impl Mutators {
         result
     }
 
-    /// Waits for the write, until a time of the boot clock.
-    async fn stored(&self, waiting: Waiting, until: Duration) -> Result<(), UpdateError> {
+    /// Waits for the write, until a deadline.
+    async fn stored(&self, waiting: Waiting, until: Instant) -> Result<(), UpdateError> {
         let Waiting { slot, batch, ticket } = waiting;
-        let left = until.saturating_sub(self.gate.now().boot);
-        if let Ok(verdict) = timeout(left, batch.verdict()).await {
+        if let Ok(verdict) = timeout_at(until, batch.verdict()).await {
             return batch.of(ticket, verdict);
         }
         let budget = self.constants.request_budget();
