@@ -2,10 +2,10 @@
 
 .PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load soak sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers advisories fuzz-check schemathesis \
-  mutants bench bench-quick
+  mutants bench bench-quick overload
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
-	cargo run --release
+	cargo run --release --locked
 
 test:           ## every test, on a real three-node Cassandra that is fetched, started and stopped
 	tests/run
@@ -41,7 +41,7 @@ cassandra-stop:
 load:           ## the multi-process load test on the repository's cluster
 	tests/cassandra/cluster start
 	ORDERFREE_CASSANDRA=$$(tests/cassandra/cluster contact-points) ORDERFREE_APPLY_SCHEMA=true \
-	  cargo run --release -- load --pods 4 --duration 60s --kill-every 7s --pause-every 11s
+	  cargo run --release --locked -- load --pods 4 --duration 60s --kill-every 7s --pause-every 11s
 
 MINUTES ?= 30
 
@@ -82,6 +82,9 @@ monitoring:     ## alerts, their tests, and what the dashboard asks
 containers:     ## pods of this build in real containers, rolled under load; target/containers/report.md
 	cargo build --locked
 	tests/containers/run target/debug/orderfree
+
+overload:       ## ten times what a pod can do, for two minutes each way, and what becomes of it
+	tests/operations/overload
 
 fuzz-check:     ## the fuzz targets compile for libFuzzer; fuzz/README.md says how to run them
 	cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --all-targets --locked -- -D warnings

@@ -23,6 +23,9 @@ pub const READ_TIME_MAX: Duration = Duration::from_secs(10);
 /// A key with more rows than this is worth a warning: pods restart too often, or folds lag.
 pub const ROWS_ALERT: usize = 500;
 
+/// A group with more names than this is worth a warning: it is one partition.
+pub const GROUP_NAMES_ALERT: usize = 100_000;
+
 /// Rows of one unpaged chunk of a group, for kinds with small states.
 pub const GROUP_CHUNK_ROWS: usize = 1_000;
 

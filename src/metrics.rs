@@ -162,6 +162,8 @@ pub struct Metrics {
     pub zombies: Counter,
     /// Keys that wait to be folded.
     pub fold_queue: Gauge,
+    /// Names of the largest group that the last sweep met.
+    pub group_names: Gauge,
     /// Keys whose nomination was dropped because the queue was full.
     pub fold_dropped: Counter,
     /// Age in seconds of the oldest final shard that a fold of this pod met last.
@@ -217,6 +219,7 @@ impl Metrics {
             folded_shards: Counter::default(),
             zombies: Counter::default(),
             fold_queue: Gauge::default(),
+            group_names: Gauge::default(),
             fold_dropped: Counter::default(),
             fold_backlog_seconds: Gauge::default(),
             undecodable: Counter::default(),
@@ -269,6 +272,8 @@ impl Metrics {
         r.register("folded_shards", "Shards put into tallies", self.folded_shards.clone());
         r.register("zombies", "Rows below a fence that came back", self.zombies.clone());
         r.register("fold_queue", "Keys that wait to be folded", self.fold_queue.clone());
+        let help = "Names of the largest group, by the last sweep";
+        r.register("group_names", help, self.group_names.clone());
         r.register("fold_dropped", "Nominations dropped, queue full", self.fold_dropped.clone());
         let help = "Age of the oldest final shard met by the latest fold";
         let (unit, gauge) = (Unit::Seconds, self.fold_backlog_seconds.clone());

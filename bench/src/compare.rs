@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
+use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
@@ -98,12 +99,24 @@ pub(crate) struct Sample {
     pub latency_us: [u64; 4],
     /// Requests that were not acknowledged.
     pub failed: u64,
+    /// The parts of the time, if a node was in trouble: before, meanwhile, and after.
+    #[serde(default)]
+    pub parts: Vec<Part>,
     /// The first answer of these.
     pub failure: Option<String>,
     /// Processor time of everyone who took part.
     pub spent: Vec<Spent>,
     /// Share of the machine that was busy just before.
     pub busy_before: f64,
+}
+
+/// What was due in one part of a round.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Part {
+    /// Latency of acknowledged requests in µs: 99th and 99.9th percentile, and the longest.
+    pub latency_us: [u64; 3],
+    /// Requests that were not acknowledged.
+    pub failed: u64,
 }
 
 impl Sample {
@@ -235,6 +248,7 @@ impl Bench {
             seconds: figures.seconds,
             latency_us: [quantile(0.5), quantile(0.99), quantile(0.999), figures.latency.max()],
             failed: figures.failed,
+            parts: scenario.trouble().map_or_else(Vec::new, |_| parts(&figures)),
             failure: figures.failure,
             spent: spent.collect(),
             busy_before,
@@ -272,6 +286,10 @@ impl Bench {
             pace: scenario.pace(),
             connections: scenario.connections(),
             length: if scenario.trouble().is_some() { TROUBLE[0] } else { length },
+            parts: scenario.trouble().map_or_else(Vec::new, |_| {
+                let [_, begins, lasts] = TROUBLE;
+                vec![begins, begins + lasts]
+            }),
             seed: 1,
         };
         let trouble = trouble(&self.trouble, scenario);
@@ -313,6 +331,18 @@ impl Bench {
         }
         Ok(wrong)
     }
+}
+
+fn parts(figures: &Figures) -> Vec<Part> {
+    let part = |(latency, failed): &(Histogram<u64>, u64)| Part {
+        latency_us: [
+            latency.value_at_quantile(0.99),
+            latency.value_at_quantile(0.999),
+            latency.max(),
+        ],
+        failed: *failed,
+    };
+    figures.parts.iter().map(part).collect()
 }
 
 /// What is measured: by default everything that can be.

@@ -81,6 +81,8 @@ pub(crate) struct Load {
     pub connections: usize,
     /// For so long.
     pub length: Duration,
+    /// Where the parts begin, but the first, of which the figures are told apart.
+    pub parts: Vec<Duration>,
     /// Of what is chosen by chance.
     pub seed: u64,
 }
@@ -102,10 +104,16 @@ pub(crate) struct Figures {
     pub seconds: f64,
     /// Latency of the acknowledged requests in µs, from their intended time.
     pub latency: Histogram<u64>,
+    /// The same of those that were due in each part of the time, and how many were not acknowledged.
+    pub parts: Vec<(Histogram<u64>, u64)>,
+}
+
+fn no_latency() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LATENCY_MAX_US, LATENCY_DIGITS).expect("invariant: fixed bounds")
 }
 
 impl Figures {
-    fn new(keys: usize) -> Figures {
+    fn new(keys: usize, parts: usize) -> Figures {
         Figures {
             acked: vec![0; keys],
             unknown: vec![0; keys],
@@ -113,8 +121,8 @@ impl Figures {
             failed: 0,
             failure: None,
             seconds: 0.0,
-            latency: Histogram::new_with_bounds(1, LATENCY_MAX_US, LATENCY_DIGITS)
-                .expect("invariant: fixed bounds"),
+            latency: no_latency(),
+            parts: vec![(no_latency(), 0); parts],
         }
     }
 
@@ -124,17 +132,20 @@ impl Figures {
         self.acked.iter().sum()
     }
 
-    fn acknowledged(&mut self, prepared: &Prepared, took: Duration) {
+    fn acknowledged(&mut self, prepared: &Prepared, part: usize, took: Duration) {
         prepared.adds.iter().for_each(|(key, by)| self.acked[*key] += by);
         self.requests += 1;
-        self.latency.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.latency.saturating_record(us);
+        self.parts[part].0.saturating_record(us);
     }
 
     /// An answer that leaves everything open. Also a refusal: what was refused is not counted, and the
     /// bounds that this leaves are wide enough for it.
-    fn in_doubt(&mut self, prepared: &Prepared, why: String) {
+    fn in_doubt(&mut self, prepared: &Prepared, part: usize, why: String) {
         prepared.adds.iter().for_each(|(key, by)| self.unknown[*key] += by);
         self.failed += 1;
+        self.parts[part].1 += 1;
         self.failure.get_or_insert(why);
     }
 }
@@ -163,8 +174,9 @@ impl Load {
         });
         let length = self.length;
         let run = Rc::new(Run {
-            figures: RefCell::new(Figures::new(keys.unwrap_or(0))),
+            figures: RefCell::new(Figures::new(keys.unwrap_or(0), 1 + self.parts.len())),
             load: self,
+            start,
             stop: stop.clone(),
             schedule,
         });
@@ -189,7 +201,7 @@ impl Load {
         if let Some(pacer) = pacer {
             pacer.join().map_err(|_| anyhow::anyhow!("the pacer panicked"))?;
         }
-        let mut figures = run.figures.replace(Figures::new(0));
+        let mut figures = run.figures.replace(Figures::new(0, 0));
         figures.seconds = start.elapsed().as_secs_f64();
         Ok(figures)
     }
@@ -198,6 +210,7 @@ impl Load {
 /// What the connections of one run share.
 struct Run {
     load: Load,
+    start: Instant,
     stop: CancellationToken,
     schedule: Option<Arc<Schedule>>,
     figures: RefCell<Figures>,
@@ -208,10 +221,12 @@ impl Run {
         let requests = &self.load.requests;
         while let Some(intended) = self.next().await {
             let prepared = &requests[self.load.choice.draw(requests.len(), &mut rng)];
+            let due = intended.saturating_duration_since(self.start);
+            let part = self.load.parts.partition_point(|begin| *begin <= due);
             let trouble = match connection.ask(&prepared.bytes).await {
                 Ok(answer) if answer.status == 200 && are_all_acked(answer.body) => {
                     let took = intended.elapsed();
-                    self.figures.borrow_mut().acknowledged(prepared, took);
+                    self.figures.borrow_mut().acknowledged(prepared, part, took);
                     continue;
                 }
                 Ok(answer) => {
@@ -224,14 +239,14 @@ impl Run {
                         Ok(another) => connection = another,
                         Err(again) => {
                             let trouble = format!("{error:#}; {again:#}");
-                            self.figures.borrow_mut().in_doubt(prepared, trouble);
+                            self.figures.borrow_mut().in_doubt(prepared, part, trouble);
                             return;
                         }
                     }
                     format!("{error:#}")
                 }
             };
-            self.figures.borrow_mut().in_doubt(prepared, trouble);
+            self.figures.borrow_mut().in_doubt(prepared, part, trouble);
             tokio::time::sleep(TROUBLE_PAUSE).await;
         }
     }

@@ -90,7 +90,7 @@ pub(crate) async fn quiet() -> anyhow::Result<f64> {
     }
 }
 
-/// Processor, its count, and memory, in one line.
+/// Processor, its count, memory and kernel, in one line.
 #[must_use]
 pub(crate) fn describe() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
@@ -103,7 +103,8 @@ pub(crate) fn describe() -> String {
     let model = field(&cpu, "model name").unwrap_or_else(|| "unknown processor".into());
     let kib = field(&memory, "MemTotal").unwrap_or_default();
     let kib: f64 = kib.trim_end_matches(" kB").parse().unwrap_or(0.0);
-    format!("{cores} × {model}, {:.0} GiB", kib / 1024.0 / 1024.0)
+    let kernel = read("/proc/sys/kernel/osrelease");
+    format!("{cores} × {model}, {:.0} GiB, Linux {}", kib / 1024.0 / 1024.0, kernel.trim())
 }
 
 #[cfg(test)]

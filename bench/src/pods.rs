@@ -118,7 +118,8 @@ impl Hot {
             let (address, requests, choice) =
                 (server.address, Rc::clone(&requests), choice.clone());
             let (pace, connections) = (Scenario::Hot.pace(), CONNECTIONS);
-            Load { address, requests, choice, pace, connections, length, seed }.run()
+            let parts = Vec::new();
+            Load { address, requests, choice, pace, connections, length, parts, seed }.run()
         });
         let mut rate = 0.0;
         for figures in try_join_all(loads).await? {

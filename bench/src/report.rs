@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use clap::Args;
 
-use crate::compare::{Comparison, Sample};
+use crate::compare::{Comparison, Part, Sample};
 use crate::peers::Peer;
 use crate::plot;
 use crate::scenario::Scenario;
@@ -156,10 +156,12 @@ impl Comparison {
 /// One table for each scenario.
 #[must_use]
 pub(crate) fn tables(comparison: &Comparison) -> String {
-    let mut text = format!(
-        "## {}\n\n{}; rounds of {} s\n",
-        comparison.mode, comparison.machine, comparison.round_seconds
-    );
+    let mut text = format!("## {}\n\n{}", comparison.mode, comparison.machine);
+    // With a node in trouble they have a length of their own, which their titles tell.
+    if comparison.scenarios().any(|scenario| scenario.trouble().is_none()) {
+        let _ = write!(text, "; rounds of {} s", comparison.round_seconds);
+    }
+    text.push('\n');
     for scenario in comparison.scenarios() {
         table(&mut text, comparison, scenario)
             .expect("invariant: writing to a String does not fail");
@@ -215,8 +217,32 @@ fn table(text: &mut String, comparison: &Comparison, scenario: Scenario) -> std:
             if scenario.trouble().is_some() { String::new() } else { cpu.join(", ") }
         )?;
     }
+    if scenario.trouble().is_some() {
+        parts(text, comparison, scenario)?;
+    }
     for wrong in comparison.wrong.iter().filter(|wrong| wrong.scenario == scenario) {
         writeln!(text, "\n**Wrong**: {}.", wrong.what)?;
+    }
+    Ok(())
+}
+
+/// What was due before the trouble, meanwhile, and after it.
+fn parts(text: &mut String, comparison: &Comparison, scenario: Scenario) -> std::fmt::Result {
+    const PARTS: [&str; 3] = ["before", "meanwhile", "after"];
+    writeln!(text, "\n| p99, p99.9, longest, not acked | {} |", PARTS.join(" | "))?;
+    writeln!(text, "| --- | --- | --- | --- |")?;
+    for peer in comparison.peers(scenario) {
+        let samples: Vec<&Sample> = comparison.of(scenario, peer).collect();
+        let cells = (0..PARTS.len()).map(|part| {
+            let parts: Vec<&Part> = samples.iter().filter_map(|s| s.parts.get(part)).collect();
+            let latency = |index: usize| {
+                let all = parts.iter().map(|part| part.latency_us[index] as f64);
+                milliseconds(Spread::of(all).map_or(0.0, |spread| spread.median))
+            };
+            let failed: u64 = parts.iter().map(|part| part.failed).sum();
+            format!("{}, {}, {}, {failed}", latency(0), latency(1), latency(2))
+        });
+        writeln!(text, "| {} | {} |", peer.name(), cells.collect::<Vec<_>>().join(" | "))?;
     }
     Ok(())
 }
@@ -257,6 +283,7 @@ mod tests {
             seconds: 2.0,
             latency_us: [1_500, 20_000, 30_000, 40_000],
             failed: 1,
+            parts: Vec::new(),
             failure: None,
             spent: vec![Spent { name: "server".into(), cpu_seconds: 0.5 }],
             busy_before: 0.1,

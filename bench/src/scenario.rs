@@ -19,8 +19,9 @@ const MANY_KEYS: usize = 10_000;
 /// Increments in one batch.
 const BATCH: usize = 100;
 
-/// Requests a second of the open loop.
+/// Requests a second of the open loop: many, and so few that a write for each of them keeps up.
 const STEADY_RATE: u32 = 5_000;
+const CALM_RATE: u32 = 1_000;
 
 /// The same while a node is in trouble: few enough for two nodes of three to serve everyone.
 const TROUBLE_RATE: u32 = 200;
@@ -58,6 +59,8 @@ pub(crate) enum Scenario {
     BatchUniform,
     /// One key, 5,000 requests a second, whatever the answers do.
     Steady,
+    /// The same with 1,000.
+    Calm,
     /// 100 keys in groups of their own, 200 requests a second, while a node of three is stopped and
     /// does not know it.
     NodePaused,
@@ -92,6 +95,7 @@ impl Scenario {
                 "10,000 keys in 100 groups, 100 keys a request, 64 connections"
             }
             Scenario::Steady => "one hot key, 5,000 requests/s (open loop), 256 connections",
+            Scenario::Calm => "one hot key, 1,000 requests/s (open loop), 256 connections",
             Scenario::NodePaused => {
                 "100 keys in 100 groups, 200 requests/s for 20 s, one node of three stopped for 5 s"
             }
@@ -126,6 +130,7 @@ impl Scenario {
     pub(crate) fn pace(self) -> Pace {
         match self {
             Scenario::Steady => Pace::Open(STEADY_RATE),
+            Scenario::Calm => Pace::Open(CALM_RATE),
             Scenario::NodePaused | Scenario::NodeKilled => Pace::Open(TROUBLE_RATE),
             _ => Pace::Closed,
         }

@@ -33,6 +33,9 @@ pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
         "{} keys nominated: {} folded, {} already done, {} postponed, {} blocked",
         report.nominated, report.folded, report.nothing, report.postponed, report.blocked
     );
+    if report.largest_group > 0 {
+        println!("the largest group has {} names", report.largest_group);
+    }
     let is_complete = report.postponed == 0 && report.blocked == 0;
     Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -16,7 +16,7 @@ use futures::StreamExt;
 use lru::LruCache;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, Fold, FoldError, Plan, Report};
-use orderfree_core::protocol::sweep::Nomination;
+use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome};
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -112,6 +112,8 @@ pub struct SweepReport {
     pub postponed: usize,
     /// Of these: not foldable without an operator.
     pub blocked: usize,
+    /// Names of the largest group.
+    pub largest_group: usize,
 }
 
 impl Folder {
@@ -292,11 +294,15 @@ impl Folder {
     ) -> Result<(), FoldFailure> {
         let (found, nominations) = mpsc::channel(SWEEP_AHEAD_MAX);
         let scan = async move {
+            let mut largest = 0;
             for &part in parts {
                 let now = self.gate.fold_time()?;
-                self.store.sweep(part, now, found.clone()).await?;
+                if let Some(size) = self.store.sweep(part, now, found.clone()).await? {
+                    Self::look_at(&size);
+                    largest = largest.max(size.names);
+                }
             }
-            Ok(())
+            Ok::<usize, FoldFailure>(largest)
         };
         let folds = together::lists(nominations, self.keys_together())
             .map(|keys| self.fold_politely(keys))
@@ -306,13 +312,28 @@ impl Folder {
                 futures::future::ready(())
             });
         let (scanned, ()) = futures::join!(scan, folds);
-        scanned
+        report.largest_group = report.largest_group.max(scanned?);
+        Ok(())
+    }
+
+    /// Warns of a group that has outgrown one partition.
+    fn look_at(size: &GroupSize) {
+        let GroupSize { kind, group, names } = size;
+        if *names > limits::GROUP_NAMES_ALERT {
+            tracing::warn!(
+                %kind,
+                %group,
+                names,
+                "a group has more names than one partition should; spread them over more groups"
+            );
+        }
     }
 
     async fn sweep_for_ever(self: Arc<Self>, tasks: Tasks) {
         let every = self.constants.cutoff().max(SWEEP_EVERY_MIN);
         loop {
             let parts = self.parts();
+            let mut largest = 0;
             let pause = every / u32::try_from(parts.len()).unwrap_or(u32::MAX);
             for part in parts {
                 if !tasks.sleep(pause.mul_f64(self.chance.factor(0.5..1.5))).await {
@@ -326,7 +347,9 @@ impl Folder {
                         tracing::debug!(%error, "a part of the key space was not swept");
                     }
                 }
+                largest = largest.max(report.largest_group);
             }
+            self.metrics.group_names.set(i64::try_from(largest).unwrap_or(i64::MAX));
         }
     }
 

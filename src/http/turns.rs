@@ -12,7 +12,6 @@ use super::problem::Problem;
 use crate::limits;
 
 /// Turns of all listeners.
-#[derive(Clone)]
 pub(super) struct Turns {
     /// Of batches.
     batches: Arc<Semaphore>,
@@ -99,7 +98,8 @@ fn overloaded() -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures::FutureExt;
+    use futures::stream::FuturesUnordered;
+    use futures::{FutureExt, StreamExt};
 
     #[tokio::test(start_paused = true)]
     async fn few_batches_wait_and_no_further_body_is_read() {
@@ -108,21 +108,17 @@ mod tests {
         for _ in 0..limits::BATCHES_AT_ONCE {
             held.push(turns.batch().await.expect("a turn"));
         }
-        let wait = async |turns: Turns| turns.batch().await.map(drop);
-        let waiting: Vec<_> =
-            (0..limits::BATCHES_WAITING_MAX).map(|_| tokio::spawn(wait(turns.clone()))).collect();
+        let wait = async |_| turns.batch().await.map(drop);
+        let mut waiting: FuturesUnordered<_> = (0..limits::BATCHES_WAITING_MAX).map(wait).collect();
         turns.expect_batch().expect("nobody waits yet");
-        tokio::time::sleep(limits::TURN_WAIT_MAX / 100).await;
+        assert!(waiting.next().now_or_never().is_none(), "all of them wait");
         let refused = turns.expect_batch().expect_err("all places are taken");
         assert_eq!(refused.kind(), ProblemType::Overloaded);
         turns.batch().now_or_never().expect("it does not wait").map(drop).expect_err("no place");
         // Who has a turn gives it on, and who has waited for long is refused.
         held.truncate(limits::BATCHES_AT_ONCE - 1);
-        let mut got = 0;
-        for one in waiting {
-            got += usize::from(one.await.expect("no panic").is_ok());
-        }
-        assert_eq!(got, limits::BATCHES_WAITING_MAX);
+        let got: Vec<_> = waiting.collect().await;
+        assert!(got.len() == limits::BATCHES_WAITING_MAX && got.iter().all(Result::is_ok));
         held.push(turns.batch().await.expect("a turn"));
         turns.batch().await.map(drop).expect_err("it has waited for long");
         turns.expect_batch().expect("nobody waits");

@@ -18,7 +18,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
-use orderfree_core::protocol::sweep::Nomination;
+use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{
     Cut, FullRead, Key, Name, Now, Row, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
 };
@@ -185,13 +185,14 @@ pub trait Store: Send + Sync + 'static {
     fn sweep_parts(&self) -> u32;
 
     /// Scans the primary keys of one part and sends the keys worth folding. It only nominates, so
-    /// it reads one replica, paged. Ends early, without error, when the receiver is closed.
+    /// it reads one replica, paged. Ends early, without error, when the receiver is closed. Returns the
+    /// largest group that it met.
     async fn sweep(
         &self,
         part: SweepPart,
         now: Timestamp,
         found: mpsc::Sender<Nomination>,
-    ) -> Result<(), StoreError>;
+    ) -> Result<Option<GroupSize>, StoreError>;
 
     /// Groups of a kind that have rows, in an order of the store's own, for operators. Slow: it looks at
     /// every partition.

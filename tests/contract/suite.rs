@@ -456,8 +456,9 @@ pub(crate) async fn a_sweep_nominates_exactly_the_keys_worth_folding(subject: Su
             let store = &subject.store;
             async move { store.sweep(part, now, sender).await.expect("swept") }
         });
-        parts.buffer_unordered(8).collect::<Vec<()>>().await;
+        let largest: Vec<_> = parts.buffer_unordered(8).collect().await;
         drop(sender);
+        largest.into_iter().flatten().max_by_key(|size| size.names)
     };
     let listening = async {
         let mut nominated = Vec::new();
@@ -467,7 +468,9 @@ pub(crate) async fn a_sweep_nominates_exactly_the_keys_worth_folding(subject: Su
         }
         nominated
     };
-    let ((), mut nominated) = tokio::join!(sweeping, listening);
+    let (largest, mut nominated) = tokio::join!(sweeping, listening);
+    let largest = largest.expect("there are groups");
+    assert!(largest.names == 7 && largest.group.as_str().starts_with("group "), "{largest:?}");
     nominated.sort();
     worth.sort();
     assert_eq!(nominated, worth);

@@ -203,7 +203,8 @@ async fn a_sweep_goes_through_all_keys_in_steps() {
     let forged = Forged::new(rows).await;
     let (store, now) = (forged.open(), forged.clock.now().wall);
     let (sender, mut receiver) = mpsc::channel(KEYS);
-    store.sweep(WHOLE, now, sender).await.expect("swept");
+    let largest = store.sweep(WHOLE, now, sender).await.expect("swept");
+    assert_eq!(largest.map(|size| size.names), Some(KEYS), "across steps");
     let mut found = Vec::new();
     while let Some(nomination) = receiver.recv().await {
         found.push(nomination);

@@ -30,7 +30,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
-use orderfree_core::protocol::sweep::Nomination;
+use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{
     Constants, Cut, FullRead, Key, MutatorId, Name, Now, Overrides, Row, ShardWrite, Slice,
     Timestamp, WholeSlice, WriteOutcome,
@@ -390,7 +390,7 @@ impl Store for Faulty {
         part: SweepPart,
         now: Timestamp,
         found: mpsc::Sender<Nomination>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<GroupSize>, StoreError> {
         self.inner.sweep(part, now, found).await
     }
 

@@ -24,7 +24,7 @@ import sabotage
 
 # How a kustomization offers a component, and a config.env a variable: a comment without a space.
 OFFERED = re.compile(r"^ *#(- \.\./.*/components/(.*))$", re.MULTILINE)
-OFFERED_VARIABLE = re.compile(r"^#(ORDERFREE_)", re.MULTILINE)
+OFFERED_VARIABLE = re.compile(r"^#((?:ORDERFREE|OTEL)_)", re.MULTILINE)
 
 # Kinds that Kubernetes does not know by itself.
 SCHEMAS = pathlib.Path(__file__).parent / "schemas"
@@ -157,6 +157,19 @@ def read_examples(files, versions):
     return examples
 
 
+def applied(tree, name, names):
+    """What a cluster has by one overlay: what is in it; or, if that has no pods, together with each other
+    overlay that has some, and the same components."""
+    resources = render(tree / "overlays" / name)
+    if any(rules.pods(resources)):
+        yield resources
+        return
+    for other in sorted(tree.glob("overlays/*")):
+        if other.name != name:
+            take(other, names)
+            yield [*resources, *render(other)]
+
+
 def choices(names):
     return itertools.chain.from_iterable(
         itertools.combinations(names, count) for count in range(len(names) + 1)
@@ -176,16 +189,16 @@ def main(source, *versions):
                 what = " + ".join((overlay.name, *names))
                 copy = pathlib.Path(shutil.copytree(tree, work / what))
                 take(copy / "overlays" / overlay.name, names)
-                resources = render(copy / "overlays" / overlay.name)
-                check_schemas(resources, versions)
-                check_rules(resources, examples, what)
+                for resources in applied(copy, overlay.name, names):
+                    check_schemas(resources, versions)
+                    check_rules(resources, examples, what)
+                    # Of two with as many resources the later one has more components.
+                    fullest = max(resources, fullest, key=len)
                 # And with every variable that is offered in a comment.
                 for config in copy.rglob("config.env"):
                     config.write_text(OFFERED_VARIABLE.sub(r"\1", config.read_text()))
-                resources = render(copy / "overlays" / overlay.name)
-                check_rules(resources, examples, f"{what}, all variables")
-                # Of two with as many resources the later one has more components.
-                fullest = max(resources, fullest, key=len)
+                for resources in applied(copy, overlay.name, names):
+                    check_rules(resources, examples, f"{what}, all variables")
                 print(f"manifests: {what}: valid for Kubernetes {', '.join(versions)}")
     for name in sabotage.unseen(fullest, examples):
         fail(f"no rule sees {name}.")

@@ -222,6 +222,7 @@ def selectors(resources):
         services = [
             service for service in of_kind(resources, "Service")
             if wanted.items() <= service["metadata"].get("labels", {}).items()
+            and service["metadata"].get("namespace") == monitor["metadata"].get("namespace")
         ]
         if not services:
             yield f"{named(monitor)} selects no Service"

@@ -90,6 +90,9 @@ BREAKAGES = {
     "a monitor of no Service": lambda r: one(r, "ServiceMonitor")["spec"]["selector"].update(
         matchLabels={"app": "web"}
     ),
+    "a monitor of another namespace": lambda r: one(r, "ServiceMonitor")["metadata"].update(
+        namespace="monitoring"
+    ),
     "a monitor of no port": lambda r: one(r, "ServiceMonitor")["spec"]["endpoints"][0].update(
         port="metrics"
     ),

@@ -24,7 +24,7 @@ use orderfree_core::protocol::clock::{self, ClockError, NodeClock, SAMPLE_EVERY,
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
-use orderfree_core::protocol::sweep::{Nomination, Nominator};
+use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,
     WriteOutcome,
@@ -369,7 +369,7 @@ impl Store for SimStore {
         part: SweepPart,
         now: Timestamp,
         found: mpsc::Sender<Nomination>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<GroupSize>, StoreError> {
         self.shared.with(|world| {
             world.sweeps.enter(&self.machine);
             if world.sweeps.count() > 1 {
@@ -386,13 +386,14 @@ impl Store for SimStore {
         for (at, row) in rows.iter().filter(|(at, _)| is_in_part(*at)) {
             nominated.extend(nominator.pass(self.plan.family.key(*at), row.expires_at));
         }
-        nominated.extend(nominator.finish());
+        let (last, largest) = nominator.finish();
+        nominated.extend(last);
         for nomination in nominated {
             if found.send(nomination).await.is_err() {
                 break;
             }
         }
-        Ok(())
+        Ok(largest)
     }
 
     async fn groups(

@@ -21,17 +21,18 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt;
 use axum::{Json, Router};
 use clap::{Args, ValueEnum};
 use orderfree::chance::Chance;
 use orderfree::clock::SystemClock;
 use orderfree::config::{StoreArgs, StoreConfig, Switch};
+use orderfree::listen::Listener;
 use orderfree::policy::Policies;
 use orderfree::server::{self, Node};
 use orderfree::{limits, store::cassandra as rows};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
 /// A way to count.
 #[derive(
@@ -153,10 +154,14 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
     println!("http://{}", listener.local_addr()?);
-    let listener = listener.tap_io(|stream| {
-        let _ = stream.set_nodelay(true);
-    });
-    Ok(axum::serve(listener, router).await?)
+    let listener = Listener {
+        port: listener,
+        tls: None,
+        connections_max: limits::CONNECTIONS_MAX,
+        open: node.metrics().connections.clone(),
+    };
+    listener.serve(router, CancellationToken::new()).await;
+    Ok(())
 }
 
 /// A pod with everything that runs in one.

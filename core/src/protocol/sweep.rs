@@ -1,14 +1,28 @@
 //! The sweep's rule: which keys, of those that a scan of primary keys passes, to nominate for a
 //! fold. A nomination promises nothing: the fold reads the key anew at its own level.
 
-use super::{Constants, Key, Phase, Timestamp};
+use super::{Constants, Key, Name, Phase, Timestamp};
+use crate::crdt::Kind;
 
-/// Counts the final rows of one key after the other.
+/// Counts the final rows of one key after the other, and the keys of one group after the other.
 #[derive(Debug)]
 pub struct Nominator {
     now: Timestamp,
     constants: Constants,
     current: Option<(Key, Tallied)>,
+    group: Option<GroupSize>,
+    largest: Option<GroupSize>,
+}
+
+/// How large a group is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupSize {
+    /// Kind of its keys.
+    pub kind: Kind,
+    /// The group.
+    pub group: Name,
+    /// Its keys.
+    pub names: usize,
 }
 
 /// A key that is worth a fold.
@@ -31,7 +45,7 @@ impl Nominator {
     /// For one pass over a token range.
     #[must_use]
     pub fn new(now: Timestamp, constants: Constants) -> Nominator {
-        Nominator { now, constants, current: None }
+        Nominator { now, constants, current: None, group: None, largest: None }
     }
 
     /// Passes one row. The rows of a key must follow each other. Returns the key before, if it is
@@ -39,7 +53,10 @@ impl Nominator {
     pub fn pass(&mut self, key: Key, expires_at: Timestamp) -> Option<Nomination> {
         let done = match &self.current {
             Some((current, _)) if *current == key => None,
-            _ => self.current.replace((key, Tallied::default())).and_then(nominated),
+            _ => {
+                self.count(&key);
+                self.current.replace((key, Tallied::default())).and_then(nominated)
+            }
         };
         if let Some((_, seen)) = &mut self.current {
             seen.rows += 1;
@@ -52,10 +69,27 @@ impl Nominator {
         done
     }
 
-    /// Ends the pass. Returns the last key, if it is nominated.
-    pub fn finish(self) -> Option<Nomination> {
-        self.current.and_then(nominated)
+    /// A key begins. Keys of a group follow each other.
+    fn count(&mut self, key: &Key) {
+        match &mut self.group {
+            Some(size) if (size.kind, &size.group) == (key.kind, &key.group) => size.names += 1,
+            _ => {
+                let begun = GroupSize { kind: key.kind, group: key.group.clone(), names: 1 };
+                let done = self.group.replace(begun);
+                self.largest = larger(self.largest.take(), done);
+            }
+        }
     }
+
+    /// Ends the pass. Returns the last key, if it is nominated, and the largest group.
+    #[must_use]
+    pub fn finish(self) -> (Option<Nomination>, Option<GroupSize>) {
+        (self.current.and_then(nominated), larger(self.largest, self.group))
+    }
+}
+
+fn larger(one: Option<GroupSize>, other: Option<GroupSize>) -> Option<GroupSize> {
+    one.into_iter().chain(other).max_by_key(|size| size.names)
 }
 
 /// Two final rows, or one beside a tally: a fold would make the key smaller.
@@ -67,8 +101,7 @@ fn nominated((key, seen): (Key, Tallied)) -> Option<Nomination> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crdt::Kind;
-    use crate::protocol::{Name, Overrides};
+    use crate::protocol::Overrides;
 
     #[test]
     fn keys_with_two_final_rows_or_one_beside_a_tally_are_nominated() {
@@ -97,7 +130,10 @@ mod tests {
         ] {
             nominated.extend(nominator.pass(key(name), expires_at));
         }
-        nominated.extend(nominator.finish());
+        let (last, largest) = nominator.finish();
+        nominated.extend(last);
+        let names = |size: GroupSize| (size.group.to_string(), size.names);
+        assert_eq!(largest.map(names), Some(("g".to_owned(), 6)));
         let nomination = |name, rows| Nomination { key: key(name), rows };
         assert_eq!(nominated, [nomination("pair", 2), nomination("tally and one", 3)]);
     }

@@ -8,7 +8,7 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
-use orderfree_core::protocol::sweep::Nomination;
+use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{FullRead, Name, Row, ShardWrite, Timestamp, WholeSlice};
 use tokio::sync::{mpsc, oneshot};
 
@@ -99,8 +99,8 @@ impl Store for Scripted {
         _: SweepPart,
         _: Timestamp,
         _: mpsc::Sender<Nomination>,
-    ) -> Result<(), StoreError> {
-        Ok(())
+    ) -> Result<Option<GroupSize>, StoreError> {
+        Ok(None)
     }
     async fn groups(
         &self,

@@ -43,7 +43,7 @@ use orderfree_core::protocol::clock::{self as gate, ClockError};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
-use orderfree_core::protocol::sweep::{Nomination, Nominator};
+use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,
     WriteOutcome,
@@ -351,7 +351,7 @@ impl Store for CassandraStore {
         part: SweepPart,
         now: Timestamp,
         found: mpsc::Sender<Nomination>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<GroupSize>, StoreError> {
         let unavailable = |error: &dyn fmt::Display| StoreError::Unavailable(error.to_string());
         let range = (token_bound(part.index, part.of), token_bound(part.index + 1, part.of));
         let pages = self.session.execute_iter(self.statements.sweep.clone(), range).await;
@@ -369,14 +369,15 @@ impl Store for CassandraStore {
             if let Some(nomination) = nominator.pass(key, Timestamp::from_micros(expires_at))
                 && found.send(nomination).await.is_err()
             {
-                return Ok(());
+                return Ok(None);
             }
         }
-        if let Some(nomination) = nominator.finish() {
+        let (last, largest) = nominator.finish();
+        if let Some(nomination) = last {
             // A closed receiver ends the sweep early, which it is anyway.
             let _ = found.send(nomination).await;
         }
-        Ok(())
+        Ok(largest)
     }
 
     async fn groups(

@@ -20,6 +20,7 @@ mod guard;
 mod rows;
 mod writer;
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -31,7 +32,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
-use orderfree_core::protocol::sweep::{Nomination, Nominator};
+use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, MutatorId, Name, Now, Row, ShardWrite, Timestamp, WholeSlice,
     WriteOutcome,
@@ -279,19 +280,22 @@ impl Store for EmbeddedStore {
         part: SweepPart,
         now: Timestamp,
         found: mpsc::Sender<Nomination>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<GroupSize>, StoreError> {
         assert_eq!(part, SweepPart { index: 0, of: 1 }, "invariant: there is one part");
-        let mut cursor = Some(SweepCursor::new(Nominator::new(now, self.constants)));
-        while let Some(at) = cursor {
-            let (nominated, next) = self.read(move |table| at.step(table)).await?;
+        let mut cursor = SweepCursor::new(Nominator::new(now, self.constants));
+        loop {
+            let (nominated, then) = self.read(move |table| cursor.step(table)).await?;
             for nomination in nominated {
                 if found.send(nomination).await.is_err() {
-                    return Ok(());
+                    return Ok(None);
                 }
             }
-            cursor = next.filter(|_| !found.is_closed());
+            match then {
+                ControlFlow::Continue(_) if found.is_closed() => return Ok(None),
+                ControlFlow::Continue(next) => cursor = next,
+                ControlFlow::Break(largest) => return Ok(largest),
+            }
         }
-        Ok(())
     }
 
     async fn groups(

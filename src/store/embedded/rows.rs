@@ -2,11 +2,12 @@
 //! Cassandra's table, in one transaction each.
 
 use std::ops::Bound::{Excluded, Included, Unbounded};
+use std::ops::ControlFlow;
 
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
-use orderfree_core::protocol::sweep::{Nomination, Nominator};
+use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{Key, MutatorId, Name, Row, ShardWrite, Slice, Timestamp};
 use redb::{ReadableTable, StorageError, Table, TableDefinition};
 use uuid::Uuid;
@@ -181,18 +182,20 @@ struct Passed {
     key: Option<Key>,
 }
 
+/// The cursor to go on with, or the largest group, once the table has ended.
+pub(super) type Then = ControlFlow<Option<GroupSize>, SweepCursor>;
+
 impl SweepCursor {
     pub(super) fn new(nominator: Nominator) -> SweepCursor {
         SweepCursor { nominator, last: None }
     }
 
-    /// Passes up to [`SWEEP_STEP_ROWS`] primary keys. Returns the nominated keys, and the cursor to
-    /// go on with unless the table ended. Rows that change between steps do no harm: a nomination
+    /// Passes up to [`SWEEP_STEP_ROWS`] primary keys. Returns the nominated keys. Rows that change between steps do no harm: a nomination
     /// promises nothing.
     pub(super) fn step(
         mut self,
         table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
-    ) -> Result<(Vec<Nomination>, Option<SweepCursor>), ReadError> {
+    ) -> Result<(Vec<Nomination>, Then), ReadError> {
         let mut nominated = Vec::new();
         let mut passed = 0;
         // The range borrows its start, which the loop replaces.
@@ -216,11 +219,12 @@ impl SweepCursor {
             if passed == SWEEP_STEP_ROWS {
                 let (kind, group, name) = (row.0.into(), row.1.into(), row.2.into());
                 self.last = Some(Passed { kind, group, name, descending: row.3, id: row.4, key });
-                return Ok((nominated, Some(self)));
+                return Ok((nominated, ControlFlow::Continue(self)));
             }
         }
-        nominated.extend(self.nominator.finish());
-        Ok((nominated, None))
+        let (last, largest) = self.nominator.finish();
+        nominated.extend(last);
+        Ok((nominated, ControlFlow::Break(largest)))
     }
 }
 

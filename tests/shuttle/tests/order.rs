@@ -22,7 +22,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
-use orderfree_core::protocol::sweep::Nomination;
+use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{
     Constants, Durability, FullRead, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
     WholeSlice, WriteOutcome,
@@ -161,8 +161,8 @@ impl Store for Rows {
         _: SweepPart,
         _: Timestamp,
         _: mpsc::Sender<Nomination>,
-    ) -> Result<(), StoreError> {
-        Ok(())
+    ) -> Result<Option<GroupSize>, StoreError> {
+        Ok(None)
     }
     async fn groups(
         &self,
