@@ -263,6 +263,11 @@ pub enum ConfigError {
     /// A contact point is not `host:port`.
     #[error("`{0}` is no contact point; write host:port, such as 10.0.0.1:9042")]
     ContactPoint(String),
+    /// A contact point with a user.
+    #[error(
+        "a contact point is no place for credentials: write {0}, and give the user and the password apart"
+    )]
+    CredentialsInContactPoint(String),
     /// A user without a password, or the reverse.
     #[error("give both a user and a password for Cassandra, or neither")]
     Credentials,
@@ -317,6 +322,10 @@ impl StoreArgs {
             return Ok(StoreConfig::Embedded { path: self.data.clone() });
         }
         for point in &self.cassandra {
+            // Not repeated: what is before it may be a password.
+            if let Some((_, point)) = point.rsplit_once('@') {
+                return Err(ConfigError::CredentialsInContactPoint(point.to_owned()));
+            }
             let port = point.rsplit_once(':').filter(|(host, _)| !host.is_empty());
             if port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
                 return Err(ConfigError::ContactPoint(point.clone()));
@@ -452,6 +461,8 @@ mod tests {
         let error = |args: &[&str]| parse(args).store.resolve().expect_err("refused").to_string();
         assert!(error(&["--cutoff", "10s"]).starts_with("cutoff 10s must be longer"));
         assert!(error(&["--cassandra", "localhost"]).contains("host:port"));
+        let told = error(&["--cassandra", "b:1,u:hush@a:1"]);
+        assert!(told.contains("write a:1") && !told.contains("hush"), "{told}");
         assert!(error(&["--cassandra", "a:1", "--cassandra-user", "u"]).contains("both"));
         let weak = error(&["--cassandra", "a:1", "--write-consistency", "one"]);
         assert!(weak.contains("hint window"), "{weak}");

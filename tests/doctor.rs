@@ -1,8 +1,14 @@
 //! `orderfree doctor`: content with what is well, and one line that says what is not.
 
-use std::process::{Command, Output};
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use axum::http::StatusCode;
+use axum::routing::get;
+use axum::{Json, Router};
 use orderfree::chance::Chance;
 use orderfree::clock::SystemClock;
 use orderfree::config::Switch;
@@ -12,6 +18,8 @@ use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Constants, Durability, Key, Name, Overrides};
 use redb::{Database, ReadableTable};
+use serde_json::json;
+use tokio::net::TcpListener;
 
 fn doctor(args: &[&str]) -> (Output, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_orderfree"))
@@ -23,7 +31,7 @@ fn doctor(args: &[&str]) -> (Output, String) {
     (output, text)
 }
 
-async fn count_on(file: &std::path::Path) {
+async fn count_on(file: &Path) {
     let constants = Constants::resolve(Overrides::default()).expect("defaults");
     let clock = Arc::new(SystemClock);
     let store = EmbeddedStore::open(file, constants, clock.clone()).expect("a store");
@@ -35,11 +43,11 @@ async fn count_on(file: &std::path::Path) {
         let op = kind.parse_op(&kind.bare_op("5")).expect("an op");
         node.service().update(&key, vec![op], Durability::Stored).await.expect("acked");
     }
-    assert_eq!(node.stop(std::time::Duration::from_secs(10)).await, 0);
+    assert_eq!(node.stop(Duration::from_secs(10)).await, 0);
 }
 
 /// Changes a byte of the state of a counter.
-fn damage(file: &std::path::Path) {
+fn damage(file: &Path) {
     let database = Database::open(file).expect("the file");
     let transaction = database.begin_write().expect("a transaction");
     {
@@ -94,4 +102,101 @@ fn what_can_not_be_reached_is_one_line() {
     let (output, text) = doctor(&["--cassandra", "127.0.0.1:1"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("WRONG store: no Cassandra node answers"), "{text}");
+}
+
+/// A real pod on a port that it chooses.
+struct Pod {
+    process: Child,
+    url: String,
+}
+
+impl Pod {
+    fn start(folder: &Path, more: &[&str]) -> Pod {
+        let log = folder.join("log");
+        let process = Command::new(env!("CARGO_BIN_EXE_orderfree"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--data"])
+            .arg(folder.join("served.redb"))
+            .args(more)
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).expect("a log"))
+            .spawn();
+        let mut pod = Pod { process: process.expect("started"), url: String::new() };
+        let began = Instant::now();
+        while pod.url.is_empty() {
+            let said = fs::read_to_string(&log).expect("a log");
+            assert!(began.elapsed() < Duration::from_secs(30), "it does not listen: {said}");
+            std::thread::sleep(Duration::from_millis(20));
+            let address = said.split("listening on ").nth(1).and_then(|rest| rest.split_once(';'));
+            pod.url.extend(address.map(|(address, _)| address));
+        }
+        pod
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What answers as a pod of a version does, ready or not.
+async fn stub(version: &'static str, ready: bool) -> String {
+    let probe = match ready {
+        true => (StatusCode::OK, Json(json!({"status": "ready"}))),
+        false => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"detail": "Not now: it drains."}))),
+    };
+    let routes = Router::new()
+        .route("/readyz", get(async move || probe))
+        .route("/version", get(async move || Json(json!({"version": version}))));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}/", listener.local_addr().expect("bound"));
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    url
+}
+
+#[test]
+fn a_pod_is_asked_whether_it_is_ready_and_for_its_version() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("orderfree.redb");
+    let data = ["--data", file.to_str().expect("UTF-8")];
+    let pod = Pod::start(folder.path(), &[]);
+    let (output, text) = doctor(&[&data[..], &["--url", &pod.url]].concat());
+    let version = env!("CARGO_PKG_VERSION");
+    let ready = format!("ok    pod: {}/ is ready, version {version}\n", pod.url);
+    assert!(text.ends_with(&ready), "{text}");
+    assert!(output.status.success() && !text.contains("WRONG"), "{text}");
+    drop(pod);
+    // Where operators have an address of their own, users are told no version.
+    let pod = Pod::start(folder.path(), &["--admin-listen", "127.0.0.1:0"]);
+    let (output, text) = doctor(&[&data[..], &["--url", &pod.url]].concat());
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let says = "it tells its version at its operators' address only";
+    assert!(text.ends_with(&format!("WRONG pod: {}/: {says}\n", pod.url)), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_two_versions_are_a_roll_that_is_not_finished() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("orderfree.redb");
+    let data = ["--data", file.to_str().expect("UTF-8")];
+    let (old, new) = (stub("0.1.0", true).await, stub("0.2.0", true).await);
+    let (other, ending) = (stub("0.1.0", true).await, stub("0.1.0", false).await);
+    let ask = |urls: &[&String]| {
+        let urls = urls.iter().flat_map(|url| ["--url", url.as_str()]);
+        doctor(&data.into_iter().chain(urls).collect::<Vec<_>>())
+    };
+    let (output, text) = ask(&[&new, &old, &other]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for (url, version) in [(&old, "0.1.0"), (&new, "0.2.0"), (&other, "0.1.0")] {
+        let says = format!("ok    pod: {url} is ready, version {version}\n");
+        assert!(text.contains(&says), "{says}: {text}");
+    }
+    assert!(text.ends_with("WRONG pods: they run 0.1.0 and 0.2.0; finish the roll\n"), "{text}");
+    let (output, text) = ask(&[&old, &other]);
+    assert!(output.status.success() && !text.contains("WRONG"), "{text}");
+    let (output, text) = ask(&[&old, &ending]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let says = format!("WRONG pod: {ending}: not ready: Not now: it drains.\n");
+    assert!(text.ends_with(&says), "{text}");
 }

@@ -1,5 +1,11 @@
 //! Facts that are written down in several files: names, paths, ports, times. Each is compared with
-//! the place that decides it, so that manifests and documentation can't fall behind.
+//! the place that decides it, so that manifests and documentation can't fall behind. What is reckoned is in
+//! `scale`, and which tests documents name in `named_tests`.
+
+#[path = "facts/named_tests.rs"]
+mod named_tests;
+#[path = "facts/scale.rs"]
+mod scale;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,12 +24,14 @@ use orderfree_core::protocol::Timestamp;
 const FOREIGN_VARIABLES: [&str; 2] = ["ORDERFREE_PORT", "ORDERFREE_COMMIT"];
 
 /// Files for people, whose commands and paths must work.
-const DOCUMENTS: [&str; 9] = [
+const DOCUMENTS: [&str; 11] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/operations.md",
+    "docs/overload.md",
+    "docs/scale.md",
     "docs/security.md",
     "docs/containers.md",
     "k8s/README.md",
@@ -106,17 +114,22 @@ fn is_served(path: &str) -> bool {
 
 #[test]
 fn every_variable_that_is_named_is_one_of_the_command_line() {
-    let known: BTreeSet<String> = commands()
+    let mut known: BTreeSet<String> = commands()
         .iter()
         .flat_map(Command::get_arguments)
         .filter_map(|argument| Some(argument.get_env()?.to_string_lossy().into_owned()))
         .collect();
     assert!(known.len() > 20, "{known:?}");
-    let mut places = files("k8s");
-    places.extend(files("compose"));
-    places.extend(files("monitoring"));
-    let others = ["docker-compose.yml", "Dockerfile", "Makefile", "README.md", "ARCHITECTURE.md"];
-    places.extend(others.map(str::to_owned));
+    // And what tests read.
+    for test in files("tests").iter().filter(|name| name.ends_with(".rs")) {
+        let text = read(test);
+        known.extend(after(&text, "env::var(\"", |end| end == '"').into_iter().map(str::to_owned));
+    }
+    let mut places = ["k8s", "compose", "monitoring"].map(files).concat();
+    places.extend(files("docs").into_iter().filter(|name| name.ends_with(".md")));
+    let others = ["docker-compose.yml", "Dockerfile", "Makefile"];
+    let readable = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"];
+    places.extend(others.iter().chain(&readable).map(|name| (*name).to_owned()));
     for place in places {
         let text = read(&place);
         let is_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
@@ -317,27 +330,40 @@ fn pods_get_the_time_that_their_store_needs() {
     assert_eq!(limits::STORE_WAIT_MAX, Duration::from_secs(300));
 }
 
-/// What `k8s/base/config.env` allows fits into the memory that the pods get.
+/// What is configured fits into the memory that the pods get.
 #[test]
 fn pods_get_the_memory_that_their_limits_need() {
     const MIB: usize = 1024 * 1024;
-    let config = read("k8s/base/config.env");
-    let number =
-        |mark: &str| -> usize { values("config.env", &config, mark)[0].parse().expect("a number") };
-    let needed = 50 * MIB
-        + number("\nORDERFREE_MUTATORS_MAX=") * (1_500 + limits::LARGE_STATES_BYTES_EACH)
-        + number("\nORDERFREE_CONNECTIONS_MAX=") * 30_000
-        + limits::BODIES_BYTES_MAX
-        + limits::STREAMS_BYTES_MAX
-        + limits::ANSWERS_BYTES_MAX;
-    for (place, more) in [
-        ("k8s/base/deployment.yaml", 0),
-        ("k8s/overlays/standalone/stateful-set.yaml", limits::EMBEDDED_CACHE_BYTES),
+    let needed = |place: &str, before: &str, behind: &str| {
+        let config = read(place);
+        let number = |name: &str| -> usize {
+            let value = values(place, &config, &format!("{before}{name}{behind}"))[0];
+            value.trim_end_matches('"').parse().expect("a number")
+        };
+        50 * MIB
+            + number("ORDERFREE_MUTATORS_MAX") * (1_500 + limits::LARGE_STATES_BYTES_EACH)
+            + number("ORDERFREE_CONNECTIONS_MAX") * 30_000
+            + limits::BODIES_BYTES_MAX
+            + limits::STREAMS_BYTES_MAX
+            + limits::ANSWERS_BYTES_MAX
+    };
+    let kubernetes = needed("k8s/base/config.env", "\n", "=");
+    let compose = needed("docker-compose.yml", "\n  ", ": \"");
+    for (place, part, mark, needed) in [
+        ("k8s/base/deployment.yaml", "\nspec:", "memory: ", kubernetes),
+        (
+            "k8s/overlays/standalone/stateful-set.yaml",
+            "\nspec:",
+            "memory: ",
+            kubernetes + limits::EMBEDDED_CACHE_BYTES,
+        ),
+        ("docker-compose.yml", "\nx-pod: &pod", "mem_limit: ", compose),
     ] {
-        let memory = values(place, &read(place), "memory: ").pop().expect("a limit").to_owned();
-        let memory = memory.replace("1Gi", "1024Mi");
-        let memory: usize = memory.trim_end_matches("Mi").parse().expect("MiB");
-        assert!(needed + more < memory * MIB, "{place}: {} MiB are needed", (needed + more) / MIB);
+        let text = read(place);
+        let part = after(&text, part, |_| false)[0].split("\nservices:").next().expect("a part");
+        let memory = values(place, part, mark).pop().expect("a limit").replace("1Gi", "1024Mi");
+        let memory: usize = memory.trim_end_matches(['M', 'i', 'm']).parse().expect("MiB");
+        assert!(needed < memory * MIB, "{place}: {} MiB are needed", needed / MIB);
     }
 }
 
@@ -437,69 +463,4 @@ fn the_oldest_rust_is_the_same_everywhere() {
     for place in ["README.md", "CONTRIBUTING.md"] {
         assert!(read(place).contains(&format!("Rust {oldest}")), "{place}: Rust {oldest}");
     }
-}
-
-#[test]
-fn the_facts_about_cassandra_are_those_of_the_architectures_table() {
-    let architecture = read("ARCHITECTURE.md");
-    let table = after(&architecture, "### Facts about Cassandra, tested", |_| false)[0];
-    let table = table.split("\n## ").next().expect("a section");
-    let is_test = |name: &&str| name.contains('_') && !name.contains(['/', ' ', '.']);
-    let listed: BTreeSet<String> = quoted(table).filter(is_test).map(str::to_owned).collect();
-    let written: BTreeSet<String> = files("tests/conformance")
-        .iter()
-        .map(|name| read(name))
-        .flat_map(|text| {
-            let tests = text.split("#[tokio::test").skip(1);
-            let names = tests.map(|test| after(test, "async fn ", |c| c == '(')[0].to_owned());
-            names.collect::<Vec<_>>()
-        })
-        .collect();
-    assert_eq!(listed, written);
-}
-
-/// Every test, broken rule and file that the argument names exists.
-#[test]
-fn the_safety_argument_names_what_there_is() {
-    let argument = read("docs/correctness.md");
-    let sources = ["src", "core/src", "tests"].into_iter().flat_map(files);
-    let code: String =
-        sources.filter(|name| name.ends_with(".rs")).map(|name| read(&name)).collect();
-    let rules = read("tests/sim/sabotage.rs");
-    let mut checked = 0;
-    for name in quoted(&argument).filter(|name| !name.contains([' ', ':'])) {
-        let exists = if name.contains('/') {
-            Path::new(env!("CARGO_MANIFEST_DIR")).join(name).exists()
-        } else if let Some(beginning) = name.strip_suffix('…') {
-            code.contains(&format!("fn {beginning}"))
-        } else if name.matches('_').count() > 1 {
-            code.contains(&format!("fn {name}("))
-        } else if name.starts_with(|first: char| first.is_ascii_uppercase()) {
-            rules.contains(&format!("    {name} "))
-        } else {
-            continue;
-        };
-        assert!(exists, "docs/correctness.md names `{name}`");
-        checked += 1;
-    }
-    assert!(checked > 40, "{checked}");
-}
-
-#[test]
-fn the_regression_tests_are_those_of_the_architectures_table() {
-    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-    let names = |text: &str, mark: &str| -> BTreeSet<String> {
-        let named = after(text, mark, |c| !is_name(c)).into_iter();
-        named
-            .filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-            .map(str::to_owned)
-            .collect()
-    };
-    let listed = names(&read("ARCHITECTURE.md"), "`regression_");
-    let sources = ["src", "core/src", "tests"].into_iter().flat_map(files);
-    let written: BTreeSet<String> = sources
-        .filter(|name| name.ends_with(".rs"))
-        .flat_map(|name| names(&read(&name), "fn regression_"))
-        .collect();
-    assert_eq!(listed, written);
 }

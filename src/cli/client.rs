@@ -9,7 +9,7 @@ use orderfree_core::crdt::Kind;
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde_json::{Value, json};
 
-use super::connect::ConnectArgs;
+use super::connect::{self, ConnectArgs};
 
 /// The key does not exist.
 const ABSENT: u8 = 3;
@@ -179,7 +179,7 @@ impl ServerArgs {
         anyhow::anyhow!(
             "no server answers at {}, so nothing was sent; start one with `orderfree serve`, or say \
              where it is with --url http://…",
-            self.url
+            connect::shown(&self.url)
         )
     }
 
@@ -191,7 +191,7 @@ impl ServerArgs {
                     true => error.context(format!(
                         "the certificate of {} is not accepted, so nothing was sent; name its authority with --ca, \
                          and call it by a name that it is for",
-                        self.url
+                        connect::shown(&self.url)
                     )),
                     false => self.unreachable(),
                 }
@@ -207,7 +207,7 @@ impl ServerArgs {
         }
         let mut url = self.url.clone();
         url.path_segments_mut()
-            .map_err(|()| anyhow::anyhow!("{} is no HTTP address", self.url))?
+            .map_err(|()| anyhow::anyhow!("{} is no HTTP address", connect::shown(&self.url)))?
             .pop_if_empty()
             .push("v1")
             .extend(parts);

@@ -24,6 +24,14 @@ pub struct ConnectArgs {
     ca: Option<PathBuf>,
 }
 
+/// An address as it is shown: without the name and the password that may stand in it.
+pub(super) fn shown(url: &Url) -> Url {
+    let mut url = url.clone();
+    // Those that can't have any have none.
+    let _ = (url.set_username(""), url.set_password(None));
+    url
+}
+
 impl ConnectArgs {
     /// A client that sends the token with every request, to this address.
     ///

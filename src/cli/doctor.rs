@@ -11,7 +11,7 @@ use orderfree_core::protocol::{Constants, Key, Phase};
 use reqwest::Url;
 use serde_json::Value;
 
-use super::connect::ConnectArgs;
+use super::connect::{self, ConnectArgs};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{StoreArgs, Switch};
 use crate::limits;
@@ -186,12 +186,13 @@ fn broken_rules(report: &ShardsReport, constants: &Constants) -> Vec<String> {
 async fn look_at_pods(report: &mut Report, args: &DoctorArgs) {
     let mut versions = Vec::new();
     for url in &args.urls {
+        let shown = connect::shown(url);
         match look_at_pod(url, &args.connect).await {
             Ok(version) => {
-                report.say("pod", Ok(format!("{url} is ready, version {version}")));
+                report.say("pod", Ok(format!("{shown} is ready, version {version}")));
                 versions.push(version);
             }
-            Err(error) => report.say("pod", Err(format!("{url}: {error:#}"))),
+            Err(error) => report.say("pod", Err(format!("{shown}: {error:#}"))),
         }
     }
     versions.sort();

@@ -37,7 +37,7 @@ pub enum Verb {
     Read,
     /// Update.
     Write,
-    /// Look at shards, fold, list groups, discard a row, export and import.
+    /// Look at shards, fold, list groups, discard a row.
     Admin,
 }
 

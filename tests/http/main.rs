@@ -5,6 +5,7 @@ mod bad_input;
 mod bodies;
 mod good_input;
 mod kinds;
+mod matrix;
 mod operations;
 mod pod;
 mod repair;

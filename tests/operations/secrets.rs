@@ -1,6 +1,8 @@
 //! Secrets appear nowhere: tokens, Cassandra's password and the bytes of a private key are planted wherever
 //! they belong and wherever somebody may put them by mistake, and everything that the program says is
-//! searched for them.
+//! searched for them. Of pods and what they are started with here, of tools and collectors in `tools`.
+
+mod tools;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,6 +13,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use orderfree::policy::NewToken;
+use rustix::process::Signal;
 
 use crate::certificates::Authority;
 use crate::pod::{Setup, run, token};
@@ -162,11 +165,11 @@ async fn a_pod_that_serves_repeats_none() {
             );
         }
     }
-    pod.signal(rustix::process::Signal::HUP);
+    pod.signal(Signal::HUP);
     pod.logs("read anew", Duration::from_secs(5)).await;
     fs::write(pod.setup.path("policy.toml"), format!("[[token]]\nname = {good:?}"))
         .expect("written");
-    pod.signal(rustix::process::Signal::HUP);
+    pod.signal(Signal::HUP);
     pod.logs("stays as it was", Duration::from_secs(5)).await;
     search.look("the log", pod.log().as_bytes());
     assert!(pod.log().contains("\"TRACE\""), "the log has everything");
@@ -305,6 +308,9 @@ async fn no_command_repeats_a_password_or_a_token() {
         "schema apply",
         "schema print",
         "fold",
+        "fold --once",
+        "export",
+        "import",
         "serve --help",
         "doctor --help",
         "add --help",
