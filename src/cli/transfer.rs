@@ -68,6 +68,10 @@ pub(super) struct ConvertArgs {
     /// Add up the amounts of a key that stands in more than one line; else that is an error.
     #[arg(long)]
     sum_duplicates: bool,
+    /// Take backslashes in groups and names as they are. `cqlsh` writes each twice, and what it can't show by codes
+    /// such as `\xa0`, so that names with one are refused without this.
+    #[arg(long)]
+    literal_backslashes: bool,
     /// What the amounts become: `counter` or `sum`.
     #[arg(long, default_value = "counter")]
     kind: String,
@@ -373,6 +377,12 @@ pub(super) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     for (index, row) in rows.records().enumerate() {
         let place = || format!("line {}", index + 1);
         let (key, state) = converted(kind, &row.with_context(place)?).with_context(place)?;
+        ensure!(
+            args.literal_backslashes || !format!("{}{}", key.group, key.name).contains('\\'),
+            "{}: {key} has a backslash, which cqlsh writes twice, or for what it can't show; write the name as it \
+             is, and say --literal-backslashes",
+            place()
+        );
         match keys.entry(key) {
             Entry::Vacant(new) => {
                 new.insert(state);

@@ -12,8 +12,9 @@ use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use scylla::deserialize::row::DeserializeRow;
 use scylla::errors::{
-    ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError, ExecutionError,
-    MetadataError, NewSessionError, RequestAttemptError,
+    BrokenConnectionErrorKind, ConnectionError, ConnectionPoolError,
+    ConnectionSetupRequestErrorKind, DbError, ExecutionError, MetadataError, NewSessionError,
+    RequestAttemptError,
 };
 use scylla::serialize::row::SerializeRow;
 use thiserror::Error;
@@ -228,8 +229,13 @@ fn refusal(config: &CassandraConfig, error: &NewSessionError) -> ConnectError {
                 ConnectionSetupRequestErrorKind::MissingAuthentication => {
                     return ConnectError::Credentials { reason: "none were given".into() };
                 }
-                // The driver may have lost the node's reason.
-                ConnectionSetupRequestErrorKind::BrokenConnection(_) => {
+                // The driver may have lost the node's reason. One that says nothing has not hung up.
+                ConnectionSetupRequestErrorKind::BrokenConnection(broken)
+                    if !matches!(
+                        broken.downcast_ref(),
+                        Some(BrokenConnectionErrorKind::KeepaliveTimeout(_))
+                    ) =>
+                {
                     return ConnectError::HungUp { contact_points, advice: advice(config) };
                 }
                 _ => {}

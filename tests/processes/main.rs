@@ -1,0 +1,100 @@
+//! The program as processes on the real cluster: pods that start before their store, that end while it is
+//! out or while they fold, and tools that move keys.
+
+#[path = "../cassandra/mod.rs"]
+mod cassandra;
+#[path = "../contract/mod.rs"]
+mod contract;
+mod ends;
+#[allow(dead_code, reason = "these tests use their own part")]
+#[path = "../operations/pod.rs"]
+mod pod;
+mod starts;
+mod transfers;
+#[allow(dead_code, reason = "these tests use their own part")]
+#[path = "../operations/wire.rs"]
+mod wire;
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cassandra::connect;
+use contract::{Subject, TestClock, next_write};
+use humantime::format_duration;
+use orderfree::clock::{Clock, ShiftedClock};
+use orderfree::store::cassandra::CassandraConfig;
+use orderfree_core::protocol::{Constants, Key, Mutator, MutatorId, Overrides, ShardWrite};
+use pod::{Pod, Setup};
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+use uuid::Uuid;
+
+/// From the end of what it waits for, until a pod serves: the longest pause between two looks at the store, and
+/// the look itself.
+const READY_WITHIN: Duration = Duration::from_secs(30);
+
+/// What pods go on with after SIGTERM, in these tests.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// As pods have them that are told nothing else.
+fn defaults() -> Constants {
+    Constants::resolve(Overrides::default()).expect("defaults")
+}
+
+/// Pods of a keyspace.
+fn pods(config: &CassandraConfig) -> Setup {
+    let constants = config.constants;
+    Setup::new()
+        .arg("--cassandra", config.contact_points.join(","))
+        .arg("--keyspace", &config.keyspace)
+        .arg("--unready-grace", format_duration(GRACE))
+        .arg("--lifetime", format_duration(constants.lifetime()))
+        .arg("--drain-margin", format_duration(constants.drain_margin()))
+        .arg("--cutoff", format_duration(constants.cutoff()))
+        .arg("--request-budget", format_duration(constants.request_budget()))
+        .arg("--clock-offset-max", format_duration(constants.clock_offset_max()))
+}
+
+/// Waits until a pod serves, and wants to.
+async fn ready(pod: &mut Pod) {
+    pod.logs("listening on", READY_WITHIN).await;
+    let began = Instant::now();
+    while pod.get("/readyz").await.status != 200 {
+        assert!(began.elapsed() < READY_WITHIN, "{}", pod.get("/readyz?verbose").await.text());
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn is_refused(port: u16) -> bool {
+    let connected = TcpStream::connect(("127.0.0.1", port)).await;
+    connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
+
+/// A keyspace, as tests look at it without a pod.
+async fn subject(config: &CassandraConfig) -> Subject {
+    let clock = Arc::new(TestClock::default());
+    let store = connect(config, Arc::clone(&clock) as _).await;
+    Subject { store, clock, constants: config.constants }
+}
+
+/// Writes shards as pods did that have died, so long ago that all of them are final: one shard for each pair of
+/// a key and what it adds.
+async fn write_final(config: &CassandraConfig, adds: impl Iterator<Item = (Key, i64)>) {
+    let (folder, constants) = (TempDir::new().expect("a folder"), config.constants);
+    let shift = folder.path().join("shift");
+    let ago = constants.lifetime() + constants.cutoff() + Duration::from_secs(10);
+    std::fs::write(&shift, format!("-{}", ago.as_millis())).expect("written");
+    let clock = Arc::new(ShiftedClock::new(shift));
+    let writes: Vec<ShardWrite> = adds
+        .map(|(key, by)| {
+            let (id, now) = (MutatorId::new(Uuid::new_v4()), clock.now());
+            next_write(&mut Mutator::born(key, id, None, now, &constants), by, now)
+        })
+        .collect();
+    let store = connect(config, clock).await;
+    let then = Subject { store, clock: Arc::default(), constants };
+    then.write_all(writes).await;
+    then.store.close().await;
+}

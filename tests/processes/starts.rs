@@ -1,0 +1,48 @@
+//! A pod that starts before what it needs is there comes up by itself once it is.
+
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use crate::cassandra::{CLUSTER, DEFINING, config, cql, drop_keyspace};
+use crate::pod::run;
+use crate::{defaults, is_refused, pods, ready};
+
+const KEY: &str = "/v1/counter/site/home";
+
+/// Longer than it takes a pod to look at the store, and to pause before it looks again.
+const SAYS_WITHIN: Duration = Duration::from_secs(30);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_is_there_before_its_schema_counts_once_that_is_applied() {
+    let _others_too = CLUSTER.read().await;
+    let config = config(&format!("test_{}", Uuid::new_v4().simple()), defaults());
+    let keyspace = &config.keyspace;
+    let mut pod = pods(&config).spawn();
+    let missing = |what: &str| {
+        format!("waiting for the store: {what} is missing; run `orderfree schema apply`")
+    };
+    pod.logs(&missing(&format!("keyspace {keyspace}")), SAYS_WITHIN).await;
+    // Whoever looks between its two statements.
+    let replicas = "{'class': 'NetworkTopologyStrategy', 'datacenter1': 3}";
+    cql(&config, &format!("CREATE KEYSPACE {keyspace} WITH replication = {replicas}")).await;
+    pod.logs(&missing(&format!("table {keyspace}.shards")), SAYS_WITHIN).await;
+    assert!(is_refused(pod.port()).await, "it can't serve yet");
+
+    let points = config.contact_points.join(",");
+    let place = [("ORDERFREE_CASSANDRA", points.as_str()), ("ORDERFREE_KEYSPACE", keyspace)];
+    let applied = {
+        let _one_at_a_time = DEFINING.lock().await;
+        run(&["schema", "apply"], &place).await
+    };
+    assert!(applied.status.success(), "{applied:?}");
+    let began = Instant::now();
+    ready(&mut pod).await;
+    println!("ready {:?} after the schema was applied", began.elapsed());
+    for by in ["2", "3"] {
+        let added = pod.ask("POST", KEY, &[("content-type", "text/plain")], by).await;
+        assert_eq!(added.status, 200, "{}", added.text());
+    }
+    assert_eq!(pod.count(KEY).await, 5);
+    drop_keyspace(&config).await;
+}
