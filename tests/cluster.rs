@@ -7,8 +7,8 @@ mod contract;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cassandra::{CLUSTER, Killed, Paused, connect, drop_keyspace, eventually, fresh, fresh_on_own};
-use contract::{Subject, TestClock, brief_constants, key, name};
+use cassandra::{CLUSTER, Killed, Paused, drop_keyspace, eventually, fresh, fresh_on_own};
+use contract::{Subject, brief_constants, key, name};
 use futures::stream::{self, StreamExt};
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
@@ -17,7 +17,6 @@ use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::service::GroupQuery;
 use orderfree::store::StoreError;
-use orderfree::store::cassandra::CassandraConfig;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::{Durability, Key};
 
@@ -35,12 +34,6 @@ const SPECULATION_KNOWN: Duration = Duration::from_secs(12);
 
 /// Shards of the big key.
 const BIG_SHARDS: usize = 3_000;
-
-async fn subject(config: &CassandraConfig) -> Subject {
-    let clock = Arc::new(TestClock::default());
-    let store = connect(config, Arc::clone(&clock) as _).await;
-    Subject { store, clock, constants: config.constants }
-}
 
 fn pod(subject: &Subject) -> Node {
     let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock));
@@ -89,7 +82,7 @@ async fn group_totals(pod: &Node) -> Vec<i128> {
 async fn a_key_of_3000_shards_and_a_group_of_2000_keys_are_read_right_while_folds_run() {
     let _others_too = CLUSTER.read().await;
     let config = fresh(brief_constants()).await;
-    let subject = subject(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     let big = key("tall", "big");
     let member = |at: usize| key("wide", &format!("key-{at:04}"));
     subject.write_all((0..BIG_SHARDS).map(|_| subject.shard(&big, 7)).collect()).await;
@@ -134,7 +127,7 @@ async fn a_key_of_3000_shards_and_a_group_of_2000_keys_are_read_right_while_fold
 async fn with_a_node_down_background_folds_wait_and_catch_up_when_it_is_back() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(brief_constants()).await;
-    let subject = subject(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     let pods: Vec<Node> = (0..3).map(|_| pod(&subject)).collect();
     let key = key("g", "n");
     for pod in &pods {
@@ -189,7 +182,8 @@ async fn a_node_that_hangs_holds_nobody_up() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(brief_constants()).await;
     // Of their own connections, so that what one finds out about the node does not help the other.
-    let (writer, reader) = (pod(&subject(&config).await), pod(&subject(&config).await));
+    let (writer, reader) =
+        (pod(&Subject::on_cluster(&config).await), pod(&Subject::on_cluster(&config).await));
     let keys: Vec<Key> = (0..HANGING_KEYS).map(|at| key(&format!("g{at}"), "n")).collect();
     let write = || times(keys.iter().map(|key| add(&writer, key, 1)));
     let read = || {

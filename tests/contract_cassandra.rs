@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cassandra::{
-    CLUSTER, Coordinators, DEFINING, Hints, Killed, config, connect, cql, drop_keyspace,
-    eventually, fresh, fresh_on_own, script, session,
+    CLUSTER, Coordinators, DEFINING, Hints, Killed, config, cql, drop_keyspace, eventually, fresh,
+    fresh_on_own, script, session,
 };
-use contract::{Subject, TestClock, key, next_write, short_constants};
+use contract::{Subject, key, next_write, short_constants};
 use orderfree::clock::SystemClock;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, schema};
 use orderfree::store::{Flights, StoreError};
@@ -26,16 +26,10 @@ fn patient_constants() -> Constants {
     Constants::resolve(Overrides::default()).expect("defaults")
 }
 
-async fn open(config: &CassandraConfig) -> Subject {
-    let clock = Arc::new(TestClock::default());
-    let store = connect(config, Arc::clone(&clock) as _).await;
-    Subject { store, clock, constants: config.constants }
-}
-
 async fn with_store(test: impl AsyncFnOnce(Subject)) {
     let _others_too = CLUSTER.read().await;
     let config = fresh(short_constants()).await;
-    let subject = open(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     test(subject.clone()).await;
     subject.store.close().await;
     drop_keyspace(&config).await;
@@ -46,7 +40,7 @@ async fn with_store(test: impl AsyncFnOnce(Subject)) {
 async fn regression_2_with_one_node_dead_updates_and_reads_go_on_and_folds_wait() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(patient_constants()).await;
-    let subject = open(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     let key = key("g", "n");
     subject.put(&key, 1).await;
     let killed = Killed::nodes(&["3"]);
@@ -58,7 +52,7 @@ async fn regression_2_with_one_node_dead_updates_and_reads_go_on_and_folds_wait(
     let error = subject.store.read_for_fold(&key).await.expect_err("one replica is missing");
     assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
     subject.store.check_clock(subject.now()).expect("two of three clocks are a majority");
-    let started_meanwhile = open(&config).await;
+    let started_meanwhile = Subject::on_cluster(&config).await;
     started_meanwhile.store.check_clock(subject.now()).expect("also for a new pod");
     assert_eq!(started_meanwhile.total(&key).await, Some(820));
     started_meanwhile.store.close().await;
@@ -79,7 +73,7 @@ async fn regression_2_with_one_node_dead_updates_and_reads_go_on_and_folds_wait(
 async fn regression_4_without_a_quorum_refused_writes_are_never_applied() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(patient_constants()).await;
-    let subject = open(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     let key = key("g", "n");
     let mut outcomes = Vec::new();
     let acked = subject.put(&key, 1).await;
@@ -121,7 +115,7 @@ async fn regression_4_without_a_quorum_refused_writes_are_never_applied() {
 async fn regression_8_no_read_falls_behind_what_was_acked_whoever_coordinates() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(patient_constants()).await;
-    let subject = open(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     // Many partitions, so that each node is the first replica of some.
     let keys: Vec<Key> = (0..12).map(|at| key(&format!("g{at}"), "n")).collect();
     for key in &keys {
@@ -194,7 +188,7 @@ async fn regression_3_the_writers_timestamps_decide_whoever_coordinates() {
 async fn regression_5_a_fold_is_written_just_above_its_fence() {
     let _others_too = CLUSTER.read().await;
     let config = fresh(short_constants()).await;
-    let subject = open(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     let key = key("g", "n");
     subject.put(&key, 1).await;
     let first = subject.put(&key, 2).await;
@@ -229,7 +223,7 @@ async fn regression_5_a_fold_is_written_just_above_its_fence() {
 async fn a_row_that_no_release_can_have_written_is_an_error() {
     let _others_too = CLUSTER.read().await;
     let config = fresh(short_constants()).await;
-    let subject = open(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     for (name, expires_at, id, state) in [
         ("no state", 1, Uuid::from_u128(1), "null"),
         ("no time", 0, Uuid::from_u128(1), "0x00"),
@@ -265,7 +259,7 @@ async fn the_schema_may_be_applied_by_many_pods_at_once_and_again() {
             applied.expect("applied");
         }
     }
-    let subject = open(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     subject.put(&key("g", "n"), 1).await;
     subject.store.close().await;
     drop_keyspace(&config).await;
@@ -363,7 +357,7 @@ async fn credentials_are_used_and_wrong_ones_are_named() {
     }
     let right = with(Some("cassandra"), Some("cassandra"));
     eventually("the schema with credentials", async || schema::apply(&right, None).await).await;
-    let subject = open(&right).await;
+    let subject = Subject::on_cluster(&right).await;
     subject.put(&key("g", "n"), 1).await;
     subject.store.close().await;
     drop(subject);

@@ -16,7 +16,7 @@ pub(super) struct Turns {
     /// Of batches.
     batches: Arc<Semaphore>,
     /// Places for batches that wait for one.
-    waiting_batches: Arc<Semaphore>,
+    waiting_batches: Semaphore,
     /// Of answers with many values, by their weight.
     pages: Arc<Semaphore>,
     /// Of answers with one value that may be large.
@@ -33,7 +33,7 @@ impl Default for Turns {
     fn default() -> Turns {
         Turns {
             batches: Arc::new(Semaphore::new(limits::BATCHES_AT_ONCE)),
-            waiting_batches: Arc::new(Semaphore::new(limits::BATCHES_WAITING_MAX)),
+            waiting_batches: Semaphore::new(limits::BATCHES_WAITING_MAX),
             pages: Arc::new(Semaphore::new(limits::PAGES_AT_ONCE as usize)),
             keys: Arc::new(Semaphore::new(limits::LARGE_KEYS_AT_ONCE)),
         }

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
 use orderfree::clock::{Clock, SystemClock};
+use orderfree::store::cassandra::{CassandraConfig, CassandraStore};
 use orderfree::store::{Store, StoreError};
 use orderfree_core::crdt::{Counter, Kind, State};
 use orderfree_core::protocol::fold::{self, Fold, Plan};
@@ -114,6 +115,13 @@ pub(crate) fn next_write(mutator: &mut Mutator, by: i64, now: Now) -> ShardWrite
 }
 
 impl Subject {
+    /// A keyspace of the cluster.
+    pub(crate) async fn on_cluster(config: &CassandraConfig) -> Subject {
+        let clock = Arc::new(TestClock::default());
+        let store = CassandraStore::connect(config.clone(), Arc::clone(&clock) as _).await;
+        Subject { store: Arc::new(store.expect("a store")), clock, constants: config.constants }
+    }
+
     pub(crate) fn now(&self) -> Now {
         self.clock.now()
     }

@@ -17,7 +17,7 @@ use crate::cassandra::{CLUSTER, Paused, drop_keyspace, fresh, fresh_on_own, own_
 use crate::contract::{Subject, brief_constants, key, name};
 use crate::pod::Pod;
 use crate::wire::{Answer, ask, request};
-use crate::{GRACE, defaults, is_refused, pods, ready, subject, write_final};
+use crate::{GRACE, defaults, is_refused, pods, ready, write_final};
 
 /// Keys with an open write each when the pod is told to end.
 const OPEN_KEYS: usize = 20;
@@ -176,7 +176,7 @@ async fn folded(subject: &Subject) -> usize {
 async fn a_pod_ends_amid_a_sweep_and_another_one_goes_on_with_it() {
     let _others_too = CLUSTER.read().await;
     let config = fresh(brief_constants()).await;
-    let subject = subject(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     let member = |at: usize| key("wide", &format!("key-{at:04}"));
     let amount = |at: usize| i64::try_from(at).expect("small") + 1;
     let adds = (0..SWEPT_KEYS).flat_map(|at| [1, 1_000].map(|by| (member(at), by * amount(at))));

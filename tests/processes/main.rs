@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cassandra::connect;
-use contract::{Subject, TestClock, next_write};
+use contract::{Subject, next_write};
 use humantime::format_duration;
 use orderfree::clock::{Clock, ShiftedClock};
 use orderfree::store::cassandra::CassandraConfig;
@@ -70,13 +70,6 @@ async fn ready(pod: &mut Pod) {
 async fn is_refused(port: u16) -> bool {
     let connected = TcpStream::connect(("127.0.0.1", port)).await;
     connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
-}
-
-/// A keyspace, as tests look at it without a pod.
-async fn subject(config: &CassandraConfig) -> Subject {
-    let clock = Arc::new(TestClock::default());
-    let store = connect(config, Arc::clone(&clock) as _).await;
-    Subject { store, clock, constants: config.constants }
 }
 
 /// Writes shards as pods did that have died, so long ago that all of them are final: one shard for each pair of

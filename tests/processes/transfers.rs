@@ -23,8 +23,8 @@ use tempfile::TempDir;
 use crate::cassandra::{
     CLUSTER, cql, drop_keyspace, fresh, fresh_on_own, path as cluster_script, session,
 };
-use crate::contract::{brief_constants, name, next_write};
-use crate::{defaults, pods, ready, subject, write_final};
+use crate::contract::{Subject, brief_constants, name, next_write};
+use crate::{defaults, pods, ready, write_final};
 
 /// Increments that are sent at once.
 const INCREMENTS_AT_ONCE: usize = 16;
@@ -195,7 +195,7 @@ async fn native_counters_arrive_once_by_the_recipe_of_the_handbook() {
         |now, before| format!("{now} keys imported, {before} were there, 0 refused, 0 unknown\n");
     assert!(says.ends_with(&imported(count, 0)), "{says}");
     assert_eq!(desk.read("counters.csv").lines().count(), count);
-    let subject = subject(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     let rows = async || {
         let rows = stream::iter(&keys).then(|key| async { subject.rows(key).await });
         rows.map(|rows| rows.expect("readable")).collect::<Vec<usize>>().await
@@ -222,7 +222,7 @@ async fn native_counters_arrive_once_by_the_recipe_of_the_handbook() {
 async fn keys_of_a_cluster_arrive_in_a_file_exactly_and_once() {
     let _others_too = CLUSTER.read().await;
     let config = fresh(brief_constants()).await;
-    let subject = subject(&config).await;
+    let subject = Subject::on_cluster(&config).await;
     let of = |kind, text| Key { kind, group: name("g☃/1"), name: name(text) };
     let mut keys: Vec<Key> = Kind::ALL.iter().map(|&kind| of(kind, "n")).collect();
     // With a tally where that needs no times: two mutators that died, and one that lives.
