@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
-use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
-use crate::load::{self, Figures, Load};
+use crate::load::{self, Due, Figures, Load};
 use crate::machine::{self, Processes, Spent};
 use crate::peers::{Key, Peer};
 use crate::report;
@@ -117,6 +116,16 @@ pub(crate) struct Part {
     pub latency_us: [u64; 3],
     /// Requests that were not acknowledged.
     pub failed: u64,
+}
+
+impl Part {
+    fn of(due: &Due) -> Part {
+        let quantile = |q| due.latency.value_at_quantile(q);
+        Part {
+            latency_us: [quantile(0.99), quantile(0.999), due.latency.max()],
+            failed: due.failed,
+        }
+    }
 }
 
 impl Sample {
@@ -239,16 +248,20 @@ impl Bench {
             name: processes.name.clone(),
             cpu_seconds: processes.cpu_seconds() - before,
         });
-        let quantile = |q| figures.latency.value_at_quantile(q);
+        let all = figures.all();
+        let quantile = |q| all.latency.value_at_quantile(q);
         Ok(Sample {
             scenario,
             peer,
             round,
             increments: figures.increments(),
             seconds: figures.seconds,
-            latency_us: [quantile(0.5), quantile(0.99), quantile(0.999), figures.latency.max()],
-            failed: figures.failed,
-            parts: scenario.trouble().map_or_else(Vec::new, |_| parts(&figures)),
+            latency_us: [quantile(0.5), quantile(0.99), quantile(0.999), all.latency.max()],
+            failed: all.failed,
+            parts: match scenario.trouble() {
+                Some(_) => figures.parts.iter().map(Part::of).collect(),
+                None => Vec::new(),
+            },
             failure: figures.failure,
             spent: spent.collect(),
             busy_before,
@@ -331,18 +344,6 @@ impl Bench {
         }
         Ok(wrong)
     }
-}
-
-fn parts(figures: &Figures) -> Vec<Part> {
-    let part = |(latency, failed): &(Histogram<u64>, u64)| Part {
-        latency_us: [
-            latency.value_at_quantile(0.99),
-            latency.value_at_quantile(0.999),
-            latency.max(),
-        ],
-        failed: *failed,
-    };
-    figures.parts.iter().map(part).collect()
 }
 
 /// What is measured: by default everything that can be.

@@ -96,20 +96,28 @@ pub(crate) struct Figures {
     pub unknown: Vec<u64>,
     /// Requests answered by an acknowledgement of all they asked.
     pub requests: u64,
-    /// Requests that were refused or not answered.
-    pub failed: u64,
-    /// The first such answer.
+    /// The first answer of a request that was refused or not answered.
     pub failure: Option<String>,
     /// From the first request to the last answer that was waited for.
     pub seconds: f64,
-    /// Latency of the acknowledged requests in µs, from their intended time.
-    pub latency: Histogram<u64>,
-    /// The same of those that were due in each part of the time, and how many were not acknowledged.
-    pub parts: Vec<(Histogram<u64>, u64)>,
+    /// The requests that were due in each part of the time.
+    pub parts: Vec<Due>,
 }
 
-fn no_latency() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, LATENCY_MAX_US, LATENCY_DIGITS).expect("invariant: fixed bounds")
+/// What came of some requests.
+#[derive(Debug, Clone)]
+pub(crate) struct Due {
+    /// Latency of the acknowledged ones in µs, from their intended time.
+    pub latency: Histogram<u64>,
+    /// Those that were refused or not answered.
+    pub failed: u64,
+}
+
+impl Due {
+    fn none() -> Due {
+        let latency = Histogram::new_with_bounds(1, LATENCY_MAX_US, LATENCY_DIGITS);
+        Due { latency: latency.expect("invariant: fixed bounds"), failed: 0 }
+    }
 }
 
 impl Figures {
@@ -118,11 +126,9 @@ impl Figures {
             acked: vec![0; keys],
             unknown: vec![0; keys],
             requests: 0,
-            failed: 0,
             failure: None,
             seconds: 0.0,
-            latency: no_latency(),
-            parts: vec![(no_latency(), 0); parts],
+            parts: vec![Due::none(); parts],
         }
     }
 
@@ -132,20 +138,29 @@ impl Figures {
         self.acked.iter().sum()
     }
 
+    /// The requests of all parts.
+    #[must_use]
+    pub(crate) fn all(&self) -> Due {
+        let mut all = Due::none();
+        for part in &self.parts {
+            all.latency += &part.latency;
+            all.failed += part.failed;
+        }
+        all
+    }
+
     fn acknowledged(&mut self, prepared: &Prepared, part: usize, took: Duration) {
         prepared.adds.iter().for_each(|(key, by)| self.acked[*key] += by);
         self.requests += 1;
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.latency.saturating_record(us);
-        self.parts[part].0.saturating_record(us);
+        self.parts[part].latency.saturating_record(us);
     }
 
     /// An answer that leaves everything open. Also a refusal: what was refused is not counted, and the
     /// bounds that this leaves are wide enough for it.
     fn in_doubt(&mut self, prepared: &Prepared, part: usize, why: String) {
         prepared.adds.iter().for_each(|(key, by)| self.unknown[*key] += by);
-        self.failed += 1;
-        self.parts[part].1 += 1;
+        self.parts[part].failed += 1;
         self.failure.get_or_insert(why);
     }
 }
