@@ -321,11 +321,11 @@ impl StoreArgs {
         if self.cassandra.is_empty() {
             return Ok(StoreConfig::Embedded { path: self.data.clone() });
         }
+        // Not repeated: what is before it may be a password, of which a comma makes two points.
+        if let Some((_, point)) = self.cassandra.iter().find_map(|point| point.rsplit_once('@')) {
+            return Err(ConfigError::CredentialsInContactPoint(point.to_owned()));
+        }
         for point in &self.cassandra {
-            // Not repeated: what is before it may be a password.
-            if let Some((_, point)) = point.rsplit_once('@') {
-                return Err(ConfigError::CredentialsInContactPoint(point.to_owned()));
-            }
             let port = point.rsplit_once(':').filter(|(host, _)| !host.is_empty());
             if port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
                 return Err(ConfigError::ContactPoint(point.clone()));

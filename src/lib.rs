@@ -23,6 +23,7 @@ pub mod gc;
 pub mod health;
 pub mod http;
 pub mod limits;
+mod linger;
 pub mod listen;
 pub mod metrics;
 pub mod mutators;

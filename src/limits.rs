@@ -194,6 +194,12 @@ pub const HEADER_BYTES_MAX: usize = 16 * 1024;
 /// Longest time of a TLS handshake.
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// How long a connection whose client may still be sending stays open after its last answer, and how
+/// many bytes are dropped meanwhile: those of a body that is too large by far.
+pub const LINGER_TIME_MAX: Duration = Duration::from_secs(2);
+/// See [`LINGER_TIME_MAX`].
+pub const LINGER_BYTES_MAX: usize = 4 * BODY_BYTES_MAX;
+
 /// How long nobody is accepted after one could not be.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 

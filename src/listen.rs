@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::response::Response;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
@@ -15,8 +16,10 @@ use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use tower::util::MapResponse;
 
 use crate::limits;
+use crate::linger::{Due, LeavesUnread, Lingering};
 use crate::tasks::Tasks;
 use crate::tls::ServerTls;
 
@@ -52,7 +55,7 @@ impl Drop for Open {
 #[derive(Clone)]
 struct Shared {
     http: http1::Builder,
-    service: TowerToHyperService<Router>,
+    router: Router,
     tls: Option<Arc<ServerTls>>,
 }
 
@@ -65,8 +68,7 @@ impl Listener {
             .header_read_timeout(limits::HEADER_TIME_MAX)
             .max_buf_size(limits::HEADER_BYTES_MAX);
         let (room, graceful) = (Arc::new(Semaphore::new(connections_max)), GracefulShutdown::new());
-        let service = TowerToHyperService::new(router);
-        let shared = Shared { http, service, tls };
+        let shared = Shared { http, router, tls };
         let tasks = Tasks::new();
         loop {
             let next = async {
@@ -116,8 +118,15 @@ impl Shared {
     async fn answer(self, stream: impl AsyncRead + AsyncWrite + Send + 'static, watcher: Watcher) {
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(limits::WRITE_TIME_MAX));
-        let stream = TokioIo::new(Box::pin(stream));
-        let connection = self.http.serve_connection(stream, self.service);
+        let lingers = Due::default();
+        let stream = TokioIo::new(Lingering::new(Box::pin(stream), lingers.clone()));
+        let service = MapResponse::new(self.router, move |answer: Response| {
+            if answer.extensions().get::<LeavesUnread>().is_some() {
+                lingers.set();
+            }
+            answer
+        });
+        let connection = self.http.serve_connection(stream, TowerToHyperService::new(service));
         // Those who hang up are no concern of ours.
         let _ = watcher.watch(connection).await;
     }

@@ -1,5 +1,5 @@
-//! Whole pods on a real cluster, in one process: big keys and groups while folds run, a node that
-//! dies and comes back, and one that hangs.
+//! Whole pods on a real cluster, in one process: big keys and groups while folds run, sweeps that begin
+//! together, a node that dies and comes back, and one that hangs.
 
 mod cassandra;
 mod contract;
@@ -24,6 +24,10 @@ use orderfree_core::protocol::{Durability, Key};
 const GROUP_KEYS: usize = 2_000;
 const GROUP_SHARDS: usize = 2;
 
+/// Keys, each in a group of its own, that several pods sweep: several times as many as a sweep looks
+/// ahead.
+const SWEPT_KEYS: usize = 1_500;
+
 /// Keys, each in a group of its own, that are written and read while a node hangs.
 const HANGING_KEYS: usize = 30;
 
@@ -36,9 +40,12 @@ const SPECULATION_KNOWN: Duration = Duration::from_secs(12);
 const BIG_SHARDS: usize = 3_000;
 
 fn pod(subject: &Subject) -> Node {
+    pod_by(subject, Chance::system())
+}
+
+fn pod_by(subject: &Subject, chance: Chance) -> Node {
     let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock));
-    let (chance, policy) = (Chance::system(), Policies::default());
-    Node::new(store, subject.constants, clock, chance, 1_000, policy, Switch::On)
+    Node::new(store, subject.constants, clock, chance, 1_000, Policies::default(), Switch::On)
 }
 
 async fn total(pod: &Node, key: &Key) -> i128 {
@@ -117,6 +124,38 @@ async fn a_key_of_3000_shards_and_a_group_of_2000_keys_are_read_right_while_fold
     assert_eq!(rows, GROUP_KEYS + 1, "one tally each");
     assert_eq!(total(&pods[1], &big).await, big_total);
     assert_eq!(group_totals(&pods[2]).await, group_total);
+    for pod in pods {
+        assert_eq!(pod.stop(Duration::from_secs(5)).await, 0);
+    }
+    drop_keyspace(&config).await;
+}
+
+/// Nobody tells pods who sweeps what. Each begins somewhere else, and meets what others have folded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_few_pods_that_sweep_at_once_share_the_folds() {
+    let _others_too = CLUSTER.read().await;
+    let config = fresh(brief_constants()).await;
+    let subject = Subject::on_cluster(&config).await;
+    let swept = |at: usize| key(&format!("swept-{at}"), "n");
+    let shards = (0..SWEPT_KEYS).flat_map(|at| [3, 4].map(|by| subject.shard(&swept(at), by)));
+    subject.write_all(shards.collect()).await;
+    let is_final = brief_constants().lifetime() + brief_constants().cutoff();
+    tokio::time::sleep(is_final + Duration::from_secs(1)).await;
+    // By chances that are the same each time: two that begin in one place would go on side by side.
+    let pods = [1, 2, 3].map(|seed| pod_by(&subject, Chance::seeded(seed)));
+    let sweeps = pods.each_ref().map(|pod| pod.folder().sweep_once());
+    let reports = futures::future::try_join_all(sweeps).await.expect("swept");
+    println!("{reports:?}");
+    let folded: usize = reports.iter().map(|report| report.folded).sum();
+    let looked_at: usize = reports.iter().map(|report| report.nominated).sum();
+    assert!((SWEPT_KEYS..SWEPT_KEYS * 11 / 10).contains(&folded), "{reports:?}");
+    // Each looks ahead, at keys that another one is about to fold.
+    assert!(looked_at < 5 * SWEPT_KEYS / 2, "alone they look at {}: {looked_at}", 3 * SWEPT_KEYS);
+    assert!(reports.iter().all(|report| report.folded > SWEPT_KEYS / 10), "{reports:?}");
+    for at in (0..SWEPT_KEYS).step_by(10) {
+        assert_eq!(total(&pods[0], &swept(at)).await, 7);
+        assert_eq!(subject.rows(&swept(at)).await.expect("readable"), 1);
+    }
     for pod in pods {
         assert_eq!(pod.stop(Duration::from_secs(5)).await, 0);
     }

@@ -1,10 +1,16 @@
 //! `orderfree doctor`: content with what is well, and one line that says what is not.
 
-use std::fs::{self, File};
+#[allow(dead_code, reason = "these tests use their own part")]
+#[path = "operations/pod.rs"]
+mod pod;
+#[allow(dead_code, reason = "these tests use their own part")]
+#[path = "operations/wire.rs"]
+mod wire;
+
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Output;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::routing::get;
@@ -17,16 +23,14 @@ use orderfree::server::Node;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Constants, Durability, Key, Name, Overrides};
+use pod::{Setup, run};
 use redb::{Database, ReadableTable};
 use serde_json::json;
 use tokio::net::TcpListener;
 
-fn doctor(args: &[&str]) -> (Output, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_orderfree"))
-        .arg("doctor")
-        .args(args)
-        .output()
-        .expect("started");
+/// How it ended, and what it said. Nothing of the environment has a part in it.
+async fn doctor(args: &[&str]) -> (Output, String) {
+    let output = run(&[&["doctor"][..], args].concat(), &[]).await;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     (output, text)
 }
@@ -72,7 +76,7 @@ async fn what_is_well_is_said_and_what_is_not_as_well() {
     let file = folder.path().join("orderfree.redb");
     let data = ["--data", file.to_str().expect("UTF-8")];
     count_on(&file).await;
-    let (output, text) = doctor(&data);
+    let (output, text) = doctor(&data).await;
     assert!(output.status.success(), "{text}");
     for says in
         ["ok    configuration", "ok    store", "ok    clock", "ok    folding", "ok    keys: 13 in"]
@@ -82,62 +86,26 @@ async fn what_is_well_is_said_and_what_is_not_as_well() {
     }
     assert!(!text.contains("WRONG"));
     damage(&file);
-    let (output, text) = doctor(&data);
+    let (output, text) = doctor(&data).await;
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("WRONG keys: counter/g/n: row (expires_at"), "{text}");
     assert!(text.contains("undecodable"), "{text}");
 }
 
-#[test]
-fn what_can_not_be_reached_is_one_line() {
+#[tokio::test]
+async fn what_can_not_be_reached_is_one_line() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("orderfree.redb");
     let data = ["--data", file.to_str().expect("UTF-8")];
-    let (output, text) = doctor(&[&data[..], &["--url", "http://127.0.0.1:1"]].concat());
+    let (output, text) = doctor(&[&data[..], &["--url", "http://127.0.0.1:1"]].concat()).await;
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("WRONG pod: http://127.0.0.1:1/"), "{text}");
-    let (output, text) = doctor(&["--cassandra", "nowhere"]);
+    let (output, text) = doctor(&["--cassandra", "nowhere"]).await;
     assert_eq!(output.status.code(), Some(1));
     assert!(text.starts_with("WRONG configuration: `nowhere` is no contact point"), "{text}");
-    let (output, text) = doctor(&["--cassandra", "127.0.0.1:1"]);
+    let (output, text) = doctor(&["--cassandra", "127.0.0.1:1"]).await;
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("WRONG store: no Cassandra node answers"), "{text}");
-}
-
-/// A real pod on a port that it chooses.
-struct Pod {
-    process: Child,
-    url: String,
-}
-
-impl Pod {
-    fn start(folder: &Path, more: &[&str]) -> Pod {
-        let log = folder.join("log");
-        let process = Command::new(env!("CARGO_BIN_EXE_orderfree"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--data"])
-            .arg(folder.join("served.redb"))
-            .args(more)
-            .stdout(Stdio::null())
-            .stderr(File::create(&log).expect("a log"))
-            .spawn();
-        let mut pod = Pod { process: process.expect("started"), url: String::new() };
-        let began = Instant::now();
-        while pod.url.is_empty() {
-            let said = fs::read_to_string(&log).expect("a log");
-            assert!(began.elapsed() < Duration::from_secs(30), "it does not listen: {said}");
-            std::thread::sleep(Duration::from_millis(20));
-            let address = said.split("listening on ").nth(1).and_then(|rest| rest.split_once(';'));
-            pod.url.extend(address.map(|(address, _)| address));
-        }
-        pod
-    }
-}
-
-impl Drop for Pod {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 /// What answers as a pod of a version does, ready or not.
@@ -155,24 +123,26 @@ async fn stub(version: &'static str, ready: bool) -> String {
     url
 }
 
-#[test]
-fn a_pod_is_asked_whether_it_is_ready_and_for_its_version() {
+#[tokio::test]
+async fn a_pod_is_asked_whether_it_is_ready_and_for_its_version() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("orderfree.redb");
     let data = ["--data", file.to_str().expect("UTF-8")];
-    let pod = Pod::start(folder.path(), &[]);
-    let (output, text) = doctor(&[&data[..], &["--url", &pod.url]].concat());
+    let pod = Setup::new().start().await;
+    let url = format!("http://127.0.0.1:{}", pod.port());
+    let (output, text) = doctor(&[&data[..], &["--url", &url]].concat()).await;
     let version = env!("CARGO_PKG_VERSION");
-    let ready = format!("ok    pod: {}/ is ready, version {version}\n", pod.url);
+    let ready = format!("ok    pod: {url}/ is ready, version {version}\n");
     assert!(text.ends_with(&ready), "{text}");
     assert!(output.status.success() && !text.contains("WRONG"), "{text}");
     drop(pod);
     // Where operators have an address of their own, users are told no version.
-    let pod = Pod::start(folder.path(), &["--admin-listen", "127.0.0.1:0"]);
-    let (output, text) = doctor(&[&data[..], &["--url", &pod.url]].concat());
+    let pod = Setup::new().arg("--admin-listen", "127.0.0.1:0").start().await;
+    let url = format!("http://127.0.0.1:{}", pod.port());
+    let (output, text) = doctor(&[&data[..], &["--url", &url]].concat()).await;
     assert_eq!(output.status.code(), Some(1), "{text}");
     let says = "it tells its version at its operators' address only";
-    assert!(text.ends_with(&format!("WRONG pod: {}/: {says}\n", pod.url)), "{text}");
+    assert!(text.ends_with(&format!("WRONG pod: {url}/: {says}\n")), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -182,20 +152,20 @@ async fn pods_of_two_versions_are_a_roll_that_is_not_finished() {
     let data = ["--data", file.to_str().expect("UTF-8")];
     let (old, new) = (stub("0.1.0", true).await, stub("0.2.0", true).await);
     let (other, ending) = (stub("0.1.0", true).await, stub("0.1.0", false).await);
-    let ask = |urls: &[&String]| {
+    let ask = async |urls: &[&String]| {
         let urls = urls.iter().flat_map(|url| ["--url", url.as_str()]);
-        doctor(&data.into_iter().chain(urls).collect::<Vec<_>>())
+        doctor(&data.into_iter().chain(urls).collect::<Vec<_>>()).await
     };
-    let (output, text) = ask(&[&new, &old, &other]);
+    let (output, text) = ask(&[&new, &old, &other]).await;
     assert_eq!(output.status.code(), Some(1), "{text}");
     for (url, version) in [(&old, "0.1.0"), (&new, "0.2.0"), (&other, "0.1.0")] {
         let says = format!("ok    pod: {url} is ready, version {version}\n");
         assert!(text.contains(&says), "{says}: {text}");
     }
     assert!(text.ends_with("WRONG pods: they run 0.1.0 and 0.2.0; finish the roll\n"), "{text}");
-    let (output, text) = ask(&[&old, &other]);
+    let (output, text) = ask(&[&old, &other]).await;
     assert!(output.status.success() && !text.contains("WRONG"), "{text}");
-    let (output, text) = ask(&[&old, &ending]);
+    let (output, text) = ask(&[&old, &ending]).await;
     assert_eq!(output.status.code(), Some(1), "{text}");
     let says = format!("WRONG pod: {ending}: not ready: Not now: it drains.\n");
     assert!(text.ends_with(&says), "{text}");

@@ -18,6 +18,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, Fold, FoldError, Plan, Report};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome};
+use prometheus_client::metrics::gauge::Gauge;
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -114,6 +115,34 @@ pub struct SweepReport {
     pub blocked: usize,
     /// Names of the largest group.
     pub largest_group: usize,
+}
+
+/// The largest group that one pass over the key space meets.
+#[derive(Debug, Default)]
+struct Largest {
+    names: usize,
+    /// A part was not seen to its end. What it holds may be the largest, the more so as it failed.
+    is_in_doubt: bool,
+}
+
+impl Largest {
+    /// A larger group than before is told at once.
+    fn of_part(&mut self, is_whole: bool, names: usize, told: &Gauge) {
+        self.names = self.names.max(names);
+        self.is_in_doubt |= !is_whole;
+        told.set(told.get().max(self.told()));
+    }
+
+    /// A smaller one only at the end of a pass that saw everything.
+    fn tell(&self, told: &Gauge) {
+        if !self.is_in_doubt {
+            told.set(self.told());
+        }
+    }
+
+    fn told(&self) -> i64 {
+        i64::try_from(self.names).unwrap_or(i64::MAX)
+    }
 }
 
 impl Folder {
@@ -333,23 +362,24 @@ impl Folder {
         let every = self.constants.cutoff().max(SWEEP_EVERY_MIN);
         loop {
             let parts = self.parts();
-            let mut largest = 0;
+            let mut largest = Largest::default();
             let pause = every / u32::try_from(parts.len()).unwrap_or(u32::MAX);
             for part in parts {
                 if !tasks.sleep(pause.mul_f64(self.chance.factor(0.5..1.5))).await {
                     return;
                 }
                 let mut report = SweepReport::default();
-                tokio::select! {
+                let swept = tokio::select! {
                     biased;
                     () = tasks.stopped() => return,
-                    swept = self.sweep(slice::from_ref(&part), &mut report) => if let Err(error) = swept {
-                        tracing::debug!(%error, "a part of the key space was not swept");
-                    }
+                    swept = self.sweep(slice::from_ref(&part), &mut report) => swept,
+                };
+                if let Err(error) = &swept {
+                    tracing::debug!(%error, "a part of the key space was not swept");
                 }
-                largest = largest.max(report.largest_group);
+                largest.of_part(swept.is_ok(), report.largest_group, &self.metrics.group_names);
             }
-            self.metrics.group_names.set(i64::try_from(largest).unwrap_or(i64::MAX));
+            largest.tell(&self.metrics.group_names);
         }
     }
 

@@ -23,6 +23,7 @@ use super::trace::Trace;
 use super::{AUDIT, Served};
 use crate::chance;
 use crate::limits;
+use crate::linger::LeavesUnread;
 use crate::metrics::{DeniedLabel, Metrics, RequestLabel};
 use crate::policy::{Caller, Verb};
 
@@ -163,7 +164,7 @@ pub(super) async fn observe(
     let method = method_label(request.method());
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or("unmatched", MatchedPath::as_str).to_owned();
-    let leaves_much_unread = has_large_body(request.headers());
+    let may_leave_much = has_large_body(request.headers());
     let trace = Trace::of(request.headers(), method, &route);
     let pass = observer.pass((method, &route), now.wall, &id, trace.id.as_deref(), request, next);
     // A panic is a bug, but answers like everything else.
@@ -186,7 +187,11 @@ pub(super) async fn observe(
     }
     // Of a body that nobody read to its end, the connection is closed: said, or the next request on it would
     // get no answer.
-    if app.health.is_draining() || (leaves_much_unread && (status >= 400 || method != "POST")) {
+    let ends_early = may_leave_much && (status >= 400 || method != "POST");
+    if ends_early {
+        response.extensions_mut().insert(LeavesUnread);
+    }
+    if ends_early || app.health.is_draining() {
         // Said with an answer, a client never sends on a connection that is being closed, where it could
         // not know what became of an update.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -61,3 +61,28 @@ async fn an_answer_before_the_body_says_whether_the_connection_ends() {
     }
     assert!(silent.is_empty(), "connections end that were not said to: {silent:#?}");
 }
+
+/// A reset in the middle of it would take the answer away.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_sends_all_before_reading_gets_the_answer_too() {
+    const PIECES: usize = 20;
+    static PIECE: [u8; 64 * 1024] = [b' '; 64 * 1024];
+    let pod = Setup::new().start().await;
+    let length = PIECES * PIECE.len();
+    for path in ["/v1/counter/g/n", "/v1/batch"] {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n"
+        );
+        let mut connection = Connection::open(pod.port()).await.expect("a connection");
+        connection.send(head.as_bytes()).await.expect("sent");
+        for _ in 0..PIECES {
+            sleep(Duration::from_millis(20)).await;
+            connection.send(&PIECE).await.expect("taken in, though refused already");
+        }
+        let answer = timeout(ANSWER_WITHIN, connection.answer()).await.expect("in time");
+        assert_eq!(answer.expect("an answer").status, 413, "{path}");
+        let end = timeout(ANSWER_WITHIN, connection.answer()).await.expect("in time");
+        assert!(end.is_err(), "{path}: the connection is over");
+    }
+}

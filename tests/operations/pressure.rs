@@ -26,6 +26,9 @@ const TICK: Duration = Duration::from_millis(2);
 /// How long a connection may take to come about.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long answers may take to what was sent last: a busy machine has thousands to give.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+
 /// What became of requests.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Tally {
@@ -159,7 +162,7 @@ impl Pressure {
                 while Instant::now() < until {
                     sleep(pause).await;
                     pressure
-                        .send(number, &mut connection, until + 2 * CONNECT_WITHIN, &mut tally)
+                        .send(number, &mut connection, until + ANSWERED_WITHIN, &mut tally)
                         .await;
                     number += connections;
                 }
@@ -189,9 +192,8 @@ impl Pressure {
                         Err(_) => return tally,
                     }
                     let number = numbers.fetch_add(1, Ordering::Relaxed);
-                    // Some time for the answers to what was sent last.
                     pressure
-                        .send(number, &mut connection, until + CONNECT_WITHIN, &mut tally)
+                        .send(number, &mut connection, until + ANSWERED_WITHIN, &mut tally)
                         .await;
                 }
             })

@@ -128,11 +128,14 @@ const SWEPT_KEYS: usize = 3_000;
 /// Every so many of them have a living shard as well.
 const LIVING_EVERY: usize = 10;
 
-/// Folds that are seen before the pod is told to end, of as many as there are keys.
-const FOLDS_SEEN: u64 = 200;
+/// Folds that are seen before the pod is told to end, of as many as there are keys: few, so that
+/// others are left even if the test is slow to look.
+const FOLDS_SEEN: u64 = 20;
 
-/// A sweep that nobody ends would take longer.
-const SWEEP_ENDS_WITHIN: Duration = Duration::from_secs(2);
+/// A sweep that nobody ends goes through all keys, or takes as long as a drain may.
+const SWEEP_ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+const _: () = assert!(SWEEP_ENDS_WITHIN.as_secs() < DRAIN_MAX.as_secs());
 
 /// When one sweep after the other has begun with that group, and has gone through it.
 const SWEPT_WITHIN: Duration = Duration::from_secs(90);
@@ -207,7 +210,7 @@ async fn a_pod_ends_amid_a_sweep_and_another_one_goes_on_with_it() {
     assert!(pod.log().contains("everything is written; goodbye"), "{}", pod.log());
     let first = folded(&subject).await;
     println!("after {took:?} the pod ended with {first} of {SWEPT_KEYS} keys folded");
-    assert!((1..SWEPT_KEYS / 2).contains(&first), "the sweep was not ended: {first} keys folded");
+    assert!((1..SWEPT_KEYS).contains(&first), "the sweep was not ended: {first} keys folded");
 
     let mut pod = pods(&config).start().await;
     let began = Instant::now();

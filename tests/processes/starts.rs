@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use orderfree::store::cassandra::CassandraConfig;
 use uuid::Uuid;
 
-use crate::cassandra::{CLUSTER, DEFINING, config, cql, drop_keyspace};
+use crate::cassandra::{CLUSTER, DEFINING, config, cql, drop_keyspace, own_cluster};
 use crate::pod::run;
 use crate::{defaults, is_refused, pods, ready};
 
@@ -16,7 +17,10 @@ const SAYS_WITHIN: Duration = Duration::from_secs(30);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_is_there_before_its_schema_counts_once_that_is_applied() {
     let _others_too = CLUSTER.read().await;
-    let config = config(&format!("test_{}", Uuid::new_v4().simple()), defaults());
+    // The script's own cluster, as its data centre is known by name.
+    let contact_points = own_cluster().split(',').map(str::to_owned).collect();
+    let keyspace = format!("test_{}", Uuid::new_v4().simple());
+    let config = CassandraConfig { contact_points, ..config(&keyspace, defaults()) };
     let keyspace = &config.keyspace;
     let mut pod = pods(&config).spawn();
     let missing = |what: &str| {

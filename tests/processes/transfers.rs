@@ -30,7 +30,7 @@ use crate::{defaults, pods, ready, write_final};
 const INCREMENTS_AT_ONCE: usize = 16;
 
 /// Commands that take longer hang.
-const COMMANDS_SECONDS_MAX: &str = "120";
+const COMMANDS_SECONDS_MAX: &str = "300";
 
 /// Pages with native counters, each with two metrics.
 const PAGES: usize = 150;

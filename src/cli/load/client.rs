@@ -54,6 +54,11 @@ struct UpdateAnswer {
     results: Option<Vec<Value>>,
 }
 
+/// An address as it is shown: without the name and the password that may stand in it.
+pub(super) fn shown(base: &str) -> &str {
+    base.rsplit_once('@').map_or(base, |(_, host)| host)
+}
+
 impl PodClient {
     /// A client for the pod at `base`, such as `http://127.0.0.1:8080`.
     pub(super) fn new(
@@ -61,10 +66,11 @@ impl PodClient {
         connect: &ConnectArgs,
         timeout: Duration,
     ) -> anyhow::Result<Self> {
-        let url = Url::parse(base).with_context(|| format!("`{base}` is not a URL"))?;
+        let shown = shown(base);
+        let url = Url::parse(base).with_context(|| format!("`{shown}` is not a URL"))?;
         ensure!(
             matches!(url.scheme(), "http" | "https") && url.has_host(),
-            "`{base}` is not the address of a pod: it must look like http://host:port"
+            "`{shown}` is not the address of a pod: it must look like http://host:port"
         );
         let http = connect
             .builder(&url)?
@@ -79,9 +85,9 @@ impl PodClient {
         Ok(Self { http, base: base.trim_end_matches('/').to_owned() })
     }
 
-    /// The address that this client was given.
-    pub(super) fn base(&self) -> &str {
-        &self.base
+    /// The address that this client was given, as it is shown.
+    pub(super) fn shown(&self) -> &str {
+        shown(&self.base)
     }
 
     /// Adds to keys: one update by its own route, several as a batch. One reply per update.

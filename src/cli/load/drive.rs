@@ -223,7 +223,7 @@ impl Run {
             figures.sightings.push(format!(
                 "{group}/{name} read as {value} from {} while it had to lie between {least} and \
                  {greatest}",
-                pod.base()
+                pod.shown()
             ));
         }
         self.stop.cancel();

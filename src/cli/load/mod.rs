@@ -340,7 +340,10 @@ impl Session {
     fn store(&self) -> String {
         let target = &self.args.target;
         match (target.pods, target.contact_points()) {
-            (None, _) => format!("at {}", target.urls.join(", ")),
+            (None, _) => {
+                let shown: Vec<&str> = target.urls.iter().map(|url| client::shown(url)).collect();
+                format!("at {}", shown.join(", "))
+            }
             (Some(_), Some(contact_points)) => format!("Cassandra at {contact_points}"),
             (Some(_), None) => "embedded store".to_owned(),
         }

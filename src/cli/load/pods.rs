@@ -266,7 +266,7 @@ impl Pod {
     }
 
     fn not_ready(&self) -> anyhow::Error {
-        let base = self.client.base();
+        let base = self.client.shown();
         match &self.process {
             None => anyhow::anyhow!("{base} is not ready: GET {base}/readyz is not 200"),
             Some(process) => {

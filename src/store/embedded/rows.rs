@@ -190,8 +190,8 @@ impl SweepCursor {
         SweepCursor { nominator, last: None }
     }
 
-    /// Passes up to [`SWEEP_STEP_ROWS`] primary keys. Returns the nominated keys. Rows that change between steps do no harm: a nomination
-    /// promises nothing.
+    /// Passes up to [`SWEEP_STEP_ROWS`] primary keys. Returns the nominated keys. Rows that change
+    /// between steps do no harm: a nomination promises nothing.
     pub(super) fn step(
         mut self,
         table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
