@@ -4,6 +4,7 @@
 //! are only politeness and patience: keys of a group go together (`together.rs`), one fold of a key at
 //! a time, no more than the store has time for, and back-off while nodes are down (`pace.rs`).
 
+mod largest;
 mod pace;
 mod together;
 
@@ -16,9 +17,8 @@ use futures::StreamExt;
 use lru::LruCache;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, Fold, FoldError, Plan, Report};
-use orderfree_core::protocol::sweep::{GroupSize, Nomination};
+use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome};
-use prometheus_client::metrics::gauge::Gauge;
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -29,6 +29,7 @@ use crate::limits;
 use crate::metrics::{FoldEnd, Metrics};
 use crate::store::{Pause, Store, StoreError, SweepPart};
 use crate::tasks::Tasks;
+use largest::Largest;
 use pace::Pace;
 
 /// The shortest time between two sweeps of the whole key space; a longer cutoff lengthens it.
@@ -115,34 +116,6 @@ pub struct SweepReport {
     pub blocked: usize,
     /// Names of the largest group.
     pub largest_group: usize,
-}
-
-/// The largest group that one pass over the key space meets.
-#[derive(Debug, Default)]
-struct Largest {
-    names: usize,
-    /// A part was not seen to its end. What it holds may be the largest, the more so as it failed.
-    is_in_doubt: bool,
-}
-
-impl Largest {
-    /// A larger group than before is told at once.
-    fn of_part(&mut self, is_whole: bool, names: usize, told: &Gauge) {
-        self.names = self.names.max(names);
-        self.is_in_doubt |= !is_whole;
-        told.set(told.get().max(self.told()));
-    }
-
-    /// A smaller one only at the end of a pass that saw everything.
-    fn tell(&self, told: &Gauge) {
-        if !self.is_in_doubt {
-            told.set(self.told());
-        }
-    }
-
-    fn told(&self) -> i64 {
-        i64::try_from(self.names).unwrap_or(i64::MAX)
-    }
 }
 
 impl Folder {
@@ -327,7 +300,7 @@ impl Folder {
             for &part in parts {
                 let now = self.gate.fold_time()?;
                 if let Some(size) = self.store.sweep(part, now, found.clone()).await? {
-                    Self::look_at(&size);
+                    largest::look_at(&size);
                     largest = largest.max(size.names);
                 }
             }
@@ -343,19 +316,6 @@ impl Folder {
         let (scanned, ()) = futures::join!(scan, folds);
         report.largest_group = report.largest_group.max(scanned?);
         Ok(())
-    }
-
-    /// Warns of a group that has outgrown one partition.
-    fn look_at(size: &GroupSize) {
-        let GroupSize { kind, group, names } = size;
-        if *names > limits::GROUP_NAMES_ALERT {
-            tracing::warn!(
-                %kind,
-                %group,
-                names,
-                "a group has more names than one partition should; spread them over more groups"
-            );
-        }
     }
 
     async fn sweep_for_ever(self: Arc<Self>, tasks: Tasks) {

@@ -61,24 +61,3 @@ async fn a_key_that_is_being_folded_is_left_out_and_each_other_has_its_own_resul
     drop(taken);
     assert_eq!(folder.fold(&keys[1], false).await.expect("folded").report.folded, 2);
 }
-
-#[test]
-fn a_group_stays_large_until_a_whole_pass_met_none() {
-    let told = Gauge::default();
-    let pass = |parts: &[(bool, usize)]| {
-        let mut largest = Largest::default();
-        parts.iter().for_each(|(is_whole, names)| largest.of_part(*is_whole, *names, &told));
-        let meanwhile = told.get();
-        largest.tell(&told);
-        (meanwhile, told.get())
-    };
-    assert_eq!(pass(&[(true, 5), (true, 9), (true, 2)]), (9, 9));
-    assert_eq!(
-        pass(&[(true, 5), (false, 0), (true, 2)]),
-        (9, 9),
-        "it may be in the part that failed"
-    );
-    assert_eq!(pass(&[(true, 12), (false, 0), (true, 2)]), (12, 12), "it is larger in any case");
-    assert_eq!(pass(&[(false, 0); 3]), (12, 12));
-    assert_eq!(pass(&[(true, 5), (true, 3)]), (12, 5));
-}
