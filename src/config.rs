@@ -144,18 +144,18 @@ pub struct StoreArgs {
 /// How to serve.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
-    /// Address to listen on.
+    /// Address to listen on, such as 127.0.0.1:8080 or 0.0.0.0:8080.
     #[arg(
         long,
         env = "ORDERFREE_LISTEN",
         default_value = "127.0.0.1:8080",
-        value_name = "HOST:PORT"
+        value_name = "IP:PORT"
     )]
     pub listen: SocketAddr,
 
     /// A second address, for operators alone: probes, metrics, and whatever needs the verb admin, which the
     /// first address has no longer.
-    #[arg(long, env = "ORDERFREE_ADMIN_LISTEN", value_name = "HOST:PORT")]
+    #[arg(long, env = "ORDERFREE_ADMIN_LISTEN", value_name = "IP:PORT")]
     pub admin_listen: Option<SocketAddr>,
 
     /// PEM file of the certificate to speak HTTPS with, and those that lead to its authority. SIGHUP has it
@@ -254,6 +254,24 @@ pub enum StoreConfig {
     Cassandra(Box<CassandraConfig>),
 }
 
+/// The names of all variables of the environment.
+pub fn variables() -> impl Iterator<Item = String> {
+    std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())
+}
+
+impl StoreConfig {
+    /// For tools that make nothing: a file that is not there is most likely a wrong name.
+    ///
+    /// # Errors
+    /// [`ConfigError::NoFile`].
+    pub fn existing(self) -> Result<StoreConfig, ConfigError> {
+        match self {
+            StoreConfig::Embedded { path } if !path.exists() => Err(ConfigError::NoFile(path)),
+            config => Ok(config),
+        }
+    }
+}
+
 /// Why a configuration can't be used. Nothing was opened.
 #[derive(Debug, Error)]
 pub enum ConfigError {
@@ -282,6 +300,11 @@ pub enum ConfigError {
     /// Too few mutators to serve with.
     #[error("{0} mutators are too few; allow at least {MUTATORS_MAX_LEAST}")]
     MutatorsMax(usize),
+    /// There is no embedded store.
+    #[error(
+        "there is no file {0:?}; name the store by --data (ORDERFREE_DATA) or --cassandra (ORDERFREE_CASSANDRA)"
+    )]
+    NoFile(PathBuf),
     /// Files for TLS can't be used.
     #[error(transparent)]
     Tls(#[from] TlsError),

@@ -97,6 +97,16 @@ async fn what_can_not_be_reached_is_one_line() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("orderfree.redb");
     let data = ["--data", file.to_str().expect("UTF-8")];
+    let (output, text) = doctor(&data).await;
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("WRONG configuration: there is no file"), "{text}");
+    for tool in [&["export"][..], &["fold", "--once"]] {
+        let output = run(&[tool, &data].concat(), &[]).await;
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("there is no file"), "{output:?}");
+    }
+    assert!(!file.exists(), "a tool that looks makes none");
+    count_on(&file).await;
     let (output, text) = doctor(&[&data[..], &["--url", "http://127.0.0.1:1"]].concat()).await;
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("WRONG pod: http://127.0.0.1:1/"), "{text}");
@@ -128,6 +138,7 @@ async fn a_pod_is_asked_whether_it_is_ready_and_for_its_version() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("orderfree.redb");
     let data = ["--data", file.to_str().expect("UTF-8")];
+    count_on(&file).await;
     let pod = Setup::new().start().await;
     let url = format!("http://127.0.0.1:{}", pod.port());
     let (output, text) = doctor(&[&data[..], &["--url", &url]].concat()).await;
@@ -150,6 +161,7 @@ async fn pods_of_two_versions_are_a_roll_that_is_not_finished() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("orderfree.redb");
     let data = ["--data", file.to_str().expect("UTF-8")];
+    count_on(&file).await;
     let (old, new) = (stub("0.1.0", true).await, stub("0.2.0", true).await);
     let (other, ending) = (stub("0.1.0", true).await, stub("0.1.0", false).await);
     let ask = async |urls: &[&String]| {

@@ -12,6 +12,7 @@ use reqwest::Url;
 use serde_json::Value;
 
 use super::connect::{self, ConnectArgs};
+use super::say;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{StoreArgs, Switch};
 use crate::limits;
@@ -27,7 +28,7 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 pub(super) struct DoctorArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// How many keys to look at.
+    /// How many keys to look at: as many of each kind, spread over its groups.
     #[arg(long, default_value_t = 100, value_name = "COUNT")]
     sample: usize,
     /// A pod to ask for its version and whether it is ready: the address of its operators, if it has one.
@@ -47,16 +48,18 @@ impl Report {
     fn say(&mut self, what: &str, result: Result<String, String>) {
         self.is_well &= result.is_ok();
         match result {
-            Ok(found) => println!("ok    {what}: {found}"),
-            Err(wrong) => println!("WRONG {what}: {wrong}"),
+            Ok(found) => say(&format!("ok    {what}: {found}")),
+            Err(wrong) => say(&format!("WRONG {what}: {wrong}")),
         }
     }
 }
 
 pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut report = Report { is_well: true };
-    let resolved =
-        args.store.constants().and_then(|constants| Ok((args.store.resolve()?, constants)));
+    let resolved = args
+        .store
+        .constants()
+        .and_then(|constants| Ok((args.store.resolve()?.existing()?, constants)));
     match resolved {
         Err(error) => report.say("configuration", Err(error.to_string())),
         Ok((config, constants)) => {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 
+use super::say;
 use crate::clock::SystemClock;
 use crate::config::{StoreArgs, Switch};
 use crate::server::{self, Node};
@@ -22,19 +23,19 @@ pub(super) struct FoldArgs {
 
 pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
     let _telemetry = telemetry::start();
-    let (config, constants) = (args.store.resolve()?, args.store.constants()?);
+    let (config, constants) = (args.store.resolve()?.existing()?, args.store.constants()?);
     let clock = Arc::new(SystemClock);
     let store = server::open_store(config, constants, clock.clone()).await?;
     let node = Node::for_tool(&store, constants, clock, Switch::On);
     let swept = node.folder().sweep_once().await;
     store.close().await;
     let report = swept?;
-    println!(
+    say(&format!(
         "{} keys nominated: {} folded, {} already done, {} postponed, {} blocked",
         report.nominated, report.folded, report.nothing, report.postponed, report.blocked
-    );
+    ));
     if report.largest_group > 0 {
-        println!("the largest group has {} names", report.largest_group);
+        say(&format!("the largest group has {} names", report.largest_group));
     }
     let is_complete = report.postponed == 0 && report.blocked == 0;
     Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })

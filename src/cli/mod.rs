@@ -13,12 +13,13 @@ mod schema;
 mod token;
 mod transfer;
 
+use std::collections::HashSet;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::config::ServeArgs;
+use crate::config::{self, ServeArgs};
 use crate::{http, server, telemetry};
 
 /// Counters and other mergeable data types over HTTP on Apache Cassandra, without coordination.
@@ -94,11 +95,59 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Writes a line for people. The exit code says the same, so that a reader that has seen enough, such as
+/// `head`, spoils nothing.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// Variables that look like settings and are none. What Kubernetes sets for a Service of this name is meant
+/// for others.
+fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
+    fn known(command: &clap::Command, names: &mut HashSet<String>) {
+        let of_arguments = command.get_arguments().filter_map(clap::Arg::get_env);
+        names.extend(of_arguments.filter_map(|name| name.to_str()).map(str::to_owned));
+        command.get_subcommands().for_each(|command| known(command, names));
+    }
+    let mut settings = HashSet::new();
+    known(&Cli::command(), &mut settings);
+    let is_link = |name: &str| name.contains("_SERVICE_") || name.contains("_PORT");
+    let mut unknown: Vec<String> = names
+        .filter(|name| name.starts_with("ORDERFREE_"))
+        .filter(|name| !settings.contains(name) && !is_link(name))
+        .collect();
+    unknown.sort();
+    unknown
+}
+
 async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let telemetry = telemetry::start();
+    for name in unknown_settings(config::variables()) {
+        tracing::warn!("{name} is no setting; `orderfree serve --help` names all");
+    }
     let served = server::serve(args).await;
     // Its end waits for the collector.
     tokio::task::spawn_blocking(move || drop(telemetry)).await?;
     served?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_setting_is_told_and_what_kubernetes_sets_is_not() {
+        let names = [
+            "ORDERFREE_LISTEN",
+            "ORDERFREE_LISTN",
+            "ORDERFREE_TOKEN_FILE",
+            "ORDERFREE_SERVICE_HOST",
+            "ORDERFREE_PORT_8080_TCP_ADDR",
+            "ORDERFREE_ADMIN_SERVICE_PORT",
+            "PATH",
+        ];
+        let unknown = unknown_settings(names.into_iter().map(str::to_owned));
+        assert_eq!(unknown, ["ORDERFREE_LISTN"]);
+    }
 }

@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use crate::chance::Chance;
 use crate::clock::{Clock, SystemClock};
-use crate::config::{StoreArgs, Switch};
+use crate::config::{StoreArgs, StoreConfig, Switch};
 use crate::limits;
 use crate::server::{self, Node};
 use crate::service::{GroupQuery, KeyValue};
@@ -164,8 +164,7 @@ fn kind_of(text: &str) -> anyhow::Result<Kind> {
 }
 
 /// A pod that serves nobody and folds nothing.
-async fn open(args: &StoreArgs) -> anyhow::Result<(Arc<dyn Store>, Node)> {
-    let (config, constants) = (args.resolve()?, args.constants()?);
+async fn open(config: StoreConfig, constants: Constants) -> anyhow::Result<(Arc<dyn Store>, Node)> {
     let clock = Arc::new(SystemClock);
     let store = server::open_store(config, constants, clock.clone()).await?;
     let node = Node::for_tool(&store, constants, clock, Switch::Off);
@@ -178,7 +177,7 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
         Some(kind) => vec![kind_of(kind)?],
         None => Kind::ALL.to_vec(),
     };
-    let (store, node) = open(&args.store).await?;
+    let (store, node) = open(args.store.resolve()?.existing()?, args.store.constants()?).await?;
     let mut export =
         Export { args: &args, node: &node, chance: Chance::system(), keys: 0, unreadable: 0 };
     for kind in kinds {
@@ -260,7 +259,7 @@ enum Imported {
 
 pub(super) async fn import(args: ImportArgs) -> anyhow::Result<ExitCode> {
     let _telemetry = telemetry::start();
-    let (store, node) = open(&args.store).await?;
+    let (store, node) = open(args.store.resolve()?, args.store.constants()?).await?;
     let constants = args.store.constants()?;
     let lines = io::stdin().lock().lines().enumerate();
     let lines = lines.filter(|(_, line)| !matches!(line, Ok(line) if line.trim().is_empty()));
@@ -348,7 +347,7 @@ async fn deliver(
     let was_there = found.shards.iter().any(|shard| shard.mutator_id == write.mutator_id());
     if !was_there && !into_living && (found.tally.is_some() || !found.shards.is_empty()) {
         return Imported::Refused(format!(
-            "{} exists; say --into-living to add to it",
+            "{} exists; if this is from elsewhere, say --into-living to add to it",
             write.key()
         ));
     }

@@ -286,7 +286,8 @@ fn panicked(panic: Box<dyn Any + Send>) -> Response {
 /// Answers paths without a route.
 pub(super) async fn unknown_route() -> Problem {
     let detail = "No endpoint has this path. Keys live at /v1/{kind}/{group}/{name}, with a / \
-                  inside a name as %2F; GET /openapi.json lists every endpoint.";
+                  inside a name as %2F; GET /openapi.json lists every endpoint. Where operators have \
+                  an address of their own, some are only there, and the others only here.";
     Problem::new(ProblemType::UnknownRoute, detail)
 }
 

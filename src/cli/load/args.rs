@@ -59,7 +59,7 @@ pub struct LoadArgs {
 #[command(next_help_heading = "Pods")]
 pub struct TargetArgs {
     /// Address of a running pod, such as http://127.0.0.1:8080; repeat it for several pods of one
-    /// cluster
+    /// cluster. Where it has tokens, one must grant `load-` for read and write
     #[arg(long = "url", value_name = "URL")]
     pub urls: Vec<String>,
     /// How they are reached

@@ -48,11 +48,12 @@ async fn no_tool_repeats_a_password_or_a_token() {
         ("ORDERFREE_CASSANDRA_PASSWORD", PASSWORD),
     ];
     for (line, code) in [
+        ("doctor", 1),
+        ("import", 0),
         ("doctor", 0),
         ("fold --once", 0),
         ("export", 0),
         ("export --kind nonsense", 1),
-        ("import", 0),
         (&format!("doctor --url {url}"), 0),
         (&format!("doctor --url {nobody}"), 1),
         (&format!("doctor --url https://127.0.0.1:{}", pod.port()), 1),
