@@ -96,7 +96,7 @@ schemathesis:   ## a minute of requests that follow and break /openapi.json, to 
 bench:          ## orderfree beside native counters, plain writes and Redis, in every mode; target/bench
 	bench/run
 
-bench-quick:    ## the ratios on three nodes, in about ten minutes; target/bench/quick.json
+bench-quick:    ## the ratios on three nodes, in six minutes; target/bench/quick.json
 	bench/run quick
 
 SHARD ?= 0/1
