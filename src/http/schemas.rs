@@ -3,6 +3,7 @@
 //! together.
 
 use orderfree_core::crdt::Kind;
+use orderfree_core::crdt::item::ITEM_BYTES_MAX;
 use orderfree_core::protocol::consistency::Level;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -314,7 +315,7 @@ pub(super) fn parameter(parameter: &str) -> Option<ObjectBuilder> {
         "default" => text().pattern(Some("^(empty|[+-]?[0-9]{1,18}([.][0-9]{1,18})?)$")),
         "q" => text().pattern(Some("^(0|0[.][0-9]{1,6}|1)(,(0|0[.][0-9]{1,6}|1)){0,9}$")),
         "as" => one_of(vec!["opentelemetry", "prometheus"]),
-        "contains" => text().min_length(Some(1)).max_length(Some(256)),
+        "contains" => text().min_length(Some(1)).max_length(Some(ITEM_BYTES_MAX)),
         "mutator_id" => text().format(Some(SchemaFormat::Custom("uuid".into()))),
         "cursor" => text().pattern(Some("^[A-Za-z0-9_-]+$")),
         "slug" | "If-None-Match" => text(),

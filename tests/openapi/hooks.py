@@ -13,7 +13,7 @@ import schemathesis
 
 TURNS = itertools.count()
 VIOLATION_ACCEPTED, VALID_REJECTED = "ST201", "ST202"
-BODY_BYTES_MAX = 1 << 20
+BODY_BYTES_MAX, ADDRESS_BYTES_MAX = 1 << 20, 8 << 10
 
 
 @schemathesis.hook
@@ -47,9 +47,13 @@ OF_THE_KIND = re.compile(
 @schemathesis.hook
 def filter_failure(context, failure, case, response):
     """Whether a failure is one."""
-    if failure.code in (VIOLATION_ACCEPTED, VALID_REJECTED) and response.status_code == 413:
-        # No schema bounds a whole body, and one that is too large is refused before any looks at it.
-        return len(response.request.body) <= BODY_BYTES_MAX
+    if failure.code in (VIOLATION_ACCEPTED, VALID_REJECTED):
+        # No schema bounds a whole body or a whole address, and one that is too long is refused before any
+        # looks at it.
+        if response.status_code == 413:
+            return len(response.request.body) <= BODY_BYTES_MAX
+        if response.status_code == 414:
+            return len(response.request.path_url) <= ADDRESS_BYTES_MAX
     if failure.code == VALID_REJECTED:
         detail = json.loads(response.content)["detail"]
         # A parameter that another one rules out.
