@@ -255,7 +255,7 @@ pub enum StoreConfig {
 }
 
 /// The names of all variables of the environment.
-pub fn variables() -> impl Iterator<Item = String> {
+pub fn environment() -> impl Iterator<Item = String> {
     std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Command, CommandFactory};
-use orderfree::cli::Cli;
+use orderfree::cli::{self, Cli};
 use orderfree::metrics::{Metrics, RequestLabel};
 use orderfree::{http, limits};
 use orderfree_core::protocol::Timestamp;
@@ -114,11 +114,7 @@ fn is_served(path: &str) -> bool {
 
 #[test]
 fn every_variable_that_is_named_is_one_of_the_command_line() {
-    let mut known: BTreeSet<String> = commands()
-        .iter()
-        .flat_map(Command::get_arguments)
-        .filter_map(|argument| Some(argument.get_env()?.to_string_lossy().into_owned()))
-        .collect();
+    let mut known = cli::variables();
     assert!(known.len() > 20, "{known:?}");
     // And what tests read.
     for test in files("tests").iter().filter(|name| name.ends_with(".rs")) {

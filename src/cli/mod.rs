@@ -13,7 +13,7 @@ mod schema;
 mod token;
 mod transfer;
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -101,16 +101,23 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
+/// The variables of the environment that any command knows.
+#[must_use]
+pub fn variables() -> BTreeSet<String> {
+    fn collect(command: &clap::Command, names: &mut BTreeSet<String>) {
+        let of_arguments = command.get_arguments().filter_map(clap::Arg::get_env);
+        names.extend(of_arguments.filter_map(|name| name.to_str()).map(str::to_owned));
+        command.get_subcommands().for_each(|command| collect(command, names));
+    }
+    let mut names = BTreeSet::new();
+    collect(&Cli::command(), &mut names);
+    names
+}
+
 /// Variables that look like settings and are none. What Kubernetes sets for a Service of this name is meant
 /// for others.
 fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
-    fn known(command: &clap::Command, names: &mut HashSet<String>) {
-        let of_arguments = command.get_arguments().filter_map(clap::Arg::get_env);
-        names.extend(of_arguments.filter_map(|name| name.to_str()).map(str::to_owned));
-        command.get_subcommands().for_each(|command| known(command, names));
-    }
-    let mut settings = HashSet::new();
-    known(&Cli::command(), &mut settings);
+    let settings = variables();
     let is_link = |name: &str| name.contains("_SERVICE_") || name.contains("_PORT");
     let mut unknown: Vec<String> = names
         .filter(|name| name.starts_with("ORDERFREE_"))
@@ -122,7 +129,7 @@ fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
 
 async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let telemetry = telemetry::start();
-    for name in unknown_settings(config::variables()) {
+    for name in unknown_settings(config::environment()) {
         tracing::warn!("{name} is no setting; `orderfree serve --help` names all");
     }
     let served = server::serve(args).await;

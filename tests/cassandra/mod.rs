@@ -53,7 +53,7 @@ pub(crate) fn contact_points() -> Vec<String> {
     let points = POINTS.get_or_init(|| {
         std::env::var("CASSANDRA_CONTACT_POINTS").unwrap_or_else(|_| own_cluster())
     });
-    points.split(',').map(str::to_owned).collect()
+    split(points)
 }
 
 /// Starts the script's own cluster, whose nodes may be killed, and says where it is.
@@ -84,12 +84,25 @@ pub(crate) async fn fresh(constants: Constants) -> CassandraConfig {
 
 /// The same on the script's own cluster, for tests that meddle with nodes.
 pub(crate) async fn fresh_on_own(constants: Constants) -> CassandraConfig {
-    fresh_at(own_cluster().split(',').map(str::to_owned).collect(), constants).await
+    fresh_at(split(&own_cluster()), constants).await
+}
+
+/// A keyspace there that nobody has made yet.
+pub(crate) fn unmade_on_own(constants: Constants) -> CassandraConfig {
+    unmade_at(split(&own_cluster()), constants)
+}
+
+fn unmade_at(contact_points: Vec<String>, constants: Constants) -> CassandraConfig {
+    let keyspace = format!("test_{}", Uuid::new_v4().simple());
+    CassandraConfig { contact_points, ..config(&keyspace, constants) }
+}
+
+fn split(points: &str) -> Vec<String> {
+    points.split(',').map(str::to_owned).collect()
 }
 
 async fn fresh_at(contact_points: Vec<String>, constants: Constants) -> CassandraConfig {
-    let keyspace = format!("test_{}", Uuid::new_v4().simple());
-    let config = CassandraConfig { contact_points, ..config(&keyspace, constants) };
+    let config = unmade_at(contact_points, constants);
     let _one_at_a_time = DEFINING.lock().await;
     schema::apply(&config, None).await.expect("a fresh keyspace");
     config

@@ -2,10 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use orderfree::store::cassandra::CassandraConfig;
-use uuid::Uuid;
-
-use crate::cassandra::{CLUSTER, DEFINING, config, cql, drop_keyspace, own_cluster};
+use crate::cassandra::{CLUSTER, DEFINING, cql, drop_keyspace, unmade_on_own};
 use crate::pod::run;
 use crate::{defaults, is_refused, pods, ready};
 
@@ -18,9 +15,7 @@ const SAYS_WITHIN: Duration = Duration::from_secs(30);
 async fn a_pod_that_is_there_before_its_schema_counts_once_that_is_applied() {
     let _others_too = CLUSTER.read().await;
     // The script's own cluster, as its data centre is known by name.
-    let contact_points = own_cluster().split(',').map(str::to_owned).collect();
-    let keyspace = format!("test_{}", Uuid::new_v4().simple());
-    let config = CassandraConfig { contact_points, ..config(&keyspace, defaults()) };
+    let config = unmade_on_own(defaults());
     let keyspace = &config.keyspace;
     let mut pod = pods(&config).spawn();
     let missing = |what: &str| {
