@@ -22,11 +22,26 @@ pub enum Outcome {
     Unknown,
 }
 
-/// Labels of [`Metrics::updates`].
+impl Outcome {
+    /// All of them, in their order.
+    const ALL: [Outcome; 4] =
+        [Outcome::Acked, Outcome::Accepted, Outcome::Refused, Outcome::Unknown];
+
+    fn label(self) -> OutcomeLabel {
+        let outcome = match self {
+            Outcome::Acked => "acked",
+            Outcome::Accepted => "accepted",
+            Outcome::Refused => "refused",
+            Outcome::Unknown => "unknown",
+        };
+        OutcomeLabel { outcome }
+    }
+}
+
+/// Labels of the updates that were counted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OutcomeLabel {
-    /// `acked`, `accepted`, `refused` or `unknown`.
-    pub outcome: &'static str,
+struct OutcomeLabel {
+    outcome: &'static str,
 }
 
 /// Labels of [`Metrics::requests`].
@@ -128,8 +143,8 @@ pub struct ReloadLabel {
 /// The metrics of one node.
 pub struct Metrics {
     registry: Registry,
-    /// Op lists by outcome.
-    pub updates: Family<OutcomeLabel, Counter>,
+    /// Op lists, by [`Outcome`]: found without a look at labels, as every update is counted.
+    updates: [Counter; Outcome::ALL.len()],
     /// HTTP requests by route, method and status.
     pub requests: Family<RequestLabel, Counter>,
     /// Seconds a request took.
@@ -202,7 +217,7 @@ impl Metrics {
         let counts = || Histogram::new(exponential_buckets(1.0, 2.0, 16));
         let mut metrics = Metrics {
             registry: Registry::with_prefix("orderfree"),
-            updates: Family::default(),
+            updates: Default::default(),
             requests: Family::default(),
             request_seconds: seconds(),
             flush_ops: counts(),
@@ -239,7 +254,9 @@ impl Metrics {
 
     fn register(&mut self) {
         let r = &mut self.registry;
-        r.register("updates", "Updates by outcome, each of one or more ops", self.updates.clone());
+        let updates = Family::<OutcomeLabel, Counter>::default();
+        self.updates = Outcome::ALL.map(|outcome| updates.get_or_create_owned(&outcome.label()));
+        r.register("updates", "Updates by outcome, each of one or more ops", updates);
         r.register("requests", "HTTP requests", self.requests.clone());
         let seconds = Unit::Seconds;
         r.register_with_unit("request", "Time of a request", seconds, self.request_seconds.clone());
@@ -299,9 +316,6 @@ impl Metrics {
 
     /// What alerts watch is there from the start, so that its first event is an increase.
     fn begin_at_zero(&self) {
-        for outcome in [Outcome::Acked, Outcome::Accepted, Outcome::Refused, Outcome::Unknown] {
-            self.count_updates(outcome, 0);
-        }
         for from in [ReadFrom::Store, ReadFrom::Shared, ReadFrom::Recent] {
             self.reads.get_or_create(&from.label()).inc_by(0);
         }
@@ -321,13 +335,7 @@ impl Metrics {
 
     /// Counts op lists by outcome.
     pub fn count_updates(&self, outcome: Outcome, count: u64) {
-        let outcome = match outcome {
-            Outcome::Acked => "acked",
-            Outcome::Accepted => "accepted",
-            Outcome::Refused => "refused",
-            Outcome::Unknown => "unknown",
-        };
-        self.updates.get_or_create(&OutcomeLabel { outcome }).inc_by(count);
+        self.updates[outcome as usize].inc_by(count);
     }
 
     /// Counts the read of a key.

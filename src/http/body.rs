@@ -29,10 +29,11 @@ pub(super) struct Bodies {
 }
 
 /// A whole body, with its room for as long as it is in memory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Received {
     bytes: Vec<u8>,
-    _room: Room,
+    /// None of an empty one.
+    _room: Option<Room>,
 }
 
 impl Deref for Received {
@@ -69,6 +70,9 @@ impl Bodies {
         bytes_max: usize,
     ) -> Result<Received, Problem> {
         check_declared(headers, bytes_max)?;
+        if body.is_end_stream() {
+            return Ok(Received::default());
+        }
         let length = length(&body);
         let first = length.unwrap_or(usize::MAX).min(FIRST_BYTES);
         // One that would find none is not worth being read.
@@ -89,7 +93,7 @@ impl Bodies {
             bytes.extend_from_slice(&chunk);
         }
         room.shrink(bytes.len());
-        Ok(Received { bytes, _room: room })
+        Ok(Received { bytes, _room: Some(room) })
     }
 }
 

@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
@@ -12,7 +13,6 @@ use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use orderfree_core::protocol::Timestamp;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::Instrument;
 
 use super::access;
@@ -53,7 +53,7 @@ impl Observer {
     pub(super) fn new(served: &Served, requests_max: usize, is_shared: bool) -> Observer {
         Observer {
             served: served.clone(),
-            limit: Limit(Semaphore::new(requests_max)),
+            limit: Limit::new(requests_max),
             is_shared,
             lines: RateLimiter::direct(Quota::per_second(limits::LOG_LINES_A_SECOND)),
         }
@@ -133,21 +133,41 @@ impl Observer {
     }
 }
 
-/// Requests in progress.
-struct Limit(Semaphore);
+/// Requests in progress. A count does: nobody waits for it.
+struct Limit {
+    requests: AtomicUsize,
+    max: usize,
+}
+
+/// One request in progress.
+#[derive(Debug)]
+struct InProgress<'a>(&'a AtomicUsize);
 
 impl Limit {
+    fn new(max: usize) -> Limit {
+        Limit { requests: AtomicUsize::new(0), max }
+    }
+
     /// Sheds what is over the limit, at once and without a queue; probes and operators are answered
     /// under any load.
-    fn permit(&self, route: &str) -> Result<Option<SemaphorePermit<'_>>, Problem> {
+    fn permit(&self, route: &str) -> Result<Option<InProgress<'_>>, Problem> {
         if !route.starts_with(CLIENTS) {
             return Ok(None);
         }
-        self.0.try_acquire().map(Some).map_err(|_| {
-            let max = limits::REQUESTS_MAX;
-            let detail = format!("{max} requests are in progress here; send it again in a second.");
-            Problem::new(ProblemType::Overloaded, detail)
-        })
+        let before = self.requests.fetch_add(1, Ordering::Relaxed);
+        let permit = InProgress(&self.requests);
+        if before < self.max {
+            return Ok(Some(permit));
+        }
+        let detail =
+            format!("{} requests are in progress here; send it again in a second.", self.max);
+        Err(Problem::new(ProblemType::Overloaded, detail))
+    }
+}
+
+impl Drop for InProgress<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -337,7 +357,7 @@ mod tests {
 
     #[test]
     fn requests_over_the_limit_are_shed_at_once_but_for_those_of_operators() {
-        let limit = Limit(Semaphore::new(1));
+        let limit = Limit::new(1);
         let first = limit.permit("/v1/batch").expect("room");
         let problem = limit.permit("/v1/query").expect_err("no room");
         let (response, _) = problem::render(problem.into_response(), "id", true);

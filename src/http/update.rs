@@ -159,7 +159,8 @@ pub(super) async fn update(
         read_problem: None,
     };
     if params.returns_value {
-        match app.service.read(&key, None).await {
+        // In a box: all updates would carry the room that few of them need.
+        match Box::pin(app.service.read(&key, None)).await {
             Ok(Some(read)) => answer.value = Some(ValueView::new(&read, &params.ask)),
             Ok(None) => {
                 let detail = "The replicas that answered have not seen the update yet; read again.";

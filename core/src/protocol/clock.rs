@@ -117,20 +117,21 @@ pub fn check_writes(
 ) -> Result<(), ClockError> {
     let local = || nodes.iter().filter(|node| node.datacenter == local_datacenter);
     let count = local().count();
-    let offsets: Vec<i64> = local().filter_map(|node| node.fresh_offset_us(now)).collect();
+    let offsets = || local().filter_map(|node| node.fresh_offset_us(now));
     let limit = constants.clock_offset_max();
-    let within = offsets.iter().filter(|&&offset| is_within(offset, limit)).count();
+    let within = offsets().filter(|&offset| is_within(offset, limit)).count();
     if is_majority(within, count) {
         return Ok(());
     }
+    let fresh = offsets().count();
     // One wrong node says nothing about this pod while the others are silent.
-    if let Some(&worst_us) = offsets.iter().max_by_key(|offset| offset.unsigned_abs())
-        && is_majority(offsets.len() - within, count)
+    if let Some(worst_us) = offsets().max_by_key(|offset| offset.unsigned_abs())
+        && is_majority(fresh - within, count)
     {
         return Err(ClockError::Offset { limit, worst_us });
     }
     let datacenter = local_datacenter.to_owned();
-    Err(ClockError::Unmeasured { datacenter, fresh: offsets.len(), nodes: count })
+    Err(ClockError::Unmeasured { datacenter, fresh, nodes: count })
 }
 
 /// The time a fold may go by: the minimum of the own clock and of every fresh sample, given that a
