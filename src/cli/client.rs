@@ -10,6 +10,7 @@ use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde_json::{Value, json};
 
 use super::connect::{self, ConnectArgs};
+use super::{say, show};
 
 /// The key does not exist.
 const ABSENT: u8 = 3;
@@ -96,7 +97,8 @@ pub(super) async fn add(args: AddArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(UNKNOWN));
         }
     };
-    args.server.print(&answer, "outcome");
+    // The exit code says the same.
+    let _ = args.server.print(&answer, "outcome");
     Ok(match answer["outcome"].as_str() {
         Some("acked") => ExitCode::SUCCESS,
         Some("refused") => ExitCode::FAILURE,
@@ -118,7 +120,7 @@ pub(super) async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
     let (status, answer) = send(args.server.connect.client(&url)?.get(url))
         .await
         .map_err(|error| args.server.explain(error))?;
-    args.server.print(&answer, "value");
+    args.server.print(&answer, "value")?;
     Ok(match status {
         StatusCode::OK => ExitCode::SUCCESS,
         _ if answer["type"] == "/problems/key-absent" => ExitCode::from(ABSENT),
@@ -134,7 +136,7 @@ pub(super) async fn health(args: HealthArgs) -> anyhow::Result<ExitCode> {
     let response = client.get(url).timeout(TIMEOUT).send().await;
     let response = response.map_err(|error| args.server.explain(error.into()))?;
     let is_ready = response.status().is_success();
-    println!("{}", response.text().await?.trim_end());
+    say(response.text().await?.trim_end());
     Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -215,18 +217,19 @@ impl ServerArgs {
     }
 
     /// Prints one field for people, or a problem's sentence; everything as JSON if asked.
-    fn print(&self, answer: &Value, field: &str) {
+    fn print(&self, answer: &Value, field: &str) -> anyhow::Result<()> {
         if self.output == Output::Json {
-            println!("{answer}");
-        } else if let Some(value) = answer.get(field).filter(|_| answer["detail"].is_null()) {
-            match value.as_str() {
-                Some(text) => println!("{text}"),
-                None => println!("{value}"),
-            }
-        } else {
-            let sentence = answer["detail"].as_str().or(answer["title"].as_str());
-            eprintln!("orderfree: {}", sentence.unwrap_or("the server's answer has no sentence"));
+            return show(answer);
         }
+        if let Some(value) = answer.get(field).filter(|_| answer["detail"].is_null()) {
+            return match value.as_str() {
+                Some(text) => show(text),
+                None => show(value),
+            };
+        }
+        let sentence = answer["detail"].as_str().or(answer["title"].as_str());
+        eprintln!("orderfree: {}", sentence.unwrap_or("the server's answer has no sentence"));
+        Ok(())
     }
 }
 

@@ -14,9 +14,11 @@ mod token;
 mod transfer;
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::{self, ServeArgs};
@@ -98,7 +100,15 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 /// Writes a line for people. The exit code says the same, so that a reader that has seen enough, such as
 /// `head`, spoils nothing.
 fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
+    let _ = show(line);
+}
+
+/// Writes what was asked for, which nothing else says.
+///
+/// # Errors
+/// It can't be written.
+fn show(text: impl Display) -> anyhow::Result<()> {
+    writeln!(std::io::stdout(), "{text}").context("the standard output takes nothing")
 }
 
 /// The variables of the environment that any command knows.

@@ -9,6 +9,7 @@ use std::process::{self, ExitCode};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 
+use super::show;
 use crate::policy::{NewToken, Policy};
 
 /// Arguments of `token`.
@@ -51,12 +52,12 @@ pub(super) fn run(args: TokenArgs) -> anyhow::Result<ExitCode> {
     match &args.append {
         Some(file) => {
             append(file, &lines)?;
-            println!("{token}");
+            show(token)?;
         }
         None => {
             lines.parse::<Policy>()?;
-            println!("# The token, which nobody can find out again:\n{token}\n");
-            println!("# For the policy file:\n{lines}");
+            show(format_args!("# The token, which nobody can find out again:\n{token}\n"))?;
+            show(format_args!("# For the policy file:\n{lines}"))?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -21,6 +21,7 @@ use orderfree_core::protocol::{Constants, Key, MutatorId, Name, Timestamp, Write
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::say;
 use crate::chance::Chance;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{StoreArgs, StoreConfig, Switch};
@@ -297,7 +298,7 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<ExitCode> {
         }
     }
     store.close().await;
-    println!("{now} keys imported, {before} were there, {refused} refused, {unknown} unknown");
+    say(&format!("{now} keys imported, {before} were there, {refused} refused, {unknown} unknown"));
     if unknown > 0 {
         eprintln!("orderfree: import the same file again: what is there counts once");
     }
