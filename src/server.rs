@@ -457,9 +457,11 @@ fn describe(
 
 /// Three lines to paste, for whoever starts the server by hand.
 fn banner(scheme: &str, address: SocketAddr) {
-    use std::io::IsTerminal;
-    if std::io::stdout().is_terminal() {
-        println!(
+    use std::io::{IsTerminal, Write, stdout};
+    if stdout().is_terminal() {
+        // A terminal that was closed meanwhile is no reason to end.
+        let _ = writeln!(
+            stdout(),
             "\n  Orderfree {} counts at {scheme}://{address}\n\n  \
              curl -X POST {scheme}://{address}/v1/counter/site/home\n  \
              curl -X POST {scheme}://{address}/v1/counter/site/home -H 'Content-Type: text/plain' -d 5\n  \
