@@ -6,6 +6,7 @@
 //! (RFC 9112, section 9.6).
 
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 use crate::limits;
+
+/// How much is dropped by one read.
+const SCRAP_BYTES: usize = 64 * 1024;
 
 /// Marks an answer, as its extension, that does not wait for the end of its request.
 #[derive(Debug, Clone, Copy)]
@@ -98,9 +102,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
                 until.insert(Box::pin(sleep(limits::LINGER_TIME_MAX)))
             }
         };
-        let mut scrap = [0; 4 * 1024];
+        // As much at once as a socket is likely to hold, and never written to here.
+        let mut scrap = [MaybeUninit::uninit(); SCRAP_BYTES];
         while *dropped < limits::LINGER_BYTES_MAX && until.as_mut().poll(context).is_pending() {
-            let mut read = ReadBuf::new(&mut scrap);
+            let mut read = ReadBuf::uninit(&mut scrap);
             // Whatever ends the reading ends the connection, which has said all it had to say.
             let result = ready!(Pin::new(&mut *stream).poll_read(context, &mut read));
             if result.is_err() || read.filled().is_empty() {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use crate::machine;
-use crate::pod::{MIB, Pod, Setup, memory_of, token};
+use crate::pod::{MIB, Pod, Setup, cpu_of, memory_of, token};
 use crate::pressure::{GROUP, Mix, Pressure, Tally};
 
 /// What answers under overload may have as a status.
@@ -28,8 +28,12 @@ const MEMORY: usize = 512 * MIB;
 /// What a pod may have whatever comes: the manifests in `k8s/` allow it for as many connections.
 const MEMORY_MAX: usize = 896 * MIB;
 
-/// At least one in so many of the updates that a pod can do are done under overload.
-const USEFUL_PART: f64 = 4.0;
+/// At least so much of a pod's processor time goes into updates that it does, by what one took before.
+const USEFUL_SHARE: f64 = 0.25;
+
+/// At least so many of the updates that a pod can do are done under overload, where the load takes
+/// processor time as well.
+const DONE_SHARE: f64 = 0.1;
 
 /// How often what the pod can do the load asks for.
 const TIMES: f64 = 10.0;
@@ -130,8 +134,11 @@ async fn overload(overload: Overload) -> Tally {
     let calm = Pressure::on(pod.port(), &quiet, Mix::Usual);
     let pressure = Pressure::on(pod.port(), &loaded, mix);
 
+    let busy = || cpu_of(pod.process());
+    let idle = busy();
     let mut first =
         Pressure::on(pod.port(), &quiet, mix).closed(64, Duration::ZERO, CALIBRATE).await;
+    let calibrated = busy();
     #[allow(clippy::cast_precision_loss, reason = "a count of some thousands")]
     let per_second = |count: u64, span: Duration| count as f64 / span.as_secs_f64();
     let capacity = per_second(first.answers(), CALIBRATE);
@@ -141,10 +148,15 @@ async fn overload(overload: Overload) -> Tally {
     let allowed = (3 * before.percentile(99)).max(FAST);
 
     let (span, highest) = (load_span(), Highest::of(pod.process()));
+    let begun = busy();
     let mut load = pressure.open(SOCKETS, TIMES * capacity, span).await;
-    let ended = Instant::now();
+    let (ended, loaded_time) = (Instant::now(), busy() - begun);
     shown("overload", &mut load, span);
     println!("answered {:.1} times what it can do", per_second(load.answers(), span) / capacity);
+    #[allow(clippy::cast_precision_loss, reason = "a count of some millions")]
+    let useful =
+        (calibrated - idle).div_duration_f64(loaded_time) * load.acked as f64 / first.acked as f64;
+    println!("busy for {loaded_time:?}, {:.0} % of it for what it did", 100.0 * useful);
     let mut after;
     let mut looks = Tally::default();
     loop {
@@ -195,8 +207,11 @@ async fn overload(overload: Overload) -> Tally {
             format!("p99 {:?} after {took:?}, {allowed:?} is allowed", after.percentile(99)),
         ),
         (
-            rate.is_some() || did >= could / USEFUL_PART,
-            format!("{did:.0} updates a second were acked, and {could:.0} before the overload"),
+            rate.is_some() || (did >= could * DONE_SHARE && useful >= USEFUL_SHARE),
+            format!(
+                "{did:.0} updates a second were acked, and {could:.0} before the overload, by {useful:.2} \
+                 of the processor time"
+            ),
         ),
     ]
     .into_iter()

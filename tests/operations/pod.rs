@@ -214,6 +214,18 @@ pub(crate) fn memory_of(process: u32) -> usize {
     kib.expect("a number of KiB") * 1024
 }
 
+/// Processor time that a process has taken (proc(5), `/proc/[pid]/stat`, in ticks of 10 ms).
+pub(crate) fn cpu_of(process: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).expect("it runs");
+    // The name of the program may hold anything, and ends with the last parenthesis.
+    let (_, fields) = stat.rsplit_once(')').expect("a name");
+    let ticks = |field: usize| -> u64 {
+        let text = fields.split_whitespace().nth(field - 3);
+        text.and_then(|text| text.parse().ok()).expect("ticks")
+    };
+    Duration::from_millis(10 * (ticks(14) + ticks(15)))
+}
+
 /// Runs a command of the program to its end.
 pub(crate) async fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let output = Command::new(env!("CARGO_BIN_EXE_orderfree"))
