@@ -14,8 +14,8 @@
 //! Beside them: [`clock`] (the only reader of clocks), [`chance`] (the only dice), [`tasks`] (the only spawner), [`config`],
 //! [`limits`], [`metrics`], [`policy`] (who may do what), [`telemetry`].
 
-// Standard output may be closed, and the macro ends the program then: see `cli`.
-#![warn(clippy::print_stdout)]
+// See `cli::output`.
+#![warn(clippy::print_stderr, clippy::print_stdout)]
 
 pub mod chance;
 pub mod cli;

@@ -102,17 +102,30 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
                 until.insert(Box::pin(sleep(limits::LINGER_TIME_MAX)))
             }
         };
-        // As much at once as a socket is likely to hold, and never written to here.
-        let mut scrap = [MaybeUninit::uninit(); SCRAP_BYTES];
-        while *dropped < limits::LINGER_BYTES_MAX && until.as_mut().poll(context).is_pending() {
-            let mut read = ReadBuf::uninit(&mut scrap);
-            // Whatever ends the reading ends the connection, which has said all it had to say.
-            let result = ready!(Pin::new(&mut *stream).poll_read(context, &mut read));
-            if result.is_err() || read.filled().is_empty() {
-                break;
-            }
-            *dropped += read.filled().len();
-        }
+        ready!(drop_rest(stream, until, dropped, context));
         Poll::Ready(Ok(()))
     }
+}
+
+/// Drops what comes until there is no more, or enough. Never inlined: every poll of a connection would
+/// make room for the scrap on its stack.
+#[inline(never)]
+fn drop_rest<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    until: &mut Pin<Box<Sleep>>,
+    dropped: &mut usize,
+    context: &mut Context<'_>,
+) -> Poll<()> {
+    // Not zeroed: of what is read, only the length is looked at.
+    let mut scrap = [MaybeUninit::uninit(); SCRAP_BYTES];
+    while *dropped < limits::LINGER_BYTES_MAX && until.as_mut().poll(context).is_pending() {
+        let mut read = ReadBuf::uninit(&mut scrap);
+        // Whatever ends the reading ends the connection, which has said all it had to say.
+        let result = ready!(Pin::new(&mut *stream).poll_read(context, &mut read));
+        if result.is_err() || read.filled().is_empty() {
+            break;
+        }
+        *dropped += read.filled().len();
+    }
+    Poll::Ready(())
 }

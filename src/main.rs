@@ -1,10 +1,12 @@
 //! The `orderfree` binary: parses the command line and hands over.
 
+#![warn(clippy::print_stderr, clippy::print_stdout)]
+
 use std::process::ExitCode;
 
 use clap::Parser;
 use mimalloc::MiMalloc;
-use orderfree::cli::{self, Cli};
+use orderfree::cli::{self, Cli, output};
 
 /// Every request allocates in one thread and is freed in another, which glibc's allocator does slowly.
 #[global_allocator]
@@ -23,7 +25,7 @@ fn main() -> ExitCode {
         Err(error) => Err(error.into()),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("orderfree: {error:#}");
+        output::note(format_args!("orderfree: {error:#}"));
         ExitCode::FAILURE
     })
 }

@@ -27,6 +27,7 @@ impl Outcome {
     const ALL: [Outcome; 4] =
         [Outcome::Acked, Outcome::Accepted, Outcome::Refused, Outcome::Unknown];
 
+    /// The label in the metrics.
     fn label(self) -> OutcomeLabel {
         let outcome = match self {
             Outcome::Acked => "acked",
@@ -37,6 +38,15 @@ impl Outcome {
         OutcomeLabel { outcome }
     }
 }
+
+/// [`Metrics::updates`] is found by the number of an outcome.
+const _: () = {
+    let mut at = 0;
+    while at < Outcome::ALL.len() {
+        assert!(Outcome::ALL[at] as usize == at);
+        at += 1;
+    }
+};
 
 /// Labels of the updates that were counted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -215,9 +225,10 @@ impl Metrics {
     pub fn new() -> Metrics {
         let seconds = || Histogram::new(exponential_buckets(0.000_25, 2.0, 16));
         let counts = || Histogram::new(exponential_buckets(1.0, 2.0, 16));
+        let updates = Family::<OutcomeLabel, Counter>::default();
         let mut metrics = Metrics {
             registry: Registry::with_prefix("orderfree"),
-            updates: Default::default(),
+            updates: Outcome::ALL.map(|outcome| updates.get_or_create_owned(&outcome.label())),
             requests: Family::default(),
             request_seconds: seconds(),
             flush_ops: counts(),
@@ -247,15 +258,13 @@ impl Metrics {
             connections_max: Gauge::default(),
             mutators_max: Gauge::default(),
         };
-        metrics.register();
+        metrics.register(updates);
         metrics.begin_at_zero();
         metrics
     }
 
-    fn register(&mut self) {
+    fn register(&mut self, updates: Family<OutcomeLabel, Counter>) {
         let r = &mut self.registry;
-        let updates = Family::<OutcomeLabel, Counter>::default();
-        self.updates = Outcome::ALL.map(|outcome| updates.get_or_create_owned(&outcome.label()));
         r.register("updates", "Updates by outcome, each of one or more ops", updates);
         r.register("requests", "HTTP requests", self.requests.clone());
         let seconds = Unit::Seconds;
@@ -314,7 +323,8 @@ impl Metrics {
         r.register("mutators_max", "Most mutators in memory", self.mutators_max.clone());
     }
 
-    /// What alerts watch is there from the start, so that its first event is an increase.
+    /// What alerts watch is there from the start, as the updates are, so that its first event is an
+    /// increase.
     fn begin_at_zero(&self) {
         for from in [ReadFrom::Store, ReadFrom::Shared, ReadFrom::Recent] {
             self.reads.get_or_create(&from.label()).inc_by(0);

@@ -10,7 +10,7 @@ use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde_json::{Value, json};
 
 use super::connect::{self, ConnectArgs};
-use super::{say, show};
+use super::output::{note, say, show};
 
 /// The key does not exist.
 const ABSENT: u8 = 3;
@@ -93,12 +93,14 @@ pub(super) async fn add(args: AddArgs) -> anyhow::Result<ExitCode> {
             return Err(args.server.explain(error));
         }
         Err(error) => {
-            eprintln!("orderfree: {error:#}; the update may or may not be counted");
+            note(format_args!("orderfree: {error:#}; the update may or may not be counted"));
             return Ok(ExitCode::from(UNKNOWN));
         }
     };
-    // The exit code says the same.
-    let _ = args.server.print(&answer, "outcome");
+    // The exit code is that of the update: by another one, somebody would send it again.
+    if let Err(error) = args.server.print(&answer, "outcome") {
+        note(format_args!("orderfree: {error:#}"));
+    }
     Ok(match answer["outcome"].as_str() {
         Some("acked") => ExitCode::SUCCESS,
         Some("refused") => ExitCode::FAILURE,
@@ -228,7 +230,10 @@ impl ServerArgs {
             };
         }
         let sentence = answer["detail"].as_str().or(answer["title"].as_str());
-        eprintln!("orderfree: {}", sentence.unwrap_or("the server's answer has no sentence"));
+        note(format_args!(
+            "orderfree: {}",
+            sentence.unwrap_or("the server's answer has no sentence")
+        ));
         Ok(())
     }
 }

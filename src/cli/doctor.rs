@@ -12,7 +12,7 @@ use reqwest::Url;
 use serde_json::Value;
 
 use super::connect::{self, ConnectArgs};
-use super::say;
+use super::output::say;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{StoreArgs, Switch};
 use crate::limits;
@@ -48,8 +48,8 @@ impl Report {
     fn say(&mut self, what: &str, result: Result<String, String>) {
         self.is_well &= result.is_ok();
         match result {
-            Ok(found) => say(&format!("ok    {what}: {found}")),
-            Err(wrong) => say(&format!("WRONG {what}: {wrong}")),
+            Ok(found) => say(format_args!("ok    {what}: {found}")),
+            Err(wrong) => say(format_args!("WRONG {what}: {wrong}")),
         }
     }
 }

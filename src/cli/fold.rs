@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 
-use super::say;
+use super::output::say;
 use crate::clock::SystemClock;
 use crate::config::{StoreArgs, Switch};
 use crate::server::{self, Node};
@@ -30,12 +30,12 @@ pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
     let swept = node.folder().sweep_once().await;
     store.close().await;
     let report = swept?;
-    say(&format!(
+    say(format_args!(
         "{} keys nominated: {} folded, {} already done, {} postponed, {} blocked",
         report.nominated, report.folded, report.nothing, report.postponed, report.blocked
     ));
     if report.largest_group > 0 {
-        say(&format!("the largest group has {} names", report.largest_group));
+        say(format_args!("the largest group has {} names", report.largest_group));
     }
     let is_complete = report.postponed == 0 && report.blocked == 0;
     Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })

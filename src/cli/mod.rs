@@ -1,24 +1,22 @@
 //! The command line: the server and its tools in one binary.
 //!
-//! Exit codes: 0 done; 1 refused, unreachable, or a check that is not passed; 2 arguments that can't
-//! be parsed; 3 the key does not exist; 4 the outcome of an update is unknown.
+//! Exit codes: 0 done; 1 refused, unreachable, a check that is not passed, or an answer that can't be
+//! written; 2 arguments that can't be parsed; 3 the key does not exist; 4 the outcome of an update is unknown.
 
 mod client;
 pub mod connect;
 mod doctor;
 mod fold;
 pub mod load;
+pub mod output;
 mod reload;
 mod schema;
 mod token;
 mod transfer;
 
 use std::collections::BTreeSet;
-use std::fmt::Display;
-use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::{self, ServeArgs};
@@ -87,28 +85,11 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Load(args)) => load::run(*args).await,
         Some(Command::Token(args)) => token::run(args),
         Some(Command::Openapi) => {
-            // A reader that has seen enough, such as `head`, is no error.
             let document = serde_json::to_string_pretty(&http::openapi())?;
-            match writeln!(std::io::stdout(), "{document}") {
-                Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-                _ => Ok(ExitCode::SUCCESS),
-            }
+            output::show_all(&format!("{document}\n"))?;
+            Ok(ExitCode::SUCCESS)
         }
     }
-}
-
-/// Writes a line for people. The exit code says the same, so that a reader that has seen enough, such as
-/// `head`, spoils nothing.
-fn say(line: &str) {
-    let _ = show(line);
-}
-
-/// Writes what was asked for, which nothing else says.
-///
-/// # Errors
-/// It can't be written.
-fn show(text: impl Display) -> anyhow::Result<()> {
-    writeln!(std::io::stdout(), "{text}").context("the standard output takes nothing")
 }
 
 /// The variables of the environment that any command knows.

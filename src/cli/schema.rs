@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use super::{say, show};
+use super::output::{say, show_all};
 use crate::config::{StoreArgs, StoreConfig};
 use crate::store::cassandra::schema;
 use crate::telemetry;
@@ -38,7 +38,7 @@ pub(super) async fn run(args: SchemaArgs) -> anyhow::Result<ExitCode> {
     match args.action {
         Action::Print(place) => {
             let replication = place.replication.as_deref().unwrap_or("datacenter1:3");
-            show(schema::print(&place.store.keyspace, replication)?)?;
+            show_all(&schema::print(&place.store.keyspace, replication)?)?;
         }
         Action::Apply(place) => {
             let _telemetry = telemetry::start();
@@ -46,7 +46,7 @@ pub(super) async fn run(args: SchemaArgs) -> anyhow::Result<ExitCode> {
                 anyhow::bail!("say which Cassandra: --cassandra host:port (ORDERFREE_CASSANDRA)");
             };
             schema::apply(&config, place.replication.as_deref()).await?;
-            say(&format!("keyspace {} is ready", config.keyspace));
+            say(format_args!("keyspace {} is ready", config.keyspace));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -9,7 +9,7 @@ use std::process::{self, ExitCode};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 
-use super::show;
+use super::output::show;
 use crate::policy::{NewToken, Policy};
 
 /// Arguments of `token`.
@@ -52,7 +52,7 @@ pub(super) fn run(args: TokenArgs) -> anyhow::Result<ExitCode> {
     match &args.append {
         Some(file) => {
             append(file, &lines)?;
-            show(token)?;
+            show(token).context("the policy file has the token's lines already; take them out")?;
         }
         None => {
             lines.parse::<Policy>()?;

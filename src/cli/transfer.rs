@@ -21,7 +21,7 @@ use orderfree_core::protocol::{Constants, Key, MutatorId, Name, Timestamp, Write
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::say;
+use super::output::{note, say};
 use crate::chance::Chance;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{StoreArgs, StoreConfig, Switch};
@@ -198,7 +198,7 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
     }
     let Export { keys, unreadable, .. } = export;
     store.close().await;
-    eprintln!("{keys} keys exported, {unreadable} could not be read");
+    note(format_args!("{keys} keys exported, {unreadable} could not be read"));
     Ok(if unreadable == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -221,7 +221,7 @@ impl Export<'_> {
                     Ok(value) => self.line(&value, &mut lines)?,
                     Err(error) => {
                         self.unreadable += 1;
-                        eprintln!("orderfree: {error}");
+                        note(format_args!("orderfree: {error}"));
                     }
                 }
             }
@@ -238,7 +238,7 @@ impl Export<'_> {
         let mut line = Line::new(&read.key, &read.state, read.as_of, valid_for, &self.chance);
         if line.state.len() > limits::IMPORT_BYTES_MAX.div_ceil(3) * 4 {
             self.unreadable += 1;
-            eprintln!("orderfree: {}: its state is too large to be imported", read.key);
+            note(format_args!("orderfree: {}: its state is too large to be imported", read.key));
             return Ok(());
         }
         line.shards = Some(read.shards);
@@ -294,13 +294,15 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<ExitCode> {
         if let Some(why) = says
             && refused + unknown <= REFUSALS_SHOWN_MAX
         {
-            eprintln!("orderfree: line {line}: {why}");
+            note(format_args!("orderfree: line {line}: {why}"));
         }
     }
     store.close().await;
-    say(&format!("{now} keys imported, {before} were there, {refused} refused, {unknown} unknown"));
+    say(format_args!(
+        "{now} keys imported, {before} were there, {refused} refused, {unknown} unknown"
+    ));
     if unknown > 0 {
-        eprintln!("orderfree: import the same file again: what is there counts once");
+        note("orderfree: import the same file again: what is there counts once");
     }
     Ok(if refused + unknown == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

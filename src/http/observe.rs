@@ -159,6 +159,7 @@ impl Limit {
         if before < self.max {
             return Ok(Some(permit));
         }
+        drop(permit);
         let detail =
             format!("{} requests are in progress here; send it again in a second.", self.max);
         Err(Problem::new(ProblemType::Overloaded, detail))

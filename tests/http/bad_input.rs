@@ -135,6 +135,7 @@ async fn bad_headers_and_sizes_are_refused() {
         ("idempotency-key", "abc"),
         ("if-match", "\"x\""),
         ("if-none-match", "*"),
+        ("if-modified-since", "Sat, 21 Nov 2026 08:00:00 GMT"),
         ("if-unmodified-since", "Sat, 21 Nov 2026 08:00:00 GMT"),
     ] {
         for path in [KEY, "/v1/batch"] {

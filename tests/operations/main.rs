@@ -15,6 +15,7 @@ mod lifecycle;
 mod listeners;
 mod machine;
 mod nonsense;
+mod outputs;
 mod overload;
 mod pages;
 mod pod;

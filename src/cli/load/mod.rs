@@ -59,6 +59,7 @@ pub use self::soak::SoakArgs;
 use self::soak::{NodeFaults, Soak};
 use self::verify::{Folds, Pass};
 use self::workload::{Pace, Schedule, Workload};
+use super::output::note;
 
 /// Exit code of arguments that make no sense.
 const UNUSABLE: u8 = 2;
@@ -66,7 +67,7 @@ const UNUSABLE: u8 = 2;
 /// Runs the load test and prints its report: `orderfree load`.
 pub async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
     if let Err(unusable) = args.check() {
-        eprintln!("orderfree load: {unusable:#}");
+        note(format_args!("orderfree load: {unusable:#}"));
         return Ok(ExitCode::from(UNUSABLE));
     }
     let session = Session::new(args);
@@ -415,5 +416,5 @@ struct Load {
 
 /// Says what happens, beside the report: on stderr.
 fn tell(what: &str) {
-    eprintln!("orderfree load: {what}");
+    note(format_args!("orderfree load: {what}"));
 }

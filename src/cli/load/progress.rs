@@ -8,6 +8,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use super::drive::Run;
 use super::report::millis;
+use crate::cli::output::note;
 
 /// How often the bar moves.
 const BAR_EVERY: Duration = Duration::from_secs(1);
@@ -33,7 +34,7 @@ pub(super) async fn show(run: &Run, length: Duration) {
         bar.set_position(whole_seconds(now - start));
         bar.set_message(line.clone());
         if !on_terminal {
-            eprintln!("{:>6} s  {line}", whole_seconds(now - start));
+            note(format_args!("{:>6} s  {line}", whole_seconds(now - start)));
         }
     }
     bar.finish_and_clear();
