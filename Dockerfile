@@ -57,7 +57,7 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 CMD ["ord
 # Exec form, so that the signal reaches the binary. `serve` is the default without a subcommand.
 ENTRYPOINT ["orderfree"]
 
-# Last, so that a new revision changes metadata only and no layer.
+# Last, as whatever follows a change of them is built anew.
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Orderfree" \
