@@ -30,7 +30,7 @@ const MEMORY_MAX: usize = 896 * MIB;
 
 /// At least so much of a pod's processor time goes into updates that it does, by what one took before. (By
 /// small updates it may be more than all of it: the more wait together, the less one takes.)
-const USEFUL_SHARE: f64 = 0.4;
+const USEFUL_SHARE: f64 = 0.28;
 
 /// At least so many of the updates that a pod can do are done under overload, unless it is as busy as it can
 /// be: the load takes processor time as well, and more than what it brings.
