@@ -23,6 +23,7 @@ pub mod attempts;
 mod checks;
 pub mod chunk;
 mod clock;
+mod connect_error;
 mod coordinators;
 mod errors;
 pub mod hedges;
@@ -57,9 +58,9 @@ use tokio::sync::mpsc;
 
 use self::attempts::{Patience, Reach, Sending};
 use self::clock::{Sampler, SharedView};
+pub use self::connect_error::ConnectError;
 use self::coordinators::Coordinators;
 use self::hedges::Hedges;
-pub use self::session::ConnectError;
 use self::statements::Statements;
 use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
 use crate::chance::Chance;

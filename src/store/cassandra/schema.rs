@@ -11,7 +11,8 @@ use scylla::statement::unprepared::Statement;
 
 use super::CassandraConfig;
 use super::checks::Engine;
-use super::session::{self, ConnectError};
+use super::connect_error::ConnectError;
+use super::session;
 
 const SCHEMA: &str = include_str!("../../../schema.cql");
 

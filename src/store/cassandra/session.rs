@@ -6,22 +6,21 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use orderfree_core::protocol::consistency::{Level, Levels, NoOverlap, Replication};
+use orderfree_core::protocol::consistency::{Level, Levels, Replication};
 use scylla::client::PoolSize;
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use scylla::deserialize::row::DeserializeRow;
 use scylla::errors::{
     BrokenConnectionErrorKind, ConnectionError, ConnectionPoolError,
-    ConnectionSetupRequestErrorKind, DbError, ExecutionError, MetadataError, NewSessionError,
-    RequestAttemptError,
+    ConnectionSetupRequestErrorKind, DbError, MetadataError, NewSessionError,
 };
 use scylla::serialize::row::SerializeRow;
-use thiserror::Error;
 use uuid::Uuid;
 
 use super::CassandraConfig;
 use super::checks::{self, Column, Engine};
+use super::connect_error::{self, ConnectError};
 use super::statements::Statements;
 use super::{rows, statements};
 
@@ -40,150 +39,6 @@ const CONNECTIONS_PER_NODE: NonZeroUsize = NonZeroUsize::new(2).expect("not zero
 
 /// Longest keyspace name.
 const KEYSPACE_BYTES_MAX: usize = 48;
-
-/// Why a cluster can't be used.
-#[derive(Debug, Error)]
-pub enum ConnectError {
-    /// No contact point answers.
-    #[error(
-        "no Cassandra node answers at {contact_points} ({reason}); check the addresses, the \
-         network, and that the nodes are up"
-    )]
-    Unreachable {
-        /// As configured.
-        contact_points: String,
-        /// Of the last node tried.
-        reason: String,
-    },
-    /// Something answers, but no TLS comes about with it.
-    #[error(
-        "no TLS with the Cassandra node at {contact_points} ({reason}); check that --cassandra-ca is the \
-         authority of the nodes' certificates, that these are for the addresses of the nodes, and that the nodes \
-         speak TLS"
-    )]
-    Tls {
-        /// As configured.
-        contact_points: String,
-        /// Of the last node tried.
-        reason: String,
-    },
-    /// A node ends the connection before it asks who is there.
-    #[error("the Cassandra node at {contact_points} hung up at once; {advice}")]
-    HungUp {
-        /// As configured.
-        contact_points: String,
-        /// What it may have missed.
-        advice: &'static str,
-    },
-    /// The role may not do what it is needed for.
-    #[error(
-        "the role lacks a right ({reason}); a pod needs SELECT and MODIFY on the keyspace, and whoever applies \
-         the schema CREATE"
-    )]
-    Rights {
-        /// By the node's word.
-        reason: String,
-    },
-    /// The user is unknown, the password is wrong, or none was given where one is needed.
-    #[error("Cassandra refused the credentials ({reason}); check user and password")]
-    Credentials {
-        /// By the node's word.
-        reason: String,
-    },
-    /// The keyspace's name would need quotes, or worse.
-    #[error(
-        "`{0}` is no keyspace name; use a lower case letter, then up to 47 lower case letters, \
-         digits and underscores"
-    )]
-    KeyspaceName(String),
-    /// There is no such keyspace.
-    #[error("keyspace {0} is missing; run `orderfree schema apply`")]
-    KeyspaceMissing(String),
-    /// The keyspace has no table `shards`.
-    #[error("table {0}.shards is missing; run `orderfree schema apply`")]
-    TableMissing(String),
-    /// The table breaks rules that the counting rests on.
-    #[error(
-        "table {keyspace}.shards can't be used: {rules}; alter it, or choose another keyspace and \
-         run `orderfree schema apply`"
-    )]
-    Table {
-        /// The keyspace.
-        keyspace: String,
-        /// What is wrong.
-        rules: String,
-    },
-    /// The keyspace is replicated in a way that can't work.
-    #[error("keyspace {keyspace} can't be used: {rule}; alter its replication")]
-    Replication {
-        /// The keyspace.
-        keyspace: String,
-        /// What is wrong.
-        rule: String,
-    },
-    /// Acknowledged writes would die with the nodes' memory.
-    #[error("keyspace {0} has durable_writes = false, so acked updates could be lost; alter it")]
-    NotDurable(String),
-    /// The consistency levels don't fit the replication, or each other.
-    #[error(transparent)]
-    Levels(#[from] NoOverlap),
-    /// No node is in the configured data centre.
-    #[error("no node is in data centre {name}; the cluster has {known}")]
-    UnknownDatacenter {
-        /// As configured.
-        name: String,
-        /// The data centres there are.
-        known: String,
-    },
-    /// The local data centre can't be told from the contact points.
-    #[error(
-        "none of the contact points is a node's own address; name the local data centre, one of {known}"
-    )]
-    WhichDatacenter {
-        /// The data centres there are.
-        known: String,
-    },
-    /// A node runs a release that doesn't work.
-    #[error("a node runs Cassandra {0}; Apache Cassandra 4.1 or later is needed")]
-    EngineTooOld(String),
-    /// A replication that was asked for is malformed.
-    #[error("`{0}` is no replication; write `dc1:3,dc2:3`, or `3` for one data centre")]
-    ReplicationText(String),
-    /// A question at start went wrong.
-    #[error("Cassandra did not answer a question at start: {0}")]
-    Question(String),
-}
-
-impl ConnectError {
-    /// Whether it may be over by itself: nodes start, and somebody else applies the schema.
-    #[must_use]
-    pub fn may_pass(&self) -> bool {
-        matches!(
-            self,
-            ConnectError::Unreachable { .. }
-                | ConnectError::HungUp { .. }
-                | ConnectError::Question(_)
-                | ConnectError::KeyspaceMissing(_)
-                | ConnectError::TableMissing(_)
-                | ConnectError::UnknownDatacenter { .. }
-        )
-    }
-
-    pub(super) fn question(error: impl std::fmt::Display) -> ConnectError {
-        ConnectError::Question(error.to_string())
-    }
-
-    /// Of a statement that asks for a right.
-    pub(super) fn answer(error: ExecutionError) -> ConnectError {
-        match error {
-            ExecutionError::LastAttemptError(RequestAttemptError::DbError(
-                DbError::Unauthorized,
-                reason,
-            )) => ConnectError::Rights { reason },
-            error => ConnectError::question(error),
-        }
-    }
-}
 
 /// Opens connections to every node.
 pub(super) async fn open(config: &CassandraConfig) -> Result<Session, ConnectError> {
@@ -224,7 +79,10 @@ fn refusal(config: &CassandraConfig, error: &NewSessionError) -> ConnectError {
             }
             ConnectionError::ConnectionSetupRequestError(setup) => match setup.get_error() {
                 ConnectionSetupRequestErrorKind::DbError(DbError::AuthenticationError, reason) => {
-                    return ConnectError::Credentials { reason: reason.clone() };
+                    let reason = reason.clone();
+                    return connect_error::denied(reason, |reason| ConnectError::Credentials {
+                        reason,
+                    });
                 }
                 ConnectionSetupRequestErrorKind::MissingAuthentication => {
                     return ConnectError::Credentials { reason: "none were given".into() };
