@@ -129,6 +129,10 @@ pub const BODIES_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Bytes that all NDJSON streams in progress hold; a further one is shed with 503.
 pub const STREAMS_BYTES_MAX: usize = 64 * 1024 * 1024;
 
+/// NDJSON streams of one token at once; of a further one nothing is read. As they may last, and say little,
+/// half of what there is room for is left to others.
+pub const STREAMS_OF_TOKEN_MAX: usize = STREAMS_BYTES_MAX / NDJSON_HELD_BYTES_MAX / 2;
+
 /// Bodies and large answers take room in steps of this many bytes.
 pub const ROOM_UNIT_BYTES: usize = 1024;
 
@@ -180,6 +184,14 @@ pub const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Connections of one listener at once; further ones wait to be accepted.
 pub const CONNECTIONS_MAX: usize = 16_384;
+
+/// Requests in progress at once, by default, of one listener that has so many connections; further ones are
+/// shed with 503. Half: with HTTP/1.1 each connection has one, and as many again get this clear answer, where
+/// those beyond all connections wait without any.
+#[must_use]
+pub fn requests_max(connections_max: usize) -> usize {
+    connections_max.div_ceil(2)
+}
 
 /// Connections that the kernel holds until they are accepted.
 pub const LISTEN_BACKLOG: u32 = 4_096;
@@ -247,9 +259,6 @@ pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5 * 60);
 /// Longest time in which a reader takes nothing of an answer.
 pub const WRITE_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Requests in progress at once; further ones are shed with 503.
-pub const REQUESTS_MAX: usize = 16_384;
-
 /// Keys that are being read at once. A read goes on when its clients have gone, so that requests in
 /// progress do not bound it; further ones are answered with 503.
 pub const READS_MAX: usize = 16_384;
@@ -274,6 +283,9 @@ pub const REQUESTS_DRAIN_MAX: Duration = Duration::from_secs(12);
 
 /// How long these requests and the writes of all mutators may take together.
 pub const DRAIN_MAX: Duration = Duration::from_secs(25);
+
+/// How long the collector of traces may then take for the last spans.
+pub const LAST_SPANS_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// An empty cache of at most so many entries. Its memory grows with them: `LruCache::new` would take
 /// all of it at once.

@@ -44,6 +44,8 @@ pub struct Node {
     folder: Arc<Folder>,
     health: Arc<Health>,
     policies: Policies,
+    /// Of each address.
+    requests_max: usize,
     tasks: Tasks,
 }
 
@@ -102,8 +104,9 @@ impl Node {
             constants,
             metrics,
         ));
-        let health = Arc::default();
-        Node { store, mutators, service, folder, health, policies, tasks: Tasks::new() }
+        let (health, tasks) = (Arc::default(), Tasks::new());
+        let requests_max = limits::requests_max(limits::CONNECTIONS_MAX);
+        Node { store, mutators, service, folder, health, policies, requests_max, tasks }
     }
 
     /// Wires a pod for a tool, which has no clients and no background work.
@@ -160,6 +163,7 @@ impl Node {
             health: Arc::clone(&self.health),
             policies: self.policies.clone(),
             build: Build::THIS,
+            requests_max: self.requests_max,
         }
     }
 
@@ -298,7 +302,10 @@ async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> 
         },
     );
     let chance = Chance::system();
-    let node = Node::new(store, constants, clock, chance, args.mutators_max, policies, args.fold);
+    let mut node =
+        Node::new(store, constants, clock, chance, args.mutators_max, policies, args.fold);
+    let requests_max = args.requests_max;
+    node.requests_max = requests_max.unwrap_or_else(|| limits::requests_max(args.connections_max));
     node.start();
     let metrics = node.metrics();
     metrics.connections_max.set(i64::try_from(args.connections_max).unwrap_or(i64::MAX));

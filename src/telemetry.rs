@@ -5,6 +5,7 @@
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{SpanExporter, WithHttpConfig};
@@ -26,7 +27,7 @@ pub(crate) const REQUESTS: &str = "orderfree::request";
 
 static HAS_COLLECTOR: AtomicBool = AtomicBool::new(false);
 
-/// Sends what is left to the collector when it is dropped.
+/// What sends spans to the collector, if there is one.
 #[must_use]
 pub struct Telemetry(Option<SdkTracerProvider>);
 
@@ -86,11 +87,11 @@ fn collector() -> anyhow::Result<SdkTracerProvider> {
         .build())
 }
 
-impl Drop for Telemetry {
-    fn drop(&mut self) {
-        if let Some(provider) = &self.0 {
-            // A collector that is away must not keep the process for long: it has its own time limit.
-            let _ = provider.shutdown();
+impl Telemetry {
+    /// Sends what is left, for so long at most: a collector that is away must not keep the process.
+    pub fn end(self, within: Duration) {
+        if let Some(provider) = self.0 {
+            let _ = provider.shutdown_with_timeout(within);
         }
     }
 }

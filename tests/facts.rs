@@ -300,7 +300,7 @@ fn ports_agree() {
 
 #[test]
 fn pods_get_the_time_that_their_shutdown_needs() {
-    let needed = limits::UNREADY_GRACE + limits::DRAIN_MAX;
+    let needed = limits::UNREADY_GRACE + limits::DRAIN_MAX + limits::LAST_SPANS_TIME_MAX;
     for (place, mark) in [
         ("k8s/base/deployment.yaml", "terminationGracePeriodSeconds: "),
         ("docker-compose.yml", "stop_grace_period: "),

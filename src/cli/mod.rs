@@ -16,11 +16,12 @@ mod transfer;
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::{self, ServeArgs};
-use crate::{http, server, telemetry};
+use crate::{http, limits, server, telemetry};
 
 /// Counters and other mergeable data types over HTTP on Apache Cassandra, without coordination.
 #[derive(Debug, Parser)]
@@ -124,8 +125,9 @@ async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         tracing::warn!("{name} is no setting; `orderfree serve --help` names all");
     }
     let served = server::serve(args).await;
-    // Its end waits for the collector.
-    tokio::task::spawn_blocking(move || drop(telemetry)).await?;
+    // Whoever sent a second signal waits for nobody.
+    let within = if served.is_ok() { limits::LAST_SPANS_TIME_MAX } else { Duration::ZERO };
+    tokio::task::spawn_blocking(move || telemetry.end(within)).await?;
     served?;
     Ok(ExitCode::SUCCESS)
 }

@@ -32,8 +32,11 @@ struct NewArgs {
     name: String,
     /// What it may do with the groups that begin so, such as `shop:=read,write`; without a beginning,
     /// as in `=admin`, with all groups. May be given more than once.
-    #[arg(long = "grant", value_name = "GROUP_PREFIX=VERBS", required = true, value_parser = grant)]
-    grants: Vec<(String, Vec<String>)>,
+    #[arg(long = "grant", value_name = "GROUP_PREFIX=VERBS", required_unless_present = "groups", value_parser = grant)]
+    prefixes: Vec<(String, Vec<String>)>,
+    /// What it may do with one group alone, such as `site=read,write`. May be given more than once.
+    #[arg(long = "grant-group", id = "groups", value_name = "GROUP=VERBS", value_parser = grant)]
+    groups: Vec<(String, Vec<String>)>,
     /// Most requests and updates a second, for each pod.
     #[arg(long, value_name = "COUNT")]
     rate: Option<u32>,
@@ -65,9 +68,9 @@ pub(super) fn run(args: TokenArgs) -> anyhow::Result<ExitCode> {
 
 /// The last `=` divides, as groups may hold one.
 fn grant(text: &str) -> Result<(String, Vec<String>), String> {
-    let (prefix, verbs) =
-        text.rsplit_once('=').ok_or("write GROUP_PREFIX=VERBS, such as shop:=read,write")?;
-    Ok((prefix.to_owned(), verbs.split(',').map(|verb| verb.trim().to_owned()).collect()))
+    let (groups, verbs) =
+        text.rsplit_once('=').ok_or("write groups=verbs, such as shop:=read,write")?;
+    Ok((groups.to_owned(), verbs.split(',').map(|verb| verb.trim().to_owned()).collect()))
 }
 
 impl NewArgs {
@@ -81,10 +84,12 @@ impl NewArgs {
         if let Some(expires) = &self.expires {
             lines += &format!("expires = {}\n", text(expires));
         }
-        for (prefix, verbs) in &self.grants {
+        let groups = self.groups.iter().map(|grant| ("group", grant));
+        let prefixes = self.prefixes.iter().map(|grant| ("group_prefix", grant));
+        for (field, (groups, verbs)) in groups.chain(prefixes) {
             let verbs: Vec<String> = verbs.iter().map(|verb| text(verb)).collect();
-            let (prefix, verbs) = (text(prefix), verbs.join(", "));
-            lines += &format!("\n[[token.grant]]\ngroup_prefix = {prefix}\nverbs = [{verbs}]\n");
+            let (groups, verbs) = (text(groups), verbs.join(", "));
+            lines += &format!("\n[[token.grant]]\n{field} = {groups}\nverbs = [{verbs}]\n");
         }
         lines
     }
@@ -142,6 +147,8 @@ mod tests {
             "x=\"y\n=read,write",
             "--grant",
             "=admin",
+            "--grant-group",
+            "site=read",
             "--rate",
             "7",
             "--expires",
@@ -149,6 +156,7 @@ mod tests {
         ]);
         let lines = args.lines(&sha256);
         assert!(lines.parse::<Policy>().expect("a policy").has_tokens(), "{lines}");
+        assert!(lines.contains("group = \"site\"\nverbs = [\"read\"]"), "{lines}");
         assert!(Line::try_parse_from(["new", "--name", "a", "--grant", "all"]).is_err());
     }
 

@@ -8,10 +8,12 @@ use axum::http::header::{self, HeaderMap};
 use axum::http::request::Parts;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Key, Name, Timestamp};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::catalog::ProblemType;
 use super::problem::{self, Problem};
-use crate::policy::{Caller, Denied, Policies, TooFast, Verb};
+use crate::limits;
+use crate::policy::{Caller, Denied, Policies, TooFast, TooManyStreams, Verb};
 
 /// Who sends a request with these headers.
 pub(super) fn caller(
@@ -64,6 +66,18 @@ impl Caller {
                 "The token {:?} sends more than its rate; send it again in {} ms.",
                 self.name(),
                 again_in.as_millis().max(1)
+            );
+            Problem::new(ProblemType::TooFast, detail)
+        })
+    }
+
+    /// A place for one more NDJSON stream.
+    pub(super) fn stream_or_refuse(&self) -> Result<Option<OwnedSemaphorePermit>, Problem> {
+        self.stream().map_err(|TooManyStreams| {
+            let (name, max) = (self.name(), limits::STREAMS_OF_TOKEN_MAX);
+            let detail = format!(
+                "The token {name:?} has {max} streams in progress here, of the most that a token may have; end \
+                 one, and send this then."
             );
             Problem::new(ProblemType::TooFast, detail)
         })

@@ -124,6 +124,7 @@ pub(super) async fn batch(
         }
         MediaType::Ndjson => {
             body::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
+            let _place = caller.stream_or_refuse()?;
             let _room = bodies.stream(&body)?;
             let summary = lines::apply(app, &caller, body, params.durability).await?;
             Ok(wire::json(&BatchAnswer::Summary(summary), RESULT_BYTES))

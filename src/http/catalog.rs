@@ -73,7 +73,8 @@ catalog! {
         "Use another token or another group. Operators: grants stand in the policy file; SIGHUP has the pod \
          read it anew.";
     TooFast: TOO_MANY_REQUESTS retry 1, "too-fast", "Too many requests of this token",
-        "The token sends more requests and updates than its rate allows. Nothing was applied.",
+        "The token sends more requests and updates than its rate allows, or has as many streams in progress as \
+         it may. Nothing was applied.",
         "Send it again after Retry-After. Several updates of one key go into one list of ops, which counts \
          as one.";
     OverQuota: TOO_MANY_REQUESTS retry 10, "over-quota", "The group's quota is used up",

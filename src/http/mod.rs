@@ -70,6 +70,8 @@ pub struct AppState {
     pub policies: Policies,
     /// What runs here.
     pub build: Build,
+    /// Requests in progress at once, of each address.
+    pub requests_max: usize,
 }
 
 /// The state of the handlers, which each request takes anew: one count of references, as all threads write
@@ -137,7 +139,7 @@ fn served(app: AppState) -> Served {
 
 fn serve(served: Served, routes: OpenApiRouter<Served>, others: Router, is_shared: bool) -> Router {
     let (routes, _) = routes.split_for_parts();
-    let observer = Arc::new(Observer::new(&served, limits::REQUESTS_MAX, is_shared));
+    let observer = Arc::new(Observer::new(&served, is_shared));
     routes
         .merge(others.with_state(()))
         .fallback(observe::unknown_route)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
@@ -25,7 +25,7 @@ use crate::chance;
 use crate::limits;
 use crate::linger::LeavesUnread;
 use crate::metrics::{DeniedLabel, Metrics, RequestLabel};
-use crate::policy::{Caller, Verb};
+use crate::policy::{self, Caller, Verb};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -50,10 +50,10 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    pub(super) fn new(served: &Served, requests_max: usize, is_shared: bool) -> Observer {
+    pub(super) fn new(served: &Served, is_shared: bool) -> Observer {
         Observer {
             served: served.clone(),
-            limit: Limit::new(requests_max),
+            limit: Limit::new(served.app.requests_max),
             is_shared,
             lines: RateLimiter::direct(Quota::per_second(limits::LOG_LINES_A_SECOND)),
         }
@@ -72,27 +72,21 @@ impl Observer {
     ) -> Result<Response, Problem> {
         extract::check_address(request.uri())?;
         let caller = self.caller(route, request.headers(), now);
-        let audited = (is_audited(route) && (caller.is_ok() || self.may_log())).then(|| {
-            let caller = caller.as_ref().map_or("nobody", Caller::name).to_owned();
-            (caller, request.method().clone(), request.uri().clone())
+        let mut audit = (is_audited(route) && (caller.is_ok() || self.may_log())).then(|| Audit {
+            caller: caller.as_ref().map_or("nobody", Caller::name).to_owned(),
+            method: request.method().clone(),
+            uri: request.uri().clone(),
+            request_id: request_id.to_str().unwrap_or_default(),
+            trace_id,
+            status: None,
         });
         let answer = match caller {
             Ok(caller) => self.admit((method, route), caller, request, next).await,
             Err(problem) => Err(problem),
         };
-        if let Some((caller, method, uri)) = audited {
-            let status = answer.as_ref().map_or_else(Problem::status, Response::status).as_u16();
-            tracing::info!(
-                target: AUDIT,
-                caller,
-                %method,
-                path = uri.path(),
-                query = uri.query().unwrap_or_default(),
-                status,
-                request_id = request_id.to_str().unwrap_or_default(),
-                trace_id,
-                "audit"
-            );
+        if let Some(audit) = &mut audit {
+            let status = answer.as_ref().map_or_else(Problem::status, Response::status);
+            audit.status = Some(status.as_u16());
         }
         answer
     }
@@ -130,6 +124,35 @@ impl Observer {
             caller.to(Verb::Admin).somewhere()?;
         }
         Ok(caller)
+    }
+}
+
+/// What somebody asked of operators' routes: a line in the log when it is dropped, so also of a request
+/// whose client hung up, or that met a bug.
+struct Audit<'a> {
+    caller: String,
+    method: Method,
+    uri: Uri,
+    request_id: &'a str,
+    trace_id: Option<&'a str>,
+    /// None if there was no answer: what was asked for may have been done.
+    status: Option<u16>,
+}
+
+impl Drop for Audit<'_> {
+    fn drop(&mut self) {
+        let Audit { caller, method, uri, request_id, trace_id, status } = self;
+        tracing::info!(
+            target: AUDIT,
+            caller,
+            %method,
+            path = &*policy::without_tokens(uri.path()),
+            query = &*policy::without_tokens(uri.query().unwrap_or_default()),
+            status,
+            request_id,
+            trace_id,
+            "audit"
+        );
     }
 }
 

@@ -45,7 +45,9 @@ use precision::Precisions;
 use quotas::Quotas;
 pub use quotas::{OverQuota, Seat, SeatsOf};
 use tokens::Tokens;
-pub use tokens::{Caller, Denied, NewToken, TOKEN_PREFIX, TooFast, Verb};
+pub use tokens::{
+    Caller, Denied, NewToken, TOKEN_PREFIX, TooFast, TooManyStreams, Verb, without_tokens,
+};
 
 /// What a file says.
 #[derive(Debug, Default)]

@@ -6,6 +6,7 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::Name;
 
 use super::*;
+use crate::limits;
 
 fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
@@ -121,12 +122,19 @@ fn a_caller_may_do_what_a_grant_names_and_nothing_else() {
         [[token.grant]]
         group_prefix = "shop:eu"
         verbs = ["admin"]
+        [[token.grant]]
+        group = "site"
+        verbs = ["read"]
     "#;
     let policy: Policy = entry("a", &token, grants).parse().expect("a policy");
     let caller = find(&policy.into(), &format!("Bearer {}", token.token)).expect("known");
     let may = |verb, group| caller.may(verb, &name(group));
     assert!(may(Verb::Read, "shop:") && may(Verb::Write, "shop:us"));
     assert!(may(Verb::Admin, "shop:eu-1") && !may(Verb::Admin, "shop:us"));
+    assert!(may(Verb::Read, "site") && !may(Verb::Write, "site") && !may(Verb::Admin, "site"));
+    for longer in ["site2", "site:eu", "sit", "Site"] {
+        assert!(Verb::ALL.iter().all(|&verb| !may(verb, longer)), "{longer}");
+    }
     for alike in
         ["shop", "Shop:", "shop%3A", "xshop:", "/shop:", "../shop:", "ｓhop:", "s\u{200b}hop:"]
     {
@@ -169,6 +177,37 @@ fn a_caller_is_slowed_down_and_a_reload_is_no_way_around_it() {
     std::fs::write(&file, entry("a", &token, "rate = 2")).expect("written");
     policies.reload().expect("another rate");
     caller().pass(1).expect("begins anew");
+}
+
+#[test]
+fn a_token_has_its_streams_and_a_reload_is_no_way_around_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("policy.toml");
+    let token = NewToken::draw();
+    std::fs::write(&file, entry("a", &token, "")).expect("written");
+    let policies = Policies::open(Some(&file)).expect("a policy");
+    let caller = || find(&policies, &format!("Bearer {}", token.token)).expect("known");
+    let mut streams: Vec<_> =
+        (0..limits::STREAMS_OF_TOKEN_MAX).map(|_| caller().stream().expect("a place")).collect();
+    assert_eq!(caller().stream().unwrap_err(), TooManyStreams);
+    policies.reload().expect("the same");
+    assert_eq!(caller().stream().unwrap_err(), TooManyStreams);
+    streams.pop();
+    assert!(caller().stream().is_ok());
+    assert!(Caller::anybody().stream().expect("no bound of its own").is_none());
+}
+
+#[test]
+fn a_text_for_the_log_is_cut_where_tokens_begin() {
+    let NewToken { token, .. } = NewToken::draw();
+    for (text, cut) in [
+        (String::new(), ""),
+        ("limit=10&cursor=orderfree_x".to_owned(), "limit=10&cursor=orderfree_x"),
+        (format!("a={token}&b=1&c={token}"), "a=orderfree_…&b=1&c=orderfree_…"),
+        (format!("/v1/counter/{token}/n"), "/v1/counter/orderfree_…/n"),
+    ] {
+        assert_eq!(without_tokens(&text), cut);
+    }
 }
 
 #[test]
@@ -250,7 +289,15 @@ fn wrong_tokens_and_quotas_are_refused_with_the_rule() {
             entry("a", &token, "[[token.grant]]\ngroup_prefix = \"\"\nverbs = [\"delete\"]"),
             "unknown variant",
         ),
-        (entry("a", &token, "[[token.grant]]\nverbs = [\"read\"]"), "missing field `group_prefix`"),
+        (entry("a", &token, "[[token.grant]]\nverbs = [\"read\"]"), "either `group`"),
+        (
+            entry(
+                "a",
+                &token,
+                "[[token.grant]]\ngroup = \"g\"\ngroup_prefix = \"g\"\nverbs = [\"read\"]",
+            ),
+            "either `group`",
+        ),
         ("[[quota]]\ngroup_prefix = \"a\"".to_owned(), "bounds nothing"),
         (
             "[[quota]]\ngroup_prefix = \"a\"\nlive_mutators = 1\n".repeat(2),

@@ -4,6 +4,7 @@
 //! that scanners for leaked secrets know it and nobody guesses it. Only its SHA-256 is kept. One round is
 //! enough: slow hashes are for passwords, which have few bits.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::num::NonZeroU32;
@@ -19,6 +20,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use thiserror::Error;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::chance;
 use crate::limits;
@@ -71,15 +73,32 @@ struct Token {
     expires: Option<Timestamp>,
     grants: Vec<Grant>,
     rate: Option<(NonZeroU32, Arc<DefaultDirectRateLimiter>)>,
+    streams: Arc<Semaphore>,
 }
 
-/// `[[token.grant]]` of the file.
+/// `[[token.grant]]` of the file: of one group, or of all that begin so.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Grant {
-    /// Compared with the bytes of the decoded group, as it is stored. An empty one is every group.
-    group_prefix: String,
+struct GrantEntry {
+    group: Option<String>,
+    group_prefix: Option<String>,
     verbs: Vec<Verb>,
+}
+
+/// What one may do with which groups.
+#[derive(Debug)]
+struct Grant {
+    groups: Groups,
+    verbs: Vec<Verb>,
+}
+
+/// Compared with the bytes of the decoded group, as it is stored.
+#[derive(Debug)]
+enum Groups {
+    /// This one.
+    One(String),
+    /// Those that begin so: all of them if it is empty.
+    Prefix(String),
 }
 
 /// `[[token]]` of the file.
@@ -91,7 +110,7 @@ pub(super) struct Entry {
     expires: Option<String>,
     rate: Option<NonZeroU32>,
     #[serde(default)]
-    grant: Vec<Grant>,
+    grant: Vec<GrantEntry>,
 }
 
 /// Who sent a request.
@@ -120,6 +139,10 @@ pub struct TooFast {
     /// When to try again.
     pub again_in: Duration,
 }
+
+/// A caller has as many streams as it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooManyStreams;
 
 /// A token that was just made: the only time that it is seen.
 #[derive(Debug)]
@@ -162,16 +185,18 @@ impl Tokens {
         self.by_hash.is_empty()
     }
 
-    /// Takes over how fast callers were so far.
+    /// Takes over how fast callers were so far, and how many streams they have.
     pub(super) fn go_on_from(&mut self, before: &Tokens) {
         for token in self.by_hash.values_mut() {
             let same = |old: &&Arc<Token>| old.name == token.name;
-            let old = before.by_hash.values().find(same).and_then(|old| old.rate.clone());
+            let Some(old) = before.by_hash.values().find(same) else { continue };
+            let token = Arc::get_mut(token).expect("invariant: nobody has a new token yet");
+            token.streams = Arc::clone(&old.streams);
             if let (Some((rate, limiter)), Some((old_rate, old_limiter))) =
-                (Arc::get_mut(token).and_then(|token| token.rate.as_mut()), old)
-                && *rate == old_rate
+                (&mut token.rate, &old.rate)
+                && rate == old_rate
             {
-                *limiter = old_limiter;
+                *limiter = Arc::clone(old_limiter);
             }
         }
     }
@@ -210,6 +235,18 @@ pub(super) fn position(text: &str) -> Option<usize> {
     })
 }
 
+/// A text as it may stand in a log: tokens that stand in it by mistake are cut to how they begin.
+#[must_use]
+pub fn without_tokens(text: &str) -> Cow<'_, str> {
+    let mut text = Cow::Borrowed(text);
+    while let Some(at) = position(&text) {
+        let digits = at + TOKEN_PREFIX.len();
+        let rest = text[digits..].trim_start_matches(|digit: char| digit.is_ascii_hexdigit());
+        text = format!("{}…{rest}", &text[..digits]).into();
+    }
+    text
+}
+
 /// The token of a header `Bearer TOKEN`.
 fn bearer(header: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = header.split_at_checked("Bearer ".len())?;
@@ -245,7 +282,7 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
 
 impl Entry {
     fn token(self) -> anyhow::Result<Token> {
-        let Entry { name, sha256, expires, rate, grant: grants } = self;
+        let Entry { name, sha256, expires, rate, grant } = self;
         ensure!(
             (1..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic()),
             "a token's name has 1 to 64 visible ASCII characters, as it stands in logs"
@@ -261,15 +298,41 @@ impl Entry {
                 format!("the token {name:?} expires at {text:?}; write it as 2027-01-31T00:00:00Z")
             })
         });
-        for grant in &grants {
-            ensure!(!grant.verbs.is_empty(), "a grant of the token {name:?} has no verbs");
-        }
+        let grants = grant.into_iter().map(|entry| entry.grant(&name));
+        let grants = grants.collect::<anyhow::Result<_>>()?;
         let rate = rate.map(|rate| {
             // A batch is let in whole or not at all, so that it must fit.
             let burst = rate.max(BURST_LEAST);
             (rate, Arc::new(RateLimiter::direct(Pace::per_second(rate).allow_burst(burst))))
         });
-        Ok(Token { name, hash, expires: expires.transpose()?, grants, rate })
+        let streams = Arc::new(Semaphore::new(limits::STREAMS_OF_TOKEN_MAX));
+        Ok(Token { name, hash, expires: expires.transpose()?, grants, rate, streams })
+    }
+}
+
+impl GrantEntry {
+    fn grant(self, token: &str) -> anyhow::Result<Grant> {
+        let GrantEntry { group, group_prefix, verbs } = self;
+        ensure!(!verbs.is_empty(), "a grant of the token {token:?} has no verbs");
+        let groups = match (group, group_prefix) {
+            (Some(group), None) => Groups::One(group),
+            (None, Some(prefix)) => Groups::Prefix(prefix),
+            _ => anyhow::bail!(
+                "a grant of the token {token:?} needs either `group`, which is one group, or `group_prefix`, \
+                 which are all that begin so"
+            ),
+        };
+        Ok(Grant { groups, verbs })
+    }
+}
+
+impl Grant {
+    fn allows(&self, verb: Verb, group: &str) -> bool {
+        let is_for = match &self.groups {
+            Groups::One(one) => group == one,
+            Groups::Prefix(prefix) => group.starts_with(prefix.as_str()),
+        };
+        is_for && self.verbs.contains(&verb)
     }
 }
 
@@ -295,10 +358,7 @@ impl Caller {
     #[must_use]
     pub fn may(&self, verb: Verb, group: &Name) -> bool {
         let Some(token) = &self.0 else { return true };
-        let group = group.as_str();
-        let allows =
-            |grant: &Grant| grant.verbs.contains(&verb) && group.starts_with(&grant.group_prefix);
-        token.grants.iter().any(allows)
+        token.grants.iter().any(|grant| grant.allows(verb, group.as_str()))
     }
 
     /// Whether it may do this with the keys of any group.
@@ -306,6 +366,16 @@ impl Caller {
     pub fn may_somewhere(&self, verb: Verb) -> bool {
         let Some(token) = &self.0 else { return true };
         token.grants.iter().any(|grant| grant.verbs.contains(&verb))
+    }
+
+    /// A place for one more NDJSON stream, which is given back by a drop.
+    ///
+    /// # Errors
+    /// [`TooManyStreams`] if it has [`limits::STREAMS_OF_TOKEN_MAX`] already.
+    pub fn stream(&self) -> Result<Option<OwnedSemaphorePermit>, TooManyStreams> {
+        let streams = self.0.as_ref().map(|token| Arc::clone(&token.streams));
+        let place = streams.map(Semaphore::try_acquire_owned).transpose();
+        place.map_err(|_| TooManyStreams)
     }
 
     /// Lets so many requests or updates pass at once, all or none.

@@ -1,9 +1,10 @@
 //! Whatever operators do with keys leaves one line in the log, and what users do none.
 
 use serde_json::Value;
+use tokio::io::AsyncWriteExt;
 
 use crate::pod::{Setup, token};
-use crate::wire::bearer;
+use crate::wire::{Connection, bearer, request};
 
 const KEY: &str = "/v1/counter/shop%2Fa/n";
 const DISCARD: &str = "/v1/counter/g/n/discard?mutator_id=5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77";
@@ -69,6 +70,25 @@ async fn operators_leave_one_line_each_and_users_none() {
         assert_eq!(line["status"], *status, "{line}");
         assert_eq!(line["request_id"], **id, "as the answer's header has it: {line}");
     }
+}
+
+/// The server drops what it does for a client that hangs up, and that it was begun must be told.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_hangs_up_leaves_a_line_as_well() {
+    let pod = Setup::new().start().await;
+    let ask = request("GET", &format!("{KEY}/shards"), &[], "");
+    let is_gone = |line: &&Value| line["status"].is_null() && line["method"] == "GET";
+    // Where the server sees the end before the request, it begins nothing.
+    for _ in 0..500 {
+        let mut connection = Connection::open(pod.port()).await.expect("a connection");
+        connection.send(&ask).await.expect("sent");
+        connection.stream.shutdown().await.expect("hung up");
+        let _ = connection.answer().await;
+        if audits(&pod.lines()).into_iter().any(|line| is_gone(&line)) {
+            return;
+        }
+    }
+    panic!("nobody was gone: {}", pod.log());
 }
 
 /// A caller can't forge lines: what it sends stands inside one.

@@ -9,8 +9,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::bystanders::Bystander;
 use crate::machine;
-use crate::pod::{MIB, Pod, Setup, free_port};
-use crate::wire::{self, Connection, request};
+use crate::pod::{MIB, Pod, Setup, free_port, token};
+use crate::wire::{self, Connection, bearer, request};
 
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
 
@@ -234,4 +234,66 @@ async fn streams_that_say_nothing_keep_no_whole_body() {
     assert_eq!((answer.status, answer.problem().as_str()), (503, "overloaded"));
     assert_eq!(answer.header("retry-after"), "1");
     bystander.was_served(OTHERS_WAIT).await;
+}
+
+/// However many streams one token opens, others have room for theirs.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_streams_of_one_token_leave_room_for_those_of_others() {
+    let _beside = machine::beside().await;
+    let (many, lines) = token("many", &[("", &["write"])], "");
+    let (other, more) = token("other", &[("", &["write"])], "");
+    let pod = Setup::new().policy(&(lines + &more)).start().await;
+    let head = |token: &str| {
+        format!(
+            "POST /v1/batch HTTP/1.1\r\nhost: a\r\nauthorization: {}\r\ncontent-type: application/x-ndjson\r\n\
+             transfer-encoding: chunked\r\n\r\n",
+            bearer(token)
+        )
+    };
+    let mut streams = Vec::new();
+    for _ in 0..100 {
+        let mut stream = Connection::open(pod.port()).await.expect("a connection");
+        stream.send(format!("{}1\r\n\n\r\n", head(&many)).as_bytes()).await.expect("sent");
+        streams.push(stream);
+    }
+    let last = streams.last_mut().expect("some");
+    let answer = timeout(OTHERS_WAIT, last.answer()).await.expect("in time").expect("an answer");
+    assert_eq!((answer.status, answer.problem().as_str()), (429, "too-fast"), "{}", answer.text());
+    assert!(!answer.header("retry-after").is_empty());
+    let update = r#"{"kind":"counter","group":"g","name":"n","op":{"op":"add"}}"#;
+    let mut stream = Connection::open(pod.port()).await.expect("a connection");
+    let body = format!("{:x}\r\n{update}\r\n0\r\n\r\n", update.len());
+    stream.send(format!("{}{body}", head(&other)).as_bytes()).await.expect("sent");
+    let answer = timeout(OTHERS_WAIT, stream.answer()).await.expect("in time").expect("an answer");
+    assert_eq!((answer.status, &answer.json()["acked"]), (200, &json!(1)), "{}", answer.text());
+}
+
+/// What is over the bound of requests in progress is told so at once, and what is within it is done.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_over_their_bound_are_shed_at_once_and_probes_are_answered() {
+    let _beside = machine::beside().await;
+    const MOST: usize = 10;
+    let pod = Setup::new().arg("--connections-max", 2 * MOST).start().await;
+    let body = r#"{"op":"add"}"#;
+    let all = request("POST", "/v1/counter/g/n", &JSON, body);
+    let (head, rest) = all.split_at(all.len() - 1);
+    let mut taken = Vec::new();
+    for _ in 0..MOST {
+        let mut connection = Connection::open(pod.port()).await.expect("a connection");
+        connection.send(head).await.expect("sent");
+        taken.push(connection);
+    }
+    sleep(Duration::from_millis(300)).await;
+    for _ in 0..3 {
+        let answer = timeout(OTHERS_WAIT, pod.ask("POST", "/v1/counter/g/n", &JSON, body));
+        let answer = answer.await.expect("at once");
+        assert_eq!((answer.status, answer.problem().as_str()), (503, "overloaded"));
+        assert_eq!(answer.header("retry-after"), "1");
+        assert_eq!(pod.get("/livez").await.status, 200);
+    }
+    for mut connection in taken {
+        connection.send(rest).await.expect("sent");
+        assert_eq!(connection.answer().await.expect("an answer").status, 200);
+    }
+    assert_eq!(pod.count("/v1/counter/g/n").await, MOST as u64);
 }

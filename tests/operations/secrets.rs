@@ -154,6 +154,9 @@ async fn a_pod_that_serves_repeats_none() {
             ("GET", "/docs", ""),
             ("GET", "/problems", ""),
             ("GET", "/nowhere", ""),
+            // Where other services take one.
+            ("GET", &format!("/v1/counter/g/n/shards?access_token={good}"), ""),
+            ("GET", &format!("/v1/counter/g/n?access_token={good}"), ""),
         ] {
             let headers =
                 [("authorization", header.as_str()), ("content-type", "application/json")];

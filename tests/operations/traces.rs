@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
+use crate::machine;
 use crate::pod::{Pod, Setup, token};
 use crate::wire::{Connection, bearer};
 
@@ -170,6 +171,22 @@ async fn the_service_has_the_name_that_the_environment_gives() {
     pod.ask("GET", "/livez", &[("traceparent", PARENT)], "").await;
     let span = collector.wait_for(&trace_bytes()).await;
     assert!(contains(&span, b"counts-of-the-shop"), "{}", String::from_utf8_lossy(&span));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_waits_for_no_collector() {
+    let _beside = machine::beside().await;
+    let silent = Collector::start(false).await;
+    let setup = silent.named_in(Setup::new()).arg("--unready-grace", "60s");
+    let mut pod = setup.start().await;
+    pod.get("/livez").await;
+    silent.wait_for(b"/livez").await;
+    pod.signal(Signal::TERM);
+    pod.logs("unready", Duration::from_secs(2)).await;
+    pod.signal(Signal::TERM);
+    let (code, took) = pod.ended(Duration::from_secs(20)).await;
+    assert_eq!(code, Some(1), "{}", pod.log());
+    assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
 /// Neither one that is away nor one that never answers slows requests down, or keeps a pod for long.

@@ -90,8 +90,8 @@ impl Pod {
             Service::new(store.clone(), gate, mutators.clone(), folder, constants, metrics);
         let (service, health) = (Arc::new(service), Arc::new(Health::default()));
         health.set_started();
-        let router =
-            router(AppState { service, health, policies: Policies::default(), build: Build::THIS });
+        let (policies, build) = (Policies::default(), Build::THIS);
+        let router = router(AppState { service, health, policies, build, requests_max: 1 });
         Pod { router, mutators, store, clock, memory, constants, runtime }
     }
 
