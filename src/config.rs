@@ -204,9 +204,9 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_CONNECTIONS_MAX", default_value_t = crate::limits::CONNECTIONS_MAX, value_parser = connections, value_name = "COUNT")]
     pub connections_max: usize,
 
-    /// Most requests in progress of each address; half of the connections without it.
-    #[arg(long, env = "ORDERFREE_REQUESTS_MAX", value_parser = connections, value_name = "COUNT")]
-    pub requests_max: Option<usize>,
+    /// Most requests in progress of each address; fewer than connections have some told to come back.
+    #[arg(long, env = "ORDERFREE_REQUESTS_MAX", default_value_t = crate::limits::REQUESTS_MAX, value_parser = connections, value_name = "COUNT")]
+    pub requests_max: usize,
 
     /// For tests only: a file with the number of ms by which this pod's wall clock is off. It may
     /// change while the pod runs.

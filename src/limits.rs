@@ -185,13 +185,9 @@ pub const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Connections of one listener at once; further ones wait to be accepted.
 pub const CONNECTIONS_MAX: usize = 16_384;
 
-/// Requests in progress at once, by default, of one listener that has so many connections; further ones are
-/// shed with 503. Half: with HTTP/1.1 each connection has one, and as many again get this clear answer, where
-/// those beyond all connections wait without any.
-#[must_use]
-pub fn requests_max(connections_max: usize) -> usize {
-    connections_max.div_ceil(2)
-}
+/// Requests in progress at once of one listener; further ones are shed with 503. As many as connections: those
+/// who wait for each other are answered soon, mostly, and sooner than if they came again.
+pub const REQUESTS_MAX: usize = CONNECTIONS_MAX;
 
 /// Connections that the kernel holds until they are accepted.
 pub const LISTEN_BACKLOG: u32 = 4_096;

@@ -105,7 +105,7 @@ impl Node {
             metrics,
         ));
         let (health, tasks) = (Arc::default(), Tasks::new());
-        let requests_max = limits::requests_max(limits::CONNECTIONS_MAX);
+        let requests_max = limits::REQUESTS_MAX;
         Node { store, mutators, service, folder, health, policies, requests_max, tasks }
     }
 
@@ -304,8 +304,7 @@ async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> 
     let chance = Chance::system();
     let mut node =
         Node::new(store, constants, clock, chance, args.mutators_max, policies, args.fold);
-    let requests_max = args.requests_max;
-    node.requests_max = requests_max.unwrap_or_else(|| limits::requests_max(args.connections_max));
+    node.requests_max = args.requests_max;
     node.start();
     let metrics = node.metrics();
     metrics.connections_max.set(i64::try_from(args.connections_max).unwrap_or(i64::MAX));

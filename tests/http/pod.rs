@@ -158,7 +158,7 @@ impl Pod {
             health: health.clone(),
             policies,
             build: Build::THIS,
-            requests_max: limits::requests_max(limits::CONNECTIONS_MAX),
+            requests_max: limits::REQUESTS_MAX,
         };
         Pod {
             health,

@@ -273,7 +273,7 @@ async fn the_streams_of_one_token_leave_room_for_those_of_others() {
 async fn requests_over_their_bound_are_shed_at_once_and_probes_are_answered() {
     let _beside = machine::beside().await;
     const MOST: usize = 10;
-    let pod = Setup::new().arg("--connections-max", 2 * MOST).start().await;
+    let pod = Setup::new().arg("--requests-max", MOST).start().await;
     let body = r#"{"op":"add"}"#;
     let all = request("POST", "/v1/counter/g/n", &JSON, body);
     let (head, rest) = all.split_at(all.len() - 1);

@@ -45,6 +45,12 @@ pub(crate) struct Setup {
 
 impl Setup {
     pub(crate) fn new() -> Setup {
+        let setup = Setup::without_store();
+        let data = setup.path("rows.redb").display().to_string();
+        setup.arg("--data", data)
+    }
+
+    pub(crate) fn without_store() -> Setup {
         let (folder, port) = (TempDir::new().expect("a folder"), free_port());
         let setup = Setup {
             folder: Arc::new(folder),
@@ -52,8 +58,7 @@ impl Setup {
             arguments: Vec::new(),
             environment: Vec::new(),
         };
-        let data = setup.path("rows.redb").display().to_string();
-        setup.arg("--listen", format!("127.0.0.1:{port}")).arg("--data", data)
+        setup.arg("--listen", format!("127.0.0.1:{port}"))
     }
 
     #[must_use]
