@@ -143,6 +143,13 @@ pub struct DeniedLabel {
     pub reason: &'static str,
 }
 
+/// Labels of [`Metrics::refused`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RefusedLabel {
+    /// `op`, `clock`, `limit`, `quota`, `store`, `unsent` or `stopping`.
+    pub reason: &'static str,
+}
+
 /// Labels of [`Metrics::policy_reloads`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ReloadLabel {
@@ -155,6 +162,8 @@ pub struct Metrics {
     registry: Registry,
     /// Op lists, by [`Outcome`]: found without a look at labels, as every update is counted.
     updates: [Counter; Outcome::ALL.len()],
+    /// Op lists that were refused, by why.
+    pub refused: Family<RefusedLabel, Counter>,
     /// HTTP requests by route, method and status.
     pub requests: Family<RequestLabel, Counter>,
     /// Seconds a request took.
@@ -229,6 +238,7 @@ impl Metrics {
         let mut metrics = Metrics {
             registry: Registry::with_prefix("orderfree"),
             updates: Outcome::ALL.map(|outcome| updates.get_or_create_owned(&outcome.label())),
+            refused: Family::default(),
             requests: Family::default(),
             request_seconds: seconds(),
             flush_ops: counts(),
@@ -266,6 +276,7 @@ impl Metrics {
     fn register(&mut self, updates: Family<OutcomeLabel, Counter>) {
         let r = &mut self.registry;
         r.register("updates", "Updates by outcome, each of one or more ops", updates);
+        r.register("refused", "Updates that were refused, by why", self.refused.clone());
         r.register("requests", "HTTP requests", self.requests.clone());
         let seconds = Unit::Seconds;
         r.register_with_unit("request", "Time of a request", seconds, self.request_seconds.clone());
@@ -335,6 +346,9 @@ impl Metrics {
         for class in ["write_refused", "write_unknown", "unavailable", "too_many_rows", "corrupt"] {
             self.store_errors.get_or_create(&StoreErrorLabel { class }).inc_by(0);
         }
+        for reason in ["op", "clock", "limit", "quota", "store", "unsent", "stopping"] {
+            self.refused.get_or_create(&RefusedLabel { reason }).inc_by(0);
+        }
         for reason in ["unauthenticated", "forbidden", "rate", "quota"] {
             self.denied.get_or_create(&DeniedLabel { reason }).inc_by(0);
         }
@@ -346,6 +360,11 @@ impl Metrics {
     /// Counts op lists by outcome.
     pub fn count_updates(&self, outcome: Outcome, count: u64) {
         self.updates[outcome as usize].inc_by(count);
+    }
+
+    /// Counts op lists that were refused.
+    pub fn count_refused(&self, reason: &'static str, count: u64) {
+        self.refused.get_or_create(&RefusedLabel { reason }).inc_by(count);
     }
 
     /// Counts the read of a key.

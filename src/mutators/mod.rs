@@ -14,6 +14,7 @@
 
 mod board;
 mod flights;
+mod refused;
 mod slots;
 mod weights;
 
@@ -21,13 +22,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orderfree_core::crdt::{Op, OpError};
-use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::hybrid::HybridClock;
 use orderfree_core::protocol::{
     Accepted, Constants, Durability, Finished, Key, Mutator, Now, Refusal, Ticket, Timestamp,
     WriteOutcome, weight,
 };
-use thiserror::Error;
 
 use crate::chance::Chance;
 use crate::gate::Gate;
@@ -42,6 +41,7 @@ use crate::sync::{
 use crate::tasks::Tasks;
 use crate::typical::Typical;
 use board::{Board, Queue};
+pub use refused::{Refused, UpdateError};
 use slots::{Batch, Slot, SlotState, Slots, Verdict};
 
 /// First and longest pause after a write that was not acknowledged.
@@ -69,43 +69,6 @@ pub struct Mutators {
     /// Gives ops of timed kinds their times.
     hybrid: Mutex<HybridClock>,
     policies: Policies,
-}
-
-/// Why an update was not acked.
-#[derive(Debug, Clone, PartialEq, Error)]
-pub enum UpdateError {
-    /// Certainly not counted.
-    #[error(transparent)]
-    Refused(#[from] Refused),
-    /// May be counted, now or later. Sending it again may count it twice.
-    #[error("the update may or may not be counted: {0}")]
-    Unknown(String),
-}
-
-/// Why an update was refused: it is certainly not counted and may be sent again.
-#[derive(Debug, Clone, PartialEq, Error)]
-pub enum Refused {
-    /// The op can't be applied to the key.
-    #[error(transparent)]
-    Op(#[from] OpError),
-    /// The pod's clock can't be trusted.
-    #[error(transparent)]
-    Clock(#[from] ClockError),
-    /// A limit of this pod is reached.
-    #[error("this pod has {0}; send the update again later or to another pod")]
-    Overloaded(&'static str),
-    /// The quota of the key's group is used up.
-    #[error(transparent)]
-    Quota(#[from] OverQuota),
-    /// The store took no write.
-    #[error("the store took no write: {0}")]
-    Store(String),
-    /// The update waited for its turn until its time was over, and was never sent.
-    #[error("the update waited {0:?} for its turn and was taken out unsent; send it again")]
-    Deadline(Duration),
-    /// The pod is shutting down.
-    #[error("this pod is shutting down; send the update to another one")]
-    Stopping,
 }
 
 /// Updates of one key that came together, each a list of ops, all or none of which are applied.
@@ -392,7 +355,10 @@ impl Mutators {
         let outcome = match (&result, durability) {
             (Ok(_), Durability::Stored) => Outcome::Acked,
             (Ok(_), Durability::Memory) => Outcome::Accepted,
-            (Err(UpdateError::Refused(_)), _) => Outcome::Refused,
+            (Err(UpdateError::Refused(why)), _) => {
+                self.metrics.count_refused(why.reason(), updates as u64);
+                Outcome::Refused
+            }
             (Err(UpdateError::Unknown(_)), _) => Outcome::Unknown,
         };
         self.metrics.count_updates(outcome, updates as u64);

@@ -58,6 +58,34 @@ async fn requests_are_counted_by_template_and_never_by_key() {
     assert!(!text.contains("home") && !text.contains("nonsense"));
 }
 
+/// What rings for a store that takes no writes must not ring for clients' mistakes.
+#[tokio::test]
+async fn refusals_inside_an_answer_of_200_are_counted_by_their_reason() {
+    let pod = Pod::new();
+    let add = |items: &[String]| {
+        let op = json!({"op": "add", "items": items});
+        json!({"kind": "gset", "group": "g", "name": "n", "op": op})
+    };
+    let send = async |updates: serde_json::Value| {
+        let batch = json!({"updates": updates}).to_string();
+        let answer = pod.post("/v1/batch", "application/json", &batch).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    };
+    // 260 of these are a full state.
+    let items: Vec<String> = (0..270).map(|index| format!("{index:0>1000}")).collect();
+    send(items.chunks(10).map(add).collect()).await;
+    for (fault, count) in [(Fault::Down, 2), (Fault::Unmeasured, 3)] {
+        pod.set(fault);
+        send((0..count).map(|_| add(&["a".to_owned()])).collect()).await;
+    }
+    let text = pod.get("/metrics").await.text;
+    for (reason, count) in [("op", 1), ("store", 2), ("clock", 3), ("limit", 0), ("unsent", 0)] {
+        let says = format!("orderfree_refused_total{{reason=\"{reason}\"}} {count}\n");
+        assert!(text.contains(&says), "{says} in {text}");
+    }
+    assert!(text.contains("orderfree_updates_total{outcome=\"refused\"} 6\n"), "{text}");
+}
+
 #[tokio::test]
 async fn only_who_looks_at_the_metrics_asks_for_the_clock_offset() {
     let pod = Pod::new();

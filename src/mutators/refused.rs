@@ -1,0 +1,61 @@
+//! Why updates are not acked.
+
+use std::time::Duration;
+
+use orderfree_core::crdt::OpError;
+use orderfree_core::protocol::clock::ClockError;
+use thiserror::Error;
+
+use crate::policy::OverQuota;
+
+/// Why an update was not acked.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum UpdateError {
+    /// Certainly not counted.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// May be counted, now or later. Sending it again may count it twice.
+    #[error("the update may or may not be counted: {0}")]
+    Unknown(String),
+}
+
+/// Why an update was refused: it is certainly not counted and may be sent again.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum Refused {
+    /// The op can't be applied to the key.
+    #[error(transparent)]
+    Op(#[from] OpError),
+    /// The pod's clock can't be trusted.
+    #[error(transparent)]
+    Clock(#[from] ClockError),
+    /// A limit of this pod is reached.
+    #[error("this pod has {0}; send the update again later or to another pod")]
+    Overloaded(&'static str),
+    /// The quota of the key's group is used up.
+    #[error(transparent)]
+    Quota(#[from] OverQuota),
+    /// The store took no write.
+    #[error("the store took no write: {0}")]
+    Store(String),
+    /// The update waited for its turn until its time was over, and was never sent.
+    #[error("the update waited {0:?} for its turn and was taken out unsent; send it again")]
+    Deadline(Duration),
+    /// The pod is shutting down.
+    #[error("this pod is shutting down; send the update to another one")]
+    Stopping,
+}
+
+impl Refused {
+    /// Its name in the metrics.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Refused::Op(_) => "op",
+            Refused::Clock(_) => "clock",
+            Refused::Overloaded(_) => "limit",
+            Refused::Quota(_) => "quota",
+            Refused::Store(_) => "store",
+            Refused::Deadline(_) => "unsent",
+            Refused::Stopping => "stopping",
+        }
+    }
+}
