@@ -18,6 +18,7 @@ use axum::{Json, Router};
 use orderfree::chance::Chance;
 use orderfree::clock::SystemClock;
 use orderfree::config::Switch;
+use orderfree::limits;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
@@ -50,8 +51,11 @@ async fn count_on(file: &Path) {
     assert_eq!(node.stop(Duration::from_secs(10)).await, 0);
 }
 
-/// Changes a byte of the state of a counter.
-fn damage(file: &Path) {
+/// The row of a counter: group, name, expiry and id, time and state.
+type Counter = ((String, String, u64, u128), (i64, Vec<u8>));
+
+/// Puts rows in the place of that of the only counter.
+fn rewrite(file: &Path, rows: impl FnOnce(Counter) -> Vec<Counter>) {
     let database = Database::open(file).expect("the file");
     let transaction = database.begin_write().expect("a transaction");
     {
@@ -60,14 +64,34 @@ fn damage(file: &Path) {
             let (kind, group, name, expiry, id) = key.value();
             let (at, state) = value.value();
             let place = (group.to_owned(), name.to_owned(), expiry, id);
-            (kind == "counter").then(|| (place, at, state.to_vec()))
+            (kind == "counter").then(|| (place, (at, state.to_vec())))
         });
-        let ((group, name, expiry, id), at, mut state) = found.expect("a counter");
-        state[0] ^= 0xff;
-        let key = ("counter", group.as_str(), name.as_str(), expiry, id);
-        table.insert(key, (at, state.as_slice())).expect("written");
+        for ((group, name, expiry, id), (at, state)) in rows(found.expect("a counter")) {
+            let key = ("counter", group.as_str(), name.as_str(), expiry, id);
+            table.insert(key, (at, state.as_slice())).expect("written");
+        }
     }
     transaction.commit().expect("committed");
+}
+
+/// Changes a byte of the state of a counter.
+fn damage(file: &Path) {
+    rewrite(file, |(place, (at, mut state))| {
+        state[0] ^= 0xff;
+        vec![(place, (at, state))]
+    });
+}
+
+/// Gives the counter's group so many names.
+fn grow(file: &Path, names: usize) {
+    rewrite(file, |((group, _, expiry, id), value)| {
+        let name = |index| match index {
+            0 => "n".to_owned(),
+            _ => format!("n{index:06}"),
+        };
+        let row = |index| ((group.clone(), name(index), expiry, id), value.clone());
+        (0..names).map(row).collect()
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -90,6 +114,41 @@ async fn what_is_well_is_said_and_what_is_not_as_well() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("WRONG keys: counter/g/n: row (expires_at"), "{text}");
     assert!(text.contains("undecodable"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn room_of_the_sample_goes_to_where_the_keys_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("orderfree.redb");
+    let data = ["--data", file.to_str().expect("UTF-8")];
+    count_on(&file).await;
+    let kinds = Kind::ALL.len();
+    for (names, sample, seen) in
+        [(40, 100, kinds + 39), (40, 30, 30), (40, 2, 2), (3_000, 100, 100)]
+    {
+        grow(&file, names);
+        let (output, text) =
+            doctor(&[&data[..], &["--sample", &sample.to_string()]].concat()).await;
+        let says = format!("ok    keys: {seen} in {} groups keep the rules", kinds.min(seen));
+        assert!(output.status.success() && text.contains(&says), "{says}: {text}");
+    }
+    let (_, text) = doctor(&[&data[..], &["--sample", "2000"]].concat()).await;
+    assert!(text.contains("ok    keys: 2000 in"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_has_outgrown_one_partition_is_warned_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("orderfree.redb");
+    let data = ["--data", file.to_str().expect("UTF-8")];
+    count_on(&file).await;
+    grow(&file, limits::GROUP_NAMES_ALERT);
+    let (output, text) = doctor(&data).await;
+    assert!(output.status.success() && !text.contains("groups:"), "{text}");
+    grow(&file, limits::GROUP_NAMES_ALERT + 1);
+    let (output, text) = doctor(&data).await;
+    assert!(text.contains("warn  groups: more than 100000 names in counter/g;"), "{text}");
+    assert!(output.status.success() && !text.contains("WRONG"), "it works: {text}");
 }
 
 #[tokio::test]

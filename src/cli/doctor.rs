@@ -1,5 +1,6 @@
 //! `doctor`: checks an installation from the outside in, and says what to do.
 
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,28 +8,33 @@ use std::time::Duration;
 use clap::Args;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::fold::proves_moved_clock;
-use orderfree_core::protocol::{Constants, Key, Phase};
+use orderfree_core::protocol::{Constants, Key, Name, Phase};
 use reqwest::Url;
 use serde_json::Value;
 
 use super::connect::{self, ConnectArgs};
 use super::output::say;
+use crate::chance::Chance;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{StoreArgs, Switch};
 use crate::limits;
 use crate::server::{self, Node};
 use crate::service::{GroupQuery, Service, ShardsReport};
-use crate::store::Store;
+use crate::store::{GroupCursor, Store};
 
 /// Longest time of a pod's answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Names that are counted to find groups that are too large, in all: further groups are left to the sweep, which
+/// meets each of them.
+const NAMES_COUNTED_MAX: usize = 1_000_000;
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// How many keys to look at: as many of each kind, spread over its groups.
+    /// How many keys to look at: as many of each kind, spread over its groups, as there are.
     #[arg(long, default_value_t = 100, value_name = "COUNT")]
     sample: usize,
     /// A pod to ask for its version and whether it is ready: the address of its operators, if it has one.
@@ -52,6 +58,11 @@ impl Report {
             Err(wrong) => say(format_args!("WRONG {what}: {wrong}")),
         }
     }
+
+    /// What works, and should not stay so: the end is the one of an installation that is well.
+    fn warn(&self, what: &str, why: &str) {
+        say(format_args!("warn  {what}: {why}"));
+    }
 }
 
 pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
@@ -63,8 +74,10 @@ pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     match resolved {
         Err(error) => report.say("configuration", Err(error.to_string())),
         Ok((config, constants)) => {
-            let advice = constants.warning().unwrap_or_else(|| "consistent".into());
-            report.say("configuration", Ok(advice));
+            match constants.warning() {
+                Some(advice) => report.warn("configuration", &advice),
+                None => report.say("configuration", Ok("consistent".into())),
+            }
             let clock = Arc::new(SystemClock);
             // Opening checks reachability, credentials, engine, table properties, replication and levels.
             match server::open_store(config, constants, clock).await {
@@ -88,7 +101,11 @@ async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>) {
     let levels = store.levels();
     let levels = format!("write {}, read {}, fold {}", levels.write, levels.read, levels.fold);
     report.say("store", Ok(format!("{}, {levels}; the table is as it must be", store.name())));
-    report.say("versions", store.versions().await.map_err(|error| error.to_string()));
+    match store.versions().await.map(|nodes| upgrade(&nodes)) {
+        Ok(Err(unfinished)) => report.warn("versions", &unfinished),
+        Ok(found) => report.say("versions", found),
+        Err(error) => report.say("versions", Err(error.to_string())),
+    }
     let offset = match store.clock_offset_us() {
         Some(offset_us) => {
             let offset = Duration::from_micros(offset_us.unsigned_abs());
@@ -103,7 +120,18 @@ async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>) {
     report.say("folding", may_fold);
 }
 
-/// Looks at the rows of some keys, of every kind, whether they keep the rules.
+/// How many nodes run which release; an error if they run several, which is meant to pass.
+fn upgrade(nodes: &BTreeMap<String, usize>) -> Result<String, String> {
+    let each = nodes.iter().map(|(release, count)| format!("{count} × {release}"));
+    let all = each.collect::<Vec<_>>().join(", ");
+    match nodes.len() {
+        0 => Ok("the store of this program".to_owned()),
+        1 => Ok(all),
+        _ => Err(format!("{all}; finish the upgrade before anything else")),
+    }
+}
+
+/// Looks at the rows of some keys, of every kind, whether they keep the rules, and at their groups.
 async fn look_at_keys(
     report: &mut Report,
     store: &Arc<dyn Store>,
@@ -111,49 +139,140 @@ async fn look_at_keys(
     sample: usize,
 ) {
     let node = Node::for_tool(store, constants, Arc::new(SystemClock), Switch::Off);
-    let (mut looked_at, mut groups, mut wrong) = (0, 0, Vec::new());
+    let mut look = Look::new(store.as_ref(), node.service(), constants);
+    let mut kinds = Vec::new();
     for &kind in Kind::ALL {
-        let most = sample.div_ceil(Kind::ALL.len());
-        let result =
-            look_at_kind(node.service(), kind, most, &constants, &mut looked_at, &mut wrong);
-        match result.await {
-            Ok(seen) => groups += seen,
-            Err(error) => wrong.push(format!("keys of kind {kind}: {error}")),
+        let start = store.groups_somewhere(&Chance::system());
+        match groups_from(node.service(), kind, start).await {
+            Ok(groups) if groups.is_empty() => {}
+            Ok(groups) => {
+                let all = groups.into_iter().map(|group| GroupQuery::all(kind, group, 0));
+                kinds.push(all.collect::<VecDeque<_>>());
+            }
+            Err(error) => look.wrong.push(format!("keys of kind {kind}: {error}")),
         }
     }
-    let found = format!("{looked_at} in {groups} groups keep the rules");
-    report.say("keys", if wrong.is_empty() { Ok(found) } else { Err(wrong.join("; ")) });
+    // Room that one kind does not need is the others'.
+    let mut left = sample;
+    while left > 0 && !kinds.is_empty() {
+        let share = left.div_ceil(kinds.len());
+        for groups in &mut kinds {
+            left -= look.at_kind(groups, share.min(left)).await;
+        }
+        kinds.retain(|groups| !groups.is_empty());
+    }
+    look.tell(report, sample - left);
 }
 
-/// Returns how many groups it met.
-async fn look_at_kind(
+/// A page of groups of a kind, and of those before them if the list ends. One page is a sample: a list of all
+/// groups would read every partition.
+async fn groups_from(
     service: &Service,
     kind: Kind,
-    most: usize,
-    constants: &Constants,
-    looked_at: &mut usize,
-    wrong: &mut Vec<String>,
-) -> anyhow::Result<usize> {
-    // One page is a sample: a list of all groups would read every partition.
-    let list = service.groups(kind, None, limits::PAGE_DEFAULT).await?;
-    let mut left = most;
-    for group in &list.groups {
-        let query = GroupQuery::all(kind, group.clone(), left.min(most.div_ceil(10)));
-        if query.limit == 0 {
-            break;
-        }
-        for entry in service.read_group(&query).await?.keys {
-            let key = Key { kind, group: group.clone(), name: entry.name };
-            let shards = service.shards(&key).await;
-            let rules = shards.map(|shards| broken_rules(&shards, constants));
-            for rule in rules.unwrap_or_else(|error| vec![error.to_string()]) {
-                wrong.push(format!("{key}: {rule}"));
+    start: Option<GroupCursor>,
+) -> anyhow::Result<Vec<Name>> {
+    let list = service.groups(kind, start.as_ref(), limits::PAGE_DEFAULT).await?;
+    let mut groups = list.groups;
+    if start.is_some() && list.next.is_none() {
+        let first = service.groups(kind, None, limits::PAGE_DEFAULT).await?.groups;
+        let seen: HashSet<Name> = groups.iter().cloned().collect();
+        groups.extend(first.into_iter().filter(|group| !seen.contains(group)));
+    }
+    Ok(groups)
+}
+
+/// A look at keys and their groups.
+struct Look<'a> {
+    store: &'a dyn Store,
+    service: &'a Service,
+    constants: Constants,
+    /// How many groups were met.
+    groups: usize,
+    /// How many names were counted, of all groups.
+    names: usize,
+    large: Vec<String>,
+    wrong: Vec<String>,
+}
+
+impl<'a> Look<'a> {
+    fn new(store: &'a dyn Store, service: &'a Service, constants: Constants) -> Look<'a> {
+        let (groups, names, large, wrong) = (0, 0, Vec::new(), Vec::new());
+        Look { store, service, constants, groups, names, large, wrong }
+    }
+
+    /// Looks at keys of a kind, up to so many, and returns how many there were. Takes groups off that have no
+    /// further ones.
+    async fn at_kind(&mut self, groups: &mut VecDeque<GroupQuery>, most: usize) -> usize {
+        let share = most.div_ceil(groups.len()).min(limits::PAGE_MAX);
+        let mut left = most;
+        while left > 0
+            && let Some(mut query) = groups.pop_front()
+        {
+            query.limit = share.min(left);
+            match self.at_group(&query).await {
+                Ok((seen, behind)) => {
+                    left -= seen;
+                    if behind.is_some() {
+                        groups.push_back(GroupQuery { behind, ..query });
+                    }
+                }
+                Err(error) => {
+                    self.wrong.push(format!("keys of {}/{}: {error}", query.kind, query.group));
+                    // A store that does not answer is not asked a thousand times.
+                    groups.clear();
+                }
             }
-            left -= 1;
-            *looked_at += 1;
+        }
+        most - left
+    }
+
+    /// Returns how many keys it looked at, and the last of them if there are more.
+    async fn at_group(&mut self, query: &GroupQuery) -> anyhow::Result<(usize, Option<Name>)> {
+        let page = self.service.read_group(query).await?;
+        let seen = page.keys.len();
+        if query.behind.is_none() {
+            self.groups += 1;
+            if page.next.is_some() {
+                self.at_size(query).await?;
+            }
+        }
+        for entry in page.keys {
+            let key = Key { kind: query.kind, group: query.group.clone(), name: entry.name };
+            let shards = self.service.shards(&key).await;
+            let rules = shards.map(|shards| broken_rules(&shards, &self.constants));
+            for rule in rules.unwrap_or_else(|error| vec![error.to_string()]) {
+                self.wrong.push(format!("{key}: {rule}"));
+            }
+        }
+        Ok((seen, page.next))
+    }
+
+    /// Counts the names of a group as far as it takes to know that there are too many.
+    async fn at_size(&mut self, query: &GroupQuery) -> anyhow::Result<()> {
+        const TOO_MANY: usize = limits::GROUP_NAMES_ALERT + 1;
+        if self.names < NAMES_COUNTED_MAX {
+            let names = self.store.count_names(query.kind, &query.group, TOO_MANY).await?;
+            self.names += names;
+            if names == TOO_MANY {
+                self.large.push(format!("{}/{}", query.kind, query.group));
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(self, report: &mut Report, keys: usize) {
+        let found = format!("{keys} in {} groups keep the rules", self.groups);
+        report.say(
+            "keys",
+            if self.wrong.is_empty() { Ok(found) } else { Err(self.wrong.join("; ")) },
+        );
+        if !self.large.is_empty() {
+            let (large, most) = (self.large.join(", "), limits::GROUP_NAMES_ALERT);
+            let why =
+                format!("more than {most} names in {large}; count new names under more groups");
+            report.warn("groups", &why);
         }
     }
-    Ok(list.groups.len())
 }
 
 /// What the rows of a key show that they must not.
@@ -224,4 +343,47 @@ async fn look_at_pod(url: &Url, connect: &ConnectArgs) -> anyhow::Result<String>
     );
     let version: Value = version.json().await?;
     Ok(version["version"].as_str().unwrap_or("unknown").to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use orderfree_core::protocol::{Durability, Overrides};
+
+    use super::*;
+    use crate::store::embedded::EmbeddedStore;
+
+    #[tokio::test]
+    async fn a_list_that_begins_in_between_goes_on_at_the_beginning() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let constants = Constants::resolve(Overrides::default()).expect("defaults");
+        let clock = Arc::new(SystemClock);
+        let store = EmbeddedStore::open(&folder.path().join("file"), constants, clock.clone());
+        let store: Arc<dyn Store> = Arc::new(store.expect("a store"));
+        let node = Node::for_tool(&store, constants, clock, Switch::Off);
+        let name = |text: &str| Name::new(text).expect("a name");
+        let kind = Kind::Counter;
+        for group in ["a", "b", "c"] {
+            let key = Key { kind, group: name(group), name: name("n") };
+            let op = kind.parse_op(&kind.bare_op("5")).expect("an op");
+            node.service().update(&key, vec![op], Durability::Stored).await.expect("acked");
+        }
+        for (start, order) in [(None, "abc"), (Some(0), "abc"), (Some(1), "bca"), (Some(3), "abc")]
+        {
+            let groups = groups_from(node.service(), kind, start.map(GroupCursor)).await;
+            let groups: String = groups.expect("a list").iter().map(Name::as_str).collect();
+            assert_eq!(groups, order, "{start:?}");
+        }
+    }
+
+    #[test]
+    fn nodes_of_two_releases_are_an_upgrade_that_is_not_finished() {
+        let nodes = |releases: &[(&str, usize)]| {
+            let named = releases.iter().map(|(name, count)| ((*name).to_owned(), *count));
+            upgrade(&named.collect())
+        };
+        assert_eq!(nodes(&[]), Ok("the store of this program".to_owned()));
+        assert_eq!(nodes(&[("5.0.6", 3)]), Ok("3 × 5.0.6".to_owned()));
+        let mixed = "1 × 4.1.7, 2 × 5.0.6; finish the upgrade before anything else";
+        assert_eq!(nodes(&[("4.1.7", 1), ("5.0.6", 2)]), Err(mixed.to_owned()));
+    }
 }

@@ -12,6 +12,8 @@
 pub mod cassandra;
 pub mod embedded;
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::ClockError;
@@ -25,6 +27,7 @@ use orderfree_core::protocol::{
 use thiserror::Error;
 use tokio::sync::mpsc;
 
+use crate::chance::Chance;
 use crate::limits;
 
 /// Why a store could not answer. Nothing was changed.
@@ -203,8 +206,18 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<GroupList, StoreError>;
 
-    /// What runs there, for people.
-    async fn versions(&self) -> Result<String, StoreError>;
+    /// Somewhere in a list of groups, for a sample that is another one each time; none where lists begin at
+    /// their beginning alone.
+    fn groups_somewhere(&self, _: &Chance) -> Option<GroupCursor> {
+        None
+    }
+
+    /// Counts the names of a group, up to `most`, by primary keys alone: as the sweep does, and as near.
+    async fn count_names(&self, kind: Kind, group: &Name, most: usize)
+    -> Result<usize, StoreError>;
+
+    /// How many nodes run which release; none where this program is the store.
+    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError>;
 
     /// Removes one row of a key as it is; what is written to it later stays. It is for rows that nobody can
     /// decode, and decides nothing.

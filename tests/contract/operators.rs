@@ -54,3 +54,17 @@ pub(crate) async fn groups_of_a_kind_are_listed_page_by_page(subject: Subject) {
     let others = subject.store.groups(Kind::Sum, None, 100).await.expect("a list");
     assert!(others.groups.is_empty(), "of another kind");
 }
+
+pub(crate) async fn names_of_a_group_are_counted_up_to_a_bound(subject: Subject) {
+    for name in ["a", "a b", "b", "é"] {
+        subject.put(&key("g", name), 1).await;
+        subject.put(&key("g", name), 2).await;
+    }
+    subject.put(&key("g2", "c"), 1).await;
+    let group = key("g", "a").group;
+    let count = async |kind, most| subject.store.count_names(kind, &group, most).await;
+    for (most, counted) in [(0, 0), (1, 1), (3, 3), (4, 4), (100, 4)] {
+        assert_eq!(count(Kind::Counter, most).await.expect("a count"), counted, "up to {most}");
+    }
+    assert_eq!(count(Kind::Sum, 100).await.expect("a count"), 0, "of another kind");
+}

@@ -52,6 +52,7 @@ macro_rules! every_test {
             an_expired_write_is_refused_and_never_sent,
             a_row_is_removed_as_it_was_read_and_nothing_else,
             groups_of_a_kind_are_listed_page_by_page,
+            names_of_a_group_are_counted_up_to_a_bound,
             the_clock_is_trusted_and_folds_never_go_by_a_later_one,
         );
     };

@@ -1,5 +1,6 @@
 //! A pod over the embedded store, whose store can be made to misbehave, asked without a socket.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -405,8 +406,18 @@ impl Store for Faulty {
         self.inner.groups(kind, behind, limit).await
     }
 
-    async fn versions(&self) -> Result<String, StoreError> {
-        Ok("of a test".to_owned())
+    async fn count_names(
+        &self,
+        kind: Kind,
+        group: &Name,
+        most: usize,
+    ) -> Result<usize, StoreError> {
+        self.check_read()?;
+        self.inner.count_names(kind, group, most).await
+    }
+
+    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
+        Ok(BTreeMap::new())
     }
 
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {

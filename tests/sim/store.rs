@@ -5,7 +5,7 @@ mod requests;
 mod tamper;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -405,8 +405,12 @@ impl Store for SimStore {
         panic!("nobody lists groups here")
     }
 
-    async fn versions(&self) -> Result<String, StoreError> {
-        Ok("of a test".to_owned())
+    async fn count_names(&self, _: Kind, _: &Name, _: usize) -> Result<usize, StoreError> {
+        panic!("nobody counts names here")
+    }
+
+    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
+        Ok(BTreeMap::new())
     }
 
     async fn remove_row(&self, _: &Key, _: &Row) -> WriteOutcome {

@@ -1,6 +1,6 @@
 //! The store of the tests.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 
 use async_trait::async_trait;
@@ -111,8 +111,12 @@ impl Store for Scripted {
     ) -> Result<GroupList, StoreError> {
         panic!("nobody lists groups here")
     }
-    async fn versions(&self) -> Result<String, StoreError> {
-        Ok("of a test".to_owned())
+    async fn count_names(&self, _: Kind, _: &Name, _: usize) -> Result<usize, StoreError> {
+        panic!("nobody counts names here")
+    }
+
+    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
+        Ok(BTreeMap::new())
     }
 
     async fn remove_row(&self, _: &Key, _: &Row) -> WriteOutcome {

@@ -7,8 +7,8 @@
 //! * one that is out for too long is sent a second time to another node (`hedges`, `coordinators`);
 //! * an outcome is refused only if nothing can ever be applied (`errors`);
 //! * a key is one unpaged slice with room for one row more than its limit, so that a cut answer is
-//!   seen to be cut, or one of several that are read together without a limit; only the sweep is paged,
-//!   and it only nominates;
+//!   seen to be cut, or one of several that are read together without a limit; only the sweep and
+//!   the count of a group's names are paged: the one only nominates, the other only warns;
 //! * the keys of a group are taken from a range of names without LIMIT. Where a replica's rows are
 //!   shadowed by another's deletions, a query with LIMIT asks that replica a second time for the rows
 //!   behind its last one (short-read protection), and a fold that arrives between would tear a key,
@@ -33,6 +33,7 @@ pub mod schema;
 mod session;
 mod statements;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -390,7 +391,20 @@ impl Store for CassandraStore {
         operators::groups(&self.session, &self.statements, kind, behind, limit).await
     }
 
-    async fn versions(&self) -> Result<String, StoreError> {
+    fn groups_somewhere(&self, chance: &Chance) -> Option<GroupCursor> {
+        Some(GroupCursor(token_bound(chance.below(SWEEP_PARTS), SWEEP_PARTS)))
+    }
+
+    async fn count_names(
+        &self,
+        kind: Kind,
+        group: &Name,
+        most: usize,
+    ) -> Result<usize, StoreError> {
+        operators::count_names(&self.session, &self.statements, kind, group, most).await
+    }
+
+    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
         operators::versions(&self.session).await
     }
 

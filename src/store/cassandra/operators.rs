@@ -1,7 +1,9 @@
 //! What operators ask for by hand: seldom, and without haste.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
+use futures::StreamExt;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Key, Name, Row, WriteOutcome};
 use scylla::client::session::Session;
@@ -32,19 +34,42 @@ pub(super) async fn groups(
     Ok(GroupList { groups: named.collect::<Result<_, _>>()?, next })
 }
 
+/// Counts the names of a group, up to `most`. A page is asked for when the one before is counted.
+pub(super) async fn count_names(
+    session: &Session,
+    statements: &Statements,
+    kind: Kind,
+    group: &Name,
+    most: usize,
+) -> Result<usize, StoreError> {
+    let unavailable = |error: &dyn fmt::Display| StoreError::Unavailable(error.to_string());
+    let values = (kind.name(), group.as_str());
+    let pages = session.execute_iter(statements.names.clone(), values).await;
+    let rows = pages.map_err(|error| unavailable(&error))?;
+    let mut rows =
+        rows.rows_stream::<(String,)>().map_err(|error| StoreError::Corrupt(error.to_string()))?;
+    let (mut names, mut last) = (0, None);
+    while names < most
+        && let Some(row) = rows.next().await
+    {
+        // Rows of a name follow each other.
+        let (name,) = row.map_err(|error| unavailable(&error))?;
+        if last.as_ref() != Some(&name) {
+            names += 1;
+            last = Some(name);
+        }
+    }
+    Ok(names)
+}
+
 /// How many nodes run which release.
-pub(super) async fn versions(session: &Session) -> Result<String, StoreError> {
+pub(super) async fn versions(session: &Session) -> Result<BTreeMap<String, usize>, StoreError> {
     let releases = session::releases(session).await;
-    let mut count: BTreeMap<String, usize> = BTreeMap::new();
+    let mut nodes: BTreeMap<String, usize> = BTreeMap::new();
     for release in releases.map_err(|error| StoreError::Unavailable(error.to_string()))? {
-        *count.entry(release.unwrap_or_else(|| "unknown".to_owned())).or_default() += 1;
+        *nodes.entry(release.unwrap_or_else(|| "unknown".to_owned())).or_default() += 1;
     }
-    let each = count.iter().map(|(release, nodes)| format!("{nodes} × {release}"));
-    let all = each.collect::<Vec<_>>().join(", ");
-    match count.len() {
-        0 | 1 => Ok(all),
-        _ => Ok(format!("{all}; finish the upgrade before anything else")),
-    }
+    Ok(nodes)
 }
 
 /// Removes a row at the time of its last write: what is written to it later stays, as it would by a fold.

@@ -22,7 +22,7 @@ use scylla::statement::prepared::PreparedStatement;
 
 use super::attempts::Patience;
 
-/// Rows of one page of a sweep.
+/// Rows of one page of a sweep, and of a count of names.
 const SWEEP_PAGE_ROWS: i32 = 5_000;
 
 /// One prepared statement for each consistency level.
@@ -58,6 +58,8 @@ pub(super) struct Statements {
     pub(super) last_chunk: ByLevel,
     /// `token above, token up to`
     pub(super) sweep: PreparedStatement,
+    /// `kind, grp`
+    pub(super) names: PreparedStatement,
     /// `token above, limit`
     pub(super) groups: PreparedStatement,
     /// `kind, grp, name, expires_at, mutator_id`
@@ -143,6 +145,9 @@ impl Statements {
         ))
         .await?;
         sweep.set_page_size(SWEEP_PAGE_ROWS);
+        let mut names =
+            prepare(format!("SELECT name FROM {shards} WHERE kind = ? AND grp = ?")).await?;
+        names.set_page_size(SWEEP_PAGE_ROWS);
         let groups = prepare(format!(
             "SELECT DISTINCT kind, grp, token(kind, grp) FROM {shards} \
              WHERE token(kind, grp) > ? LIMIT ?"
@@ -167,6 +172,7 @@ impl Statements {
             written_at: with(&written_at, profile(levels.fold, reads.total)),
             remove: with(&remove, profile(levels.write, reads.total)),
             sweep: with(&sweep, profile(Level::LocalOne, reads.total)),
+            names: with(&names, profile(Level::LocalOne, reads.total)),
             clock: prepare(
                 "SELECT toTimestamp(now()), schema_version FROM system.local WHERE key = 'local'"
                     .into(),

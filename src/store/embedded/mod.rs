@@ -20,6 +20,7 @@ mod guard;
 mod rows;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -312,8 +313,18 @@ impl Store for EmbeddedStore {
         Ok(GroupList { groups, next })
     }
 
-    async fn versions(&self) -> Result<String, StoreError> {
-        Ok("the store of this program".to_owned())
+    async fn count_names(
+        &self,
+        kind: Kind,
+        group: &Name,
+        most: usize,
+    ) -> Result<usize, StoreError> {
+        let group = group.clone();
+        self.read(move |table| rows::count_names(table, kind, &group, most)).await
+    }
+
+    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
+        Ok(BTreeMap::new())
     }
 
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {

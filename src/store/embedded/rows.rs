@@ -138,6 +138,29 @@ pub(super) fn groups(
     Ok(groups)
 }
 
+/// Counts the names of a group, up to `most`.
+pub(super) fn count_names(
+    table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
+    kind: Kind,
+    group: &Name,
+    most: usize,
+) -> Result<usize, ReadError> {
+    let (mut names, mut start) = (0, String::new());
+    while names < most {
+        let from: RowKey<'_> = (kind.name(), group.as_str(), &start, 0, 0);
+        let Some(entry) = table.range::<RowKey>((Included(from), Unbounded))?.next() else { break };
+        let key = entry?.0;
+        let key = key.value();
+        if (key.0, key.1) != (kind.name(), group.as_str()) {
+            break;
+        }
+        names += 1;
+        // As with groups, this comes right behind all rows of that name.
+        start = format!("{}\0", key.2);
+    }
+    Ok(names)
+}
+
 /// Executes a fold: the tally's row, and the deletion of everything at or below the fence that was
 /// written at or before the fold's timestamp. The transaction makes it one.
 pub(super) fn write_fold(
