@@ -175,9 +175,10 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_STORE_WAIT", default_value = "5m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub store_wait: Duration,
 
-    /// Whether this pod folds in the background. Switch it off everywhere while the cluster's
-    /// topology changes, if folds read below `all`.
-    #[arg(long, env = "ORDERFREE_FOLD", default_value = "on", value_name = "ON|OFF")]
+    /// Whether this pod folds: `on` in the background and when asked for a key, `manual` only when asked,
+    /// `off` not even then. Switch it off everywhere while the cluster's topology changes, if folds read
+    /// below `all`.
+    #[arg(long, env = "ORDERFREE_FOLD", default_value = "on", value_name = "ON|MANUAL|OFF")]
     pub fold: Switch,
 
     /// Create the keyspace and the table first where they are missing: for development.
@@ -214,12 +215,14 @@ pub struct ServeArgs {
     pub clock_shift_file: Option<PathBuf>,
 }
 
-/// On or off.
+/// Who may have a pod fold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// On.
+    /// The pod itself, in the background, and whoever asks.
     On,
-    /// Off.
+    /// Whoever asks: something else folds in the background.
+    Manual,
+    /// Nobody: a fold would do harm now.
     Off,
 }
 

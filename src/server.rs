@@ -18,7 +18,7 @@ use crate::chance::Chance;
 use crate::clock::{Clock, ShiftedClock, SystemClock};
 use crate::config::{ServeArgs, StoreConfig, Switch};
 use crate::gate::Gate;
-use crate::gc::Folder;
+use crate::gc::{Folder, Folding};
 use crate::health::Health;
 use crate::http::{self, AppState, Build};
 use crate::limits;
@@ -88,13 +88,18 @@ impl Node {
             mutators_max,
             policies.clone(),
         );
+        let folding = match fold {
+            Switch::On => Folding::InBackground,
+            Switch::Manual => Folding::WhenAsked,
+            Switch::Off => Folding::Off,
+        };
         let folder = Folder::new(
             Arc::clone(&store),
             Arc::clone(&gate),
             constants,
             Arc::clone(&metrics),
             chance,
-            fold == Switch::On,
+            folding,
         );
         let service = Arc::new(Service::new(
             Arc::clone(&store),
@@ -455,7 +460,11 @@ fn describe(
         format_duration(constants.request_budget()),
         format_duration(constants.clock_offset_max()),
         format_duration(constants.fence_quantum()),
-        if args.fold == Switch::On { "on" } else { "off" },
+        match args.fold {
+            Switch::On => "on",
+            Switch::Manual => "when asked",
+            Switch::Off => "off",
+        },
         if policies.authenticates() { "needed" } else { "not needed" },
         args.admin_listen.map_or("at the same address".to_owned(), |own| format!("at {own}"))
     )

@@ -407,6 +407,10 @@ fn alerts_and_dashboards_know_what_there_is() {
     assert_eq!(shown, known, "what {dashboard} shows, and what there is");
     assert!(named.len() > 20, "{named:?}");
     let (alerts, runbook) = (read("monitoring/alerts.yaml"), read("docs/operations.md"));
+    let job = "orderfree-fold";
+    assert!(alerts.contains(&format!("{{cronjob=\"{job}\"}}")), "no alert watches {job}");
+    let manifest = read("k8s/components/fold-cronjob/cronjob.yaml");
+    assert!(manifest.contains(&format!("\n  name: {job}\n")), "no CronJob is called {job}");
     let names = values("the alerts", &alerts, "- alert: ");
     assert!(names.len() > 15, "{names:?}");
     for name in names {

@@ -190,6 +190,25 @@ async fn switched_off_nothing_is_folded_not_even_by_request() {
 }
 
 #[tokio::test]
+async fn where_folds_are_manual_only_a_request_folds() {
+    let world = World::new();
+    let pod = world.pod_that_folds(Switch::Manual);
+    pod.start();
+    for by in 1..=3 {
+        add(&world.pod(), "n", by).await.expect("acked");
+    }
+    world.advance_to_final();
+    // A read that would have the key folded at once.
+    assert_eq!(total(&pod, "n").await, 6);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(shards(&pod, "n").await, (false, 3));
+    assert!(pod.service().fold(&key("n"), false).await.expect("folded").written);
+    assert_eq!(shards(&pod, "n").await, (true, 0));
+    assert_eq!(total(&pod, "n").await, 6);
+    assert_eq!(pod.stop(Duration::from_secs(5)).await, 0);
+}
+
+#[tokio::test]
 async fn a_sweep_folds_what_nobody_reads_and_then_has_nothing_to_do() {
     let world = World::new();
     for text in ["a", "b", "c"] {

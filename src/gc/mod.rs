@@ -38,6 +38,17 @@ const SWEEP_EVERY_MIN: Duration = Duration::from_secs(10);
 /// Keys of a sweep that wait for their fold.
 const SWEEP_AHEAD_MAX: usize = 256;
 
+/// When a pod folds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Folding {
+    /// All the time, and when asked for a key.
+    InBackground,
+    /// Only when asked.
+    WhenAsked,
+    /// Not even then.
+    Off,
+}
+
 /// Folds keys; see the [module documentation](self).
 pub struct Folder {
     store: Arc<dyn Store>,
@@ -55,7 +66,7 @@ pub struct Folder {
     /// Keys whose last fold was blocked, and when by the boot-time clock. Reads nominate them again
     /// after a cutoff.
     blocked: Mutex<LruCache<Key, Duration>>,
-    is_on: bool,
+    folding: Folding,
 }
 
 /// What a fold did, or would do.
@@ -119,8 +130,7 @@ pub struct SweepReport {
 }
 
 impl Folder {
-    /// A folder that does nothing in the background before [`Folder::start`], and nothing at all
-    /// unless it `is_on`.
+    /// A folder that does nothing in the background before [`Folder::start`].
     #[must_use]
     pub fn new(
         store: Arc<dyn Store>,
@@ -128,7 +138,7 @@ impl Folder {
         constants: Constants,
         metrics: Arc<Metrics>,
         chance: Chance,
-        is_on: bool,
+        folding: Folding,
     ) -> Arc<Folder> {
         let (queue, nominations) = mpsc::channel(limits::FOLD_QUEUE_MAX);
         Arc::new(Folder {
@@ -143,13 +153,13 @@ impl Folder {
             nominations: Mutex::new(Some(nominations)),
             busy: Mutex::default(),
             blocked: Mutex::new(limits::cache(limits::FOLD_BLOCKED_MAX)),
-            is_on,
+            folding,
         })
     }
 
-    /// Starts the queue's worker and the sweep, unless folding is switched off.
+    /// Starts the queue's worker and the sweep, if this pod folds in the background.
     pub fn start(self: &Arc<Self>, tasks: &Tasks) {
-        if !self.is_on {
+        if self.folding != Folding::InBackground {
             return;
         }
         let Some(nominations) = lock(&self.nominations).take() else { return };
@@ -159,7 +169,7 @@ impl Folder {
 
     /// Puts a key on the queue. A full queue drops it: the sweep finds it again.
     pub fn nominate(&self, nomination: Nomination) {
-        if !self.is_on {
+        if self.folding != Folding::InBackground {
             return;
         }
         // A fold at every read would cost much and change nothing.
@@ -189,7 +199,9 @@ impl Folder {
         keys: &[Key],
         dry_run: bool,
     ) -> Vec<Result<FoldResult, FoldFailure>> {
-        if !self.is_on && !dry_run {
+        // Not even by request: it is switched off where replicas move or come back from a backup, when a
+        // fold that reads less than all of them might miss what they have.
+        if self.folding == Folding::Off && !dry_run {
             return vec![Err(Pause::Off.into()); keys.len()];
         }
         let mine: Vec<Option<Busy>> = keys.iter().map(|key| Busy::take(&self.busy, key)).collect();

@@ -49,7 +49,7 @@ async fn a_key_that_is_being_folded_is_left_out_and_each_other_has_its_own_resul
 
     let metrics = Arc::new(Metrics::new());
     let gate = Arc::new(Gate::new(clock, Arc::clone(&store), constants, Arc::clone(&metrics)));
-    let folder = Folder::new(store, gate, constants, metrics, chance, true);
+    let folder = Folder::new(store, gate, constants, metrics, chance, Folding::InBackground);
     let taken = Busy::take(&folder.busy, &keys[1]).expect("nobody folds yet");
     let results = folder.fold_together(&keys, false).await;
     assert!(matches!(results[1], Err(FoldFailure::Busy)), "{results:?}");

@@ -179,8 +179,10 @@ catalog! {
         "An answer of the store breaks a rule that every row keeps.",
         "Operators: look at the log of this pod; something else may be writing to the table.";
     FoldPaused: SERVICE_UNAVAILABLE retry 10, "fold-paused", "Folding waits",
-        "The clocks or the nodes' schema do not allow a fold now. The key is as it was.",
-        "Fold later; nothing is lost by waiting.";
+        "The clocks or the nodes' schema do not allow a fold now, or folds are switched off \
+         (ORDERFREE_FOLD=off). The key is as it was.",
+        "Fold later; nothing is lost by waiting. Operators: folds are off for a reason, such as a restore; \
+         end that first.";
     FoldBusy: CONFLICT retry 1, "fold-busy", "The key is being folded already",
         "Another fold of this key is running in this pod.",
         "Wait for it, then look at the key's /shards.";

@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use orderfree::chance::Chance;
 use orderfree::clock::ShiftedClock;
 use orderfree::gate::Gate;
-use orderfree::gc::Folder;
+use orderfree::gc::{Folder, Folding};
 use orderfree::health::Health;
 use orderfree::http::{AppState, Build, router};
 use orderfree::limits;
@@ -149,7 +149,7 @@ impl Pod {
             constants,
             metrics.clone(),
             Chance::system(),
-            true,
+            Folding::InBackground,
         );
         let service = Service::new(store, gate, mutators, folder.clone(), constants, metrics);
         let health = Arc::new(Health::default());

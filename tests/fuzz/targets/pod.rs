@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use orderfree::chance::Chance;
 use orderfree::clock::Clock;
 use orderfree::gate::Gate;
-use orderfree::gc::Folder;
+use orderfree::gc::{Folder, Folding};
 use orderfree::health::Health;
 use orderfree::http::{AppState, Build, router};
 use orderfree::limits;
@@ -84,8 +84,14 @@ impl Pod {
         let dice = chance.clone();
         let mutators =
             Mutators::new(store.clone(), gate.clone(), constants, counts, dice, most, policy);
-        let folder =
-            Folder::new(store.clone(), gate.clone(), constants, metrics.clone(), chance, true);
+        let folder = Folder::new(
+            store.clone(),
+            gate.clone(),
+            constants,
+            metrics.clone(),
+            chance,
+            Folding::InBackground,
+        );
         let service =
             Service::new(store.clone(), gate, mutators.clone(), folder, constants, metrics);
         let (service, health) = (Arc::new(service), Arc::new(Health::default()));
