@@ -230,7 +230,7 @@ pub const BATCHES_WAITING_MAX: usize = 256;
 /// Answers with many values that are made at once, of small kinds and few keys.
 pub const PAGES_AT_ONCE: u32 = 32;
 
-/// The same of kinds whose states may be large: 16 MiB of rows, and as much again as states and as text.
+/// The same of kinds whose states may be large: a chunk of rows, one value, and 16 MiB of text.
 pub const LARGE_PAGES_AT_ONCE: u32 = 4;
 
 /// So many keys of a small kind count as one such answer more.

@@ -208,13 +208,34 @@ impl Service {
         self.reader.close(within).await;
     }
 
-    /// Reads one page of a group.
+    /// Reads one page of a group, all of it in memory: for tools.
+    ///
+    /// # Errors
+    /// Those of [`Service::read_group_to`].
+    pub async fn read_group(&self, query: &GroupQuery) -> Result<GroupPage, ReadError> {
+        let mut keys = Vec::new();
+        let next = self.read_group_to(query, |name, value| {
+            keys.push(GroupEntry { name, value });
+            0
+        });
+        let next = next.await?;
+        Ok(GroupPage { keys, next })
+    }
+
+    /// Reads one page of a group and gives its keys to `take` by ascending name, so that one value is in
+    /// memory at a time. `take` returns the bytes of what it has made of all of them; the page ends when
+    /// these, or those of the rows, are as many as one answer has. Returns the last name if there may be
+    /// more keys behind it.
     ///
     /// # Errors
     /// [`ReadError`] if the store can't answer. What is wrong with one key stands at that key.
-    pub async fn read_group(&self, query: &GroupQuery) -> Result<GroupPage, ReadError> {
+    pub async fn read_group_to(
+        &self,
+        query: &GroupQuery,
+        mut take: impl FnMut(Name, Result<KeyValue, ReadError>) -> usize,
+    ) -> Result<Option<Name>, ReadError> {
         let level = query.level.unwrap_or(self.store.levels().read);
-        let (mut page, mut bytes) = (GroupPage::default(), 0);
+        let (mut last, mut taken, mut rows_bytes, mut taken_bytes) = (None, 0, 0, 0);
         let mut from = query.start();
         loop {
             let as_of = self.gate.now().wall;
@@ -234,21 +255,22 @@ impl Service {
             };
             for (name, slice) in keys {
                 if query.is_past(&name) {
-                    return Ok(page);
+                    return Ok(None);
                 }
-                if page.keys.len() == query.limit || bytes > limits::ANSWER_BYTES_MAX {
-                    page.next = page.keys.last().map(|last| last.name.clone());
-                    return Ok(page);
+                if taken == query.limit || rows_bytes.max(taken_bytes) > limits::ANSWER_BYTES_MAX {
+                    return Ok(last);
                 }
-                let read_bytes = slice.as_ref().map_or(0, WholeSlice::bytes);
-                bytes += read_bytes;
+                rows_bytes += slice.as_ref().map_or(0, WholeSlice::bytes);
                 let key = query.key(name.clone());
                 let value = slice.and_then(|slice| self.reader.value(&key, &slice, as_of, level));
-                page.keys.extend(value.transpose().map(|value| GroupEntry { name, value }));
+                if let Some(value) = value.transpose() {
+                    taken_bytes = take(name.clone(), value);
+                    (last, taken) = (Some(name), taken + 1);
+                }
             }
             match next {
                 Some(next) => from = next,
-                None => return Ok(page),
+                None => return Ok(None),
             }
         }
     }

@@ -228,23 +228,28 @@ impl<'a> Look<'a> {
 
     /// Returns how many keys it looked at, and the last of them if there are more.
     async fn at_group(&mut self, query: &GroupQuery) -> anyhow::Result<(usize, Option<Name>)> {
-        let page = self.service.read_group(query).await?;
-        let seen = page.keys.len();
+        let mut names = Vec::new();
+        let taken = self.service.read_group_to(query, |name, _| {
+            names.push(name);
+            0
+        });
+        let next = taken.await?;
+        let seen = names.len();
         if query.behind.is_none() {
             self.groups += 1;
-            if page.next.is_some() {
+            if next.is_some() {
                 self.at_size(query).await?;
             }
         }
-        for entry in page.keys {
-            let key = Key { kind: query.kind, group: query.group.clone(), name: entry.name };
+        for name in names {
+            let key = Key { kind: query.kind, group: query.group.clone(), name };
             let shards = self.service.shards(&key).await;
             let rules = shards.map(|shards| broken_rules(&shards, &self.constants));
             for rule in rules.unwrap_or_else(|error| vec![error.to_string()]) {
                 self.wrong.push(format!("{key}: {rule}"));
             }
         }
-        Ok((seen, page.next))
+        Ok((seen, next))
     }
 
     /// Counts the names of a group as far as it takes to know that there are too many.

@@ -214,19 +214,22 @@ impl Export<'_> {
     async fn group(&mut self, kind: Kind, group: &Name) -> anyhow::Result<()> {
         let mut query = GroupQuery::all(kind, group.clone(), limits::PAGE_MAX);
         loop {
-            let page = self.node.service().read_group(&query).await?;
-            let mut lines = Vec::new();
-            for entry in page.keys {
-                match entry.value {
-                    Ok(value) => self.line(&value, &mut lines)?,
+            let (node, mut lines, mut written) = (self.node, Vec::new(), Ok(()));
+            let next = node.service().read_group_to(&query, |_, value| {
+                match value {
+                    Ok(value) if written.is_ok() => written = self.line(&value, &mut lines),
+                    Ok(_) => {}
                     Err(error) => {
                         self.unreadable += 1;
                         note(format_args!("orderfree: {error}"));
                     }
                 }
-            }
+                lines.len()
+            });
+            let next = next.await?;
+            written?;
             io::stdout().write_all(&lines).context("the lines could not be written")?;
-            match page.next {
+            match next {
                 Some(next) => query.behind = Some(next),
                 None => return Ok(()),
             }

@@ -1,9 +1,8 @@
 //! `POST /v1/batch` and `POST /v1/query`: many keys in one request, each with its own outcome.
 
-use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::HeaderMap;
-use axum::response::Response;
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Durability, Key, Timestamp};
@@ -205,8 +204,9 @@ impl Params for ManyParams {
     }
 }
 
-/// The answer to a query.
-#[derive(Debug, Serialize, ToSchema)]
+/// The answer to a query. It is put together from the texts of its results.
+#[derive(Debug, ToSchema)]
+#[allow(dead_code, reason = "described, and written by `query`")]
 pub(super) struct QueryView {
     /// One for each key, in their order.
     results: Vec<ReadResult>,
@@ -239,7 +239,7 @@ pub(super) enum ReadResult {
 /// Read many keys
 ///
 /// Up to 1,000 keys of any kinds; the order is kept. Each value is right by itself; together they
-/// are not one snapshot. Keys behind some 16 MiB of large ones have the problem `answer-full`: ask for
+/// are not one snapshot. Keys behind some 16 MiB of rows or of text have the problem `answer-full`: ask for
 /// them again.
 #[utoipa::path(
     post, path = "/v1/query", tag = "many keys",
@@ -264,7 +264,7 @@ pub(super) async fn query(
     Query(params): Query<ManyParams>,
     headers: HeaderMap,
     request: Request,
-) -> Result<Json<QueryView>, Problem> {
+) -> Result<Response, Problem> {
     let Shared { app, bodies, turns, .. } = &*served;
     match MediaType::of(&headers) {
         MediaType::Json => {}
@@ -289,15 +289,25 @@ pub(super) async fn query(
     };
     let reads = keys.clone().into_iter().map(|key| read_one(app, key, level, &params.ask));
     let mut reads = stream::iter(reads).buffered(reads_at_once(&keys));
-    let (mut results, mut bytes) = (Vec::with_capacity(keys.len()), 0);
-    while bytes <= limits::ANSWER_BYTES_MAX
-        && let Some((result, more)) = reads.next().await
+    // Each result becomes text at once, as its value may be much larger.
+    let mut text = br#"{"results":["#.to_vec();
+    let (mut read, mut rows_bytes) = (0, 0);
+    while rows_bytes.max(text.len()) <= limits::ANSWER_BYTES_MAX
+        && let Some((result, bytes)) = reads.next().await
     {
-        results.push(result);
-        bytes += more;
+        text.extend_from_slice(&result);
+        text.push(b',');
+        read += 1;
+        rows_bytes += bytes;
     }
-    results.extend(keys[results.len()..].iter().map(ReadResult::left_out));
-    Ok(Json(QueryView { results }))
+    for key in &keys[read..] {
+        wire::write_json(&mut text, &ReadResult::left_out(key));
+        text.push(b',');
+    }
+    // The comma behind the last one: there is a key at least.
+    text.pop();
+    text.extend_from_slice(b"]}");
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
 /// Fewer if any of the keys may be large.
@@ -309,25 +319,30 @@ fn reads_at_once(keys: &[Result<Key, Problem>]) -> usize {
     }
 }
 
-/// The result, and the bytes of the rows that were read.
+/// The result as text, and the bytes of the rows that were read.
 async fn read_one(
     app: &AppState,
     key: Result<Key, Problem>,
     level: Option<Level>,
     ask: &Ask,
-) -> (ReadResult, usize) {
-    let key = match key {
-        Ok(key) => key,
-        Err(problem) => return (ReadResult::Error { key: None, problem }, 0),
-    };
-    match app.service.read(&key, level).await {
-        Ok(Some(read)) => (ReadResult::Found(KeyValueView::new(&read, ask)), read.bytes),
-        Ok(None) => (ReadResult::Absent { key: (&key).into(), absent: true }, 0),
-        Err(error) => {
-            let problem = read::problem_of(error, &key.to_string());
-            (ReadResult::Error { key: Some((&key).into()), problem }, 0)
-        }
+) -> (Vec<u8>, usize) {
+    let (mut text, mut bytes) = (Vec::new(), 0);
+    let mut write = |result: &ReadResult| wire::write_json(&mut text, result);
+    match key {
+        Err(problem) => write(&ReadResult::Error { key: None, problem }),
+        Ok(key) => match app.service.read(&key, level).await {
+            Ok(Some(read)) => {
+                write(&ReadResult::Found(KeyValueView::new(&read, ask)));
+                bytes = read.bytes;
+            }
+            Ok(None) => write(&ReadResult::Absent { key: (&key).into(), absent: true }),
+            Err(error) => {
+                let problem = read::problem_of(error, &key.to_string());
+                write(&ReadResult::Error { key: Some((&key).into()), problem });
+            }
+        },
     }
+    (text, bytes)
 }
 
 impl ReadResult {

@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
+use std::{io, mem};
 
 use axum::Json;
 use axum::extract::State;
@@ -9,6 +10,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Key, Name};
 use serde::Serialize;
@@ -18,11 +20,11 @@ use super::access::{GroupPath, KeyPath};
 use super::catalog::ProblemType;
 use super::extract::{self, Params, Query, QueryParams};
 use super::problem::{Problem, ProblemBody};
-use super::wire::{self, Ask, KeyValueView, KeyView, ValueView};
+use super::wire::{self, Ask, KeyValueView, KeyView, ValueView, write_json};
 use super::{Served, Shared};
 use crate::limits;
 use crate::policy::Verb;
-use crate::service::{GroupEntry, GroupQuery, KeyValue, ReadError};
+use crate::service::{GroupQuery, KeyValue, ReadError};
 
 const JSON: &str = "application/json";
 const NDJSON: &str = "application/x-ndjson";
@@ -126,8 +128,8 @@ pub(super) async fn read(
             }
         }
     }
-    let value = match (read, default) {
-        (Some(read), _) => ValueView::new(&read, &ask),
+    let value = match (&read, default) {
+        (Some(read), _) => ValueView::new(read, &ask),
         (None, Some(default)) => {
             let level = params.level.unwrap_or(app.service.read_level());
             ValueView::absent(key.kind, default, ask.writes_digits(), as_of, level)
@@ -138,7 +140,7 @@ pub(super) async fn read(
         }
     };
     let view = KeyValueView { key: (&key).into(), value };
-    Ok(respond(&view, &headers))
+    Ok(respond(view, &headers))
 }
 
 /// A read's problem, named after the key where the error does not name it.
@@ -157,9 +159,9 @@ fn respond_bytes(bytes: Vec<u8>) -> Response {
     ([media, vary, no_cache], bytes).into_response()
 }
 
-fn respond(view: &KeyValueView, headers: &HeaderMap) -> Response {
+fn respond(mut view: KeyValueView, headers: &HeaderMap) -> Response {
     let is_text = extract::negotiate(headers, &[JSON, TEXT]) == TEXT;
-    let tag = entity_tag(view, is_text);
+    let tag = entity_tag(&mut view, is_text);
     let common = [
         (header::ETAG, HeaderValue::from_str(&tag).expect("invariant: hexadecimal digits")),
         (header::VARY, HeaderValue::from_static("accept")),
@@ -174,17 +176,32 @@ fn respond(view: &KeyValueView, headers: &HeaderMap) -> Response {
     }
 }
 
-/// Bare numbers have a strong tag. JSON has a weak one, as `as_of` changes with every read.
-fn entity_tag(view: &KeyValueView, is_text: bool) -> String {
-    let mut hasher = DefaultHasher::new();
+/// Bare numbers have a strong tag. JSON has a weak one, as `as_of` changes with every read: it is taken out
+/// meanwhile, as another view without it may be large.
+fn entity_tag(view: &mut KeyValueView, is_text: bool) -> String {
+    let mut hasher = Hashed(DefaultHasher::new());
     if is_text {
-        view.value.value.to_string().hash(&mut hasher);
-        return format!("\"t{:016x}\"", hasher.finish());
+        view.value.value.to_string().hash(&mut hasher.0);
+        return format!("\"t{:016x}\"", hasher.0.finish());
     }
-    let shown = KeyValueView { key: view.key.clone(), value: view.value.timeless() };
-    let shown = serde_json::to_vec(&shown).expect("invariant: a view is JSON");
-    shown.hash(&mut hasher);
-    format!("W/\"j{:016x}\"", hasher.finish())
+    let as_of = mem::take(&mut view.value.as_of);
+    serde_json::to_writer(&mut hasher, view).expect("invariant: a view is JSON");
+    view.value.as_of = as_of;
+    format!("W/\"j{:016x}\"", hasher.0.finish())
+}
+
+/// The hash of what is written, of which nothing is kept.
+struct Hashed(DefaultHasher);
+
+impl io::Write for Hashed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Compares weakly, as `If-None-Match` asks.
@@ -238,8 +255,9 @@ impl Params for GroupParams {
     }
 }
 
-/// One page of a group.
-#[derive(Debug, Serialize, ToSchema)]
+/// One page of a group. It is written key by key, see [`Page`].
+#[derive(Debug, ToSchema)]
+#[allow(dead_code, reason = "described, and written by `Page`")]
 pub(super) struct GroupView {
     #[schema(example = "counter")]
     kind: &'static str,
@@ -350,32 +368,65 @@ pub(super) async fn read_group(
         level: params.level,
     };
     let _turn = turns.page(kind, query.limit).await?;
-    let page = app.service.read_group(&query).await;
-    let page = page.map_err(|error| problem_of(error, &format!("{kind}/{group}")))?;
-    let next = page.next.as_ref().map(cursor);
-    let keys = page.keys.into_iter().map(|GroupEntry { name, value }| {
+    let is_lines = extract::negotiate(&headers, &[JSON, NDJSON]) == NDJSON;
+    let mut page = Page::new(kind, &group, is_lines);
+    let next = app.service.read_group_to(&query, |name, value| {
         let key = Key { kind, group: group.clone(), name };
         let value = ValueOrProblem::of(value, &key, &ask);
-        (key, value)
+        page.add(&key, value)
     });
-    let mut response = if extract::negotiate(&headers, &[JSON, NDJSON]) == NDJSON {
-        let mut lines = Vec::new();
-        for (key, value) in keys {
-            let line = KeyLine { key: (&key).into(), value };
-            serde_json::to_writer(&mut lines, &line).expect("invariant: a line is JSON");
-            lines.push(b'\n');
-        }
-        ([(header::CONTENT_TYPE, NDJSON)], lines).into_response()
-    } else {
-        let keys = keys.map(|(key, value)| NameValueView { name: key.name.to_string(), value });
-        let keys = keys.collect();
-        let group = group.to_string();
-        Json(GroupView { kind: kind.name(), group, keys, next: next.clone() }).into_response()
-    };
+    let next = next.await.map_err(|error| problem_of(error, &format!("{kind}/{group}")))?;
+    let next = next.as_ref().map(cursor);
+    let media = if is_lines { NDJSON } else { JSON };
+    let mut response = ([(header::CONTENT_TYPE, media)], page.end(next.as_deref())).into_response();
     let link = next.and_then(|next| HeaderValue::from_str(&link(&uri, &next)).ok());
     response.headers_mut().extend(link.map(|link| (header::LINK, link)));
     response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     Ok(response)
+}
+
+/// The text of a page, key by key, so that a key's value need not stay until the others are there.
+struct Page {
+    text: Vec<u8>,
+    is_lines: bool,
+    is_empty: bool,
+}
+
+impl Page {
+    fn new(kind: Kind, group: &Name, is_lines: bool) -> Page {
+        let mut text = Vec::new();
+        if !is_lines {
+            text.extend_from_slice(b"{\"kind\":");
+            write_json(&mut text, kind.name());
+            text.extend_from_slice(b",\"group\":");
+            write_json(&mut text, group.as_str());
+            text.extend_from_slice(b",\"keys\":[");
+        }
+        Page { text, is_lines, is_empty: true }
+    }
+
+    /// Returns the bytes so far.
+    fn add(&mut self, key: &Key, value: ValueOrProblem) -> usize {
+        if self.is_lines {
+            write_json(&mut self.text, &KeyLine { key: key.into(), value });
+            self.text.push(b'\n');
+        } else {
+            if !mem::take(&mut self.is_empty) {
+                self.text.push(b',');
+            }
+            write_json(&mut self.text, &NameValueView { name: key.name.to_string(), value });
+        }
+        self.text.len()
+    }
+
+    fn end(mut self, next: Option<&str>) -> Vec<u8> {
+        if !self.is_lines {
+            self.text.extend_from_slice(b"],\"next\":");
+            write_json(&mut self.text, &next);
+            self.text.push(b'}');
+        }
+        self.text
+    }
 }
 
 /// Where a page ended, so that names stay names in one place only.

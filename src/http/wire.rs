@@ -280,7 +280,7 @@ pub(super) struct ValueView {
     exact: bool,
     /// Every update acknowledged before this time is in the value.
     #[schema(example = "2026-11-21T08:00:00.123456Z", format = DateTime)]
-    as_of: String,
+    pub(super) as_of: String,
     /// The consistency level of the read.
     #[schema(example = "local_quorum")]
     consistency: &'static str,
@@ -321,11 +321,6 @@ impl ValueView {
             folded_through: None,
         }
     }
-
-    /// The same without its time, which changes with every read: what an entity tag stands for.
-    pub(super) fn timeless(&self) -> ValueView {
-        ValueView { as_of: String::new(), ..self.clone() }
-    }
 }
 
 /// A key with its value.
@@ -346,8 +341,13 @@ impl KeyValueView {
 /// An answer as JSON of about so many bytes; `axum::Json` would begin with few and grow.
 pub(super) fn json(view: &impl Serialize, bytes: usize) -> Response {
     let mut text = Vec::with_capacity(bytes);
-    serde_json::to_writer(&mut text, view).expect("invariant: a view is JSON");
+    write_json(&mut text, view);
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+}
+
+/// Appends a view as JSON.
+pub(super) fn write_json(text: &mut Vec<u8>, view: &(impl Serialize + ?Sized)) {
+    serde_json::to_writer(text, view).expect("invariant: a view is JSON");
 }
 
 /// RFC 3339 in UTC with microseconds. Times beyond the calendar, which only a forged row can hold,

@@ -14,6 +14,7 @@ mod early;
 mod lifecycle;
 mod listeners;
 mod machine;
+mod memory;
 mod nonsense;
 mod outputs;
 mod overload;

@@ -172,6 +172,11 @@ impl Pod {
         memory_of(self.id())
     }
 
+    /// Bytes of memory that it had at most.
+    pub(crate) fn most_memory(&self) -> usize {
+        status_of(self.id(), "VmHWM:")
+    }
+
     pub(crate) fn process(&self) -> u32 {
         self.id()
     }
@@ -213,8 +218,13 @@ impl Drop for Pod {
 
 /// Bytes of memory that a process has now.
 pub(crate) fn memory_of(process: u32) -> usize {
+    status_of(process, "VmRSS:")
+}
+
+/// Bytes of a line of a process' status (proc(5)).
+fn status_of(process: u32, name: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<usize>().ok());
     kib.expect("a number of KiB") * 1024
 }

@@ -1,0 +1,125 @@
+//! Many values that are much larger when they are shown than as rows, in one answer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use orderfree::clock::{Clock, SystemClock};
+use orderfree::limits;
+use orderfree::store::Store;
+use orderfree::store::embedded::EmbeddedStore;
+use orderfree_core::crdt::{Dot, Kind, State};
+use orderfree_core::protocol::transfer::Parcel;
+use orderfree_core::protocol::{
+    Constants, Key, MutatorId, Name, Overrides, Timestamp, WriteOutcome,
+};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::bystanders::Bystander;
+use crate::machine;
+use crate::pod::{MIB, Setup};
+use crate::wire::{self, request};
+
+const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
+
+/// What others may wait meanwhile: whoever decodes a large value keeps a thread, in a debug build for long.
+const OTHERS_WAIT: Duration = Duration::from_secs(5);
+
+/// A set of so many short items, or a histogram with every bucket that one can have.
+fn state(kind: Kind, items: usize) -> State {
+    let mut state = State::new(kind, None);
+    let ops: Vec<Value> = match kind {
+        Kind::Histogram => (0..4_200)
+            .map(|index| json!({"op": "record", "value": 2_f64.powf(f64::from(index) / 64.0)}))
+            .collect(),
+        _ => {
+            let items: Vec<usize> = (0..items).collect();
+            items.chunks(1_000).map(|items| json!({"op": "add", "items": items})).collect()
+        }
+    };
+    for op in ops {
+        let mut op = kind.parse_op(&op).expect("an op");
+        op.assign(&mut || Dot {
+            expires_at: Timestamp::from_micros(1),
+            mutator_id: MutatorId::new(Uuid::from_u128(1)),
+            seq: 1,
+        });
+        // Together they may be larger than what one mutator takes: a tally may.
+        let mut part = State::new(kind, None);
+        part.apply(&op).expect("it fits");
+        state.merge(&part).expect("it fits");
+    }
+    state
+}
+
+/// Writes so many keys of this state into a pod's file, and returns the bytes of a row.
+async fn write(setup: &Setup, state: &State, group: &str, keys: u128) -> usize {
+    let constants = Constants::resolve(Overrides::default()).expect("defaults");
+    let clock = Arc::new(SystemClock);
+    let now = clock.now().wall;
+    let store = EmbeddedStore::open(&setup.path("rows.redb"), constants, clock).expect("a store");
+    let name = |text: &str| Name::new(text).expect("a name");
+    let mut bytes = 0;
+    for index in 0..keys {
+        let key =
+            Key { kind: state.kind(), group: name(group), name: name(&format!("{index:04}")) };
+        let id = MutatorId::new(Uuid::from_u128(index + 1));
+        let parcel = Parcel::pack(key, id, state, now, Duration::from_secs(3_600));
+        bytes = parcel.write().state().len();
+        assert_eq!(store.write_shard(parcel.write()).await, WriteOutcome::Acked);
+    }
+    store.close().await;
+    bytes
+}
+
+/// Pages and queries of values that are many times their rows when they are decoded and shown: one value at a
+/// time is there, and the text of the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_values_that_grow_when_they_are_shown_do_not_fill_memory() {
+    let _alone = machine::alone().await;
+    /// Texts that wait for their readers, and those that are made with what they are made of.
+    const MEMORY: usize = limits::ANSWERS_BYTES_MAX
+        + limits::LARGE_PAGES_AT_ONCE as usize * 6 * limits::ANSWER_BYTES_MAX;
+    let setup = Setup::new();
+    let (sets, buckets) = (state(Kind::OrSet, 5_000), state(Kind::Histogram, 0));
+    for (state, keys) in [(sets, 400), (buckets, 2_000)] {
+        let bytes = write(&setup, &state, "g", keys).await;
+        println!("{keys} keys of kind {} have {bytes} bytes each", state.kind());
+    }
+    let pod = setup.start().await;
+    let mut requests = Vec::new();
+    for (kind, keys) in [(Kind::OrSet, 400), (Kind::Histogram, 1_000)] {
+        let keys = (0..keys)
+            .map(|index| json!({"kind": kind.name(), "group": "g", "name": format!("{index:04}")}));
+        let query = json!({"keys": keys.collect::<Vec<_>>()}).to_string();
+        for _ in 0..8 {
+            let page = format!("/v1/{kind}/g?limit=10000&buckets=true");
+            let page =
+                page.trim_end_matches(if kind == Kind::OrSet { "&buckets=true" } else { "" });
+            requests.push(("pages", request("GET", page, &[], "")));
+            requests.push(("queries", request("POST", "/v1/query", &JSON, &query)));
+        }
+    }
+    let before = pod.memory();
+    let bystander = Bystander::start(pod.port());
+    let port = pod.port();
+    let asked = requests.into_iter().map(|(what, request)| async move {
+        let answer = wire::ask(port, &request).await.expect("an answer");
+        match (answer.status, answer.problem().as_str()) {
+            (200, _) => (what, true),
+            (503, "overloaded") => (what, false),
+            (status, problem) => panic!("{what}: {status} {problem}"),
+        }
+    });
+    let mut answered: BTreeMap<&str, usize> = BTreeMap::new();
+    for (what, is_answered) in join_all(asked).await {
+        *answered.entry(what).or_default() += usize::from(is_answered);
+    }
+    let grown = pod.most_memory() - before;
+    println!("{} MiB at most, of {}; answered {answered:?} of 16", grown / MIB, MEMORY / MIB);
+    assert!(grown <= MEMORY, "{} MiB more", grown / MIB);
+    assert!(answered.values().all(|answered| *answered > 0), "{answered:?}");
+    bystander.was_served(OTHERS_WAIT).await;
+}
