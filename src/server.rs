@@ -9,6 +9,7 @@ use anyhow::Context;
 use axum::Router;
 use humantime::format_duration;
 use orderfree_core::protocol::Constants;
+use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::Instant;
@@ -35,6 +36,11 @@ use crate::tls::ServerTls;
 
 /// How often to look whether the store can't go on.
 const FAILURE_LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Somebody wants the end at once.
+#[derive(Debug, Error)]
+#[error("a second signal: ended without writing everything")]
+pub struct SecondSignal;
 
 /// The parts of a pod that must be stopped in order.
 pub struct Node {
@@ -270,7 +276,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     };
     let unwritten = tokio::select! {
         biased;
-        () = signals.end() => anyhow::bail!("a second signal: ended without writing everything"),
+        () = signals.end() => return Err(SecondSignal.into()),
         unwritten = ending => unwritten,
     };
     anyhow::ensure!(unwritten == 0, "{unwritten} keys' last updates could not be written in time");

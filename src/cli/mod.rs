@@ -125,8 +125,8 @@ async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         tracing::warn!("{name} is no setting; `orderfree serve --help` names all");
     }
     let served = server::serve(args).await;
-    // Whoever sent a second signal waits for nobody.
-    let within = if served.is_ok() { limits::LAST_SPANS_TIME_MAX } else { Duration::ZERO };
+    let is_over = served.as_ref().is_err_and(|error| error.is::<server::SecondSignal>());
+    let within = if is_over { Duration::ZERO } else { limits::LAST_SPANS_TIME_MAX };
     tokio::task::spawn_blocking(move || telemetry.end(within)).await?;
     served?;
     Ok(ExitCode::SUCCESS)

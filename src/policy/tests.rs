@@ -298,6 +298,10 @@ fn wrong_tokens_and_quotas_are_refused_with_the_rule() {
             ),
             "either `group`",
         ),
+        (
+            entry("a", &token, "[[token.grant]]\ngroup = \"\"\nverbs = [\"read\"]"),
+            "the `group` of a grant of the token \"a\"",
+        ),
         ("[[quota]]\ngroup_prefix = \"a\"".to_owned(), "bounds nothing"),
         (
             "[[quota]]\ngroup_prefix = \"a\"\nlive_mutators = 1\n".repeat(2),

@@ -96,7 +96,7 @@ struct Grant {
 #[derive(Debug)]
 enum Groups {
     /// This one.
-    One(String),
+    One(Name),
     /// Those that begin so: all of them if it is empty.
     Prefix(String),
 }
@@ -315,7 +315,14 @@ impl GrantEntry {
         let GrantEntry { group, group_prefix, verbs } = self;
         ensure!(!verbs.is_empty(), "a grant of the token {token:?} has no verbs");
         let groups = match (group, group_prefix) {
-            (Some(group), None) => Groups::One(group),
+            (Some(group), None) => {
+                let group = Name::new(&group);
+                Groups::One(
+                    group.with_context(|| {
+                        format!("the `group` of a grant of the token {token:?}")
+                    })?,
+                )
+            }
             (None, Some(prefix)) => Groups::Prefix(prefix),
             _ => anyhow::bail!(
                 "a grant of the token {token:?} needs either `group`, which is one group, or `group_prefix`, \
@@ -327,10 +334,10 @@ impl GrantEntry {
 }
 
 impl Grant {
-    fn allows(&self, verb: Verb, group: &str) -> bool {
+    fn allows(&self, verb: Verb, group: &Name) -> bool {
         let is_for = match &self.groups {
             Groups::One(one) => group == one,
-            Groups::Prefix(prefix) => group.starts_with(prefix.as_str()),
+            Groups::Prefix(prefix) => group.as_str().starts_with(prefix.as_str()),
         };
         is_for && self.verbs.contains(&verb)
     }
@@ -358,7 +365,7 @@ impl Caller {
     #[must_use]
     pub fn may(&self, verb: Verb, group: &Name) -> bool {
         let Some(token) = &self.0 else { return true };
-        token.grants.iter().any(|grant| grant.allows(verb, group.as_str()))
+        token.grants.iter().any(|grant| grant.allows(verb, group))
     }
 
     /// Whether it may do this with the keys of any group.
