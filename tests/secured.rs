@@ -298,7 +298,9 @@ async fn each_role_has_the_rights_for_its_work_and_no_more() {
     assert_eq!(last.read().await.1["value"], 5);
     assert_eq!(last.get("/v1/counter/site").await.1["keys"][0]["value"], 5);
     let doctor = place.run_well("doctor", &pods).await;
-    assert!(doctor.lines().count() >= 4 && doctor.lines().all(|line| line.starts_with("ok ")));
+    // Lives as short as those of this test leave many shards.
+    let is_well = |line: &str| line.starts_with("ok ") || line.starts_with("warn  configuration: ");
+    assert!(doctor.lines().count() >= 4 && doctor.lines().all(is_well), "{doctor}");
     // What is there already needs no right to define it.
     place.run_well("schema apply", &pods).await;
     nothing_else_is_allowed(&place, &pods, &other).await;
