@@ -10,7 +10,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 
 use super::output::show;
-use crate::policy::{NewToken, Policy};
+use crate::policy::{NewToken, Policy, Verb};
 
 /// Arguments of `token`.
 #[derive(Debug, Args)]
@@ -70,7 +70,13 @@ pub(super) fn run(args: TokenArgs) -> anyhow::Result<ExitCode> {
 fn grant(text: &str) -> Result<(String, Vec<String>), String> {
     let (groups, verbs) =
         text.rsplit_once('=').ok_or("write groups=verbs, such as shop:=read,write")?;
-    Ok((groups.to_owned(), verbs.split(',').map(|verb| verb.trim().to_owned()).collect()))
+    let verb = |text: &str| {
+        let known = Verb::ALL.iter().any(|verb| verb.name() == text);
+        let unknown =
+            || format!("`{text}` is no verb; write read, write or admin, with commas between them");
+        known.then(|| text.to_owned()).ok_or_else(unknown)
+    };
+    Ok((groups.to_owned(), verbs.split(',').map(str::trim).map(verb).collect::<Result<_, _>>()?))
 }
 
 impl NewArgs {
@@ -157,7 +163,13 @@ mod tests {
         let lines = args.lines(&sha256);
         assert!(lines.parse::<Policy>().expect("a policy").has_tokens(), "{lines}");
         assert!(lines.contains("group = \"site\"\nverbs = [\"read\"]"), "{lines}");
-        assert!(Line::try_parse_from(["new", "--name", "a", "--grant", "all"]).is_err());
+        for (bad, says) in
+            [("all", "groups=verbs"), ("a=reed", "`reed` is no verb"), ("a=", "`` is no verb")]
+        {
+            let refused = Line::try_parse_from(["new", "--name", "a", "--grant", bad]);
+            let refused = refused.map(|line| line.new.name).expect_err(bad).to_string();
+            assert!(refused.contains(says), "{refused}");
+        }
     }
 
     #[test]

@@ -300,7 +300,7 @@ fn wrong_tokens_and_quotas_are_refused_with_the_rule() {
         ),
         (
             entry("a", &token, "[[token.grant]]\ngroup = \"\"\nverbs = [\"read\"]"),
-            "the `group` of a grant of the token \"a\"",
+            "the `group` of a grant of the token \"a\" is empty",
         ),
         ("[[quota]]\ngroup_prefix = \"a\"".to_owned(), "bounds nothing"),
         (

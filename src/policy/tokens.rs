@@ -316,12 +316,12 @@ impl GrantEntry {
         ensure!(!verbs.is_empty(), "a grant of the token {token:?} has no verbs");
         let groups = match (group, group_prefix) {
             (Some(group), None) => {
-                let group = Name::new(&group);
-                Groups::One(
-                    group.with_context(|| {
-                        format!("the `group` of a grant of the token {token:?}")
-                    })?,
-                )
+                let group = Name::new(&group).map_err(|error| {
+                    anyhow::anyhow!(
+                        "the `group` of a grant of the token {token:?} {error}; an empty `group_prefix` is all groups"
+                    )
+                })?;
+                Groups::One(group)
             }
             (None, Some(prefix)) => Groups::Prefix(prefix),
             _ => anyhow::bail!(
