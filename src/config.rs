@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -267,13 +267,14 @@ pub fn environment() -> impl Iterator<Item = String> {
 }
 
 impl StoreConfig {
-    /// For tools that make nothing: a file that is not there is most likely a wrong name.
+    /// For tools that make nothing: a file that is not there, or has nothing in it, is most likely a wrong name.
     ///
     /// # Errors
     /// [`ConfigError::NoFile`].
     pub fn existing(self) -> Result<StoreConfig, ConfigError> {
+        let is_empty = |path: &Path| path.metadata().map_or(true, |file| file.len() == 0);
         match self {
-            StoreConfig::Embedded { path } if !path.exists() => Err(ConfigError::NoFile(path)),
+            StoreConfig::Embedded { path } if is_empty(&path) => Err(ConfigError::NoFile(path)),
             config => Ok(config),
         }
     }
@@ -309,7 +310,7 @@ pub enum ConfigError {
     MutatorsMax(usize),
     /// There is no embedded store.
     #[error(
-        "there is no file {0:?}; name the store by --data (ORDERFREE_DATA) or --cassandra (ORDERFREE_CASSANDRA)"
+        "there is no file {0:?}, or nothing in it; name the store by --data (ORDERFREE_DATA) or --cassandra (ORDERFREE_CASSANDRA)"
     )]
     NoFile(PathBuf),
     /// Files for TLS can't be used.

@@ -32,6 +32,7 @@ pub mod metrics;
 pub mod mutators;
 pub mod policy;
 pub mod reader;
+mod room;
 pub mod server;
 pub mod service;
 pub mod store;

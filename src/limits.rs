@@ -178,8 +178,7 @@ pub const PAGE_MAX: usize = 10_000;
 pub const PAGE_DEFAULT: usize = 1_000;
 
 /// Bytes of rows from which on one answer takes no further key: a page of a group ends, and the other
-/// keys of a query are to be asked for again. A merge checks its state each time that it has read as
-/// many.
+/// keys of a query are to be asked for again.
 pub const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Connections of one listener at once; further ones wait to be accepted.
@@ -236,8 +235,17 @@ pub const LARGE_PAGES_AT_ONCE: u32 = 4;
 /// So many keys of a small kind count as one such answer more.
 pub const PAGE_KEYS_LIGHT: usize = 2_000;
 
-/// Reads of single keys at once whose states may be large.
-pub const LARGE_KEYS_AT_ONCE: usize = 128;
+/// Reads at once of keys whose states may be large, each until its rows have become a value.
+pub const LARGE_KEYS_AT_ONCE: usize = 64;
+
+/// Memory of large values that were read, each until nobody has it any more. A larger one is there alone.
+pub const VALUES_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Memory of what merges have made of the values that they read; also of one alone.
+pub const MERGED_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Bytes of rows that a merge takes in before it looks how large it has become, or as many as it has.
+pub const MERGE_LOOK_BYTES: usize = 64 * 1024;
 
 /// So few small keys are read without a turn.
 pub const KEYS_WITHOUT_TURN: usize = 100;
@@ -265,8 +273,8 @@ pub const FENCES_MAX: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 /// Keys whose last value is kept, for reads that accept staleness.
 pub const RECENT_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
-/// Bytes of the rows of a value that is kept, at most.
-pub const RECENT_BYTES_MAX: usize = 4 * 1024;
+/// Memory of a value that is kept, at most: of a larger one there is only what [`VALUES_BYTES_MAX`] allows.
+pub const RECENT_BYTES_MAX: usize = 8 * 1024;
 
 /// Longest staleness that a read may accept.
 pub const STALENESS_MAX: Duration = Duration::from_secs(60 * 60);

@@ -19,7 +19,7 @@ use crate::limits;
 use crate::metrics::Metrics;
 use crate::mutators::{Mutators, UpdateError, Updates};
 use crate::reader::Reader;
-pub use crate::reader::{KeyValue, ReadError};
+pub use crate::reader::{Held, KeyValue, ReadError};
 use crate::store::{GroupCursor, GroupList, Store, StoreError};
 
 /// A pod's use cases.
@@ -186,7 +186,7 @@ impl Service {
         &self,
         key: &Key,
         level: Option<Level>,
-    ) -> Result<Option<Arc<KeyValue>>, ReadError> {
+    ) -> Result<Option<Arc<Held>>, ReadError> {
         self.reader.read(key, level.unwrap_or(self.read_level()), None).await
     }
 
@@ -199,7 +199,7 @@ impl Service {
         key: &Key,
         level: Option<Level>,
         max_staleness: Duration,
-    ) -> Result<Option<Arc<KeyValue>>, ReadError> {
+    ) -> Result<Option<Arc<Held>>, ReadError> {
         self.reader.read(key, level.unwrap_or(self.read_level()), Some(max_staleness)).await
     }
 

@@ -165,6 +165,11 @@ async fn what_can_not_be_reached_is_one_line() {
         assert!(String::from_utf8_lossy(&output.stderr).contains("there is no file"), "{output:?}");
     }
     assert!(!file.exists(), "a tool that looks makes none");
+    std::fs::write(&file, "").expect("an empty file");
+    let (_, text) = doctor(&data).await;
+    assert!(text.starts_with("WRONG configuration: there is no file"), "{text}");
+    assert!(file.metadata().is_ok_and(|file| file.len() == 0), "a tool that looks fills none");
+    std::fs::remove_file(&file).expect("removed");
     count_on(&file).await;
     let (output, text) = doctor(&[&data[..], &["--url", "http://127.0.0.1:1"]].concat()).await;
     assert_eq!(output.status.code(), Some(1), "{text}");

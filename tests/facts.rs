@@ -342,6 +342,9 @@ fn pods_get_the_memory_that_their_limits_need() {
             + limits::BODIES_BYTES_MAX
             + limits::STREAMS_BYTES_MAX
             + limits::ANSWERS_BYTES_MAX
+            + limits::VALUES_BYTES_MAX
+            + limits::MERGED_BYTES_MAX
+            + limits::RECENT_MAX.get() * limits::RECENT_BYTES_MAX
     };
     let kubernetes = needed("k8s/base/config.env", "\n", "=");
     let compose = needed("docker-compose.yml", "\n  ", ": \"");

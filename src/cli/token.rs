@@ -2,14 +2,18 @@
 
 use std::fs;
 use std::io::Write;
+use std::num::NonZeroU32;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
+use chrono::DateTime;
 use clap::{Args, Subcommand};
+use orderfree_core::protocol::Timestamp;
 
 use super::output::show;
+use crate::clock::{Clock, SystemClock};
 use crate::policy::{NewToken, Policy, Verb};
 
 /// Arguments of `token`.
@@ -39,7 +43,7 @@ struct NewArgs {
     groups: Vec<(String, Vec<String>)>,
     /// Most requests and updates a second, for each pod.
     #[arg(long, value_name = "COUNT")]
-    rate: Option<u32>,
+    rate: Option<NonZeroU32>,
     /// When it expires, such as `2027-01-31T00:00:00Z`.
     #[arg(long, value_name = "TIME")]
     expires: Option<String>,
@@ -50,6 +54,7 @@ struct NewArgs {
 
 pub(super) fn run(args: TokenArgs) -> anyhow::Result<ExitCode> {
     let Action::New(args) = args.action;
+    args.check_expires(SystemClock.now().wall)?;
     let NewToken { token, sha256 } = NewToken::draw();
     let lines = args.lines(&sha256);
     match &args.append {
@@ -80,6 +85,16 @@ fn grant(text: &str) -> Result<(String, Vec<String>), String> {
 }
 
 impl NewArgs {
+    /// A time that is no time is told by the policy.
+    fn check_expires(&self, now: Timestamp) -> anyhow::Result<()> {
+        let expires = self.expires.as_deref().map(DateTime::parse_from_rfc3339);
+        if let Some(Ok(expires)) = expires {
+            let is_over = expires.timestamp_micros() <= now.as_micros();
+            ensure!(!is_over, "{expires} is over; such a token would let nobody in");
+        }
+        Ok(())
+    }
+
     fn lines(&self, sha256: &str) -> String {
         let text = |text: &str| toml::Value::String(text.to_owned()).to_string();
         let mut lines =
@@ -132,6 +147,7 @@ fn append(file: &Path, lines: &str) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use clap::Parser;
+    use std::time::Duration;
 
     #[derive(Parser)]
     struct Line {
@@ -170,6 +186,14 @@ mod tests {
             let refused = refused.map(|line| line.new.name).expect_err(bad).to_string();
             assert!(refused.contains(says), "{refused}");
         }
+        let line = ["new", "--name", "a", "--grant", "a=read", "--rate", "0"];
+        let refused = Line::try_parse_from(line).map(|line| line.new.name).expect_err("no rate");
+        assert!(refused.to_string().contains("'--rate <COUNT>'"), "{refused}");
+        let expires = DateTime::parse_from_rfc3339("2027-01-31T00:00:00Z").expect("a time");
+        let expires = Timestamp::from_micros(expires.timestamp_micros());
+        let late = args.check_expires(expires).expect_err("it is over").to_string();
+        assert!(late.starts_with("2027-01-31") && late.contains("let nobody in"), "{late}");
+        args.check_expires(expires.minus(Duration::from_micros(1))).expect("it lasts");
     }
 
     #[test]

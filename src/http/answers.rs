@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::catalog::ProblemType;
 use super::problem::Problem;
-use super::room::{Room, Space};
 use crate::limits;
+use crate::room::{Room, Space};
 
 /// Bytes of an answer that is let through as it is.
 const SMALL_BYTES: u64 = 64 * 1024;

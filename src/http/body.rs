@@ -15,8 +15,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::catalog::ProblemType;
 use super::problem::Problem;
-use super::room::{Room, Space};
 use crate::limits;
+use crate::room::{Room, Space};
 
 /// Bytes of a body that has not come yet, at most.
 const FIRST_BYTES: usize = 8 * 1024;

@@ -163,7 +163,7 @@ catalog! {
         "Fold the key: POST to its address with /fold. Operators: see why folding lags behind, or is \
          blocked.";
     AnswerFull: UNPROCESSABLE_ENTITY, "answer-full", "The answer would grow too large",
-        "An answer holds the values of about 16 MiB of rows, or as much text, and a merge a state of as many.",
+        "An answer holds the values of about 16 MiB of rows, or as much text, and a merge a state of 64 MiB of memory.",
         "Ask for fewer keys at once; of a query, for those again that have this problem.";
     Unmergeable: INTERNAL_SERVER_ERROR, "unmergeable", "The key's rows can't be merged",
         "Writers that do not know of each other took what is too much together, such as sketches that \

@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::HeaderMap;
 use futures::{StreamExt, TryStreamExt, stream};
-use orderfree_core::crdt::{Audience, Expression, Kind, State as Merged};
+use orderfree_core::crdt::{Audience, Class, Expression, Kind, State as Merged};
 use orderfree_core::protocol::Key;
 use orderfree_core::protocol::consistency::Level;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,8 @@ use super::wire::{self, Ask, Shown, rfc3339};
 use super::{AppState, Served, Shared};
 use crate::limits;
 use crate::policy::{Caller, Verb};
-use crate::service::KeyValue;
+use crate::room::{Room, Space};
+use crate::service::{Held, KeyValue};
 
 const EXAMPLE: &str = r#"{"kind":"distinct","group":"site","names":["2026-11-20","2026-11-21"]}"#;
 
@@ -78,7 +79,8 @@ struct Wanted {
 /// The value as if every op of these keys had gone to one key: monthly uniques of daily sketches, a
 /// total of many counters. For `audience` there is set algebra, by `expression` in place of `names`:
 /// `{"and": ["a", {"or": ["b", "c"]}, {"not": "d"}]}`. Nothing is written. Each key is read by itself;
-/// together they are not one snapshot. Sets of much more than 16 MiB together are refused.
+/// together they are not one snapshot. Sets that would take more than 64 MiB of memory together are refused: some
+/// 6 MiB of items, or 2.5 MiB of an `or_set`'s.
 #[utoipa::path(
     post, path = "/v1/merge", tag = "many keys",
     params(
@@ -109,7 +111,7 @@ pub(super) async fn merge(
     headers: HeaderMap,
     request: Request,
 ) -> Result<Json<MergeView>, Problem> {
-    let Shared { app, bodies, turns, .. } = &*served;
+    let Shared { app, bodies, turns, merged, .. } = &*served;
     match MediaType::of(&headers) {
         MediaType::Json => {}
         media => return Err(media.refuse("application/json")),
@@ -122,13 +124,19 @@ pub(super) async fn merge(
     let _turn = turns.keys(kind, keys.len()).await?;
     // Read before the store is asked: every update acknowledged before is in the answer.
     let as_of = app.service.now().wall;
-    let reads = keys.into_iter().map(|key| read_one(app, key, level));
-    let mut reads = stream::iter(reads).buffered(limits::LARGE_READS_AT_ONCE);
-    let mut found = Found::new(kind, expression.is_some());
-    while let Some((key, read)) = reads.try_next().await? {
-        found.take(&key, read)?;
+    let names: Vec<String> = keys.iter().map(|key| key.name.to_string()).collect();
+    // None waits for others with its value, as that has room which these may wait for.
+    let at_once = match kind.about().class {
+        Class::Exact => limits::LARGE_READS_AT_ONCE,
+        Class::OrderCanonical => 1,
+    };
+    let reads = keys.into_iter().enumerate().map(|(at, key)| read_one(app, at, key, level));
+    let mut reads = stream::iter(reads).buffer_unordered(at_once);
+    let mut found = Found::new(kind, expression.is_some(), merged);
+    while let Some((at, key, read)) = reads.try_next().await? {
+        found.take(at, &key, read)?;
     }
-    if found.absent.len() == found.names.len() {
+    if found.absent.len() == names.len() {
         let detail = format!("None of these keys of {kind}/{group} exists; POST to them first.");
         return Err(Problem::new(ProblemType::KeyAbsent, detail));
     }
@@ -136,7 +144,9 @@ pub(super) async fn merge(
         None => Shown::of(&found.merged, None, &ask),
         Some(expression) => found.select(expression, &ask)?,
     };
-    let Found { names, absent, shards, .. } = found;
+    let Found { mut absent, shards, .. } = found;
+    absent.sort_unstable();
+    let absent = absent.into_iter().map(|at| names[at].clone()).collect();
     Ok(Json(MergeView {
         kind: kind.name(),
         group,
@@ -152,12 +162,13 @@ pub(super) async fn merge(
 
 async fn read_one(
     app: &AppState,
+    at: usize,
     key: Key,
     level: Option<Level>,
-) -> Result<(Key, Option<Arc<KeyValue>>), Problem> {
+) -> Result<(usize, Key, Option<Arc<Held>>), Problem> {
     let read = app.service.read(&key, level).await;
     match read {
-        Ok(read) => Ok((key, read)),
+        Ok(read) => Ok((at, key, read)),
         Err(error) => Err(read::problem_of(error, &key.to_string())),
     }
 }
@@ -201,40 +212,44 @@ fn wanted(permit: Permit<'_>, body: Tree<'_>) -> Result<Wanted, Problem> {
 
 /// What was read so far. States are merged as they come: there may be a thousand large ones.
 struct Found {
-    names: Vec<String>,
-    absent: Vec<String>,
+    /// Places of keys that do not exist.
+    absent: Vec<usize>,
     shards: usize,
     /// The state of all ops of all keys.
     merged: Merged,
-    /// Bytes of rows since [`Found::look`].
-    unseen_bytes: usize,
+    /// Of its payload, at most.
+    bytes: usize,
+    /// The same when it was last looked at.
+    seen_bytes: usize,
+    /// What it takes.
+    room: Room,
     /// One by one instead, for an expression; there are few.
     apart: Option<BTreeMap<String, Audience>>,
 }
 
 impl Found {
-    fn new(kind: Kind, is_apart: bool) -> Found {
+    fn new(kind: Kind, is_apart: bool, merged: &Space) -> Found {
         Found {
-            names: Vec::new(),
             absent: Vec::new(),
             shards: 0,
             merged: Merged::identity(kind),
-            unseen_bytes: 0,
+            bytes: 0,
+            seen_bytes: 0,
+            room: merged.take(0).expect("invariant: nothing always fits"),
             apart: is_apart.then(BTreeMap::new),
         }
     }
 
-    fn take(&mut self, key: &Key, read: Option<Arc<KeyValue>>) -> Result<(), Problem> {
-        let name = key.name.to_string();
-        self.names.push(name.clone());
-        let read = read.map(Arc::unwrap_or_clone);
-        let Some(KeyValue { mut state, shards, bytes, .. }) = read else {
-            self.absent.push(name);
+    fn take(&mut self, at: usize, key: &Key, read: Option<Arc<Held>>) -> Result<(), Problem> {
+        let Some(read) = read else {
+            self.absent.push(at);
             return Ok(());
         };
+        let KeyValue { mut state, shards, bytes, .. } = Held::into_value(read);
         self.shards += shards;
         if let Some(apart) = &mut self.apart {
-            apart.extend(Audience::try_from(state).ok().map(|audience| (name, audience)));
+            let audience = Audience::try_from(state).ok();
+            apart.extend(audience.map(|audience| (key.name.to_string(), audience)));
             return Ok(());
         }
         state.detach();
@@ -242,25 +257,41 @@ impl Found {
             let detail = format!("{key}: {error}; ask for fewer keys.");
             Problem::new(ProblemType::OutOfRange, detail)
         })?;
-        self.unseen_bytes += bytes;
-        if self.unseen_bytes > limits::ANSWER_BYTES_MAX {
-            self.unseen_bytes = 0;
-            self.look()?;
-        }
-        Ok(())
+        self.bytes += bytes;
+        self.hold()
     }
 
-    /// Refuses a state that has become too large: sets grow without a bound. A look costs as much as a
-    /// write, so that there may be another [`limits::ANSWER_BYTES_MAX`] since.
-    fn look(&self) -> Result<(), Problem> {
-        let mut payload = Vec::new();
-        self.merged.encode_payload(&mut payload);
-        if payload.len() <= limits::ANSWER_BYTES_MAX {
+    /// Takes the room that the state needs, and refuses one that is too large: sets grow without a bound.
+    fn hold(&mut self) -> Result<(), Problem> {
+        if self.bytes > 2 * self.seen_bytes + limits::MERGE_LOOK_BYTES {
+            self.look();
+        }
+        if self.room.grow(self.memory_bytes()).is_some() {
             return Ok(());
         }
-        let at = self.names.len();
-        let detail = format!("The first {at} keys have more in them than one answer holds.");
-        Err(Problem::new(ProblemType::AnswerFull, detail))
+        self.look();
+        if self.memory_bytes() > limits::MERGED_BYTES_MAX {
+            let detail = "These keys have more in them than one merge holds; ask for fewer.";
+            return Err(Problem::new(ProblemType::AnswerFull, detail));
+        }
+        let room = self.room.grow(self.memory_bytes());
+        room.ok_or_else(|| {
+            let detail = "Too many large merges are in progress here; send it again in a second.";
+            Problem::new(ProblemType::Overloaded, detail)
+        })
+    }
+
+    /// Keys may have much in common, so that what was merged is smaller than what was read. A look costs
+    /// as much as a write.
+    fn look(&mut self) {
+        let mut payload = Vec::new();
+        self.merged.encode_payload(&mut payload);
+        (self.bytes, self.seen_bytes) = (payload.len(), payload.len());
+        self.room.shrink(self.memory_bytes());
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.merged.kind().about().memory_bytes(self.bytes)
     }
 
     /// What an expression selects; keys that do not exist are empty.

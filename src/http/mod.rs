@@ -2,7 +2,7 @@
 //!
 //! * `problem`, `catalog`: errors as `application/problem+json`, and every type there is;
 //! * `access`: who asks, and whether they may;
-//! * `room`, `body`, `extract`, `json`, `wire`: from requests to checked values, from values to answers;
+//! * `body`, `extract`, `json`, `wire`: from requests to checked values, from values to answers;
 //! * `update`, `read`, `batch`, `stream`: the use cases of clients;
 //! * `inspect`, `repair`, `operations`: those of operators;
 //! * `observe`, `trace`, `answers`, `turns`: what happens to every request, and to large ones;
@@ -23,7 +23,6 @@ mod operations;
 mod problem;
 mod read;
 mod repair;
-mod room;
 #[allow(dead_code, reason = "types of the document, read by its test only")]
 mod schemas;
 mod stream;
@@ -45,6 +44,7 @@ use utoipa_axum::routes;
 use crate::health::Health;
 use crate::limits;
 use crate::policy::Policies;
+use crate::room::Space;
 use crate::service::Service;
 
 use answers::Answers;
@@ -85,6 +85,8 @@ struct Shared {
     bodies: Bodies,
     answers: Answers,
     turns: Turns,
+    /// For what merges make of the values that they read.
+    merged: Space,
 }
 
 impl Deref for Served {
@@ -134,7 +136,13 @@ pub fn routers_apart(app: AppState) -> (Router, Router) {
 
 fn served(app: AppState) -> Served {
     let bodies = Bodies::new(limits::BODIES_BYTES_MAX, limits::STREAMS_BYTES_MAX);
-    Served(Arc::new(Shared { app, bodies, answers: Answers::default(), turns: Turns::default() }))
+    Served(Arc::new(Shared {
+        app,
+        bodies,
+        answers: Answers::default(),
+        turns: Turns::default(),
+        merged: Space::new(limits::MERGED_BYTES_MAX),
+    }))
 }
 
 fn serve(served: Served, routes: OpenApiRouter<Served>, others: Router, is_shared: bool) -> Router {

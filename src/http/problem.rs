@@ -263,6 +263,10 @@ impl From<ReadError> for Problem {
     fn from(error: ReadError) -> Problem {
         match error {
             ReadError::Store(error) => error.into(),
+            ReadError::Overloaded(_) => {
+                let detail = format!("{error}; ask again in a second");
+                Problem::new(ProblemType::Overloaded, sentence(&detail))
+            }
             ReadError::Row { key, error } => {
                 let detail = format!("The key {key} can't be read: {error}.");
                 Problem::new(of_row(&error), detail)
@@ -369,6 +373,7 @@ mod tests {
         assert_eq!(store(down), ProblemType::StoreUnavailable);
         assert_eq!(store(StoreError::TooManyRows(Cut { limit: 9 })), ProblemType::TooManyRows);
         assert_eq!(store(StoreError::Corrupt("x".to_owned())), ProblemType::Corrupt);
+        assert_eq!(kind_of(ReadError::Overloaded("too much")).0, ProblemType::Overloaded);
         let name = Name::new("g").expect("name");
         let key = Key { kind: Kind::Counter, group: name.clone(), name };
         let merge = RowError::Merge(MergeError::Implausible { kind: "distinct" });

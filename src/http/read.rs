@@ -102,13 +102,12 @@ pub(super) async fn read(
     Query(params): Query<ReadParams>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let Shared { app, turns, .. } = &*served;
+    let app = &served.app;
     let (key, _) = path.to(Verb::Read)?;
     let ask = params.ask.of(key.kind)?;
     let default = params.default.as_deref().map(|text| wire::default_value(key.kind, text, &ask));
     let default =
         default.transpose().map_err(|rule| extract::bad_query(format!("default: {rule}.")))?;
-    let _turn = turns.key(key.kind).await?;
     // Read before the store is asked: every update acknowledged before is in the answer.
     let as_of = app.service.now().wall.minus(params.max_staleness);
     let read = match params.max_staleness {
@@ -147,7 +146,7 @@ pub(super) async fn read(
 pub(super) fn problem_of(error: ReadError, key: &str) -> Problem {
     match error {
         ReadError::Store(error) => Problem::from(error).within(key),
-        ReadError::Row { .. } => error.into(),
+        ReadError::Overloaded(_) | ReadError::Row { .. } => error.into(),
     }
 }
 

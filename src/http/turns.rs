@@ -19,8 +19,6 @@ pub(super) struct Turns {
     waiting_batches: Semaphore,
     /// Of answers with many values, by their weight.
     pages: Arc<Semaphore>,
-    /// Of answers with one value that may be large.
-    keys: Arc<Semaphore>,
 }
 
 /// Whose turn it is, until it is dropped.
@@ -35,7 +33,6 @@ impl Default for Turns {
             batches: Arc::new(Semaphore::new(limits::BATCHES_AT_ONCE)),
             waiting_batches: Semaphore::new(limits::BATCHES_WAITING_MAX),
             pages: Arc::new(Semaphore::new(limits::PAGES_AT_ONCE as usize)),
-            keys: Arc::new(Semaphore::new(limits::LARGE_KEYS_AT_ONCE)),
         }
     }
 }
@@ -54,14 +51,6 @@ impl Turns {
     pub(super) async fn batch(&self) -> Result<Turn, Problem> {
         let _place = self.waiting_batches.try_acquire().map_err(|_| overloaded())?;
         turn(&self.batches, 1).await
-    }
-
-    /// For an answer with the value of one key, if that may be large.
-    pub(super) async fn key(&self, kind: Kind) -> Result<Option<Turn>, Problem> {
-        if kind.about().is_small() {
-            return Ok(None);
-        }
-        turn(&self.keys, 1).await.map(Some)
     }
 
     /// For an answer with values of so many keys that a client named, of this kind or smaller ones.

@@ -132,7 +132,7 @@ impl Mutators {
                     state.sent.push(sent);
                     let about = slot.key.kind.about();
                     if !about.is_small() {
-                        slot.weight.set(about.memory_factor * write.state().len());
+                        slot.weight.set(about.memory_bytes(write.state().len()));
                     }
                     drop(state);
                     self.waiting.fetch_sub(queued, Ordering::Relaxed);

@@ -6,25 +6,32 @@
 //! it.
 //!
 //! Who accepts staleness gets the last answer at once if it is young enough.
+//!
+//! A value may take many times the memory of its rows. So its read takes room for it before it makes it,
+//! which the value has until nobody has the value any more.
 
 mod asked;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lru::LruCache;
-use orderfree_core::crdt::State;
+use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::read::{self, Answer, Reading, RowError};
 use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Constants, Key, Timestamp, WholeSlice};
 use thiserror::Error;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 
 use crate::gate::Gate;
 use crate::gc::Folder;
 use crate::limits;
 use crate::metrics::Metrics;
+use crate::room::{Room, Space};
 use crate::store::{Store, StoreError};
 use crate::tasks::Tasks;
 use asked::Asked;
@@ -40,6 +47,10 @@ pub struct Reader {
     tasks: Tasks,
     /// Keys that are being read, or were lately. A key that drops out in between is read twice at once.
     asked: Mutex<LruCache<Question, Arc<Asking>>>,
+    /// Of reads of keys that may be large.
+    turns: Semaphore,
+    /// For large values.
+    values: Space,
 }
 
 /// The value of a key, and where it came from.
@@ -61,12 +72,39 @@ pub struct KeyValue {
     pub level: Level,
 }
 
+/// A value that was read, and the room that it takes.
+#[derive(Debug)]
+pub struct Held {
+    value: KeyValue,
+    /// None for a small one.
+    room: Option<Room>,
+}
+
+impl Held {
+    /// The value without its room, which is given back: for who lets go of it at once.
+    #[must_use]
+    pub fn into_value(held: Arc<Held>) -> KeyValue {
+        Arc::try_unwrap(held).map_or_else(|held| held.value.clone(), |held| held.value)
+    }
+}
+
+impl Deref for Held {
+    type Target = KeyValue;
+
+    fn deref(&self) -> &KeyValue {
+        &self.value
+    }
+}
+
 /// Why a value could not be read.
 #[derive(Debug, Clone, Error)]
 pub enum ReadError {
     /// The store could not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// This pod reads as much as it can.
+    #[error("{0}")]
+    Overloaded(&'static str),
     /// A row of the key can't be decoded or merged.
     #[error("{key}: {error}")]
     Row {
@@ -78,10 +116,10 @@ pub enum ReadError {
 }
 
 type Question = (Key, Level);
-type Asking = Asked<Option<Arc<KeyValue>>, ReadError>;
+type Asking = Asked<Option<Arc<Held>>, ReadError>;
 
 /// What a read of a key says; none if it has no row.
-type Said = Result<Option<Arc<KeyValue>>, ReadError>;
+type Said = Result<Option<Arc<Held>>, ReadError>;
 
 impl Reader {
     /// Nothing was read yet.
@@ -95,7 +133,10 @@ impl Reader {
     ) -> Reader {
         let fences = Mutex::new(limits::cache(limits::FENCES_MAX));
         let asked = Mutex::new(limits::cache(limits::RECENT_MAX));
-        Reader { store, gate, folder, constants, metrics, fences, tasks: Tasks::new(), asked }
+        let turns = Semaphore::new(limits::LARGE_KEYS_AT_ONCE);
+        let values = Space::new(limits::VALUES_BYTES_MAX);
+        let tasks = Tasks::new();
+        Reader { store, gate, folder, constants, metrics, fences, tasks, asked, turns, values }
     }
 
     /// Reads one key; none if it has no row. A read that began no longer than `max_staleness` ago will
@@ -113,8 +154,7 @@ impl Reader {
         max_staleness: Option<Duration>,
     ) -> Said {
         if self.tasks.count() >= limits::READS_MAX {
-            let reason = format!("{} keys are being read here", limits::READS_MAX);
-            return Err(StoreError::Unavailable(reason).into());
+            return Err(ReadError::Overloaded("too many keys are being read here"));
         }
         let question = (key.clone(), level);
         let asked = Arc::clone(lock(&self.asked).get_or_insert_mut(question, Arc::default));
@@ -135,15 +175,15 @@ impl Reader {
 
     /// Reads as long as others ask.
     async fn answer(self: Arc<Self>, asked: Arc<Asking>, key: Key, level: Level) {
-        let size = AtomicUsize::new(0);
+        let is_large = AtomicBool::new(false);
         let fetch = || async {
-            let said = self.fetch(&key, level).await;
-            let bytes = said.as_ref().ok().and_then(Option::as_ref).map(|value| value.bytes);
-            size.store(bytes.unwrap_or(0), Ordering::Relaxed);
-            said.map(|value| value.map(Arc::new))
+            let said = self.fetch(&asked, &key, level).await;
+            let held = said.as_ref().ok().and_then(Option::as_ref);
+            is_large.store(held.is_some_and(|held| held.room.is_some()), Ordering::Relaxed);
+            said
         };
         asked.answer(|| self.gate.now().boot, fetch).await;
-        if size.into_inner() > limits::RECENT_BYTES_MAX {
+        if is_large.into_inner() {
             // Too large to be kept, but for those who still wait for it.
             let (mut all, question) = (lock(&self.asked), (key, level));
             if all.peek(&question).is_some_and(|found| Arc::ptr_eq(found, &asked)) {
@@ -187,17 +227,58 @@ impl Reader {
         Ok(self.interpret(key, answer, slice.bytes(), as_of, level))
     }
 
-    async fn fetch(&self, key: &Key, level: Level) -> Result<Option<KeyValue>, ReadError> {
+    async fn fetch(&self, asked: &Asking, key: &Key, level: Level) -> Said {
+        let _turn = self.turn(key.kind).await?;
         let as_of = self.gate.now().wall;
         let cached = lock(&self.fences).get(key).copied();
-        let mut slice = self.slice(key, cached, level).await?;
-        let mut answer = self.assemble(key, &slice)?;
-        if answer == Answer::ReadAgain {
-            // The replicas that answered are older than the cached fence: start at the oldest row.
-            slice = self.slice(key, None, level).await?;
-            answer = self.assemble(key, &slice)?;
+        // Where the replicas that answer are older than the cached fence, start at the oldest row.
+        for after in [cached, None] {
+            let slice = self.slice(key, after, level).await?;
+            let room = self.room(asked, key.kind, slice.bytes()).await?;
+            match self.assemble(key, &slice)? {
+                Answer::ReadAgain => {}
+                answer => {
+                    let value = self.interpret(key, answer, slice.bytes(), as_of, level);
+                    return Ok(value.map(|value| Arc::new(Held { value, room })));
+                }
+            }
         }
-        Ok(self.interpret(key, answer, slice.bytes(), as_of, level))
+        unreachable!("invariant: only a slice behind a fence is to be read again")
+    }
+
+    /// Rows of large keys are there only for a bounded number of them.
+    async fn turn(&self, kind: Kind) -> Result<Option<SemaphorePermit<'_>>, ReadError> {
+        if kind.about().is_small() {
+            return Ok(None);
+        }
+        match timeout(limits::TURN_WAIT_MAX, self.turns.acquire()).await {
+            Ok(turn) => Ok(Some(turn.expect("invariant: the semaphore is never closed"))),
+            Err(_) => {
+                Err(ReadError::Overloaded("too many keys that may be large are being read here"))
+            }
+        }
+    }
+
+    /// Room for the value of so many bytes of rows; a small one needs none.
+    async fn room(
+        &self,
+        asked: &Asking,
+        kind: Kind,
+        rows_bytes: usize,
+    ) -> Result<Option<Room>, ReadError> {
+        let bytes = kind.about().memory_bytes(rows_bytes);
+        if bytes <= limits::RECENT_BYTES_MAX {
+            return Ok(None);
+        }
+        if let Some(room) = self.values.take(bytes) {
+            return Ok(Some(room));
+        }
+        // It may have the very room that is waited for.
+        asked.give_up_last();
+        match timeout(limits::READ_TIME_MAX, self.values.wait(bytes)).await {
+            Ok(room) => Ok(Some(room)),
+            Err(_) => Err(ReadError::Overloaded("too many large values are being read here")),
+        }
     }
 
     fn assemble(&self, key: &Key, slice: &WholeSlice) -> Result<Answer, ReadError> {

@@ -1,4 +1,4 @@
-//! Many values that are much larger when they are shown than as rows, in one answer.
+//! Many values that are much larger when they are decoded and shown than as rows: in one answer, and one by one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use uuid::Uuid;
 use crate::bystanders::Bystander;
 use crate::machine;
 use crate::pod::{MIB, Setup};
-use crate::wire::{self, request};
+use crate::wire::{self, Connection, request};
 
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
 
@@ -105,6 +105,71 @@ async fn pages_of_values_that_grow_when_they_are_shown_do_not_fill_memory() {
     let before = pod.memory();
     let bystander = Bystander::start(pod.port());
     let port = pod.port();
+    let answered = ask_all(port, requests).await;
+    let grown = pod.most_memory() - before;
+    println!("{} MiB at most, of {}; answered {answered:?} of 16", grown / MIB, MEMORY / MIB);
+    assert!(grown <= MEMORY, "{} MiB more", grown / MIB);
+    assert!(answered.values().all(|answered| *answered > 0), "{answered:?}");
+    bystander.was_served(OTHERS_WAIT).await;
+}
+
+/// Keys whose values are 25 times their rows, all asked for at once: by reads, also of clients that hang up,
+/// by the value after an update, and by merges. And one of which a single value takes more than half of the
+/// room, by many who ask again and again, so that the next one waits for the room of the last.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_values_that_are_read_one_by_one_do_not_fill_memory() {
+    let _alone = machine::alone().await;
+    /// What limits say of values and texts, and what threads are working on.
+    const MEMORY: usize =
+        limits::VALUES_BYTES_MAX + limits::MERGED_BYTES_MAX + limits::ANSWERS_BYTES_MAX + 64 * MIB;
+    const KEYS: u128 = 200;
+    let setup = Setup::new();
+    let kind = Kind::OrSet;
+    let bytes = write(&setup, &state(kind, 5_000), "many", KEYS).await;
+    println!("{KEYS} keys have {bytes} bytes each");
+    let bytes = write(&setup, &state(kind, 50_000), "hot", 1).await;
+    println!("one has {bytes} bytes");
+    assert!(kind.about().memory_bytes(bytes) > limits::VALUES_BYTES_MAX / 2, "it is small");
+    let pod = setup.start().await;
+    let (before, port) = (pod.memory(), pod.port());
+    let bystander = Bystander::start(port);
+    let mut requests = Vec::new();
+    for index in 0..KEYS {
+        let path = format!("/v1/{kind}/many/{index:04}");
+        requests.push(("reads", request("GET", &path, &[], "")));
+        let path = format!("{path}?return=value");
+        requests.push(("updates", request("POST", &path, &JSON, r#"{"op":"add","item":"a"}"#)));
+    }
+    for index in 0..KEYS {
+        let mut gone = Connection::open(port).await.expect("a connection");
+        let path = format!("/v1/{kind}/many/{index:04}?consistency=one");
+        gone.send(&request("GET", &path, &[], "")).await.expect("sent");
+    }
+    let mut answered = ask_all(port, requests).await;
+    let names: Vec<String> = (0..50).map(|index| format!("{index:04}")).collect();
+    let merge = json!({"kind": kind.name(), "group": "many", "names": names}).to_string();
+    let merge = ("merges", request("POST", "/v1/merge", &JSON, &merge));
+    answered.extend(ask_all(port, vec![merge; 4]).await);
+    let path = format!("/v1/{kind}/hot/0000?contains=1");
+    let again = (0..4).map(|_| async {
+        for _ in 0..4 {
+            let answer = wire::ask(port, &request("GET", &path, &[], "")).await.expect("an answer");
+            assert_eq!((answer.status, answer.problem()), (200, String::new()));
+        }
+    });
+    join_all(again).await;
+    let grown = pod.most_memory() - before;
+    println!("{} MiB at most, of {}; answered {answered:?}", grown / MIB, MEMORY / MIB);
+    assert!(grown <= MEMORY, "{} MiB more", grown / MIB);
+    assert!(answered.values().all(|answered| *answered > 0), "{answered:?}");
+    bystander.was_served(OTHERS_WAIT).await;
+}
+
+/// How many requests of each sort were answered; the others were refused as too much at once.
+async fn ask_all(
+    port: u16,
+    requests: Vec<(&'static str, Vec<u8>)>,
+) -> BTreeMap<&'static str, usize> {
     let asked = requests.into_iter().map(|(what, request)| async move {
         let answer = wire::ask(port, &request).await.expect("an answer");
         match (answer.status, answer.problem().as_str()) {
@@ -117,9 +182,5 @@ async fn pages_of_values_that_grow_when_they_are_shown_do_not_fill_memory() {
     for (what, is_answered) in join_all(asked).await {
         *answered.entry(what).or_default() += usize::from(is_answered);
     }
-    let grown = pod.most_memory() - before;
-    println!("{} MiB at most, of {}; answered {answered:?} of 16", grown / MIB, MEMORY / MIB);
-    assert!(grown <= MEMORY, "{} MiB more", grown / MIB);
-    assert!(answered.values().all(|answered| *answered > 0), "{answered:?}");
-    bystander.was_served(OTHERS_WAIT).await;
+    answered
 }

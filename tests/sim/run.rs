@@ -10,7 +10,7 @@ use orderfree::metrics::ReadFrom;
 use orderfree::mutators::UpdateError;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
-use orderfree::service::{GroupEntry, GroupQuery, KeyValue};
+use orderfree::service::{GroupEntry, GroupQuery, Held};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Durability, Key};
 use rand::Rng;
@@ -392,7 +392,7 @@ async fn read(shared: Shared, pod: Pod, at: u8, level: Option<Level>) {
     });
     shared.with(|world| match answer {
         Ok(value) => {
-            let value = family.digits(value.as_deref(), at, &world.oracle);
+            let value = family.digits(value.as_deref().map(|held| &**held), at, &world.oracle);
             let sees: Vec<bool> =
                 (0..2).map(|writer| must_see(world, pod.datacenter, level, writer)).collect();
             world.oracle.judge(at, value, &before, |writer| sees[writer]);
@@ -456,7 +456,7 @@ async fn read_group(shared: Shared, pod: Pod, names: u8) {
 fn shown<E: std::fmt::Display>(
     world: &World,
     at: u8,
-    answer: &Result<Option<Arc<KeyValue>>, E>,
+    answer: &Result<Option<Arc<Held>>, E>,
 ) -> String {
     match answer {
         Ok(Some(found)) => {

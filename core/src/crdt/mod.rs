@@ -107,7 +107,7 @@ pub struct About {
     pub class: Class,
     /// Whether its value is exact, not an estimate.
     pub is_exact: bool,
-    /// Bytes that a live mutator takes for each byte of a payload, measured and rounded up; 0 for
+    /// Bytes of memory that a state takes for each byte of its payload, measured and rounded up; 0 for
     /// [small](About::is_small) states, of which only the number matters.
     pub memory_factor: usize,
     /// Its error bound and size, as one sentence.
@@ -134,6 +134,12 @@ impl About {
     #[must_use]
     pub const fn is_small(&self) -> bool {
         self.memory_factor == 0
+    }
+
+    /// About what a state of so many bytes of payload takes in memory, in bytes; 0 for small ones.
+    #[must_use]
+    pub const fn memory_bytes(&self, payload_bytes: usize) -> usize {
+        self.memory_factor * payload_bytes
     }
 }
 

@@ -31,7 +31,7 @@ use super::{
     About, Class, Crdt, DecodeError, Dot, Effect, MergeError, OpError, Question, Value,
     check_format, check_size,
 };
-use crate::protocol::{Key, Timestamp};
+use crate::protocol::{Key, MutatorId, Timestamp};
 
 /// Bytes of a payload besides its entries and the parts of `cleared`, at most: the fence, the
 /// number of entries, and the frame of `cleared`.
@@ -357,12 +357,11 @@ impl Crdt for OrSet {
         Ok(())
     }
 
-    /// Fences and tombstones speak of the mutators of one key alone.
+    /// Fences and tombstones speak of the mutators of one key alone, and dots are for tokens. One dot for all
+    /// does, so that what several keys have in common is there once.
     fn detach(&mut self) {
-        self.fence = None;
-        self.cleared = Context::default();
-        self.entries.values_mut().for_each(|entry| entry.removed = Context::default());
-        self.normalize();
+        let (expires_at, mutator_id) = (Timestamp::NEVER, MutatorId::TALLY);
+        self.attribute_to(Dot { expires_at, mutator_id, seq: 1 });
     }
 
     fn attribute_to(&mut self, dot: Dot) {

@@ -1,8 +1,10 @@
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::FutureExt;
 use futures::future::join_all;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
@@ -144,4 +146,33 @@ async fn a_bug_is_told_to_all_who_wait_and_the_next_one_asks_again() {
         tokio::join!(asked.ask(None, || ()), asked.answer(Duration::default, || async { Err(()) }));
     assert_eq!(said, (Some(Err(())), ReadFrom::Store));
     assert_eq!(asked.kept(Duration::ZERO), None, "an error is not kept");
+}
+
+#[tokio::test]
+async fn who_has_not_taken_an_answer_that_is_given_up_gets_the_next() {
+    let asked: Asked<usize, ()> = Asked::default();
+    let (gate, fetches) = (Semaphore::new(0), AtomicUsize::new(0));
+    let fetch = || async {
+        let number = fetches.fetch_add(1, Ordering::SeqCst) + 1;
+        if number == 2 {
+            asked.give_up_last();
+        }
+        gate.acquire().await.expect("open").forget();
+        Ok(number)
+    };
+    let mut answering = pin!(asked.answer(Duration::default, fetch));
+    let mut first = pin!(asked.ask(None, || ()));
+    assert!(first.as_mut().now_or_never().is_none());
+    assert!(answering.as_mut().now_or_never().is_none());
+    let mut second = pin!(asked.ask(None, || panic!("somebody answers")));
+    assert!(second.as_mut().now_or_never().is_none());
+    gate.add_permits(1);
+    assert!(answering.as_mut().now_or_never().is_none(), "it finds the second answer");
+    assert!(first.as_mut().now_or_never().is_none(), "the first one is given up");
+    gate.add_permits(1);
+    answering.as_mut().now_or_never().expect("nobody asks any more");
+    for waited in [first.now_or_never(), second.now_or_never()] {
+        let (said, _) = waited.expect("an answer");
+        assert_eq!(said, Some(Ok(2)));
+    }
 }

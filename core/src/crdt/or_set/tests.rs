@@ -431,3 +431,13 @@ fn a_detached_state_takes_nothing_away() {
         assert_eq!(items(&laws::merged(&state, &other)), [Item::Number(1), Item::Number(2)]);
     }
 }
+
+#[test]
+fn what_detached_states_have_in_common_is_there_once() {
+    let by = |mutator| {
+        let mut state = set(2, newest(mutator, 9), Context::default(), Context::default());
+        state.detach();
+        state
+    };
+    assert_eq!(laws::merged(&by(1), &by(2)), by(3));
+}

@@ -1,0 +1,123 @@
+//! Memory that requests share: taken in units before it is used, given back by a drop.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::limits;
+
+/// What there is of it.
+#[derive(Debug)]
+pub(crate) struct Space {
+    free: Arc<Semaphore>,
+    units: usize,
+}
+
+/// A part of it, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Room(OwnedSemaphorePermit);
+
+impl Space {
+    /// So many bytes in all.
+    pub(crate) fn new(bytes: usize) -> Space {
+        let units = bytes / limits::ROOM_UNIT_BYTES;
+        Space { free: Arc::new(Semaphore::new(units)), units }
+    }
+
+    /// Room for so many bytes; none if less is free.
+    pub(crate) fn take(&self, bytes: usize) -> Option<Room> {
+        take(&self.free, units(bytes))
+    }
+
+    /// The same, once it is free, and all there is for more than that. Who waits is served before those who
+    /// come later, and must have no room of this space meanwhile.
+    pub(crate) async fn wait(&self, bytes: usize) -> Room {
+        let units = permits(units(bytes).min(self.units));
+        let room = Arc::clone(&self.free).acquire_many_owned(units).await;
+        Room(room.expect("invariant: the semaphore is never closed"))
+    }
+
+    /// Whether as much is free now.
+    pub(crate) fn has(&self, bytes: usize) -> bool {
+        self.free.available_permits() >= units(bytes)
+    }
+
+    /// Units that nobody has.
+    #[cfg(test)]
+    pub(crate) fn free(&self) -> usize {
+        self.free.available_permits()
+    }
+}
+
+impl Room {
+    /// Takes what so many bytes need besides what it has; none if less is free.
+    pub(crate) fn grow(&mut self, bytes: usize) -> Option<()> {
+        let more = units(bytes).saturating_sub(self.0.num_permits());
+        if more > 0 {
+            let more = take(self.0.semaphore(), more)?;
+            self.0.merge(more.0);
+        }
+        Some(())
+    }
+
+    /// Gives back what this many bytes do not need.
+    pub(crate) fn shrink(&mut self, bytes: usize) {
+        let spare = self.0.num_permits().saturating_sub(units(bytes));
+        drop(self.0.split(spare));
+    }
+}
+
+fn take(space: &Arc<Semaphore>, units: usize) -> Option<Room> {
+    Arc::clone(space).try_acquire_many_owned(permits(units)).ok().map(Room)
+}
+
+fn permits(units: usize) -> u32 {
+    u32::try_from(units).expect("invariant: no limit is near 4 TiB")
+}
+
+/// The units that hold this many bytes.
+fn units(bytes: usize) -> usize {
+    bytes.div_ceil(limits::ROOM_UNIT_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures::FutureExt;
+
+    use super::*;
+
+    const UNIT: usize = limits::ROOM_UNIT_BYTES;
+
+    #[test]
+    fn room_is_taken_in_units_and_given_back() {
+        for (bytes, expected) in [(0, 0), (1, 1), (UNIT, 1), (UNIT + 1, 2)] {
+            let space = Space::new(4 * UNIT);
+            let mut room = space.take(bytes).expect("room");
+            assert_eq!(space.free(), 4 - expected);
+            room.grow(3 * UNIT).expect("room");
+            assert_eq!(space.free(), 1);
+            assert!(room.grow(5 * UNIT).is_none());
+            drop(room);
+            assert_eq!(space.free(), 4);
+        }
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_served_in_turn_and_gets_no_more_than_there_is() {
+        let space = Space::new(4 * UNIT);
+        let held = space.take(2 * UNIT).expect("room");
+        let mut large = pin!(space.wait(100 * UNIT));
+        let mut small = pin!(space.wait(UNIT));
+        assert!(large.as_mut().now_or_never().is_none(), "half of it is taken");
+        assert!(small.as_mut().now_or_never().is_none(), "somebody waits already");
+        assert!(space.take(UNIT).is_none(), "what is free is for who waits");
+        drop(held);
+        let all = large.now_or_never().expect("all of it is free");
+        assert_eq!(space.free(), 0);
+        drop(all);
+        let _one = small.now_or_never().expect("room");
+        assert_eq!(space.free(), 3);
+    }
+}
