@@ -12,7 +12,7 @@
 //! * [`cli`]: the command line, with the load test in [`cli::load`].
 //!
 //! Beside them: [`clock`] (the only reader of clocks), [`chance`] (the only dice), [`tasks`] (the only spawner), [`config`],
-//! [`limits`], [`metrics`], [`policy`] (who may do what), [`telemetry`].
+//! [`limits`], `room` (memory that requests share), [`metrics`], [`policy`] (who may do what), [`telemetry`].
 
 // See `cli::output`.
 #![warn(clippy::print_stderr, clippy::print_stdout)]

@@ -133,7 +133,7 @@ pub const STREAMS_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// half of what there is room for is left to others.
 pub const STREAMS_OF_TOKEN_MAX: usize = STREAMS_BYTES_MAX / NDJSON_HELD_BYTES_MAX / 2;
 
-/// Bodies and large answers take room in steps of this many bytes.
+/// Room is taken in steps of this many bytes.
 pub const ROOM_UNIT_BYTES: usize = 1024;
 
 /// Longest time until a request body is complete, and of silence within an NDJSON stream.
@@ -235,17 +235,26 @@ pub const LARGE_PAGES_AT_ONCE: u32 = 4;
 /// So many keys of a small kind count as one such answer more.
 pub const PAGE_KEYS_LIGHT: usize = 2_000;
 
-/// Reads at once of keys whose states may be large, each until its rows have become a value.
+/// Reads at once of keys whose states may be large, each until its rows are there.
 pub const LARGE_KEYS_AT_ONCE: usize = 64;
 
-/// Memory of large values that were read, each until nobody has it any more. A larger one is there alone.
+/// Memory of values that were read, each until nobody has it any more. A larger one is there alone.
 pub const VALUES_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Memory of a value that is not counted there.
+pub const VALUE_SMALL_BYTES: usize = 1024;
+
+/// Bytes of rows that wait until there is room for their value; a further read is refused.
+pub const WAITING_ROWS_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Longest time until a value that may be large is read, by however many reads.
+pub const LARGE_READ_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Memory of what merges have made of the values that they read; also of one alone.
 pub const MERGED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Bytes of rows that a merge takes in before it looks how large it has become, or as many as it has.
-pub const MERGE_LOOK_BYTES: usize = 64 * 1024;
+/// Memory of values that a merge takes in before it looks how large it has become, or twice what it was.
+pub const MERGE_LOOK_BYTES: usize = 1024 * 1024;
 
 /// So few small keys are read without a turn.
 pub const KEYS_WITHOUT_TURN: usize = 100;
@@ -273,8 +282,11 @@ pub const FENCES_MAX: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 /// Keys whose last value is kept, for reads that accept staleness.
 pub const RECENT_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
-/// Memory of a value that is kept, at most: of a larger one there is only what [`VALUES_BYTES_MAX`] allows.
-pub const RECENT_BYTES_MAX: usize = 8 * 1024;
+/// Memory of these values, but for small ones; for a further one, those that nobody asked for longest go.
+pub const RECENT_BYTES_MAX: usize = 32 * 1024 * 1024;
+
+/// Memory of one of them.
+pub const RECENT_VALUE_BYTES_MAX: usize = 256 * 1024;
 
 /// Longest staleness that a read may accept.
 pub const STALENESS_MAX: Duration = Duration::from_secs(60 * 60);

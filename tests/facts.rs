@@ -344,7 +344,8 @@ fn pods_get_the_memory_that_their_limits_need() {
             + limits::ANSWERS_BYTES_MAX
             + limits::VALUES_BYTES_MAX
             + limits::MERGED_BYTES_MAX
-            + limits::RECENT_MAX.get() * limits::RECENT_BYTES_MAX
+            + limits::RECENT_BYTES_MAX
+            + limits::WAITING_ROWS_BYTES_MAX
     };
     let kubernetes = needed("k8s/base/config.env", "\n", "=");
     let compose = needed("docker-compose.yml", "\n  ", ": \"");

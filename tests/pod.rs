@@ -98,7 +98,7 @@ async fn add(pod: &Node, text: &str, by: i64) -> Result<(), UpdateError> {
 
 async fn get(pod: &Node, text: &str) -> Option<KeyValue> {
     let read = pod.service().read(&key(text), None).await.expect("readable");
-    read.map(Held::into_value)
+    read.map(|read| Held::into_parts(read).0)
 }
 
 async fn total(pod: &Node, text: &str) -> i128 {

@@ -134,8 +134,9 @@ catalog! {
         "Path and query together may have 8 KiB.",
         "Use shorter names, or POST /v1/query to read many keys.";
     Overloaded: SERVICE_UNAVAILABLE retry 1, "overloaded", "This pod has too much to do",
-        "A limit that keeps this pod's memory bounded was reached. Nothing was applied.",
-        "Send the request again later, or to another pod.";
+        "A limit that keeps this pod's memory bounded was reached. Nothing was applied, unless it stands \
+         beside an update as its `read_problem`: then only the read after it was refused.",
+        "Send the request again later, or to another pod; in the second case read the key instead.";
     Clock: SERVICE_UNAVAILABLE retry 10, "clock", "The clock can't be trusted",
         "This pod's clock was not measured against the store's lately, or differs too much. \
          Updates and folds wait, as counts could be lost otherwise; reads go on. Nothing was \

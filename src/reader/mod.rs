@@ -6,35 +6,37 @@
 //! it.
 //!
 //! Who accepts staleness gets the last answer at once if it is young enough.
-//!
-//! A value may take many times the memory of its rows. So its read takes room for it before it makes it,
-//! which the value has until nobody has the value any more.
 
 mod asked;
+mod values;
 
-use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lru::LruCache;
-use orderfree_core::crdt::{Kind, State};
+use orderfree_core::crdt::State;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::read::{self, Answer, Reading, RowError};
 use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Constants, Key, Timestamp, WholeSlice};
 use thiserror::Error;
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::gate::Gate;
 use crate::gc::Folder;
 use crate::limits;
 use crate::metrics::Metrics;
-use crate::room::{Room, Space};
+use crate::room::Room;
 use crate::store::{Store, StoreError};
 use crate::tasks::Tasks;
 use asked::Asked;
+use values::Values;
+
+pub use values::{Held, ValueRoom};
+
+#[cfg(test)]
+pub(crate) use values::tests::held;
 
 /// Reads keys; see the [module documentation](self).
 pub struct Reader {
@@ -46,11 +48,8 @@ pub struct Reader {
     fences: Mutex<LruCache<Key, Timestamp>>,
     tasks: Tasks,
     /// Keys that are being read, or were lately. A key that drops out in between is read twice at once.
-    asked: Mutex<LruCache<Question, Arc<Asking>>>,
-    /// Of reads of keys that may be large.
-    turns: Semaphore,
-    /// For large values.
-    values: Space,
+    asked: Mutex<LruCache<Question, Known>>,
+    values: Values,
 }
 
 /// The value of a key, and where it came from.
@@ -70,30 +69,6 @@ pub struct KeyValue {
     pub as_of: Timestamp,
     /// The consistency level of the read.
     pub level: Level,
-}
-
-/// A value that was read, and the room that it takes.
-#[derive(Debug)]
-pub struct Held {
-    value: KeyValue,
-    /// None for a small one.
-    room: Option<Room>,
-}
-
-impl Held {
-    /// The value without its room, which is given back: for who lets go of it at once.
-    #[must_use]
-    pub fn into_value(held: Arc<Held>) -> KeyValue {
-        Arc::try_unwrap(held).map_or_else(|held| held.value.clone(), |held| held.value)
-    }
-}
-
-impl Deref for Held {
-    type Target = KeyValue;
-
-    fn deref(&self) -> &KeyValue {
-        &self.value
-    }
 }
 
 /// Why a value could not be read.
@@ -118,6 +93,14 @@ pub enum ReadError {
 type Question = (Key, Level);
 type Asking = Asked<Option<Arc<Held>>, ReadError>;
 
+/// A key that is being read, or was lately.
+#[derive(Default)]
+struct Known {
+    asked: Arc<Asking>,
+    /// For its last answer.
+    kept: Option<Room>,
+}
+
 /// What a read of a key says; none if it has no row.
 type Said = Result<Option<Arc<Held>>, ReadError>;
 
@@ -133,10 +116,8 @@ impl Reader {
     ) -> Reader {
         let fences = Mutex::new(limits::cache(limits::FENCES_MAX));
         let asked = Mutex::new(limits::cache(limits::RECENT_MAX));
-        let turns = Semaphore::new(limits::LARGE_KEYS_AT_ONCE);
-        let values = Space::new(limits::VALUES_BYTES_MAX);
-        let tasks = Tasks::new();
-        Reader { store, gate, folder, constants, metrics, fences, tasks, asked, turns, values }
+        let (tasks, values) = (Tasks::new(), Values::default());
+        Reader { store, gate, folder, constants, metrics, fences, tasks, asked, values }
     }
 
     /// Reads one key; none if it has no row. A read that began no longer than `max_staleness` ago will
@@ -157,13 +138,21 @@ impl Reader {
             return Err(ReadError::Overloaded("too many keys are being read here"));
         }
         let question = (key.clone(), level);
-        let asked = Arc::clone(lock(&self.asked).get_or_insert_mut(question, Arc::default));
+        let asked =
+            Arc::clone(&lock(&self.asked).get_or_insert_mut(question, Known::default).asked);
         let oldest = max_staleness.map(|span| self.gate.now().boot.saturating_sub(span));
         let call = || {
             let answer = Arc::clone(self).answer(Arc::clone(&asked), key.clone(), level);
             self.tasks.spawn("read", answer);
         };
-        let (said, from) = asked.ask(oldest, call).await;
+        let asking = asked.ask(oldest, call);
+        let (said, from) = match key.kind.about().is_small() {
+            true => asking.await,
+            // Others may need the room of one answer after the other before it is taken.
+            false => timeout(limits::LARGE_READ_TIME_MAX, asking)
+                .await
+                .map_err(|_| ReadError::Overloaded("the key is asked for too often"))?,
+        };
         self.metrics.count_read(from);
         said.expect("a read panicked; its reason is in the log")
     }
@@ -175,20 +164,34 @@ impl Reader {
 
     /// Reads as long as others ask.
     async fn answer(self: Arc<Self>, asked: Arc<Asking>, key: Key, level: Level) {
-        let is_large = AtomicBool::new(false);
+        let memory_bytes = AtomicUsize::new(0);
         let fetch = || async {
             let said = self.fetch(&asked, &key, level).await;
             let held = said.as_ref().ok().and_then(Option::as_ref);
-            is_large.store(held.is_some_and(|held| held.room.is_some()), Ordering::Relaxed);
+            memory_bytes.store(held.map_or(0, |held| held.memory_bytes()), Ordering::Relaxed);
             said
         };
         asked.answer(|| self.gate.now().boot, fetch).await;
-        if is_large.into_inner() {
-            // Too large to be kept, but for those who still wait for it.
-            let (mut all, question) = (lock(&self.asked), (key, level));
-            if all.peek(&question).is_some_and(|found| Arc::ptr_eq(found, &asked)) {
-                all.pop(&question);
-            }
+        let bytes = memory_bytes.into_inner();
+        if bytes > limits::VALUE_SMALL_BYTES {
+            self.keep(&(key, level), &asked, bytes);
+        }
+    }
+
+    /// Keeps the last answer for those who accept staleness; one that is too large only as long as somebody
+    /// waits for it.
+    fn keep(&self, question: &Question, asked: &Arc<Asking>, bytes: usize) {
+        let mut all = lock(&self.asked);
+        let Some(known) = all.peek_mut(question) else { return };
+        if !Arc::ptr_eq(&known.asked, asked) {
+            return;
+        }
+        known.kept = None;
+        let room = self.values.keep(bytes, || all.pop_lru().is_some());
+        match (room, all.peek_mut(question)) {
+            (Some(room), Some(known)) => known.kept = Some(room),
+            (None, Some(_)) => drop(all.pop(question)),
+            (_, None) => {}
         }
     }
 
@@ -228,57 +231,25 @@ impl Reader {
     }
 
     async fn fetch(&self, asked: &Asking, key: &Key, level: Level) -> Said {
-        let _turn = self.turn(key.kind).await?;
-        let as_of = self.gate.now().wall;
+        let (as_of, until) = (self.gate.now().wall, Instant::now() + limits::READ_TIME_MAX);
         let cached = lock(&self.fences).get(key).copied();
         // Where the replicas that answer are older than the cached fence, start at the oldest row.
         for after in [cached, None] {
+            let turn = self.values.turn(key.kind).await?;
             let slice = self.slice(key, after, level).await?;
-            let room = self.room(asked, key.kind, slice.bytes()).await?;
+            drop(turn);
+            // The last answer may have the very room that is waited for.
+            let let_go = || asked.give_up_last();
+            let room = self.values.room(key.kind, slice.bytes(), until, let_go).await?;
             match self.assemble(key, &slice)? {
                 Answer::ReadAgain => {}
                 answer => {
                     let value = self.interpret(key, answer, slice.bytes(), as_of, level);
-                    return Ok(value.map(|value| Arc::new(Held { value, room })));
+                    return Ok(value.map(|value| Arc::new(Held::new(value, room, slice.len()))));
                 }
             }
         }
         unreachable!("invariant: only a slice behind a fence is to be read again")
-    }
-
-    /// Rows of large keys are there only for a bounded number of them.
-    async fn turn(&self, kind: Kind) -> Result<Option<SemaphorePermit<'_>>, ReadError> {
-        if kind.about().is_small() {
-            return Ok(None);
-        }
-        match timeout(limits::TURN_WAIT_MAX, self.turns.acquire()).await {
-            Ok(turn) => Ok(Some(turn.expect("invariant: the semaphore is never closed"))),
-            Err(_) => {
-                Err(ReadError::Overloaded("too many keys that may be large are being read here"))
-            }
-        }
-    }
-
-    /// Room for the value of so many bytes of rows; a small one needs none.
-    async fn room(
-        &self,
-        asked: &Asking,
-        kind: Kind,
-        rows_bytes: usize,
-    ) -> Result<Option<Room>, ReadError> {
-        let bytes = kind.about().memory_bytes(rows_bytes);
-        if bytes <= limits::RECENT_BYTES_MAX {
-            return Ok(None);
-        }
-        if let Some(room) = self.values.take(bytes) {
-            return Ok(Some(room));
-        }
-        // It may have the very room that is waited for.
-        asked.give_up_last();
-        match timeout(limits::READ_TIME_MAX, self.values.wait(bytes)).await {
-            Ok(room) => Ok(Some(room)),
-            Err(_) => Err(ReadError::Overloaded("too many large values are being read here")),
-        }
     }
 
     fn assemble(&self, key: &Key, slice: &WholeSlice) -> Result<Answer, ReadError> {

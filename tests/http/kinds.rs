@@ -212,7 +212,7 @@ async fn one_answer_holds_about_16_mib_of_rows() {
     let merged = pod.post("/v1/merge", JSON, &sparse).await;
     assert_eq!(merged.json()["value"]["size"], 250, "what is read is much, what is merged is not");
     let refused = pod.post("/v1/merge", JSON, &merge(27)).await;
-    assert!(refused.detail(422, "answer-full").contains("ask for fewer"));
+    assert!(refused.detail(422, "answer-full").contains("merge fewer"));
 }
 
 #[tokio::test]

@@ -284,6 +284,18 @@ impl fmt::Display for Kind {
 }
 
 impl State {
+    /// About what it takes in memory, in bytes; 0 for kinds whose states are small. Costs as much as a write.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        let about = self.kind().about();
+        if about.is_small() {
+            return 0;
+        }
+        let mut payload = Vec::new();
+        self.encode_payload(&mut payload);
+        about.memory_bytes(payload.len())
+    }
+
     /// What a new mutator begins with: empty, of this precision, or of the kind's default.
     #[must_use]
     pub fn new(kind: Kind, precision: Option<u16>) -> State {

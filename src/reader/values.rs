@@ -1,0 +1,271 @@
+//! What values take in memory: a value may take many times its rows, so that its read takes room for it before
+//! it makes it, which the value has until nobody has the value any more.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use orderfree_core::crdt::Kind;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::{KeyValue, ReadError};
+use crate::limits;
+use crate::room::{Room, Space};
+
+/// A value that was read, and the room that it has.
+#[derive(Debug)]
+pub struct Held {
+    value: KeyValue,
+    room: ValueRoom,
+}
+
+impl Held {
+    /// Tells the room how large the value has become: rows may have much in common.
+    pub(super) fn new(value: KeyValue, mut room: ValueRoom, rows: usize) -> Held {
+        if room.room.is_some() && rows > 1 {
+            room.shrink(value.state.memory_bytes());
+        }
+        Held { value, room }
+    }
+
+    /// About what the value takes in memory, in bytes; 0 for kinds whose states are small.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.room.bytes
+    }
+
+    /// The value, and what holds its room.
+    #[must_use]
+    pub fn into_parts(held: Arc<Held>) -> (KeyValue, Option<ValueRoom>) {
+        match Arc::try_unwrap(held) {
+            Ok(Held { value, room }) => (value, Some(room)),
+            // The others have it still.
+            Err(held) => (held.value.clone(), None),
+        }
+    }
+}
+
+impl Deref for Held {
+    type Target = KeyValue;
+
+    fn deref(&self) -> &KeyValue {
+        &self.value
+    }
+}
+
+/// Room for a value, given back by a drop.
+#[derive(Debug)]
+pub struct ValueRoom {
+    bytes: usize,
+    /// None for a small one.
+    room: Option<Room>,
+}
+
+impl ValueRoom {
+    fn shrink(&mut self, bytes: usize) {
+        self.bytes = self.bytes.min(bytes);
+        if let Some(room) = &mut self.room {
+            room.shrink(self.bytes);
+        }
+    }
+}
+
+/// The bounds of all reads of a pod.
+#[derive(Debug)]
+pub(super) struct Values {
+    turns: Semaphore,
+    waiting_rows: Space,
+    /// Of values that somebody has, and of those that are kept besides.
+    all: Space,
+    kept: Space,
+}
+
+impl Default for Values {
+    fn default() -> Values {
+        Values {
+            turns: Semaphore::new(limits::LARGE_KEYS_AT_ONCE),
+            waiting_rows: Space::new(limits::WAITING_ROWS_BYTES_MAX),
+            all: Space::new(limits::VALUES_BYTES_MAX + limits::RECENT_BYTES_MAX),
+            kept: Space::new(limits::RECENT_BYTES_MAX),
+        }
+    }
+}
+
+impl Values {
+    /// A turn to read the rows of a key, if they may be large.
+    pub(super) async fn turn(&self, kind: Kind) -> Result<Option<SemaphorePermit<'_>>, ReadError> {
+        if kind.about().is_small() {
+            return Ok(None);
+        }
+        match timeout(limits::TURN_WAIT_MAX, self.turns.acquire()).await {
+            Ok(turn) => Ok(Some(turn.expect("invariant: the semaphore is never closed"))),
+            Err(_) => {
+                Err(ReadError::Overloaded("too many keys that may be large are being read here"))
+            }
+        }
+    }
+
+    /// Room for the value of so many bytes of rows, until then. Who has to wait for it must let go of what
+    /// room it has.
+    pub(super) async fn room(
+        &self,
+        kind: Kind,
+        rows_bytes: usize,
+        until: Instant,
+        let_go: impl FnOnce(),
+    ) -> Result<ValueRoom, ReadError> {
+        const FULL: ReadError = ReadError::Overloaded("too many large values are being read here");
+        let bytes = kind.about().memory_bytes(rows_bytes);
+        if bytes <= limits::VALUE_SMALL_BYTES {
+            return Ok(ValueRoom { bytes, room: None });
+        }
+        // What is kept besides leaves as much.
+        let needed = bytes.min(limits::VALUES_BYTES_MAX);
+        if let Some(room) = self.all.take(needed) {
+            return Ok(ValueRoom { bytes, room: Some(room) });
+        }
+        let_go();
+        let _waiting = self.waiting_rows.take(rows_bytes).ok_or(FULL)?;
+        match timeout_at(until, self.all.wait(needed)).await {
+            Ok(room) => Ok(ValueRoom { bytes, room: Some(room) }),
+            Err(_) => Err(FULL),
+        }
+    }
+
+    /// Room to keep a value when nobody has it any more. Those that are kept are let go one by one until
+    /// there is some; none if the value is too large, or if there are no more of them.
+    pub(super) fn keep(&self, bytes: usize, mut let_go: impl FnMut() -> bool) -> Option<Room> {
+        if bytes > limits::RECENT_VALUE_BYTES_MAX {
+            return None;
+        }
+        loop {
+            let room = self.kept.take(bytes);
+            if room.is_some() || !let_go() {
+                return room;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::future::pending;
+    use std::iter::repeat_with;
+    use std::pin::pin;
+    use std::time::Duration;
+
+    use futures::FutureExt;
+    use orderfree_core::crdt::State;
+    use orderfree_core::protocol::consistency::Level;
+    use orderfree_core::protocol::{Key, Name, Timestamp};
+
+    use super::*;
+
+    const KIND: Kind = Kind::OrSet;
+
+    /// A value as a read of one row would have it.
+    pub(crate) fn held(state: State) -> Arc<Held> {
+        let name = |text| Name::new(text).expect("a name");
+        let key = Key { kind: state.kind(), group: name("g"), name: name("n") };
+        let room = ValueRoom { bytes: state.memory_bytes(), room: None };
+        let (as_of, level) = (Timestamp::from_micros(1), Level::One);
+        let (shards, bytes, folded_through) = (1, 0, None);
+        let value = KeyValue { key, state, shards, bytes, folded_through, as_of, level };
+        Arc::new(Held { value, room })
+    }
+
+    /// Rows whose value takes about so much memory.
+    fn rows(memory_bytes: usize) -> usize {
+        memory_bytes / KIND.about().memory_factor
+    }
+
+    fn whole(values: &Values) -> bool {
+        let all = limits::VALUES_BYTES_MAX + limits::RECENT_BYTES_MAX;
+        let is_whole = |space: &Space, bytes| space.free() * limits::ROOM_UNIT_BYTES == bytes;
+        is_whole(&values.all, all)
+            && is_whole(&values.kept, limits::RECENT_BYTES_MAX)
+            && is_whole(&values.waiting_rows, limits::WAITING_ROWS_BYTES_MAX)
+            && values.turns.available_permits() == limits::LARGE_KEYS_AT_ONCE
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn values_wait_for_room_and_their_rows_have_a_bound() {
+        let values = Values::default();
+        let until = Instant::now() + Duration::from_secs(10);
+        let room = |memory_bytes| values.room(KIND, rows(memory_bytes), until, || ());
+        let large = limits::VALUES_BYTES_MAX / 2;
+        let held: Vec<_> =
+            repeat_with(|| room(large).now_or_never()).map_while(|room| room).collect();
+        assert_eq!(held.len(), 3, "values, and as much as may be kept besides");
+        assert!(held.iter().all(Result::is_ok));
+        room(limits::VALUE_SMALL_BYTES).now_or_never().expect("it needs none").map(drop).expect("");
+        // One that is larger than all there is waits for all of it, and for no more.
+        let mut largest = pin!(room(10 * large));
+        assert!(largest.as_mut().now_or_never().is_none());
+        let waiting_max = limits::WAITING_ROWS_BYTES_MAX / rows(large);
+        let mut waiting: Vec<_> = (0..waiting_max).map(|_| Box::pin(room(large))).collect();
+        let refused = waiting.iter_mut().filter_map(|room| room.as_mut().now_or_never());
+        assert!(refused.count() > 0, "too many rows wait");
+        drop((held, waiting));
+        drop(largest.now_or_never().expect("all is free").expect("room"));
+        assert!(whole(&values));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_waited_for_long_is_refused_and_leaves_nothing_behind() {
+        let values = Values::default();
+        let until = Instant::now() + Duration::from_secs(10);
+        let everything = limits::VALUES_BYTES_MAX + limits::RECENT_BYTES_MAX;
+        let held = values.all.take(everything).expect("room");
+        let mut has_let_go = false;
+        let refused = values.room(KIND, 10_000, until, || has_let_go = true).await;
+        assert!(matches!(refused, Err(ReadError::Overloaded(_))), "{refused:?}");
+        assert!(has_let_go && Instant::now() >= until);
+        let turns = (0..limits::LARGE_KEYS_AT_ONCE).map(|_| values.turn(KIND).now_or_never());
+        let turns: Vec<_> = turns.collect();
+        assert!(turns.iter().all(|turn| matches!(turn, Some(Ok(Some(_))))));
+        assert!(values.turn(Kind::Counter).await.is_ok_and(|turn| turn.is_none()));
+        let refused = values.turn(KIND).await;
+        assert!(matches!(refused, Err(ReadError::Overloaded(_))), "{refused:?}");
+        let gone = tokio::time::timeout(Duration::from_millis(1), async {
+            let _room = values.room(KIND, 10_000, until + Duration::from_secs(9), || ()).await;
+            pending::<()>().await;
+        });
+        gone.await.expect_err("its reader has gone");
+        drop((held, turns));
+        assert!(whole(&values));
+    }
+
+    #[test]
+    fn what_is_kept_makes_room_for_what_comes_later() {
+        let values = Values::default();
+        let bytes = limits::RECENT_VALUE_BYTES_MAX;
+        assert!(values.keep(bytes + 1, || panic!("it is too large")).is_none());
+        let mut kept: Vec<_> =
+            repeat_with(|| values.keep(bytes, || false)).map_while(|room| room).collect();
+        assert_eq!(kept.len(), limits::RECENT_BYTES_MAX / bytes);
+        assert!(values.keep(1, || kept.pop().is_some()).is_some());
+        assert_eq!(kept.len(), limits::RECENT_BYTES_MAX / bytes - 1);
+        drop(kept);
+        assert!(whole(&values));
+    }
+
+    #[test]
+    fn a_value_has_no_more_room_than_it_takes() {
+        let values = Values::default();
+        let state = State::new(KIND, None);
+        let until = Instant::now() + Duration::from_secs(10);
+        for (rows, expected) in [(1, 250_000), (2, state.memory_bytes())] {
+            let room = values.room(KIND, 10_000, until, || ()).now_or_never();
+            let room = room.expect("it is free").expect("room");
+            let (value, _) = Held::into_parts(held(state.clone()));
+            let held = Arc::new(Held::new(value, room, rows));
+            assert_eq!(held.memory_bytes(), expected);
+            let shared = Arc::clone(&held);
+            assert!(Held::into_parts(shared).1.is_none(), "somebody has it still");
+            let (_, room) = Held::into_parts(held);
+            assert_eq!(room.expect("nobody has it").bytes, expected);
+            assert!(whole(&values));
+        }
+    }
+}
