@@ -163,8 +163,8 @@ pub const MERGE_KEYS_MAX: usize = 1_000;
 /// Reads of one query in progress at once, if all keys have small states.
 pub const QUERY_READS_AT_ONCE: usize = 64;
 
-/// The same if there are large ones, and of one merge.
-pub const LARGE_READS_AT_ONCE: usize = 16;
+/// The same if there are large ones, and of one merge, but of a kind whose merges depend on their order.
+pub const LARGE_READS_AT_ONCE: usize = 8;
 
 /// Quantiles in one read.
 pub const QUANTILES_MAX: usize = 100;
@@ -238,13 +238,14 @@ pub const PAGE_KEYS_LIGHT: usize = 2_000;
 /// Reads at once of keys whose states may be large, each until its rows are there.
 pub const LARGE_KEYS_AT_ONCE: usize = 64;
 
-/// Memory of values that were read, each until nobody has it any more. A larger one is there alone.
+/// Memory of values that were read, each until nobody has it any more. A larger one takes all of it.
 pub const VALUES_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Memory of a value that is not counted there.
-pub const VALUE_SMALL_BYTES: usize = 1024;
+/// Memory of a value that is not counted there, and waits for none.
+pub const VALUE_SMALL_BYTES: usize = 8 * 1024;
 
-/// Bytes of rows that wait until there is room for their value; a further read is refused.
+/// Bytes of rows that wait until there is room for their value; a further read is refused. As large as the
+/// tallies of half a merge's reads.
 pub const WAITING_ROWS_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Longest time until a value that may be large is read, by however many reads.
@@ -282,7 +283,7 @@ pub const FENCES_MAX: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 /// Keys whose last value is kept, for reads that accept staleness.
 pub const RECENT_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
-/// Memory of these values, but for small ones; for a further one, those that nobody asked for longest go.
+/// Memory of these values; for a further one, those that nobody asked for longest go.
 pub const RECENT_BYTES_MAX: usize = 32 * 1024 * 1024;
 
 /// Memory of one of them.

@@ -42,6 +42,12 @@ impl Space {
         self.free.available_permits() >= units(bytes)
     }
 
+    /// Units in all.
+    #[cfg(test)]
+    pub(crate) fn units(&self) -> usize {
+        self.units
+    }
+
     /// Units that nobody has.
     #[cfg(test)]
     pub(crate) fn free(&self) -> usize {

@@ -10,7 +10,7 @@ use orderfree::gc::FoldFailure;
 use orderfree::mutators::{Refused, UpdateError};
 use orderfree::policy::Policies;
 use orderfree::server::Node;
-use orderfree::service::{GroupQuery, Held, KeyValue};
+use orderfree::service::{GroupQuery, KeyValue};
 use orderfree::store::Store;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
@@ -98,7 +98,7 @@ async fn add(pod: &Node, text: &str, by: i64) -> Result<(), UpdateError> {
 
 async fn get(pod: &Node, text: &str) -> Option<KeyValue> {
     let read = pod.service().read(&key(text), None).await.expect("readable");
-    read.map(|read| Held::into_parts(read).0)
+    read.map(|read| KeyValue::clone(&read))
 }
 
 async fn total(pod: &Node, text: &str) -> i128 {

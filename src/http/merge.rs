@@ -25,7 +25,7 @@ use super::{AppState, Served, Shared};
 use crate::limits;
 use crate::policy::{Caller, Verb};
 use crate::room::{Room, Space};
-use crate::service::{Held, KeyValue};
+use crate::service::Held;
 
 const EXAMPLE: &str = r#"{"kind":"distinct","group":"site","names":["2026-11-20","2026-11-21"]}"#;
 
@@ -127,7 +127,7 @@ pub(super) async fn merge(
     let names: Vec<String> = keys.iter().map(|key| key.name.to_string()).collect();
     let reads = keys.into_iter().enumerate().map(|(at, key)| read_one(app, at, key, level));
     let (reads, at_once) = (stream::iter(reads), limits::LARGE_READS_AT_ONCE);
-    // A value that may be large waits for no other one, as it has room that this one may wait for.
+    // No large value waits for another one: it has room that the other may wait for.
     let mut reads = match kind.about() {
         about if about.is_small() => reads.buffered(at_once).boxed(),
         About { class: Class::Exact, .. } => reads.buffer_unordered(at_once).boxed(),
@@ -245,40 +245,39 @@ impl Found {
             self.absent.push(at);
             return Ok(());
         };
-        self.bytes += read.memory_bytes();
-        // Its room until it has room here.
-        let (KeyValue { mut state, shards, .. }, _room) = Held::into_parts(read);
-        self.shards += shards;
-        if let Some(apart) = &mut self.apart {
-            let audience = Audience::try_from(state).ok();
-            apart.extend(audience.map(|audience| (key.name.to_string(), audience)));
-        } else {
-            state.detach();
-            self.merged.merge(&state).map_err(|error| {
+        self.make_room(read.memory_bytes())?;
+        self.shards += read.shards;
+        match (&mut self.apart, &read.state) {
+            (Some(apart), Merged::Audience(audience)) => {
+                apart.insert(key.name.to_string(), audience.clone());
+                Ok(())
+            }
+            (_, state) => self.merged.merge_key(state).map_err(|error| {
                 let detail = format!("{key}: {error}; ask for fewer keys.");
                 Problem::new(ProblemType::OutOfRange, detail)
-            })?;
+            }),
         }
-        self.hold()
     }
 
-    /// Takes the room that is needed, and refuses what is too large: sets grow without a bound.
-    fn hold(&mut self) -> Result<(), Problem> {
-        if self.bytes > 2 * self.seen_bytes + limits::MERGE_LOOK_BYTES {
+    /// Takes room for so much more, and refuses what would be too large: sets grow without a bound.
+    fn make_room(&mut self, more: usize) -> Result<(), Problem> {
+        if self.bytes + more > 2 * self.seen_bytes + limits::MERGE_LOOK_BYTES {
             self.look();
         }
-        if self.room.grow(self.bytes).is_some() {
-            return Ok(());
+        if self.room.grow(self.bytes + more).is_none() {
+            self.look();
+            if self.bytes + more > limits::MERGED_BYTES_MAX {
+                let detail = "These keys have more in them than one merge holds; merge fewer.";
+                return Err(Problem::new(ProblemType::AnswerFull, detail));
+            }
+            self.room.grow(self.bytes + more).ok_or_else(|| {
+                let detail =
+                    "Too many large merges are in progress here; send it again in a second.";
+                Problem::new(ProblemType::Overloaded, detail)
+            })?;
         }
-        self.look();
-        if self.bytes > limits::MERGED_BYTES_MAX {
-            let detail = "These keys have more in them than one merge holds; merge fewer.";
-            return Err(Problem::new(ProblemType::AnswerFull, detail));
-        }
-        self.room.grow(self.bytes).ok_or_else(|| {
-            let detail = "Too many large merges are in progress here; send it again in a second.";
-            Problem::new(ProblemType::Overloaded, detail)
-        })
+        self.bytes += more;
+        Ok(())
     }
 
     /// Keys may have much in common, so that what was merged is smaller than what was read. A look costs
@@ -349,7 +348,7 @@ mod tests {
         for (is_apart, fit) in [(true, 3), (false, usize::MAX)] {
             let space = Space::new(3 * size.next_multiple_of(unit));
             let mut found = Found::new(Kind::Audience, is_apart, &space);
-            let mut take = |at| found.take(at, &key, Some(held(state.clone())));
+            let mut take = |at| found.take(at, &key, Some(held(state.clone(), size)));
             let refused = (0..10).find_map(|at| take(at).err().map(|problem| (at, problem.kind())));
             let expected = (fit < 10).then_some((fit, ProblemType::Overloaded));
             assert_eq!(refused, expected, "the same audience: merged, it is there once");
@@ -357,6 +356,12 @@ mod tests {
             drop(found);
             assert!(space.free() >= 3 * size / unit);
         }
+        let space = Space::new(limits::MERGED_BYTES_MAX);
+        let mut found = Found::new(Kind::Audience, false, &space);
+        let large = held(state, limits::MERGED_BYTES_MAX + 1);
+        let refused = found.take(0, &key, Some(large)).expect_err("it has no room");
+        assert_eq!(refused.kind(), ProblemType::AnswerFull);
+        assert_eq!(found.merged, Merged::identity(Kind::Audience), "it is refused before");
     }
 
     #[test]

@@ -33,7 +33,7 @@ use crate::tasks::Tasks;
 use asked::Asked;
 use values::Values;
 
-pub use values::{Held, ValueRoom};
+pub use values::Held;
 
 #[cfg(test)]
 pub(crate) use values::tests::held;
@@ -172,9 +172,8 @@ impl Reader {
             said
         };
         asked.answer(|| self.gate.now().boot, fetch).await;
-        let bytes = memory_bytes.into_inner();
-        if bytes > limits::VALUE_SMALL_BYTES {
-            self.keep(&(key, level), &asked, bytes);
+        if !key.kind.about().is_small() {
+            self.keep(&(key, level), &asked, memory_bytes.into_inner());
         }
     }
 

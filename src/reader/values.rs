@@ -2,7 +2,6 @@
 //! it makes it, which the value has until nobody has the value any more.
 
 use std::ops::Deref;
-use std::sync::Arc;
 
 use orderfree_core::crdt::Kind;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -33,16 +32,6 @@ impl Held {
     pub fn memory_bytes(&self) -> usize {
         self.room.bytes
     }
-
-    /// The value, and what holds its room.
-    #[must_use]
-    pub fn into_parts(held: Arc<Held>) -> (KeyValue, Option<ValueRoom>) {
-        match Arc::try_unwrap(held) {
-            Ok(Held { value, room }) => (value, Some(room)),
-            // The others have it still.
-            Err(held) => (held.value.clone(), None),
-        }
-    }
 }
 
 impl Deref for Held {
@@ -55,7 +44,7 @@ impl Deref for Held {
 
 /// Room for a value, given back by a drop.
 #[derive(Debug)]
-pub struct ValueRoom {
+pub(super) struct ValueRoom {
     bytes: usize,
     /// None for a small one.
     room: Option<Room>,
@@ -125,7 +114,9 @@ impl Values {
             return Ok(ValueRoom { bytes, room: Some(room) });
         }
         let_go();
-        let _waiting = self.waiting_rows.take(rows_bytes).ok_or(FULL)?;
+        // More than all there is waits as well, but alone.
+        let waiting = self.waiting_rows.take(rows_bytes.min(limits::WAITING_ROWS_BYTES_MAX));
+        let _waiting = waiting.ok_or(FULL)?;
         match timeout_at(until, self.all.wait(needed)).await {
             Ok(room) => Ok(ValueRoom { bytes, room: Some(room) }),
             Err(_) => Err(FULL),
@@ -152,6 +143,7 @@ pub(crate) mod tests {
     use std::future::pending;
     use std::iter::repeat_with;
     use std::pin::pin;
+    use std::sync::Arc;
     use std::time::Duration;
 
     use futures::FutureExt;
@@ -163,13 +155,13 @@ pub(crate) mod tests {
 
     const KIND: Kind = Kind::OrSet;
 
-    /// A value as a read of one row would have it.
-    pub(crate) fn held(state: State) -> Arc<Held> {
+    /// A value that takes so much memory.
+    pub(crate) fn held(state: State, bytes: usize) -> Arc<Held> {
         let name = |text| Name::new(text).expect("a name");
         let key = Key { kind: state.kind(), group: name("g"), name: name("n") };
-        let room = ValueRoom { bytes: state.memory_bytes(), room: None };
+        let room = ValueRoom { bytes, room: None };
         let (as_of, level) = (Timestamp::from_micros(1), Level::One);
-        let (shards, bytes, folded_through) = (1, 0, None);
+        let (shards, folded_through) = (1, None);
         let value = KeyValue { key, state, shards, bytes, folded_through, as_of, level };
         Arc::new(Held { value, room })
     }
@@ -199,14 +191,17 @@ pub(crate) mod tests {
         assert_eq!(held.len(), 3, "values, and as much as may be kept besides");
         assert!(held.iter().all(Result::is_ok));
         room(limits::VALUE_SMALL_BYTES).now_or_never().expect("it needs none").map(drop).expect("");
-        // One that is larger than all there is waits for all of it, and for no more.
-        let mut largest = pin!(room(10 * large));
-        assert!(largest.as_mut().now_or_never().is_none());
         let waiting_max = limits::WAITING_ROWS_BYTES_MAX / rows(large);
-        let mut waiting: Vec<_> = (0..waiting_max).map(|_| Box::pin(room(large))).collect();
-        let refused = waiting.iter_mut().filter_map(|room| room.as_mut().now_or_never());
-        assert!(refused.count() > 0, "too many rows wait");
-        drop((held, waiting));
+        let mut waiting: Vec<_> = (0..=waiting_max).map(|_| Box::pin(room(large))).collect();
+        let answers = waiting.iter_mut().map(|room| room.as_mut().now_or_never());
+        let refused: Vec<_> = answers.flatten().collect();
+        assert!(matches!(refused[..], [Err(ReadError::Overloaded(_))]), "{refused:?}");
+        drop(waiting);
+        // One that is larger than all there is, and whose rows are, waits for all of it and for no more.
+        let mut largest = pin!(room(20 * large));
+        assert!(rows(20 * large) > limits::WAITING_ROWS_BYTES_MAX);
+        assert!(largest.as_mut().now_or_never().is_none());
+        drop(held);
         drop(largest.now_or_never().expect("all is free").expect("room"));
         assert!(whole(&values));
     }
@@ -258,13 +253,12 @@ pub(crate) mod tests {
         for (rows, expected) in [(1, 250_000), (2, state.memory_bytes())] {
             let room = values.room(KIND, 10_000, until, || ()).now_or_never();
             let room = room.expect("it is free").expect("room");
-            let (value, _) = Held::into_parts(held(state.clone()));
-            let held = Arc::new(Held::new(value, room, rows));
+            let value = KeyValue::clone(&held(state.clone(), 0));
+            let held = Held::new(value, room, rows);
             assert_eq!(held.memory_bytes(), expected);
-            let shared = Arc::clone(&held);
-            assert!(Held::into_parts(shared).1.is_none(), "somebody has it still");
-            let (_, room) = Held::into_parts(held);
-            assert_eq!(room.expect("nobody has it").bytes, expected);
+            let taken = expected.div_ceil(limits::ROOM_UNIT_BYTES);
+            assert_eq!(values.all.free() + taken, values.all.units());
+            drop(held);
             assert!(whole(&values));
         }
     }

@@ -250,9 +250,14 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
     /// Drops what nobody can need once every shard with `expires_at <= fence` is in this state.
     fn settle(&mut self, _fence: Timestamp) {}
 
-    /// Drops what has a meaning only among the rows of one key, before states of several keys are
-    /// merged for a reader.
-    fn detach(&mut self) {}
+    /// Merges the state of another key for a reader: without what has a meaning only among the rows of one
+    /// key.
+    ///
+    /// # Errors
+    /// Those of [`Crdt::merge`].
+    fn merge_key(&mut self, other: &Self) -> Result<(), MergeError> {
+        self.merge(other)
+    }
 
     /// Makes it the state of a shard whose one op, of this dot, added all that there is now: what other
     /// mutators added and removed, perhaps of another key, is forgotten.

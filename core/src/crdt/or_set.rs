@@ -359,9 +359,13 @@ impl Crdt for OrSet {
 
     /// Fences and tombstones speak of the mutators of one key alone, and dots are for tokens. One dot for all
     /// does, so that what several keys have in common is there once.
-    fn detach(&mut self) {
-        let (expires_at, mutator_id) = (Timestamp::NEVER, MutatorId::TALLY);
-        self.attribute_to(Dot { expires_at, mutator_id, seq: 1 });
+    fn merge_key(&mut self, other: &OrSet) -> Result<(), MergeError> {
+        let dots = Newest::from([((Timestamp::NEVER, MutatorId::TALLY), 1)]);
+        for (item, _) in other.members() {
+            self.entries.entry(item.clone()).or_default().dots = dots.clone();
+        }
+        self.normalize();
+        Ok(())
     }
 
     fn attribute_to(&mut self, dot: Dot) {

@@ -173,19 +173,22 @@ macro_rules! kinds {
             pub fn merge(&mut self, other: &State) -> Result<(), MergeError> {
                 match (self, other) {
                     $((State::$variant(left), State::$variant(right)) => left.merge(right),)+
-                    (left, right) => Err(MergeError::WrongKind {
-                        left: left.kind().name(),
-                        right: right.kind().name(),
-                    }),
+                    (left, right) => Err(left.differs_from(right)),
+                }
+            }
+            /// Merges the state of another key for a reader; see [`Crdt::merge_key`].
+            ///
+            /// # Errors
+            /// Those of [`State::merge`].
+            pub fn merge_key(&mut self, other: &State) -> Result<(), MergeError> {
+                match (self, other) {
+                    $((State::$variant(left), State::$variant(right)) => left.merge_key(right),)+
+                    (left, right) => Err(left.differs_from(right)),
                 }
             }
             /// Drops what nobody can need once every shard with `expires_at <= fence` is in it.
             pub fn settle(&mut self, fence: Timestamp) {
                 match self { $(State::$variant(state) => state.settle(fence)),+ }
-            }
-            /// Prepares it to be merged with states of other keys; see [`Crdt::detach`].
-            pub fn detach(&mut self) {
-                match self { $(State::$variant(state) => state.detach()),+ }
             }
             /// Has one dot stand for all that there is; see [`Crdt::attribute_to`].
             pub fn attribute_to(&mut self, dot: Dot) {
@@ -284,6 +287,10 @@ impl fmt::Display for Kind {
 }
 
 impl State {
+    fn differs_from(&self, other: &State) -> MergeError {
+        MergeError::WrongKind { left: self.kind().name(), right: other.kind().name() }
+    }
+
     /// About what it takes in memory, in bytes; 0 for kinds whose states are small. Costs as much as a write.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {

@@ -410,9 +410,10 @@ fn a_large_set_still_removes() {
     assert_eq!(state.members().count(), 50);
 }
 
-/// What one key's fence and tombstones cover says nothing of another key's dots.
+/// What one key's fence and tombstones cover says nothing of another key's dots, and what keys have in
+/// common is there once.
 #[test]
-fn a_detached_state_takes_nothing_away() {
+fn merges_of_keys_take_nothing_away() {
     let none = Context::default;
     let other = set(1, newest(2, 3), none(), none());
     let mut fenced = set(2, newest(1, 1), none(), none());
@@ -422,22 +423,18 @@ fn a_detached_state_takes_nothing_away() {
     removed
         .entries
         .insert(Item::Number(1), Entry { dots: Newest::default(), removed: covering(2, 9) });
+    let keys = |states: &[&OrSet]| {
+        let mut keys = OrSet::default();
+        states.iter().for_each(|state| keys.merge_key(state).expect("sets merge"));
+        keys
+    };
     for state in [fenced, cleared, removed] {
         let items =
             |state: &OrSet| state.members().map(|(item, _)| item.clone()).collect::<Vec<_>>();
         assert_eq!(items(&laws::merged(&state, &other)), [Item::Number(2)]);
-        let mut state = state;
-        state.detach();
-        assert_eq!(items(&laws::merged(&state, &other)), [Item::Number(1), Item::Number(2)]);
+        let both = keys(&[&state, &other]);
+        assert_eq!(items(&both), [Item::Number(1), Item::Number(2)]);
+        assert_eq!(both, keys(&[&other, &state, &both]));
+        assert_eq!(both.bytes, keys(&[&set(1, newest(5, 1), none(), none()), &state]).bytes);
     }
-}
-
-#[test]
-fn what_detached_states_have_in_common_is_there_once() {
-    let by = |mutator| {
-        let mut state = set(2, newest(mutator, 9), Context::default(), Context::default());
-        state.detach();
-        state
-    };
-    assert_eq!(laws::merged(&by(1), &by(2)), by(3));
 }
