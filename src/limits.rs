@@ -246,7 +246,8 @@ pub const VALUE_SMALL_BYTES: usize = 8 * 1024;
 
 /// Bytes of rows that wait until there is room for their value; a further read is refused. As large as the
 /// tallies of half a merge's reads.
-pub const WAITING_ROWS_BYTES_MAX: usize = 16 * 1024 * 1024;
+pub const WAITING_ROWS_BYTES_MAX: usize =
+    LARGE_READS_AT_ONCE / 2 * orderfree_core::protocol::fold::TALLY_BYTES_MAX;
 
 /// Longest time until a value that may be large is read, by however many reads.
 pub const LARGE_READ_TIME_MAX: Duration = Duration::from_secs(30);

@@ -283,7 +283,7 @@ impl Found {
     /// Keys may have much in common, so that what was merged is smaller than what was read. A look costs
     /// as much as a write.
     fn look(&mut self) {
-        if self.apart.is_none() {
+        if self.apart.is_none() && self.bytes > self.seen_bytes {
             self.bytes = self.merged.memory_bytes();
             self.room.shrink(self.bytes);
         }

@@ -44,9 +44,8 @@ struct Last<V, E> {
     number: u64,
     /// When it was begun.
     since: Duration,
-    /// None if its task panicked, or if it was given up.
+    /// None if its task panicked.
     said: Option<Result<V, E>>,
-    is_given_up: bool,
 }
 
 impl<V, E> Default for Asked<V, E> {
@@ -86,9 +85,8 @@ impl<V: Clone, E: Clone> Asked<V, E> {
                 },
             }
         };
-        let is_newer = |last: &Option<Last<V, E>>| {
-            last.as_ref().is_some_and(|last| last.number > before && !last.is_given_up)
-        };
+        let is_newer =
+            |last: &Option<Last<V, E>>| last.as_ref().is_some_and(|last| last.number > before);
         let newer = last.wait_for(is_newer).await.expect("invariant: the sender is in self");
         (newer.as_ref().and_then(|newer| newer.said.clone()), from)
     }
@@ -116,12 +114,7 @@ impl<V: Clone, E: Clone> Asked<V, E> {
     /// Lets go of the last answer while the next one is being found, which also does for those who have not
     /// taken the last one yet.
     pub(super) fn give_up_last(&self) {
-        self.last.send_if_modified(|last| {
-            if let Some(last) = last {
-                (last.said, last.is_given_up) = (None, true);
-            }
-            false
-        });
+        self.last.send_replace(None);
     }
 
     /// Counted before the store is asked: whoever asks from now on waits for the next answer.
@@ -132,7 +125,8 @@ impl<V: Clone, E: Clone> Asked<V, E> {
         Begun { asked: self, since, said: None }
     }
 
-    fn kept(&self, oldest: Duration) -> Option<V> {
+    /// The last answer, if it was begun no earlier than `oldest` and is no error.
+    pub(super) fn kept(&self, oldest: Duration) -> Option<V> {
         let last = self.last.borrow();
         let young = last.as_ref().filter(|last| last.since >= oldest)?;
         young.said.clone()?.ok()
@@ -159,7 +153,7 @@ impl<V: Clone, E: Clone> Drop for Begun<'_, V, E> {
             state.begun += u64::from(matches!(state.phase, Phase::Out { again: true, .. }));
             state.phase = Phase::Idle;
         }
-        let last = Last { number: state.begun, since: self.since, said, is_given_up: false };
+        let last = Last { number: state.begun, since: self.since, said };
         self.asked.last.send_replace(Some(last));
     }
 }

@@ -10,7 +10,6 @@
 mod asked;
 mod values;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -164,28 +163,20 @@ impl Reader {
 
     /// Reads as long as others ask.
     async fn answer(self: Arc<Self>, asked: Arc<Asking>, key: Key, level: Level) {
-        let memory_bytes = AtomicUsize::new(0);
-        let fetch = || async {
-            let said = self.fetch(&asked, &key, level).await;
-            let held = said.as_ref().ok().and_then(Option::as_ref);
-            memory_bytes.store(held.map_or(0, |held| held.memory_bytes()), Ordering::Relaxed);
-            said
-        };
-        asked.answer(|| self.gate.now().boot, fetch).await;
+        asked.answer(|| self.gate.now().boot, || self.fetch(&asked, &key, level)).await;
         if !key.kind.about().is_small() {
-            self.keep(&(key, level), &asked, memory_bytes.into_inner());
+            self.keep(&(key, level), &asked);
         }
     }
 
     /// Keeps the last answer for those who accept staleness; one that is too large only as long as somebody
     /// waits for it.
-    fn keep(&self, question: &Question, asked: &Arc<Asking>, bytes: usize) {
+    fn keep(&self, question: &Question, asked: &Arc<Asking>) {
         let mut all = lock(&self.asked);
-        let Some(known) = all.peek_mut(question) else { return };
-        if !Arc::ptr_eq(&known.asked, asked) {
-            return;
-        }
+        let known = all.peek_mut(question).filter(|known| Arc::ptr_eq(&known.asked, asked));
+        let Some(known) = known else { return };
         known.kept = None;
+        let bytes = asked.kept(Duration::ZERO).flatten().map_or(0, |held| held.memory_bytes());
         let room = self.values.keep(bytes, || all.pop_lru().is_some());
         match (room, all.peek_mut(question)) {
             (Some(room), Some(known)) => known.kept = Some(room),

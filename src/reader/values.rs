@@ -172,11 +172,8 @@ pub(crate) mod tests {
     }
 
     fn whole(values: &Values) -> bool {
-        let all = limits::VALUES_BYTES_MAX + limits::RECENT_BYTES_MAX;
-        let is_whole = |space: &Space, bytes| space.free() * limits::ROOM_UNIT_BYTES == bytes;
-        is_whole(&values.all, all)
-            && is_whole(&values.kept, limits::RECENT_BYTES_MAX)
-            && is_whole(&values.waiting_rows, limits::WAITING_ROWS_BYTES_MAX)
+        let spaces = [&values.all, &values.kept, &values.waiting_rows];
+        spaces.iter().all(|space| space.free() == space.units())
             && values.turns.available_permits() == limits::LARGE_KEYS_AT_ONCE
     }
 
