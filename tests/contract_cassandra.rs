@@ -4,11 +4,12 @@ mod cassandra;
 mod contract;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cassandra::{
     CLUSTER, Coordinators, DEFINING, Hints, Killed, config, cql, drop_keyspace, eventually, fresh,
-    fresh_on_own, script, session,
+    fresh_on_own, script, session, unmade_on_own,
 };
 use contract::{Subject, key, next_write, short_constants};
 use orderfree::clock::SystemClock;
@@ -17,6 +18,9 @@ use orderfree::store::{Flights, StoreError};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::{Constants, Key, Overrides, Timestamp, WriteOutcome};
 use scylla::statement::Consistency;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinHandle, JoinSet};
 use uuid::Uuid;
 
 every_test!(with_store);
@@ -291,17 +295,15 @@ async fn regression_8_levels_that_need_not_meet_are_refused_at_start() {
     drop_keyspace(&good).await;
 }
 
-/// When a coordinator asks one replica more.
-async fn speculative_retry(config: &CassandraConfig) -> String {
-    let question = "SELECT speculative_retry FROM system_schema.tables \
-                    WHERE keyspace_name = ? AND table_name = 'shards'";
+/// What the schema says of the keyspace.
+async fn one_text(config: &CassandraConfig, question: &str) -> String {
     let answer = session(config)
         .await
         .query_unpaged(question, (&config.keyspace,))
         .await
         .expect("an answer");
     let rows = answer.into_rows_result().expect("rows");
-    rows.single_row::<(String,)>().expect("one table").0
+    rows.single_row::<(String,)>().expect("one row").0
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -312,7 +314,10 @@ async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
     assert!(error.contains("contract_never_made") && error.contains("schema apply"), "{error}");
 
     let good = fresh(short_constants()).await;
-    assert_eq!(speculative_retry(&good).await, "MIN(99p,500ms)");
+    // When a coordinator asks one replica more.
+    let question = "SELECT speculative_retry FROM system_schema.tables \
+                    WHERE keyspace_name = ? AND table_name = 'shards'";
+    assert_eq!(one_text(&good, question).await, "MIN(99p,500ms)");
     let far = Some("mars".to_owned());
     let error = refusal(&CassandraConfig { local_datacenter: far, ..good.clone() }).await;
     assert!(error.to_string().contains("datacenter1"), "{error}");
@@ -332,6 +337,109 @@ async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
     let error = refusal(&good).await;
     assert!(matches!(error, ConnectError::TableMissing(_)), "{error}");
     drop_keyspace(&good).await;
+}
+
+/// What becomes of the first question about the nodes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Trouble {
+    /// The connection ends: the driver takes the contact points for the cluster.
+    Ends,
+    /// The node refuses it: the driver goes on without the node's peers.
+    Refused,
+}
+
+/// A way to the cluster with one trouble.
+struct Way {
+    contact_point: String,
+    is_over: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+impl Way {
+    async fn to(node: String, trouble: Trouble) -> Way {
+        // The driver takes the port for that of all nodes.
+        let (_, port) = node.rsplit_once(':').expect("a port");
+        let host = if trouble == Trouble::Ends { 21 } else { 22 };
+        let contact_point = format!("127.0.0.{host}:{port}");
+        let listener = TcpListener::bind(&contact_point).await.expect("a free address");
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let task = tokio::spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (client, _) = listener.accept().await.expect("a connection");
+                let server = TcpStream::connect(&node).await.expect("the node");
+                connections.spawn(carry(client, server, trouble, Arc::clone(&over)));
+            }
+        });
+        Way { contact_point, is_over, task }
+    }
+
+    /// Makes the same trouble again, if the last one is over.
+    fn trouble_again(&self) {
+        assert!(self.is_over.swap(false, Ordering::Relaxed), "nobody asked for the nodes");
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn carry(client: TcpStream, server: TcpStream, trouble: Trouble, is_over: Arc<AtomicBool>) {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let there = async {
+        let (mut piece, asked) = (vec![0; 1 << 16], b"system.peers");
+        while let Ok(len @ 1..) = from_client.read(&mut piece).await {
+            let at = piece[..len].windows(asked.len()).position(|part| part == asked);
+            if let Some(at) = at
+                && !is_over.swap(true, Ordering::Relaxed)
+            {
+                match trouble {
+                    Trouble::Ends => return,
+                    // There is no such table.
+                    Trouble::Refused => {
+                        piece[at..at + asked.len()].copy_from_slice(b"system.nobod")
+                    }
+                }
+            }
+            if to_server.write_all(&piece[..len]).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = there => {}
+        _ = tokio::io::copy(&mut from_server, &mut to_client) => {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_look_at_the_cluster_that_fails_is_taken_again() {
+    let _others_too = CLUSTER.read().await;
+    for trouble in [Trouble::Ends, Trouble::Refused] {
+        let plain = unmade_on_own(short_constants());
+        let way = Way::to(plain.contact_points[0].clone(), trouble).await;
+        let by_way =
+            CassandraConfig { contact_points: vec![way.contact_point.clone()], ..plain.clone() };
+        {
+            let _one_at_a_time = DEFINING.lock().await;
+            schema::apply(&by_way, None).await.expect("replicas in the data centre there is");
+        }
+        way.trouble_again();
+        let question = "SELECT replication['datacenter1'] FROM system_schema.keyspaces WHERE keyspace_name = ?";
+        assert_eq!(one_text(&plain, question).await, "3", "{trouble:?}");
+        let subject = Subject::on_cluster(&by_way).await;
+        way.trouble_again();
+        subject.put(&key("g", "n"), 1).await;
+        let read = subject.store.read_for_fold(&key("g", "n")).await.expect("rows");
+        assert_eq!(read.slice().len(), 1);
+        subject.store.close().await;
+        drop_keyspace(&plain).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -114,8 +114,10 @@ fn parse(text: &str) -> Result<Wanted, ConnectError> {
 
 fn everywhere(session: &Session) -> Wanted {
     let mut factors = BTreeMap::new();
-    for node in session.get_cluster_state().get_nodes_info() {
-        let nodes = factors.entry(node.datacenter.clone().unwrap_or_default()).or_insert(0);
+    let cluster = session.get_cluster_state();
+    // One that is joining may have none yet.
+    for name in cluster.get_nodes_info().iter().filter_map(|node| node.datacenter.clone()) {
+        let nodes = factors.entry(name).or_insert(0);
         *nodes = REPLICAS.min(*nodes + 1);
     }
     Wanted::Datacenters(factors)

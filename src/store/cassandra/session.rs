@@ -30,6 +30,9 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long one question at start may take.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// How long a second look at the cluster may take, with dead nodes on the way.
+const LOOK_TIME_MAX: Duration = Duration::from_secs(30);
+
 /// Idle connections are probed this often, and given up after as long without an answer: a node
 /// that went silent is noticed.
 const KEEPALIVE: Duration = Duration::from_secs(5);
@@ -61,7 +64,24 @@ pub(super) async fn open(config: &CassandraConfig) -> Result<Session, ConnectErr
     if let Some(tls) = &config.tls {
         builder = builder.tls_context(Some(Arc::clone(tls)));
     }
-    builder.build().await.map_err(|error| refusal(config, &error))
+    let session = builder.build().await.map_err(|error| refusal(config, &error))?;
+    if !knows_all_nodes(&session).await? {
+        let look = tokio::time::timeout(LOOK_TIME_MAX, session.refresh_metadata()).await;
+        look.map_err(ConnectError::question)?.map_err(ConnectError::question)?;
+    }
+    Ok(session)
+}
+
+/// Whether the driver knows every node that one of them knows. Where its first look at the cluster fails, it
+/// goes on with a part of it, or with the contact points as nodes of no data centre.
+async fn knows_all_nodes(session: &Session) -> Result<bool, ConnectError> {
+    let peers: Vec<(Option<Uuid>,)> = ask(session, "SELECT host_id FROM system.peers", ()).await?;
+    let cluster = session.get_cluster_state();
+    let nodes = cluster.get_nodes_info();
+    let knows = |id| nodes.iter().any(|node| node.host_id == id);
+    // One that is joining may have no id yet.
+    Ok(nodes.iter().any(|node| node.datacenter.is_some())
+        && peers.into_iter().filter_map(|(id,)| id).all(knows))
 }
 
 fn refusal(config: &CassandraConfig, error: &NewSessionError) -> ConnectError {
