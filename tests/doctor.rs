@@ -182,6 +182,21 @@ async fn what_can_not_be_reached_is_one_line() {
     assert!(text.contains("WRONG store: no Cassandra node answers"), "{text}");
 }
 
+#[tokio::test]
+async fn folds_that_are_switched_off_are_off_for_a_job_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("orderfree.redb");
+    count_on(&file).await;
+    let args = ["fold", "--once", "--data", file.to_str().expect("UTF-8")];
+    let output = run(&args, &[("ORDERFREE_FOLD", "off")]).await;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("folding is switched off") && output.stdout.is_empty(), "{output:?}");
+    assert_eq!(output.status.code(), Some(1), "a job that did nothing is none that succeeded");
+    // What pods are told where such a job folds. `secured` has one that folds.
+    let output = run(&args, &[("ORDERFREE_FOLD", "manual")]).await;
+    assert!(output.status.success(), "{output:?}");
+}
+
 /// What answers as a pod of a version does, ready or not.
 async fn stub(version: &'static str, ready: bool) -> String {
     let probe = match ready {

@@ -161,7 +161,7 @@ impl Place {
             ("ORDERFREE_CASSANDRA_KEY", self.certificate("client.key")),
             ("ORDERFREE_LISTEN", "127.0.0.1:0".to_owned()),
             ("ORDERFREE_STORE_WAIT", "0s".to_owned()),
-            ("ORDERFREE_FOLD", "off".to_owned()),
+            ("ORDERFREE_FOLD", "manual".to_owned()),
         ];
         let lives = SHORT_LIVES.map(|(name, value)| (name, value.to_owned()));
         own.into_iter().chain(lives).collect()
@@ -198,7 +198,7 @@ async fn session(certificates: &Path, user: &str, password: &str) -> Session {
 
 fn program(arguments: &str, settings: &BTreeMap<&str, String>) -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_orderfree"));
-    program.args(arguments.split(' ')).envs(settings).stdin(Stdio::null());
+    program.args(arguments.split(' ')).env_clear().envs(settings).stdin(Stdio::null());
     program
 }
 

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use anyhow::ensure;
 use clap::Args;
 
 use super::output::say;
@@ -19,14 +20,22 @@ pub(super) struct FoldArgs {
     /// Sweep all keys once, then end. Servers fold by themselves for ever.
     #[arg(long, required = true)]
     once: bool,
+    /// What pods are told, for jobs that share their settings: `off` refuses, since a fold would do harm now.
+    #[arg(long, env = "ORDERFREE_FOLD", default_value = "on", value_name = "ON|MANUAL|OFF")]
+    fold: Switch,
 }
 
 pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
     let _telemetry = telemetry::start();
+    ensure!(
+        args.fold != Switch::Off,
+        "folding is switched off, as it would do harm now; once that is over, set ORDERFREE_FOLD to `on`, or to \
+         `manual` for jobs alone"
+    );
     let (config, constants) = (args.store.resolve()?.existing()?, args.store.constants()?);
     let clock = Arc::new(SystemClock);
     let store = server::open_store(config, constants, clock.clone()).await?;
-    let node = Node::for_tool(&store, constants, clock, Switch::On);
+    let node = Node::for_tool(&store, constants, clock, args.fold);
     let swept = node.folder().sweep_once().await;
     store.close().await;
     let report = swept?;

@@ -7,6 +7,8 @@ use anyhow::Context;
 use clap::Args;
 use rustix::process::{Pid, RawPid, Signal, kill_process};
 
+use super::output::say;
+
 /// Arguments of `reload`.
 #[derive(Debug, Args)]
 pub(super) struct ReloadArgs {
@@ -16,8 +18,10 @@ pub(super) struct ReloadArgs {
 }
 
 pub(super) fn run(args: &ReloadArgs) -> anyhow::Result<ExitCode> {
-    let pid = Pid::from_raw(args.pid).expect("invariant: the parser takes no 0");
-    let sent = kill_process(pid, Signal::HUP);
-    sent.with_context(|| format!("no SIGHUP could be sent to the process {}", args.pid))?;
+    let pid = args.pid;
+    let process = Pid::from_raw(pid).expect("invariant: the parser takes no 0");
+    let sent = kill_process(process, Signal::HUP);
+    sent.with_context(|| format!("no SIGHUP could be sent to the process {pid}"))?;
+    say(format_args!("process {pid} was told; its log says what it has read anew or refused"));
     Ok(ExitCode::SUCCESS)
 }

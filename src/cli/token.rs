@@ -9,6 +9,7 @@ use std::process::{self, ExitCode};
 
 use anyhow::{Context, ensure};
 use chrono::DateTime;
+use clap::builder::TypedValueParser as _;
 use clap::{Args, Subcommand};
 use orderfree_core::protocol::Timestamp;
 
@@ -42,7 +43,7 @@ struct NewArgs {
     #[arg(long = "grant-group", id = "groups", value_name = "GROUP=VERBS", value_parser = grant)]
     groups: Vec<(String, Vec<String>)>,
     /// Most requests and updates a second, for each pod.
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..).try_map(NonZeroU32::try_from))]
     rate: Option<NonZeroU32>,
     /// When it expires, such as `2027-01-31T00:00:00Z`.
     #[arg(long, value_name = "TIME")]

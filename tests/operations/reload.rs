@@ -165,9 +165,11 @@ async fn sighup_without_files_does_no_harm() {
     let reload = |pid: &str| {
         let output = Command::new(env!("CARGO_BIN_EXE_orderfree")).args(["reload", pid]).output();
         let output = output.expect("it starts");
-        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
     };
-    assert_eq!(reload(&pod.id().to_string()), (Some(0), String::new()));
+    let (code, said) = reload(&pod.id().to_string());
+    assert!(code == Some(0) && said.contains("its log says"), "{code:?} {said}");
     let (code, said) = reload("2147483647");
     assert!(code == Some(1) && said.contains("2147483647"), "{code:?} {said}");
     assert_eq!(reload("0").0, Some(2), "that would be the whole process group");

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::ensure;
+use clap::builder::TypedValueParser as _;
 use clap::{Args, ValueEnum};
 
 use crate::cli::connect::ConnectArgs;
@@ -118,7 +119,7 @@ pub struct WorkloadArgs {
     pub connections: usize,
     /// Updates a second, sent on time whatever the pods do (open loop); latency then counts from
     /// the intended time. Without it, each connection waits for its last answer (closed loop)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..).try_map(NonZeroU32::try_from))]
     pub rate: Option<NonZeroU32>,
     /// Updates in a request; above 1 they are sent to /v1/batch
     #[arg(long, value_name = "N", default_value_t = 1)]

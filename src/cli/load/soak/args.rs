@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
+use clap::builder::TypedValueParser as _;
 
 /// A soak: a deck of faults, clients that fail over, single updates checked one by one.
 #[derive(Clone, Debug, Args)]
@@ -26,7 +27,7 @@ pub struct SoakArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 99.9, requires = "soak")]
     pub reads_available: f64,
     /// Folds in the background that there have to be
-    #[arg(long, value_name = "N", requires = "soak")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..).try_map(NonZeroU64::try_from), requires = "soak")]
     pub folds_min: Option<NonZeroU64>,
     /// Folder for the report as `report.md` and `report.json`
     #[arg(long, value_name = "FOLDER", requires = "soak")]
