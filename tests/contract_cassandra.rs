@@ -20,7 +20,7 @@ use orderfree_core::protocol::{Constants, Key, Overrides, Timestamp, WriteOutcom
 use scylla::statement::Consistency;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
 every_test!(with_store);
@@ -352,7 +352,8 @@ enum Trouble {
 struct Way {
     contact_point: String,
     is_over: Arc<AtomicBool>,
-    task: JoinHandle<()>,
+    /// Ends with it.
+    _listener: JoinSet<()>,
 }
 
 impl Way {
@@ -364,7 +365,8 @@ impl Way {
         let listener = TcpListener::bind(&contact_point).await.expect("a free address");
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
-        let task = tokio::spawn(async move {
+        let mut task = JoinSet::new();
+        task.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (client, _) = listener.accept().await.expect("a connection");
@@ -372,18 +374,12 @@ impl Way {
                 connections.spawn(carry(client, server, trouble, Arc::clone(&over)));
             }
         });
-        Way { contact_point, is_over, task }
+        Way { contact_point, is_over, _listener: task }
     }
 
     /// Makes the same trouble again, if the last one is over.
     fn trouble_again(&self) {
         assert!(self.is_over.swap(false, Ordering::Relaxed), "nobody asked for the nodes");
-    }
-}
-
-impl Drop for Way {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
