@@ -15,6 +15,7 @@ use thiserror::Error;
 use crate::limits::{BATCH_GROUPS_MAX, BATCH_ROWS_MAX, GROUP_ROWS_MAX};
 use crate::store::Flights;
 use crate::store::cassandra::CassandraConfig;
+use crate::tasks::Task;
 use crate::tls::{self, ServerTls, TlsError};
 
 /// Cassandra's own default of `max_hint_window`.
@@ -213,6 +214,10 @@ pub struct ServeArgs {
     /// change while the pod runs.
     #[arg(long, env = "ORDERFREE_CLOCK_SHIFT_FILE", hide = true, value_name = "FILE")]
     pub clock_shift_file: Option<PathBuf>,
+
+    /// For tests only: a task of this pod that panics once.
+    #[arg(long, env = "ORDERFREE_PANIC_IN", hide = true, value_name = "TASK")]
+    pub panic_in: Option<Task>,
 }
 
 /// Who may have a pod fold.

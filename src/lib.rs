@@ -11,8 +11,8 @@
 //! * [`listen`]: from a port to requests; [`tls`]; [`server`]: one pod from start to end;
 //! * [`cli`]: the command line, with the load test in [`cli::load`].
 //!
-//! Beside them: [`clock`] (the only reader of clocks), [`chance`] (the only dice), [`tasks`] (the only spawner), [`config`],
-//! [`limits`], `room` (memory that requests share), [`metrics`], [`policy`] (who may do what), [`telemetry`].
+//! Beside them: [`clock`] (the only reader of clocks), [`chance`] (the only dice), [`tasks`] (the only spawner), [`panics`],
+//! [`config`], [`limits`], `room` (memory that requests share), [`metrics`], [`policy`] (who may do what), [`telemetry`].
 
 // See `cli::output`.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
@@ -30,6 +30,7 @@ mod linger;
 pub mod listen;
 pub mod metrics;
 pub mod mutators;
+pub mod panics;
 pub mod policy;
 pub mod reader;
 mod room;

@@ -91,6 +91,10 @@ pub const WRITE_BATCH_MAX: usize = 1_024;
 /// Bytes of states from which on the embedded store adds no further write to a transaction.
 pub const WRITE_BATCH_BYTES_MAX: usize = 16 * 1024 * 1024;
 
+/// What the embedded store leaves free on its disk: more than the pages of one transaction of
+/// [`WRITE_BATCH_MAX`] rows, and room to close the file.
+pub const DISK_RESERVE_BYTES: u64 = 64 * 1024 * 1024;
+
 /// Reads of the embedded store at once, each on a thread of its own; further ones wait.
 pub const EMBEDDED_READS_MAX: u32 = 64;
 

@@ -20,19 +20,22 @@ use tower::util::MapResponse;
 
 use crate::limits;
 use crate::linger::{Due, LeavesUnread, Lingering};
-use crate::tasks::Tasks;
+use crate::tasks::{Task, Tasks};
 use crate::tls::ServerTls;
 
 /// A port, and how to speak there.
+#[derive(Clone)]
 pub struct Listener {
-    /// Bound already.
-    pub port: TcpListener,
+    /// Bound already. Others may serve there before and after.
+    pub port: Arc<TcpListener>,
     /// None speaks plainly.
     pub tls: Option<Arc<ServerTls>>,
     /// Most connections at once; further ones wait to be accepted.
     pub connections_max: usize,
     /// How many there are.
     pub open: Gauge,
+    /// Counts the panics of connections.
+    pub tasks: Tasks,
 }
 
 /// Counts a connection as long as it lives, however it ends.
@@ -62,14 +65,13 @@ struct Shared {
 impl Listener {
     /// Serves until `closing`, and then until the requests that were taken are answered.
     pub async fn serve(self, router: Router, closing: CancellationToken) {
-        let Listener { port, tls, connections_max, open } = self;
+        let Listener { port, tls, connections_max, open, tasks } = self;
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(limits::HEADER_TIME_MAX)
             .max_buf_size(limits::HEADER_BYTES_MAX);
         let (room, graceful) = (Arc::new(Semaphore::new(connections_max)), GracefulShutdown::new());
         let shared = Shared { http, router, tls };
-        let tasks = Tasks::new();
         loop {
             let next = async {
                 let permit = Arc::clone(&room).acquire_owned().await;
@@ -84,7 +86,7 @@ impl Listener {
                 Ok((stream, _)) => {
                     let (shared, watcher) = (shared.clone(), graceful.watcher());
                     let open = open.clone();
-                    tasks.spawn("connection", async move {
+                    tasks.spawn(Task::Connection, async move {
                         let _open = Open::one(open);
                         shared.speak(stream, watcher).await;
                         drop(permit);

@@ -7,12 +7,14 @@ use std::process::ExitCode;
 use clap::Parser;
 use mimalloc::MiMalloc;
 use orderfree::cli::{self, Cli, output};
+use orderfree::panics;
 
 /// Every request allocates in one thread and is freed in another, which glibc's allocator does slowly.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
+    panics::log_them();
     let cli = Cli::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let result = match runtime {

@@ -2,12 +2,15 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
+use clap::ValueEnum;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+
+use crate::tasks::{Task, TaskLabel};
 
 /// What became of an update's op list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,8 +106,8 @@ pub enum FoldEnd {
     Nothing,
     /// The store could not answer, or the write's outcome is unknown; it is tried again later.
     Failed,
-    /// A row can't be decoded or merged, or the key has too many rows or too large a tally: an operator
-    /// is needed.
+    /// A row can't be decoded or merged, the key has too many rows or too large a tally, or its fold
+    /// met a bug: an operator is needed.
     Blocked,
     /// The clock or the schema did not allow it.
     Paused,
@@ -182,8 +185,10 @@ pub struct Metrics {
     pub waiting: Gauge,
     /// Mutators that died before their last write was acknowledged.
     pub unresolved_deaths: Counter,
-    /// Op lists answered from memory that were never sent and found no successor.
+    /// Op lists answered from memory that no write acknowledged and no successor inherited.
     pub memory_lost: Counter,
+    /// Tasks that panicked, by which.
+    pub panics: Family<TaskLabel, Counter>,
     /// Reads of single keys by where their answer came from.
     pub reads: Family<ReadLabel, Counter>,
     /// Shards merged by one read of one key.
@@ -249,6 +254,7 @@ impl Metrics {
             waiting: Gauge::default(),
             unresolved_deaths: Counter::default(),
             memory_lost: Counter::default(),
+            panics: Family::default(),
             reads: Family::default(),
             read_shards: counts(),
             folds: Family::default(),
@@ -302,6 +308,7 @@ impl Metrics {
             "Op lists answered from memory and lost",
             self.memory_lost.clone(),
         );
+        r.register("panics", "Tasks that panicked, by task", self.panics.clone());
         let help = "Reads of keys by where the answer came from";
         r.register("reads", help, self.reads.clone());
         r.register("read_shards", "Shards merged by one read of a key", self.read_shards.clone());
@@ -351,6 +358,9 @@ impl Metrics {
         }
         for reason in ["unauthenticated", "forbidden", "rate", "quota"] {
             self.denied.get_or_create(&DeniedLabel { reason }).inc_by(0);
+        }
+        for task in Task::value_variants() {
+            self.panics.get_or_create(&TaskLabel { task: task.name() }).inc_by(0);
         }
         for result in ["ok", "refused"] {
             self.policy_reloads.get_or_create(&ReloadLabel { result }).inc_by(0);

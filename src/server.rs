@@ -9,6 +9,7 @@ use anyhow::Context;
 use axum::Router;
 use humantime::format_duration;
 use orderfree_core::protocol::Constants;
+use prometheus_client::metrics::gauge::Gauge;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{self, SignalKind};
@@ -30,8 +31,8 @@ use crate::policy::Policies;
 use crate::service::Service;
 use crate::store::Store;
 use crate::store::cassandra::{self, CassandraStore, ConnectError};
-use crate::store::embedded::EmbeddedStore;
-use crate::tasks::Tasks;
+use crate::store::embedded::{EmbeddedStore, Progress};
+use crate::tasks::{self, Task, Tasks};
 use crate::tls::ServerTls;
 
 /// How often to look whether the store can't go on.
@@ -64,10 +65,37 @@ pub async fn open_store(
     constants: Constants,
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<Arc<dyn Store>> {
-    Ok(match config {
-        StoreConfig::Embedded { path } => Arc::new(EmbeddedStore::open(&path, constants, clock)?),
-        StoreConfig::Cassandra(config) => Arc::new(CassandraStore::connect(*config, clock).await?),
-    })
+    open_store_telling(config, constants, clock, Arc::default()).await
+}
+
+/// The same, and tells others how far the verification of a file is.
+async fn open_store_telling(
+    config: StoreConfig,
+    constants: Constants,
+    clock: Arc<dyn Clock>,
+    progress: Arc<Progress>,
+) -> anyhow::Result<Arc<dyn Store>> {
+    let path = match config {
+        StoreConfig::Cassandra(config) => {
+            return Ok(Arc::new(CassandraStore::connect(*config, clock).await?));
+        }
+        StoreConfig::Embedded { path } => path,
+    };
+    let file = path.display().to_string();
+    let open = move || EmbeddedStore::open_telling(&path, constants, clock, &progress);
+    let store = tokio::task::spawn_blocking(open).await??;
+    let found = store.contents();
+    match found.is_new {
+        true => tracing::info!("{file} is new: the store begins empty"),
+        false => tracing::info!("{file} is verified: it holds {} keys", found.keys),
+    }
+    if found.broken_rows > 0 {
+        tracing::error!(
+            "{} rows in {file} are damaged: `orderfree export` names their keys",
+            found.broken_rows
+        );
+    }
+    Ok(Arc::new(store))
 }
 
 impl Node {
@@ -115,8 +143,8 @@ impl Node {
             constants,
             metrics,
         ));
-        let (health, tasks) = (Arc::default(), Tasks::new());
-        let requests_max = limits::REQUESTS_MAX;
+        let tasks = Tasks::counting(service.metrics().panics.clone());
+        let (health, requests_max) = (Arc::default(), limits::REQUESTS_MAX);
         Node { store, mutators, service, folder, health, policies, requests_max, tasks }
     }
 
@@ -135,7 +163,7 @@ impl Node {
     /// Starts the background work.
     pub fn start(&self) {
         let tidy = Arc::clone(&self.mutators).tidy(self.tasks.clone());
-        self.tasks.spawn("tidy mutators", tidy);
+        self.tasks.spawn(Task::Tidy, tidy);
         self.folder.start(&self.tasks);
         self.health.set_started();
     }
@@ -198,13 +226,20 @@ impl Node {
         }
     }
 
-    /// Ready once the store can't go on without a restart, with the reason.
+    /// Ready once the pod can't go on without a restart, with one sentence that says why.
     async fn failed(&self) -> String {
-        loop {
-            if let Some(reason) = self.store.failure() {
-                return reason;
+        let store = async {
+            loop {
+                if let Some(reason) = self.store.failure() {
+                    return reason;
+                }
+                tokio::time::sleep(FAILURE_LOOK_EVERY).await;
             }
-            tokio::time::sleep(FAILURE_LOOK_EVERY).await;
+        };
+        tokio::select! {
+            reason = store => format!("the store can't go on: {reason}"),
+            reason = self.tasks.failed() => format!("the pod can't go on: {reason}"),
+            reason = self.mutators.failed() => format!("the pod can't go on: {reason}"),
         }
     }
 
@@ -228,6 +263,10 @@ impl Node {
 pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let policies = Policies::open(args.policy.as_deref())?;
     args.check(policies.authenticates())?;
+    if let Some(task) = args.panic_in {
+        tracing::warn!("the task {:?} will panic: this is a test", task.name());
+        tasks::panic_in(task);
+    }
     // First of all: whoever stops a pod that is still waiting for its store is heard as well.
     let mut signals = Signals::listen()?;
     let started = tokio::select! {
@@ -254,7 +293,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         let signal = tokio::select! {
             biased;
             signal = signals.next() => signal,
-            reason = node.failed() => anyhow::bail!("the store can't go on: {reason}"),
+            reason = node.failed() => anyhow::bail!(reason),
             () = &mut serving => anyhow::bail!("serving ended by itself"),
         };
         if signal != Signal::Hangup {
@@ -304,14 +343,32 @@ async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> 
             Arc::new(ShiftedClock::new(file.clone()))
         }
     };
-    let store = wait_for_store(args, &store_config, constants, &clock).await?;
-    let ports = (
-        bind(args.listen)?,
-        match args.admin_listen {
-            None => None,
-            Some(address) => Some(bind(address)?),
-        },
-    );
+    let mut ports = Ports::default();
+    let store = match &store_config {
+        StoreConfig::Cassandra(_) => wait_for_store(args, &store_config, constants, &clock).await?,
+        // A large file takes minutes to verify: nobody else may have it, and no other pod can serve
+        // meanwhile, so that probes are answered from the beginning.
+        StoreConfig::Embedded { .. } => {
+            ports.bind(args)?;
+            let progress = Arc::default();
+            let opening = open_store_telling(
+                store_config.clone(),
+                constants,
+                clock.clone(),
+                Arc::clone(&progress),
+            );
+            let opened = CancellationToken::new();
+            let opening = async {
+                let store = opening.await;
+                opened.cancel();
+                store
+            };
+            let (store, ()) =
+                futures::join!(opening, ports.answer(&progress, args, tls.as_ref(), &opened));
+            store?
+        }
+    };
+    ports.bind(args)?;
     let chance = Chance::system();
     let mut node =
         Node::new(store, constants, clock, chance, args.mutators_max, policies, args.fold);
@@ -319,13 +376,17 @@ async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> 
     node.start();
     let metrics = node.metrics();
     metrics.connections_max.set(i64::try_from(args.connections_max).unwrap_or(i64::MAX));
+    let Ports { users: Some(users), admins } = ports else {
+        unreachable!("invariant: they are bound")
+    };
     let listener = |port| Listener {
         port,
         tls: tls.clone(),
         connections_max: args.connections_max,
         open: metrics.connections.clone(),
+        tasks: Tasks::counting(metrics.panics.clone()),
     };
-    let (address, scheme) = (ports.0.local_addr()?, if tls.is_some() { "https" } else { "http" });
+    let (address, scheme) = (users.local_addr()?, if tls.is_some() { "https" } else { "http" });
     tracing::info!("listening on {scheme}://{address}; {shown}");
     if node.policies.authenticates() && tls.is_none() && !address.ip().is_loopback() {
         tracing::warn!(
@@ -345,8 +406,47 @@ async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> 
         tracing::warn!("{warning}");
     }
     banner(scheme, address);
-    let (users, admins) = (listener(ports.0), ports.1.map(listener));
+    let (users, admins) = (listener(users), admins.map(listener));
     Ok(Started { node, users, admins, tls })
+}
+
+/// The addresses at which a pod listens.
+#[derive(Default)]
+struct Ports {
+    users: Option<Arc<TcpListener>>,
+    admins: Option<Arc<TcpListener>>,
+}
+
+impl Ports {
+    /// Binds what is not bound yet.
+    fn bind(&mut self, args: &ServeArgs) -> anyhow::Result<()> {
+        if self.users.is_none() {
+            self.users = Some(Arc::new(bind(args.listen)?));
+            self.admins = args.admin_listen.map(bind).transpose()?.map(Arc::new);
+        }
+        Ok(())
+    }
+
+    /// Answers the probes of a pod until its store is opened.
+    async fn answer(
+        &self,
+        progress: &Arc<Progress>,
+        args: &ServeArgs,
+        tls: Option<&Arc<ServerTls>>,
+        opened: &CancellationToken,
+    ) {
+        let serve = |port: &Arc<TcpListener>| {
+            let listener = Listener {
+                port: Arc::clone(port),
+                tls: tls.cloned(),
+                connections_max: args.connections_max,
+                open: Gauge::default(),
+                tasks: Tasks::new(),
+            };
+            listener.serve(http::starting(Arc::clone(progress)), opened.clone())
+        };
+        futures::future::join_all(self.users.iter().chain(&self.admins).map(serve)).await;
+    }
 }
 
 fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {

@@ -7,9 +7,10 @@ use orderfree_core::crdt::{Kind, Op, State};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{self, Then};
-use orderfree_core::protocol::read::{self, RowError};
+use orderfree_core::protocol::read::{self, RowError, RowReader};
 use orderfree_core::protocol::{
-    Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp, WholeSlice, WriteOutcome,
+    BadSlice, Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp, WholeSlice,
+    WriteOutcome,
 };
 use thiserror::Error;
 
@@ -240,8 +241,10 @@ impl Service {
         loop {
             let as_of = self.gate.now().wall;
             let chunk = self.store.read_chunk(query.kind, &query.group, &from, level).await?;
-            let mut keys: Vec<_> =
-                chunk.keys.into_iter().map(|(name, slice)| (name, Ok(slice))).collect();
+            let checked =
+                |slice: Result<_, BadSlice>| slice.map_err(|bad| StoreError::from(bad).into());
+            let mut keys: Vec<(Name, Result<WholeSlice, ReadError>)> =
+                chunk.keys.into_iter().map(|(name, slice)| (name, checked(slice))).collect();
             let next = match chunk.then {
                 Then::End => None,
                 Then::Chunk(name) => Some(group::From::At(name)),
@@ -285,8 +288,8 @@ impl Service {
         Ok(ShardsReport {
             now,
             cutoff: now.minus(self.constants.cutoff()),
-            tally: read::tally(key.kind, &slice).map(|content| TallyView { content }),
-            shards: read::shards(key.kind, &slice, now, &self.constants),
+            tally: read::tally(key, &slice).map(|content| TallyView { content }),
+            shards: read::shards(key, &slice, now, &self.constants),
         })
     }
 
@@ -307,7 +310,7 @@ impl Service {
         let now = self.gate.now().wall;
         let row = read.slice().shards().find(|row| row.mutator_id == mutator_id);
         let row = row.ok_or(DiscardError::NoRow(mutator_id))?.clone();
-        let error = read::decode_shard(key.kind, &row).err().ok_or(DiscardError::Decodable)?;
+        let error = RowReader::of(key).shard(&row).err().ok_or(DiscardError::Decodable)?;
         if matches!(&error, RowError::Undecodable { error, .. } if error.may_be_newer()) {
             return Err(DiscardError::Newer);
         }

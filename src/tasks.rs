@@ -1,18 +1,150 @@
-//! The only place that spawns tasks, so that every one is named, counted and awaited at the end.
+//! The registry of a pod's tasks, and the only place that spawns them: every one is known, named,
+//! awaited at the end, and missed if it ends in a panic.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use clap::ValueEnum;
+use futures::FutureExt;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
-/// The background tasks of one node.
+use crate::panics;
+
+/// What runs in a pod beside its requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
+pub enum Task {
+    /// Speaks with one client.
+    Connection,
+    /// Reads one key for all who ask for it.
+    Read,
+    /// Folds keys of one group; part of the two below.
+    Fold,
+    /// Folds what reads nominate.
+    FoldQueue,
+    /// Looks for keys that nobody reads.
+    FoldSweep,
+    /// Writes mutators.
+    Flight,
+    /// Waits before a mutator is written again.
+    Retry,
+    /// Gives a dead mutator's ops to its successor.
+    Handover,
+    /// Forgets mutators that take no more ops.
+    Tidy,
+    /// Compares the clocks of Cassandra's nodes.
+    ClockSampler,
+    /// The thread that writes the embedded store's file.
+    StoreWriter,
+}
+
+/// What the end of a task means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// A panic harms what the task was about, and nothing else.
+    Contained,
+    /// A panic leaves something half done, so that the pod must end.
+    Vital,
+    /// It runs as long as the pod: any end of it is one of the pod.
+    Lasting,
+}
+
+impl Task {
+    fn role(self) -> Role {
+        match self {
+            Task::Connection | Task::Read | Task::Fold => Role::Contained,
+            Task::Flight | Task::Retry | Task::Handover | Task::StoreWriter => Role::Vital,
+            Task::FoldQueue | Task::FoldSweep | Task::Tidy | Task::ClockSampler => Role::Lasting,
+        }
+    }
+
+    /// Whether the pod ends with it.
+    #[must_use]
+    pub fn is_vital(self) -> bool {
+        self.role() != Role::Contained
+    }
+
+    /// Its name in logs and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Task::Connection => "connection",
+            Task::Read => "read",
+            Task::Fold => "fold",
+            Task::FoldQueue => "fold-queue",
+            Task::FoldSweep => "fold-sweep",
+            Task::Flight => "flight",
+            Task::Retry => "retry",
+            Task::Handover => "handover",
+            Task::Tidy => "tidy",
+            Task::ClockSampler => "clock-sampler",
+            Task::StoreWriter => "store-writer",
+        }
+    }
+}
+
+/// The task that shall panic once, for tests of what becomes of that.
+static PANICS_IN: OnceLock<Task> = OnceLock::new();
+static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
+
+/// Has this task panic at its next turn, once in this process.
+pub fn panic_in(task: Task) {
+    // A second task would need a second process.
+    let _ = PANICS_IN.set(task);
+}
+
+/// Where a task panics if a test wants it to.
+pub(crate) fn panic_point(task: Task) {
+    if PANICS_IN.get() == Some(&task) && !HAS_PANICKED.swap(true, Ordering::Relaxed) {
+        panic!("a test wanted this panic");
+    }
+}
+
+/// Label of the panics that were counted.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct TaskLabel {
+    /// [`Task::name`].
+    pub task: &'static str,
+}
+
+/// Tasks that ended as they should not.
+#[derive(Debug, Default)]
+struct Ends {
+    panics: Family<TaskLabel, Counter>,
+    /// The first end of a task that the pod can't be without.
+    fatal: SetOnce<String>,
+}
+
+impl Ends {
+    fn panicked(&self, task: Task, panic: &str) {
+        self.panics.get_or_create(&TaskLabel { task: task.name() }).inc();
+        tracing::error!(task = task.name(), "a task panicked: {panic}");
+        if task.is_vital() {
+            self.fatal(format!("its task {:?} panicked: {panic}", task.name()));
+        }
+    }
+
+    fn fatal(&self, reason: String) {
+        // The first one is the reason.
+        let _ = self.fatal.set(reason);
+    }
+}
+
+/// Background tasks that are stopped and awaited together.
 #[derive(Debug, Clone, Default)]
 pub struct Tasks {
     tracker: TaskTracker,
     stop: CancellationToken,
+    ends: Arc<Ends>,
 }
 
 impl Tasks {
@@ -22,9 +154,67 @@ impl Tasks {
         Tasks::default()
     }
 
+    /// The same, whose panics are counted here.
+    #[must_use]
+    pub fn counting(panics: Family<TaskLabel, Counter>) -> Tasks {
+        Tasks { ends: Arc::new(Ends { panics, ..Ends::default() }), ..Tasks::default() }
+    }
+
+    /// Other tasks of the same pod, which are stopped and awaited apart.
+    #[must_use]
+    pub fn group(&self) -> Tasks {
+        Tasks { ends: Arc::clone(&self.ends), ..Tasks::default() }
+    }
+
     /// Runs a task to its end. It is not cancelled; one that waits must watch [`Tasks::stopped`].
-    pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.tracker.spawn(task.instrument(tracing::debug_span!("task", name)));
+    pub fn spawn(&self, task: Task, run: impl Future<Output = ()> + Send + 'static) {
+        let (ends, stop) = (Arc::clone(&self.ends), self.stop.clone());
+        let watched = async move {
+            let run = async {
+                // A contained one panics where its harm is contained.
+                if task.is_vital() || task == Task::Connection {
+                    panic_point(task);
+                }
+                run.await;
+            };
+            // What a panic leaves half done is not used again: the pod ends, or it was only this
+            // task's.
+            match AssertUnwindSafe(run).catch_unwind().await {
+                Err(panic) => ends.panicked(task, panics::text(&*panic)),
+                Ok(()) if task.role() == Role::Lasting && !stop.is_cancelled() => {
+                    ends.fatal(format!("its task {:?} ended by itself", task.name()));
+                }
+                Ok(()) => {}
+            }
+        };
+        self.tracker.spawn(watched.instrument(tracing::debug_span!("task", name = task.name())));
+    }
+
+    /// Runs part of a task. Its panic is counted and harms nothing else.
+    ///
+    /// # Errors
+    /// The panic's text.
+    pub async fn contain<T>(&self, task: Task, run: impl Future<Output = T>) -> Result<T, String> {
+        let run = async {
+            panic_point(task);
+            run.await
+        };
+        AssertUnwindSafe(run).catch_unwind().await.map_err(|panic| {
+            let panic = panics::text(&*panic);
+            self.ends.panicked(task, panic);
+            panic.to_owned()
+        })
+    }
+
+    /// Ready once a task has ended that the pod can't be without, with one sentence about it.
+    pub async fn failed(&self) -> &str {
+        self.ends.fatal.wait().await
+    }
+
+    /// The same sentence, if there is one.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.ends.fatal.get().map(String::as_str)
     }
 
     /// A placeholder that [`Tasks::join`] waits for like for a task, until it is dropped.
@@ -68,5 +258,60 @@ impl Tasks {
         self.stop();
         self.tracker.close();
         tokio::time::timeout(deadline, self.tracker.wait()).await.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_task_that_panics_is_missed() {
+        for &task in Task::value_variants() {
+            let panics = Family::default();
+            let tasks = Tasks::counting(panics.clone());
+            tasks.group().spawn(task, async { panic!("page {}", 7) });
+            let count = panics.get_or_create(&TaskLabel { task: task.name() });
+            while count.get() == 0 {
+                tokio::task::yield_now().await;
+            }
+            match task.is_vital() {
+                true => assert!(tasks.failed().await.ends_with("panicked: page 7"), "{task:?}"),
+                false => assert_eq!(tasks.failure(), None, "{task:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_task_that_should_last_must_not_end_by_itself() {
+        for &task in Task::value_variants() {
+            for stops in [false, true] {
+                let tasks = Tasks::new();
+                let group = tasks.group();
+                if stops {
+                    group.stop();
+                }
+                group.spawn(task, async {});
+                assert!(group.join(Duration::from_secs(9)).await);
+                let is_missed = task.role() == Role::Lasting && !stops;
+                // Joining stops as well, so that this end must have come before.
+                assert!(tasks.failure().is_none() || is_missed, "{task:?}");
+            }
+            let tasks = Tasks::new();
+            tasks.spawn(task, async {});
+            while tasks.count() > 0 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(tasks.failure().is_some(), task.role() == Role::Lasting, "{task:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_that_is_contained_is_an_error_and_no_more() {
+        let tasks = Tasks::new();
+        let contained = tasks.contain(Task::Fold, async { panic!("a key") }).await;
+        assert_eq!(contained, Err::<(), _>("a key".to_owned()));
+        assert_eq!(tasks.contain(Task::Fold, async { 5 }).await, Ok(5));
+        assert_eq!(tasks.failure(), None);
     }
 }

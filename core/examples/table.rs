@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use orderfree_core::crdt::envelope::encode_shard;
+use orderfree_core::crdt::envelope::{KeySeal, RowSeal, encode_shard};
 use orderfree_core::crdt::{Dot, Kind, Op, State};
 use orderfree_core::protocol::{MutatorId, Timestamp};
 use rand::rngs::SmallRng;
@@ -34,6 +34,9 @@ fn main() {
     }
 }
 
+const EXPIRES_AT: Timestamp = Timestamp::from_micros(1_795_348_000_000_000);
+const MUTATOR: MutatorId = MutatorId::new(Uuid::from_u128(7));
+
 /// A state of so many random ops.
 struct Grown {
     state: State,
@@ -43,7 +46,7 @@ struct Grown {
 
 impl Grown {
     fn shown(&self) -> String {
-        let bytes = encode_shard(&self.state, 1).len();
+        let bytes = encode_shard(seal(), &self.state, 1).len();
         if self.refused == 0 { bytes.to_string() } else { format!("{bytes} (full)") }
     }
 }
@@ -74,15 +77,19 @@ fn op(kind: Kind, index: usize, dice: &mut SmallRng) -> Op {
     let micros = 1_795_248_000_000_000 + i64::try_from(index).expect("few");
     op.stamp(Timestamp::from_micros(micros));
     let seq = index as u64 + 1;
-    let expires_at = Timestamp::from_micros(1_795_348_000_000_000);
-    op.assign(&mut || Dot { expires_at, mutator_id: MutatorId::new(Uuid::from_u128(7)), seq });
+    op.assign(&mut || Dot { expires_at: EXPIRES_AT, mutator_id: MUTATOR, seq });
     op
+}
+
+/// Which row it is does not change what it costs.
+fn seal() -> RowSeal {
+    KeySeal::NOWHERE.row(EXPIRES_AT, MUTATOR)
 }
 
 fn encoding(state: &State) -> Duration {
     median(|| {
         let began = Instant::now();
-        std::hint::black_box(encode_shard(std::hint::black_box(state), 1));
+        std::hint::black_box(encode_shard(seal(), std::hint::black_box(state), 1));
         began.elapsed()
     })
 }

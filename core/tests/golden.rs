@@ -8,9 +8,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-use orderfree_core::crdt::envelope::{decode_shard, decode_tally, encode_shard, encode_tally};
+use orderfree_core::crdt::envelope::{
+    KeySeal, decode_shard, decode_tally, encode_shard, encode_tally,
+};
 use orderfree_core::crdt::{Dot, Kind, Question, State};
-use orderfree_core::protocol::{MutatorId, Timestamp};
+use orderfree_core::protocol::{Key, MutatorId, Name, Timestamp};
 use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
@@ -18,6 +20,16 @@ const WRITES: u64 = 3;
 
 fn fence() -> Timestamp {
     Timestamp::from_micros(1_795_248_000_000_000)
+}
+
+/// The rows' address, which their checksums cover: key `site/home`, and the shard's expiry and mutator.
+fn seal(kind: Kind) -> KeySeal {
+    let name = |text| Name::new(text).expect("a name");
+    KeySeal::of(&Key { kind, group: name("site"), name: name("home") })
+}
+
+fn writer() -> (Timestamp, MutatorId) {
+    (fence().next(), MutatorId::new(Uuid::from_u128(7)))
 }
 
 fn directory() -> PathBuf {
@@ -53,7 +65,7 @@ fn ops(kind: Kind) -> Json {
 fn state(kind: Kind, ops: &Json) -> State {
     let mut state = State::new(kind, None);
     let mut micros = fence().as_micros();
-    let (expires_at, mutator_id) = (fence().next(), MutatorId::new(Uuid::from_u128(7)));
+    let (expires_at, mutator_id) = writer();
     let mut seq = 0;
     for op in ops.as_array().expect("a list") {
         let mut op = kind.parse_op(op).expect("an op");
@@ -85,8 +97,8 @@ fn shown(state: &State) -> Json {
 fn record(kind: Kind, ops: Json) -> Json {
     let state = state(kind, &ops);
     json!({
-        "shard": hex(&encode_shard(&state, WRITES)),
-        "tally": hex(&encode_tally(&state, fence())),
+        "shard": hex(&encode_shard(seal(kind).row(writer().0, writer().1), &state, WRITES)),
+        "tally": hex(&encode_tally(seal(kind), &state, fence())),
         "value": shown(&state),
         "ops": ops,
     })
@@ -111,9 +123,11 @@ fn every_format_is_written_and_read_as_it_always_was() {
         let golden: Json = serde_json::from_str(&text).expect("JSON");
         let (kind, format) = name.trim_end_matches(".json").rsplit_once('-').expect("KIND-FORMAT");
         let kind = Kind::from_name(kind).expect("a kind");
-        let shard = decode_shard(kind, &bytes(&golden["shard"])).expect("readable");
+        let row = seal(kind).row(writer().0, writer().1);
+        let shard = decode_shard(row, kind, &bytes(&golden["shard"])).expect("readable");
         assert_eq!(shown(&shard), golden["value"], "{name}");
-        let tally = decode_tally(kind, &bytes(&golden["tally"])).expect("readable");
+        let tally = bytes(&golden["tally"]);
+        let tally = decode_tally(seal(kind), kind, &tally).expect("readable");
         assert_eq!((tally.0, shown(&tally.1)), (fence(), golden["value"].clone()), "{name}");
         if format == kind.format().to_string() {
             assert_eq!(record(kind, golden["ops"].clone()), golden, "{name}");

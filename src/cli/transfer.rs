@@ -102,7 +102,8 @@ struct Line {
     id: String,
     /// Until when it can be imported, in µs since 1970.
     expires_at_us: i64,
-    /// The envelope, in base64.
+    /// The envelope, in base64. Its checksum covers the id and the expiry, and neither group nor name,
+    /// so that a line may be imported under others.
     state: String,
 }
 
@@ -135,7 +136,7 @@ impl Line {
             shards: None,
             id: write.mutator_id().to_string(),
             expires_at_us: write.expires_at().as_micros(),
-            state: STANDARD.encode(write.state()),
+            state: STANDARD.encode(parcel.packed()),
         }
     }
 
@@ -151,7 +152,7 @@ impl Line {
         let time = Timestamp::from_micros;
         let id = Uuid::parse_str(&self.id).context("its id is no UUID")?;
         let (id, expires_at) = (MutatorId::new(id), time(self.expires_at_us));
-        Ok(Parcel::arrive(key, id, expires_at, time(self.as_of_us), bytes)?)
+        Ok(Parcel::arrive(key, id, expires_at, time(self.as_of_us), &bytes)?)
     }
 }
 

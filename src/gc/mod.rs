@@ -28,7 +28,7 @@ use crate::gate::Gate;
 use crate::limits;
 use crate::metrics::{FoldEnd, Metrics};
 use crate::store::{Pause, Store, StoreError, SweepPart};
-use crate::tasks::Tasks;
+use crate::tasks::{Task, Tasks};
 use largest::Largest;
 use pace::Pace;
 
@@ -67,6 +67,8 @@ pub struct Folder {
     /// after a cutoff.
     blocked: Mutex<LruCache<Key, Duration>>,
     folding: Folding,
+    /// Contains the panics of folds.
+    tasks: Tasks,
 }
 
 /// What a fold did, or would do.
@@ -97,6 +99,9 @@ pub enum FoldFailure {
         /// What it is.
         error: FoldError,
     },
+    /// The fold panicked. Nothing was written, or the next fold sees it.
+    #[error("the fold met a bug: {0}")]
+    Bug(String),
     /// The batch was not acknowledged. It may have been applied: the next fold sees.
     #[error("the fold's write was not acknowledged: {0}")]
     Write(String),
@@ -108,7 +113,11 @@ pub enum FoldFailure {
 impl FoldFailure {
     /// Whether it stays so until somebody does something about the key.
     fn is_blocked(&self) -> bool {
-        matches!(self, FoldFailure::Blocked { .. } | FoldFailure::Read(StoreError::TooManyRows(_)))
+        match self {
+            FoldFailure::Blocked { .. } | FoldFailure::Bug(_) => true,
+            FoldFailure::Read(error) => !matches!(error, StoreError::Unavailable(_)),
+            FoldFailure::Paused(_) | FoldFailure::Write(_) | FoldFailure::Busy => false,
+        }
     }
 }
 
@@ -145,6 +154,7 @@ impl Folder {
             store,
             gate,
             constants,
+            tasks: Tasks::counting(metrics.panics.clone()),
             metrics,
             pace: Pace::new(chance.clone()),
             chance,
@@ -163,8 +173,8 @@ impl Folder {
             return;
         }
         let Some(nominations) = lock(&self.nominations).take() else { return };
-        tasks.spawn("fold queue", Arc::clone(self).work(nominations, tasks.clone()));
-        tasks.spawn("fold sweep", Arc::clone(self).sweep_for_ever(tasks.clone()));
+        tasks.spawn(Task::FoldQueue, Arc::clone(self).work(nominations, tasks.clone()));
+        tasks.spawn(Task::FoldSweep, Arc::clone(self).sweep_for_ever(tasks.clone()));
     }
 
     /// Puts a key on the queue. A full queue drops it: the sweep finds it again.
@@ -206,7 +216,8 @@ impl Folder {
         }
         let mine: Vec<Option<Busy>> = keys.iter().map(|key| Busy::take(&self.busy, key)).collect();
         let free: Vec<Key> = mine.iter().flatten().map(|busy| busy.key.clone()).collect();
-        let of_free = self.fold_free(&free, dry_run).await;
+        let folding = self.tasks.contain(Task::Fold, self.fold_free(&free, dry_run));
+        let of_free = folding.await.unwrap_or_else(|panic| Err(FoldFailure::Bug(panic)));
         let mut of_free =
             of_free.unwrap_or_else(|failure| vec![Err(failure); free.len()]).into_iter();
         let results = mine.iter().map(|busy| match busy {
@@ -220,7 +231,7 @@ impl Folder {
                     lock(&self.blocked).pop(key);
                 }
                 // Of which of them is not known.
-                Err(FoldFailure::Read(_)) if keys.len() > 1 => {}
+                Err(FoldFailure::Read(_) | FoldFailure::Bug(_)) if keys.len() > 1 => {}
                 Err(failure) if failure.is_blocked() => {
                     lock(&self.blocked).put(key.clone(), self.gate.now().boot);
                 }
@@ -390,7 +401,11 @@ impl Folder {
         self.pace.turn().await;
         let begun = Instant::now();
         let mut results = self.fold_together(&keys, false).await;
-        if keys.len() > 1 && results.iter().any(|end| matches!(end, Err(FoldFailure::Read(_)))) {
+        // One of them may be why, and must not keep the others from being folded.
+        let is_of_one = |end: &Result<FoldResult, FoldFailure>| {
+            matches!(end, Err(FoldFailure::Read(_) | FoldFailure::Bug(_)))
+        };
+        if keys.len() > 1 && results.iter().any(is_of_one) {
             results = self.fold_alone(&mut keys).await;
         }
         let ends = keys.iter().zip(&results).map(|(key, result)| self.count(key, result));
@@ -403,8 +418,7 @@ impl Folder {
         ends
     }
 
-    /// Folds keys one by one whose read together failed: one of them may be why, and must not keep the
-    /// others from being folded. If the store does not answer at all, they wait for another time, when
+    /// Folds keys one by one that could not be folded together. If the store does not answer at all, they wait for another time, when
     /// another of them is the first.
     async fn fold_alone(&self, keys: &mut [Key]) -> Vec<Result<FoldResult, FoldFailure>> {
         let count = u32::try_from(keys.len()).expect("invariant: a list is short");

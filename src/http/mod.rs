@@ -5,6 +5,7 @@
 //! * `body`, `extract`, `json`, `wire`: from requests to checked values, from values to answers;
 //! * `update`, `read`, `batch`, `stream`: the use cases of clients;
 //! * `inspect`, `repair`, `operations`: those of operators;
+//! * `starting`: what a pod answers before it can serve;
 //! * `observe`, `trace`, `answers`, `turns`: what happens to every request, and to large ones;
 //! * `openapi`, `schemas`: the document, made from the same routes that serve.
 
@@ -25,6 +26,7 @@ mod read;
 mod repair;
 #[allow(dead_code, reason = "types of the document, read by its test only")]
 mod schemas;
+mod starting;
 mod stream;
 mod together;
 mod trace;
@@ -55,6 +57,7 @@ use turns::Turns;
 pub use catalog::{Entry, ProblemType};
 pub use openapi::openapi;
 pub use problem::{NotAcked, Problem};
+pub use starting::starting;
 
 /// What lines in the log about operators' requests are found by.
 const AUDIT: &str = "orderfree::audit";

@@ -25,6 +25,7 @@ use crate::chance;
 use crate::limits;
 use crate::linger::LeavesUnread;
 use crate::metrics::{DeniedLabel, Metrics, RequestLabel};
+use crate::panics;
 use crate::policy::{self, Caller, Verb};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -281,7 +282,7 @@ fn is_audited(route: &str) -> bool {
 }
 
 /// The client's id if it may stand in a header, a log and a problem; else a new one.
-fn request_id(headers: &HeaderMap) -> HeaderValue {
+pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
     let is_fit = |id: &&HeaderValue| {
         let is_printable = id.as_bytes().iter().all(u8::is_ascii_graphic);
         (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && is_printable
@@ -320,9 +321,7 @@ fn is_update(method: &str, route: &str) -> bool {
 }
 
 fn panicked(panic: Box<dyn Any + Send>) -> Response {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)");
-    tracing::error!(panic = text, "a request met a bug");
+    tracing::error!(panic = panics::text(&*panic), "a request met a bug");
     let detail = "The server met an impossible state; see its log for this request's id.";
     Problem::new(ProblemType::Internal, detail).into_response()
 }

@@ -240,7 +240,7 @@ impl From<Refused> for Problem {
             Refused::Clock(_) => ProblemType::Clock,
             Refused::Overloaded(_) => ProblemType::Overloaded,
             Refused::Quota(_) => ProblemType::OverQuota,
-            Refused::Store(_) => ProblemType::StoreRefused,
+            Refused::Store(_) | Refused::Unacked => ProblemType::StoreRefused,
             Refused::Deadline(_) => ProblemType::Unsent,
             Refused::Stopping => ProblemType::Stopping,
         };
@@ -267,6 +267,7 @@ impl From<ReadError> for Problem {
                 let detail = format!("{error}; ask again in a second");
                 Problem::new(ProblemType::Overloaded, sentence(&detail))
             }
+            ReadError::Bug => Problem::new(ProblemType::Internal, sentence(&error.to_string())),
             ReadError::Row { key, error } => {
                 let detail = format!("The key {key} can't be read: {error}.");
                 Problem::new(of_row(&error), detail)
@@ -279,7 +280,7 @@ impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Problem {
         let kind = match &error {
             StoreError::Unavailable(_) => ProblemType::StoreUnavailable,
-            StoreError::TooManyRows(_) => ProblemType::TooManyRows,
+            StoreError::TooManyRows { .. } => ProblemType::TooManyRows,
             StoreError::Corrupt(_) => ProblemType::Corrupt,
         };
         Problem::new(kind, sentence(&error.to_string()))
@@ -293,6 +294,7 @@ impl From<FoldFailure> for Problem {
             FoldFailure::Paused(_) => ProblemType::FoldPaused,
             FoldFailure::Busy => ProblemType::FoldBusy,
             FoldFailure::Write(_) => ProblemType::FoldUnknown,
+            FoldFailure::Bug(_) => ProblemType::Internal,
             FoldFailure::Blocked { key, error } => {
                 let kind = match &error {
                     FoldError::Row(error) => of_row(error),
@@ -329,7 +331,7 @@ mod tests {
     use super::*;
     use orderfree_core::crdt::{Kind, MergeError};
     use orderfree_core::protocol::clock::ClockError;
-    use orderfree_core::protocol::{Cut, Key, Name};
+    use orderfree_core::protocol::{Key, Name};
     use std::time::Duration;
 
     fn kind_of(problem: impl Into<Problem>) -> (ProblemType, Option<NotAcked>) {
@@ -371,7 +373,7 @@ mod tests {
         let store = |error| kind_of(ReadError::Store(error)).0;
         let down = StoreError::Unavailable("down".to_owned());
         assert_eq!(store(down), ProblemType::StoreUnavailable);
-        assert_eq!(store(StoreError::TooManyRows(Cut { limit: 9 })), ProblemType::TooManyRows);
+        assert_eq!(store(StoreError::TooManyRows { limit: 9 }), ProblemType::TooManyRows);
         assert_eq!(store(StoreError::Corrupt("x".to_owned())), ProblemType::Corrupt);
         assert_eq!(kind_of(ReadError::Overloaded("too much")).0, ProblemType::Overloaded);
         let name = Name::new("g").expect("name");

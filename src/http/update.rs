@@ -26,7 +26,8 @@ use crate::policy::Verb;
 pub(super) enum Outcome {
     /// Stored at the write consistency level.
     Acked,
-    /// In memory, as `?ack=memory` asked: lost only if the pod dies within about a second.
+    /// In memory, as `?ack=memory` asked. It is lost if the pod dies before the next write of its key,
+    /// and may be lost if the store leaves the outcome of that write open until the mutator expires.
     Accepted,
     /// Certainly not counted.
     Refused,
@@ -45,6 +46,11 @@ pub(super) struct UpdateView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     timestamp: Option<i64>,
+    /// With `?return=value`, for kinds whose last writer wins: true if the value is not what was set,
+    /// because a write with a later time is there. It may be older: pods' clocks may differ, by twice
+    /// the clock offset limit at most. Send the value's `timestamp` as `after` to win against it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    superseded: bool,
     /// With `?return=value`: what a read after the acknowledgement answered.
     #[serde(flatten)]
     #[schema(value_type = MaybeValue)]
@@ -150,18 +156,25 @@ pub(super) async fn update(
     extract::refuse_unsupported(&parts.headers)?;
     let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
     let ops = ops(key.kind, &parts.headers, &body)?;
+    let timed = params.returns_value && key.kind.is_timed();
+    let asked = if timed { ops.clone() } else { Vec::new() };
     let time = app.service.update(&key, ops, params.durability).await?;
     let mut answer = UpdateView {
         outcome: Outcome::of(params.durability),
         key: (&key).into(),
         timestamp: time.map(Timestamp::as_micros),
+        superseded: false,
         value: None,
         read_problem: None,
     };
     if params.returns_value {
         // In a box: all updates would carry the room that few of them need.
         match Box::pin(app.service.read(&key, None)).await {
-            Ok(Some(read)) => answer.value = Some(ValueView::new(&read, &params.ask)),
+            Ok(Some(read)) => {
+                let is_later = |op| time.is_some_and(|time| read.state.supersedes(op, time));
+                answer.superseded = asked.iter().any(is_later);
+                answer.value = Some(ValueView::new(&read, &params.ask));
+            }
             Ok(None) => {
                 let detail = "The replicas that answered have not seen the update yet; read again.";
                 answer.read_problem = Some(Problem::new(ProblemType::KeyAbsent, detail));

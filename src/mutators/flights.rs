@@ -9,6 +9,7 @@ use super::board::{Board, Queue};
 use super::slots::Slot;
 use super::{BACKOFF, Mutators, Turn};
 use crate::sync::{MutexGuard, Ordering, PoisonError, sleep, timeout, yield_now};
+use crate::tasks::Task;
 
 impl Mutators {
     /// Has a mutator wait for a flight.
@@ -21,7 +22,7 @@ impl Mutators {
 
     /// Sends out a flight that the board has called.
     fn call(self: &Arc<Self>, queue: Queue) {
-        self.flushers.spawn("flight", Arc::clone(self).fly(queue));
+        self.flushers.spawn(Task::Flight, Arc::clone(self).fly(queue));
     }
 
     fn queues(&self) -> MutexGuard<'_, Board> {
@@ -108,7 +109,7 @@ impl Mutators {
 
     fn try_later(self: &Arc<Self>, slot: Arc<Slot>) {
         let this = Arc::clone(self);
-        self.flushers.spawn("try later", async move {
+        self.flushers.spawn(Task::Retry, async move {
             let backoff = {
                 let mut state = slot.lock();
                 let backoff = state.backoff;
@@ -148,10 +149,10 @@ impl Mutators {
                 }
                 Begin::Dead => {
                     self.waiting.fetch_sub(queued, Ordering::Relaxed);
-                    let orphans = self.bury(&mut state);
+                    let orphans = self.bury(&slot, &mut state);
                     drop(state);
                     let this = Arc::clone(self);
-                    self.flushers.spawn("adopt", async move {
+                    self.flushers.spawn(Task::Handover, async move {
                         this.adopt(&slot, orphans).await;
                         this.rest();
                     });

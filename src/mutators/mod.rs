@@ -24,8 +24,8 @@ use std::time::Duration;
 use orderfree_core::crdt::{Op, OpError};
 use orderfree_core::protocol::hybrid::HybridClock;
 use orderfree_core::protocol::{
-    Accepted, Constants, Durability, Finished, Key, Mutator, Now, Refusal, Ticket, Timestamp,
-    WriteOutcome, weight,
+    Accepted, Constants, Durability, Estate, Finished, Key, Mutator, Now, Refusal, Rejected,
+    Ticket, Timestamp, WriteOutcome, weight,
 };
 
 use crate::chance::Chance;
@@ -115,20 +115,22 @@ impl Mutators {
         mutators_max: usize,
         policies: Policies,
     ) -> Arc<Mutators> {
+        // Two honest clocks differ by twice the offset limit.
+        let hybrid = HybridClock::new(2 * constants.clock_offset_max(), store.latest_stamp());
+        let flushers = Tasks::counting(metrics.panics.clone());
         Arc::new(Mutators {
             slots: Slots::new(mutators_max),
             gate,
             constants,
             metrics,
             chance,
-            flushers: Tasks::new(),
+            flushers,
             board: Mutex::new(Board::new(store.flights())),
             typical: Typical::default(),
             unwritten: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
-            // Two honest clocks differ by twice the offset limit.
-            hybrid: Mutex::new(HybridClock::new(2 * constants.clock_offset_max())),
+            hybrid: Mutex::new(hybrid),
             policies,
             store,
         })
@@ -185,6 +187,11 @@ impl Mutators {
     #[must_use]
     pub fn flushing(&self) -> usize {
         self.unwritten.load(Ordering::SeqCst)
+    }
+
+    /// Ready once a task has ended that nothing is written without, with one sentence about it.
+    pub async fn failed(&self) -> &str {
+        self.flushers.failed().await
     }
 
     /// Takes no more ops and writes what there is. Returns how many mutators could not be written
@@ -258,6 +265,9 @@ impl Mutators {
             op.stamp(time);
             last = Some(time);
         }
+        if let Some(last) = last {
+            self.store.note_stamp(last);
+        }
         Ok(last)
     }
 
@@ -304,6 +314,7 @@ impl Mutators {
                     return Ok(Some(Waiting { slot, batch, ticket }));
                 }
                 Err(Refusal::Op(error)) => return Err(error.into()),
+                Err(Refusal::Unacked) => return Err(Refused::Unacked),
                 Err(Refusal::QueueFull) => {
                     return Err(Refused::Overloaded("too many updates of this key waiting"));
                 }
@@ -380,7 +391,7 @@ impl Mutators {
         match state.mutator.withdraw(ticket) {
             Some(rejected) => {
                 self.waiting.fetch_sub(queued - state.mutator.queued(), Ordering::Relaxed);
-                state.open.reject(rejected);
+                self.reject(&slot, &state, rejected);
                 Err(Refused::Deadline(budget).into())
             }
             None => match batch.rejection(ticket) {
@@ -419,7 +430,7 @@ impl Mutators {
                 // if some only fitted on top of it.
                 self.waiting.fetch_add(state.mutator.queued(), Ordering::Relaxed);
                 self.waiting.fetch_sub(queued, Ordering::Relaxed);
-                state.open.reject(rejected);
+                self.reject(slot, &state, rejected);
             }
             Finished::Unknown(reason) => {
                 self.metrics.count_store_error("write_unknown");
@@ -437,8 +448,23 @@ impl Mutators {
         if state.flushing { Turn::Again } else { Turn::Rest }
     }
 
-    /// Ends a mutator whose lease is over. Returns what it answered from memory and never sent.
-    fn bury(&self, state: &mut SlotState) -> Vec<Vec<Op>> {
+    /// Tells those who wait that their ops can't be applied any more, and counts what nobody waits for.
+    fn reject(&self, slot: &Slot, state: &SlotState, rejected: Vec<Rejected>) {
+        let lost = rejected.iter().filter(|list| list.was_answered);
+        if let Some(first) = lost.clone().next() {
+            self.lost(&slot.key, lost.count(), &first.error.to_string());
+        }
+        state.open.reject(rejected);
+    }
+
+    /// Counts op lists that were answered from memory and are lost.
+    fn lost(&self, key: &Key, lists: usize, why: &str) {
+        self.metrics.memory_lost.inc_by(lists as u64);
+        tracing::error!(%key, lists, why, "updates that were answered from memory are lost");
+    }
+
+    /// Ends a mutator whose lease is over. Returns what its successor inherits.
+    fn bury(&self, slot: &Slot, state: &mut SlotState) -> Vec<Vec<Op>> {
         let reason = "the writer's lease was over before the store acknowledged";
         for batch in state.sent.drain(..) {
             batch.resolve(Verdict::Unknown(reason.into()));
@@ -446,7 +472,11 @@ impl Mutators {
         state.open.resolve(Verdict::Refused(Refused::Store(reason.into())));
         self.metrics.unresolved_deaths.inc_by(u64::from(state.mutator.is_unresolved()));
         (state.retired, state.flushing) = (true, false);
-        state.mutator.bury()
+        let Estate { inherited, lost } = state.mutator.bury();
+        if lost > 0 {
+            self.lost(&slot.key, lost, "their write was never acknowledged; they may be stored");
+        }
+        inherited
     }
 
     /// Gives a dead mutator's orphaned ops to its successor, however long the gate is shut or the
@@ -460,8 +490,7 @@ impl Mutators {
         for ops in orphans {
             while let Err(error) = admit(ops.clone()) {
                 if matches!(error, Refused::Op(_)) {
-                    self.metrics.memory_lost.inc();
-                    tracing::error!(%key, %error, "ops answered from memory are lost");
+                    self.lost(key, 1, &error.to_string());
                     break;
                 }
                 sleep(BACKOFF.1).await;

@@ -37,6 +37,12 @@ pub enum Refused {
     /// The store took no write.
     #[error("the store took no write: {0}")]
     Store(String),
+    /// It was to be answered from memory, while no write of the key is acknowledged.
+    #[error(
+        "no write of this key was acknowledged for over a second, so nothing is answered from memory; \
+         send the update again later, or without ack=memory"
+    )]
+    Unacked,
     /// The update waited for its turn until its time was over, and was never sent.
     #[error("the update waited {0:?} for its turn and was taken out unsent; send it again")]
     Deadline(Duration),
@@ -53,7 +59,7 @@ impl Refused {
             Refused::Clock(_) => "clock",
             Refused::Overloaded(_) => "limit",
             Refused::Quota(_) => "quota",
-            Refused::Store(_) => "store",
+            Refused::Store(_) | Refused::Unacked => "store",
             Refused::Deadline(_) => "unsent",
             Refused::Stopping => "stopping",
         }

@@ -98,7 +98,7 @@ impl Batch {
 
     pub(super) fn rejection(&self, ticket: Ticket) -> Option<OpError> {
         let rejections = self.rejections();
-        rejections.iter().find(|(of, _)| *of == ticket).map(|(_, error)| error.clone())
+        rejections.iter().find(|list| list.ticket == ticket).map(|list| list.error.clone())
     }
 
     /// The outcome of one list of the batch.

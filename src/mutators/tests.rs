@@ -93,7 +93,7 @@ fn key(name: &str) -> Key {
 }
 
 fn total(write: &ShardWrite) -> i128 {
-    let state = decode_shard(Kind::Counter, write.state()).expect("own bytes");
+    let state = decode_shard(write.seal(), Kind::Counter, write.state()).expect("own bytes");
     Counter::try_from(state).expect("a counter").total()
 }
 

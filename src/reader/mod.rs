@@ -28,7 +28,7 @@ use crate::limits;
 use crate::metrics::Metrics;
 use crate::room::Room;
 use crate::store::{Store, StoreError};
-use crate::tasks::Tasks;
+use crate::tasks::{Task, Tasks, panic_point};
 use asked::Asked;
 use values::Values;
 
@@ -79,6 +79,9 @@ pub enum ReadError {
     /// This pod reads as much as it can.
     #[error("{0}")]
     Overloaded(&'static str),
+    /// The read panicked.
+    #[error("the read of the key met a bug; the log of this pod has its reason")]
+    Bug,
     /// A row of the key can't be decoded or merged.
     #[error("{key}: {error}")]
     Row {
@@ -115,7 +118,8 @@ impl Reader {
     ) -> Reader {
         let fences = Mutex::new(limits::cache(limits::FENCES_MAX));
         let asked = Mutex::new(limits::cache(limits::RECENT_MAX));
-        let (tasks, values) = (Tasks::new(), Values::default());
+        let tasks = Tasks::counting(metrics.panics.clone());
+        let values = Values::default();
         Reader { store, gate, folder, constants, metrics, fences, tasks, asked, values }
     }
 
@@ -124,9 +128,6 @@ impl Reader {
     ///
     /// # Errors
     /// [`ReadError`]; never a partial value.
-    ///
-    /// # Panics
-    /// If the read met a bug, as it would without being shared.
     pub async fn read(
         self: &Arc<Self>,
         key: &Key,
@@ -142,7 +143,7 @@ impl Reader {
         let oldest = max_staleness.map(|span| self.gate.now().boot.saturating_sub(span));
         let call = || {
             let answer = Arc::clone(self).answer(Arc::clone(&asked), key.clone(), level);
-            self.tasks.spawn("read", answer);
+            self.tasks.spawn(Task::Read, answer);
         };
         let asking = asked.ask(oldest, call);
         let (said, from) = match key.kind.about().is_small() {
@@ -153,7 +154,7 @@ impl Reader {
                 .map_err(|_| ReadError::Overloaded("the key is asked for too often"))?,
         };
         self.metrics.count_read(from);
-        said.expect("a read panicked; its reason is in the log")
+        said.unwrap_or(Err(ReadError::Bug))
     }
 
     /// Waits for the reads that are out, but not for longer than `within`.
@@ -198,8 +199,8 @@ impl Reader {
         let slice = self.store.read_key(key, after, level).await;
         if let Err(error) = &slice {
             self.metrics.count_store_error(error.class());
-            if let StoreError::TooManyRows(cut) = error {
-                self.folder.nominate(Nomination { key: key.clone(), rows: cut.limit });
+            if let StoreError::TooManyRows { limit } = error {
+                self.folder.nominate(Nomination { key: key.clone(), rows: *limit });
             }
         }
         Ok(slice?)
@@ -221,6 +222,7 @@ impl Reader {
     }
 
     async fn fetch(&self, asked: &Asking, key: &Key, level: Level) -> Said {
+        panic_point(Task::Read);
         let (as_of, until) = (self.gate.now().wall, Instant::now() + limits::READ_TIME_MAX);
         let cached = lock(&self.fences).get(key).copied();
         // Where the replicas that answer are older than the cached fence, start at the oldest row.
@@ -244,7 +246,7 @@ impl Reader {
 
     fn assemble(&self, key: &Key, slice: &WholeSlice) -> Result<Answer, ReadError> {
         let now = self.gate.now().wall;
-        read::assemble(key.kind, slice, now, &self.constants).map_err(|error| {
+        read::assemble(key, slice, now, &self.constants).map_err(|error| {
             self.metrics.undecodable.inc();
             tracing::error!(%key, %error, "a key can't be read");
             ReadError::Row { key: key.clone(), error }

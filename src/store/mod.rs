@@ -19,10 +19,10 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
-use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::group::{self, BadRows, Chunk};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{
-    Cut, FullRead, Key, Name, Now, Row, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
+    BadSlice, FullRead, Key, Name, Now, Row, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
 };
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -37,11 +37,32 @@ pub enum StoreError {
     #[error("the store can't answer now: {0}")]
     Unavailable(String),
     /// The key has more rows than the limit: a partial sum would be a wrong sum.
-    #[error(transparent)]
-    TooManyRows(#[from] Cut),
+    #[error("the key has more than {limit} rows")]
+    TooManyRows {
+        /// The limit.
+        limit: usize,
+    },
     /// A row or an answer breaks a rule that every row must keep.
     #[error("the store returned what it must not: {0}")]
     Corrupt(String),
+}
+
+impl From<BadSlice> for StoreError {
+    fn from(error: BadSlice) -> StoreError {
+        match error {
+            BadSlice::Cut { limit } => StoreError::TooManyRows { limit },
+            BadSlice::Disordered { .. } => StoreError::Corrupt(error.to_string()),
+        }
+    }
+}
+
+impl From<BadRows> for StoreError {
+    fn from(error: BadRows) -> StoreError {
+        match error {
+            BadRows::Slice(error) => error.into(),
+            BadRows::Name(_) => StoreError::Corrupt(error.to_string()),
+        }
+    }
 }
 
 impl StoreError {
@@ -50,7 +71,7 @@ impl StoreError {
     pub fn class(&self) -> &'static str {
         match self {
             StoreError::Unavailable(_) => "unavailable",
-            StoreError::TooManyRows(_) => "too_many_rows",
+            StoreError::TooManyRows { .. } => "too_many_rows",
             StoreError::Corrupt(_) => "corrupt",
         }
     }
@@ -231,6 +252,15 @@ pub trait Store: Send + Sync + 'static {
 
     /// The worst measured clock offset, in µs; none where there is no second clock.
     fn clock_offset_us(&self) -> Option<i64>;
+
+    /// The latest time by which a last writer won here, as far as this store remembers it: times of
+    /// this process begin after it.
+    fn latest_stamp(&self) -> Timestamp {
+        Timestamp::from_micros(0)
+    }
+
+    /// Notes such a time before it is written.
+    fn note_stamp(&self, _: Timestamp) {}
 
     /// Why the store can't go on without a restart, if so.
     fn failure(&self) -> Option<String> {

@@ -11,9 +11,9 @@ use orderfree::clock::Clock;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, schema};
 use orderfree::store::{Flights, Store};
 use orderfree_core::crdt::Counter;
-use orderfree_core::crdt::envelope::decode_shard;
+use orderfree_core::crdt::envelope::{KeySeal, decode_shard};
 use orderfree_core::protocol::consistency::Levels;
-use orderfree_core::protocol::{Constants, Key};
+use orderfree_core::protocol::{Constants, Key, MutatorId, Timestamp};
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
@@ -271,7 +271,10 @@ impl Coordinators {
     pub(crate) async fn of(config: &CassandraConfig) -> Coordinators {
         let session = session(config).await;
         let columns = "kind = ? AND grp = ? AND name = ?";
-        let cql = format!("SELECT state FROM {}.shards WHERE {columns}", config.keyspace);
+        let cql = format!(
+            "SELECT expires_at, mutator_id, state FROM {}.shards WHERE {columns}",
+            config.keyspace
+        );
         Coordinators { session, cql }
     }
 
@@ -285,10 +288,13 @@ impl Coordinators {
         let place = (key.kind.name(), key.group.as_str(), key.name.as_str());
         let result = self.session.query_unpaged(statement, place).await.expect("an answer");
         let rows = result.into_rows_result().expect("rows");
-        rows.rows::<(Vec<u8>,)>()
+        rows.rows::<(i64, Uuid, Vec<u8>)>()
             .expect("states")
             .map(|row| {
-                let state = decode_shard(key.kind, &row.expect("a state").0).expect("decodable");
+                let (expires_us, id, bytes) = row.expect("a row");
+                let (expires_at, id) = (Timestamp::from_micros(expires_us), MutatorId::new(id));
+                let seal = KeySeal::of(key).row(expires_at, id);
+                let state = decode_shard(seal, key.kind, &bytes).expect("decodable");
                 Counter::try_from(state).expect("a counter").total()
             })
             .sum()

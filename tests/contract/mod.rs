@@ -168,7 +168,7 @@ impl Subject {
     pub(crate) async fn reading(&self, key: &Key, after: Option<Timestamp>) -> Option<Reading> {
         let slice = self.store.read_key(key, after, self.store.levels().read).await;
         let slice = slice.expect("a slice");
-        match assemble(key.kind, &slice, self.now().wall, &self.constants).expect("decodable") {
+        match assemble(key, &slice, self.now().wall, &self.constants).expect("decodable") {
             Answer::Value(reading) => Some(reading),
             Answer::Absent => None,
             Answer::ReadAgain => panic!("the tally is older than the fence {after:?}"),

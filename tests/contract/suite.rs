@@ -7,13 +7,11 @@ use futures::stream::{self, StreamExt};
 use orderfree::limits::{GROUP_CHUNK_ROWS, READ_ROWS_MAX};
 use orderfree::store::{Pause, StoreError, SweepPart};
 use orderfree_core::crdt::Kind;
-use orderfree_core::crdt::envelope::{decode_shard, decode_tally};
+use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::protocol::group::{From, Then};
-use orderfree_core::protocol::read::{Answer, assemble};
+use orderfree_core::protocol::read::{Answer, RowReader, assemble};
 use orderfree_core::protocol::sweep::Nomination;
-use orderfree_core::protocol::{
-    Key, Mutator, MutatorId, Name, Now, ShardWrite, Timestamp, WriteOutcome,
-};
+use orderfree_core::protocol::{Key, Mutator, MutatorId, Name, Now, Timestamp, WriteOutcome};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
@@ -141,8 +139,9 @@ pub(crate) async fn greater_bytes_win_a_tie_of_timestamps(subject: Subject) {
         for write in &writes {
             subject.write(write).await;
         }
-        let greater = writes.iter().map(ShardWrite::state).max().expect("two");
-        let state = decode_shard(Kind::Counter, greater).expect("own bytes");
+        let greater = writes.iter().max_by_key(|write| write.state()).expect("two");
+        let state = decode_shard(greater.seal(), Kind::Counter, greater.state());
+        let state = state.expect("own bytes");
         assert_eq!(subject.total(&key).await, Some(total_of(&state)), "{text}");
     }
 }
@@ -192,7 +191,7 @@ pub(crate) async fn more_rows_than_a_read_takes_are_an_error(subject: Subject) {
     subject.write_all(writes).await;
     let level = subject.store.levels().read;
     let error = subject.store.read_key(&key, None, level).await.expect_err("one too many");
-    assert!(matches!(error, StoreError::TooManyRows(_)), "{error}");
+    assert!(matches!(error, StoreError::TooManyRows { .. }), "{error}");
     // Behind the oldest row there are exactly as many as a read takes.
     let slice = subject.store.read_key(&key, Some(oldest), level).await.expect("whole");
     assert_eq!(slice.len(), READ_ROWS_MAX);
@@ -306,7 +305,7 @@ pub(crate) async fn two_folders_at_once_are_as_one(subject: Subject) {
     let read = subject.store.read_for_fold(&key).await.expect("a full read");
     assert_eq!(read.slice().len(), 1);
     let tally = read.slice().tally().expect("a tally");
-    let (fence, state) = decode_tally(Kind::Counter, &tally.state).expect("own bytes");
+    let (fence, state) = RowReader::of(&key).tally(tally).expect("own bytes");
     assert_eq!((fence, total_of(&state)), (second.fence(), 111));
 }
 
@@ -340,7 +339,9 @@ async fn read_group(subject: &Subject, group: &Name) -> (Vec<(String, i128)>, us
         let chunk = chunk.expect("a chunk");
         chunks += 1;
         for (name, slice) in &chunk.keys {
-            let answer = assemble(Kind::Counter, slice, now, &subject.constants);
+            let key = Key { kind: Kind::Counter, group: group.clone(), name: name.clone() };
+            let slice = slice.as_ref().expect("in order");
+            let answer = assemble(&key, slice, now, &subject.constants);
             match answer.expect("decodable") {
                 Answer::Value(reading) => {
                     totals.push((name.to_string(), total_of(&reading.state)));

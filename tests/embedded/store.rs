@@ -13,14 +13,15 @@ use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree::store::{Store, StoreError, SweepPart};
-use orderfree_core::crdt::envelope::encode_shard;
+use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::sweep::Nomination;
-use orderfree_core::protocol::{Key, Mutator, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Key, Mutator, MutatorId, Timestamp, WriteOutcome};
 use redb::Database;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use crate::crash_disk::CrashDisk;
 use crate::world::{TurnedClock, constants, counter, key, mutator, value, write};
@@ -50,10 +51,13 @@ impl Forged {
         let file = Database::create(&forged.path).expect("opened");
         let transaction = file.begin_write().expect("begun");
         let mut table = transaction.open_table(SHARDS).expect("there");
-        let state = encode_shard(&counter(1), 1);
         for (name, expires_in_us, id) in rows {
             let expires_us = forged.clock.now().wall.as_micros().saturating_add(expires_in_us);
             let descending = !(expires_us.cast_unsigned() ^ (1 << 63));
+            let seal = KeySeal::of_parts("counter", "g", &name);
+            let mutator_id = MutatorId::new(Uuid::from_u128(id));
+            let seal = seal.row(Timestamp::from_micros(expires_us), mutator_id);
+            let state = encode_shard(seal, &counter(1), 1);
             let row = ("counter", "g", name.as_str(), descending, id);
             table.insert(row, (expires_us - 1, state.as_slice())).expect("inserted");
         }
@@ -171,14 +175,14 @@ async fn a_read_beyond_its_limit_is_an_error_and_never_a_number() {
     let forged = Forged::new(rows).await;
     let store = forged.open();
     let read = store.read_key(&key("n"), None, Level::One).await;
-    assert!(matches!(read, Err(StoreError::TooManyRows(_))), "{read:?}");
+    assert!(matches!(read, Err(StoreError::TooManyRows { .. })), "{read:?}");
     let full = store.read_for_fold(&key("n")).await.expect("within the fold's limit");
     assert_eq!(full.slice().len(), READ_ROWS_MAX + 1);
     let after = forged.clock.now().wall.shifted(7);
     let rest = store.read_key(&key("n"), Some(after), Level::One).await.expect("no rows");
     assert!(rest.is_empty(), "expiries must be greater");
     let all = store.read_key(&key("n"), Some(after.shifted(-1)), Level::One).await;
-    assert!(matches!(all, Err(StoreError::TooManyRows(_))));
+    assert!(matches!(all, Err(StoreError::TooManyRows { .. })));
 }
 
 #[tokio::test]

@@ -10,7 +10,8 @@ use orderfree_core::protocol::{MutatorId, Timestamp};
 use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
-use super::{folder, targets};
+use super::folder;
+use super::targets::decoders;
 
 /// An input and where it lies.
 struct Seed {
@@ -22,13 +23,14 @@ struct Seed {
 fn seeds() -> Vec<Seed> {
     let of_kind = |&kind: &Kind| {
         let (state, fence) = (state(kind), Timestamp::from_micros(1_700_000_000_000_000));
-        let shard = encode_shard(&state, 1);
-        let payload = targets::decoders::payload_in(&shard).to_vec();
+        let (row, tally) = (decoders::row(kind), decoders::key(kind));
+        let shard = encode_shard(row, &state, 1);
+        let payload = decoders::payload_in(&shard).to_vec();
         [
             ("op", "", kind.about().example_op.as_bytes().to_vec()),
             ("payload", "", payload),
             ("envelope", "-shard", shard),
-            ("envelope", "-tally", encode_tally(&state, fence)),
+            ("envelope", "-tally", encode_tally(tally, &state, fence)),
             ("ndjson", "", stream(kind).into_bytes()),
             ("http", "", requests(kind).into_bytes()),
         ]

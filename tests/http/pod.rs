@@ -25,16 +25,17 @@ use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{
     Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart,
 };
+use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::crdt::item::Item;
-use orderfree_core::crdt::{GSetOp, Kind, Op, State, envelope};
+use orderfree_core::crdt::{GSetOp, Kind, Op, State};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{
-    Constants, Cut, FullRead, Key, MutatorId, Name, Now, Overrides, Row, ShardWrite, Slice,
-    Timestamp, WholeSlice, WriteOutcome,
+    Constants, FullRead, Key, MutatorId, Name, Now, Overrides, Row, ShardWrite, Slice, Timestamp,
+    WholeSlice, WriteOutcome,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -269,7 +270,8 @@ fn huge(key: &Key) -> FullRead {
         set.apply(&Op::GSet(GSetOp::Add { items: items.collect() })).expect("items");
         let mutator_id = MutatorId::new(Uuid::from_u128(id.into()));
         let expires_at = Timestamp::from_micros(1_000_000);
-        Row { expires_at, mutator_id, state: envelope::encode_shard(&set, 1) }
+        let seal = KeySeal::of(key).row(expires_at, mutator_id);
+        Row { expires_at, mutator_id, state: encode_shard(seal, &set, 1) }
     };
     let slice = Slice::new((0..17).map(row).collect(), None, 17);
     FullRead::at_fold_level(key.clone(), slice.whole().expect("whole"))
@@ -283,7 +285,7 @@ impl Faulty {
     fn check_read(&self) -> Result<(), StoreError> {
         match self.fault() {
             Fault::Down => Err(StoreError::Unavailable("no node answers".to_owned())),
-            Fault::TooManyRows => Err(StoreError::TooManyRows(Cut { limit: 10_000 })),
+            Fault::TooManyRows => Err(StoreError::TooManyRows { limit: 10_000 }),
             Fault::Corrupt => Err(StoreError::Corrupt("a row without a key".to_owned())),
             Fault::Panic => panic!("invariant: a test of panics"),
             _ => Ok(()),
@@ -359,7 +361,7 @@ impl Store for Faulty {
         self.check_read()?;
         let mut chunk = self.inner.read_chunk(kind, group, from, level).await?;
         for (name, slice) in &mut chunk.keys {
-            *slice = self.damage(name, slice.clone());
+            *slice = slice.clone().map(|slice| self.damage(name, slice));
         }
         Ok(chunk)
     }

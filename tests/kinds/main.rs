@@ -71,7 +71,7 @@ impl Stage {
     async fn state(&self, key: &Key) -> (State, usize) {
         let slice = self.store.read_key(key, None, Level::Quorum).await.expect("readable");
         let now = SystemClock.now().wall;
-        match assemble(key.kind, &slice, now, &self.config.constants).expect("decodable") {
+        match assemble(key, &slice, now, &self.config.constants).expect("decodable") {
             Answer::Value(reading) => (reading.state, reading.shards),
             other => panic!("{key}: {other:?}"),
         }

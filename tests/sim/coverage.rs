@@ -55,6 +55,7 @@ hazards! {
     ClockSet "a pod's clock was set"
     GateShut "a pod's clock was not trusted"
     Damaged "a row was damaged"
+    Misplaced "a row was found at another mutator's place"
     RowDeletes "a fold deleted row by row"
     Together "several keys were written in one request"
     Hedged "a write was sent again while it was out"

@@ -58,8 +58,7 @@ impl Family {
 
     /// The key with an index.
     pub(crate) fn key(self, at: u8) -> Key {
-        let group = Name::new("group").expect("a name");
-        Key { kind: self.kind(), group, name: name(at) }
+        key_of(self.kind(), at)
     }
 
     /// The op that an odd op of this family takes back.
@@ -194,4 +193,9 @@ mod tests {
             }
         }
     }
+}
+
+/// The key of this name.
+pub(crate) fn key_of(kind: Kind, at: u8) -> Key {
+    Key { kind, group: Name::new("group").expect("a name"), name: name(at) }
 }

@@ -50,6 +50,7 @@ sabotages! {
     Rollback 1_000 "the state is rolled back after an unknown outcome, which is called refused"
     IdReused 1_000 "a mutator's row is used by another"
     UndecodableSkipped 1_000 "a row that can't be decoded is skipped"
+    AddressUnchecked 1_000 "a row's checksum does not cover its address"
     SplitTally 100_000 "the tally lies in two cells"
     PartsTakenForOne 100_000 "an error about several partitions is taken for one about all"
 }

@@ -19,7 +19,7 @@ use orderfree::store::{
     Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart,
 };
 use orderfree_core::crdt::Kind;
-use orderfree_core::crdt::envelope::decode_tally;
+use orderfree_core::crdt::envelope::{KeySeal, decode_tally};
 use orderfree_core::protocol::clock::{self, ClockError, NodeClock, SAMPLE_EVERY, Sample};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
@@ -227,10 +227,9 @@ impl Store for SimStore {
         let range = Range { after, ..Range::key(index(&key.name)) };
         let rows = self.values(range, level, Sabotage::KeyPages).await?;
         let rows: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
-        let fence = rows
-            .first()
-            .filter(|row| row.is_tally())
-            .and_then(|row| decode_tally(key.kind, &row.state).ok().map(|(fence, _)| fence));
+        let fence = rows.first().filter(|row| row.is_tally()).and_then(|row| {
+            decode_tally(KeySeal::of(key), key.kind, &row.state).ok().map(|(fence, _)| fence)
+        });
         if fence < after {
             self.shared.met(Hazard::ReadAgain);
         }
@@ -264,10 +263,10 @@ impl Store for SimStore {
             Ok(named(self.values(range, level, Sabotage::GroupPages).await?))
         };
         let chunk = if self.is(Sabotage::ListedKeys) {
-            let mut chunk = group::split(limited(from.lowest()).await?, limit);
+            let mut chunk = group::split(limited(from.lowest()).await?, limit)?;
             if let (Some((first, _)), Some((last, _))) = (chunk.keys.first(), chunk.keys.last()) {
                 let range = Range::names(index(first), index(last));
-                chunk.keys = group::whole(named(self.rows(range, level).await?));
+                chunk.keys = group::whole(named(self.rows(range, level).await?))?;
             }
             chunk
         } else {

@@ -5,15 +5,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use orderfree_core::crdt::Kind;
-use orderfree_core::crdt::envelope::decode_tally;
-use orderfree_core::protocol::Timestamp;
+use orderfree_core::crdt::envelope::{KeySeal, decode_tally};
 use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::{MutatorId, Timestamp};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
+use uuid::Uuid;
 
 use crate::cluster::{Address, Cell, Mutation, Piece, Range, Replica};
 use crate::coverage::{Hazard, Met};
+use crate::family;
 use crate::machine::{EPOCH_US, Machine, TrueTime, micros};
 use crate::oracle::Oracle;
 use crate::plan::{Plan, Weather};
@@ -334,6 +336,9 @@ impl World {
         else {
             return;
         };
+        if self.dice.random_bool(0.5) {
+            return self.misplace(address);
+        }
         let bit = self.dice.random_range(0..8);
         for node in &mut self.nodes {
             if let Some(cell) = node.disk.rows.get_mut(&address) {
@@ -346,6 +351,22 @@ impl World {
         self.damaged[usize::from(name)] = true;
         self.met(Hazard::Damaged);
         self.log(|| format!("row {} is damaged", place(&address)));
+    }
+}
+
+impl World {
+    /// Flips one bit of a row's mutator on every replica that has it.
+    fn misplace(&mut self, address: Address) {
+        let bit = self.dice.random_range(0..128);
+        let id = MutatorId::new(Uuid::from_u128(address.id.as_uuid().as_u128() ^ (1 << bit)));
+        for node in &mut self.nodes {
+            if let Some(cell) = node.disk.rows.remove(&address) {
+                node.disk.rows.insert(Address { id, ..address }, cell);
+            }
+        }
+        self.damaged[usize::from(address.name)] = true;
+        self.met(Hazard::Misplaced);
+        self.log(|| format!("row {} is misplaced", place(&address)));
     }
 }
 
@@ -368,7 +389,10 @@ pub(crate) fn place(address: &Address) -> String {
 /// A mutation in a line, for people.
 fn describe(mutation: &Mutation) -> String {
     let cell = |(address, cell): &(Address, Cell)| {
-        let tally = |kind: &Kind| decode_tally(*kind, &cell.state).ok();
+        let tally = |kind: &Kind| {
+            let key = KeySeal::of(&family::key_of(*kind, address.name));
+            decode_tally(key, *kind, &cell.state).ok()
+        };
         let fence = Kind::ALL.iter().find_map(tally);
         let fence = fence.map(|(fence, _)| format!(" fence {}", seconds(fence)));
         format!("{} at {}{}", place(address), seconds(cell.timestamp), fence.unwrap_or_default())

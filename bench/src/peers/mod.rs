@@ -155,7 +155,8 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
     println!("http://{}", listener.local_addr()?);
     let listener = Listener {
-        port: listener,
+        port: listener.into(),
+        tasks: orderfree::tasks::Tasks::new(),
         tls: None,
         connections_max: limits::CONNECTIONS_MAX,
         open: node.metrics().connections.clone(),

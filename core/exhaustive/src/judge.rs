@@ -170,10 +170,9 @@ fn read(model: &Small, contents: Contents, after: Option<Timestamp>) -> Seen {
     let believed = if is(Sabotage::CachedFenceTrusted) { None } else { after };
     let slice = Slice::new(contents.query(after, tables), believed, LIMIT);
     let slice = slice.whole().expect("few rows");
-    let kind = tables.key.kind;
     // Of interest only for what a reader tells the folds.
     let now = tables.scope.pod_now(0).wall;
-    let reading = match read::assemble(kind, &slice, now, &tables.constants) {
+    let reading = match read::assemble(&tables.key, &slice, now, &tables.constants) {
         Err(_) => return Seen::Unreadable,
         Ok(read::Answer::ReadAgain) => return Seen::Again,
         Ok(read::Answer::Absent) => {
@@ -183,8 +182,9 @@ fn read(model: &Small, contents: Contents, after: Option<Timestamp>) -> Seen {
     };
     let mut value = total(&reading.state);
     if is(Sabotage::FenceIgnored) {
-        let tally = read::tally(kind, &slice).map_or(0, |tally| total(&tally.expect("decoded").1));
-        let views = read::shards(kind, &slice, now, &tables.constants);
+        let tally =
+            read::tally(&tables.key, &slice).map_or(0, |tally| total(&tally.expect("decoded").1));
+        let views = read::shards(&tables.key, &slice, now, &tables.constants);
         let shards = views.iter().map(|view| total(view.state.as_ref().expect("decoded")));
         value = tally + shards.sum::<i128>();
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use orderfree_core::crdt::envelope;
+use orderfree_core::crdt::envelope::{self, KeySeal};
 use orderfree_core::protocol::fold::{self, Plan};
 use orderfree_core::protocol::{FullRead, Row, Slice};
 use stateright::{Model, Property};
@@ -199,8 +199,9 @@ impl Small {
         if self.is(Sabotage::OlderFence) {
             fence = now.minus(constants.cutoff());
             timestamp = fence.next();
-            let state = envelope::decode_tally(self.tables.key.kind, &tally).expect("a tally").1;
-            tally = envelope::encode_tally(&state, fence);
+            let seal = KeySeal::of(&self.tables.key);
+            let decoded = envelope::decode_tally(seal, self.tables.key.kind, &tally);
+            tally = envelope::encode_tally(seal, &decoded.expect("a tally").1, fence);
         }
         if self.is(Sabotage::LowFoldTimestamp) {
             timestamp = timestamp.minus(constants.lifetime());

@@ -7,7 +7,8 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, RwLock};
 
-use orderfree_core::crdt::{CounterOp, Kind, Op, State, envelope};
+use orderfree_core::crdt::envelope::{self, KeySeal};
+use orderfree_core::crdt::{CounterOp, Kind, Op, State};
 use orderfree_core::protocol::{
     Begin, Constants, Durability, Finished, Key, Mutator, MutatorId, Name, Row, Timestamp,
     WriteOutcome,
@@ -330,8 +331,9 @@ impl Tables {
     /// A tally's fence and total.
     #[must_use]
     pub fn tally(&self, fold: Id) -> (Timestamp, i128) {
-        let (fence, state) =
-            envelope::decode_tally(Kind::Counter, self.bytes(fold)).expect("what a fold wrote");
+        let seal = KeySeal::of(&self.key);
+        let decoded = envelope::decode_tally(seal, Kind::Counter, self.bytes(fold));
+        let (fence, state) = decoded.expect("what a fold wrote");
         (fence, total(&state))
     }
 }

@@ -1,49 +1,143 @@
 //! The envelope: how a state lies in a row's one `state` cell, shards and tallies alike.
 //!
 //! ```text
-//! u8      magic 0xC7
+//! u8      magic 0xCF
 //! varint  kind code
 //! varint  payload format
-//! u8      flags: bit 0 set = tally
+//! u8      flags, below
 //! varint  the tally's fence, or the shard's write number
 //! varint  length of the configuration, then its bytes: the precision as a varint, for kinds with one
 //! varint  length of the payload, then its bytes
-//! u32     CRC-32C (RFC 3720) of everything before, little endian
+//! u32     CRC-32C (RFC 3720) of the row's address and of everything before, little endian
 //! ```
+//!
+//! | flag | set for | what follows the fence or the write number |
+//! | --- | --- | --- |
+//! | bit 0 | a tally | |
+//! | bit 1 | a pack: a shard whose payload holds ops by their ids | |
+//! | bit 2 | a shard born on a key that was reset | varint: the reset's generation |
+//! | bit 3 | the tally of a reset | varint: its generation; varint: for how long it is remembered |
+//! | bit 4 | the tally of a deleted key | |
+//!
+//! Bits 1 to 4 have their places so that ids and resets need no second format. This release writes
+//! none of them, and reads a row with one as [undecodable](DecodeError::Feature).
+//!
+//! The checksum begins with the row's address, which lies outside these bytes: see [`RowSeal`]. So a
+//! row that turns up at another key, expiry or mutator is as undecodable as one with a flipped bit.
 //!
 //! There is no room for fields that an older release could skip: what a reader does not know is
 //! [undecodable](DecodeError), an error for readers and a wall for the fold.
 
 use super::varint::{self, Reader};
 use super::{DecodeError, Kind, State};
-use crate::protocol::Timestamp;
+use crate::protocol::{Key, MutatorId, Timestamp};
 
-const MAGIC: u8 = 0xC7;
+const MAGIC: u8 = 0xCF;
 const FLAG_TALLY: u8 = 0b1;
+/// Flags with a meaning that this release does not act on.
+const FEATURES: [(u8, &str); 4] =
+    [(0b10, "ids"), (0b100, "a reset"), (0b1000, "a reset"), (0b1_0000, "a deletion")];
 const CHECKSUM_BYTES: usize = 4;
+
+/// The beginning of the checksums of a key's rows: CRC-32C of its kind's name, its group and its
+/// name, each after its length as a little-endian u16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeySeal(u32);
+
+/// What the checksum of one row begins with: its [`KeySeal`], continued over the expiry as a
+/// little-endian i64 in µs and the 16 bytes of the mutator's id. A writer keeps it, so that names
+/// are not hashed again at each write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowSeal(u32);
+
+impl KeySeal {
+    /// Of rows that belong to no key yet: those of an export.
+    pub const NOWHERE: KeySeal = KeySeal(0);
+
+    /// Of a key.
+    #[must_use]
+    pub fn of(key: &Key) -> KeySeal {
+        KeySeal::of_parts(key.kind.name(), key.group.as_str(), key.name.as_str())
+    }
+
+    /// Of a key as a store has it, whose kind this release may not know.
+    #[must_use]
+    pub fn of_parts(kind: &str, group: &str, name: &str) -> KeySeal {
+        let seal = [kind, group, name].into_iter().fold(0, |crc, text| {
+            // Names have at most 256 bytes. Where a damaged one has more, any number will do.
+            #[allow(clippy::cast_possible_truncation, reason = "only the lengths of names matter")]
+            let length = (text.len() as u16).to_le_bytes();
+            crc32c::crc32c_append(crc32c::crc32c_append(crc, &length), text.as_bytes())
+        });
+        KeySeal(seal)
+    }
+
+    /// Of one of its rows.
+    #[must_use]
+    pub fn row(self, expires_at: Timestamp, mutator_id: MutatorId) -> RowSeal {
+        let seal = crc32c::crc32c_append(self.0, &expires_at.as_micros().to_le_bytes());
+        RowSeal(crc32c::crc32c_append(seal, mutator_id.as_uuid().as_bytes()))
+    }
+
+    /// Of its tally.
+    #[must_use]
+    pub fn tally(self) -> RowSeal {
+        self.row(Timestamp::NEVER, MutatorId::TALLY)
+    }
+}
+
+impl RowSeal {
+    /// Whether these bytes were written to this row, whatever they mean.
+    ///
+    /// # Errors
+    /// [`DecodeError::Magic`], [`DecodeError::Checksum`] or [`DecodeError::Framing`].
+    pub fn check(self, bytes: &[u8]) -> Result<(), DecodeError> {
+        self.opened(bytes).map(|_| ())
+    }
+
+    /// What lies before the checksum, if it is right.
+    fn opened(self, bytes: &[u8]) -> Result<&[u8], DecodeError> {
+        let magic = *bytes.first().ok_or(DecodeError::Framing { at: 0 })?;
+        if magic != MAGIC {
+            return Err(DecodeError::Magic(magic));
+        }
+        let (body, checksum) = bytes
+            .split_last_chunk::<CHECKSUM_BYTES>()
+            .ok_or(DecodeError::Framing { at: bytes.len() })?;
+        let (stored, computed) = (u32::from_le_bytes(*checksum), self.checksum(body));
+        if stored != computed {
+            return Err(DecodeError::Checksum { stored, computed });
+        }
+        Ok(body)
+    }
+
+    fn checksum(self, body: &[u8]) -> u32 {
+        crc32c::crc32c_append(self.0, body)
+    }
+}
 
 /// Encodes a shard. `write` counts the mutator's writes, from 1.
 #[must_use]
-pub fn encode_shard(state: &State, write: u64) -> Vec<u8> {
-    encode(state, 0, write)
+pub fn encode_shard(seal: RowSeal, state: &State, write: u64) -> Vec<u8> {
+    encode(seal, state, 0, write)
 }
 
-/// Encodes a tally that holds every shard with `expires_at <= fence`.
+/// Encodes the tally of a key, which holds every shard with `expires_at <= fence`.
 ///
 /// # Panics
 /// If `fence` is before 1970: a fence is a wall-clock time less the cutoff.
 #[must_use]
-pub fn encode_tally(state: &State, fence: Timestamp) -> Vec<u8> {
+pub fn encode_tally(key: KeySeal, state: &State, fence: Timestamp) -> Vec<u8> {
     let fence = u64::try_from(fence.as_micros()).expect("invariant: a fence is after 1970");
-    encode(state, FLAG_TALLY, fence)
+    encode(key.tally(), state, FLAG_TALLY, fence)
 }
 
 /// Decodes the state of a shard of a key of kind `expected`.
 ///
 /// # Errors
-/// [`DecodeError`] for anything but the exact bytes that [`encode_shard`] writes.
-pub fn decode_shard(expected: Kind, bytes: &[u8]) -> Result<State, DecodeError> {
-    let (flags, _, state) = decode(expected, bytes)?;
+/// [`DecodeError`] for anything but the exact bytes that [`encode_shard`] writes with this seal.
+pub fn decode_shard(seal: RowSeal, expected: Kind, bytes: &[u8]) -> Result<State, DecodeError> {
+    let (flags, _, state) = decode(seal, expected, bytes)?;
     if flags & FLAG_TALLY != 0 {
         return Err(DecodeError::Role { expected: "shard", found: "tally" });
     }
@@ -54,8 +148,12 @@ pub fn decode_shard(expected: Kind, bytes: &[u8]) -> Result<State, DecodeError> 
 ///
 /// # Errors
 /// [`DecodeError`] for anything but the exact bytes that [`encode_tally`] writes.
-pub fn decode_tally(expected: Kind, bytes: &[u8]) -> Result<(Timestamp, State), DecodeError> {
-    let (flags, fence, state) = decode(expected, bytes)?;
+pub fn decode_tally(
+    key: KeySeal,
+    expected: Kind,
+    bytes: &[u8],
+) -> Result<(Timestamp, State), DecodeError> {
+    let (flags, fence, state) = decode(key.tally(), expected, bytes)?;
     if flags & FLAG_TALLY == 0 {
         return Err(DecodeError::Role { expected: "tally", found: "shard" });
     }
@@ -63,7 +161,7 @@ pub fn decode_tally(expected: Kind, bytes: &[u8]) -> Result<(Timestamp, State), 
     Ok((Timestamp::from_micros(fence), state))
 }
 
-fn encode(state: &State, flags: u8, mark: u64) -> Vec<u8> {
+fn encode(seal: RowSeal, state: &State, flags: u8, mark: u64) -> Vec<u8> {
     let mut payload = Vec::new();
     state.encode_payload(&mut payload);
     let mut out = Vec::with_capacity(payload.len() + 24);
@@ -80,22 +178,12 @@ fn encode(state: &State, flags: u8, mark: u64) -> Vec<u8> {
     out.extend_from_slice(&configuration);
     varint::put(payload.len() as u128, &mut out);
     out.extend_from_slice(&payload);
-    out.extend_from_slice(&crc32c::crc32c(&out).to_le_bytes());
+    out.extend_from_slice(&seal.checksum(&out).to_le_bytes());
     out
 }
 
-fn decode(expected: Kind, bytes: &[u8]) -> Result<(u8, u64, State), DecodeError> {
-    let magic = *bytes.first().ok_or(DecodeError::Framing { at: 0 })?;
-    if magic != MAGIC {
-        return Err(DecodeError::Magic(magic));
-    }
-    let (body, checksum) = bytes
-        .split_last_chunk::<CHECKSUM_BYTES>()
-        .ok_or(DecodeError::Framing { at: bytes.len() })?;
-    let (stored, computed) = (u32::from_le_bytes(*checksum), crc32c::crc32c(body));
-    if stored != computed {
-        return Err(DecodeError::Checksum { stored, computed });
-    }
+fn decode(seal: RowSeal, expected: Kind, bytes: &[u8]) -> Result<(u8, u64, State), DecodeError> {
+    let body = seal.opened(bytes)?;
     let mut at = 1;
     let code = varint::get_u64(body, &mut at)?;
     let kind = Kind::from_code(code).ok_or(DecodeError::Kind(code))?;
@@ -105,6 +193,9 @@ fn decode(expected: Kind, bytes: &[u8]) -> Result<(u8, u64, State), DecodeError>
     let format = varint::get_u64(body, &mut at)?;
     let flags = *body.get(at).ok_or(DecodeError::Framing { at })?;
     at += 1;
+    if let Some((_, feature)) = FEATURES.iter().find(|(flag, _)| flags & flag != 0) {
+        return Err(DecodeError::Feature(feature));
+    }
     if flags & !FLAG_TALLY != 0 {
         return Err(DecodeError::Flags);
     }
@@ -138,32 +229,95 @@ fn decode_precision(kind: Kind, bytes: &[u8]) -> Result<Option<u16>, DecodeError
 mod tests {
     use super::*;
     use crate::crdt::{Counter, Crdt, Distinct};
+    use crate::protocol::Name;
     use proptest::prelude::*;
+    use uuid::Uuid;
+
+    fn key(kind: Kind) -> Key {
+        let name = |text| Name::new(text).expect("a name");
+        Key { kind, group: name("site"), name: name("home") }
+    }
+
+    fn row_of(key: &Key) -> RowSeal {
+        let mutator_id = MutatorId::new(Uuid::from_u128(7));
+        KeySeal::of(key).row(Timestamp::from_micros(9_000_000), mutator_id)
+    }
+
+    fn row() -> RowSeal {
+        row_of(&key(Kind::Counter))
+    }
+
+    fn tally() -> KeySeal {
+        KeySeal::of(&key(Kind::Counter))
+    }
+
+    fn shard_of(bytes: &[u8]) -> Result<State, DecodeError> {
+        decode_shard(row(), Kind::Counter, bytes)
+    }
+
+    fn tally_of(bytes: &[u8]) -> Result<(Timestamp, State), DecodeError> {
+        decode_tally(tally(), Kind::Counter, bytes)
+    }
 
     fn counter(total: i128) -> State {
         State::Counter(Counter::from_total(total))
     }
 
-    /// The first format, kept for ever: a release that can't read these bytes loses data.
+    /// Kept for ever: a release that can't read these bytes loses data.
     #[test]
-    fn golden_bytes_of_format_1() {
-        let shard = encode_shard(&counter(42), 3);
-        let tally = encode_tally(&counter(-42), Timestamp::from_micros(2_000_000));
-        assert_eq!(hex(&shard), "c7010100030001548bf17c38");
-        assert_eq!(hex(&tally), "c701010180897a000153322b7808");
+    fn golden_bytes() {
+        let shard = encode_shard(row(), &counter(42), 3);
+        let tally = encode_tally(tally(), &counter(-42), Timestamp::from_micros(2_000_000));
+        assert_eq!(hex(&shard), "cf01010003000154124fdd1f");
+        assert_eq!(hex(&tally), "cf01010180897a00015386212abd");
     }
 
     #[test]
     fn a_precision_that_the_kind_does_not_have_is_refused() {
-        let distinct = encode_shard(&Distinct::with_precision(4).into(), 1);
+        let seal = row_of(&key(Kind::Distinct));
+        let distinct = encode_shard(seal, &Distinct::with_precision(4).into(), 1);
         let body = distinct.len() - 4;
         // Magic, kind, format, flags, mark, length of the configuration: then the precision.
         for (lg_k, is_there) in [(3, false), (4, true), (15, false)] {
             let mut bytes = distinct[..body].to_vec();
             assert_eq!(std::mem::replace(&mut bytes[6], lg_k), 4);
-            bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
-            let refused = decode_shard(Kind::Distinct, &bytes) == Err(DecodeError::Flags);
+            bytes.extend(seal.checksum(&bytes).to_le_bytes());
+            let refused = decode_shard(seal, Kind::Distinct, &bytes) == Err(DecodeError::Flags);
             assert_eq!(refused, !is_there, "{lg_k}");
+        }
+    }
+
+    /// A row is at home at one address: the same bytes anywhere else are damage.
+    #[test]
+    fn a_row_at_another_address_is_undecodable() {
+        let key = key(Kind::Counter);
+        let (expires_at, id) =
+            (Timestamp::from_micros(9_000_000), MutatorId::new(Uuid::from_u128(7)));
+        let (shard, folded) =
+            (encode_shard(row(), &counter(1), 1), encode_tally(tally(), &counter(1), expires_at));
+        assert_eq!(row().check(&shard), Ok(()));
+        let parts = |kind, group, name| KeySeal::of_parts(kind, group, name);
+        let keys = [
+            parts("sum", "site", "home"),
+            parts("counter", "sitf", "home"),
+            parts("counter", "site", "homf"),
+            parts("counter", "siteh", "ome"),
+            parts("counter", "sit", "ehome"),
+            parts("counter", "home", "site"),
+            KeySeal::NOWHERE,
+        ];
+        let moved = |seal: RowSeal| matches!(seal.check(&shard), Err(DecodeError::Checksum { .. }));
+        for other in keys {
+            assert!(moved(other.row(expires_at, id)), "{other:?}");
+            assert!(decode_tally(other, Kind::Counter, &folded).is_err(), "{other:?}");
+        }
+        for bit in 0..64 {
+            let expires_at = Timestamp::from_micros(expires_at.as_micros() ^ (1 << bit));
+            assert!(moved(KeySeal::of(&key).row(expires_at, id)), "bit {bit} of the expiry");
+        }
+        for bit in 0..128 {
+            let id = MutatorId::new(Uuid::from_u128(7 ^ (1 << bit)));
+            assert!(moved(KeySeal::of(&key).row(expires_at, id)), "bit {bit} of the mutator");
         }
     }
 
@@ -175,27 +329,27 @@ mod tests {
         #[test]
         fn shards_and_tallies_round_trip(total: i128, mark in 0..i64::MAX) {
             let state = counter(total);
-            let shard = encode_shard(&state, mark.cast_unsigned());
-            prop_assert_eq!(decode_shard(Kind::Counter, &shard), Ok(state.clone()));
+            let shard = encode_shard(row(), &state, mark.cast_unsigned());
+            prop_assert_eq!(shard_of(&shard), Ok(state.clone()));
             let fence = Timestamp::from_micros(mark);
-            let tally = encode_tally(&state, fence);
-            prop_assert_eq!(decode_tally(Kind::Counter, &tally), Ok((fence, state)));
-            prop_assert!(decode_shard(Kind::Counter, &tally).is_err());
-            prop_assert!(decode_tally(Kind::Counter, &shard).is_err());
+            let tally = encode_tally(tally(), &state, fence);
+            prop_assert_eq!(tally_of(&tally), Ok((fence, state)));
+            prop_assert!(shard_of(&tally).is_err());
+            prop_assert!(tally_of(&shard).is_err());
         }
 
         #[test]
         fn every_cut_is_detected(total: i128, mark: u64) {
-            let bytes = encode_shard(&counter(total), mark);
+            let bytes = encode_shard(row(), &counter(total), mark);
             for length in 0..bytes.len() {
-                prop_assert!(decode_shard(Kind::Counter, &bytes[..length]).is_err());
+                prop_assert!(shard_of(&bytes[..length]).is_err());
             }
         }
 
         #[test]
         fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-            let _ = decode_shard(Kind::Counter, &bytes);
-            let _ = decode_tally(Kind::Counter, &bytes);
+            let _ = shard_of(&bytes);
+            let _ = tally_of(&bytes);
         }
     }
 
@@ -203,15 +357,21 @@ mod tests {
     #[test]
     fn the_unknown_is_undecodable_and_named() {
         let sealed = |mut body: Vec<u8>| {
-            body.extend_from_slice(&crc32c::crc32c(&body).to_le_bytes());
-            decode_shard(Kind::Counter, &body).expect_err("undecodable")
+            body.extend_from_slice(&row().checksum(&body).to_le_bytes());
+            shard_of(&body).expect_err("undecodable")
         };
-        assert_eq!(sealed(vec![0xC7, 99, 1, 0, 1, 0, 1, 2]), DecodeError::Kind(99));
-        assert_eq!(sealed(vec![0xC7, 1, 9, 0, 1, 0, 1, 2]), DecodeError::Format(9));
-        assert_eq!(sealed(vec![0xC7, 1, 1, 2, 1, 0, 1, 2]), DecodeError::Flags);
-        assert_eq!(sealed(vec![0xC7, 1, 1, 0, 1, 1, 7, 1, 2]), DecodeError::Flags);
-        assert_eq!(sealed(vec![0xC7, 1, 1, 0, 1, 0, 1, 2, 0]), DecodeError::Framing { at: 8 });
-        assert_eq!(sealed(vec![0xC7, 1, 1, 0, 1, 0, 2, 0x80, 0]), DecodeError::NotCanonical);
-        assert_eq!(sealed(vec![0xC8, 1]), DecodeError::Magic(0xC8));
+        assert_eq!(sealed(vec![0xCF, 99, 1, 0, 1, 0, 1, 2]), DecodeError::Kind(99));
+        assert_eq!(sealed(vec![0xCF, 1, 9, 0, 1, 0, 1, 2]), DecodeError::Format(9));
+        assert_eq!(sealed(vec![0xCF, 1, 1, 0x20, 1, 0, 1, 2]), DecodeError::Flags);
+        for (flag, feature) in [(2, "ids"), (4, "a reset"), (8, "a reset"), (16, "a deletion")] {
+            for flags in [flag, flag | FLAG_TALLY] {
+                let error = sealed(vec![0xCF, 1, 1, flags, 1, 9, 0, 1, 2]);
+                assert!(error == DecodeError::Feature(feature) && error.may_be_newer());
+            }
+        }
+        assert_eq!(sealed(vec![0xCF, 1, 1, 0, 1, 1, 7, 1, 2]), DecodeError::Flags);
+        assert_eq!(sealed(vec![0xCF, 1, 1, 0, 1, 0, 1, 2, 0]), DecodeError::Framing { at: 8 });
+        assert_eq!(sealed(vec![0xCF, 1, 1, 0, 1, 0, 2, 0x80, 0]), DecodeError::NotCanonical);
+        assert_eq!(sealed(vec![0xC7, 1]), DecodeError::Magic(0xC7));
     }
 }

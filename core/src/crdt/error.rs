@@ -71,7 +71,7 @@ pub enum DecodeError {
     /// The first byte is not the envelope's magic byte.
     #[error("unknown magic byte {0:#04x}")]
     Magic(u8),
-    /// The checksum does not match.
+    /// The checksum does not match: the bytes or the row's address changed.
     #[error("checksum {stored:#010x} stored, {computed:#010x} computed")]
     Checksum {
         /// As stored.
@@ -96,6 +96,9 @@ pub enum DecodeError {
     /// The flags or the configuration hold something unknown in this release.
     #[error("unknown flags or configuration; it may have been written by a newer release")]
     Flags,
+    /// The row uses a feature of the format that this release does not have.
+    #[error("it holds {0}, which only a newer release understands")]
+    Feature(&'static str),
     /// A tally's bytes in a shard's row, or the reverse.
     #[error("a {found} stored where a {expected} belongs")]
     Role {
@@ -113,6 +116,12 @@ impl DecodeError {
     /// Whether a newer release may have written it, which decodes it.
     #[must_use]
     pub fn may_be_newer(&self) -> bool {
-        matches!(self, DecodeError::Kind(_) | DecodeError::Format(_) | DecodeError::Flags)
+        matches!(
+            self,
+            DecodeError::Kind(_)
+                | DecodeError::Format(_)
+                | DecodeError::Flags
+                | DecodeError::Feature(_)
+        )
     }
 }

@@ -4,7 +4,8 @@
 
 use uuid::Uuid;
 
-use super::{Crdt, Dot, Effect, Kind, Op, OpError, State, envelope};
+use super::envelope::{self, KeySeal};
+use super::{Crdt, Dot, Effect, Kind, Op, OpError, State};
 use crate::protocol::fold::{self, Plan};
 use crate::protocol::{
     Constants, FullRead, Key, MutatorId, Name, Overrides, Row, Slice, Timestamp,
@@ -58,15 +59,17 @@ pub(super) fn check_bit_flips<C: Crdt + Into<State>>(state: C, mark: u64) {
     let kind = Kind::from_name(C::NAME).expect("a registered kind");
     let state: State = state.into();
     let fence = Timestamp::from_micros((mark >> 1).cast_signed());
+    let (key, (expires_at, id)) = (KeySeal::of(&key(kind)), writer(0));
+    let row = key.row(expires_at, id);
     let (shard, tally) =
-        (envelope::encode_shard(&state, mark), envelope::encode_tally(&state, fence));
-    assert_eq!(envelope::decode_shard(kind, &shard), Ok(state.clone()));
-    assert_eq!(envelope::decode_tally(kind, &tally), Ok((fence, state)));
+        (envelope::encode_shard(row, &state, mark), envelope::encode_tally(key, &state, fence));
+    assert_eq!(envelope::decode_shard(row, kind, &shard), Ok(state.clone()));
+    assert_eq!(envelope::decode_tally(key, kind, &tally), Ok((fence, state)));
     for mut bytes in [shard, tally] {
         for bit in 0..bytes.len() * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(envelope::decode_shard(kind, &bytes).is_err(), "bit {bit} of {bytes:x?}");
-            assert!(envelope::decode_tally(kind, &bytes).is_err(), "bit {bit} of {bytes:x?}");
+            assert!(envelope::decode_shard(row, kind, &bytes).is_err(), "bit {bit} of {bytes:x?}");
+            assert!(envelope::decode_tally(key, kind, &bytes).is_err(), "bit {bit} of {bytes:x?}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
     }
@@ -86,6 +89,12 @@ pub(super) fn check_list<C: Crdt + Into<State>>(state: C, ops: Vec<Op>) {
         }
         (at_once, one_by_one) => panic!("{at_once:?} at once, {one_by_one:?} one by one"),
     }
+}
+
+/// The key of [`folded`].
+fn key(kind: Kind) -> Key {
+    let name = |text| Name::new(text).expect("a name");
+    Key { kind, group: name("group"), name: name("name") }
 }
 
 /// Who writes the shard at this place of [`folded`].
@@ -112,11 +121,8 @@ pub(super) fn assigned<C: Crdt>(index: usize, ops: &[C::Op]) -> Vec<C::Op> {
 /// the store's bytes between, and with the shards of earlier folds coming back as zombies. Returns
 /// the last tally.
 pub(super) fn folded<C: Crdt + Into<State>>(shards: &[C], cuts: &[bool], zombies: bool) -> Vec<u8> {
-    let key = Key {
-        kind: Kind::from_name(C::NAME).expect("a registered kind"),
-        group: Name::new("group").expect("a name"),
-        name: Name::new("name").expect("a name"),
-    };
+    let key = key(Kind::from_name(C::NAME).expect("a registered kind"));
+    let seal = KeySeal::of(&key);
     let constants = Constants::resolve(Overrides::default()).expect("the defaults");
     let mut rows: Vec<Row> = Vec::new();
     let mut tally = Vec::new();
@@ -125,7 +131,11 @@ pub(super) fn folded<C: Crdt + Into<State>>(shards: &[C], cuts: &[bool], zombies
         rows.push(Row {
             expires_at,
             mutator_id,
-            state: envelope::encode_shard(&shard.clone().into(), 1),
+            state: envelope::encode_shard(
+                seal.row(expires_at, mutator_id),
+                &shard.clone().into(),
+                1,
+            ),
         });
         if !cuts[index] && index + 1 < shards.len() {
             continue;

@@ -152,6 +152,18 @@ impl Crdt for LwwSet {
         Ok(())
     }
 
+    fn times(&self) -> Vec<Timestamp> {
+        self.marks.values().map(|mark| mark.time).collect()
+    }
+
+    fn retime(&mut self, new: &dyn Fn(Timestamp) -> Timestamp) {
+        self.marks.values_mut().for_each(|mark| mark.time = new(mark.time));
+    }
+
+    fn supersedes(&self, op: &LwwSetOp, time: Timestamp) -> bool {
+        op.items.iter().filter_map(|item| self.marks.get(item)).any(|mark| mark.time > time)
+    }
+
     fn value(&self, question: &Question) -> Value {
         let items: Vec<&Item> = self.items().collect();
         let is_in = |item| self.marks.get(item).is_some_and(|mark| !mark.is_removed);

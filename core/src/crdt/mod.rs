@@ -263,6 +263,19 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
     /// mutators added and removed, perhaps of another key, is forgotten.
     fn attribute_to(&mut self, _dot: Dot) {}
 
+    /// The times of the changes that it holds, for kinds whose last writer wins.
+    fn times(&self) -> Vec<Timestamp> {
+        Vec::new()
+    }
+
+    /// Replaces each of its times by another. Later ones must stay later.
+    fn retime(&mut self, _new: &dyn Fn(Timestamp) -> Timestamp) {}
+
+    /// Whether it holds a change of what `op` changes that is later than `time`.
+    fn supersedes(&self, _op: &Self::Op, _time: Timestamp) -> bool {
+        false
+    }
+
     /// The state in the format of another library, for kinds that have one.
     fn export(&self) -> Option<Vec<u8>> {
         None

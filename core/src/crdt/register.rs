@@ -141,6 +141,20 @@ impl Crdt for Register {
         Ok(())
     }
 
+    fn times(&self) -> Vec<Timestamp> {
+        self.last.iter().map(|write| write.time).collect()
+    }
+
+    fn retime(&mut self, new: &dyn Fn(Timestamp) -> Timestamp) {
+        if let Some(write) = &mut self.last {
+            write.time = new(write.time);
+        }
+    }
+
+    fn supersedes(&self, _op: &RegisterOp, time: Timestamp) -> bool {
+        self.last.as_ref().is_some_and(|last| last.time > time)
+    }
+
     fn value(&self, _question: &Question) -> Value {
         let time = |write: &Write| Value::Integer(i128::from(write.time.as_micros()));
         let set = self.last.as_ref().and_then(|write| match &write.content {

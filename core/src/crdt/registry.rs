@@ -194,6 +194,23 @@ macro_rules! kinds {
             pub fn attribute_to(&mut self, dot: Dot) {
                 match self { $(State::$variant(state) => state.attribute_to(dot)),+ }
             }
+            /// The times of the changes that it holds; see [`Crdt::times`].
+            #[must_use]
+            pub fn times(&self) -> Vec<Timestamp> {
+                match self { $(State::$variant(state) => state.times()),+ }
+            }
+            /// Replaces each of its times by another; see [`Crdt::retime`].
+            pub fn retime(&mut self, new: &dyn Fn(Timestamp) -> Timestamp) {
+                match self { $(State::$variant(state) => state.retime(new)),+ }
+            }
+            /// Whether it holds a later change than `op` at `time`; see [`Crdt::supersedes`].
+            #[must_use]
+            pub fn supersedes(&self, op: &Op, time: Timestamp) -> bool {
+                match (self, op) {
+                    $((State::$variant(state), Op::$variant(op)) => state.supersedes(op, time),)+
+                    _ => false,
+                }
+            }
             /// The state in the format of another library, for kinds that have one.
             #[must_use]
             pub fn export(&self) -> Option<Vec<u8>> {

@@ -8,7 +8,7 @@
 
 use thiserror::Error;
 
-use super::read::{self, RowError};
+use super::read::{RowError, RowReader};
 use super::{Constants, FullRead, Key, Row, Timestamp};
 use crate::crdt::{State, envelope};
 
@@ -85,8 +85,8 @@ pub fn proves_moved_clock(fence: Timestamp, now: Timestamp, constants: &Constant
 /// # Errors
 /// [`FoldError`]; nothing may be written then.
 pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Plan, FoldError> {
-    let (kind, slice) = (read.key().kind, read.slice());
-    let tally = slice.tally().map(|row| read::decode_tally(kind, row)).transpose()?;
+    let (reader, slice) = (RowReader::of(read.key()), read.slice());
+    let tally = slice.tally().map(|row| reader.tally(row)).transpose()?;
     let before = tally.as_ref().map(|(fence, _)| *fence);
     if let Some(fence) = before.filter(|&fence| proves_moved_clock(fence, now, constants)) {
         return Err(FoldError::ClockMoved { fence });
@@ -105,12 +105,12 @@ pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Pl
     if report.folded == 0 && report.zombies == 0 {
         return Ok(Plan::Nothing(report));
     }
-    let mut state = tally.map_or_else(|| State::identity(kind), |(_, state)| state);
+    let mut state = tally.map_or_else(|| State::identity(read.key().kind), |(_, state)| state);
     for row in slice.shards().filter(is_final) {
-        state.merge(&read::decode_shard(kind, row)?).map_err(RowError::Merge)?;
+        state.merge(&reader.shard(row)?).map_err(RowError::Merge)?;
     }
     state.settle(fence);
-    let tally = envelope::encode_tally(&state, fence);
+    let tally = envelope::encode_tally(reader.seal(), &state, fence);
     if tally.len() > TALLY_BYTES_MAX {
         return Err(FoldError::TooLarge { bytes: tally.len() });
     }

@@ -11,6 +11,9 @@
 //! the limited query only [where it stopped](Then), and reads the rows from the chunk's
 //! [beginning](From::lowest) up to [there](Then::below) again, without a limit.
 
+use thiserror::Error;
+
+use super::row::BadSlice;
 use super::{Name, Row, Slice, WholeSlice};
 
 /// Where a chunk of a group starts, in the order of names' UTF-8 bytes.
@@ -27,10 +30,21 @@ pub enum From {
 /// What a chunk's rows say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
-    /// Complete keys, by ascending name.
-    pub keys: Vec<(Name, WholeSlice)>,
+    /// Complete keys, by ascending name. One whose rows are out of order does not hinder the others.
+    pub keys: Vec<(Name, Result<WholeSlice, BadSlice>)>,
     /// How to go on.
     pub then: Then,
+}
+
+/// Why rows of several keys say nothing about any of them.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum BadRows {
+    /// A name comes twice, after a greater one, or was not asked for: rows of others may be missing.
+    #[error("rows of {0:?} are where they don't belong")]
+    Name(Name),
+    /// The rows of one of the keys.
+    #[error(transparent)]
+    Slice(#[from] BadSlice),
 }
 
 /// How to go on after a chunk.
@@ -71,33 +85,33 @@ impl Then {
 /// Splits a chunk's rows, which are ordered as in the table, into complete keys and the rest. The
 /// query must have asked for `limit` rows.
 ///
+/// # Errors
+/// [`BadRows`] if a name comes twice or after a greater one.
+///
 /// # Panics
-/// If there are more than `limit` rows, if `limit` is zero, or if a name comes twice or after a greater
-/// one.
-#[must_use]
-pub fn split(rows: Vec<(Name, Row)>, limit: usize) -> Chunk {
+/// If there are more than `limit` rows, or if `limit` is zero.
+pub fn split(rows: Vec<(Name, Row)>, limit: usize) -> Result<Chunk, BadRows> {
     assert!(rows.len() <= limit && limit > 0, "invariant: a store honours the limit");
     let full = rows.len() == limit;
-    let mut keys = by_name(rows);
+    let mut keys = by_name(rows)?;
     let cut = if full { keys.pop() } else { None };
     let then = match cut {
         None => Then::End,
         Some((name, _)) if keys.is_empty() => Then::Key(name),
         Some((name, _)) => Then::Chunk(name),
     };
-    Chunk { keys: keys.into_iter().map(whole_key).collect(), then }
+    Ok(Chunk { keys: keys.into_iter().map(whole_key).collect(), then })
 }
 
 /// The complete keys of an answer that no limit could cut, its rows ordered as in the table.
 ///
-/// # Panics
-/// If a name comes twice or after a greater one.
-#[must_use]
-pub fn whole(rows: Vec<(Name, Row)>) -> Vec<(Name, WholeSlice)> {
-    by_name(rows).into_iter().map(whole_key).collect()
+/// # Errors
+/// [`BadRows`] if a name comes twice or after a greater one.
+pub fn whole(rows: Vec<(Name, Row)>) -> Result<Vec<(Name, Result<WholeSlice, BadSlice>)>, BadRows> {
+    Ok(by_name(rows)?.into_iter().map(whole_key).collect())
 }
 
-fn by_name(rows: Vec<(Name, Row)>) -> Vec<(Name, Vec<Row>)> {
+fn by_name(rows: Vec<(Name, Row)>) -> Result<Vec<(Name, Vec<Row>)>, BadRows> {
     let mut keys: Vec<(Name, Vec<Row>)> = Vec::new();
     for (name, row) in rows {
         match keys.last_mut() {
@@ -105,15 +119,15 @@ fn by_name(rows: Vec<(Name, Row)>) -> Vec<(Name, Vec<Row>)> {
             _ => keys.push((name, vec![row])),
         }
     }
-    let is_ordered = keys.is_sorted_by(|(before, _), (behind, _)| before < behind);
-    assert!(is_ordered, "invariant: names come in ascending order, the rows of each together");
-    keys
+    match keys.windows(2).find(|pair| pair[0].0 >= pair[1].0) {
+        Some(pair) => Err(BadRows::Name(pair[1].0.clone())),
+        None => Ok(keys),
+    }
 }
 
-fn whole_key((name, rows): (Name, Vec<Row>)) -> (Name, WholeSlice) {
+fn whole_key((name, rows): (Name, Vec<Row>)) -> (Name, Result<WholeSlice, BadSlice>) {
     let limit = rows.len();
-    let slice = Slice::new(rows, None, limit).whole();
-    (name, slice.expect("invariant: as many rows as there are"))
+    (name, Slice::new(rows, None, limit).whole())
 }
 
 #[cfg(test)]
@@ -141,27 +155,38 @@ mod tests {
     }
 
     fn sizes(chunk: &Chunk) -> Vec<(String, usize)> {
-        chunk.keys.iter().map(|(name, slice)| (name.to_string(), slice.len())).collect()
+        let size = |slice: &Result<WholeSlice, _>| slice.as_ref().expect("in order").len();
+        chunk.keys.iter().map(|(name, slice)| (name.to_string(), size(slice))).collect()
     }
 
     #[test]
     fn a_chunk_below_its_limit_ends_the_group() {
-        let chunk = split(rows(&[("a", 2), ("b", 1)]), 4);
+        let chunk = split(rows(&[("a", 2), ("b", 1)]), 4).expect("in order");
         assert_eq!(sizes(&chunk), [("a".into(), 2), ("b".into(), 1)]);
         assert_eq!(chunk.then, Then::End);
-        assert_eq!(split(vec![], 4).then, Then::End);
-        assert_eq!(whole(rows(&[("a", 2), ("b", 1)])), chunk.keys);
+        assert_eq!(split(vec![], 4).expect("no rows").then, Then::End);
+        assert_eq!(whole(rows(&[("a", 2), ("b", 1)])), Ok(chunk.keys));
     }
 
     #[test]
-    #[should_panic(expected = "invariant: names come in ascending order")]
-    fn a_name_that_comes_twice_is_a_bug() {
-        let _ = whole(rows(&[("a", 1), ("b", 1), ("a", 1)]));
+    fn a_name_that_comes_twice_spoils_the_chunk() {
+        let twice = rows(&[("a", 1), ("b", 1), ("a", 1)]);
+        assert_eq!(whole(twice.clone()), Err(BadRows::Name(name("a"))));
+        assert_eq!(split(twice, 4), Err(BadRows::Name(name("a"))));
+    }
+
+    #[test]
+    fn a_key_whose_rows_are_out_of_order_hinders_no_other() {
+        let mut rows = rows(&[("a", 2), ("b", 2)]);
+        rows.swap(0, 1);
+        let chunk = split(rows, 5).expect("the names are in order");
+        assert!(matches!(chunk.keys[0].1, Err(BadSlice::Disordered { .. })));
+        assert_eq!(chunk.keys[1].1.as_ref().map(WholeSlice::len), Ok(2));
     }
 
     #[test]
     fn a_full_chunk_drops_its_last_name_and_starts_again_at_it() {
-        let chunk = split(rows(&[("a", 2), ("b", 2)]), 4);
+        let chunk = split(rows(&[("a", 2), ("b", 2)]), 4).expect("in order");
         assert_eq!(sizes(&chunk), [("a".into(), 2)]);
         assert_eq!(chunk.then, Then::Chunk(name("b")));
         assert_eq!(chunk.then.below(), Some(&name("b")));
@@ -169,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_full_chunk_of_one_name_reads_that_key_alone() {
-        let chunk = split(rows(&[("a", 4)]), 4);
+        let chunk = split(rows(&[("a", 4)]), 4).expect("in order");
         assert_eq!((sizes(&chunk), chunk.then.below()), (vec![], Some(&name("a"))));
         assert_eq!(chunk.then, Then::Key(name("a")));
     }

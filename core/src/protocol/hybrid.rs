@@ -33,11 +33,11 @@ pub struct Ahead {
 }
 
 impl HybridClock {
-    /// A clock that follows seen times at most `ahead_max` beyond the wall clock. Two pods within
-    /// the clock offset limit ε of true time differ by 2ε.
+    /// A clock that follows seen times at most `ahead_max` beyond the wall clock, and whose times are
+    /// later than `last`. Two pods within the clock offset limit ε of true time differ by 2ε.
     #[must_use]
-    pub fn new(ahead_max: Duration) -> HybridClock {
-        HybridClock { last: Timestamp::from_micros(0), ahead_max }
+    pub fn new(ahead_max: Duration, last: Timestamp) -> HybridClock {
+        HybridClock { last, ahead_max }
     }
 
     /// The next time: after every earlier one, after `after`, and not before the wall clock.
@@ -65,9 +65,17 @@ mod tests {
         Timestamp::from_micros(micros)
     }
 
+    const BEGINNING: Timestamp = Timestamp::from_micros(0);
+
+    #[test]
+    fn a_new_clock_goes_on_where_another_one_ended() {
+        let mut clock = HybridClock::new(Duration::from_micros(100), at(1_080));
+        assert_eq!(clock.tick(at(1_000), None), Ok(at(1_081)));
+    }
+
     #[test]
     fn time_follows_the_wall_and_never_stands_still() {
-        let mut clock = HybridClock::new(Duration::from_micros(100));
+        let mut clock = HybridClock::new(Duration::from_micros(100), BEGINNING);
         let walls = [10, 10, 5, 12, 50];
         let times: Vec<_> = walls.iter().map(|wall| clock.tick(at(*wall), None)).collect();
         assert_eq!(times, [10, 11, 12, 13, 50].map(|time| Ok(at(time))));
@@ -76,8 +84,8 @@ mod tests {
     #[test]
     fn a_client_that_hops_between_pods_is_never_behind_itself() {
         let (mut ahead, mut behind) = (
-            HybridClock::new(Duration::from_micros(100)),
-            HybridClock::new(Duration::from_micros(100)),
+            HybridClock::new(Duration::from_micros(100), BEGINNING),
+            HybridClock::new(Duration::from_micros(100), BEGINNING),
         );
         let seen = ahead.tick(at(1_080), None).expect("a time");
         let next = behind.tick(at(1_000), Some(seen)).expect("a time");
@@ -87,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_time_from_the_future_is_refused_and_moves_nothing() {
-        let mut clock = HybridClock::new(Duration::from_micros(100));
+        let mut clock = HybridClock::new(Duration::from_micros(100), BEGINNING);
         let error = clock.tick(at(1_000), Some(at(1_101))).expect_err("too far ahead");
         assert_eq!(error.ahead, Duration::from_micros(101));
         assert_eq!(clock.tick(at(1_000), Some(at(1_100))), Ok(at(1_101)));

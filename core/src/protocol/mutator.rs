@@ -15,18 +15,24 @@
 //! Maxima and sketches can't be subtracted, so undoing means replaying the ops that wait on the
 //! state from before the flight.
 
+use std::time::Duration;
+
 use super::{Constants, Key, Lease, MutatorId, Now, Timestamp};
-use crate::crdt::envelope::encode_shard;
+use crate::crdt::envelope::{KeySeal, RowSeal, encode_shard};
 use crate::crdt::{Dot, Effect, Op, OpError, State};
 
 /// Most op lists that wait for one mutator's next write; a further one is refused.
 pub const QUEUE_MAX: usize = 65_536;
+
+/// For how long a mutator answers from memory while no write of it was acknowledged.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The mutator of one key; see the module documentation.
 #[derive(Debug)]
 pub struct Mutator {
     key: Key,
     id: MutatorId,
+    seal: RowSeal,
     lease: Lease,
     /// Every op that was sent and not certainly refused.
     settled: State,
@@ -39,6 +45,10 @@ pub struct Mutator {
     flight: Option<Flight>,
     /// `settled` holds ops that no write has acknowledged.
     unresolved: bool,
+    /// What was answered from memory and is unresolved.
+    unsure: Vec<Entry>,
+    /// When the first write was begun since one was last acknowledged, by the boot-time clock.
+    unacked_since: Option<Duration>,
     /// At least one write was acknowledged.
     persisted: bool,
     next_ticket: u64,
@@ -58,8 +68,8 @@ struct Entry {
 #[derive(Debug)]
 struct Flight {
     state: State,
-    /// The entries that were answered before they were stored: if the flight is refused they wait
-    /// again, instead of being lost.
+    /// The entries that were answered from memory. If the write is refused they wait again, and if
+    /// its outcome is unknown they are unsure.
     kept: Vec<Entry>,
 }
 
@@ -72,7 +82,8 @@ pub struct Ticket(u64);
 pub enum Durability {
     /// After the store acknowledged a write that holds the op.
     Stored,
-    /// At once: the op is lost only if the pod dies before the next write.
+    /// At once. The op is lost if the pod dies before its write, or if the outcome of that write is
+    /// unknown until the lease ends and the kind counts what is added twice as two.
     Memory,
 }
 
@@ -92,6 +103,8 @@ pub enum Refusal {
     Draining(Vec<Op>),
     /// [`QUEUE_MAX`] op lists wait already.
     QueueFull,
+    /// No write was acknowledged for [`MEMORY_PATIENCE`], so nothing is answered from memory.
+    Unacked,
     /// One of the ops can't be applied.
     Op(OpError),
 }
@@ -115,7 +128,7 @@ pub enum Begin {
     /// Send this, then call [`Mutator::finish_write`].
     Write(ShardWrite),
     /// The lease is over: no further write may be sent. What is unresolved stays unknown; take what
-    /// was never sent by [`Mutator::bury`].
+    /// the successor inherits by [`Mutator::bury`].
     Dead,
 }
 
@@ -131,7 +144,25 @@ pub enum WriteOutcome {
 }
 
 /// An accepted op list that could not be applied again when the ops before it were undone.
-pub type Rejected = (Ticket, OpError);
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rejected {
+    /// Names the list.
+    pub ticket: Ticket,
+    /// Why it can't be applied.
+    pub error: OpError,
+    /// Whether its client was answered already: then it is lost.
+    pub was_answered: bool,
+}
+
+/// What a dead mutator leaves of the op lists that were answered from memory.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Estate {
+    /// For its successor: never sent, or of a kind where twice is once.
+    pub inherited: Vec<Vec<Op>>,
+    /// Op lists that were sent and never acknowledged. If they are not stored, they are lost: to add
+    /// them again could count them twice.
+    pub lost: usize,
+}
 
 /// What a finished write means for the ops that went with it, and for unresolved earlier ones.
 #[derive(Debug, Clone, PartialEq)]
@@ -168,17 +199,21 @@ impl Mutator {
         now: Now,
         constants: &Constants,
     ) -> Mutator {
-        let empty = State::new(key.kind, precision);
+        let (empty, lease) = (State::new(key.kind, precision), Lease::begin(now, constants));
+        let seal = KeySeal::of(&key).row(lease.expires_at(), id);
         Mutator {
             key,
             id,
-            lease: Lease::begin(now, constants),
+            seal,
+            lease,
             settled: empty.clone(),
             head: empty,
             queue: Vec::new(),
             queued: 0,
             flight: None,
             unresolved: false,
+            unsure: Vec::new(),
+            unacked_since: None,
             persisted: false,
             next_ticket: 0,
             dots: 0,
@@ -233,6 +268,10 @@ impl Mutator {
         if self.queue.len() >= QUEUE_MAX {
             return Err(Refusal::QueueFull);
         }
+        let is_late = |since: Duration| now.boot.saturating_sub(since) > MEMORY_PATIENCE;
+        if durability == Durability::Memory && self.unacked_since.is_some_and(is_late) {
+            return Err(Refusal::Unacked);
+        }
         let (expires_at, mutator_id, dots) = (self.lease.expires_at(), self.id, &mut self.dots);
         let mut next_dot = || {
             *dots += 1;
@@ -263,6 +302,7 @@ impl Mutator {
             return Begin::Dead;
         }
         self.last_timestamp = Some(timestamp);
+        self.unacked_since.get_or_insert(now.boot);
         self.writes += 1;
         self.queued = 0;
         let kept = self.queue.drain(..).filter(|entry| entry.durability == Durability::Memory);
@@ -272,7 +312,7 @@ impl Mutator {
             expires_at: self.lease.expires_at(),
             mutator_id: self.id,
             timestamp,
-            state: encode_shard(&self.head, self.writes),
+            state: encode_shard(self.seal, &self.head, self.writes),
         })
     }
 
@@ -287,11 +327,18 @@ impl Mutator {
                 self.settled = flight.state;
                 self.persisted = true;
                 self.unresolved = !self.lease.ack_stands(now);
-                if self.unresolved { Finished::TooLate } else { Finished::Acked }
+                if self.unresolved {
+                    self.unsure.extend(flight.kept);
+                    return Finished::TooLate;
+                }
+                self.unsure.clear();
+                self.unacked_since = None;
+                Finished::Acked
             }
             WriteOutcome::Unknown(reason) => {
                 self.settled = flight.state;
                 self.unresolved = true;
+                self.unsure.extend(flight.kept);
                 Finished::Unknown(reason)
             }
             WriteOutcome::Refused(reason) => {
@@ -309,16 +356,19 @@ impl Mutator {
         Some(self.replay())
     }
 
-    /// Ends a dead mutator and hands over the op lists that were answered from memory and never
-    /// sent, for its successor.
-    pub fn bury(&mut self) -> Vec<Vec<Op>> {
+    /// Ends a dead mutator and says what becomes of the op lists that were answered from memory.
+    pub fn bury(&mut self) -> Estate {
         self.head = self.settled.clone();
         self.queued = 0;
-        let queue = self.queue.drain(..);
-        queue
-            .filter(|entry| entry.durability == Durability::Memory)
-            .map(|entry| entry.ops)
-            .collect()
+        let unsure = std::mem::take(&mut self.unsure);
+        let (again, lost) = match self.key.kind.about().is_idempotent {
+            true => (unsure, 0),
+            false => (Vec::new(), unsure.len()),
+        };
+        let never_sent = self.queue.drain(..);
+        let never_sent = never_sent.filter(|entry| entry.durability == Durability::Memory);
+        let inherited = again.into_iter().chain(never_sent).map(|entry| entry.ops).collect();
+        Estate { inherited, lost }
     }
 
     /// Builds the head anew from what was sent and the queue, dropping what no longer applies.
@@ -331,7 +381,8 @@ impl Mutator {
         self.queue.retain(|entry| match head.apply_all(&entry.ops) {
             Ok(_) => true,
             Err(error) => {
-                rejected.push((entry.ticket, error));
+                let was_answered = entry.durability == Durability::Memory;
+                rejected.push(Rejected { ticket: entry.ticket, error, was_answered });
                 false
             }
         });
@@ -375,6 +426,12 @@ impl ShardWrite {
     #[must_use]
     pub fn timestamp(&self) -> Timestamp {
         self.timestamp
+    }
+
+    /// What the checksum of the envelope begins with.
+    #[must_use]
+    pub fn seal(&self) -> RowSeal {
+        KeySeal::of(&self.key).row(self.expires_at, self.mutator_id)
     }
 
     /// The envelope.

@@ -5,8 +5,9 @@
 
 use thiserror::Error;
 
-use super::{Constants, MutatorId, Phase, Row, Timestamp, WholeSlice};
-use crate::crdt::{DecodeError, Kind, MergeError, State, envelope};
+use super::{Constants, Key, MutatorId, Phase, Row, Timestamp, WholeSlice};
+use crate::crdt::envelope::{self, KeySeal};
+use crate::crdt::{DecodeError, Kind, MergeError, State};
 
 /// What a slice says about its key.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,12 +59,13 @@ pub enum RowError {
 /// # Errors
 /// [`RowError`] if any row above the fence, or the tally, can't be decoded or merged.
 pub fn assemble(
-    kind: Kind,
+    key: &Key,
     slice: &WholeSlice,
     now: Timestamp,
     constants: &Constants,
 ) -> Result<Answer, RowError> {
-    let tally = slice.tally().map(|row| decode_tally(kind, row)).transpose()?;
+    let reader = RowReader::of(key);
+    let tally = slice.tally().map(|row| reader.tally(row)).transpose()?;
     let fence = tally.as_ref().map(|(fence, _)| *fence);
     // None < Some: an absent tally is older than any.
     if fence < slice.after() {
@@ -72,14 +74,14 @@ pub fn assemble(
     if slice.is_empty() {
         return Ok(Answer::Absent);
     }
-    let state = tally.map_or_else(|| State::identity(kind), |(_, state)| state);
+    let state = tally.map_or_else(|| State::identity(key.kind), |(_, state)| state);
     let mut reading = Reading { state, fence, shards: 0, final_shards: 0, zombies: 0 };
     for row in slice.shards() {
         if Some(row.expires_at) <= fence {
             reading.zombies += 1;
             continue;
         }
-        reading.state.merge(&decode_shard(kind, row)?)?;
+        reading.state.merge(&reader.shard(row)?)?;
         reading.shards += 1;
         if Phase::of(row.expires_at, now, constants) == Phase::Final {
             reading.final_shards += 1;
@@ -105,39 +107,65 @@ pub struct ShardView {
 
 /// The tally's fence and state, or why it can't be decoded; none if there is no tally.
 #[must_use]
-pub fn tally(kind: Kind, slice: &WholeSlice) -> Option<Result<(Timestamp, State), RowError>> {
-    slice.tally().map(|row| decode_tally(kind, row))
+pub fn tally(key: &Key, slice: &WholeSlice) -> Option<Result<(Timestamp, State), RowError>> {
+    slice.tally().map(|row| RowReader::of(key).tally(row))
 }
 
 /// Every shard of a slice, in canonical order.
 #[must_use]
 pub fn shards(
-    kind: Kind,
+    key: &Key,
     slice: &WholeSlice,
     now: Timestamp,
     constants: &Constants,
 ) -> Vec<ShardView> {
-    let fence = tally(kind, slice).and_then(Result::ok).map(|(fence, _)| fence);
+    let fence = tally(key, slice).and_then(Result::ok).map(|(fence, _)| fence);
+    let reader = RowReader::of(key);
     let view = |row: &Row| ShardView {
         expires_at: row.expires_at,
         mutator_id: row.mutator_id,
         phase: Phase::of(row.expires_at, now, constants),
         is_zombie: Some(row.expires_at) <= fence,
-        state: decode_shard(kind, row),
+        state: reader.shard(row),
     };
     slice.shards().map(view).collect()
 }
 
-pub(super) fn decode_tally(kind: Kind, row: &Row) -> Result<(Timestamp, State), RowError> {
-    envelope::decode_tally(kind, &row.state).map_err(|error| undecodable(row, error))
+/// Decodes the rows of one key.
+#[derive(Debug, Clone, Copy)]
+pub struct RowReader {
+    kind: Kind,
+    seal: KeySeal,
 }
 
-/// Decodes a shard's row.
-///
-/// # Errors
-/// [`RowError::Undecodable`].
-pub fn decode_shard(kind: Kind, row: &Row) -> Result<State, RowError> {
-    envelope::decode_shard(kind, &row.state).map_err(|error| undecodable(row, error))
+impl RowReader {
+    /// For the rows of this key.
+    #[must_use]
+    pub fn of(key: &Key) -> RowReader {
+        RowReader { kind: key.kind, seal: KeySeal::of(key) }
+    }
+
+    pub(super) fn seal(self) -> KeySeal {
+        self.seal
+    }
+
+    /// The fence and the state of the tally.
+    ///
+    /// # Errors
+    /// [`RowError::Undecodable`].
+    pub fn tally(self, row: &Row) -> Result<(Timestamp, State), RowError> {
+        envelope::decode_tally(self.seal, self.kind, &row.state)
+            .map_err(|error| undecodable(row, error))
+    }
+
+    /// The state of a shard.
+    ///
+    /// # Errors
+    /// [`RowError::Undecodable`].
+    pub fn shard(self, row: &Row) -> Result<State, RowError> {
+        envelope::decode_shard(self.seal.row(row.expires_at, row.mutator_id), self.kind, &row.state)
+            .map_err(|error| undecodable(row, error))
+    }
 }
 
 fn undecodable(row: &Row, error: DecodeError) -> RowError {
@@ -148,32 +176,40 @@ fn undecodable(row: &Row, error: DecodeError) -> RowError {
 mod tests {
     use super::*;
     use crate::crdt::Counter;
-    use crate::protocol::{Overrides, Slice};
+    use crate::protocol::{Name, Overrides, Slice};
     use uuid::Uuid;
+
+    fn key() -> Key {
+        let name = |text| Name::new(text).expect("a name");
+        Key { kind: Kind::Counter, group: name("g"), name: name("n") }
+    }
 
     fn tally(fence: i64, total: i128) -> Row {
         let state = State::Counter(Counter::from_total(total));
         Row {
             expires_at: Timestamp::NEVER,
             mutator_id: MutatorId::TALLY,
-            state: envelope::encode_tally(&state, Timestamp::from_micros(fence)),
+            state: envelope::encode_tally(
+                KeySeal::of(&key()),
+                &state,
+                Timestamp::from_micros(fence),
+            ),
         }
     }
 
     fn shard(expires_at: i64, total: i128) -> Row {
         let state = State::Counter(Counter::from_total(total));
-        Row {
-            expires_at: Timestamp::from_micros(expires_at),
-            mutator_id: MutatorId::new(Uuid::from_u128(1)),
-            state: envelope::encode_shard(&state, 1),
-        }
+        let expires_at = Timestamp::from_micros(expires_at);
+        let mutator_id = MutatorId::new(Uuid::from_u128(1));
+        let seal = KeySeal::of(&key()).row(expires_at, mutator_id);
+        Row { expires_at, mutator_id, state: envelope::encode_shard(seal, &state, 1) }
     }
 
     fn read(rows: Vec<Row>, after: Option<i64>) -> Result<Answer, RowError> {
         let slice = Slice::new(rows, after.map(Timestamp::from_micros), 100).whole().unwrap();
         let constants = Constants::resolve(Overrides::default()).unwrap();
         let now = Timestamp::from_micros(1000).plus(constants.cutoff());
-        assemble(Kind::Counter, &slice, now, &constants)
+        assemble(&key(), &slice, now, &constants)
     }
 
     fn value(rows: Vec<Row>, after: Option<i64>) -> Reading {
@@ -217,10 +253,10 @@ mod tests {
         let slice = Slice::new(rows, None, 100).whole().expect("whole");
         let total = |total| State::Counter(Counter::from_total(total));
         let fence = Timestamp::from_micros(500);
-        assert_eq!(super::tally(Kind::Counter, &slice), Some(Ok((fence, total(100)))));
+        assert_eq!(super::tally(&key(), &slice), Some(Ok((fence, total(100)))));
         let constants = Constants::resolve(Overrides::default()).expect("defaults");
         let now = Timestamp::from_micros(1000).plus(constants.cutoff());
-        let shown: Vec<_> = shards(Kind::Counter, &slice, now, &constants)
+        let shown: Vec<_> = shards(&key(), &slice, now, &constants)
             .into_iter()
             .map(|view| (view.expires_at.as_micros(), view.phase, view.is_zombie, view.state.ok()))
             .collect();
@@ -232,7 +268,7 @@ mod tests {
         ];
         assert_eq!(shown, expected);
         let without = Slice::new(vec![shard(900, 1)], None, 100).whole().expect("whole");
-        assert_eq!(super::tally(Kind::Counter, &without), None);
+        assert_eq!(super::tally(&key(), &without), None);
     }
 
     #[test]

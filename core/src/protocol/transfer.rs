@@ -12,12 +12,16 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::{Key, MutatorId, Now, ShardWrite, Timestamp};
-use crate::crdt::{DecodeError, Dot, State, envelope};
+use crate::crdt::envelope::{self, KeySeal};
+use crate::crdt::{DecodeError, Dot, State};
 
 /// See the [module documentation](self).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parcel {
     write: ShardWrite,
+    /// The state as it travels: sealed for its row, but for no key, so that a line may be imported
+    /// under another name.
+    packed: Vec<u8>,
 }
 
 /// Why something is no parcel.
@@ -26,19 +30,25 @@ pub enum ParcelError {
     /// Its state is damaged, or of a newer release.
     #[error("its state can't be decoded: {0}")]
     State(#[from] DecodeError),
-    /// Its times or its id can't be those of a mutator.
-    #[error("its id or its times are none of a parcel's")]
+    /// Its times can't be those of a mutator.
+    #[error(
+        "its times are none of a parcel's: it must be written after 1970 and expire after that"
+    )]
     Impossible,
+    /// Rows are ordered by their ids, and stores agree on the order of random ones only.
+    #[error("its id {0} is no random UUID (version 4); export it again")]
+    Id(MutatorId),
     /// Its state speaks of other mutators than its own.
     #[error("its state was not packed for an import")]
     NotPacked,
 }
 
 impl Parcel {
-    /// Packs a state that may be delivered for a while. Each one needs an id that was never used.
+    /// Packs a state that may be delivered for a while. Each one needs a random id that was never
+    /// used.
     ///
     /// # Panics
-    /// If the id is the tally's.
+    /// If the id is not random.
     #[must_use]
     pub fn pack(
         key: Key,
@@ -50,12 +60,11 @@ impl Parcel {
         let expires_at = now.plus(valid_for);
         let mut state = state.clone();
         state.attribute_to(Parcel::dot(id, expires_at));
-        let bytes = envelope::encode_shard(&state, 1);
-        let parcel = Parcel::check(key, id, expires_at, now, bytes);
-        parcel.expect("invariant: a fresh id, and an expiry behind the packing")
+        let parcel = Parcel::check(key, id, expires_at, now, &state);
+        parcel.expect("invariant: a random id, and an expiry after the packing")
     }
 
-    /// A parcel that arrives.
+    /// A parcel that arrives, with the bytes of its [`Parcel::packed`] state.
     ///
     /// # Errors
     /// [`ParcelError`] if it can't be delivered to any key.
@@ -64,15 +73,16 @@ impl Parcel {
         id: MutatorId,
         expires_at: Timestamp,
         written_at: Timestamp,
-        bytes: Vec<u8>,
+        packed: &[u8],
     ) -> Result<Parcel, ParcelError> {
-        let state = envelope::decode_shard(key.kind, &bytes)?;
-        let mut packed = state.clone();
-        packed.attribute_to(Parcel::dot(id, expires_at));
-        if packed != state {
+        let seal = KeySeal::NOWHERE.row(expires_at, id);
+        let state = envelope::decode_shard(seal, key.kind, packed)?;
+        let mut attributed = state.clone();
+        attributed.attribute_to(Parcel::dot(id, expires_at));
+        if attributed != state {
             return Err(ParcelError::NotPacked);
         }
-        Parcel::check(key, id, expires_at, written_at, bytes).ok_or(ParcelError::Impossible)
+        Parcel::check(key, id, expires_at, written_at, &state)
     }
 
     /// Of all that it holds.
@@ -85,14 +95,27 @@ impl Parcel {
         id: MutatorId,
         expires_at: Timestamp,
         written_at: Timestamp,
-        bytes: Vec<u8>,
-    ) -> Option<Parcel> {
-        let is_possible = id != MutatorId::TALLY
-            && expires_at < Timestamp::NEVER
+        state: &State,
+    ) -> Result<Parcel, ParcelError> {
+        if !id.is_random() {
+            return Err(ParcelError::Id(id));
+        }
+        let is_possible = expires_at < Timestamp::NEVER
             && Timestamp::from_micros(0) < written_at
             && written_at < expires_at;
+        if !is_possible {
+            return Err(ParcelError::Impossible);
+        }
+        let packed = envelope::encode_shard(KeySeal::NOWHERE.row(expires_at, id), state, 1);
+        let bytes = envelope::encode_shard(KeySeal::of(&key).row(expires_at, id), state, 1);
         let write = ShardWrite::fixed(key, expires_at, id, written_at, bytes);
-        is_possible.then_some(Parcel { write })
+        Ok(Parcel { write, packed })
+    }
+
+    /// The state as an export carries it.
+    #[must_use]
+    pub fn packed(&self) -> &[u8] {
+        &self.packed
     }
 
     /// What to write, the same each time.
@@ -114,25 +137,32 @@ mod tests {
     use super::*;
     use crate::crdt::{Counter, Kind, Op};
     use crate::protocol::Name;
-    use uuid::Uuid;
+    use uuid::{Builder, Uuid};
 
     fn key() -> Key {
         let name = |text| Name::new(text).expect("a name");
         Key { kind: Kind::Counter, group: name("g"), name: name("n") }
     }
 
+    fn random_id(of: u128) -> MutatorId {
+        MutatorId::new(Builder::from_random_bytes(of.to_be_bytes()).into_uuid())
+    }
+
     const NOW: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 
     #[test]
     fn a_parcel_arrives_as_it_was_packed() {
-        let (id, state) =
-            (MutatorId::new(Uuid::from_u128(7)), State::Counter(Counter::from_total(-5)));
+        let (id, state) = (random_id(7), State::Counter(Counter::from_total(-5)));
         let day = Duration::from_secs(86_400);
         let packed = Parcel::pack(key(), id, &state, NOW, day);
         let write = packed.write();
-        let (expires_at, at, bytes) =
-            (write.expires_at(), write.timestamp(), write.state().to_vec());
+        let (expires_at, at, bytes) = (write.expires_at(), write.timestamp(), packed.packed());
         assert_eq!(Parcel::arrive(key(), id, expires_at, at, bytes), Ok(packed.clone()));
+        let renamed = Key { name: Name::new("m").expect("a name"), ..key() };
+        let moved = Parcel::arrive(renamed.clone(), id, expires_at, at, bytes).expect("a parcel");
+        let seal = KeySeal::of(&renamed).row(expires_at, id);
+        assert_eq!(envelope::decode_shard(seal, Kind::Counter, moved.write().state()), Ok(state));
+        assert_ne!(moved.write().state(), write.state(), "it is sealed for where it went");
         let at = |wall| Now { wall, boot: Duration::ZERO };
         assert!(packed.ack_stands(at(NOW)) && write.may_be_sent(NOW));
         assert!(!packed.ack_stands(at(NOW.plus(day))) && !write.may_be_sent(NOW.plus(day)));
@@ -154,11 +184,12 @@ mod tests {
         here.settle(time(150));
         add(&mut here, "young", 2, 300);
         let key = Key { kind: Kind::OrSet, ..key() };
-        let (id, span) = (MutatorId::new(Uuid::from_u128(3)), Duration::from_micros(800));
+        let (id, span) = (random_id(3), Duration::from_micros(800));
         let parcel = Parcel::pack(key.clone(), id, &here, time(200), span);
         let write = parcel.write();
-        let bytes = write.state().to_vec();
-        let arrived = envelope::decode_shard(Kind::OrSet, &bytes).expect("a state");
+        let nowhere = KeySeal::NOWHERE.row(write.expires_at(), id);
+        let bytes = parcel.packed();
+        let arrived = envelope::decode_shard(nowhere, Kind::OrSet, bytes).expect("a state");
 
         let mut there = State::identity(Kind::OrSet);
         add(&mut there, "there", 4, 90);
@@ -172,33 +203,40 @@ mod tests {
                 "{fence}"
             );
         }
-        let raw = envelope::encode_shard(&here, 1);
-        let unpacked = Parcel::arrive(key.clone(), id, write.expires_at(), time(200), raw);
+        let raw = envelope::encode_shard(nowhere, &here, 1);
+        let unpacked = Parcel::arrive(key.clone(), id, write.expires_at(), time(200), &raw);
         assert_eq!(unpacked, Err(ParcelError::NotPacked));
         assert!(Parcel::arrive(key, id, write.expires_at(), time(200), bytes).is_ok());
     }
 
     #[test]
     fn what_no_mutator_could_have_written_is_refused() {
-        let id = MutatorId::new(Uuid::from_u128(7));
-        let good = envelope::encode_shard(&State::Counter(Counter::from_total(1)), 1);
-        let tally = envelope::encode_tally(&State::Counter(Counter::from_total(1)), NOW);
-        let later = NOW.next();
-        let arrive = |id, expires_at, at, bytes: &[u8]| {
-            Parcel::arrive(key(), id, expires_at, at, bytes.to_vec())
+        let (id, state) = (random_id(7), State::Counter(Counter::from_total(1)));
+        let packed = |id, expires_at| {
+            envelope::encode_shard(KeySeal::NOWHERE.row(expires_at, id), &state, 1)
         };
+        let arrive =
+            |id, expires_at, at, bytes: &[u8]| Parcel::arrive(key(), id, expires_at, at, bytes);
+        let later = NOW.next();
+        let good = packed(id, later);
         assert!(arrive(id, later, NOW, &good).is_ok());
-        for (id, expires_at, at) in [
-            (MutatorId::TALLY, later, NOW),
-            (id, NOW, NOW),
-            (id, Timestamp::NEVER, NOW),
-            (id, later, Timestamp::from_micros(0)),
-            (id, NOW, later),
-        ] {
-            assert_eq!(arrive(id, expires_at, at, &good), Err(ParcelError::Impossible));
+        for (expires_at, at) in
+            [(NOW, NOW), (Timestamp::NEVER, NOW), (later, Timestamp::from_micros(0)), (NOW, later)]
+        {
+            let refused = arrive(id, expires_at, at, &packed(id, expires_at));
+            assert_eq!(refused, Err(ParcelError::Impossible));
         }
-        for bytes in [&good[1..], &tally, b""] {
+        for version in (0..16).filter(|version| *version != 4) {
+            let id = MutatorId::new(Uuid::from_u128(7 | version << 76 | 0b10 << 62));
+            let refused = arrive(id, later, NOW, &packed(id, later));
+            assert_eq!(refused, Err(ParcelError::Id(id)), "version {version}");
+        }
+        let tally = envelope::encode_tally(KeySeal::NOWHERE, &state, NOW);
+        let placed = envelope::encode_shard(KeySeal::of(&key()).row(later, id), &state, 1);
+        for bytes in [&good[1..], &tally, &placed, b""] {
             assert!(matches!(arrive(id, later, NOW, bytes), Err(ParcelError::State(_))));
         }
+        let other_row = arrive(id, later.next(), NOW, &good);
+        assert!(matches!(other_row, Err(ParcelError::State(DecodeError::Checksum { .. }))));
     }
 }

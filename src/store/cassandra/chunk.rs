@@ -2,7 +2,9 @@
 //!
 //! Public because the simulator reads through it as well.
 
-use orderfree_core::protocol::group::{self, Chunk, From};
+use std::convert::From as ConvertsFrom;
+
+use orderfree_core::protocol::group::{self, BadRows, Chunk, From};
 use orderfree_core::protocol::{Name, Row};
 
 /// What a query of a group returns, in the table's order.
@@ -13,15 +15,15 @@ pub type Rows = Vec<(Name, Row)>;
 /// or up to the end: those are the chunk's.
 ///
 /// # Errors
-/// The first that a query gives.
-pub async fn read<E>(
+/// The first that a query gives, or rows that are not in the table's order.
+pub async fn read<E: ConvertsFrom<BadRows>>(
     from: &From,
     limit: usize,
     limited: impl AsyncFnOnce(String) -> Result<Rows, E>,
     range: impl AsyncFnOnce(String, Option<Name>) -> Result<Rows, E>,
 ) -> Result<Chunk, E> {
     let lowest = from.lowest();
-    let then = group::split(limited(lowest.clone()).await?, limit).then;
+    let then = group::split(limited(lowest.clone()).await?, limit)?.then;
     let rows = range(lowest, then.below().cloned()).await?;
-    Ok(Chunk { keys: group::whole(rows), then })
+    Ok(Chunk { keys: group::whole(rows)?, then })
 }

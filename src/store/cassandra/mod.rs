@@ -67,7 +67,7 @@ use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, Swe
 use crate::chance::Chance;
 use crate::clock::Clock;
 use crate::limits::{FOLD_ROWS_MAX, READ_ROWS_MAX, group_chunk_rows};
-use crate::tasks::Tasks;
+use crate::tasks::{Task, Tasks};
 
 /// Into how many token ranges a sweep divides the ring.
 const SWEEP_PARTS: u32 = 256;
@@ -154,7 +154,7 @@ impl CassandraStore {
         sampler.round().await;
         let view = sampler.view();
         let tasks = Tasks::new();
-        tasks.spawn("clock sampler", sampler.run(tasks.clone()));
+        tasks.spawn(Task::ClockSampler, sampler.run(tasks.clone()));
         let coordinators =
             Coordinators::new(Arc::clone(&session), keyspace, local_datacenter.clone());
         Ok(CassandraStore {
@@ -221,6 +221,10 @@ impl Store for CassandraStore {
 
     fn flights(&self) -> Flights {
         self.flights
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.tasks.failure().map(str::to_owned)
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {

@@ -1,29 +1,35 @@
 //! Opening the file: is it ours, of a format that this release knows, and not in use?
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use orderfree_core::protocol::Timestamp;
-use redb::WriteTransaction;
+use redb::backends::FileBackend;
 use redb::{
-    Builder, Database, DatabaseError, ReadableTable, StorageBackend, TableDefinition, TableHandle,
+    Builder, Database, DatabaseError, ReadableDatabase, StorageBackend, TableDefinition,
+    TableHandle, WriteTransaction,
 };
 use thiserror::Error;
 use uuid::Uuid;
 
 use super::guard::Highest;
 use super::rows::SHARDS;
+use super::verify::{self, Contents, Counted, Progress};
 use crate::limits::EMBEDDED_CACHE_BYTES;
+use crate::panics;
 
-/// The layout of the tables. A release opens its own format only.
-const FORMAT: i64 = 1;
+/// The layout of the tables, and of what they hold. A release opens its own format only.
+const FORMAT: i64 = 2;
 
 /// Numbers about the file itself.
 const META: TableDefinition<'static, &'static str, i64> = TableDefinition::new("meta");
 const META_FORMAT: &str = "format";
 const META_WALL: &str = "highest_wall_us";
 const META_FENCE: &str = "highest_fence_us";
+const META_STAMP: &str = "highest_stamp_us";
 
 /// Why a file could not be opened.
 #[derive(Debug, Error)]
@@ -46,9 +52,20 @@ pub enum OpenError {
         /// The file.
         file: String,
     },
-    /// A later release wrote it.
-    #[error("{file} has format {found}, this release knows format {FORMAT}; use a newer release")]
-    NewerFormat {
+    /// The file is empty: somebody else made it, or its content is gone.
+    #[error(
+        "{file} is empty, which no store is; restore it from a backup, or delete it for a new store"
+    )]
+    Empty {
+        /// The file.
+        file: String,
+    },
+    /// Another release wrote it.
+    #[error(
+        "{file} has format {found}, and this release reads format {FORMAT} only; use the release that \
+         wrote it"
+    )]
+    OtherFormat {
         /// The file.
         file: String,
         /// Its format.
@@ -72,9 +89,18 @@ pub enum OpenError {
     },
 }
 
-/// Opens or creates the file.
-pub(super) fn open(path: &Path) -> Result<Database, OpenError> {
+/// A file that was opened and verified.
+pub(super) struct Opened {
+    pub(super) database: Database,
+    pub(super) highest: Highest,
+    pub(super) contents: Contents,
+}
+
+/// Opens or creates the file, and verifies it.
+pub(super) fn open(path: &Path, progress: &Arc<Progress>) -> Result<Opened, OpenError> {
     let file = path.display().to_string();
+    let io_failed =
+        |error: io::Error| OpenError::Io { file: file.clone(), reason: error.to_string() };
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
@@ -82,15 +108,22 @@ pub(super) fn open(path: &Path) -> Result<Database, OpenError> {
     if !folder.is_dir() {
         return Err(OpenError::FolderMissing { file });
     }
-    if !path.exists() {
+    let is_new = !path.exists();
+    if is_new {
         create(path).map_err(|error| failed(&file, error.into()))?;
     }
-    let database = builder(&file).create(path).map_err(|error| failed(&file, error.into()))?;
+    let handle = OpenOptions::new().read(true).write(true).open(path).map_err(io_failed)?;
+    let bytes = handle.metadata().map_err(io_failed)?.len();
+    if bytes == 0 {
+        return Err(OpenError::Empty { file });
+    }
+    progress.begin(path.to_owned(), bytes);
+    let inner = FileBackend::new(handle).map_err(|error| failed(&file, error.into()))?;
+    let opened = open_backend(&file, Counted { inner, progress: Arc::clone(progress) }, progress)?;
     // A new file is not there after a power cut unless its folder was synced as well. Always, since
     // the process that created it may have died before.
-    let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(|error| OpenError::Io { file, reason: error.to_string() })?;
-    Ok(database)
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(io_failed)?;
+    Ok(Opened { contents: Contents { is_new, ..opened.contents }, ..opened })
 }
 
 /// Makes a new file under another name first: a process that dies while redb lays it out would
@@ -110,53 +143,60 @@ fn create(path: &Path) -> Result<(), DatabaseError> {
     made
 }
 
-/// Opens whatever a backend holds.
+/// Opens whatever a backend holds, and verifies it.
 pub(super) fn open_backend(
     file: &str,
     backend: impl StorageBackend,
-) -> Result<Database, OpenError> {
-    builder(file).create_with_backend(backend).map_err(|error| failed(file, error.into()))
+    progress: &Arc<Progress>,
+) -> Result<Opened, OpenError> {
+    let open = || {
+        let repaired = Arc::new(AtomicBool::new(false));
+        let mut database = builder(file, &repaired)
+            .create_with_backend(backend)
+            .map_err(|error| failed(file, error.into()))?;
+        // A repair has looked at every page already.
+        if !repaired.load(Ordering::Relaxed) {
+            verify::pages(&mut database).map_err(|error| failed(file, error.into()))?;
+        }
+        let highest = prepare(file, &database)?;
+        let contents = verify::rows(&database, progress).map_err(|error| failed(file, error))?;
+        Ok(Opened { database, highest, contents })
+    };
+    // Damage makes redb panic in many places. Nothing of it is left: its database is dropped.
+    let opened = verify::telling(progress, || panics::caught(open));
+    opened.unwrap_or_else(|reason| Err(OpenError::Corrupt { file: file.to_owned(), reason }))
 }
 
-fn builder(file: &str) -> Builder {
+fn builder(file: &str, repaired: &Arc<AtomicBool>) -> Builder {
     let mut builder = Builder::new();
-    let file = file.to_owned();
+    let (file, repaired) = (file.to_owned(), Arc::clone(repaired));
     builder.set_cache_size(EMBEDDED_CACHE_BYTES).set_repair_callback(move |repair| {
+        repaired.store(true, Ordering::Relaxed);
         let percent = 100.0 * repair.progress();
         tracing::warn!("{file} was not closed properly; checking it: {percent:.0} %");
     });
     builder
 }
 
-/// Creates the tables of a new file, or checks those of an old one, and notes the time.
-pub(super) fn prepare(
-    file: &str,
-    database: &Database,
-    now: Timestamp,
-) -> Result<Highest, OpenError> {
+/// Creates the tables of a new file, or checks those of an old one. An old file is not written to: it
+/// opens on a full disk as well.
+fn prepare(file: &str, database: &Database) -> Result<Highest, OpenError> {
     let failed = |error| failed(file, error);
-    let transaction = database.begin_write().map_err(|error| failed(error.into()))?;
-    let highest = match read_meta(&transaction).map_err(failed)? {
-        Meta::New => Highest::NONE,
-        Meta::Foreign => return Err(OpenError::NotOrderfree { file: file.to_owned() }),
-        Meta::Known { format: FORMAT, highest } => highest,
-        Meta::Known { format: found, .. } if found > FORMAT => {
-            return Err(OpenError::NewerFormat { file: file.to_owned(), found });
+    match read_meta(database).map_err(failed)? {
+        Meta::New => create_tables(database).map(|()| Highest::NONE).map_err(failed),
+        Meta::Foreign => Err(OpenError::NotOrderfree { file: file.to_owned() }),
+        Meta::Known { format: FORMAT, highest } => Ok(highest),
+        Meta::Known { format: found, .. } => {
+            Err(OpenError::OtherFormat { file: file.to_owned(), found })
         }
-        Meta::Known { format, .. } => {
-            let reason = format!("there never was a format {format}");
-            return Err(OpenError::Corrupt { file: file.to_owned(), reason });
-        }
-    };
-    let highest = Highest { wall: highest.wall.max(now), ..highest };
-    let create = || -> Result<(), redb::Error> {
-        transaction.open_table(META)?.insert(META_FORMAT, FORMAT)?;
-        transaction.open_table(SHARDS)?;
-        write_highest(&transaction, highest)
-    };
-    create().map_err(failed)?;
-    transaction.commit().map_err(|error| failed(error.into()))?;
-    Ok(highest)
+    }
+}
+
+fn create_tables(database: &Database) -> Result<(), redb::Error> {
+    let transaction = database.begin_write()?;
+    transaction.open_table(META)?.insert(META_FORMAT, FORMAT)?;
+    transaction.open_table(SHARDS)?;
+    Ok(transaction.commit()?)
 }
 
 /// Writes the highest times seen, in the transaction of whatever was done at them.
@@ -167,6 +207,7 @@ pub(super) fn write_highest(
     let mut meta = transaction.open_table(META)?;
     meta.insert(META_WALL, highest.wall.as_micros())?;
     meta.insert(META_FENCE, highest.fence.as_micros())?;
+    meta.insert(META_STAMP, highest.stamp.as_micros())?;
     Ok(())
 }
 
@@ -176,7 +217,8 @@ enum Meta {
     Known { format: i64, highest: Highest },
 }
 
-fn read_meta(transaction: &WriteTransaction) -> Result<Meta, redb::Error> {
+fn read_meta(database: &Database) -> Result<Meta, redb::Error> {
+    let transaction = database.begin_read()?;
     let names: Vec<String> =
         transaction.list_tables()?.map(|table| table.name().to_owned()).collect();
     if names.is_empty() && transaction.list_multimap_tables()?.next().is_none() {
@@ -192,7 +234,8 @@ fn read_meta(transaction: &WriteTransaction) -> Result<Meta, redb::Error> {
     let time = |stored: Option<i64>, none| stored.map_or(none, Timestamp::from_micros);
     let wall = time(read(META_WALL)?, Highest::NONE.wall);
     let fence = time(read(META_FENCE)?, Highest::NONE.fence);
-    Ok(Meta::Known { format, highest: Highest { wall, fence } })
+    let stamp = time(read(META_STAMP)?, Highest::NONE.stamp);
+    Ok(Meta::Known { format, highest: Highest { wall, fence, stamp } })
 }
 
 fn failed(file: &str, error: redb::Error) -> OpenError {

@@ -18,6 +18,7 @@ pub(super) struct ClockGuard {
     constants: Constants,
     wall_us: AtomicI64,
     fence_us: AtomicI64,
+    stamp_us: AtomicI64,
 }
 
 /// What of a guard outlives the process.
@@ -25,12 +26,16 @@ pub(super) struct ClockGuard {
 pub(super) struct Highest {
     pub(super) wall: Timestamp,
     pub(super) fence: Timestamp,
+    /// Of the times by which the last writer wins.
+    pub(super) stamp: Timestamp,
 }
 
 impl Highest {
     /// Before anything was seen.
-    pub(super) const NONE: Highest =
-        Highest { wall: Timestamp::from_micros(i64::MIN), fence: Timestamp::from_micros(i64::MIN) };
+    pub(super) const NONE: Highest = {
+        let never = Timestamp::from_micros(i64::MIN);
+        Highest { wall: never, fence: never, stamp: never }
+    };
 }
 
 impl ClockGuard {
@@ -39,6 +44,7 @@ impl ClockGuard {
             constants,
             wall_us: AtomicI64::new(highest.wall.as_micros()),
             fence_us: AtomicI64::new(highest.fence.as_micros()),
+            stamp_us: AtomicI64::new(highest.stamp.as_micros()),
         }
     }
 
@@ -60,6 +66,11 @@ impl ClockGuard {
         self.fence_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
     }
 
+    /// Notes the time of an op whose last writer wins, before the op is written.
+    pub(super) fn observe_stamp(&self, stamp: Timestamp) {
+        self.stamp_us.fetch_max(stamp.as_micros(), Ordering::SeqCst);
+    }
+
     /// Whether mutators may be born and folds planned at this time, which is noted.
     ///
     /// # Errors
@@ -76,6 +87,7 @@ impl ClockGuard {
         Highest {
             wall: Timestamp::from_micros(self.wall_us.load(Ordering::SeqCst)),
             fence: Timestamp::from_micros(self.fence_us.load(Ordering::SeqCst)),
+            stamp: Timestamp::from_micros(self.stamp_us.load(Ordering::SeqCst)),
         }
     }
 }

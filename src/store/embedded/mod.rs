@@ -12,15 +12,20 @@
 //!   zombies that no value and no fold counts (I6). The next fold deletes them again. Without
 //!   tombstones there is nothing to purge, and reads cost what live rows cost.
 //! * **The clock** has no second one to be compared with; see `guard.rs`.
+//! * **The file is verified** when it is opened; see `verify.rs`.
+//! * **A full disk** stops writes and nothing else; see `room.rs`.
 //! * **After an error of the file** the store refuses everything until the process is started again;
 //!   see `writer.rs`.
 
 mod file;
 mod guard;
+mod room;
 mod rows;
+mod verify;
 mod writer;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,15 +46,19 @@ use orderfree_core::protocol::{
 use redb::{Database, ReadOnlyTable, ReadableDatabase, StorageBackend};
 use tokio::sync::{Semaphore, mpsc};
 
+use self::file::Opened;
 use self::guard::ClockGuard;
+use self::room::Room;
 use self::rows::{ReadError, SweepCursor};
 use self::writer::{Queue, Write};
 use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
 use crate::clock::Clock;
 use crate::limits::{EMBEDDED_READS_MAX, FOLD_ROWS_MAX, READ_ROWS_MAX, WRITE_BATCH_MAX};
+use crate::panics;
 
 pub use file::OpenError;
 pub use rows::{RowKey, RowValue, SHARDS};
+pub use verify::{Contents, Progress};
 
 /// A store in one file; see the [module documentation](self).
 #[derive(Debug)]
@@ -57,6 +66,7 @@ pub struct EmbeddedStore {
     constants: Constants,
     shared: Arc<Shared>,
     queue: Queue,
+    contents: Contents,
     /// Each read holds a permit; [`Store::close`] takes all of them.
     reads: Arc<Semaphore>,
     /// None once closed. The writer's thread holds the other reference, and drops it last.
@@ -67,6 +77,8 @@ pub struct EmbeddedStore {
 /// What the writer's thread and the readers both see.
 #[derive(Debug)]
 struct Shared {
+    file: String,
+    room: Room,
     guard: ClockGuard,
     /// The first error of the file, for good.
     failure: OnceLock<String>,
@@ -74,8 +86,8 @@ struct Shared {
 }
 
 impl EmbeddedStore {
-    /// Opens a file, or creates it in a folder that exists. Blocks; after a crash as long as it
-    /// takes to read the file once.
+    /// Opens and verifies a file, or creates it in a folder that exists. Blocks for as long as it
+    /// takes to read the file twice.
     ///
     /// # Errors
     /// [`OpenError`] says in one sentence why not.
@@ -84,8 +96,22 @@ impl EmbeddedStore {
         constants: Constants,
         clock: Arc<dyn Clock>,
     ) -> Result<EmbeddedStore, OpenError> {
-        let database = file::open(path)?;
-        EmbeddedStore::start(&path.display().to_string(), database, constants, clock)
+        EmbeddedStore::open_telling(path, constants, clock, &Arc::default())
+    }
+
+    /// The same, and tells others how far it is.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_telling(
+        path: &Path,
+        constants: Constants,
+        clock: Arc<dyn Clock>,
+        progress: &Arc<Progress>,
+    ) -> Result<EmbeddedStore, OpenError> {
+        let opened = file::open(path, progress)?;
+        let (file, room) = (path.display().to_string(), Room::beside(path));
+        EmbeddedStore::start(file, room, opened, constants, clock)
     }
 
     /// As [`EmbeddedStore::open`], over any storage.
@@ -98,29 +124,35 @@ impl EmbeddedStore {
         clock: Arc<dyn Clock>,
     ) -> Result<EmbeddedStore, OpenError> {
         let name = "the storage backend";
-        let database = file::open_backend(name, backend)?;
-        EmbeddedStore::start(name, database, constants, clock)
+        let opened = file::open_backend(name, backend, &Arc::default())?;
+        EmbeddedStore::start(name.to_owned(), Room::ANY, opened, constants, clock)
     }
 
     fn start(
-        file: &str,
-        database: Database,
+        file: String,
+        room: Room,
+        opened: Opened,
         constants: Constants,
         clock: Arc<dyn Clock>,
     ) -> Result<EmbeddedStore, OpenError> {
-        let highest = file::prepare(file, &database, clock.now().wall)?;
+        let Opened { database, highest, contents } = opened;
         let database = Arc::new(database);
         let shared = Arc::new(Shared {
+            file,
+            room,
             guard: ClockGuard::new(constants, highest),
             failure: OnceLock::new(),
             commits: AtomicU64::new(0),
         });
-        let (queue, thread) = writer::start(database.clone(), shared.clone(), clock)
-            .map_err(|error| OpenError::Io { file: file.to_owned(), reason: error.to_string() })?;
+        let (queue, thread) =
+            writer::start(database.clone(), shared.clone(), clock).map_err(|error| {
+                OpenError::Io { file: shared.file.clone(), reason: error.to_string() }
+            })?;
         Ok(EmbeddedStore {
             constants,
             shared,
             queue,
+            contents,
             reads: Arc::new(Semaphore::new(EMBEDDED_READS_MAX as usize)),
             database: Mutex::new(Some(database)),
             thread: Mutex::new(Some(thread)),
@@ -131,6 +163,12 @@ impl EmbeddedStore {
     #[must_use]
     pub fn commits(&self) -> u64 {
         self.shared.commits.load(Ordering::Relaxed)
+    }
+
+    /// What the file held when it was opened.
+    #[must_use]
+    pub fn contents(&self) -> Contents {
+        self.contents
     }
 
     /// Why the store refuses everything until the process is started again; none while it works.
@@ -151,16 +189,19 @@ impl EmbeddedStore {
         self.shared.check_file().map_err(StoreError::Unavailable)?;
         let database = locked(&self.database).clone().ok_or_else(closed)?;
         let reading = tokio::task::spawn_blocking(move || {
-            let answer = (|| query(&database.begin_read()?.open_table(rows::SHARDS)?))();
+            // After a panic the file is not used again, see below.
+            let answer =
+                panics::caught(|| query(&database.begin_read()?.open_table(rows::SHARDS)?));
             // Before the permit: whoever holds all permits finds no reader of the file.
             drop(database);
             drop(permit);
             answer
         });
-        match reading.await {
+        match reading.await.map_err(|_| closed())? {
             Ok(answer) => answer.map_err(|error| self.shared.explain(error)),
-            Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
-            Err(_) => Err(closed()),
+            // redb met a page that makes no sense. Its locks may be poisoned, so that nothing would
+            // be answered any more: the pod has to end, and to verify the file when it starts again.
+            Err(panic) => Err(StoreError::Unavailable(self.shared.fail(&panic))),
         }
     }
 }
@@ -172,9 +213,9 @@ impl Shared {
     }
 
     /// Notes an error after which the file must not be used, and returns the first one.
-    fn fail(&self, error: &redb::Error) -> String {
+    fn fail(&self, error: &dyn fmt::Display) -> String {
         let first = self.failure.get_or_init(|| {
-            let failure = format!("the file failed: {error}; check the disk and start again");
+            let failure = format!("{} failed: {error}; check the disk and start again", self.file);
             tracing::error!("{failure}");
             failure
         });
@@ -203,6 +244,14 @@ impl Store for EmbeddedStore {
 
     fn failure(&self) -> Option<String> {
         EmbeddedStore::failure(self).map(str::to_owned)
+    }
+
+    fn latest_stamp(&self) -> Timestamp {
+        self.shared.guard.highest().stamp
+    }
+
+    fn note_stamp(&self, stamp: Timestamp) {
+        self.shared.guard.observe_stamp(stamp);
     }
 
     fn levels(&self) -> Levels {

@@ -5,6 +5,7 @@ use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::ops::ControlFlow;
 
 use orderfree_core::crdt::Kind;
+use orderfree_core::crdt::envelope::KeySeal;
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
@@ -78,6 +79,7 @@ pub(super) fn read_chunk(
         let (key, value) = entry?;
         let key = key.value();
         if (key.0, key.1) != (kind, group) {
+            check_row(key, value.value()).map_err(ReadError::Row)?;
             break;
         }
         let name = match rows.last() {
@@ -86,7 +88,7 @@ pub(super) fn read_chunk(
         };
         rows.push((name, checked_row(key, value.value())?));
     }
-    Ok(group::split(rows, rows_max))
+    group::split(rows, rows_max).map_err(|error| ReadError::Row(error.to_string()))
 }
 
 /// Writes a shard's row: the greater timestamp wins, then the greater bytes.
@@ -123,8 +125,10 @@ pub(super) fn groups(
     while groups.len() < limit {
         let from: RowKey<'_> = (kind.name(), &start, "", 0, 0);
         let Some(entry) = table.range::<RowKey>((Included(from), Unbounded))?.next() else { break };
-        let key = entry?.0;
+        let (key, value) = entry?;
         let key = key.value();
+        // It may be the end of the kind, or where the next group begins.
+        check_row(key, value.value()).map_err(ReadError::Row)?;
         if key.0 != kind.name() {
             break;
         }
@@ -149,8 +153,9 @@ pub(super) fn count_names(
     while names < most {
         let from: RowKey<'_> = (kind.name(), group.as_str(), &start, 0, 0);
         let Some(entry) = table.range::<RowKey>((Included(from), Unbounded))?.next() else { break };
-        let key = entry?.0;
+        let (key, value) = entry?;
         let key = key.value();
+        check_row(key, value.value()).map_err(ReadError::Row)?;
         if (key.0, key.1) != (kind.name(), group.as_str()) {
             break;
         }
@@ -286,6 +291,14 @@ fn checked_row(key: RowKey<'_>, (timestamp_us, state): RowValue<'_>) -> Result<R
     Ok(row)
 }
 
+/// Whether a row is where it was written: a damaged address must not look like the end of a group, or
+/// like a group that never was.
+pub(super) fn check_row(key: RowKey<'_>, (_, state): RowValue<'_>) -> Result<(), String> {
+    let id = MutatorId::new(Uuid::from_u128(key.4));
+    let seal = KeySeal::of_parts(key.0, key.1, key.2).row(ascending(key.3), id);
+    seal.check(state).map_err(|error| named(key, &error.to_string()))
+}
+
 fn checked_key(row: RowKey<'_>) -> Result<Option<Key>, ReadError> {
     let Some(kind) = Kind::from_name(row.0) else { return Ok(None) };
     Ok(Some(Key { kind, group: checked_name(row, row.1)?, name: checked_name(row, row.2)? }))
@@ -296,14 +309,19 @@ fn checked_name(row: RowKey<'_>, text: &str) -> Result<Name, ReadError> {
 }
 
 fn corrupt(key: RowKey<'_>, what: &str) -> ReadError {
-    ReadError::Row(format!(
+    ReadError::Row(named(key, what))
+}
+
+/// What is wrong, after the row's address.
+fn named(key: RowKey<'_>, what: &str) -> String {
+    format!(
         "row (expires_at {}, mutator {}) of {}/{}/{}: {what}",
         ascending(key.3).as_micros(),
         Uuid::from_u128(key.4),
         key.0,
         key.1,
         key.2
-    ))
+    )
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ use super::rows::{self, SHARDS};
 use super::{Shared, file};
 use crate::clock::Clock;
 use crate::limits::{WRITE_BATCH_BYTES_MAX, WRITE_BATCH_MAX, WRITE_QUEUE_MAX};
+use crate::panics;
+use crate::tasks::{Task, panic_point};
 
 /// What to write.
 #[derive(Debug)]
@@ -83,7 +85,17 @@ pub(super) fn start(
     let (sender, receiver) = mpsc::channel(WRITE_QUEUE_MAX);
     let writer = Writer { database, shared, clock };
     let thread = Builder::new().name("orderfree-writer".into());
-    Ok((Queue(sender), thread.spawn(move || writer.run(receiver))?))
+    let run = move || {
+        // redb panics where a page makes no sense. Nothing is written after that.
+        let run = || {
+            panic_point(Task::StoreWriter);
+            writer.run(receiver);
+        };
+        if let Err(panic) = panics::caught(run) {
+            writer.shared.fail(&panic);
+        }
+    };
+    Ok((Queue(sender), thread.spawn(run)?))
 }
 
 struct Writer {
@@ -123,7 +135,7 @@ impl Writer {
     fn execute(&self, batch: Batch) {
         let now = self.clock.now().wall;
         let mut requests = batch.requests;
-        if let Err(reason) = self.may_write(now) {
+        if let Err(reason) = self.may_write(now, batch.bytes) {
             return requests.into_iter().for_each(|request| request.refuse(&reason));
         }
         let late = requests.extract_if(.., |request| match &request.write {
@@ -148,8 +160,9 @@ impl Writer {
     }
 
     /// A clock that was set back writes nothing: folds may have gone by the later time.
-    fn may_write(&self, now: Timestamp) -> Result<(), String> {
+    fn may_write(&self, now: Timestamp, bytes: usize) -> Result<(), String> {
         self.shared.check_file()?;
+        self.shared.room.check(bytes)?;
         self.shared.guard.observe(now).map_err(|error| error.to_string())
     }
 

@@ -1,21 +1,24 @@
 //! What is stored and what is named: envelopes, payloads, ops, names. Each is compared with a rule
 //! that is written down here a second time, in another way.
 
-use orderfree_core::crdt::envelope::{decode_shard, decode_tally, encode_shard, encode_tally};
+use orderfree_core::crdt::envelope::{
+    KeySeal, RowSeal, decode_shard, decode_tally, encode_shard, encode_tally,
+};
 use orderfree_core::crdt::{CounterOp, Kind, Op, OpError, Question, State, Value};
-use orderfree_core::protocol::Name;
+use orderfree_core::protocol::{Key, MutatorId, Name, Timestamp};
 use serde_json::{Value as Json, json};
+use uuid::Uuid;
 
-const MAGIC: u8 = 0xC7;
+const MAGIC: u8 = 0xCF;
 
 /// Any bytes as a shard and as a tally; also behind a valid checksum, which no mutation finds.
 pub(super) fn envelope(input: &[u8]) {
     for &kind in Kind::ALL {
         check_envelope(kind, input);
-        check_envelope(kind, &sealed(input.to_vec()));
-        check_envelope(kind, &sealed([&[MAGIC], input].concat()));
+        check_envelope(kind, &sealed(kind, input.to_vec()));
+        check_envelope(kind, &sealed(kind, [&[MAGIC], input].concat()));
         let known = [MAGIC, code(kind), format(kind)];
-        check_envelope(kind, &sealed([&known, input].concat()));
+        check_envelope(kind, &sealed(kind, [&known, input].concat()));
     }
 }
 
@@ -27,9 +30,38 @@ fn format(kind: Kind) -> u8 {
     u8::try_from(kind.format()).expect("one byte so far")
 }
 
-fn sealed(mut body: Vec<u8>) -> Vec<u8> {
-    body.extend_from_slice(&crc32c(&body).to_le_bytes());
+/// All rows of the targets lie at one key, with one expiry and one mutator.
+pub(crate) fn key(kind: Kind) -> KeySeal {
+    let name = |text| Name::new(text).expect("a name");
+    KeySeal::of(&Key { kind, group: name(GROUP), name: name(NAME) })
+}
+
+pub(crate) fn row(kind: Kind) -> RowSeal {
+    key(kind).row(EXPIRES_AT, MutatorId::new(Uuid::from_u128(MUTATOR)))
+}
+
+const GROUP: &str = "g";
+const NAME: &str = "name";
+const EXPIRES_AT: Timestamp = Timestamp::from_micros(1_700_000_060_000_000);
+const MUTATOR: u128 = 1;
+
+/// A shard's body with its checksum, which begins with the address of its row.
+fn sealed(kind: Kind, mut body: Vec<u8>) -> Vec<u8> {
+    let checksum = checksum(kind, EXPIRES_AT, MUTATOR, &body);
+    body.extend_from_slice(&checksum.to_le_bytes());
     body
+}
+
+fn checksum(kind: Kind, expires_at: Timestamp, mutator: u128, body: &[u8]) -> u32 {
+    let mut all = Vec::new();
+    for text in [kind.name(), GROUP, NAME] {
+        all.extend_from_slice(&u16::try_from(text.len()).expect("short").to_le_bytes());
+        all.extend_from_slice(text.as_bytes());
+    }
+    all.extend_from_slice(&expires_at.as_micros().to_le_bytes());
+    all.extend_from_slice(&mutator.to_be_bytes());
+    all.extend_from_slice(body);
+    crc32c(&all)
 }
 
 /// CRC-32C bit by bit, as RFC 3720 defines it.
@@ -41,23 +73,25 @@ fn crc32c(bytes: &[u8]) -> u32 {
 
 /// What decodes is one of the two, is exactly what its state encodes to, and has a right checksum.
 fn check_envelope(kind: Kind, bytes: &[u8]) {
-    let (shard, tally) = (decode_shard(kind, bytes), decode_tally(kind, bytes));
+    let shard = decode_shard(row(kind), kind, bytes);
+    let tally = decode_tally(key(kind), kind, bytes);
     assert!(shard.is_err() || tally.is_err(), "both a shard and a tally: {bytes:x?}");
-    let state = match (shard, tally) {
+    let (body, stored) = bytes.split_at(bytes.len().saturating_sub(4));
+    let (state, computed) = match (shard, tally) {
         (Ok(state), _) => {
-            assert_eq!(encode_shard(&state, mark(bytes)), bytes, "not canonical");
-            state
+            let again = encode_shard(row(kind), &state, mark(bytes));
+            assert_eq!(again, bytes, "not canonical");
+            (state, checksum(kind, EXPIRES_AT, MUTATOR, body))
         }
         (_, Ok((fence, state))) => {
             assert_eq!(fence.as_micros(), i64::try_from(mark(bytes)).expect("a fence"));
-            assert_eq!(encode_tally(&state, fence), bytes, "not canonical");
-            state
+            assert_eq!(encode_tally(key(kind), &state, fence), bytes, "not canonical");
+            (state, checksum(kind, Timestamp::NEVER, 0, body))
         }
         _ => return,
     };
     assert_eq!(state.kind(), kind);
-    let (body, checksum) = bytes.split_at(bytes.len() - 4);
-    assert_eq!(checksum, crc32c(body).to_le_bytes(), "a wrong checksum was accepted");
+    assert_eq!(stored, computed.to_le_bytes(), "a wrong checksum was accepted");
 }
 
 /// The write number or the fence of a good envelope: behind magic, code, format and flags.
@@ -106,10 +140,10 @@ pub(super) fn payload(input: &[u8]) {
         }
         body.push(u8::try_from(length).expect("seven bits"));
         body.extend_from_slice(input);
-        let bytes = sealed(body);
-        let decoded = decode_shard(kind, &bytes);
+        let bytes = sealed(kind, body);
+        let decoded = decode_shard(row(kind), kind, &bytes);
         if let Ok(state) = &decoded {
-            assert_eq!(encode_shard(state, 1), bytes, "not canonical");
+            assert_eq!(encode_shard(row(kind), state, 1), bytes, "not canonical");
             assert_eq!(payload_in(&bytes), input);
             let value = state.value(&Question::default());
             assert!(serde_json::to_string(&value.shown(false)).is_ok());

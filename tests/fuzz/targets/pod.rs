@@ -25,7 +25,9 @@ use orderfree::store::Store;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::read::{self, Answer as Reading};
-use orderfree_core::protocol::{Constants, MutatorId, Now, Overrides, Row, Slice, Timestamp};
+use orderfree_core::protocol::{
+    Constants, Key, MutatorId, Name, Now, Overrides, Row, Slice, Timestamp,
+};
 use redb::backends::InMemoryBackend;
 use redb::{Builder, ReadableDatabase, ReadableTable, StorageBackend};
 use serde_json::Value as Json;
@@ -170,9 +172,12 @@ fn values(memory: Memory, now: Timestamp, constants: &Constants) -> Values {
         });
     }
     let value = |(key, rows): ((String, String, String), Vec<Row>)| {
-        let (kind, limit) = (Kind::from_name(&key.0).expect("a kind"), rows.len());
+        let name = |text| Name::new(text).expect("a name");
+        let kind = Kind::from_name(&key.0).expect("a kind");
+        let address = Key { kind, group: name(&key.1), name: name(&key.2) };
+        let limit = rows.len();
         let slice = Slice::new(rows, None, limit).whole().expect("all rows");
-        match read::assemble(kind, &slice, now, constants).expect("rows that decode") {
+        match read::assemble(&address, &slice, now, constants).expect("rows that decode") {
             Reading::Value(reading) => (key, reading.state),
             other => panic!("{key:?}: {other:?}"),
         }

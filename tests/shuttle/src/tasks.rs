@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use orderfree::tasks::Task;
 use shuttle::future::batch_semaphore::{BatchSemaphore, Fairness};
 use shuttle::future::{spawn, yield_now};
 
@@ -31,12 +32,17 @@ impl Drop for Token {
 }
 
 impl Tasks {
-    pub(crate) fn new() -> Tasks {
+    /// Panics are the test's: they end it.
+    pub(crate) fn counting<Counts>(_: Counts) -> Tasks {
         let free = BatchSemaphore::new(TASKS_MAX, Fairness::Unfair);
         Tasks { free: Arc::new(free) }
     }
 
-    pub(crate) fn spawn(&self, _: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) async fn failed(&self) -> &str {
+        std::future::pending().await
+    }
+
+    pub(crate) fn spawn(&self, _: Task, task: impl Future<Output = ()> + Send + 'static) {
         let token = self.token();
         spawn(async move {
             task.await;

@@ -95,7 +95,8 @@ impl Store for Rows {
     }
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         let total = |write: &ShardWrite| {
-            let state = decode_shard(Kind::Counter, write.state()).expect("decodable");
+            let state =
+                decode_shard(write.seal(), Kind::Counter, write.state()).expect("decodable");
             Counter::try_from(state).expect("a counter").total()
         };
         for write in writes {

@@ -5,7 +5,10 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use orderfree::clock::Clock;
-use orderfree_core::crdt::envelope::{decode_shard, decode_tally, encode_tally};
+use orderfree_core::crdt::Kind;
+use orderfree_core::crdt::envelope::{
+    KeySeal, RowSeal, decode_shard, decode_tally, encode_shard, encode_tally,
+};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::{Key, MutatorId, Row, ShardWrite, Timestamp, WholeSlice};
@@ -16,6 +19,16 @@ use crate::cluster::{Address, Cell, Mutation, Tombstone};
 use crate::coverage::Hazard;
 use crate::sabotage::Sabotage;
 use crate::world::World;
+
+/// The seal of every shard where checksums cover no address.
+fn unplaced() -> RowSeal {
+    KeySeal::NOWHERE.tally()
+}
+
+/// A shard that has one seal, with another one; none if it can't be decoded.
+fn resealed(kind: Kind, (from, to): (RowSeal, RowSeal), state: &[u8]) -> Option<Vec<u8>> {
+    decode_shard(from, kind, state).ok().map(|state| encode_shard(to, &state, 1))
+}
 
 impl SimStore {
     /// The place and content of a shard, as its write has it, or as a broken rule makes it.
@@ -31,6 +44,14 @@ impl SimStore {
             address.id = MutatorId::new(Uuid::from_u128(1));
             let rounded = write.expires_at().plus(shared_life).floor_to(shared_life);
             address.expires_at = Reverse(rounded);
+            // Such a mutator would seal its row for where it lies.
+            let seals = (write.seal(), KeySeal::of(write.key()).row(rounded, address.id));
+            let state = resealed(write.key().kind, seals, write.state());
+            cell.state = state.expect("just made").into();
+        }
+        if self.is(Sabotage::AddressUnchecked) {
+            let state = resealed(write.key().kind, (write.seal(), unplaced()), write.state());
+            cell.state = state.expect("just made").into();
         }
         if self.is(Sabotage::FallingTimestamps) {
             cell.timestamp = self.machine.now().wall;
@@ -38,17 +59,26 @@ impl SimStore {
         (address, cell)
     }
 
+    fn seal(&self, name: u8) -> KeySeal {
+        KeySeal::of(&self.plan.family.key(name))
+    }
+
     /// A row as it is read, or as a broken rule shows it; none if that skips it.
     pub(super) fn row_of(&self, (address, cell): (Address, Cell)) -> Option<(u8, Row)> {
         let mut state = cell.state.to_vec();
+        let (kind, key) = (self.plan.family.kind(), self.seal(address.name));
+        let seal = key.row(address.expires_at.0, address.id);
         if address.is_tally() && self.is(Sabotage::FenceIgnored) {
-            let (_, value) = decode_tally(self.plan.family.kind(), &state).ok()?;
-            state = encode_tally(&value, Timestamp::from_micros(0));
+            let (_, value) = decode_tally(key, kind, &state).ok()?;
+            state = encode_tally(key, &value, Timestamp::from_micros(0));
+        }
+        if self.is(Sabotage::AddressUnchecked) && !address.is_tally() {
+            state = resealed(kind, (unplaced(), seal), &state).unwrap_or(state);
         }
         if self.is(Sabotage::UndecodableSkipped) {
             let is_sound = match address.is_tally() {
-                true => decode_tally(self.plan.family.kind(), &state).is_ok(),
-                false => decode_shard(self.plan.family.kind(), &state).is_ok(),
+                true => decode_tally(key, kind, &state).is_ok(),
+                false => decode_shard(seal, kind, &state).is_ok(),
             };
             is_sound.then_some(())?;
         }
@@ -95,8 +125,9 @@ impl SimStore {
             let constants = &self.plan.constants;
             fence = time.minus(constants.cutoff()).floor_to(constants.fence_quantum());
             timestamp = fence.next();
-            let (_, value) = decode_tally(self.plan.family.kind(), &state).expect("just made");
-            state = encode_tally(&value, fence);
+            let key = KeySeal::of(fold.key());
+            let (_, value) = decode_tally(key, fold.key().kind, &state).expect("just made");
+            state = encode_tally(key, &value, fence);
         }
         if self.is(Sabotage::LowFoldTimestamp) {
             timestamp = timestamp.minus(2 * self.plan.constants.lifetime());

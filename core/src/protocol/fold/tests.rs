@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
+use crate::crdt::envelope::KeySeal;
 use crate::crdt::item::Item;
 use crate::crdt::{Counter, GSetOp, Kind, Op};
 use crate::protocol::read::{Answer, assemble};
@@ -24,14 +25,20 @@ fn constants() -> Constants {
     .expect("consistent")
 }
 
+fn key(kind: Kind) -> Key {
+    let name = |text| Name::new(text).expect("name");
+    Key { kind, group: name("g"), name: name("n") }
+}
+
 /// Rows of one key as a store with last-write-wins cells holds them: `state` and its timestamp.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Rows(BTreeMap<(Timestamp, MutatorId), (Timestamp, Vec<u8>)>);
 
 impl Rows {
     fn shard(&mut self, expires_at: Timestamp, id: u128, total: i128) {
-        let state = envelope::encode_shard(&State::Counter(Counter::from_total(total)), 1);
         let id = MutatorId::new(Uuid::from_u128(id));
+        let seal = KeySeal::of(&key(Kind::Counter)).row(expires_at, id);
+        let state = envelope::encode_shard(seal, &State::Counter(Counter::from_total(total)), 1);
         self.0.insert((expires_at, id), (expires_at.shifted(-1), state));
     }
 
@@ -46,8 +53,7 @@ impl Rows {
             })
             .collect();
         rows.sort_by_key(|row| (std::cmp::Reverse(row.expires_at), row.mutator_id));
-        let name = |text| Name::new(text).expect("name");
-        let key = Key { kind: Kind::Counter, group: name("g"), name: name("n") };
+        let key = key(Kind::Counter);
         FullRead::at_fold_level(key, Slice::new(rows, None, 10_000).whole().expect("whole"))
     }
 
@@ -62,7 +68,9 @@ impl Rows {
     }
 
     fn total(&self) -> i128 {
-        match assemble(Kind::Counter, self.read().slice(), NOW, &constants()).expect("readable") {
+        match assemble(&key(Kind::Counter), self.read().slice(), NOW, &constants())
+            .expect("readable")
+        {
             Answer::Value(reading) => Counter::try_from(reading.state).expect("a counter").total(),
             Answer::Absent => 0,
             Answer::ReadAgain => panic!("no fence was cached"),
@@ -183,8 +191,8 @@ fn a_fence_from_the_future_proves_a_moved_clock() {
 /// Sets grow without a bound; what Cassandra would refuse, or take with every read, is not written.
 #[test]
 fn a_tally_has_at_most_four_mebibytes() {
-    let name = |text| Name::new(text).expect("name");
-    let key = Key { kind: Kind::GSet, group: name("g"), name: name("n") };
+    let key = key(Kind::GSet);
+    let seal = KeySeal::of(&key);
     // Each shard just below its own limit, and a small one to reach the limit of the tally by.
     let shard = |id: u8, texts: &mut dyn Iterator<Item = String>| {
         let items = texts.map(|text| Item::text(&text).expect("an item")).collect();
@@ -192,7 +200,8 @@ fn a_tally_has_at_most_four_mebibytes() {
         set.apply(&Op::GSet(GSetOp::Add { items })).expect("items");
         let mutator_id = MutatorId::new(Uuid::from_u128(id.into()));
         let expires_at = ago(100).shifted(id.into());
-        Row { expires_at, mutator_id, state: envelope::encode_shard(&set, 1) }
+        let state = envelope::encode_shard(seal.row(expires_at, mutator_id), &set, 1);
+        Row { expires_at, mutator_id, state }
     };
     let large: Vec<Row> = (0..16_u8)
         .map(|id| shard(id, &mut (0..250).map(|item| format!("{id:02}-{item:0>1020}"))))

@@ -1,0 +1,183 @@
+//! Verifying the file when it is opened: every page's checksum, then every row's.
+//!
+//! redb checks no page while it reads, so that one flipped bit could hide rows or show them under
+//! another key. What was verified once may still rot on the disk; then the checksum of a row, which
+//! covers its address, catches what is wrong with that row.
+
+use std::fmt;
+use std::ops::Bound;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use redb::{
+    BackendError, Database, DatabaseError, ReadableDatabase, ReadableTableMetadata, StorageBackend,
+    StorageError,
+};
+
+use super::rows::{self, RowKey, SHARDS};
+
+/// How often the log says how far it is.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+
+/// How far the verification of a file is; shared with whoever answers for a pod that starts.
+#[derive(Debug, Default)]
+pub struct Progress {
+    file: Mutex<PathBuf>,
+    bytes: AtomicU64,
+    bytes_read: AtomicU64,
+    rows: AtomicU64,
+    rows_read: AtomicU64,
+}
+
+/// What a verified file holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Contents {
+    /// Whether the file is new.
+    pub is_new: bool,
+    /// Keys with a row.
+    pub keys: u64,
+    /// Rows whose checksum is wrong although that of their page is right. Their keys can't be read.
+    pub broken_rows: u64,
+}
+
+impl Progress {
+    pub(super) fn begin(&self, file: PathBuf, bytes: u64) {
+        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let percent = |part, all: u64| (100 * load(part)).checked_div(all).unwrap_or(0).min(99);
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let (bytes, rows) = (load(&self.bytes), load(&self.rows));
+        write!(f, "verifying {}: ", file.display())?;
+        match rows {
+            0 => write!(f, "{} % of {} MiB", percent(&self.bytes_read, bytes), bytes >> 20),
+            _ => write!(f, "{} % of {rows} rows", percent(&self.rows_read, rows)),
+        }
+    }
+}
+
+/// Runs `verify` and logs its progress if it takes long.
+pub(super) fn telling<T>(progress: &Arc<Progress>, verify: impl FnOnce() -> T) -> T {
+    let done = Arc::new(());
+    let (still, told) = (Arc::downgrade(&done), Arc::clone(progress));
+    let begun = Instant::now();
+    // Nobody waits for it: it ends at its next look.
+    let _ = thread::Builder::new().name("orderfree-verify".into()).spawn(move || {
+        let mut next = TELL_EVERY;
+        while still.upgrade().is_some() {
+            thread::sleep(Duration::from_millis(50));
+            if begun.elapsed() >= next {
+                tracing::info!("{told}");
+                next += TELL_EVERY;
+            }
+        }
+    });
+    let result = verify();
+    drop(done);
+    result
+}
+
+/// Checks every page that is in use.
+pub(super) fn pages(database: &mut Database) -> Result<(), DatabaseError> {
+    match database.check_integrity()? {
+        true => Ok(()),
+        // It was repaired, which a file that was closed properly never needs.
+        false => {
+            let what = "its pages did not add up".to_owned();
+            Err(DatabaseError::Storage(StorageError::Corrupted(what)))
+        }
+    }
+}
+
+/// Checks every row, and counts the keys.
+pub(super) fn rows(database: &Database, progress: &Progress) -> Result<Contents, redb::Error> {
+    let transaction = database.begin_read()?;
+    let table = transaction.open_table(SHARDS)?;
+    progress.rows.store(table.len()?, Ordering::Relaxed);
+    let mut contents = Contents::default();
+    let mut last = (String::new(), String::new(), String::new());
+    for entry in table.range::<RowKey>(..)? {
+        let (key, value) = entry?;
+        let (key, value) = (key.value(), value.value());
+        if (&*last.0, &*last.1, &*last.2) != (key.0, key.1, key.2) {
+            contents.keys += 1;
+            last = (key.0.into(), key.1.into(), key.2.into());
+        }
+        if let Err(wrong) = rows::check_row(key, value) {
+            if contents.broken_rows == 0 {
+                tracing::error!("{wrong}; its key can't be read");
+            }
+            contents.broken_rows += 1;
+        }
+        progress.rows_read.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(contents)
+}
+
+/// A backend whose reads are counted.
+#[derive(Debug)]
+pub(super) struct Counted<B> {
+    pub(super) inner: B,
+    pub(super) progress: Arc<Progress>,
+}
+
+type Range = Bound<u64>;
+
+impl<B: StorageBackend> StorageBackend for Counted<B> {
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.progress.bytes_read.fetch_add(out.len() as u64, Ordering::Relaxed);
+        self.inner.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.inner.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.inner.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.inner.write(offset, data)
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.inner.close()
+    }
+
+    fn try_lock_range(&self, start: Range, end: Range) -> Result<bool, BackendError> {
+        self.inner.try_lock_range(start, end)
+    }
+
+    fn try_lock_shared_range(&self, start: Range, end: Range) -> Result<bool, BackendError> {
+        self.inner.try_lock_shared_range(start, end)
+    }
+
+    fn lock_range(&self, start: Range, end: Range) -> Result<(), BackendError> {
+        self.inner.lock_range(start, end)
+    }
+
+    fn lock_shared_range(&self, start: Range, end: Range) -> Result<(), BackendError> {
+        self.inner.lock_shared_range(start, end)
+    }
+
+    fn unlock_range(&self, start: Range, end: Range) -> Result<(), BackendError> {
+        self.inner.unlock_range(start, end)
+    }
+
+    fn query_lock_range(&self, start: Range, end: Range) -> Result<bool, BackendError> {
+        self.inner.query_lock_range(start, end)
+    }
+}
