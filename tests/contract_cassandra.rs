@@ -17,7 +17,9 @@ use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError,
 use orderfree::store::{Flights, StoreError};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::{Constants, Key, Overrides, Timestamp, WriteOutcome};
+use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::Consistency;
+use scylla::statement::unprepared::Statement;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -274,6 +276,42 @@ async fn refusal(config: &CassandraConfig) -> ConnectError {
         Ok(_) => panic!("{config:?} connects"),
         Err(error) => error,
     }
+}
+
+/// How many writes to the table the nodes have taken, together.
+async fn writes_taken(config: &CassandraConfig) -> i64 {
+    let session = session(config).await;
+    let mut count = 0;
+    for node in session.get_cluster_state().get_nodes_info() {
+        let only = NodeIdentifier::Node(Arc::clone(node));
+        // Each node knows its own writes only.
+        let mut question = Statement::new(
+            "SELECT count FROM system_views.local_write_latency \
+             WHERE keyspace_name = ? AND table_name = 'shards'",
+        );
+        question.set_load_balancing_policy(Some(SingleTargetLoadBalancingPolicy::new(only, None)));
+        let answer = session.query_unpaged(question, (&config.keyspace,)).await.expect("an answer");
+        let rows = answer.into_rows_result().expect("rows");
+        count += rows.single_row::<(i64,)>().expect("one row").0;
+    }
+    count
+}
+
+/// A start once deleted a row that nobody can have, at the oldest of all timestamps. Where that lay,
+/// Cassandra kept the deletions of folds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_starts_writes_nothing() {
+    let _others_too = CLUSTER.read().await;
+    let config = fresh(short_constants()).await;
+    for _ in 0..3 {
+        Subject::on_cluster(&config).await.store.close().await;
+    }
+    assert_eq!(writes_taken(&config).await, 0);
+    let subject = Subject::on_cluster(&config).await;
+    subject.put(&key("g", "n"), 1).await;
+    assert!(writes_taken(&config).await > 0, "writes are not seen");
+    subject.store.close().await;
+    drop_keyspace(&config).await;
 }
 
 /// The ancestor's defect 8, at start: levels at which a read may miss an acked write.
