@@ -7,6 +7,8 @@ mod contract;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
 use cassandra::{CLUSTER, Killed, Paused, drop_keyspace, eventually, fresh, fresh_on_own};
 use contract::{Subject, brief_constants, key, name};
 use futures::stream::{self, StreamExt};
@@ -19,6 +21,8 @@ use orderfree::service::GroupQuery;
 use orderfree::store::StoreError;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::{Durability, Key};
+use serde_json::{Value, json};
+use tower::ServiceExt;
 
 /// Keys of the group, and shards of each.
 const GROUP_KEYS: usize = 2_000;
@@ -83,6 +87,48 @@ async fn group_totals(pod: &Node) -> Vec<i128> {
             None => return totals,
         }
     }
+}
+
+/// Two pods' clocks may differ by twice the limit: an acknowledged set may not show, and must say so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_set_that_a_later_time_hides_says_so() {
+    let _others_too = CLUSTER.read().await;
+    let config = fresh(brief_constants()).await;
+    let subject = Subject::on_cluster(&config).await;
+    let pods = [pod(&subject), pod(&subject)];
+    let ahead = subject.now().wall.plus(subject.constants.clock_offset_max()).as_micros();
+    for (kind, first, second) in [
+        ("register", json!({"op": "set", "value": "old"}), json!({"op": "set", "value": "new"})),
+        ("lww_set", json!({"op": "add", "item": "a"}), json!({"op": "remove", "item": "a"})),
+    ] {
+        let send = async |pod: &Node, op: &Value| {
+            let request = Request::post(format!("/v1/{kind}/g/n?return=value"))
+                .header("content-type", "application/json")
+                .body(Body::from(op.to_string()))
+                .expect("a request");
+            let answer = pod.router().oneshot(request).await.expect("infallible");
+            assert_eq!(answer.status(), 200);
+            let body = to_bytes(answer.into_body(), usize::MAX).await.expect("a body");
+            serde_json::from_slice::<Value>(&body).expect("JSON")
+        };
+        let after = |op: &Value, time: &Value| {
+            let mut op = op.clone();
+            op["after"] = time.clone();
+            op
+        };
+        let answer = send(&pods[0], &after(&first, &json!(ahead))).await;
+        assert_eq!(answer.get("superseded"), None, "{answer}");
+        let (time, value) = (answer["timestamp"].clone(), answer["value"].clone());
+        let hidden = send(&pods[1], &second).await;
+        assert_eq!((&hidden["superseded"], &hidden["value"]), (&json!(true), &value), "{hidden}");
+        let shown = send(&pods[1], &after(&second, &time)).await;
+        assert_eq!(shown.get("superseded"), None, "{shown}");
+        assert_ne!(shown["value"], value, "{shown}");
+    }
+    for pod in pods {
+        assert_eq!(pod.stop(Duration::from_secs(10)).await, 0);
+    }
+    drop_keyspace(&config).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

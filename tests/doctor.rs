@@ -23,11 +23,13 @@ use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::{Constants, Durability, Key, Name, Overrides};
+use orderfree_core::crdt::envelope::{KeySeal, decode_shard, encode_shard};
+use orderfree_core::protocol::{Constants, Durability, Key, MutatorId, Name, Overrides, Timestamp};
 use pod::{Setup, run};
 use redb::{Database, ReadableTable};
 use serde_json::json;
 use tokio::net::TcpListener;
+use uuid::Uuid;
 
 /// How it ended, and what it said. Nothing of the environment has a part in it.
 async fn doctor(args: &[&str]) -> (Output, String) {
@@ -89,7 +91,17 @@ fn grow(file: &Path, names: usize) {
             0 => "n".to_owned(),
             _ => format!("n{index:06}"),
         };
-        let row = |index| ((group.clone(), name(index), expiry, id), value.clone());
+        let expires_at = Timestamp::from_micros((!expiry ^ (1 << 63)).cast_signed());
+        let seal = |name: &str| {
+            let mutator_id = MutatorId::new(Uuid::from_u128(id));
+            KeySeal::of_parts("counter", &group, name).row(expires_at, mutator_id)
+        };
+        let state = decode_shard(seal("n"), Kind::Counter, &value.1).expect("decodable");
+        let row = |index| {
+            let name = name(index);
+            let sealed = encode_shard(seal(&name), &state, 1);
+            ((group.clone(), name, expiry, id), (value.0, sealed))
+        };
         (0..names).map(row).collect()
     });
 }

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use orderfree::chance::Chance;
-use orderfree::clock::ShiftedClock;
+use orderfree::clock::{Clock, ShiftedClock, SystemClock};
 use orderfree::config::Switch;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Kind, Question, State};
 use orderfree_core::protocol::{Constants, Durability, Key, Name, Overrides};
+use serde_json::json;
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -85,6 +86,11 @@ fn key(kind: Kind, group: &str, name: &str) -> Key {
 
 async fn add(pod: &Node, key: &Key, bare: &str) {
     let op = key.kind.parse_op(&key.kind.bare_op(bare)).expect("an op");
+    pod.service().update(key, vec![op], Durability::Stored).await.expect("acked");
+}
+
+async fn update(pod: &Node, key: &Key, op: &serde_json::Value) {
+    let op = key.kind.parse_op(op).expect("an op");
     pod.service().update(key, vec![op], Durability::Stored).await.expect("acked");
 }
 
@@ -297,4 +303,96 @@ async fn what_native_counters_held_arrives() {
         assert!(text(&refused.stderr).contains(says), "{says}: {}", text(&refused.stderr));
     }
     assert!(text(&run("convert", &["--kind", "gset"], b"").stderr).contains("counter or a sum"));
+}
+
+/// A register or a set by time that comes from a clock ahead would hide all that is set here.
+#[tokio::test(flavor = "multi_thread")]
+async fn times_that_are_ahead_are_not_imported() {
+    for kind in [Kind::Register, Kind::LwwSet] {
+        let (from, to) = (Place::new(), Place::new());
+        let key = key(kind, "g", "n");
+        let pod = from.open_after(1);
+        add(&pod, &key, "5").await;
+        close(pod).await;
+        let lines = from.run("export", &[], b"").stdout;
+        let imported = to.run("import", &[], &lines);
+        assert_eq!(imported.status.code(), Some(1), "{}", text(&imported.stdout));
+        let says = text(&imported.stderr);
+        assert!(says.contains("ahead of this clock") && says.contains("repair"), "{says}");
+        let pod = to.open();
+        assert_eq!(shown(&pod, &key).await, None, "nothing of it is there");
+        close(pod).await;
+    }
+}
+
+/// Stores order rows by their ids, and agree on the order of random ones only.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_whose_id_is_not_random_is_refused() {
+    let (from, to) = (Place::new(), Place::new());
+    let pod = from.open();
+    add(&pod, &key(Kind::Counter, "g", "n"), "5").await;
+    close(pod).await;
+    let line = text(&from.run("export", &[], b"").stdout);
+    let id = line.find("\"id\":\"").expect("an id") + "\"id\":\"".len();
+    let mut other = line.clone();
+    // The digit of the version.
+    other.replace_range(id + 14..id + 15, "1");
+    assert_ne!(line, other);
+    let imported = to.run("import", &[], other.as_bytes());
+    assert_eq!(imported.status.code(), Some(1));
+    assert!(text(&imported.stderr).contains("no random UUID"), "{}", text(&imported.stderr));
+    assert!(to.run("import", &[], line.as_bytes()).status.success());
+}
+
+/// A line is no part of a key until it is imported: then its row is sealed for where it lies.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_may_be_imported_under_another_name() {
+    let (from, to) = (Place::new(), Place::new());
+    let pod = from.open();
+    add(&pod, &key(Kind::Counter, "g", "old"), "5").await;
+    close(pod).await;
+    let lines = text(&from.run("export", &[], b"").stdout).replace("\"old\"", "\"new\"");
+    for _ in 0..2 {
+        assert!(to.run("import", &[], lines.as_bytes()).status.success());
+    }
+    let pod = to.open();
+    assert_eq!(shown(&pod, &key(Kind::Counter, "g", "new")).await.as_deref(), Some("5"));
+    assert_eq!(shown(&pod, &key(Kind::Counter, "g", "old")).await, None);
+    close(pod).await;
+}
+
+/// A hybrid clock that began anew with the process let an older set win over an acknowledged one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_after_a_restart_wins_over_one_before() {
+    let place = Place::new();
+    let constants = Constants::resolve(Overrides::default()).expect("defaults");
+    let ahead = constants.clock_offset_max().as_micros();
+    for (kind, before, after, value) in [
+        (
+            Kind::Register,
+            json!({"op": "set", "value": "old"}),
+            json!({"op": "set", "value": "new"}),
+            "new",
+        ),
+        (
+            Kind::LwwSet,
+            json!({"op": "add", "item": "a"}),
+            json!({"op": "remove", "item": "a"}),
+            "\"size\":0",
+        ),
+    ] {
+        let key = key(kind, "g", "n");
+        let pod = place.open();
+        let mut before = before;
+        // As far ahead as a client may say that it has seen a time.
+        let seen = SystemClock.now().wall.as_micros() + i64::try_from(ahead).expect("small");
+        before["after"] = json!(seen);
+        update(&pod, &key, &before).await;
+        close(pod).await;
+        let pod = place.open();
+        update(&pod, &key, &after).await;
+        let shown = shown(&pod, &key).await.expect("a value");
+        assert!(shown.contains(value), "{shown}");
+        close(pod).await;
+    }
 }

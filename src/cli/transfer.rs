@@ -27,8 +27,8 @@ use crate::clock::{Clock, SystemClock};
 use crate::config::{StoreArgs, StoreConfig, Switch};
 use crate::limits;
 use crate::server::{self, Node};
-use crate::service::{GroupQuery, KeyValue};
-use crate::store::Store;
+use crate::service::{GroupQuery, KeyValue, ReadError};
+use crate::store::{Store, StoreError};
 use crate::telemetry;
 
 /// Lines that are imported at once.
@@ -185,7 +185,14 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
     for kind in kinds {
         let mut behind = None;
         loop {
-            let list = node.service().groups(kind, behind.as_ref(), limits::PAGE_DEFAULT).await?;
+            let list = node.service().groups(kind, behind.as_ref(), limits::PAGE_DEFAULT).await;
+            let list = match list {
+                Err(StoreError::Corrupt(error)) => {
+                    export.skip(&format!("groups of kind {kind}: {error}"));
+                    break;
+                }
+                list => list?,
+            };
             for group in list.groups {
                 if group.as_str().starts_with(&args.group_prefix) {
                     export.group(kind, &group).await?;
@@ -227,7 +234,13 @@ impl Export<'_> {
                 }
                 lines.len()
             });
-            let next = next.await?;
+            let next = match next.await {
+                Err(ReadError::Store(StoreError::Corrupt(error))) => {
+                    self.skip(&format!("keys of {kind}/{group}: {error}"));
+                    None
+                }
+                next => next?,
+            };
             written?;
             io::stdout().write_all(&lines).context("the lines could not be written")?;
             match next {
@@ -237,12 +250,17 @@ impl Export<'_> {
         }
     }
 
+    /// Goes on without what can't be read.
+    fn skip(&mut self, what: &str) {
+        self.unreadable += 1;
+        note(format_args!("orderfree: {what}"));
+    }
+
     fn line(&mut self, read: &KeyValue, lines: &mut Vec<u8>) -> anyhow::Result<()> {
         let valid_for = self.args.valid_for;
         let mut line = Line::new(&read.key, &read.state, read.as_of, valid_for, &self.chance);
         if line.state.len() > limits::IMPORT_BYTES_MAX.div_ceil(3) * 4 {
-            self.unreadable += 1;
-            note(format_args!("orderfree: {}: its state is too large to be imported", read.key));
+            self.skip(&format!("{}: its state is too large to be imported", read.key));
             return Ok(());
         }
         line.shards = Some(read.shards);
@@ -331,6 +349,17 @@ async fn deliver(
     let clocks = 2 * constants.clock_offset_max();
     if write.timestamp() > now.wall.plus(clocks) {
         return refused("it is from the future: a clock differs");
+    }
+    // So would the times by which its last writers won: no set here would show until then.
+    if let Some(latest) = parcel.latest() {
+        if latest > now.wall.plus(clocks) {
+            return Imported::Refused(format!(
+                "it was set at a time that is {:?} ahead of this clock, and nothing that is set here would \
+                 show until then; if a clock was wrong where it comes from, `orderfree repair` mends its file",
+                latest.since(now.wall)
+            ));
+        }
+        store.note_stamp(latest);
     }
     if write.expires_at() > now.wall.plus(VALID_MAX + clocks) {
         return refused("it is valid for over 90 days, which no export is");

@@ -62,12 +62,16 @@ async fn whatever_is_not_ours_is_refused_in_one_sentence() {
     open(&path("newer")).expect("created").close().await;
     let newer = Database::create(path("newer")).expect("opened");
     let transaction = newer.begin_write().expect("begun");
-    transaction.open_table(META).expect("there").insert("format", 2).expect("written");
+    transaction.open_table(META).expect("there").insert("format", 3).expect("written");
     transaction.commit().expect("committed");
     drop(newer);
-    says(&refusal(&path("newer")), "has format 2, this release knows format 1");
+    says(&refusal(&path("newer")), "has format 3, and this release reads format 2 only");
 
     says(&refusal(folder.path()), "can't be opened");
+
+    std::fs::write(path("empty"), "").expect("written");
+    says(&refusal(&path("empty")), "empty is empty, which no store is");
+    assert_eq!(path("empty").metadata().expect("there").len(), 0, "nothing was made of it");
 
     open(&path("cut")).expect("created").close().await;
     let cut = std::fs::OpenOptions::new().write(true).open(path("cut")).expect("opened");

@@ -247,7 +247,7 @@ async fn keys_of_a_group_are_folded_with_one_sync_and_one_that_breaks_a_rule_hol
         let (chance, policy) = (Chance::system(), Policies::default());
         let node = Node::new(store.clone(), constants(), clock, chance, 1, policy, Switch::On);
         let report = node.folder().sweep_once().await.expect("swept");
-        assert_eq!((report.nominated, report.folded, report.postponed), (40, folded, 40 - folded));
+        assert_eq!((report.nominated, report.folded, report.blocked), (40, folded, 40 - folded));
         assert_eq!(store.commits(), syncs);
         for name in names().filter(|name| folded == 40 || name != "n07") {
             let reading = value(&store, &key(&name), forged.clock.now()).await.expect("a tally");

@@ -220,3 +220,32 @@ async fn every_documented_request_is_answered_as_documented() {
     }
     assert_eq!(sent, 7 + Kind::ALL.len());
 }
+
+/// One bug in a fold ended all folds of a pod once, and no alert rang.
+#[tokio::test]
+async fn a_fold_that_panics_blocks_its_key_alone() {
+    let pod = Pod::new();
+    for seconds in [0, 90] {
+        pod.advance(Duration::from_secs(seconds));
+        for name in ["a", "home", "z"] {
+            assert_eq!(pod.post(&format!("/v1/counter/site/{name}"), "", "").await.status, 200);
+        }
+    }
+    pod.advance(Duration::from_secs(300));
+    pod.set(Fault::FoldPanics);
+    let report = pod.folder.sweep_once().await.expect("swept");
+    assert_eq!((report.nominated, report.folded, report.blocked), (3, 2, 1));
+    let metrics = pod.get("/metrics").await.text;
+    for line in [
+        "orderfree_folds_total{end=\"folded\"} 2",
+        "orderfree_folds_total{end=\"blocked\"} 1",
+        "orderfree_panics_total{task=\"fold\"} 2",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    let report = pod.folder.sweep_once().await.expect("swept again");
+    assert_eq!((report.nominated, report.blocked), (1, 1));
+    assert_eq!(pod.post("/v1/counter/site/home/fold", "", "").await.problem(500, "internal"), None);
+    pod.set(Fault::None);
+    assert_eq!(pod.folder.sweep_once().await.expect("swept").folded, 1);
+}

@@ -63,6 +63,8 @@ pub(crate) enum Fault {
     Huge,
     /// A bug.
     Panic,
+    /// A bug in folds of keys named `home`.
+    FoldPanics,
     /// The clock was never measured, or is wrong.
     Unmeasured,
     Moved,
@@ -368,6 +370,9 @@ impl Store for Faulty {
 
     async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError> {
         self.fold_reads.fetch_add(1, Ordering::SeqCst);
+        let is_home = |key: &Key| key.name.as_str() == "home";
+        let has_bug = self.fault() == Fault::FoldPanics && keys.iter().any(is_home);
+        assert!(!has_bug, "invariant: a test of panics");
         self.check_read()?;
         let reads = self.inner.read_for_folds(keys).await?;
         if self.fault() == Fault::Huge {

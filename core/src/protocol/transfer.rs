@@ -22,6 +22,7 @@ pub struct Parcel {
     /// The state as it travels: sealed for its row, but for no key, so that a line may be imported
     /// under another name.
     packed: Vec<u8>,
+    latest: Option<Timestamp>,
 }
 
 /// Why something is no parcel.
@@ -75,6 +76,9 @@ impl Parcel {
         written_at: Timestamp,
         packed: &[u8],
     ) -> Result<Parcel, ParcelError> {
+        if !id.is_random() {
+            return Err(ParcelError::Id(id));
+        }
         let seal = KeySeal::NOWHERE.row(expires_at, id);
         let state = envelope::decode_shard(seal, key.kind, packed)?;
         let mut attributed = state.clone();
@@ -109,7 +113,7 @@ impl Parcel {
         let packed = envelope::encode_shard(KeySeal::NOWHERE.row(expires_at, id), state, 1);
         let bytes = envelope::encode_shard(KeySeal::of(&key).row(expires_at, id), state, 1);
         let write = ShardWrite::fixed(key, expires_at, id, written_at, bytes);
-        Ok(Parcel { write, packed })
+        Ok(Parcel { write, packed, latest: state.times().into_iter().max() })
     }
 
     /// The state as an export carries it.
@@ -122,6 +126,12 @@ impl Parcel {
     #[must_use]
     pub fn write(&self) -> &ShardWrite {
         &self.write
+    }
+
+    /// The latest time by which a last writer won in it; none for kinds without.
+    #[must_use]
+    pub fn latest(&self) -> Option<Timestamp> {
+        self.latest
     }
 
     /// Whether a delivery that was acknowledged before this time counts: its row can't have been folded

@@ -22,6 +22,7 @@ pub(super) struct Scripted {
     pub(super) flights: Mutex<VecDeque<(Vec<ShardWrite>, oneshot::Sender<WriteOutcome>)>>,
     arrived: tokio::sync::Notify,
     pub(super) shut: AtomicBool,
+    pub(super) panics: AtomicBool,
 }
 
 impl Scripted {
@@ -64,6 +65,7 @@ impl Store for Scripted {
         Flights { rows_max: 3, group_rows_max: 3, partitions_max: 2, free: 2, backlog: 1 }
     }
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
+        assert!(!self.panics.load(Ordering::SeqCst), "a test wanted it");
         let (reply, outcome) = oneshot::channel();
         self.flights.lock().unwrap().push_back((writes.to_vec(), reply));
         self.arrived.notify_one();
