@@ -41,6 +41,8 @@ pub(crate) struct Setup {
     pub(crate) port: u16,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
+    /// What starts the program, if not this process.
+    within: Vec<String>,
 }
 
 impl Setup {
@@ -57,6 +59,7 @@ impl Setup {
             port,
             arguments: Vec::new(),
             environment: Vec::new(),
+            within: Vec::new(),
         };
         setup.arg("--listen", format!("127.0.0.1:{port}"))
     }
@@ -70,6 +73,13 @@ impl Setup {
     #[must_use]
     pub(crate) fn env(mut self, name: &str, value: impl ToString) -> Setup {
         self.environment.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// The same, started by another program.
+    #[must_use]
+    pub(crate) fn within(mut self, words: &[&str]) -> Setup {
+        self.within = words.iter().map(|word| (*word).to_owned()).collect();
         self
     }
 
@@ -96,10 +106,14 @@ impl Setup {
         static LOGS: AtomicUsize = AtomicUsize::new(0);
         let log = self.path(&format!("log-{}", LOGS.fetch_add(1, Ordering::Relaxed)));
         let file = File::create(&log).expect("a log");
-        let child = Command::new(env!("CARGO_BIN_EXE_orderfree"))
-            .arg("serve")
+        let mut words = self.within.iter().map(String::as_str).collect::<Vec<_>>();
+        words.extend([env!("CARGO_BIN_EXE_orderfree"), "serve"]);
+        let path = self.within.first().and_then(|_| std::env::var_os("PATH"));
+        let child = Command::new(words[0])
+            .args(&words[1..])
             .args(&self.arguments)
             .env_clear()
+            .envs(path.map(|path| ("PATH", path)))
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(file.try_clone().expect("the same log"))

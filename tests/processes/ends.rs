@@ -17,7 +17,7 @@ use crate::cassandra::{CLUSTER, Paused, drop_keyspace, fresh, fresh_on_own, own_
 use crate::contract::{Subject, brief_constants, key, name};
 use crate::pod::Pod;
 use crate::wire::{Answer, ask, request};
-use crate::{GRACE, defaults, is_refused, pods, ready, write_final};
+use crate::{GRACE, READY_WITHIN, defaults, is_refused, pods, ready, write_final};
 
 /// Keys with an open write each when the pod is told to end.
 const OPEN_KEYS: usize = 20;
@@ -224,5 +224,19 @@ async fn a_pod_ends_amid_a_sweep_and_another_one_goes_on_with_it() {
     pod.signal(Signal::TERM);
     assert_eq!(pod.ended(DRAIN_MAX + GRACE + A_LITTLE).await.0, Some(0), "{}", pod.log());
     subject.store.close().await;
+    drop_keyspace(&config).await;
+}
+
+/// Nobody compares the clocks any more: a pod must not go on taking updates by its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_ends_with_its_clock_sampler() {
+    let _others_too = CLUSTER.read().await;
+    let config = fresh(defaults()).await;
+    let mut pod = pods(&config).env("ORDERFREE_PANIC_IN", "clock-sampler").spawn();
+    let (code, _) = pod.ended(READY_WITHIN).await;
+    let log = pod.log();
+    assert_eq!(code, Some(1), "{log}");
+    let said: Vec<&str> = log.lines().filter(|line| line.starts_with("orderfree: ")).collect();
+    assert!(said.len() == 1 && said[0].contains("its task \"clock-sampler\" panicked"), "{log}");
     drop_keyspace(&config).await;
 }
