@@ -2,7 +2,7 @@
 
 .PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load soak sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers advisories fuzz-check schemathesis \
-  mutants bench bench-quick overload
+  mutants bench bench-quick overload damage
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	cargo run --release --locked
@@ -62,6 +62,11 @@ shuttle:        ## the mutators in N interleavings, twice
 
 laws:           ## every law of every kind, N cases each
 	PROPTEST_CASES=$(N) cargo test --release --locked -p orderfree-core --lib law
+
+# Fewer than of the others: each copy is met by three processes.
+damage: N = 200
+damage:         ## N damaged copies of a file of 55 MB, each served, exported and examined
+	DAMAGE_MB=55 DAMAGE_N=$(N) DAMAGE_SEED=$(SEED) cargo test --locked --test damage -- --nocapture
 
 kinds:          ## every kind on ten pods, 100,000 ops each, with kills and folds, against one process
 	tests/cassandra/cluster start
