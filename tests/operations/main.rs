@@ -17,6 +17,7 @@ mod listeners;
 mod machine;
 mod memory;
 mod nonsense;
+mod opening;
 mod outputs;
 mod overload;
 mod pages;
