@@ -7,7 +7,7 @@
 //! * `server`: the server that is measured;
 //! * `compare`: the rounds;
 //! * `pods`: how they go on with their number;
-//! * `folds`, `memory`: what a fold, a read and a key cost;
+//! * `folds`, `memory`, `opening`: what a fold, a read, a key and a start cost;
 //! * `report`, `plot`: tables and plots.
 
 mod compare;
@@ -15,6 +15,7 @@ mod folds;
 mod load;
 mod machine;
 mod memory;
+mod opening;
 mod peers;
 mod plot;
 mod pods;
@@ -53,6 +54,8 @@ enum Command {
     Folds(folds::FoldsArgs),
     /// Measure what keys cost in a pod's memory.
     Memory(memory::MemoryArgs),
+    /// Measure how long large embedded files take to open.
+    Opening(opening::OpeningArgs),
     /// Measure one hot key with one, two and four pods.
     Pods(pods::PodsArgs),
     /// Write figures of `compare` into the report.
@@ -67,6 +70,7 @@ fn main() -> anyhow::Result<()> {
         Command::Compare(args) => run(&mut one, compare::run(args)),
         Command::Folds(args) => run(&mut many, folds::run(args)),
         Command::Memory(args) => run(&mut one, memory::run(args)),
+        Command::Opening(args) => run(&mut many, opening::run(args)),
         Command::Pods(args) => run(&mut one, pods::run(args)),
         Command::Report(args) => report::write(&args),
     }

@@ -156,6 +156,11 @@ fn item_of(op: usize) -> Value {
     Value::Item(Item::Number(i64::try_from(op).expect("few")))
 }
 
+/// The key of this name.
+pub(crate) fn key_of(kind: Kind, at: u8) -> Key {
+    Key { kind, group: Name::new("group").expect("a name"), name: name(at) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,9 +198,4 @@ mod tests {
             }
         }
     }
-}
-
-/// The key of this name.
-pub(crate) fn key_of(kind: Kind, at: u8) -> Key {
-    Key { kind, group: Name::new("group").expect("a name"), name: name(at) }
 }

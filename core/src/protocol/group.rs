@@ -27,11 +27,14 @@ pub enum From {
     Behind(Name),
 }
 
+/// Complete keys by ascending name. One whose rows are out of order does not hinder the others.
+pub type Keys = Vec<(Name, Result<WholeSlice, BadSlice>)>;
+
 /// What a chunk's rows say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
-    /// Complete keys, by ascending name. One whose rows are out of order does not hinder the others.
-    pub keys: Vec<(Name, Result<WholeSlice, BadSlice>)>,
+    /// Complete keys.
+    pub keys: Keys,
     /// How to go on.
     pub then: Then,
 }
@@ -107,7 +110,7 @@ pub fn split(rows: Vec<(Name, Row)>, limit: usize) -> Result<Chunk, BadRows> {
 ///
 /// # Errors
 /// [`BadRows`] if a name comes twice or after a greater one.
-pub fn whole(rows: Vec<(Name, Row)>) -> Result<Vec<(Name, Result<WholeSlice, BadSlice>)>, BadRows> {
+pub fn whole(rows: Vec<(Name, Row)>) -> Result<Keys, BadRows> {
     Ok(by_name(rows)?.into_iter().map(whole_key).collect())
 }
 
