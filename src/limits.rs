@@ -217,6 +217,9 @@ pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a pod that starts waits for its store, by default.
 pub const STORE_WAIT_MAX: Duration = Duration::from_secs(5 * 60);
 
+/// How long a pod that has opened its file waits for those whom it told that it is starting.
+pub const STARTING_DRAIN_MAX: Duration = Duration::from_millis(500);
+
 /// First and longest pause between two attempts to open the store.
 pub const STORE_WAIT_PAUSE: (Duration, Duration) =
     (Duration::from_millis(500), Duration::from_secs(10));

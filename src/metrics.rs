@@ -359,7 +359,7 @@ impl Metrics {
         for reason in ["unauthenticated", "forbidden", "rate", "quota"] {
             self.denied.get_or_create(&DeniedLabel { reason }).inc_by(0);
         }
-        for task in Task::value_variants() {
+        for task in Task::value_variants().iter().filter(|task| !task.is_vital()) {
             self.panics.get_or_create(&TaskLabel { task: task.name() }).inc_by(0);
         }
         for result in ["ok", "refused"] {

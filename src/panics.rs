@@ -1,26 +1,36 @@
-//! What becomes of a panic: one line in the log, where it is a bug; an error, where it is expected of
-//! a library that meets damage.
+//! What becomes of a panic. One that is a bug is told in the log with its place. One that is expected,
+//! of a library that meets damage, becomes an error.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::panic::{self, AssertUnwindSafe};
 use std::thread;
 
+use crate::cli::output;
+
 thread_local! {
     static IS_EXPECTED: Cell<bool> = const { Cell::new(false) };
+    /// Where the last panic of this thread was.
+    static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// From now on a panic is one line in the log; with a backtrace only if `RUST_BACKTRACE` asks for it.
+/// From now on a panic that is a bug is one line in the log; with a backtrace only if `RUST_BACKTRACE`
+/// asks for it.
 pub fn log_them() {
     panic::set_hook(Box::new(|info| {
+        let at = info.location().map_or_else(String::new, ToString::to_string);
+        PLACE.with_borrow_mut(|place| place.clone_from(&at));
         if IS_EXPECTED.get() {
             return;
         }
+        let what = text(info.payload());
+        if !tracing::dispatcher::has_been_set() {
+            // A tool without a log.
+            return output::note(format_args!("orderfree: a bug at {at}: {what}"));
+        }
         let thread = thread::current();
-        let (thread, at) = (thread.name().unwrap_or("unnamed"), info.location());
-        let at = at.map_or_else(String::new, ToString::to_string);
-        tracing::error!(thread, at, "a bug: {}", text(info.payload()));
+        tracing::error!(thread = thread.name(), at, "a bug: {what}");
         let trace = Backtrace::capture();
         if trace.status() == BacktraceStatus::Captured {
             tracing::error!("{trace}");
@@ -31,13 +41,17 @@ pub fn log_them() {
 /// Runs something that may panic where that is no bug, and says nothing of it in the log.
 ///
 /// # Errors
-/// The panic's text.
+/// The panic's text, and its place in the code if that is known.
 pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     let before = IS_EXPECTED.replace(true);
     // What it leaves behind is dropped, or not used again: see the callers.
     let result = panic::catch_unwind(AssertUnwindSafe(run));
     IS_EXPECTED.set(before);
-    result.map_err(|panic| text(&*panic).to_owned())
+    result.map_err(|panic| {
+        let place = PLACE.take();
+        let at = if place.is_empty() { place } else { format!(" at {place}") };
+        format!("{}{at}", text(&*panic))
+    })
 }
 
 /// What a panic says.

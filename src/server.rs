@@ -445,7 +445,16 @@ impl Ports {
             };
             listener.serve(http::starting(Arc::clone(progress)), opened.clone())
         };
-        futures::future::join_all(self.users.iter().chain(&self.admins).map(serve)).await;
+        let served = futures::future::join_all(self.users.iter().chain(&self.admins).map(serve));
+        // A slow client must not keep the pod from serving others.
+        let is_over = async {
+            opened.cancelled().await;
+            tokio::time::sleep(limits::STARTING_DRAIN_MAX).await;
+        };
+        tokio::select! {
+            _ = served => {}
+            () = is_over => {}
+        }
     }
 }
 

@@ -1,8 +1,8 @@
-//! The registry of a pod's tasks, and the only place that spawns them: every one is known, named,
-//! awaited at the end, and missed if it ends in a panic.
+//! The registry of a pod's tasks. Every one is known, named and awaited at the end, and a panic of one
+//! does not go unnoticed. Only blocking calls and the threads of stores are started elsewhere.
 
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -25,6 +25,10 @@ use crate::panics;
 pub enum Task {
     /// Speaks with one client.
     Connection,
+    /// Answers one request; what it does with a mutator is the next one's.
+    Request,
+    /// Gives an update to its mutator, within a request.
+    Update,
     /// Reads one key for all who ask for it.
     Read,
     /// Folds keys of one group; part of the two below.
@@ -61,8 +65,10 @@ enum Role {
 impl Task {
     fn role(self) -> Role {
         match self {
-            Task::Connection | Task::Read | Task::Fold => Role::Contained,
-            Task::Flight | Task::Retry | Task::Handover | Task::StoreWriter => Role::Vital,
+            Task::Connection | Task::Request | Task::Read | Task::Fold => Role::Contained,
+            Task::Update | Task::Flight | Task::Retry | Task::Handover | Task::StoreWriter => {
+                Role::Vital
+            }
             Task::FoldQueue | Task::FoldSweep | Task::Tidy | Task::ClockSampler => Role::Lasting,
         }
     }
@@ -78,6 +84,8 @@ impl Task {
     pub fn name(self) -> &'static str {
         match self {
             Task::Connection => "connection",
+            Task::Request => "request",
+            Task::Update => "update",
             Task::Read => "read",
             Task::Fold => "fold",
             Task::FoldQueue => "fold-queue",
@@ -160,18 +168,12 @@ impl Tasks {
         Tasks { ends: Arc::new(Ends { panics, ..Ends::default() }), ..Tasks::default() }
     }
 
-    /// Other tasks of the same pod, which are stopped and awaited apart.
-    #[must_use]
-    pub fn group(&self) -> Tasks {
-        Tasks { ends: Arc::clone(&self.ends), ..Tasks::default() }
-    }
-
     /// Runs a task to its end. It is not cancelled; one that waits must watch [`Tasks::stopped`].
     pub fn spawn(&self, task: Task, run: impl Future<Output = ()> + Send + 'static) {
         let (ends, stop) = (Arc::clone(&self.ends), self.stop.clone());
         let watched = async move {
             let run = async {
-                // A contained one panics where its harm is contained.
+                // The point of a contained task is inside what contains it.
                 if task.is_vital() || task == Task::Connection {
                     panic_point(task);
                 }
@@ -203,6 +205,19 @@ impl Tasks {
             let panic = panics::text(&*panic);
             self.ends.panicked(task, panic);
             panic.to_owned()
+        })
+    }
+
+    /// Runs what leaves something half done if it panics, within a task whose panics are contained.
+    /// The panic goes on, and the pod ends.
+    pub fn vital<T>(&self, task: Task, run: impl FnOnce() -> T) -> T {
+        let run = || {
+            panic_point(task);
+            run()
+        };
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+            self.ends.panicked(task, panics::text(&*panic));
+            resume_unwind(panic)
         })
     }
 
@@ -270,7 +285,7 @@ mod tests {
         for &task in Task::value_variants() {
             let panics = Family::default();
             let tasks = Tasks::counting(panics.clone());
-            tasks.group().spawn(task, async { panic!("page {}", 7) });
+            tasks.spawn(task, async { panic!("page {}", 7) });
             let count = panics.get_or_create(&TaskLabel { task: task.name() });
             while count.get() == 0 {
                 tokio::task::yield_now().await;
@@ -285,24 +300,18 @@ mod tests {
     #[tokio::test]
     async fn a_task_that_should_last_must_not_end_by_itself() {
         for &task in Task::value_variants() {
-            for stops in [false, true] {
+            for is_told in [false, true] {
                 let tasks = Tasks::new();
-                let group = tasks.group();
-                if stops {
-                    group.stop();
+                if is_told {
+                    tasks.stop();
                 }
-                group.spawn(task, async {});
-                assert!(group.join(Duration::from_secs(9)).await);
-                let is_missed = task.role() == Role::Lasting && !stops;
-                // Joining stops as well, so that this end must have come before.
-                assert!(tasks.failure().is_none() || is_missed, "{task:?}");
+                tasks.spawn(task, async {});
+                while tasks.count() > 0 {
+                    tokio::task::yield_now().await;
+                }
+                let is_missed = task.role() == Role::Lasting && !is_told;
+                assert_eq!(tasks.failure().is_some(), is_missed, "{task:?}");
             }
-            let tasks = Tasks::new();
-            tasks.spawn(task, async {});
-            while tasks.count() > 0 {
-                tokio::task::yield_now().await;
-            }
-            assert_eq!(tasks.failure().is_some(), task.role() == Role::Lasting, "{task:?}");
         }
     }
 

@@ -248,7 +248,7 @@ async fn an_expired_or_damaged_line_is_refused_and_the_others_arrive() {
     close(pod).await;
     let lines = text(&from.run("export", &[], b"").stdout);
     let mut lines: Vec<String> = lines.lines().map(str::to_owned).collect();
-    lines[1] = lines[1].replace("\"version\":1", "\"version\":2");
+    lines[1] = lines[1].replace("\"version\":2", "\"version\":3");
     let state = lines[2].find("\"state\":\"").expect("a state") + 12;
     let other = if lines[2].as_bytes()[state] == b'A' { "B" } else { "A" };
     lines[2].replace_range(state..state + 1, other);
@@ -261,7 +261,7 @@ async fn an_expired_or_damaged_line_is_refused_and_the_others_arrive() {
     assert!(out.contains("1 keys imported, 0 were there, 6 refused, 0 unknown"), "{out}{err}");
     for says in [
         "line 2: it is no line to import",
-        "version 2",
+        "version 3",
         "line 3: it is no line to import",
         "line 4: it is no line to import: counter/g/a stands in an earlier line",
         "line 5: it has expired",

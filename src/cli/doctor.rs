@@ -84,6 +84,13 @@ pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
                 Err(error) => report.say("store", Err(format!("{error:#}"))),
                 Ok(store) => {
                     look_at_store(&mut report, &store).await;
+                    match store.damaged_rows() {
+                        0 => {}
+                        rows => {
+                            let what = "damaged; `orderfree export` names the keys";
+                            report.say("rows", Err(format!("{rows} of the file are {what}")));
+                        }
+                    }
                     look_at_keys(&mut report, &store, constants, args.sample).await;
                     store.close().await;
                 }

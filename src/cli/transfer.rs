@@ -107,7 +107,7 @@ struct Line {
     state: String,
 }
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Longest time for which a line can be imported: until then its key has a row more.
 const VALID_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
@@ -359,7 +359,6 @@ async fn deliver(
                 latest.since(now.wall)
             ));
         }
-        store.note_stamp(latest);
     }
     if write.expires_at() > now.wall.plus(VALID_MAX + clocks) {
         return refused("it is valid for over 90 days, which no export is");
@@ -386,6 +385,9 @@ async fn deliver(
             "{} exists; if this is from elsewhere, say --into-living to add to it",
             write.key()
         ));
+    }
+    if let Some(latest) = parcel.latest() {
+        store.note_stamp(latest);
     }
     // Also where it was seen: by some replicas, perhaps, and it is the same row each time.
     match store.write_shard(write).await {

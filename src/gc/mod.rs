@@ -418,7 +418,7 @@ impl Folder {
         ends
     }
 
-    /// Folds keys one by one that could not be folded together. If the store does not answer at all, they wait for another time, when
+    /// Folds one by one the keys that could not be folded together. If the store does not answer at all, they wait for another time, when
     /// another of them is the first.
     async fn fold_alone(&self, keys: &mut [Key]) -> Vec<Result<FoldResult, FoldFailure>> {
         let count = u32::try_from(keys.len()).expect("invariant: a list is short");

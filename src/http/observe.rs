@@ -27,6 +27,7 @@ use crate::linger::LeavesUnread;
 use crate::metrics::{DeniedLabel, Metrics, RequestLabel};
 use crate::panics;
 use crate::policy::{self, Caller, Verb};
+use crate::tasks::{Task, TaskLabel, panic_point};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -213,7 +214,12 @@ pub(super) async fn observe(
     let trace = Trace::of(request.headers(), method, &route);
     let pass = observer.pass((method, &route), now.wall, &id, trace.id.as_deref(), request, next);
     // A panic is a bug, but answers like everything else.
+    let pass = async {
+        panic_point(Task::Request);
+        pass.await
+    };
     let answer = AssertUnwindSafe(pass.instrument(trace.span.clone())).catch_unwind();
+    let panicked = |panic| panicked(panic, service.metrics());
     let response = answer.await.map_or_else(panicked, IntoResponse::into_response);
     let request_id = id.to_str().expect("invariant: printable ASCII");
     let (mut response, problem) = problem::render(response, request_id, is_update(method, &route));
@@ -320,7 +326,9 @@ fn is_update(method: &str, route: &str) -> bool {
     !is_read(method, route) && !is_audited(route)
 }
 
-fn panicked(panic: Box<dyn Any + Send>) -> Response {
+fn panicked(panic: Box<dyn Any + Send>, metrics: &Metrics) -> Response {
+    let label = TaskLabel { task: Task::Request.name() };
+    metrics.panics.get_or_create(&label).inc();
     tracing::error!(panic = panics::text(&*panic), "a request met a bug");
     let detail = "The server met an impossible state; see its log for this request's id.";
     Problem::new(ProblemType::Internal, detail).into_response()

@@ -38,7 +38,7 @@ use crate::sync::{
     AtomicBool, AtomicUsize, Instant, Mutex, Ordering, PoisonError, consume_budget, sleep,
     timeout_at,
 };
-use crate::tasks::Tasks;
+use crate::tasks::{Task, Tasks};
 use crate::typical::Typical;
 use board::{Board, Queue};
 pub use refused::{Refused, UpdateError};
@@ -218,7 +218,9 @@ impl Mutators {
         let now = self.gate.open()?;
         let time = self.prepare(key, &mut ops, now.wall)?;
         let seat = || self.policies.seat(&key.group);
-        Ok((time, self.admit(key, ops, durability, now, seat)?))
+        // A panic in between would leave a mutator that nobody writes.
+        let admit = || self.admit(key, ops, durability, now, seat);
+        Ok((time, self.flushers.vital(Task::Update, admit)?))
     }
 
     /// Accepts updates of one key as one op list, so that a hot key costs one update of its mutator,

@@ -262,6 +262,11 @@ pub trait Store: Send + Sync + 'static {
     /// Notes such a time before it is written.
     fn note_stamp(&self, _: Timestamp) {}
 
+    /// Rows that were found damaged when the store was opened.
+    fn damaged_rows(&self) -> u64 {
+        0
+    }
+
     /// Why the store can't go on without a restart, if so.
     fn failure(&self) -> Option<String> {
         None

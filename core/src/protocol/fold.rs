@@ -105,6 +105,7 @@ pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Pl
     if report.folded == 0 && report.zombies == 0 {
         return Ok(Plan::Nothing(report));
     }
+    slice.shards().filter(is_zombie).try_for_each(|row| reader.check(row))?;
     let mut state = tally.map_or_else(|| State::identity(read.key().kind), |(_, state)| state);
     for row in slice.shards().filter(is_final) {
         state.merge(&reader.shard(row)?).map_err(RowError::Merge)?;

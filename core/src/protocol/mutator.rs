@@ -45,8 +45,10 @@ pub struct Mutator {
     flight: Option<Flight>,
     /// `settled` holds ops that no write has acknowledged.
     unresolved: bool,
-    /// What was answered from memory and is unresolved.
+    /// What was answered from memory and is unresolved, of kinds where twice is once.
     unsure: Vec<Entry>,
+    /// How many such lists there are of other kinds, which are lost if they stay unresolved.
+    at_risk: usize,
     /// When the first write was begun since one was last acknowledged, by the boot-time clock.
     unacked_since: Option<Duration>,
     /// At least one write was acknowledged.
@@ -82,8 +84,8 @@ pub struct Ticket(u64);
 pub enum Durability {
     /// After the store acknowledged a write that holds the op.
     Stored,
-    /// At once. The op is lost if the pod dies before its write, or if the outcome of that write is
-    /// unknown until the lease ends and the kind counts what is added twice as two.
+    /// At once. The op is lost if the pod dies before its write. It is also lost if the outcome of
+    /// that write is still unknown when the lease ends, for kinds that would count it twice.
     Memory,
 }
 
@@ -213,6 +215,7 @@ impl Mutator {
             flight: None,
             unresolved: false,
             unsure: Vec::new(),
+            at_risk: 0,
             unacked_since: None,
             persisted: false,
             next_ticket: 0,
@@ -267,6 +270,10 @@ impl Mutator {
         }
         if self.queue.len() >= QUEUE_MAX {
             return Err(Refusal::QueueFull);
+        }
+        // A refused write may have left nothing to write, and so nothing to acknowledge.
+        if self.is_clean() {
+            self.unacked_since = None;
         }
         let is_late = |since: Duration| now.boot.saturating_sub(since) > MEMORY_PATIENCE;
         if durability == Durability::Memory && self.unacked_since.is_some_and(is_late) {
@@ -328,17 +335,18 @@ impl Mutator {
                 self.persisted = true;
                 self.unresolved = !self.lease.ack_stands(now);
                 if self.unresolved {
-                    self.unsure.extend(flight.kept);
+                    self.doubt(flight.kept);
                     return Finished::TooLate;
                 }
                 self.unsure.clear();
+                self.at_risk = 0;
                 self.unacked_since = None;
                 Finished::Acked
             }
             WriteOutcome::Unknown(reason) => {
                 self.settled = flight.state;
                 self.unresolved = true;
-                self.unsure.extend(flight.kept);
+                self.doubt(flight.kept);
                 Finished::Unknown(reason)
             }
             WriteOutcome::Refused(reason) => {
@@ -360,15 +368,21 @@ impl Mutator {
     pub fn bury(&mut self) -> Estate {
         self.head = self.settled.clone();
         self.queued = 0;
-        let unsure = std::mem::take(&mut self.unsure);
-        let (again, lost) = match self.key.kind.about().is_idempotent {
-            true => (unsure, 0),
-            false => (Vec::new(), unsure.len()),
-        };
+        let (again, lost) = (std::mem::take(&mut self.unsure), std::mem::take(&mut self.at_risk));
         let never_sent = self.queue.drain(..);
         let never_sent = never_sent.filter(|entry| entry.durability == Durability::Memory);
         let inherited = again.into_iter().chain(never_sent).map(|entry| entry.ops).collect();
         Estate { inherited, lost }
+    }
+
+    /// Lists that were answered from memory may be stored, or not.
+    fn doubt(&mut self, lists: Vec<Entry>) {
+        let kind = self.key.kind;
+        // Ops of timed kinds keep their times, so that they win or lose as they did.
+        match kind.about().is_idempotent || kind.is_timed() {
+            true => self.unsure.extend(lists),
+            false => self.at_risk += lists.len(),
+        }
     }
 
     /// Builds the head anew from what was sent and the queue, dropping what no longer applies.

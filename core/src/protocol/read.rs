@@ -78,6 +78,7 @@ pub fn assemble(
     let mut reading = Reading { state, fence, shards: 0, final_shards: 0, zombies: 0 };
     for row in slice.shards() {
         if Some(row.expires_at) <= fence {
+            reader.check(row)?;
             reading.zombies += 1;
             continue;
         }
@@ -156,6 +157,16 @@ impl RowReader {
     pub fn tally(self, row: &Row) -> Result<(Timestamp, State), RowError> {
         envelope::decode_tally(self.seal, self.kind, &row.state)
             .map_err(|error| undecodable(row, error))
+    }
+
+    /// Whether a shard lies where it was written. One whose expiry was damaged may look like a
+    /// zombie, which nobody counts.
+    ///
+    /// # Errors
+    /// [`RowError::Undecodable`].
+    pub(super) fn check(self, row: &Row) -> Result<(), RowError> {
+        let seal = self.seal.row(row.expires_at, row.mutator_id);
+        seal.check(&row.state).map_err(|error| undecodable(row, error))
     }
 
     /// The state of a shard.
@@ -278,12 +289,9 @@ mod tests {
         let error =
             read(vec![tally(500, 1), bad.clone()], None).expect_err("undecodable").to_string();
         assert!(error.contains("expires_at 2000") && error.contains("checksum"), "{error}");
-        let mut zombie = bad;
-        zombie.expires_at = Timestamp::from_micros(400);
-        assert_eq!(
-            value(vec![tally(500, 1), zombie], None).zombies,
-            1,
-            "zombies are never decoded"
-        );
+        let mut moved = shard(2000, 1);
+        moved.expires_at = Timestamp::from_micros(400);
+        assert!(read(vec![tally(500, 1), moved], None).is_err(), "it is no zombie");
+        assert_eq!(value(vec![tally(500, 1), shard(400, 1)], None).zombies, 1);
     }
 }

@@ -117,7 +117,7 @@ pub(super) fn open(path: &Path, progress: &Arc<Progress>) -> Result<Opened, Open
     if bytes == 0 {
         return Err(OpenError::Empty { file });
     }
-    progress.begin(path.to_owned(), bytes);
+    progress.begin(bytes);
     let inner = FileBackend::new(handle).map_err(|error| failed(&file, error.into()))?;
     let opened = open_backend(&file, Counted { inner, progress: Arc::clone(progress) }, progress)?;
     // A new file is not there after a power cut unless its folder was synced as well. Always, since
@@ -154,16 +154,17 @@ pub(super) fn open_backend(
         let mut database = builder(file, &repaired)
             .create_with_backend(backend)
             .map_err(|error| failed(file, error.into()))?;
+        // Nobody waits for the verification of a file that is not ours.
+        let highest = prepare(file, &database)?;
         // A repair has looked at every page already.
         if !repaired.load(Ordering::Relaxed) {
-            verify::pages(&mut database).map_err(|error| failed(file, error.into()))?;
+            verify::pages(file, &mut database).map_err(|error| failed(file, error.into()))?;
         }
-        let highest = prepare(file, &database)?;
         let contents = verify::rows(&database, progress).map_err(|error| failed(file, error))?;
         Ok(Opened { database, highest, contents })
     };
     // Damage makes redb panic in many places. Nothing of it is left: its database is dropped.
-    let opened = verify::telling(progress, || panics::caught(open));
+    let opened = verify::telling(file, progress, || panics::caught(open));
     opened.unwrap_or_else(|reason| Err(OpenError::Corrupt { file: file.to_owned(), reason }))
 }
 

@@ -246,6 +246,10 @@ impl Store for EmbeddedStore {
         EmbeddedStore::failure(self).map(str::to_owned)
     }
 
+    fn damaged_rows(&self) -> u64 {
+        self.contents.broken_rows
+    }
+
     fn latest_stamp(&self) -> Timestamp {
         self.shared.guard.highest().stamp
     }

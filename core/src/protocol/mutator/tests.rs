@@ -260,11 +260,12 @@ fn what_was_in_flight_is_inherited_only_where_twice_is_once() {
                 }
             }
             let Estate { inherited, lost } = mutator.bury();
-            let expected = match (mutator.is_unresolved(), kind.about().is_idempotent) {
-                (false, _) => (0, 0),
-                (true, true) => (1, 0),
-                (true, false) => (0, 1),
-            };
+            let expected =
+                match (mutator.is_unresolved(), kind.about().is_idempotent || kind.is_timed()) {
+                    (false, _) => (0, 0),
+                    (true, true) => (1, 0),
+                    (true, false) => (0, 1),
+                };
             assert_eq!((inherited.len(), lost), expected, "{kind}");
         }
     }
@@ -285,6 +286,20 @@ fn nothing_is_answered_from_memory_after_a_second_without_an_ack() {
     assert_eq!(memory(&mut mutator, at(3)), Err(Refusal::Unacked), "since the first write");
     mutator.finish_write(WriteOutcome::Acked, at(3));
     assert!(memory(&mut mutator, at(9)).is_ok());
+}
+
+#[test]
+fn a_refused_write_that_left_nothing_ends_no_answers_from_memory() {
+    let mut mutator = mutator();
+    queued(&mut mutator, 1, Durability::Stored);
+    begin(&mut mutator, at(1));
+    mutator.finish_write(refused(), at(1));
+    assert!(mutator.is_clean(), "its client was told");
+    assert!(mutator.accept(add(1), Durability::Memory, at(10)).is_ok());
+    begin(&mut mutator, at(10));
+    mutator.finish_write(refused(), at(10));
+    let waits = mutator.accept(add(1), Durability::Memory, at(12));
+    assert_eq!(waits, Err(Refusal::Unacked), "the first one still waits");
 }
 
 #[test]
