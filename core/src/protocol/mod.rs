@@ -12,7 +12,7 @@
 //! * [`read`]: rows become a value;
 //! * [`group`]: many keys in chunks, none torn;
 //! * [`fold`]: expired rows become a tally; [`sweep`] finds the keys that need it;
-//! * [`clock`]: may this pod's clock be trusted;
+//! * [`clock`]: may this pod's clock be trusted; [`repair`] mends what one has written that was wrong;
 //! * [`consistency`]: do two consistency levels meet.
 
 pub mod clock;
@@ -25,6 +25,7 @@ mod key;
 mod lease;
 mod mutator;
 pub mod read;
+pub mod repair;
 mod row;
 pub mod sweep;
 mod time;
