@@ -87,7 +87,8 @@ pub enum ClockError {
     Moved,
     /// The clock is behind the latest time that the store ever saw.
     #[error(
-        "this machine's clock is {behind:?} behind the latest time that the store saw; check NTP"
+        "this machine's clock is {behind:?} behind the latest time that the store saw; check NTP, and \
+         if this clock is right, stop the pod and run `orderfree repair`"
     )]
     Behind {
         /// By how much.

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use orderfree_core::protocol::Timestamp;
 use redb::backends::FileBackend;
 use redb::{
-    Builder, Database, DatabaseError, ReadableDatabase, StorageBackend, TableDefinition,
-    TableHandle, WriteTransaction,
+    Builder, Database, ReadableDatabase, StorageBackend, TableDefinition, TableHandle,
+    WriteTransaction,
 };
 use thiserror::Error;
 use uuid::Uuid;
@@ -101,16 +101,14 @@ pub(super) fn open(path: &Path, progress: &Arc<Progress>) -> Result<Opened, Open
     let file = path.display().to_string();
     let io_failed =
         |error: io::Error| OpenError::Io { file: file.clone(), reason: error.to_string() };
-    let folder = match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
+    let folder = folder_of(path);
     if !folder.is_dir() {
         return Err(OpenError::FolderMissing { file });
     }
     let is_new = !path.exists();
     if is_new {
-        create(path).map_err(|error| failed(&file, error.into()))?;
+        // Where there are no links, or the file is there by now, this goes on without.
+        let _ = create(path, |_| Ok(())).map_err(|error| failed(&file, error))?;
     }
     let handle = OpenOptions::new().read(true).write(true).open(path).map_err(io_failed)?;
     let bytes = handle.metadata().map_err(io_failed)?.len();
@@ -122,25 +120,38 @@ pub(super) fn open(path: &Path, progress: &Arc<Progress>) -> Result<Opened, Open
     let opened = open_backend(&file, Counted { inner, progress: Arc::clone(progress) }, progress)?;
     // A new file is not there after a power cut unless its folder was synced as well. Always, since
     // the process that created it may have died before.
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(io_failed)?;
+    sync_folder(folder).map_err(io_failed)?;
     Ok(Opened { contents: Contents { is_new, ..opened.contents }, ..opened })
 }
 
-/// Makes a new file under another name first: a process that dies while redb lays it out would
-/// leave something that is no file of ours. A link, unlike a rename, replaces no file that another
-/// process made meanwhile.
-fn create(path: &Path) -> Result<(), DatabaseError> {
+/// Where a file lies.
+pub(super) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
+pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Makes a new file under another name first: a process that dies while redb lays it out, or while
+/// it is filled, would leave something that is no file of ours. A link, unlike a rename, replaces no
+/// file that another process made meanwhile; what becomes of it is returned.
+pub(super) fn create(
+    path: &Path,
+    fill: impl FnOnce(&Database) -> Result<(), redb::Error>,
+) -> Result<io::Result<()>, redb::Error> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}.new", Uuid::new_v4()));
     let new = Path::new(&name);
-    let made = Builder::new().create(new).map(drop);
-    if made.is_ok() {
-        // Where there are no links, or the file is there by now, the caller goes on without.
-        let _ = fs::hard_link(new, path);
-    }
-    // If it fails, a useless small file stays.
+    let made = Builder::new().set_cache_size(EMBEDDED_CACHE_BYTES).create(new);
+    let filled = made.map_err(redb::Error::from).and_then(|database| fill(&database));
+    let linked = filled.map(|()| fs::hard_link(new, path));
+    // If it fails, a useless file stays.
     let _ = fs::remove_file(new);
-    made
+    linked
 }
 
 /// Opens whatever a backend holds, and verifies it.
@@ -193,7 +204,7 @@ fn prepare(file: &str, database: &Database) -> Result<Highest, OpenError> {
     }
 }
 
-fn create_tables(database: &Database) -> Result<(), redb::Error> {
+pub(super) fn create_tables(database: &Database) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
     transaction.open_table(META)?.insert(META_FORMAT, FORMAT)?;
     transaction.open_table(SHARDS)?;

@@ -11,7 +11,8 @@
 //!   timestamp orders fences, so the fence never goes back, and rows at or below the fence are
 //!   zombies that no value and no fold counts (I6). The next fold deletes them again. Without
 //!   tombstones there is nothing to purge, and reads cost what live rows cost.
-//! * **The clock** has no second one to be compared with; see `guard.rs`.
+//! * **The clock** has no second one to be compared with; see `guard.rs`, and `repair.rs` for a file
+//!   that a wrong one wrote.
 //! * **The file is verified** when it is opened; see `verify.rs`.
 //! * **A full disk** stops writes and nothing else; see `room.rs`.
 //! * **After an error of the file** the store refuses everything until the process is started again;
@@ -19,6 +20,7 @@
 
 mod file;
 mod guard;
+mod repair;
 mod room;
 mod rows;
 mod verify;
@@ -57,6 +59,7 @@ use crate::limits::{EMBEDDED_READS_MAX, FOLD_ROWS_MAX, READ_ROWS_MAX, WRITE_BATC
 use crate::panics;
 
 pub use file::OpenError;
+pub use repair::{Found, RepairError, repair};
 pub use rows::{RowKey, RowValue, SHARDS};
 pub use verify::{Contents, Progress};
 

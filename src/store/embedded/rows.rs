@@ -8,6 +8,7 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::KeySeal;
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::repair::Written;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{Key, MutatorId, Name, Row, ShardWrite, Slice, Timestamp};
 use redb::{ReadableTable, StorageError, Table, TableDefinition};
@@ -209,6 +210,41 @@ pub(super) fn count_names(
         start = format!("{name}\0");
     }
     Ok(names)
+}
+
+/// Takes every key with all its rows, in the order of both.
+pub(super) fn each_key(
+    table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
+    mut take: impl FnMut(&Key, Vec<Written>) -> Result<(), ReadError>,
+) -> Result<(), ReadError> {
+    let mut last: Option<(Key, Vec<Written>)> = None;
+    for entry in table.range::<RowKey>(..)? {
+        let (at, value) = entry?;
+        let (at, value) = (at.value(), value.value());
+        let row = checked_row(at, value)?;
+        let written = Written { row, at: Timestamp::from_micros(value.0) };
+        match &mut last {
+            Some((key, rows)) if is_key_of(key, at) => rows.push(written),
+            _ => {
+                let newer = || corrupt(at, "its kind is of a newer release");
+                let key = checked_key(at)?.ok_or_else(newer)?;
+                if let Some((key, rows)) = last.replace((key, vec![written])) {
+                    take(&key, rows)?;
+                }
+            }
+        }
+    }
+    last.map_or(Ok(()), |(key, rows)| take(&key, rows))
+}
+
+/// Writes a row where there is none.
+pub(super) fn insert(
+    table: &mut Table<'_, RowKey<'static>, RowValue<'static>>,
+    key: &Key,
+    Written { row, at: written_at }: &Written,
+) -> Result<(), StorageError> {
+    let place = at(key, descending(row.expires_at), id(row.mutator_id));
+    table.insert(place, (written_at.as_micros(), row.state.as_slice())).map(drop)
 }
 
 /// Executes a fold: the tally's row, and the deletion of everything at or below the fence that was

@@ -1,0 +1,165 @@
+//! A copy of a file without what a wrong clock wrote into it.
+//!
+//! A clock that ran ahead once, for one update, leaves its time in the file, so that every later write
+//! is refused until the right clock has caught up (`guard.rs`), and rows that only the
+//! [core's repair](orderfree_core::protocol::repair) can mend. The file stays as it is, for whoever
+//! finds that it was the other clock that was right.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use orderfree_core::protocol::repair::{Repair, Report, Written};
+use orderfree_core::protocol::{Constants, Key, Timestamp};
+use redb::{Database, ReadableDatabase};
+use thiserror::Error;
+
+use super::file::{self, OpenError};
+use super::guard::{ClockGuard, Highest};
+use super::rows::{self, ReadError, SHARDS};
+use crate::chance::Chance;
+
+/// Before any release: a clock that shows an earlier time was never set, and would make all rows new.
+const CLOCK_LEAST: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+
+/// What a file holds that is ahead of the clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// The latest time that the file remembers; none if that is not ahead.
+    pub remembered: Option<Timestamp>,
+    /// What is in its rows, and what became of it.
+    pub report: Report,
+}
+
+/// Why there is no copy.
+#[derive(Debug, Error)]
+pub enum RepairError {
+    /// The file can't be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The clock is not to be believed.
+    #[error("this machine's clock shows a time before the end of 2023; set it right first")]
+    Clock,
+    /// Something has the copy's name.
+    #[error("{copy} exists already; choose another name for the copy")]
+    Exists {
+        /// The copy.
+        copy: String,
+    },
+    /// Rows make no sense.
+    #[error("{file} can't be repaired: {reason}; restore it from a backup")]
+    Damaged {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The copy can't be written.
+    #[error("{copy} can't be made: {reason}")]
+    Copy {
+        /// The copy.
+        copy: String,
+        /// The system's reason.
+        reason: String,
+    },
+}
+
+/// Makes a repaired copy, or none if nothing is ahead of the clock `now`. Blocks for as long as it
+/// takes to read the file four times.
+///
+/// # Errors
+/// [`RepairError`] says in one sentence why there is no copy.
+pub fn repair(
+    file: &Path,
+    copy: &Path,
+    now: Timestamp,
+    constants: Constants,
+) -> Result<Option<Found>, RepairError> {
+    if now < CLOCK_LEAST {
+        return Err(RepairError::Clock);
+    }
+    let (name, copy_name) = (|| file.display().to_string(), || copy.display().to_string());
+    // Also a link to nowhere.
+    if copy.symlink_metadata().is_ok() {
+        return Err(RepairError::Exists { copy: copy_name() });
+    }
+    let opened = file::open(file, &Arc::default())?;
+    let damaged = |reason: String| RepairError::Damaged { file: name(), reason };
+    if opened.contents.broken_rows > 0 {
+        return Err(damaged(format!("{} of its rows are damaged", opened.contents.broken_rows)));
+    }
+    let (database, highest) = (&opened.database, opened.highest);
+    let read_failed = |error| match error {
+        ReadError::Row(what) => damaged(what),
+        ReadError::File(error) => damaged(error.to_string()),
+    };
+    // First a look alone: where nothing is wrong, nothing is written.
+    let report = each_key(database, now, constants, |_, _| Ok(())).map_err(read_failed)?;
+    let found = Found { remembered: remembered(highest, now, constants), report };
+    if found.remembered.is_none() && report.keys == 0 {
+        return Ok(None);
+    }
+    let copy_failed = |reason: String| RepairError::Copy { copy: copy_name(), reason };
+    let linked = file::create(copy, |new| write(database, new, now, constants));
+    let linked = linked.map_err(|error| copy_failed(error.to_string()))?;
+    let finished = linked.and_then(|()| {
+        fs::set_permissions(copy, fs::metadata(file)?.permissions())?;
+        file::sync_folder(file::folder_of(copy))
+    });
+    finished.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => RepairError::Exists { copy: copy_name() },
+        _ => copy_failed(error.to_string()),
+    })?;
+    Ok(Some(found))
+}
+
+/// The latest time that the file remembers, if a pod would refuse updates for what it remembers, or
+/// begin with a time of last writers that is ahead.
+fn remembered(highest: Highest, now: Timestamp, constants: Constants) -> Option<Timestamp> {
+    let Highest { wall, fence, stamp } = highest;
+    let is_refused = ClockGuard::new(constants, highest).check(now).is_err();
+    let is_ahead = is_refused || Repair::new(now, constants).is_ahead(stamp);
+    is_ahead.then(|| wall.max(fence).max(stamp))
+}
+
+/// Writes all rows as they shall be, and what the guard needs to know of them.
+fn write(
+    database: &Database,
+    copy: &Database,
+    now: Timestamp,
+    constants: Constants,
+) -> Result<(), redb::Error> {
+    file::create_tables(copy)?;
+    let transaction = copy.begin_write()?;
+    let report = {
+        let mut table = transaction.open_table(SHARDS)?;
+        let written = each_key(database, now, constants, |key, rows| {
+            rows.iter().try_for_each(|row| rows::insert(&mut table, key, row)).map_err(Into::into)
+        });
+        written.map_err(|error| match error {
+            ReadError::Row(what) => redb::Error::Corrupted(what),
+            ReadError::File(error) => error,
+        })?
+    };
+    let fence = report.fence.unwrap_or(Highest::NONE.fence);
+    let stamp = report.stamp.unwrap_or(Highest::NONE.stamp);
+    file::write_highest(&transaction, Highest { wall: now, fence, stamp })?;
+    Ok(transaction.commit()?)
+}
+
+/// Hands out the rows of each key as they shall be.
+fn each_key(
+    database: &Database,
+    now: Timestamp,
+    constants: Constants,
+    mut take: impl FnMut(&Key, Vec<Written>) -> Result<(), ReadError>,
+) -> Result<Report, ReadError> {
+    let table = database.begin_read()?.open_table(SHARDS)?;
+    let (mut repair, chance) = (Repair::new(now, constants), Chance::system());
+    rows::each_key(&table, |key, rows| {
+        let repaired = repair.key(key, rows, chance.mutator_id());
+        take(key, repaired.map_err(|error| ReadError::Row(format!("{key}: {error}")))?)
+    })?;
+    Ok(*repair.report())
+}
