@@ -10,6 +10,7 @@ mod fold;
 pub mod load;
 pub mod output;
 mod reload;
+mod repair;
 mod schema;
 mod token;
 mod transfer;
@@ -55,6 +56,9 @@ enum Command {
     Doctor(Box<doctor::DoctorArgs>),
     /// Ask a running server whether it is ready; for container health checks.
     Health(client::HealthArgs),
+    /// Make a copy of an embedded file without what a wrong clock wrote into it: for a pod that says that its
+    /// clock, which is right, is behind.
+    Repair(Box<repair::RepairArgs>),
     /// Have a server read its policy file and its certificate anew: SIGHUP, where there is no `kill`.
     Reload(reload::ReloadArgs),
     /// Count for real, break things on purpose, and check every number.
@@ -82,6 +86,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Convert(args)) => transfer::convert(&args),
         Some(Command::Schema(args)) => schema::run(*args).await,
         Some(Command::Doctor(args)) => doctor::run(*args).await,
+        Some(Command::Repair(args)) => repair::run(*args).await,
         Some(Command::Reload(args)) => reload::run(&args),
         Some(Command::Load(args)) => load::run(*args).await,
         Some(Command::Token(args)) => token::run(args),

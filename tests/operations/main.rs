@@ -25,6 +25,7 @@ mod panics;
 mod pod;
 mod pressure;
 mod reload;
+mod repair;
 mod secrets;
 mod tls;
 mod traces;

@@ -1,0 +1,81 @@
+//! `repair`: a copy of an embedded file without what a wrong clock wrote into it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::bail;
+use clap::Args;
+use humantime::{format_duration, format_rfc3339_seconds};
+use orderfree_core::protocol::Timestamp;
+use orderfree_core::protocol::repair::{Ahead, Report};
+
+use super::output::say;
+use crate::clock::{Clock, SystemClock};
+use crate::config::{StoreArgs, StoreConfig};
+use crate::store::embedded::{self, Found};
+use crate::telemetry;
+
+/// Arguments of `repair`.
+#[derive(Debug, Args)]
+pub(super) struct RepairArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Where the repaired copy goes. The file itself stays as it is. What is ahead of this machine's clock is
+    /// taken as wrong: see that this clock is right.
+    #[arg(long, value_name = "COPY")]
+    into: PathBuf,
+}
+
+pub(super) async fn run(args: RepairArgs) -> anyhow::Result<ExitCode> {
+    let _telemetry = telemetry::start();
+    let StoreConfig::Embedded { path } = args.store.resolve()?.existing()? else {
+        bail!("only the file of the embedded store can be repaired, and this store is Cassandra");
+    };
+    let (constants, now, copy) = (args.store.constants()?, SystemClock.now().wall, args.into);
+    let (file, copy_name) = (path.display().to_string(), copy.display().to_string());
+    let repair = move || embedded::repair(&path, &copy, now, constants);
+    let found = tokio::task::spawn_blocking(repair).await??;
+    let clock = UNIX_EPOCH + Duration::from_micros(now.as_micros().unsigned_abs());
+    say(format_args!("this machine's clock, taken as right: {}", format_rfc3339_seconds(clock)));
+    let Some(Found { remembered, report }) = found else {
+        say(format_args!(
+            "nothing in {file} is ahead of this clock; there is nothing to repair, and no copy was made"
+        ));
+        return Ok(ExitCode::SUCCESS);
+    };
+    let Report { rows, fences, stamps, keys, gone, .. } = report;
+    if let Some(time) = remembered {
+        say(format_args!("{file} has seen a time {} ahead of this clock", ahead(time, now)));
+    }
+    say_found("rows that were written ahead of it", rows, now);
+    let folded_at =
+        Ahead { latest: fences.latest.map(|fence| fence.plus(constants.cutoff())), ..fences };
+    say_found("folds by a clock ahead of it", folded_at, now);
+    say_found("times of last writers ahead of it", stamps, now);
+    say(format_args!(
+        "repaired: {keys} keys, in which {gone} rows became {keys}; no value changed"
+    ));
+    say(format_args!("{copy_name} is the repaired copy, and {file} is as it was"));
+    say(format_args!(
+        "next: keep {file} under another name, put {copy_name} in its place, and start the pod"
+    ));
+    if keys > 0 {
+        say(
+            "do not import lines again that were imported before: those of repaired keys may count twice",
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn say_found(what: &str, Ahead { count, latest }: Ahead, now: Timestamp) {
+    if let Some(latest) = latest {
+        say(format_args!("{what}: {count}, by up to {}", ahead(latest, now)));
+    }
+}
+
+/// By how much, in its two largest units: 73years 11months.
+fn ahead(time: Timestamp, now: Timestamp) -> String {
+    let exact = format_duration(Duration::from_secs(time.since(now).as_secs())).to_string();
+    exact.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
