@@ -1,5 +1,6 @@
-//! Configuration from flags and environment, checked against each other before a socket opens.
-//! This is the only place that names environment variables of the server.
+//! Configuration from flags and environment, which nothing else names, checked before a socket opens.
+
+pub mod faults;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,7 +16,6 @@ use thiserror::Error;
 use crate::limits::{BATCH_GROUPS_MAX, BATCH_ROWS_MAX, GROUP_ROWS_MAX};
 use crate::store::Flights;
 use crate::store::cassandra::CassandraConfig;
-use crate::tasks::Task;
 use crate::tls::{self, ServerTls, TlsError};
 
 /// Cassandra's own default of `max_hint_window`.
@@ -210,14 +210,9 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_REQUESTS_MAX", default_value_t = crate::limits::REQUESTS_MAX, value_parser = connections, value_name = "COUNT")]
     pub requests_max: usize,
 
-    /// For tests only: a file with the number of ms by which this pod's wall clock is off. It may
-    /// change while the pod runs.
-    #[arg(long, env = "ORDERFREE_CLOCK_SHIFT_FILE", hide = true, value_name = "FILE")]
-    pub clock_shift_file: Option<PathBuf>,
-
-    /// For tests only: a task of this pod that panics once.
-    #[arg(long, env = "ORDERFREE_PANIC_IN", hide = true, value_name = "TASK")]
-    pub panic_in: Option<Task>,
+    /// For tests only.
+    #[command(flatten)]
+    pub faults: faults::FaultArgs,
 }
 
 /// Who may have a pod fold.

@@ -185,7 +185,7 @@ pub struct Metrics {
     pub waiting: Gauge,
     /// Mutators that died before their last write was acknowledged.
     pub unresolved_deaths: Counter,
-    /// Op lists answered from memory that no write acknowledged and no successor inherited.
+    /// Op lists answered from memory that were in no acknowledged write and were not handed to a successor.
     pub memory_lost: Counter,
     /// Tasks that panicked, by which.
     pub panics: Family<TaskLabel, Counter>,

@@ -4,10 +4,9 @@
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::cell::{Cell, RefCell};
+use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::thread;
-
-use crate::cli::output;
 
 thread_local! {
     static IS_EXPECTED: Cell<bool> = const { Cell::new(false) };
@@ -27,7 +26,8 @@ pub fn log_them() {
         let what = text(info.payload());
         if !tracing::dispatcher::has_been_set() {
             // A tool without a log.
-            return output::note(format_args!("orderfree: a bug at {at}: {what}"));
+            let _ = writeln!(io::stderr(), "orderfree: a bug at {at}: {what}");
+            return;
         }
         let thread = thread::current();
         tracing::error!(thread = thread.name(), at, "a bug: {what}");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
-use cassandra::{CLUSTER, Killed, Paused, drop_keyspace, eventually, fresh, fresh_on_own};
+use cassandra::{CLUSTER, Killed, Paused, cql, drop_keyspace, eventually, fresh, fresh_on_own};
 use contract::{Subject, brief_constants, key, name};
 use futures::stream::{self, StreamExt};
 use orderfree::chance::Chance;
@@ -20,9 +20,11 @@ use orderfree::server::Node;
 use orderfree::service::GroupQuery;
 use orderfree::store::StoreError;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
+use orderfree_core::protocol::group::From as Start;
 use orderfree_core::protocol::{Durability, Key};
 use serde_json::{Value, json};
 use tower::ServiceExt;
+use uuid::Uuid;
 
 /// Keys of the group, and shards of each.
 const GROUP_KEYS: usize = 2_000;
@@ -126,6 +128,44 @@ async fn a_set_that_a_later_time_hides_says_so() {
         assert_eq!(shown.get("superseded"), None, "{shown}");
         assert_ne!(shown["value"], value, "{shown}");
     }
+    subject.store.close().await;
+    drop_keyspace(&config).await;
+}
+
+/// Cassandra orders ids by their version first, so that rows of other ids are elsewhere than expected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_in_an_unexpected_order_are_an_error_of_their_key() {
+    let _others_too = CLUSTER.read().await;
+    let config = fresh(brief_constants()).await;
+    let subject = Subject::on_cluster(&config).await;
+    let keys = ["sound", "strange"].map(|name| key("g", name));
+    for key in &keys {
+        subject.put(key, 1).await;
+    }
+    for (version, first_digit) in [(4, 0), (1, 8)] {
+        let id = Uuid::from_u128(first_digit << 124 | version << 76 | 0b10 << 62);
+        cql(
+            &config,
+            &format!(
+                "INSERT INTO {}.shards (kind, grp, name, expires_at, mutator_id, state) VALUES \
+             ('counter', 'g', 'strange', 1, {id}, 0x00)",
+                config.keyspace
+            ),
+        )
+        .await;
+    }
+    let (sound, strange, level) = (&keys[0], &keys[1], subject.store.levels().read);
+    let is_corrupt = |error: &StoreError| matches!(error, StoreError::Corrupt(_));
+    let error = subject.store.read_key(strange, None, level).await.expect_err("out of order");
+    assert!(is_corrupt(&error) && error.to_string().contains("table's order"), "{error}");
+    assert!(is_corrupt(&subject.store.read_for_fold(strange).await.expect_err("out of order")));
+    let both = subject.store.read_for_folds(&keys).await;
+    assert!(is_corrupt(&both.expect_err("one of them")));
+    assert_eq!(subject.total(sound).await, Some(1));
+    let chunk = subject.store.read_chunk(sound.kind, &sound.group, &Start::Start, level).await;
+    let found: Vec<_> =
+        chunk.expect("a chunk").keys.into_iter().map(|(_, slice)| slice.is_ok()).collect();
+    assert_eq!(found, [true, false], "it hinders no other key");
     subject.store.close().await;
     drop_keyspace(&config).await;
 }

@@ -16,7 +16,6 @@ use orderfree::clock::SystemClock;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, schema};
 use orderfree::store::{Flights, StoreError};
 use orderfree_core::protocol::consistency::{Level, Levels};
-use orderfree_core::protocol::group::From as Start;
 use orderfree_core::protocol::{Constants, Key, Overrides, Timestamp, WriteOutcome};
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::Consistency;
@@ -250,44 +249,6 @@ async fn a_row_that_no_release_can_have_written_is_an_error() {
         let error = subject.store.read_for_fold(&key).await.expect_err(name);
         assert!(matches!(error, StoreError::Corrupt(_)), "{name}: {error}");
     }
-    subject.store.close().await;
-    drop_keyspace(&config).await;
-}
-
-/// Cassandra orders ids by their version first, so that rows of other ids are elsewhere than expected.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_in_an_unexpected_order_are_an_error_of_their_key() {
-    let _others_too = CLUSTER.read().await;
-    let config = fresh(short_constants()).await;
-    let subject = Subject::on_cluster(&config).await;
-    let keys = ["sound", "strange"].map(|name| key("g", name));
-    for key in &keys {
-        subject.put(key, 1).await;
-    }
-    for (version, first_digit) in [(4, 0), (1, 8)] {
-        let id = Uuid::from_u128(first_digit << 124 | version << 76 | 0b10 << 62);
-        cql(
-            &config,
-            &format!(
-                "INSERT INTO {}.shards (kind, grp, name, expires_at, mutator_id, state) VALUES \
-             ('counter', 'g', 'strange', 1, {id}, 0x00)",
-                config.keyspace
-            ),
-        )
-        .await;
-    }
-    let (sound, strange, level) = (&keys[0], &keys[1], subject.store.levels().read);
-    let is_corrupt = |error: &StoreError| matches!(error, StoreError::Corrupt(_));
-    let error = subject.store.read_key(strange, None, level).await.expect_err("out of order");
-    assert!(is_corrupt(&error) && error.to_string().contains("table's order"), "{error}");
-    assert!(is_corrupt(&subject.store.read_for_fold(strange).await.expect_err("out of order")));
-    let both = subject.store.read_for_folds(&keys).await;
-    assert!(is_corrupt(&both.expect_err("one of them")));
-    assert_eq!(subject.total(sound).await, Some(1));
-    let chunk = subject.store.read_chunk(sound.kind, &sound.group, &Start::Start, level).await;
-    let found: Vec<_> =
-        chunk.expect("a chunk").keys.into_iter().map(|(_, slice)| slice.is_ok()).collect();
-    assert_eq!(found, [true, false], "it hinders no other key");
     subject.store.close().await;
     drop_keyspace(&config).await;
 }

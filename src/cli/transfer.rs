@@ -351,14 +351,14 @@ async fn deliver(
         return refused("it is from the future: a clock differs");
     }
     // So would the times by which its last writers won: no set here would show until then.
-    if let Some(latest) = parcel.latest() {
-        if latest > now.wall.plus(clocks) {
-            return Imported::Refused(format!(
-                "it was set at a time that is {:?} ahead of this clock, and nothing that is set here would \
-                 show until then; if a clock was wrong where it comes from, `orderfree repair` mends its file",
-                latest.since(now.wall)
-            ));
-        }
+    if let Some(latest) = parcel.latest()
+        && latest > now.wall.plus(clocks)
+    {
+        return Imported::Refused(format!(
+            "one of its times is {:?} ahead of this clock, so that nothing set here would show until then; \
+             if a clock was wrong where it comes from, `orderfree repair` mends that file",
+            latest.since(now.wall)
+        ));
     }
     if write.expires_at() > now.wall.plus(VALID_MAX + clocks) {
         return refused("it is valid for over 90 days, which no export is");

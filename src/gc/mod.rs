@@ -4,6 +4,7 @@
 //! are only politeness and patience: keys of a group go together (`together.rs`), one fold of a key at
 //! a time, no more than the store has time for, and back-off while nodes are down (`pace.rs`).
 
+mod busy;
 mod largest;
 mod pace;
 mod together;
@@ -29,6 +30,7 @@ use crate::limits;
 use crate::metrics::{FoldEnd, Metrics};
 use crate::store::{Pause, Store, StoreError, SweepPart};
 use crate::tasks::{Task, Tasks};
+use busy::Busy;
 use largest::Largest;
 use pace::Pace;
 
@@ -502,25 +504,6 @@ impl SweepReport {
             FoldEnd::Failed | FoldEnd::Paused => self.postponed += 1,
             FoldEnd::Blocked => self.blocked += 1,
         }
-    }
-}
-
-/// The right to fold one key in this pod, given back when dropped.
-struct Busy<'a> {
-    all: &'a Mutex<HashSet<Key>>,
-    key: &'a Key,
-}
-
-impl<'a> Busy<'a> {
-    fn take(all: &'a Mutex<HashSet<Key>>, key: &'a Key) -> Option<Busy<'a>> {
-        let is_mine = lock(all).insert(key.clone());
-        is_mine.then(|| Busy { all, key })
-    }
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        lock(self.all).remove(self.key);
     }
 }
 

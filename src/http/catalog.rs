@@ -143,8 +143,8 @@ catalog! {
          applied.",
         "Send the update to another pod. Operators: check NTP on this machine and on the store's.";
     StoreRefused: SERVICE_UNAVAILABLE retry 1, "store-refused", "The store took no write",
-        "The update was not sent or applied: too few nodes of the store were there, its disk is full, or \
-         ?ack=memory was asked of a key whose writes are not acknowledged.",
+        "The update was not applied: too few nodes of the store were there, the disk of the store is full, or the \
+         update asked for ?ack=memory while no write of its key was being acknowledged.",
         "Send the update again later: it is certainly not counted.";
     Unsent: SERVICE_UNAVAILABLE retry 1, "unsent", "The update was never sent",
         "The update waited for its turn until its time was over, and was taken out unsent.",

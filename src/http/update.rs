@@ -137,8 +137,8 @@ impl Outcome {
     responses(
         (status = 200, description = "Acknowledged by the store", body = UpdateView,
             example = json!({"outcome": "acked", "kind": "counter", "group": "site", "name": "home"})),
-        (status = 202, description = "In memory, as `ack=memory` asked: lost if the pod dies before its \
-            next write, and perhaps if the store leaves the outcome of that write open", body = UpdateView,
+        (status = 202, description = "In memory, as `ack=memory` asked. It is lost if the pod dies \
+            before its next write, and may be lost if the store never says what became of that write", body = UpdateView,
             example = json!({"outcome": "accepted", "kind": "counter", "group": "site", "name": "home"})),
     )
 )]

@@ -145,8 +145,8 @@ pub(super) fn groups(
     Ok(groups)
 }
 
-/// Rows of other groups or kinds whose checksum is wrong. One may be misplaced, so that rows that are
-/// asked for are behind it: only a row with a right checksum is the end of them.
+/// Rows of other groups or kinds whose checksum is wrong. Such a row may be misplaced, and rows that
+/// are asked for may follow it. So only a row with a right checksum ends them.
 #[derive(Default)]
 struct Strays(Option<String>);
 

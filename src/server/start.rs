@@ -1,0 +1,304 @@
+//! How a pod starts: its store is opened, its addresses are bound, and its parts are wired.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context;
+use humantime::format_duration;
+use orderfree_core::protocol::Constants;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Node;
+use crate::chance::Chance;
+use crate::clock::{Clock, ShiftedClock, SystemClock};
+use crate::config::{ServeArgs, StoreConfig, Switch};
+use crate::http;
+use crate::limits;
+use crate::listen::Listener;
+use crate::policy::Policies;
+use crate::store::Store;
+use crate::store::cassandra::{self, CassandraStore, ConnectError};
+use crate::store::embedded::{EmbeddedStore, Progress};
+use crate::tasks::Tasks;
+use crate::tls::ServerTls;
+
+/// Opens the configured store.
+///
+/// # Errors
+/// One sentence that says what to do.
+pub async fn open_store(
+    config: StoreConfig,
+    constants: Constants,
+    clock: Arc<dyn Clock>,
+) -> anyhow::Result<Arc<dyn Store>> {
+    open_store_telling(config, constants, clock, Arc::default()).await
+}
+
+/// The same, and tells others how far the verification of a file is.
+async fn open_store_telling(
+    config: StoreConfig,
+    constants: Constants,
+    clock: Arc<dyn Clock>,
+    progress: Arc<Progress>,
+) -> anyhow::Result<Arc<dyn Store>> {
+    let path = match config {
+        StoreConfig::Cassandra(config) => {
+            return Ok(Arc::new(CassandraStore::connect(*config, clock).await?));
+        }
+        StoreConfig::Embedded { path } => path,
+    };
+    let file = path.display().to_string();
+    let open = move || EmbeddedStore::open_telling(&path, constants, clock, &progress);
+    let store = tokio::task::spawn_blocking(open).await??;
+    let found = store.contents();
+    match found.is_new {
+        true => tracing::info!("{file} is new: the store begins empty"),
+        false => tracing::info!("{file} is verified: it holds {} keys", found.keys),
+    }
+    if found.broken_rows > 0 {
+        tracing::error!(
+            "{} rows in {file} are damaged: `orderfree export` names their keys",
+            found.broken_rows
+        );
+    }
+    Ok(Arc::new(store))
+}
+
+/// What a pod has once it can serve.
+pub(super) struct Started {
+    pub(super) node: Node,
+    pub(super) users: Listener,
+    pub(super) admins: Option<Listener>,
+    pub(super) tls: Option<Arc<ServerTls>>,
+}
+
+/// Opens the store and the listeners, and starts the background work.
+pub(super) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> {
+    let (store_config, constants) = (args.store.resolve()?, args.store.constants()?);
+    let tls = args.tls()?.map(Arc::new);
+    let shown = describe(args, &store_config, &constants, &policies);
+    let clock: Arc<dyn Clock> = match &args.faults.clock_shift_file {
+        None => Arc::new(SystemClock),
+        Some(file) => {
+            tracing::warn!("the clock is off by what {} says: this is a test", file.display());
+            Arc::new(ShiftedClock::new(file.clone()))
+        }
+    };
+    let mut ports = Ports::default();
+    let store = match &store_config {
+        StoreConfig::Cassandra(_) => wait_for_store(args, &store_config, constants, &clock).await?,
+        // A large file takes minutes to verify: nobody else may have it, and no other pod can serve
+        // meanwhile, so that probes are answered from the beginning.
+        StoreConfig::Embedded { .. } => {
+            ports.bind(args)?;
+            let progress = Arc::default();
+            let opening = open_store_telling(
+                store_config.clone(),
+                constants,
+                clock.clone(),
+                Arc::clone(&progress),
+            );
+            let opened = CancellationToken::new();
+            let opening = async {
+                let store = opening.await;
+                opened.cancel();
+                store
+            };
+            let (store, ()) =
+                futures::join!(opening, ports.answer(&progress, args, tls.as_ref(), &opened));
+            store?
+        }
+    };
+    ports.bind(args)?;
+    let chance = Chance::system();
+    let mut node =
+        Node::new(store, constants, clock, chance, args.mutators_max, policies, args.fold);
+    node.requests_max = args.requests_max;
+    node.start();
+    let metrics = node.metrics();
+    metrics.connections_max.set(i64::try_from(args.connections_max).unwrap_or(i64::MAX));
+    let Ports { users: Some(users), admins } = ports else {
+        unreachable!("invariant: they are bound")
+    };
+    let listener = |port| Listener {
+        port,
+        tls: tls.clone(),
+        connections_max: args.connections_max,
+        open: metrics.connections.clone(),
+        tasks: Tasks::counting(metrics.panics.clone()),
+    };
+    let (address, scheme) = (users.local_addr()?, if tls.is_some() { "https" } else { "http" });
+    tracing::info!("listening on {scheme}://{address}; {shown}");
+    if node.policies.authenticates() && tls.is_none() && !address.ip().is_loopback() {
+        tracing::warn!(
+            "tokens arrive in clear text: have something in front that speaks TLS, or give --tls-cert"
+        );
+    }
+    if let StoreConfig::Cassandra(config) = &store_config
+        && config.password.is_some()
+        && config.tls.is_none()
+    {
+        tracing::warn!(
+            "the password goes to Cassandra in clear text, and so do all values; give --cassandra-ca, unless \
+             the network keeps strangers out"
+        );
+    }
+    if let Some(warning) = constants.warning() {
+        tracing::warn!("{warning}");
+    }
+    banner(scheme, address);
+    let (users, admins) = (listener(users), admins.map(listener));
+    Ok(Started { node, users, admins, tls })
+}
+
+/// The addresses at which a pod listens.
+#[derive(Default)]
+struct Ports {
+    users: Option<Arc<TcpListener>>,
+    admins: Option<Arc<TcpListener>>,
+}
+
+impl Ports {
+    /// Binds what is not bound yet.
+    fn bind(&mut self, args: &ServeArgs) -> anyhow::Result<()> {
+        if self.users.is_none() {
+            self.users = Some(Arc::new(bind(args.listen)?));
+            self.admins = args.admin_listen.map(bind).transpose()?.map(Arc::new);
+        }
+        Ok(())
+    }
+
+    /// Answers the probes of a pod until its store is opened.
+    async fn answer(
+        &self,
+        progress: &Arc<Progress>,
+        args: &ServeArgs,
+        tls: Option<&Arc<ServerTls>>,
+        opened: &CancellationToken,
+    ) {
+        let serve = |port: &Arc<TcpListener>| {
+            let listener = Listener {
+                port: Arc::clone(port),
+                tls: tls.cloned(),
+                connections_max: args.connections_max,
+                open: Gauge::default(),
+                tasks: Tasks::new(),
+            };
+            listener.serve(http::starting(Arc::clone(progress)), opened.clone())
+        };
+        let served = futures::future::join_all(self.users.iter().chain(&self.admins).map(serve));
+        // A slow client must not keep the pod from serving others.
+        let is_over = async {
+            opened.cancelled().await;
+            tokio::time::sleep(limits::STARTING_DRAIN_MAX).await;
+        };
+        tokio::select! {
+            biased;
+            _ = served => {}
+            () = is_over => {}
+        }
+    }
+}
+
+fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listen = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // A pod that is started again must not wait for the connections of the one before.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(limits::LISTEN_BACKLOG)
+    };
+    listen().with_context(|| format!("can't listen on {address}; is another process using it?"))
+}
+
+/// Opens the store, and tries again for a while if what is wrong may be over by itself.
+async fn wait_for_store(
+    args: &ServeArgs,
+    config: &StoreConfig,
+    constants: Constants,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<Arc<dyn Store>> {
+    let until = Instant::now() + args.store_wait;
+    let (mut pause, longest) = limits::STORE_WAIT_PAUSE;
+    loop {
+        let attempt = async {
+            if args.apply_schema
+                && let StoreConfig::Cassandra(config) = config
+            {
+                cassandra::schema::apply(config, None).await?;
+            }
+            open_store(config.clone(), constants, Arc::clone(clock)).await
+        };
+        let error = match attempt.await {
+            Ok(store) => return Ok(store),
+            Err(error) => error,
+        };
+        let may_pass = error.downcast_ref::<ConnectError>().is_some_and(ConnectError::may_pass);
+        if !may_pass || Instant::now() + pause > until {
+            return Err(error);
+        }
+        tracing::warn!(again_in = ?pause, "waiting for the store: {error:#}");
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(longest);
+    }
+}
+
+/// The effective configuration in one line, without secrets.
+fn describe(
+    args: &ServeArgs,
+    store: &StoreConfig,
+    constants: &Constants,
+    policies: &Policies,
+) -> String {
+    let place = match store {
+        StoreConfig::Embedded { path } => format!("embedded store in {}", path.display()),
+        StoreConfig::Cassandra(config) => format!(
+            "Cassandra at {}{}, keyspace {}, write {}, read {}, fold {}",
+            config.contact_points.join(", "),
+            if config.tls.is_some() { " by TLS" } else { "" },
+            config.keyspace,
+            config.levels.write,
+            config.levels.read,
+            config.levels.fold
+        ),
+    };
+    format!(
+        "{place}; lifetime {}, drain margin {}, cutoff {}, request budget {}, clock offset at most {}, \
+         fence quantum {}, folding {}, tokens {}, operators {}",
+        format_duration(constants.lifetime()),
+        format_duration(constants.drain_margin()),
+        format_duration(constants.cutoff()),
+        format_duration(constants.request_budget()),
+        format_duration(constants.clock_offset_max()),
+        format_duration(constants.fence_quantum()),
+        match args.fold {
+            Switch::On => "on",
+            Switch::Manual => "when asked",
+            Switch::Off => "off",
+        },
+        if policies.authenticates() { "needed" } else { "not needed" },
+        args.admin_listen.map_or("at the same address".to_owned(), |own| format!("at {own}"))
+    )
+}
+
+/// Three lines to paste, for whoever starts the server by hand.
+fn banner(scheme: &str, address: SocketAddr) {
+    use std::io::{IsTerminal, Write, stdout};
+    if stdout().is_terminal() {
+        // A terminal that was closed meanwhile is no reason to end.
+        let _ = writeln!(
+            stdout(),
+            "\n  Orderfree {} counts at {scheme}://{address}\n\n  \
+             curl -X POST {scheme}://{address}/v1/counter/site/home\n  \
+             curl -X POST {scheme}://{address}/v1/counter/site/home -H 'Content-Type: text/plain' -d 5\n  \
+             curl {scheme}://{address}/v1/counter/site/home\n",
+            env!("CARGO_PKG_VERSION")
+        );
+    }
+}
