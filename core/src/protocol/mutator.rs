@@ -105,7 +105,7 @@ pub enum Refusal {
     Draining(Vec<Op>),
     /// [`QUEUE_MAX`] op lists wait already.
     QueueFull,
-    /// No write was acknowledged for [`MEMORY_PATIENCE`], so nothing is answered from memory.
+    /// No write was acknowledged for over a second, so nothing is answered from memory.
     Unacked,
     /// One of the ops can't be applied.
     Op(OpError),
