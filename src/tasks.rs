@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use futures::FutureExt;
+use futures::{FutureExt, future};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -171,24 +171,23 @@ impl Tasks {
     /// Runs a task to its end. It is not cancelled; one that waits must watch [`Tasks::stopped`].
     pub fn spawn(&self, task: Task, run: impl Future<Output = ()> + Send + 'static) {
         let (ends, stop) = (Arc::clone(&self.ends), self.stop.clone());
-        let watched = async move {
-            let run = async {
-                // The point of a contained task is inside what contains it.
-                if task.is_vital() || task == Task::Connection {
-                    panic_point(task);
-                }
-                run.await;
-            };
-            // What a panic leaves half done is not used again: the pod ends, or it was only this
-            // task's.
-            match AssertUnwindSafe(run).catch_unwind().await {
-                Err(panic) => ends.panicked(task, panics::text(&*panic)),
-                Ok(()) if task.role() == Role::Lasting && !stop.is_cancelled() => {
-                    ends.fatal(format!("its task {:?} ended by itself", task.name()));
-                }
-                Ok(()) => {}
+        // The point of a contained task is inside what contains it.
+        let begin = future::lazy(move |_| {
+            if task.is_vital() || task == Task::Connection {
+                panic_point(task);
             }
-        };
+        });
+        // Combinators keep the task once. An async block keeps what it awaits twice, and there may be
+        // ten thousand connections. What a panic leaves half done is not used again: the pod ends, or
+        // it was only this task's.
+        let run = AssertUnwindSafe(begin.then(move |()| run)).catch_unwind();
+        let watched = run.map(move |end| match end {
+            Err(panic) => ends.panicked(task, panics::text(&*panic)),
+            Ok(()) if task.role() == Role::Lasting && !stop.is_cancelled() => {
+                ends.fatal(format!("its task {:?} ended by itself", task.name()));
+            }
+            Ok(()) => {}
+        });
         self.tracker.spawn(watched.instrument(tracing::debug_span!("task", name = task.name())));
     }
 
@@ -197,10 +196,7 @@ impl Tasks {
     /// # Errors
     /// The panic's text.
     pub async fn contain<T>(&self, task: Task, run: impl Future<Output = T>) -> Result<T, String> {
-        let run = async {
-            panic_point(task);
-            run.await
-        };
+        let run = future::lazy(move |_| panic_point(task)).then(move |()| run);
         AssertUnwindSafe(run).catch_unwind().await.map_err(|panic| {
             let panic = panics::text(&*panic);
             self.ends.panicked(task, panic);

@@ -10,7 +10,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use futures::FutureExt;
+use futures::{FutureExt, future};
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use orderfree_core::protocol::Timestamp;
 use tracing::Instrument;
@@ -214,10 +214,7 @@ pub(super) async fn observe(
     let trace = Trace::of(request.headers(), method, &route);
     let pass = observer.pass((method, &route), now.wall, &id, trace.id.as_deref(), request, next);
     // A panic is a bug, but answers like everything else.
-    let pass = async {
-        panic_point(Task::Request);
-        pass.await
-    };
+    let pass = future::lazy(|_| panic_point(Task::Request)).then(move |()| pass);
     let answer = AssertUnwindSafe(pass.instrument(trace.span.clone())).catch_unwind();
     let panicked = |panic| panicked(panic, service.metrics());
     let response = answer.await.map_or_else(panicked, IntoResponse::into_response);

@@ -53,16 +53,9 @@ async fn open_store_telling(
     let file = path.display().to_string();
     let open = move || EmbeddedStore::open_telling(&path, constants, clock, &progress);
     let store = tokio::task::spawn_blocking(open).await??;
-    let found = store.contents();
-    match found.is_new {
-        true => tracing::info!("{file} is new: the store begins empty"),
-        false => tracing::info!("{file} is verified: it holds {} keys", found.keys),
-    }
-    if found.broken_rows > 0 {
-        tracing::error!(
-            "{} rows in {file} are damaged: `orderfree export` names their keys",
-            found.broken_rows
-        );
+    let rows = store.damaged_rows();
+    if rows > 0 {
+        tracing::error!("{rows} rows in {file} are damaged: `orderfree export` names their keys");
     }
     Ok(Arc::new(store))
 }
@@ -113,6 +106,7 @@ pub(super) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
         }
     };
     ports.bind(args)?;
+    let found = store.found().map_or_else(String::new, |found| format!("; {found}"));
     let chance = Chance::system();
     let mut node =
         Node::new(store, constants, clock, chance, args.mutators_max, policies, args.fold);
@@ -131,7 +125,7 @@ pub(super) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
         tasks: Tasks::counting(metrics.panics.clone()),
     };
     let (address, scheme) = (users.local_addr()?, if tls.is_some() { "https" } else { "http" });
-    tracing::info!("listening on {scheme}://{address}; {shown}");
+    tracing::info!("listening on {scheme}://{address}; {shown}{found}");
     if node.policies.authenticates() && tls.is_none() && !address.ip().is_loopback() {
         tracing::warn!(
             "tokens arrive in clear text: have something in front that speaks TLS, or give --tls-cert"

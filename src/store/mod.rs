@@ -262,6 +262,11 @@ pub trait Store: Send + Sync + 'static {
     /// Notes such a time before it is written.
     fn note_stamp(&self, _: Timestamp) {}
 
+    /// What was found when the store was opened, for people.
+    fn found(&self) -> Option<String> {
+        None
+    }
+
     /// Rows that were found damaged when the store was opened.
     fn damaged_rows(&self) -> u64 {
         0

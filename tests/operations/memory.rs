@@ -65,7 +65,7 @@ async fn write(setup: &Setup, state: &State, group: &str, keys: u128) -> usize {
     for index in 0..keys {
         let key =
             Key { kind: state.kind(), group: name(group), name: name(&format!("{index:04}")) };
-        let id = MutatorId::new(Uuid::from_u128(index + 1));
+        let id = MutatorId::new(Uuid::new_v4());
         let parcel = Parcel::pack(key, id, state, now, Duration::from_secs(3_600));
         bytes = parcel.write().state().len();
         assert_eq!(store.write_shard(parcel.write()).await, WriteOutcome::Acked);

@@ -90,5 +90,5 @@ async fn probes_are_answered_while_a_file_is_verified() {
     assert!(!waits.is_empty(), "nobody was told to wait for {KEYS} keys");
     let says = |wait: &String| wait.contains("verifying the store's file");
     assert!(waits.iter().all(says), "{waits:?}");
-    pod.logs(&format!("it holds {KEYS} keys"), Duration::from_secs(5)).await;
+    pod.logs(&format!("the file holds {KEYS} keys"), Duration::from_secs(5)).await;
 }

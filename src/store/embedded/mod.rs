@@ -249,6 +249,13 @@ impl Store for EmbeddedStore {
         EmbeddedStore::failure(self).map(str::to_owned)
     }
 
+    fn found(&self) -> Option<String> {
+        Some(match self.contents {
+            Contents { is_new: true, .. } => "the file is new".to_owned(),
+            Contents { keys, .. } => format!("the file holds {keys} keys"),
+        })
+    }
+
     fn damaged_rows(&self) -> u64 {
         self.contents.broken_rows
     }
