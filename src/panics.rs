@@ -44,7 +44,7 @@ pub fn log_them() {
 /// The panic's text, and its place in the code if that is known.
 pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     let before = IS_EXPECTED.replace(true);
-    // What it leaves behind is dropped, or not used again: see the callers.
+    // Callers drop what a panic leaves behind, or do not use it again.
     let result = panic::catch_unwind(AssertUnwindSafe(run));
     IS_EXPECTED.set(before);
     result.map_err(|panic| {

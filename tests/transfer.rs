@@ -361,7 +361,7 @@ async fn a_line_may_be_imported_under_another_name() {
     close(pod).await;
 }
 
-/// A hybrid clock that began anew with the process let an older set win over an acknowledged one.
+/// Each process used to begin a new hybrid clock, so an older set could win over an acknowledged one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_set_after_a_restart_wins_over_one_before() {
     let place = Place::new();

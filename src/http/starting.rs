@@ -1,4 +1,4 @@
-//! What a pod answers while its store is being opened: that it lives, and what it is doing.
+//! The answers of a pod whose store is still being opened: it is alive, and it says what it is doing.
 
 use std::sync::Arc;
 

@@ -60,7 +60,7 @@ async fn open_store_telling(
     Ok(Arc::new(store))
 }
 
-/// What a pod has once it can serve.
+/// The parts of a pod that can serve.
 pub(super) struct Started {
     pub(super) node: Node,
     pub(super) users: Listener,

@@ -265,7 +265,7 @@ async fn read(store: &Arc<dyn Store>, clock: &Arc<SetClock>, subjects: &[Subject
     keys
 }
 
-/// What was read is what was written: all keys, counters by their sums, tallies and shards by their eras.
+/// Checks what the service reads: every key, the sums of counters, and which keys have a tally or shards.
 fn check(keys: &Keys, subjects: &[Subject]) {
     assert_eq!(keys.len(), subjects.len());
     for Subject { key, index, eras, .. } in subjects {

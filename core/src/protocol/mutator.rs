@@ -45,7 +45,8 @@ pub struct Mutator {
     flight: Option<Flight>,
     /// `settled` holds ops that no write has acknowledged.
     unresolved: bool,
-    /// What was answered from memory and is unresolved, of kinds where twice is once.
+    /// Op lists that were answered from memory and whose write has an unknown outcome. Only kinds for
+    /// which adding twice is adding once have any.
     unsure: Vec<Entry>,
     /// How many such lists there are of other kinds, which are lost if they stay unresolved.
     at_risk: usize,

@@ -219,7 +219,7 @@ impl Repair {
         self.report.stamp = self.report.stamp.max(value.times().into_iter().max());
     }
 
-    /// What rows are together; none if there are none.
+    /// The value of these rows; none without rows.
     fn value(&self, key: &Key, rows: &[Written]) -> Result<Option<State>, RepairError> {
         let rows: Vec<Row> = rows.iter().map(|written| written.row.clone()).collect();
         let limit = rows.len();

@@ -23,7 +23,7 @@ use crate::chance::Chance;
 /// Before any release: a clock that shows an earlier time was never set, and would make all rows new.
 const CLOCK_LEAST: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-/// What a file holds that is ahead of the clock.
+/// The contents of a file that are ahead of the clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     /// The latest time that the file remembers; none if that is not ahead.
