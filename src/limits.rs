@@ -7,12 +7,79 @@ use std::time::Duration;
 
 use lru::LruCache;
 use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::prefix::PartSize;
 
-/// Most rows of a key that a read merges; beyond it the read is an error and the key is folded.
-pub const READ_ROWS_MAX: usize = 10_000;
+/// How many rows of a key one answer may have, and what is done with a key that has more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Most rows of the slice that a read asks for first.
+    pub look_rows: usize,
+    /// Most rows and bytes of the slice that it asks for next, going by the bytes of the first.
+    pub slice: (usize, usize),
+    /// Most rows of the slice that a fold asks for.
+    pub fold_rows: usize,
+    /// Rows and bytes after which a fold of a key with more rows is written, and the next one begins.
+    pub fold_step: (usize, usize),
+    /// How such a key is asked for.
+    pub part: PartSize,
+}
 
-/// Most rows of a key that a fold reads; beyond it the fold stops and an operator is needed.
-pub const FOLD_ROWS_MAX: usize = 200_000;
+/// Most rows of one slice of a key.
+pub const SLICE_ROWS_MAX: usize = 100_000;
+
+/// Most bytes of one slice of a key, as far as they can be foreseen.
+pub const SLICE_BYTES_MAX: usize = 32 * 1024 * 1024;
+
+/// Most rows of a key with one expiry, for kinds with small states.
+pub const EXPIRY_ROWS_MAX: usize = 200_000;
+
+impl Bounds {
+    /// Of keys of a kind.
+    #[must_use]
+    pub fn of(kind: Kind) -> Bounds {
+        let slice = (SLICE_ROWS_MAX, SLICE_BYTES_MAX);
+        let (parts_bytes, steps_bytes) = (4 * 1024 * 1024, 16 * 1024 * 1024);
+        match kind.about().is_small() {
+            true => Bounds {
+                look_rows: SLICE_ROWS_MAX,
+                slice,
+                fold_rows: 10_000,
+                fold_step: (20_000, steps_bytes),
+                part: PartSize {
+                    rows: (5_000, 10_000),
+                    bytes: parts_bytes,
+                    expiry_rows: EXPIRY_ROWS_MAX,
+                },
+            },
+            // A row of these has up to 256 KiB, or 4 MiB if it was imported.
+            false => Bounds {
+                look_rows: 128,
+                slice,
+                fold_rows: 128,
+                fold_step: (10_000, steps_bytes),
+                part: PartSize { rows: (16, 1_000), bytes: parts_bytes, expiry_rows: 256 },
+            },
+        }
+    }
+
+    /// Most rows of the second slice, when the first had so many rows and bytes; none if a key is to
+    /// be read in parts.
+    #[must_use]
+    pub fn second_rows(&self, rows: usize, bytes: usize) -> Option<usize> {
+        let mean = bytes / rows.max(1) + 1;
+        let fitting = self.slice.0.min(self.slice.1 / mean);
+        (fitting > rows).then_some(fitting)
+    }
+}
+
+/// Keys that a pod reads at once whose rows are more than [`Bounds::look_rows`]; others wait.
+pub const LONG_KEYS_AT_ONCE: usize = 2;
+
+/// Longest time until the value of such a key is read.
+pub const LONG_READ_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Steps of one fold of a key that has to be folded in parts; then other keys have their turn.
+pub const FOLD_STEPS_MAX: usize = 32;
 
 /// Longest time of one attempt at a read, and of a fold's write.
 pub const READ_ATTEMPT_TIME_MAX: Duration = Duration::from_secs(3);

@@ -9,8 +9,7 @@ use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{self, Then};
 use orderfree_core::protocol::read::{self, RowError, RowReader};
 use orderfree_core::protocol::{
-    BadSlice, Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp, WholeSlice,
-    WriteOutcome,
+    BadSlice, Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp, WriteOutcome,
 };
 use thiserror::Error;
 
@@ -21,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::mutators::{Mutators, UpdateError, Updates};
 use crate::reader::Reader;
 pub use crate::reader::{Held, KeyValue, ReadError};
-use crate::store::{GroupCursor, GroupList, Store, StoreError};
+use crate::store::{GroupCursor, GroupList, Store, StoreError, prefix};
 
 /// A pod's use cases.
 pub struct Service {
@@ -241,31 +240,31 @@ impl Service {
         loop {
             let as_of = self.gate.now().wall;
             let chunk = self.store.read_chunk(query.kind, &query.group, &from, level).await?;
-            let checked =
-                |slice: Result<_, BadSlice>| slice.map_err(|bad| StoreError::from(bad).into());
-            let mut keys: Vec<(Name, Result<WholeSlice, ReadError>)> =
-                chunk.keys.into_iter().map(|(name, slice)| (name, checked(slice))).collect();
-            let next = match chunk.then {
-                Then::End => None,
-                Then::Chunk(name) => Some(group::From::At(name)),
-                Then::Key(name) => {
-                    let key = query.key(name.clone());
-                    // A store that is down fails the next chunk, so that this error is of the key.
-                    let slice = self.reader.slice(&key, None, level).await;
-                    keys.push((name.clone(), slice));
-                    Some(group::From::Behind(name))
-                }
+            let checked = |slice: Result<_, BadSlice>| {
+                slice.map_err(|bad| ReadError::from(StoreError::from(bad)))
             };
-            for (name, slice) in keys {
+            let keys = chunk.keys.into_iter().map(|(name, slice)| (name, Some(checked(slice))));
+            let (next, alone) = match chunk.then {
+                Then::End => (None, None),
+                Then::Chunk(name) => (Some(group::From::At(name)), None),
+                Then::Key(name) => (Some(group::From::Behind(name.clone())), Some((name, None))),
+            };
+            for (name, slice) in keys.chain(alone) {
                 if query.is_past(&name) {
                     return Ok(None);
                 }
                 if taken == query.limit || rows_bytes.max(taken_bytes) > limits::ANSWER_BYTES_MAX {
                     return Ok(last);
                 }
-                rows_bytes += slice.as_ref().map_or(0, WholeSlice::bytes);
                 let key = query.key(name.clone());
-                let value = slice.and_then(|slice| self.reader.value(&key, &slice, as_of, level));
+                let value = match slice {
+                    Some(slice) => slice.and_then(|slice| {
+                        rows_bytes += slice.bytes();
+                        self.reader.value(&key, &slice, as_of, level)
+                    }),
+                    // A store that is down fails the next chunk, so that this error is of the key.
+                    None => self.reader.alone(&key, level).await,
+                };
                 if let Some(value) = value.transpose() {
                     taken_bytes = take(name.clone(), value);
                     (last, taken) = (Some(name), taken + 1);
@@ -306,10 +305,15 @@ impl Service {
             return Err(DiscardError::Tally);
         }
         // From every replica: none of them may have it decodable.
-        let read = self.store.read_for_fold(key).await?;
+        let row = match self.store.read_for_fold(key).await {
+            Ok(read) => read.slice().shards().find(|row| row.mutator_id == mutator_id).cloned(),
+            Err(StoreError::TooManyRows { .. }) => {
+                prefix::find(&*self.store, key, mutator_id).await?
+            }
+            Err(error) => return Err(error.into()),
+        };
         let now = self.gate.now().wall;
-        let row = read.slice().shards().find(|row| row.mutator_id == mutator_id);
-        let row = row.ok_or(DiscardError::NoRow(mutator_id))?.clone();
+        let row = row.ok_or(DiscardError::NoRow(mutator_id))?;
         let error = RowReader::of(key).shard(&row).err().ok_or(DiscardError::Decodable)?;
         if matches!(&error, RowError::Undecodable { error, .. } if error.may_be_newer()) {
             return Err(DiscardError::Newer);

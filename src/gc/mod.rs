@@ -17,7 +17,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use lru::LruCache;
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::fold::{self, Fold, FoldError, Plan, Report};
+use orderfree_core::protocol::fold::{self, Fold, FoldError, Plan, Report, TALLY_BYTES_MAX};
+use orderfree_core::protocol::prefix::Until;
 use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome};
 use thiserror::Error;
@@ -28,7 +29,7 @@ use crate::chance::Chance;
 use crate::gate::Gate;
 use crate::limits;
 use crate::metrics::{FoldEnd, Metrics};
-use crate::store::{Pause, Store, StoreError, SweepPart};
+use crate::store::{Pause, Store, StoreError, SweepPart, prefix};
 use crate::tasks::{Task, Tasks};
 use busy::Busy;
 use largest::Largest;
@@ -93,7 +94,7 @@ pub enum FoldFailure {
     /// The key could not be read at the fold's level.
     #[error(transparent)]
     Read(#[from] StoreError),
-    /// A row stands in the way, or there is too much in the key.
+    /// A row stands in the way.
     #[error("{key}: {error}")]
     Blocked {
         /// The key.
@@ -201,6 +202,24 @@ impl Folder {
     /// # Errors
     /// [`FoldFailure`]; whatever happened, no value changed.
     pub async fn fold(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
+        let mut all = self.fold_step(key, dry_run).await?;
+        for _ in 1..limits::FOLD_STEPS_MAX {
+            if !all.written || !all.report.has_more {
+                break;
+            }
+            // If this fails, the steps before have been taken, and there is more to do.
+            let Ok(step) = self.fold_step(key, dry_run).await else { break };
+            let Report { folded, zombies, kept, has_more, is_full, .. } = step.report;
+            all.fence = step.fence;
+            all.report.folded += folded;
+            all.report.zombies += zombies;
+            all.report = Report { kept, has_more, is_full, ..all.report };
+        }
+        Ok(all)
+    }
+
+    /// Folds a key, or the oldest part of a long one.
+    async fn fold_step(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
         let results = self.fold_together(slice::from_ref(key), dry_run).await;
         results.into_iter().next().expect("invariant: each key has its result")
     }
@@ -229,6 +248,10 @@ impl Folder {
         let results: Vec<_> = results.collect();
         for (key, result) in keys.iter().zip(&results) {
             match result {
+                // It needs an operator as well.
+                Ok(result) if result.report.is_full => {
+                    lock(&self.blocked).put(key.clone(), self.gate.now().boot);
+                }
                 Ok(_) => {
                     lock(&self.blocked).pop(key);
                 }
@@ -254,8 +277,11 @@ impl Folder {
         }
         // Before the read: whatever is final by this time can't be acknowledged after it.
         let now = self.gate.fold_time()?;
-        let reads = self.store.read_for_folds(keys).await?;
-        let plans: Vec<_> = reads.iter().map(|read| self.plan(read, now)).collect();
+        let plans: Vec<_> = match (self.store.read_for_folds(keys).await, keys) {
+            (Ok(reads), _) => reads.iter().map(|read| self.plan(read, now)).collect(),
+            (Err(StoreError::TooManyRows { .. }), [key]) => vec![self.plan_part(key, now).await],
+            (Err(error), _) => return Err(error.into()),
+        };
         let folds: Vec<Fold> = plans.iter().flatten().filter_map(Plan::fold).cloned().collect();
         let outcome = match dry_run || folds.is_empty() {
             true => None,
@@ -273,6 +299,25 @@ impl Folder {
         let plan = fold::plan(read, now, &self.constants)
             .map_err(|error| self.blocked(read.key(), error))?;
         self.note(read, plan.report(), now);
+        Ok(plan)
+    }
+
+    /// Plans a fold of the oldest final shards of a key with too many rows for one answer.
+    async fn plan_part(&self, key: &Key, now: Timestamp) -> Result<Plan, FoldFailure> {
+        let (rows, bytes) = self.store.bounds(key.kind).fold_step;
+        let cut = fold::cut(now, &self.constants);
+        let until = Until { through: cut, rows, bytes, tally_bytes: Some(TALLY_BYTES_MAX) };
+        let blocked = |error| self.blocked(key, error);
+        let read = prefix::read(&*self.store, key, cut, until, prefix::FOLD_TRIES_MAX)
+            .await
+            .map_err(|error| match error {
+                prefix::Failed::Store(error) => FoldFailure::Read(error),
+                prefix::Failed::Row(error) => blocked(FoldError::Row(error)),
+            })?;
+        let plan = fold::plan_prefix(read, now, &self.constants).map_err(blocked)?;
+        if let Some(fence) = plan.report().fence_before {
+            self.gate.observe(fence);
+        }
         Ok(plan)
     }
 
@@ -402,7 +447,10 @@ impl Folder {
     async fn fold_politely(&self, mut keys: Vec<Key>) -> Vec<FoldEnd> {
         self.pace.turn().await;
         let begun = Instant::now();
-        let mut results = self.fold_together(&keys, false).await;
+        let mut results = match keys.as_slice() {
+            [key] => vec![self.fold(key, false).await],
+            keys => self.fold_together(keys, false).await,
+        };
         // One of them may be why, and must not keep the others from being folded.
         let is_of_one = |end: &Result<FoldResult, FoldFailure>| {
             matches!(end, Err(FoldFailure::Read(_) | FoldFailure::Bug(_)))
@@ -451,6 +499,9 @@ impl Folder {
                 tracing::error!(%key, %error, "a key can't be folded without an operator");
             }
             Err(error) => tracing::debug!(%key, %error, "a fold is postponed"),
+            Ok(FoldResult { report, .. }) if report.has_more => {
+                self.nominate(Nomination { key: key.clone(), rows: limits::ROWS_ALERT });
+            }
             Ok(_) => {}
         }
         end
@@ -473,7 +524,6 @@ impl Folder {
                 self.metrics.undecodable.inc();
                 FoldFailure::Blocked { key: key.clone(), error }
             }
-            FoldError::TooLarge { .. } => FoldFailure::Blocked { key: key.clone(), error },
         }
     }
 

@@ -204,6 +204,10 @@ pub(super) struct FoldView {
     zombies: usize,
     /// Shards that are not final yet and stay.
     kept: usize,
+    /// There are more final shards than one fold takes: fold again.
+    more: bool,
+    /// The tally is as large as one may be: the oldest final shard does not fit, and stays.
+    full: bool,
 }
 
 /// Fold a key now
@@ -221,7 +225,7 @@ pub(super) struct FoldView {
     responses((status = 200, description = "What was done", body = FoldView, example = json!({
         "kind": "counter", "group": "site", "name": "home", "dry_run": false, "written": true,
         "fence_before": null, "fence": "2026-11-20T07:11:00.000000Z", "folded": 12, "zombies": 0,
-        "kept": 3})))
+        "kept": 3, "more": false, "full": false})))
 )]
 pub(super) async fn fold(
     State(served): State<Served>,
@@ -242,6 +246,8 @@ pub(super) async fn fold(
         folded: report.folded,
         zombies: report.zombies,
         kept: report.kept,
+        more: report.has_more,
+        full: report.is_full,
     }))
 }
 

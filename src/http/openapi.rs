@@ -103,11 +103,11 @@ pub(super) fn head() -> OpenApi {
 fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     use ProblemType::{
         AnswerFull, BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge,
-        BodyTooSlow, Clock, ContentType, Corrupt, DiscardUnknown, FoldBlocked, FoldBusy,
-        FoldPaused, FoldUnknown, Forbidden, Internal, KeyAbsent, NotAcceptable, NotDiscardable,
-        NotReady, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent, StateTooLarge,
-        Stopping, StoreRefused, StoreUnavailable, TooFast, TooManyRows, Unauthenticated,
-        Undecodable, UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
+        BodyTooSlow, Clock, ContentType, Corrupt, DiscardUnknown, FoldBusy, FoldPaused,
+        FoldUnknown, Forbidden, Internal, KeyAbsent, NotAcceptable, NotDiscardable, NotReady,
+        OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent, StateTooLarge, Stopping,
+        StoreRefused, StoreUnavailable, TooFast, TooManyRows, Unauthenticated, Undecodable,
+        UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, UriTooLong, Internal];
     const CALLED: &[ProblemType] = &[Unauthenticated, Forbidden, TooFast];
@@ -128,7 +128,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     ];
     const READ: &[ProblemType] =
         &[StoreUnavailable, TooManyRows, Undecodable, Unmergeable, Corrupt];
-    const FOLD: &[ProblemType] = &[FoldPaused, FoldBusy, FoldBlocked, FoldUnknown];
+    const FOLD: &[ProblemType] = &[FoldPaused, FoldBusy, FoldUnknown];
     let of_path: &[&[ProblemType]] = match (path, method) {
         ("/v1/{kind}/{group}/{name}", HttpMethod::Post) => &[ADDRESSED, BODY, WRITE],
         ("/v1/{kind}/{group}/{name}", _) => &[ADDRESSED, READ, &[KeyAbsent, NotAcceptable]],

@@ -298,7 +298,6 @@ impl From<FoldFailure> for Problem {
             FoldFailure::Blocked { key, error } => {
                 let kind = match &error {
                     FoldError::Row(error) => of_row(error),
-                    FoldError::TooLarge { .. } => ProblemType::FoldBlocked,
                     FoldError::ClockMoved { .. } => ProblemType::FoldPaused,
                 };
                 return Problem::new(kind, format!("The key {key} can't be folded: {error}."));
@@ -373,7 +372,7 @@ mod tests {
         let store = |error| kind_of(ReadError::Store(error)).0;
         let down = StoreError::Unavailable("down".to_owned());
         assert_eq!(store(down), ProblemType::StoreUnavailable);
-        assert_eq!(store(StoreError::TooManyRows { limit: 9 }), ProblemType::TooManyRows);
+        assert_eq!(store(StoreError::TooManyRows { limit: 9, bytes: 0 }), ProblemType::TooManyRows);
         assert_eq!(store(StoreError::Corrupt("x".to_owned())), ProblemType::Corrupt);
         assert_eq!(kind_of(ReadError::Overloaded("too much")).0, ProblemType::Overloaded);
         let name = Name::new("g").expect("name");
@@ -383,8 +382,6 @@ mod tests {
         assert_eq!(kind_of(row(merge.clone())).0, ProblemType::Unmergeable);
         let read = ReadError::Row { key: key.clone(), error: merge };
         assert_eq!(kind_of(read).0, ProblemType::Unmergeable);
-        let error = FoldError::TooLarge { bytes: 5_000_000 };
-        assert_eq!(kind_of(FoldFailure::Blocked { key, error }).0, ProblemType::FoldBlocked);
         assert_eq!(kind_of(FoldFailure::Busy).0, ProblemType::FoldBusy);
     }
 

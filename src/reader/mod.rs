@@ -16,6 +16,7 @@ use std::time::Duration;
 use lru::LruCache;
 use orderfree_core::crdt::State;
 use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::prefix::Until;
 use orderfree_core::protocol::read::{self, Answer, Reading, RowError};
 use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Constants, Key, Timestamp, WholeSlice};
@@ -27,7 +28,7 @@ use crate::gc::Folder;
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::room::Room;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, prefix};
 use crate::tasks::{Task, Tasks, panic_point};
 use asked::Asked;
 use values::Values;
@@ -189,21 +190,62 @@ impl Reader {
     /// Reads a key's rows as one slice.
     ///
     /// # Errors
-    /// [`ReadError`] if the store can't answer.
+    /// [`ReadError`] if the store can't answer, or if they are more than one slice may have.
     pub async fn slice(
         &self,
         key: &Key,
         after: Option<Timestamp>,
         level: Level,
     ) -> Result<WholeSlice, ReadError> {
-        let slice = self.store.read_key(key, after, level).await;
-        if let Err(error) = &slice {
-            self.metrics.count_store_error(error.class());
-            if let StoreError::TooManyRows { limit } = error {
-                self.folder.nominate(Nomination { key: key.clone(), rows: *limit });
+        let bounds = self.store.bounds(key.kind);
+        let look = self.store.read_slice(key, after, level, bounds.look_rows).await;
+        let slice = match look {
+            Err(StoreError::TooManyRows { limit, bytes }) => {
+                // What one row has in bytes is known now.
+                let Some(rows) = bounds.second_rows(limit, bytes) else { return Ok(look?) };
+                let _turn = self.values.long_turn().await?;
+                self.store.read_slice(key, after, level, rows).await
             }
+            look => look,
+        };
+        slice.map_err(|error| self.store_error(error))
+    }
+
+    /// Reads a key of any length, without the rules for values that many share; none if it has no row.
+    ///
+    /// # Errors
+    /// [`ReadError`]; never a partial value.
+    pub async fn alone(&self, key: &Key, level: Level) -> Result<Option<KeyValue>, ReadError> {
+        let as_of = self.gate.now().wall;
+        match self.slice(key, None, level).await {
+            Ok(slice) => self.value(key, &slice, as_of, level),
+            Err(ReadError::Store(StoreError::TooManyRows { .. })) => self.by_parts(key).await,
+            Err(error) => Err(error),
         }
-        Ok(slice?)
+    }
+
+    /// Reads a key whose rows are too many for one slice. Every replica has to answer.
+    async fn by_parts(&self, key: &Key) -> Result<Option<KeyValue>, ReadError> {
+        let _turn = self.values.long_turn().await?;
+        let as_of = self.gate.now().wall;
+        let cut = as_of.minus(self.constants.cutoff());
+        let walk = prefix::read(&*self.store, key, cut, Until::the_end(), prefix::READ_TRIES_MAX);
+        let read = timeout(limits::LONG_READ_TIME_MAX, walk).await.map_err(|_| {
+            let reason = "the key has so many rows that they could not be read in time";
+            self.store_error(StoreError::Unavailable(reason.to_owned()))
+        })?;
+        let read = read.map_err(|error| match error {
+            prefix::Failed::Store(error) => self.store_error(error),
+            prefix::Failed::Row(error) => self.row_error(key, error),
+        })?;
+        let bytes = read.bytes();
+        let answer = read.into_reading().map_or(Answer::Absent, Answer::Value);
+        Ok(self.interpret(key, answer, bytes, as_of, Level::All))
+    }
+
+    fn store_error(&self, error: StoreError) -> ReadError {
+        self.metrics.count_store_error(error.class());
+        error.into()
     }
 
     /// The value of a whole slice that began at the oldest row; none if it is empty.
@@ -228,10 +270,18 @@ impl Reader {
         // Where the replicas that answer are older than the cached fence, start at the oldest row.
         for after in [cached, None] {
             let turn = self.values.turn(key.kind).await?;
-            let slice = self.slice(key, after, level).await?;
+            let slice = self.slice(key, after, level).await;
             drop(turn);
             // The last answer may have the very room that is waited for.
             let let_go = || asked.give_up_last();
+            if let Err(ReadError::Store(StoreError::TooManyRows { .. })) = slice {
+                // Nobody knows how large the value is, so it takes all the room there is.
+                let bytes = limits::VALUES_BYTES_MAX;
+                let room = self.values.room(key.kind, bytes, until, let_go).await?;
+                let value = self.by_parts(key).await?;
+                return Ok(value.map(|value| Arc::new(Held::new(value, room, usize::MAX))));
+            }
+            let slice = slice?;
             let room = self.values.room(key.kind, slice.bytes(), until, let_go).await?;
             match self.assemble(key, &slice)? {
                 Answer::ReadAgain => {}
@@ -246,11 +296,14 @@ impl Reader {
 
     fn assemble(&self, key: &Key, slice: &WholeSlice) -> Result<Answer, ReadError> {
         let now = self.gate.now().wall;
-        read::assemble(key, slice, now, &self.constants).map_err(|error| {
-            self.metrics.undecodable.inc();
-            tracing::error!(%key, %error, "a key can't be read");
-            ReadError::Row { key: key.clone(), error }
-        })
+        let answer = read::assemble(key, slice, now, &self.constants);
+        answer.map_err(|error| self.row_error(key, error))
+    }
+
+    fn row_error(&self, key: &Key, error: RowError) -> ReadError {
+        self.metrics.undecodable.inc();
+        tracing::error!(%key, %error, "a key can't be read");
+        ReadError::Row { key: key.clone(), error }
     }
 
     fn interpret(
@@ -280,7 +333,7 @@ impl Reader {
 
     /// What a read teaches the pod besides the value.
     fn learn(&self, key: &Key, reading: &Reading) {
-        #[allow(clippy::cast_precision_loss, reason = "at most READ_ROWS_MAX")]
+        #[allow(clippy::cast_precision_loss, reason = "a figure for people")]
         self.metrics.read_shards.observe(reading.shards as f64);
         if let Some(fence) = reading.fence {
             self.gate.observe(fence);

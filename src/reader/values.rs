@@ -63,6 +63,7 @@ impl ValueRoom {
 #[derive(Debug)]
 pub(super) struct Values {
     turns: Semaphore,
+    long_turns: Semaphore,
     waiting_rows: Space,
     /// Of values that somebody has, and of those that are kept besides.
     all: Space,
@@ -73,6 +74,7 @@ impl Default for Values {
     fn default() -> Values {
         Values {
             turns: Semaphore::new(limits::LARGE_KEYS_AT_ONCE),
+            long_turns: Semaphore::new(limits::LONG_KEYS_AT_ONCE),
             waiting_rows: Space::new(limits::WAITING_ROWS_BYTES_MAX),
             all: Space::new(limits::VALUES_BYTES_MAX + limits::RECENT_BYTES_MAX),
             kept: Space::new(limits::RECENT_BYTES_MAX),
@@ -92,6 +94,15 @@ impl Values {
                 Err(ReadError::Overloaded("too many keys that may be large are being read here"))
             }
         }
+    }
+
+    /// A turn to read a key that has many rows.
+    pub(super) async fn long_turn(&self) -> Result<SemaphorePermit<'_>, ReadError> {
+        const FULL: ReadError =
+            ReadError::Overloaded("too many keys with many rows are being read here");
+        let turn =
+            timeout(limits::READ_TIME_MAX, self.long_turns.acquire()).await.map_err(|_| FULL)?;
+        Ok(turn.expect("invariant: the semaphore is never closed"))
     }
 
     /// Room for the value of so many bytes of rows, until then. Who has to wait for it must let go of what

@@ -4,13 +4,14 @@
 //! Stores execute; they decide nothing about the protocol. What they promise:
 //!
 //! * rows are last-write-wins by the bound timestamp, ties won by the greater bytes;
-//! * a key is read as one unpaged slice: one snapshot of each replica;
+//! * a key is read as one unpaged slice, which is one snapshot of each replica, or by a [`prefix`] walk;
 //! * a [`Fold`], or several that are written together, are applied whole or not at all, and never
 //!   partly seen;
 //! * [`WriteOutcome::Refused`] means certainly not applied, now or later.
 
 pub mod cassandra;
 pub mod embedded;
+pub mod prefix;
 
 use std::collections::BTreeMap;
 
@@ -20,6 +21,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, BadRows, Chunk};
+use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{
     BadSlice, FullRead, Key, Name, Now, Row, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
@@ -28,10 +30,10 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 
 use crate::chance::Chance;
-use crate::limits;
+use crate::limits::{self, Bounds};
 
 /// Why a store could not answer. Nothing was changed.
-#[derive(Debug, Clone, Error)]
+#[derive(Debug, Clone, PartialEq, Error)]
 pub enum StoreError {
     /// Too few nodes answered in time; it may work again later.
     #[error("the store can't answer now: {0}")]
@@ -41,6 +43,8 @@ pub enum StoreError {
     TooManyRows {
         /// The limit.
         limit: usize,
+        /// Bytes of the rows that came.
+        bytes: usize,
     },
     /// A row or an answer breaks a rule that every row must keep.
     #[error("the store returned what it must not: {0}")]
@@ -50,7 +54,7 @@ pub enum StoreError {
 impl From<BadSlice> for StoreError {
     fn from(error: BadSlice) -> StoreError {
         match error {
-            BadSlice::Cut { limit } => StoreError::TooManyRows { limit },
+            BadSlice::Cut { limit, bytes } => StoreError::TooManyRows { limit, bytes },
             BadSlice::Disordered { .. } => StoreError::Corrupt(error.to_string()),
         }
     }
@@ -170,13 +174,36 @@ pub trait Store: Send + Sync + 'static {
         self.write_shards(std::slice::from_ref(write)).await
     }
 
-    /// Reads a key's rows with `expires_at > after` (all without) as one unpaged slice.
+    /// How many rows of a key of this kind one answer may have.
+    fn bounds(&self, kind: Kind) -> Bounds {
+        Bounds::of(kind)
+    }
+
+    /// Reads a key's rows with `expires_at > after` (all without) as one unpaged slice of at most
+    /// `limit` rows.
+    async fn read_slice(
+        &self,
+        key: &Key,
+        after: Option<Timestamp>,
+        level: Level,
+        limit: usize,
+    ) -> Result<WholeSlice, StoreError>;
+
+    /// Reads as many rows as one slice may have.
     async fn read_key(
         &self,
         key: &Key,
         after: Option<Timestamp>,
         level: Level,
-    ) -> Result<WholeSlice, StoreError>;
+    ) -> Result<WholeSlice, StoreError> {
+        self.read_slice(key, after, level, self.bounds(key.kind).slice.0).await
+    }
+
+    /// Reads a key's tally from every replica, whatever the levels; none if it has none.
+    async fn read_tally(&self, key: &Key) -> Result<Option<Row>, StoreError>;
+
+    /// Reads rows of a key from every replica, whatever the levels, the oldest expiry first.
+    async fn read_part(&self, key: &Key, part: Part) -> Result<Vec<Row>, StoreError>;
 
     /// Reads one chunk of a group of at most [`crate::limits::group_chunk_rows`] rows.
     async fn read_chunk(

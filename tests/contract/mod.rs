@@ -6,6 +6,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+mod long;
 mod operators;
 pub(crate) mod suite;
 mod together;

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
-use orderfree::limits::{GROUP_CHUNK_ROWS, READ_ROWS_MAX};
+use orderfree::limits::GROUP_CHUNK_ROWS;
 use orderfree::store::{Pause, StoreError, SweepPart};
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::protocol::group::{From, Then};
+use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::read::{Answer, RowReader, assemble};
 use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Key, Mutator, MutatorId, Name, Now, Timestamp, WriteOutcome};
@@ -17,7 +18,7 @@ use uuid::Uuid;
 
 use super::{Subject, key, name, next_write, total_of};
 #[allow(unused_imports, reason = "programs that run no suite compile this as well")]
-pub(crate) use super::{operators::*, together::*};
+pub(crate) use super::{long::*, operators::*, together::*};
 
 /// Makes one `#[tokio::test]` of each test of the suite. `$with_store` is an
 /// `async fn(test: impl AsyncFnOnce(Subject))`.
@@ -33,7 +34,9 @@ macro_rules! every_test {
             greater_bytes_win_a_tie_of_timestamps,
             a_slice_starts_behind_a_fence,
             rows_come_newest_first,
-            more_rows_than_a_read_takes_are_an_error,
+            more_rows_than_a_slice_takes_are_an_error,
+            a_part_has_the_oldest_rows_between_two_expiries,
+            a_long_key_is_read_whole_and_folded_step_by_step,
             a_fold_replaces_shards_by_a_tally_and_touches_nothing_else,
             a_fold_counts_beside_newer_shards,
             regression_7_a_row_that_arrives_behind_the_fence_changes_nothing,
@@ -184,19 +187,39 @@ pub(crate) async fn rows_come_newest_first(subject: Subject) {
     assert!(order.is_sorted(), "{order:?}");
 }
 
-pub(crate) async fn more_rows_than_a_read_takes_are_an_error(subject: Subject) {
+pub(crate) async fn more_rows_than_a_slice_takes_are_an_error(subject: Subject) {
     let key = key("g", "n");
-    let writes: Vec<_> = (0..=READ_ROWS_MAX).map(|_| subject.shard(&key, 1)).collect();
+    let writes: Vec<_> = (0..=10).map(|_| subject.shard(&key, 1)).collect();
     let oldest = writes[0].expires_at();
     subject.write_all(writes).await;
     let level = subject.store.levels().read;
-    let error = subject.store.read_key(&key, None, level).await.expect_err("one too many");
-    assert!(matches!(error, StoreError::TooManyRows { .. }), "{error}");
-    // Behind the oldest row there are exactly as many as a read takes.
-    let slice = subject.store.read_key(&key, Some(oldest), level).await.expect("whole");
-    assert_eq!(slice.len(), READ_ROWS_MAX);
-    let read = subject.store.read_for_fold(&key).await.expect("a fold reads more");
-    assert_eq!(read.slice().len(), READ_ROWS_MAX + 1);
+    let read = |after| subject.store.read_slice(&key, after, level, 10);
+    let error = read(None).await.expect_err("one too many");
+    assert!(matches!(error, StoreError::TooManyRows { limit: 10, .. }), "{error}");
+    // Behind the oldest row there are exactly as many as it takes.
+    assert_eq!(read(Some(oldest)).await.expect("whole").len(), 10);
+}
+
+pub(crate) async fn a_part_has_the_oldest_rows_between_two_expiries(subject: Subject) {
+    let key = key("g", "n");
+    let writes: Vec<_> = (0..10).map(|_| subject.shard(&key, 1)).collect();
+    let mut expiries: Vec<_> = writes.iter().map(|write| write.expires_at()).collect();
+    expiries.sort_unstable();
+    subject.write_all(writes).await;
+    assert_eq!(subject.store.read_tally(&key).await.expect("an answer"), None);
+    let found = async |after: Option<usize>, through: usize, limit| {
+        let (after, through) = (after.map(|at| expiries[at]), expiries[through]);
+        let rows = subject.store.read_part(&key, Part { after, through, limit }).await;
+        rows.expect("rows").iter().map(|row| row.expires_at).collect::<Vec<_>>()
+    };
+    assert_eq!(found(None, 9, 10).await, expiries);
+    assert_eq!(found(None, 9, 3).await, expiries[..3]);
+    assert_eq!(found(Some(2), 6, 10).await, expiries[3..7]);
+    assert_eq!(found(Some(6), 6, 10).await, []);
+    let fold = subject.fold(&key, subject.when_final()).await;
+    let tally = subject.store.read_tally(&key).await.expect("an answer").expect("a tally");
+    assert_eq!(tally.state, fold.tally());
+    assert_eq!(found(None, 9, 10).await, [], "the tally is no shard");
 }
 
 pub(crate) async fn a_fold_replaces_shards_by_a_tally_and_touches_nothing_else(subject: Subject) {

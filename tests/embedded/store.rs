@@ -8,7 +8,7 @@ use futures::future::join_all;
 use orderfree::chance::Chance;
 use orderfree::clock::Clock;
 use orderfree::config::Switch;
-use orderfree::limits::{READ_ROWS_MAX, SWEEP_STEP_ROWS};
+use orderfree::limits::SWEEP_STEP_ROWS;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
@@ -171,17 +171,16 @@ async fn after_a_failed_sync_everything_is_refused() {
 
 #[tokio::test]
 async fn a_read_beyond_its_limit_is_an_error_and_never_a_number() {
-    let rows = (0..READ_ROWS_MAX as u128 + 1).map(|id| ("n".to_owned(), 7, id + 1));
+    let rows = (0..11).map(|id| ("n".to_owned(), 7, id + 1));
     let forged = Forged::new(rows).await;
-    let store = forged.open();
-    let read = store.read_key(&key("n"), None, Level::One).await;
-    assert!(matches!(read, Err(StoreError::TooManyRows { .. })), "{read:?}");
-    let full = store.read_for_fold(&key("n")).await.expect("within the fold's limit");
-    assert_eq!(full.slice().len(), READ_ROWS_MAX + 1);
+    let (store, key) = (forged.open(), key("n"));
+    let read = |after, limit| store.read_slice(&key, after, Level::One, limit);
+    let cut = read(None, 10).await;
+    assert!(matches!(cut, Err(StoreError::TooManyRows { limit: 10, .. })), "{cut:?}");
+    assert_eq!(read(None, 11).await.expect("within the limit").len(), 11);
     let after = forged.clock.now().wall.shifted(7);
-    let rest = store.read_key(&key("n"), Some(after), Level::One).await.expect("no rows");
-    assert!(rest.is_empty(), "expiries must be greater");
-    let all = store.read_key(&key("n"), Some(after.shifted(-1)), Level::One).await;
+    assert!(read(Some(after), 10).await.expect("no rows").is_empty(), "expiries must be greater");
+    let all = read(Some(after.shifted(-1)), 10).await;
     assert!(matches!(all, Err(StoreError::TooManyRows { .. })));
 }
 

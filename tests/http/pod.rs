@@ -32,6 +32,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
+use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, MutatorId, Name, Now, Overrides, Row, ShardWrite, Slice, Timestamp,
@@ -263,20 +264,19 @@ pub(crate) fn request(
     request.body(body.into()).expect("a request")
 }
 
-/// Seventeen sets of 250 KB, all of them final.
-fn huge(key: &Key) -> FullRead {
+/// Seventeen sets of 250 KB, all of them final: one more than a tally takes.
+fn huge(key: &Key) -> WholeSlice {
     let row = |id: u8| {
         let items =
             (0..250).map(|item| Item::text(&format!("{id}{item:0>1000}")).expect("an item"));
         let mut set = State::new(Kind::GSet, None);
         set.apply(&Op::GSet(GSetOp::Add { items: items.collect() })).expect("items");
         let mutator_id = MutatorId::new(Uuid::from_u128(id.into()));
-        let expires_at = Timestamp::from_micros(1_000_000);
+        let expires_at = Timestamp::from_micros(1_000_000 - i64::from(id));
         let seal = KeySeal::of(key).row(expires_at, mutator_id);
         Row { expires_at, mutator_id, state: encode_shard(seal, &set, 1) }
     };
-    let slice = Slice::new((0..17).map(row).collect(), None, 17);
-    FullRead::at_fold_level(key.clone(), slice.whole().expect("whole"))
+    Slice::new((0..17).map(row).collect(), None, 17).whole().expect("whole")
 }
 
 impl Faulty {
@@ -287,7 +287,7 @@ impl Faulty {
     fn check_read(&self) -> Result<(), StoreError> {
         match self.fault() {
             Fault::Down => Err(StoreError::Unavailable("no node answers".to_owned())),
-            Fault::TooManyRows => Err(StoreError::TooManyRows { limit: 10_000 }),
+            Fault::TooManyRows => Err(StoreError::TooManyRows { limit: 10_000, bytes: 0 }),
             Fault::Corrupt => Err(StoreError::Corrupt("a row without a key".to_owned())),
             Fault::Panic => panic!("invariant: a test of panics"),
             _ => Ok(()),
@@ -340,17 +340,31 @@ impl Store for Faulty {
         }
     }
 
-    async fn read_key(
+    async fn read_slice(
         &self,
         key: &Key,
         after: Option<Timestamp>,
         level: Level,
+        limit: usize,
     ) -> Result<WholeSlice, StoreError> {
         while self.fault() == Fault::Hanging {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         self.check_read()?;
-        Ok(self.damage(&key.name, self.inner.read_key(key, after, level).await?))
+        if self.fault() == Fault::Huge && after.is_none() {
+            return Ok(huge(key));
+        }
+        Ok(self.damage(&key.name, self.inner.read_slice(key, after, level, limit).await?))
+    }
+
+    async fn read_tally(&self, key: &Key) -> Result<Option<Row>, StoreError> {
+        self.check_read()?;
+        self.inner.read_tally(key).await
+    }
+
+    async fn read_part(&self, key: &Key, part: Part) -> Result<Vec<Row>, StoreError> {
+        self.check_read()?;
+        self.inner.read_part(key, part).await
     }
 
     async fn read_chunk(
@@ -376,7 +390,8 @@ impl Store for Faulty {
         self.check_read()?;
         let reads = self.inner.read_for_folds(keys).await?;
         if self.fault() == Fault::Huge {
-            return Ok(keys.iter().map(huge).collect());
+            let read = |key: &Key| FullRead::at_fold_level(key.clone(), huge(key));
+            return Ok(keys.iter().map(read).collect());
         }
         let damaged = reads.into_iter().map(|read| {
             let (key, slice) = (read.key().clone(), read.slice().clone());

@@ -100,6 +100,8 @@ pub(crate) struct Range {
     /// Only rows that follow this one.
     pub(crate) behind: Option<Address>,
     pub(crate) limit: usize,
+    /// Against the table's order.
+    pub(crate) is_backwards: bool,
 }
 
 impl Range {
@@ -111,7 +113,8 @@ impl Range {
     /// All keys between two names.
     pub(crate) fn names(from_name: u8, to_name: u8) -> Range {
         let (below, after, through, behind) = (None, None, None, None);
-        Range { from_name, to_name, below, after, through, behind, limit: usize::MAX }
+        let (limit, is_backwards) = (usize::MAX, false);
+        Range { from_name, to_name, below, after, through, behind, limit, is_backwards }
     }
 
     fn contains(&self, address: &Address) -> bool {
@@ -120,7 +123,12 @@ impl Range {
             && self.below.is_none_or(|below| address.name < below)
             && self.after.is_none_or(|after| expires_at > after)
             && self.through.is_none_or(|through| expires_at <= through)
-            && self.behind.is_none_or(|behind| *address > behind)
+            && self.behind.is_none_or(|behind| self.reaches(address, &behind) && *address != behind)
+    }
+
+    /// Whether a row comes no earlier than another one.
+    pub(crate) fn reaches(&self, address: &Address, other: &Address) -> bool {
+        if self.is_backwards { address <= other } else { address >= other }
     }
 }
 
@@ -178,10 +186,13 @@ impl Replica {
 
     /// Answers a query.
     pub(crate) fn answer(&self, range: &Range) -> Piece {
-        let mut rows = self.rows.iter().filter(|(address, _)| range.contains(address));
-        let found = rows.by_ref().take(range.limit);
-        let found: Vec<_> = found.map(|(address, cell)| (*address, cell.clone())).collect();
-        let is_cut = rows.next().is_some();
+        let rows = self.rows.iter().filter(|(address, _)| range.contains(address));
+        let mut found: Vec<_> = rows.map(|(address, cell)| (*address, cell.clone())).collect();
+        if range.is_backwards {
+            found.reverse();
+        }
+        let is_cut = found.len() > range.limit;
+        found.truncate(range.limit);
         let names = range.from_name..=range.to_name;
         let tombstones = self.tombstones.iter().filter(|old| names.contains(&old.name));
         Piece { rows: found, tombstones: tombstones.cloned().collect(), is_cut }
@@ -223,6 +234,11 @@ pub(crate) fn repair(pieces: &[Piece], range: &Range, through: Option<Address>) 
         part.through = range.through.map_or(part.through, |end| part.through.min(end));
         if let Some(last) = through
             && last.name == part.name
+            && range.is_backwards
+        {
+            part.through = part.through.min(last.expires_at.0);
+        } else if let Some(last) = through
+            && last.name == part.name
         {
             // Rows come by descending expiry: the query has not looked below the last one.
             part.after = part.after.max(Timestamp::from_micros(last.expires_at.0.as_micros() - 1));
@@ -232,7 +248,7 @@ pub(crate) fn repair(pieces: &[Piece], range: &Range, through: Option<Address>) 
         }
     }
     let merged = merge(pieces, false);
-    let returned = |address: &Address| through.is_none_or(|last| *address <= last);
+    let returned = |address: &Address| through.is_none_or(|last| range.reaches(&last, address));
     let cells = merged.into_iter().filter(|(address, _)| returned(address)).collect();
     Mutation { cells, tombstones: clipped }
 }

@@ -58,6 +58,8 @@ pub(crate) struct Machine {
     booted: Duration,
     /// Wall clock less true time.
     skew_us: AtomicI64,
+    /// The wall clock shows multiples of this; zero shows every microsecond.
+    tick: Duration,
     process: Mutex<Process>,
     /// What the next look at the clocks shows instead of the time: the sabotage of I3.
     stale: Mutex<Option<Now>>,
@@ -65,11 +67,17 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Boots `before` the simulation began.
-    pub(crate) fn boot(time: TrueTime, before: Duration, skew_us: i64) -> Arc<Machine> {
+    pub(crate) fn boot(
+        time: TrueTime,
+        before: Duration,
+        skew_us: i64,
+        tick: Duration,
+    ) -> Arc<Machine> {
         Arc::new(Machine {
             time,
             booted: before,
             skew_us: AtomicI64::new(skew_us),
+            tick,
             process: Mutex::default(),
             stale: Mutex::default(),
         })
@@ -152,6 +160,8 @@ impl Clock for Machine {
             return stale;
         }
         let wall_us = self.time.now_us() + self.skew_us.load(Ordering::SeqCst);
-        Now { wall: Timestamp::from_micros(wall_us), boot: self.booted + self.time.elapsed() }
+        let wall = Timestamp::from_micros(wall_us);
+        let wall = if self.tick.is_zero() { wall } else { wall.floor_to(self.tick) };
+        Now { wall, boot: self.booted + self.time.elapsed() }
     }
 }

@@ -6,6 +6,7 @@
 mod cluster;
 mod coverage;
 mod family;
+mod lengths;
 mod machine;
 mod network;
 mod oracle;
@@ -15,6 +16,7 @@ mod run;
 mod sabotage;
 mod search;
 mod store;
+mod weather;
 mod world;
 
 /// As in the product; a schedule is mostly small allocations.

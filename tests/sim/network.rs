@@ -132,13 +132,17 @@ pub(crate) async fn read(
     let rows = loop {
         let answers: Vec<Piece> = pieces.iter().map(|(_, piece)| piece.clone()).collect();
         let mut rows: Vec<_> = merge(&answers, split).into_iter().collect();
+        if range.is_backwards {
+            rows.reverse();
+        }
         let is_cut = rows.len() > range.limit;
         rows.truncate(range.limit);
         let last = rows.last().map(|(address, _)| *address);
         // Short-read protection: a replica that stopped before the answer's end is asked again.
         let reaches = |piece: &Piece| {
             let own = piece.rows.last().map(|(address, _)| *address);
-            !piece.is_cut || (rows.len() == range.limit && own >= last)
+            let is_past = own.zip(last).is_some_and(|(own, last)| range.reaches(&own, &last));
+            !piece.is_cut || (rows.len() == range.limit && is_past)
         };
         let Some((node, piece)) = pieces.iter_mut().find(|(_, piece)| !reaches(piece)) else {
             break finish(shared, &pieces, &range, rows, is_cut.then_some(last).flatten());
@@ -185,7 +189,8 @@ fn finish(
             // A replica that stopped before it would have come to the tally has not said.
             let address = Address::tally(name);
             let says = |(_, piece): &&(usize, Piece)| {
-                !piece.is_cut || piece.rows.last().is_some_and(|(last, _)| *last >= address)
+                let has_come = |(last, _): &(Address, Cell)| range.reaches(last, &address);
+                !piece.is_cut || piece.rows.last().is_some_and(has_come)
             };
             let tally = |(_, piece): &(usize, Piece)| {
                 let found = piece.rows.iter().find(|(found, _)| *found == address);

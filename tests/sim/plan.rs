@@ -10,7 +10,9 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
 use crate::family::Family;
+use crate::lengths::Lengths;
 use crate::sabotage::Sabotage;
+use crate::weather::Weather;
 
 /// Ops of one key: each adds one digit of base 8 of its own, and an amount has 63 bits.
 pub(crate) const OPS_MAX: usize = 20;
@@ -27,26 +29,6 @@ pub(crate) struct PodPlan {
 pub(crate) struct NodePlan {
     pub(crate) datacenter: usize,
     pub(crate) skew_us: i64,
-}
-
-/// How badly messages travel; shares between 0 and 1.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Weather {
-    /// Takes up to seconds.
-    pub(crate) slow: f64,
-    /// Becomes a hint, delivered much later.
-    pub(crate) hinted: f64,
-    /// Never arrives.
-    pub(crate) lost: f64,
-    /// A coordinator answers nothing, whatever it did.
-    pub(crate) silent: f64,
-    /// Of hints: never delivered.
-    pub(crate) hint_lost: f64,
-}
-
-impl Weather {
-    pub(crate) const CALM: Weather =
-        Weather { slow: 0.0, hinted: 0.0, lost: 0.0, silent: 0.0, hint_lost: 0.0 };
 }
 
 /// One thing that happens.
@@ -144,6 +126,7 @@ pub(crate) struct Plan {
     pub(crate) names: u8,
     pub(crate) mutators_max: usize,
     pub(crate) chunk_rows: usize,
+    pub(crate) lengths: Lengths,
     pub(crate) background_folds: bool,
     pub(crate) row_deletes: bool,
     /// Node 0 may forget what it did not sync.
@@ -209,6 +192,7 @@ impl Plan {
             names: dice.random_range(1..=3),
             mutators_max: if dice.random_bool(0.2) { 1 } else { 1_000 },
             chunk_rows: dice.random_range(2..=5),
+            lengths: Lengths::of(seed),
             background_folds: dice.random_bool(0.3),
             row_deletes: dice.random_bool(0.1),
             forgetful,

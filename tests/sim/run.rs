@@ -24,8 +24,9 @@ use crate::machine::Machine;
 use crate::network;
 use crate::oracle::Violation;
 use crate::panics::watched;
-use crate::plan::{Plan, Step, Weather, What};
+use crate::plan::{Plan, Step, What};
 use crate::store::{SimStore, name, stop};
+use crate::weather::Weather;
 use crate::world::{Shared, World};
 
 /// What came of a schedule.
@@ -103,7 +104,8 @@ impl Stage {
             (Duration::from_secs(dice.random_range(100..10_000)), dice.random())
         });
         let time = self.shared.with(|world| world.time);
-        let (machine, chance) = (Machine::boot(time, before, skew_us), Chance::seeded(seed));
+        let tick = self.plan.lengths.tick;
+        let (machine, chance) = (Machine::boot(time, before, skew_us, tick), Chance::seeded(seed));
         let store = SimStore::connect(&self.shared, &self.plan, at, &machine, chance.clone());
         let (constants, clock) = (self.plan.constants, Arc::clone(&machine) as _);
         let most = self.plan.mutators_max;

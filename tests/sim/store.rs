@@ -1,6 +1,7 @@
 //! The store of a simulated pod: the shipped retries over the simulated network. Broken rules are put
 //! here, between the shipped code and the replicas.
 
+mod parts;
 mod requests;
 mod tamper;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use orderfree::chance::Chance;
 use orderfree::clock::Clock;
+use orderfree::limits::Bounds;
 use orderfree::store::cassandra::attempts::{Patience, Reach};
 use orderfree::store::cassandra::chunk;
 use orderfree::store::cassandra::hedges::Hedges;
@@ -24,6 +26,7 @@ use orderfree_core::protocol::clock::{self, ClockError, NodeClock, SAMPLE_EVERY,
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,
@@ -39,9 +42,6 @@ use crate::network;
 use crate::plan::Plan;
 use crate::sabotage::Sabotage;
 use crate::world::{Shared, seconds};
-
-/// More rows than any key has here.
-const ROWS_MAX: usize = 10_000;
 
 /// Rows of a page, and of a fold's answer that is cut, when a rule about them is broken.
 const PAGE_ROWS: usize = 2;
@@ -65,6 +65,8 @@ pub(crate) struct SimStore {
     hedges: [Option<Hedges>; 2],
     /// The last time that folds were to go by.
     fold_time: Mutex<Timestamp>,
+    /// What the walks that are out saw of the tally at their first look.
+    looks: Mutex<HashMap<Key, Option<Row>>>,
     /// The last answer about each key, and when it came.
     last_answers: Mutex<HashMap<(Key, Level), (Duration, WholeSlice)>>,
 }
@@ -94,6 +96,7 @@ impl SimStore {
             nodes: Mutex::new(nodes.collect()),
             hedges: [hedges(), hedges()],
             fold_time: Mutex::new(Timestamp::NEVER),
+            looks: Mutex::default(),
             last_answers: Mutex::default(),
         });
         store.sample();
@@ -215,18 +218,30 @@ impl Store for SimStore {
         }
     }
 
-    async fn read_key(
+    fn bounds(&self, _: Kind) -> Bounds {
+        self.plan.lengths.bounds()
+    }
+
+    async fn read_tally(&self, key: &Key) -> Result<Option<Row>, StoreError> {
+        self.look(key).await
+    }
+
+    async fn read_part(&self, key: &Key, part: Part) -> Result<Vec<Row>, StoreError> {
+        self.part(key, part).await
+    }
+
+    async fn read_slice(
         &self,
         key: &Key,
         after: Option<Timestamp>,
         level: Level,
+        limit: usize,
     ) -> Result<WholeSlice, StoreError> {
         if let Some(slice) = self.shared_too_late(key, after, level) {
             return Ok(slice);
         }
         let range = Range { after, ..Range::key(index(&key.name)) };
-        let rows = self.values(range, level, Sabotage::KeyPages).await?;
-        let rows: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
+        let rows = self.slice(range, level, limit).await?;
         let fence = rows.first().filter(|row| row.is_tally()).and_then(|row| {
             decode_tally(KeySeal::of(key), key.kind, &row.state).ok().map(|(fence, _)| fence)
         });
@@ -237,7 +252,7 @@ impl Store for SimStore {
             self.shared.met(Hazard::ZombieRead);
         }
         let after = if self.is(Sabotage::CachedFenceTrusted) { None } else { after };
-        let slice = Slice::new(rows, after, ROWS_MAX).whole()?;
+        let slice = Slice::new(rows, after, limit).whole()?;
         self.remember(key, level, &slice);
         Ok(slice)
     }
@@ -279,8 +294,15 @@ impl Store for SimStore {
     async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError> {
         let names: BTreeSet<u8> = keys.iter().map(|key| index(&key.name)).collect();
         let (Some(first), Some(last)) = (names.first(), names.last()) else { return Ok(vec![]) };
-        let range = Range::names(*first, *last);
-        let rows = self.values(range, self.levels().fold, Sabotage::KeyPages).await;
+        let (level, limit) = (self.levels().fold, self.plan.lengths.bounds().fold_rows);
+        let rows = match keys {
+            [_] => {
+                let named = |row| (*first, row);
+                let rows = self.slice(Range::key(*first), level, limit).await;
+                rows.map(|rows| rows.into_iter().map(named).collect())
+            }
+            _ => self.values(Range::names(*first, *last), level, Sabotage::KeyPages).await,
+        };
         if rows.is_err() {
             self.shared.met(Hazard::FoldFailed);
         }
@@ -297,7 +319,7 @@ impl Store for SimStore {
             of_key[..count].iter().filter(|(at, _)| names.contains(at))
         });
         let rows = of_keys.map(|(at, row)| (name(*at), row.clone())).collect();
-        Ok(FullRead::all_at_fold_level(keys, rows, ROWS_MAX)?)
+        Ok(FullRead::all_at_fold_level(keys, rows, limit)?)
     }
 
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
@@ -331,6 +353,9 @@ impl Store for SimStore {
                 let report = fold.report();
                 if report.folded > 0 {
                     world.met(Hazard::Folded);
+                }
+                if report.has_more {
+                    world.met(Hazard::FoldedInPart);
                 }
                 world.log(|| {
                     format!(

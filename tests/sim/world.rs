@@ -18,8 +18,9 @@ use crate::coverage::{Hazard, Met};
 use crate::family;
 use crate::machine::{EPOCH_US, Machine, TrueTime, micros};
 use crate::oracle::Oracle;
-use crate::plan::{Plan, Weather};
+use crate::plan::Plan;
 use crate::sabotage::Sabotage;
+use crate::weather::Weather;
 
 /// A node and the disk under it.
 #[derive(Debug)]

@@ -18,9 +18,12 @@
 //! | bit 2 | a shard born on a key that was reset | varint: the reset's generation |
 //! | bit 3 | the tally of a reset | varint: its generation; varint: for how long it is remembered |
 //! | bit 4 | the tally of a deleted key | |
+//! | bit 5 | a tally that takes no further shard, as it would grow beyond its bound | |
 //!
 //! Bits 1 to 4 have their places so that ids and resets need no second format. This release writes
-//! none of them, and reads a row with one as [undecodable](DecodeError::Feature).
+//! none of them, and reads a row with one as [undecodable](DecodeError::Feature). The flags stand
+//! before all that may differ between two tallies of one fence, so that of these the one with bit 5
+//! has the greater bytes, and wins.
 //!
 //! The checksum begins with the row's address, which lies outside these bytes: see [`RowSeal`]. So a
 //! row that turns up at another key, expiry or mutator is as undecodable as one with a flipped bit.
@@ -34,6 +37,8 @@ use crate::protocol::{Key, MutatorId, Timestamp};
 
 const MAGIC: u8 = 0xCF;
 const FLAG_TALLY: u8 = 0b1;
+const FLAG_FULL: u8 = 0b10_0000;
+const FLAGS_FULL_TALLY: u8 = FLAG_TALLY | FLAG_FULL;
 /// Flags with a meaning that this release does not act on.
 const FEATURES: [(u8, &str); 4] =
     [(0b10, "ids"), (0b100, "a reset"), (0b1000, "a reset"), (0b1_0000, "a deletion")];
@@ -132,6 +137,29 @@ pub fn encode_tally(key: KeySeal, state: &State, fence: Timestamp) -> Vec<u8> {
     encode(key.tally(), state, FLAG_TALLY, fence)
 }
 
+/// The same for a tally that takes no further shard.
+///
+/// # Panics
+/// As [`encode_tally`].
+#[must_use]
+pub fn encode_full_tally(key: KeySeal, state: &State, fence: Timestamp) -> Vec<u8> {
+    let fence = u64::try_from(fence.as_micros()).expect("invariant: a fence is after 1970");
+    encode(key.tally(), state, FLAGS_FULL_TALLY, fence)
+}
+
+/// Whether these are the bytes of a tally that takes no further shard. They must be of a row that can
+/// be decoded.
+#[must_use]
+pub fn is_full(bytes: &[u8]) -> bool {
+    let flags = || {
+        let mut at = 1;
+        varint::get_u64(bytes, &mut at).ok()?;
+        varint::get_u64(bytes, &mut at).ok()?;
+        bytes.get(at)
+    };
+    flags().is_some_and(|flags| flags & FLAG_FULL != 0)
+}
+
 /// Decodes the state of a shard of a key of kind `expected`.
 ///
 /// # Errors
@@ -196,7 +224,7 @@ fn decode(seal: RowSeal, expected: Kind, bytes: &[u8]) -> Result<(u8, u64, State
     if let Some((_, feature)) = FEATURES.iter().find(|(flag, _)| flags & flag != 0) {
         return Err(DecodeError::Feature(feature));
     }
-    if flags & !FLAG_TALLY != 0 {
+    if !matches!(flags, 0 | FLAG_TALLY | FLAGS_FULL_TALLY) {
         return Err(DecodeError::Flags);
     }
     let mark = varint::get_u64(body, &mut at)?;

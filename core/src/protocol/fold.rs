@@ -6,11 +6,14 @@
 //! its own `expires_at`), and greater fences win over smaller ones whole, so a fold may be executed
 //! any number of times, at any delay, by anyone.
 
+use std::borrow::Borrow;
+
 use thiserror::Error;
 
+use super::prefix::PrefixRead;
 use super::read::{RowError, RowReader};
 use super::{Constants, FullRead, Key, Row, Timestamp};
-use crate::crdt::{State, envelope};
+use crate::crdt::{Kind, State, envelope};
 
 /// Largest envelope of a tally, in bytes. A fold beyond it is not executed: Cassandra refuses a batch
 /// above half a segment of its commit log, 16 MiB by default, and every read carries the tally.
@@ -25,7 +28,8 @@ pub enum Plan {
     Fold(Fold),
 }
 
-/// One batch over one key's rows. Only [`plan`] makes one, from a [`FullRead`].
+/// One batch over one key's rows. Only [`plan`] makes one, from a [`FullRead`], and [`plan_prefix`],
+/// from a [`PrefixRead`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fold {
     key: Key,
@@ -43,8 +47,13 @@ pub struct Report {
     pub folded: usize,
     /// Rows at or below the old fence that are deleted again without being counted.
     pub zombies: usize,
-    /// Shards that are not final yet and stay.
+    /// Shards that are not final yet and stay. A fold of a part of a long key looks at none of them,
+    /// nor at zombies, and counts 0.
     pub kept: usize,
+    /// The fold takes only the oldest final shards of a long key. The next fold takes more.
+    pub has_more: bool,
+    /// The tally can't take the next final shard: it would be larger than [`TALLY_BYTES_MAX`].
+    pub is_full: bool,
 }
 
 /// Why a key can't be folded. It is left alone.
@@ -53,15 +62,6 @@ pub enum FoldError {
     /// A row can't be decoded or merged: a wall for the fold (I10).
     #[error(transparent)]
     Row(#[from] RowError),
-    /// The rows together have too much in them: sets grow without a bound.
-    #[error(
-        "its tally would have {bytes} bytes, more than {TALLY_BYTES_MAX}; \
-         spread its items over more keys"
-    )]
-    TooLarge {
-        /// Of the tally's envelope.
-        bytes: usize,
-    },
     /// The key's fence lies further ahead than any honest clock could have put it (I12).
     #[error(
         "the key's fence {} lies in this clock's future: a clock has moved",
@@ -80,42 +80,185 @@ pub fn proves_moved_clock(fence: Timestamp, now: Timestamp, constants: &Constant
     fence.plus(constants.cutoff()) > now.plus(2 * constants.clock_offset_max())
 }
 
-/// Plans the fold of one key. `now` is the minimum of the own clock and of every fresh sample.
+/// Up to which expiry shards are final. `now` is the minimum of the own clock and of every fresh
+/// sample.
+#[must_use]
+pub fn cut(now: Timestamp, constants: &Constants) -> Timestamp {
+    now.minus(constants.cutoff()).floor_to(constants.fence_quantum())
+}
+
+/// Plans the fold of one key. `now` is that of [`cut`].
 ///
 /// # Errors
 /// [`FoldError`]; nothing may be written then.
 pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Plan, FoldError> {
     let (reader, slice) = (RowReader::of(read.key()), read.slice());
-    let tally = slice.tally().map(|row| reader.tally(row)).transpose()?;
-    let before = tally.as_ref().map(|(fence, _)| *fence);
-    if let Some(fence) = before.filter(|&fence| proves_moved_clock(fence, now, constants)) {
-        return Err(FoldError::ClockMoved { fence });
-    }
-    let cut = now.minus(constants.cutoff()).floor_to(constants.fence_quantum());
+    let mut gathered = Gathered::of(reader, read.key().kind, slice.tally())?;
+    let before = gathered.checked_fence(now, constants)?;
+    let cut = cut(now, constants);
     // Never an older fence, not even over zombies alone (I8).
     let fence = before.map_or(cut, |before| before.max(cut));
     let is_zombie = |row: &&Row| Some(row.expires_at) <= before;
     let is_final = |row: &&Row| Some(row.expires_at) > before && row.expires_at <= fence;
-    let report = Report {
-        fence_before: before,
-        folded: slice.shards().filter(is_final).count(),
-        zombies: slice.shards().filter(is_zombie).count(),
-        kept: slice.shards().filter(|row| row.expires_at > fence).count(),
-    };
-    if report.folded == 0 && report.zombies == 0 {
-        return Ok(Plan::Nothing(report));
-    }
+    let finals: Vec<&Row> = slice.shards().filter(is_final).collect();
+    let zombies = slice.shards().filter(is_zombie).count();
+    let kept = slice.shards().count() - finals.len() - zombies;
     slice.shards().filter(is_zombie).try_for_each(|row| reader.check(row))?;
-    let mut state = tally.map_or_else(|| State::identity(read.key().kind), |(_, state)| state);
-    for row in slice.shards().filter(is_final) {
-        state.merge(&reader.shard(row)?).map_err(RowError::Merge)?;
+    for of_expiry in finals.chunk_by(|a, b| a.expires_at == b.expires_at) {
+        gathered.take(of_expiry, Some(TALLY_BYTES_MAX))?;
     }
-    state.settle(fence);
-    let tally = envelope::encode_tally(reader.seal(), &state, fence);
-    if tally.len() > TALLY_BYTES_MAX {
-        return Err(FoldError::TooLarge { bytes: tally.len() });
+    let report = Report { zombies, kept, ..Report::default() };
+    Ok(gathered.into_plan(read.key(), fence, report, zombies > 0))
+}
+
+/// Plans the fold of a key whose rows don't fit into one answer. It also deletes the key's zombies,
+/// which the walk did not read.
+///
+/// # Errors
+/// [`FoldError`]; nothing may be written then.
+///
+/// # Panics
+/// If the walk took shards that are not final.
+pub fn plan_prefix(
+    read: PrefixRead,
+    now: Timestamp,
+    constants: &Constants,
+) -> Result<Plan, FoldError> {
+    let PrefixRead { key, gathered, through, is_complete, .. } = read;
+    let before = gathered.checked_fence(now, constants)?;
+    assert!(through <= cut(now, constants).max(before.unwrap_or(through)), "invariant: all final");
+    let report = Report { has_more: !is_complete, ..Report::default() };
+    // Where the fence can't rise, whoever wrote it has deleted them.
+    let may_have_zombies = before.is_some_and(|before| through > before);
+    Ok(gathered.into_plan(&key, through, report, may_have_zombies))
+}
+
+/// A tally's state with the shards that were merged into it, oldest first.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Gathered {
+    reader: RowReader,
+    fence: Option<Timestamp>,
+    was_full: bool,
+    state: State,
+    shards: usize,
+    /// Its envelope has no more bytes, as far as is known without encoding it.
+    bytes: usize,
+    /// While the state is too large for a tally: what was not.
+    fitting: Option<Fitting>,
+}
+
+/// As many of the oldest shards as fit into a tally.
+#[derive(Debug, Clone, PartialEq)]
+struct Fitting {
+    state: State,
+    shards: usize,
+    /// Up to right before the expiry that does not fit.
+    through: Timestamp,
+}
+
+impl Gathered {
+    /// Nothing but the tally, if there is one.
+    pub(super) fn of(
+        reader: RowReader,
+        kind: Kind,
+        tally: Option<&Row>,
+    ) -> Result<Gathered, RowError> {
+        let (bytes, was_full) =
+            tally.map_or((0, false), |row| (row.state.len(), envelope::is_full(&row.state)));
+        let (fence, state) = match tally.map(|row| reader.tally(row)).transpose()? {
+            None => (None, State::identity(kind)),
+            Some((fence, state)) => (Some(fence), state),
+        };
+        Ok(Gathered { reader, fence, was_full, state, shards: 0, bytes, fitting: None })
     }
-    Ok(Plan::Fold(Fold { key: read.key().clone(), fence, tally, report }))
+
+    pub(super) fn fence(&self) -> Option<Timestamp> {
+        self.fence
+    }
+
+    pub(super) fn was_full(&self) -> bool {
+        self.was_full
+    }
+
+    /// The fence, unless it proves that a clock moved.
+    fn checked_fence(
+        &self,
+        now: Timestamp,
+        constants: &Constants,
+    ) -> Result<Option<Timestamp>, FoldError> {
+        match self.fence.filter(|&fence| proves_moved_clock(fence, now, constants)) {
+            Some(fence) => Err(FoldError::ClockMoved { fence }),
+            None => Ok(self.fence),
+        }
+    }
+
+    /// Merges the shards of one expiry, in canonical order. If a tally with them would be too large,
+    /// it remembers what fitted, and goes on: later shards may remove what earlier ones added.
+    pub(super) fn take<R: Borrow<Row>>(
+        &mut self,
+        of_expiry: &[R],
+        tally_bytes_max: Option<usize>,
+    ) -> Result<(), RowError> {
+        let Some(expires_at) = of_expiry.first().map(|row| row.borrow().expires_at) else {
+            return Ok(());
+        };
+        self.bytes += of_expiry.iter().map(|row| row.borrow().state.len()).sum::<usize>();
+        let doubted = tally_bytes_max.filter(|&max| self.bytes > max);
+        if doubted.is_some() && self.fitting.is_none() {
+            let (state, shards) = (self.state.clone(), self.shards);
+            self.fitting = Some(Fitting { state, shards, through: expires_at.shifted(-1) });
+        }
+        for row in of_expiry {
+            self.state.merge(&self.reader.shard(row.borrow())?).map_err(RowError::Merge)?;
+        }
+        self.shards += of_expiry.len();
+        if let Some(max) = doubted {
+            // What a fold would drop must not count. Dropping it now makes no other tally later:
+            // settling step by step is settling at once.
+            self.state.settle(expires_at);
+            self.bytes = envelope::encode_tally(self.reader.seal(), &self.state, expires_at).len();
+            if self.bytes <= max {
+                self.fitting = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// The state of a value, which may be larger than a tally, and how many shards it has.
+    pub(super) fn into_state(self) -> (State, usize) {
+        (self.state, self.shards)
+    }
+
+    /// `through` is the fence of a fold that takes everything that was gathered.
+    fn into_plan(self, key: &Key, through: Timestamp, report: Report, has_zombies: bool) -> Plan {
+        let is_full = self.fitting.is_some();
+        let all = Fitting { state: self.state, shards: self.shards, through };
+        let Fitting { mut state, shards, through } = self.fitting.unwrap_or(all);
+        let fence = self.fence.map_or(through, |before| before.max(through));
+        let report = Report {
+            fence_before: self.fence,
+            folded: shards,
+            has_more: report.has_more && !is_full,
+            is_full,
+            ..report
+        };
+        // At an equal fence the greater bytes win: those that say so.
+        let says_other = match (self.was_full, is_full) {
+            (false, true) => true,
+            (true, false) => Some(fence) > self.fence,
+            _ => false,
+        };
+        if shards == 0 && !has_zombies && !says_other {
+            return Plan::Nothing(report);
+        }
+        state.settle(fence);
+        let seal = self.reader.seal();
+        let tally = match is_full {
+            true => envelope::encode_full_tally(seal, &state, fence),
+            false => envelope::encode_tally(seal, &state, fence),
+        };
+        Plan::Fold(Fold { key: key.clone(), fence, tally, report })
+    }
 }
 
 impl Plan {

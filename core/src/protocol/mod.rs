@@ -12,6 +12,7 @@
 //! * [`read`]: rows become a value;
 //! * [`group`]: many keys in chunks, none torn;
 //! * [`fold`]: expired rows become a tally; [`sweep`] finds the keys that need it;
+//! * [`prefix`]: keys with too many rows for one answer, oldest rows first;
 //! * [`clock`]: may this pod's clock be trusted; [`repair`] mends what one has written that was wrong;
 //! * [`consistency`]: do two consistency levels meet.
 
@@ -24,6 +25,7 @@ pub mod hybrid;
 mod key;
 mod lease;
 mod mutator;
+pub mod prefix;
 pub mod read;
 pub mod repair;
 mod row;

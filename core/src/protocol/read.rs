@@ -28,6 +28,8 @@ pub struct Reading {
     pub state: State,
     /// The tally's fence; none without a tally.
     pub fence: Option<Timestamp>,
+    /// The tally takes no further shard, as it would grow beyond its bound.
+    pub is_full: bool,
     /// Shards that were merged, the tally not counted.
     pub shards: usize,
     /// Merged shards that are [final](Phase::Final) by this clock: work for the fold.
@@ -75,7 +77,8 @@ pub fn assemble(
         return Ok(Answer::Absent);
     }
     let state = tally.map_or_else(|| State::identity(key.kind), |(_, state)| state);
-    let mut reading = Reading { state, fence, shards: 0, final_shards: 0, zombies: 0 };
+    let is_full = slice.tally().is_some_and(|row| envelope::is_full(&row.state));
+    let mut reading = Reading { state, fence, is_full, shards: 0, final_shards: 0, zombies: 0 };
     for row in slice.shards() {
         if Some(row.expires_at) <= fence {
             reader.check(row)?;
@@ -133,7 +136,7 @@ pub fn shards(
 }
 
 /// Decodes the rows of one key.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowReader {
     kind: Kind,
     seal: KeySeal,

@@ -77,6 +77,8 @@ pub enum BadSlice {
     Cut {
         /// The limit that was passed.
         limit: usize,
+        /// Bytes of the states of the rows that came.
+        bytes: usize,
     },
     /// Its rows are not in the table's order, so that some may be missing. A mutator whose id is no
     /// version 4 UUID lies elsewhere in Cassandra's order than in ours.
@@ -106,7 +108,8 @@ impl Slice {
     /// [`BadSlice`].
     pub fn whole(self) -> Result<WholeSlice, BadSlice> {
         if self.rows.len() > self.limit {
-            return Err(BadSlice::Cut { limit: self.limit });
+            let bytes = self.rows.iter().map(|row| row.state.len()).sum();
+            return Err(BadSlice::Cut { limit: self.limit, bytes });
         }
         // Descending expiry, then ascending mutator.
         let in_order =
@@ -206,7 +209,7 @@ impl FullRead {
         for (name, slice) in group::whole(rows)? {
             let slice = slice?;
             if slice.len() > limit {
-                return Err(BadSlice::Cut { limit }.into());
+                return Err(BadSlice::Cut { limit, bytes: slice.bytes() }.into());
             }
             found.insert(name, slice);
         }
@@ -250,7 +253,10 @@ mod tests {
     #[test]
     fn a_cut_slice_never_becomes_whole() {
         let rows = vec![row(9, 1), row(8, 1), row(7, 1)];
-        assert_eq!(Slice::new(rows.clone(), None, 2).whole(), Err(BadSlice::Cut { limit: 2 }));
+        assert_eq!(
+            Slice::new(rows.clone(), None, 2).whole(),
+            Err(BadSlice::Cut { limit: 2, bytes: 0 })
+        );
         assert!(Slice::new(rows, None, 3).whole().is_ok());
     }
 
@@ -280,7 +286,7 @@ mod tests {
         let asked = [key("c"), key("b"), key("a")];
         assert_eq!(
             FullRead::all_at_fold_level(&asked, rows(), 1),
-            Err(BadSlice::Cut { limit: 1 }.into())
+            Err(BadSlice::Cut { limit: 1, bytes: 0 }.into())
         );
         let reads = FullRead::all_at_fold_level(&asked, rows(), 2).expect("no key has more");
         let seen: Vec<_> =

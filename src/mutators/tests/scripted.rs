@@ -9,6 +9,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
+use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{FullRead, Name, Row, ShardWrite, Timestamp, WholeSlice};
 use tokio::sync::{mpsc, oneshot};
@@ -71,12 +72,19 @@ impl Store for Scripted {
         self.arrived.notify_one();
         outcome.await.unwrap_or(WriteOutcome::Unknown("the test is over".into()))
     }
-    async fn read_key(
+    async fn read_slice(
         &self,
         _: &Key,
         _: Option<Timestamp>,
         _: Level,
+        _: usize,
     ) -> Result<WholeSlice, StoreError> {
+        panic!("an update never reads")
+    }
+    async fn read_tally(&self, _: &Key) -> Result<Option<Row>, StoreError> {
+        panic!("an update never reads")
+    }
+    async fn read_part(&self, _: &Key, _: Part) -> Result<Vec<Row>, StoreError> {
         panic!("an update never reads")
     }
     async fn read_chunk(

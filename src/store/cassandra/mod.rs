@@ -7,13 +7,16 @@
 //! * one that is out for too long is sent a second time to another node (`hedges`, `coordinators`);
 //! * an outcome is refused only if nothing can ever be applied (`errors`);
 //! * a key is one unpaged slice with room for one row more than its limit, so that a cut answer is
-//!   seen to be cut, or one of several that are read together without a limit; only the sweep and
-//!   the count of a group's names are paged: the one only nominates, the other only warns;
-//! * the keys of a group are taken from a range of names without LIMIT. Where a replica's rows are
-//!   shadowed by another's deletions, a query with LIMIT asks that replica a second time for the rows
-//!   behind its last one (short-read protection), and a fold that arrives between would tear a key,
-//!   or hide it: its deletion in the second answer, its tally missing from the first. A single key
-//!   would need more than [`READ_ROWS_MAX`] rows on a replica that missed a whole fold;
+//!   seen to be cut; or one of several that are read together without a limit; or it is read in parts
+//!   ([`super::prefix`]). Only the sweep and the count of a group's names are paged: the one only
+//!   nominates, the other only warns;
+//! * where a replica's rows are shadowed by another's deletions, a query with LIMIT asks that replica
+//!   a second time for the rows behind its last one (short-read protection). A fold that arrives
+//!   between the two must not tear the key. So slices with a limit that a key may well have on a
+//!   replica are read backwards, oldest row first: then the second answer has the tally, which is the
+//!   last row, and with it whatever its deletion hid. Keys of a group are taken from a range of names
+//!   without LIMIT. Slices of small states begin with the newest row, which is faster: only a replica
+//!   with more than [`SLICE_ROWS_MAX`] rows of the key could tear them;
 //! * a fold, alone or with others of its group, is one mutation of one partition, so a replica
 //!   applies its deletion and its tally together or not at all (invariant I7);
 //! * the table, the replication and the consistency levels are what they must be (`checks`);
@@ -39,12 +42,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures::StreamExt;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::{self as gate, ClockError};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,
@@ -66,7 +69,7 @@ use self::statements::Statements;
 use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
 use crate::chance::Chance;
 use crate::clock::Clock;
-use crate::limits::{FOLD_ROWS_MAX, READ_ROWS_MAX, group_chunk_rows};
+use crate::limits::{Bounds, SLICE_ROWS_MAX, group_chunk_rows};
 use crate::tasks::{Task, Tasks};
 
 /// Into how many token ranges a sweep divides the ring.
@@ -258,27 +261,55 @@ impl Store for CassandraStore {
         self.sending(patience, Some(&self.hedges.writes)).write(reach, may_be_sent, send).await
     }
 
-    async fn read_key(
+    async fn read_slice(
         &self,
         key: &Key,
         after: Option<Timestamp>,
         level: Level,
+        limit: usize,
     ) -> Result<WholeSlice, StoreError> {
         let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
-        let (limit, partition) = (one_more(READ_ROWS_MAX), key.partition());
+        let (rows_max, partition) = (one_more(limit), key.partition());
         let hedges = Some(&self.hedges.reads);
+        let statements = &self.statements;
+        // Only a limit that hardly any key has on any replica may be one of an answer newest first.
+        let (whole, behind) = match limit < SLICE_ROWS_MAX {
+            true => (&statements.key_backwards, &statements.key_after_backwards),
+            false => (&statements.key, &statements.key_after),
+        };
         let answer = match after {
             None => {
-                let statement = self.statements.key.at(level);
-                self.ask(partition, statement, (kind, group, name, limit), hedges).await
+                let values = (kind, group, name, rows_max);
+                self.ask(partition, whole.at(level), values, hedges).await
             }
             Some(after) => {
-                let statement = self.statements.key_after.at(level);
-                let values = (kind, group, name, after.as_micros(), limit);
-                self.ask(partition, statement, values, hedges).await
+                let values = (kind, group, name, after.as_micros(), rows_max);
+                self.ask(partition, behind.at(level), values, hedges).await
             }
         };
-        Ok(Slice::new(rows::of_key(answer?)?, after, READ_ROWS_MAX).whole()?)
+        let mut rows = rows::of_key(answer?)?;
+        if limit < SLICE_ROWS_MAX {
+            rows.reverse();
+        }
+        Ok(Slice::new(rows, after, limit).whole()?)
+    }
+
+    // No hedges here and for folds: every replica has to answer, and a second coordinator would wait
+    // for the same one.
+    async fn read_tally(&self, key: &Key) -> Result<Option<Row>, StoreError> {
+        let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
+        let values = (kind, group, name, Timestamp::NEVER.as_micros());
+        let answer = self.ask(key.partition(), &self.statements.tally, values, None).await?;
+        Ok(rows::of_key(answer)?.pop())
+    }
+
+    async fn read_part(&self, key: &Key, part: Part) -> Result<Vec<Row>, StoreError> {
+        let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
+        // No row expires before 1970.
+        let after = part.after.map_or(i64::MIN, Timestamp::as_micros);
+        let values = (kind, group, name, after, part.through.as_micros(), count(part.limit));
+        let answer = self.ask(key.partition(), &self.statements.part, values, None).await?;
+        rows::of_key(answer)
     }
 
     async fn read_chunk(
@@ -313,20 +344,22 @@ impl Store for CassandraStore {
         chunk::read(from, rows_max, limited, range).await
     }
 
-    // No hedges: every replica has to answer, and a second coordinator would wait for the same one.
     async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError> {
         let Some(first) = keys.first() else { return Ok(Vec::new()) };
         let (partition, kind, group) = (first.partition(), first.kind.name(), first.group.as_str());
+        let rows_max = Bounds::of(first.kind).fold_rows;
         if let [key] = keys {
-            let values = (kind, group, key.name.as_str(), one_more(FOLD_ROWS_MAX));
+            let values = (kind, group, key.name.as_str(), one_more(rows_max));
             let answer = self.ask(partition, &self.statements.fold_key, values, None).await?;
-            let slice = Slice::new(rows::of_key(answer)?, None, FOLD_ROWS_MAX).whole()?;
+            let mut rows = rows::of_key(answer)?;
+            rows.reverse();
+            let slice = Slice::new(rows, None, rows_max).whole()?;
             return Ok(vec![FullRead::at_fold_level(key.clone(), slice)]);
         }
         let names: Vec<&str> = keys.iter().map(|key| key.name.as_str()).collect();
         let values = (kind, group, names);
         let answer = self.ask(partition, &self.statements.fold_keys, values, None).await?;
-        Ok(FullRead::all_at_fold_level(keys, rows::of_group(answer)?, FOLD_ROWS_MAX)?)
+        Ok(FullRead::all_at_fold_level(keys, rows::of_group(answer)?, rows_max)?)
     }
 
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
@@ -358,32 +391,9 @@ impl Store for CassandraStore {
         now: Timestamp,
         found: mpsc::Sender<Nomination>,
     ) -> Result<Option<GroupSize>, StoreError> {
-        let unavailable = |error: &dyn fmt::Display| StoreError::Unavailable(error.to_string());
         let range = (token_bound(part.index, part.of), token_bound(part.index + 1, part.of));
-        let pages = self.session.execute_iter(self.statements.sweep.clone(), range).await;
-        let rows = pages.map_err(|error| unavailable(&error))?;
-        let mut rows = rows
-            .rows_stream::<(String, String, String, i64)>()
-            .map_err(|error| StoreError::Corrupt(error.to_string()))?;
-        let mut nominator = Nominator::new(now, self.constants);
-        while let Some(row) = rows.next().await {
-            let (kind, group, name, expires_at) = row.map_err(|error| unavailable(&error))?;
-            let Some(key) = nameable(&kind, &group, &name) else {
-                tracing::debug!(kind, group, name, "the sweep skips a key unknown to this release");
-                continue;
-            };
-            if let Some(nomination) = nominator.pass(key, Timestamp::from_micros(expires_at))
-                && found.send(nomination).await.is_err()
-            {
-                return Ok(None);
-            }
-        }
-        let (last, largest) = nominator.finish();
-        if let Some(nomination) = last {
-            // A closed receiver ends the sweep early, which it is anyway.
-            let _ = found.send(nomination).await;
-        }
-        Ok(largest)
+        let nominator = Nominator::new(now, self.constants);
+        operators::sweep(&self.session, &self.statements, range, nominator, found).await
     }
 
     async fn groups(
@@ -455,12 +465,6 @@ impl fmt::Debug for CassandraConfig {
             .field("flights", &self.flights)
             .finish()
     }
-}
-
-/// The key of a swept row, if this release knows its kind and the names are names.
-fn nameable(kind: &str, group: &str, name: &str) -> Option<Key> {
-    let kind = Kind::from_name(kind)?;
-    Some(Key { kind, group: Name::new(group).ok()?, name: Name::new(name).ok()? })
 }
 
 /// Where part `index` of `of` equal parts begins; the part is everything above it, up to the next

@@ -1,16 +1,58 @@
-//! What operators ask for by hand: seldom, and without haste.
+//! What the sweep and operators ask for: seldom, and without haste.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use futures::StreamExt;
 use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::{Key, Name, Row, WriteOutcome};
+use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
+use orderfree_core::protocol::{Key, Name, Row, Timestamp, WriteOutcome};
 use scylla::client::session::Session;
+use tokio::sync::mpsc;
 
 use super::statements::Statements;
 use super::{GroupCursor, GroupList, count, rows, session};
 use crate::store::StoreError;
+
+/// Passes the primary keys of a range of tokens, and sends those that are worth a fold.
+pub(super) async fn sweep(
+    session: &Session,
+    statements: &Statements,
+    range: (i64, i64),
+    mut nominator: Nominator,
+    found: mpsc::Sender<Nomination>,
+) -> Result<Option<GroupSize>, StoreError> {
+    let unavailable = |error: &dyn fmt::Display| StoreError::Unavailable(error.to_string());
+    let pages = session.execute_iter(statements.sweep.clone(), range).await;
+    let rows = pages.map_err(|error| unavailable(&error))?;
+    let mut rows = rows
+        .rows_stream::<(String, String, String, i64)>()
+        .map_err(|error| StoreError::Corrupt(error.to_string()))?;
+    while let Some(row) = rows.next().await {
+        let (kind, group, name, expires_at) = row.map_err(|error| unavailable(&error))?;
+        let Some(key) = nameable(&kind, &group, &name) else {
+            tracing::debug!(kind, group, name, "the sweep skips a key unknown to this release");
+            continue;
+        };
+        if let Some(nomination) = nominator.pass(key, Timestamp::from_micros(expires_at))
+            && found.send(nomination).await.is_err()
+        {
+            return Ok(None);
+        }
+    }
+    let (last, largest) = nominator.finish();
+    if let Some(nomination) = last {
+        // A closed receiver ends the sweep early, which it is anyway.
+        let _ = found.send(nomination).await;
+    }
+    Ok(largest)
+}
+
+/// The key of a swept row, if this release knows its kind and the names are names.
+fn nameable(kind: &str, group: &str, name: &str) -> Option<Key> {
+    let kind = Kind::from_name(kind)?;
+    Some(Key { kind, group: Name::new(group).ok()?, name: Name::new(name).ok()? })
+}
 
 /// Groups of a kind, by their tokens: a list that ends in between goes on behind a token.
 pub(super) async fn groups(

@@ -46,7 +46,15 @@ pub(super) struct Statements {
     pub(super) key: ByLevel,
     /// `kind, grp, name, after, limit`
     pub(super) key_after: ByLevel,
-    /// `kind, grp, name, limit`
+    /// The same as [`Statements::key`], the oldest row first and the tally last.
+    pub(super) key_backwards: ByLevel,
+    /// The same as [`Statements::key_after`].
+    pub(super) key_after_backwards: ByLevel,
+    /// `kind, grp, name, expiry of the tally`
+    pub(super) tally: PreparedStatement,
+    /// `kind, grp, name, after, through, limit`
+    pub(super) part: PreparedStatement,
+    /// `kind, grp, name, limit`, the oldest row first and the tally last.
     pub(super) fold_key: PreparedStatement,
     /// `kind, grp, names`
     pub(super) fold_keys: PreparedStatement,
@@ -158,10 +166,21 @@ impl Statements {
             prepare(format!("SELECT WRITETIME(state) FROM {shards} WHERE {row}")).await?;
         let remove = prepare(format!("DELETE FROM {shards} USING TIMESTAMP ? WHERE {row}")).await?;
         let of_names = prepare(format!("{of_group} AND name IN ?")).await?;
+        let tally = prepare(format!("{of_key} AND expires_at = ?")).await?;
+        let backwards = "ORDER BY expires_at ASC LIMIT ?";
+        let part = prepare(format!("{of_key} AND expires_at > ? AND expires_at <= ? {backwards}"));
+        let part = part.await?;
+        let whole_key_backwards = prepare(format!("{of_key} {backwards}")).await?;
+        let after_backwards = prepare(format!("{of_key} AND expires_at > ? {backwards}")).await?;
         Ok(Statements {
             write: with(&insert, profile(levels.write, writes.attempt)),
             fold: [insert, delete].map(|part| with(&part, profile(levels.write, reads.attempt))),
-            fold_key: with(&whole_key, profile(levels.fold, reads.total)),
+            // Not at the fold's level, which may be a quorum.
+            tally: with(&tally, profile(Level::All, reads.total)),
+            part: with(&part, profile(Level::All, reads.total)),
+            fold_key: with(&whole_key_backwards, profile(levels.fold, reads.total)),
+            key_backwards: by_level(whole_key_backwards),
+            key_after_backwards: by_level(after_backwards),
             fold_keys: with(&of_names, profile(levels.fold, reads.total)),
             key: by_level(whole_key),
             key_after: by_level(prepare(format!("{of_key} AND expires_at > ? LIMIT ?")).await?),

@@ -40,6 +40,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, MutatorId, Name, Now, Row, ShardWrite, Timestamp, WholeSlice,
@@ -55,7 +56,7 @@ use self::rows::{ReadError, SweepCursor};
 use self::writer::{Queue, Write};
 use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
 use crate::clock::Clock;
-use crate::limits::{EMBEDDED_READS_MAX, FOLD_ROWS_MAX, READ_ROWS_MAX, WRITE_BATCH_MAX};
+use crate::limits::{Bounds, EMBEDDED_READS_MAX, WRITE_BATCH_MAX};
 use crate::panics;
 
 pub use file::OpenError;
@@ -293,16 +294,26 @@ impl Store for EmbeddedStore {
         self.queue.write(Write::Shards(writes.to_vec())).await
     }
 
-    async fn read_key(
+    async fn read_slice(
         &self,
         key: &Key,
         after: Option<Timestamp>,
         _level: Level,
+        limit: usize,
     ) -> Result<WholeSlice, StoreError> {
         let key = key.clone();
-        let slice =
-            self.read(move |table| rows::read_slice(table, &key, after, READ_ROWS_MAX)).await?;
+        let slice = self.read(move |table| rows::read_slice(table, &key, after, limit)).await?;
         Ok(slice.whole()?)
+    }
+
+    async fn read_tally(&self, key: &Key) -> Result<Option<Row>, StoreError> {
+        let key = key.clone();
+        self.read(move |table| rows::read_tally(table, &key)).await
+    }
+
+    async fn read_part(&self, key: &Key, part: Part) -> Result<Vec<Row>, StoreError> {
+        let key = key.clone();
+        self.read(move |table| rows::read_part(table, &key, part)).await
     }
 
     async fn read_chunk(
@@ -319,7 +330,8 @@ impl Store for EmbeddedStore {
     async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError> {
         let asked = keys.to_vec();
         let slices = self.read(move |table| {
-            let slice = |key| rows::read_slice(table, key, None, FOLD_ROWS_MAX);
+            let slice =
+                |key: &Key| rows::read_slice(table, key, None, Bounds::of(key.kind).fold_rows);
             asked.iter().map(slice).collect::<Result<Vec<_>, _>>()
         });
         let reads = keys.iter().zip(slices.await?).map(|(key, slice)| {

@@ -8,6 +8,7 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::KeySeal;
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
+use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::repair::Written;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{Key, MutatorId, Name, Row, ShardWrite, Slice, Timestamp};
@@ -58,6 +59,37 @@ pub(super) fn read_slice(
         rows.push(checked_row(key.value(), value.value())?);
     }
     Ok(Slice::new(rows, after, limit))
+}
+
+/// Reads a key's tally.
+pub(super) fn read_tally(
+    table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
+    key: &Key,
+) -> Result<Option<Row>, ReadError> {
+    let place = at(key, descending(Timestamp::NEVER), id(MutatorId::TALLY));
+    match table.get(place)? {
+        Some(value) => checked_row(place, value.value()).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Reads a part of a key's rows, the oldest first.
+pub(super) fn read_part(
+    table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
+    key: &Key,
+    part: Part,
+) -> Result<Vec<Row>, ReadError> {
+    let newest = at(key, descending(part.through), 0);
+    let oldest = match part.after {
+        None => Included(at(key, u64::MAX, u128::MAX)),
+        Some(after) => Excluded(at(key, descending(after), 0)),
+    };
+    let mut rows = Vec::new();
+    for entry in table.range::<RowKey>((Included(newest), oldest))?.rev().take(part.limit) {
+        let (key, value) = entry?;
+        rows.push(checked_row(key.value(), value.value())?);
+    }
+    Ok(rows)
 }
 
 /// Reads one chunk of a group.

@@ -22,6 +22,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{Chunk, From as Start};
+use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{
     Constants, Durability, FullRead, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
@@ -131,12 +132,19 @@ impl Store for Rows {
         }
         outcome
     }
-    async fn read_key(
+    async fn read_slice(
         &self,
         _: &Key,
         _: Option<Timestamp>,
         _: Level,
+        _: usize,
     ) -> Result<WholeSlice, StoreError> {
+        panic!("an update never reads")
+    }
+    async fn read_tally(&self, _: &Key) -> Result<Option<Row>, StoreError> {
+        panic!("an update never reads")
+    }
+    async fn read_part(&self, _: &Key, _: Part) -> Result<Vec<Row>, StoreError> {
         panic!("an update never reads")
     }
     async fn read_chunk(

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::*;
 use crate::crdt::envelope::KeySeal;
 use crate::crdt::item::Item;
-use crate::crdt::{Counter, GSetOp, Kind, Op};
+use crate::crdt::{Counter, Dot, GSetOp, Kind, Op, Question};
 use crate::protocol::read::{Answer, assemble};
 use crate::protocol::{MutatorId, Name, Overrides, Slice};
 
@@ -105,7 +105,7 @@ fn everything_final_is_folded_and_nothing_else() {
     assert_eq!(rows.total(), 15);
     let again = plan(&rows.read(), NOW, &constants()).expect("a plan");
     assert!(matches!(again, Plan::Nothing(_)));
-    let saw = Report { fence_before: Some(ago(30)), folded: 0, zombies: 0, kept: 2 };
+    let saw = Report { fence_before: Some(ago(30)), kept: 2, ..Report::default() };
     assert_eq!(*again.report(), saw);
 }
 
@@ -188,43 +188,151 @@ fn a_fence_from_the_future_proves_a_moved_clock() {
     assert_eq!(error, Err(FoldError::ClockMoved { fence: ago(30) }));
 }
 
-/// Sets grow without a bound; what Cassandra would refuse, or take with every read, is not written.
-#[test]
-fn a_tally_has_at_most_four_mebibytes() {
-    let key = key(Kind::GSet);
-    let seal = KeySeal::of(&key);
-    // Each shard just below its own limit, and a small one to reach the limit of the tally by.
-    let shard = |id: u8, texts: &mut dyn Iterator<Item = String>| {
+/// Sets of texts, one a row, as a key's rows.
+struct Sets(Vec<Row>);
+
+impl Sets {
+    fn add(&mut self, expires_at: Timestamp, texts: impl Iterator<Item = String>) {
         let items = texts.map(|text| Item::text(&text).expect("an item")).collect();
         let mut set = State::new(Kind::GSet, None);
         set.apply(&Op::GSet(GSetOp::Add { items })).expect("items");
-        let mutator_id = MutatorId::new(Uuid::from_u128(id.into()));
-        let expires_at = ago(100).shifted(id.into());
-        let state = envelope::encode_shard(seal.row(expires_at, mutator_id), &set, 1);
-        Row { expires_at, mutator_id, state }
-    };
-    let large: Vec<Row> = (0..16_u8)
-        .map(|id| shard(id, &mut (0..250).map(|item| format!("{id:02}-{item:0>1020}"))))
-        .collect();
-    let folded = |small: usize, last: usize| {
-        let texts = (0..small).map(|item| format!("{item:0>512}"));
-        let mut rows = large.clone();
-        rows.push(shard(99, &mut texts.chain([format!("{:a>last$}", "")])));
-        rows.reverse();
+        let mutator_id = MutatorId::new(Uuid::from_u128(1));
+        let seal = KeySeal::of(&key(Kind::GSet)).row(expires_at, mutator_id);
+        self.0.push(Row { expires_at, mutator_id, state: envelope::encode_shard(seal, &set, 1) });
+    }
+
+    fn plan(&self) -> Plan {
+        let mut rows = self.0.clone();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.expires_at));
         let slice = Slice::new(rows, None, 10_000).whole().expect("whole");
-        match plan(&FullRead::at_fold_level(key.clone(), slice), NOW, &constants()) {
-            Ok(Plan::Fold(fold)) => Ok(fold.tally().len()),
-            Ok(Plan::Nothing(report)) => panic!("nothing to fold: {report:?}"),
-            Err(error) => Err(error),
+        let read = FullRead::at_fold_level(key(Kind::GSet), slice);
+        plan(&read, NOW, &constants()).expect("a plan")
+    }
+
+    fn fold(&mut self) -> Report {
+        let Plan::Fold(fold) = self.plan() else { panic!("nothing to fold") };
+        self.0.retain(|row| row.expires_at > fence_of(&fold) && !row.is_tally());
+        let (expires_at, mutator_id) = (Timestamp::NEVER, MutatorId::TALLY);
+        self.0.push(Row { expires_at, mutator_id, state: fold.tally().to_vec() });
+        *fold.report()
+    }
+}
+
+fn fence_of(fold: &Fold) -> Timestamp {
+    let (fence, _) = envelope::decode_tally(KeySeal::of(fold.key()), fold.key().kind, fold.tally())
+        .expect("a tally");
+    assert_eq!(fence, fold.fence());
+    fence
+}
+
+/// Each of them almost as large as a shard may be: sixteen are almost a tally.
+fn sixteen() -> Sets {
+    let mut sets = Sets(Vec::new());
+    for id in 0..16 {
+        let texts = (0..250).map(|item| format!("{id:02}-{item:0>1020}"));
+        sets.add(ago(100).shifted(id), texts);
+    }
+    sets
+}
+
+/// Cassandra would refuse a larger batch, and every read carries the tally.
+#[test]
+fn a_tally_has_at_most_four_mebibytes() {
+    let folded = |small: usize, last: usize| {
+        let mut sets = sixteen();
+        let texts = (0..small).map(|item| format!("{item:0>512}"));
+        sets.add(ago(90), texts.chain([format!("{:a>last$}", "")]));
+        match sets.plan() {
+            Plan::Fold(fold) => (fold.tally().len(), *fold.report()),
+            Plan::Nothing(report) => panic!("nothing to fold: {report:?}"),
         }
     };
     // As many whole items as there is room for, and a last one that fills the rest.
-    let missing = 4 * 1024 * 1024 - folded(0, 128).expect("room");
-    let whole = folded(1, 128).expect("room") - folded(0, 128).expect("room");
+    let missing = TALLY_BYTES_MAX - folded(0, 128).0;
+    let whole = folded(1, 128).0 - folded(0, 128).0;
     let (small, last) = (missing / whole, 128 + missing % whole);
-    assert_eq!(folded(small, last), Ok(4 * 1024 * 1024));
-    let bytes = 4 * 1024 * 1024 + 1;
-    assert_eq!(folded(small, last + 1), Err(FoldError::TooLarge { bytes }));
+    let (bytes, report) = folded(small, last);
+    assert_eq!((bytes, report.folded, report.is_full), (TALLY_BYTES_MAX, 17, false));
+    let (bytes, report) = folded(small, last + 1);
+    assert!(bytes < TALLY_BYTES_MAX);
+    assert_eq!((report.folded, report.is_full, report.has_more), (16, true, false));
+}
+
+#[test]
+fn a_full_tally_says_so_until_it_takes_more() {
+    let mut sets = sixteen();
+    sets.add(ago(80), (0..200).map(|item| format!("{item:0>1020}")));
+    let report = sets.fold();
+    assert_eq!((report.folded, report.is_full), (16, true));
+    assert_eq!(sets.0.len(), 2, "what does not fit stays");
+    assert!(envelope::is_full(&sets.0[1].state));
+    assert!(matches!(sets.plan(), Plan::Nothing(Report { is_full: true, folded: 0, .. })));
+    // As if it had been too large by itself, and somebody had discarded it.
+    sets.0.remove(0);
+    sets.add(ago(70), ["a".to_owned()].into_iter());
+    let report = sets.fold();
+    assert_eq!((report.folded, report.is_full, sets.0.len()), (1, false, 1));
+    assert!(!envelope::is_full(&sets.0[0].state));
+}
+
+/// The tally is written again at its own fence: then the bytes that say so must win.
+#[test]
+fn of_two_tallies_with_one_fence_the_full_one_wins() {
+    let mut sets = sixteen();
+    let fence = ago(80).shifted(-1);
+    let mut tally = sets.plan().fold().expect("a fold").tally().to_vec();
+    let (_, state) =
+        envelope::decode_tally(KeySeal::of(&key(Kind::GSet)), Kind::GSet, &tally).expect("ours");
+    tally = envelope::encode_tally(KeySeal::of(&key(Kind::GSet)), &state, fence);
+    let (expires_at, mutator_id) = (Timestamp::NEVER, MutatorId::TALLY);
+    sets.0 = vec![Row { expires_at, mutator_id, state: tally.clone() }];
+    sets.add(ago(80), (0..200).map(|item| format!("{item:0>1020}")));
+    let plan = sets.plan();
+    let again = plan.fold().expect("a fold that says so");
+    assert_eq!((again.fence(), again.report().folded), (fence, 0));
+    assert!(again.tally() > tally.as_slice());
+}
+
+/// Removals in later rows may make room for earlier ones.
+#[test]
+fn rows_that_fit_only_together_are_folded_together() {
+    let key = key(Kind::OrSet);
+    let row_of = |body: serde_json::Value, expires_at: Timestamp| {
+        let mutator_id = MutatorId::new(Uuid::from_u128(1));
+        let mut op = Kind::OrSet.parse_op(&body).expect("an op");
+        op.open(&key, NOW).expect("a token of this key");
+        op.assign(&mut || Dot { expires_at, mutator_id, seq: 1 });
+        let mut state = State::new(Kind::OrSet, None);
+        state.apply(&op).expect("within the bound");
+        let seal = KeySeal::of(&key).row(expires_at, mutator_id);
+        Row { expires_at, mutator_id, state: envelope::encode_shard(seal, &state, 1) }
+    };
+    let mut rows: Vec<Row> = (0..20_i64)
+        .map(|number| {
+            let items: Vec<_> = (0..230).map(|item| format!("{number:02}-{item:0>1000}")).collect();
+            let add = serde_json::json!({"op": "add", "items": items});
+            row_of(add, ago(100).shifted(number))
+        })
+        .collect();
+    let planned = |rows: &[Row]| {
+        let rows = rows.iter().rev().cloned().collect();
+        let slice = Slice::new(rows, None, 10_000).whole().expect("whole");
+        let read = FullRead::at_fold_level(key.clone(), slice);
+        *plan(&read, NOW, &constants()).expect("a plan").report()
+    };
+    let before = planned(&rows);
+    assert!(before.is_full && before.folded < 20, "{before:?}");
+    // Somebody has read the first five rows, and clears what was in them.
+    let mut seen = State::identity(Kind::OrSet);
+    for row in &rows[..5] {
+        seen.merge(&RowReader::of(&key).shard(row).expect("ours")).expect("mergeable");
+    }
+    let question = Question { key: Some(key.clone()), ..Question::default() };
+    let shown = serde_json::to_value(seen.value(&question).shown(false)).expect("JSON");
+    let clear = serde_json::json!({"op": "clear", "context": shown["context"]});
+    rows.push(row_of(clear, ago(90)));
+    let after = planned(&rows);
+    assert_eq!((after.is_full, after.folded), (false, 21), "{after:?}");
 }
 
 proptest! {

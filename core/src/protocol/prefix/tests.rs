@@ -1,0 +1,254 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::*;
+use crate::crdt::envelope::{self, KeySeal};
+use crate::crdt::{Counter, Kind, State};
+use crate::protocol::fold::{self, Fold, Plan};
+use crate::protocol::{Constants, FullRead, MutatorId, Name, Overrides, Slice};
+
+const NOW: Timestamp = Timestamp::from_micros(1_000_000_000_000);
+const SIZE: PartSize = PartSize { rows: (2, 3), bytes: 1_000, expiry_rows: 4 };
+
+fn constants() -> Constants {
+    let seconds = |seconds| Some(Duration::from_secs(seconds));
+    let chosen = Overrides {
+        lifetime: seconds(60),
+        drain_margin: seconds(10),
+        cutoff: seconds(30),
+        ..Overrides::default()
+    };
+    Constants::resolve(chosen).expect("consistent")
+}
+
+fn cut() -> Timestamp {
+    fold::cut(NOW, &constants())
+}
+
+fn key() -> Key {
+    let name = |text| Name::new(text).expect("a name");
+    Key { kind: Kind::Counter, group: name("g"), name: name("n") }
+}
+
+/// The rows of one key on one replica, the oldest first.
+#[derive(Debug, Clone, Default)]
+struct Rows(BTreeMap<(Timestamp, MutatorId), Vec<u8>>);
+
+impl Rows {
+    /// So long before the cut, or behind it, in seconds.
+    fn shard(&mut self, before_cut: i64, id: u128, total: i128) {
+        let (expires_at, id) = (cut().shifted(-before_cut), MutatorId::new(Uuid::from_u128(id)));
+        let seal = KeySeal::of(&key()).row(expires_at, id);
+        let state = State::Counter(Counter::from_total(total));
+        self.0.insert((expires_at, id), envelope::encode_shard(seal, &state, 1));
+    }
+
+    fn tally(&self) -> Option<Row> {
+        let state = self.0.get(&(Timestamp::NEVER, MutatorId::TALLY))?.clone();
+        Some(Row { expires_at: Timestamp::NEVER, mutator_id: MutatorId::TALLY, state })
+    }
+
+    /// As a store answers that reads the table backwards.
+    fn part(&self, part: &Part) -> Vec<Row> {
+        let row = |(&(expires_at, mutator_id), state): (&(Timestamp, MutatorId), &Vec<u8>)| Row {
+            expires_at,
+            mutator_id,
+            state: state.clone(),
+        };
+        let mut rows: Vec<Row> = self.0.iter().map(row).collect();
+        rows.retain(|row| Some(row.expires_at) > part.after && row.expires_at <= part.through);
+        rows.sort_by_key(|row| (row.expires_at, std::cmp::Reverse(row.mutator_id)));
+        rows.truncate(part.limit);
+        rows
+    }
+
+    fn full(&self) -> FullRead {
+        let mut rows = self.part(&Part { after: None, through: cut().plus(SPAN), limit: 1_000 });
+        rows.sort_by_key(|row| (std::cmp::Reverse(row.expires_at), row.mutator_id));
+        let rows = self.tally().into_iter().chain(rows).collect();
+        FullRead::at_fold_level(key(), Slice::new(rows, None, 1_000).whole().expect("whole"))
+    }
+
+    fn execute(&mut self, fold: &Fold) {
+        self.0.retain(|(expires_at, _), _| *expires_at > fold.fence());
+        self.0.insert((Timestamp::NEVER, MutatorId::TALLY), fold.tally().to_vec());
+    }
+
+    fn walk(&self, until: Until, size: PartSize) -> Result<Walk, WalkError> {
+        let mut walk = Walk::begin(key(), self.tally(), cut(), until, size)?;
+        while let Some(part) = walk.next() {
+            walk.take(self.part(&part))?;
+        }
+        Ok(walk)
+    }
+
+    fn planned(&self, until: Until, size: PartSize) -> Plan {
+        let walk = self.walk(until, size).expect("sound rows");
+        let read = walk.end(self.tally().as_ref()).expect("nothing changed");
+        fold::plan_prefix(read, NOW, &constants()).expect("a plan")
+    }
+}
+
+const SPAN: Duration = Duration::from_secs(1_000);
+
+fn until(rows: usize) -> Until {
+    Until { through: cut(), rows, bytes: usize::MAX, tally_bytes: Some(fold::TALLY_BYTES_MAX) }
+}
+
+fn some_shards() -> impl Strategy<Value = Rows> {
+    // Few expiries, so that many are shared, and some that are not final.
+    prop::collection::vec((-5..20_i64, 1..5_u128, -1000..1000_i128), 0..40).prop_map(|shards| {
+        let mut rows = Rows::default();
+        shards.into_iter().for_each(|(at, id, total)| rows.shard(at, id, total));
+        rows
+    })
+}
+
+proptest! {
+    /// Step by step, however large a step and a part, a fold makes the bytes that it makes at once.
+    #[test]
+    fn a_key_is_folded_step_by_step_as_at_once(
+        rows in some_shards(),
+        first in 1..6_usize,
+        most in 1..6_usize,
+        steps in prop::collection::vec(1..9_usize, 1..4),
+    ) {
+        let size = PartSize { rows: (first, most), bytes: 100, ..SIZE };
+        let mut by_steps = rows.clone();
+        for step in 0..100 {
+            let plan = by_steps.planned(until(steps[step % steps.len()]), size);
+            let Plan::Fold(fold) = plan else {
+                prop_assert!(!plan.report().has_more);
+                break;
+            };
+            prop_assert!(fold.fence() <= cut());
+            by_steps.execute(&fold);
+            if !fold.report().has_more {
+                break;
+            }
+        }
+        let mut at_once = rows;
+        if let Plan::Fold(fold) = fold::plan(&at_once.full(), NOW, &constants()).expect("a plan") {
+            at_once.execute(&fold);
+        }
+        prop_assert_eq!(by_steps.0, at_once.0);
+    }
+
+    /// A read by parts is a read of one slice.
+    #[test]
+    fn a_value_by_parts_is_the_value_of_a_slice(rows in some_shards(), first in 1..6_usize) {
+        let size = PartSize { rows: (first, 5), ..SIZE };
+        let walk = rows.walk(Until::the_end(), size).expect("sound rows");
+        let reading = walk.end(rows.tally().as_ref()).expect("nothing changed").into_reading();
+        let answer = crate::protocol::read::assemble(&key(), rows.full().slice(), NOW, &constants());
+        match answer.expect("sound rows") {
+            crate::protocol::read::Answer::Value(value) => prop_assert_eq!(reading, Some(value)),
+            _ => prop_assert_eq!(reading, None),
+        }
+    }
+
+    /// A fold that lands after the first look is seen by the second one.
+    #[test]
+    fn a_fold_in_between_makes_the_walk_begin_again(rows in some_shards(), at in 0..6_usize) {
+        let mut changing = rows.clone();
+        let mut walk = Walk::begin(key(), rows.tally(), cut(), until(usize::MAX), SIZE).expect("one");
+        let (mut parts, mut folded) = (0, false);
+        while let Some(part) = walk.next() {
+            if parts == at && let Plan::Fold(fold) = changing.planned(until(3), SIZE) {
+                changing.execute(&fold);
+                folded = true;
+            }
+            walk.take(changing.part(&part)).expect("sound rows");
+            parts += 1;
+        }
+        prop_assert_eq!(walk.end(changing.tally().as_ref()).is_none(), folded);
+    }
+}
+
+#[test]
+fn an_expiry_is_never_divided() {
+    let mut rows = Rows::default();
+    rows.shard(9, 1, 1);
+    (1..=4).for_each(|id| rows.shard(5, id, 10));
+    rows.shard(1, 1, 100);
+    let plan = rows.planned(until(2), SIZE);
+    let fold = plan.fold().expect("a fold");
+    assert_eq!((fold.report().folded, fold.report().has_more), (5, true));
+    assert_eq!(fold.fence(), cut().shifted(-5));
+    // One that has more rows than it may is an error, not a part of itself.
+    rows.shard(5, 5, 10);
+    let error = rows.walk(until(2), SIZE).expect_err("too many");
+    assert!(matches!(error, WalkError::Answer(BadSlice::Cut { limit: 4, .. })), "{error:?}");
+}
+
+#[test]
+fn parts_are_as_large_as_their_rows_let_expect() {
+    let mut rows = Rows::default();
+    (0..100).for_each(|at| rows.shard(at, 1, 1));
+    let bytes = rows.part(&Part { after: None, through: cut(), limit: 1 })[0].state.len();
+    let size = PartSize { rows: (10, 1_000), bytes: 20 * (bytes + 1), ..SIZE };
+    let mut walk = Walk::begin(key(), None, cut(), until(1_000), size).expect("begun");
+    let mut limits = Vec::new();
+    while let Some(part) = walk.next() {
+        limits.push(part.limit);
+        walk.take(rows.part(&part)).expect("sound rows");
+    }
+    assert_eq!(limits[..4], [10, 20, 20, 20]);
+}
+
+#[test]
+fn a_step_ends_once_it_has_enough_bytes() {
+    let mut rows = Rows::default();
+    (0..100).for_each(|at| rows.shard(at, 1, 1));
+    let plan = rows.planned(Until { bytes: 1, ..until(1_000) }, SIZE);
+    assert_eq!((plan.report().folded, plan.report().has_more), (1, true));
+}
+
+#[test]
+fn zombies_of_a_long_key_are_deleted_by_a_fence_that_rises() {
+    let mut rows = Rows::default();
+    rows.shard(9, 1, 1);
+    rows.execute(
+        rows.clone()
+            .planned(Until { through: cut().shifted(-2), ..until(9) }, SIZE)
+            .fold()
+            .expect("a fold"),
+    );
+    let plan = rows.planned(until(9), SIZE);
+    let fold = plan.fold().expect("a fold of nothing else");
+    assert_eq!((fold.fence(), fold.report().folded), (cut(), 0));
+    rows.execute(fold);
+    assert!(matches!(rows.planned(until(9), SIZE), Plan::Nothing(_)));
+    assert!(
+        matches!(Rows::default().planned(until(9), SIZE), Plan::Nothing(_)),
+        "no tally, no zombie"
+    );
+}
+
+#[test]
+fn rows_that_were_not_asked_for_are_no_answer() {
+    let mut rows = Rows::default();
+    [(9, 1), (8, 1), (8, 2), (7, 1)].iter().for_each(|&(at, id)| rows.shard(at, id, 1));
+    let all = |limit| Part { after: Some(cut().shifted(-9)), through: cut().shifted(-8), limit };
+    let answer = rows.part(&Part { after: None, through: cut(), limit: 9 });
+    let takes = |rows: &[Row]| in_order(rows.to_vec(), &all(9));
+    let order: Vec<_> = takes(&answer[1..3])
+        .expect("those")
+        .iter()
+        .map(|row| row.mutator_id.as_uuid().as_u128())
+        .collect();
+    assert_eq!(order, [1, 2], "in the order of merges");
+    for stray in [
+        &answer[..2],
+        &answer[2..4],
+        &[answer[2].clone(), answer[1].clone()],
+        &[answer[1].clone(), answer[1].clone()],
+    ] {
+        assert!(matches!(takes(stray), Err(BadSlice::Disordered { .. })), "{stray:?}");
+    }
+    let error = in_order(answer[1..3].to_vec(), &all(1));
+    assert!(matches!(error, Err(BadSlice::Cut { limit: 1, .. })), "a store honours the limit");
+}

@@ -1,0 +1,114 @@
+//! Keys with more rows than one answer may have. `make long` runs the same with 600,000 rows.
+
+use std::sync::Arc;
+
+use orderfree::chance::Chance;
+use orderfree::config::Switch;
+use orderfree::limits::Bounds;
+use orderfree::policy::Policies;
+use orderfree::server::Node;
+use orderfree::service::GroupQuery;
+use orderfree::store::prefix;
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::fold::{self, Plan, TALLY_BYTES_MAX};
+use orderfree_core::protocol::prefix::Until;
+use orderfree_core::protocol::{Key, Timestamp, WriteOutcome};
+
+use super::{Subject, key, total_of};
+
+/// Rows of one request: one mutation of one group.
+const TOGETHER: usize = 250;
+
+impl Subject {
+    /// Writes rows that add 1 each.
+    async fn fill(&self, key: &Key, rows: usize) {
+        for at in (0..rows).step_by(TOGETHER) {
+            let count = TOGETHER.min(rows - at);
+            let writes: Vec<_> = (0..count).map(|_| self.shard(key, 1)).collect();
+            assert_eq!(self.store.write_shards(&writes).await, WriteOutcome::Acked);
+        }
+    }
+
+    /// The fold of the oldest part of a long key.
+    async fn plan_part(&self, key: &Key, now: Timestamp) -> Plan {
+        let (rows, bytes) = self.store.bounds(key.kind).fold_step;
+        let cut = fold::cut(now, &self.constants);
+        let until = Until { through: cut, rows, bytes, tally_bytes: Some(TALLY_BYTES_MAX) };
+        let read = prefix::read(&*self.store, key, cut, until, 3).await.expect("a walk");
+        fold::plan_prefix(read, now, &self.constants).expect("a plan")
+    }
+
+    /// The key's total, walked through to its end.
+    async fn total_by_parts(&self, key: &Key) -> (i128, usize) {
+        let now = self.now().wall;
+        let read = prefix::read(&*self.store, key, now, Until::the_end(), 3).await.expect("a walk");
+        let reading = read.into_reading().expect("a value");
+        (total_of(&reading.state), reading.shards)
+    }
+}
+
+/// So many final rows and so many live ones.
+fn rows_each() -> usize {
+    let asked = std::env::var("LONG_ROWS").ok();
+    asked.map_or(12_000, |rows| rows.parse().expect("LONG_ROWS is a number"))
+}
+
+pub(crate) async fn a_long_key_is_read_whole_and_folded_step_by_step(subject: Subject) {
+    let (long, rows) = (key("g", "long"), rows_each());
+    assert!(rows > Bounds::of(Kind::Counter).fold_rows, "or it is not long");
+    let neighbours = [key("g", "a"), key("g", "z")];
+    subject.fill(&long, rows).await;
+    let final_now = subject.when_final();
+    subject.clock.advance(final_now.since(subject.now().wall));
+    for neighbour in &neighbours {
+        subject.put(neighbour, 7).await;
+    }
+    subject.fill(&long, rows).await;
+    let all = i128::try_from(2 * rows).expect("few");
+    let error = subject.store.read_for_fold(&long).await.expect_err("too many for one answer");
+    assert_eq!(error.class(), "too_many_rows");
+    assert_eq!(subject.total_by_parts(&long).await, (all, 2 * rows));
+
+    // As a pod reads it, alone and in its group.
+    let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock) as _);
+    let (chance, policies) = (Chance::system(), Policies::default());
+    let pod = Node::new(store, subject.constants, clock, chance, 1_000, policies, Switch::Off);
+    let service = pod.service();
+    let value = service.read(&long, None).await.expect("readable").expect("there");
+    assert_eq!((total_of(&value.state), value.shards), (all, 2 * rows));
+    let page = service.read_group(&GroupQuery::all(Kind::Counter, long.group.clone(), 10)).await;
+    let totals: Vec<(String, i128)> = page
+        .expect("a page")
+        .keys
+        .iter()
+        .map(|entry| (entry.name.to_string(), total_of(&entry.value.as_ref().expect("ok").state)))
+        .collect();
+    let expected = [("a", 7), ("long", all), ("z", 7)].map(|(name, sum)| (name.to_owned(), sum));
+    assert_eq!(totals, expected);
+
+    // Two folders. The one that read first writes last, and takes nothing back.
+    let (mut steps, mut folded) = (0, 0);
+    loop {
+        let plan = subject.plan_part(&long, final_now).await;
+        let Some(late) = plan.fold() else { break };
+        let (_, bytes) = subject.store.bounds(long.kind).fold_step;
+        let cut = fold::cut(final_now, &subject.constants);
+        let few = Until { through: cut, rows: 7, bytes, tally_bytes: Some(TALLY_BYTES_MAX) };
+        let other = prefix::read(&*subject.store, &long, cut, few, 3).await.expect("a walk");
+        let other = fold::plan_prefix(other, final_now, &subject.constants).expect("a plan");
+        subject.execute(other.fold().expect("the same rows are there")).await;
+        assert_eq!(subject.total_by_parts(&long).await.0, all, "between two steps");
+        subject.execute(late).await;
+        folded += late.report().folded;
+        steps += 1;
+        if !late.report().has_more {
+            break;
+        }
+    }
+    assert_eq!(folded, rows);
+    assert!(steps > rows / 30_000, "{steps} steps");
+    assert_eq!(subject.total_by_parts(&long).await, (all, rows), "what is live stays");
+    let value = service.read(&long, None).await.expect("readable").expect("there");
+    assert_eq!((total_of(&value.state), value.shards), (all, rows));
+    assert!(subject.store.read_tally(&long).await.expect("an answer").is_some());
+}

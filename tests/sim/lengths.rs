@@ -1,0 +1,46 @@
+//! How long keys are, and how coarse clocks: whether keys are read and folded in parts, and whether
+//! their shards share expiries.
+
+use std::time::Duration;
+
+use orderfree::limits::Bounds;
+use orderfree_core::protocol::prefix::PartSize;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// More rows than any key has here.
+pub(crate) const ROWS_MAX: usize = 10_000;
+
+/// See the module documentation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lengths {
+    /// Most rows of a slice, and of that of a fold; none where no key is long.
+    pub(crate) slices: Option<(usize, usize)>,
+    /// Shards that a fold takes in parts before it is written, and those of the first part.
+    step_rows: usize,
+    part_rows: usize,
+    /// The wall clocks of pods show multiples of this.
+    pub(crate) tick: Duration,
+}
+
+impl Lengths {
+    /// From dice of their own, so that the rest of a schedule is as it would be.
+    pub(crate) fn of(seed: u64) -> Lengths {
+        let mut dice = StdRng::seed_from_u64(seed ^ 0x6C65_6E67_7468);
+        Lengths {
+            slices: dice
+                .random_bool(0.5)
+                .then(|| (dice.random_range(1..=5), dice.random_range(1..=4))),
+            step_rows: dice.random_range(1..=5),
+            part_rows: dice.random_range(1..=3),
+            tick: Duration::from_millis(if dice.random_bool(0.3) { 400 } else { 0 }),
+        }
+    }
+
+    pub(crate) fn bounds(&self) -> Bounds {
+        let (look_rows, fold_rows) = self.slices.unwrap_or((ROWS_MAX, ROWS_MAX));
+        let part = PartSize { rows: (self.part_rows, 3), bytes: 300, expiry_rows: ROWS_MAX };
+        let slice = (look_rows, usize::MAX);
+        Bounds { look_rows, slice, fold_rows, fold_step: (self.step_rows, usize::MAX), part }
+    }
+}
