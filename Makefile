@@ -63,6 +63,10 @@ shuttle:        ## the mutators in N interleavings, twice
 laws:           ## every law of every kind, N cases each
 	PROPTEST_CASES=$(N) cargo test --release --locked -p orderfree-core --lib law
 
+long:           ## a key of 600,000 rows, read and folded in parts on both stores
+	tests/cassandra/cluster start
+	LONG_ROWS=300000 cargo test --locked --test contract_embedded --test contract_cassandra -- --nocapture a_long_key
+
 # Fewer than of the others: each copy is met by three processes.
 damage: N = 200
 damage:         ## N damaged copies of a file of 55 MB, each served, exported and examined
