@@ -191,8 +191,8 @@ catalog! {
     FoldBlocked: CONFLICT, "fold-blocked", "The fold is blocked",
         "What is in the key would be a tally of more than 4 MiB. The key is as it was; it takes updates, \
          and reads as long as it has at most 10,000 rows.",
-        "Remove items of an or_set: the next folds take them out. A gset and an lww_set only grow: \
-         spread their items over more keys.";
+        "Remove items of an or_set: the next folds take them out. Items removed from an lww_set go 8 days \
+         later. A gset only grows: spread its items over more keys.";
     FoldUnknown: GATEWAY_TIMEOUT, "fold-unknown", "The fold's write was not acknowledged",
         "It may have been applied. The value is the same either way.",
         "Fold again: that is always safe.";

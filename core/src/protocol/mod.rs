@@ -32,7 +32,7 @@ mod time;
 pub mod transfer;
 
 pub(crate) use constants::SPAN_MAX;
-pub use constants::{Constants, ConstantsError, Overrides};
+pub use constants::{Constants, ConstantsError, OP_AGE_MAX, Overrides};
 pub use key::{Key, Name, NameError};
 pub use lease::{Lease, Phase};
 pub use mutator::{
