@@ -20,6 +20,7 @@ pub mod consistency;
 mod constants;
 pub mod fold;
 pub mod group;
+pub mod high_water;
 pub mod hybrid;
 mod key;
 mod lease;
