@@ -86,8 +86,8 @@ impl HighWater {
         Ok(())
     }
 
-    /// Stores the fence of a fold that is about to be written, unless one that is about as high is stored.
-    /// Whatever the outcome is, but for an acknowledgement, the fold must not be written.
+    /// Stores the fence of a fold that is about to be written, unless one that is about as high is stored
+    /// already. The fold must not be written unless this is acknowledged.
     pub(super) async fn raise(&self, fence: Timestamp) -> WriteOutcome {
         let stored = Timestamp::from_micros(self.stored_us.load(Ordering::SeqCst));
         if fence <= stored.plus(high_water::quantum(&self.constants)) {
@@ -117,7 +117,7 @@ impl HighWater {
         self.stored_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
     }
 
-    /// Looks again, with a time limit, as nobody waits for it.
+    /// Looks again. What fails is looked for again in the next round.
     pub(super) async fn look_within(&self, limit: Duration) {
         match tokio::time::timeout(limit, self.look()).await {
             Ok(Ok(())) => {}

@@ -17,8 +17,8 @@
 //! * a fold, alone or with others of its group, is one mutation of one partition, so a replica
 //!   applies its deletion and its tally together or not at all (invariant I7);
 //! * the table, the replication and the consistency levels are what they must be (`checks`);
-//! * no write is taken and no fold planned by a clock that the nodes contradict (`clock`), nor one that lies
-//!   behind a fence, also of another pod and before a restart (`high_water`).
+//! * no write is taken and no fold planned by a clock that the nodes contradict (`clock`), or that the
+//!   highest fence of all folds proves to have moved (`high_water`).
 
 pub mod attempts;
 mod checks;
