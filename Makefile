@@ -2,7 +2,7 @@
 
 .PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load soak sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers advisories fuzz-check schemathesis \
-  mutants bench bench-quick overload damage
+  mutants bench bench-quick overload damage long
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	cargo run --release --locked

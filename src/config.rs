@@ -101,7 +101,7 @@ pub struct StoreArgs {
     #[arg(long, env = "ORDERFREE_FOLD_CONSISTENCY", default_value = "all", value_name = "LEVEL")]
     pub fold_consistency: Level,
 
-    /// From a mutator's birth to its expiry [default: 24h].
+    /// From a mutator's birth to its expiry [default: 24h]; about 8 days at most.
     #[arg(long, env = "ORDERFREE_LIFETIME", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub lifetime: Option<Duration>,
 

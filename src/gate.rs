@@ -1,6 +1,7 @@
 //! The gate: one answer to "may this pod's clock be trusted now?", from the store's samples and from
 //! every fence that was met (invariants I4 and I12).
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use orderfree_core::protocol::clock::{ClockError, FenceGuard};
@@ -16,6 +17,8 @@ pub struct Gate {
     store: Arc<dyn Store>,
     constants: Constants,
     fences: Mutex<FenceGuard>,
+    /// Whether the store's word that a clock moved was told.
+    told: AtomicBool,
     metrics: Arc<Metrics>,
 }
 
@@ -28,7 +31,14 @@ impl Gate {
         constants: Constants,
         metrics: Arc<Metrics>,
     ) -> Gate {
-        Gate { clock, store, constants, fences: Mutex::default(), metrics }
+        Gate {
+            clock,
+            store,
+            constants,
+            fences: Mutex::default(),
+            told: AtomicBool::default(),
+            metrics,
+        }
     }
 
     /// One look at the clocks.
@@ -43,9 +53,26 @@ impl Gate {
     /// [`ClockError`] says why not.
     pub fn open(&self) -> Result<Now, ClockError> {
         let now = self.now();
-        self.store.check_clock(now)?;
+        let trusted = self.store.check_clock(now);
         self.fences().check(now.wall, &self.constants)?;
-        Ok(now)
+        self.tell(&trusted);
+        trusted.map(|()| now)
+    }
+
+    /// Tells once that the store knows of a fence in this clock's future. Those that were read are told by
+    /// [`Gate::observe`].
+    fn tell(&self, trusted: &Result<(), ClockError>) {
+        let is_moved = *trusted == Err(ClockError::Moved);
+        if self.told.load(Ordering::Relaxed) == is_moved {
+            return;
+        }
+        if !self.told.swap(is_moved, Ordering::Relaxed) && is_moved {
+            self.metrics.clock_moved.inc();
+            tracing::error!(
+                "{}; updates and folds wait until this clock has caught up",
+                ClockError::Moved
+            );
+        }
     }
 
     /// The time that a fold may go by.

@@ -20,10 +20,12 @@ use orderfree::limits::READ_ATTEMPT_TIME_MAX;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::service::GroupQuery;
-use orderfree::store::StoreError;
+use orderfree::store::{Pause, StoreError, SweepPart};
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
+use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::group::From as Start;
-use orderfree_core::protocol::{Durability, Key};
+use orderfree_core::protocol::{Durability, Key, Timestamp, WriteOutcome};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use uuid::Uuid;
@@ -294,6 +296,114 @@ async fn with_a_node_down_background_folds_wait_and_catch_up_when_it_is_back() {
         assert_eq!(total(&pod, &key).await, 39);
         assert_eq!(pod.stop(Duration::from_secs(5)).await, 0);
     }
+    drop_keyspace(&config).await;
+}
+
+/// The fold of a key by a clock that is so far ahead.
+async fn fold_ahead(subject: &Subject, key: &Key, ahead: Duration) -> Fold {
+    let read = subject.store.read_for_fold(key).await.expect("readable");
+    let now = subject.now().wall.plus(ahead);
+    match fold::plan(&read, now, &subject.constants).expect("a plan") {
+        Plan::Fold(fold) => fold,
+        Plan::Nothing(report) => panic!("nothing to fold: {report:?}"),
+    }
+}
+
+const TWO_DAYS: Duration = Duration::from_secs(2 * 24 * 3600);
+
+/// All clocks were ahead, folded, and were set back. A pod that starts now never met the key, whose fence
+/// would swallow its updates.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fence_from_the_future_shuts_pods_that_start_later() {
+    let _others_too = CLUSTER.read().await;
+    let config = fresh(brief_constants()).await;
+    let (subject, other) = (Subject::on_cluster(&config).await, Subject::on_cluster(&config).await);
+    let key = key("g", "n");
+    subject.put(&key, 7).await;
+    let fold = fold_ahead(&subject, &key, TWO_DAYS).await;
+    assert_eq!(other.store.check_clock(other.now()), Ok(()));
+    assert_eq!(subject.store.write_fold(&fold).await, WriteOutcome::Acked);
+    let later = Subject::on_cluster(&config).await;
+    let moved = Err(ClockError::Moved);
+    assert_eq!(later.store.check_clock(later.now()), moved);
+    let pause = later.store.fold_time(later.now()).expect_err("no fold either");
+    assert!(matches!(pause, Pause::Clock(ClockError::Moved)), "{pause}");
+    eventually("a pod that runs hears of it", async || {
+        let trusted = other.store.check_clock(other.now());
+        if trusted == moved { Ok(()) } else { Err(format!("{trusted:?}")) }
+    })
+    .await;
+    let caught_up = later.now().wall.plus(TWO_DAYS + Duration::from_secs(60));
+    let then = orderfree_core::protocol::Now { wall: caught_up, ..later.now() };
+    assert_ne!(later.store.check_clock(then), moved, "time alone opens it");
+
+    // Whatever walks the table passes the row over.
+    assert_eq!(later.total(&key).await, Some(7));
+    for &kind in Kind::ALL {
+        let list = later.store.groups(kind, None, 1_000).await.expect("a list");
+        assert_eq!(list.groups.len(), usize::from(kind == Kind::Counter), "{kind}");
+    }
+    let of = later.store.sweep_parts();
+    for index in 0..of {
+        let (found, mut nominated) = tokio::sync::mpsc::channel(10);
+        let now = later.now().wall.plus(2 * TWO_DAYS);
+        later.store.sweep(SweepPart { index, of }, now, found).await.expect("swept");
+        assert_eq!(nominated.recv().await.map(|found| found.key), None);
+    }
+    for subject in [subject, other, later] {
+        subject.store.close().await;
+    }
+    drop_keyspace(&config).await;
+}
+
+/// Also where the batch itself would go through: no pod would know of its fence after a restart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fold_whose_fence_can_not_be_stored_is_not_written() {
+    let _alone = CLUSTER.write().await;
+    let config = fresh_on_own(brief_constants()).await;
+    let subject = Subject::on_cluster(&config).await;
+    let key = key("g", "n");
+    subject.put(&key, 7).await;
+    let fold = fold_ahead(&subject, &key, TWO_DAYS).await;
+    let killed = Killed::nodes(&["3"]);
+    let outcome = subject.store.write_fold(&fold).await;
+    let is_refused = matches!(&outcome, WriteOutcome::Refused(why) if why.contains("its fence"));
+    assert!(is_refused, "{outcome:?}");
+    let read = subject.store.read_key(&key, None, subject.store.levels().read).await;
+    assert!(read.expect("readable").tally().is_none(), "it was written");
+    drop(killed);
+    subject.store.close().await;
+    drop_keyspace(&config).await;
+}
+
+/// One write of the row is enough for all folds of a minute, here of half a lifetime.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn folds_of_a_minute_share_one_write_of_their_fence() {
+    let _others_too = CLUSTER.read().await;
+    let config = fresh(brief_constants()).await;
+    let subject = Subject::on_cluster(&config).await;
+    let session = cassandra::session(&config).await;
+    let stored = async || {
+        let cql = format!(
+            "SELECT WRITETIME(state) FROM {}.shards WHERE kind = '!fence' AND grp = '!'",
+            config.keyspace
+        );
+        let answer = session.query_unpaged(cql, ()).await.expect("an answer");
+        let rows = answer.into_rows_result().expect("rows");
+        let (time,) = rows.single_row::<(i64,)>().expect("one row");
+        Timestamp::from_micros(time)
+    };
+    let mut fences = Vec::new();
+    for (name, ahead) in [("a", 60), ("b", 70), ("c", 90)] {
+        let key = key("g", name);
+        subject.put(&key, 1).await;
+        let fold = fold_ahead(&subject, &key, Duration::from_secs(ahead)).await;
+        assert_eq!(subject.store.write_fold(&fold).await, WriteOutcome::Acked);
+        fences.push((fold.fence(), stored().await));
+    }
+    let [(first, at_first), (_, at_second), (third, at_third)] = fences[..] else { panic!() };
+    assert_eq!((at_first, at_second, at_third), (first, first, third));
+    subject.store.close().await;
     drop_keyspace(&config).await;
 }
 

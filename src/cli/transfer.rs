@@ -48,7 +48,8 @@ pub(super) struct ExportArgs {
     /// Only keys of groups that begin so.
     #[arg(long, default_value = "", value_name = "TEXT")]
     group_prefix: String,
-    /// For how long the lines can be imported; until then each key of them has a row more.
+    /// For how long the lines can be imported, but never longer than 7 days for an lww_set; until then each key
+    /// of them has a row more.
     #[arg(long, default_value = "7days", value_parser = valid_for, value_name = "DURATION")]
     valid_for: Duration,
 }

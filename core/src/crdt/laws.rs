@@ -2,18 +2,30 @@
 //! kinds, `laws::common!` alone for order-canonical ones. The laws are stated in the
 //! [parent module](super). `make laws` runs them with many more cases.
 
+use std::time::Duration;
+
 use uuid::Uuid;
 
 use super::envelope::{self, KeySeal};
 use super::{Crdt, Dot, Effect, Kind, Op, OpError, State};
 use crate::protocol::fold::{self, Plan};
 use crate::protocol::{
-    Constants, FullRead, Key, MutatorId, Name, Overrides, Row, Slice, Timestamp,
+    Constants, FullRead, Key, MutatorId, Name, OP_AGE_MAX, Overrides, Row, Slice, Timestamp,
 };
+
+/// A day: between the expiries of the writers of two shards, so that a dozen of them outlast [`OP_AGE_MAX`].
+pub(super) const WRITER_EVERY_US: i64 = 24 * 3600 * 1_000_000;
+
+/// Times of ops are multiples of it, so that shards of different writers have some in common.
+const TICK: Duration = Duration::from_secs(12 * 3600);
 
 /// Applies the ops in order; refused ones leave no trace.
 pub(super) fn accumulate<C: Crdt>(ops: &[C::Op]) -> C {
-    let mut state = C::default();
+    accumulate_on(C::default(), ops)
+}
+
+/// The same on a state.
+pub(super) fn accumulate_on<C: Crdt>(mut state: C, ops: &[C::Op]) -> C {
     for op in ops {
         let before = bytes(&state);
         match state.apply(op) {
@@ -99,12 +111,22 @@ fn key(kind: Kind) -> Key {
 
 /// Who writes the shard at this place of [`folded`].
 pub(super) fn writer(index: usize) -> (Timestamp, MutatorId) {
-    let second = i64::try_from(index).expect("few shards") + 1;
-    let expires_at = Timestamp::from_micros(second * 1_000_000_000);
+    let day = i64::try_from(index).expect("few shards") + 1;
+    let expires_at = Timestamp::from_micros(day * WRITER_EVERY_US);
     (expires_at, MutatorId::new(Uuid::from_u128(index as u128 + 1)))
 }
 
-/// The ops as the mutator of the shard at this place of [`folded`] takes them: with its dots.
+/// A time that the row of this expiry may hold: from the oldest one on, and up to a day after the expiry,
+/// as a pod's hybrid clock may run ahead.
+fn possible(time: Timestamp, expires_at: Timestamp) -> Timestamp {
+    let ticks = 1 + (OP_AGE_MAX.as_secs() + 24 * 3600) / TICK.as_secs();
+    let tick = time.as_micros().rem_euclid(ticks.cast_signed());
+    let after = TICK * u32::try_from(tick).expect("few ticks");
+    expires_at.minus(OP_AGE_MAX).plus(after)
+}
+
+/// The ops as the mutator of the shard at this place of [`folded`] takes them: with its dots, and with
+/// times of its life.
 pub(super) fn assigned<C: Crdt>(index: usize, ops: &[C::Op]) -> Vec<C::Op> {
     let (expires_at, mutator_id) = writer(index);
     let mut seq = 0;
@@ -113,8 +135,38 @@ pub(super) fn assigned<C: Crdt>(index: usize, ops: &[C::Op]) -> Vec<C::Op> {
         Dot { expires_at, mutator_id, seq }
     };
     let mut ops = ops.to_vec();
-    ops.iter_mut().for_each(|op| C::assign(op, &mut next));
+    for op in &mut ops {
+        C::assign(op, &mut next);
+        if let Some(time) = C::time(op) {
+            C::stamp(op, possible(time, expires_at));
+        }
+    }
     ops
+}
+
+/// Folds the first shards at each of the fences, once all at once and once from every earlier tally on:
+/// the bytes must be the same. So they are the same for every way to take the fences in steps.
+///
+/// The fences ascend, and each is given by the number of shards at or below it and by how far behind the
+/// expiry of the last of these it lies, in parts of 256 of the time to the next one.
+pub(super) fn check_steps<C: Crdt>(shards: &[C], fences: &[(usize, u8)]) {
+    let fold = |mut state: C, shards: &[C], fence: Timestamp| {
+        shards.iter().for_each(|shard| state.merge(shard).expect("states made of ops merge"));
+        state.settle(fence);
+        stored(&state)
+    };
+    let mut tallies: Vec<(usize, C)> = Vec::new();
+    for &(count, share) in fences {
+        let behind = WRITER_EVERY_US * i64::from(share) / 256;
+        let last = i64::try_from(count).expect("few shards") * WRITER_EVERY_US;
+        let fence = Timestamp::from_micros(last + behind);
+        let at_once = fold(C::default(), &shards[..count], fence);
+        for (before, tally) in &tallies {
+            let in_steps = fold(tally.clone(), &shards[*before..count], fence);
+            assert_eq!(bytes(&in_steps), bytes(&at_once), "{before} shards, then up to {count}");
+        }
+        tallies.push((count, at_once));
+    }
 }
 
 /// Folds shards that expire one after another, once for each `true` of `cuts` and at the end, with
@@ -169,8 +221,8 @@ macro_rules! common {
         mod law {
             use super::*;
             use crate::crdt::laws::{
-                accumulate, assigned, bytes, check_bit_flips, check_list, folded, grown, merged,
-                stored,
+                accumulate, accumulate_on, assigned, bytes, check_bit_flips, check_list,
+                check_steps, folded, grown, merged, stored,
             };
             use crate::crdt::registry::Wrap;
             use crate::crdt::{Crdt, Kind, Question};
@@ -223,6 +275,26 @@ macro_rules! common {
                         .collect();
                     let at_once = folded(&shards, &[false; 12], false);
                     prop_assert_eq!(folded(&shards, &cuts, zombies), at_once);
+                }
+
+                /// A fold may take the rows in any number of steps, each at a fence of its own.
+                #[test]
+                fn settling_in_steps_gives_the_bytes_of_one_fold(
+                    shards in vec(vec($ops, 0..8), 1..10),
+                    mut fences in vec(any::<(usize, u8)>(), 1..10), coarse in vec(any::<bool>(), 10),
+                ) {
+                    let empty = |is_coarse: bool| match <$kind>::PRECISION {
+                        Some(range) if is_coarse => <$kind>::with_precision(range.min),
+                        _ => <$kind>::default(),
+                    };
+                    let shards: Vec<$kind> = shards.iter().enumerate()
+                        .map(|(at, ops)| {
+                            accumulate_on(empty(coarse[at]), &assigned::<$kind>(at, ops))
+                        })
+                        .collect();
+                    fences.iter_mut().for_each(|fence| fence.0 %= shards.len() + 1);
+                    fences.sort_unstable();
+                    check_steps(&shards, &fences);
                 }
 
                 #[test]

@@ -3,6 +3,17 @@
 //! 2011, section 3.3.3).
 //!
 //! A remove needs no earlier read. It is kept with its time, as an older add may still come.
+//!
+//! **Forgetting.** A fold drops the removals that are at least [`OP_AGE_MAX`] older than its fence.
+//! Whatever is merged later lies in a row that expires after the fence, and no row holds an add that
+//! is more than [`OP_AGE_MAX`] older than the row's expiry. So each such add is later than every
+//! removal that was dropped, and would have won against it. Two places make rows, and both keep the
+//! bound:
+//!
+//! * a mutator takes no older op. A new op is never too old, because the time constants leave room;
+//!   only an op that waited in memory for a week, while the store took no writes, can be;
+//! * a [parcel](crate::protocol::transfer) raises older adds to the bound. Removals need no raising:
+//!   one that is too old takes away older adds alone, and the next fold drops it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +22,10 @@ use serde::Deserialize;
 use super::item::{self, Item};
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Value, check_format,
-    check_size, time,
+    About, Class, Crdt, DecodeError, Dot, Effect, MergeError, OpError, Question, Value,
+    check_format, check_size, time,
 };
-use crate::protocol::Timestamp;
+use crate::protocol::{OP_AGE_MAX, Timestamp};
 
 /// Bytes of one time and of what happened then, at most.
 const MARK_BYTES_MAX: usize = 11;
@@ -104,7 +115,8 @@ impl Crdt for LwwSet {
         is_exact: true,
         memory_factor: 10,
         bound: "Exact: of concurrent changes of an item the last one by the pods' clocks stays. \
-                Removed items keep their place; a pod takes up to 256 KiB in a mutator's lifetime.",
+                A removed item keeps its place for 8 days, and then until the next fold; a pod takes \
+                up to 256 KiB in a mutator's lifetime.",
         is_idempotent: false,
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"a"}"#,
@@ -123,6 +135,7 @@ impl Crdt for LwwSet {
         parameters: &["contains"],
     };
     const IS_TIMED: bool = true;
+    const FORGETS: bool = true;
     type Op = LwwSetOp;
 
     fn heap_bytes(op: &LwwSetOp) -> usize {
@@ -131,6 +144,10 @@ impl Crdt for LwwSet {
 
     fn after(op: &LwwSetOp) -> Option<Timestamp> {
         op.after
+    }
+
+    fn time(op: &LwwSetOp) -> Option<Timestamp> {
+        Some(op.time)
     }
 
     fn stamp(op: &mut LwwSetOp, now: Timestamp) {
@@ -150,6 +167,26 @@ impl Crdt for LwwSet {
     fn merge(&mut self, other: &LwwSet) -> Result<(), MergeError> {
         other.marks.iter().for_each(|(item, mark)| self.join(item, *mark));
         Ok(())
+    }
+
+    fn settle(&mut self, fence: Timestamp) {
+        let forgotten = fence.minus(OP_AGE_MAX);
+        self.marks.retain(|_, mark| !mark.is_removed || mark.time > forgotten);
+        self.bytes = self.marks.keys().map(bytes).sum();
+    }
+
+    /// Removals are not merged: whether a key still has an old one depends on its folds.
+    fn merge_key(&mut self, other: &LwwSet) -> Result<(), MergeError> {
+        let added = other.marks.iter().filter(|(_, mark)| !mark.is_removed);
+        added.for_each(|(item, mark)| self.join(item, *mark));
+        Ok(())
+    }
+
+    fn attribute_to(&mut self, dot: Dot) {
+        let oldest = dot.expires_at.minus(OP_AGE_MAX);
+        for mark in self.marks.values_mut().filter(|mark| !mark.is_removed) {
+            mark.time = mark.time.max(oldest);
+        }
     }
 
     fn times(&self) -> Vec<Timestamp> {
@@ -204,6 +241,9 @@ impl Crdt for LwwSet {
 }
 
 #[cfg(test)]
+mod month;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::crdt::item::tests::items;
@@ -240,6 +280,43 @@ mod tests {
         ] {
             assert_eq!(set.apply(&change), Ok(effect), "{change:?}");
             assert_eq!(set.items().count(), size, "{change:?}");
+        }
+    }
+
+    #[test]
+    fn a_fold_forgets_what_no_row_can_need_any_more() {
+        let fence = Timestamp::from_micros(0).plus(3 * OP_AGE_MAX);
+        let oldest = fence.minus(OP_AGE_MAX).as_micros();
+        let item = |number| vec![Item::Number(number)];
+        let mut set = LwwSet::default();
+        for change in [
+            op(true, item(1), oldest),
+            op(true, item(2), oldest + 1),
+            op(false, item(3), oldest - 1),
+        ] {
+            set.apply(&change).expect("room");
+        }
+        set.settle(fence);
+        assert_eq!(set.marks.keys().cloned().collect::<Vec<_>>(), [item(2), item(3)].concat());
+        assert_eq!(set.bytes, bytes(&Item::Number(2)) + bytes(&Item::Number(3)));
+        // The oldest add of a row that expires after the fence wins as it would have before.
+        set.apply(&op(false, item(1), oldest + 1)).expect("room");
+        set.apply(&op(false, item(2), oldest + 1)).expect("room");
+        assert_eq!(set.items().cloned().collect::<Vec<_>>(), [item(1), item(3)].concat());
+    }
+
+    /// A removal that folds forget must not decide what several keys have together.
+    #[test]
+    fn keys_have_together_what_one_of_them_has() {
+        let set = |is_removal, micros| {
+            let mut set = LwwSet::default();
+            set.apply(&op(is_removal, vec![Item::Number(1)], micros)).expect("room");
+            set
+        };
+        for keys in [[set(false, 1), set(true, 2)], [set(true, 2), set(false, 1)]] {
+            let mut merged = LwwSet::default();
+            keys.iter().for_each(|key| merged.merge_key(key).expect("sets merge"));
+            assert_eq!(merged.items().count(), 1);
         }
     }
 

@@ -186,6 +186,11 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
     const PRECISION: Option<Precision> = None;
     /// Whether ops carry a time of the pod's hybrid logical clock.
     const IS_TIMED: bool = false;
+    /// Whether [`Crdt::settle`] drops what only an op older than [`OP_AGE_MAX`] could need. No row may
+    /// then hold an op that lies further before the row's expiry.
+    ///
+    /// [`OP_AGE_MAX`]: crate::protocol::OP_AGE_MAX
+    const FORGETS: bool = false;
     /// One requested change.
     type Op: Clone + fmt::Debug + PartialEq + DeserializeOwned + Send + Sync;
 
@@ -217,6 +222,11 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
 
     /// The time that the client has seen, for kinds that are [timed](Crdt::IS_TIMED).
     fn after(_op: &Self::Op) -> Option<Timestamp> {
+        None
+    }
+
+    /// The op's time, for kinds that are [timed](Crdt::IS_TIMED).
+    fn time(_op: &Self::Op) -> Option<Timestamp> {
         None
     }
 
@@ -260,7 +270,8 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
     }
 
     /// Makes it the state of a shard whose one op, of this dot, added all that there is now: what other
-    /// mutators added and removed, perhaps of another key, is forgotten.
+    /// mutators added and removed, perhaps of another key, is forgotten. Adds that are too old for a row
+    /// of the dot's expiry become as old as they may be.
     fn attribute_to(&mut self, _dot: Dot) {}
 
     /// The times of the changes that it holds, for kinds whose last writer wins.

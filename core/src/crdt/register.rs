@@ -115,6 +115,11 @@ impl Crdt for Register {
         *after
     }
 
+    fn time(op: &RegisterOp) -> Option<Timestamp> {
+        let (RegisterOp::Set { time, .. } | RegisterOp::Unset { time, .. }) = op;
+        Some(*time)
+    }
+
     fn stamp(op: &mut RegisterOp, now: Timestamp) {
         let (RegisterOp::Set { time, .. } | RegisterOp::Unset { time, .. }) = op;
         *time = now;

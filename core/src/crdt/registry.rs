@@ -60,6 +60,11 @@ macro_rules! kinds {
             pub fn is_timed(self) -> bool {
                 match self { $(Kind::$variant => <$type>::IS_TIMED),+ }
             }
+            /// Whether folds drop what only too old an op could need; see [`Crdt::FORGETS`].
+            #[must_use]
+            pub fn forgets(self) -> bool {
+                match self { $(Kind::$variant => <$type>::FORGETS),+ }
+            }
             /// Reads one op of this kind from what has the shape of JSON.
             ///
             /// # Errors
@@ -94,6 +99,11 @@ macro_rules! kinds {
             #[must_use]
             pub fn after(&self) -> Option<Timestamp> {
                 match self { $(Op::$variant(op) => <$type>::after(op)),+ }
+            }
+            /// Its time; see [`Crdt::time`].
+            #[must_use]
+            pub fn time(&self) -> Option<Timestamp> {
+                match self { $(Op::$variant(op) => <$type>::time(op)),+ }
             }
             /// Sets its time; see [`Crdt::stamp`].
             pub fn stamp(&mut self, time: Timestamp) {

@@ -13,6 +13,10 @@ const ATTEMPTS_PER_BUDGET: u32 = 5;
 /// The longest span of any constant: far beyond use, far below the range of a timestamp.
 pub(crate) const SPAN_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
+/// The longest that an op may lie before the expiry of its row, for kinds that
+/// [forget](crate::crdt::Crdt::FORGETS). Every release must have the same: it decides what folds drop.
+pub const OP_AGE_MAX: Duration = Duration::from_secs(8 * 24 * 3600);
+
 /// A consistent set of time constants. Every pod of an installation should have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Constants {
@@ -27,7 +31,7 @@ pub struct Constants {
 /// What the operator chose; everything else follows by the formulas of [`Constants::resolve`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// L: from a mutator's birth to its expiry. Default 24 h.
+    /// L: from a mutator's birth to its expiry. Default 24 h, at most about 8 days.
     pub lifetime: Option<Duration>,
     /// D: how long before its expiry a mutator takes no more ops. Default 1 h.
     pub drain_margin: Option<Duration>,
@@ -61,6 +65,19 @@ pub enum ConstantsError {
         drain_margin: Duration,
         /// L.
         lifetime: Duration,
+    },
+    /// L + R + 2ε > [`OP_AGE_MAX`]: a fold could forget a removal before every older add was folded.
+    #[error(
+        "lifetime {lifetime:?} must be at most 8 days less request budget {request_budget:?} and \
+         twice the clock offset limit {clock_offset_max:?}, as folds forget older removals"
+    )]
+    OpAge {
+        /// L.
+        lifetime: Duration,
+        /// R.
+        request_budget: Duration,
+        /// ε.
+        clock_offset_max: Duration,
     },
     /// D < R + 2ε: a write could be on its way at the expiry.
     #[error(
@@ -133,6 +150,9 @@ impl Constants {
             return Err(ConstantsError::Lifetime { drain_margin, lifetime });
         }
         let slack = request_budget + 2 * clock_offset_max;
+        if lifetime + slack > OP_AGE_MAX {
+            return Err(ConstantsError::OpAge { lifetime, request_budget, clock_offset_max });
+        }
         if drain_margin < slack {
             return Err(ConstantsError::DrainMargin {
                 drain_margin,
@@ -280,14 +300,26 @@ mod tests {
 
     #[test]
     fn a_span_is_a_leap_year_at_most() {
-        let day = Duration::from_secs(24 * 3600);
+        let waiting = |cutoff| {
+            let cutoff = Some(cutoff);
+            Constants::resolve(Overrides { cutoff, ..Overrides::default() })
+        };
+        assert!(waiting(366 * 24 * HOUR).is_ok());
+        let error = waiting(366 * 24 * HOUR + Duration::from_nanos(1)).expect_err("too long");
+        assert!(matches!(error, ConstantsError::Range { name: "cutoff", .. }), "{error}");
+    }
+
+    #[test]
+    fn no_mutator_lives_so_long_that_folds_forget_before_it_ends() {
         let living = |lifetime| {
             let lifetime = Some(lifetime);
             Constants::resolve(Overrides { lifetime, ..Overrides::default() })
         };
-        assert!(living(366 * day).is_ok());
-        let error = living(366 * day + Duration::from_nanos(1)).expect_err("too long");
-        assert!(matches!(error, ConstantsError::Range { name: "lifetime", .. }), "{error}");
+        // The default request budget and twice the default offset limit.
+        let longest = 8 * 24 * HOUR - 70 * SECOND;
+        assert!(living(longest).is_ok());
+        let error = living(longest + Duration::from_nanos(1)).expect_err("too long").to_string();
+        assert!(error.contains("must be at most 8 days less request budget 10s"), "{error}");
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub mod consistency;
 mod constants;
 pub mod fold;
 pub mod group;
+pub mod high_water;
 pub mod hybrid;
 mod key;
 mod lease;
@@ -34,7 +35,7 @@ mod time;
 pub mod transfer;
 
 pub(crate) use constants::SPAN_MAX;
-pub use constants::{Constants, ConstantsError, Overrides};
+pub use constants::{Constants, ConstantsError, OP_AGE_MAX, Overrides};
 pub use key::{Key, Name, NameError};
 pub use lease::{Lease, Phase};
 pub use mutator::{

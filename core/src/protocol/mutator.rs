@@ -17,7 +17,7 @@
 
 use std::time::Duration;
 
-use super::{Constants, Key, Lease, MutatorId, Now, Timestamp};
+use super::{Constants, Key, Lease, MutatorId, Now, OP_AGE_MAX, Timestamp};
 use crate::crdt::envelope::{KeySeal, RowSeal, encode_shard};
 use crate::crdt::{Dot, Effect, Op, OpError, State};
 
@@ -279,6 +279,13 @@ impl Mutator {
         let is_late = |since: Duration| now.boot.saturating_sub(since) > MEMORY_PATIENCE;
         if durability == Durability::Memory && self.unacked_since.is_some_and(is_late) {
             return Err(Refusal::Unacked);
+        }
+        // Only what waited in memory for a week can be so old.
+        let oldest = self.lease.expires_at().minus(OP_AGE_MAX);
+        let is_too_old = |op: &Op| op.time().is_some_and(|time| time < oldest);
+        if self.key.kind.forgets() && ops.iter().any(is_too_old) {
+            let why = "the op waited for so long that a later one may have been forgotten";
+            return Err(Refusal::Op(OpError::Invalid(why.into())));
         }
         let (expires_at, mutator_id, dots) = (self.lease.expires_at(), self.id, &mut self.dots);
         let mut next_dot = || {

@@ -22,7 +22,8 @@
 //!
 //! **Times of last writers.** If a key has one later than now + 2ε, its times after now become the
 //! microseconds after now, in their order. So what won still wins, nothing of an honest time is
-//! passed, and the next op of an honest clock wins against all of them.
+//! passed, and the next op of an honest clock wins against all of them. The new row is a
+//! [parcel](super::transfer), which raises adds that are too old for it.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -230,14 +231,15 @@ impl Repair {
         })
     }
 
-    /// Whether rows are this together, whoever added it.
+    /// Whether rows are this together, whoever added it. Old adds are raised on both sides, as in the new row.
     fn has_value(
         &self,
         key: &Key,
         rows: &[Written],
         expected: &State,
     ) -> Result<bool, RepairError> {
-        let anybody = Dot { expires_at: Timestamp::NEVER, mutator_id: MutatorId::TALLY, seq: 1 };
+        let expires_at = self.now.plus(self.constants.lifetime());
+        let anybody = Dot { expires_at, mutator_id: MutatorId::TALLY, seq: 1 };
         let by_anybody = |mut state: State| {
             state.attribute_to(anybody);
             state

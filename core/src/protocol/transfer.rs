@@ -6,14 +6,27 @@
 //! no delivery is acknowledged (I3, I4). For the same reason all that it holds counts as added by that
 //! mutator: what others added or removed elsewhere has no meaning at the key where it arrives, and a fence
 //! of elsewhere would take away what is there.
+//!
+//! **Kinds that forget.** Their rows hold no op older than [`OP_AGE_MAX`] before the expiry, or a fold could
+//! have dropped the removal that such an op lost against, and the item would come back. A state may be years
+//! old, so the older adds of a parcel are raised to that time. It lies before the packing, because such a
+//! parcel is valid for [`FORGETTING_VALID_MAX`] at most. Raising changes no value at a key where nothing was
+//! written by then, and whatever is written at the place of arrival from the day before the packing on still
+//! wins. What was removed there earlier, and is in the parcel, is in the set again. Without the raising it
+//! would come back only where folds have forgotten the removal.
 
 use std::time::Duration;
 
 use thiserror::Error;
 
-use super::{Key, MutatorId, Now, ShardWrite, Timestamp};
+use super::{Key, MutatorId, Now, OP_AGE_MAX, ShardWrite, Timestamp};
 use crate::crdt::envelope::{self, KeySeal};
 use crate::crdt::{DecodeError, Dot, State};
+
+/// Longest time for which a parcel of a kind that forgets is valid.
+pub const FORGETTING_VALID_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
+const _: () = assert!(FORGETTING_VALID_MAX.as_secs() < OP_AGE_MAX.as_secs());
 
 /// See the [module documentation](self).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,14 +52,17 @@ pub enum ParcelError {
     /// Rows are ordered by their ids, and stores agree on the order of random ones only.
     #[error("its id {0} is no random UUID (version 4); export it again")]
     Id(MutatorId),
+    /// It could bring back what was removed after it was packed.
+    #[error("a parcel of its kind is valid for 7 days at most; export it again")]
+    TooLong,
     /// Its state speaks of other mutators than its own.
     #[error("its state was not packed for an import")]
     NotPacked,
 }
 
 impl Parcel {
-    /// Packs a state that may be delivered for a while. Each one needs a random id that was never
-    /// used.
+    /// Packs a state that may be delivered for a while, which is [`FORGETTING_VALID_MAX`] at most for a
+    /// kind that forgets. Each one needs a random id that was never used.
     ///
     /// # Panics
     /// If the id is not random.
@@ -58,7 +74,8 @@ impl Parcel {
         now: Timestamp,
         valid_for: Duration,
     ) -> Parcel {
-        let expires_at = now.plus(valid_for);
+        let longest = if key.kind.forgets() { FORGETTING_VALID_MAX } else { Duration::MAX };
+        let expires_at = now.plus(valid_for.min(longest));
         let mut state = state.clone();
         state.attribute_to(Parcel::dot(id, expires_at));
         let parcel = Parcel::check(key, id, expires_at, now, &state);
@@ -83,10 +100,11 @@ impl Parcel {
         let state = envelope::decode_shard(seal, key.kind, packed)?;
         let mut attributed = state.clone();
         attributed.attribute_to(Parcel::dot(id, expires_at));
-        if attributed != state {
+        // An earlier release raised no times.
+        if attributed != state && !key.kind.forgets() {
             return Err(ParcelError::NotPacked);
         }
-        Parcel::check(key, id, expires_at, written_at, &state)
+        Parcel::check(key, id, expires_at, written_at, &attributed)
     }
 
     /// Of all that it holds.
@@ -109,6 +127,9 @@ impl Parcel {
             && written_at < expires_at;
         if !is_possible {
             return Err(ParcelError::Impossible);
+        }
+        if key.kind.forgets() && expires_at > written_at.plus(FORGETTING_VALID_MAX) {
+            return Err(ParcelError::TooLong);
         }
         let packed = envelope::encode_shard(KeySeal::NOWHERE.row(expires_at, id), state, 1);
         let bytes = envelope::encode_shard(KeySeal::of(&key).row(expires_at, id), state, 1);
@@ -217,6 +238,52 @@ mod tests {
         let unpacked = Parcel::arrive(key.clone(), id, write.expires_at(), time(200), &raw);
         assert_eq!(unpacked, Err(ParcelError::NotPacked));
         assert!(Parcel::arrive(key, id, write.expires_at(), time(200), bytes).is_ok());
+    }
+
+    /// An add of last year would come back wherever folds have forgotten the removal that beat it.
+    #[test]
+    fn adds_that_are_too_old_for_the_row_are_raised_however_the_parcel_comes() {
+        let day = Duration::from_secs(86_400);
+        let key = Key { kind: Kind::LwwSet, ..key() };
+        let change = |state: &mut State, op: &str, item: &str, time| {
+            let json = format!(r#"{{"op":"{op}","item":"{item}"}}"#);
+            let json = serde_json::from_str(&json).expect("JSON");
+            let mut op = Kind::LwwSet.parse_op(&json).expect("an op");
+            op.stamp(time);
+            state.apply(&op).expect("applied");
+        };
+        let mut here = State::identity(Kind::LwwSet);
+        for (op, item, age) in [("add", "a", 300), ("add", "b", 1), ("remove", "c", 300)] {
+            change(&mut here, op, item, NOW.minus(age * day));
+        }
+        let (id, valid_for) = (random_id(7), 30 * day);
+        let parcel = Parcel::pack(key.clone(), id, &here, NOW, valid_for);
+        let write = parcel.write();
+        let expires_at = write.expires_at();
+        assert_eq!(expires_at, NOW.plus(7 * day), "no longer than it may be");
+        let times = [expires_at.minus(OP_AGE_MAX), NOW.minus(day), NOW.minus(300 * day)];
+        let seal = KeySeal::of(&key).row(expires_at, id);
+        let packed = envelope::decode_shard(seal, Kind::LwwSet, write.state()).expect("a state");
+        assert_eq!(packed.times(), times, "a removal stays, as it would take away what came since");
+
+        let nowhere = KeySeal::NOWHERE.row(expires_at, id);
+        let raw = envelope::encode_shard(nowhere, &here, 1);
+        let arrive = |at, bytes: &[u8]| Parcel::arrive(key.clone(), id, expires_at, at, bytes);
+        assert_eq!(arrive(NOW, parcel.packed()), Ok(parcel.clone()));
+        assert_eq!(arrive(NOW, &raw), Ok(parcel.clone()), "as an earlier release packed it");
+        assert_eq!(arrive(NOW.minus(day), &raw), Err(ParcelError::TooLong));
+
+        // What was removed after the packing stays removed, whatever folds forget while the row is there.
+        let (mut at_once, mut folded) = (packed, State::identity(Kind::LwwSet));
+        for state in [&mut at_once, &mut folded] {
+            change(state, "remove", "a", NOW);
+        }
+        folded.settle(expires_at.shifted(-1));
+        let arrived = envelope::decode_shard(seal, Kind::LwwSet, write.state()).expect("a state");
+        folded.merge(&arrived).expect("merged");
+        let question = crate::crdt::Question::default();
+        assert_eq!(folded.value(&question), at_once.value(&question));
+        assert_eq!(folded.value(&question).to_string(), r#"{"size":1,"items":["b"]}"#);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{join, join_all};
 use orderfree_core::protocol::clock::{NodeClock, SAMPLE_EVERY, Sample, WARN_SHARE};
 use orderfree_core::protocol::{Now, Timestamp};
 use scylla::client::session::Session;
@@ -16,6 +16,7 @@ use scylla::value::CqlTimestamp;
 use tokio::time::timeout;
 use uuid::Uuid;
 
+use super::high_water::HighWater;
 use super::rows;
 use crate::clock::Clock;
 use crate::tasks::Tasks;
@@ -43,6 +44,7 @@ pub(super) type SharedView = Arc<RwLock<View>>;
 pub(super) struct Sampler {
     session: Arc<Session>,
     statement: PreparedStatement,
+    high_water: Arc<HighWater>,
     clock: Arc<dyn Clock>,
     offset_max: Duration,
     /// The newest sample of each node that ever answered.
@@ -54,12 +56,14 @@ impl Sampler {
     pub(super) fn new(
         session: Arc<Session>,
         statement: PreparedStatement,
+        high_water: Arc<HighWater>,
         clock: Arc<dyn Clock>,
         offset_max: Duration,
     ) -> Sampler {
         Sampler {
             session,
             statement,
+            high_water,
             clock,
             offset_max,
             samples: HashMap::new(),
@@ -75,7 +79,8 @@ impl Sampler {
     pub(super) async fn run(mut self, tasks: Tasks) {
         let mut disagrees = read(&self.view, |view| view.schema_disagrees);
         while tasks.sleep(if disagrees { DISAGREEMENT_LOOK_EVERY } else { SAMPLE_EVERY }).await {
-            disagrees = self.round().await;
+            let high_water = Arc::clone(&self.high_water);
+            (disagrees, ()) = join(self.round(), high_water.look_within(SAMPLE_TIME_MAX)).await;
         }
     }
 

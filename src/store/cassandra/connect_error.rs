@@ -122,6 +122,11 @@ pub enum ConnectError {
     /// A replication that was asked for is malformed.
     #[error("`{0}` is no replication; write `dc1:3,dc2:3`, or `3` for one data centre")]
     ReplicationText(String),
+    /// The row that keeps pods from serving by a moved clock can't be read.
+    #[error(
+        "{0}: kind '!fence', grp '!' and name '!' of the table shards; see OrderfreeClockMoved in docs/operations.md"
+    )]
+    HighWater(String),
     /// A question at start went wrong.
     #[error("Cassandra did not answer a question at start: {0}")]
     Question(String),

@@ -20,7 +20,8 @@
 //! * a fold, alone or with others of its group, is one mutation of one partition, so a replica
 //!   applies its deletion and its tally together or not at all (invariant I7);
 //! * the table, the replication and the consistency levels are what they must be (`checks`);
-//! * no write is taken and no fold planned by a clock that the nodes contradict (`clock`).
+//! * no write is taken and no fold planned by a clock that the nodes contradict (`clock`), or that the
+//!   highest fence of all folds proves to have moved (`high_water`).
 
 pub mod attempts;
 mod checks;
@@ -30,14 +31,15 @@ mod connect_error;
 mod coordinators;
 mod errors;
 pub mod hedges;
+mod high_water;
 mod operators;
 mod rows;
 pub mod schema;
 mod session;
+mod settings;
 mod statements;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,7 +55,6 @@ use orderfree_core::protocol::{
     Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,
     WriteOutcome,
 };
-use rustls::ClientConfig;
 use scylla::client::session::Session;
 use scylla::response::query_result::QueryResult;
 use scylla::serialize::row::SerializeRow;
@@ -65,6 +66,8 @@ use self::clock::{Sampler, SharedView};
 pub use self::connect_error::ConnectError;
 use self::coordinators::Coordinators;
 use self::hedges::Hedges;
+use self::high_water::HighWater;
+pub use self::settings::CassandraConfig;
 use self::statements::Statements;
 use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
 use crate::chance::Chance;
@@ -81,29 +84,6 @@ const TABLE: &str = "shards";
 /// How long closing waits for a round of clock samples to end.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
-/// Where the cluster is and how to use it.
-#[derive(Clone)]
-pub struct CassandraConfig {
-    /// Some of the nodes, as `host:port`; the others are found through them.
-    pub contact_points: Vec<String>,
-    /// The keyspace that holds the table `shards`.
-    pub keyspace: String,
-    /// With the password, for clusters that ask for it.
-    pub user: Option<String>,
-    /// Never printed.
-    pub password: Option<String>,
-    /// How to speak TLS with the nodes; none speaks plainly.
-    pub tls: Option<Arc<ClientConfig>>,
-    /// Whose replicas answer local levels; none takes that of the first contact point.
-    pub local_datacenter: Option<String>,
-    /// How many replicas must answer.
-    pub levels: Levels,
-    /// The protocol's times.
-    pub constants: Constants,
-    /// How shard writes go together.
-    pub flights: Flights,
-}
-
 /// The store on a cluster. Its connections close when it is dropped.
 pub struct CassandraStore {
     session: Arc<Session>,
@@ -117,6 +97,7 @@ pub struct CassandraStore {
     clock: Arc<dyn Clock>,
     chance: Chance,
     view: SharedView,
+    high_water: Arc<HighWater>,
     tasks: Tasks,
 }
 
@@ -147,10 +128,13 @@ impl CassandraStore {
                 .await
                 .map_err(ConnectError::question)?;
         session::check_rights(&session, &statements, levels).await?;
+        let high_water =
+            HighWater::open(&session, &keyspace, &local_datacenter, levels, constants).await?;
         let asking = statements.clock.clone();
         let mut sampler = Sampler::new(
             Arc::clone(&session),
             asking,
+            Arc::clone(&high_water),
             Arc::clone(&clock),
             constants.clock_offset_max(),
         );
@@ -172,6 +156,7 @@ impl CassandraStore {
             clock,
             chance: Chance::system(),
             view,
+            high_water,
             tasks,
         })
     }
@@ -367,6 +352,12 @@ impl Store for CassandraStore {
         let partition = first.key().partition();
         let is_one = folds.iter().all(|fold| fold.key().partition() == partition);
         assert!(is_one, "invariant: only the folds of one partition are one mutation");
+        let highest = folds.iter().map(Fold::fence).max().unwrap_or(first.fence());
+        if let WriteOutcome::Refused(why) | WriteOutcome::Unknown(why) =
+            self.high_water.raise(highest).await
+        {
+            return WriteOutcome::Refused(format!("its fence could not be stored: {why}"));
+        }
         let values: Vec<_> = folds.iter().flat_map(statements::values_of_fold).collect();
         let route = self.coordinators.route(partition, self.any());
         let send = async |number| {
@@ -427,12 +418,14 @@ impl Store for CassandraStore {
     }
 
     fn check_clock(&self, now: Now) -> Result<(), ClockError> {
+        self.high_water.check(now.wall)?;
         clock::read(&self.view, |view| {
             gate::check_writes(&view.nodes, &self.local_datacenter, now, &self.constants)
         })
     }
 
     fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
+        self.high_water.check(now.wall)?;
         clock::read(&self.view, |view| {
             let time = gate::fold_time(&view.nodes, &self.local_datacenter, now, &self.constants)?;
             if view.schema_disagrees { Err(Pause::Schema) } else { Ok(time) }
@@ -449,21 +442,6 @@ impl Store for CassandraStore {
 
     async fn close(&self) {
         self.tasks.join(CLOSE_MAX).await;
-    }
-}
-
-impl fmt::Debug for CassandraConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CassandraConfig")
-            .field("contact_points", &self.contact_points)
-            .field("keyspace", &self.keyspace)
-            .field("user", &self.user)
-            .field("password", &self.password.as_ref().map(|_| "…"))
-            .field("local_datacenter", &self.local_datacenter)
-            .field("levels", &self.levels)
-            .field("constants", &self.constants)
-            .field("flights", &self.flights)
-            .finish()
     }
 }
 
@@ -496,22 +474,5 @@ mod tests {
             assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]), "{of}");
         }
         assert_eq!(token_bound(128, 256), 0);
-    }
-
-    #[test]
-    fn a_password_is_never_printed() {
-        let config = CassandraConfig {
-            contact_points: vec!["127.0.0.1:9042".into()],
-            keyspace: "orderfree".into(),
-            user: Some("someone".into()),
-            password: Some("secret".into()),
-            tls: None,
-            local_datacenter: None,
-            levels: Levels::default(),
-            constants: Constants::resolve(Default::default()).expect("defaults"),
-            flights: Flights::default(),
-        };
-        let shown = format!("{config:?}");
-        assert!(shown.contains("someone") && !shown.contains("secret"), "{shown}");
     }
 }

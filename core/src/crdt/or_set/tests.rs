@@ -23,7 +23,7 @@ fn dots() -> impl Strategy<Value = Dot> {
 /// Fences between those mutators' expiries and at them.
 fn fences() -> impl Strategy<Value = Option<Timestamp>> {
     let fence = (0..13i64, -1..2i64);
-    let fence = fence.prop_map(|(at, by)| Timestamp::from_micros(at * 1_000_000_000 + by));
+    let fence = fence.prop_map(|(at, by)| Timestamp::from_micros(at * laws::WRITER_EVERY_US + by));
     prop_oneof![2 => Just(None), 1 => fence.prop_map(Some)]
 }
 

@@ -243,7 +243,8 @@ fn what_was_in_flight_is_inherited_only_where_twice_is_once() {
     let dead = at(constants().lifetime().as_secs());
     for &kind in Kind::ALL {
         let op = kind.parse_op(&serde_json::from_str(kind.about().example_op).expect("JSON"));
-        let ops = vec![op.expect("an op")];
+        let mut ops = vec![op.expect("an op")];
+        ops.iter_mut().for_each(|op| op.stamp(at(1).wall));
         for outcome in [Some(unknown()), Some(WriteOutcome::Acked), None] {
             let mut mutator = mutator_of(kind);
             let mut answer = |durability| mutator.accept(ops.clone(), durability, at(1)).map(drop);
@@ -267,6 +268,23 @@ fn what_was_in_flight_is_inherited_only_where_twice_is_once() {
                     (true, false) => (0, 1),
                 };
             assert_eq!((inherited.len(), lost), expected, "{kind}");
+        }
+    }
+}
+
+/// A fold may have forgotten the removal that such an op lost against.
+#[test]
+fn an_op_that_waited_for_a_week_is_refused_where_folds_forget() {
+    let born = at(0);
+    for kind in [Kind::LwwSet, Kind::Register] {
+        let oldest = born.wall.plus(constants().lifetime()).minus(OP_AGE_MAX);
+        for (time, fits) in [(oldest, true), (oldest.shifted(-1), kind == Kind::Register)] {
+            let mut op = kind.parse_op(&kind.bare_op("7")).expect("an op");
+            op.stamp(time);
+            let mut mutator = mutator_of(kind);
+            let accepted = mutator.accept(vec![op], Durability::Memory, born);
+            assert_eq!(accepted.is_ok(), fits, "{kind}: {accepted:?}");
+            assert_eq!(mutator.queued() > 0, fits, "{kind}");
         }
     }
 }

@@ -9,7 +9,7 @@ use super::*;
 use crate::crdt::envelope::{self, KeySeal};
 use crate::crdt::{Kind, Op, Question};
 use crate::protocol::fold::Plan;
-use crate::protocol::{FullRead, Name, Overrides};
+use crate::protocol::{FullRead, Name, OP_AGE_MAX, Overrides};
 
 /// When a history begins by a right clock.
 const BEGIN: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
@@ -363,6 +363,25 @@ fn times_ahead_keep_their_order_and_lose_against_the_next() {
     state.apply(&next).expect("applied");
     let shown = state.value(&Question::default()).to_string();
     assert_eq!(shown, r#"{"size":3,"items":["a","b","c"]}"#);
+}
+
+/// The new row holds no add that is too old for it: a fold may have forgotten what such an add lost against.
+#[test]
+fn an_old_add_is_raised_in_the_new_row() {
+    let mut world = World::new(Kind::LwwSet, false);
+    let add = |world: &mut World, item, at| {
+        world.update(&json!({"op": "add", "item": item}), 0, at);
+    };
+    add(&mut world, "old", BEGIN);
+    let now = BEGIN.plus(Duration::from_secs(300 * 86_400));
+    add(&mut world, "new", now.plus(YEARS));
+    world.fold(now.plus(2 * YEARS));
+    let (rows, _) = repaired(&world, now);
+    let state = value(&world.key, &rows, now).expect("a value");
+    let oldest = now.plus(constants().lifetime()).minus(OP_AGE_MAX);
+    assert_eq!((rows.len(), state.times()), (1, vec![now.next(), oldest]));
+    let shown = state.value(&Question::default()).to_string();
+    assert_eq!(shown, r#"{"size":2,"items":["new","old"]}"#);
 }
 
 /// As an import brings one from where the clock was wrong.

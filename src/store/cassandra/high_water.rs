@@ -1,0 +1,131 @@
+//! Keeps the highest fence in the cluster, so that a restarted pod knows what clocks have done (invariant I12).
+//! What the row means is decided by [`orderfree_core::protocol::high_water`].
+//!
+//! The row's write has the fence as its timestamp, so the highest fence wins by itself. It is written at the
+//! level of folds and read at that of writes. These two meet in every data centre, as is checked at start,
+//! which the levels of writes and reads need not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::fold::proves_moved_clock;
+use orderfree_core::protocol::high_water::{self, PLACE};
+use orderfree_core::protocol::{Constants, MutatorId, Timestamp, WriteOutcome};
+use scylla::client::session::Session;
+use scylla::errors::PrepareError;
+use scylla::statement::prepared::PreparedStatement;
+
+use super::attempts::{Patience, Reach, Sending};
+use super::connect_error::ConnectError;
+use super::{rows, statements};
+use crate::chance::Chance;
+use crate::store::StoreError;
+
+/// See the [module documentation](self).
+pub(super) struct HighWater {
+    session: Arc<Session>,
+    read: PreparedStatement,
+    write: PreparedStatement,
+    constants: Constants,
+    /// The highest fence that is known to be stored, in µs.
+    stored_us: AtomicI64,
+}
+
+impl HighWater {
+    /// Reads the row: a pod must not serve without having seen it.
+    pub(super) async fn open(
+        session: &Arc<Session>,
+        keyspace: &str,
+        local_datacenter: &str,
+        levels: Levels,
+        constants: Constants,
+    ) -> Result<Arc<HighWater>, ConnectError> {
+        let prepare = async |cql: String, level: Level| {
+            let mut statement = session.prepare(cql).await?;
+            let attempt = Patience::RELAXED.attempt;
+            let profile = statements::profile(level, Some(local_datacenter), attempt);
+            statement.set_execution_profile_handle(Some(profile));
+            statement.set_is_idempotent(true);
+            Ok::<_, PrepareError>(statement)
+        };
+        let key = "kind = ? AND grp = ? AND name = ? AND expires_at = ? AND mutator_id = ?";
+        let read = format!("SELECT state FROM {keyspace}.shards WHERE {key}");
+        let write = format!(
+            "INSERT INTO {keyspace}.shards (kind, grp, name, expires_at, mutator_id, state) \
+             VALUES (?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
+        );
+        let opened = HighWater {
+            session: Arc::clone(session),
+            read: prepare(read, levels.write).await.map_err(ConnectError::question)?,
+            write: prepare(write, levels.fold).await.map_err(ConnectError::question)?,
+            constants,
+            stored_us: AtomicI64::new(i64::MIN),
+        };
+        match opened.look().await {
+            Ok(()) => Ok(Arc::new(opened)),
+            Err(error @ StoreError::Corrupt(_)) => Err(ConnectError::HighWater(error.to_string())),
+            Err(error) => Err(ConnectError::question(error)),
+        }
+    }
+
+    /// Reads what other pods have written since.
+    pub(super) async fn look(&self) -> Result<(), StoreError> {
+        let (kind, group, name) = PLACE;
+        let (never, nil) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
+        let place = (kind, group, name, never, nil);
+        let chance = Chance::system();
+        let sending = Sending { patience: Patience::RELAXED, hedges: None, chance: &chance };
+        let answer = sending.read(|_| self.session.execute_unpaged(&self.read, place)).await?;
+        for (state,) in rows::of_system::<(Option<Vec<u8>>,)>(answer)? {
+            let fence = high_water::decode(&state.unwrap_or_default());
+            self.note(fence.map_err(|error| StoreError::Corrupt(error.to_string()))?);
+        }
+        Ok(())
+    }
+
+    /// Stores the fence of a fold that is about to be written, unless one that is about as high is stored
+    /// already. The fold must not be written unless this is acknowledged.
+    pub(super) async fn raise(&self, fence: Timestamp) -> WriteOutcome {
+        let stored = Timestamp::from_micros(self.stored_us.load(Ordering::SeqCst));
+        if fence <= stored.plus(high_water::quantum(&self.constants)) {
+            return WriteOutcome::Acked;
+        }
+        let ((kind, group, name), state) = (PLACE, high_water::encode(fence));
+        let (never, nil) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
+        let values = (kind, group, name, never, nil, state, fence.as_micros());
+        let send = async |_| self.session.execute_unpaged(&self.write, &values).await.map(drop);
+        let chance = Chance::system();
+        let sending = Sending { patience: Patience::RELAXED, hedges: None, chance: &chance };
+        let outcome = sending.write(Reach::OnePartition, || true, send).await;
+        if outcome == WriteOutcome::Acked {
+            self.note(fence);
+        }
+        outcome
+    }
+
+    /// Shut while the highest fence proves that a clock has moved.
+    pub(super) fn check(&self, now: Timestamp) -> Result<(), ClockError> {
+        let stored = Timestamp::from_micros(self.stored_us.load(Ordering::SeqCst));
+        let is_moved = proves_moved_clock(stored, now, &self.constants);
+        if is_moved { Err(ClockError::Moved) } else { Ok(()) }
+    }
+
+    fn note(&self, fence: Timestamp) {
+        self.stored_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
+    }
+
+    /// Looks again. What fails is looked for again in the next round.
+    pub(super) async fn look_within(&self, limit: Duration) {
+        match tokio::time::timeout(limit, self.look()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error @ StoreError::Corrupt(_))) => {
+                tracing::error!(%error, "the highest fence can't be read");
+            }
+            Ok(Err(error)) => tracing::debug!(%error, "the highest fence was not read"),
+            Err(_) => tracing::debug!("the highest fence was not read in time"),
+        }
+    }
+}

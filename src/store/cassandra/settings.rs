@@ -1,0 +1,70 @@
+//! Where a cluster is and how to use it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use orderfree_core::protocol::Constants;
+use orderfree_core::protocol::consistency::Levels;
+use rustls::ClientConfig;
+
+use crate::store::Flights;
+
+/// Where the cluster is and how to use it.
+#[derive(Clone)]
+pub struct CassandraConfig {
+    /// Some of the nodes, as `host:port`; the others are found through them.
+    pub contact_points: Vec<String>,
+    /// The keyspace that holds the table `shards`.
+    pub keyspace: String,
+    /// With the password, for clusters that ask for it.
+    pub user: Option<String>,
+    /// Never printed.
+    pub password: Option<String>,
+    /// How to speak TLS with the nodes; none speaks plainly.
+    pub tls: Option<Arc<ClientConfig>>,
+    /// Whose replicas answer local levels; none takes that of the first contact point.
+    pub local_datacenter: Option<String>,
+    /// How many replicas must answer.
+    pub levels: Levels,
+    /// The protocol's times.
+    pub constants: Constants,
+    /// How shard writes go together.
+    pub flights: Flights,
+}
+
+impl fmt::Debug for CassandraConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CassandraConfig")
+            .field("contact_points", &self.contact_points)
+            .field("keyspace", &self.keyspace)
+            .field("user", &self.user)
+            .field("password", &self.password.as_ref().map(|_| "…"))
+            .field("local_datacenter", &self.local_datacenter)
+            .field("levels", &self.levels)
+            .field("constants", &self.constants)
+            .field("flights", &self.flights)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_never_printed() {
+        let config = CassandraConfig {
+            contact_points: vec!["127.0.0.1:9042".into()],
+            keyspace: "orderfree".into(),
+            user: Some("someone".into()),
+            password: Some("secret".into()),
+            tls: None,
+            local_datacenter: None,
+            levels: Levels::default(),
+            constants: Constants::resolve(Default::default()).expect("defaults"),
+            flights: Flights::default(),
+        };
+        let shown = format!("{config:?}");
+        assert!(shown.contains("someone") && !shown.contains("secret"), "{shown}");
+    }
+}
