@@ -38,12 +38,19 @@ pub fn group_chunk_rows(kind: Kind) -> usize {
     if kind.about().is_small() { GROUP_CHUNK_ROWS } else { GROUP_CHUNK_ROWS_LARGE }
 }
 
-/// Live mutators of a pod: about 1 KB each for kinds with small states, up to 256 KiB for others.
-/// Clean ones are evicted first, the least recently used before others.
+/// Mutators of a pod that are awake: about 1.5 KB each for kinds with small states, up to 256 KiB of state
+/// for others. Where more are needed clean ones go to rest, the least recently used first.
 pub const MUTATORS_MAX: usize = 200_000;
 
+/// Bytes of mutators at rest, about 140 each for counters. Where more are needed the oldest ones are
+/// forgotten.
+pub const RESTING_BYTES: usize = 256 * 1024 * 1024;
+
+/// How often a key may be born in a pod within a day: each time makes a row.
+pub const BIRTHS_MAX: u8 = 100;
+
 /// Bytes of memory that large states may take for each live mutator that a pod may have, whosesoever they
-/// are. Beyond that clean ones are evicted.
+/// are. Beyond that clean ones go to rest.
 pub const LARGE_STATES_BYTES_EACH: usize = 3_000;
 
 /// Ops that wait in a pod for their write, over all mutators.

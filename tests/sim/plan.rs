@@ -143,6 +143,8 @@ pub(crate) struct Plan {
     pub(crate) pods: Vec<PodPlan>,
     pub(crate) names: u8,
     pub(crate) mutators_max: usize,
+    /// None, room for a key or two, or for all.
+    pub(crate) resting_bytes: usize,
     pub(crate) chunk_rows: usize,
     pub(crate) background_folds: bool,
     pub(crate) row_deletes: bool,
@@ -153,6 +155,9 @@ pub(crate) struct Plan {
     pub(crate) weather: Weather,
     pub(crate) steps: Vec<Step>,
 }
+
+/// Room for one mutator at rest, and not for a large one.
+const TINY_TABLE_BYTES: usize = 420;
 
 const SECOND: Duration = Duration::from_secs(1);
 const OFFSET_MAX: Duration = Duration::from_secs(4);
@@ -200,14 +205,17 @@ impl Plan {
             seed,
             salt: 0,
             sabotage,
-            family: Family::of(seed, sabotage.is_some()),
+            family: Family::of(seed, sabotage),
             constants,
             levels,
             gc_grace: dice.random_range(5..45) * SECOND,
             nodes,
             pods,
             names: dice.random_range(1..=3),
-            mutators_max: if dice.random_bool(0.2) { 1 } else { 1_000 },
+            mutators_max: if dice.random_bool(0.3) { 1 } else { 1_000 },
+            // Not drawn, so that schedules stay what they were.
+            resting_bytes: [0, TINY_TABLE_BYTES, 1 << 20]
+                [usize::try_from(seed / 4 % 3).expect("small")],
             chunk_rows: dice.random_range(2..=5),
             background_folds: dice.random_bool(0.3),
             row_deletes: dice.random_bool(0.1),
@@ -228,6 +236,9 @@ impl Plan {
             Some(Sabotage::PodBehind) => self.pods[0].skew_us = -40_000_000,
             Some(Sabotage::QuorumFoldOneWrite) => {
                 self.levels = Levels { write: Level::One, read: Level::All, fold: Level::Quorum };
+            }
+            Some(sabotage) if sabotage.flaw().is_some() => {
+                (self.mutators_max, self.resting_bytes) = (1, 1 << 20);
             }
             _ => {}
         }
@@ -372,7 +383,8 @@ impl Script<'_> {
                 let span = self.long(1);
                 self.add(at, What::Drops { node, span });
             }
-            89..97 => self.add(at, What::Purge { node }),
+            89..94 => self.add(at, What::Purge { node }),
+            94..97 => self.turns(at),
             97 if self.plan.forgetful => self.add(at, What::Sync),
             98 if self.plan.forgetful => self.add(at, What::Forget),
             _ => self.add(at, What::Read { pod, name }),
@@ -428,6 +440,24 @@ impl Script<'_> {
             let soon = self.soon(then);
             self.stop_at_send(pod, soon, span);
             self.add(soon, What::Fold { pod, name });
+        }
+    }
+
+    /// Two keys take turns in one pod, where each may put the other to rest. Its clock may be set back
+    /// between two turns.
+    fn turns(&mut self, at: Duration) {
+        let (pod, first) = (self.pod(), self.name());
+        let other = (first + 1) % self.plan.names;
+        let set_back = self.dice.random_bool(0.3).then(|| self.dice.random_range(1..6));
+        let mut then = at;
+        for turn in 0..self.dice.random_range(3..=6) {
+            if Some(turn) == set_back {
+                let behind = OFFSET_MAX.mul_f64(self.dice.random());
+                let skew_us = -i64::try_from(behind.as_micros()).expect("short");
+                self.add(then, What::SetClock { pod, skew_us });
+            }
+            self.update_by(pod, then, if turn % 2 == 0 { first } else { other });
+            then = self.within(then + Duration::from_millis(10), 60_000);
         }
     }
 

@@ -27,6 +27,7 @@ use orderfree::chance::Chance;
 use orderfree::clock::SystemClock;
 use orderfree::config::{StoreArgs, StoreConfig, Switch};
 use orderfree::listen::Listener;
+use orderfree::mutators::Bounds;
 use orderfree::policy::Policies;
 use orderfree::server::{self, Node};
 use orderfree::{limits, store::cassandra as rows};
@@ -179,7 +180,7 @@ async fn ours(args: &ServeArgs) -> anyhow::Result<Node> {
         constants,
         clock,
         Chance::system(),
-        args.mutators_max,
+        Bounds::awake(args.mutators_max),
         Policies::default(),
         Switch::On,
     );

@@ -27,7 +27,7 @@ use orderfree_core::protocol::{
     Constants, Durability, FullRead, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
     WholeSlice, WriteOutcome,
 };
-use orderfree_shuttle::mutators::{Mutators, UpdateError, Updates};
+use orderfree_shuttle::mutators::{Bounds, Mutators, UpdateError, Updates};
 use shuttle::future::{block_on, spawn, yield_now};
 use shuttle::rand::{Rng, thread_rng};
 use tokio::sync::mpsc;
@@ -267,9 +267,16 @@ fn one_pod() {
     let metrics = Arc::new(Metrics::new());
     let gate =
         Gate::new(Arc::clone(&clock) as _, Arc::clone(&rows) as _, constants, Arc::clone(&metrics));
-    let (chance, policy) = (Chance::seeded(1), Policies::default());
-    let mutators =
-        Mutators::new(rows.clone() as _, Arc::new(gate), constants, metrics, chance, 1, policy);
+    let (chance, policy, bounds) = (Chance::seeded(1), Policies::default(), Bounds::awake(1));
+    let mutators = Mutators::new(
+        rows.clone() as _,
+        Arc::new(gate),
+        constants,
+        metrics,
+        chance,
+        bounds,
+        policy,
+    );
     let world = Arc::new(World { mutators, rows, told: Mutex::default() });
     let lives_end = thread_rng().gen_bool(0.5);
     let clients: Vec<_> =

@@ -24,7 +24,13 @@ use super::{Mutator, Predecessors};
 use crate::crdt::envelope::KeySeal;
 use crate::crdt::varint::{self, Reader};
 use crate::crdt::{DecodeError, Kind, State};
-use crate::protocol::{Constants, Key, Lease, MutatorId, Timestamp};
+use crate::protocol::{Constants, Key, Lease, MutatorId, Now, Timestamp};
+
+/// Where the flags lie: behind expiry, birth and id.
+const FLAGS_AT: usize = 8 + 8 + 16;
+
+/// Bytes of states that no successor needs to know of.
+const LITTLE_BYTES: usize = 16 * 1024;
 
 const PERSISTED: u8 = 0b1;
 const HAS_WRITTEN: u8 = 0b10;
@@ -96,6 +102,41 @@ impl Mutator {
             state,
         };
         Some(rested.encode())
+    }
+
+    /// What a mutator that takes no more ops leaves in its place, so that its successor knows what this
+    /// pod has of the key: it never wakes. None if that is little.
+    #[must_use]
+    pub fn remains(&self, now: Timestamp, constants: &Constants) -> Option<Vec<u8>> {
+        let legacy = self.legacy().unfolded(now, constants);
+        if legacy.bytes() <= LITTLE_BYTES {
+            return None;
+        }
+        let remains = Rested {
+            expires_at: self.lease.expires_at(),
+            born_boot: self.lease.born_boot(),
+            id: self.id,
+            persisted: self.persisted,
+            last_timestamp: None,
+            writes: self.writes,
+            dots: self.dots,
+            predecessors: legacy,
+            state: State::new(self.key.kind, self.head.precision()),
+        };
+        Some(remains.encode())
+    }
+
+    /// Whether these bytes say nothing any more: their mutator takes no more ops, and what it has is
+    /// little, or may be folded.
+    ///
+    /// # Panics
+    /// If the bytes are not those of [`Mutator::rest`].
+    #[must_use]
+    pub fn is_over_at_rest(bytes: &[u8], now: Now, constants: &Constants) -> bool {
+        let lease = Mutator::resting_lease(bytes, constants);
+        let is_much = bytes.len() > LITTLE_BYTES || bytes[FLAGS_AT] & HAS_PREDECESSORS != 0;
+        let may_be_folded = now.wall >= lease.expires_at().plus(constants.cutoff());
+        !lease.is_writable(now) && (may_be_folded || !is_much)
     }
 
     /// The mutator that went to rest. Ask its [lease](Mutator::lease) before it is used: the lease

@@ -225,3 +225,31 @@ fn a_counter_rests_in_fifty_bytes() {
     let bytes = mutator.rest().expect("clean").len();
     assert!(bytes <= 50, "{bytes}");
 }
+
+#[test]
+fn what_a_successor_has_to_know_remains_until_it_may_be_folded() {
+    let item = |at: usize| format!("{at:0>1000}");
+    let items =
+        |count: usize| json!({"op": "add", "items": (0..count).map(item).collect::<Vec<_>>()});
+    let (lifetime, cutoff) = (constants().lifetime().as_secs(), constants().cutoff().as_secs());
+    for (count, is_much) in [(10, false), (200, true)] {
+        let mut mutator = mutator_of(Kind::GSet);
+        let op = vec![Kind::GSet.parse_op(&items(count)).expect("an op")];
+        mutator.accept(op, Durability::Stored, at(1)).expect("room");
+        begin(&mut mutator, at(1));
+        mutator.finish_write(WriteOutcome::Acked, at(1));
+        let rested = mutator.rest().expect("clean");
+        let is_over = |bytes: &[u8], now| Mutator::is_over_at_rest(bytes, at(now), &constants());
+        assert!(!is_over(&rested, 2), "it may wake");
+        assert_eq!(is_over(&rested, lifetime), !is_much);
+        assert!(is_over(&rested, lifetime + cutoff));
+        let remains = mutator.remains(at(lifetime).wall, &constants());
+        assert_eq!(remains.is_some(), is_much);
+        assert_eq!(mutator.remains(at(lifetime + cutoff).wall, &constants()), None);
+        let Some(remains) = remains else { continue };
+        assert!(remains.len() < 100 && !is_over(&remains, lifetime));
+        assert!(is_over(&remains, lifetime + cutoff));
+        let legacy = Mutator::wake(key_of(Kind::GSet), &remains, &constants()).legacy();
+        assert!(legacy.bytes() > 200_000);
+    }
+}
