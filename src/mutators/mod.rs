@@ -17,6 +17,7 @@
 //! after all others, and none is held across an await.
 
 mod admission;
+mod batch;
 mod births;
 mod board;
 mod bounds;
@@ -45,10 +46,11 @@ use crate::sync::{
 };
 use crate::tasks::Tasks;
 use crate::typical::Typical;
+use batch::{Batch, Verdict};
 use board::Board;
 pub use bounds::Bounds;
 pub use refused::{Refused, UpdateError};
-use slots::{Batch, Former, Moves, Slot, SlotState, Slots, Verdict};
+use slots::{Former, Moves, Slot, SlotState, Slots};
 
 /// First and longest pause after a write that was not acknowledged.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! The bounded map from keys to mutators, awake or at rest, and the batches that waiters wait on.
+//! The bounded map from keys to mutators, awake or at rest.
 //!
 //! Each part of the map has the mutators that are awake and the table of those at rest under one lock,
 //! so that a key which goes from one to the other is never in neither.
@@ -9,19 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lru::LruCache;
-use orderfree_core::crdt::{Kind, OpError};
-use orderfree_core::protocol::{
-    Constants, Key, Mutator, Now, Predecessors, Rejected, RestFlaw, Ticket,
-};
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::{Constants, Key, Mutator, Now, Predecessors, RestFlaw};
 
+use super::batch::Batch;
 use super::births::Births;
 use super::board::Queue;
 use super::resting::{HashesKeys, Record, Resting};
 use super::weights::{Scales, Weight};
-use super::{BACKOFF, Bounds, Refused, UpdateError};
+use super::{BACKOFF, Bounds, Refused};
 use crate::limits;
 use crate::policy::{Arrival, OverQuota, Seat, SeatsOf, Tenant};
-use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, PoisonError, SetOnce};
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, PoisonError};
 
 /// Most independent parts of the map, so that updates of different keys seldom meet at a lock.
 const PARTS_MAX: usize = 64;
@@ -79,63 +78,6 @@ impl Slot {
 
     fn is_writable(&self, now: Now) -> bool {
         self.state.try_lock().is_ok_and(|state| state.mutator.lease().is_writable(now))
-    }
-}
-
-/// What became of a batch.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Verdict {
-    Acked,
-    Refused(Refused),
-    Unknown(String),
-}
-
-/// The op lists that go with one write: one completion for all who wait.
-#[derive(Debug, Default)]
-pub(super) struct Batch {
-    verdict: SetOnce<Verdict>,
-    /// Lists that could not be applied again after a refused write. Almost always empty.
-    rejected: Mutex<Vec<Rejected>>,
-}
-
-impl Batch {
-    pub(super) async fn verdict(&self) -> &Verdict {
-        self.verdict.wait().await
-    }
-
-    pub(super) fn verdict_now(&self) -> Option<&Verdict> {
-        self.verdict.get()
-    }
-
-    pub(super) fn resolve(&self, verdict: Verdict) {
-        self.verdict.set(verdict).expect("invariant: a batch is resolved once");
-    }
-
-    pub(super) fn reject(&self, rejected: Vec<Rejected>) {
-        if !rejected.is_empty() {
-            self.rejections().extend(rejected);
-        }
-    }
-
-    pub(super) fn rejection(&self, ticket: Ticket) -> Option<OpError> {
-        let rejections = self.rejections();
-        rejections.iter().find(|list| list.ticket == ticket).map(|list| list.error.clone())
-    }
-
-    /// The outcome of one list of the batch.
-    pub(super) fn of(&self, ticket: Ticket, verdict: &Verdict) -> Result<(), UpdateError> {
-        if let Some(error) = self.rejection(ticket) {
-            return Err(Refused::Op(error).into());
-        }
-        match verdict {
-            Verdict::Acked => Ok(()),
-            Verdict::Refused(refused) => Err(refused.clone().into()),
-            Verdict::Unknown(reason) => Err(UpdateError::Unknown(reason.clone())),
-        }
-    }
-
-    fn rejections(&self) -> MutexGuard<'_, Vec<Rejected>> {
-        self.rejected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

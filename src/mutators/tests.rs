@@ -13,6 +13,7 @@ use super::*;
 use crate::clock::{Clock, SystemClock};
 use crate::limits;
 use scripted::Scripted;
+use tokio::spawn;
 
 /// The machine's clock, moved as a test wants.
 #[derive(Default)]

@@ -104,7 +104,7 @@ impl Crdt for LwwSet {
         is_exact: true,
         memory_factor: 10,
         bound: "Exact: of concurrent changes of an item the last one by the pods' clocks stays. \
-                Removed items keep their place; a pod takes up to 256 KiB in a mutator's lifetime.",
+                Removed items keep their place; a pod takes up to 1 MiB in a mutator's lifetime.",
         is_idempotent: false,
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"a"}"#,

@@ -114,7 +114,7 @@ async fn a_state_of_another_quota_is_never_driven_out_of_its_share() {
     let update = async |key: Key| {
         let (mutators, ops) =
             (Arc::clone(&pod.mutators), vec![Op::Counter(CounterOp::Add { by: 1 })]);
-        let update = tokio::spawn(async move { mutators.update(&key, ops, STORED).await });
+        let update = spawn(async move { mutators.update(&key, ops, STORED).await });
         let (write, reply) = pod.store.write().await;
         reply.send(WriteOutcome::Acked).expect("waits");
         update.await.expect("no panic").expect("acked");
@@ -194,7 +194,7 @@ async fn large_states_that_make_room_rest() {
         let items: Vec<_> = (0..10).map(|n| format!("{n}{item}").repeat(293)).collect();
         let op = serde_json::json!({"op": "add", "items": items});
         let op = Kind::GSet.parse_op(&op).expect("an op");
-        let update = tokio::spawn(async move { mutators.update(&key, vec![op], STORED).await });
+        let update = spawn(async move { mutators.update(&key, vec![op], STORED).await });
         let (write, reply) = pod.store.write().await;
         reply.send(WriteOutcome::Acked).expect("waits");
         update.await.expect("no panic").expect("acked");

@@ -45,8 +45,7 @@ async fn send(
     rows: &mut Rows,
 ) -> Result<(), UpdateError> {
     let (mutators, op) = (Arc::clone(&pod.mutators), kind.parse_op(&op).expect("an op"));
-    let update =
-        tokio::spawn(async move { mutators.update(&key_of(kind), vec![op], STORED).await });
+    let update = spawn(async move { mutators.update(&key_of(kind), vec![op], STORED).await });
     for _ in 0..3 {
         tokio::task::yield_now().await;
     }
@@ -128,7 +127,7 @@ async fn a_full_mutator_writes_what_it_has_while_its_successor_goes_on() {
     let update = |from, count| {
         let (mutators, op) = (Arc::clone(&pod.mutators), add(from, count));
         let op = Kind::GSet.parse_op(&op).expect("an op");
-        tokio::spawn(async move { mutators.update(&key_of(Kind::GSet), vec![op], STORED).await })
+        spawn(async move { mutators.update(&key_of(Kind::GSet), vec![op], STORED).await })
     };
     let mut rows = Rows::default();
     let first = update(0, 100);
