@@ -116,8 +116,12 @@ pub(crate) async fn run(args: MemoryArgs) -> anyhow::Result<()> {
     publish(&text, args.output.as_deref())
 }
 
+/// Keys of 40 bytes.
 fn keys(name: &str, count: usize) -> Vec<Key> {
-    let key = |at| Key { group: format!("{name}-{}", at / GROUP_KEYS), name: format!("k{at}") };
+    let key = |at| Key {
+        group: format!("{name:->4}-{:0>13}", at / GROUP_KEYS),
+        name: format!("k{at:0>21}"),
+    };
     (0..count).map(key).collect()
 }
 

@@ -115,10 +115,11 @@ impl Mutators {
             let slot = self.live_slot(key, now, former.as_ref(), &seat)?;
             let mut state = slot.lock();
             if state.retired {
-                let (legacy, was_full) = (state.mutator.legacy(), state.was_full);
+                let legacy = state.mutator.legacy();
+                let seat = state.seat.clone().filter(|_| state.was_full);
                 drop(state);
                 // It gives way to another, whoever has retired it; waiting for them would be a spin.
-                former = Some(Former { slot, legacy, was_full });
+                former = Some(Former { slot, legacy, seat });
                 continue;
             }
             let count = weight(&ops);

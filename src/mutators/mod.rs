@@ -354,7 +354,7 @@ impl Mutators {
         let key = &slot.key;
         self.slots.remove(slot);
         let legacy = slot.lock().mutator.legacy();
-        let former = Former { slot: Arc::clone(slot), legacy, was_full: false };
+        let former = Former { slot: Arc::clone(slot), legacy, seat: None };
         // Without a quota: they were answered, and the dead mutator may have the last seat.
         let free = |_| Ok(self.policies.uncounted_seat(&key.group));
         let admit = |ops| {

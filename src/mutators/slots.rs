@@ -39,8 +39,6 @@ pub(super) struct Slot {
     pub(super) key: Key,
     /// Where it waits for flights, all its life: a ring that changes makes it slower, not wrong.
     pub(super) queue: Queue,
-    /// Its place in its group's quota. A full mutator shares it with its successor.
-    seat: Arc<Seat>,
     /// Somebody asked for it since the last look of `tidy`.
     is_used: AtomicBool,
     /// What it last wrote, if that may be large.
@@ -52,6 +50,9 @@ pub(super) type Guard<'a> = MutexGuard<'a, SlotState>;
 
 pub(super) struct SlotState {
     pub(super) mutator: Mutator,
+    /// Its place in its group's quota. A full mutator shares it with its successor, and one at rest has
+    /// none, whoever still holds the slot.
+    pub(super) seat: Option<Arc<Seat>>,
     /// What the queued ops go with.
     pub(super) open: Arc<Batch>,
     /// Sent and not resolved, oldest first; while a write is in flight the last one is its own.
@@ -62,7 +63,7 @@ pub(super) struct SlotState {
     pub(super) backoff: Duration,
     /// It takes no more ops: it was put to rest, or its key has a successor.
     pub(super) retired: bool,
-    /// It is retired because its state is full.
+    /// It is retired because its state is full, so that its successor takes over its seat.
     pub(super) was_full: bool,
 }
 
@@ -74,6 +75,11 @@ impl Slot {
     /// Whether its mutator is clean; no if it is in use just now.
     fn is_clean(&self) -> bool {
         self.state.try_lock().is_ok_and(|state| state.mutator.is_clean())
+    }
+
+    fn has_seat_of(&self, seats: &SeatsOf) -> bool {
+        let is_of = |seat: &Arc<Seat>| seat.is_of(seats);
+        self.state.try_lock().is_ok_and(|state| state.seat.as_ref().is_some_and(is_of))
     }
 
     fn is_writable(&self, now: Now) -> bool {
@@ -141,8 +147,8 @@ pub(super) struct Former {
     pub(super) slot: Arc<Slot>,
     /// What the successor has before it.
     pub(super) legacy: Predecessors,
-    /// It was full, so that the successor takes over its place in the quota.
-    pub(super) was_full: bool,
+    /// Its place in the quota, if the successor takes that over.
+    pub(super) seat: Option<Arc<Seat>>,
 }
 
 /// How many mutators there are at rest, and what they take.
@@ -248,8 +254,8 @@ impl Slots {
             if let Some(seat) = own_seat.take() {
                 break (part, arrival, seat);
             }
-            if let Some(former) = former.filter(|former| former.was_full) {
-                break (part, arrival, Arc::clone(&former.slot.seat));
+            if let Some(seat) = former.and_then(|former| former.seat.clone()) {
+                break (part, arrival, seat);
             }
             match seat(arrival) {
                 Err(Refused::Quota(OverQuota::Live(seats))) => {
@@ -289,6 +295,7 @@ impl Slots {
         };
         let state = Mutex::new(SlotState {
             mutator,
+            seat: Some(own_seat),
             open: Arc::default(),
             sent: Vec::new(),
             flushing: false,
@@ -298,7 +305,7 @@ impl Slots {
         });
         let is_used = AtomicBool::new(true);
         let (key, queue) = (key.clone(), queue());
-        let slot = Slot { key: key.clone(), queue, seat: own_seat, is_used, weight, state };
+        let slot = Slot { key: key.clone(), queue, is_used, weight, state };
         let slot = Arc::new(slot);
         part.awake.put(key, Arc::clone(&slot));
         Ok(Found { slot, arrival: Some(arrival), moves })
@@ -323,7 +330,7 @@ impl Slots {
             let mut oldest = part.awake.iter().rev().take(EVICTION_LOOKS_MAX);
             let found = oldest.find_map(|(key, slot)| {
                 let retire = || self.retire(&mut part.resting, slot, now);
-                let moves = slot.seat.is_of(seats).then(retire).flatten();
+                let moves = slot.has_seat_of(seats).then(retire).flatten();
                 moves.map(|moves| (key.clone(), moves))
             });
             if let Some((key, moves)) = found {
@@ -430,6 +437,7 @@ impl Slots {
         }
         let rested = state.mutator.rest_with(self.flaw)?;
         state.retired = true;
+        let tenant = state.seat.take().map_or(Tenant::OTHERS, |seat| seat.tenant());
         let rests = state.mutator.lease().is_writable(now);
         let left = match rests {
             true => Some(rested),
@@ -437,7 +445,7 @@ impl Slots {
         };
         let Some(left) = left else { return Some(Moves::default()) };
         let (hash, record) = (self.hasher.hash_key(&slot.key), Record::new(&slot.key, &left));
-        let forgotten = self.insert(resting, hash, slot.seat.tenant(), record, now);
+        let forgotten = self.insert(resting, hash, tenant, record, now);
         Some(Moves { rested: usize::from(rests), forgotten })
     }
 

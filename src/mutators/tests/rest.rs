@@ -214,3 +214,19 @@ async fn large_states_that_make_room_rest() {
     let weight = pod.mutators.slots.len() * 2 * 60_000;
     assert!(weight < 500_000, "{weight} bytes awake");
 }
+
+/// Somebody may hold a slot for a moment longer than its mutator needs it.
+#[tokio::test(start_paused = true)]
+async fn a_mutator_at_rest_holds_no_place_in_a_quota() {
+    let pod = pod_of(Bounds::awake(1_000), one_live_mutator());
+    acked(&pod, "a", 1).await;
+    let (now, key) = (pod.clock.now(), key("a"));
+    let never = || -> Mutator { panic!("it is awake") };
+    let queue = || board::Queue::of(pod.store.lane(&key), &key);
+    let seat = |arrival| Ok(pod.mutators.policies.seat(&key.group, arrival)?);
+    let held = pod.mutators.slots.find_or_insert(&key, now, None, seat, never, queue);
+    acked(&pod, "b", 1).await;
+    assert_eq!(pod.mutators.slots.at_rest().count, 1);
+    drop(held);
+    acked(&pod, "a", 1).await;
+}
