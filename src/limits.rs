@@ -11,7 +11,7 @@ use orderfree_core::protocol::prefix::PartSize;
 
 /// How many rows of a key one answer may have, and what is done with a key that has more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bounds {
+pub struct AnswerBounds {
     /// Most rows of the slice that a read asks for first.
     pub look_rows: usize,
     /// Most rows and bytes of the slice that it asks for next, going by the bytes of the first.
@@ -33,14 +33,14 @@ pub const SLICE_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Most rows of a key with one expiry, for kinds with small states.
 pub const EXPIRY_ROWS_MAX: usize = 200_000;
 
-impl Bounds {
+impl AnswerBounds {
     /// Of keys of a kind.
     #[must_use]
-    pub fn of(kind: Kind) -> Bounds {
+    pub fn of(kind: Kind) -> AnswerBounds {
         let slice = (SLICE_ROWS_MAX, SLICE_BYTES_MAX);
         let (parts_bytes, steps_bytes) = (4 * 1024 * 1024, 16 * 1024 * 1024);
         match kind.about().is_small() {
-            true => Bounds {
+            true => AnswerBounds {
                 look_rows: SLICE_ROWS_MAX,
                 slice,
                 fold_rows: 10_000,
@@ -52,7 +52,7 @@ impl Bounds {
                 },
             },
             // A row of these has up to 256 KiB, or 4 MiB if it was imported.
-            false => Bounds {
+            false => AnswerBounds {
                 look_rows: 128,
                 slice,
                 fold_rows: 128,
@@ -72,7 +72,7 @@ impl Bounds {
     }
 }
 
-/// Keys that a pod reads at once whose rows are more than [`Bounds::look_rows`]; others wait.
+/// Keys that a pod reads at once whose rows are more than [`AnswerBounds::look_rows`]; others wait.
 pub const LONG_KEYS_AT_ONCE: usize = 2;
 
 /// Longest time until the value of such a key is read.
@@ -105,12 +105,19 @@ pub fn group_chunk_rows(kind: Kind) -> usize {
     if kind.about().is_small() { GROUP_CHUNK_ROWS } else { GROUP_CHUNK_ROWS_LARGE }
 }
 
-/// Live mutators of a pod: about 1 KB each for kinds with small states, up to 256 KiB for others.
-/// Clean ones are evicted first, the least recently used before others.
+/// Mutators of a pod that are awake: about 1.5 KB each for kinds with small states, up to 256 KiB of state
+/// for others. Where more are needed clean ones go to rest, the least recently used first.
 pub const MUTATORS_MAX: usize = 200_000;
 
+/// Bytes of mutators at rest, about 140 each for counters. Where more are needed the oldest ones are
+/// forgotten.
+pub const RESTING_BYTES: usize = 256 * 1024 * 1024;
+
+/// How often a key may be born in a pod within a day: each time makes a row.
+pub const BIRTHS_MAX: u8 = 100;
+
 /// Bytes of memory that large states may take for each live mutator that a pod may have, whosesoever they
-/// are. Beyond that clean ones are evicted.
+/// are. Beyond that clean ones go to rest.
 pub const LARGE_STATES_BYTES_EACH: usize = 3_000;
 
 /// Ops that wait in a pod for their write, over all mutators.

@@ -149,7 +149,7 @@ pub struct DeniedLabel {
 /// Labels of [`Metrics::refused`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RefusedLabel {
-    /// `op`, `clock`, `limit`, `quota`, `store`, `unsent` or `stopping`.
+    /// `op`, `clock`, `limit`, `quota`, `births`, `store`, `unsent` or `stopping`.
     pub reason: &'static str,
 }
 
@@ -175,11 +175,21 @@ pub struct Metrics {
     pub flush_ops: Histogram,
     /// Seconds one shard write took.
     pub flush_seconds: Histogram,
-    /// Mutators in memory.
+    /// Mutators that are awake.
     pub mutators: Gauge,
+    /// Mutators at rest.
+    pub resting: Gauge,
+    /// Bytes of memory that mutators at rest take.
+    pub resting_bytes: Gauge,
+    /// Most bytes of them.
+    pub resting_bytes_max: Gauge,
+    /// Mutators that went to rest.
+    pub rests: Counter,
+    /// Mutators that were at rest and woke.
+    pub wakes: Counter,
     /// Mutators born: rows that a fold must remove again.
     pub births: Counter,
-    /// Clean mutators that were forgotten to make room.
+    /// Mutators at rest that were forgotten to make room.
     pub evictions: Counter,
     /// Ops that wait for their write.
     pub waiting: Gauge,
@@ -223,7 +233,7 @@ pub struct Metrics {
     pub connections: Gauge,
     /// Most connections at once.
     pub connections_max: Gauge,
-    /// Most mutators in memory.
+    /// Most mutators that are awake.
     pub mutators_max: Gauge,
 }
 
@@ -249,6 +259,11 @@ impl Metrics {
             flush_ops: counts(),
             flush_seconds: seconds(),
             mutators: Gauge::default(),
+            resting: Gauge::default(),
+            resting_bytes: Gauge::default(),
+            resting_bytes_max: Gauge::default(),
+            rests: Counter::default(),
+            wakes: Counter::default(),
             births: Counter::default(),
             evictions: Counter::default(),
             waiting: Gauge::default(),
@@ -293,9 +308,17 @@ impl Metrics {
         );
         let seconds = Unit::Seconds;
         r.register_with_unit("flush", "Time of a shard write", seconds, self.flush_seconds.clone());
-        r.register("mutators", "Mutators in memory", self.mutators.clone());
+        r.register("mutators", "Mutators that are awake", self.mutators.clone());
+        r.register("mutators_resting", "Mutators at rest", self.resting.clone());
+        let help = "Memory of mutators at rest";
+        r.register("resting_bytes", help, self.resting_bytes.clone());
+        let help = "Most memory of mutators at rest";
+        r.register("resting_bytes_max", help, self.resting_bytes_max.clone());
+        r.register("rests", "Mutators that went to rest", self.rests.clone());
+        r.register("wakes", "Mutators that woke", self.wakes.clone());
         r.register("births", "Mutators born", self.births.clone());
-        r.register("evictions", "Clean mutators forgotten to make room", self.evictions.clone());
+        let help = "Mutators at rest forgotten to make room";
+        r.register("evictions", help, self.evictions.clone());
         r.register(
             "waiting",
             "Ops that wait for their write, long ones counted as several",
@@ -338,7 +361,7 @@ impl Metrics {
         r.register("connections", "Open connections", self.connections.clone());
         let help = "Most open connections at once";
         r.register("connections_max", help, self.connections_max.clone());
-        r.register("mutators_max", "Most mutators in memory", self.mutators_max.clone());
+        r.register("mutators_max", "Most mutators that are awake", self.mutators_max.clone());
     }
 
     /// What alerts watch is there from the start, as the updates are, so that its first event is an
@@ -353,7 +376,7 @@ impl Metrics {
         for class in ["write_refused", "write_unknown", "unavailable", "too_many_rows", "corrupt"] {
             self.store_errors.get_or_create(&StoreErrorLabel { class }).inc_by(0);
         }
-        for reason in ["op", "clock", "limit", "quota", "store", "unsent", "stopping"] {
+        for reason in ["op", "clock", "limit", "quota", "births", "store", "unsent", "stopping"] {
             self.refused.get_or_create(&RefusedLabel { reason }).inc_by(0);
         }
         for reason in ["unauthenticated", "forbidden", "rate", "quota"] {

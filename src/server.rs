@@ -22,7 +22,7 @@ use crate::health::Health;
 use crate::http::{self, AppState, Build};
 use crate::limits;
 use crate::metrics::{Metrics, ReloadLabel};
-use crate::mutators::Mutators;
+use crate::mutators::{Bounds, Mutators};
 use crate::policy::Policies;
 use crate::service::Service;
 use crate::store::Store;
@@ -61,12 +61,17 @@ impl Node {
         constants: Constants,
         clock: Arc<dyn Clock>,
         chance: Chance,
-        mutators_max: usize,
+        bounds: Bounds,
         policies: Policies,
         fold: Switch,
     ) -> Node {
         let metrics = Arc::new(Metrics::new());
-        metrics.mutators_max.set(i64::try_from(mutators_max).unwrap_or(i64::MAX));
+        for (gauge, most) in [
+            (&metrics.mutators_max, bounds.mutators_max),
+            (&metrics.resting_bytes_max, bounds.resting_bytes),
+        ] {
+            gauge.set(i64::try_from(most).unwrap_or(i64::MAX));
+        }
         let gate = Arc::new(Gate::new(clock, Arc::clone(&store), constants, Arc::clone(&metrics)));
         let mutators = Mutators::new(
             Arc::clone(&store),
@@ -74,7 +79,7 @@ impl Node {
             constants,
             Arc::clone(&metrics),
             chance.clone(),
-            mutators_max,
+            bounds,
             policies.clone(),
         );
         let folding = match fold {
@@ -112,7 +117,8 @@ impl Node {
         fold: Switch,
     ) -> Node {
         let (chance, policies) = (Chance::system(), Policies::default());
-        Node::new(Arc::clone(store), constants, clock, chance, 1, policies, fold)
+        let bounds = Bounds { resting_bytes: 0, ..Bounds::awake(1) };
+        Node::new(Arc::clone(store), constants, clock, chance, bounds, policies, fold)
     }
 
     /// Starts the background work.

@@ -17,6 +17,7 @@ use futures::stream::{self, StreamExt};
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
 use orderfree::limits::READ_ATTEMPT_TIME_MAX;
+use orderfree::mutators::Bounds;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::service::GroupQuery;
@@ -55,7 +56,15 @@ fn pod(subject: &Subject) -> Node {
 
 fn pod_by(subject: &Subject, chance: Chance) -> Node {
     let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock));
-    Node::new(store, subject.constants, clock, chance, 1_000, Policies::default(), Switch::On)
+    Node::new(
+        store,
+        subject.constants,
+        clock,
+        chance,
+        Bounds::awake(1_000),
+        Policies::default(),
+        Switch::On,
+    )
 }
 
 async fn total(pod: &Node, key: &Key) -> i128 {

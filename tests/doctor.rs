@@ -19,6 +19,7 @@ use orderfree::chance::Chance;
 use orderfree::clock::SystemClock;
 use orderfree::config::Switch;
 use orderfree::limits;
+use orderfree::mutators::Bounds;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
@@ -43,7 +44,15 @@ async fn count_on(file: &Path) {
     let clock = Arc::new(SystemClock);
     let store = EmbeddedStore::open(file, constants, clock.clone()).expect("a store");
     let (chance, policies) = (Chance::system(), Policies::default());
-    let node = Node::new(Arc::new(store), constants, clock, chance, 1_000, policies, Switch::Off);
+    let node = Node::new(
+        Arc::new(store),
+        constants,
+        clock,
+        chance,
+        Bounds::awake(1_000),
+        policies,
+        Switch::Off,
+    );
     for kind in Kind::ALL {
         let name = |text| Name::new(text).expect("a name");
         let key = Key { kind: *kind, group: name("g"), name: name("n") };

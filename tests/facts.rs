@@ -338,6 +338,7 @@ fn pods_get_the_memory_that_their_limits_need() {
         };
         50 * MIB
             + number("ORDERFREE_MUTATORS_MAX") * (1_500 + limits::LARGE_STATES_BYTES_EACH)
+            + number("ORDERFREE_RESTING_BYTES")
             + number("ORDERFREE_CONNECTIONS_MAX") * 30_000
             + limits::BODIES_BYTES_MAX
             + limits::STREAMS_BYTES_MAX

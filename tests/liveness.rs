@@ -13,7 +13,7 @@ use contract::{Subject, TestClock, brief_constants, key};
 use futures::future::join_all;
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
-use orderfree::mutators::UpdateError;
+use orderfree::mutators::{Bounds, UpdateError};
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree_core::crdt::{Counter, CounterOp, Op};
@@ -70,7 +70,15 @@ async fn with_a_quorum_back_pods_go_on_and_with_all_nodes_back_everything_is_fol
         let clock = Arc::new(TestClock::default());
         let store = connect(&config, Arc::clone(&clock) as _).await;
         let (chance, policy) = (Chance::system(), Policies::default());
-        let pod = Node::new(store, brief_constants(), clock, chance, 1_000, policy, Switch::On);
+        let pod = Node::new(
+            store,
+            brief_constants(),
+            clock,
+            chance,
+            Bounds::awake(1_000),
+            policy,
+            Switch::On,
+        );
         pod.start();
         pods.push(pod);
     }

@@ -7,7 +7,7 @@ use orderfree::chance::Chance;
 use orderfree::clock::{Clock, SystemClock};
 use orderfree::config::Switch;
 use orderfree::gc::FoldFailure;
-use orderfree::mutators::{Refused, UpdateError};
+use orderfree::mutators::{Bounds, Refused, UpdateError};
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::service::{GroupQuery, KeyValue};
@@ -67,7 +67,7 @@ impl World {
             self.constants,
             self.clock.clone(),
             Chance::system(),
-            1_000,
+            Bounds::awake(1_000),
             Policies::default(),
             fold,
         )

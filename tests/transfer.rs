@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use orderfree::chance::Chance;
 use orderfree::clock::{Clock, ShiftedClock, SystemClock};
 use orderfree::config::Switch;
+use orderfree::mutators::Bounds;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::store::embedded::EmbeddedStore;
@@ -43,7 +44,15 @@ impl Place {
         let clock = Arc::new(ShiftedClock::new(shift));
         let store = EmbeddedStore::open(&self.file(), constants, clock.clone()).expect("a store");
         let (chance, policies) = (Chance::system(), Policies::default());
-        Node::new(Arc::new(store), constants, clock, chance, 1_000, policies, Switch::On)
+        Node::new(
+            Arc::new(store),
+            constants,
+            clock,
+            chance,
+            Bounds::awake(1_000),
+            policies,
+            Switch::On,
+        )
     }
 
     fn run(&self, command: &str, more: &[&str], input: &[u8]) -> Output {

@@ -17,6 +17,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use orderfree::chance::Chance;
 use orderfree::clock::{Clock, SystemClock};
 use orderfree::config::{StoreArgs, StoreConfig, Switch};
+use orderfree::mutators::Bounds;
 use orderfree::policy::Policies;
 use orderfree::server::{self, Node};
 use orderfree::service::Service;
@@ -146,8 +147,15 @@ impl Place<'_> {
         let clock = Arc::new(SystemClock);
         let store = self.open(clock.clone()).await?;
         let (chance, policy) = (Chance::system(), Policies::default());
-        let node =
-            Node::new(Arc::clone(&store), self.constants, clock, chance, 1, policy, Switch::On);
+        let node = Node::new(
+            Arc::clone(&store),
+            self.constants,
+            clock,
+            chance,
+            Bounds::awake(1),
+            policy,
+            Switch::On,
+        );
         Ok((store, node))
     }
 

@@ -1,7 +1,5 @@
-//! Memory of a pod: what an active key costs, what is left of it once it is idle, and what a bound on
-//! live mutators does to both.
+//! Memory of a pod: what a key costs that is awake, and one at rest; and whether keys that wake are right.
 
-use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,18 +23,11 @@ const AT_ONCE: usize = 8;
 /// Keys of a group.
 const GROUP_KEYS: usize = 100;
 
-/// Visits of each key.
-const VISITS: u32 = 2;
+/// Longest wait until all mutators rest: those that are not used do within 20 s.
+const REST_WITHIN: Duration = Duration::from_secs(60);
 
-/// One key in so many is read in the end.
-const READ_EVERY: usize = 20;
-
-/// Lives long enough to visit all keys, and short enough to wait for their end.
-const TIMES: [(&str, &str); 3] =
-    [("ORDERFREE_LIFETIME", "8m"), ("ORDERFREE_DRAIN_MARGIN", "3m"), ("ORDERFREE_CUTOFF", "2m")];
-
-/// Longest wait until all mutators are gone: a lifetime, and until the pod has noticed.
-const IDLE_WITHIN: Duration = Duration::from_secs(520);
+/// One key in so many wakes in the end, and is read.
+const WAKE_EVERY: usize = 50;
 
 /// What to measure.
 #[derive(Debug, Clone, Args)]
@@ -51,9 +42,12 @@ pub(crate) struct MemoryArgs {
     /// Keys.
     #[arg(long, default_value_t = 1_000_000, value_name = "COUNT")]
     keys: usize,
-    /// Live mutators of the bounded pod.
+    /// Keys that are awake together.
     #[arg(long, default_value_t = 100_000, value_name = "COUNT")]
-    bound: usize,
+    awake: usize,
+    /// Memory of keys at rest.
+    #[arg(long, default_value_t = 2 << 30, value_name = "BYTES")]
+    resting_bytes: usize,
     /// Where the table goes; besides, it is printed.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -64,71 +58,70 @@ pub(crate) struct MemoryArgs {
 /// # Errors
 /// If the store can't be used, or a value is wrong.
 pub(crate) async fn run(args: MemoryArgs) -> anyhow::Result<()> {
-    let warm = BATCH * AT_ONCE;
-    let least = args.bound.min(2 * args.keys);
-    ensure!(
-        least > warm,
-        "--bound, and twice --keys, must be above the {warm} keys to warm up with"
-    );
-    let mut text = format!(
-        "## Memory of a pod: {}\n\n{}; {} keys, visited {VISITS} times, {BATCH} in a request\n\n\
-         | live mutators, most | MiB at first | MiB with all keys | bytes a live key | MiB once all are idle | \
-         shards for these keys |\n\
-         | --- | --- | --- | --- | --- | --- |\n",
-        args.mode,
-        machine::describe(),
-        thousands(args.keys as f64)
-    );
-    for mutators_max in [2 * args.keys, args.bound] {
-        let line = pod(&args, mutators_max).await?;
-        eprintln!("{line}");
-        writeln!(text, "{line}")?;
-    }
-    publish(&text, args.output.as_deref())
-}
-
-/// One pod with so many live mutators at most.
-async fn pod(args: &MemoryArgs, mutators_max: usize) -> anyhow::Result<String> {
+    ensure!(args.awake < args.keys, "--awake must be below --keys");
     let mark = mark();
     let mut arguments = server::stores(&args.cassandra, None);
-    arguments.extend(["--mutators-max".to_owned(), mutators_max.to_string()]);
+    arguments.extend(["--mutators-max".to_owned(), (2 * args.awake).to_string()]);
+    arguments.extend(["--resting-bytes".to_owned(), args.resting_bytes.to_string()]);
     // Another pod's shards must not be folded meanwhile.
     arguments.extend(["--keyspace".to_owned(), format!("bench_{mark}")]);
-    let mut server = Server::start(&mark, &arguments, &TIMES).await?;
+    let mut server = Server::start(&mark, &arguments, &[]).await?;
     let memory = || resident_bytes(server.pid).context("the server is gone");
     // What the first requests cost a pod is no key's.
     let warm = keys("warm", BATCH * AT_ONCE);
     visit(&server, &warm).await?;
     let before = memory()?;
+    // Most of them before the pod looks for the first time who is not used.
     let keys = keys("key", args.keys);
-    for _ in 0..VISITS {
-        visit(&server, &keys).await?;
+    visit(&server, &keys[..args.awake]).await?;
+    let awake = memory()?;
+    visit(&server, &keys[args.awake..]).await?;
+    all_rest(&server, args.keys + warm.len()).await?;
+    let resting = memory()?;
+    let resting_bytes = metric(&server, "orderfree_resting_bytes").await?;
+
+    // Each that wakes has its number at once: what it had, and one more.
+    let woken: Vec<Key> = keys.iter().step_by(WAKE_EVERY).cloned().collect();
+    visit(&server, &woken).await?;
+    for (from, expected) in [(0, 2), (1, 1)] {
+        let sample = keys.iter().skip(from).step_by(WAKE_EVERY);
+        let paths = sample.map(|key| Peer::Ours.path(key)).collect();
+        for value in load::values(server.address, paths).await? {
+            ensure!(value == expected, "a key says {value} instead of {expected}");
+        }
     }
-    let after = memory()?;
     let births = metric(&server, "orderfree_births_total").await? - warm.len() as f64;
-    at_rest(&server).await?;
-    let left = memory()?;
-    let paths = keys.iter().step_by(READ_EVERY).map(|key| Peer::Ours.path(key));
-    for value in load::values(server.address, paths.collect()).await? {
-        ensure!(value == i64::from(VISITS), "a key says {value} instead of {VISITS}");
-    }
+    ensure!(births == args.keys as f64, "{births} shards: some keys were born twice");
     server.kill().await?;
     let mib = |bytes: f64| format!("{:.0}", bytes / f64::from(1 << 20));
-    // Where there is a bound, those that came first had to go.
-    let more = args.keys.min(mutators_max - warm.len()) as f64;
-    Ok(format!(
-        "| {} | {} | {} | {:.0} | {} | {} |",
-        thousands(mutators_max as f64),
+    let text = format!(
+        "## Memory of a pod: {}\n\n{}; {} keys, {BATCH} in a request; {} of them woke and were right\n\n\
+         | keys | MiB before | MiB with {} awake | bytes of each | MiB with all at rest | bytes of each | \
+         of them in the table |\n\
+         | --- | --- | --- | --- | --- | --- | --- |\n\
+         | {} | {} | {} | {:.0} | {} | {:.0} | {:.0} |\n",
+        args.mode,
+        machine::describe(),
+        thousands(args.keys as f64),
+        thousands(woken.len() as f64),
+        thousands(args.awake as f64),
+        thousands(args.keys as f64),
         mib(before),
-        mib(after),
-        (after - before) / more,
-        mib(left),
-        thousands(births)
-    ))
+        mib(awake),
+        (awake - before) / args.awake as f64,
+        mib(resting),
+        (resting - before) / args.keys as f64,
+        resting_bytes / (args.keys + warm.len()) as f64,
+    );
+    publish(&text, args.output.as_deref())
 }
 
+/// Keys of 40 bytes.
 fn keys(name: &str, count: usize) -> Vec<Key> {
-    let key = |at| Key { group: format!("{name}-{}", at / GROUP_KEYS), name: format!("k{at}") };
+    let key = |at| Key {
+        group: format!("{name:->4}-{:0>13}", at / GROUP_KEYS),
+        name: format!("k{at:0>21}"),
+    };
     (0..count).map(key).collect()
 }
 
@@ -147,18 +140,14 @@ async fn visit(server: &Server, keys: &[Key]) -> anyhow::Result<()> {
     try_join_all(lanes).await.map(drop)
 }
 
-/// Waits until the pod has noticed its mutators, and none of them is left.
-async fn at_rest(server: &Server) -> anyhow::Result<()> {
-    let (begun, mut were_seen) = (Instant::now(), false);
-    loop {
-        let is_none = metric(server, "orderfree_mutators").await? == 0.0;
-        if were_seen && is_none {
-            return Ok(());
-        }
-        were_seen |= !is_none;
-        ensure!(begun.elapsed() < IDLE_WITHIN, "mutators are still alive");
+/// Waits until so many mutators rest.
+async fn all_rest(server: &Server, count: usize) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    while metric(server, "orderfree_mutators_resting").await? < count as f64 {
+        ensure!(begun.elapsed() < REST_WITHIN, "some mutators are still awake, or were forgotten");
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
+    Ok(())
 }
 
 /// What a pod says of itself.

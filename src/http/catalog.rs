@@ -81,6 +81,11 @@ catalog! {
         "Groups that begin so have as many keys in this pod as they may, or got as many new ones in a minute. \
          Nothing was applied. Keys that are being updated go on.",
         "Send the update again later. Operators: quotas stand in the policy file.";
+    BornTooOften: TOO_MANY_REQUESTS retry 3600, "born-too-often", "The key was forgotten too often",
+        "This pod forgot the key for want of memory and began a new row for it a hundred times today. With more \
+         rows the key could not be read any more. Nothing was applied.",
+        "Send the update to another pod, or again tomorrow. Operators: give the pod more memory for keys at rest \
+         (ORDERFREE_RESTING_BYTES).";
     BadName: BAD_REQUEST, "bad-name", "Bad group or name",
         "Groups and names are 1 to 256 bytes of UTF-8 without control characters.",
         "Change the group or the name so that it keeps the rule; percent-encode what an address \
@@ -108,8 +113,9 @@ catalog! {
         "The op, or the merge of the keys, would take the value beyond the range of its kind.",
         "Send a smaller amount, use another key, or merge fewer keys.";
     StateTooLarge: CONFLICT, "state-too-large", "The state would grow too large",
-        "Applied to this key, the op would grow the stored state beyond its limit.",
-        "Spread the updates over more keys.";
+        "The op alone is too large for a state, or this pod has as much of the key as it may have until it is \
+         folded.",
+        "Send a smaller op, send it to another pod or again tomorrow, or spread the updates over more keys.";
     MethodNotAllowed: METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed",
         "The address exists, but not with this method. Keys can't be deleted or set yet: a counter \
          only ever adds.",

@@ -103,11 +103,11 @@ pub(super) fn head() -> OpenApi {
 fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     use ProblemType::{
         AnswerFull, BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge,
-        BodyTooSlow, Clock, ContentType, Corrupt, DiscardUnknown, FoldBusy, FoldPaused,
-        FoldUnknown, Forbidden, Internal, KeyAbsent, NotAcceptable, NotDiscardable, NotReady,
-        OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent, StateTooLarge, Stopping,
-        StoreRefused, StoreUnavailable, TooFast, TooManyRows, Unauthenticated, Undecodable,
-        UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
+        BodyTooSlow, BornTooOften, Clock, ContentType, Corrupt, DiscardUnknown, FoldBusy,
+        FoldPaused, FoldUnknown, Forbidden, Internal, KeyAbsent, NotAcceptable, NotDiscardable,
+        NotReady, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent, StateTooLarge,
+        Stopping, StoreRefused, StoreUnavailable, TooFast, TooManyRows, Unauthenticated,
+        Undecodable, UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, UriTooLong, Internal];
     const CALLED: &[ProblemType] = &[Unauthenticated, Forbidden, TooFast];
@@ -120,6 +120,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         OutOfRange,
         StateTooLarge,
         OverQuota,
+        BornTooOften,
         Clock,
         StoreRefused,
         Unsent,

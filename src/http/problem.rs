@@ -240,6 +240,7 @@ impl From<Refused> for Problem {
             Refused::Clock(_) => ProblemType::Clock,
             Refused::Overloaded(_) => ProblemType::Overloaded,
             Refused::Quota(_) => ProblemType::OverQuota,
+            Refused::BornTooOften => ProblemType::BornTooOften,
             Refused::Store(_) | Refused::Unacked => ProblemType::StoreRefused,
             Refused::Deadline(_) => ProblemType::Unsent,
             Refused::Stopping => ProblemType::Stopping,
@@ -252,7 +253,7 @@ impl From<OpError> for Problem {
     fn from(error: OpError) -> Problem {
         let kind = match &error {
             OpError::Overflow { .. } => ProblemType::OutOfRange,
-            OpError::TooLarge => ProblemType::StateTooLarge,
+            OpError::TooLarge | OpError::KeyFull => ProblemType::StateTooLarge,
             OpError::WrongKind { .. } | OpError::Invalid(_) => ProblemType::BadOp,
         };
         Problem::new(kind, sentence(&error.to_string())).with_outcome(NotAcked::Refused)
@@ -354,6 +355,8 @@ mod tests {
         for (error, expected) in [
             (Refused::Op(OpError::Overflow { kind: "counter" }), ProblemType::OutOfRange),
             (Refused::Op(OpError::TooLarge), ProblemType::StateTooLarge),
+            (Refused::Op(OpError::KeyFull), ProblemType::StateTooLarge),
+            (Refused::BornTooOften, ProblemType::BornTooOften),
             (Refused::Op(OpError::Invalid("x".to_owned())), ProblemType::BadOp),
             (Refused::Clock(ClockError::Moved), ProblemType::Clock),
             (Refused::Overloaded("too much"), ProblemType::Overloaded),

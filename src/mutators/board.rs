@@ -187,6 +187,7 @@ mod tests {
     use orderfree_core::protocol::{Constants, Mutator, MutatorId, Now, Overrides, Timestamp};
     use uuid::Uuid;
 
+    use super::super::Bounds;
     use super::super::slots::Slots;
     use super::*;
     use crate::policy::Policies;
@@ -202,17 +203,18 @@ mod tests {
         let constants = Constants::resolve(Overrides::default()).expect("defaults");
         let now = Now { wall: Timestamp::from_micros(1), boot: Duration::ZERO };
         let name = |text| Name::new(text).expect("a name");
-        let slots = Slots::new(100);
+        let bounds = Bounds::awake(100);
+        let slots = Slots::new(bounds, constants);
         let mut called = Vec::new();
         for text in keys {
             let kind = if text.starts_with('c') { Kind::Counter } else { Kind::GSet };
             let key = Key { kind, group: name(&text[1..2]), name: name(&text[2..]) };
             let id = MutatorId::new(Uuid::from_u128(1));
             let queue = Queue::of(Lane(7), &key);
-            let born = || (Mutator::born(key.clone(), id, None, now, &constants), queue);
-            let seat = || Policies::default().seat(&key.group);
-            let (slot, _) = slots.find_or_insert(&key, seat, born).expect("room");
-            called.push(board.board(slot));
+            let born = || Mutator::born(key.clone(), id, None, now, &constants);
+            let seat = |_| Ok(Policies::default().uncounted_seat(&key.group));
+            let found = slots.find_or_insert(&key, now, None, seat, born, || queue);
+            called.push(board.board(found.expect("room").slot));
         }
         called
     }

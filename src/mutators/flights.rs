@@ -127,8 +127,12 @@ impl Mutators {
         for slot in load {
             let mut state = slot.lock();
             let queued = state.mutator.queued();
-            match state.mutator.begin_write(self.gate.now()) {
+            let (now, is_first) = (self.gate.now(), state.mutator.is_unwritten());
+            match state.mutator.begin_write(now) {
                 Begin::Write(write) => {
+                    if is_first {
+                        self.slots.count_birth(&slot.key, now);
+                    }
                     let sent = std::mem::take(&mut state.open);
                     state.sent.push(sent);
                     let about = slot.key.kind.about();

@@ -1,4 +1,4 @@
-//! The live mutators of this pod: lookup, group commit, eviction, drain.
+//! The mutators of this pod: lookup, group commit, rest, drain.
 //!
 //! Each key has at most one mutator that takes ops. One with something to write waits on the board
 //! for a flight, which carries it with others to the store; what arrives meanwhile goes with its next
@@ -9,45 +9,53 @@
 //! Whoever waits does so on the batch that its ops go with, and gives up at its own deadline:
 //! what was never sent is taken out and refused, what was sent is unknown.
 //!
-//! Locks: a map lock is taken before a slot lock or not at all, that of shedding before both, and none is
-//! held across an await.
+//! A clean mutator that is not used goes to rest: a few bytes, from which the same mutator wakes at its
+//! key's next op. Only where there is no room for those either, one is forgotten, and its key's next op
+//! has a new mutator, and a new row.
+//!
+//! Locks: a map lock is taken before a slot lock or not at all, that of shedding before both, that of births
+//! after all others, and none is held across an await.
 
+mod admission;
+mod batch;
+mod births;
 mod board;
+mod bounds;
 mod flights;
 mod refused;
+mod resting;
 mod slots;
 mod weights;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use orderfree_core::crdt::{Op, OpError};
+use orderfree_core::crdt::Op;
 use orderfree_core::protocol::hybrid::HybridClock;
 use orderfree_core::protocol::{
-    Accepted, Constants, Durability, Estate, Finished, Key, Mutator, Now, Refusal, Rejected,
-    Ticket, Timestamp, WriteOutcome, weight,
+    Constants, Durability, Estate, Finished, Key, Now, Rejected, Ticket, Timestamp, WriteOutcome,
 };
 
 use crate::chance::Chance;
 use crate::gate::Gate;
-use crate::limits;
 use crate::metrics::{Metrics, Outcome};
-use crate::policy::{OverQuota, Policies, Seat};
+use crate::policy::Policies;
 use crate::store::Store;
 use crate::sync::{
-    AtomicBool, AtomicUsize, Instant, Mutex, Ordering, PoisonError, consume_budget, sleep,
-    timeout_at,
+    AtomicBool, AtomicUsize, Instant, Mutex, Ordering, consume_budget, sleep, timeout_at,
 };
-use crate::tasks::{Task, Tasks};
+use crate::tasks::Tasks;
 use crate::typical::Typical;
-use board::{Board, Queue};
+use batch::{Batch, Verdict};
+use board::Board;
+pub use bounds::Bounds;
 pub use refused::{Refused, UpdateError};
-use slots::{Batch, Slot, SlotState, Slots, Verdict};
+use slots::{Former, Moves, Slot, SlotState, Slots};
 
 /// First and longest pause after a write that was not acknowledged.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// How often clean mutators that no longer take ops are forgotten.
+/// How often it is looked which mutators are not used, and which no longer take ops.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
 
 /// See the [module documentation](self).
@@ -104,7 +112,7 @@ struct Waiting {
 }
 
 impl Mutators {
-    /// No mutators yet; at most `mutators_max` at once.
+    /// No mutators yet.
     #[must_use]
     pub fn new(
         store: Arc<dyn Store>,
@@ -112,14 +120,14 @@ impl Mutators {
         constants: Constants,
         metrics: Arc<Metrics>,
         chance: Chance,
-        mutators_max: usize,
+        bounds: Bounds,
         policies: Policies,
     ) -> Arc<Mutators> {
         // Two honest clocks differ by twice the offset limit.
         let hybrid = HybridClock::new(2 * constants.clock_offset_max(), store.latest_stamp());
         let flushers = Tasks::counting(metrics.panics.clone());
         Arc::new(Mutators {
-            slots: Slots::new(mutators_max),
+            slots: Slots::new(bounds, constants),
             gate,
             constants,
             metrics,
@@ -175,10 +183,12 @@ impl Mutators {
         outcomes
     }
 
-    /// Forgets clean mutators that no longer take ops, until the tasks stop.
+    /// Puts mutators to rest that are not used, and forgets those that no longer take ops, until the
+    /// tasks stop.
     pub async fn tidy(self: Arc<Self>, tasks: Tasks) {
         while tasks.sleep(TIDY_EVERY).await {
-            self.slots.tidy(self.gate.now());
+            let moves = self.slots.tidy(self.gate.now());
+            self.count_moves(moves);
             self.count_mutators();
         }
     }
@@ -200,149 +210,6 @@ impl Mutators {
         self.closed.store(true, Ordering::SeqCst);
         self.flushers.join(deadline).await;
         self.flushing()
-    }
-
-    /// Takes new ops, unless the pod is stopping, with the time of the last of them. Nothing waits if
-    /// they are stored already.
-    fn accept(
-        self: &Arc<Self>,
-        key: &Key,
-        mut ops: Vec<Op>,
-        durability: Durability,
-    ) -> Result<Taken, Refused> {
-        // Held until a flusher runs, so that `close` waits for whatever passed this check.
-        let _pending = self.flushers.token();
-        if self.closed.load(Ordering::SeqCst) {
-            return Err(Refused::Stopping);
-        }
-        let now = self.gate.open()?;
-        let time = self.prepare(key, &mut ops, now.wall)?;
-        let seat = || self.policies.seat(&key.group);
-        // A panic in between would leave a mutator that nobody writes.
-        let admit = || self.admit(key, ops, durability, now, seat);
-        Ok((time, self.flushers.vital(Task::Update, admit)?))
-    }
-
-    /// Accepts updates of one key as one op list, so that a hot key costs one update of its mutator,
-    /// whatever their number; or each alone if an op is bad, which spoils only its own update, and where
-    /// the last writer wins, as each is told the time of its own. Appends what was accepted, and the number
-    /// of updates that it stands for.
-    fn accept_all(
-        self: &Arc<Self>,
-        updates: Updates,
-        durability: Durability,
-        accepted: &mut Vec<(Result<Taken, Refused>, usize)>,
-    ) {
-        let Updates { key, ops, lengths } = updates;
-        if lengths.len() == 1 {
-            return accepted.push((self.accept(&key, ops, durability), 1));
-        }
-        if !key.kind.is_timed() {
-            let together = self.accept(&key, ops.clone(), durability);
-            if !matches!(together, Err(Refused::Op(_))) {
-                return accepted.push((together, lengths.len()));
-            }
-        }
-        let mut ops = ops.into_iter();
-        let alone = |length| self.accept(&key, ops.by_ref().take(length).collect(), durability);
-        accepted.extend(lengths.into_iter().map(alone).map(|accepted| (accepted, 1)));
-    }
-
-    /// Opens what clients hold sealed, and gives the ops their times; returns the last.
-    fn prepare(
-        &self,
-        key: &Key,
-        ops: &mut [Op],
-        wall: Timestamp,
-    ) -> Result<Option<Timestamp>, Refused> {
-        ops.iter_mut().try_for_each(|op| op.open(key, wall))?;
-        if !key.kind.is_timed() {
-            return Ok(None);
-        }
-        let mut hybrid = self.hybrid.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut last = None;
-        for op in ops {
-            let time = hybrid.tick(wall, op.after());
-            let time = time.map_err(|ahead| OpError::Invalid(ahead.to_string()))?;
-            op.stamp(time);
-            last = Some(time);
-        }
-        if let Some(last) = last {
-            self.store.note_stamp(last);
-        }
-        Ok(last)
-    }
-
-    /// Gives the ops to the key's mutator, old or newborn.
-    fn admit(
-        self: &Arc<Self>,
-        key: &Key,
-        mut ops: Vec<Op>,
-        durability: Durability,
-        now: Now,
-        seat: impl Fn() -> Result<Seat, OverQuota>,
-    ) -> Result<Option<Waiting>, Refused> {
-        if self.waiting.load(Ordering::Relaxed) >= limits::WAITING_OPS_MAX {
-            return Err(Refused::Overloaded("too many updates waiting"));
-        }
-        if !key.kind.about().is_small() {
-            let (evicted, has_room) = self.slots.shed(now.boot);
-            self.metrics.evictions.inc_by(evicted as u64);
-            if !has_room {
-                return Err(Refused::Overloaded("too much memory in states with open writes"));
-            }
-        }
-        loop {
-            let slot = self.live_slot(key, now, &seat)?;
-            let mut state = slot.lock();
-            if state.retired {
-                drop(state);
-                // Whoever retired it may not have come to this yet; waiting for that would be a spin.
-                self.slots.remove(&slot);
-                continue;
-            }
-            let count = weight(&ops);
-            match state.mutator.accept(ops, durability, now) {
-                Ok(Accepted::Stored) => return Ok(None),
-                Ok(Accepted::Queued(ticket)) => {
-                    self.waiting.fetch_add(count, Ordering::Relaxed);
-                    let batch = Arc::clone(&state.open);
-                    let must_board = !std::mem::replace(&mut state.flushing, true);
-                    drop(state);
-                    if must_board {
-                        self.unwritten.fetch_add(1, Ordering::SeqCst);
-                        self.board(Arc::clone(&slot));
-                    }
-                    return Ok(Some(Waiting { slot, batch, ticket }));
-                }
-                Err(Refusal::Op(error)) => return Err(error.into()),
-                Err(Refusal::Unacked) => return Err(Refused::Unacked),
-                Err(Refusal::QueueFull) => {
-                    return Err(Refused::Overloaded("too many updates of this key waiting"));
-                }
-                Err(Refusal::Draining(back)) => {
-                    ops = back;
-                    state.retired = true;
-                }
-            }
-        }
-    }
-
-    fn live_slot(
-        &self,
-        key: &Key,
-        now: Now,
-        seat: impl Fn() -> Result<Seat, OverQuota>,
-    ) -> Result<Arc<Slot>, Refused> {
-        let (slot, evicted) = self.slots.find_or_insert(key, seat, || {
-            self.metrics.births.inc();
-            let precision = self.policies.precision(key);
-            let id = self.chance.mutator_id();
-            let queue = Queue::of(self.store.lane(key), key);
-            (Mutator::born(key.clone(), id, precision, now, &self.constants), queue)
-        })?;
-        self.metrics.evictions.inc_by(u64::from(evicted));
-        Ok(slot)
     }
 
     /// When those give up who come now.
@@ -486,9 +353,14 @@ impl Mutators {
     async fn adopt(self: &Arc<Self>, slot: &Arc<Slot>, orphans: Vec<Vec<Op>>) {
         let key = &slot.key;
         self.slots.remove(slot);
+        let legacy = slot.lock().mutator.legacy();
+        let former = Former { slot: Arc::clone(slot), legacy, seat: None };
         // Without a quota: they were answered, and the dead mutator may have the last seat.
-        let free = || Ok(Seat::free());
-        let admit = |ops| self.admit(key, ops, Durability::Memory, self.gate.open()?, free);
+        let free = |_| Ok(self.policies.uncounted_seat(&key.group));
+        let admit = |ops| {
+            let now = self.gate.open()?;
+            self.admit(key, ops, Durability::Memory, now, Some(former.clone()), free)
+        };
         for ops in orphans {
             while let Err(error) = admit(ops.clone()) {
                 if matches!(error, Refused::Op(_)) {
@@ -500,10 +372,21 @@ impl Mutators {
         }
     }
 
+    fn count_moves(&self, moves: Moves) {
+        self.metrics.rests.inc_by(moves.rested as u64);
+        self.metrics.evictions.inc_by(moves.forgotten as u64);
+    }
+
     fn count_mutators(&self) {
-        self.metrics.mutators.set(i64::try_from(self.slots.len()).unwrap_or(i64::MAX));
-        let waiting = self.waiting.load(Ordering::Relaxed);
-        self.metrics.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        let (resting, waiting) = (self.slots.at_rest(), self.waiting.load(Ordering::Relaxed));
+        for (gauge, count) in [
+            (&self.metrics.mutators, self.slots.len()),
+            (&self.metrics.resting, resting.count),
+            (&self.metrics.resting_bytes, resting.bytes),
+            (&self.metrics.waiting, waiting),
+        ] {
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
     }
 }
 

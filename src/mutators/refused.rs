@@ -6,6 +6,7 @@ use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::clock::ClockError;
 use thiserror::Error;
 
+use crate::limits::BIRTHS_MAX;
 use crate::policy::OverQuota;
 
 /// Why an update was not acked.
@@ -34,6 +35,13 @@ pub enum Refused {
     /// The quota of the key's group is used up.
     #[error(transparent)]
     Quota(#[from] OverQuota),
+    /// The key was born as often today as it may be.
+    #[error(
+        "this pod forgot this key and began a new row for it {BIRTHS_MAX} times today, so it makes no \
+         further one; send the update to another pod or again tomorrow, and give this pod more memory \
+         for keys at rest (ORDERFREE_RESTING_BYTES)"
+    )]
+    BornTooOften,
     /// The store took no write.
     #[error("the store took no write: {0}")]
     Store(String),
@@ -59,6 +67,7 @@ impl Refused {
             Refused::Clock(_) => "clock",
             Refused::Overloaded(_) => "limit",
             Refused::Quota(_) => "quota",
+            Refused::BornTooOften => "births",
             Refused::Store(_) | Refused::Unacked => "store",
             Refused::Deadline(_) => "unsent",
             Refused::Stopping => "stopping",

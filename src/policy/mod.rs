@@ -43,7 +43,7 @@ use serde::Deserialize;
 
 use precision::Precisions;
 use quotas::Quotas;
-pub use quotas::{OverQuota, Seat, SeatsOf};
+pub use quotas::{Arrival, OverQuota, Seat, SeatsOf, Tenant};
 use tokens::Tokens;
 pub use tokens::{
     Caller, Denied, NewToken, TOKEN_PREFIX, TooFast, TooManyStreams, Verb, without_tokens,
@@ -202,8 +202,14 @@ impl Policies {
     ///
     /// # Errors
     /// [`OverQuota`] if the group's quota has none.
-    pub fn seat(&self, group: &Name) -> Result<Seat, OverQuota> {
-        self.current.load().quotas.seat(group)
+    pub fn seat(&self, group: &Name, arrival: Arrival) -> Result<Seat, OverQuota> {
+        self.current.load().quotas.seat(group, arrival)
+    }
+
+    /// The same without a bound, for ops that were answered already.
+    #[must_use]
+    pub fn uncounted_seat(&self, group: &Name) -> Seat {
+        self.current.load().quotas.uncounted_seat(group)
     }
 }
 

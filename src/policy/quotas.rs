@@ -1,6 +1,7 @@
 //! How many keys groups may have in a pod, and how fast they may get new ones: one tenant must neither
 //! drive out the mutators of others nor fill the store with keys.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,13 +12,19 @@ use orderfree_core::protocol::Name;
 use serde::Deserialize;
 use thiserror::Error;
 
-/// Every quota, the longest prefix first.
+/// Every quota, and the number of each tenant.
 #[derive(Debug, Default)]
-pub(super) struct Quotas(Vec<Quota>);
+pub(super) struct Quotas {
+    /// The longest prefix first.
+    all: Vec<Quota>,
+    /// Of every prefix that ever had a quota in this process: numbers are not used again.
+    tenants: BTreeMap<String, Tenant>,
+}
 
 #[derive(Debug)]
 struct Quota {
     entry: Entry,
+    tenant: Tenant,
     births: Option<Arc<DefaultDirectRateLimiter>>,
     live: Arc<AtomicUsize>,
 }
@@ -31,9 +38,36 @@ pub(super) struct Entry {
     live_mutators: Option<usize>,
 }
 
+/// The groups of one quota, by a number. All groups without a quota are one tenant.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tenant(u16);
+
+impl Tenant {
+    /// The groups without a quota, and those for whose prefix no number was left.
+    pub const OTHERS: Tenant = Tenant(0);
+
+    /// For tests of what keeps tenants apart.
+    #[must_use]
+    pub const fn numbered(number: u16) -> Tenant {
+        Tenant(number)
+    }
+}
+
+/// How a mutator comes to be awake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// It is new, and will have a new row.
+    Born,
+    /// It was at rest.
+    Woken,
+}
+
 /// The room that one mutator takes of its group's quota, until it is dropped.
 #[derive(Debug)]
-pub struct Seat(Option<Arc<AtomicUsize>>);
+pub struct Seat {
+    live: Option<Arc<AtomicUsize>>,
+    tenant: Tenant,
+}
 
 /// Why a group gets no further mutator.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -65,6 +99,7 @@ pub struct SeatsOf {
     group_prefix: Arc<str>,
     live: Arc<AtomicUsize>,
     max: usize,
+    tenant: Tenant,
 }
 
 impl PartialEq for SeatsOf {
@@ -80,7 +115,7 @@ impl SeatsOf {
     /// [`OverQuota::Live`] if none is free.
     pub fn take(&self) -> Result<Seat, OverQuota> {
         // Taken before it is counted, so that two at once can't both have the last one.
-        let seat = Seat(Some(Arc::clone(&self.live)));
+        let seat = Seat { live: Some(Arc::clone(&self.live)), tenant: self.tenant };
         if self.live.fetch_add(1, Ordering::SeqCst) >= self.max {
             return Err(OverQuota::Live(self.clone()));
         }
@@ -97,6 +132,7 @@ impl Quotas {
                     .new_keys_per_minute
                     .map(|rate| Arc::new(RateLimiter::direct(Pace::per_minute(rate)))),
                 live: Arc::default(),
+                tenant: Tenant::OTHERS,
                 entry,
             })
             .collect();
@@ -114,14 +150,30 @@ impl Quotas {
                 entry.group_prefix
             );
         }
-        Ok(Quotas(quotas))
+        let mut quotas = Quotas { all: quotas, tenants: BTreeMap::new() };
+        quotas.number();
+        Ok(quotas)
+    }
+
+    /// Gives each prefix its number, and one that has none yet the next.
+    fn number(&mut self) {
+        for Quota { entry, tenant, .. } in &mut self.all {
+            let next = u16::try_from(self.tenants.len() + 1).map_or(Tenant::OTHERS, Tenant);
+            *tenant = match self.tenants.get(&entry.group_prefix) {
+                Some(known) => *known,
+                None if next == Tenant::OTHERS => next,
+                None => *self.tenants.entry(entry.group_prefix.clone()).or_insert(next),
+            };
+        }
     }
 
     /// Takes over what was counted so far.
     pub(super) fn go_on_from(&mut self, before: &Quotas) {
-        for quota in &mut self.0 {
+        self.tenants.clone_from(&before.tenants);
+        self.number();
+        for quota in &mut self.all {
             let same = |old: &&Quota| old.entry.group_prefix == quota.entry.group_prefix;
-            let Some(old) = before.0.iter().find(same) else { continue };
+            let Some(old) = before.all.iter().find(same) else { continue };
             quota.live = Arc::clone(&old.live);
             if quota.entry.new_keys_per_minute == old.entry.new_keys_per_minute {
                 quota.births.clone_from(&old.births);
@@ -129,10 +181,21 @@ impl Quotas {
         }
     }
 
-    pub(super) fn seat(&self, group: &Name) -> Result<Seat, OverQuota> {
+    fn of(&self, group: &Name) -> Option<&Quota> {
         let fits = |quota: &&Quota| group.as_str().starts_with(&quota.entry.group_prefix);
-        let Some(quota) = self.0.iter().find(fits) else { return Ok(Seat(None)) };
-        if let (Some(births), Some(per_minute)) = (&quota.births, quota.entry.new_keys_per_minute)
+        self.all.iter().find(fits)
+    }
+
+    /// A place for a mutator that no quota counts.
+    pub(super) fn uncounted_seat(&self, group: &Name) -> Seat {
+        Seat { live: None, tenant: self.of(group).map_or(Tenant::OTHERS, |quota| quota.tenant) }
+    }
+
+    pub(super) fn seat(&self, group: &Name, arrival: Arrival) -> Result<Seat, OverQuota> {
+        let Some(quota) = self.of(group) else { return Ok(self.uncounted_seat(group)) };
+        if arrival == Arrival::Born
+            && let (Some(births), Some(per_minute)) =
+                (&quota.births, quota.entry.new_keys_per_minute)
             && births.check().is_err()
         {
             let group_prefix = quota.entry.group_prefix.clone();
@@ -142,28 +205,29 @@ impl Quotas {
             group_prefix: quota.entry.group_prefix.as_str().into(),
             live: Arc::clone(&quota.live),
             max: quota.entry.live_mutators.unwrap_or(usize::MAX),
+            tenant: quota.tenant,
         };
         seats.take()
     }
 }
 
 impl Seat {
-    /// For a mutator that no quota counts.
+    /// Whose keys it is for.
     #[must_use]
-    pub fn free() -> Seat {
-        Seat(None)
+    pub fn tenant(&self) -> Tenant {
+        self.tenant
     }
 
     /// Whether it is one of these.
     #[must_use]
     pub fn is_of(&self, seats: &SeatsOf) -> bool {
-        self.0.as_ref().is_some_and(|own| Arc::ptr_eq(own, &seats.live))
+        self.live.as_ref().is_some_and(|own| Arc::ptr_eq(own, &seats.live))
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        if let Some(live) = &self.0 {
+        if let Some(live) = &self.live {
             live.fetch_sub(1, Ordering::SeqCst);
         }
     }

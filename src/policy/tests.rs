@@ -252,7 +252,7 @@ fn quotas_bound_the_longest_prefix_that_fits() {
     .parse()
     .expect("a policy");
     let policies = Policies::from(policy);
-    let seat = |group: &str| policies.seat(&name(group));
+    let seat = |group: &str| policies.seat(&name(group), Arrival::Born);
     let all = seat("other").expect("the first");
     assert!(matches!(seat("shop"), Err(OverQuota::Live(_))));
     let (one, two) = (seat("shop:a").expect("1"), seat("shop:b").expect("2"));
@@ -265,9 +265,35 @@ fn quotas_bound_the_longest_prefix_that_fits() {
         panic!("there is room but for its pace")
     };
     assert_eq!(per_minute.get(), 3);
-    drop((two, three));
+    drop(two);
+    assert!(policies.seat(&name("shop:d"), Arrival::Woken).is_ok(), "it is no new key");
+    drop(three);
     let both = (seats.take(), seats.take());
     assert!(both.0.is_ok() && both.1.is_ok() && seats.take().is_err(), "no seat was lost");
+}
+
+/// What rests is accounted to a tenant by its number, whatever the file says meanwhile.
+#[test]
+fn a_tenant_keeps_its_number_when_the_policy_is_read_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("policy.toml");
+    let write = |prefixes: &[&str]| {
+        let quota = |prefix| format!("[[quota]]\ngroup_prefix = {prefix:?}\nlive_mutators = 9\n");
+        std::fs::write(&file, prefixes.iter().map(quota).collect::<String>()).expect("written");
+    };
+    write(&["a", "bb"]);
+    let policies = Policies::open(Some(&file)).expect("a policy");
+    let tenant = |group: &str| policies.uncounted_seat(&name(group)).tenant();
+    let (a, b) = (tenant("a1"), tenant("bb1"));
+    assert!(a != b && tenant("c1") == Tenant::OTHERS && tenant("b1") == Tenant::OTHERS);
+    write(&["ccc", "bb"]);
+    policies.reload().expect("a policy");
+    let c = tenant("ccc1");
+    assert_eq!((tenant("bb1"), tenant("a1")), (b, Tenant::OTHERS));
+    assert!(c != a && c != b && c != Tenant::OTHERS, "numbers are not used again");
+    write(&["a"]);
+    policies.reload().expect("a policy");
+    assert_eq!(tenant("a1"), a);
 }
 
 #[test]

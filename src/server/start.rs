@@ -18,6 +18,7 @@ use crate::config::{ServeArgs, StoreConfig, Switch};
 use crate::http;
 use crate::limits;
 use crate::listen::Listener;
+use crate::mutators::Bounds;
 use crate::policy::Policies;
 use crate::store::Store;
 use crate::store::cassandra::{self, CassandraStore, ConnectError};
@@ -108,8 +109,9 @@ pub(super) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
     ports.bind(args)?;
     let found = store.found().map_or_else(String::new, |found| format!("; {found}"));
     let chance = Chance::system();
-    let mut node =
-        Node::new(store, constants, clock, chance, args.mutators_max, policies, args.fold);
+    let (mutators_max, resting_bytes) = (args.mutators_max, args.resting_bytes);
+    let bounds = Bounds { mutators_max, resting_bytes, flaw: None };
+    let mut node = Node::new(store, constants, clock, chance, bounds, policies, args.fold);
     node.requests_max = args.requests_max;
     node.start();
     let metrics = node.metrics();

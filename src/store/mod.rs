@@ -30,7 +30,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 
 use crate::chance::Chance;
-use crate::limits::{self, Bounds};
+use crate::limits::{self, AnswerBounds};
 
 /// Why a store could not answer. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -175,8 +175,8 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// How many rows of a key of this kind one answer may have.
-    fn bounds(&self, kind: Kind) -> Bounds {
-        Bounds::of(kind)
+    fn bounds(&self, kind: Kind) -> AnswerBounds {
+        AnswerBounds::of(kind)
     }
 
     /// Reads a key's rows with `expires_at > after` (all without) as one unpaged slice of at most

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
-use orderfree::limits::Bounds;
+use orderfree::limits::AnswerBounds;
+use orderfree::mutators::Bounds;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::service::GroupQuery;
@@ -55,7 +56,7 @@ fn rows_each() -> usize {
 
 pub(crate) async fn a_long_key_is_read_whole_and_folded_step_by_step(subject: Subject) {
     let (long, rows) = (key("g", "long"), rows_each());
-    assert!(rows > Bounds::of(Kind::Counter).fold_rows, "or it is not long");
+    assert!(rows > AnswerBounds::of(Kind::Counter).fold_rows, "or it is not long");
     let neighbours = [key("g", "a"), key("g", "z")];
     subject.fill(&long, rows).await;
     let final_now = subject.when_final();
@@ -72,7 +73,15 @@ pub(crate) async fn a_long_key_is_read_whole_and_folded_step_by_step(subject: Su
     // As a pod reads it, alone and in its group.
     let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock) as _);
     let (chance, policies) = (Chance::system(), Policies::default());
-    let pod = Node::new(store, subject.constants, clock, chance, 1_000, policies, Switch::Off);
+    let pod = Node::new(
+        store,
+        subject.constants,
+        clock,
+        chance,
+        Bounds::default(),
+        policies,
+        Switch::Off,
+    );
     let service = pod.service();
     let value = service.read(&long, None).await.expect("readable").expect("there");
     assert_eq!((total_of(&value.state), value.shards), (all, 2 * rows));

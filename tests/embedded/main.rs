@@ -4,5 +4,6 @@
 mod crash_disk;
 mod crashes;
 mod files;
+mod rotation;
 mod store;
 mod world;

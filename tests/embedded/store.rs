@@ -9,6 +9,7 @@ use orderfree::chance::Chance;
 use orderfree::clock::Clock;
 use orderfree::config::Switch;
 use orderfree::limits::SWEEP_STEP_ROWS;
+use orderfree::mutators::Bounds;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
@@ -244,7 +245,15 @@ async fn keys_of_a_group_are_folded_with_one_sync_and_one_that_breaks_a_rule_hol
         let forged = Forged::new(rows.into_iter()).await;
         let (store, clock) = (Arc::new(forged.open()), forged.clock.clone());
         let (chance, policy) = (Chance::system(), Policies::default());
-        let node = Node::new(store.clone(), constants(), clock, chance, 1, policy, Switch::On);
+        let node = Node::new(
+            store.clone(),
+            constants(),
+            clock,
+            chance,
+            Bounds::awake(1),
+            policy,
+            Switch::On,
+        );
         let report = node.folder().sweep_once().await.expect("swept");
         assert_eq!((report.nominated, report.folded, report.blocked), (40, folded, 40 - folded));
         assert_eq!(store.commits(), syncs);

@@ -21,7 +21,8 @@ struct Given {
     /// Seconds of a write.
     f: f64,
     replicas: f64,
-    mutator_bytes: f64,
+    awake_bytes: f64,
+    resting_bytes: f64,
     /// Seconds that a row takes the nodes and an update the pods: in batches, and alone.
     of_row: [f64; 2],
     of_update: [f64; 2],
@@ -66,7 +67,8 @@ impl Given {
             b: number(text, "*b* = "),
             f: number(text, "*F* = ") / 1e3,
             replicas: number(text, "*RF* = "),
-            mutator_bytes: number(text, "**Memory of a pod** is about ") * 1e3,
+            awake_bytes: number(text, "One that is awake takes about ") * 1e3,
+            resting_bytes: number(text, "a key of 40 bytes takes about "),
             of_row: [us("pods together, at "), us("µs a row in batches to ")],
             of_update: [us("alone, and at "), us("µs an update in batches to ")],
         }
@@ -77,9 +79,20 @@ impl Given {
         load.keys * load.p * self.s / (self.l - self.d)
     }
 
-    /// Where the bound on mutators is the default, and all keys are updated alike.
+    /// How many mutators may rest by default.
+    fn resting_max(&self) -> f64 {
+        limits::RESTING_BYTES as f64 / self.resting_bytes
+    }
+
+    /// As many are awake as may be, and the others rest.
+    fn memory(&self, mutators: f64) -> f64 {
+        let awake = mutators.min(limits::MUTATORS_MAX as f64);
+        awake * self.awake_bytes + (mutators - awake) * self.resting_bytes
+    }
+
+    /// Where the bound on memory at rest is the default, and all keys are updated alike.
     fn births_of_few_mutators(&self, load: &Load) -> (f64, f64) {
-        let h = limits::MUTATORS_MAX as f64 / (load.keys * load.p / load.pods);
+        let h = self.resting_max() / (load.keys * load.p / load.pods);
         (h, load.keys * load.p / (self.l - self.d) + (1.0 - h) * load.updates)
     }
 
@@ -114,7 +127,7 @@ impl Given {
             range(written, self.of_row),
             range(load.updates, self.of_update),
             shown(mutators),
-            shown_bytes(mutators * self.mutator_bytes),
+            shown_bytes(self.memory(mutators)),
         ];
         [stored, done]
     }
@@ -197,11 +210,11 @@ fn the_examples_are_what_the_formulas_give() {
 fn the_price_of_too_few_mutators_is_what_the_formulas_give() {
     let (text, _, inputs) = examples();
     let given = Given::read(&text);
-    let example = load(inputs.iter().find(|cells| cells[0] == "C").expect("an example"));
+    let example = load(inputs.iter().find(|cells| cells[0] == "E").expect("an example"));
     let (h, births) = given.births_of_few_mutators(&example);
     let rows = example.keys + given.shards(births);
     let says = format!(
-        "Example C with the default has *h* = {}: {} births a second, {} rows, of which a read of a \
+        "Example E with the default has *h* = {}: {} births a second, {} rows, of which a read of a \
          key merges {}, and {}.",
         digits(h),
         shown(births),
@@ -210,10 +223,13 @@ fn the_price_of_too_few_mutators_is_what_the_formulas_give() {
         shown_bytes(given.bytes(&example, births))
     );
     assert!(text.contains(&says), "{DOCUMENT} should say: {says}");
-    let default = number(&text, "bounds the number of mutators, ");
+    let default = number(&text, "bounds those awake, ");
     assert_eq!(default, limits::MUTATORS_MAX as f64);
-    let bytes = shown_bytes(default * given.mutator_bytes);
-    assert!(text.contains(&format!("by default, which is {bytes}.")), "{bytes}");
+    let bytes = shown_bytes(default * given.awake_bytes);
+    assert!(text.contains(&format!("by default, which is {bytes}:")), "{bytes}");
+    let mib = limits::RESTING_BYTES / 1024 / 1024;
+    let says = format!("{mib} MiB by default, which is {} counters.", shown(given.resting_max()));
+    assert!(text.contains(&says), "{says}");
     let large = limits::LARGE_STATES_BYTES_EACH as f64;
     assert_eq!(number(&text, "with large ones share up to ") * 1e3, large);
 }

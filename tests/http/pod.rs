@@ -18,7 +18,7 @@ use orderfree::health::Health;
 use orderfree::http::{AppState, Build, router};
 use orderfree::limits;
 use orderfree::metrics::Metrics;
-use orderfree::mutators::Mutators;
+use orderfree::mutators::{Bounds, Mutators};
 use orderfree::policy::Policies;
 use orderfree::service::Service;
 use orderfree::store::embedded::EmbeddedStore;
@@ -144,7 +144,7 @@ impl Pod {
             constants,
             metrics.clone(),
             Chance::system(),
-            limits::MUTATORS_MAX,
+            Bounds::default(),
             policies.clone(),
         );
         let folder = Folder::new(

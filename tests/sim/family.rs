@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::oracle::{DIGIT_BITS, Oracle, Stage, weight};
 use crate::plan::OPS_MAX;
+use crate::sabotage::Sabotage;
 use crate::store::name;
 
 /// Digits after the point of the amounts of a `sum`.
@@ -28,18 +29,20 @@ pub(crate) enum Family {
     Distinct,
     /// The last writer wins: each op sets its own number.
     Register,
-    /// A set with removal: even ops add an item of their own, each odd one removes the item of the
-    /// op before it, if it can be seen.
+    /// A set with removal. Of three ops each, one adds an item of its own, the next removes it, if it
+    /// can be seen, and the third adds it again, if the removal was acked.
     OrSet,
 }
 
 impl Family {
-    /// Every other schedule has counters; a broken rule is looked for with counters alone, which tell
-    /// doubled from lost.
-    pub(crate) fn of(seed: u64, is_sabotaged: bool) -> Family {
+    /// Every other schedule has counters; a broken rule is looked for with one family alone.
+    pub(crate) fn of(seed: u64, sabotage: Option<Sabotage>) -> Family {
         const OTHERS: [Family; 5] =
             [Family::Sum, Family::TopK, Family::Distinct, Family::Register, Family::OrSet];
-        if is_sabotaged || seed.is_multiple_of(2) {
+        if let Some(sabotage) = sabotage {
+            return sabotage.family();
+        }
+        if seed.is_multiple_of(2) {
             return Family::Counter;
         }
         OTHERS[usize::try_from(seed / 2 % 5).expect("below 5")]
@@ -61,9 +64,20 @@ impl Family {
         key_of(self.kind(), at)
     }
 
-    /// The op that an odd op of this family takes back.
+    /// The op that this one takes back.
     pub(crate) fn removes(self, op: usize) -> Option<usize> {
-        (self == Family::OrSet && op % 2 == 1).then(|| op - 1)
+        (self == Family::OrSet && op % 3 == 1).then(|| op - 1)
+    }
+
+    /// The removal whose item this op adds again. Without its ack nobody could tell who added what is
+    /// there.
+    pub(crate) fn follows(self, op: usize) -> Option<usize> {
+        (self == Family::OrSet && op % 3 == 2).then(|| op - 1)
+    }
+
+    /// The op that first adds this op's item.
+    fn adds(self, op: usize) -> usize {
+        if self == Family::OrSet { op - op % 3 } else { op }
     }
 
     /// An op as JSON; `seen` is the token of what it removes.
@@ -77,7 +91,7 @@ impl Family {
             (Family::Register, _) => json!({"op": "set", "value": op}),
             (Family::OrSet, Some(seen)) => json!({"op": "remove", "item": op - 1, "seen": seen}),
             (Family::TopK | Family::Distinct | Family::OrSet, _) => {
-                json!({"op": "add", "item": op})
+                json!({"op": "add", "item": self.adds(op)})
             }
         }
     }
@@ -132,17 +146,21 @@ impl Family {
                     shown == Some(op) || time.is_some_and(|time| time <= *micros)
                 })
             }
-            // An item that is not there is accounted for by a remove that may have been applied.
+            // An item that is not there is accounted for by a remove that may have been applied, unless
+            // it was added again.
             (Family::OrSet, value) => {
                 let Some(Value::List(items)) = value.field("items") else { return -1 };
                 let is_there = |op: usize| items.contains(&item_of(op));
                 let may_apply =
                     |op: usize| matches!(oracle.stage(at, op), Stage::Open | Stage::Acked);
-                of(&|op| match self.removes(op) {
-                    Some(target) => !is_there(target) && may_apply(op),
-                    None => {
-                        let is_removed = op + 1 < OPS_MAX && may_apply(op + 1);
-                        is_there(op) || (is_removed && may_apply(op))
+                of(&|op| {
+                    let first = self.adds(op);
+                    let later = |at: usize| first + at < OPS_MAX && may_apply(first + at);
+                    let (is_there, is_removed, is_again) = (is_there(first), later(1), later(2));
+                    match op % 3 {
+                        0 => (is_there && !is_again) || (is_removed && may_apply(op)),
+                        1 => may_apply(op) && (!is_there || is_again),
+                        _ => is_there && may_apply(op),
                     }
                 })
             }
@@ -171,10 +189,11 @@ mod tests {
     /// The items of a sketch must not share a coupon, or one would stand for the other.
     #[test]
     fn each_family_tells_its_ops_apart() {
-        for family in (0..11).map(|seed| Family::of(seed, false)) {
+        for family in (0..11).map(|seed| Family::of(seed, None)) {
             let (mut oracle, mut state) = (Oracle::new(1), State::new(family.kind(), None));
             let mut expected = 0;
-            for op in (0..OPS_MAX).filter(|op| family.removes(*op).is_none()) {
+            let is_first = |op: &usize| family.adds(*op) == *op;
+            for op in (0..OPS_MAX).filter(is_first) {
                 let mut change = family.kind().parse_op(&family.op(op, None)).expect("an op");
                 let time = Timestamp::from_micros(i64::try_from(op).expect("small") + 1);
                 let expires_at = time.plus(std::time::Duration::from_secs(1));

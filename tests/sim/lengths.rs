@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use orderfree::limits::Bounds;
+use orderfree::limits::AnswerBounds;
 use orderfree_core::protocol::prefix::PartSize;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -37,10 +37,10 @@ impl Lengths {
         }
     }
 
-    pub(crate) fn bounds(&self) -> Bounds {
+    pub(crate) fn bounds(&self) -> AnswerBounds {
         let (look_rows, fold_rows) = self.slices.unwrap_or((ROWS_MAX, ROWS_MAX));
         let part = PartSize { rows: (self.part_rows, 3), bytes: 300, expiry_rows: ROWS_MAX };
         let slice = (look_rows, usize::MAX);
-        Bounds { look_rows, slice, fold_rows, fold_step: (self.step_rows, usize::MAX), part }
+        AnswerBounds { look_rows, slice, fold_rows, fold_step: (self.step_rows, usize::MAX), part }
     }
 }

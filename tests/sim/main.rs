@@ -14,6 +14,7 @@ mod panics;
 mod plan;
 mod run;
 mod sabotage;
+mod script;
 mod search;
 mod store;
 mod weather;

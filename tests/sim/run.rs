@@ -7,7 +7,7 @@ use std::time::Duration;
 use orderfree::chance::Chance;
 use orderfree::config::Switch;
 use orderfree::metrics::ReadFrom;
-use orderfree::mutators::UpdateError;
+use orderfree::mutators::{Bounds, UpdateError};
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::service::{GroupEntry, GroupQuery, Held};
@@ -22,9 +22,10 @@ use crate::coverage::{Hazard, Met};
 use crate::family::Family;
 use crate::machine::Machine;
 use crate::network;
-use crate::oracle::Violation;
+use crate::oracle::{Stage as OpStage, Violation};
 use crate::panics::watched;
 use crate::plan::{Plan, Step, What};
+use crate::sabotage::Sabotage;
 use crate::store::{SimStore, name, stop};
 use crate::weather::Weather;
 use crate::world::{Shared, World};
@@ -108,9 +109,13 @@ impl Stage {
         let (machine, chance) = (Machine::boot(time, before, skew_us, tick), Chance::seeded(seed));
         let store = SimStore::connect(&self.shared, &self.plan, at, &machine, chance.clone());
         let (constants, clock) = (self.plan.constants, Arc::clone(&machine) as _);
-        let most = self.plan.mutators_max;
+        let bounds = Bounds {
+            mutators_max: self.plan.mutators_max,
+            resting_bytes: self.plan.resting_bytes,
+            flaw: self.plan.sabotage.and_then(Sabotage::flaw),
+        };
         let policy = Policies::default();
-        let node = Node::new(store, constants, clock, chance, most, policy, Switch::On);
+        let node = Node::new(store, constants, clock, chance, bounds, policy, Switch::On);
         let node = Arc::new(node);
         if self.plan.background_folds {
             node.start();
@@ -216,6 +221,12 @@ impl Stage {
         let metrics = pod.node.service().metrics();
         if metrics.evictions.get() > 0 {
             self.shared.met(Hazard::Evicted);
+        }
+        if metrics.wakes.get() > 0 {
+            self.shared.met(Hazard::Woke);
+        }
+        if metrics.rests.get() > 0 {
+            self.shared.met(Hazard::Rested);
         }
         if metrics.reads_from(ReadFrom::Shared) > 0 {
             self.shared.met(Hazard::SharedRead);
@@ -337,6 +348,11 @@ impl Update {
             }
             let family = self.family;
             let target = family.key(name);
+            let is_acked =
+                |op| self.shared.with(|world| world.oracle.stage(name, op)) == OpStage::Acked;
+            if family.follows(op).is_some_and(|removal| !is_acked(removal)) {
+                return;
+            }
             let seen = match family.removes(op) {
                 Some(removed) => match self.look_for(&target, removed).await {
                     Some(token) => Some(token),

@@ -1,5 +1,10 @@
 //! Rules of the protocol, each broken on purpose. The pods run the shipped code; a broken rule is
-//! put between them and the replicas, where it does what code would do that forgot it.
+//! put between them and the replicas, where it does what code would do that forgot it. What a mutator
+//! keeps while it rests never comes to the replicas, so those rules are broken by a hook of the core.
+
+use orderfree_core::protocol::RestFlaw;
+
+use crate::family::Family;
 
 macro_rules! sabotages {
     ($($name:ident $cap:literal $text:literal)*) => {
@@ -57,5 +62,30 @@ sabotages! {
     UndecodableSkipped 1_000 "a row that can't be decoded is skipped"
     AddressUnchecked 1_000 "a row's checksum does not cover its address"
     SplitTally 100_000 "the tally lies in two cells"
+    WakesWithoutTimestamp 1_000 "a woken mutator forgets its last timestamp"
+    WakesWithoutDots 1_000 "a woken mutator draws its dots from 1 again"
+    RestsUnclean 1_000 "a mutator rests whose last write has an unknown outcome"
+    WakesWithNewLease 1_000 "a woken mutator begins its lease anew"
     PartsTakenForOne 100_000 "an error about several partitions is taken for one about all"
+}
+
+impl Sabotage {
+    /// What it breaks in mutators at rest.
+    pub(crate) fn flaw(self) -> Option<RestFlaw> {
+        match self {
+            Sabotage::WakesWithoutTimestamp => Some(RestFlaw::ForgetsLastTimestamp),
+            Sabotage::WakesWithoutDots => Some(RestFlaw::DrawsDotsAgain),
+            Sabotage::RestsUnclean => Some(RestFlaw::RestsUnclean),
+            Sabotage::WakesWithNewLease => Some(RestFlaw::RenewsLease),
+            _ => None,
+        }
+    }
+
+    /// The kinds that it is looked for with: counters tell doubled from lost, but draw no dots.
+    pub(crate) fn family(self) -> Family {
+        match self {
+            Sabotage::WakesWithoutDots => Family::OrSet,
+            _ => Family::Counter,
+        }
+    }
 }

@@ -85,11 +85,12 @@ fn story(seed: u64, sabotage: Option<Sabotage>) -> String {
     let outcome = play(&plan, true);
     let violation = outcome.violation.map_or("none".into(), |violation| violation.to_string());
     format!(
-        "seed {seed}: {violation}\nshrunk to {} steps\n{:?}\n{:?} {:?}\ngc grace {:?}, nodes {:?}\npods {:?}\n{:?}\n{}",
+        "seed {seed}: {violation}\nshrunk to {} steps\n{:?}\n{:?} {:?} {:?}\ngc grace {:?}, nodes {:?}\npods {:?}\n{:?}\n{}",
         plan.steps.len(),
         plan.constants,
         plan.levels,
         plan.mutators_max,
+        plan.resting_bytes,
         plan.gc_grace,
         plan.nodes,
         plan.pods,

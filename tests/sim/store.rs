@@ -13,7 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use orderfree::chance::Chance;
 use orderfree::clock::Clock;
-use orderfree::limits::Bounds;
+use orderfree::limits::AnswerBounds;
 use orderfree::store::cassandra::attempts::{Patience, Reach};
 use orderfree::store::cassandra::chunk;
 use orderfree::store::cassandra::hedges::Hedges;
@@ -218,7 +218,7 @@ impl Store for SimStore {
         }
     }
 
-    fn bounds(&self, _: Kind) -> Bounds {
+    fn bounds(&self, _: Kind) -> AnswerBounds {
         self.plan.lengths.bounds()
     }
 

@@ -27,6 +27,7 @@ use orderfree::chance::Chance;
 use orderfree::clock::SystemClock;
 use orderfree::config::{StoreArgs, StoreConfig, Switch};
 use orderfree::listen::Listener;
+use orderfree::mutators::Bounds;
 use orderfree::policy::Policies;
 use orderfree::server::{self, Node};
 use orderfree::{limits, store::cassandra as rows};
@@ -127,9 +128,12 @@ pub(crate) struct ServeArgs {
     /// Redis's address, such as redis://127.0.0.1:6379; without it there is no such peer.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
-    /// Live mutators of ours.
+    /// Mutators of ours that are awake.
     #[arg(long, default_value_t = limits::MUTATORS_MAX, value_name = "COUNT")]
     mutators_max: usize,
+    /// Memory of those at rest.
+    #[arg(long, default_value_t = limits::RESTING_BYTES, value_name = "BYTES")]
+    resting_bytes: usize,
 }
 
 /// Serves the peers until it is killed.
@@ -179,7 +183,7 @@ async fn ours(args: &ServeArgs) -> anyhow::Result<Node> {
         constants,
         clock,
         Chance::system(),
-        args.mutators_max,
+        Bounds { resting_bytes: args.resting_bytes, ..Bounds::awake(args.mutators_max) },
         Policies::default(),
         Switch::On,
     );

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::STATE_BYTES_MAX;
+use crate::protocol::KEY_STATES_BYTES_MAX;
 
 /// Why an op was refused. The state is untouched.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -27,6 +28,13 @@ pub enum OpError {
          what is in the key over more keys"
     )]
     TooLarge,
+    /// The states of the key that one pod has would pass [`KEY_STATES_BYTES_MAX`].
+    #[error(
+        "this pod has {KEY_STATES_BYTES_MAX} bytes of this key that are not folded yet, and takes no \
+         more; send the op to another pod, send it again tomorrow, or spread what is in the key over \
+         more keys"
+    )]
+    KeyFull,
     /// The op's JSON is not an op of this kind.
     #[error("{0}")]
     Invalid(String),

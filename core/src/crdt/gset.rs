@@ -63,7 +63,7 @@ impl Crdt for GSet {
         class: Class::Exact,
         is_exact: true,
         memory_factor: 10,
-        bound: "Exact. A pod takes up to 256 KiB of items for a key in a mutator's lifetime.",
+        bound: "Exact. A pod takes up to 1 MiB of items for a key in a mutator's lifetime.",
         is_idempotent: true,
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"a"}"#,

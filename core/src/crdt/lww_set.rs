@@ -116,7 +116,7 @@ impl Crdt for LwwSet {
         memory_factor: 10,
         bound: "Exact: of concurrent changes of an item the last one by the pods' clocks stays. \
                 A removed item keeps its place for 8 days, and then until the next fold; a pod takes \
-                up to 256 KiB in a mutator's lifetime.",
+                up to 1 MiB in a mutator's lifetime.",
         is_idempotent: false,
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"a"}"#,

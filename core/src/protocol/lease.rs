@@ -43,6 +43,27 @@ impl Lease {
         }
     }
 
+    /// The lease of a mutator that rested: it ends when it would have ended.
+    pub(super) fn resumed(
+        expires_at: Timestamp,
+        born_boot: Duration,
+        constants: &Constants,
+    ) -> Lease {
+        let born = Now { wall: expires_at.minus(constants.lifetime()), boot: born_boot };
+        let (lifetime, drain_margin) = (constants.lifetime(), constants.drain_margin());
+        Lease { born, expires_at, lifetime, drain_margin }
+    }
+
+    /// The birth on the boot-time clock.
+    pub(super) fn born_boot(&self) -> Duration {
+        self.born.boot
+    }
+
+    /// From the birth to the expiry.
+    pub(super) fn lifetime(&self) -> Duration {
+        self.lifetime
+    }
+
     /// When the mutator expires: fixed for life.
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {

@@ -39,8 +39,8 @@ pub use constants::{Constants, ConstantsError, OP_AGE_MAX, Overrides};
 pub use key::{Key, Name, NameError};
 pub use lease::{Lease, Phase};
 pub use mutator::{
-    Accepted, Begin, Durability, Estate, Finished, Mutator, QUEUE_MAX, Refusal, Rejected,
-    ShardWrite, Ticket, WriteOutcome, weight,
+    Accepted, Begin, Durability, Estate, Finished, KEY_STATES_BYTES_MAX, Mutator, Predecessors,
+    QUEUE_MAX, Refusal, Rejected, RestFlaw, ShardWrite, Ticket, WriteOutcome, weight,
 };
 pub use row::{BadSlice, FullRead, MutatorId, Row, Slice, WholeSlice};
 pub use time::{Now, Timestamp};

@@ -15,7 +15,13 @@
 //! Maxima and sketches can't be subtracted, so undoing means replaying the ops that wait on the
 //! state from before the flight.
 
+mod resting;
+mod succession;
+
 use std::time::Duration;
+
+pub use resting::RestFlaw;
+pub use succession::{KEY_STATES_BYTES_MAX, Predecessors};
 
 use super::{Constants, Key, Lease, MutatorId, Now, OP_AGE_MAX, Timestamp};
 use crate::crdt::envelope::{KeySeal, RowSeal, encode_shard};
@@ -59,6 +65,7 @@ pub struct Mutator {
     dots: u64,
     last_timestamp: Option<Timestamp>,
     writes: u64,
+    predecessors: Predecessors,
 }
 
 #[derive(Debug)]
@@ -104,6 +111,8 @@ pub enum Accepted {
 pub enum Refusal {
     /// The mutator takes no more ops; give them to its successor.
     Draining(Vec<Op>),
+    /// The state has no room for these ops, but an empty one has; give them to a successor.
+    Full(Vec<Op>),
     /// [`QUEUE_MAX`] op lists wait already.
     QueueFull,
     /// No write was acknowledged for over a second, so nothing is answered from memory.
@@ -223,6 +232,7 @@ impl Mutator {
             dots: 0,
             last_timestamp: None,
             writes: 0,
+            predecessors: Predecessors::default(),
         }
     }
 
@@ -248,6 +258,12 @@ impl Mutator {
     #[must_use]
     pub fn queued(&self) -> usize {
         self.queued
+    }
+
+    /// Whether it has never begun a write, so that it has no row.
+    #[must_use]
+    pub fn is_unwritten(&self) -> bool {
+        self.writes == 0
     }
 
     /// Whether ops were sent that no write has acknowledged.
@@ -293,7 +309,11 @@ impl Mutator {
             Dot { expires_at, mutator_id, seq: *dots }
         };
         ops.iter_mut().for_each(|op| op.assign(&mut next_dot));
-        let effect = self.head.apply_all(&ops).map_err(Refusal::Op)?;
+        let effect = match self.head.apply_all(&ops) {
+            Ok(effect) => effect,
+            Err(error) if self.is_room_elsewhere(&ops, &error) => return Err(Refusal::Full(ops)),
+            Err(error) => return Err(Refusal::Op(error)),
+        };
         if effect == Effect::Unchanged && self.persisted && self.is_clean() {
             return Ok(Accepted::Stored);
         }

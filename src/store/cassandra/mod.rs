@@ -72,7 +72,7 @@ use self::statements::Statements;
 use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
 use crate::chance::Chance;
 use crate::clock::Clock;
-use crate::limits::{Bounds, SLICE_ROWS_MAX, group_chunk_rows};
+use crate::limits::{AnswerBounds, SLICE_ROWS_MAX, group_chunk_rows};
 use crate::tasks::{Task, Tasks};
 
 /// Into how many token ranges a sweep divides the ring.
@@ -332,7 +332,7 @@ impl Store for CassandraStore {
     async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError> {
         let Some(first) = keys.first() else { return Ok(Vec::new()) };
         let (partition, kind, group) = (first.partition(), first.kind.name(), first.group.as_str());
-        let rows_max = Bounds::of(first.kind).fold_rows;
+        let rows_max = AnswerBounds::of(first.kind).fold_rows;
         if let [key] = keys {
             let values = (kind, group, key.name.as_str(), one_more(rows_max));
             let answer = self.ask(partition, &self.statements.fold_key, values, None).await?;

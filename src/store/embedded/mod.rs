@@ -56,7 +56,7 @@ use self::rows::{ReadError, SweepCursor};
 use self::writer::{Queue, Write};
 use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
 use crate::clock::Clock;
-use crate::limits::{Bounds, EMBEDDED_READS_MAX, WRITE_BATCH_MAX};
+use crate::limits::{AnswerBounds, EMBEDDED_READS_MAX, WRITE_BATCH_MAX};
 use crate::panics;
 
 pub use file::OpenError;
@@ -330,8 +330,9 @@ impl Store for EmbeddedStore {
     async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError> {
         let asked = keys.to_vec();
         let slices = self.read(move |table| {
-            let slice =
-                |key: &Key| rows::read_slice(table, key, None, Bounds::of(key.kind).fold_rows);
+            let slice = |key: &Key| {
+                rows::read_slice(table, key, None, AnswerBounds::of(key.kind).fold_rows)
+            };
             asked.iter().map(slice).collect::<Result<Vec<_>, _>>()
         });
         let reads = keys.iter().zip(slices.await?).map(|(key, slice)| {

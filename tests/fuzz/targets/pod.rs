@@ -16,9 +16,8 @@ use orderfree::gate::Gate;
 use orderfree::gc::{Folder, Folding};
 use orderfree::health::Health;
 use orderfree::http::{AppState, Build, router};
-use orderfree::limits;
 use orderfree::metrics::Metrics;
-use orderfree::mutators::Mutators;
+use orderfree::mutators::{Bounds, Mutators};
 use orderfree::policy::Policies;
 use orderfree::service::Service;
 use orderfree::store::Store;
@@ -81,7 +80,7 @@ impl Pod {
         let metrics = Arc::new(Metrics::new());
         let gate = Gate::new(clock.clone(), store.clone(), constants, metrics.clone());
         let gate = Arc::new(gate);
-        let (most, counts) = (limits::MUTATORS_MAX, metrics.clone());
+        let (most, counts) = (Bounds::default(), metrics.clone());
         let (chance, policy) = (Chance::seeded(0), Policies::default());
         let dice = chance.clone();
         let mutators =

@@ -28,7 +28,7 @@ use orderfree_core::protocol::{
     Constants, Durability, FullRead, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
     WholeSlice, WriteOutcome,
 };
-use orderfree_shuttle::mutators::{Mutators, UpdateError, Updates};
+use orderfree_shuttle::mutators::{Bounds, Mutators, UpdateError, Updates};
 use shuttle::future::{block_on, spawn, yield_now};
 use shuttle::rand::{Rng, thread_rng};
 use tokio::sync::mpsc;
@@ -141,10 +141,17 @@ impl Store for Rows {
     ) -> Result<WholeSlice, StoreError> {
         panic!("an update never reads")
     }
-    async fn read_tally(&self, _: &Key) -> Result<Option<Row>, StoreError> {
+    async fn read_tally(
+        &self,
+        _: &Key,
+    ) -> Result<Option<orderfree_core::protocol::Row>, StoreError> {
         panic!("an update never reads")
     }
-    async fn read_part(&self, _: &Key, _: Part) -> Result<Vec<Row>, StoreError> {
+    async fn read_part(
+        &self,
+        _: &Key,
+        _: Part,
+    ) -> Result<Vec<orderfree_core::protocol::Row>, StoreError> {
         panic!("an update never reads")
     }
     async fn read_chunk(
@@ -275,9 +282,16 @@ fn one_pod() {
     let metrics = Arc::new(Metrics::new());
     let gate =
         Gate::new(Arc::clone(&clock) as _, Arc::clone(&rows) as _, constants, Arc::clone(&metrics));
-    let (chance, policy) = (Chance::seeded(1), Policies::default());
-    let mutators =
-        Mutators::new(rows.clone() as _, Arc::new(gate), constants, metrics, chance, 1, policy);
+    let (chance, policy, bounds) = (Chance::seeded(1), Policies::default(), Bounds::awake(1));
+    let mutators = Mutators::new(
+        rows.clone() as _,
+        Arc::new(gate),
+        constants,
+        metrics,
+        chance,
+        bounds,
+        policy,
+    );
     let world = Arc::new(World { mutators, rows, told: Mutex::default() });
     let lives_end = thread_rng().gen_bool(0.5);
     let clients: Vec<_> =

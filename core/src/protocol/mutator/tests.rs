@@ -10,11 +10,11 @@ use crate::protocol::{Name, Overrides, Row};
 
 const START_US: i64 = 1_700_000_000_000_000;
 
-fn constants() -> Constants {
+pub(super) fn constants() -> Constants {
     Constants::resolve(Overrides::default()).expect("defaults")
 }
 
-fn at(seconds: u64) -> Now {
+pub(super) fn at(seconds: u64) -> Now {
     let span = Duration::from_secs(seconds);
     Now { wall: Timestamp::from_micros(START_US).plus(span), boot: Duration::from_secs(9) + span }
 }
@@ -23,12 +23,12 @@ fn mutator() -> Mutator {
     mutator_of(Kind::Counter)
 }
 
-fn mutator_of(kind: Kind) -> Mutator {
+pub(super) fn mutator_of(kind: Kind) -> Mutator {
     let id = MutatorId::new(Uuid::from_u128(7));
     Mutator::born(key_of(kind), id, None, at(0), &constants())
 }
 
-fn key_of(kind: Kind) -> Key {
+pub(super) fn key_of(kind: Kind) -> Key {
     let name = |text| Name::new(text).expect("name");
     Key { kind, group: name("g"), name: name("n") }
 }
@@ -49,7 +49,7 @@ fn queued(mutator: &mut Mutator, by: i64, durability: Durability) -> Ticket {
     }
 }
 
-fn begin(mutator: &mut Mutator, now: Now) -> ShardWrite {
+pub(super) fn begin(mutator: &mut Mutator, now: Now) -> ShardWrite {
     match mutator.begin_write(now) {
         Begin::Write(write) => write,
         other => panic!("{other:?}"),
@@ -64,11 +64,11 @@ fn counter(total: i128) -> State {
     State::Counter(Counter::from_total(total))
 }
 
-fn refused() -> WriteOutcome {
+pub(super) fn refused() -> WriteOutcome {
     WriteOutcome::Refused("down".into())
 }
 
-fn unknown() -> WriteOutcome {
+pub(super) fn unknown() -> WriteOutcome {
     WriteOutcome::Unknown("timeout".into())
 }
 

@@ -1,0 +1,270 @@
+//! Rest: a clean mutator as a few bytes, from which the same mutator wakes.
+//!
+//! A mutator that rests keeps what its next write depends on, and nothing else:
+//!
+//! | field | why |
+//! | --- | --- |
+//! | id, expiry | it is the same writer of the same row (I1) |
+//! | birth on the boot clock | its lease ends when it would have ended (I4) |
+//! | last timestamp | timestamps go on rising (I2) |
+//! | number of writes | the envelope holds it |
+//! | dots | a dot is never drawn twice |
+//! | whether it was persisted | the first op of a key is always written |
+//! | predecessors | they bound what this pod has of the key |
+//! | state with its precision | the next write contains all earlier ones (I2) |
+//!
+//! Only a clean mutator may rest: what is in flight, waits or is unresolved has no place here. The
+//! bytes never leave the process, so the format may change with any release.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::{Mutator, Predecessors};
+use crate::crdt::envelope::KeySeal;
+use crate::crdt::varint::{self, Reader};
+use crate::crdt::{DecodeError, Kind, State};
+use crate::protocol::{Constants, Key, Lease, MutatorId, Now, Timestamp};
+
+/// Where the flags lie: behind expiry, birth and id.
+const FLAGS_AT: usize = 8 + 8 + 16;
+
+/// Bytes of states that no successor needs to know of.
+const LITTLE_BYTES: usize = 16 * 1024;
+
+const PERSISTED: u8 = 0b1;
+const HAS_WRITTEN: u8 = 0b10;
+const HAS_PRECISION: u8 = 0b100;
+const HAS_PREDECESSORS: u8 = 0b1000;
+
+/// A rule of resting that a simulation breaks, to show that it is needed. Nothing else makes one.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RestFlaw {
+    /// A woken mutator does not know when it last wrote.
+    ForgetsLastTimestamp,
+    /// A woken mutator counts its dots from 1 again.
+    DrawsDotsAgain,
+    /// A mutator whose last write has an unknown outcome rests as if that write had never been.
+    RestsUnclean,
+    /// A woken mutator begins its lease anew, whatever was left of the old one.
+    RenewsLease,
+}
+
+/// What rests of a mutator.
+#[derive(Debug, Clone, PartialEq)]
+struct Rested {
+    expires_at: Timestamp,
+    born_boot: Duration,
+    id: MutatorId,
+    persisted: bool,
+    last_timestamp: Option<Timestamp>,
+    writes: u64,
+    dots: u64,
+    predecessors: Predecessors,
+    state: State,
+}
+
+impl Mutator {
+    /// What is needed to wake it later; none unless it is [clean](Mutator::is_clean).
+    #[must_use]
+    pub fn rest(&self) -> Option<Vec<u8>> {
+        self.rest_with(None)
+    }
+
+    /// The same, with a rule broken.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn rest_with(&self, flaw: Option<RestFlaw>) -> Option<Vec<u8>> {
+        if !self.is_clean() && flaw != Some(RestFlaw::RestsUnclean) {
+            return None;
+        }
+        let forgets = flaw == Some(RestFlaw::ForgetsLastTimestamp);
+        let draws_again = flaw == Some(RestFlaw::DrawsDotsAgain);
+        // Of an unclean one, the state of before everything that is still open.
+        let state = match self.is_clean() {
+            true => self.head.clone(),
+            false => State::new(self.key.kind, self.head.precision()),
+        };
+        let renewed = match flaw {
+            Some(RestFlaw::RenewsLease) => self.lease.lifetime(),
+            _ => Duration::ZERO,
+        };
+        let rested = Rested {
+            expires_at: self.lease.expires_at().plus(renewed),
+            born_boot: self.lease.born_boot() + renewed,
+            id: self.id,
+            persisted: self.persisted,
+            last_timestamp: self.last_timestamp.filter(|_| !forgets),
+            writes: self.writes,
+            dots: if draws_again { 0 } else { self.dots },
+            predecessors: self.predecessors.clone(),
+            state,
+        };
+        Some(rested.encode())
+    }
+
+    /// What a mutator that takes no more ops leaves in its place, so that its successor knows what this
+    /// pod has of the key: it never wakes. None if that is little.
+    #[must_use]
+    pub fn remains(&self, now: Timestamp, constants: &Constants) -> Option<Vec<u8>> {
+        let legacy = self.legacy().unfolded(now, constants);
+        if legacy.bytes() <= LITTLE_BYTES {
+            return None;
+        }
+        let remains = Rested {
+            expires_at: self.lease.expires_at(),
+            born_boot: self.lease.born_boot(),
+            id: self.id,
+            persisted: self.persisted,
+            last_timestamp: None,
+            writes: self.writes,
+            dots: self.dots,
+            predecessors: legacy,
+            state: State::new(self.key.kind, self.head.precision()),
+        };
+        Some(remains.encode())
+    }
+
+    /// Whether these bytes say nothing any more: their mutator takes no more ops, and what it has is
+    /// little, or may be folded.
+    ///
+    /// # Panics
+    /// If the bytes are not those of [`Mutator::rest`].
+    #[must_use]
+    pub fn is_over_at_rest(bytes: &[u8], now: Now, constants: &Constants) -> bool {
+        let lease = Mutator::resting_lease(bytes, constants);
+        let is_much = bytes.len() > LITTLE_BYTES || bytes[FLAGS_AT] & HAS_PREDECESSORS != 0;
+        let may_be_folded = now.wall >= lease.expires_at().plus(constants.cutoff());
+        !lease.is_writable(now) && (may_be_folded || !is_much)
+    }
+
+    /// The mutator that went to rest. Ask its [lease](Mutator::lease) before it is used: the lease
+    /// may have ended meanwhile.
+    ///
+    /// # Panics
+    /// If the bytes are not those of [`Mutator::rest`] for a key of this kind.
+    #[must_use]
+    pub fn wake(key: Key, bytes: &[u8], constants: &Constants) -> Mutator {
+        let rested = Rested::decode(key.kind, bytes).expect("invariant: own bytes of this process");
+        let lease = Lease::resumed(rested.expires_at, rested.born_boot, constants);
+        let seal = KeySeal::of(&key).row(rested.expires_at, rested.id);
+        Mutator {
+            key,
+            id: rested.id,
+            seal,
+            lease,
+            settled: rested.state.clone(),
+            head: rested.state,
+            queue: Vec::new(),
+            queued: 0,
+            flight: None,
+            unresolved: false,
+            unsure: Vec::new(),
+            at_risk: 0,
+            unacked_since: None,
+            persisted: rested.persisted,
+            next_ticket: 0,
+            dots: rested.dots,
+            last_timestamp: rested.last_timestamp,
+            writes: rested.writes,
+            predecessors: rested.predecessors,
+        }
+    }
+
+    /// The lease of a mutator that rests, read without waking it.
+    ///
+    /// # Panics
+    /// If the bytes are not those of [`Mutator::rest`].
+    #[must_use]
+    pub fn resting_lease(bytes: &[u8], constants: &Constants) -> Lease {
+        let (expires_at, born_boot) =
+            Rested::decode_lease(&mut Reader::new(bytes)).expect("invariant: own bytes");
+        Lease::resumed(expires_at, born_boot, constants)
+    }
+}
+
+impl Rested {
+    /// The lease first, so that it can be read alone.
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64);
+        out.extend_from_slice(&self.expires_at.as_micros().to_le_bytes());
+        out.extend_from_slice(&nanos(self.born_boot).to_le_bytes());
+        out.extend_from_slice(self.id.as_uuid().as_bytes());
+        let mut flags = 0;
+        for (flag, is_set) in [
+            (PERSISTED, self.persisted),
+            (HAS_WRITTEN, self.last_timestamp.is_some()),
+            (HAS_PRECISION, self.state.precision().is_some()),
+            (HAS_PREDECESSORS, !self.predecessors.is_empty()),
+        ] {
+            flags |= if is_set { flag } else { 0 };
+        }
+        out.push(flags);
+        varint::put(u128::from(self.writes), &mut out);
+        varint::put(u128::from(self.dots), &mut out);
+        if let Some(last) = self.last_timestamp {
+            // It lies before the expiry: a short number.
+            let before = i128::from(self.expires_at.as_micros()) - i128::from(last.as_micros());
+            varint::put_signed(before, &mut out);
+        }
+        if !self.predecessors.is_empty() {
+            self.predecessors.encode(&mut out);
+        }
+        if let Some(precision) = self.state.precision() {
+            varint::put(u128::from(precision), &mut out);
+        }
+        self.state.encode_payload(&mut out);
+        out
+    }
+
+    fn decode_lease(reader: &mut Reader<'_>) -> Result<(Timestamp, Duration), DecodeError> {
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        let expires_at = number(reader.bytes(8)?).cast_signed();
+        let born_boot = Duration::from_nanos(number(reader.bytes(8)?));
+        Ok((Timestamp::from_micros(expires_at), born_boot))
+    }
+
+    fn decode(kind: Kind, bytes: &[u8]) -> Result<Rested, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let (expires_at, born_boot) = Rested::decode_lease(&mut reader)?;
+        let id = Uuid::from_slice(reader.bytes(16)?).expect("sixteen bytes");
+        let flags = reader.byte()?;
+        let (writes, dots) = (reader.u64()?, reader.u64()?);
+        let last_timestamp = match flags & HAS_WRITTEN {
+            0 => None,
+            _ => {
+                let before = i128::from(expires_at.as_micros()) - reader.signed()?;
+                let last = i64::try_from(before).map_err(|_| DecodeError::NotCanonical)?;
+                Some(Timestamp::from_micros(last))
+            }
+        };
+        let predecessors = match flags & HAS_PREDECESSORS {
+            0 => Predecessors::default(),
+            _ => Predecessors::decode(&mut reader)?,
+        };
+        let precision = match flags & HAS_PRECISION {
+            0 => None,
+            _ => Some(u16::try_from(reader.u64()?).map_err(|_| DecodeError::NotCanonical)?),
+        };
+        Ok(Rested {
+            expires_at,
+            born_boot,
+            id: MutatorId::new(id),
+            persisted: flags & PERSISTED != 0,
+            last_timestamp,
+            writes,
+            dots,
+            predecessors,
+            state: State::decode_payload(kind, kind.format(), precision, reader.rest())?,
+        })
+    }
+}
+
+/// 584 years since boot fit.
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;
