@@ -1,13 +1,16 @@
-//! The gate: one answer to "may this pod's clock be trusted now?", from the store's samples and from
-//! every fence that was met (invariants I4 and I12).
+//! The gate: what keeps a pod from taking updates. It has one answer to "may this pod's clock be trusted
+//! now?", from the store's samples and from every fence that was met (invariants I4 and I12). And it
+//! remembers the keys whose tally was seen to be full.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lru::LruCache;
 use orderfree_core::protocol::clock::{ClockError, FenceGuard};
-use orderfree_core::protocol::{Constants, Now, Timestamp};
+use orderfree_core::protocol::{Constants, Key, Now, Timestamp};
 
 use crate::clock::Clock;
+use crate::limits;
 use crate::metrics::Metrics;
 use crate::store::{Pause, Store};
 
@@ -19,6 +22,9 @@ pub struct Gate {
     fences: Mutex<FenceGuard>,
     /// Whether the store's word that a clock moved was told.
     told: AtomicBool,
+    full: Mutex<LruCache<Key, ()>>,
+    /// How many they are, for updates of all other keys, which take no lock.
+    full_count: AtomicUsize,
     metrics: Arc<Metrics>,
 }
 
@@ -37,6 +43,8 @@ impl Gate {
             constants,
             fences: Mutex::default(),
             told: AtomicBool::default(),
+            full: Mutex::new(limits::cache(limits::FULL_KEYS_MAX)),
+            full_count: AtomicUsize::new(0),
             metrics,
         }
     }
@@ -96,6 +104,27 @@ impl Gate {
                  wait until this clock has caught up"
             );
         }
+    }
+
+    /// Notes whether the tally of a key takes no further shard.
+    pub fn observe_tally(&self, key: &Key, is_full: bool) {
+        if !is_full && self.full_count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut full = self.full.lock().unwrap_or_else(PoisonError::into_inner);
+        match is_full {
+            true => drop(full.put(key.clone(), ())),
+            false => drop(full.pop(key)),
+        }
+        self.full_count.store(full.len(), Ordering::Relaxed);
+        self.metrics.full_tallies.set(i64::try_from(full.len()).unwrap_or(i64::MAX));
+    }
+
+    /// Whether the tally of a key was full when it was last seen.
+    #[must_use]
+    pub fn is_full(&self, key: &Key) -> bool {
+        self.full_count.load(Ordering::Relaxed) > 0
+            && self.full.lock().unwrap_or_else(PoisonError::into_inner).get(key).is_some()
     }
 
     fn fences(&self) -> std::sync::MutexGuard<'_, FenceGuard> {

@@ -181,6 +181,9 @@ pub const EMBEDDED_CACHE_BYTES: usize = 128 * 1024 * 1024;
 /// Remembered keys that can't be folded, so that their reads do not nominate them again.
 pub const FOLD_BLOCKED_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
+/// Remembered keys whose tally is full, so that updates which would add to it are refused.
+pub const FULL_KEYS_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
+
 /// Keys that wait to be folded; further nominations are dropped, as the sweep finds them again.
 pub const FOLD_QUEUE_MAX: usize = 10_000;
 
@@ -191,8 +194,9 @@ pub const FOLDS_AT_ONCE: usize = 8;
 /// Updates or reads in one JSON batch or query.
 pub const BATCH_ITEMS_MAX: usize = 1_000;
 
-/// Bytes of a state that is imported: as large as a tally may be.
-pub const IMPORT_BYTES_MAX: usize = orderfree_core::protocol::fold::TALLY_BYTES_MAX;
+/// Bytes of a state that is imported. A key may hold more than a tally: what is not folded yet. Cassandra
+/// takes a row of this size, as its largest mutation is half a segment of its commit log, 16 MiB.
+pub const IMPORT_BYTES_MAX: usize = 3 * orderfree_core::protocol::fold::TALLY_BYTES_MAX;
 
 /// Ops in one `{"ops":[…]}` list.
 pub const OPS_MAX: usize = 1_000;

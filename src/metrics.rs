@@ -191,6 +191,8 @@ pub struct Metrics {
     pub births: Counter,
     /// Mutators at rest that were forgotten to make room.
     pub evictions: Counter,
+    /// Keys whose tally was full when it was last seen.
+    pub full_tallies: Gauge,
     /// Ops that wait for their write.
     pub waiting: Gauge,
     /// Mutators that died before their last write was acknowledged.
@@ -266,6 +268,7 @@ impl Metrics {
             wakes: Counter::default(),
             births: Counter::default(),
             evictions: Counter::default(),
+            full_tallies: Gauge::default(),
             waiting: Gauge::default(),
             unresolved_deaths: Counter::default(),
             memory_lost: Counter::default(),
@@ -319,6 +322,8 @@ impl Metrics {
         r.register("births", "Mutators born", self.births.clone());
         let help = "Mutators at rest forgotten to make room";
         r.register("evictions", help, self.evictions.clone());
+        let help = "Keys whose tally was full when this pod last saw it";
+        r.register("full_tallies", help, self.full_tallies.clone());
         r.register(
             "waiting",
             "Ops that wait for their write, long ones counted as several",

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use orderfree_core::crdt::envelope;
 use orderfree_core::crdt::{Kind, Op, State};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
@@ -90,6 +91,8 @@ pub struct ShardsReport {
 pub struct TallyView {
     /// Its fence and state.
     pub content: Result<(Timestamp, State), RowError>,
+    /// It takes no further shard.
+    pub is_full: bool,
 }
 
 impl Service {
@@ -287,7 +290,10 @@ impl Service {
         Ok(ShardsReport {
             now,
             cutoff: now.minus(self.constants.cutoff()),
-            tally: read::tally(key, &slice).map(|content| TallyView { content }),
+            tally: read::tally(key, &slice).map(|content| TallyView {
+                is_full: slice.tally().is_some_and(|row| envelope::is_full(&row.state)),
+                content,
+            }),
             shards: read::shards(key, &slice, now, &self.constants),
         })
     }

@@ -181,8 +181,14 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
         None => Kind::ALL.to_vec(),
     };
     let (store, node) = open(args.store.resolve()?.existing()?, args.store.constants()?).await?;
-    let mut export =
-        Export { args: &args, node: &node, chance: Chance::system(), keys: 0, unreadable: 0 };
+    let mut export = Export {
+        args: &args,
+        node: &node,
+        chance: Chance::system(),
+        keys: 0,
+        unreadable: 0,
+        full: 0,
+    };
     for kind in kinds {
         let mut behind = None;
         loop {
@@ -205,8 +211,14 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    let Export { keys, unreadable, .. } = export;
+    let Export { keys, unreadable, full, .. } = export;
     store.close().await;
+    if full > 0 {
+        note(format_args!(
+            "orderfree: {full} keys are so large that nothing can be added to them; they were exported, \
+             but spread their items over more keys"
+        ));
+    }
     note(format_args!("{keys} keys exported, {unreadable} could not be read"));
     Ok(if unreadable == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -217,6 +229,7 @@ struct Export<'a> {
     chance: Chance,
     keys: usize,
     unreadable: usize,
+    full: usize,
 }
 
 impl Export<'_> {
@@ -264,6 +277,7 @@ impl Export<'_> {
             self.skip(&format!("{}: its state is too large to be imported", read.key));
             return Ok(());
         }
+        self.full += usize::from(read.is_full);
         line.shards = Some(read.shards);
         line.folded_through_us = read.folded_through.map(Timestamp::as_micros);
         serde_json::to_writer(&mut *lines, &line)?;

@@ -249,7 +249,7 @@ impl Folder {
         for (key, result) in keys.iter().zip(&results) {
             match result {
                 // It needs an operator as well.
-                Ok(result) if result.report.is_full => {
+                Ok(FoldResult { report, .. }) if report.is_full => {
                     lock(&self.blocked).put(key.clone(), self.gate.now().boot);
                 }
                 Ok(_) => {
@@ -291,7 +291,8 @@ impl Folder {
                 Some(self.store.write_folds(&folds).await)
             }
         };
-        let results = plans.into_iter().map(|plan| self.result(&plan?, outcome.as_ref()));
+        let results = keys.iter().zip(plans);
+        let results = results.map(|(key, plan)| self.result(key, &plan?, outcome.as_ref()));
         Ok(results.collect())
     }
 
@@ -324,10 +325,14 @@ impl Folder {
     /// How a plan ended, or would end where nothing was written.
     fn result(
         &self,
+        key: &Key,
         plan: &Plan,
         outcome: Option<&WriteOutcome>,
     ) -> Result<FoldResult, FoldFailure> {
         let report = *plan.report();
+        if report.fence_before.is_some() || report.is_full {
+            self.gate.observe_tally(key, report.is_full);
+        }
         match (plan, outcome) {
             (Plan::Nothing(_), _) => {
                 Ok(FoldResult { report, fence: report.fence_before, written: false })
@@ -487,6 +492,7 @@ impl Folder {
 
     fn count(&self, key: &Key, result: &Result<FoldResult, FoldFailure>) -> FoldEnd {
         let end = match result {
+            Ok(FoldResult { report, .. }) if report.is_full => FoldEnd::Blocked,
             Ok(FoldResult { written: true, .. }) => FoldEnd::Folded,
             Ok(_) | Err(FoldFailure::Busy) => FoldEnd::Nothing,
             Err(FoldFailure::Paused(_)) => FoldEnd::Paused,
@@ -499,6 +505,10 @@ impl Folder {
                 tracing::error!(%key, %error, "a key can't be folded without an operator");
             }
             Err(error) => tracing::debug!(%key, %error, "a fold is postponed"),
+            Ok(FoldResult { report, .. }) if report.is_full => tracing::error!(
+                %key,
+                "the tally of a key is full: final shards stay, and nothing can be added to the key"
+            ),
             Ok(FoldResult { report, .. }) if report.has_more => {
                 self.nominate(Nomination { key: key.clone(), rows: limits::ROWS_ALERT });
             }

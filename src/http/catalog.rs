@@ -114,8 +114,9 @@ catalog! {
         "Send a smaller amount, use another key, or merge fewer keys.";
     StateTooLarge: CONFLICT, "state-too-large", "The state would grow too large",
         "The op alone is too large for a state, or this pod has as much of the key as it may have until it is \
-         folded.",
-        "Send a smaller op, send it to another pod or again tomorrow, or spread the updates over more keys.";
+         folded, or what is folded of the key is as large as it may be.",
+        "Do what `detail` says: send a smaller op, send it to another pod or again tomorrow, remove items, or \
+         spread them over more keys.";
     MethodNotAllowed: METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed",
         "The address exists, but not with this method. Keys can't be deleted or set yet: a counter \
          only ever adds.",

@@ -56,6 +56,8 @@ pub(super) struct TallyRow {
     fence: Option<String>,
     /// Its part of the key's value; null if it can't be decoded.
     value: Option<Shown>,
+    /// It is as large as a tally may be: shards stay beside it, and nothing can be added to the key.
+    full: bool,
     /// Why it can't be decoded.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -110,7 +112,7 @@ impl TallyRow {
             Ok((fence, state)) => (Some(rfc3339(*fence)), Some(Shown::of(state, None, ask)), None),
             Err(error) => (None, None, Some(error.to_string())),
         };
-        TallyRow { expires_at: None, fence, value, error }
+        TallyRow { expires_at: None, fence, value, full: tally.is_full, error }
     }
 }
 
@@ -145,7 +147,8 @@ impl ShardRow {
     responses((status = 200, description = "Every row of the key", body = ShardsView, example = json!({
         "kind": "counter", "group": "site", "name": "home",
         "now": "2026-11-21T08:00:00.123456Z", "cutoff": "2026-11-21T07:00:00.123456Z",
-        "tally": {"expires_at": null, "fence": "2026-11-20T07:11:00.000000Z", "value": 1200},
+        "tally": {"expires_at": null, "fence": "2026-11-20T07:11:00.000000Z", "value": 1200,
+            "full": false},
         "shards": [{"mutator_id": "5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77",
             "expires_at": "2026-11-22T06:30:00.000417Z", "phase": "live", "in_tally": false,
             "value": 34}]})))

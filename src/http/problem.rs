@@ -253,7 +253,7 @@ impl From<OpError> for Problem {
     fn from(error: OpError) -> Problem {
         let kind = match &error {
             OpError::Overflow { .. } => ProblemType::OutOfRange,
-            OpError::TooLarge | OpError::KeyFull => ProblemType::StateTooLarge,
+            OpError::TooLarge | OpError::KeyFull | OpError::TallyFull => ProblemType::StateTooLarge,
             OpError::WrongKind { .. } | OpError::Invalid(_) => ProblemType::BadOp,
         };
         Problem::new(kind, sentence(&error.to_string())).with_outcome(NotAcked::Refused)
@@ -356,6 +356,7 @@ mod tests {
             (Refused::Op(OpError::Overflow { kind: "counter" }), ProblemType::OutOfRange),
             (Refused::Op(OpError::TooLarge), ProblemType::StateTooLarge),
             (Refused::Op(OpError::KeyFull), ProblemType::StateTooLarge),
+            (Refused::Op(OpError::TallyFull), ProblemType::StateTooLarge),
             (Refused::BornTooOften, ProblemType::BornTooOften),
             (Refused::Op(OpError::Invalid("x".to_owned())), ProblemType::BadOp),
             (Refused::Clock(ClockError::Moved), ProblemType::Clock),

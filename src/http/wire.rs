@@ -418,6 +418,7 @@ mod tests {
     fn large_numbers_survive_flattening() {
         let key = Caller::anybody().to(Verb::Read).key("counter", "site", "home").expect("key");
         let read = KeyValue {
+            is_full: false,
             key,
             state: Counter::from_total(1 << 100).into(),
             shards: 7,

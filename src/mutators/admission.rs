@@ -30,6 +30,9 @@ impl Mutators {
             return Err(Refused::Stopping);
         }
         let now = self.gate.open()?;
+        if self.gate.is_full(key) && ops.iter().any(Op::grows) {
+            return Err(OpError::TallyFull.into());
+        }
         let time = self.prepare(key, &mut ops, now.wall)?;
         let seat = |arrival| match arrival {
             Arrival::Born if self.slots.is_born_too_often(key, now) => Err(Refused::BornTooOften),

@@ -65,6 +65,8 @@ pub struct KeyValue {
     pub bytes: usize,
     /// The tally's fence; none without a tally.
     pub folded_through: Option<Timestamp>,
+    /// The tally takes no further shard.
+    pub is_full: bool,
     /// When the read began: every op acked before is in the value.
     pub as_of: Timestamp,
     /// The consistency level of the read.
@@ -326,6 +328,7 @@ impl Reader {
             shards: reading.shards,
             bytes,
             folded_through: reading.fence,
+            is_full: reading.is_full,
             as_of,
             level,
         })
@@ -337,6 +340,7 @@ impl Reader {
         self.metrics.read_shards.observe(reading.shards as f64);
         if let Some(fence) = reading.fence {
             self.gate.observe(fence);
+            self.gate.observe_tally(key, reading.is_full);
             lock(&self.fences).put(key.clone(), fence);
         }
         if reading.shards > limits::ROWS_ALERT {

@@ -173,7 +173,8 @@ pub(crate) mod tests {
         let room = ValueRoom { bytes, room: None };
         let (as_of, level) = (Timestamp::from_micros(1), Level::One);
         let (shards, folded_through) = (1, None);
-        let value = KeyValue { key, state, shards, bytes, folded_through, as_of, level };
+        let is_full = false;
+        let value = KeyValue { key, state, shards, bytes, folded_through, is_full, as_of, level };
         Arc::new(Held { value, room })
     }
 

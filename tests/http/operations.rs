@@ -132,6 +132,12 @@ async fn a_fold_takes_what_fits_into_a_tally_and_says_that_it_is_full() {
     pod.set(Fault::None);
     let folded = pod.get(path).await.json();
     assert_eq!(folded["value"]["size"], 16 * 250, "what fitted");
+    assert_eq!(pod.get(&format!("{path}/shards")).await.json()["tally"]["full"], true);
+    assert!(pod.get("/metrics").await.text.contains("orderfree_full_tallies 1\n"));
+    let refused = pod.post(path, "text/plain", "new").await;
+    assert!(refused.detail(409, "state-too-large").contains("remove items"), "{}", refused.text);
+    let other = pod.post("/v1/gset/site/other", "text/plain", "new").await;
+    assert_eq!(other.status, StatusCode::OK, "{}", other.text);
 }
 
 /// A fold at every read would cost much and change nothing.

@@ -205,6 +205,7 @@ mod tests {
                 oracle.acked(0, op, 0, Some(time));
                 expected += i128::from(weight(op));
                 let found = KeyValue {
+                    is_full: false,
                     key: family.key(0),
                     state: state.clone(),
                     shards: 1,

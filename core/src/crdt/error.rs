@@ -35,6 +35,12 @@ pub enum OpError {
          more keys"
     )]
     KeyFull,
+    /// Its tally has as many bytes as one may have.
+    #[error(
+        "what is folded of this key is as large as it may be, so nothing can be added; remove items, \
+         or spread them over more keys"
+    )]
+    TallyFull,
     /// The op's JSON is not an op of this kind.
     #[error("{0}")]
     Invalid(String),

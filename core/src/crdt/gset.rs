@@ -74,6 +74,10 @@ impl Crdt for GSet {
     };
     type Op = GSetOp;
 
+    fn grows(_: &GSetOp) -> bool {
+        true
+    }
+
     fn heap_bytes(op: &GSetOp) -> usize {
         let GSetOp::Add { items } = op;
         item::heap_bytes(items)

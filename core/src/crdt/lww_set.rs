@@ -138,6 +138,10 @@ impl Crdt for LwwSet {
     const FORGETS: bool = true;
     type Op = LwwSetOp;
 
+    fn grows(op: &LwwSetOp) -> bool {
+        !op.is_removal
+    }
+
     fn heap_bytes(op: &LwwSetOp) -> usize {
         item::heap_bytes(&op.items)
     }

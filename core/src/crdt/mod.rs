@@ -220,6 +220,12 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
         0
     }
 
+    /// Whether an op adds to a state what only a removal can take out again, so that a state may grow
+    /// without a bound.
+    fn grows(_op: &Self::Op) -> bool {
+        false
+    }
+
     /// The time that the client has seen, for kinds that are [timed](Crdt::IS_TIMED).
     fn after(_op: &Self::Op) -> Option<Timestamp> {
         None

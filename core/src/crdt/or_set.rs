@@ -291,6 +291,10 @@ impl Crdt for OrSet {
     };
     type Op = OrSetOp;
 
+    fn grows(op: &OrSetOp) -> bool {
+        matches!(op, OrSetOp::Add { .. })
+    }
+
     fn heap_bytes(op: &OrSetOp) -> usize {
         match op {
             OrSetOp::Add { items, .. } => {

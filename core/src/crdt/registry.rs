@@ -90,6 +90,11 @@ macro_rules! kinds {
             pub fn kind(&self) -> Kind {
                 match self { $(Op::$variant(_) => Kind::$variant),+ }
             }
+            /// Whether it adds what only a removal can take out again.
+            #[must_use]
+            pub fn grows(&self) -> bool {
+                match self { $(Op::$variant(op) => <$type>::grows(op)),+ }
+            }
             /// Memory that it holds besides itself, in bytes.
             #[must_use]
             pub fn heap_bytes(&self) -> usize {
