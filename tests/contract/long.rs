@@ -9,10 +9,10 @@ use orderfree::mutators::Bounds;
 use orderfree::policy::Policies;
 use orderfree::server::Node;
 use orderfree::service::GroupQuery;
-use orderfree::store::prefix;
+use orderfree::store::{StoreError, prefix};
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::fold::{self, Plan, TALLY_BYTES_MAX};
-use orderfree_core::protocol::prefix::Until;
+use orderfree_core::protocol::prefix::{Part, Until};
 use orderfree_core::protocol::{Key, Timestamp, WriteOutcome};
 
 use super::{Subject, key, total_of};
@@ -52,6 +52,41 @@ impl Subject {
 fn rows_each() -> usize {
     let asked = std::env::var("LONG_ROWS").ok();
     asked.map_or(12_000, |rows| rows.parse().expect("LONG_ROWS is a number"))
+}
+
+pub(crate) async fn more_rows_than_a_slice_takes_are_an_error(subject: Subject) {
+    let key = key("g", "n");
+    let writes: Vec<_> = (0..=10).map(|_| subject.shard(&key, 1)).collect();
+    let oldest = writes[0].expires_at();
+    subject.write_all(writes).await;
+    let level = subject.store.levels().read;
+    let read = |after| subject.store.read_slice(&key, after, level, 10);
+    let error = read(None).await.expect_err("one too many");
+    assert!(matches!(error, StoreError::TooManyRows { limit: 10, .. }), "{error}");
+    // Behind the oldest row there are exactly as many as it takes.
+    assert_eq!(read(Some(oldest)).await.expect("whole").len(), 10);
+}
+
+pub(crate) async fn a_part_has_the_oldest_rows_between_two_expiries(subject: Subject) {
+    let key = key("g", "n");
+    let writes: Vec<_> = (0..10).map(|_| subject.shard(&key, 1)).collect();
+    let mut expiries: Vec<_> = writes.iter().map(|write| write.expires_at()).collect();
+    expiries.sort_unstable();
+    subject.write_all(writes).await;
+    assert_eq!(subject.store.read_tally(&key).await.expect("an answer"), None);
+    let found = async |after: Option<usize>, through: usize, limit| {
+        let (after, through) = (after.map(|at| expiries[at]), expiries[through]);
+        let rows = subject.store.read_part(&key, Part { after, through, limit }).await;
+        rows.expect("rows").iter().map(|row| row.expires_at).collect::<Vec<_>>()
+    };
+    assert_eq!(found(None, 9, 10).await, expiries);
+    assert_eq!(found(None, 9, 3).await, expiries[..3]);
+    assert_eq!(found(Some(2), 6, 10).await, expiries[3..7]);
+    assert_eq!(found(Some(6), 6, 10).await, []);
+    let fold = subject.fold(&key, subject.when_final()).await;
+    let tally = subject.store.read_tally(&key).await.expect("an answer").expect("a tally");
+    assert_eq!(tally.state, fold.tally());
+    assert_eq!(found(None, 9, 10).await, [], "the tally is no shard");
 }
 
 pub(crate) async fn a_long_key_is_read_whole_and_folded_step_by_step(subject: Subject) {
