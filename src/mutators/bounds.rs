@@ -1,10 +1,10 @@
-//! How much memory mutators may take.
+//! How much memory the mutators of a pod may take.
 
 use orderfree_core::protocol::RestFlaw;
 
 use crate::limits;
 
-/// See the [module documentation](self).
+/// How many mutators a pod may have, awake and at rest.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     /// Most mutators that are awake.
