@@ -1,5 +1,5 @@
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, RandomState};
 
 use proptest::prelude::*;
 
@@ -9,9 +9,7 @@ struct Hashes(RandomState);
 
 impl HashesKeys for Hashes {
     fn hash_parts(&self, kind: Kind, group: &[u8], name: &[u8]) -> u64 {
-        let mut hasher = self.0.build_hasher();
-        (kind, group, name).hash(&mut hasher);
-        hasher.finish()
+        self.0.hash_one((kind, group, name))
     }
 }
 

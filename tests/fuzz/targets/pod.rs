@@ -16,7 +16,6 @@ use orderfree::gate::Gate;
 use orderfree::gc::{Folder, Folding};
 use orderfree::health::Health;
 use orderfree::http::{AppState, Build, router};
-use orderfree::limits;
 use orderfree::metrics::Metrics;
 use orderfree::mutators::{Bounds, Mutators};
 use orderfree::policy::Policies;
