@@ -4,6 +4,7 @@ use super::*;
 
 async fn acked(pod: &Pod, name: &str, by: i64) -> ShardWrite {
     let update = pod.start(name, by, STORED).await;
+    assert!(!update.0.is_finished(), "{:?}", update.end().await);
     let (write, reply) = pod.store.write().await;
     reply.send(WriteOutcome::Acked).expect("waits");
     assert_eq!(update.end().await, Ok(()));

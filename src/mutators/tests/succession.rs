@@ -68,6 +68,7 @@ async fn a_key_takes_more_than_one_state_holds_and_four_at_most() {
         let (pod, mut rows) = (pod(), Rows::default());
         let mut count = 0;
         let refused = loop {
+            assert!(count < 2_000, "it is never refused");
             match send(&pod, kind, add(count, 50), &mut rows).await {
                 Ok(()) => count += 50,
                 Err(error) => break error,
