@@ -3,11 +3,15 @@
 //! but never the flight that is out already: its answer may be older than the question.)
 //!
 //! Answers are found by a task of their own, so that whoever gives up waiting takes nothing from others.
+//!
+//! A `watch` channel would do the same, but it wakes those who wait in a random order, and the simulator
+//! repeats its schedules exactly.
 
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use crate::metrics::ReadFrom;
 
@@ -15,7 +19,9 @@ use crate::metrics::ReadFrom;
 #[derive(Debug)]
 pub(super) struct Asked<V, E> {
     state: Mutex<State>,
-    last: watch::Sender<Option<Last<V, E>>>,
+    last: Mutex<Option<Last<V, E>>>,
+    /// Tells those who wait that there is another answer.
+    changed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -50,7 +56,7 @@ struct Last<V, E> {
 
 impl<V, E> Default for Asked<V, E> {
     fn default() -> Asked<V, E> {
-        Asked { state: Mutex::default(), last: watch::Sender::new(None) }
+        Asked { state: Mutex::default(), last: Mutex::new(None), changed: Notify::new() }
     }
 }
 
@@ -62,7 +68,6 @@ impl<V: Clone, E: Clone> Asked<V, E> {
         oldest: Option<Duration>,
         call: impl FnOnce(),
     ) -> (Option<Result<V, E>>, ReadFrom) {
-        let mut last = self.last.subscribe();
         let (before, from) = {
             let mut state = self.state();
             if let Some(kept) = oldest.and_then(|oldest| self.kept(oldest)) {
@@ -85,10 +90,20 @@ impl<V: Clone, E: Clone> Asked<V, E> {
                 },
             }
         };
-        let is_newer =
-            |last: &Option<Last<V, E>>| last.as_ref().is_some_and(|last| last.number > before);
-        let newer = last.wait_for(is_newer).await.expect("invariant: the sender is in self");
-        (newer.as_ref().and_then(|newer| newer.said.clone()), from)
+        (self.newer_than(before).await, from)
+    }
+
+    /// What the first answer says whose number is greater.
+    async fn newer_than(&self, before: u64) -> Option<Result<V, E>> {
+        loop {
+            // Enabled before the look, so that no answer is missed between the look and the wait.
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(newer) = self.last().as_ref().filter(|last| last.number > before) {
+                return newer.said.clone();
+            }
+            changed.await;
+        }
     }
 
     /// Answers until nobody has asked since the last answer was begun.
@@ -114,7 +129,7 @@ impl<V: Clone, E: Clone> Asked<V, E> {
     /// Lets go of the last answer while the next one is being found, which also does for those who have not
     /// taken the last one yet.
     pub(super) fn give_up_last(&self) {
-        self.last.send_replace(None);
+        *self.last() = None;
     }
 
     /// Counted before the store is asked: whoever asks from now on waits for the next answer.
@@ -127,9 +142,13 @@ impl<V: Clone, E: Clone> Asked<V, E> {
 
     /// The last answer, if it was begun no earlier than `oldest` and is no error.
     pub(super) fn kept(&self, oldest: Duration) -> Option<V> {
-        let last = self.last.borrow();
+        let last = self.last();
         let young = last.as_ref().filter(|last| last.since >= oldest)?;
         young.said.clone()?.ok()
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Last<V, E>>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -154,7 +173,11 @@ impl<V: Clone, E: Clone> Drop for Begun<'_, V, E> {
             state.phase = Phase::Idle;
         }
         let last = Last { number: state.begun, since: self.since, said };
-        self.asked.last.send_replace(Some(last));
+        // Within the lock, lest a later answer be replaced by this one.
+        let before = self.asked.last().replace(last);
+        drop(state);
+        self.asked.changed.notify_waiters();
+        drop(before);
     }
 }
 

@@ -169,7 +169,7 @@ fn a_failing_schedule_is_made_small() {
 
 #[test]
 fn one_seed_gives_one_history() {
-    for seed in 0..50 {
+    for seed in 0..200 {
         let plan = Plan::draw(seed, None);
         let (one, other) = (play(&plan, true), play(&plan, true));
         let mut lines = one.timeline.lines().zip(other.timeline.lines());
