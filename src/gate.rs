@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use lru::LruCache;
 use orderfree_core::protocol::clock::{ClockError, FenceGuard};
@@ -22,7 +23,8 @@ pub struct Gate {
     fences: Mutex<FenceGuard>,
     /// Whether the store's word that a clock moved was told.
     told: AtomicBool,
-    full: Mutex<LruCache<Key, ()>>,
+    /// When it was seen, by the boot-time clock.
+    full: Mutex<LruCache<Key, Duration>>,
     /// How many they are, for updates of all other keys, which take no lock.
     full_count: AtomicUsize,
     metrics: Arc<Metrics>,
@@ -113,18 +115,23 @@ impl Gate {
         }
         let mut full = self.full.lock().unwrap_or_else(PoisonError::into_inner);
         match is_full {
-            true => drop(full.put(key.clone(), ())),
+            true => drop(full.put(key.clone(), self.now().boot)),
             false => drop(full.pop(key)),
         }
         self.full_count.store(full.len(), Ordering::Relaxed);
         self.metrics.full_tallies.set(i64::try_from(full.len()).unwrap_or(i64::MAX));
     }
 
-    /// Whether the tally of a key was full when it was last seen.
+    /// Whether the tally of a key was full when it was last seen, not long ago: another pod may have
+    /// made room since.
     #[must_use]
     pub fn is_full(&self, key: &Key) -> bool {
-        self.full_count.load(Ordering::Relaxed) > 0
-            && self.full.lock().unwrap_or_else(PoisonError::into_inner).get(key).is_some()
+        if self.full_count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let mut full = self.full.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = full.get(key).copied();
+        seen.is_some_and(|seen| self.now().boot < seen + limits::FULL_TIME_MAX)
     }
 
     fn fences(&self) -> std::sync::MutexGuard<'_, FenceGuard> {

@@ -56,7 +56,7 @@ impl AnswerBounds {
                 look_rows: 128,
                 slice,
                 fold_rows: 128,
-                fold_step: (10_000, steps_bytes),
+                fold_step: (10_000, steps_bytes / 2),
                 part: PartSize { rows: (16, 1_000), bytes: parts_bytes, expiry_rows: 256 },
             },
         }
@@ -73,10 +73,13 @@ impl AnswerBounds {
 }
 
 /// Keys that a pod reads at once whose rows are more than [`AnswerBounds::look_rows`]; others wait.
-pub const LONG_KEYS_AT_ONCE: usize = 2;
+pub const LONG_KEYS_AT_ONCE: usize = 4;
 
 /// Longest time until the value of such a key is read.
 pub const LONG_READ_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Memory of the value of such a key, as far as it is read in parts; a larger one is an error.
+pub const LONG_VALUE_BYTES_MAX: usize = 4 * VALUES_BYTES_MAX;
 
 /// Steps of one fold of a key that has to be folded in parts; then other keys have their turn.
 pub const FOLD_STEPS_MAX: usize = 32;
@@ -183,6 +186,9 @@ pub const FOLD_BLOCKED_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
 /// Remembered keys whose tally is full, so that updates which would add to it are refused.
 pub const FULL_KEYS_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
+
+/// For how long they are remembered so. A read or a fold of the key that meets the tally again renews it.
+pub const FULL_TIME_MAX: Duration = Duration::from_secs(10 * 60);
 
 /// Keys that wait to be folded; further nominations are dropped, as the sweep finds them again.
 pub const FOLD_QUEUE_MAX: usize = 10_000;
@@ -335,7 +341,12 @@ pub const WAITING_ROWS_BYTES_MAX: usize =
     LARGE_READS_AT_ONCE / 2 * orderfree_core::protocol::fold::TALLY_BYTES_MAX;
 
 /// Longest time until a value that may be large is read, by however many reads.
-pub const LARGE_READ_TIME_MAX: Duration = Duration::from_secs(30);
+pub const LARGE_READ_TIME_MAX: Duration = Duration::from_secs(90);
+
+const _: () = assert!(
+    LONG_READ_TIME_MAX.as_secs() + 2 * READ_TIME_MAX.as_secs() < LARGE_READ_TIME_MAX.as_secs(),
+    "a walk through a long key ends before those who asked for it give up"
+);
 
 /// Memory of what merges have made of the values that they read; also of one alone.
 pub const MERGED_BYTES_MAX: usize = 64 * 1024 * 1024;

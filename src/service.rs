@@ -285,7 +285,7 @@ impl Service {
     /// # Errors
     /// [`ReadError`] if the store can't answer; undecodable rows are part of the report.
     pub async fn shards(&self, key: &Key) -> Result<ShardsReport, ReadError> {
-        let slice = self.reader.slice(key, None, self.read_level()).await?;
+        let slice = self.reader.slice(key, None, self.read_level(), None).await?;
         let now = self.gate.now().wall;
         Ok(ShardsReport {
             now,

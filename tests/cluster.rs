@@ -374,13 +374,13 @@ async fn a_fold_whose_fence_can_not_be_stored_is_not_written() {
     let key = key("g", "n");
     subject.put(&key, 7).await;
     let fold = fold_ahead(&subject, &key, TWO_DAYS).await;
-    let killed = Killed::nodes(&["3"]);
+    let killed = Killed::nodes(&["2", "3"]);
     let outcome = subject.store.write_fold(&fold).await;
     let is_refused = matches!(&outcome, WriteOutcome::Refused(why) if why.contains("its fence"));
     assert!(is_refused, "{outcome:?}");
+    drop(killed);
     let read = subject.store.read_key(&key, None, subject.store.levels().read).await;
     assert!(read.expect("readable").tally().is_none(), "it was written");
-    drop(killed);
     subject.store.close().await;
     drop_keyspace(&config).await;
 }

@@ -405,3 +405,30 @@ async fn a_set_after_a_restart_wins_over_one_before() {
         close(pod).await;
     }
 }
+
+/// What a tally can't hold is in rows beside it, and goes into one line all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_more_than_a_tally_arrives_whole() {
+    let (from, to) = (Place::new(), Place::new());
+    let key = key(Kind::GSet, "g", "n");
+    // A pod takes up to a megabyte of a key.
+    for pod_number in 0..6 {
+        let pod = from.open();
+        for batch in 0..3 {
+            let item = |at| format!("{pod_number}-{batch}-{at:0>1000}");
+            let items: Vec<String> = (0..250).map(item).collect();
+            update(&pod, &key, &json!({"op": "add", "items": items})).await;
+        }
+        close(pod).await;
+    }
+    let exported = from.run("export", &[], b"");
+    assert!(exported.status.success(), "{}", text(&exported.stderr));
+    let imported = to.run("import", &[], &exported.stdout);
+    assert!(imported.status.success(), "{}", text(&imported.stderr));
+    let pod = to.open();
+    let read = pod.service().read(&key, None).await.expect("readable").expect("a value");
+    assert!(read.bytes > orderfree_core::protocol::fold::TALLY_BYTES_MAX, "{}", read.bytes);
+    let value = serde_json::to_value(read.state.value(&Question::default()).shown(false));
+    assert_eq!(value.expect("JSON")["size"], 6 * 3 * 250);
+    close(pod).await;
+}

@@ -248,6 +248,7 @@ impl Folder {
             .map_err(|error| match error {
                 prefix::Failed::Store(error) => FoldFailure::Read(error),
                 prefix::Failed::Row(error) => blocked(FoldError::Row(error)),
+                prefix::Failed::TooLarge => unreachable!("invariant: a fold has no such bound"),
             })?;
         let plan = fold::plan_prefix(read, now, &self.constants).map_err(blocked)?;
         if let Some(fence) = plan.report().fence_before {

@@ -168,9 +168,10 @@ catalog! {
         "Sending it again may count it twice; not sending it again may not count it at all. Choose \
          what your numbers can bear. Proxies must not retry this status.";
     TooManyRows: INTERNAL_SERVER_ERROR, "too-many-rows", "The key has too many rows",
-        "The key has more shards than a read merges. A partial sum would be a wrong sum.",
-        "Fold the key: POST to its address with /fold. Operators: see why folding lags behind, or is \
-         blocked.";
+        "Its shards are too many for one list, or too many of them have one expiry. Reads and folds take the \
+         shards of a key in parts, but never divide those of one expiry.",
+        "Read the key's value instead of its shards, or fold it first: POST to its address with /fold. \
+         Operators: if reads of the value fail as well, something else writes to the table.";
     AnswerFull: UNPROCESSABLE_ENTITY, "answer-full", "The answer would grow too large",
         "An answer holds the values of about 16 MiB of rows, or as much text, and a merge a state of 64 MiB of memory.",
         "Ask for fewer keys at once; of a query, for those again that have this problem.";

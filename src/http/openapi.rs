@@ -132,7 +132,9 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     const FOLD: &[ProblemType] = &[FoldPaused, FoldBusy, FoldUnknown];
     let of_path: &[&[ProblemType]] = match (path, method) {
         ("/v1/{kind}/{group}/{name}", HttpMethod::Post) => &[ADDRESSED, BODY, WRITE],
-        ("/v1/{kind}/{group}/{name}", _) => &[ADDRESSED, READ, &[KeyAbsent, NotAcceptable]],
+        ("/v1/{kind}/{group}/{name}", _) => {
+            &[ADDRESSED, READ, &[KeyAbsent, NotAcceptable, AnswerFull]]
+        }
         ("/v1/{kind}/{group}", _) => &[ADDRESSED, &[StoreUnavailable, Corrupt]],
         ("/v1/{kind}/{group}/{name}/shards", _) => &[ADDRESSED, READ, &[KeyAbsent]],
         ("/v1/{kind}/{group}/{name}/fold", _) => &[ADDRESSED, READ, FOLD],

@@ -268,6 +268,9 @@ impl From<ReadError> for Problem {
                 let detail = format!("{error}; ask again in a second");
                 Problem::new(ProblemType::Overloaded, sentence(&detail))
             }
+            ReadError::TooLarge => {
+                Problem::new(ProblemType::AnswerFull, sentence(&error.to_string()))
+            }
             ReadError::Bug => Problem::new(ProblemType::Internal, sentence(&error.to_string())),
             ReadError::Row { key, error } => {
                 let detail = format!("The key {key} can't be read: {error}.");

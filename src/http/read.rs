@@ -146,6 +146,7 @@ pub(super) async fn read(
 pub(super) fn problem_of(error: ReadError, key: &str) -> Problem {
     match error {
         ReadError::Store(error) => Problem::from(error).within(key),
+        ReadError::TooLarge => Problem::from(error).within(key),
         ReadError::Overloaded(_) | ReadError::Bug | ReadError::Row { .. } => error.into(),
     }
 }

@@ -30,7 +30,7 @@ impl Mutators {
             return Err(Refused::Stopping);
         }
         let now = self.gate.open()?;
-        if self.gate.is_full(key) && ops.iter().any(Op::grows) {
+        if ops.iter().any(Op::grows) && self.gate.is_full(key) {
             return Err(OpError::TallyFull.into());
         }
         let time = self.prepare(key, &mut ops, now.wall)?;

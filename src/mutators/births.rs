@@ -1,7 +1,9 @@
 //! How often each key was born today, counted in little memory.
 //!
-//! Each birth makes a row, and a key with too many rows can't be read. Where mutators that rest are
+//! Each birth makes a row, which every read passes until it is folded. Where mutators that rest are
 //! forgotten because there is no room, a key may be born again and again; here such keys are known.
+//! Where lifetimes are short, the count begins anew more often than daily, so that the births of a key
+//! that is used all the time are no reason to refuse it.
 //!
 //! A count-min sketch (Cormode and Muthukrishnan, "An improved data stream summary", 2005) with
 //! conservative update (Estan and Varghese, "New directions in traffic measurement and accounting",
@@ -10,7 +12,7 @@
 
 use std::time::Duration;
 
-use orderfree_core::protocol::Now;
+use orderfree_core::protocol::{Constants, Now};
 
 use crate::limits::BIRTHS_MAX;
 
@@ -26,8 +28,10 @@ type Page = Box<[u8; PAGE]>;
 
 /// See the [module documentation](self).
 pub(super) struct Births {
-    /// Since boot.
-    day: u64,
+    /// A day, or less where lifetimes are short.
+    period: Duration,
+    /// Which period since boot.
+    current: u64,
     total: u64,
     /// Whether any key has reached the limit.
     has_spent: bool,
@@ -35,16 +39,22 @@ pub(super) struct Births {
 }
 
 impl Births {
-    pub(super) fn new() -> Births {
+    pub(super) fn new(constants: &Constants) -> Births {
+        let takes_ops = constants.lifetime() - constants.drain_margin();
+        let ordinary = u32::from(BIRTHS_MAX) / 2;
+        Births::of_period(DAY.min(takes_ops.saturating_mul(ordinary)))
+    }
+
+    fn of_period(period: Duration) -> Births {
         let pages = (0..ROWS * CELLS / PAGE).map(|_| None).collect();
-        Births { day: 0, total: 0, has_spent: false, pages }
+        Births { period, current: 0, total: 0, has_spent: false, pages }
     }
 
     /// One more birth of the key with this hash.
     pub(super) fn note(&mut self, hash: u64, now: Now) {
-        let day = day_of(now);
-        if self.day != day {
-            *self = Births { day, ..Births::new() };
+        let current = self.period_of(now);
+        if self.current != current {
+            *self = Births { current, ..Births::of_period(self.period) };
         }
         self.total += 1;
         let least = self.count(hash);
@@ -59,7 +69,13 @@ impl Births {
 
     /// Whether the key was born so often today that it may not be born again.
     pub(super) fn is_spent(&self, hash: u64, now: Now) -> bool {
-        self.has_spent && self.day == day_of(now) && self.is_at_limit(hash)
+        self.has_spent && self.current == self.period_of(now) && self.is_at_limit(hash)
+    }
+
+    fn period_of(&self, now: Now) -> u64 {
+        // Lifetimes are milliseconds at least.
+        let periods = now.boot.as_millis() / self.period.as_millis().max(1);
+        u64::try_from(periods).unwrap_or(u64::MAX)
     }
 
     fn is_at_limit(&self, hash: u64) -> bool {
@@ -71,10 +87,6 @@ impl Births {
             |cell: usize| self.pages[cell / PAGE].as_ref().map_or(0, |page| page[cell % PAGE]);
         cells(hash).map(count).min().unwrap_or(0)
     }
-}
-
-fn day_of(now: Now) -> u64 {
-    now.boot.as_secs() / DAY.as_secs()
 }
 
 /// The cell of a key in each row.
@@ -94,7 +106,7 @@ fn cells(hash: u64) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use orderfree_core::protocol::Timestamp;
+    use orderfree_core::protocol::{Overrides, Timestamp};
 
     fn on_day(day: u32) -> Now {
         Now { wall: Timestamp::from_micros(1), boot: day * DAY + Duration::from_secs(5) }
@@ -106,8 +118,28 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_is_used_all_the_time_is_never_spent() {
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        let short = Overrides {
+            lifetime: seconds(60),
+            drain_margin: seconds(10),
+            cutoff: seconds(30),
+            ..Overrides::default()
+        };
+        let mut births = Births::new(&Constants::resolve(short).expect("consistent"));
+        for birth in 0..5_000 {
+            let boot = birth * Duration::from_secs(50);
+            let now = Now { wall: Timestamp::from_micros(1), boot };
+            assert!(!births.is_spent(hash(7), now), "after {birth}");
+            births.note(hash(7), now);
+        }
+        let usual = Constants::resolve(Overrides::default()).expect("consistent");
+        assert_eq!(Births::new(&usual).period, DAY);
+    }
+
+    #[test]
     fn a_key_is_spent_after_so_many_births_and_again_fresh_the_next_day() {
-        let mut births = Births::new();
+        let mut births = Births::of_period(DAY);
         for at in 0..BIRTHS_MAX {
             assert!(!births.is_spent(hash(7), on_day(3)), "after {at}");
             births.note(hash(7), on_day(3));
@@ -122,7 +154,7 @@ mod tests {
     /// However many keys are born, only the one that thrashes is limited.
     #[test]
     fn millions_of_births_limit_no_other_key() {
-        let mut births = Births::new();
+        let mut births = Births::of_period(DAY);
         for key in 0..3_000_000 {
             births.note(hash(key), on_day(1));
             if key % 10_000 == 0 {
@@ -136,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_births_limits_nobody_rather_than_everybody() {
-        let mut births = Births::new();
+        let mut births = Births::of_period(DAY);
         births.total = 300 * CELLS as u64;
         births.pages.iter_mut().for_each(|page| *page = Some(Box::new([u8::MAX; PAGE])));
         births.note(hash(1), on_day(0));

@@ -184,7 +184,7 @@ impl Slots {
             hasher: Hashes(RandomState::new()),
             constants,
             flaw: bounds.flaw,
-            births: Mutex::new(Births::new()),
+            births: Mutex::new(Births::new(&constants)),
             scales: Scales::default(),
             weight_max: mutators_max * limits::LARGE_STATES_BYTES_EACH,
             shedding: Mutex::default(),

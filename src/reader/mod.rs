@@ -21,6 +21,7 @@ use orderfree_core::protocol::read::{self, Answer, Reading, RowError};
 use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Constants, Key, Timestamp, WholeSlice};
 use thiserror::Error;
+use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout};
 
 use crate::gate::Gate;
@@ -82,6 +83,9 @@ pub enum ReadError {
     /// This pod reads as much as it can.
     #[error("{0}")]
     Overloaded(&'static str),
+    /// The value would take more memory than the value of one key may.
+    #[error("the value of this key is too large to be read; fold the key, or remove items of it")]
+    TooLarge,
     /// The read panicked.
     #[error("the read of the key met a bug; the log of this pod has its reason")]
     Bug,
@@ -154,7 +158,7 @@ impl Reader {
             // Others may need the room of one answer after the other before it is taken.
             false => timeout(limits::LARGE_READ_TIME_MAX, asking)
                 .await
-                .map_err(|_| ReadError::Overloaded("the key is asked for too often"))?,
+                .map_err(|_| ReadError::Overloaded("the key takes too long to read here"))?,
         };
         self.metrics.count_read(from);
         said.unwrap_or(Err(ReadError::Bug))
@@ -198,6 +202,7 @@ impl Reader {
         key: &Key,
         after: Option<Timestamp>,
         level: Level,
+        turn: Option<SemaphorePermit<'_>>,
     ) -> Result<WholeSlice, ReadError> {
         let bounds = self.store.bounds(key.kind);
         let look = self.store.read_slice(key, after, level, bounds.look_rows).await;
@@ -205,6 +210,8 @@ impl Reader {
             Err(StoreError::TooManyRows { limit, bytes }) => {
                 // What one row has in bytes is known now.
                 let Some(rows) = bounds.second_rows(limit, bytes) else { return Ok(look?) };
+                // Others may have it while this one waits.
+                drop(turn);
                 let _turn = self.values.long_turn().await?;
                 self.store.read_slice(key, after, level, rows).await
             }
@@ -219,16 +226,19 @@ impl Reader {
     /// [`ReadError`]; never a partial value.
     pub async fn alone(&self, key: &Key, level: Level) -> Result<Option<KeyValue>, ReadError> {
         let as_of = self.gate.now().wall;
-        match self.slice(key, None, level).await {
+        match self.slice(key, None, level, None).await {
             Ok(slice) => self.value(key, &slice, as_of, level),
-            Err(ReadError::Store(StoreError::TooManyRows { .. })) => self.by_parts(key).await,
+            Err(ReadError::Store(StoreError::TooManyRows { .. })) => {
+                let _turn = self.values.long_turn().await?;
+                self.by_parts(key).await
+            }
             Err(error) => Err(error),
         }
     }
 
-    /// Reads a key whose rows are too many for one slice. Every replica has to answer.
+    /// Reads a key whose rows are too many for one slice, within a turn for such keys. Every replica has to
+    /// answer.
     async fn by_parts(&self, key: &Key) -> Result<Option<KeyValue>, ReadError> {
-        let _turn = self.values.long_turn().await?;
         let as_of = self.gate.now().wall;
         let cut = as_of.minus(self.constants.cutoff());
         let walk = prefix::read(&*self.store, key, cut, Until::the_end(), prefix::READ_TRIES_MAX);
@@ -239,6 +249,7 @@ impl Reader {
         let read = read.map_err(|error| match error {
             prefix::Failed::Store(error) => self.store_error(error),
             prefix::Failed::Row(error) => self.row_error(key, error),
+            prefix::Failed::TooLarge => ReadError::TooLarge,
         })?;
         let bytes = read.bytes();
         let answer = read.into_reading().map_or(Answer::Absent, Answer::Value);
@@ -272,13 +283,14 @@ impl Reader {
         // Where the replicas that answer are older than the cached fence, start at the oldest row.
         for after in [cached, None] {
             let turn = self.values.turn(key.kind).await?;
-            let slice = self.slice(key, after, level).await;
-            drop(turn);
+            let slice = self.slice(key, after, level, turn).await;
             // The last answer may have the very room that is waited for.
             let let_go = || asked.give_up_last();
             if let Err(ReadError::Store(StoreError::TooManyRows { .. })) = slice {
+                let _turn = self.values.long_turn().await?;
                 // Nobody knows how large the value is, so it takes all the room there is.
                 let bytes = limits::VALUES_BYTES_MAX;
+                let until = Instant::now() + limits::READ_TIME_MAX;
                 let room = self.values.room(key.kind, bytes, until, let_go).await?;
                 let value = self.by_parts(key).await?;
                 return Ok(value.map(|value| Arc::new(Held::new(value, room, usize::MAX))));

@@ -9,6 +9,7 @@ use orderfree_core::protocol::{Key, MutatorId, Row, Timestamp};
 use thiserror::Error;
 
 use super::{Store, StoreError};
+use crate::limits::LONG_VALUE_BYTES_MAX;
 
 /// How often a walk for a fold begins because the tally changed meanwhile: somebody else is folding.
 pub const FOLD_TRIES_MAX: usize = 3;
@@ -25,6 +26,9 @@ pub enum Failed {
     /// A row can't be decoded or merged.
     #[error(transparent)]
     Row(#[from] RowError),
+    /// The value would take more memory than the value of one key may.
+    #[error("the value would take more than {LONG_VALUE_BYTES_MAX} bytes of memory")]
+    TooLarge,
 }
 
 impl From<WalkError> for Failed {
@@ -62,6 +66,10 @@ pub async fn read(
         while let Some(part) = walk.next() {
             let rows = store.read_part(key, part).await.map_err(all)?;
             walk.take(rows)?;
+            // A fold of what is too large for a tally ends by itself.
+            if until.tally_bytes.is_none() && walk.memory_bytes() > LONG_VALUE_BYTES_MAX {
+                return Err(Failed::TooLarge);
+            }
             // Merging a part takes a while.
             tokio::task::consume_budget().await;
         }

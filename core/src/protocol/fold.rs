@@ -108,7 +108,7 @@ pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Pl
         gathered.take(of_expiry, Some(TALLY_BYTES_MAX))?;
     }
     let report = Report { zombies, kept, ..Report::default() };
-    Ok(gathered.into_plan(read.key(), fence, report, zombies > 0))
+    Ok(gathered.into_plan(read.key(), fence, report, Zombies::Seen(zombies)))
 }
 
 /// Plans the fold of a key whose rows don't fit into one answer. It also deletes the key's zombies,
@@ -126,12 +126,25 @@ pub fn plan_prefix(
 ) -> Result<Plan, FoldError> {
     let PrefixRead { key, gathered, through, is_complete, .. } = read;
     let before = gathered.checked_fence(now, constants)?;
-    assert!(through <= cut(now, constants).max(before.unwrap_or(through)), "invariant: all final");
+    let cut = cut(now, constants);
+    let final_through = before.map_or(cut, |before| cut.max(before));
+    assert!(through <= final_through, "invariant: a fold takes final shards alone");
     let report = Report { has_more: !is_complete, ..Report::default() };
-    // Where the fence can't rise, whoever wrote it has deleted them.
-    let may_have_zombies = before.is_some_and(|before| through > before);
-    Ok(gathered.into_plan(&key, through, report, may_have_zombies))
+    Ok(gathered.into_plan(&key, through, report, Zombies::Unseen))
 }
+
+/// Rows at or below the fence before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Zombies {
+    /// So many.
+    Seen(usize),
+    /// Nobody has looked. Where the fence does not rise, whoever wrote it has deleted them.
+    Unseen,
+}
+
+/// Bytes that a state which is too large for a tally takes in before it is measured again: to encode it
+/// after each expiry would cost far more than to merge.
+const MEASURE_EVERY_BYTES: usize = 256 * 1024;
 
 /// A tally's state with the shards that were merged into it, oldest first.
 #[derive(Debug, Clone, PartialEq)]
@@ -143,7 +156,9 @@ pub(super) struct Gathered {
     shards: usize,
     /// Its envelope has no more bytes, as far as is known without encoding it.
     bytes: usize,
-    /// While the state is too large for a tally: what was not.
+    /// Its bytes when they were last counted.
+    measured: usize,
+    /// While the state is too large for a tally, or may be: what was not.
     fitting: Option<Fitting>,
 }
 
@@ -169,11 +184,21 @@ impl Gathered {
             None => (None, State::identity(kind)),
             Some((fence, state)) => (Some(fence), state),
         };
-        Ok(Gathered { reader, fence, was_full, state, shards: 0, bytes, fitting: None })
+        let (shards, measured) = (0, bytes);
+        Ok(Gathered { reader, fence, was_full, state, shards, bytes, measured, fitting: None })
     }
 
     pub(super) fn fence(&self) -> Option<Timestamp> {
         self.fence
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.state.memory_bytes()
+    }
+
+    /// Whether the state is too large for a tally, as far as is known.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.fitting.is_some()
     }
 
     pub(super) fn was_full(&self) -> bool {
@@ -212,16 +237,26 @@ impl Gathered {
             self.state.merge(&self.reader.shard(row.borrow())?).map_err(RowError::Merge)?;
         }
         self.shards += of_expiry.len();
-        if let Some(max) = doubted {
-            // What a fold would drop must not count. Dropping it now makes no other tally later:
-            // settling step by step is settling at once.
-            self.state.settle(expires_at);
-            self.bytes = envelope::encode_tally(self.reader.seal(), &self.state, expires_at).len();
-            if self.bytes <= max {
-                self.fitting = None;
-            }
+        // The first one always, so that each fold takes as much if it fits.
+        let is_first = self.shards == of_expiry.len();
+        if let Some(max) = doubted
+            && (is_first || self.bytes >= self.measured + MEASURE_EVERY_BYTES)
+        {
+            self.measure(expires_at, max);
         }
         Ok(())
+    }
+
+    /// Counts the bytes of a tally with everything that was merged, and this fence.
+    fn measure(&mut self, fence: Timestamp, max: usize) {
+        // What a fold would drop must not count. Dropping it now makes no other tally later: settling
+        // step by step is settling at once.
+        self.state.settle(fence);
+        self.bytes = envelope::encode_tally(self.reader.seal(), &self.state, fence).len();
+        self.measured = self.bytes;
+        if self.bytes <= max {
+            self.fitting = None;
+        }
     }
 
     /// The state of a value, which may be larger than a tally, and how many shards it has.
@@ -230,7 +265,18 @@ impl Gathered {
     }
 
     /// `through` is the fence of a fold that takes everything that was gathered.
-    fn into_plan(self, key: &Key, through: Timestamp, report: Report, has_zombies: bool) -> Plan {
+    fn into_plan(
+        mut self,
+        key: &Key,
+        through: Timestamp,
+        report: Report,
+        zombies: Zombies,
+    ) -> Plan {
+        if self.fitting.is_some() {
+            // The fence may be far above the last expiry, so that more is forgotten.
+            let fence = self.fence.map_or(through, |before| before.max(through));
+            self.measure(fence, TALLY_BYTES_MAX);
+        }
         let is_full = self.fitting.is_some();
         let all = Fitting { state: self.state, shards: self.shards, through };
         let Fitting { mut state, shards, through } = self.fitting.unwrap_or(all);
@@ -247,6 +293,10 @@ impl Gathered {
             (false, true) => true,
             (true, false) => Some(fence) > self.fence,
             _ => false,
+        };
+        let has_zombies = match zombies {
+            Zombies::Seen(count) => count > 0,
+            Zombies::Unseen => self.fence.is_some() && Some(fence) > self.fence,
         };
         if shards == 0 && !has_zombies && !says_other {
             return Plan::Nothing(report);

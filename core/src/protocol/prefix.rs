@@ -142,7 +142,10 @@ impl Walk {
     /// What to ask for next; none once nothing more is to be taken.
     #[must_use]
     pub fn next(&self) -> Option<Part> {
-        let is_enough = self.shards >= self.until.rows || self.bytes >= self.until.bytes;
+        // What does not fit into a tally may fit with what later shards remove.
+        let more = if self.gathered.is_too_large() { 2 } else { 1 };
+        let is_enough = self.shards >= self.until.rows.saturating_mul(more)
+            || self.bytes >= self.until.bytes.saturating_mul(more);
         if self.is_over || (is_enough && self.whole.is_none()) {
             return None;
         }
@@ -193,10 +196,19 @@ impl Walk {
             self.passed = Some(part.through);
             self.is_over = part.through == self.until.through;
         }
-        let taken = (self.shards - before.0).max(1);
-        let mean = (self.bytes - before.1) / taken + 1;
-        self.limit = (self.size.bytes / mean).clamp(1, self.size.rows.1);
+        let (shards, bytes) = (self.shards - before.0, self.bytes - before.1);
+        if let Some(mean) = bytes.checked_div(shards) {
+            // Later rows may be larger, so that parts grow slowly.
+            let most = self.size.rows.1.min(4 * self.limit);
+            self.limit = (self.size.bytes / (mean + 1)).clamp(1, most);
+        }
         Ok(())
+    }
+
+    /// About what the state takes in memory so far, in bytes; 0 for kinds whose states are small.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.gathered.memory_bytes()
     }
 
     /// What was read, if the tally is still the same; none if the walk has to begin again.

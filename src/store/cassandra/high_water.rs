@@ -1,10 +1,12 @@
 //! Keeps the highest fence in the cluster, so that a restarted pod knows what clocks have done (invariant I12).
 //! What the row means is decided by [`orderfree_core::protocol::high_water`].
 //!
-//! The row's write has the fence as its timestamp, so the highest fence wins by itself. It is written at the
-//! level of folds and read at that of writes. These two meet in every data centre, as is checked at start,
-//! which the levels of writes and reads need not.
+//! The row's write has the fence as its timestamp, so the highest fence wins by itself. In one data centre
+//! it is written and read at a quorum, so that a node that is down stops no fold but those of its own keys.
+//! In several, it is written at the level of folds and read at that of writes: these two meet in every data
+//! centre, as is checked at start, which the levels of writes and reads need not.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -30,7 +32,10 @@ pub(super) struct HighWater {
     read: PreparedStatement,
     write: PreparedStatement,
     constants: Constants,
-    /// The highest fence that is known to be stored, in µs.
+    /// The highest fence that was seen, in µs.
+    seen_us: AtomicI64,
+    /// The highest one whose write was acknowledged to this pod, in µs. One that was only seen may lie on
+    /// too few replicas for others to see it.
     stored_us: AtomicI64,
 }
 
@@ -51,6 +56,13 @@ impl HighWater {
             statement.set_is_idempotent(true);
             Ok::<_, PrepareError>(statement)
         };
+        let nodes = session.get_cluster_state();
+        let datacenters: BTreeSet<_> =
+            nodes.get_nodes_info().iter().filter_map(|node| node.datacenter.as_deref()).collect();
+        let (read_at, write_at) = match datacenters.len() {
+            0 | 1 => (Level::Quorum, Level::Quorum),
+            _ => (levels.write, levels.fold),
+        };
         let key = "kind = ? AND grp = ? AND name = ? AND expires_at = ? AND mutator_id = ?";
         let read = format!("SELECT state FROM {keyspace}.shards WHERE {key}");
         let write = format!(
@@ -59,9 +71,10 @@ impl HighWater {
         );
         let opened = HighWater {
             session: Arc::clone(session),
-            read: prepare(read, levels.write).await.map_err(ConnectError::question)?,
-            write: prepare(write, levels.fold).await.map_err(ConnectError::question)?,
+            read: prepare(read, read_at).await.map_err(ConnectError::question)?,
+            write: prepare(write, write_at).await.map_err(ConnectError::question)?,
             constants,
+            seen_us: AtomicI64::new(i64::MIN),
             stored_us: AtomicI64::new(i64::MIN),
         };
         match opened.look().await {
@@ -102,19 +115,20 @@ impl HighWater {
         let outcome = sending.write(Reach::OnePartition, || true, send).await;
         if outcome == WriteOutcome::Acked {
             self.note(fence);
+            self.stored_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
         }
         outcome
     }
 
     /// Shut while the highest fence proves that a clock has moved.
     pub(super) fn check(&self, now: Timestamp) -> Result<(), ClockError> {
-        let stored = Timestamp::from_micros(self.stored_us.load(Ordering::SeqCst));
-        let is_moved = proves_moved_clock(stored, now, &self.constants);
+        let seen = Timestamp::from_micros(self.seen_us.load(Ordering::SeqCst));
+        let is_moved = proves_moved_clock(seen, now, &self.constants);
         if is_moved { Err(ClockError::Moved) } else { Ok(()) }
     }
 
     fn note(&self, fence: Timestamp) {
-        self.stored_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
+        self.seen_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
     }
 
     /// Looks again. What fails is looked for again in the next round.

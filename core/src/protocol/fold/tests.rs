@@ -8,6 +8,7 @@ use super::*;
 use crate::crdt::envelope::KeySeal;
 use crate::crdt::item::Item;
 use crate::crdt::{Counter, Dot, GSetOp, Kind, Op, Question};
+use crate::protocol::prefix::{PartSize, Until, Walk};
 use crate::protocol::read::{Answer, assemble};
 use crate::protocol::{MutatorId, Name, Overrides, Slice};
 
@@ -291,6 +292,70 @@ fn of_two_tallies_with_one_fence_the_full_one_wins() {
     let again = plan.fold().expect("a fold that says so");
     assert_eq!((again.fence(), again.report().folded), (fence, 0));
     assert!(again.tally() > tally.as_slice());
+}
+
+/// The same plan, from a walk in parts.
+fn plan_in_parts(key: &Key, rows: &[Row], now: Timestamp) -> Plan {
+    let cut = cut(now, &constants());
+    let (shards, tally): (Vec<_>, Vec<_>) = rows.iter().cloned().partition(|row| !row.is_tally());
+    let tally_bytes = Some(TALLY_BYTES_MAX);
+    let until = Until { through: cut, rows: usize::MAX, bytes: usize::MAX, tally_bytes };
+    let size = PartSize { rows: (3, 1_000), bytes: usize::MAX, expiry_rows: 1_000 };
+    let tally = tally.into_iter().next();
+    let mut walk = Walk::begin(key.clone(), tally.clone(), cut, until, size).expect("begun");
+    while let Some(part) = walk.next() {
+        let mut rows = shards.clone();
+        rows.retain(|row| Some(row.expires_at) > part.after && row.expires_at <= part.through);
+        rows.sort_by_key(|row| row.expires_at);
+        rows.truncate(part.limit);
+        walk.take(rows).expect("sound rows");
+    }
+    let read = walk.end(tally.as_ref()).expect("nothing changed");
+    plan_prefix(read, now, &constants()).expect("a plan")
+}
+
+#[test]
+fn a_walk_takes_what_fits_and_then_plans_nothing_until_more_does() {
+    let mut sets = sixteen();
+    sets.add(ago(80), (0..200).map(|item| format!("{item:0>1020}")));
+    let key = key(Kind::GSet);
+    let plan = plan_in_parts(&key, &sets.0, NOW);
+    assert_eq!(plan, sets.plan(), "as at once, but for what it does not look at");
+    sets.fold();
+    // The fence can't rise, so there is nothing to say that was not said.
+    let again = plan_in_parts(&key, &sets.0, NOW);
+    assert!(matches!(again, Plan::Nothing(Report { is_full: true, folded: 0, .. })), "{again:?}");
+}
+
+/// Nobody adds to a full key, so that no later row brings a later time.
+#[test]
+fn a_full_set_has_room_again_once_its_removals_are_old() {
+    let key = key(Kind::LwwSet);
+    let row_of = |op: &str, batch: i64, expires_at: Timestamp| {
+        let items: Vec<_> = (0..230).map(|item| format!("{batch:02}-{item:0>1000}")).collect();
+        let body = serde_json::json!({"op": op, "items": items});
+        let mut op = Kind::LwwSet.parse_op(&body).expect("an op");
+        op.stamp(expires_at.minus(Duration::from_secs(50)));
+        let mut state = State::new(Kind::LwwSet, None);
+        state.apply(&op).expect("within the bound");
+        let mutator_id = MutatorId::new(Uuid::from_u128(1));
+        let seal = KeySeal::of(&key).row(expires_at, mutator_id);
+        Row { expires_at, mutator_id, state: envelope::encode_shard(seal, &state, 1) }
+    };
+    let adds = (0..20).map(|batch| row_of("add", batch, ago(100).shifted(batch)));
+    let removals = (0..5).map(|batch| row_of("remove", batch, ago(90).shifted(batch)));
+    let rows: Vec<Row> = adds.chain(removals).collect();
+    let planned = |now: Timestamp| {
+        let slice = rows.iter().rev().cloned().collect();
+        let slice = Slice::new(slice, None, 10_000).whole().expect("whole");
+        let read = FullRead::at_fold_level(key.clone(), slice);
+        let report = *plan(&read, now, &constants()).expect("a plan").report();
+        assert_eq!(report.is_full, plan_in_parts(&key, &rows, now).report().is_full);
+        report
+    };
+    assert!(planned(NOW).is_full);
+    let later = planned(NOW.plus(Duration::from_secs(9 * 24 * 3600)));
+    assert_eq!((later.is_full, later.folded), (false, 25));
 }
 
 /// Removals in later rows may make room for earlier ones.
