@@ -107,8 +107,9 @@ pub(crate) fn key(group: &str, text: &str) -> Key {
 /// The next write of a mutator that adds `by`: an amount, or an item.
 pub(crate) fn next_write(mutator: &mut Mutator, by: i64, now: Now) -> ShardWrite {
     let kind = mutator.key().kind;
-    let ops = vec![kind.parse_op(&kind.bare_op(&by.to_string())).expect("an op")];
-    mutator.accept(ops, Durability::Stored, now).expect("accepted");
+    let mut op = kind.parse_op(&kind.bare_op(&by.to_string())).expect("an op");
+    op.stamp(now.wall);
+    mutator.accept(vec![op], Durability::Stored, now).expect("accepted");
     match mutator.begin_write(now) {
         Begin::Write(write) => write,
         other => panic!("no write but {other:?}"),
