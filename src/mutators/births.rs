@@ -2,7 +2,7 @@
 //!
 //! Each birth makes a row, which every read passes until it is folded. Where mutators that rest are
 //! forgotten because there is no room, a key may be born again and again; here such keys are known.
-//! Where lifetimes are short, the count begins anew more often than daily, so that the births of a key
+//! Where lifetimes are short, a new count starts more often than daily, so that the births of a key
 //! that is used all the time are no reason to refuse it.
 //!
 //! A count-min sketch (Cormode and Muthukrishnan, "An improved data stream summary", 2005) with

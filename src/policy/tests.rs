@@ -272,7 +272,7 @@ fn quotas_bound_the_longest_prefix_that_fits() {
     assert!(both.0.is_ok() && both.1.is_ok() && seats.take().is_err(), "no seat was lost");
 }
 
-/// What rests is accounted to a tenant by its number, whatever the file says meanwhile.
+/// A tenant keeps its number when the file is read again.
 #[test]
 fn a_tenant_keeps_its_number_when_the_policy_is_read_anew() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -93,7 +93,7 @@ impl<V: Clone, E: Clone> Asked<V, E> {
         (self.newer_than(before).await, from)
     }
 
-    /// What the first answer says whose number is greater.
+    /// Waits for an answer with a greater number.
     async fn newer_than(&self, before: u64) -> Option<Result<V, E>> {
         loop {
             // Enabled before the look, so that no answer is missed between the look and the wait.

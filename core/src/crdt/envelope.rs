@@ -133,8 +133,7 @@ pub fn encode_shard(seal: RowSeal, state: &State, write: u64) -> Vec<u8> {
 /// If `fence` is before 1970: a fence is a wall-clock time less the cutoff.
 #[must_use]
 pub fn encode_tally(key: KeySeal, state: &State, fence: Timestamp) -> Vec<u8> {
-    let fence = u64::try_from(fence.as_micros()).expect("invariant: a fence is after 1970");
-    encode(key.tally(), state, FLAG_TALLY, fence)
+    tally(key, state, FLAG_TALLY, fence)
 }
 
 /// The same for a tally that takes no further shard.
@@ -143,8 +142,12 @@ pub fn encode_tally(key: KeySeal, state: &State, fence: Timestamp) -> Vec<u8> {
 /// As [`encode_tally`].
 #[must_use]
 pub fn encode_full_tally(key: KeySeal, state: &State, fence: Timestamp) -> Vec<u8> {
+    tally(key, state, FLAGS_FULL_TALLY, fence)
+}
+
+fn tally(key: KeySeal, state: &State, flags: u8, fence: Timestamp) -> Vec<u8> {
     let fence = u64::try_from(fence.as_micros()).expect("invariant: a fence is after 1970");
-    encode(key.tally(), state, FLAGS_FULL_TALLY, fence)
+    encode(key.tally(), state, flags, fence)
 }
 
 /// Whether these are the bytes of a tally that takes no further shard. They must be of a row that can

@@ -272,17 +272,18 @@ impl Gathered {
         report: Report,
         zombies: Zombies,
     ) -> Plan {
+        let before = self.fence;
+        let fence_of = |through: Timestamp| before.map_or(through, |before| through.max(before));
         if self.fitting.is_some() {
             // The fence may be far above the last expiry, so that more is forgotten.
-            let fence = self.fence.map_or(through, |before| before.max(through));
-            self.measure(fence, TALLY_BYTES_MAX);
+            self.measure(fence_of(through), TALLY_BYTES_MAX);
         }
         let is_full = self.fitting.is_some();
         let all = Fitting { state: self.state, shards: self.shards, through };
         let Fitting { mut state, shards, through } = self.fitting.unwrap_or(all);
-        let fence = self.fence.map_or(through, |before| before.max(through));
+        let fence = fence_of(through);
         let report = Report {
-            fence_before: self.fence,
+            fence_before: before,
             folded: shards,
             has_more: report.has_more && !is_full,
             is_full,
@@ -291,12 +292,12 @@ impl Gathered {
         // At an equal fence the greater bytes win: those that say so.
         let says_other = match (self.was_full, is_full) {
             (false, true) => true,
-            (true, false) => Some(fence) > self.fence,
+            (true, false) => Some(fence) > before,
             _ => false,
         };
         let has_zombies = match zombies {
             Zombies::Seen(count) => count > 0,
-            Zombies::Unseen => self.fence.is_some() && Some(fence) > self.fence,
+            Zombies::Unseen => before.is_some_and(|before| fence > before),
         };
         if shards == 0 && !has_zombies && !says_other {
             return Plan::Nothing(report);

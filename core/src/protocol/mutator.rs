@@ -211,15 +211,20 @@ impl Mutator {
         now: Now,
         constants: &Constants,
     ) -> Mutator {
-        let (empty, lease) = (State::new(key.kind, precision), Lease::begin(now, constants));
+        let empty = State::new(key.kind, precision);
+        Mutator::clean(key, id, Lease::begin(now, constants), empty)
+    }
+
+    /// One with this state that has drawn and written nothing yet.
+    fn clean(key: Key, id: MutatorId, lease: Lease, state: State) -> Mutator {
         let seal = KeySeal::of(&key).row(lease.expires_at(), id);
         Mutator {
             key,
             id,
             seal,
             lease,
-            settled: empty.clone(),
-            head: empty,
+            settled: state.clone(),
+            head: state,
             queue: Vec::new(),
             queued: 0,
             flight: None,

@@ -21,7 +21,6 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{Mutator, Predecessors};
-use crate::crdt::envelope::KeySeal;
 use crate::crdt::varint::{self, Reader};
 use crate::crdt::{DecodeError, Kind, State};
 use crate::protocol::{Constants, Key, Lease, MutatorId, Now, Timestamp};
@@ -47,7 +46,7 @@ pub enum RestFlaw {
     DrawsDotsAgain,
     /// A mutator whose last write has an unknown outcome rests as if that write had never been.
     RestsUnclean,
-    /// A woken mutator begins its lease anew, whatever was left of the old one.
+    /// A woken mutator gets a whole new lease.
     RenewsLease,
 }
 
@@ -148,27 +147,13 @@ impl Mutator {
     pub fn wake(key: Key, bytes: &[u8], constants: &Constants) -> Mutator {
         let rested = Rested::decode(key.kind, bytes).expect("invariant: own bytes of this process");
         let lease = Lease::resumed(rested.expires_at, rested.born_boot, constants);
-        let seal = KeySeal::of(&key).row(rested.expires_at, rested.id);
         Mutator {
-            key,
-            id: rested.id,
-            seal,
-            lease,
-            settled: rested.state.clone(),
-            head: rested.state,
-            queue: Vec::new(),
-            queued: 0,
-            flight: None,
-            unresolved: false,
-            unsure: Vec::new(),
-            at_risk: 0,
-            unacked_since: None,
             persisted: rested.persisted,
-            next_ticket: 0,
             dots: rested.dots,
             last_timestamp: rested.last_timestamp,
             writes: rested.writes,
             predecessors: rested.predecessors,
+            ..Mutator::clean(key, rested.id, lease, rested.state)
         }
     }
 

@@ -189,7 +189,7 @@ fn dots_and_timestamps_go_on_after_a_rest() {
     }
 }
 
-/// What a simulation breaks is broken, or it would prove nothing.
+/// A flaw that breaks nothing would prove nothing.
 #[test]
 fn each_flaw_is_one() {
     let mut mutator = mutator_of(Kind::OrSet);
