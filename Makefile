@@ -1,10 +1,11 @@
 # One-line recipes; .ci/run calls the same ones.
 
-.PHONY: run test check fmt clippy doc deny cassandra cassandra-stop load soak sim exhaustive \
+.PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers advisories fuzz-check schemathesis \
   mutants bench bench-quick overload damage long
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
+	@tests/prerequisites build
 	cargo run --release --locked
 
 test:           ## every test, on a real three-node Cassandra that is fetched, started and stopped
@@ -17,6 +18,12 @@ fmt:
 
 clippy:
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+reference:      ## rewrites the generated pages of docs/reference
+	REFERENCE=write cargo test --locked --test reference
+
+docs: reference  ## the book, in target/book, with every link checked; installs mdBook if it is missing
+	docs/build
 
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --document-private-items

@@ -1,5 +1,5 @@
-//! Every bound of a pod in one place. A limit that is met gives a clear refusal, never an endless
-//! wait or an unbounded memory (invariant I13). Limits of the wire live here too.
+//! Every bound of a pod in one place. A request that meets a limit gets a clear refusal: a pod never waits
+//! endlessly and never takes unbounded memory (invariant I13). The limits of requests are here too.
 
 use std::hash::Hash;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -9,32 +9,33 @@ use lru::LruCache;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::prefix::PartSize;
 
-/// How many rows of a key one answer may have, and what is done with a key that has more.
+/// How many rows of a key one answer of the store can have, and how to read and fold a key with more rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerBounds {
-    /// Most rows of the slice that a read asks for first.
+    /// Rows of the first slice of a read.
     pub look_rows: usize,
-    /// Most rows and bytes of the slice that it asks for next, going by the bytes of the first.
+    /// Rows and bytes of the second slice of a read. Its rows follow from the mean size of the first slice's
+    /// rows.
     pub slice: (usize, usize),
-    /// Most rows of the slice that a fold asks for.
+    /// Rows of a fold's slice.
     pub fold_rows: usize,
-    /// Rows and bytes after which a fold of a key with more rows is written, and the next one begins.
+    /// Rows and bytes of one step, after which a fold of a key with more rows writes its result.
     pub fold_step: (usize, usize),
-    /// How such a key is asked for.
+    /// Sizes of the parts in which a key with more rows is read.
     pub part: PartSize,
 }
 
-/// Most rows of one slice of a key.
+/// Rows of one slice of a key.
 pub const SLICE_ROWS_MAX: usize = 100_000;
 
-/// Most bytes of one slice of a key, as far as they can be foreseen.
+/// Bytes of one slice of a key, estimated before the read.
 pub const SLICE_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// Most rows of a key with one expiry, for kinds with small states.
+/// Rows of a key with the same expiry, for kinds with small states.
 pub const EXPIRY_ROWS_MAX: usize = 200_000;
 
 impl AnswerBounds {
-    /// Of keys of a kind.
+    /// The bounds for keys of a kind.
     #[must_use]
     pub fn of(kind: Kind) -> AnswerBounds {
         let slice = (SLICE_ROWS_MAX, SLICE_BYTES_MAX);
@@ -51,7 +52,7 @@ impl AnswerBounds {
                     expiry_rows: EXPIRY_ROWS_MAX,
                 },
             },
-            // A row of these has up to 256 KiB, or 4 MiB if it was imported.
+            // A row of these kinds has up to 256 KiB, or 4 MiB if it was imported.
             false => AnswerBounds {
                 look_rows: 128,
                 slice,
@@ -62,8 +63,8 @@ impl AnswerBounds {
         }
     }
 
-    /// Most rows of the second slice, when the first had so many rows and bytes; none if a key is to
-    /// be read in parts.
+    /// The rows of the second slice after a first one with this many rows and bytes. `None`: read the key in
+    /// parts.
     #[must_use]
     pub fn second_rows(&self, rows: usize, bytes: usize) -> Option<usize> {
         let mean = bytes / rows.max(1) + 1;
@@ -72,34 +73,35 @@ impl AnswerBounds {
     }
 }
 
-/// Keys that a pod reads at once whose rows are more than [`AnswerBounds::look_rows`]; others wait.
+/// Keys that a pod reads in parts at once. Other reads of such keys wait.
 pub const LONG_KEYS_AT_ONCE: usize = 4;
 
-/// Longest time until the value of such a key is read.
+/// Longest time for reading a key in parts.
 pub const LONG_READ_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Memory of the value of such a key, as far as it is read in parts; a larger one is an error.
+/// Bytes of memory for a value that is read in parts. A larger value is an error.
 pub const LONG_VALUE_BYTES_MAX: usize = 4 * VALUES_BYTES_MAX;
 
-/// Steps of one fold of a key that has to be folded in parts; then other keys have their turn.
+/// Steps of one fold of a key with too many rows for one slice. Then other keys get their turn.
 pub const FOLD_STEPS_MAX: usize = 32;
 
-/// Longest time of one attempt at a read, and of a fold's write.
+/// Longest time for one attempt of a read, and for a fold's write.
 pub const READ_ATTEMPT_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// Longest time of a read with its retries.
+/// Longest time for a read, including its retries.
 pub const READ_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// A key with more rows than this is worth a warning: pods restart too often, or folds lag.
+/// Rows of a key above which a pod logs a warning: pods restart too often, or folds lag.
 pub const ROWS_ALERT: usize = 500;
 
-/// A group with more names than this is worth a warning: it is one partition.
+/// Names in a group above which a pod logs a warning: a group is one partition.
 pub const GROUP_NAMES_ALERT: usize = 100_000;
 
 /// Rows of one unpaged chunk of a group, for kinds with small states.
 pub const GROUP_CHUNK_ROWS: usize = 1_000;
 
-/// The same for kinds with larger states: shards of up to 256 KiB, tallies of up to 4 MiB.
+/// Rows of one unpaged chunk of a group, for kinds with large states: shards of up to 256 KiB, tallies of up
+/// to 4 MiB.
 pub const GROUP_CHUNK_ROWS_LARGE: usize = 32;
 
 /// Rows of one unpaged chunk of a group of this kind.
@@ -108,100 +110,101 @@ pub fn group_chunk_rows(kind: Kind) -> usize {
     if kind.about().is_small() { GROUP_CHUNK_ROWS } else { GROUP_CHUNK_ROWS_LARGE }
 }
 
-/// Mutators of a pod that are awake: about 1.5 KB each for kinds with small states, up to 256 KiB of state
-/// for others. Where more are needed clean ones go to rest, the least recently used first.
+/// Awake mutators of a pod: about 1.5 KB each for kinds with small states, up to 256 KiB of state each for
+/// other kinds. When all are in use, clean ones go to rest, the least recently used first.
 pub const MUTATORS_MAX: usize = 200_000;
 
-/// Bytes of mutators at rest, about 140 each for counters. Where more are needed the oldest ones are
-/// forgotten.
+/// Bytes of memory for mutators at rest, about 140 each for counters. When it is full, the pod forgets the
+/// oldest ones.
 pub const RESTING_BYTES: usize = 256 * 1024 * 1024;
 
-/// How often a key may be born in a pod within a day: each time makes a row.
+/// Births of one key in a pod per day. Each birth makes a row.
 pub const BIRTHS_MAX: u8 = 100;
 
-/// Bytes of memory that large states may take for each live mutator that a pod may have, whosesoever they
-/// are. Beyond that clean ones go to rest.
+/// Bytes of memory for large states, per mutator that the pod may have awake. All large states share the
+/// total; when it is full, clean mutators go to rest.
 pub const LARGE_STATES_BYTES_EACH: usize = 3_000;
 
-/// Ops that wait in a pod for their write, over all mutators.
+/// Ops in a pod that wait for their write, over all mutators.
 pub const WAITING_OPS_MAX: usize = 262_144;
 
-/// Shard rows of one request to Cassandra over several groups. With typical ones it has less than the 5 KiB from where on
-/// Cassandra warns of batches (`batch_size_warn_threshold`); even if all of them have the largest state
-/// of a small kind and the longest names, less than the 50 KiB from where on it refuses them
+/// Shard rows of one request to Cassandra that writes to several groups. With typical rows the request stays
+/// below 5 KiB, above which Cassandra warns (`batch_size_warn_threshold`). Even if every row has the longest
+/// names and the largest state of a small kind, it stays below 50 KiB, above which Cassandra rejects it
 /// (`batch_size_fail_threshold`).
 pub const BATCH_ROWS_MAX: u16 = 30;
 
 const _: () = assert!(BATCH_ROWS_MAX as usize * (SMALL_STATE_BYTES + 2 * 256 + 128) < 50 * 1024);
 
-/// More than a state of a small kind has, with its envelope.
+/// Bytes above the largest state of a small kind, including its envelope.
 const SMALL_STATE_BYTES: usize = 1_024;
 
-/// Shard rows of one request to Cassandra that are of one group: its thresholds for batches are for those
-/// over several partitions. Far below its largest mutation, which is half a segment of its commit log,
-/// 16 MiB, even if all of them are as large as they may be.
+/// Shard rows of one request to Cassandra that writes to one group. Cassandra's thresholds for batches apply
+/// only to batches over several partitions. Even with the largest rows, the request is far smaller than
+/// Cassandra's largest mutation, which is half a segment of its commit log: 16 MiB.
 pub const GROUP_ROWS_MAX: u16 = 256;
 
 const _: () = assert!(GROUP_ROWS_MAX as usize * (SMALL_STATE_BYTES + 2 * 256 + 128) < 1024 * 1024);
 
-/// Groups of one request to Cassandra. It warns of batches over more partitions
+/// Groups of one request to Cassandra. Cassandra warns about batches over more partitions
 /// (`unlogged_batch_across_partitions_warn_threshold`).
 pub const BATCH_GROUPS_MAX: u16 = 10;
 
-/// Shard writes of one lane that are sent whoever waits; a further one only if many wait, or if those before
-/// it are overdue.
+/// Shard writes of one lane that can be on their way at once without a backlog. Another one is sent only if
+/// many rows wait, or if the earlier writes are overdue.
 pub const FLIGHTS_OF_LANE: usize = 1;
 
-/// So many full loads that wait, of rows or of groups, have one more shard write of their lane sent. The
-/// longer rows wait, the more of them are of one group, and the less each of them costs.
+/// Full loads (of rows or of groups) that must wait before their lane sends one more shard write. The longer
+/// rows wait, the more of them belong to one group, and the less each row costs.
 pub const FLIGHT_BACKLOG_LOADS: usize = 4;
 
-/// Shard writes of one lane on their way to the store at once, overdue ones included.
+/// Shard writes of one lane that are on their way to the store at once, including overdue ones.
 pub const FLIGHTS_OF_LANE_MAX: usize = 128;
 
-/// Writes that wait for the embedded store's writer; a further one is refused.
+/// Writes that wait for the embedded store's writer. Further writes are refused.
 pub const WRITE_QUEUE_MAX: usize = 4_096;
 
 /// Writes that the embedded store commits in one transaction, with one sync.
 pub const WRITE_BATCH_MAX: usize = 1_024;
 
-/// Bytes of states from which on the embedded store adds no further write to a transaction.
+/// Bytes of states in one transaction of the embedded store. When they are reached, it adds no more writes.
 pub const WRITE_BATCH_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// What the embedded store leaves free on its disk: more than the pages of one transaction of
-/// [`WRITE_BATCH_MAX`] rows, and room to close the file.
+/// Bytes that the embedded store leaves free on its disk: more than the pages of one transaction of
+/// [`WRITE_BATCH_MAX`] rows, and space to close the file.
 pub const DISK_RESERVE_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Reads of the embedded store at once, each on a thread of its own; further ones wait.
+/// Concurrent reads of the embedded store, each on its own thread. Further reads wait.
 pub const EMBEDDED_READS_MAX: u32 = 64;
 
-/// Rows that a sweep of the embedded store passes before it lets its snapshot go.
+/// Rows that a sweep of the embedded store passes before it releases its snapshot.
 pub const SWEEP_STEP_ROWS: usize = 10_000;
 
-/// Memory in which the embedded store keeps pages of its file.
+/// Bytes of memory in which the embedded store caches pages of its file.
 pub const EMBEDDED_CACHE_BYTES: usize = 128 * 1024 * 1024;
 
-/// Remembered keys that can't be folded, so that their reads do not nominate them again.
+/// Keys that can't be folded and that the pod remembers. Reads of them do not nominate them again.
 pub const FOLD_BLOCKED_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
-/// Remembered keys whose tally is full, so that updates which would add to it are refused.
+/// Keys with a full tally that the pod remembers. It refuses updates that would add to the tally.
 pub const FULL_KEYS_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
-/// For how long they are remembered so. A read or a fold of the key that meets the tally again renews it.
+/// How long a pod remembers that a key's tally is full. A read or a fold that meets the tally again renews
+/// it.
 pub const FULL_TIME_MAX: Duration = Duration::from_secs(10 * 60);
 
-/// Keys that wait to be folded; further nominations are dropped, as the sweep finds them again.
+/// Keys that wait to be folded. Further nominations are dropped, as the sweep finds those keys again.
 pub const FOLD_QUEUE_MAX: usize = 10_000;
 
-/// Folds at once from a pod's queue, and as many from its sweep, each of one key or of several of a
-/// group.
+/// Concurrent folds from a pod's queue, and the same number from its sweep. Each folds one key or several
+/// keys of a group.
 pub const FOLDS_AT_ONCE: usize = 8;
 
 /// Updates or reads in one JSON batch or query.
 pub const BATCH_ITEMS_MAX: usize = 1_000;
 
-/// Bytes of a state that is imported. A key may hold more than a tally: what is not folded yet. Cassandra
-/// takes a row of this size, as its largest mutation is half a segment of its commit log, 16 MiB.
+/// Bytes of an imported state. A key can hold more than its tally: shards that are not folded yet. Cassandra
+/// takes a row of this size, as its largest mutation is half a segment of its commit log: 16 MiB.
 pub const IMPORT_BYTES_MAX: usize = 3 * orderfree_core::protocol::fold::TALLY_BYTES_MAX;
 
 /// Ops in one `{"ops":[…]}` list.
@@ -210,21 +213,20 @@ pub const OPS_MAX: usize = 1_000;
 /// Bytes of a request body.
 pub const BODY_BYTES_MAX: usize = 1024 * 1024;
 
-/// Bytes of all request bodies in progress but streams; a request whose body finds no room is shed with
-/// 503.
+/// Bytes of all request bodies in progress, except streams. A request whose body does not fit gets 503.
 pub const BODIES_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Bytes that all NDJSON streams in progress hold; a further one is shed with 503.
+/// Bytes that all NDJSON streams in progress hold. Further streams get 503.
 pub const STREAMS_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// NDJSON streams of one token at once; of a further one nothing is read. As they may last, and say little,
-/// half of what there is room for is left to others.
+/// Concurrent NDJSON streams of one token. The pod reads nothing of further ones. Streams can last long and
+/// send little, so one token can take only half of the memory for streams.
 pub const STREAMS_OF_TOKEN_MAX: usize = STREAMS_BYTES_MAX / NDJSON_HELD_BYTES_MAX / 2;
 
-/// Room is taken in steps of this many bytes.
+/// Bytes of one unit of a memory budget.
 pub const ROOM_UNIT_BYTES: usize = 1024;
 
-/// Longest time until a request body is complete, and of silence within an NDJSON stream.
+/// Longest time until a request body is complete, and longest silence within an NDJSON stream.
 pub const BODY_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Bytes of an NDJSON request body, after decompression.
@@ -233,176 +235,180 @@ pub const NDJSON_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Bytes of one NDJSON line.
 pub const NDJSON_LINE_BYTES_MAX: usize = 64 * 1024;
 
-/// Lines of an NDJSON stream that are read before any of them is applied.
+/// Lines of one window of an NDJSON stream: they are read before any of them is applied.
 pub const NDJSON_WINDOW_LINES: usize = 1_000;
 
-/// Bytes of lines that are read before any of them is applied.
+/// Bytes of the lines of one window of an NDJSON stream.
 pub const NDJSON_WINDOW_BYTES: usize = 1024 * 1024;
 
-/// Longest time that a line waits for others of its window.
+/// Longest time that a line of an NDJSON stream waits for more lines of its window.
 pub const NDJSON_WINDOW_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Bytes that an NDJSON stream holds: a window, the line that went over its end, and the next one.
+/// Bytes that one NDJSON stream holds: a window, the line that exceeded it, and the next line.
 pub const NDJSON_HELD_BYTES_MAX: usize = NDJSON_WINDOW_BYTES + 2 * NDJSON_LINE_BYTES_MAX;
 
 /// Keys that one merge reads.
 pub const MERGE_KEYS_MAX: usize = 1_000;
 
-/// Reads of one query in progress at once, if all keys have small states.
+/// Concurrent reads of one query, if all its keys have small states.
 pub const QUERY_READS_AT_ONCE: usize = 64;
 
-/// The same if there are large ones, and of one merge, but of a kind whose merges depend on their order.
+/// Concurrent reads of one query, if some of its keys can have large states, and of one merge. A merge of a
+/// kind that depends on the order reads one key at a time.
 pub const LARGE_READS_AT_ONCE: usize = 8;
 
-/// Quantiles in one read.
+/// Quantiles that one read can ask for.
 pub const QUANTILES_MAX: usize = 100;
 
 /// Bytes of a request's path and query.
 pub const URI_BYTES_MAX: usize = 8 * 1024;
 
-/// Keys on one page of a group, and partitions looked at for one page of groups.
+/// Keys on one page of a group, and partitions that are read for one page of groups.
 pub const PAGE_MAX: usize = 10_000;
-/// The same without `limit`.
+/// Keys or partitions on one page, for requests without `limit`.
 pub const PAGE_DEFAULT: usize = 1_000;
 
-/// Bytes of rows from which on one answer takes no further key: a page of a group ends, and the other
-/// keys of a query are to be asked for again.
+/// Bytes of rows in one answer. When they are reached, a page of a group ends, and a client must query the
+/// other keys of a query again.
 pub const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Connections of one listener at once; further ones wait to be accepted.
+/// Concurrent connections of one listener. Further ones wait to be accepted.
 pub const CONNECTIONS_MAX: usize = 16_384;
 
-/// Requests in progress at once of one listener; further ones are shed with 503. As many as connections: those
-/// who wait for each other are answered soon, mostly, and sooner than if they came again.
+/// Concurrent requests of one listener. Further ones get 503. The default equals the connections: a request
+/// that waits for others mostly gets its answer soon, and sooner than by a retry.
 pub const REQUESTS_MAX: usize = CONNECTIONS_MAX;
 
-/// Connections that the kernel holds until they are accepted.
+/// Connections that the kernel queues until the pod accepts them.
 pub const LISTEN_BACKLOG: u32 = 4_096;
 
-/// Longest time from a connection's last answer to the end of its next request's headers: longer than
-/// load balancers keep idle connections, so that it is they who close one.
+/// Longest time from a connection's last answer to the end of its next request's headers. It is longer than
+/// load balancers keep idle connections, so the load balancer closes them first.
 pub const HEADER_TIME_MAX: Duration = Duration::from_secs(75);
 
-/// Bytes of a request's headers, its address included.
+/// Bytes of a request's head: its request line and its headers.
 pub const HEADER_BYTES_MAX: usize = 16 * 1024;
 
-/// Longest time of a TLS handshake.
+/// Longest time for a TLS handshake.
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How long a connection whose client may still be sending stays open after its last answer, and how
-/// many bytes are dropped meanwhile: those of a body that is too large by far.
+/// How long a connection stays open after its last answer if its client can still be sending. The pod drops
+/// what arrives in that time.
 pub const LINGER_TIME_MAX: Duration = Duration::from_secs(2);
-/// See [`LINGER_TIME_MAX`].
+/// Bytes that the pod drops during [`LINGER_TIME_MAX`]: enough for the rest of a body that is far too large.
 pub const LINGER_BYTES_MAX: usize = 4 * BODY_BYTES_MAX;
 
-/// How long nobody is accepted after one could not be.
+/// Pause after a failed `accept()`.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a pod that starts waits for its store, by default.
+/// Default for how long a starting pod waits for its store.
 pub const STORE_WAIT_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// How long a pod that has opened its file waits for those whom it told that it is starting.
+/// How long a pod, after it has opened its file, waits for probes that it answers with "starting".
 pub const STARTING_DRAIN_MAX: Duration = Duration::from_millis(500);
 
-/// First and longest pause between two attempts to open the store.
+/// The first and the longest pause between two attempts to open the store.
 pub const STORE_WAIT_PAUSE: (Duration, Duration) =
     (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Bytes of the large answers that wait for their readers; a further one is a 503.
+/// Bytes of all large answers that wait for their readers. Further ones get 503.
 pub const ANSWERS_BYTES_MAX: usize = 128 * 1024 * 1024;
 
-/// JSON batches that are parsed and applied at once: each takes up to some MB.
+/// JSON batches that are parsed and applied at once. Each takes up to a few MB.
 pub const BATCHES_AT_ONCE: usize = 64;
 
-/// JSON batches whose bodies are there and that wait for those; of a further one the body is not even read.
+/// JSON batches with a complete body that wait for their turn. The pod does not read the bodies of further
+/// ones.
 pub const BATCHES_WAITING_MAX: usize = 256;
 
-/// Answers with many values that are made at once, of small kinds and few keys.
+/// Answers with many values that are made at once, for kinds with small states and few keys.
 pub const PAGES_AT_ONCE: u32 = 32;
 
-/// The same of kinds whose states may be large: a chunk of rows, one value, and 16 MiB of text.
+/// Answers with many values that are made at once, for kinds with large states. Each takes a chunk of rows,
+/// one value, and 16 MiB of text.
 pub const LARGE_PAGES_AT_ONCE: u32 = 4;
 
-/// So many keys of a small kind count as one such answer more.
+/// Keys of a kind with small states that add one to the weight of an answer with many values.
 pub const PAGE_KEYS_LIGHT: usize = 2_000;
 
-/// Reads at once of keys whose states may be large, each until its rows are there.
+/// Concurrent reads of keys of kinds with large states. Each counts until its rows have arrived.
 pub const LARGE_KEYS_AT_ONCE: usize = 64;
 
-/// Memory of values that were read, each until nobody has it any more. A larger one takes all of it.
+/// Bytes of memory for values that were read. A value counts until its last user drops it; a value larger
+/// than this takes all of it.
 pub const VALUES_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Memory of a value that is not counted there, and waits for none.
+/// Bytes of memory of a value that does not count towards [`VALUES_BYTES_MAX`] and never waits for it.
 pub const VALUE_SMALL_BYTES: usize = 8 * 1024;
 
-/// Bytes of rows that wait until there is room for their value; a further read is refused. As large as the
-/// tallies of half a merge's reads.
+/// Bytes of rows that wait for memory for their value. Further reads are refused. It fits the tallies of half
+/// a merge's reads.
 pub const WAITING_ROWS_BYTES_MAX: usize =
     LARGE_READS_AT_ONCE / 2 * orderfree_core::protocol::fold::TALLY_BYTES_MAX;
 
-/// Longest time until a value that may be large is read, by however many reads.
+/// Longest time for a read of a key of a kind with large states, including all its attempts.
 pub const LARGE_READ_TIME_MAX: Duration = Duration::from_secs(90);
 
 const _: () = assert!(
     LONG_READ_TIME_MAX.as_secs() + 2 * READ_TIME_MAX.as_secs() < LARGE_READ_TIME_MAX.as_secs(),
-    "a walk through a long key ends before those who asked for it give up"
+    "a walk through a long key ends before its requests give up"
 );
 
-/// Memory of what merges have made of the values that they read; also of one alone.
+/// Bytes of memory for the results of all merges in progress, and for the result of one merge.
 pub const MERGED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Memory of values that a merge takes in before it looks how large it has become, or twice what it was.
+/// Bytes of memory of values that a merge takes in, beyond twice its last measured size, before it measures
+/// its size again.
 pub const MERGE_LOOK_BYTES: usize = 1024 * 1024;
 
-/// So few small keys are read without a turn.
+/// Keys with small states that a request reads without waiting for a turn.
 pub const KEYS_WITHOUT_TURN: usize = 100;
 
-/// How long such requests wait for their turn.
+/// Longest time that a request waits for its turn.
 pub const TURN_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Lines of requests that fail and of strangers that a listener writes to its log in a second; metrics count
-/// the others as well.
+/// Log lines per second of one listener about failed requests and unknown callers. Metrics count all of them.
 pub const LOG_LINES_A_SECOND: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
-/// Longest time until a reader has taken all of an answer.
+/// Longest time until a client has read a whole answer.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// Longest time in which a reader takes nothing of an answer.
+/// Longest time in which a client reads nothing of an answer.
 pub const WRITE_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Keys that are being read at once. A read goes on when its clients have gone, so that requests in
-/// progress do not bound it; further ones are answered with 503.
+/// Keys that are read at once. Further reads get 503. A read goes on after its clients have left, so the
+/// limit of concurrent requests does not bound reads.
 pub const READS_MAX: usize = 16_384;
 
-/// Remembered fences, so that reads skip what was folded.
+/// Keys whose fence the pod remembers, so that reads skip folded rows.
 pub const FENCES_MAX: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 
-/// Keys whose last value is kept, for reads that accept staleness.
+/// Keys whose last value the pod keeps, for reads that accept staleness.
 pub const RECENT_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
-/// Memory of these values; for a further one, those that nobody asked for longest go.
+/// Bytes of memory for the values that the pod keeps. A new value displaces the least recently used ones.
 pub const RECENT_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// Memory of one of them.
+/// Bytes of memory of one value that the pod keeps. It does not keep larger ones.
 pub const RECENT_VALUE_BYTES_MAX: usize = 256 * 1024;
 
 /// Longest staleness that a read may accept.
 pub const STALENESS_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// How long the listener stays open after SIGTERM, so that load balancers notice.
+/// How long the listeners stay open after SIGTERM, so that load balancers notice.
 pub const UNREADY_GRACE: Duration = Duration::from_secs(5);
 
-/// How long requests that were taken may go on after that.
+/// Longest time for requests in progress, after the listeners have closed.
 pub const REQUESTS_DRAIN_MAX: Duration = Duration::from_secs(12);
 
-/// How long these requests and the writes of all mutators may take together.
+/// Longest time for requests in progress and the writes of all mutators together.
 pub const DRAIN_MAX: Duration = Duration::from_secs(25);
 
-/// How long the collector of traces may then take for the last spans.
+/// Longest time for the trace collector to take the last spans, after the drain.
 pub const LAST_SPANS_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// An empty cache of at most so many entries. Its memory grows with them: `LruCache::new` would take
-/// all of it at once.
+/// An empty cache for up to `entries_max` entries. Its memory grows with its entries, while `LruCache::new`
+/// takes all of it at once.
 #[must_use]
 pub fn cache<K: Hash + Eq, V>(entries_max: NonZeroUsize) -> LruCache<K, V> {
     let mut cache = LruCache::unbounded();

@@ -1,4 +1,4 @@
-//! The `orderfree` binary: parses the command line and hands over.
+//! The `orderfree` binary: it parses the command line and runs the command.
 
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use clap::Parser;
 use mimalloc::MiMalloc;
 use orderfree::cli::{self, Cli, output};
-use orderfree::panics;
+use orderfree::runtime::panics;
 
-/// Every request allocates in one thread and is freed in another, which glibc's allocator does slowly.
+/// Requests allocate on one thread and free on another. glibc's allocator is slow at that.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     let result = match runtime {
         Ok(runtime) => {
             let result = runtime.block_on(cli::run(cli));
-            // A blocking call that is stuck must not keep the process.
+            // A stuck blocking call must not keep the process alive.
             runtime.shutdown_background();
             result
         }

@@ -14,13 +14,13 @@ use cassandra::{
 };
 use contract::{Subject, brief_constants, key, name};
 use futures::stream::{self, StreamExt};
-use orderfree::chance::Chance;
-use orderfree::config::Switch;
+use orderfree::engine::service::GroupQuery;
+use orderfree::engine::write::Bounds;
 use orderfree::limits::READ_ATTEMPT_TIME_MAX;
-use orderfree::mutators::Bounds;
+use orderfree::pod::config::Switch;
+use orderfree::pod::node::Node;
 use orderfree::policy::Policies;
-use orderfree::server::Node;
-use orderfree::service::GroupQuery;
+use orderfree::runtime::random::Random;
 use orderfree::store::{Pause, StoreError, SweepPart};
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
@@ -51,16 +51,16 @@ const SPECULATION_KNOWN: Duration = Duration::from_secs(12);
 const BIG_SHARDS: usize = 3_000;
 
 fn pod(subject: &Subject) -> Node {
-    pod_by(subject, Chance::system())
+    pod_by(subject, Random::system())
 }
 
-fn pod_by(subject: &Subject, chance: Chance) -> Node {
+fn pod_by(subject: &Subject, random: Random) -> Node {
     let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock));
     Node::new(
         store,
         subject.constants,
         clock,
-        chance,
+        random,
         Bounds::awake(1_000),
         Policies::default(),
         Switch::On,
@@ -240,7 +240,7 @@ async fn a_few_pods_that_sweep_at_once_share_the_folds() {
     let is_final = brief_constants().lifetime() + brief_constants().cutoff();
     tokio::time::sleep(is_final + Duration::from_secs(1)).await;
     // By chances that are the same each time: two that begin in one place would go on side by side.
-    let pods = [1, 2, 3].map(|seed| pod_by(&subject, Chance::seeded(seed)));
+    let pods = [1, 2, 3].map(|seed| pod_by(&subject, Random::seeded(seed)));
     let sweeps = pods.each_ref().map(|pod| pod.folder().sweep_once());
     let reports = {
         // Folds pause while nodes disagree on the schema, as they do when another test changes it.

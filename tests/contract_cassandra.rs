@@ -12,7 +12,7 @@ use cassandra::{
     fresh_on_own, script, session, unmade_on_own,
 };
 use contract::{Subject, key, next_write, short_constants};
-use orderfree::clock::SystemClock;
+use orderfree::runtime::clock::SystemClock;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, schema};
 use orderfree::store::{Flights, StoreError};
 use orderfree_core::crdt::State;

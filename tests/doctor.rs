@@ -15,13 +15,13 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
-use orderfree::chance::Chance;
-use orderfree::clock::SystemClock;
-use orderfree::config::Switch;
+use orderfree::engine::write::Bounds;
 use orderfree::limits;
-use orderfree::mutators::Bounds;
+use orderfree::pod::config::Switch;
+use orderfree::pod::node::Node;
 use orderfree::policy::Policies;
-use orderfree::server::Node;
+use orderfree::runtime::clock::SystemClock;
+use orderfree::runtime::random::Random;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{KeySeal, decode_shard, encode_shard};
@@ -43,12 +43,12 @@ async fn count_on(file: &Path) {
     let constants = Constants::resolve(Overrides::default()).expect("defaults");
     let clock = Arc::new(SystemClock);
     let store = EmbeddedStore::open(file, constants, clock.clone()).expect("a store");
-    let (chance, policies) = (Chance::system(), Policies::default());
+    let (random, policies) = (Random::system(), Policies::default());
     let node = Node::new(
         Arc::new(store),
         constants,
         clock,
-        chance,
+        random,
         Bounds::awake(1_000),
         policies,
         Switch::Off,
@@ -179,16 +179,19 @@ async fn what_can_not_be_reached_is_one_line() {
     let data = ["--data", file.to_str().expect("UTF-8")];
     let (output, text) = doctor(&data).await;
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.starts_with("WRONG configuration: there is no file"), "{text}");
+    assert!(text.starts_with("WRONG configuration: the file "), "{text}");
     for tool in [&["export"][..], &["fold", "--once"]] {
         let output = run(&[tool, &data].concat(), &[]).await;
         assert_eq!(output.status.code(), Some(1), "{output:?}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains("there is no file"), "{output:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains("is missing or empty"),
+            "{output:?}"
+        );
     }
     assert!(!file.exists(), "a tool that looks makes none");
     std::fs::write(&file, "").expect("an empty file");
     let (_, text) = doctor(&data).await;
-    assert!(text.starts_with("WRONG configuration: there is no file"), "{text}");
+    assert!(text.starts_with("WRONG configuration: the file "), "{text}");
     assert!(file.metadata().is_ok_and(|file| file.len() == 0), "a tool that looks fills none");
     std::fs::remove_file(&file).expect("removed");
     count_on(&file).await;
@@ -197,7 +200,7 @@ async fn what_can_not_be_reached_is_one_line() {
     assert!(text.contains("WRONG pod: http://127.0.0.1:1/"), "{text}");
     let (output, text) = doctor(&["--cassandra", "nowhere"]).await;
     assert_eq!(output.status.code(), Some(1));
-    assert!(text.starts_with("WRONG configuration: `nowhere` is no contact point"), "{text}");
+    assert!(text.starts_with("WRONG configuration: `nowhere` is not a contact point"), "{text}");
     let (output, text) = doctor(&["--cassandra", "127.0.0.1:1"]).await;
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("WRONG store: no Cassandra node answers"), "{text}");
@@ -247,12 +250,12 @@ async fn a_pod_is_asked_whether_it_is_ready_and_for_its_version() {
     assert!(text.ends_with(&ready), "{text}");
     assert!(output.status.success() && !text.contains("WRONG"), "{text}");
     drop(pod);
-    // Where operators have an address of their own, users are told no version.
+    // A pod with an admin address serves its version only there.
     let pod = Setup::new().arg("--admin-listen", "127.0.0.1:0").start().await;
     let url = format!("http://127.0.0.1:{}", pod.port());
     let (output, text) = doctor(&[&data[..], &["--url", &url]].concat()).await;
     assert_eq!(output.status.code(), Some(1), "{text}");
-    let says = "it tells its version at its operators' address only";
+    let says = "it does not serve its version here; if it has an admin address, use that one";
     assert!(text.ends_with(&format!("WRONG pod: {url}/: {says}\n")), "{text}");
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Command, CommandFactory};
 use orderfree::cli::{self, Cli};
-use orderfree::metrics::{Metrics, RequestLabel};
+use orderfree::engine::metrics::{Metrics, RequestLabel};
 use orderfree::{http, limits};
 use orderfree_core::protocol::Timestamp;
 

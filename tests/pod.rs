@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use orderfree::chance::Chance;
-use orderfree::clock::{Clock, SystemClock};
-use orderfree::config::Switch;
-use orderfree::gc::FoldFailure;
-use orderfree::mutators::{Bounds, Refused, UpdateError};
+use orderfree::engine::fold::FoldFailure;
+use orderfree::engine::service::{GroupQuery, KeyValue};
+use orderfree::engine::write::{Bounds, Refused, UpdateError};
+use orderfree::pod::config::Switch;
+use orderfree::pod::node::Node;
 use orderfree::policy::Policies;
-use orderfree::server::Node;
-use orderfree::service::{GroupQuery, KeyValue};
+use orderfree::runtime::clock::{Clock, SystemClock};
+use orderfree::runtime::random::Random;
 use orderfree::store::Store;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
@@ -66,7 +66,7 @@ impl World {
             self.store.clone(),
             self.constants,
             self.clock.clone(),
-            Chance::system(),
+            Random::system(),
             Bounds::awake(1_000),
             Policies::default(),
             fold,

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cassandra::{eventually, script};
-use orderfree::tls;
+use orderfree::net::tls;
 use reqwest::{Client, StatusCode};
 use rustix::process::{Pid, Signal, kill_process};
 use scylla::client::session::Session;

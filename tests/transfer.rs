@@ -5,12 +5,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use orderfree::chance::Chance;
-use orderfree::clock::{Clock, ShiftedClock, SystemClock};
-use orderfree::config::Switch;
-use orderfree::mutators::Bounds;
+use orderfree::engine::write::Bounds;
+use orderfree::pod::config::Switch;
+use orderfree::pod::node::Node;
 use orderfree::policy::Policies;
-use orderfree::server::Node;
+use orderfree::runtime::clock::{Clock, ShiftedClock, SystemClock};
+use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Kind, Question, State};
 use orderfree_core::protocol::{Constants, Durability, Key, Name, Overrides};
@@ -43,12 +43,12 @@ impl Place {
         std::fs::write(&shift, (days * 24 * 3_600_000).to_string()).expect("written");
         let clock = Arc::new(ShiftedClock::new(shift));
         let store = EmbeddedStore::open(&self.file(), constants, clock.clone()).expect("a store");
-        let (chance, policies) = (Chance::system(), Policies::default());
+        let (random, policies) = (Random::system(), Policies::default());
         Node::new(
             Arc::new(store),
             constants,
             clock,
-            chance,
+            random,
             Bounds::awake(1_000),
             policies,
             Switch::On,
@@ -269,11 +269,11 @@ async fn an_expired_or_damaged_line_is_refused_and_the_others_arrive() {
     let (out, err) = (text(&imported.stdout), text(&imported.stderr));
     assert!(out.contains("1 keys imported, 0 were there, 6 refused, 0 unknown"), "{out}{err}");
     for says in [
-        "line 2: it is no line to import",
-        "version 3",
-        "line 3: it is no line to import",
-        "line 4: it is no line to import: counter/g/a stands in an earlier line",
-        "line 5: it has expired",
+        "line 2: this line can't be imported",
+        "its version is 3",
+        "line 3: this line can't be imported",
+        "line 4: this line can't be imported: counter/g/a is in an earlier line too",
+        "line 5: the line has expired",
         "line 7:",
     ] {
         assert!(err.contains(says), "{says}: {err}");
@@ -286,7 +286,7 @@ async fn what_native_counters_held_arrives() {
     let csv = "site,home,40\nsite,home,2\n\"a, \"\"quoted\"\" group\",n,-7\nsite,max,9223372036854775807\n";
     let twice = run("convert", &[], csv.as_bytes());
     assert_eq!(twice.status.code(), Some(1));
-    assert!(text(&twice.stderr).contains("line 2: counter/site/home stands in an earlier line"));
+    assert!(text(&twice.stderr).contains("line 2: counter/site/home is in an earlier line too"));
     assert!(twice.stdout.is_empty());
     let lines = run("convert", &["--sum-duplicates"], csv.as_bytes());
     assert!(lines.status.success(), "{}", text(&lines.stderr));
@@ -304,7 +304,7 @@ async fn what_native_counters_held_arrives() {
     close(pod).await;
     for (csv, says) in [
         ("site,home\n", "line 1: it has 2 columns"),
-        ("site,home,1\nsite,home,x\n", "line 2: \"x\" is no amount"),
+        ("site,home,1\nsite,home,x\n", "line 2: \"x\" is not an amount"),
         (",home,1\n", "line 1: its group"),
     ] {
         let refused = run("convert", &[], csv.as_bytes());

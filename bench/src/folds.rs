@@ -14,13 +14,14 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use futures::future::try_join_all;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use orderfree::chance::Chance;
-use orderfree::clock::{Clock, SystemClock};
-use orderfree::config::{StoreArgs, StoreConfig, Switch};
-use orderfree::mutators::Bounds;
+use orderfree::engine::service::Service;
+use orderfree::engine::write::Bounds;
+use orderfree::pod::config::{StoreArgs, StoreConfig, Switch};
+use orderfree::pod::node::Node;
+use orderfree::pod::start;
 use orderfree::policy::Policies;
-use orderfree::server::{self, Node};
-use orderfree::service::Service;
+use orderfree::runtime::clock::{Clock, SystemClock};
+use orderfree::runtime::random::Random;
 use orderfree::store::Store;
 use orderfree::store::cassandra::schema;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
@@ -139,19 +140,19 @@ impl Place<'_> {
     }
 
     async fn open(&self, clock: Arc<dyn Clock>) -> anyhow::Result<Arc<dyn Store>> {
-        server::open_store(self.store.resolve()?, self.constants, clock).await
+        start::open_store(self.store.resolve()?, self.constants, clock).await
     }
 
     /// A pod that folds when it is told to.
     async fn pod(&self) -> anyhow::Result<(Arc<dyn Store>, Node)> {
         let clock = Arc::new(SystemClock);
         let store = self.open(clock.clone()).await?;
-        let (chance, policy) = (Chance::system(), Policies::default());
+        let (random, policy) = (Random::system(), Policies::default());
         let node = Node::new(
             Arc::clone(&store),
             self.constants,
             clock,
-            chance,
+            random,
             Bounds::awake(1),
             policy,
             Switch::On,
@@ -412,7 +413,7 @@ fn keys(mark: &str, count: usize, group_keys: usize) -> Vec<Key> {
 
 /// A new mutator's only write, which counts one.
 fn shard(key: &Key, now: Now, constants: &Constants) -> ShardWrite {
-    let id = Chance::system().mutator_id();
+    let id = Random::system().mutator_id();
     let mut mutator = Mutator::born(key.clone(), id, None, now, constants);
     let ops = vec![Op::Counter(CounterOp::Add { by: 1 })];
     mutator.accept(ops, Durability::Stored, now).expect("invariant: a new mutator takes one");

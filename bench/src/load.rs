@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use hdrhistogram::Histogram;
-use orderfree::cli::load::workload::Schedule;
+use orderfree_load::workload::Schedule;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::task::{LocalSet, spawn_local};

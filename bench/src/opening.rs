@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use orderfree::clock::{Clock, SystemClock};
+use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::Store;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use orderfree::cli::load::workload::zipf;
+use orderfree_load::workload::zipf;
 use serde::{Deserialize, Serialize};
 
 use crate::load::{Choice, Pace, Prepared};

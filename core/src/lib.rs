@@ -6,5 +6,7 @@
 //! * [`crdt`]: what a mutator accumulates: the kinds, their laws, the envelope they are stored in;
 //! * [`protocol`]: who may write when, how rows become a value, and how expired rows become a tally.
 
+#![warn(missing_docs)]
+
 pub mod crdt;
 pub mod protocol;

@@ -1,4 +1,4 @@
-//! `add`, `get` and `health`: small clients of a running server.
+//! `add`, `get` and `health`: small clients for a running server.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,23 +12,23 @@ use serde_json::{Value, json};
 use super::connect::{self, ConnectArgs};
 use super::output::{note, say, show};
 
-/// The key does not exist.
+/// Exit code: the key does not exist.
 const ABSENT: u8 = 3;
-/// The update may be counted.
+/// Exit code: the outcome of the update is unknown.
 const UNKNOWN: u8 = 4;
 
-/// Longer than the server's own budget for a request.
+/// Time limit of a request. It is longer than the server's own.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Which server, and how to print.
+/// Options of the commands that call a server.
 #[derive(Debug, Args)]
 pub(super) struct ServerArgs {
-    /// Address of the server.
+    /// Base URL of the server.
     #[arg(long, env = "ORDERFREE_URL", default_value = "http://127.0.0.1:8080")]
     url: Url,
     #[command(flatten)]
     connect: ConnectArgs,
-    /// How to print the answer.
+    /// How to print the answer: `text` prints only the value or the outcome, `json` the whole answer.
     #[arg(short, long, default_value = "text")]
     output: Output,
 }
@@ -44,13 +44,13 @@ enum Output {
 pub(super) struct AddArgs {
     #[command(flatten)]
     server: ServerArgs,
-    /// The key: `KIND/GROUP/NAME`; the name may contain slashes.
+    /// The key, as `KIND/GROUP/NAME`. The name can contain slashes.
     key: String,
-    /// What to add: an amount of a `counter` (1 without) or a `sum`, numbers, items, a register's
-    /// value. Several are added all or none.
+    /// What to add: an amount for a `counter` (default 1) or a `sum`, numbers, items, or a register's value.
+    /// Several values are added together, all or none.
     #[arg(allow_negative_numbers = true)]
     what: Vec<String>,
-    /// An op as JSON instead, such as '{"op":"remove","item":"a"}'.
+    /// An op as JSON, instead of values, such as '{"op":"remove","item":"a"}'.
     #[arg(long, value_name = "JSON", conflicts_with = "what", value_parser = json_value)]
     op: Option<Value>,
 }
@@ -60,12 +60,12 @@ pub(super) struct AddArgs {
 pub(super) struct GetArgs {
     #[command(flatten)]
     server: ServerArgs,
-    /// The key: `KIND/GROUP/NAME`; the name may contain slashes.
+    /// The key, as `KIND/GROUP/NAME`. The name can contain slashes.
     key: String,
-    /// Consistency level of the read.
+    /// Consistency level of the read: one, local_one, local_quorum, quorum or all [default: the server's].
     #[arg(long)]
     consistency: Option<String>,
-    /// A parameter of the read, such as `q=0.5,0.99` or `contains=a`; may be given more than once.
+    /// A parameter of the read, such as `q=0.5,0.99` or `contains=a`. Can be repeated.
     #[arg(long = "param", value_name = "NAME=VALUE", value_parser = param)]
     params: Vec<(String, String)>,
 }
@@ -97,7 +97,8 @@ pub(super) async fn add(args: AddArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(UNKNOWN));
         }
     };
-    // The exit code is that of the update: by another one, somebody would send it again.
+    // A failed print does not change the exit code, which is the outcome of the update: after another code, a
+    // caller would send the update again.
     if let Err(error) = args.server.print(&answer, "outcome") {
         note(format_args!("orderfree: {error:#}"));
     }
@@ -111,7 +112,7 @@ pub(super) async fn add(args: AddArgs) -> anyhow::Result<ExitCode> {
 
 pub(super) async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
     let mut url = args.server.key_url(&args.key)?;
-    // As text, so that totals beyond 2^53 arrive whole.
+    // Numbers as text, so that totals beyond 2^53 arrive exactly.
     url.query_pairs_mut().append_pair("numbers", "string");
     if let Some(level) = &args.consistency {
         url.query_pairs_mut().append_pair("consistency", level);
@@ -131,8 +132,13 @@ pub(super) async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
 }
 
 pub(super) async fn health(args: HealthArgs) -> anyhow::Result<ExitCode> {
-    let url = args.server.url.join("readyz?verbose").context("the address is unusable")?;
-    // Nothing secret is said here, and the certificate is for the name by which others call.
+    let url = args
+        .server
+        .url
+        .join("readyz?verbose")
+        .context("the URL can't be used; write http://HOST:PORT")?;
+    // The request has no secrets, and the certificate is for the name that other clients use, so it is not
+    // checked.
     let client =
         Client::builder().tls_certs_only([]).tls_danger_accept_invalid_certs(true).build()?;
     let response = client.get(url).timeout(TIMEOUT).send().await;
@@ -143,7 +149,7 @@ pub(super) async fn health(args: HealthArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn json_value(text: &str) -> Result<Value, String> {
-    serde_json::from_str(text).map_err(|error| format!("this is not JSON: {error}"))
+    serde_json::from_str(text).map_err(|error| format!("the value is not JSON: {error}"))
 }
 
 fn param(text: &str) -> Result<(String, String), String> {
@@ -152,7 +158,7 @@ fn param(text: &str) -> Result<(String, String), String> {
 }
 
 impl AddArgs {
-    /// The body of the request; none if it is empty, which adds 1 to a counter.
+    /// The body of the request. `None`: without a body, which adds 1 to a counter.
     fn body(&self) -> anyhow::Result<Option<Value>> {
         if let Some(op) = &self.op {
             return Ok(Some(op.clone()));
@@ -161,10 +167,10 @@ impl AddArgs {
         let Some(kind) = Kind::from_name(kind) else {
             let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
             let known = known.join(", ");
-            bail!("there is no kind `{kind}`; there are {known}");
+            bail!("there is no kind `{kind}`; the kinds are {known}");
         };
         if kind == Kind::Register && self.what.len() > 1 {
-            bail!("a register has one value; put it in quotes");
+            bail!("a register has only one value; put it in quotes");
         }
         let ops: Vec<Value> = self.what.iter().map(|text| kind.bare_op(text)).collect();
         Ok((!ops.is_empty()).then(|| json!({"ops": ops})))
@@ -174,15 +180,20 @@ impl AddArgs {
 async fn send(request: RequestBuilder) -> anyhow::Result<(StatusCode, Value)> {
     let response = request.timeout(TIMEOUT).send().await?;
     let status = response.status();
-    Ok((status, response.json().await.context("the server's answer is no JSON")?))
+    Ok((
+        status,
+        response.json().await.context(
+            "the server's answer is not JSON; check that --url names an Orderfree server",
+        )?,
+    ))
 }
 
 impl ServerArgs {
-    /// What to do if nothing could be sent.
+    /// The error if no connection could be made.
     fn unreachable(&self) -> anyhow::Error {
         anyhow::anyhow!(
-            "no server answers at {}, so nothing was sent; start one with `orderfree serve`, or say \
-             where it is with --url http://…",
+            "no server answers at {}, so nothing was sent; start one with `orderfree serve`, or set its \
+             address with --url http://…",
             connect::shown(&self.url)
         )
     }
@@ -193,8 +204,8 @@ impl ServerArgs {
                 let whole = format!("{error:#}");
                 match whole.to_lowercase().contains("certificate") {
                     true => error.context(format!(
-                        "the certificate of {} is not accepted, so nothing was sent; name its authority with --ca, \
-                         and call it by a name that it is for",
+                        "the certificate of {} is not accepted, so nothing was sent; set its CA with --ca, and use \
+                         an address that the certificate covers",
                         connect::shown(&self.url)
                     )),
                     false => self.unreachable(),
@@ -207,18 +218,23 @@ impl ServerArgs {
     fn key_url(&self, key: &str) -> anyhow::Result<Url> {
         let parts: Vec<&str> = key.splitn(3, '/').collect();
         if parts.len() != 3 || parts.iter().any(|part| part.is_empty()) {
-            bail!("`{key}` is no key; write KIND/GROUP/NAME, such as counter/site/home");
+            bail!("`{key}` is not a key; write KIND/GROUP/NAME, such as counter/site/home");
         }
         let mut url = self.url.clone();
         url.path_segments_mut()
-            .map_err(|()| anyhow::anyhow!("{} is no HTTP address", connect::shown(&self.url)))?
+            .map_err(|()| {
+                anyhow::anyhow!(
+                    "{} is not an HTTP address; write http://HOST:PORT",
+                    connect::shown(&self.url)
+                )
+            })?
             .pop_if_empty()
             .push("v1")
             .extend(parts);
         Ok(url)
     }
 
-    /// Prints one field for people, or a problem's sentence; everything as JSON if asked.
+    /// Prints one field or a problem's sentence for people, or the whole answer as JSON with `--output json`.
     fn print(&self, answer: &Value, field: &str) -> anyhow::Result<()> {
         if self.output == Output::Json {
             return show(answer);
@@ -232,7 +248,7 @@ impl ServerArgs {
         let sentence = answer["detail"].as_str().or(answer["title"].as_str());
         note(format_args!(
             "orderfree: {}",
-            sentence.unwrap_or("the server's answer has no sentence")
+            sentence.unwrap_or("the server's answer does not say what is wrong")
         ));
         Ok(())
     }

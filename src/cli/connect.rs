@@ -1,4 +1,4 @@
-//! How the clients of the command line reach a server that asks for a token or speaks TLS.
+//! How the command line's clients reach a server that requires a token or uses TLS.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,45 +8,47 @@ use clap::Args;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::{Certificate, Client, ClientBuilder, Url};
 
-use crate::config::Secret;
+use crate::pod::config::Secret;
 
 /// See the [module documentation](self).
 #[derive(Debug, Clone, Default, Args)]
 pub struct ConnectArgs {
-    /// Token for a server that asks for one.
+    /// Token for a server that requires one.
     #[arg(long, env = "ORDERFREE_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     token: Option<Secret>,
-    /// File that holds it.
+    /// File with the token.
     #[arg(long, env = "ORDERFREE_TOKEN_FILE", value_name = "FILE", conflicts_with = "token")]
     token_file: Option<PathBuf>,
-    /// PEM file of the authority that signed the server's certificate; by default the system's.
+    /// PEM file with the CA that signed the server's certificate [default: the system's CAs].
     #[arg(long, env = "ORDERFREE_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
 }
 
-/// An address as it is shown: without the name and the password that may stand in it.
+/// An address for messages: without a user name or a password in it.
 pub(super) fn shown(url: &Url) -> Url {
     let mut url = url.clone();
-    // Those that can't have any have none.
+    // This fails only for addresses that can't have a user or a password.
     let _ = (url.set_username(""), url.set_password(None));
     url
 }
 
 impl ConnectArgs {
-    /// A client that sends the token with every request, to this address.
+    /// The builder of a client that sends the token with every request to this address.
     ///
     /// # Errors
-    /// One sentence that names the file which can't be used. The token is not repeated.
+    /// One sentence that names the file that can't be used. It does not repeat the token.
     pub fn builder(&self, url: &Url) -> anyhow::Result<ClientBuilder> {
         let mut builder = Client::builder();
         if let Some(token) = self.token()? {
             let value = HeaderValue::try_from(format!("Bearer {}", token.reveal()));
-            let mut value = value.ok().context("the token has characters that no token has")?;
+            let mut value = value
+                .ok()
+                .context("the token has characters that no token can have; copy it again")?;
             value.set_sensitive(true);
             builder = builder.default_headers(HeaderMap::from_iter([(AUTHORIZATION, value)]));
         }
         if url.scheme() != "https" {
-            // The system's authorities need not be there for that.
+            // Without TLS the system's CAs are not needed and can be missing.
             builder = builder.tls_certs_only([]);
         } else if let Some(path) = &self.ca {
             let what = || format!("the certificate authority {}", path.display());
@@ -57,12 +59,12 @@ impl ConnectArgs {
         Ok(builder)
     }
 
-    /// The same, made.
+    /// A client that sends the token with every request to this address.
     ///
     /// # Errors
     /// Those of [`ConnectArgs::builder`].
     pub fn client(&self, url: &Url) -> anyhow::Result<Client> {
-        self.builder(url)?.build().context("no HTTP client can be made")
+        self.builder(url)?.build().context("the HTTP client can't be built")
     }
 
     fn token(&self) -> anyhow::Result<Option<Secret>> {

@@ -1,4 +1,4 @@
-//! `doctor`: checks an installation from the outside in, and says what to do.
+//! `doctor`: checks an installation from the outside in. Each line that is wrong says what to do.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::process::ExitCode;
@@ -14,19 +14,20 @@ use serde_json::Value;
 
 use super::connect::{self, ConnectArgs};
 use super::output::say;
-use crate::chance::Chance;
-use crate::clock::{Clock, SystemClock};
-use crate::config::{StoreArgs, Switch};
+use crate::engine::service::{GroupQuery, Service, ShardsReport};
 use crate::limits;
-use crate::server::{self, Node};
-use crate::service::{GroupQuery, Service, ShardsReport};
+use crate::pod::config::{StoreArgs, Switch};
+use crate::pod::node::Node;
+use crate::pod::start;
+use crate::runtime::clock::{Clock, SystemClock};
+use crate::runtime::random::Random;
 use crate::store::{GroupCursor, Store};
 
-/// Longest time of a pod's answer.
+/// Longest time for a pod's answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Names that are counted to find groups that are too large, in all: further groups are left to the sweep, which
-/// meets each of them.
+/// Names that `doctor` counts in all to find groups that are too large. The sweep, which meets every group,
+/// finds the others.
 const NAMES_COUNTED_MAX: usize = 1_000_000;
 
 /// Arguments of `doctor`.
@@ -34,18 +35,18 @@ const NAMES_COUNTED_MAX: usize = 1_000_000;
 pub(super) struct DoctorArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// How many keys to look at: as many of each kind, spread over its groups, as there are.
+    /// Number of keys to check. They are spread evenly over the kinds and their groups.
     #[arg(long, default_value_t = 100, value_name = "COUNT")]
     sample: usize,
-    /// A pod to ask for its version and whether it is ready: the address of its operators, if it has one.
-    /// May be given more than once.
+    /// Base URL of a pod to check: whether it is ready, and its version. Use the pod's admin address if it
+    /// has one. Can be repeated.
     #[arg(long = "url", value_name = "URL")]
     urls: Vec<Url>,
     #[command(flatten)]
     connect: ConnectArgs,
 }
 
-/// What was looked at.
+/// The result of all checks.
 struct Report {
     is_well: bool,
 }
@@ -59,7 +60,7 @@ impl Report {
         }
     }
 
-    /// What works, and should not stay so: the end is the one of an installation that is well.
+    /// Prints a warning, which does not change the exit code.
     fn warn(&self, what: &str, why: &str) {
         say(format_args!("warn  {what}: {why}"));
     }
@@ -80,15 +81,15 @@ pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
             }
             let clock = Arc::new(SystemClock);
             // Opening checks reachability, credentials, engine, table properties, replication and levels.
-            match server::open_store(config, constants, clock).await {
+            match start::open_store(config, constants, clock).await {
                 Err(error) => report.say("store", Err(format!("{error:#}"))),
                 Ok(store) => {
                     look_at_store(&mut report, &store).await;
                     match store.damaged_rows() {
                         0 => {}
                         rows => {
-                            let what = "damaged; `orderfree export` names the keys";
-                            report.say("rows", Err(format!("{rows} of the file are {what}")));
+                            let what = "damaged; run `orderfree export` to see their keys";
+                            report.say("rows", Err(format!("{rows} rows of the file are {what}")));
                         }
                     }
                     look_at_keys(&mut report, &store, constants, args.sample).await;
@@ -107,7 +108,7 @@ async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>) {
     let clock = SystemClock;
     let levels = store.levels();
     let levels = format!("write {}, read {}, fold {}", levels.write, levels.read, levels.fold);
-    report.say("store", Ok(format!("{}, {levels}; the table is as it must be", store.name())));
+    report.say("store", Ok(format!("{}, {levels}; the table is correct", store.name())));
     match store.versions().await.map(|nodes| upgrade(&nodes)) {
         Ok(Err(unfinished)) => report.warn("versions", &unfinished),
         Ok(found) => report.say("versions", found),
@@ -118,7 +119,7 @@ async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>) {
             let offset = Duration::from_micros(offset_us.unsigned_abs());
             format!("largest measured offset {offset:?}")
         }
-        None => "no second clock to compare with".into(),
+        None => "there is no second clock to compare with".into(),
     };
     let trusted = store.check_clock(clock.now());
     report.say("clock", trusted.map(|()| offset).map_err(|error| error.to_string()));
@@ -127,18 +128,18 @@ async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>) {
     report.say("folding", may_fold);
 }
 
-/// How many nodes run which release; an error if they run several, which is meant to pass.
+/// The number of nodes per release. An error if they run several, as during an upgrade.
 fn upgrade(nodes: &BTreeMap<String, usize>) -> Result<String, String> {
     let each = nodes.iter().map(|(release, count)| format!("{count} × {release}"));
     let all = each.collect::<Vec<_>>().join(", ");
     match nodes.len() {
-        0 => Ok("the store of this program".to_owned()),
+        0 => Ok("the embedded store of this program".to_owned()),
         1 => Ok(all),
         _ => Err(format!("{all}; finish the upgrade before anything else")),
     }
 }
 
-/// Looks at the rows of some keys, of every kind, whether they keep the rules, and at their groups.
+/// Checks the rows of some keys of every kind, and the size of their groups.
 async fn look_at_keys(
     report: &mut Report,
     store: &Arc<dyn Store>,
@@ -149,7 +150,7 @@ async fn look_at_keys(
     let mut look = Look::new(store.as_ref(), node.service(), constants);
     let mut kinds = Vec::new();
     for &kind in Kind::ALL {
-        let start = store.groups_somewhere(&Chance::system());
+        let start = store.groups_somewhere(&Random::system());
         match groups_from(node.service(), kind, start).await {
             Ok(groups) if groups.is_empty() => {}
             Ok(groups) => {
@@ -159,7 +160,7 @@ async fn look_at_keys(
             Err(error) => look.wrong.push(format!("keys of kind {kind}: {error}")),
         }
     }
-    // Room that one kind does not need is the others'.
+    // The other kinds get the share of the sample that one kind does not need.
     let mut left = sample;
     while left > 0 && !kinds.is_empty() {
         let share = left.div_ceil(kinds.len());
@@ -171,8 +172,8 @@ async fn look_at_keys(
     look.tell(report, sample - left);
 }
 
-/// A page of groups of a kind, and of those before them if the list ends. One page is a sample: a list of all
-/// groups would read every partition.
+/// A page of groups of a kind. If the list ends, the page goes on at its beginning. One page is a sample: a
+/// list of all groups would read every partition.
 async fn groups_from(
     service: &Service,
     kind: Kind,
@@ -188,14 +189,14 @@ async fn groups_from(
     Ok(groups)
 }
 
-/// A look at keys and their groups.
+/// Checks keys and their groups.
 struct Look<'a> {
     store: &'a dyn Store,
     service: &'a Service,
     constants: Constants,
-    /// How many groups were met.
+    /// Groups that were checked.
     groups: usize,
-    /// How many names were counted, of all groups.
+    /// Names that were counted, over all groups.
     names: usize,
     large: Vec<String>,
     wrong: Vec<String>,
@@ -207,8 +208,7 @@ impl<'a> Look<'a> {
         Look { store, service, constants, groups, names, large, wrong }
     }
 
-    /// Looks at keys of a kind, up to so many, and returns how many there were. Takes groups off that have no
-    /// further ones.
+    /// Checks up to `most` keys of a kind and returns how many it found. Removes groups without further keys.
     async fn at_kind(&mut self, groups: &mut VecDeque<GroupQuery>, most: usize) -> usize {
         let share = most.div_ceil(groups.len()).min(limits::PAGE_MAX);
         let mut left = most;
@@ -225,7 +225,7 @@ impl<'a> Look<'a> {
                 }
                 Err(error) => {
                     self.wrong.push(format!("keys of {}/{}: {error}", query.kind, query.group));
-                    // A store that does not answer is not asked a thousand times.
+                    // A store that does not answer is not asked again for each group.
                     groups.clear();
                 }
             }
@@ -233,7 +233,7 @@ impl<'a> Look<'a> {
         most - left
     }
 
-    /// Returns how many keys it looked at, and the last of them if there are more.
+    /// Checks keys of a group. Returns how many it found, and the last of them if the group has more.
     async fn at_group(&mut self, query: &GroupQuery) -> anyhow::Result<(usize, Option<Name>)> {
         let mut names = Vec::new();
         let taken = self.service.read_group_to(query, |name, _| {
@@ -259,7 +259,7 @@ impl<'a> Look<'a> {
         Ok((seen, next))
     }
 
-    /// Counts the names of a group as far as it takes to know that there are too many.
+    /// Counts the names of a group, until it is clear that there are too many.
     async fn at_size(&mut self, query: &GroupQuery) -> anyhow::Result<()> {
         const TOO_MANY: usize = limits::GROUP_NAMES_ALERT + 1;
         if self.names < NAMES_COUNTED_MAX {
@@ -287,13 +287,13 @@ impl<'a> Look<'a> {
     }
 }
 
-/// What the rows of a key show that they must not.
+/// The rules that the rows of a key break.
 fn broken_rules(report: &ShardsReport, constants: &Constants) -> Vec<String> {
     let mut wrong = Vec::new();
     match report.tally.as_ref().map(|tally| &tally.content) {
         Some(Err(error)) => wrong.push(error.to_string()),
         Some(Ok((fence, _))) if proves_moved_clock(*fence, report.now, constants) => {
-            wrong.push("its fence lies in the future: a clock has moved".to_owned());
+            wrong.push("its fence is in the future: a clock has moved".to_owned());
         }
         _ => {}
     }
@@ -306,9 +306,10 @@ fn broken_rules(report: &ShardsReport, constants: &Constants) -> Vec<String> {
         shard.phase == Phase::Final && report.now.since(shard.expires_at) > patience
     });
     match unfolded.count() {
-        // One alone waits for a second.
+        // A single shard waits for a second one.
         0 | 1 => {}
-        count => wrong.push(format!("{count} shards wait to be folded for long; do folds run?")),
+        count => wrong
+            .push(format!("{count} shards have waited long to be folded; check that folds run")),
     }
     if report.shards.len() > limits::ROWS_ALERT {
         let rows = report.shards.len();
@@ -351,7 +352,7 @@ async fn look_at_pod(url: &Url, connect: &ConnectArgs) -> anyhow::Result<String>
     let version = get("version").await?;
     anyhow::ensure!(
         version.status().is_success(),
-        "it tells its version at its operators' address only"
+        "it does not serve its version here; if it has an admin address, use that one"
     );
     let version: Value = version.json().await?;
     Ok(version["version"].as_str().unwrap_or("unknown").to_owned())
@@ -393,7 +394,7 @@ mod tests {
             let named = releases.iter().map(|(name, count)| ((*name).to_owned(), *count));
             upgrade(&named.collect())
         };
-        assert_eq!(nodes(&[]), Ok("the store of this program".to_owned()));
+        assert_eq!(nodes(&[]), Ok("the embedded store of this program".to_owned()));
         assert_eq!(nodes(&[("5.0.6", 3)]), Ok("3 × 5.0.6".to_owned()));
         let mixed = "1 × 4.1.7, 2 × 5.0.6; finish the upgrade before anything else";
         assert_eq!(nodes(&[("4.1.7", 1), ("5.0.6", 2)]), Err(mixed.to_owned()));

@@ -7,20 +7,22 @@ use anyhow::ensure;
 use clap::Args;
 
 use super::output::say;
-use crate::clock::SystemClock;
-use crate::config::{StoreArgs, Switch};
-use crate::server::{self, Node};
-use crate::telemetry;
+use crate::pod::config::{StoreArgs, Switch};
+use crate::pod::node::Node;
+use crate::pod::start;
+use crate::runtime::clock::SystemClock;
+use crate::runtime::telemetry;
 
 /// Arguments of `fold`.
 #[derive(Debug, Args)]
 pub(super) struct FoldArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Sweep all keys once, then end. Servers fold by themselves for ever.
+    /// Sweep all keys once, then exit. Servers fold in the background without this command.
     #[arg(long, required = true)]
     once: bool,
-    /// What pods are told, for jobs that share their settings: `off` refuses, since a fold would do harm now.
+    /// The same setting as for pods, for jobs that share their environment. `off` refuses to fold, as a fold
+    /// would do harm now.
     #[arg(long, env = "ORDERFREE_FOLD", default_value = "on", value_name = "ON|MANUAL|OFF")]
     fold: Switch,
 }
@@ -29,12 +31,12 @@ pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
     let _telemetry = telemetry::start();
     ensure!(
         args.fold != Switch::Off,
-        "folding is switched off, as it would do harm now; once that is over, set ORDERFREE_FOLD to `on`, or to \
-         `manual` for jobs alone"
+        "folding is switched off, as it would do harm now; when it is safe again, set ORDERFREE_FOLD to `on`, or to \
+         `manual` if only jobs fold"
     );
     let (config, constants) = (args.store.resolve()?.existing()?, args.store.constants()?);
     let clock = Arc::new(SystemClock);
-    let store = server::open_store(config, constants, clock.clone()).await?;
+    let store = start::open_store(config, constants, clock.clone()).await?;
     let node = Node::for_tool(&store, constants, clock, args.fold);
     let swept = node.folder().sweep_once().await;
     store.close().await;

@@ -1,13 +1,13 @@
 //! The command line: the server and its tools in one binary.
 //!
-//! Exit codes: 0 done; 1 refused, unreachable, a check that is not passed, or an answer that can't be
-//! written; 2 arguments that can't be parsed; 3 the key does not exist; 4 the outcome of an update is unknown.
+//! Exit codes: 0 done; 1 refused, unreachable, a failed check, or an answer that can't be written; 2 bad
+//! arguments; 3 the key does not exist; 4 the outcome of an update is unknown.
 
 mod client;
 pub mod connect;
 mod doctor;
 mod fold;
-pub mod load;
+mod load;
 pub mod output;
 mod reload;
 mod repair;
@@ -21,8 +21,10 @@ use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::config::{self, ServeArgs};
-use crate::{http, limits, server, telemetry};
+use crate::pod::config::{self, ServeArgs};
+use crate::pod::serve;
+use crate::runtime::telemetry;
+use crate::{http, limits};
 
 /// Counters and other mergeable data types over HTTP on Apache Cassandra, without coordination.
 #[derive(Debug, Parser)]
@@ -36,34 +38,41 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve HTTP (also without a subcommand).
+    /// Serve HTTP. This is the default without a subcommand.
     Serve(Box<ServeArgs>),
     /// Add to a key of a running server: `add counter/site/home 5`, `add distinct/site/visitors u1 u2`.
     Add(client::AddArgs),
     /// Print the value of a key of a running server: `get counter/site/home`.
     Get(client::GetArgs),
-    /// Fold what is final: all keys once, without a server; for a scheduled job.
+    /// Fold the final shards of all keys once, without a server. For scheduled jobs.
     Fold(Box<fold::FoldArgs>),
-    /// Write keys to standard output, one line of JSON each.
+    /// Write keys to standard output, one JSON line each.
     Export(Box<transfer::ExportArgs>),
-    /// Add exported or converted keys from standard input, each once however often.
+    /// Import exported or converted keys from standard input. A line counts once, however often it is
+    /// imported.
     Import(Box<transfer::ImportArgs>),
-    /// Make lines for `import` of CSV with group, name and amount, such as `cqlsh` copies native counters to.
+    /// Convert CSV with group, name and amount (as `cqlsh` copies native counters) to lines for `import`.
     Convert(transfer::ConvertArgs),
     /// Print or apply the schema for Cassandra.
     Schema(Box<schema::SchemaArgs>),
-    /// Check an installation: store, schema, levels, clocks.
+    /// Check an installation: configuration, store, schema, levels, clocks and some keys.
     Doctor(Box<doctor::DoctorArgs>),
-    /// Ask a running server whether it is ready; for container health checks.
+    /// Ask a running server whether it is ready. For container health checks.
     Health(client::HealthArgs),
-    /// Make a copy of an embedded file without what a wrong clock wrote into it: for a pod that says that its
-    /// clock, which is right, is behind.
+    /// Copy an embedded store's file without the times that a wrong clock wrote into it. Use it when a pod
+    /// says that its clock is behind although its clock is right.
     Repair(Box<repair::RepairArgs>),
-    /// Have a server read its policy file and its certificate anew: SIGHUP, where there is no `kill`.
+    /// Send SIGHUP to a server, so that it reloads its policy file and its certificate. For images without
+    /// `kill`.
     Reload(reload::ReloadArgs),
-    /// Count for real, break things on purpose, and check every number.
+    /// Run a load test: send updates, break things on purpose, and check every number.
+    ///
+    /// Every update adds a random 60-bit weight. At the end, each key is read from each pod. Its
+    /// value must be the sum of the acknowledged updates plus the sum of some of the updates with an
+    /// unknown outcome. Exit codes: 0 if every number is right, 1 if a number is wrong or too little
+    /// could be proved, 2 if the arguments make no sense.
     Load(Box<load::LoadArgs>),
-    /// Make tokens for the policy file.
+    /// Create tokens for the policy file.
     Token(token::TokenArgs),
     /// Print the OpenAPI document.
     Openapi,
@@ -72,7 +81,7 @@ enum Command {
 /// Runs the chosen command.
 ///
 /// # Errors
-/// One sentence for people.
+/// One sentence that says what is wrong and what to do.
 pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         None => serve(cli.serve).await,
@@ -98,7 +107,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The variables of the environment that any command knows.
+/// The environment variables that any command knows.
 #[must_use]
 pub fn variables() -> BTreeSet<String> {
     fn collect(command: &clap::Command, names: &mut BTreeSet<String>) {
@@ -111,8 +120,8 @@ pub fn variables() -> BTreeSet<String> {
     names
 }
 
-/// Variables that look like settings and are none. What Kubernetes sets for a Service of this name is meant
-/// for others.
+/// Variables that look like settings but are not. Kubernetes also sets variables for a Service of this name;
+/// they are left out.
 fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
     let settings = variables();
     let is_link = |name: &str| name.contains("_SERVICE_") || name.contains("_PORT");
@@ -127,10 +136,10 @@ fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
 async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let telemetry = telemetry::start();
     for name in unknown_settings(config::environment()) {
-        tracing::warn!("{name} is no setting; `orderfree serve --help` names all");
+        tracing::warn!("unknown setting {name}; `orderfree serve --help` lists all settings");
     }
-    let served = server::serve(args).await;
-    let is_over = served.as_ref().is_err_and(|error| error.is::<server::SecondSignal>());
+    let served = serve::serve(args).await;
+    let is_over = served.as_ref().is_err_and(|error| error.is::<serve::SecondSignal>());
     let within = if is_over { Duration::ZERO } else { limits::LAST_SPANS_TIME_MAX };
     tokio::task::spawn_blocking(move || telemetry.end(within)).await?;
     served?;

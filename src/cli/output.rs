@@ -1,34 +1,34 @@
-//! What the tools write. Both outputs may be a pipe whose reader has gone, or a file on a full disk: the
-//! macros of the standard library end the program then, and an exit code would be lost that says what
-//! became of an update.
+//! What the tools write. Both outputs can be a pipe whose reader has left, or a file on a full disk. The
+//! standard library's macros end the program then, and the exit code with the outcome of an update would be
+//! lost.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write, stderr, stdout};
 
 use anyhow::Context;
 
-/// Writes a line for people that the exit code sums up: where nobody takes it, nothing is spoilt.
+/// Writes a line for people. The exit code says the same in short, so a failed write does no harm.
 pub(super) fn say(line: impl Display) {
     let _ = writeln!(stdout(), "{line}");
 }
 
-/// Writes a line beside the answer: progress, and what went wrong.
+/// Writes a line to standard error: progress, and what went wrong.
 pub fn note(line: impl Display) {
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// Writes what was asked for, which nothing else says.
+/// Writes the result of a command, which nothing else shows.
 ///
 /// # Errors
-/// It can't be written.
+/// The standard output can't be written.
 pub(super) fn show(text: impl Display) -> anyhow::Result<()> {
     written(writeln!(stdout(), "{text}"))
 }
 
-/// The same for a text of many lines, of which a reader such as `head` may have seen enough.
+/// Writes a long text. It is not an error if a reader such as `head` leaves early.
 ///
 /// # Errors
-/// It can't be written, but for a reader that has gone.
+/// The standard output can't be written for another reason.
 pub(super) fn show_all(text: &str) -> anyhow::Result<()> {
     match stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -37,5 +37,5 @@ pub(super) fn show_all(text: &str) -> anyhow::Result<()> {
 }
 
 fn written(result: io::Result<()>) -> anyhow::Result<()> {
-    result.context("the standard output takes nothing")
+    result.context("the standard output can't be written")
 }

@@ -1,5 +1,5 @@
-//! `reload`: has a running server read its policy file and its certificate anew, where there is no shell
-//! to send a signal with.
+//! `reload`: makes a running server reload its policy file and its certificate, in images without a shell to
+//! send a signal.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use super::output::say;
 /// Arguments of `reload`.
 #[derive(Debug, Args)]
 pub(super) struct ReloadArgs {
-    /// The server's process; in a container that runs nothing else, 1.
+    /// Process id of the server. In a container that runs only the server it is 1.
     #[arg(value_parser = clap::value_parser!(RawPid).range(1..))]
     pid: RawPid,
 }
@@ -21,7 +21,7 @@ pub(super) fn run(args: &ReloadArgs) -> anyhow::Result<ExitCode> {
     let pid = args.pid;
     let process = Pid::from_raw(pid).expect("invariant: the parser takes no 0");
     let sent = kill_process(process, Signal::HUP);
-    sent.with_context(|| format!("no SIGHUP could be sent to the process {pid}"))?;
-    say(format_args!("process {pid} was told; its log says what it has read anew or refused"));
+    sent.with_context(|| format!("SIGHUP can't be sent to process {pid}; check the process id"))?;
+    say(format_args!("sent SIGHUP to process {pid}; its log says what it reloaded or refused"));
     Ok(ExitCode::SUCCESS)
 }

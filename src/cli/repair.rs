@@ -1,4 +1,4 @@
-//! `repair`: a copy of an embedded file without what a wrong clock wrote into it.
+//! `repair`: a copy of an embedded store's file without the times that a wrong clock wrote into it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,18 +11,18 @@ use orderfree_core::protocol::Timestamp;
 use orderfree_core::protocol::repair::{Ahead, Report};
 
 use super::output::say;
-use crate::clock::{Clock, SystemClock};
-use crate::config::{StoreArgs, StoreConfig};
+use crate::pod::config::{StoreArgs, StoreConfig};
+use crate::runtime::clock::{Clock, SystemClock};
+use crate::runtime::telemetry;
 use crate::store::embedded::{self, Found};
-use crate::telemetry;
 
 /// Arguments of `repair`.
 #[derive(Debug, Args)]
 pub(super) struct RepairArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Where the repaired copy goes. The file itself stays as it is. What is ahead of this machine's clock is
-    /// taken as wrong: see that this clock is right.
+    /// File for the repaired copy. The original file is not changed. Check this machine's clock first:
+    /// `repair` treats every time ahead of it as wrong.
     #[arg(long, value_name = "COPY")]
     into: PathBuf,
 }
@@ -30,7 +30,7 @@ pub(super) struct RepairArgs {
 pub(super) async fn run(args: RepairArgs) -> anyhow::Result<ExitCode> {
     let _telemetry = telemetry::start();
     let StoreConfig::Embedded { path } = args.store.resolve()?.existing()? else {
-        bail!("only the file of the embedded store can be repaired, and this store is Cassandra");
+        bail!("only a file of the embedded store can be repaired; this store is Cassandra");
     };
     let (constants, now, copy) = (args.store.constants()?, SystemClock.now().wall, args.into);
     let (file, copy_name) = (path.display().to_string(), copy.display().to_string());
@@ -40,7 +40,7 @@ pub(super) async fn run(args: RepairArgs) -> anyhow::Result<ExitCode> {
     say(format_args!("this machine's clock, taken as right: {}", format_rfc3339_seconds(clock)));
     let Some(Found { remembered, report }) = found else {
         say(format_args!(
-            "nothing in {file} is ahead of this clock; there is nothing to repair, and no copy was made"
+            "nothing in {file} is ahead of this clock, so there is nothing to repair and no copy was made"
         ));
         return Ok(ExitCode::SUCCESS);
     };
@@ -56,13 +56,13 @@ pub(super) async fn run(args: RepairArgs) -> anyhow::Result<ExitCode> {
     say(format_args!(
         "repaired: {keys} keys, in which {gone} rows became {keys}; no value changed"
     ));
-    say(format_args!("{copy_name} is the repaired copy, and {file} is as it was"));
+    say(format_args!("{copy_name} is the repaired copy; {file} is unchanged"));
     say(format_args!(
-        "next: keep {file} under another name, put {copy_name} in its place, and start the pod"
+        "next: keep {file} under another name, move {copy_name} to its place, and start the pod"
     ));
     if keys > 0 {
         say(
-            "do not import lines again that were imported before: those of repaired keys may count twice",
+            "do not import lines again that were imported before: lines of repaired keys may count twice",
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -74,7 +74,7 @@ fn say_found(what: &str, Ahead { count, latest }: Ahead, now: Timestamp) {
     }
 }
 
-/// By how much, in its two largest units: 73years 11months.
+/// How far a time is ahead, in its two largest units: 73years 11months.
 fn ahead(time: Timestamp, now: Timestamp) -> String {
     let exact = format_duration(Duration::from_secs(time.since(now).as_secs())).to_string();
     exact.split(' ').take(2).collect::<Vec<_>>().join(" ")

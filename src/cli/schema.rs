@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use super::output::{say, show_all};
-use crate::config::{StoreArgs, StoreConfig};
+use crate::pod::config::{StoreArgs, StoreConfig};
+use crate::runtime::telemetry;
 use crate::store::cassandra::schema;
-use crate::telemetry;
 
 /// Arguments of `schema`.
 #[derive(Debug, Args)]
@@ -18,9 +18,9 @@ pub(super) struct SchemaArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Print the statements.
+    /// Print the CQL statements.
     Print(Box<PlaceArgs>),
-    /// Create the keyspace and the table where they are missing.
+    /// Create the keyspace and the table if they are missing.
     Apply(Box<PlaceArgs>),
 }
 
@@ -28,8 +28,8 @@ enum Action {
 struct PlaceArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Replicas of a new keyspace: `dc1:3,dc2:3`, or `3` for a cluster without data centres; by
-    /// default three in every data centre, or as many as it has nodes.
+    /// Replicas of a new keyspace: `dc1:3,dc2:3`, or `3` for a cluster without data centres [default: 3 per
+    /// data centre, or its number of nodes if that is lower].
     #[arg(long, env = "ORDERFREE_REPLICATION", value_name = "DC:COUNT")]
     replication: Option<String>,
 }
@@ -43,7 +43,9 @@ pub(super) async fn run(args: SchemaArgs) -> anyhow::Result<ExitCode> {
         Action::Apply(place) => {
             let _telemetry = telemetry::start();
             let StoreConfig::Cassandra(config) = place.store.resolve()? else {
-                anyhow::bail!("say which Cassandra: --cassandra host:port (ORDERFREE_CASSANDRA)");
+                anyhow::bail!(
+                    "no Cassandra is set; set --cassandra host:port (ORDERFREE_CASSANDRA)"
+                );
             };
             schema::apply(&config, place.replication.as_deref()).await?;
             say(format_args!("keyspace {} is ready", config.keyspace));

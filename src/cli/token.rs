@@ -1,4 +1,4 @@
-//! `token new`: makes a token, and the lines of the policy file that let it in.
+//! `token new`: creates a token, and the lines of the policy file that admit it.
 
 use std::fs;
 use std::io::Write;
@@ -14,8 +14,8 @@ use clap::{Args, Subcommand};
 use orderfree_core::protocol::Timestamp;
 
 use super::output::show;
-use crate::clock::{Clock, SystemClock};
 use crate::policy::{NewToken, Policy, Verb};
+use crate::runtime::clock::{Clock, SystemClock};
 
 /// Arguments of `token`.
 #[derive(Debug, Args)]
@@ -26,29 +26,30 @@ pub(super) struct TokenArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Make a token, and print it with the lines for the policy file, which hold its hash alone.
+    /// Create a token, and print it with its lines for the policy file. These lines hold only the token's
+    /// hash.
     New(NewArgs),
 }
 
 #[derive(Debug, Args)]
 struct NewArgs {
-    /// Whose it is: stands in logs.
+    /// Name of the caller, which logs show.
     #[arg(long)]
     name: String,
-    /// What it may do with the groups that begin so, such as `shop:=read,write`; without a beginning,
-    /// as in `=admin`, with all groups. May be given more than once.
+    /// What the token can do with all groups that begin with a prefix, such as `shop:=read,write`. An empty
+    /// prefix, as in `=admin`, means all groups. Verbs are read, write and admin. Can be repeated.
     #[arg(long = "grant", value_name = "GROUP_PREFIX=VERBS", required_unless_present = "groups", value_parser = grant)]
     prefixes: Vec<(String, Vec<String>)>,
-    /// What it may do with one group alone, such as `site=read,write`. May be given more than once.
+    /// What the token can do with one group, such as `site=read,write`. Can be repeated.
     #[arg(long = "grant-group", id = "groups", value_name = "GROUP=VERBS", value_parser = grant)]
     groups: Vec<(String, Vec<String>)>,
-    /// Most requests and updates a second, for each pod.
+    /// Largest number of requests and updates per second, for each pod [default: no limit].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..).try_map(NonZeroU32::try_from))]
     rate: Option<NonZeroU32>,
-    /// When it expires, such as `2027-01-31T00:00:00Z`.
+    /// When the token expires, such as `2027-01-31T00:00:00Z` [default: never].
     #[arg(long, value_name = "TIME")]
     expires: Option<String>,
-    /// Add the lines to this policy file, and print the token alone.
+    /// Add the lines to this policy file, and print only the token.
     #[arg(long, value_name = "FILE")]
     append: Option<PathBuf>,
 }
@@ -61,37 +62,40 @@ pub(super) fn run(args: TokenArgs) -> anyhow::Result<ExitCode> {
     match &args.append {
         Some(file) => {
             append(file, &lines)?;
-            show(token).context("the policy file has the token's lines already; take them out")?;
+            show(token).context("the policy file already has the token's lines; remove them")?;
         }
         None => {
             lines.parse::<Policy>()?;
-            show(format_args!("# The token, which nobody can find out again:\n{token}\n"))?;
+            show(format_args!("# The token. It is not stored, so keep it now:\n{token}\n"))?;
             show(format_args!("# For the policy file:\n{lines}"))?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The last `=` divides, as groups may hold one.
+/// Splits at the last `=`, as groups can contain one.
 fn grant(text: &str) -> Result<(String, Vec<String>), String> {
     let (groups, verbs) =
         text.rsplit_once('=').ok_or("write groups=verbs, such as shop:=read,write")?;
     let verb = |text: &str| {
         let known = Verb::ALL.iter().any(|verb| verb.name() == text);
         let unknown =
-            || format!("`{text}` is no verb; write read, write or admin, with commas between them");
+            || format!("`{text}` is not a verb; write read, write or admin, separated by commas");
         known.then(|| text.to_owned()).ok_or_else(unknown)
     };
     Ok((groups.to_owned(), verbs.split(',').map(str::trim).map(verb).collect::<Result<_, _>>()?))
 }
 
 impl NewArgs {
-    /// A time that is no time is told by the policy.
+    /// Rejects a time in the past. The policy rejects a text that is not a time.
     fn check_expires(&self, now: Timestamp) -> anyhow::Result<()> {
         let expires = self.expires.as_deref().map(DateTime::parse_from_rfc3339);
         if let Some(Ok(expires)) = expires {
             let is_over = expires.timestamp_micros() <= now.as_micros();
-            ensure!(!is_over, "{expires} is over; such a token would let nobody in");
+            ensure!(
+                !is_over,
+                "{expires} is in the past, so the token would be useless; give a later time"
+            );
         }
         Ok(())
     }
@@ -117,7 +121,7 @@ impl NewArgs {
     }
 }
 
-/// Adds lines to a file, if what comes of it is a policy.
+/// Adds lines to a file, if the result is a valid policy.
 fn append(file: &Path, lines: &str) -> anyhow::Result<()> {
     let what = || format!("the policy file {}", file.display());
     let old = match fs::read_to_string(file) {
@@ -127,11 +131,11 @@ fn append(file: &Path, lines: &str) -> anyhow::Result<()> {
     let gap = if old.is_empty() || old.ends_with("\n\n") { "" } else { "\n" };
     let new = format!("{old}{gap}{lines}");
     new.parse::<Policy>().with_context(what)?;
-    // The file itself, not a link to it; with its rights, and a new one for its owner alone.
+    // Follows a link to the file itself. The file keeps its permissions; a new one is only for its owner.
     let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     let rights = fs::metadata(&file).map(|metadata| metadata.permissions());
     let rights = rights.unwrap_or_else(|_| fs::Permissions::from_mode(0o600));
-    // In one step: a policy that is cut off would let in fewer, or nobody.
+    // In one step: a truncated policy would admit fewer callers, or none.
     let mut aside = file.as_os_str().to_owned();
     aside.push(format!(".new-{}", process::id()));
     let mut options = fs::OpenOptions::new();
@@ -180,9 +184,11 @@ mod tests {
         let lines = args.lines(&sha256);
         assert!(lines.parse::<Policy>().expect("a policy").has_tokens(), "{lines}");
         assert!(lines.contains("group = \"site\"\nverbs = [\"read\"]"), "{lines}");
-        for (bad, says) in
-            [("all", "groups=verbs"), ("a=reed", "`reed` is no verb"), ("a=", "`` is no verb")]
-        {
+        for (bad, says) in [
+            ("all", "groups=verbs"),
+            ("a=reed", "`reed` is not a verb"),
+            ("a=", "`` is not a verb"),
+        ] {
             let refused = Line::try_parse_from(["new", "--name", "a", "--grant", bad]);
             let refused = refused.map(|line| line.new.name).expect_err(bad).to_string();
             assert!(refused.contains(says), "{refused}");
@@ -193,7 +199,7 @@ mod tests {
         let expires = DateTime::parse_from_rfc3339("2027-01-31T00:00:00Z").expect("a time");
         let expires = Timestamp::from_micros(expires.timestamp_micros());
         let late = args.check_expires(expires).expect_err("it is over").to_string();
-        assert!(late.starts_with("2027-01-31") && late.contains("let nobody in"), "{late}");
+        assert!(late.starts_with("2027-01-31") && late.contains("in the past"), "{late}");
         args.check_expires(expires.minus(Duration::from_micros(1))).expect("it lasts");
     }
 

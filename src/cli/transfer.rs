@@ -1,6 +1,6 @@
-//! `export`, `import` and `convert`: keys between installations, and from other systems. One line of JSON
-//! for each key, a [parcel](orderfree_core::protocol::transfer), which may be imported any number of times
-//! and counts once.
+//! `export`, `import` and `convert`: they move keys between installations and from other systems. Each key is
+//! one line of JSON, a [parcel](orderfree_core::protocol::transfer). A line can be imported any number of
+//! times and counts once.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet};
@@ -22,19 +22,20 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::output::{note, say};
-use crate::chance::Chance;
-use crate::clock::{Clock, SystemClock};
-use crate::config::{StoreArgs, StoreConfig, Switch};
+use crate::engine::service::{GroupQuery, KeyValue, ReadError};
 use crate::limits;
-use crate::server::{self, Node};
-use crate::service::{GroupQuery, KeyValue, ReadError};
+use crate::pod::config::{StoreArgs, StoreConfig, Switch};
+use crate::pod::node::Node;
+use crate::pod::start;
+use crate::runtime::clock::{Clock, SystemClock};
+use crate::runtime::random::Random;
+use crate::runtime::telemetry;
 use crate::store::{Store, StoreError};
-use crate::telemetry;
 
-/// Lines that are imported at once.
+/// Lines that are imported concurrently.
 const LINES_AT_ONCE: usize = 64;
 
-/// Lines whose refusal is shown.
+/// Lines whose error is shown.
 const REFUSALS_SHOWN_MAX: usize = 100;
 
 /// Arguments of `export`.
@@ -42,14 +43,14 @@ const REFUSALS_SHOWN_MAX: usize = 100;
 pub(super) struct ExportArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Only keys of this kind.
+    /// Export only keys of this kind.
     #[arg(long)]
     kind: Option<String>,
-    /// Only keys of groups that begin so.
+    /// Export only keys of groups that begin with this text.
     #[arg(long, default_value = "", value_name = "TEXT")]
     group_prefix: String,
-    /// For how long the lines can be imported, but never longer than 7 days for an lww_set; until then each key
-    /// of them has a row more.
+    /// How long the lines can be imported, up to 90 days, and up to 7 days for an lww_set. Each imported key
+    /// has one more row until then.
     #[arg(long, default_value = "7days", value_parser = valid_for, value_name = "DURATION")]
     valid_for: Duration,
 }
@@ -59,7 +60,7 @@ pub(super) struct ExportArgs {
 pub(super) struct ImportArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Add to keys that exist as well. A line that was imported already is known, and never counts twice.
+    /// Also add to keys that exist. A line that was imported before never counts twice.
     #[arg(long)]
     into_living: bool,
 }
@@ -67,69 +68,71 @@ pub(super) struct ImportArgs {
 /// Arguments of `convert`.
 #[derive(Debug, Args)]
 pub(super) struct ConvertArgs {
-    /// Add up the amounts of a key that stands in more than one line; else that is an error.
+    /// Add up the amounts of a key that is in several lines. Without this option such a key is an error.
     #[arg(long)]
     sum_duplicates: bool,
-    /// Take backslashes in groups and names as they are. `cqlsh` writes each twice, and what it can't show by codes
-    /// such as `\xa0`, so that names with one are refused without this.
+    /// Accept groups and names with backslashes, and take them literally. Without this option they are an
+    /// error, as `cqlsh` doubles backslashes and writes codes such as `\xa0` for characters that it can't
+    /// show.
     #[arg(long)]
     literal_backslashes: bool,
-    /// What the amounts become: `counter` or `sum`.
+    /// Kind of the new keys: `counter` or `sum`.
     #[arg(long, default_value = "counter")]
     kind: String,
-    /// For how long the lines can be imported.
+    /// How long the lines can be imported, up to 90 days.
     #[arg(long, default_value = "7days", value_parser = valid_for, value_name = "DURATION")]
     valid_for: Duration,
 }
 
-/// One key.
+/// The line of one key.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
-    /// Of this form of lines.
+    /// Version of this format.
     version: u32,
     kind: String,
     group: String,
     name: String,
-    /// For people: what `state` holds.
+    /// For people: the value of `state`.
     value: serde_json::Value,
-    /// Every update that was acknowledged before is in it, in µs since 1970: also the time of its row.
+    /// Time of the export and of the imported row, in µs since 1970. The state has every update that was
+    /// acknowledged before it.
     as_of_us: i64,
-    /// For people: the fence of the tally that is in it, in µs since 1970; null without one.
+    /// For people: the fence of the tally in the state, in µs since 1970; null without a tally.
     folded_through_us: Option<i64>,
-    /// For people: how many shards are in it; null of what was no key here.
+    /// For people: the number of shards in the state; null for a converted line.
     shards: Option<usize>,
-    /// The row that an import writes.
+    /// Id of the row that an import writes.
     id: String,
-    /// Until when it can be imported, in µs since 1970.
+    /// Time until which the line can be imported, in µs since 1970.
     expires_at_us: i64,
-    /// The envelope, in base64. Its checksum covers the id and the expiry, and neither group nor name,
-    /// so that a line may be imported under others.
+    /// The envelope, in base64. Its checksum covers the id and the expiry, but neither group nor name, so a
+    /// line can be imported under another key.
     state: String,
 }
 
 const VERSION: u32 = 2;
 
-/// Longest time for which a line can be imported: until then its key has a row more.
+/// Longest time for which a line can be imported. Until its expiry, the imported key has one more row.
 const VALID_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
 
-/// Reads for how long lines can be imported.
+/// Parses how long lines can be imported.
 fn valid_for(text: &str) -> Result<Duration, String> {
     let span = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     let fits = (Duration::from_millis(1)..=VALID_MAX).contains(&span);
-    fits.then_some(span).ok_or_else(|| "give a time of up to 90 days".to_owned())
+    fits.then_some(span).ok_or_else(|| "write a time from 1ms to 90days, such as 7days".to_owned())
 }
 
 impl Line {
-    fn new(key: &Key, state: &State, now: Timestamp, valid_for: Duration, chance: &Chance) -> Line {
-        let parcel = Parcel::pack(key.clone(), chance.mutator_id(), state, now, valid_for);
+    fn new(key: &Key, state: &State, now: Timestamp, valid_for: Duration, random: &Random) -> Line {
+        let parcel = Parcel::pack(key.clone(), random.mutator_id(), state, now, valid_for);
         let write = parcel.write();
         Line {
             version: VERSION,
             kind: key.kind.name().to_owned(),
             group: key.group.to_string(),
             name: key.name.to_string(),
-            // Digits, as whole numbers may be longer than a double.
+            // Numbers as digits, as whole numbers can exceed the precision of a double.
             value: serde_json::to_value(state.value(&Question::default()).shown(true))
                 .expect("invariant: a value is JSON"),
             as_of_us: now.as_micros(),
@@ -144,14 +147,14 @@ impl Line {
     fn parcel(self) -> anyhow::Result<Parcel> {
         ensure!(
             self.version == VERSION,
-            "it is of version {}; this release reads {VERSION}",
+            "its version is {}, but this release reads version {VERSION}; export and import with the same release",
             self.version
         );
         let key = key(&self.kind, &self.group, &self.name)?;
-        let bytes = STANDARD.decode(&self.state).context("its state is no base64")?;
-        ensure!(bytes.len() <= limits::IMPORT_BYTES_MAX, "its state is too large");
+        let bytes = STANDARD.decode(&self.state).context("its state is not base64")?;
+        ensure!(bytes.len() <= limits::IMPORT_BYTES_MAX, "its state is too large to be imported");
         let time = Timestamp::from_micros;
-        let id = Uuid::parse_str(&self.id).context("its id is no UUID")?;
+        let id = Uuid::parse_str(&self.id).context("its id is not a UUID")?;
         let (id, expires_at) = (MutatorId::new(id), time(self.expires_at_us));
         Ok(Parcel::arrive(key, id, expires_at, time(self.as_of_us), &bytes)?)
     }
@@ -163,13 +166,14 @@ fn key(kind: &str, group: &str, name: &str) -> anyhow::Result<Key> {
 }
 
 fn kind_of(text: &str) -> anyhow::Result<Kind> {
-    Kind::from_name(text).with_context(|| format!("there is no kind {text:?}"))
+    Kind::from_name(text)
+        .with_context(|| format!("there is no kind {text:?}; GET /v1/kinds lists the kinds"))
 }
 
-/// A pod that serves nobody and folds nothing.
+/// Opens the store and makes a pod that neither serves nor folds.
 async fn open(config: StoreConfig, constants: Constants) -> anyhow::Result<(Arc<dyn Store>, Node)> {
     let clock = Arc::new(SystemClock);
-    let store = server::open_store(config, constants, clock.clone()).await?;
+    let store = start::open_store(config, constants, clock.clone()).await?;
     let node = Node::for_tool(&store, constants, clock, Switch::Off);
     Ok((store, node))
 }
@@ -184,7 +188,7 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
     let mut export = Export {
         args: &args,
         node: &node,
-        chance: Chance::system(),
+        random: Random::system(),
         keys: 0,
         unreadable: 0,
         full: 0,
@@ -215,8 +219,8 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
     store.close().await;
     if full > 0 {
         note(format_args!(
-            "orderfree: {full} keys are so large that nothing can be added to them; they were exported, \
-             but spread their items over more keys"
+            "orderfree: {full} keys are so large that nothing can be added to them; they were exported, but spread \
+             their items over more keys"
         ));
     }
     note(format_args!("{keys} keys exported, {unreadable} could not be read"));
@@ -226,7 +230,7 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
 struct Export<'a> {
     args: &'a ExportArgs,
     node: &'a Node,
-    chance: Chance,
+    random: Random,
     keys: usize,
     unreadable: usize,
     full: usize,
@@ -264,7 +268,7 @@ impl Export<'_> {
         }
     }
 
-    /// Goes on without what can't be read.
+    /// Skips an entry that can't be read, and counts it.
     fn skip(&mut self, what: &str) {
         self.unreadable += 1;
         note(format_args!("orderfree: {what}"));
@@ -272,7 +276,7 @@ impl Export<'_> {
 
     fn line(&mut self, read: &KeyValue, lines: &mut Vec<u8>) -> anyhow::Result<()> {
         let valid_for = self.args.valid_for;
-        let mut line = Line::new(&read.key, &read.state, read.as_of, valid_for, &self.chance);
+        let mut line = Line::new(&read.key, &read.state, read.as_of, valid_for, &self.random);
         if line.state.len() > limits::IMPORT_BYTES_MAX.div_ceil(3) * 4 {
             self.skip(&format!("{}: its state is too large to be imported", read.key));
             return Ok(());
@@ -287,7 +291,7 @@ impl Export<'_> {
     }
 }
 
-/// What became of a line.
+/// The outcome of a line.
 enum Imported {
     Now,
     Before,
@@ -305,15 +309,15 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<ExitCode> {
     let deliveries = lines.map(|(index, line)| {
         let (store, node, constants, into_living) = (&store, &node, &constants, args.into_living);
         let parcel = parcel_of(line).and_then(|parcel| {
-            // Which of two were first would be chance.
+            // Which of two lines comes first would be chance.
             let is_new = keys.insert(parcel.write().key().clone());
-            ensure!(is_new, "{} stands in an earlier line as well", parcel.write().key());
+            ensure!(is_new, "{} is in an earlier line too", parcel.write().key());
             Ok(parcel)
         });
         async move {
             let result = match parcel {
                 Ok(parcel) => deliver(store, node, &parcel, constants, into_living).await,
-                Err(error) => Imported::Refused(format!("it is no line to import: {error:#}")),
+                Err(error) => Imported::Refused(format!("this line can't be imported: {error:#}")),
             };
             (index + 1, result)
         }
@@ -339,7 +343,7 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<ExitCode> {
         "{now} keys imported, {before} were there, {refused} refused, {unknown} unknown"
     ));
     if unknown > 0 {
-        note("orderfree: import the same file again: what is there counts once");
+        note("orderfree: import the same file again; each line counts once");
     }
     Ok(if refused + unknown == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -358,25 +362,27 @@ async fn deliver(
     let refused = |why: &str| Imported::Refused(why.to_owned());
     let (write, now) = (parcel.write(), SystemClock.now());
     if !write.may_be_sent(now.wall) {
-        return refused("it has expired; export again");
+        return refused("the line has expired; export the key again");
     }
-    // Times of a clock that was ahead would win against all that is written here for as long.
+    // Times of a clock that was ahead would win against all writes here until this clock reaches them.
     let clocks = 2 * constants.clock_offset_max();
     if write.timestamp() > now.wall.plus(clocks) {
-        return refused("it is from the future: a clock differs");
+        return refused("the line is from the future: a clock differs; check both clocks");
     }
-    // So would the times by which its last writers won: no set here would show until then.
+    // The same holds for the times of its last writers: nothing set here would show until then.
     if let Some(latest) = parcel.latest()
         && latest > now.wall.plus(clocks)
     {
         return Imported::Refused(format!(
-            "one of its times is {:?} ahead of this clock, so that nothing set here would show until then; \
-             if a clock was wrong where it comes from, `orderfree repair` mends that file",
+            "one of its times is {:?} ahead of this clock, so nothing set here would show until then; if the \
+             source's clock was wrong, run `orderfree repair` on the source's file and export again",
             latest.since(now.wall)
         ));
     }
     if write.expires_at() > now.wall.plus(VALID_MAX + clocks) {
-        return refused("it is valid for over 90 days, which no export is");
+        return refused(
+            "the line is valid for over 90 days, but exports are not; export the key again",
+        );
     }
     if let Err(error) = store.check_clock(now) {
         return Imported::Refused(error.to_string());
@@ -390,24 +396,24 @@ async fn deliver(
         Some(Ok((fence, _)))
             if *fence >= write.expires_at() || proves_moved_clock(*fence, now.wall, constants) =>
         {
-            return refused("the key's fence lies in the future: a clock has moved");
+            return refused("the key's fence is in the future: a clock has moved");
         }
         _ => {}
     }
     let was_there = found.shards.iter().any(|shard| shard.mutator_id == write.mutator_id());
     if !was_there && !into_living && (found.tally.is_some() || !found.shards.is_empty()) {
         return Imported::Refused(format!(
-            "{} exists; if this is from elsewhere, say --into-living to add to it",
+            "{} exists; if this line is from another installation, set --into-living to add to the key",
             write.key()
         ));
     }
     if let Some(latest) = parcel.latest() {
         store.note_stamp(latest);
     }
-    // Also where it was seen: by some replicas, perhaps, and it is the same row each time.
+    // Also write a row that was seen: only some replicas may have it, and it is the same row each time.
     match store.write_shard(write).await {
         WriteOutcome::Acked if !parcel.ack_stands(SystemClock.now()) => {
-            Imported::Unknown("it expired meanwhile".to_owned())
+            Imported::Unknown("the line expired during the import".to_owned())
         }
         WriteOutcome::Acked if was_there => Imported::Before,
         WriteOutcome::Acked => Imported::Now,
@@ -416,14 +422,14 @@ async fn deliver(
     }
 }
 
-/// From `group,name,amount` to lines for `import`.
+/// Converts rows of `group,name,amount` to lines for `import`.
 pub(super) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     let kind = kind_of(&args.kind)?;
     ensure!(
         matches!(kind, Kind::Counter | Kind::Sum),
-        "amounts become a counter or a sum, no {kind}"
+        "amounts become a counter or a sum, not a {kind}"
     );
-    let (chance, now) = (Chance::system(), SystemClock.now().wall);
+    let (random, now) = (Random::system(), SystemClock.now().wall);
     let mut rows = csv::ReaderBuilder::new().has_headers(false).from_reader(io::stdin().lock());
     let mut keys: BTreeMap<Key, State> = BTreeMap::new();
     for (index, row) in rows.records().enumerate() {
@@ -431,8 +437,8 @@ pub(super) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         let (key, state) = converted(kind, &row.with_context(place)?).with_context(place)?;
         ensure!(
             args.literal_backslashes || !format!("{}{}", key.group, key.name).contains('\\'),
-            "{}: {key} has a backslash, which cqlsh writes twice, or for what it can't show; write the name as it \
-             is, and say --literal-backslashes",
+            "{}: {key} has a backslash; cqlsh doubles backslashes, and writes codes for characters that it can't \
+             show, so write the name as it is and set --literal-backslashes",
             place()
         );
         match keys.entry(key) {
@@ -440,7 +446,7 @@ pub(super) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
                 new.insert(state);
             }
             Entry::Occupied(old) if !args.sum_duplicates => bail!(
-                "{}: {} stands in an earlier line as well; say --sum-duplicates if both count",
+                "{}: {} is in an earlier line too; set --sum-duplicates if both count",
                 place(),
                 old.key()
             ),
@@ -449,7 +455,7 @@ pub(super) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     for (key, state) in &keys {
-        serde_json::to_writer(&mut out, &Line::new(key, state, now, args.valid_for, &chance))?;
+        serde_json::to_writer(&mut out, &Line::new(key, state, now, args.valid_for, &random))?;
         out.write_all(b"\n")?;
     }
     out.flush()?;
@@ -463,6 +469,6 @@ fn converted(kind: Kind, row: &csv::StringRecord) -> anyhow::Result<(Key, State)
     let key = key(kind.name(), group, name)?;
     let mut state = State::new(kind, None);
     let op = kind.parse_op(&kind.bare_op(amount.trim()));
-    state.apply(&op.map_err(|error| anyhow::anyhow!("{amount:?} is no amount: {error}"))?)?;
+    state.apply(&op.map_err(|error| anyhow::anyhow!("{amount:?} is not an amount: {error}"))?)?;
     Ok((key, state))
 }

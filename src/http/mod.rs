@@ -1,40 +1,22 @@
-//! HTTP: the only module that knows status codes. In reading order:
+//! HTTP: the only module that knows status codes. From the bottom up:
 //!
-//! * `problem`, `catalog`: errors as `application/problem+json`, and every type there is;
-//! * `access`: who asks, and whether they may;
-//! * `body`, `extract`, `json`, `wire`: from requests to checked values, from values to answers;
-//! * `update`, `read`, `batch`, `stream`: the use cases of clients;
-//! * `inspect`, `repair`, `operations`: those of operators;
-//! * `starting`: what a pod answers before it can serve;
-//! * `observe`, `trace`, `answers`, `turns`: what happens to every request, and to large ones;
-//! * `openapi`, `schemas`: the document, made from the same routes that serve.
+//! * `problem`, `catalog`: errors as `application/problem+json`, and all problem types;
+//! * `guard`: authentication and permissions, and the limits that large requests wait for;
+//! * `body`: turns bytes into checked values, and values into answers;
+//! * `state`: what the handlers share; `observe`, `trace`: the layer around every request;
+//! * `api`: the handlers;
+//! * `openapi`: the OpenAPI document, built from the routes that serve.
 
-mod access;
-mod answers;
-mod batch;
+mod api;
 mod body;
 mod catalog;
-mod extract;
-mod inspect;
-mod json;
-mod merge;
+mod guard;
 mod observe;
 mod openapi;
-mod operations;
 mod problem;
-mod read;
-mod repair;
-#[allow(dead_code, reason = "types of the document, read by its test only")]
-mod schemas;
-mod starting;
-mod stream;
-mod together;
+mod state;
 mod trace;
-mod turns;
-mod update;
-mod wire;
 
-use std::ops::Deref;
 use std::sync::Arc;
 
 use axum::Router;
@@ -43,109 +25,36 @@ use tower_http::decompression::RequestDecompressionLayer;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
 
-use crate::health::Health;
-use crate::limits;
-use crate::policy::Policies;
-use crate::room::Space;
-use crate::service::Service;
-
-use answers::Answers;
-use body::Bodies;
+use api::{batch, inspect, merge, operations, read, repair, update};
 use observe::Observer;
-use turns::Turns;
+use state::Served;
 
+pub use api::starting::starting;
 pub use catalog::{Entry, ProblemType};
 pub use openapi::openapi;
 pub use problem::{NotAcked, Problem};
-pub use starting::starting;
+pub use state::{AppState, Build};
 
-/// What lines in the log about operators' requests are found by.
-const AUDIT: &str = "orderfree::audit";
-
-/// What the handlers share.
-#[derive(Clone)]
-pub struct AppState {
-    /// The use cases.
-    pub service: Arc<Service>,
-    /// Whether requests should come here.
-    pub health: Arc<Health>,
-    /// Who may do what.
-    pub policies: Policies,
-    /// What runs here.
-    pub build: Build,
-    /// Requests in progress at once, of each address.
-    pub requests_max: usize,
-}
-
-/// The state of the handlers, which each request takes anew: one count of references, as all threads write
-/// to it.
-#[derive(Clone)]
-struct Served(Arc<Shared>);
-
-/// What the handlers share, with what only this module needs.
-struct Shared {
-    app: AppState,
-    bodies: Bodies,
-    answers: Answers,
-    turns: Turns,
-    /// For what merges make of the values that they read.
-    merged: Space,
-}
-
-impl Deref for Served {
-    type Target = Shared;
-
-    fn deref(&self) -> &Shared {
-        &self.0
-    }
-}
-
-/// What `/version` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Build {
-    /// The release.
-    pub version: &'static str,
-    /// The commit it was built from, if known.
-    pub commit: Option<&'static str>,
-}
-
-impl Build {
-    /// Of this program.
-    pub const THIS: Build =
-        Build { version: env!("CARGO_PKG_VERSION"), commit: option_env!("ORDERFREE_COMMIT") };
-}
-
-/// Everything that this pod answers.
+/// All routes of this pod.
 pub fn router(app: AppState) -> Router {
     router_with(app, Router::new())
 }
 
-/// The same, and `others` with the same ids, log lines and metrics.
+/// All routes of this pod and `others`, which get the same ids, log lines and metrics.
 pub fn router_with(app: AppState, others: Router) -> Router {
-    serve(served(app), all_routes(), others, true)
+    serve(Served::new(app), all_routes(), others, true)
 }
 
-/// What users reach, and what operators reach at an address of their own.
+/// The routes for users, and the routes for operators at a separate address.
 pub fn routers_apart(app: AppState) -> (Router, Router) {
-    // One bound on bodies for both.
-    let served = served(app);
+    // Both share one limit on bodies.
+    let served = Served::new(app);
     let users = user_routes().merge(probe_routes());
     let operators = admin_routes().merge(probe_routes()).merge(operator_routes());
     (
         serve(served.clone(), users, Router::new(), true),
         serve(served, operators, Router::new(), false),
     )
-}
-
-fn served(app: AppState) -> Served {
-    let bodies = Bodies::new(limits::BODIES_BYTES_MAX, limits::STREAMS_BYTES_MAX);
-    Served(Arc::new(Shared {
-        app,
-        bodies,
-        answers: Answers::default(),
-        turns: Turns::default(),
-        merged: Space::new(limits::MERGED_BYTES_MAX),
-    }))
 }
 
 fn serve(served: Served, routes: OpenApiRouter<Served>, others: Router, is_shared: bool) -> Router {
@@ -159,12 +68,11 @@ fn serve(served: Served, routes: OpenApiRouter<Served>, others: Router, is_share
         .with_state(served)
 }
 
-/// Every route, for the document.
+/// Every route, for the OpenAPI document.
 fn all_routes() -> OpenApiRouter<Served> {
     user_routes().merge(admin_routes()).merge(probe_routes()).merge(operator_routes())
 }
 
-/// What clients use.
 fn user_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(update::update, read::read))
@@ -175,7 +83,7 @@ fn user_routes() -> OpenApiRouter<Served> {
         .routes(routes!(inspect::kinds))
 }
 
-/// What operators do with keys.
+/// Operators' routes for keys.
 fn admin_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::default()
         .routes(routes!(inspect::shards))
@@ -184,7 +92,7 @@ fn admin_routes() -> OpenApiRouter<Served> {
         .routes(routes!(repair::groups))
 }
 
-/// Probes, and what the interface says about itself.
+/// Probes and descriptions of the interface.
 fn probe_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::default()
         .routes(routes!(operations::livez))
@@ -196,7 +104,7 @@ fn probe_routes() -> OpenApiRouter<Served> {
         .routes(routes!(operations::problem))
 }
 
-/// What operators look at.
+/// Operators' routes for the pod itself.
 fn operator_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::default()
         .routes(routes!(operations::metrics))

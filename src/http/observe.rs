@@ -1,5 +1,5 @@
-//! What happens to every request, whatever answers it: an id, a check of its address, a limit, one
-//! log line, metrics, and problems written out.
+//! The layer around every request: it gives the request an id, checks its address, enforces a limit,
+//! writes one log line, counts metrics and renders problems.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -15,44 +15,46 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use orderfree_core::protocol::Timestamp;
 use tracing::Instrument;
 
-use super::access;
-use super::catalog::ProblemType;
-use super::extract;
-use super::problem::{self, Problem};
-use super::trace::Trace;
-use super::{AUDIT, Served};
-use crate::chance;
+use crate::engine::metrics::{DeniedLabel, Metrics, RequestLabel};
+use crate::http::body::extract;
+use crate::http::catalog::ProblemType;
+use crate::http::guard::access;
+use crate::http::problem::{self, Problem};
+use crate::http::state::Served;
+use crate::http::trace::Trace;
 use crate::limits;
-use crate::linger::LeavesUnread;
-use crate::metrics::{DeniedLabel, Metrics, RequestLabel};
-use crate::panics;
+use crate::net::linger::LeavesUnread;
 use crate::policy::{self, Caller, Verb};
-use crate::tasks::{Task, TaskLabel, panic_point};
+use crate::runtime::panics;
+use crate::runtime::random;
+use crate::runtime::tasks::{Task, TaskLabel, panic_point};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
-/// Routes of clients begin so.
+/// The prefix of client routes.
 const CLIENTS: &str = "/v1/";
 
-/// What a pod counts about itself.
 const METRICS: &str = "/metrics";
 
-/// Longest request id that is taken over from a client, in bytes.
+/// The log target of audit lines about operators' requests.
+pub(crate) const AUDIT: &str = "orderfree::audit";
+
+/// Longest request id that the pod accepts from a client, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// What the layer keeps.
-pub(super) struct Observer {
+/// The state of the layer.
+pub(crate) struct Observer {
     served: Served,
     limit: Limit,
-    /// Whether users reach operators' routes here: then these need a token as well.
+    /// Whether users can reach operators' routes at this address. If so, these routes need a token too.
     is_shared: bool,
-    /// Lines that others can have written as often as they like.
+    /// Limits the log lines that clients can cause at will.
     lines: DefaultDirectRateLimiter,
 }
 
 impl Observer {
-    pub(super) fn new(served: &Served, is_shared: bool) -> Observer {
+    pub(crate) fn new(served: &Served, is_shared: bool) -> Observer {
         Observer {
             served: served.clone(),
             limit: Limit::new(served.app.requests_max),
@@ -61,8 +63,8 @@ impl Observer {
         }
     }
 
-    /// Has a request answered, unless its address is malformed or nobody known sends it. Whatever is
-    /// asked of operators' routes leaves a line in the log, by whomever.
+    /// Passes a request on, unless its address is malformed or its caller is unknown. Requests to operators'
+    /// routes are logged: all of known callers, and up to a rate those of unknown callers.
     async fn pass(
         &self,
         (method, route): (&'static str, &str),
@@ -93,7 +95,7 @@ impl Observer {
         answer
     }
 
-    /// Has a known caller's request answered, unless it comes too fast or there are too many.
+    /// Passes on a known caller's request, unless it exceeds the caller's rate or the limit on requests.
     async fn admit(
         &self,
         (method, route): (&'static str, &str),
@@ -106,16 +108,16 @@ impl Observer {
         request.extensions_mut().insert(caller);
         let may_be_shed = route.starts_with(CLIENTS) && is_read(method, route);
         let answer = next.run(request).await;
-        // What was changed must be told.
+        // The outcome of a change must always be reported, so only reads can be shed.
         Ok(if may_be_shed { self.served.answers.hold(answer).await } else { answer })
     }
 
-    /// Whether one more such line may be written: the log must not be what an overload is about.
+    /// Whether one more such line may be written: the log must not cause an overload.
     fn may_log(&self) -> bool {
         self.lines.check().is_ok()
     }
 
-    /// Who sends a request to a route; probes and descriptions are for anybody.
+    /// Authenticates the caller of a route. Probes and descriptions need no token.
     fn caller(&self, route: &str, headers: &HeaderMap, now: Timestamp) -> Result<Caller, Problem> {
         let is_metrics = route == METRICS && self.is_shared;
         if !route.starts_with(CLIENTS) && !is_metrics {
@@ -129,15 +131,15 @@ impl Observer {
     }
 }
 
-/// What somebody asked of operators' routes: a line in the log when it is dropped, so also of a request
-/// whose client hung up, or that met a bug.
+/// A request to an operators' route. It is logged on drop, so that the log also has requests whose client
+/// hung up or that met a bug.
 struct Audit<'a> {
     caller: String,
     method: Method,
     uri: Uri,
     request_id: &'a str,
     trace_id: Option<&'a str>,
-    /// None if there was no answer: what was asked for may have been done.
+    /// None if there was no answer. The request may still have taken effect.
     status: Option<u16>,
 }
 
@@ -158,7 +160,7 @@ impl Drop for Audit<'_> {
     }
 }
 
-/// Requests in progress. A count does: nobody waits for it.
+/// Requests in progress. A counter is enough, because nothing waits for it.
 struct Limit {
     requests: AtomicUsize,
     max: usize,
@@ -173,8 +175,8 @@ impl Limit {
         Limit { requests: AtomicUsize::new(0), max }
     }
 
-    /// Sheds what is over the limit, at once and without a queue; probes and operators are answered
-    /// under any load.
+    /// Sheds requests over the limit at once, without a queue. Probes and operators have no limit, so they
+    /// get answers under any load.
     fn permit(&self, route: &str) -> Result<Option<InProgress<'_>>, Problem> {
         if !route.starts_with(CLIENTS) {
             return Ok(None);
@@ -185,8 +187,10 @@ impl Limit {
             return Ok(Some(permit));
         }
         drop(permit);
-        let detail =
-            format!("{} requests are in progress here; send it again in a second.", self.max);
+        let detail = format!(
+            "{} requests are in progress here; send the request again in a second.",
+            self.max
+        );
         Err(Problem::new(ProblemType::Overloaded, detail))
     }
 }
@@ -197,8 +201,8 @@ impl Drop for InProgress<'_> {
     }
 }
 
-/// The only layer: every further one costs each request some allocations.
-pub(super) async fn observe(
+/// The only layer: each further layer would cost every request some allocations.
+pub(crate) async fn observe(
     State(observer): State<Arc<Observer>>,
     request: Request,
     next: Next,
@@ -213,7 +217,7 @@ pub(super) async fn observe(
     let may_leave_much = has_large_body(request.headers());
     let trace = Trace::of(request.headers(), method, &route);
     let pass = observer.pass((method, &route), now.wall, &id, trace.id.as_deref(), request, next);
-    // A panic is a bug, but answers like everything else.
+    // A panic is a bug, but it gets an answer like any other error.
     let pass = future::lazy(|_| panic_point(Task::Request)).then(move |()| pass);
     let answer = AssertUnwindSafe(pass.instrument(trace.span.clone())).catch_unwind();
     let panicked = |panic| panicked(panic, service.metrics());
@@ -227,21 +231,21 @@ pub(super) async fn observe(
     let status = response.status().as_u16();
     trace.ended(status);
     let trace_id = trace.id.as_deref();
-    // A line for each of tens of thousands of answers a second would cost more than the answers.
+    // At tens of thousands of answers a second, a line for each would cost more than the answers.
     if status >= 500 && observer.may_log() {
         tracing::warn!(method, route, status, ms, request_id, trace_id, "request");
     } else {
         tracing::debug!(method, route, status, ms, request_id, trace_id, "request");
     }
-    // Of a body that nobody read to its end, the connection is closed: said, or the next request on it would
-    // get no answer.
+    // If the body was not fully read, the connection is closed. The answer announces that, because the next
+    // request on the connection would get no answer.
     let ends_early = may_leave_much && (status >= 400 || method != "POST");
     if ends_early {
         response.extensions_mut().insert(LeavesUnread);
     }
     if ends_early || app.health.is_draining() {
-        // Said with an answer, a client never sends on a connection that is being closed, where it could
-        // not know what became of an update.
+        // After this announcement, a client never sends on a connection that is being closed, where it could
+        // not learn the outcome of an update.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response.headers_mut().insert(REQUEST_ID, id);
@@ -256,7 +260,7 @@ pub(super) async fn observe(
     response
 }
 
-/// Whether a body is longer than what is read ahead of it.
+/// Whether a body can be longer than the part that is read ahead.
 fn has_large_body(headers: &HeaderMap) -> bool {
     const AHEAD_BYTES: u64 = 8 * 1024;
     let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
@@ -266,8 +270,8 @@ fn has_large_body(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Counts what was denied to somebody.
-pub(super) fn count_denied(metrics: &Metrics, problem: ProblemType) {
+/// Counts a request or an update that was denied to its caller.
+pub(crate) fn count_denied(metrics: &Metrics, problem: ProblemType) {
     let reason = match problem {
         ProblemType::Unauthenticated => "unauthenticated",
         ProblemType::Forbidden => "forbidden",
@@ -278,14 +282,14 @@ pub(super) fn count_denied(metrics: &Metrics, problem: ProblemType) {
     metrics.denied.get_or_create(&DeniedLabel { reason }).inc();
 }
 
-/// Whether a route is for operators: it shows or changes what lies in the store.
+/// Whether a route is for operators: it shows or changes rows of the store.
 fn is_audited(route: &str) -> bool {
     const ADMIN: [&str; 3] = ["/shards", "/fold", "/discard"];
     route == "/v1/{kind}" || ADMIN.iter().any(|end| route.ends_with(end))
 }
 
-/// The client's id if it may stand in a header, a log and a problem; else a new one.
-pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
+/// The client's id if it is fit for a header, a log and a problem, otherwise a new one.
+pub(crate) fn request_id(headers: &HeaderMap) -> HeaderValue {
     let is_fit = |id: &&HeaderValue| {
         let is_printable = id.as_bytes().iter().all(u8::is_ascii_graphic);
         (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && is_printable
@@ -293,13 +297,13 @@ pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
     match headers.get(REQUEST_ID).filter(is_fit) {
         Some(given) => given.clone(),
         None => {
-            let id = chance::request_id().to_string();
+            let id = random::request_id().to_string();
             HeaderValue::try_from(id).expect("invariant: printable ASCII")
         }
     }
 }
 
-/// Clients may invent methods; a metric's label may not.
+/// Clients can invent methods. A metric's label must not follow them.
 fn method_label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
@@ -318,7 +322,7 @@ fn is_read(method: &str, route: &str) -> bool {
     matches!(method, "GET" | "HEAD" | "OPTIONS") || matches!(route, "/v1/query" | "/v1/merge")
 }
 
-/// Whether a request wants to change a value, so that its problem must say what became of that.
+/// Whether a request is an update, so that its problem must have an outcome.
 fn is_update(method: &str, route: &str) -> bool {
     !is_read(method, route) && !is_audited(route)
 }
@@ -331,20 +335,20 @@ fn panicked(panic: Box<dyn Any + Send>, metrics: &Metrics) -> Response {
     Problem::new(ProblemType::Internal, detail).into_response()
 }
 
-/// Answers paths without a route.
-pub(super) async fn unknown_route() -> Problem {
+/// The answer to paths without a route.
+pub(crate) async fn unknown_route() -> Problem {
     let detail = "No endpoint has this path. Keys live at /v1/{kind}/{group}/{name}, with a / \
-                  inside a name as %2F; GET /openapi.json lists every endpoint. Where operators have \
-                  an address of their own, some are only there, and the others only here.";
+                  inside a name as %2F; GET /openapi.json lists every endpoint. If operators have \
+                  a separate address, some endpoints are only there and the others only here.";
     Problem::new(ProblemType::UnknownRoute, detail)
 }
 
-/// Answers routes without this method; the router adds the `Allow` header.
-pub(super) async fn method_not_allowed(method: Method) -> Problem {
+/// The answer to routes without this method. The router adds the `Allow` header.
+pub(crate) async fn method_not_allowed(method: Method) -> Problem {
     let detail = match method {
         Method::DELETE => {
-            "Keys can't be deleted or reset yet. Count under a new name, or add the negative of \
-             what a read answers."
+            "Keys can't be deleted or reset yet. Use a new name, or add the negative of the current \
+             value."
         }
         Method::PUT | Method::PATCH => {
             "A key can't be set, only updated: POST an op, such as {\"op\":\"add\",\"by\":5}."
@@ -384,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_over_the_limit_are_shed_at_once_but_for_those_of_operators() {
+    fn requests_over_the_limit_are_shed_except_those_of_operators() {
         let limit = Limit::new(1);
         let first = limit.permit("/v1/batch").expect("room");
         let problem = limit.permit("/v1/query").expect_err("no room");

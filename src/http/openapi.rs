@@ -1,5 +1,5 @@
-//! The interface as OpenAPI 3.1, made from the routes that serve it, with every problem that each
-//! endpoint can answer.
+//! The interface as OpenAPI 3.1. It is built from the routes that serve it, and lists every problem that each
+//! endpoint can return.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,17 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa::openapi::{Components, Info, License, OpenApi, OpenApiBuilder, Ref, RefOr, Required};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::catalog::{Entry, ProblemType};
-use super::problem::ProblemBody;
-use super::{all_routes, schemas};
+use crate::http::all_routes;
+use crate::http::body::schemas;
+use crate::http::catalog::{Entry, ProblemType};
+use crate::http::problem::ProblemBody;
 
-/// Name of the security scheme.
+/// The name of the security scheme.
 const TOKEN: &str = "token";
 
 const PROBLEM: &str = "application/problem+json";
 
-/// The document that `GET /openapi.json` and `orderfree openapi` show.
+/// The document of `GET /openapi.json` and `orderfree openapi`.
 #[must_use]
 pub fn openapi() -> Value {
     let mut document = serde_json::to_value(typed()).expect("invariant: the document is JSON");
@@ -32,7 +33,7 @@ pub fn openapi() -> Value {
     document
 }
 
-/// What the types of the routes say.
+/// The part of the document that the routes and their types define.
 fn typed() -> OpenApi {
     let mut document = all_routes().into_openapi();
     let components = document.components.get_or_insert_default();
@@ -43,7 +44,7 @@ fn typed() -> OpenApi {
     let update = document.paths.paths.get_mut("/v1/{kind}/{group}/{name}");
     let update = update.and_then(|item| item.post.as_mut());
     if let Some(RefOr::T(body)) = update.and_then(|update| update.request_body.as_mut()) {
-        // An empty body is an op of its own.
+        // An empty body is a valid op.
         body.required = Some(Required::False);
     }
     for (path, item) in &mut document.paths.paths {
@@ -59,7 +60,7 @@ fn typed() -> OpenApi {
     document
 }
 
-/// An op and a value of each kind, which the tests execute.
+/// Adds an op and a value of each kind. The tests execute them.
 fn add_examples(document: &mut Value) {
     let parse = |text| -> Value { serde_json::from_str(text).expect("invariant: a test reads it") };
     let address = &mut document["paths"]["/v1/{kind}/{group}/{name}"];
@@ -77,19 +78,19 @@ fn add_examples(document: &mut Value) {
     }
 }
 
-/// What stands above the paths.
-pub(super) fn head() -> OpenApi {
+/// The document without its paths.
+pub(crate) fn head() -> OpenApi {
     let mut info = Info::new("Orderfree", env!("CARGO_PKG_VERSION"));
     info.description = Some(
-        "Counters and other mergeable data types over HTTP, without coordination. An update is `acked`, `refused` (certainly not \
-         counted, send it again freely) or `unknown` (may be counted; sent again it may count \
-         twice). Every error is `application/problem+json`."
+        "Counters and other mergeable data types over HTTP, without coordination. An update is `acked`, \
+         `refused` (certainly not counted, so it is safe to send it again) or `unknown` (it may be \
+         counted, and may count twice if you send it again). Every error is `application/problem+json`."
             .to_owned(),
     );
     info.license = Some(License::new("MIT OR Apache-2.0"));
     let mut components = Components::new();
     let token = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("orderfree_…");
-    let token = token.description(Some("Where the server's policy has tokens"));
+    let token = token.description(Some("Required if the server's policy has tokens"));
     components.add_security_scheme(TOKEN, SecurityScheme::Http(token.build()));
     let none_or_token = [SecurityRequirement::default(), SecurityRequirement::new(TOKEN, [""; 0])];
     OpenApiBuilder::new()
@@ -99,7 +100,7 @@ pub(super) fn head() -> OpenApi {
         .build()
 }
 
-/// The problems that an endpoint can answer.
+/// The problems that an endpoint can return.
 fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     use ProblemType::{
         AnswerFull, BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge,
@@ -164,7 +165,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     problems
 }
 
-/// Says exactly what each parameter may be.
+/// Gives each parameter its exact schema.
 fn describe_parameters(operation: &mut Operation) {
     for parameter in operation.parameters.iter_mut().flatten() {
         if let RefOr::T(parameter) = parameter {
@@ -175,7 +176,7 @@ fn describe_parameters(operation: &mut Operation) {
     }
 }
 
-/// One response for each status, with one example for each type of problem.
+/// Adds one response per status, with one example per problem type.
 fn add_problems(operation: &mut Operation, problems: &[ProblemType]) {
     let mut by_status: BTreeMap<u16, Vec<Entry>> = BTreeMap::new();
     for problem in problems {
@@ -212,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_document_is_openapi_3_1_and_every_reference_leads_somewhere() {
+    fn the_document_is_openapi_3_1_and_every_reference_resolves() {
         let document = openapi();
         let text = document.to_string();
         assert_eq!(document["openapi"], "3.1.0");

@@ -1,39 +1,98 @@
-//! Errors on the wire: `application/problem+json` (RFC 9457), for everything, the framework's own
-//! errors and panics included.
+//! Errors on the wire: every error is `application/problem+json` (RFC 9457), including panics and the
+//! framework's own errors.
 //!
-//! A handler returns a [`Problem`]; it becomes bytes in one place, `render`, where the request id
-//! and the outcome of an update are known.
+//! A handler returns a [`Problem`]. Only `render` turns it into bytes, because only there are the request id
+//! and the outcome of an update known.
 
 use axum::Json;
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use orderfree_core::crdt::OpError;
+use orderfree_core::protocol::Durability;
 use orderfree_core::protocol::fold::FoldError;
 use orderfree_core::protocol::read::RowError;
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
-use super::catalog::ProblemType;
-use super::stream::Summary;
-use crate::gc::FoldFailure;
-use crate::mutators::{Refused, UpdateError};
-use crate::service::ReadError;
+use crate::engine::fold::FoldFailure;
+use crate::engine::service::ReadError;
+use crate::engine::write::{Refused, UpdateError};
+use crate::http::catalog::ProblemType;
 use crate::store::StoreError;
 
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-/// What became of an update that was not acknowledged.
+/// The outcome of an update that was not acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NotAcked {
-    /// Certainly not counted: it may be sent again.
+    /// Certainly not counted: it is safe to send it again.
     Refused,
     /// May be counted: sending it again may count it twice.
     Unknown,
 }
 
-/// A stream's summary shows many problems, and a client may have sent much that is wrong.
+const ERRORS_SHOWN_MAX: usize = 100;
+
+/// The outcomes of a stream's updates.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, ToSchema)]
+pub(crate) struct Summary {
+    /// Updates that were read: lines that are not blank.
+    lines: usize,
+    /// Updates that are stored at the write consistency level.
+    acked: usize,
+    /// Updates that are in memory, because of `?ack=memory`.
+    accepted: usize,
+    /// Updates that are certainly not counted.
+    refused: usize,
+    /// Updates that may be counted.
+    unknown: usize,
+    /// The first 100 lines that were not acknowledged.
+    errors: Vec<LineError>,
+}
+
+/// One line that was not acknowledged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct LineError {
+    /// The line's number, from 1. Blank lines count.
+    line: usize,
+    outcome: NotAcked,
+    title: &'static str,
+    detail: String,
+}
+
+impl Summary {
+    /// Whether it is certain that nothing was applied.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.acked + self.accepted + self.unknown == 0
+    }
+
+    pub(crate) fn record(
+        &mut self,
+        line: usize,
+        result: Result<(), Problem>,
+        durability: Durability,
+    ) {
+        self.lines += 1;
+        let problem = match (result, durability) {
+            (Ok(()), Durability::Stored) => return self.acked += 1,
+            (Ok(()), Durability::Memory) => return self.accepted += 1,
+            (Err(problem), _) => problem,
+        };
+        let outcome = problem.outcome().unwrap_or(NotAcked::Refused);
+        match outcome {
+            NotAcked::Refused => self.refused += 1,
+            NotAcked::Unknown => self.unknown += 1,
+        }
+        if self.errors.len() < ERRORS_SHOWN_MAX {
+            let (title, detail) = (problem.kind().entry().title, problem.detail().to_owned());
+            self.errors.push(LineError { line, outcome, title, detail });
+        }
+    }
+}
+
+/// A stream's summary shows many problems, and clients can send long invalid input.
 const DETAIL_BYTES_MAX: usize = 2_048;
 
 /// One occurrence of a problem.
@@ -45,33 +104,33 @@ pub struct Problem {
     summary: Option<Box<Summary>>,
 }
 
-/// A problem as it is written.
+/// An error (RFC 9457).
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Problem)]
-pub(super) struct ProblemBody<'a> {
+pub(crate) struct ProblemBody<'a> {
     /// The page that explains this type of problem, on this server.
     #[schema(example = "/problems/bad-op")]
     r#type: String,
-    /// Short name of the type.
+    /// Short name of the problem type.
     title: &'a str,
     /// HTTP status.
     status: u16,
-    /// What is wrong, and what to do, in this case.
+    /// What is wrong in this case, and what to do.
     detail: &'a str,
-    /// The request's id, as in `X-Request-Id`.
+    /// The request id, as in `X-Request-Id`.
     #[serde(skip_serializing_if = "Option::is_none")]
     instance: Option<&'a str>,
-    /// Where an update is concerned: `refused` is certainly not counted, `unknown` may be.
+    /// Only for updates: a `refused` update is certainly not counted, an `unknown` one may be.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<NotAcked>,
-    /// Of a stream that ended early: what became of the lines before.
+    /// Only for a stream that ended early: the outcomes of the lines before.
     #[serde(skip_serializing_if = "Option::is_none")]
     summary: Option<&'a Summary>,
 }
 
 impl Problem {
-    /// A problem of this type; `detail` says what is wrong here and what to do about it. It may repeat
-    /// what a client sent, and is cut off after 2 KiB.
+    /// `detail` says what is wrong in this case and what to do about it. It can repeat what a client
+    /// sent, so it is cut off after 2 KiB.
     #[must_use]
     pub fn new(kind: ProblemType, detail: impl Into<String>) -> Problem {
         let mut detail = detail.into();
@@ -83,16 +142,16 @@ impl Problem {
         Problem { kind, detail, outcome: None, summary: None }
     }
 
-    /// The same, where an update is concerned.
+    /// Adds the outcome of an update.
     #[must_use]
     pub fn with_outcome(self, outcome: NotAcked) -> Problem {
         Problem { outcome: Some(outcome), ..self }
     }
 
-    /// The same, for a stream of updates that ended early. One that was applied in part has no type after
-    /// which clients send everything again.
+    /// Adds the summary of a stream that ended early. A partly applied stream never gets a retryable
+    /// problem type, because clients would send everything again.
     #[must_use]
-    pub(super) fn with_summary(mut self, summary: Summary) -> Problem {
+    pub(crate) fn with_summary(mut self, summary: Summary) -> Problem {
         let is_untouched = summary.is_untouched();
         self.summary = Some(Box::new(summary));
         if is_untouched {
@@ -104,31 +163,27 @@ impl Problem {
         self.with_outcome(NotAcked::Unknown)
     }
 
-    /// The same, with words before the detail that say which part of the request it is about.
+    /// Puts `place` before the detail: the part of the request that the problem is about.
     #[must_use]
     pub fn within(mut self, place: &str) -> Problem {
         self.detail = format!("{place}: {}", self.detail);
         self
     }
 
-    /// Its type.
     #[must_use]
     pub fn kind(&self) -> ProblemType {
         self.kind
     }
 
-    /// Its HTTP status.
-    pub(super) fn status(&self) -> StatusCode {
+    pub(crate) fn status(&self) -> StatusCode {
         self.kind.entry().status
     }
 
-    /// What is wrong here.
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// What became of the update.
     #[must_use]
     pub fn outcome(&self) -> Option<NotAcked> {
         self.outcome
@@ -148,14 +203,14 @@ impl Problem {
     }
 }
 
-/// As one item of a batch: the request id is not repeated.
+/// A problem as one item of a batch, without the request id.
 impl Serialize for Problem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.body(None).serialize(serializer)
     }
 }
 
-/// A response without a body, which `render` completes.
+/// A response without a body. `render` completes it.
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut response = self.status().into_response();
@@ -164,10 +219,10 @@ impl IntoResponse for Problem {
     }
 }
 
-/// Writes the problem that a handler left in its response; an error of the framework becomes a
-/// problem too. An update whose problem says nothing else was refused, or is unknown after a bug. Tells the
-/// problem's type besides.
-pub(super) fn render(
+/// Writes the problem that a handler left in its response. An error of the framework becomes a
+/// problem too. If the problem of an update has no outcome, the update was refused, or is unknown after a
+/// bug. Also returns the problem's type.
+pub(crate) fn render(
     mut response: Response,
     request_id: &str,
     is_update: bool,
@@ -192,14 +247,14 @@ pub(super) fn render(
         parts.headers.insert(header::RETRY_AFTER, seconds.into());
     }
     if problem.kind == ProblemType::Unauthenticated {
-        // RFC 9110, section 15.5.2, wants it with every 401.
+        // RFC 9110, section 15.5.2, requires it with every 401.
         let challenge = HeaderValue::from_static("Bearer realm=\"orderfree\"");
         parts.headers.insert(header::WWW_AUTHENTICATE, challenge);
     }
     (Response::from_parts(parts, body), Some(problem.kind))
 }
 
-/// For responses that no handler of ours made.
+/// The problem for an error response of the framework.
 fn of_framework(status: StatusCode) -> Problem {
     let (kind, detail) = match status {
         StatusCode::NOT_FOUND => (ProblemType::UnknownRoute, "No endpoint has this path."),
@@ -209,8 +264,8 @@ fn of_framework(status: StatusCode) -> Problem {
         StatusCode::PAYLOAD_TOO_LARGE => (ProblemType::BodyTooLarge, "Send a smaller body."),
         StatusCode::UNSUPPORTED_MEDIA_TYPE => (
             ProblemType::ContentType,
-            "The Content-Encoding is not supported; send the body as it is, or by gzip where the \
-             Accept-Encoding header of this answer says so.",
+            "The Content-Encoding is not supported; send the body without one, or with gzip if the \
+             Accept-Encoding header of this answer lists it.",
         ),
         StatusCode::URI_TOO_LONG => (ProblemType::UriTooLong, "Use a shorter address."),
         status if status.is_client_error() => {
@@ -265,7 +320,7 @@ impl From<ReadError> for Problem {
         match error {
             ReadError::Store(error) => error.into(),
             ReadError::Overloaded(_) => {
-                let detail = format!("{error}; ask again in a second");
+                let detail = format!("{error}; send the request again in a second");
                 Problem::new(ProblemType::Overloaded, sentence(&detail))
             }
             ReadError::TooLarge => {
@@ -318,8 +373,8 @@ fn of_row(error: &RowError) -> ProblemType {
     }
 }
 
-/// Errors of the lower layers begin in lower case and have no full stop.
-pub(super) fn sentence(text: &str) -> String {
+/// Turns an error of the lower layers into a sentence: they start in lower case and have no full stop.
+pub(crate) fn sentence(text: &str) -> String {
     let mut characters = text.chars();
     let first = characters.next().map(|first| first.to_ascii_uppercase());
     let mut sentence: String = first.into_iter().chain(characters).collect();

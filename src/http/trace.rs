@@ -1,5 +1,5 @@
-//! Which trace a request belongs to (W3C Trace Context): its id stands in the log, and where somebody
-//! takes spans, the request is one.
+//! The trace that a request belongs to (W3C Trace Context). Its id is in the log. If a collector is
+//! configured, each request is a span.
 
 use axum::http::HeaderMap;
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
@@ -8,14 +8,13 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-use crate::telemetry::{self, REQUESTS};
+use crate::runtime::telemetry::{self, REQUESTS};
 
-/// A request's trace.
-pub(super) struct Trace {
-    /// Does nothing if nobody takes spans.
-    pub(super) span: Span,
-    /// None if the client named none and nobody takes spans.
-    pub(super) id: Option<String>,
+pub(crate) struct Trace {
+    /// Does nothing without a collector.
+    pub(crate) span: Span,
+    /// None if the client sent no trace and there is no collector.
+    pub(crate) id: Option<String>,
 }
 
 struct Headers<'a>(&'a HeaderMap);
@@ -31,7 +30,7 @@ impl Extractor for Headers<'_> {
 }
 
 impl Trace {
-    pub(super) fn of(headers: &HeaderMap, method: &'static str, route: &str) -> Trace {
+    pub(crate) fn of(headers: &HeaderMap, method: &'static str, route: &str) -> Trace {
         if !telemetry::has_collector() && !headers.contains_key("traceparent") {
             return Trace { span: Span::none(), id: None };
         }
@@ -51,14 +50,14 @@ impl Trace {
             http.response.status_code = tracing::field::Empty,
             otel.status_code = tracing::field::Empty,
         );
-        // An error means that the span is not recorded, which is fine.
+        // On an error, the span is not recorded, which is acceptable.
         let _ = span.set_parent(parent);
         let id = span.context().span().span_context().trace_id().to_string();
         Trace { span, id: Some(id) }
     }
 
-    /// Notes how the request ended.
-    pub(super) fn ended(&self, status: u16) {
+    /// Records the status that ended the request.
+    pub(crate) fn ended(&self, status: u16) {
         self.span.record("http.response.status_code", status);
         if status >= 500 {
             self.span.record("otel.status_code", "ERROR");

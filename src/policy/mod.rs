@@ -1,5 +1,5 @@
-//! The policy: who may do what with which groups, how much of it, and how precisely. It comes from one
-//! TOML file, and a running pod takes a changed one over.
+//! The policy: what each caller can do with which groups, how many keys groups can have, and how precise they
+//! are. The policy is one TOML file, which a running pod can reload.
 //!
 //! ```toml
 //! [[token]]
@@ -22,10 +22,10 @@
 //! lg_k = 13
 //! ```
 //!
-//! * `token`: somebody who may call. `orderfree token new` makes these lines, which hold the hash of the
-//!   token alone. What no grant names is denied.
-//! * `quota`: bounds for each pod on the keys of groups that begin so. The longest prefix that fits decides.
-//! * `precision`: how precise keys are, by kind and the beginning of their group.
+//! * `token`: a caller. `orderfree token new` writes these lines. They hold only the hash of the token.
+//!   Anything not granted is denied.
+//! * `quota`: limits, per pod, on the keys of groups with this prefix. The longest matching prefix applies.
+//! * `precision`: how precise keys are, by kind and by the prefix of their group.
 
 mod precision;
 mod quotas;
@@ -43,13 +43,13 @@ use serde::Deserialize;
 
 use precision::Precisions;
 use quotas::Quotas;
-pub use quotas::{Arrival, OverQuota, Seat, SeatsOf, Tenant};
+pub use quotas::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
 use tokens::Tokens;
 pub use tokens::{
     Caller, Denied, NewToken, TOKEN_PREFIX, TooFast, TooManyStreams, Verb, without_tokens,
 };
 
-/// What a file says.
+/// A parsed policy file.
 #[derive(Debug, Default)]
 pub struct Policy {
     tokens: Tokens,
@@ -72,20 +72,20 @@ impl Policy {
     /// Reads a file.
     ///
     /// # Errors
-    /// One sentence that names the file and the rule that it breaks.
+    /// One sentence that names the file and what is wrong with it.
     pub fn read(path: &Path) -> anyhow::Result<Policy> {
         let what = || format!("the policy file {}", path.display());
         let text = fs::read_to_string(path).with_context(what)?;
         text.parse().with_context(what)
     }
 
-    /// Whether it knows anybody.
+    /// Whether the policy has tokens.
     #[must_use]
     pub fn has_tokens(&self) -> bool {
         !self.tokens.is_empty()
     }
 
-    /// The precision of a new state of this key; none if the kind's default decides.
+    /// The precision of a new state of this key. `None`: the kind's default applies.
     #[must_use]
     pub fn precision(&self, key: &Key) -> Option<u16> {
         self.precisions.of(key)
@@ -95,15 +95,15 @@ impl Policy {
 impl FromStr for Policy {
     type Err = anyhow::Error;
 
-    /// Reads the text of a file. An error is one sentence, and holds no secret: the file has none but
-    /// what was put there by mistake, so that its lines are not repeated.
+    /// Reads the text of a file. An error is one sentence without secrets. A file can hold a secret only by
+    /// mistake, and errors do not repeat its lines for that reason.
     fn from_str(text: &str) -> anyhow::Result<Policy> {
-        // The parser's errors, and those below, repeat what they are about.
+        // The parser's errors and those below repeat parts of the text, so look for tokens first.
         if let Some(at) = tokens::position(text) {
             let line = 1 + text[..at].matches('\n').count();
             anyhow::bail!(
-                "line {line}: a token stands in the file itself; revoke it, and put its hash there (`orderfree \
-                 token new` prints both)"
+                "line {line}: the file contains a token; revoke it, and write its hash instead (`orderfree token \
+                 new` prints both)"
             );
         }
         let file: File = toml::from_str(text).map_err(|error| {
@@ -123,12 +123,12 @@ impl FromStr for Policy {
 pub struct Policies {
     file: Option<Arc<PathBuf>>,
     current: Arc<ArcSwap<Policy>>,
-    /// Fixed for the life of the pod: an emptied file shuts everybody out, and opens nothing.
+    /// Fixed for the life of the pod: an emptied file locks all callers out, instead of letting all in.
     authenticates: bool,
 }
 
 impl Policies {
-    /// Reads the file, if there is one. Whoever is not known is denied if the file has tokens.
+    /// Reads the file, if there is one. If it has tokens, unknown callers are denied.
     ///
     /// # Errors
     /// Those of [`Policy::read`].
@@ -143,23 +143,24 @@ impl Policies {
         self.authenticates
     }
 
-    /// Whether there is a file to read anew.
+    /// Whether there is a file to reload.
     #[must_use]
     pub fn has_file(&self) -> bool {
         self.file.is_some()
     }
 
-    /// Reads the file anew. Rates and quotas go on from where they are.
+    /// Reloads the file. Rates and quotas keep their current counts.
     ///
     /// # Errors
-    /// Those of [`Policy::read`]: the policy stays as it was.
+    /// Those of [`Policy::read`], and a file with new tokens on a pod that does not require them. The old
+    /// policy stays in use.
     pub fn reload(&self) -> anyhow::Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let mut policy = Policy::read(file)?;
         ensure!(
             self.authenticates || !policy.has_tokens(),
-            "the policy file {} has tokens now, and had none when this pod started: restart it, so that \
-             it asks for them",
+            "the policy file {} has tokens now, but had none when this pod started; restart it, so that it \
+             requires tokens",
             file.display()
         );
         let before = self.current.load();
@@ -169,10 +170,10 @@ impl Policies {
         Ok(())
     }
 
-    /// Who sends this `Authorization` header.
+    /// Finds the caller who sends this `Authorization` header.
     ///
     /// # Errors
-    /// [`Denied`] if a token is needed, and this is none that is good at the moment.
+    /// [`Denied`] if the pod requires tokens and this header has no valid one.
     pub fn authenticate(
         &self,
         authorization: Option<&[u8]>,
@@ -184,31 +185,31 @@ impl Policies {
         self.current.load().tokens.find(authorization, now)
     }
 
-    /// The same caller by the policy of now, for requests that last.
+    /// Looks the same caller up in the current policy, for long requests.
     ///
     /// # Errors
-    /// [`Denied::Unknown`] if the token was revoked meanwhile, or has expired.
+    /// [`Denied::Unknown`] if the token has been revoked or has expired.
     pub fn renew(&self, caller: &Caller, now: Timestamp) -> Result<Caller, Denied> {
         self.current.load().tokens.renew(caller, now)
     }
 
-    /// The precision of a new state of this key; none if the kind's default decides.
+    /// The precision of a new state of this key. `None`: the kind's default applies.
     #[must_use]
     pub fn precision(&self, key: &Key) -> Option<u16> {
         self.current.load().precision(key)
     }
 
-    /// Room for one more mutator of a group.
+    /// Takes a seat for one more mutator of a group.
     ///
     /// # Errors
-    /// [`OverQuota`] if the group's quota has none.
-    pub fn seat(&self, group: &Name, arrival: Arrival) -> Result<Seat, OverQuota> {
+    /// [`OverQuota`] if the group's quota is used up.
+    pub fn seat(&self, group: &Name, arrival: Arrival) -> Result<QuotaPermit, OverQuota> {
         self.current.load().quotas.seat(group, arrival)
     }
 
-    /// The same without a bound, for ops that were answered already.
+    /// A seat that no quota limits or counts, for ops that were acknowledged already.
     #[must_use]
-    pub fn uncounted_seat(&self, group: &Name) -> Seat {
+    pub fn uncounted_seat(&self, group: &Name) -> QuotaPermit {
         self.current.load().quotas.uncounted_seat(group)
     }
 }

@@ -1,15 +1,15 @@
-//! How precise keys are, by kind and by the beginning of their group.
+//! How precise keys are, by kind and by the prefix of their group.
 //!
-//! The longest prefix that fits decides; without one, the kind's default does. The precision goes
-//! with each state into the store, so pods with different files, and keys whose precision changes,
-//! stay right: what they wrote is merged to the coarser.
+//! The longest matching prefix applies, or the kind's default if none matches. Each stored state has its own
+//! precision, so pods with different files and keys with changing precision stay correct: states merge to the
+//! coarser precision.
 
 use anyhow::{bail, ensure};
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::Key;
 use serde::Deserialize;
 
-/// Every rule, the longest prefix first.
+/// All rules, the longest prefix first.
 #[derive(Debug, Default)]
 pub(super) struct Precisions(Vec<Rule>);
 
@@ -20,7 +20,7 @@ struct Rule {
     precision: u16,
 }
 
-/// `[[precision]]` of the file.
+/// A `[[precision]]` table of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry {
@@ -65,7 +65,7 @@ impl Entry {
             bail!("there is no kind {kind:?}; GET /v1/kinds lists them");
         };
         let Some(range) = kind.precision() else {
-            bail!("{kind} has no precision to configure; leave it out");
+            bail!("{kind} has no precision to configure; remove this table");
         };
         let given: Vec<(&str, u16)> = [("scale", scale), ("lg_k", lg_k), ("k", k)]
             .into_iter()

@@ -1,5 +1,5 @@
-//! How many keys groups may have in a pod, and how fast they may get new ones: one tenant must neither
-//! drive out the mutators of others nor fill the store with keys.
+//! How many keys groups can have in a pod, and how fast they can get new ones. One tenant must neither
+//! displace the mutators of others nor fill the store with keys.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -12,12 +12,12 @@ use orderfree_core::protocol::Name;
 use serde::Deserialize;
 use thiserror::Error;
 
-/// Every quota, and the number of each tenant.
+/// All quotas, and the number of each tenant.
 #[derive(Debug, Default)]
 pub(super) struct Quotas {
     /// The longest prefix first.
     all: Vec<Quota>,
-    /// Of every prefix that ever had a quota in this process: numbers are not used again.
+    /// For each prefix that ever had a quota in this process: numbers are not reused.
     tenants: BTreeMap<String, Tenant>,
 }
 
@@ -29,7 +29,7 @@ struct Quota {
     live: Arc<AtomicUsize>,
 }
 
-/// `[[quota]]` of the file.
+/// A `[[quota]]` table of the file.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry {
@@ -43,17 +43,17 @@ pub(super) struct Entry {
 pub struct Tenant(u16);
 
 impl Tenant {
-    /// The groups without a quota, and those for whose prefix no number was left.
+    /// All groups without a quota, and groups whose prefix got no number because none was left.
     pub const OTHERS: Tenant = Tenant(0);
 
-    /// For tests of what keeps tenants apart.
+    /// For tests of the separation between tenants.
     #[must_use]
     pub const fn numbered(number: u16) -> Tenant {
         Tenant(number)
     }
 }
 
-/// How a mutator comes to be awake.
+/// How a mutator became awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
     /// It is new, and will have a new row.
@@ -62,9 +62,9 @@ pub enum Arrival {
     Woken,
 }
 
-/// The room that one mutator takes of its group's quota, until it is dropped.
+/// The seat of one mutator in its group's quota, until it is dropped.
 #[derive(Debug)]
-pub struct Seat {
+pub struct QuotaPermit {
     live: Option<Arc<AtomicUsize>>,
     tenant: Tenant,
 }
@@ -72,21 +72,16 @@ pub struct Seat {
 /// Why a group gets no further mutator.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum OverQuota {
-    /// It had as many new ones as it may in a minute.
+    /// It has reached its number of new keys per minute.
     #[error(
-        "groups that begin with {group_prefix:?} get {per_minute} new keys a minute from a pod; send the \
-         update again later"
+        "groups that begin with {group_prefix:?} can have {per_minute} new keys per minute in each pod, and this pod \
+         has reached that; send the update again later"
     )]
-    NewKeys {
-        /// Of the quota.
-        group_prefix: String,
-        /// The quota.
-        per_minute: NonZeroU32,
-    },
-    /// It has as many as it may. One that is clean may make room.
+    NewKeys { group_prefix: String, per_minute: NonZeroU32 },
+    /// It has reached its number of awake mutators. A clean one can make room.
     #[error(
-        "groups that begin with {:?} have {} keys in this pod, which is their quota; send the update again \
-         later",
+        "groups that begin with {:?} have reached their quota of {} live mutators in this pod; send the update \
+         again later",
         .0.group_prefix,
         .0.max
     )]
@@ -109,13 +104,14 @@ impl PartialEq for SeatsOf {
 }
 
 impl SeatsOf {
-    /// Takes one.
+    /// Takes one seat.
     ///
     /// # Errors
-    /// [`OverQuota::Live`] if none is free.
-    pub fn take(&self) -> Result<Seat, OverQuota> {
-        // Taken before it is counted, so that two at once can't both have the last one.
-        let seat = Seat { live: Some(Arc::clone(&self.live)), tenant: self.tenant };
+    /// [`OverQuota::Live`] if no seat is free.
+    pub fn take(&self) -> Result<QuotaPermit, OverQuota> {
+        // The permit exists before the check, so that a refused one is counted down again by its drop.
+        // Counting before the check keeps two callers from taking the last seat together.
+        let seat = QuotaPermit { live: Some(Arc::clone(&self.live)), tenant: self.tenant };
         if self.live.fetch_add(1, Ordering::SeqCst) >= self.max {
             return Err(OverQuota::Live(self.clone()));
         }
@@ -146,7 +142,7 @@ impl Quotas {
             );
             ensure!(
                 entry.new_keys_per_minute.is_some() || entry.live_mutators.is_some(),
-                "the quota of the prefix {:?} bounds nothing; give new_keys_per_minute, live_mutators or both",
+                "the quota of the prefix {:?} limits nothing; set new_keys_per_minute, live_mutators or both",
                 entry.group_prefix
             );
         }
@@ -155,7 +151,7 @@ impl Quotas {
         Ok(quotas)
     }
 
-    /// Gives each prefix its number, and one that has none yet the next.
+    /// Gives each prefix its number. A new prefix gets the next one.
     fn number(&mut self) {
         for Quota { entry, tenant, .. } in &mut self.all {
             let next = u16::try_from(self.tenants.len() + 1).map_or(Tenant::OTHERS, Tenant);
@@ -167,7 +163,7 @@ impl Quotas {
         }
     }
 
-    /// Takes over what was counted so far.
+    /// Takes over the counts and rates of the policy before.
     pub(super) fn go_on_from(&mut self, before: &Quotas) {
         self.tenants.clone_from(&before.tenants);
         self.number();
@@ -186,12 +182,15 @@ impl Quotas {
         self.all.iter().find(fits)
     }
 
-    /// A place for a mutator that no quota counts.
-    pub(super) fn uncounted_seat(&self, group: &Name) -> Seat {
-        Seat { live: None, tenant: self.of(group).map_or(Tenant::OTHERS, |quota| quota.tenant) }
+    /// A seat for a mutator that no quota counts.
+    pub(super) fn uncounted_seat(&self, group: &Name) -> QuotaPermit {
+        QuotaPermit {
+            live: None,
+            tenant: self.of(group).map_or(Tenant::OTHERS, |quota| quota.tenant),
+        }
     }
 
-    pub(super) fn seat(&self, group: &Name, arrival: Arrival) -> Result<Seat, OverQuota> {
+    pub(super) fn seat(&self, group: &Name, arrival: Arrival) -> Result<QuotaPermit, OverQuota> {
         let Some(quota) = self.of(group) else { return Ok(self.uncounted_seat(group)) };
         if arrival == Arrival::Born
             && let (Some(births), Some(per_minute)) =
@@ -211,21 +210,21 @@ impl Quotas {
     }
 }
 
-impl Seat {
-    /// Whose keys it is for.
+impl QuotaPermit {
+    /// The tenant whose mutator has this seat.
     #[must_use]
     pub fn tenant(&self) -> Tenant {
         self.tenant
     }
 
-    /// Whether it is one of these.
+    /// Whether this is one of `seats`.
     #[must_use]
     pub fn is_of(&self, seats: &SeatsOf) -> bool {
         self.live.as_ref().is_some_and(|own| Arc::ptr_eq(own, &seats.live))
     }
 }
 
-impl Drop for Seat {
+impl Drop for QuotaPermit {
     fn drop(&mut self) {
         if let Some(live) = &self.live {
             live.fetch_sub(1, Ordering::SeqCst);

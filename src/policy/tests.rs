@@ -1,4 +1,4 @@
-//! What files say, and what a policy lets pass.
+//! Parsing of policy files, and what a policy allows.
 
 use std::time::Duration;
 
@@ -155,7 +155,7 @@ fn a_token_expires() {
         let policy = entry("a", &token, &format!("expires = {expires:?}")).parse::<Policy>();
         find(&policy.expect("a policy").into(), &format!("Bearer {}", token.token))
     };
-    // It is 2027-01-15T08:00:00Z.
+    // NOW is 2027-01-15T08:00:00Z.
     assert!(of("2027-01-15T08:00:01Z").is_ok());
     assert_eq!(of("2027-01-15T08:00:00Z").unwrap_err(), Denied::Unknown);
     assert!(of("2027-01-15T10:00:01+02:00").is_ok());
@@ -176,7 +176,7 @@ fn a_caller_is_slowed_down_and_a_reload_is_no_way_around_it() {
     assert!(caller().pass(1).is_err());
     std::fs::write(&file, entry("a", &token, "rate = 2")).expect("written");
     policies.reload().expect("another rate");
-    caller().pass(1).expect("begins anew");
+    caller().pass(1).expect("a new rate starts fresh");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn a_changed_file_is_taken_over_and_a_wrong_one_is_not() {
     std::fs::write(&file, entry("new", &new, "")).expect("written");
     policies.reload().expect("a policy");
     assert!(!knows(&old) && knows(&new), "the old one is revoked");
-    assert_eq!(policies.renew(&early, NOW).unwrap_err(), Denied::Unknown, "also while it asks");
+    assert_eq!(policies.renew(&early, NOW).unwrap_err(), Denied::Unknown, "also during a request");
     std::fs::write(&file, "").expect("written");
     policies.reload().expect("nobody");
     assert!(!knows(&new) && policies.authenticate(None, NOW).is_err(), "nothing opens");
@@ -234,7 +234,7 @@ fn a_changed_file_is_taken_over_and_a_wrong_one_is_not() {
     let open = Policies::open(Some(&file)).expect("a policy");
     assert!(open.authenticate(None, NOW).is_ok());
     std::fs::write(&file, entry("new", &new, "")).expect("written");
-    let refused = open.reload().expect_err("it has to ask from the start").to_string();
+    let refused = open.reload().expect_err("tokens are fixed at the start").to_string();
     assert!(refused.contains("restart it"), "{refused}");
 }
 
@@ -262,17 +262,16 @@ fn quotas_bound_the_longest_prefix_that_fits() {
     let three = seats.take().expect("the seat of the first");
     assert!(seats.take().is_err());
     let OverQuota::NewKeys { per_minute, .. } = seat("shop:d").expect_err("a fourth") else {
-        panic!("there is room but for its pace")
+        panic!("there is a free seat, and the rate refuses")
     };
     assert_eq!(per_minute.get(), 3);
     drop(two);
-    assert!(policies.seat(&name("shop:d"), Arrival::Woken).is_ok(), "it is no new key");
+    assert!(policies.seat(&name("shop:d"), Arrival::Woken).is_ok(), "it is not a new key");
     drop(three);
     let both = (seats.take(), seats.take());
     assert!(both.0.is_ok() && both.1.is_ok() && seats.take().is_err(), "no seat was lost");
 }
 
-/// A tenant keeps its number when the file is read again.
 #[test]
 fn a_tenant_keeps_its_number_when_the_policy_is_read_anew() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -307,7 +306,7 @@ fn wrong_tokens_and_quotas_are_refused_with_the_rule() {
         (format!("[[token]]\nname = \"\"\nsha256 = {hash:?}"), "visible ASCII"),
         (format!("[[token]]\nname = \"a\"\nsha256 = {:?}", token.token), "revoke it"),
         (format!("{two}{}", entry("a", &NewToken::draw(), "")), "two tokens are named"),
-        (format!("{two}{}", entry("b", &token, "")), "have one hash"),
+        (format!("{two}{}", entry("b", &token, "")), "have the same hash"),
         (entry("a", &token, "rate = 0"), "nonzero"),
         (entry("a", &token, "expires = \"soon\""), "2027-01-31T00:00:00Z"),
         (entry("a", &token, "[[token.grant]]\ngroup_prefix = \"\"\nverbs = []"), "has no verbs"),
@@ -328,7 +327,7 @@ fn wrong_tokens_and_quotas_are_refused_with_the_rule() {
             entry("a", &token, "[[token.grant]]\ngroup = \"\"\nverbs = [\"read\"]"),
             "the `group` of a grant of the token \"a\" is empty",
         ),
-        ("[[quota]]\ngroup_prefix = \"a\"".to_owned(), "bounds nothing"),
+        ("[[quota]]\ngroup_prefix = \"a\"".to_owned(), "limits nothing"),
         (
             "[[quota]]\ngroup_prefix = \"a\"\nlive_mutators = 1\n".repeat(2),
             "two quotas for the prefix",

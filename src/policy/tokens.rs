@@ -1,8 +1,8 @@
-//! Bearer tokens (RFC 6750): who calls, what they may do with which groups, and how fast.
+//! Bearer tokens (RFC 6750): they identify callers, what each can do with which groups, and how fast.
 //!
-//! A token is `orderfree_` and 64 hexadecimal digits, 256 bits by the operating system's generator, so
-//! that scanners for leaked secrets know it and nobody guesses it. Only its SHA-256 is kept. One round is
-//! enough: slow hashes are for passwords, which have few bits.
+//! A token is `orderfree_` and 64 hexadecimal digits: 256 bits from the operating system's generator.
+//! Scanners for leaked secrets recognize the prefix, and the bits can't be guessed. The policy keeps only the
+//! token's SHA-256. One round is enough: slow hashes are for passwords, which have few bits.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -22,32 +22,31 @@ use subtle::ConstantTimeEq;
 use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::chance;
 use crate::limits;
+use crate::runtime::random;
 
 /// How every token begins.
 pub const TOKEN_PREFIX: &str = "orderfree_";
 
-/// What comes behind it: hexadecimal digits.
+/// Hexadecimal digits after the prefix.
 const TOKEN_DIGITS: usize = 64;
 
-/// What one may do with a key. None of them implies another.
+/// What a caller can do with a key. No verb implies another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verb {
-    /// Read values.
+    /// Reads values.
     Read,
-    /// Update.
+    /// Updates keys.
     Write,
-    /// Look at shards, fold, list groups, discard a row.
+    /// Inspects shards, folds, lists groups, and discards a row.
     Admin,
 }
 
 impl Verb {
-    /// All of them.
     pub const ALL: [Verb; 3] = [Verb::Read, Verb::Write, Verb::Admin];
 
-    /// As it stands in the file.
+    /// The verb's name in the file.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -58,11 +57,11 @@ impl Verb {
     }
 }
 
-/// Everybody who may call.
+/// All callers that the policy knows.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
-    /// By the first bytes of their hash. Looking these up takes a time that depends on them, which tells
-    /// nothing about a token: to choose the bytes of a hash, one would have to invert it.
+    /// By the first bytes of each token's hash. The time of a lookup depends on these bytes, which reveals
+    /// nothing about a token: to choose the bytes of a hash, an attacker would have to invert it.
     by_hash: HashMap<[u8; 8], Arc<Token>>,
 }
 
@@ -76,7 +75,7 @@ struct Token {
     streams: Arc<Semaphore>,
 }
 
-/// `[[token.grant]]` of the file: of one group, or of all that begin so.
+/// A `[[token.grant]]` table of the file: for one group, or for all groups with a prefix.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GrantEntry {
@@ -85,23 +84,22 @@ struct GrantEntry {
     verbs: Vec<Verb>,
 }
 
-/// What one may do with which groups.
+/// What a caller can do with which groups.
 #[derive(Debug)]
 struct Grant {
     groups: Groups,
     verbs: Vec<Verb>,
 }
 
-/// Compared with the bytes of the decoded group, as it is stored.
+/// Compared with the bytes of the decoded group name, as it is stored.
 #[derive(Debug)]
 enum Groups {
-    /// This one.
     One(Name),
-    /// Those that begin so: all of them if it is empty.
+    /// All groups that begin with this text. Empty: all groups.
     Prefix(String),
 }
 
-/// `[[token]]` of the file.
+/// A `[[token]]` table of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry {
@@ -113,51 +111,52 @@ pub(super) struct Entry {
     grant: Vec<GrantEntry>,
 }
 
-/// Who sent a request.
+/// The caller who sent a request. `None`: a caller of a server that requires no tokens.
 #[derive(Debug, Clone)]
 pub struct Caller(Option<Arc<Token>>);
 
-/// Why nobody is known who sends this. The token is not repeated.
+/// Why a request's caller is not known. The message does not repeat the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Denied {
     /// There is no `Authorization` header.
-    #[error("this server needs a token: send `Authorization: Bearer orderfree_…`")]
+    #[error("this server requires a token; send `Authorization: Bearer orderfree_…`")]
     Missing,
-    /// It is not a bearer token of this server.
+    /// The header does not have the form of a bearer token.
     #[error(
-        "the Authorization header is not `Bearer` and a token, `orderfree_` and 64 hexadecimal digits"
+        "the Authorization header must be `Bearer` and a token: `orderfree_` and 64 hexadecimal digits"
     )]
     Malformed,
-    /// Nobody has it (any more), or it has expired.
-    #[error("the token is not known here: it was revoked, has expired, or is another server's")]
+    /// No caller of the policy has this token, or it has expired.
+    #[error(
+        "this server does not know the token: it was revoked, has expired, or belongs to another server"
+    )]
     Unknown,
 }
 
-/// A caller sends more than it may.
+/// A caller exceeds its rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooFast {
-    /// When to try again.
+    /// Time after which to try again.
     pub again_in: Duration,
 }
 
-/// A caller has as many streams as it may.
+/// A caller has reached its number of concurrent streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooManyStreams;
 
-/// A token that was just made: the only time that it is seen.
+/// A new token. This is the only time that the token itself is visible.
 #[derive(Debug)]
 pub struct NewToken {
-    /// The token.
     pub token: String,
-    /// Its hash, for the policy file.
+    /// The token's hash, for the policy file.
     pub sha256: String,
 }
 
 impl NewToken {
-    /// Makes one.
+    /// Makes a random token.
     #[must_use]
     pub fn draw() -> NewToken {
-        let token = format!("{TOKEN_PREFIX}{}", hex(&chance::secret()));
+        let token = format!("{TOKEN_PREFIX}{}", hex(&random::secret()));
         NewToken { sha256: hex(&Sha256::digest(token.as_bytes())), token }
     }
 }
@@ -170,12 +169,16 @@ impl Tokens {
             let is_named = |other: &Arc<Token>| other.name == token.name;
             ensure!(
                 !tokens.by_hash.values().any(is_named),
-                "two tokens are named {:?}",
+                "two tokens are named {:?}; rename one",
                 token.name
             );
             let same = tokens.by_hash.insert(start(&token.hash), Arc::clone(&token));
             if let Some(same) = same {
-                anyhow::bail!("the tokens {:?} and {:?} have one hash", same.name, token.name);
+                anyhow::bail!(
+                    "the tokens {:?} and {:?} have the same hash; remove one",
+                    same.name,
+                    token.name
+                );
             }
         }
         Ok(tokens)
@@ -185,12 +188,13 @@ impl Tokens {
         self.by_hash.is_empty()
     }
 
-    /// Takes over how fast callers were so far, and how many streams they have.
+    /// Takes over each caller's current rate and streams from the policy before.
     pub(super) fn go_on_from(&mut self, before: &Tokens) {
         for token in self.by_hash.values_mut() {
             let same = |old: &&Arc<Token>| old.name == token.name;
             let Some(old) = before.by_hash.values().find(same) else { continue };
-            let token = Arc::get_mut(token).expect("invariant: nobody has a new token yet");
+            let token =
+                Arc::get_mut(token).expect("invariant: nothing else shares a new token yet");
             token.streams = Arc::clone(&old.streams);
             if let (Some((rate, limiter)), Some((old_rate, old_limiter))) =
                 (&mut token.rate, &old.rate)
@@ -226,7 +230,7 @@ impl Tokens {
     }
 }
 
-/// Where a text holds a token, or most of one.
+/// The position of a token, or most of one, in a text.
 pub(super) fn position(text: &str) -> Option<usize> {
     const DIGITS_LEAST: usize = 16;
     text.match_indices(TOKEN_PREFIX).map(|(at, _)| at).find(|at| {
@@ -235,7 +239,7 @@ pub(super) fn position(text: &str) -> Option<usize> {
     })
 }
 
-/// A text as it may stand in a log: tokens that stand in it by mistake are cut to how they begin.
+/// A text for the log: every token in it, which is there by mistake, is cut to its prefix.
 #[must_use]
 pub fn without_tokens(text: &str) -> Cow<'_, str> {
     let mut text = Cow::Borrowed(text);
@@ -285,7 +289,7 @@ impl Entry {
         let Entry { name, sha256, expires, rate, grant } = self;
         ensure!(
             (1..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic()),
-            "a token's name has 1 to 64 visible ASCII characters, as it stands in logs"
+            "a token's name must have 1 to 64 visible ASCII characters, as logs contain it"
         );
         let hash = unhex(&sha256).with_context(|| {
             format!("the token {name:?} needs `sha256` as 64 hexadecimal digits")
@@ -295,13 +299,13 @@ impl Entry {
             let time = time
                 .map(|time| Timestamp::from_micros(time.with_timezone(&Utc).timestamp_micros()));
             time.with_context(|| {
-                format!("the token {name:?} expires at {text:?}; write it as 2027-01-31T00:00:00Z")
+                format!("the token {name:?} has the bad time {text:?}; write `expires` as 2027-01-31T00:00:00Z")
             })
         });
         let grants = grant.into_iter().map(|entry| entry.grant(&name));
         let grants = grants.collect::<anyhow::Result<_>>()?;
         let rate = rate.map(|rate| {
-            // A batch is let in whole or not at all, so that it must fit.
+            // A batch passes as a whole or not at all, so the burst must fit the largest batch.
             let burst = rate.max(BURST_LEAST);
             (rate, Arc::new(RateLimiter::direct(Pace::per_second(rate).allow_burst(burst))))
         });
@@ -313,20 +317,23 @@ impl Entry {
 impl GrantEntry {
     fn grant(self, token: &str) -> anyhow::Result<Grant> {
         let GrantEntry { group, group_prefix, verbs } = self;
-        ensure!(!verbs.is_empty(), "a grant of the token {token:?} has no verbs");
+        ensure!(
+            !verbs.is_empty(),
+            "a grant of the token {token:?} has no verbs; write read, write or admin"
+        );
         let groups = match (group, group_prefix) {
             (Some(group), None) => {
                 let group = Name::new(&group).map_err(|error| {
                     anyhow::anyhow!(
-                        "the `group` of a grant of the token {token:?} {error}; an empty `group_prefix` is all groups"
+                        "the `group` of a grant of the token {token:?} {error}; for all groups, write an empty `group_prefix`"
                     )
                 })?;
                 Groups::One(group)
             }
             (None, Some(prefix)) => Groups::Prefix(prefix),
             _ => anyhow::bail!(
-                "a grant of the token {token:?} needs either `group`, which is one group, or `group_prefix`, \
-                 which are all that begin so"
+                "a grant of the token {token:?} needs either `group` (one group) or `group_prefix` (all groups that \
+                 begin with it)"
             ),
         };
         Ok(Grant { groups, verbs })
@@ -343,13 +350,13 @@ impl Grant {
     }
 }
 
-/// As many updates as a batch may have, and its request.
+/// The updates of the largest batch, and its request.
 #[allow(clippy::cast_possible_truncation, reason = "a thousand fits")]
 const BURST_LEAST: NonZeroU32 =
     NonZeroU32::new(limits::BATCH_ITEMS_MAX as u32 + 1).expect("a thousand is not zero");
 
 impl Caller {
-    /// Of a server that asks for no tokens: may do everything.
+    /// A caller of a server that requires no tokens. It can do everything.
     #[must_use]
     pub fn anybody() -> Caller {
         Caller(None)
@@ -361,34 +368,34 @@ impl Caller {
         self.0.as_ref().map_or("anybody", |token| &token.name)
     }
 
-    /// Whether it may do this with the keys of this group.
+    /// Whether the caller can do this with the keys of this group.
     #[must_use]
     pub fn may(&self, verb: Verb, group: &Name) -> bool {
         let Some(token) = &self.0 else { return true };
         token.grants.iter().any(|grant| grant.allows(verb, group))
     }
 
-    /// Whether it may do this with the keys of any group.
+    /// Whether the caller can do this with the keys of at least one group.
     #[must_use]
     pub fn may_somewhere(&self, verb: Verb) -> bool {
         let Some(token) = &self.0 else { return true };
         token.grants.iter().any(|grant| grant.verbs.contains(&verb))
     }
 
-    /// A place for one more NDJSON stream, which is given back by a drop.
+    /// Takes a place for one more NDJSON stream. Dropping the permit returns the place.
     ///
     /// # Errors
-    /// [`TooManyStreams`] if it has [`limits::STREAMS_OF_TOKEN_MAX`] already.
+    /// [`TooManyStreams`] if the caller has [`limits::STREAMS_OF_TOKEN_MAX`] streams already.
     pub fn stream(&self) -> Result<Option<OwnedSemaphorePermit>, TooManyStreams> {
         let streams = self.0.as_ref().map(|token| Arc::clone(&token.streams));
         let place = streams.map(Semaphore::try_acquire_owned).transpose();
         place.map_err(|_| TooManyStreams)
     }
 
-    /// Lets so many requests or updates pass at once, all or none.
+    /// Lets `count` requests or updates pass, all or none.
     ///
     /// # Errors
-    /// [`TooFast`] if they are more than its rate allows now.
+    /// [`TooFast`] if they exceed the caller's rate.
     pub fn pass(&self, count: usize) -> Result<(), TooFast> {
         let Some((_, limiter)) = self.0.as_ref().and_then(|token| token.rate.as_ref()) else {
             return Ok(());
@@ -401,12 +408,12 @@ impl Caller {
             Ok(Err(not_until)) => {
                 Err(TooFast { again_in: not_until.wait_time_from(DefaultClock::default().now()) })
             }
-            // More than a burst: no use in trying again, but no batch has so many.
+            // More than a burst: a retry can't help. No batch is that large.
             Err(_) => Err(TooFast { again_in: Duration::from_secs(1) }),
         }
     }
 
-    /// Waits until so many updates may pass.
+    /// Waits until `count` updates can pass.
     pub async fn pass_in_time(&self, count: usize) {
         let Some((_, limiter)) = self.0.as_ref().and_then(|token| token.rate.as_ref()) else {
             return;

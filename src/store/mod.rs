@@ -29,8 +29,8 @@ use orderfree_core::protocol::{
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-use crate::chance::Chance;
 use crate::limits::{self, AnswerBounds};
+use crate::runtime::random::Random;
 
 /// Why a store could not answer. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -256,7 +256,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Somewhere in a list of groups, for a sample that is another one each time; none where lists begin at
     /// their beginning alone.
-    fn groups_somewhere(&self, _: &Chance) -> Option<GroupCursor> {
+    fn groups_somewhere(&self, _: &Random) -> Option<GroupCursor> {
         None
     }
 

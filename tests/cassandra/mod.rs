@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use orderfree::clock::Clock;
+use orderfree::runtime::clock::Clock;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, schema};
 use orderfree::store::{Flights, Store};
 use orderfree_core::crdt::Counter;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use orderfree::chance::Chance;
-use orderfree::config::Switch;
+use orderfree::engine::service::GroupQuery;
+use orderfree::engine::write::Bounds;
 use orderfree::limits::AnswerBounds;
-use orderfree::mutators::Bounds;
+use orderfree::pod::config::Switch;
+use orderfree::pod::node::Node;
 use orderfree::policy::Policies;
-use orderfree::server::Node;
-use orderfree::service::GroupQuery;
+use orderfree::runtime::random::Random;
 use orderfree::store::{StoreError, prefix};
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::fold::{self, Plan, TALLY_BYTES_MAX};
@@ -107,12 +107,12 @@ pub(crate) async fn a_long_key_is_read_whole_and_folded_step_by_step(subject: Su
 
     // As a pod reads it, alone and in its group.
     let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock) as _);
-    let (chance, policies) = (Chance::system(), Policies::default());
+    let (random, policies) = (Random::system(), Policies::default());
     let pod = Node::new(
         store,
         subject.constants,
         clock,
-        chance,
+        random,
         Bounds::default(),
         policies,
         Switch::Off,

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
-use orderfree::clock::{Clock, SystemClock};
+use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore};
 use orderfree::store::{Store, StoreError};
 use orderfree_core::crdt::{Counter, Kind, State};

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use orderfree::clock::{Clock, SystemClock};
-use orderfree::config::Switch;
-use orderfree::server::Node;
-use orderfree::service::{GroupQuery, KeyValue};
+use orderfree::engine::service::{GroupQuery, KeyValue};
+use orderfree::pod::config::Switch;
+use orderfree::pod::node::Node;
+use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::Store;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Kind, Op, Question};

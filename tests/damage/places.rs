@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use orderfree::clock::SystemClock;
+use orderfree::runtime::clock::SystemClock;
 use orderfree::store::Store;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use rand::rngs::StdRng;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
-use orderfree::clock::Clock;
+use orderfree::runtime::clock::Clock;
 use orderfree::store::Store;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::State;

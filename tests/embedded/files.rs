@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use orderfree::clock::Clock;
+use orderfree::runtime::clock::Clock;
 use orderfree::store::embedded::{EmbeddedStore, OpenError};
 use orderfree::store::{Pause, Store};
 use orderfree_core::protocol::WriteOutcome;

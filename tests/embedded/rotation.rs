@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use orderfree::chance::Chance;
-use orderfree::config::Switch;
-use orderfree::mutators::{Bounds, Updates};
+use orderfree::engine::write::{Bounds, Updates};
+use orderfree::pod::config::Switch;
+use orderfree::pod::node::Node;
 use orderfree::policy::{Policies, Policy};
-use orderfree::server::Node;
+use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::{Durability, Key, Name};
@@ -30,10 +30,10 @@ async fn two_keys_that_take_turns_have_few_rows_after_a_million_updates() {
     let store = EmbeddedStore::open(&folder.path().join("rows.redb"), constants(), clock.clone());
     let policy: Policy =
         "[[quota]]\ngroup_prefix = \"\"\nlive_mutators = 1\n".parse().expect("a policy");
-    let (bounds, chance) = (Bounds::awake(1_000), Chance::system());
+    let (bounds, random) = (Bounds::awake(1_000), Random::system());
     let store = Arc::new(store.expect("a store"));
     let node =
-        Node::new(store, constants(), clock, chance, bounds, Policies::from(policy), Switch::Off);
+        Node::new(store, constants(), clock, random, bounds, Policies::from(policy), Switch::Off);
     let service = node.service();
     let keys = ["a", "b"].map(|name| {
         let checked = |text| Name::new(text).expect("a name");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use orderfree::clock::Clock;
+use orderfree::runtime::clock::Clock;
 use orderfree::store::Store;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op, State};

@@ -129,7 +129,7 @@ async fn a_live_stream_is_counted_as_it_comes_and_its_silence_loses_nothing() {
     let (answer, ()) = tokio::join!(answer, watch);
     tokio::time::resume();
     assert_eq!(answer.problem(400, "bad-body").as_deref(), Some("unknown"));
-    assert!(answer.text.contains("after line 2: Nothing came for 30 s"), "{}", answer.text);
+    assert!(answer.text.contains("after line 2: No data arrived for 30 s"), "{}", answer.text);
     assert_eq!(answer.json()["summary"]["acked"], 2);
     assert_eq!(answer.json()["summary"]["lines"], 2, "the last line was not complete");
     assert_eq!(pod.value(KEY).await.as_deref(), Some("10"));

@@ -242,7 +242,7 @@ async fn questions_are_answered_by_the_kinds_that_know_them() {
         assert_eq!(read["contains"], is_in, "{asked}");
     }
     for (path, says) in [
-        ("/v1/gset/site/tags?q=0.5", "q is for other kinds than gset: histogram"),
+        ("/v1/gset/site/tags?q=0.5", "no parameter q; these kinds have it: histogram"),
         ("/v1/counter/site/tags?contains=a", "gset"),
         ("/v1/histogram/api/latency?q=1.5", "number from 0 to 1"),
         ("/v1/histogram/api/latency?q=", "number from 0 to 1"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use orderfree::http::{ProblemType, openapi};
-use orderfree::tasks::Tasks;
+use orderfree::runtime::tasks::Tasks;
 use orderfree_core::crdt::Kind;
 use serde_json::json;
 

@@ -10,17 +10,17 @@ use async_trait::async_trait;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
-use orderfree::chance::Chance;
-use orderfree::clock::ShiftedClock;
-use orderfree::gate::Gate;
-use orderfree::gc::{Folder, Folding};
-use orderfree::health::Health;
+use orderfree::engine::clock_gate::ClockGate;
+use orderfree::engine::fold::{Folder, Folding};
+use orderfree::engine::health::Health;
+use orderfree::engine::metrics::Metrics;
+use orderfree::engine::service::Service;
+use orderfree::engine::write::{Bounds, Mutators};
 use orderfree::http::{AppState, Build, router};
 use orderfree::limits;
-use orderfree::metrics::Metrics;
-use orderfree::mutators::{Bounds, Mutators};
 use orderfree::policy::Policies;
-use orderfree::service::Service;
+use orderfree::runtime::clock::ShiftedClock;
+use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{
     Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart,
@@ -137,13 +137,13 @@ impl Pod {
         };
         let store: Arc<dyn Store> = Arc::new(faulty);
         let metrics = Arc::new(Metrics::new());
-        let gate = Arc::new(Gate::new(clock, store.clone(), constants, metrics.clone()));
+        let gate = Arc::new(ClockGate::new(clock, store.clone(), constants, metrics.clone()));
         let mutators = Mutators::new(
             store.clone(),
             gate.clone(),
             constants,
             metrics.clone(),
-            Chance::system(),
+            Random::system(),
             Bounds::default(),
             policies.clone(),
         );
@@ -152,7 +152,7 @@ impl Pod {
             gate.clone(),
             constants,
             metrics.clone(),
-            Chance::system(),
+            Random::system(),
             Folding::InBackground,
         );
         let service = Service::new(store, gate, mutators, folder.clone(), constants, metrics);

@@ -31,7 +31,7 @@ async fn a_row_that_nobody_can_decode_is_discarded_once_its_mutator_is_dead() {
     pod.set(Fault::Damaged);
     pod.get(KEY).await.problem(500, "undecodable");
     let alive = post(discard.clone()).await.detail(409, "not-discardable");
-    assert!(alive.contains("may still write it"), "{alive}");
+    assert!(alive.contains("can still write it"), "{alive}");
     // Its lifetime is 60 s, and the cutoff 30 s.
     pod.advance(Duration::from_secs(95));
     let dry = post(format!("{discard}&dry_run")).await;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cassandra::{CLUSTER, connect, contact_points, drop_keyspace, fresh};
-use orderfree::clock::{Clock, SystemClock};
+use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::Store;
 use orderfree::store::cassandra::CassandraConfig;
 use orderfree_core::crdt::{Kind, State};

@@ -185,7 +185,7 @@ async fn streams_end_with_their_summary() {
         assert_eq!(summary["lines"], summary["acked"], "{}", answer.text());
         acked += summary["acked"].as_u64().expect("a number");
         let lines = summary["lines"].to_string();
-        assert!(answer.text().contains(&format!("after line {lines}: This pod is ending")));
+        assert!(answer.text().contains(&format!("after line {lines}: This pod is shutting down")));
     }
     assert_eq!(pod.ended(END_WITHIN).await.0, Some(0));
     assert!((5_000..900_000).contains(&acked), "{acked} lines");

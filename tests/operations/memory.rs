@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use orderfree::clock::{Clock, SystemClock};
 use orderfree::limits;
+use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::Store;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Dot, Kind, State};

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use orderfree::clock::{Clock, SystemClock};
+use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::Store;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};

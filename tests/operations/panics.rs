@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use orderfree::tasks::Task;
+use orderfree::runtime::tasks::Task;
 
 use crate::disk::SmallDisk;
 use crate::pod::{Pod, Setup};
@@ -62,7 +62,7 @@ async fn ends(task: Task, mut pod: Pod) {
     let log = pod.log();
     let said: Vec<&str> = log.lines().filter(|line| line.starts_with("orderfree: ")).collect();
     assert_eq!(said.len(), 1, "{task:?}: {log}");
-    let reason = "a test wanted this panic";
+    let reason = "a test requested this panic";
     assert!(said[0].contains("can't go on: ") && said[0].contains(reason), "{task:?}: {log}");
     assert!(!log.contains("RUST_BACKTRACE"), "{task:?}: {log}");
 }

@@ -169,11 +169,11 @@ async fn a_pod_that_serves_repeats_none() {
         }
     }
     pod.signal(Signal::HUP);
-    pod.logs("read anew", Duration::from_secs(5)).await;
+    pod.logs("reloaded", Duration::from_secs(5)).await;
     fs::write(pod.setup.path("policy.toml"), format!("[[token]]\nname = {good:?}"))
         .expect("written");
     pod.signal(Signal::HUP);
-    pod.logs("stays as it was", Duration::from_secs(5)).await;
+    pod.logs("stays in use", Duration::from_secs(5)).await;
     search.look("the log", pod.log().as_bytes());
     assert!(pod.log().contains("\"TRACE\""), "the log has everything");
     search.found_nothing();

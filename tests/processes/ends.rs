@@ -3,10 +3,10 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use orderfree::config::Switch;
+use orderfree::engine::service::{GroupQuery, KeyValue};
 use orderfree::limits::DRAIN_MAX;
-use orderfree::server::Node;
-use orderfree::service::{GroupQuery, KeyValue};
+use orderfree::pod::config::Switch;
+use orderfree::pod::node::Node;
 use orderfree::store::cassandra::CassandraConfig;
 use orderfree_core::crdt::{Counter, Kind};
 use rustix::process::Signal;

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use cassandra::connect;
 use contract::{Subject, next_write};
 use humantime::format_duration;
-use orderfree::clock::{Clock, ShiftedClock};
+use orderfree::runtime::clock::{Clock, ShiftedClock};
 use orderfree::store::cassandra::CassandraConfig;
 use orderfree_core::protocol::{Constants, Key, Mutator, MutatorId, Overrides, ShardWrite};
 use pod::{Pod, Setup};

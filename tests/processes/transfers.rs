@@ -8,9 +8,9 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt};
-use orderfree::clock::SystemClock;
-use orderfree::config::Switch;
-use orderfree::server::Node;
+use orderfree::pod::config::Switch;
+use orderfree::pod::node::Node;
+use orderfree::runtime::clock::SystemClock;
 use orderfree::store::Store;
 use orderfree::store::cassandra::CassandraConfig;
 use orderfree::store::embedded::EmbeddedStore;

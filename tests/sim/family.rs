@@ -3,7 +3,7 @@
 //!
 //! Every kind is read as the number that a counter would hold: one digit of base 8 for each op.
 
-use orderfree::service::KeyValue;
+use orderfree::engine::service::KeyValue;
 use orderfree_core::crdt::item::Item;
 use orderfree_core::crdt::{Effect, Kind, Question, Value};
 use orderfree_core::protocol::{Key, Name};

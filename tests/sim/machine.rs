@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use orderfree::clock::Clock;
+use orderfree::runtime::clock::Clock;
 use orderfree_core::protocol::{Now, Timestamp};
 use tokio::time::Instant;
 

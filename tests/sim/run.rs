@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use orderfree::chance::Chance;
-use orderfree::config::Switch;
-use orderfree::metrics::ReadFrom;
-use orderfree::mutators::{Bounds, UpdateError};
+use orderfree::engine::metrics::ReadFrom;
+use orderfree::engine::service::{GroupEntry, GroupQuery, Held};
+use orderfree::engine::write::{Bounds, UpdateError};
+use orderfree::pod::config::Switch;
+use orderfree::pod::node::Node;
 use orderfree::policy::Policies;
-use orderfree::server::Node;
-use orderfree::service::{GroupEntry, GroupQuery, Held};
+use orderfree::runtime::random::Random;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Durability, Key};
 use rand::Rng;
@@ -106,8 +106,8 @@ impl Stage {
         });
         let time = self.shared.with(|world| world.time);
         let tick = self.plan.lengths.tick;
-        let (machine, chance) = (Machine::boot(time, before, skew_us, tick), Chance::seeded(seed));
-        let store = SimStore::connect(&self.shared, &self.plan, at, &machine, chance.clone());
+        let (machine, random) = (Machine::boot(time, before, skew_us, tick), Random::seeded(seed));
+        let store = SimStore::connect(&self.shared, &self.plan, at, &machine, random.clone());
         let (constants, clock) = (self.plan.constants, Arc::clone(&machine) as _);
         let bounds = Bounds {
             mutators_max: self.plan.mutators_max,
@@ -115,7 +115,7 @@ impl Stage {
             flaw: self.plan.sabotage.and_then(Sabotage::flaw),
         };
         let policy = Policies::default();
-        let node = Node::new(store, constants, clock, chance, bounds, policy, Switch::On);
+        let node = Node::new(store, constants, clock, random, bounds, policy, Switch::On);
         let node = Arc::new(node);
         if self.plan.background_folds {
             node.start();

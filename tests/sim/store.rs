@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use orderfree::chance::Chance;
-use orderfree::clock::Clock;
 use orderfree::limits::AnswerBounds;
+use orderfree::runtime::clock::Clock;
+use orderfree::runtime::random::Random;
 use orderfree::store::cassandra::attempts::{Patience, Reach};
 use orderfree::store::cassandra::chunk;
 use orderfree::store::cassandra::hedges::Hedges;
@@ -59,7 +59,7 @@ pub(crate) struct SimStore {
     pod: usize,
     datacenter: usize,
     machine: Arc<Machine>,
-    chance: Chance,
+    random: Random,
     nodes: Mutex<Vec<NodeClock>>,
     /// Of writes, and of reads; none where the pod just waits.
     hedges: [Option<Hedges>; 2],
@@ -78,13 +78,13 @@ impl SimStore {
         plan: &Arc<Plan>,
         pod: usize,
         machine: &Arc<Machine>,
-        chance: Chance,
+        random: Random,
     ) -> Arc<SimStore> {
         let nodes = plan.nodes.iter().map(|node| NodeClock {
             datacenter: Plan::datacenter_name(node.datacenter),
             sample: None,
         });
-        let is_hedging = chance.below(HEDGING_PODS) == 0;
+        let is_hedging = random.below(HEDGING_PODS) == 0;
         let hedges = || is_hedging.then(Hedges::default);
         let store = Arc::new(SimStore {
             shared: shared.clone(),
@@ -92,7 +92,7 @@ impl SimStore {
             pod,
             datacenter: plan.pods[pod].datacenter,
             machine: Arc::clone(machine),
-            chance,
+            random,
             nodes: Mutex::new(nodes.collect()),
             hedges: [hedges(), hedges()],
             fold_time: Mutex::new(Timestamp::NEVER),

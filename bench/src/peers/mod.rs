@@ -23,13 +23,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use clap::{Args, ValueEnum};
-use orderfree::chance::Chance;
-use orderfree::clock::SystemClock;
-use orderfree::config::{StoreArgs, StoreConfig, Switch};
-use orderfree::listen::Listener;
-use orderfree::mutators::Bounds;
+use orderfree::engine::write::Bounds;
+use orderfree::net::listen::Listener;
+use orderfree::pod::config::{StoreArgs, StoreConfig, Switch};
+use orderfree::pod::node::Node;
+use orderfree::pod::start;
 use orderfree::policy::Policies;
-use orderfree::server::{self, Node};
+use orderfree::runtime::clock::SystemClock;
+use orderfree::runtime::random::Random;
 use orderfree::{limits, store::cassandra as rows};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
@@ -160,7 +161,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     println!("http://{}", listener.local_addr()?);
     let listener = Listener {
         port: listener.into(),
-        tasks: orderfree::tasks::Tasks::new(),
+        tasks: orderfree::runtime::tasks::Tasks::new(),
         tls: None,
         connections_max: limits::CONNECTIONS_MAX,
         open: node.metrics().connections.clone(),
@@ -177,12 +178,12 @@ async fn ours(args: &ServeArgs) -> anyhow::Result<Node> {
         rows::schema::apply(config, None).await?;
     }
     let clock = Arc::new(SystemClock);
-    let store = server::open_store(config, constants, clock.clone()).await?;
+    let store = start::open_store(config, constants, clock.clone()).await?;
     let node = Node::new(
         store,
         constants,
         clock,
-        Chance::system(),
+        Random::system(),
         Bounds { resting_bytes: args.resting_bytes, ..Bounds::awake(args.mutators_max) },
         Policies::default(),
         Switch::On,

@@ -20,6 +20,8 @@ pub mod clock;
 pub mod consistency;
 mod constants;
 pub mod fold;
+mod full_read;
+mod gathered;
 pub mod group;
 pub mod high_water;
 pub mod hybrid;
@@ -36,11 +38,12 @@ pub mod transfer;
 
 pub(crate) use constants::SPAN_MAX;
 pub use constants::{Constants, ConstantsError, OP_AGE_MAX, Overrides};
+pub use full_read::FullRead;
 pub use key::{Key, Name, NameError};
 pub use lease::{Lease, Phase};
 pub use mutator::{
     Accepted, Begin, Durability, Estate, Finished, KEY_STATES_BYTES_MAX, Mutator, Predecessors,
     QUEUE_MAX, Refusal, Rejected, RestFlaw, ShardWrite, Ticket, WriteOutcome, weight,
 };
-pub use row::{BadSlice, FullRead, MutatorId, Row, Slice, WholeSlice};
+pub use row::{BadSlice, MutatorId, Row, Slice, WholeSlice};
 pub use time::{Now, Timestamp};

@@ -18,7 +18,7 @@
 
 use thiserror::Error;
 
-use super::fold::Gathered;
+use super::gathered::Gathered;
 use super::read::{Reading, RowError, RowReader};
 use super::{BadSlice, Key, Row, Timestamp};
 

@@ -1,12 +1,10 @@
 //! Rows as a store returns them, and slices of them, complete or cut.
 
-use std::collections::HashMap;
 use std::fmt;
 
 use uuid::{Uuid, Variant, Version};
 
-use super::group::{self, BadRows};
-use super::{Key, Name, Timestamp};
+use super::Timestamp;
 
 /// Identity of one mutator: random, drawn at birth, never persisted, never reused (invariant I1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -132,7 +130,7 @@ pub struct WholeSlice {
 
 impl WholeSlice {
     /// Of a key without rows.
-    fn empty() -> WholeSlice {
+    pub(super) fn empty() -> WholeSlice {
         WholeSlice { rows: Vec::new(), after: None }
     }
 
@@ -174,73 +172,9 @@ impl WholeSlice {
     }
 }
 
-/// A key's whole slice, read at the fold's consistency level: the only thing a fold can be planned
-/// from. Only a store's fold read may make one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FullRead {
-    key: Key,
-    slice: WholeSlice,
-}
-
-impl FullRead {
-    /// For a store's fold read, and nothing else: `slice` must come from the fold's consistency
-    /// level and start at the key's oldest row.
-    ///
-    /// # Panics
-    /// If the slice starts behind a fence.
-    #[must_use]
-    pub fn at_fold_level(key: Key, slice: WholeSlice) -> FullRead {
-        assert!(slice.after.is_none(), "invariant: a fold reads the key from its oldest row");
-        FullRead { key, slice }
-    }
-
-    /// The same for several keys of one partition: `rows` are all that the query of their names
-    /// returned, without a limit, ordered as in the table. A key without rows has an empty slice.
-    ///
-    /// # Errors
-    /// [`BadRows`] if one of the keys has more than `limit` rows, or if the rows are not in the
-    /// table's order or of a key that was not asked for.
-    pub fn all_at_fold_level(
-        keys: &[Key],
-        rows: Vec<(Name, Row)>,
-        limit: usize,
-    ) -> Result<Vec<FullRead>, BadRows> {
-        let mut found = HashMap::new();
-        for (name, slice) in group::whole(rows)? {
-            let slice = slice?;
-            if slice.len() > limit {
-                return Err(BadSlice::Cut { limit, bytes: slice.bytes() }.into());
-            }
-            found.insert(name, slice);
-        }
-        let reads = keys.iter().map(|key| {
-            let slice = found.remove(&key.name).unwrap_or_else(WholeSlice::empty);
-            FullRead::at_fold_level(key.clone(), slice)
-        });
-        let reads = reads.collect();
-        match found.into_keys().next() {
-            Some(stranger) => Err(BadRows::Name(stranger)),
-            None => Ok(reads),
-        }
-    }
-
-    /// The key.
-    #[must_use]
-    pub fn key(&self) -> &Key {
-        &self.key
-    }
-
-    /// Its rows.
-    #[must_use]
-    pub fn slice(&self) -> &WholeSlice {
-        &self.slice
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crdt::Kind;
 
     fn row(expires_at: i64, id: u128) -> Row {
         Row {
@@ -276,24 +210,6 @@ mod tests {
             .map(|row| (row.expires_at.as_micros(), row.mutator_id.as_uuid().as_u128()))
             .collect();
         assert_eq!(order, [(7, 4), (8, 3), (9, 1), (9, 5)]);
-    }
-
-    #[test]
-    fn the_rows_of_several_keys_go_to_their_keys() {
-        let name = |text| Name::new(text).expect("name");
-        let key = |text| Key { kind: Kind::Counter, group: name("g"), name: name(text) };
-        let rows = || vec![(name("a"), row(9, 1)), (name("a"), row(8, 1)), (name("c"), row(7, 1))];
-        let asked = [key("c"), key("b"), key("a")];
-        assert_eq!(
-            FullRead::all_at_fold_level(&asked, rows(), 1),
-            Err(BadSlice::Cut { limit: 1, bytes: 0 }.into())
-        );
-        let reads = FullRead::all_at_fold_level(&asked, rows(), 2).expect("no key has more");
-        let seen: Vec<_> =
-            reads.iter().map(|read| (read.key().name.as_str(), read.slice().len())).collect();
-        assert_eq!(seen, [("c", 1), ("b", 0), ("a", 2)]);
-        let other = FullRead::all_at_fold_level(&[key("a")], rows(), 2);
-        assert_eq!(other, Err(BadRows::Name(name("c"))), "nobody asked for c");
     }
 
     #[test]

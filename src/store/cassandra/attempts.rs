@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::errors::Attempts;
 use super::hedges::Hedges;
-use crate::chance::Chance;
 use crate::limits::{READ_ATTEMPT_TIME_MAX, READ_TIME_MAX};
+use crate::runtime::random::Random;
 use crate::store::StoreError;
 
 /// The first pause between attempts as a share of an attempt's time; each further one doubles.
@@ -84,7 +84,7 @@ pub struct Sending<'a> {
     /// When to send once more beside an attempt that is out for too long; none waits for it to fail.
     pub hedges: Option<&'a Hedges>,
     /// Of the pauses between attempts.
-    pub chance: &'a Chance,
+    pub random: &'a Random,
 }
 
 /// Why no attempt succeeded.
@@ -188,7 +188,7 @@ impl Sending<'_> {
 
     /// When to send again after everything that was sent has failed.
     fn after_failure(&self, tries: u32) -> Option<Instant> {
-        let pause = || self.patience.pause_before(tries, self.chance.factor(0.5..1.5));
+        let pause = || self.patience.pause_before(tries, self.random.factor(0.5..1.5));
         (tries < self.patience.attempts_max).then(|| Instant::now() + pause())
     }
 }
@@ -230,8 +230,8 @@ mod tests {
             answers.borrow_mut().pop().unwrap_or(Err(unavailable()))
         };
         let may_be_sent = || sent.get() < may_be_sent;
-        let chance = Chance::system();
-        let sending = Sending { patience: patience(), hedges: None, chance: &chance };
+        let random = Random::system();
+        let sending = Sending { patience: patience(), hedges: None, random: &random };
         let outcome = sending.write(Reach::OnePartition, may_be_sent, send).await;
         (outcome, sent.get())
     }
@@ -263,10 +263,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn no_attempt_outlives_the_request_budget() {
-        let (hedges, chance) = (Hedges::default(), Chance::system());
+        let (hedges, random) = (Hedges::default(), Random::system());
         for hedges in [None, Some(&hedges)] {
             let begun = Instant::now();
-            let sending = Sending { patience: patience(), hedges, chance: &chance };
+            let sending = Sending { patience: patience(), hedges, random: &random };
             let never = |_| std::future::pending();
             let outcome = sending.write(Reach::OnePartition, || true, never).await;
             assert!(matches!(outcome, WriteOutcome::Unknown(_)));
@@ -280,7 +280,7 @@ mod tests {
         ends: &[(u64, Result<(), ExecutionError>)],
         leases: usize,
     ) -> (WriteOutcome, usize, Duration) {
-        let (sent, chance, begun) = (Cell::new(0), Chance::system(), Instant::now());
+        let (sent, random, begun) = (Cell::new(0), Random::system(), Instant::now());
         let send = async |attempt: u32| {
             sent.set(sent.get() + 1);
             match ends.get(attempt as usize) {
@@ -292,7 +292,7 @@ mod tests {
             }
         };
         let may_be_sent = || sent.get() < leases;
-        let sending = Sending { patience: patience(), hedges: Some(hedges), chance: &chance };
+        let sending = Sending { patience: patience(), hedges: Some(hedges), random: &random };
         let outcome = sending.write(Reach::OnePartition, may_be_sent, send).await;
         (outcome, sent.get(), begun.elapsed())
     }
@@ -300,8 +300,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_first_attempt_waits_for_no_tick_of_the_timer() {
         tokio::time::advance(Duration::from_micros(300)).await;
-        let (hedges, chance, begun) = (Hedges::default(), Chance::system(), Instant::now());
-        let sending = Sending { patience: patience(), hedges: Some(&hedges), chance: &chance };
+        let (hedges, random, begun) = (Hedges::default(), Random::system(), Instant::now());
+        let sending = Sending { patience: patience(), hedges: Some(&hedges), random: &random };
         let outcome = sending.write(Reach::OnePartition, || true, async |_| Ok(())).await;
         assert_eq!((outcome, begun.elapsed()), (WriteOutcome::Acked, Duration::ZERO));
     }

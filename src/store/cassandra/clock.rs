@@ -18,8 +18,8 @@ use uuid::Uuid;
 
 use super::high_water::HighWater;
 use super::rows;
-use crate::clock::Clock;
-use crate::tasks::Tasks;
+use crate::runtime::clock::Clock;
+use crate::runtime::tasks::Tasks;
 
 /// A node that doesn't tell the time within this is not sampled in this round. Half of it also
 /// bounds a sample's error.

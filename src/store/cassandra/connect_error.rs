@@ -1,5 +1,5 @@
-//! Why a cluster can't be used at start: one sentence each that says what to do, and whether waiting may
-//! help.
+//! Why a pod can't use a cluster at start: one sentence per cause that says what to do, and whether waiting
+//! can help.
 
 use orderfree_core::protocol::consistency::NoOverlap;
 use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
@@ -14,126 +14,125 @@ pub enum ConnectError {
          network, and that the nodes are up"
     )]
     Unreachable {
-        /// As configured.
         contact_points: String,
-        /// Of the last node tried.
+        /// From the last node that was tried.
         reason: String,
     },
-    /// Something answers, but no TLS comes about with it.
+    /// A node answers, but the TLS handshake fails.
     #[error(
         "no TLS with the Cassandra node at {contact_points} ({reason}); check that --cassandra-ca is the \
-         authority of the nodes' certificates, that these are for the addresses of the nodes, and that the nodes \
-         speak TLS"
+         authority that signed the nodes' certificates, that each certificate is valid for its node's address, \
+         and that the nodes use TLS"
     )]
     Tls {
-        /// As configured.
         contact_points: String,
-        /// Of the last node tried.
+        /// From the last node that was tried.
         reason: String,
     },
-    /// A node ends the connection before it asks who is there.
+    /// A node closes the connection before it asks for credentials.
     #[error("the Cassandra node at {contact_points} hung up at once; {advice}")]
     HungUp {
-        /// As configured.
         contact_points: String,
-        /// What it may have missed.
+        /// What the node can have expected.
         advice: &'static str,
     },
-    /// The role may not do what it is needed for.
+    /// The role lacks a permission that it needs.
     #[error(
-        "the role lacks a right ({reason}); a pod needs SELECT and MODIFY on the keyspace, and whoever applies \
-         the schema CREATE"
+        "the role lacks a right ({reason}); a pod's role needs SELECT and MODIFY on the keyspace, and the role \
+         that applies the schema needs CREATE"
     )]
     Rights {
-        /// By the node's word.
+        /// From the node.
         reason: String,
     },
-    /// The user is unknown, the password is wrong, or none was given where one is needed.
+    /// The user is unknown, the password is wrong, or credentials are missing where the cluster needs them.
     #[error("Cassandra refused the credentials ({reason}); check user and password")]
     Credentials {
-        /// By the node's word.
+        /// From the node.
         reason: String,
     },
-    /// The nodes that hold Cassandra's own roles do not answer it.
+    /// The replicas of Cassandra's own table of roles do not answer.
     #[error(
-        "Cassandra can't read its roles now ({reason}); check its nodes, and that the keyspace system_auth has \
-         replicas in every data centre"
+        "Cassandra can't read its roles now ({reason}); check that its nodes are up, and that the keyspace \
+         system_auth has replicas in every data centre"
     )]
     Roles {
-        /// By the node's word.
+        /// From the node.
         reason: String,
     },
-    /// The keyspace's name would need quotes, or worse.
+    /// The name would need quotes in CQL, or could inject CQL.
     #[error(
-        "`{0}` is no keyspace name; use a lower case letter, then up to 47 lower case letters, \
+        "`{0}` is not a valid keyspace name; use a lower case letter, then up to 47 lower case letters, \
          digits and underscores"
     )]
     KeyspaceName(String),
-    /// There is no such keyspace.
     #[error("keyspace {0} is missing; run `orderfree schema apply`")]
     KeyspaceMissing(String),
-    /// The keyspace has no table `shards`.
     #[error("table {0}.shards is missing; run `orderfree schema apply`")]
     TableMissing(String),
-    /// The table breaks rules that the counting rests on.
+    /// The table breaks rules that counting relies on.
     #[error(
-        "table {keyspace}.shards can't be used: {rules}; alter it, or choose another keyspace and \
+        "table {keyspace}.shards can't be used: {rules}; alter the table, or choose another keyspace and \
          run `orderfree schema apply`"
     )]
     Table {
-        /// The keyspace.
         keyspace: String,
-        /// What is wrong.
+        /// Each broken rule.
         rules: String,
     },
-    /// The keyspace is replicated in a way that can't work.
+    /// The replication does not work for counting.
     #[error("keyspace {keyspace} can't be used: {rule}; alter its replication")]
     Replication {
-        /// The keyspace.
         keyspace: String,
-        /// What is wrong.
+        /// The broken rule.
         rule: String,
     },
-    /// Acknowledged writes would die with the nodes' memory.
-    #[error("keyspace {0} has durable_writes = false, so acked updates could be lost; alter it")]
+    /// Acknowledged writes would only be in the nodes' memory, and lost when the nodes stop.
+    #[error(
+        "keyspace {0} has durable_writes = false, so acked updates could be lost; set durable_writes = true"
+    )]
     NotDurable(String),
-    /// The consistency levels don't fit the replication, or each other.
+    /// The consistency levels do not fit the replication, or each other.
     #[error(transparent)]
     Levels(#[from] NoOverlap),
     /// No node is in the configured data centre.
-    #[error("no node is in data centre {name}; the cluster has {known}")]
+    #[error(
+        "no node is in data centre {name}; the cluster has {known}: set the local data centre to one of these"
+    )]
     UnknownDatacenter {
         /// As configured.
         name: String,
-        /// The data centres there are.
+        /// The cluster's data centres.
         known: String,
     },
-    /// The local data centre can't be told from the contact points.
+    /// The contact points do not show which data centre is local.
     #[error(
-        "none of the contact points is a node's own address; name the local data centre, one of {known}"
+        "none of the contact points is a node's own address; set the local data centre to one of {known}"
     )]
     WhichDatacenter {
-        /// The data centres there are.
+        /// The cluster's data centres.
         known: String,
     },
-    /// A node runs a release that doesn't work.
-    #[error("a node runs Cassandra {0}; Apache Cassandra 4.1 or later is needed")]
+    /// A node runs a release that does not work.
+    #[error("a node runs Cassandra {0}; upgrade it to Apache Cassandra 4.1 or later")]
     EngineTooOld(String),
-    /// A replication that was asked for is malformed.
-    #[error("`{0}` is no replication; write `dc1:3,dc2:3`, or `3` for one data centre")]
-    ReplicationText(String),
-    /// The row that keeps pods from serving by a moved clock can't be read.
+    /// The requested replication is malformed.
     #[error(
-        "{0}: kind '!fence', grp '!' and name '!' of the table shards; see OrderfreeClockMoved in docs/operations.md"
+        "`{0}` is not a valid replication; write `dc1:3,dc2:3`, or `3` for one data centre"
+    )]
+    ReplicationText(String),
+    /// The row that keeps pods with a moved clock from serving can't be read.
+    #[error(
+        "{0}: kind '!fence', grp '!' and name '!' of the table shards; see OrderfreeClockMoved in the runbook"
     )]
     HighWater(String),
-    /// A question at start went wrong.
-    #[error("Cassandra did not answer a question at start: {0}")]
+    /// A query at start failed.
+    #[error("Cassandra did not answer a query at start: {0}")]
     Question(String),
 }
 
 impl ConnectError {
-    /// Whether it may be over by itself: nodes start, and somebody else applies the schema.
+    /// Whether waiting can help: nodes start, and another process can apply the schema.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(
@@ -152,7 +151,7 @@ impl ConnectError {
         ConnectError::Question(error.to_string())
     }
 
-    /// Of a statement that asks for a right.
+    /// The error of a statement that needs a permission.
     pub(super) fn answer(error: ExecutionError) -> ConnectError {
         match error {
             ExecutionError::LastAttemptError(RequestAttemptError::DbError(
@@ -164,8 +163,8 @@ impl ConnectError {
     }
 }
 
-/// What a node means by no: it says the same of one whose role it could not look up. Only its words tell (its
-/// `PasswordAuthenticator`, `Roles`, `CassandraAuthorizer` and `ClientState` begin so).
+/// What a node means by a refusal: it sends the same error code if it could not look up the role. Only the text
+/// differs (the texts of `PasswordAuthenticator`, `Roles`, `CassandraAuthorizer` and `ClientState` begin like this).
 pub(super) fn denied(reason: String, means: impl FnOnce(String) -> ConnectError) -> ConnectError {
     match reason.starts_with("Unable to perform auth") {
         true => ConnectError::Roles { reason },
@@ -178,10 +177,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_role_that_could_not_be_looked_up_is_waited_for_and_a_wrong_password_is_not() {
+    fn only_a_failed_lookup_of_a_role_is_waited_for() {
         let credentials =
             |reason: &str| denied(reason.to_owned(), |reason| ConnectError::Credentials { reason });
-        // As Cassandra 5.0.6 says.
+        // The texts of Cassandra 5.0.6.
         let away = "Unable to perform authentication: Cannot achieve consistency level LOCAL_ONE";
         assert!(credentials(away).may_pass(), "{}", credentials(away));
         let wrong = "Provided username pod and/or password are incorrect";

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::typical::Typical;
+use crate::runtime::latency::LatencyEstimate;
 
 /// A hedge costs ten answers: of a hundred requests, ten are sent twice at most.
 const COST: usize = 10;
@@ -16,14 +16,14 @@ const SAVED_MAX: usize = 32 * COST;
 /// The hedges of one sort of request.
 #[derive(Debug)]
 pub struct Hedges {
-    typical: Typical,
+    typical: LatencyEstimate,
     /// One for each answer that came, and not more than [`SAVED_MAX`].
     saved: AtomicUsize,
 }
 
 impl Default for Hedges {
     fn default() -> Hedges {
-        Hedges { typical: Typical::default(), saved: AtomicUsize::new(SAVED_MAX) }
+        Hedges { typical: LatencyEstimate::default(), saved: AtomicUsize::new(SAVED_MAX) }
     }
 }
 

@@ -23,7 +23,7 @@ use scylla::statement::prepared::PreparedStatement;
 use super::attempts::{Patience, Reach, Sending};
 use super::connect_error::ConnectError;
 use super::{rows, statements};
-use crate::chance::Chance;
+use crate::runtime::random::Random;
 use crate::store::StoreError;
 
 /// See the [module documentation](self).
@@ -89,8 +89,8 @@ impl HighWater {
         let (kind, group, name) = PLACE;
         let (never, nil) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
         let place = (kind, group, name, never, nil);
-        let chance = Chance::system();
-        let sending = Sending { patience: Patience::RELAXED, hedges: None, chance: &chance };
+        let random = Random::system();
+        let sending = Sending { patience: Patience::RELAXED, hedges: None, random: &random };
         let answer = sending.read(|_| self.session.execute_unpaged(&self.read, place)).await?;
         for (state,) in rows::of_system::<(Option<Vec<u8>>,)>(answer)? {
             let fence = high_water::decode(&state.unwrap_or_default());
@@ -110,8 +110,8 @@ impl HighWater {
         let (never, nil) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
         let values = (kind, group, name, never, nil, state, fence.as_micros());
         let send = async |_| self.session.execute_unpaged(&self.write, &values).await.map(drop);
-        let chance = Chance::system();
-        let sending = Sending { patience: Patience::RELAXED, hedges: None, chance: &chance };
+        let random = Random::system();
+        let sending = Sending { patience: Patience::RELAXED, hedges: None, random: &random };
         let outcome = sending.write(Reach::OnePartition, || true, send).await;
         if outcome == WriteOutcome::Acked {
             self.note(fence);

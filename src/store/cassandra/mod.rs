@@ -70,10 +70,10 @@ use self::high_water::HighWater;
 pub use self::settings::CassandraConfig;
 use self::statements::Statements;
 use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
-use crate::chance::Chance;
-use crate::clock::Clock;
 use crate::limits::{AnswerBounds, SLICE_ROWS_MAX, group_chunk_rows};
-use crate::tasks::{Task, Tasks};
+use crate::runtime::clock::Clock;
+use crate::runtime::random::Random;
+use crate::runtime::tasks::{Task, Tasks};
 
 /// Into how many token ranges a sweep divides the ring.
 const SWEEP_PARTS: u32 = 256;
@@ -95,7 +95,7 @@ pub struct CassandraStore {
     flights: Flights,
     hedges: AllHedges,
     clock: Arc<dyn Clock>,
-    chance: Chance,
+    random: Random,
     view: SharedView,
     high_water: Arc<HighWater>,
     tasks: Tasks,
@@ -154,7 +154,7 @@ impl CassandraStore {
             flights,
             hedges: Default::default(),
             clock,
-            chance: Chance::system(),
+            random: Random::system(),
             view,
             high_water,
             tasks,
@@ -181,12 +181,12 @@ impl CassandraStore {
     }
 
     fn sending<'a>(&'a self, patience: Patience, hedges: Option<&'a Hedges>) -> Sending<'a> {
-        Sending { patience, hedges, chance: &self.chance }
+        Sending { patience, hedges, random: &self.random }
     }
 
     /// One replica is as good as another.
     fn any(&self) -> u32 {
-        self.chance.below(1 << 16)
+        self.random.below(1 << 16)
     }
 }
 
@@ -396,8 +396,8 @@ impl Store for CassandraStore {
         operators::groups(&self.session, &self.statements, kind, behind, limit).await
     }
 
-    fn groups_somewhere(&self, chance: &Chance) -> Option<GroupCursor> {
-        Some(GroupCursor(token_bound(chance.below(SWEEP_PARTS), SWEEP_PARTS)))
+    fn groups_somewhere(&self, random: &Random) -> Option<GroupCursor> {
+        Some(GroupCursor(token_bound(random.below(SWEEP_PARTS), SWEEP_PARTS)))
     }
 
     async fn count_names(

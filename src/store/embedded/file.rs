@@ -19,7 +19,7 @@ use super::guard::Highest;
 use super::rows::SHARDS;
 use super::verify::{self, Contents, Counted, Progress};
 use crate::limits::EMBEDDED_CACHE_BYTES;
-use crate::panics;
+use crate::runtime::panics;
 
 /// The layout of the tables, and of what they hold. A release opens its own format only.
 const FORMAT: i64 = 2;

@@ -18,10 +18,10 @@
 //! * **After an error of the file** the store refuses everything until the process is started again;
 //!   see `writer.rs`.
 
+mod disk_space;
 mod file;
 mod guard;
 mod repair;
-mod room;
 mod rows;
 mod verify;
 mod writer;
@@ -49,15 +49,15 @@ use orderfree_core::protocol::{
 use redb::{Database, ReadOnlyTable, ReadableDatabase, StorageBackend};
 use tokio::sync::{Semaphore, mpsc};
 
+use self::disk_space::DiskSpace;
 use self::file::Opened;
 use self::guard::ClockGuard;
-use self::room::Room;
 use self::rows::{ReadError, SweepCursor};
 use self::writer::{Queue, Write};
 use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
-use crate::clock::Clock;
 use crate::limits::{AnswerBounds, EMBEDDED_READS_MAX, WRITE_BATCH_MAX};
-use crate::panics;
+use crate::runtime::clock::Clock;
+use crate::runtime::panics;
 
 pub use file::OpenError;
 pub use repair::{Found, RepairError, repair};
@@ -82,7 +82,7 @@ pub struct EmbeddedStore {
 #[derive(Debug)]
 struct Shared {
     file: String,
-    room: Room,
+    room: DiskSpace,
     guard: ClockGuard,
     /// The first error of the file, for good.
     failure: OnceLock<String>,
@@ -114,7 +114,7 @@ impl EmbeddedStore {
         progress: &Arc<Progress>,
     ) -> Result<EmbeddedStore, OpenError> {
         let opened = file::open(path, progress)?;
-        let (file, room) = (path.display().to_string(), Room::beside(path));
+        let (file, room) = (path.display().to_string(), DiskSpace::beside(path));
         EmbeddedStore::start(file, room, opened, constants, clock)
     }
 
@@ -129,12 +129,12 @@ impl EmbeddedStore {
     ) -> Result<EmbeddedStore, OpenError> {
         let name = "the storage backend";
         let opened = file::open_backend(name, backend, &Arc::default())?;
-        EmbeddedStore::start(name.to_owned(), Room::ANY, opened, constants, clock)
+        EmbeddedStore::start(name.to_owned(), DiskSpace::ANY, opened, constants, clock)
     }
 
     fn start(
         file: String,
-        room: Room,
+        room: DiskSpace,
         opened: Opened,
         constants: Constants,
         clock: Arc<dyn Clock>,

@@ -18,7 +18,7 @@ use thiserror::Error;
 use super::file::{self, OpenError};
 use super::guard::{ClockGuard, Highest};
 use super::rows::{self, ReadError, SHARDS};
-use crate::chance::Chance;
+use crate::runtime::random::Random;
 
 /// Before any release: a clock that shows an earlier time was never set, and would make all rows new.
 const CLOCK_LEAST: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
@@ -156,9 +156,9 @@ fn each_key(
     mut take: impl FnMut(&Key, Vec<Written>) -> Result<(), ReadError>,
 ) -> Result<Report, ReadError> {
     let table = database.begin_read()?.open_table(SHARDS)?;
-    let (mut repair, chance) = (Repair::new(now, constants), Chance::system());
+    let (mut repair, random) = (Repair::new(now, constants), Random::system());
     rows::each_key(&table, |key, rows| {
-        let repaired = repair.key(key, rows, chance.mutator_id());
+        let repaired = repair.key(key, rows, random.mutator_id());
         take(key, repaired.map_err(|error| ReadError::Row(format!("{key}: {error}")))?)
     })?;
     Ok(*repair.report())

@@ -22,10 +22,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::rows::{self, SHARDS};
 use super::{Shared, file};
-use crate::clock::Clock;
 use crate::limits::{WRITE_BATCH_BYTES_MAX, WRITE_BATCH_MAX, WRITE_QUEUE_MAX};
-use crate::panics;
-use crate::tasks::{Task, panic_point};
+use crate::runtime::clock::Clock;
+use crate::runtime::panics;
+use crate::runtime::tasks::{Task, panic_point};
 
 /// What to write.
 #[derive(Debug)]

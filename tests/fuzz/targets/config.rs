@@ -3,7 +3,7 @@
 
 use clap::Parser;
 use orderfree::cli::Cli;
-use orderfree::config::ServeArgs;
+use orderfree::pod::config::ServeArgs;
 use orderfree::policy::Policy;
 use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::consistency::Level;

@@ -10,16 +10,16 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
-use orderfree::chance::Chance;
-use orderfree::clock::Clock;
-use orderfree::gate::Gate;
-use orderfree::gc::{Folder, Folding};
-use orderfree::health::Health;
+use orderfree::engine::clock_gate::ClockGate;
+use orderfree::engine::fold::{Folder, Folding};
+use orderfree::engine::health::Health;
+use orderfree::engine::metrics::Metrics;
+use orderfree::engine::service::Service;
+use orderfree::engine::write::{Bounds, Mutators};
 use orderfree::http::{AppState, Build, router};
-use orderfree::metrics::Metrics;
-use orderfree::mutators::{Bounds, Mutators};
 use orderfree::policy::Policies;
-use orderfree::service::Service;
+use orderfree::runtime::clock::Clock;
+use orderfree::runtime::random::Random;
 use orderfree::store::Store;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree_core::crdt::{Kind, State};
@@ -78,11 +78,11 @@ impl Pod {
         let store = EmbeddedStore::open_backend(memory.clone(), constants, clock.clone());
         let store: Arc<dyn Store> = Arc::new(store.expect("a store"));
         let metrics = Arc::new(Metrics::new());
-        let gate = Gate::new(clock.clone(), store.clone(), constants, metrics.clone());
+        let gate = ClockGate::new(clock.clone(), store.clone(), constants, metrics.clone());
         let gate = Arc::new(gate);
         let (most, counts) = (Bounds::default(), metrics.clone());
-        let (chance, policy) = (Chance::seeded(0), Policies::default());
-        let dice = chance.clone();
+        let (random, policy) = (Random::seeded(0), Policies::default());
+        let dice = random.clone();
         let mutators =
             Mutators::new(store.clone(), gate.clone(), constants, counts, dice, most, policy);
         let folder = Folder::new(
@@ -90,7 +90,7 @@ impl Pod {
             gate.clone(),
             constants,
             metrics.clone(),
-            chance,
+            random,
             Folding::InBackground,
         );
         let service =

@@ -104,7 +104,7 @@ async fn no_tool_repeats_a_password_or_a_token() {
         assert_ne!(output.status.code(), Some(0), "{output:?}");
         search.look_at("`load`", &output);
     }
-    pod.logs("read anew", Duration::from_secs(5)).await;
+    pod.logs("reloaded", Duration::from_secs(5)).await;
     search.look("the log of the pod that was asked", pod.log().as_bytes());
     search.found_nothing();
 }

@@ -1,13 +1,17 @@
-//! The product's `src/mutators`, compiled a second time: what its tasks meet at are here those of
-//! [shuttle](https://docs.rs/shuttle), whose scheduler decides at each of them who goes on. Nothing
-//! but `sync` and `tasks` is replaced.
+//! The product's `src/engine/write`, compiled a second time against [shuttle](https://docs.rs/shuttle): its scheduler
+//! decides at each lock, atomic and task switch which task runs next. Only `sync` and `tasks` are replaced.
 // The modules' own tests are the product's.
 #![cfg(not(test))]
 
-use orderfree::{chance, gate, limits, metrics, policy, store, typical};
+use orderfree::{limits, policy, store};
 
-#[path = "../../../src/mutators/mod.rs"]
-#[allow(dead_code, reason = "the product uses all of it")]
-pub mod mutators;
+pub mod engine;
 mod sync;
 mod tasks;
+
+/// The product's, with shuttle's locks and tasks.
+mod runtime {
+    pub(crate) use orderfree::runtime::{latency, random};
+
+    pub(crate) use crate::{sync, tasks};
+}

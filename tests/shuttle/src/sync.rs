@@ -1,4 +1,4 @@
-//! The same names as the product's `src/sync.rs`, with the same promises.
+//! The same names as the product's `src/runtime/sync.rs`, with the same promises.
 
 use std::future::{Future, poll_fn};
 use std::ops::Add;

@@ -1,10 +1,10 @@
-//! The same as the product's `src/tasks.rs`, as far as mutators use it.
+//! The same as the product's `src/runtime/tasks.rs`, as far as mutators use it.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use orderfree::tasks::Task;
+pub(crate) use orderfree::runtime::tasks::Task;
 use shuttle::future::batch_semaphore::{BatchSemaphore, Fairness};
 use shuttle::future::{spawn, yield_now};
 

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use orderfree::chance::Chance;
-use orderfree::clock::Clock;
-use orderfree::gate::Gate;
-use orderfree::metrics::Metrics;
+use orderfree::engine::clock_gate::ClockGate;
+use orderfree::engine::metrics::Metrics;
 use orderfree::policy::Policies;
+use orderfree::runtime::clock::Clock;
+use orderfree::runtime::random::Random;
 use orderfree::store::{
     Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart,
 };
@@ -28,7 +28,7 @@ use orderfree_core::protocol::{
     Constants, Durability, FullRead, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
     WholeSlice, WriteOutcome,
 };
-use orderfree_shuttle::mutators::{Bounds, Mutators, UpdateError, Updates};
+use orderfree_shuttle::engine::write::{Bounds, Mutators, UpdateError, Updates};
 use shuttle::future::{block_on, spawn, yield_now};
 use shuttle::rand::{Rng, thread_rng};
 use tokio::sync::mpsc;
@@ -280,15 +280,19 @@ fn one_pod() {
     let constants = Constants::resolve(Overrides::default()).expect("defaults");
     let (clock, rows) = (Arc::new(Still::default()), Arc::new(Rows::default()));
     let metrics = Arc::new(Metrics::new());
-    let gate =
-        Gate::new(Arc::clone(&clock) as _, Arc::clone(&rows) as _, constants, Arc::clone(&metrics));
-    let (chance, policy, bounds) = (Chance::seeded(1), Policies::default(), Bounds::awake(1));
+    let gate = ClockGate::new(
+        Arc::clone(&clock) as _,
+        Arc::clone(&rows) as _,
+        constants,
+        Arc::clone(&metrics),
+    );
+    let (random, policy, bounds) = (Random::seeded(1), Policies::default(), Bounds::awake(1));
     let mutators = Mutators::new(
         rows.clone() as _,
         Arc::new(gate),
         constants,
         metrics,
-        chance,
+        random,
         bounds,
         policy,
     );

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use orderfree::clock::Clock;
+use orderfree::runtime::clock::Clock;
 use orderfree::store::cassandra::attempts::{Patience, Reach, Sending};
 use orderfree::store::cassandra::hedges::Hedges;
 use orderfree::store::{Store, StoreError};
@@ -103,7 +103,7 @@ impl SimStore {
         patience: Patience,
         hedges: Option<&'a Hedges>,
     ) -> Sending<'a> {
-        Sending { patience, hedges, chance: &self.chance }
+        Sending { patience, hedges, random: &self.random }
     }
 
     pub(super) async fn rows(

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use orderfree::clock::Clock;
+use orderfree::runtime::clock::Clock;
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{
     KeySeal, RowSeal, decode_shard, decode_tally, encode_shard, encode_tally,

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::*;
 use crate::crdt::envelope::KeySeal;
 use crate::crdt::item::Item;
-use crate::crdt::{Counter, Dot, GSetOp, Kind, Op, Question};
+use crate::crdt::{Counter, Dot, GSetOp, Kind, Op, Question, State};
 use crate::protocol::prefix::{PartSize, Until, Walk};
 use crate::protocol::read::{Answer, assemble};
 use crate::protocol::{MutatorId, Name, Overrides, Slice};

@@ -1,0 +1,361 @@
+//! One pod over HTTP, and what its answers mean for the count.
+//!
+//! The client never sends an update twice, never follows a redirect and never uses a proxy. So each
+//! answer that it reports is the answer of this pod to this one request.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use reqwest::{Client, ClientBuilder, RequestBuilder, StatusCode, Url};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::checker::Outcome;
+use crate::workload::{Key, Kind};
+
+/// Time limit to connect. A port that refuses or does not answer shows long before the time limit of
+/// the request is over.
+const CONNECT_WITHIN: Duration = Duration::from_secs(3);
+/// Time limit of `/readyz` and `/metrics`, which pods answer from memory.
+const READY_WITHIN: Duration = Duration::from_secs(2);
+/// Characters of an answer that are kept for the report.
+const DETAIL_CHARS_MAX: usize = 300;
+
+/// Makes the HTTP client builder for the address of a pod, with the token and the certificate
+/// authority that the pod needs.
+pub(crate) type Connect<'a> = &'a dyn Fn(&Url) -> anyhow::Result<ClientBuilder>;
+
+/// A client of one pod. Clones share one connection pool.
+#[derive(Clone, Debug)]
+pub(crate) struct PodClient {
+    http: Client,
+    base: String,
+}
+
+/// The answer of a pod to one update.
+#[derive(Clone, Debug)]
+pub(crate) struct Reply {
+    /// Whether the update was counted.
+    pub outcome: Outcome,
+    /// Why the update was not acknowledged.
+    pub why: Option<Why>,
+}
+
+/// Why an update was not acknowledged.
+#[derive(Clone, Debug)]
+pub(crate) struct Why {
+    /// A short class, such as `503` or `connect`. The report counts reasons by class.
+    pub class: String,
+    /// The answer or the error.
+    pub detail: String,
+}
+
+/// The fields of an answer to an update that matter here. The answer may have others.
+#[derive(Deserialize)]
+struct UpdateAnswer {
+    outcome: Option<Outcome>,
+    results: Option<Vec<Value>>,
+}
+
+/// An address without the user name and the password that it may contain.
+pub(crate) fn shown(base: &str) -> &str {
+    base.rsplit_once('@').map_or(base, |(_, host)| host)
+}
+
+impl PodClient {
+    /// A client for the pod at `base`, such as `http://127.0.0.1:8080`.
+    pub(crate) fn new(base: &str, connect: Connect<'_>, timeout: Duration) -> anyhow::Result<Self> {
+        let shown = shown(base);
+        let url = Url::parse(base).with_context(|| format!("`{shown}` is not a URL"))?;
+        ensure!(
+            matches!(url.scheme(), "http" | "https") && url.has_host(),
+            "`{shown}` is not the address of a pod: it must look like http://host:port"
+        );
+        let http = connect(&url)?
+            .no_proxy()
+            .http1_only()
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .connect_timeout(CONNECT_WITHIN)
+            .timeout(timeout)
+            .build()
+            .context("cannot build an HTTP client")?;
+        Ok(Self { http, base: base.trim_end_matches('/').to_owned() })
+    }
+
+    /// The address of the pod, without the user name and the password.
+    pub(crate) fn shown(&self) -> &str {
+        shown(&self.base)
+    }
+
+    /// Adds to keys. A single update goes to the route of its key, several go to `/v1/batch`. Returns
+    /// one reply per update.
+    pub(crate) async fn add(&self, ops: &[(&Key, u64)]) -> Vec<Reply> {
+        let answer = match ops {
+            [(key, weight)] => {
+                self.ask(self.http.post(self.path(key)).json(&add(key, *weight))).await
+            }
+            _ => {
+                let updates: Vec<_> = ops.iter().map(|(key, by)| batch_item(key, *by)).collect();
+                let url = format!("{}/v1/batch", self.base);
+                let body = json!({"updates": updates});
+                self.ask(self.http.post(url).json(&body)).await
+            }
+        };
+        match answer {
+            Ok((status, body)) => replies(status, &body, ops.len()),
+            Err(reply) => vec![reply; ops.len()],
+        }
+    }
+
+    /// Sends updates and reads the answer. An error is turned into the reply for each update.
+    async fn ask(&self, request: RequestBuilder) -> Result<(StatusCode, String), Reply> {
+        answered(request).await.map_err(not_answered)
+    }
+
+    /// The value of a key, or `None` if the key is absent.
+    pub(crate) async fn value(&self, key: &Key, consistency: &str) -> anyhow::Result<Option<i128>> {
+        let url = format!("{}?numbers=string&consistency={consistency}", self.path(key));
+        let (status, body) = answered(self.http.get(url)).await?;
+        match status {
+            StatusCode::OK => parse_value(key.kind, &body).map(Some),
+            StatusCode::NOT_FOUND if is_problem(&body) => Ok(None),
+            _ => anyhow::bail!("{status}: {}", shortened(&body)),
+        }
+    }
+
+    /// Folds a key now. Returns the number of shards that were not folded because they are not final.
+    pub(crate) async fn fold(&self, key: &Key) -> anyhow::Result<u64> {
+        #[derive(Deserialize)]
+        struct FoldAnswer {
+            kept: u64,
+        }
+        let request = self.http.post(format!("{}/fold", self.path(key)));
+        let (status, body) = answered(request).await?;
+        ensure!(status == StatusCode::OK, "{status}: {}", shortened(&body));
+        let answer: FoldAnswer = serde_json::from_str(&body)
+            .with_context(|| format!("not the report of a fold: {}", shortened(&body)))?;
+        Ok(answer.kept)
+    }
+
+    /// The number of rows of a key in the store: its shards, and the tally if there is one.
+    pub(crate) async fn rows(&self, key: &Key) -> anyhow::Result<usize> {
+        #[derive(Deserialize)]
+        struct ShardsAnswer {
+            tally: Option<Value>,
+            shards: Vec<Value>,
+        }
+        let request = self.http.get(format!("{}/shards", self.path(key)));
+        let (status, body) = answered(request).await?;
+        if status == StatusCode::NOT_FOUND && is_problem(&body) {
+            return Ok(0);
+        }
+        ensure!(status == StatusCode::OK, "{status}: {}", shortened(&body));
+        let answer: ShardsAnswer = serde_json::from_str(&body)
+            .with_context(|| format!("not the rows of a key: {}", shortened(&body)))?;
+        Ok(answer.shards.len() + usize::from(answer.tally.is_some()))
+    }
+
+    /// The metrics of the pod.
+    pub(crate) async fn metrics(&self) -> anyhow::Result<String> {
+        let request = self.http.get(format!("{}/metrics", self.base)).timeout(READY_WITHIN);
+        Ok(request.send().await?.error_for_status()?.text().await?)
+    }
+
+    /// Whether the pod is ready.
+    pub(crate) async fn is_ready(&self) -> bool {
+        let request = self.http.get(format!("{}/readyz", self.base)).timeout(READY_WITHIN);
+        request.send().await.is_ok_and(|answer| answer.status() == StatusCode::OK)
+    }
+
+    fn path(&self, key: &Key) -> String {
+        format!("{}/v1/{}/{}/{}", self.base, key.kind.name(), key.group, key.name)
+    }
+}
+
+fn batch_item(key: &Key, weight: u64) -> Value {
+    let Key { kind, group, name } = key;
+    json!({"kind": kind.name(), "group": group, "name": name, "op": add(key, weight)})
+}
+
+fn add(key: &Key, weight: u64) -> Value {
+    match key.kind {
+        Kind::Counter => json!({"op": "add", "by": weight}),
+        Kind::Set => json!({"op": "add", "item": weight}),
+    }
+}
+
+/// The replies in an answer. It has one outcome for all updates, or one for each. If it cannot be
+/// read, the outcome of every update is unknown.
+fn replies(status: StatusCode, body: &str, count: usize) -> Vec<Reply> {
+    let class = status.as_str();
+    let Ok(answer) = serde_json::from_str::<UpdateAnswer>(body) else {
+        return vec![reply(Outcome::Unknown, &format!("{class} unreadable"), body); count];
+    };
+    match (answer.outcome, answer.results) {
+        (Some(Outcome::Acked), _) if status != StatusCode::OK => {
+            vec![reply(Outcome::Unknown, &format!("{class} acked"), body); count]
+        }
+        (Some(outcome), _) => vec![reply(outcome, class, body); count],
+        (None, Some(results)) if results.len() == count => results.iter().map(item_reply).collect(),
+        (None, _) => vec![reply(Outcome::Unknown, &format!("{class} no outcome"), body); count],
+    }
+}
+
+fn item_reply(item: &Value) -> Reply {
+    let outcome = item.get("outcome").cloned().unwrap_or_default();
+    let outcome = serde_json::from_value(outcome).unwrap_or(Outcome::Unknown);
+    reply(outcome, "batch item", &item.to_string())
+}
+
+fn reply(outcome: Outcome, class: &str, detail: &str) -> Reply {
+    let why = (outcome != Outcome::Acked)
+        .then(|| Why { class: class.to_owned(), detail: shortened(detail) });
+    Reply { outcome, why }
+}
+
+/// Sends a request and reads the whole answer.
+async fn answered(request: RequestBuilder) -> reqwest::Result<(StatusCode, String)> {
+    let answer = request.send().await?;
+    let status = answer.status();
+    Ok((status, answer.text().await?))
+}
+
+/// The reply for an update without an answer. Only a failure to connect proves that nothing was sent.
+/// After any other error, the pod may have counted the update.
+fn not_answered(error: reqwest::Error) -> Reply {
+    let (outcome, class) = if error.is_connect() {
+        (Outcome::Refused, "connect")
+    } else if error.is_timeout() {
+        (Outcome::Unknown, "timeout")
+    } else {
+        (Outcome::Unknown, "connection lost")
+    };
+    reply(outcome, class, &format!("{:#}", anyhow::Error::from(error)))
+}
+
+/// Whether a body is a JSON object. A 404 for a missing key has one, a 404 for a wrong address does
+/// not.
+fn is_problem(body: &str) -> bool {
+    serde_json::from_str::<Value>(body).is_ok_and(|body| body.is_object())
+}
+
+/// The value of a counter, or the sum of the items of a set.
+fn parse_value(kind: Kind, body: &str) -> anyhow::Result<i128> {
+    #[derive(Deserialize)]
+    struct ReadAnswer {
+        value: Value,
+    }
+    let unreadable = || format!("not a value: {}", shortened(body));
+    let answer: ReadAnswer = serde_json::from_str(body).with_context(unreadable)?;
+    let number = |value: &Value| -> anyhow::Result<i128> {
+        let digits = match value {
+            Value::String(digits) => digits.clone(),
+            other => other.to_string(),
+        };
+        digits.parse().with_context(unreadable)
+    };
+    match kind {
+        Kind::Counter => number(&answer.value),
+        Kind::Set => {
+            let items = answer.value["items"].as_array().with_context(unreadable)?;
+            items.iter().map(number).sum()
+        }
+    }
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(DETAIL_CHARS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcomes(status: u16, body: &str, count: usize) -> Vec<Outcome> {
+        let status = StatusCode::from_u16(status).expect("a status");
+        replies(status, body, count).iter().map(|reply| reply.outcome).collect()
+    }
+
+    #[test]
+    fn an_answer_means_what_it_says() {
+        let cases = [
+            (200, r#"{"outcome":"acked","key":"x"}"#, Outcome::Acked),
+            (503, r#"{"type":"/p","outcome":"refused"}"#, Outcome::Refused),
+            (422, r#"{"type":"/p","outcome":"refused"}"#, Outcome::Refused),
+            (504, r#"{"type":"/p","outcome":"unknown"}"#, Outcome::Unknown),
+        ];
+        for (status, body, expected) in cases {
+            assert_eq!(outcomes(status, body, 1), [expected], "{status} {body}");
+        }
+    }
+
+    #[test]
+    fn an_unreadable_answer_is_unknown() {
+        let cases = [
+            (200, ""),
+            (200, "<html>"),
+            (200, "{}"),
+            (200, r#"{"outcome":"accepted"}"#),
+            (404, r#"{"title":"no outcome"}"#),
+            (500, r#"{"outcome":"acked"}"#),
+        ];
+        for (status, body) in cases {
+            assert_eq!(outcomes(status, body, 1), [Outcome::Unknown], "{status} {body}");
+        }
+    }
+
+    #[test]
+    fn a_batch_has_one_outcome_for_each_update() {
+        use Outcome::{Acked, Refused, Unknown};
+        let body = r#"{"results":[{"outcome":"acked"},{"outcome":"refused"},{"outcome":"?"}]}"#;
+        assert_eq!(outcomes(200, body, 3), [Acked, Refused, Unknown]);
+        assert_eq!(outcomes(200, body, 2), [Unknown, Unknown], "one result too many");
+        assert_eq!(outcomes(503, r#"{"outcome":"refused"}"#, 2), [Refused, Refused]);
+    }
+
+    #[test]
+    fn a_value_may_exceed_every_machine_number() {
+        let text = r#"{"value":"1180591620717411303424"}"#;
+        let counter = |text| parse_value(Kind::Counter, text);
+        assert_eq!(counter(text).expect("a value"), 1_i128 << 70);
+        assert_eq!(counter(r#"{"value":-5}"#).expect("a value"), -5);
+        assert!(counter(r#"{"value":1.5}"#).is_err());
+        assert!(counter("{}").is_err());
+    }
+
+    #[test]
+    fn a_set_is_the_sum_of_its_items() {
+        let set = |text| parse_value(Kind::Set, text);
+        assert_eq!(set(r#"{"value":{"items":[1,"64",8]}}"#).expect("a value"), 73);
+        assert_eq!(set(r#"{"value":{"items":[]}}"#).expect("a value"), 0);
+        assert!(set(r#"{"value":{"items":["x"]}}"#).is_err());
+        assert!(set(r#"{"value":5}"#).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_closed_port_refuses() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = free.local_addr().expect("an address");
+        drop(free);
+        let pod = PodClient::new(
+            &format!("http://{address}"),
+            &|_| Ok(Client::builder()),
+            Duration::from_secs(1),
+        );
+        let key = Key { kind: Kind::Counter, group: "g".to_owned(), name: "k".to_owned() };
+        let replies = pod.expect("a client").add(&[(&key, 1)]).await;
+        assert_eq!(replies[0].outcome, Outcome::Refused);
+        assert_eq!(replies[0].why.as_ref().map(|why| why.class.as_str()), Some("connect"));
+    }
+
+    #[test]
+    fn only_a_web_address_is_taken() {
+        for base in ["127.0.0.1:8080", "ftp://a", "file:///a", "http://", "nonsense"] {
+            assert!(
+                PodClient::new(base, &|_| Ok(Client::builder()), Duration::from_secs(1)).is_err(),
+                "{base}"
+            );
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The clock gate decides whether a pod accepts updates. It answers "can this pod's clock be trusted now?"
+//! from the store's samples and from every fence that was read (invariants I4 and I12). It also remembers the
+//! keys whose tally is full.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lru::LruCache;
+use orderfree_core::protocol::clock::{ClockError, FenceGuard};
+use orderfree_core::protocol::{Constants, Key, Now, Timestamp};
+
+use crate::engine::metrics::Metrics;
+use crate::limits;
+use crate::runtime::clock::Clock;
+use crate::store::{Pause, Store};
+
+/// See the [module documentation](self).
+pub struct ClockGate {
+    clock: Arc<dyn Clock>,
+    store: Arc<dyn Store>,
+    constants: Constants,
+    fences: Mutex<FenceGuard>,
+    /// Whether the store's finding that a clock moved was logged.
+    told: AtomicBool,
+    /// Keys with a full tally, and when it was seen, by the boot-time clock.
+    full: Mutex<LruCache<Key, Duration>>,
+    /// Length of `full`. While it is 0, updates need no lock.
+    full_count: AtomicUsize,
+    metrics: Arc<Metrics>,
+}
+
+impl ClockGate {
+    #[must_use]
+    pub fn new(
+        clock: Arc<dyn Clock>,
+        store: Arc<dyn Store>,
+        constants: Constants,
+        metrics: Arc<Metrics>,
+    ) -> ClockGate {
+        ClockGate {
+            clock,
+            store,
+            constants,
+            fences: Mutex::default(),
+            told: AtomicBool::default(),
+            full: Mutex::new(limits::cache(limits::FULL_KEYS_MAX)),
+            full_count: AtomicUsize::new(0),
+            metrics,
+        }
+    }
+
+    /// Reads the clocks.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    /// Returns the time if the pod can accept updates.
+    ///
+    /// # Errors
+    /// [`ClockError`]: why the clock can't be trusted.
+    pub fn open(&self) -> Result<Now, ClockError> {
+        let now = self.now();
+        let trusted = self.store.check_clock(now);
+        self.fences().check(now.wall, &self.constants)?;
+        self.tell(&trusted);
+        trusted.map(|()| now)
+    }
+
+    /// Logs once that the store knows of a fence in this clock's future. [`ClockGate::observe`] logs fences that
+    /// this pod read.
+    fn tell(&self, trusted: &Result<(), ClockError>) {
+        let is_moved = *trusted == Err(ClockError::Moved);
+        if self.told.load(Ordering::Relaxed) == is_moved {
+            return;
+        }
+        if !self.told.swap(is_moved, Ordering::Relaxed) && is_moved {
+            self.metrics.clock_moved.inc();
+            tracing::error!(
+                "{}; updates and folds wait until this clock has caught up",
+                ClockError::Moved
+            );
+        }
+    }
+
+    /// Returns the time to use for a fold.
+    ///
+    /// # Errors
+    /// [`Pause`]: why no fold can be planned.
+    pub fn fold_time(&self) -> Result<Timestamp, Pause> {
+        let now = self.open()?;
+        self.store.fold_time(now)
+    }
+
+    /// Records a fence that was read.
+    pub fn observe(&self, fence: Timestamp) {
+        let now = self.now().wall;
+        if self.fences().observe(fence, now, &self.constants) {
+            self.metrics.clock_moved.inc();
+            tracing::error!(
+                fence = fence.as_micros(),
+                now = now.as_micros(),
+                "a fold's fence lies in this clock's future: a clock has moved; updates and folds \
+                 wait until this clock has caught up"
+            );
+        }
+    }
+
+    /// Records whether the tally of a key has no room for another shard.
+    pub fn observe_tally(&self, key: &Key, is_full: bool) {
+        if !is_full && self.full_count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut full = self.full.lock().unwrap_or_else(PoisonError::into_inner);
+        match is_full {
+            true => drop(full.put(key.clone(), self.now().boot)),
+            false => drop(full.pop(key)),
+        }
+        self.full_count.store(full.len(), Ordering::Relaxed);
+        self.metrics.full_tallies.set(i64::try_from(full.len()).unwrap_or(i64::MAX));
+    }
+
+    /// Whether the tally of a key was full when last seen. Forgets after a while, because another pod can have
+    /// made room since.
+    #[must_use]
+    pub fn is_full(&self, key: &Key) -> bool {
+        if self.full_count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let mut full = self.full.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = full.get(key).copied();
+        seen.is_some_and(|seen| self.now().boot < seen + limits::FULL_TIME_MAX)
+    }
+
+    fn fences(&self) -> std::sync::MutexGuard<'_, FenceGuard> {
+        self.fences.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,498 @@
+//! Folding in the background: a bounded queue fed by reads, and a sweep for keys that are not read.
+//!
+//! Every pod folds, and any number of pods can fold one key at once, because a fold's batch is idempotent.
+//! This module only limits the load: it folds keys of one partition together (`by_partition.rs`), runs one
+//! fold of a key at a time, gives the store rests, and backs off while nodes are down (`pace.rs`).
+
+mod busy;
+mod by_partition;
+mod largest;
+mod pace;
+mod results;
+
+use std::collections::HashSet;
+use std::slice;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use lru::LruCache;
+use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::fold::{self, Fold, FoldError, Plan, Report, TALLY_BYTES_MAX};
+use orderfree_core::protocol::prefix::Until;
+use orderfree_core::protocol::sweep::Nomination;
+use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::engine::clock_gate::ClockGate;
+use crate::engine::metrics::{FoldEnd, Metrics};
+use crate::limits;
+use crate::runtime::random::Random;
+use crate::runtime::tasks::{Task, Tasks};
+use crate::store::{Pause, Store, StoreError, SweepPart, prefix};
+use busy::Busy;
+use largest::Largest;
+use pace::Pace;
+pub use results::{FoldFailure, FoldResult, SweepReport};
+
+/// The shortest time between two sweeps of the whole key space; a longer cutoff lengthens it.
+const SWEEP_EVERY_MIN: Duration = Duration::from_secs(10);
+
+/// Maximum number of keys of a sweep that wait for their fold.
+const SWEEP_AHEAD_MAX: usize = 256;
+
+/// When a pod folds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Folding {
+    /// In the background and on request.
+    InBackground,
+    /// Only on request.
+    WhenAsked,
+    /// Never.
+    Off,
+}
+
+/// Folds keys; see the [module documentation](self).
+pub struct Folder {
+    store: Arc<dyn Store>,
+    gate: Arc<ClockGate>,
+    constants: Constants,
+    metrics: Arc<Metrics>,
+    random: Random,
+    pace: Pace,
+    /// Keys in the queue, so that a hot key is queued only once.
+    queued: Mutex<HashSet<Key>>,
+    queue: mpsc::Sender<Nomination>,
+    /// The receiving end of the queue, until [`Folder::start`] takes it.
+    nominations: Mutex<Option<mpsc::Receiver<Nomination>>>,
+    busy: Mutex<HashSet<Key>>,
+    /// Keys whose last fold was blocked, and when, by the boot-time clock. Reads can nominate them again after a
+    /// cutoff.
+    blocked: Mutex<LruCache<Key, Duration>>,
+    folding: Folding,
+    /// Contains the panics of folds.
+    tasks: Tasks,
+}
+
+impl Folder {
+    /// Creates a folder. Background folds begin with [`Folder::start`].
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        gate: Arc<ClockGate>,
+        constants: Constants,
+        metrics: Arc<Metrics>,
+        random: Random,
+        folding: Folding,
+    ) -> Arc<Folder> {
+        let (queue, nominations) = mpsc::channel(limits::FOLD_QUEUE_MAX);
+        Arc::new(Folder {
+            store,
+            gate,
+            constants,
+            tasks: Tasks::counting(metrics.panics.clone()),
+            metrics,
+            pace: Pace::new(random.clone()),
+            random,
+            queued: Mutex::default(),
+            queue,
+            nominations: Mutex::new(Some(nominations)),
+            busy: Mutex::default(),
+            blocked: Mutex::new(limits::cache(limits::FOLD_BLOCKED_MAX)),
+            folding,
+        })
+    }
+
+    /// Starts the queue's worker and the sweep, if this pod folds in the background.
+    pub fn start(self: &Arc<Self>, tasks: &Tasks) {
+        if self.folding != Folding::InBackground {
+            return;
+        }
+        let Some(nominations) = lock(&self.nominations).take() else { return };
+        tasks.spawn(Task::FoldQueue, Arc::clone(self).work(nominations, tasks.clone()));
+        tasks.spawn(Task::FoldSweep, Arc::clone(self).sweep_for_ever(tasks.clone()));
+    }
+
+    /// Queues a key. A full queue drops the key; the sweep finds it again.
+    pub fn nominate(&self, nomination: Nomination) {
+        if self.folding != Folding::InBackground {
+            return;
+        }
+        // A blocked key would be folded at every read, without effect.
+        let blocked = lock(&self.blocked).get(&nomination.key).copied();
+        if blocked.is_some_and(|since| self.gate.now().boot < since + self.constants.cutoff()) {
+            return;
+        }
+        let is_new = lock(&self.queued).insert(nomination.key.clone());
+        if is_new && let Err(error) = self.queue.try_send(nomination) {
+            lock(&self.queued).remove(&error.into_inner().key);
+            self.metrics.fold_dropped.inc();
+        }
+    }
+
+    /// Folds one key now, or returns what a fold would do.
+    ///
+    /// # Errors
+    /// [`FoldFailure`]: no value changed.
+    pub async fn fold(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
+        let mut all = self.fold_step(key, dry_run).await?;
+        for _ in 1..limits::FOLD_STEPS_MAX {
+            if !all.written || !all.report.has_more {
+                break;
+            }
+            // If this step fails, the earlier steps stand, and `has_more` stays set.
+            let Ok(step) = self.fold_step(key, dry_run).await else { break };
+            let Report { folded, zombies, kept, has_more, is_full, .. } = step.report;
+            all.fence = step.fence;
+            all.report.folded += folded;
+            all.report.zombies += zombies;
+            all.report = Report { kept, has_more, is_full, ..all.report };
+        }
+        Ok(all)
+    }
+
+    /// Folds a key, or the oldest part of a long one.
+    async fn fold_step(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
+        let results = self.fold_together(slice::from_ref(key), dry_run).await;
+        results.into_iter().next().expect("invariant: each key has its result")
+    }
+
+    /// Folds keys of one partition with one read and one write. Each key has its own result.
+    async fn fold_together(
+        &self,
+        keys: &[Key],
+        dry_run: bool,
+    ) -> Vec<Result<FoldResult, FoldFailure>> {
+        // Also on request: operators switch folds off while replicas move or are restored from a backup. A
+        // fold then could read less than all replicas and miss their rows.
+        if self.folding == Folding::Off && !dry_run {
+            return vec![Err(Pause::Off.into()); keys.len()];
+        }
+        let mine: Vec<Option<Busy>> = keys.iter().map(|key| Busy::take(&self.busy, key)).collect();
+        let free: Vec<Key> = mine.iter().flatten().map(|busy| busy.key.clone()).collect();
+        let folding = self.tasks.contain(Task::Fold, self.fold_free(&free, dry_run));
+        let of_free = folding.await.unwrap_or_else(|panic| Err(FoldFailure::Bug(panic)));
+        let mut of_free =
+            of_free.unwrap_or_else(|failure| vec![Err(failure); free.len()]).into_iter();
+        let results = mine.iter().map(|busy| match busy {
+            Some(_) => of_free.next().expect("invariant: each key has its result"),
+            None => Err(FoldFailure::Busy),
+        });
+        let results: Vec<_> = results.collect();
+        for (key, result) in keys.iter().zip(&results) {
+            match result {
+                // A full tally needs an operator too.
+                Ok(FoldResult { report, .. }) if report.is_full => {
+                    lock(&self.blocked).put(key.clone(), self.gate.now().boot);
+                }
+                Ok(_) => {
+                    lock(&self.blocked).pop(key);
+                }
+                // It is not known which key failed.
+                Err(FoldFailure::Read(_) | FoldFailure::Bug(_)) if keys.len() > 1 => {}
+                Err(failure) if failure.is_blocked() => {
+                    lock(&self.blocked).put(key.clone(), self.gate.now().boot);
+                }
+                Err(_) => {}
+            }
+        }
+        results
+    }
+
+    /// Folds keys that no other fold in this pod has taken.
+    async fn fold_free(
+        &self,
+        keys: &[Key],
+        dry_run: bool,
+    ) -> Result<Vec<Result<FoldResult, FoldFailure>>, FoldFailure> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        // Take the time before the read: a write of a shard that is final now can't be acknowledged later.
+        let now = self.gate.fold_time()?;
+        let plans: Vec<_> = match (self.store.read_for_folds(keys).await, keys) {
+            (Ok(reads), _) => reads.iter().map(|read| self.plan(read, now)).collect(),
+            (Err(StoreError::TooManyRows { .. }), [key]) => vec![self.plan_part(key, now).await],
+            (Err(error), _) => return Err(error.into()),
+        };
+        let folds: Vec<Fold> = plans.iter().flatten().filter_map(Plan::fold).cloned().collect();
+        let outcome = match dry_run || folds.is_empty() {
+            true => None,
+            false => {
+                // One of the keys may have shown that a clock has moved (I12).
+                self.gate.fold_time()?;
+                Some(self.store.write_folds(&folds).await)
+            }
+        };
+        let results = keys.iter().zip(plans);
+        let results = results.map(|(key, plan)| self.result(key, &plan?, outcome.as_ref()));
+        Ok(results.collect())
+    }
+
+    fn plan(&self, read: &FullRead, now: Timestamp) -> Result<Plan, FoldFailure> {
+        let plan = fold::plan(read, now, &self.constants)
+            .map_err(|error| self.blocked(read.key(), error))?;
+        self.note(read, plan.report(), now);
+        Ok(plan)
+    }
+
+    /// Plans a fold of the oldest final shards of a key that has too many rows for one answer.
+    async fn plan_part(&self, key: &Key, now: Timestamp) -> Result<Plan, FoldFailure> {
+        let (rows, bytes) = self.store.bounds(key.kind).fold_step;
+        let cut = fold::cut(now, &self.constants);
+        let until = Until { through: cut, rows, bytes, tally_bytes: Some(TALLY_BYTES_MAX) };
+        let blocked = |error| self.blocked(key, error);
+        let read = prefix::read(&*self.store, key, cut, until, prefix::FOLD_TRIES_MAX)
+            .await
+            .map_err(|error| match error {
+                prefix::Failed::Store(error) => FoldFailure::Read(error),
+                prefix::Failed::Row(error) => blocked(FoldError::Row(error)),
+                prefix::Failed::TooLarge => unreachable!("invariant: a fold has no such bound"),
+            })?;
+        let plan = fold::plan_prefix(read, now, &self.constants).map_err(blocked)?;
+        if let Some(fence) = plan.report().fence_before {
+            self.gate.observe(fence);
+        }
+        Ok(plan)
+    }
+
+    /// The result of a plan, or its expected result if nothing was written.
+    fn result(
+        &self,
+        key: &Key,
+        plan: &Plan,
+        outcome: Option<&WriteOutcome>,
+    ) -> Result<FoldResult, FoldFailure> {
+        let report = *plan.report();
+        if report.fence_before.is_some() || report.is_full {
+            self.gate.observe_tally(key, report.is_full);
+        }
+        match (plan, outcome) {
+            (Plan::Nothing(_), _) => {
+                Ok(FoldResult { report, fence: report.fence_before, written: false })
+            }
+            (Plan::Fold(fold), None) => {
+                Ok(FoldResult { report, fence: Some(fold.fence()), written: false })
+            }
+            (Plan::Fold(fold), Some(WriteOutcome::Acked)) => {
+                self.metrics.folded_shards.inc_by(report.folded as u64);
+                self.metrics.zombies.inc_by(report.zombies as u64);
+                Ok(FoldResult { report, fence: Some(fold.fence()), written: true })
+            }
+            (
+                Plan::Fold(_),
+                Some(WriteOutcome::Refused(reason) | WriteOutcome::Unknown(reason)),
+            ) => Err(FoldFailure::Write(reason.clone())),
+        }
+    }
+
+    /// Sweeps the whole key space once and folds the keys that need it. The sweep starts at a random part, so
+    /// pods rarely work on the same keys at once.
+    ///
+    /// # Errors
+    /// [`StoreError`] if a part could not be scanned, [`Pause`] if folding is not allowed now.
+    pub async fn sweep_once(self: &Arc<Self>) -> Result<SweepReport, FoldFailure> {
+        let mut report = SweepReport::default();
+        self.sweep(&self.parts(), &mut report).await?;
+        Ok(report)
+    }
+
+    /// Scans one part after the other, and folds the found keys during the scan.
+    async fn sweep(
+        &self,
+        parts: &[SweepPart],
+        report: &mut SweepReport,
+    ) -> Result<(), FoldFailure> {
+        let (found, nominations) = mpsc::channel(SWEEP_AHEAD_MAX);
+        let scan = async move {
+            let mut largest = 0;
+            for &part in parts {
+                let now = self.gate.fold_time()?;
+                if let Some(size) = self.store.sweep(part, now, found.clone()).await? {
+                    largest::look_at(&size);
+                    largest = largest.max(size.names);
+                }
+            }
+            Ok::<usize, FoldFailure>(largest)
+        };
+        let folds = by_partition::lists(nominations, self.keys_together())
+            .map(|keys| self.fold_politely(keys))
+            .buffer_unordered(limits::FOLDS_AT_ONCE)
+            .for_each(|ends| {
+                ends.into_iter().for_each(|end| report.count(end));
+                futures::future::ready(())
+            });
+        let (scanned, ()) = futures::join!(scan, folds);
+        report.largest_group = report.largest_group.max(scanned?);
+        Ok(())
+    }
+
+    async fn sweep_for_ever(self: Arc<Self>, tasks: Tasks) {
+        let every = self.constants.cutoff().max(SWEEP_EVERY_MIN);
+        loop {
+            let parts = self.parts();
+            let mut largest = Largest::default();
+            let pause = every / u32::try_from(parts.len()).unwrap_or(u32::MAX);
+            for part in parts {
+                if !tasks.sleep(pause.mul_f64(self.random.factor(0.5..1.5))).await {
+                    return;
+                }
+                let mut report = SweepReport::default();
+                let swept = tokio::select! {
+                    biased;
+                    () = tasks.stopped() => return,
+                    swept = self.sweep(slice::from_ref(&part), &mut report) => swept,
+                };
+                if let Err(error) = &swept {
+                    tracing::debug!(%error, "a part of the key space was not swept");
+                }
+                largest.of_part(swept.is_ok(), report.largest_group, &self.metrics.group_names);
+            }
+            largest.tell(&self.metrics.group_names);
+        }
+    }
+
+    async fn work(self: Arc<Self>, nominations: mpsc::Receiver<Nomination>, tasks: Tasks) {
+        let lists = by_partition::lists(nominations, self.keys_together());
+        let folds = lists.for_each_concurrent(limits::FOLDS_AT_ONCE, |keys| {
+            let folder = &self;
+            async move {
+                let waiting = {
+                    let mut queued = lock(&folder.queued);
+                    for key in &keys {
+                        queued.remove(key);
+                    }
+                    queued.len()
+                };
+                folder.metrics.fold_queue.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+                folder.fold_politely(keys).await;
+            }
+        });
+        // A fold that is dropped halfway is like one whose answer was lost: the next fold reads the result.
+        tokio::select! {
+            biased;
+            () = tasks.stopped() => {}
+            () = folds => {}
+        }
+    }
+
+    /// Maximum number of folds in one request. A fold has two statements, and their total must not exceed the
+    /// maximum rows of a request.
+    fn keys_together(&self) -> usize {
+        (self.store.flights().rows_max / 2).max(1)
+    }
+
+    /// Folds keys of one partition when the pace allows it. Returns the result of each.
+    async fn fold_politely(&self, mut keys: Vec<Key>) -> Vec<FoldEnd> {
+        self.pace.turn().await;
+        let begun = Instant::now();
+        let mut results = match keys.as_slice() {
+            [key] => vec![self.fold(key, false).await],
+            keys => self.fold_together(keys, false).await,
+        };
+        // One key can be the cause. It must not prevent folds of the others.
+        let is_of_one = |end: &Result<FoldResult, FoldFailure>| {
+            matches!(end, Err(FoldFailure::Read(_) | FoldFailure::Bug(_)))
+        };
+        if keys.len() > 1 && results.iter().any(is_of_one) {
+            results = self.fold_alone(&mut keys).await;
+        }
+        let ends = keys.iter().zip(&results).map(|(key, result)| self.count(key, result));
+        let ends: Vec<FoldEnd> = ends.collect();
+        match ends.iter().any(|end| matches!(end, FoldEnd::Failed | FoldEnd::Paused)) {
+            true => self.pace.went_wrong(),
+            false => self.pace.went_well(),
+        }
+        self.pace.rest(begun.elapsed()).await;
+        ends
+    }
+
+    /// Folds keys one by one that could not be folded together. If the store does not answer, the remaining keys
+    /// are postponed. The random start puts another key first the next time.
+    async fn fold_alone(&self, keys: &mut [Key]) -> Vec<Result<FoldResult, FoldFailure>> {
+        let count = u32::try_from(keys.len()).expect("invariant: a list is short");
+        keys.rotate_left(self.random.below(count) as usize);
+        let mut results = Vec::with_capacity(keys.len());
+        for key in keys.iter() {
+            let result = self.fold(key, false).await;
+            if let Err(FoldFailure::Read(StoreError::Unavailable(_))) = result {
+                results.resize(keys.len(), result);
+                break;
+            }
+            results.push(result);
+        }
+        results
+    }
+
+    fn count(&self, key: &Key, result: &Result<FoldResult, FoldFailure>) -> FoldEnd {
+        let end = match result {
+            Ok(FoldResult { report, .. }) if report.is_full => FoldEnd::Blocked,
+            Ok(FoldResult { written: true, .. }) => FoldEnd::Folded,
+            Ok(_) | Err(FoldFailure::Busy) => FoldEnd::Nothing,
+            Err(FoldFailure::Paused(_)) => FoldEnd::Paused,
+            Err(failure) if failure.is_blocked() => FoldEnd::Blocked,
+            Err(_) => FoldEnd::Failed,
+        };
+        self.metrics.count_fold(end);
+        match result {
+            Err(error) if end == FoldEnd::Blocked => {
+                tracing::error!(%key, %error, "a key can't be folded without an operator");
+            }
+            Err(error) => tracing::debug!(%key, %error, "a fold is postponed"),
+            Ok(FoldResult { report, .. }) if report.is_full => tracing::error!(
+                %key,
+                "the tally of a key is full: nothing more can be folded or added to the key"
+            ),
+            Ok(FoldResult { report, .. }) if report.has_more => {
+                self.nominate(Nomination { key: key.clone(), rows: limits::ROWS_ALERT });
+            }
+            Ok(_) => {}
+        }
+        end
+    }
+
+    /// All parts of the key space, starting with a random one.
+    fn parts(&self) -> Vec<SweepPart> {
+        let of = self.store.sweep_parts();
+        let first = self.random.below(of);
+        (0..of).map(|index| SweepPart { index: (first + index) % of, of }).collect()
+    }
+
+    fn blocked(&self, key: &Key, error: FoldError) -> FoldFailure {
+        match error {
+            FoldError::ClockMoved { fence } => {
+                self.gate.observe(fence);
+                Pause::Clock(ClockError::Moved).into()
+            }
+            FoldError::Row(_) => {
+                self.metrics.undecodable.inc();
+                FoldFailure::Blocked { key: key.clone(), error }
+            }
+        }
+    }
+
+    fn note(&self, read: &FullRead, report: &Report, now: Timestamp) {
+        if let Some(fence) = report.fence_before {
+            self.gate.observe(fence);
+        }
+        let unfolded =
+            |row: &&orderfree_core::protocol::Row| Some(row.expires_at) > report.fence_before;
+        if report.folded > 0
+            && let Some(oldest) = read.slice().shards().find(unfolded)
+        {
+            let final_since = oldest.expires_at.plus(self.constants.cutoff());
+            self.metrics.fold_backlog_seconds.set(now.since(final_since).as_secs_f64());
+        }
+        if read.slice().len() > limits::ROWS_ALERT {
+            tracing::warn!(key = %read.key(), rows = read.slice().len(), "a fold met many rows");
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

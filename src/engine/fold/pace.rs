@@ -1,0 +1,99 @@
+//! When the next fold can start: after a rest for the store, and not while folds can't succeed.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::runtime::random::Random;
+
+/// First and longest wait after a fold that failed for a temporary reason.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+
+pub(super) struct Pace {
+    random: Random,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// No fold starts before this time.
+    until: Instant,
+    /// The wait after the next failure.
+    backoff: Duration,
+}
+
+impl Pace {
+    pub(super) fn new(random: Random) -> Pace {
+        let state = State { until: Instant::now(), backoff: BACKOFF.0 };
+        Pace { random, state: Mutex::new(state) }
+    }
+
+    /// Waits until folds can succeed again.
+    pub(super) async fn turn(&self) {
+        let until = self.with(|state| state.until);
+        // Even an expired timer fires a millisecond or two late.
+        if until > Instant::now() {
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    /// Rests about as long as a fold took. A worker folds for half of the time, so a slower store gets fewer
+    /// folds.
+    pub(super) async fn rest(&self, took: Duration) {
+        tokio::time::sleep(took.mul_f64(self.random.factor(0.5..1.5))).await;
+    }
+
+    pub(super) fn went_well(&self) {
+        self.with(|state| state.backoff = BACKOFF.0);
+    }
+
+    /// Stops folds for a while, and for longer the next time. Failures of folds that were already running change
+    /// nothing.
+    pub(super) fn went_wrong(&self) {
+        self.with(|state| {
+            let now = Instant::now();
+            if now >= state.until {
+                state.until = now + state.backoff.mul_f64(self.random.factor(0.5..1.0));
+                state.backoff = (2 * state.backoff).min(BACKOFF.1);
+            }
+        });
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rest_is_about_as_long_as_the_fold() {
+        let (pace, start) = (Pace::new(Random::system()), Instant::now());
+        pace.turn().await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        pace.rest(Duration::from_millis(100)).await;
+        let rested = start.elapsed().as_millis();
+        assert!((50..=150).contains(&rested), "{rested} ms");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_after_trouble_grow_and_count_once() {
+        let pace = Pace::new(Random::system());
+        let wait = async || {
+            let start = Instant::now();
+            pace.turn().await;
+            start.elapsed()
+        };
+        for least_ms in [250, 500, 1_000] {
+            (0..8).for_each(|_| pace.went_wrong());
+            let waited = wait().await.as_millis();
+            assert!((least_ms..=2 * least_ms).contains(&waited), "{waited} ms");
+        }
+        pace.went_well();
+        pace.went_wrong();
+        let waited = wait().await.as_millis();
+        assert!((250..=500).contains(&waited), "{waited} ms");
+    }
+}

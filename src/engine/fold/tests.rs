@@ -1,0 +1,63 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use orderfree_core::crdt::{CounterOp, Kind, Op};
+use orderfree_core::protocol::{Begin, Durability, Mutator, Name, Now, Overrides};
+use tempfile::TempDir;
+
+use super::*;
+use crate::runtime::clock::{Clock, SystemClock};
+use crate::store::embedded::EmbeddedStore;
+
+/// The machine's clocks plus this many seconds.
+#[derive(Debug, Default)]
+struct Ahead(AtomicU64);
+
+impl Clock for Ahead {
+    fn now(&self) -> Now {
+        let ahead = Duration::from_secs(self.0.load(Ordering::SeqCst));
+        let Now { wall, boot } = SystemClock.now();
+        Now { wall: wall.plus(ahead), boot: boot + ahead }
+    }
+}
+
+#[tokio::test]
+async fn a_key_being_folded_is_skipped_and_others_have_their_results() {
+    let directory = TempDir::new().expect("a directory");
+    let constants = Constants::resolve(Overrides::default()).expect("defaults");
+    let clock = Arc::new(Ahead::default());
+    let store = EmbeddedStore::open(&directory.path().join("rows"), constants, clock.clone());
+    let store: Arc<dyn Store> = Arc::new(store.expect("a store"));
+    let name = |text| Name::new(text).expect("a name");
+    let keys = ["one", "busy", "none", "three"].map(|text| Key {
+        kind: Kind::Counter,
+        group: name("g"),
+        name: name(text),
+    });
+    let random = Random::system();
+    for (key, shards) in keys.iter().zip([1, 2, 0, 3]) {
+        for _ in 0..shards {
+            let (id, now) = (random.mutator_id(), clock.now());
+            let mut mutator = Mutator::born(key.clone(), id, None, now, &constants);
+            let ops = vec![Op::Counter(CounterOp::Add { by: 1 })];
+            mutator.accept(ops, Durability::Stored, now).expect("accepted");
+            let Begin::Write(write) = mutator.begin_write(now) else { panic!("nothing to write") };
+            assert_eq!(store.write_shard(&write).await, WriteOutcome::Acked);
+        }
+    }
+    let age = constants.lifetime() + constants.cutoff() + 2 * constants.fence_quantum();
+    clock.0.store(age.as_secs(), Ordering::SeqCst);
+
+    let metrics = Arc::new(Metrics::new());
+    let gate = Arc::new(ClockGate::new(clock, Arc::clone(&store), constants, Arc::clone(&metrics)));
+    let folder = Folder::new(store, gate, constants, metrics, random, Folding::InBackground);
+    let taken = Busy::take(&folder.busy, &keys[1]).expect("no fold runs yet");
+    let results = folder.fold_together(&keys, false).await;
+    assert!(matches!(results[1], Err(FoldFailure::Busy)), "{results:?}");
+    let seen = |result: &Result<FoldResult, FoldFailure>| {
+        result.as_ref().ok().map(|result| (result.report.folded, result.written))
+    };
+    let seen: Vec<_> = results.iter().map(seen).collect();
+    assert_eq!(seen, [Some((1, true)), None, Some((0, false)), Some((3, true))]);
+    drop(taken);
+    assert_eq!(folder.fold(&keys[1], false).await.expect("folded").report.folded, 2);
+}

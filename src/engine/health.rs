@@ -1,0 +1,113 @@
+//! Whether this pod is ready for traffic. Readiness does not follow the store's momentary state, or all
+//! pods would become unready at once. If the store is down, ready pods answer with 503.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use orderfree_core::protocol::clock::ClockError;
+use tokio_util::sync::CancellationToken;
+
+/// Set by the server, read by `/readyz`.
+///
+/// A pod is ready if and only if it has started, is not shutting down, its clock gate was open at least
+/// once, and its clock is not *measured* to be wrong.
+#[derive(Debug, Default)]
+pub struct Health {
+    started: AtomicBool,
+    draining: CancellationToken,
+    gate_was_open: AtomicBool,
+}
+
+/// The readiness checks and their results.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Readiness {
+    /// The name of each check, and why it fails.
+    pub checks: [(&'static str, Result<(), String>); 3],
+}
+
+impl Health {
+    /// Marks the pod as started.
+    pub fn set_started(&self) {
+        self.started.store(true, Ordering::SeqCst);
+    }
+
+    /// Marks the pod as shutting down, so that it gets no more traffic.
+    pub fn set_draining(&self) {
+        self.draining.cancel();
+    }
+
+    #[must_use]
+    pub fn is_started(&self) -> bool {
+        self.started.load(Ordering::SeqCst)
+    }
+
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.is_cancelled()
+    }
+
+    /// Cancelled when the pod shuts down. Long-running work watches it.
+    #[must_use]
+    pub fn draining(&self) -> &CancellationToken {
+        &self.draining
+    }
+
+    /// Checks whether the pod should get requests, given the current result of the clock gate.
+    #[must_use]
+    pub fn readiness(&self, clock: Result<(), ClockError>) -> Readiness {
+        if clock.is_ok() {
+            self.gate_was_open.store(true, Ordering::SeqCst);
+        }
+        let gate_was_open = self.gate_was_open.load(Ordering::SeqCst);
+        let clock = match clock {
+            Err(error) if error.is_measured() || !gate_was_open => Err(error.to_string()),
+            Ok(()) | Err(_) => Ok(()),
+        };
+        let passes = |is_so, why: &str| if is_so { Ok(()) } else { Err(why.to_owned()) };
+        Readiness {
+            checks: [
+                ("started", passes(self.is_started(), "still starting")),
+                ("serving", passes(!self.is_draining(), "shutting down")),
+                ("clock", clock),
+            ],
+        }
+    }
+}
+
+impl Readiness {
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.checks.iter().all(|(_, check)| check.is_ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unmeasured() -> Result<(), ClockError> {
+        Err(ClockError::Unmeasured { datacenter: "a".to_owned(), fresh: 0, nodes: 3 })
+    }
+
+    #[test]
+    fn ready_once_started_until_draining() {
+        let health = Health::default();
+        assert!(!health.readiness(Ok(())).is_ready(), "not started");
+        health.set_started();
+        assert!(health.readiness(Ok(())).is_ready());
+        health.set_draining();
+        assert!(!health.readiness(Ok(())).is_ready(), "draining");
+    }
+
+    #[test]
+    fn only_a_measured_offset_makes_a_ready_pod_unready() {
+        let health = Health::default();
+        health.set_started();
+        assert!(!health.readiness(unmeasured()).is_ready(), "the gate was never open");
+        assert!(health.readiness(Ok(())).is_ready());
+        assert!(health.readiness(unmeasured()).is_ready(), "a dead node is not an outage");
+        let moved = health.readiness(Err(ClockError::Moved));
+        assert!(!moved.is_ready());
+        assert!(moved.checks[2].1.as_ref().is_err_and(|why| why.contains("NTP")));
+        assert!(health.readiness(Ok(())).is_ready(), "ready again");
+    }
+}

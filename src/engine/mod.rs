@@ -1,0 +1,17 @@
+//! What a pod does, without HTTP:
+//!
+//! * [`clock_gate`]: whether this pod's clock can be trusted;
+//! * [`write`]: updates, collected per key and written; [`read`]; [`fold`]: merges expired shards into tallies;
+//! * [`service`]: the operations that other folders call;
+//! * [`health`]: whether the pod is ready; [`metrics`]; `memory`: budgets that requests share.
+//!
+//! Writes and folds of one pod interact only through the store, like those of different pods.
+
+pub mod clock_gate;
+pub mod fold;
+pub mod health;
+pub(crate) mod memory;
+pub mod metrics;
+pub mod read;
+pub mod service;
+pub mod write;

@@ -1,0 +1,365 @@
+//! Reads of single keys.
+//!
+//! Reads are shared. Requests for a key that is being read wait for the next read of the key and share its
+//! answer. So the store reads a key only once at a time, however many requests come. Each read begins after
+//! the requests that it answers, so its value includes every update acknowledged before.
+//!
+//! Requests that accept staleness get the last answer at once if it is recent enough.
+
+mod shared_reads;
+mod values;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lru::LruCache;
+use orderfree_core::crdt::State;
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::prefix::Until;
+use orderfree_core::protocol::read::{self, Answer, Reading, RowError};
+use orderfree_core::protocol::sweep::Nomination;
+use orderfree_core::protocol::{Constants, Key, Timestamp, WholeSlice};
+use thiserror::Error;
+use tokio::sync::SemaphorePermit;
+use tokio::time::{Instant, timeout};
+
+use crate::engine::clock_gate::ClockGate;
+use crate::engine::fold::Folder;
+use crate::engine::memory::MemoryPermit;
+use crate::engine::metrics::Metrics;
+use crate::limits;
+use crate::runtime::tasks::{Task, Tasks, panic_point};
+use crate::store::{Store, StoreError, prefix};
+use shared_reads::SharedReads;
+use values::Values;
+
+pub use values::Held;
+
+#[cfg(test)]
+pub(crate) use values::tests::held;
+
+/// Reads keys; see the [module documentation](self).
+pub struct Reader {
+    store: Arc<dyn Store>,
+    gate: Arc<ClockGate>,
+    folder: Arc<Folder>,
+    constants: Constants,
+    metrics: Arc<Metrics>,
+    fences: Mutex<LruCache<Key, Timestamp>>,
+    tasks: Tasks,
+    /// Keys that are being read, or were read recently. If a key is evicted during its read, a second read
+    /// can run at the same time.
+    asked: Mutex<LruCache<Question, Known>>,
+    values: Values,
+}
+
+/// The value of a key, and facts about its read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KeyValue {
+    pub key: Key,
+    /// The merge of all rows.
+    pub state: State,
+    /// Number of merged shards above the fence.
+    pub shards: usize,
+    /// Size of the rows that were read.
+    pub bytes: usize,
+    /// The tally's fence. `None` without a tally.
+    pub folded_through: Option<Timestamp>,
+    /// The tally has no room for another shard.
+    pub is_full: bool,
+    /// When the read began. The value includes every op acked before.
+    pub as_of: Timestamp,
+    pub level: Level,
+}
+
+/// Why a value could not be read.
+#[derive(Debug, Clone, Error)]
+pub enum ReadError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// This pod has reached a limit of its reads.
+    #[error("{0}")]
+    Overloaded(&'static str),
+    /// The value exceeds the memory limit for the value of one key.
+    #[error("the value of this key is too large to read; fold the key or remove items from it")]
+    TooLarge,
+    /// The task of the read panicked.
+    #[error("the read of the key met a bug; see the log of this pod")]
+    Bug,
+    /// A row of the key can't be decoded or merged.
+    #[error("{key}: {error}")]
+    Row {
+        key: Key,
+        /// Which row, and why.
+        error: RowError,
+    },
+}
+
+type Question = (Key, Level);
+type Asking = SharedReads<Option<Arc<Held>>, ReadError>;
+
+/// A key that is being read, or was read recently.
+#[derive(Default)]
+struct Known {
+    asked: Arc<Asking>,
+    /// Memory of the cached last answer.
+    kept: Option<MemoryPermit>,
+}
+
+/// The result of a read. `None` if the key has no row.
+type Said = Result<Option<Arc<Held>>, ReadError>;
+
+impl Reader {
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        gate: Arc<ClockGate>,
+        folder: Arc<Folder>,
+        constants: Constants,
+        metrics: Arc<Metrics>,
+    ) -> Reader {
+        let fences = Mutex::new(limits::cache(limits::FENCES_MAX));
+        let asked = Mutex::new(limits::cache(limits::RECENT_MAX));
+        let tasks = Tasks::counting(metrics.panics.clone());
+        let values = Values::default();
+        Reader { store, gate, folder, constants, metrics, fences, tasks, asked, values }
+    }
+
+    /// Reads one key. Returns `None` if the key has no row. With `max_staleness`, accepts a read that began at
+    /// most that long ago.
+    ///
+    /// # Errors
+    /// [`ReadError`]; never a partial value.
+    pub async fn read(
+        self: &Arc<Self>,
+        key: &Key,
+        level: Level,
+        max_staleness: Option<Duration>,
+    ) -> Said {
+        if self.tasks.count() >= limits::READS_MAX {
+            return Err(ReadError::Overloaded("this pod is reading too many keys"));
+        }
+        let question = (key.clone(), level);
+        let asked =
+            Arc::clone(&lock(&self.asked).get_or_insert_mut(question, Known::default).asked);
+        let oldest = max_staleness.map(|span| self.gate.now().boot.saturating_sub(span));
+        let call = || {
+            let answer = Arc::clone(self).answer(Arc::clone(&asked), key.clone(), level);
+            self.tasks.spawn(Task::Read, answer);
+        };
+        let asking = asked.ask(oldest, call);
+        let (said, from) = match key.kind.about().is_small() {
+            true => asking.await,
+            // The read can wait repeatedly for memory that other answers hold.
+            false => timeout(limits::LARGE_READ_TIME_MAX, asking)
+                .await
+                .map_err(|_| ReadError::Overloaded("the read of the key took too long"))?,
+        };
+        self.metrics.count_read(from);
+        said.unwrap_or(Err(ReadError::Bug))
+    }
+
+    /// Waits up to `within` for running reads.
+    pub async fn close(&self, within: Duration) {
+        self.tasks.join(within).await;
+    }
+
+    /// Reads the key until no request waits for another answer.
+    async fn answer(self: Arc<Self>, asked: Arc<Asking>, key: Key, level: Level) {
+        asked.answer(|| self.gate.now().boot, || self.fetch(&asked, &key, level)).await;
+        if !key.kind.about().is_small() {
+            self.keep(&(key, level), &asked);
+        }
+    }
+
+    /// Caches the last answer for requests that accept staleness. An answer that is too large lives only while a
+    /// request waits for it.
+    fn keep(&self, question: &Question, asked: &Arc<Asking>) {
+        let mut all = lock(&self.asked);
+        let known = all.peek_mut(question).filter(|known| Arc::ptr_eq(&known.asked, asked));
+        let Some(known) = known else { return };
+        known.kept = None;
+        let bytes = asked.kept(Duration::ZERO).flatten().map_or(0, |held| held.memory_bytes());
+        let room = self.values.keep(bytes, || all.pop_lru().is_some());
+        match (room, all.peek_mut(question)) {
+            (Some(room), Some(known)) => known.kept = Some(room),
+            (None, Some(_)) => drop(all.pop(question)),
+            (_, None) => {}
+        }
+    }
+
+    /// Reads a key's rows as one slice.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the store can't answer, or if the rows exceed the limit of one slice.
+    pub async fn slice(
+        &self,
+        key: &Key,
+        after: Option<Timestamp>,
+        level: Level,
+        turn: Option<SemaphorePermit<'_>>,
+    ) -> Result<WholeSlice, ReadError> {
+        let bounds = self.store.bounds(key.kind);
+        let look = self.store.read_slice(key, after, level, bounds.look_rows).await;
+        let slice = match look {
+            Err(StoreError::TooManyRows { limit, bytes }) => {
+                // The size of a row is known now.
+                let Some(rows) = bounds.second_rows(limit, bytes) else { return Ok(look?) };
+                // Let other reads use the turn while this one waits.
+                drop(turn);
+                let _turn = self.values.long_turn().await?;
+                self.store.read_slice(key, after, level, rows).await
+            }
+            look => look,
+        };
+        slice.map_err(|error| self.store_error(error))
+    }
+
+    /// Reads a key of any length, without sharing and its limits. Returns `None` if the key has no row.
+    ///
+    /// # Errors
+    /// [`ReadError`]; never a partial value.
+    pub async fn alone(&self, key: &Key, level: Level) -> Result<Option<KeyValue>, ReadError> {
+        let as_of = self.gate.now().wall;
+        match self.slice(key, None, level, None).await {
+            Ok(slice) => self.value(key, &slice, as_of, level),
+            Err(ReadError::Store(StoreError::TooManyRows { .. })) => {
+                let _turn = self.values.long_turn().await?;
+                self.by_parts(key).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads a key with too many rows for one slice. The caller holds a turn for long keys. Every replica must
+    /// answer.
+    async fn by_parts(&self, key: &Key) -> Result<Option<KeyValue>, ReadError> {
+        let as_of = self.gate.now().wall;
+        let cut = as_of.minus(self.constants.cutoff());
+        let walk = prefix::read(&*self.store, key, cut, Until::the_end(), prefix::READ_TRIES_MAX);
+        let read = timeout(limits::LONG_READ_TIME_MAX, walk).await.map_err(|_| {
+            let reason = "the key has too many rows to read in time";
+            self.store_error(StoreError::Unavailable(reason.to_owned()))
+        })?;
+        let read = read.map_err(|error| match error {
+            prefix::Failed::Store(error) => self.store_error(error),
+            prefix::Failed::Row(error) => self.row_error(key, error),
+            prefix::Failed::TooLarge => ReadError::TooLarge,
+        })?;
+        let bytes = read.bytes();
+        let answer = read.into_reading().map_or(Answer::Absent, Answer::Value);
+        Ok(self.interpret(key, answer, bytes, as_of, Level::All))
+    }
+
+    fn store_error(&self, error: StoreError) -> ReadError {
+        self.metrics.count_store_error(error.class());
+        error.into()
+    }
+
+    /// Merges a slice that begins at the oldest row. Returns `None` if the slice is empty.
+    ///
+    /// # Errors
+    /// [`ReadError::Row`].
+    pub fn value(
+        &self,
+        key: &Key,
+        slice: &WholeSlice,
+        as_of: Timestamp,
+        level: Level,
+    ) -> Result<Option<KeyValue>, ReadError> {
+        let answer = self.assemble(key, slice)?;
+        Ok(self.interpret(key, answer, slice.bytes(), as_of, level))
+    }
+
+    async fn fetch(&self, asked: &Asking, key: &Key, level: Level) -> Said {
+        panic_point(Task::Read);
+        let (as_of, until) = (self.gate.now().wall, Instant::now() + limits::READ_TIME_MAX);
+        let cached = lock(&self.fences).get(key).copied();
+        // If the answering replicas are older than the cached fence, start again at the oldest row.
+        for after in [cached, None] {
+            let turn = self.values.turn(key.kind).await?;
+            let slice = self.slice(key, after, level, turn).await;
+            // The last answer can hold the memory that this read waits for.
+            let let_go = || asked.give_up_last();
+            if let Err(ReadError::Store(StoreError::TooManyRows { .. })) = slice {
+                let _turn = self.values.long_turn().await?;
+                // The size of the value is not known, so reserve all the memory.
+                let bytes = limits::VALUES_BYTES_MAX;
+                let until = Instant::now() + limits::READ_TIME_MAX;
+                let room = self.values.room(key.kind, bytes, until, let_go).await?;
+                let value = self.by_parts(key).await?;
+                return Ok(value.map(|value| Arc::new(Held::new(value, room, usize::MAX))));
+            }
+            let slice = slice?;
+            let room = self.values.room(key.kind, slice.bytes(), until, let_go).await?;
+            match self.assemble(key, &slice)? {
+                Answer::ReadAgain => {}
+                answer => {
+                    let value = self.interpret(key, answer, slice.bytes(), as_of, level);
+                    return Ok(value.map(|value| Arc::new(Held::new(value, room, slice.len()))));
+                }
+            }
+        }
+        unreachable!("invariant: only a slice after a fence is read again")
+    }
+
+    fn assemble(&self, key: &Key, slice: &WholeSlice) -> Result<Answer, ReadError> {
+        let now = self.gate.now().wall;
+        let answer = read::assemble(key, slice, now, &self.constants);
+        answer.map_err(|error| self.row_error(key, error))
+    }
+
+    fn row_error(&self, key: &Key, error: RowError) -> ReadError {
+        self.metrics.undecodable.inc();
+        tracing::error!(%key, %error, "a key can't be read");
+        ReadError::Row { key: key.clone(), error }
+    }
+
+    fn interpret(
+        &self,
+        key: &Key,
+        answer: Answer,
+        bytes: usize,
+        as_of: Timestamp,
+        level: Level,
+    ) -> Option<KeyValue> {
+        let reading = match answer {
+            Answer::Absent => return None,
+            Answer::Value(reading) => reading,
+            Answer::ReadAgain => unreachable!("invariant: only a slice after a fence is read again"),
+        };
+        self.learn(key, &reading);
+        Some(KeyValue {
+            key: key.clone(),
+            state: reading.state,
+            shards: reading.shards,
+            bytes,
+            folded_through: reading.fence,
+            is_full: reading.is_full,
+            as_of,
+            level,
+        })
+    }
+
+    /// Records what the read says about fences, full tallies and keys to fold.
+    fn learn(&self, key: &Key, reading: &Reading) {
+        #[allow(clippy::cast_precision_loss, reason = "a figure for people")]
+        self.metrics.read_shards.observe(reading.shards as f64);
+        if let Some(fence) = reading.fence {
+            self.gate.observe(fence);
+            self.gate.observe_tally(key, reading.is_full);
+            lock(&self.fences).put(key.clone(), fence);
+        }
+        if reading.shards > limits::ROWS_ALERT {
+            tracing::warn!(%key, shards = reading.shards, "a key has many shards; do folds lag?");
+        }
+        if reading.final_shards > 1 {
+            let rows = reading.shards + usize::from(reading.fence.is_some());
+            self.folder.nominate(Nomination { key: key.clone(), rows });
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

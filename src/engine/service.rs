@@ -1,0 +1,455 @@
+//! What a pod can do, without HTTP: update, read a key, read a group, list shards, fold.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use orderfree_core::crdt::envelope;
+use orderfree_core::crdt::{Kind, Op, State};
+use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::group::{self, Then};
+use orderfree_core::protocol::read::{self, RowError, RowReader};
+use orderfree_core::protocol::{
+    BadSlice, Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp, WriteOutcome,
+};
+use thiserror::Error;
+
+use crate::engine::clock_gate::ClockGate;
+use crate::engine::fold::{FoldFailure, FoldResult, Folder};
+use crate::engine::metrics::Metrics;
+use crate::engine::read::Reader;
+pub use crate::engine::read::{Held, KeyValue, ReadError};
+use crate::engine::write::{Mutators, UpdateError, Updates};
+use crate::limits;
+use crate::store::{GroupCursor, GroupList, Store, StoreError, prefix};
+
+/// The operations of a pod.
+pub struct Service {
+    store: Arc<dyn Store>,
+    gate: Arc<ClockGate>,
+    mutators: Arc<Mutators>,
+    folder: Arc<Folder>,
+    reader: Arc<Reader>,
+    constants: Constants,
+    metrics: Arc<Metrics>,
+}
+
+/// Which keys of a group to read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupQuery {
+    pub kind: Kind,
+    pub group: Name,
+    /// Only names with this prefix.
+    pub prefix: Option<Name>,
+    /// Only this name and later ones.
+    pub from: Option<Name>,
+    /// Only names before this one.
+    pub to: Option<Name>,
+    /// Only names after this one, the last name of the previous page.
+    pub behind: Option<Name>,
+    /// Maximum number of keys to return.
+    pub limit: usize,
+    /// `None` is the pod's default.
+    pub level: Option<Level>,
+}
+
+/// One page of a group. Each value is correct, but the page is not a snapshot.
+#[derive(Debug, Default)]
+pub struct GroupPage {
+    /// By ascending name.
+    pub keys: Vec<GroupEntry>,
+    /// The last name, if there can be more keys after it.
+    pub next: Option<Name>,
+}
+
+/// A key of a group. One unreadable key does not affect the others.
+#[derive(Debug)]
+pub struct GroupEntry {
+    pub name: Name,
+    pub value: Result<KeyValue, ReadError>,
+}
+
+/// The rows that make up a key's value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShardsReport {
+    /// The time that the phases refer to.
+    pub now: Timestamp,
+    /// Shards that expired up to this time are final.
+    pub cutoff: Timestamp,
+    /// `None` before the first fold.
+    pub tally: Option<TallyView>,
+    /// All other rows, by ascending expiry.
+    pub shards: Vec<read::ShardView>,
+}
+
+/// A tally, decoded or not.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TallyView {
+    /// Its fence and state.
+    pub content: Result<(Timestamp, State), RowError>,
+    /// The tally has no room for another shard.
+    pub is_full: bool,
+}
+
+impl Service {
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        gate: Arc<ClockGate>,
+        mutators: Arc<Mutators>,
+        folder: Arc<Folder>,
+        constants: Constants,
+        metrics: Arc<Metrics>,
+    ) -> Service {
+        let reader = Arc::new(Reader::new(
+            Arc::clone(&store),
+            Arc::clone(&gate),
+            Arc::clone(&folder),
+            constants,
+            Arc::clone(&metrics),
+        ));
+        Service { store, gate, mutators, folder, reader, constants, metrics }
+    }
+
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Updates the clock offset, which is measured only on demand, and returns the metrics.
+    #[must_use]
+    pub fn refresh_metrics(&self) -> &Metrics {
+        if let Some(offset_us) = self.store.clock_offset_us() {
+            self.metrics.clock_offset_us.set(offset_us);
+        }
+        &self.metrics
+    }
+
+    /// Reads the pod's clocks.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        self.gate.now()
+    }
+
+    /// The consistency level of reads that do not specify one.
+    #[must_use]
+    pub fn read_level(&self) -> Level {
+        self.store.levels().read
+    }
+
+    #[must_use]
+    pub fn store_name(&self) -> &'static str {
+        self.store.name()
+    }
+
+    /// Checks that this pod's clock can be trusted with updates now.
+    pub fn check_clock(&self) -> Result<(), ClockError> {
+        self.gate.open().map(|_| ())
+    }
+
+    /// Applies a list of ops to a key, all or none. Never reads the database. Dropping the future cancels
+    /// nothing: accepted ops are written. Returns the time of the last op for last-writer-wins kinds.
+    ///
+    /// # Errors
+    /// [`UpdateError`]: refused (certainly not counted) or unknown (may be counted).
+    pub async fn update(
+        &self,
+        key: &Key,
+        ops: Vec<Op>,
+        durability: Durability,
+    ) -> Result<Option<Timestamp>, UpdateError> {
+        self.mutators.update(key, ops, durability).await
+    }
+
+    /// Applies updates of many keys. Each update has its own outcome; outcomes keep the order of the updates.
+    pub async fn update_all(
+        &self,
+        keys: Vec<Updates>,
+        durability: Durability,
+    ) -> Vec<Result<Option<Timestamp>, UpdateError>> {
+        self.mutators.update_all(keys, durability).await
+    }
+
+    /// Reads one key. Returns `None` if the key has no row. Without a level, the pod's default applies.
+    ///
+    /// # Errors
+    /// [`ReadError`]; never a partial value.
+    pub async fn read(
+        &self,
+        key: &Key,
+        level: Option<Level>,
+    ) -> Result<Option<Arc<Held>>, ReadError> {
+        self.reader.read(key, level.unwrap_or(self.read_level()), None).await
+    }
+
+    /// Like [`Service::read`], but the value can be up to `max_staleness` old.
+    ///
+    /// # Errors
+    /// See [`Service::read`].
+    pub async fn read_recent(
+        &self,
+        key: &Key,
+        level: Option<Level>,
+        max_staleness: Duration,
+    ) -> Result<Option<Arc<Held>>, ReadError> {
+        self.reader.read(key, level.unwrap_or(self.read_level()), Some(max_staleness)).await
+    }
+
+    /// Waits up to `within` for running reads.
+    pub async fn close(&self, within: Duration) {
+        self.reader.close(within).await;
+    }
+
+    /// Reads one page of a group and holds all of it in memory. For tools.
+    ///
+    /// # Errors
+    /// See [`Service::read_group_to`].
+    pub async fn read_group(&self, query: &GroupQuery) -> Result<GroupPage, ReadError> {
+        let mut keys = Vec::new();
+        let next = self.read_group_to(query, |name, value| {
+            keys.push(GroupEntry { name, value });
+            0
+        });
+        let next = next.await?;
+        Ok(GroupPage { keys, next })
+    }
+
+    /// Reads one page of a group and passes its keys to `take` by ascending name, one value in memory at a
+    /// time. `take` returns the size in bytes of its output so far. The page ends when the output or the rows
+    /// reach the size limit of an answer. Returns the last name if there can be more keys after it.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the store can't answer. The error of a single key is passed to `take`.
+    pub async fn read_group_to(
+        &self,
+        query: &GroupQuery,
+        mut take: impl FnMut(Name, Result<KeyValue, ReadError>) -> usize,
+    ) -> Result<Option<Name>, ReadError> {
+        let level = query.level.unwrap_or(self.store.levels().read);
+        let (mut last, mut taken, mut rows_bytes, mut taken_bytes) = (None, 0, 0, 0);
+        let mut from = query.start();
+        loop {
+            let as_of = self.gate.now().wall;
+            let chunk = self.store.read_chunk(query.kind, &query.group, &from, level).await?;
+            let checked = |slice: Result<_, BadSlice>| {
+                slice.map_err(|bad| ReadError::from(StoreError::from(bad)))
+            };
+            let keys = chunk.keys.into_iter().map(|(name, slice)| (name, Some(checked(slice))));
+            let (next, alone) = match chunk.then {
+                Then::End => (None, None),
+                Then::Chunk(name) => (Some(group::From::At(name)), None),
+                Then::Key(name) => (Some(group::From::Behind(name.clone())), Some((name, None))),
+            };
+            for (name, slice) in keys.chain(alone) {
+                if query.is_past(&name) {
+                    return Ok(None);
+                }
+                if taken == query.limit || rows_bytes.max(taken_bytes) > limits::ANSWER_BYTES_MAX {
+                    return Ok(last);
+                }
+                let key = query.key(name.clone());
+                let value = match slice {
+                    Some(slice) => slice.and_then(|slice| {
+                        rows_bytes += slice.bytes();
+                        self.reader.value(&key, &slice, as_of, level)
+                    }),
+                    // An error goes to `take`. If the store is down, reading the next chunk fails too.
+                    None => self.reader.alone(&key, level).await,
+                };
+                if let Some(value) = value.transpose() {
+                    taken_bytes = take(name.clone(), value);
+                    (last, taken) = (Some(name), taken + 1);
+                }
+            }
+            match next {
+                Some(next) => from = next,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Reads a key's rows unmerged, at the pod's read level.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the store can't answer. Undecodable rows are part of the report.
+    pub async fn shards(&self, key: &Key) -> Result<ShardsReport, ReadError> {
+        let slice = self.reader.slice(key, None, self.read_level(), None).await?;
+        let now = self.gate.now().wall;
+        Ok(ShardsReport {
+            now,
+            cutoff: now.minus(self.constants.cutoff()),
+            tally: read::tally(key, &slice).map(|content| TallyView {
+                is_full: slice.tally().is_some_and(|row| envelope::is_full(&row.state)),
+                content,
+            }),
+            shards: read::shards(key, &slice, now, &self.constants),
+        })
+    }
+
+    /// Finds a row that can be discarded: no release can decode it, and no mutator can write it any more.
+    pub async fn discardable(
+        &self,
+        key: &Key,
+        mutator_id: MutatorId,
+    ) -> Result<Discardable, DiscardError> {
+        if mutator_id == MutatorId::TALLY {
+            return Err(DiscardError::Tally);
+        }
+        // Reads every replica: none of them must have a decodable version of the row.
+        let row = match self.store.read_for_fold(key).await {
+            Ok(read) => read.slice().shards().find(|row| row.mutator_id == mutator_id).cloned(),
+            Err(StoreError::TooManyRows { .. }) => {
+                prefix::find(&*self.store, key, mutator_id).await?
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let now = self.gate.now().wall;
+        let row = row.ok_or(DiscardError::NoRow(mutator_id))?;
+        let error = RowReader::of(key).shard(&row).err().ok_or(DiscardError::Decodable)?;
+        if matches!(&error, RowError::Undecodable { error, .. } if error.may_be_newer()) {
+            return Err(DiscardError::Newer);
+        }
+        let is_final_at = row.expires_at.plus(self.constants.cutoff());
+        if now < is_final_at {
+            return Err(DiscardError::NotFinal(is_final_at.since(now)));
+        }
+        Ok(Discardable { row, error })
+    }
+
+    /// Removes a discardable row from its key. Everything it counted is lost.
+    ///
+    /// # Errors
+    /// [`DiscardError::Unknown`].
+    pub async fn discard(&self, key: &Key, row: &Discardable) -> Result<(), DiscardError> {
+        match self.store.remove_row(key, &row.row).await {
+            WriteOutcome::Acked => Ok(()),
+            WriteOutcome::Refused(why) | WriteOutcome::Unknown(why) => {
+                Err(DiscardError::Unknown(why))
+            }
+        }
+    }
+
+    /// Lists groups of a kind, for operators.
+    pub async fn groups(
+        &self,
+        kind: Kind,
+        behind: Option<&GroupCursor>,
+        limit: usize,
+    ) -> Result<GroupList, StoreError> {
+        self.store.groups(kind, behind, limit).await
+    }
+
+    /// Folds one key now, or returns what a fold would do.
+    ///
+    /// # Errors
+    /// [`FoldFailure`]: the key is unchanged or completely folded.
+    pub async fn fold(&self, key: &Key, dry_run: bool) -> Result<FoldResult, FoldFailure> {
+        self.folder.fold(key, dry_run).await
+    }
+}
+
+/// A row that no value includes; see [`Service::discardable`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Discardable {
+    pub row: Row,
+    /// Why the row could not be decoded.
+    pub error: RowError,
+}
+
+/// Why a row can't be discarded.
+#[derive(Debug, Clone, Error)]
+pub enum DiscardError {
+    /// The key can't be read at the level of folds, which needs every replica.
+    #[error(transparent)]
+    Read(#[from] StoreError),
+    #[error("the key has no row of mutator {0}")]
+    NoRow(MutatorId),
+    /// A tally holds the folded shards and the fence.
+    #[error(
+        "a tally can't be discarded: rows below its fence that come back would count again; see the \
+         runbook (docs/operations.md)"
+    )]
+    Tally,
+    /// The row counts.
+    #[error("the row can be decoded, so it counts; only unreadable rows can be discarded")]
+    Decodable,
+    /// The row can count in a newer release.
+    #[error(
+        "the row may come from a newer release that can decode it; run that release on every pod"
+    )]
+    Newer,
+    /// The row's mutator can still be alive.
+    #[error("the row's mutator can still write it; the row can be discarded in {0:?}")]
+    NotFinal(Duration),
+    /// The row may or may not be removed.
+    #[error("the removal was not acknowledged ({0}); check the key's shards")]
+    Unknown(String),
+}
+
+impl GroupQuery {
+    /// All keys of a group, `limit` per page, at the pod's default level.
+    #[must_use]
+    pub fn all(kind: Kind, group: Name, limit: usize) -> GroupQuery {
+        let (prefix, from, to, behind, level) = (None, None, None, None, None);
+        GroupQuery { kind, group, prefix, from, to, behind, limit, level }
+    }
+
+    fn key(&self, name: Name) -> Key {
+        Key { kind: self.kind, group: self.group.clone(), name }
+    }
+
+    /// The first name that can match.
+    fn start(&self) -> group::From {
+        let at = self.prefix.iter().chain(&self.from).max();
+        match (&self.behind, at) {
+            (Some(behind), at) if Some(behind) >= at => group::From::Behind(behind.clone()),
+            (_, Some(at)) => group::From::At(at.clone()),
+            (_, None) => group::From::Start,
+        }
+    }
+
+    /// Whether neither this name nor any later one can match.
+    fn is_past(&self, name: &Name) -> bool {
+        let past_prefix =
+            |prefix: &Name| name > prefix && !name.as_str().starts_with(prefix.as_str());
+        self.to.as_ref().is_some_and(|to| name >= to)
+            || self.prefix.as_ref().is_some_and(past_prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).expect("name")
+    }
+
+    fn query(prefix: Option<&str>, from: Option<&str>, behind: Option<&str>) -> GroupQuery {
+        GroupQuery {
+            kind: Kind::Counter,
+            group: name("g"),
+            prefix: prefix.map(name),
+            from: from.map(name),
+            to: Some(name("m")),
+            behind: behind.map(name),
+            limit: 10,
+            level: None,
+        }
+    }
+
+    #[test]
+    fn a_page_starts_at_the_latest_of_its_bounds() {
+        assert_eq!(query(None, None, None).start(), group::From::Start);
+        assert_eq!(query(Some("b"), Some("a"), None).start(), group::From::At(name("b")));
+        assert_eq!(query(Some("b"), Some("bc"), Some("bb")).start(), group::From::At(name("bc")));
+        assert_eq!(query(Some("b"), None, Some("b")).start(), group::From::Behind(name("b")));
+    }
+
+    #[test]
+    fn a_page_ends_behind_its_bounds() {
+        let query = query(Some("ab"), None, None);
+        assert!(!query.is_past(&name("ab")) && !query.is_past(&name("abz")));
+        assert!(query.is_past(&name("ac")) && query.is_past(&name("m")));
+    }
+}

@@ -1,0 +1,185 @@
+//! How ops reach their key's mutator.
+
+use std::sync::Arc;
+
+use orderfree_core::crdt::{Op, OpError};
+use orderfree_core::protocol::{
+    Accepted, Durability, Key, Mutator, Now, Refusal, Timestamp, weight,
+};
+
+use super::table::{Former, Found, Slot};
+use super::write_queue::Queue;
+use super::{Mutators, Refused, Taken, Updates, Waiting};
+use crate::limits;
+use crate::policy::{Arrival, QuotaPermit};
+use crate::runtime::sync::{Ordering, PoisonError};
+use crate::runtime::tasks::Task;
+
+impl Mutators {
+    /// Accepts new ops, unless the pod is stopping. Returns the time of the last op, and the write to wait for,
+    /// unless the ops are stored already.
+    pub(super) fn accept(
+        self: &Arc<Self>,
+        key: &Key,
+        mut ops: Vec<Op>,
+        durability: Durability,
+    ) -> Result<Taken, Refused> {
+        // Held until a flusher runs, so `close` waits for all updates that passed this check.
+        let _pending = self.flushers.token();
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Refused::Stopping);
+        }
+        let now = self.gate.open()?;
+        if ops.iter().any(Op::grows) && self.gate.is_full(key) {
+            return Err(OpError::TallyFull.into());
+        }
+        let time = self.prepare(key, &mut ops, now.wall)?;
+        let seat = |arrival| match arrival {
+            Arrival::Born if self.table.is_born_too_often(key, now) => Err(Refused::BornTooOften),
+            arrival => Ok(self.policies.seat(&key.group, arrival)?),
+        };
+        // Vital: a panic here would leave a mutator that no task writes.
+        let admit = || self.admit(key, ops, durability, now, None, seat);
+        Ok((time, self.flushers.vital(Task::Update, admit)?))
+    }
+
+    /// Accepts updates of one key as one op list, so many updates of a hot key cost one update of its mutator.
+    /// Accepts each update alone if an op is bad, because a bad op must fail only its own update, and for
+    /// last-writer-wins kinds, because each update returns its own time. Appends each result with the number of
+    /// updates that it covers.
+    pub(super) fn accept_all(
+        self: &Arc<Self>,
+        updates: Updates,
+        durability: Durability,
+        accepted: &mut Vec<(Result<Taken, Refused>, usize)>,
+    ) {
+        let Updates { key, ops, lengths } = updates;
+        if lengths.len() == 1 {
+            return accepted.push((self.accept(&key, ops, durability), 1));
+        }
+        if !key.kind.is_timed() {
+            let together = self.accept(&key, ops.clone(), durability);
+            if !matches!(together, Err(Refused::Op(_))) {
+                return accepted.push((together, lengths.len()));
+            }
+        }
+        let mut ops = ops.into_iter();
+        let alone = |length| self.accept(&key, ops.by_ref().take(length).collect(), durability);
+        accepted.extend(lengths.into_iter().map(alone).map(|accepted| (accepted, 1)));
+    }
+
+    /// Opens sealed tokens that clients send back, and timestamps the ops. Returns the last time.
+    fn prepare(
+        &self,
+        key: &Key,
+        ops: &mut [Op],
+        wall: Timestamp,
+    ) -> Result<Option<Timestamp>, Refused> {
+        ops.iter_mut().try_for_each(|op| op.open(key, wall))?;
+        if !key.kind.is_timed() {
+            return Ok(None);
+        }
+        let mut hybrid = self.hybrid.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = None;
+        for op in ops {
+            let time = hybrid.tick(wall, op.after());
+            let time = time.map_err(|ahead| OpError::Invalid(ahead.to_string()))?;
+            op.stamp(time);
+            last = Some(time);
+        }
+        if let Some(last) = last {
+            self.store.note_stamp(last);
+        }
+        Ok(last)
+    }
+
+    /// Gives the ops to the key's mutator: the awake one, one that wakes, or a new one. `former` is a retired slot
+    /// of the key.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        key: &Key,
+        mut ops: Vec<Op>,
+        durability: Durability,
+        now: Now,
+        mut former: Option<Former>,
+        seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
+    ) -> Result<Option<Waiting>, Refused> {
+        if self.waiting.load(Ordering::Relaxed) >= limits::WAITING_OPS_MAX {
+            return Err(Refused::Overloaded("too many updates waiting"));
+        }
+        if !key.kind.about().is_small() {
+            let (moves, has_room) = self.table.shed(now);
+            self.count_moves(moves);
+            if !has_room {
+                return Err(Refused::Overloaded("too much memory in states with open writes"));
+            }
+        }
+        loop {
+            let slot = self.live_slot(key, now, former.as_ref(), &seat)?;
+            let mut state = slot.lock();
+            if state.retired {
+                let legacy = state.mutator.legacy();
+                let seat = state.seat.clone().filter(|_| state.was_full);
+                drop(state);
+                // Replace a retired slot at once, whichever task retired it. A wait for that task would spin.
+                former = Some(Former { slot, legacy, seat });
+                continue;
+            }
+            let count = weight(&ops);
+            match state.mutator.accept(ops, durability, now) {
+                Ok(Accepted::Stored) => return Ok(None),
+                Ok(Accepted::Queued(ticket)) => {
+                    self.waiting.fetch_add(count, Ordering::Relaxed);
+                    let batch = Arc::clone(&state.open);
+                    let must_board = !std::mem::replace(&mut state.flushing, true);
+                    drop(state);
+                    if must_board {
+                        self.unwritten.fetch_add(1, Ordering::SeqCst);
+                        self.board(Arc::clone(&slot));
+                    }
+                    return Ok(Some(Waiting { slot, batch, ticket }));
+                }
+                Err(Refusal::Op(error)) => return Err(error.into()),
+                Err(Refusal::Unacked) => return Err(Refused::Unacked),
+                Err(Refusal::QueueFull) => {
+                    return Err(Refused::Overloaded("too many updates of this key waiting"));
+                }
+                Err(Refusal::Draining(back)) => {
+                    ops = back;
+                    state.retired = true;
+                }
+                Err(Refusal::Full(back)) => {
+                    let legacy = state.mutator.legacy();
+                    if !legacy.unfolded(now.wall, &self.constants).leave_room() {
+                        return Err(OpError::KeyFull.into());
+                    }
+                    ops = back;
+                    (state.retired, state.was_full) = (true, true);
+                }
+            }
+        }
+    }
+
+    fn live_slot(
+        &self,
+        key: &Key,
+        now: Now,
+        former: Option<&Former>,
+        seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
+    ) -> Result<Arc<Slot>, Refused> {
+        let born = || {
+            let (precision, id) = (self.policies.precision(key), self.random.mutator_id());
+            Mutator::born(key.clone(), id, precision, now, &self.constants)
+        };
+        let queue = || Queue::of(self.store.lane(key), key);
+        let found = self.table.find_or_insert(key, now, former, seat, born, queue)?;
+        let Found { slot, arrival, moves } = found;
+        self.count_moves(moves);
+        match arrival {
+            Some(Arrival::Born) => drop(self.metrics.births.inc()),
+            Some(Arrival::Woken) => drop(self.metrics.wakes.inc()),
+            None => {}
+        }
+        Ok(slot)
+    }
+}

@@ -1,0 +1,168 @@
+//! Batches in flight: they write the mutators that wait in the write queue.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use orderfree_core::protocol::{Begin, ShardWrite, WriteOutcome};
+
+use super::table::Slot;
+use super::write_queue::{Queue, WriteQueue};
+use super::{BACKOFF, Mutators, Turn};
+use crate::runtime::sync::{MutexGuard, Ordering, PoisonError, sleep, timeout, yield_now};
+use crate::runtime::tasks::Task;
+
+impl Mutators {
+    /// Queues a mutator, and starts a batch if one is due.
+    pub(super) fn board(self: &Arc<Self>, slot: Arc<Slot>) {
+        let queue = slot.queue;
+        if self.queues().board(slot) {
+            self.call(queue);
+        }
+    }
+
+    /// Starts a batch that the write queue called for.
+    fn call(self: &Arc<Self>, queue: Queue) {
+        self.flushers.spawn(Task::Flight, Arc::clone(self).fly(queue));
+    }
+
+    fn queues(&self) -> MutexGuard<'_, WriteQueue> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes batches of mutators until none waits in this queue.
+    async fn fly(self: Arc<Self>, queue: Queue) {
+        let (mut is_first, mut is_overdue) = (true, false);
+        while !is_overdue {
+            if queue.is_small {
+                self.gather().await;
+            }
+            let (load, calls) = self.queues().take(queue, is_first);
+            is_first = false;
+            if load.is_empty() {
+                return;
+            }
+            if calls {
+                self.call(queue);
+            }
+            let (table, writes) = self.begin(load);
+            if !writes.is_empty() {
+                let write = self.store.write_shards(&writes);
+                is_overdue = self.carry(queue, table, write).await;
+            }
+        }
+        if self.queues().landed(queue, true) {
+            self.call(queue);
+        }
+    }
+
+    /// Waits for more ops, because an op costs less in a fuller batch. The batch departs when no more ops come to
+    /// the pod, or after half of the median time of a write.
+    async fn gather(&self) {
+        let most = (self.typical.median() / 2).min(self.typical.overdue() / 8);
+        let departs = self.gate.now().boot + most;
+        let mut waiting = 0;
+        while waiting < self.waiting.load(Ordering::Relaxed) && self.gate.now().boot < departs {
+            waiting = self.waiting.load(Ordering::Relaxed);
+            yield_now().await;
+        }
+    }
+
+    /// Waits for a write and passes its outcome on. True if the write was overdue, so another batch may have
+    /// departed in its place.
+    async fn carry(
+        self: &Arc<Self>,
+        queue: Queue,
+        table: Vec<Arc<Slot>>,
+        write: impl Future<Output = WriteOutcome>,
+    ) -> bool {
+        let started = self.gate.now().boot;
+        let mut write = pin!(write);
+        let (outcome, is_overdue) = match timeout(self.typical.overdue(), &mut write).await {
+            Ok(outcome) => (outcome, false),
+            Err(_) => {
+                if self.queues().overdue(queue) {
+                    self.call(queue);
+                }
+                (write.await, true)
+            }
+        };
+        // Read after the answer: an ack counts only if the lease is still valid now (I3).
+        let answered = self.gate.now();
+        let took = answered.boot.saturating_sub(started);
+        self.typical.took(took);
+        self.metrics.flush_seconds.observe(took.as_secs_f64());
+        for slot in table {
+            match self.finish(&slot, outcome.clone(), answered) {
+                Turn::Again if is_overdue => self.board(slot),
+                Turn::Again => self.queues().wait(slot),
+                Turn::Later => self.try_later(slot),
+                Turn::Rest => self.rest(),
+            }
+        }
+        is_overdue
+    }
+
+    /// Counts down `unwritten`: a mutator has nothing left to write.
+    fn rest(&self) {
+        self.unwritten.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn try_later(self: &Arc<Self>, slot: Arc<Slot>) {
+        let this = Arc::clone(self);
+        self.flushers.spawn(Task::Retry, async move {
+            let backoff = {
+                let mut state = slot.lock();
+                let backoff = state.backoff;
+                state.backoff = (2 * backoff).min(BACKOFF.1);
+                backoff
+            };
+            sleep(backoff).await;
+            this.board(slot);
+        });
+    }
+
+    /// Begins the writes of a batch. Skips mutators that have nothing to write or are dead.
+    fn begin(self: &Arc<Self>, load: Vec<Arc<Slot>>) -> (Vec<Arc<Slot>>, Vec<ShardWrite>) {
+        let mut flight = (Vec::with_capacity(load.len()), Vec::with_capacity(load.len()));
+        for slot in load {
+            let mut state = slot.lock();
+            let queued = state.mutator.queued();
+            let (now, is_first) = (self.gate.now(), state.mutator.is_unwritten());
+            match state.mutator.begin_write(now) {
+                Begin::Write(write) => {
+                    if is_first {
+                        self.table.count_birth(&slot.key, now);
+                    }
+                    let sent = std::mem::take(&mut state.open);
+                    state.sent.push(sent);
+                    let about = slot.key.kind.about();
+                    if !about.is_small() {
+                        slot.weight.set(about.memory_bytes(write.state().len()));
+                    }
+                    drop(state);
+                    self.waiting.fetch_sub(queued, Ordering::Relaxed);
+                    #[allow(clippy::cast_precision_loss, reason = "at most WAITING_OPS_MAX")]
+                    self.metrics.flush_ops.observe(queued as f64);
+                    flight.0.push(slot);
+                    flight.1.push(write);
+                }
+                Begin::Idle => {
+                    state.flushing = false;
+                    drop(state);
+                    self.rest();
+                }
+                Begin::Dead => {
+                    self.waiting.fetch_sub(queued, Ordering::Relaxed);
+                    let orphans = self.bury(&slot, &mut state);
+                    drop(state);
+                    let this = Arc::clone(self);
+                    self.flushers.spawn(Task::Handover, async move {
+                        this.adopt(&slot, orphans).await;
+                        this.rest();
+                    });
+                }
+            }
+        }
+        flight
+    }
+}

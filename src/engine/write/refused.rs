@@ -1,0 +1,76 @@
+//! Why updates are not acked.
+
+use std::time::Duration;
+
+use orderfree_core::crdt::OpError;
+use orderfree_core::protocol::clock::ClockError;
+use thiserror::Error;
+
+use crate::limits::BIRTHS_MAX;
+use crate::policy::OverQuota;
+
+/// Why an update was not acked.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum UpdateError {
+    /// Not counted, now or later.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// May be counted, now or later. A retry may count it twice.
+    #[error("the update may or may not be counted: {0}")]
+    Unknown(String),
+}
+
+/// Why an update was refused. It is not counted and can be sent again.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum Refused {
+    /// The op can't be applied to the key.
+    #[error(transparent)]
+    Op(#[from] OpError),
+    /// The pod's clock can't be trusted.
+    #[error(transparent)]
+    Clock(#[from] ClockError),
+    /// A limit of this pod is reached.
+    #[error("this pod has {0}; send the update again later or to another pod")]
+    Overloaded(&'static str),
+    /// The quota of the key's group is exhausted.
+    #[error(transparent)]
+    Quota(#[from] OverQuota),
+    /// The key has reached its daily limit of births.
+    #[error(
+        "this pod evicted this key and began a new row for it {BIRTHS_MAX} times today, the maximum; \
+         send the update to another pod or again tomorrow, and give this pod more memory for keys at \
+         rest (ORDERFREE_RESTING_BYTES)"
+    )]
+    BornTooOften,
+    /// The store refused the write.
+    #[error("the store refused the write: {0}")]
+    Store(String),
+    /// The update requested `ack=memory`, but no write of the key is being acknowledged.
+    #[error(
+        "no write of this key was acknowledged for over a second, so ack=memory is not available; send \
+         the update again later or without ack=memory"
+    )]
+    Unacked,
+    /// The update waited in the queue until its deadline, and was never sent.
+    #[error("the update waited {0:?} in the queue and was not sent; send it again")]
+    Deadline(Duration),
+    /// The pod is shutting down.
+    #[error("this pod is shutting down; send the update to another pod")]
+    Stopping,
+}
+
+impl Refused {
+    /// The label in the metrics.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Refused::Op(_) => "op",
+            Refused::Clock(_) => "clock",
+            Refused::Overloaded(_) => "limit",
+            Refused::Quota(_) => "quota",
+            Refused::BornTooOften => "births",
+            Refused::Store(_) | Refused::Unacked => "store",
+            Refused::Deadline(_) => "unsent",
+            Refused::Stopping => "stopping",
+        }
+    }
+}

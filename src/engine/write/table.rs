@@ -1,0 +1,475 @@
+//! The bounded map from keys to mutators, awake or at rest.
+//!
+//! One lock per part of the map guards both its awake mutators and its table of mutators at rest. So a key that
+//! moves between them is always in one of them.
+
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::ops::AddAssign;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lru::LruCache;
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::{Constants, Key, Mutator, Now, Predecessors, RestFlaw};
+
+use super::batch::Batch;
+use super::births::Births;
+use super::large_states::{LargeState, LargeStates};
+use super::resting::{HashesKeys, Record, Resting};
+use super::write_queue::Queue;
+use super::{BACKOFF, Bounds, Refused};
+use crate::limits;
+use crate::policy::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
+use crate::runtime::sync::{AtomicBool, Mutex, MutexGuard, Ordering, PoisonError};
+
+/// Maximum number of independent parts of the map. With many parts, updates of different keys rarely contend
+/// for a lock.
+const PARTS_MAX: usize = 64;
+
+/// Minimum number of mutators per part. With a small limit there is one part, which keeps the limit exactly.
+const PART_MUTATORS_MIN: usize = 64;
+
+/// How many of the least recently used mutators are checked to find a clean one.
+const EVICTION_LOOKS_MAX: usize = 64;
+
+/// Pause in the search for states that can go to rest after none was found.
+const SHED_PAUSE: Duration = Duration::from_millis(50);
+
+/// One key's mutator and its waiters.
+pub(super) struct Slot {
+    pub(super) key: Key,
+    /// Its write queue, fixed for its life. If the ring changes, writes get slower, but stay correct.
+    pub(super) queue: Queue,
+    /// Whether it was used since the last pass of `tidy`.
+    is_used: AtomicBool,
+    /// Size of the state that it last wrote, if it can be large.
+    pub(super) weight: LargeState,
+    state: Mutex<SlotState>,
+}
+
+pub(super) type Guard<'a> = MutexGuard<'a, SlotState>;
+
+pub(super) struct SlotState {
+    pub(super) mutator: Mutator,
+    /// Its permit from the quota of its group. A full mutator shares it with its successor. A mutator at rest
+    /// has none, even if a task still holds the slot.
+    pub(super) seat: Option<Arc<QuotaPermit>>,
+    /// The batch of the queued ops.
+    pub(super) open: Arc<Batch>,
+    /// Sent and unresolved batches, oldest first. During a write, the last one belongs to it.
+    pub(super) sent: Vec<Arc<Batch>>,
+    /// It is queued, in flight, or waiting before a retry.
+    pub(super) flushing: bool,
+    /// The wait after the next write that is not acknowledged.
+    pub(super) backoff: Duration,
+    /// It takes no more ops: it was put to rest, or its key has a successor.
+    pub(super) retired: bool,
+    /// It is retired because its state is full. Its successor takes over its quota permit.
+    pub(super) was_full: bool,
+}
+
+impl Slot {
+    pub(super) fn lock(&self) -> Guard<'_> {
+        lock(&self.state)
+    }
+
+    /// Whether its mutator is clean. False if the slot is locked.
+    fn is_clean(&self) -> bool {
+        self.state.try_lock().is_ok_and(|state| state.mutator.is_clean())
+    }
+
+    fn has_seat_of(&self, seats: &SeatsOf) -> bool {
+        let is_of = |seat: &Arc<QuotaPermit>| seat.is_of(seats);
+        self.state.try_lock().is_ok_and(|state| state.seat.as_ref().is_some_and(is_of))
+    }
+
+    fn is_writable(&self, now: Now) -> bool {
+        self.state.try_lock().is_ok_and(|state| state.mutator.lease().is_writable(now))
+    }
+}
+
+/// One part of the map.
+struct Part {
+    /// The least recently used mutators go to rest first.
+    awake: LruCache<Key, Arc<Slot>>,
+    resting: Resting,
+}
+
+/// All mutators that take ops.
+pub(super) struct MutatorTable {
+    parts: Vec<Mutex<Part>>,
+    part_max: usize,
+    hasher: Hashes,
+    constants: Constants,
+    flaw: Option<RestFlaw>,
+    births: Mutex<Births>,
+    large_states: LargeStates,
+    /// Maximum memory of large states, in bytes.
+    weight_max: usize,
+    shedding: Mutex<Shedding>,
+}
+
+/// Where to look next for states that can go to rest.
+#[derive(Default)]
+struct Shedding {
+    /// The next part.
+    part: usize,
+    /// Earliest time of the next search, since boot.
+    not_before: Duration,
+}
+
+/// A key's slot, and the moves that made room for it.
+pub(super) struct Found {
+    pub(super) slot: Arc<Slot>,
+    /// How it came to be awake. `None` if it was awake already.
+    pub(super) arrival: Option<Arrival>,
+    pub(super) moves: Moves,
+}
+
+/// Counts of mutators that made room for others, or were not used.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Moves {
+    /// Mutators that went to rest.
+    pub(super) rested: usize,
+    /// Mutators at rest that were evicted.
+    pub(super) forgotten: usize,
+}
+
+impl AddAssign for Moves {
+    fn add_assign(&mut self, other: Moves) {
+        self.rested += other.rested;
+        self.forgotten += other.forgotten;
+    }
+}
+
+/// A slot that takes no more ops and whose key gets a successor.
+#[derive(Clone)]
+pub(super) struct Former {
+    pub(super) slot: Arc<Slot>,
+    /// The predecessors of the successor.
+    pub(super) legacy: Predecessors,
+    /// The quota permit, if the successor takes it over.
+    pub(super) seat: Option<Arc<QuotaPermit>>,
+}
+
+/// Number and memory of mutators at rest.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AtRest {
+    pub(super) count: usize,
+    pub(super) bytes: usize,
+}
+
+struct Hashes(RandomState);
+
+impl HashesKeys for Hashes {
+    fn hash_parts(&self, kind: Kind, group: &[u8], name: &[u8]) -> u64 {
+        let mut hasher = self.0.build_hasher();
+        kind.hash(&mut hasher);
+        group.hash(&mut hasher);
+        name.hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+impl MutatorTable {
+    pub(super) fn new(bounds: Bounds, constants: Constants) -> MutatorTable {
+        let mutators_max = bounds.mutators_max;
+        let parts = (mutators_max / PART_MUTATORS_MIN).clamp(1, PARTS_MAX);
+        let part = || Part {
+            awake: LruCache::unbounded(),
+            resting: Resting::new(bounds.resting_bytes / parts),
+        };
+        MutatorTable {
+            parts: (0..parts).map(|_| Mutex::new(part())).collect(),
+            part_max: mutators_max / parts,
+            hasher: Hashes(RandomState::new()),
+            constants,
+            flaw: bounds.flaw,
+            births: Mutex::new(Births::new(&constants)),
+            large_states: LargeStates::default(),
+            weight_max: mutators_max * limits::LARGE_STATES_BYTES_EACH,
+            shedding: Mutex::default(),
+        }
+    }
+
+    /// Makes room if large states exceed their limit. Puts clean mutators with large states to rest, part by part,
+    /// least recently used first. Also tells whether there is room now.
+    pub(super) fn shed(&self, now: Now) -> (Moves, bool) {
+        let has_room = || self.large_states.total() <= self.weight_max;
+        if has_room() {
+            return (Moves::default(), true);
+        }
+        let mut shedding = self.shedding.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.boot < shedding.not_before {
+            return (Moves::default(), has_room());
+        }
+        let over =
+            || self.large_states.total().saturating_sub(self.weight_max - self.weight_max / 8);
+        let (mut gone, mut moves) = (0, Moves::default());
+        for _ in 0..self.parts.len() {
+            let mut left = over();
+            if left == 0 {
+                break;
+            }
+            let mut part = lock(&self.parts[shedding.part]);
+            shedding.part = (shedding.part + 1) % self.parts.len();
+            let (of_part, moved) = self.retire_all(&mut part, now, |slot| {
+                let weight = slot.weight.get();
+                let goes = left > 0 && weight > 0;
+                if goes && slot.is_clean() {
+                    left = left.saturating_sub(weight);
+                }
+                goes
+            });
+            gone += of_part;
+            moves += moved;
+        }
+        if gone == 0 {
+            shedding.not_before = now.boot + SHED_PAUSE;
+        }
+        (moves, has_room())
+    }
+
+    /// Returns the key's slot: the awake one, one that wakes, or a new one. A clean mutator makes room if
+    /// necessary, one of the same quota if the quota is full. Refuses if the quota is exhausted or there is no
+    /// room. `former` is a retired slot of the key.
+    pub(super) fn find_or_insert(
+        &self,
+        key: &Key,
+        now: Now,
+        former: Option<&Former>,
+        seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
+        born: impl FnOnce() -> Mutator,
+        queue: impl FnOnce() -> Queue,
+    ) -> Result<Found, Refused> {
+        let hash = self.hasher.hash_key(key);
+        let (mut own_seat, mut moves) = (None, Moves::default());
+        let (mut part, arrival, own_seat) = loop {
+            let mut part = lock(self.part(hash));
+            if let Some(slot) = part.awake.get(key)
+                && !former.is_some_and(|former| Arc::ptr_eq(slot, &former.slot))
+            {
+                slot.is_used.store(true, Ordering::Relaxed);
+                return Ok(Found { slot: Arc::clone(slot), arrival: None, moves });
+            }
+            let arrival = self.arrival(&part, hash, key, now);
+            if let Some(seat) = own_seat.take() {
+                break (part, arrival, seat);
+            }
+            if let Some(seat) = former.and_then(|former| former.seat.clone()) {
+                break (part, arrival, seat);
+            }
+            match seat(arrival) {
+                Err(Refused::Quota(OverQuota::Live(seats))) => {
+                    drop(part);
+                    moves += self.evict_of(&seats, now);
+                    own_seat = Some(Arc::new(seats.take()?));
+                }
+                seat => break (part, arrival, Arc::new(seat?)),
+            }
+        };
+        // Remove it first: the next mutator that goes to rest could evict it.
+        let rested = part.resting.remove(hash, key, &self.hasher);
+        if part.awake.len() >= self.part_max && !part.awake.contains(key) {
+            match self.evict(&mut part, now) {
+                Some(moved) => moves += moved,
+                None => {
+                    if let Some((record, tenant)) = rested {
+                        self.insert(&mut part.resting, hash, tenant, record, now);
+                    }
+                    return Err(Refused::Overloaded("too many keys with open writes"));
+                }
+            }
+        }
+        let weight = self.large_states.weight();
+        let wake = |record: &Record| Mutator::wake(key.clone(), record.mutator(), &self.constants);
+        let mutator = match (rested, arrival) {
+            (Some((record, _)), Arrival::Woken) => {
+                weight.set(key.kind.about().memory_bytes(record.mutator().len()));
+                wake(&record)
+            }
+            (rested, _) => {
+                let of_former = former.map(|former| former.legacy.clone());
+                let of_rested = || rested.map(|(record, _)| wake(&record).legacy());
+                let legacy = of_former.or_else(of_rested).unwrap_or_default();
+                born().succeeding(legacy.unfolded(now.wall, &self.constants))
+            }
+        };
+        let state = Mutex::new(SlotState {
+            mutator,
+            seat: Some(own_seat),
+            open: Arc::default(),
+            sent: Vec::new(),
+            flushing: false,
+            backoff: BACKOFF.0,
+            retired: false,
+            was_full: false,
+        });
+        let is_used = AtomicBool::new(true);
+        let (key, queue) = (key.clone(), queue());
+        let slot = Slot { key: key.clone(), queue, is_used, weight, state };
+        let slot = Arc::new(slot);
+        part.awake.put(key, Arc::clone(&slot));
+        Ok(Found { slot, arrival: Some(arrival), moves })
+    }
+
+    /// Whether the key has reached its daily limit of births.
+    pub(super) fn is_born_too_often(&self, key: &Key, now: Now) -> bool {
+        lock(&self.births).is_spent(self.hasher.hash_key(key), now)
+    }
+
+    /// Counts a birth, when a key's new mutator begins its first write and so gets a row.
+    pub(super) fn count_birth(&self, key: &Key, now: Now) {
+        lock(&self.births).note(self.hasher.hash_key(key), now);
+    }
+
+    /// Puts a clean mutator to rest that holds a permit of this quota and is among the least recently used of its
+    /// part.
+    fn evict_of(&self, seats: &SeatsOf, now: Now) -> Moves {
+        for part in &self.parts {
+            let mut part = lock(part);
+            let part = &mut *part;
+            let mut oldest = part.awake.iter().rev().take(EVICTION_LOOKS_MAX);
+            let found = oldest.find_map(|(key, slot)| {
+                let retire = || self.retire(&mut part.resting, slot, now);
+                let moves = slot.has_seat_of(seats).then(retire).flatten();
+                moves.map(|moves| (key.clone(), moves))
+            });
+            if let Some((key, moves)) = found {
+                part.awake.pop(&key);
+                return moves;
+            }
+        }
+        Moves::default()
+    }
+
+    /// Removes this slot from the map, unless the key has another one.
+    pub(super) fn remove(&self, slot: &Arc<Slot>) {
+        let mut part = lock(self.part(self.hasher.hash_key(&slot.key)));
+        if part.awake.peek(&slot.key).is_some_and(|found| Arc::ptr_eq(found, slot)) {
+            part.awake.pop(&slot.key);
+        }
+    }
+
+    /// Puts clean mutators to rest that were not used since the last pass. Drops mutators that take no more ops,
+    /// awake or at rest.
+    pub(super) fn tidy(&self, now: Now) -> Moves {
+        let mut moves = Moves::default();
+        for part in &self.parts {
+            let mut part = lock(part);
+            let (_, moved) = self.retire_all(&mut part, now, |slot| {
+                !slot.is_used.swap(false, Ordering::Relaxed) || !slot.is_writable(now)
+            });
+            moves += moved;
+            part.resting.tidy(&self.hasher, |mutator| {
+                Mutator::is_over_at_rest(mutator, now, &self.constants)
+            });
+        }
+        moves
+    }
+
+    /// The number of awake mutators.
+    pub(super) fn len(&self) -> usize {
+        self.parts.iter().map(|part| lock(part).awake.len()).sum()
+    }
+
+    pub(super) fn at_rest(&self) -> AtRest {
+        let mut all = AtRest::default();
+        for part in &self.parts {
+            let part = lock(part);
+            all.count += part.resting.len();
+            all.bytes += part.resting.bytes();
+        }
+        all
+    }
+
+    /// Whether the key has a mutator at rest that can wake.
+    fn arrival(&self, part: &Part, hash: u64, key: &Key, now: Now) -> Arrival {
+        let lease = |mutator: &[u8]| Mutator::resting_lease(mutator, &self.constants);
+        match part.resting.find(hash, key).map(lease) {
+            Some(lease) if lease.is_writable(now) => Arrival::Woken,
+            _ => Arrival::Born,
+        }
+    }
+
+    /// Puts the least recently used clean mutator to rest. Returns `None` if none of the checked ones is clean.
+    /// These then count as just used, so the next search checks others.
+    fn evict(&self, part: &mut Part, now: Now) -> Option<Moves> {
+        for _ in 0..EVICTION_LOOKS_MAX.min(part.awake.len()) {
+            let oldest = part.awake.peek_lru();
+            let (key, slot) = oldest.map(|(key, slot)| (key.clone(), Arc::clone(slot)))?;
+            if let Some(moves) = self.retire(&mut part.resting, &slot, now) {
+                part.awake.pop(&key);
+                return Some(moves);
+            }
+            part.awake.promote(&key);
+        }
+        None
+    }
+
+    /// Removes clean mutators that `goes` selects, least recently used first. Returns their number.
+    fn retire_all(
+        &self,
+        part: &mut Part,
+        now: Now,
+        mut goes: impl FnMut(&Slot) -> bool,
+    ) -> (usize, Moves) {
+        let (mut gone, mut moves) = (Vec::new(), Moves::default());
+        for (key, slot) in part.awake.iter().rev() {
+            if goes(slot)
+                && let Some(moved) = self.retire(&mut part.resting, slot, now)
+            {
+                gone.push(key.clone());
+                moves += moved;
+            }
+        }
+        for key in &gone {
+            part.awake.pop(key);
+        }
+        (gone.len(), moves)
+    }
+
+    /// Retires a slot whose mutator is clean, and puts the mutator to rest if it can take ops later. Returns
+    /// `None` if the slot stays, for example because it is locked.
+    fn retire(&self, resting: &mut Resting, slot: &Slot, now: Now) -> Option<Moves> {
+        let mut state = slot.state.try_lock().ok()?;
+        if state.retired {
+            return Some(Moves::default());
+        }
+        let rested = state.mutator.rest_with(self.flaw)?;
+        state.retired = true;
+        let tenant = state.seat.take().map_or(Tenant::OTHERS, |seat| seat.tenant());
+        let rests = state.mutator.lease().is_writable(now);
+        let left = match rests {
+            true => Some(rested),
+            false => state.mutator.remains(now.wall, &self.constants),
+        };
+        let Some(left) = left else { return Some(Moves::default()) };
+        let (hash, record) = (self.hasher.hash_key(&slot.key), Record::new(&slot.key, &left));
+        let forgotten = self.insert(resting, hash, tenant, record, now);
+        Some(Moves { rested: usize::from(rests), forgotten })
+    }
+
+    fn insert(
+        &self,
+        resting: &mut Resting,
+        hash: u64,
+        tenant: Tenant,
+        record: Record,
+        now: Now,
+    ) -> usize {
+        let keeps = |hash| lock(&self.births).is_spent(hash, now);
+        resting.insert(hash, tenant, record, &self.hasher, keeps)
+    }
+
+    fn part(&self, hash: u64) -> &Mutex<Part> {
+        // 64 bits of hash and at most 64 parts: the low bits also divide evenly if usize is shorter.
+        #[allow(clippy::cast_possible_truncation, reason = "any bits of a hash will do")]
+        let part = hash as usize % self.parts.len();
+        &self.parts[part]
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

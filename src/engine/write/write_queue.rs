@@ -1,0 +1,346 @@
+//! The write queue: which mutators wait to be written, and which are written together.
+//!
+//! For a database, a write request costs much and a row costs little. Rows of one group are one mutation, and
+//! groups with the same first replica share at least a round trip. So a mutator with something to write is
+//! queued in the lane of its first replica. A batch takes the queued mutators of a lane, group by group, and
+//! while it is in flight, the next batch fills.
+//!
+//! Fewer batches are fuller batches, and the longer mutators wait, the more of them belong to one group. So a
+//! further batch departs only if many mutators wait, or if the batches in flight are overdue. A node that hangs
+//! delays only the mutators in its batches. States that can be large are written alone and at once, because a
+//! batch has a size limit in bytes.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::{Key, Name};
+
+use super::table::Slot;
+use crate::limits::FLIGHTS_OF_LANE_MAX;
+use crate::store::{Flights, Lane};
+
+/// One partition.
+type Group = (Kind, Name);
+
+/// The rules for states that can be large.
+const ALONE: Flights = Flights {
+    rows_max: 1,
+    group_rows_max: 1,
+    partitions_max: 1,
+    free: FLIGHTS_OF_LANE_MAX,
+    backlog: 1,
+};
+
+/// One queue of a lane. Each lane has one for small states and one for states that can be large.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Queue {
+    lane: Lane,
+    pub(super) is_small: bool,
+}
+
+impl Queue {
+    pub(super) fn of(lane: Lane, key: &Key) -> Queue {
+        Queue { lane, is_small: key.kind.about().is_small() }
+    }
+}
+
+/// See the [module documentation](self).
+pub(super) struct WriteQueue {
+    together: Flights,
+    queues: HashMap<Queue, Waiting>,
+}
+
+/// The mutators that wait in one queue.
+#[derive(Default)]
+struct Waiting {
+    /// The mutators of each group, in queue order.
+    groups: HashMap<Group, VecDeque<Arc<Slot>>>,
+    /// The groups, in the queue order of their first mutators.
+    order: VecDeque<Group>,
+    count: usize,
+    /// Batches that were called for and have not taken their mutators yet.
+    called: usize,
+    /// Batches in flight that are not overdue, including the called ones.
+    out: usize,
+    overdue: usize,
+}
+
+impl WriteQueue {
+    pub(super) fn new(together: Flights) -> WriteQueue {
+        WriteQueue { together, queues: HashMap::new() }
+    }
+
+    /// Queues a mutator. True if this calls for another batch.
+    pub(super) fn board(&mut self, slot: Arc<Slot>) -> bool {
+        let (queue, rules) = (slot.queue, self.rules(slot.queue));
+        self.wait(slot);
+        self.of(queue).call(rules)
+    }
+
+    /// Queues a mutator that was just written, for the next batch of the same task, which departs at once.
+    pub(super) fn wait(&mut self, slot: Arc<Slot>) {
+        let waiting = self.queues.entry(slot.queue).or_default();
+        let group = (slot.key.kind, slot.key.group.clone());
+        let of_group = waiting.groups.entry(group.clone()).or_default();
+        if of_group.is_empty() {
+            waiting.order.push_back(group);
+        }
+        of_group.push_back(slot);
+        waiting.count += 1;
+    }
+
+    /// Takes a batch of mutators of the first groups. Also tells whether the remaining ones call for another
+    /// batch. An empty batch ends the task.
+    pub(super) fn take(&mut self, queue: Queue, is_first: bool) -> (Vec<Arc<Slot>>, bool) {
+        let rules = self.rules(queue);
+        let waiting = self.of(queue);
+        waiting.called -= usize::from(is_first);
+        let load = waiting.take(rules);
+        if load.is_empty() {
+            self.landed(queue, false);
+            return (load, false);
+        }
+        let calls = waiting.call(rules);
+        (load, calls)
+    }
+
+    /// Marks a batch in flight as overdue. It no longer keeps others from departing. True if this calls for
+    /// another batch.
+    pub(super) fn overdue(&mut self, queue: Queue) -> bool {
+        let rules = self.rules(queue);
+        let waiting = self.of(queue);
+        waiting.out -= 1;
+        waiting.overdue += 1;
+        waiting.call(rules)
+    }
+
+    /// Ends a batch in flight. True if this calls for another batch.
+    pub(super) fn landed(&mut self, queue: Queue, was_overdue: bool) -> bool {
+        let rules = self.rules(queue);
+        let waiting = self.of(queue);
+        let flights = if was_overdue { &mut waiting.overdue } else { &mut waiting.out };
+        *flights -= 1;
+        if waiting.count + waiting.out + waiting.overdue == 0 {
+            self.queues.remove(&queue);
+            return false;
+        }
+        waiting.call(rules)
+    }
+
+    fn rules(&self, queue: Queue) -> Flights {
+        if queue.is_small { self.together } else { ALONE }
+    }
+
+    fn of(&mut self, queue: Queue) -> &mut Waiting {
+        self.queues.get_mut(&queue).expect("invariant: a queue stays while it has a batch in flight")
+    }
+}
+
+impl Waiting {
+    /// Whether to call for another batch. It then counts as in flight.
+    fn call(&mut self, rules: Flights) -> bool {
+        // Leave out the mutators that called batches will take. A batch is full of rows or of groups.
+        let left = |count: usize, max: usize| count.saturating_sub(max.saturating_mul(self.called));
+        let rows = left(self.count, rules.rows_max);
+        let groups = left(self.order.len(), rules.partitions_max);
+        let loads = (rows / rules.rows_max).max(groups / rules.partitions_max);
+        let is_due = self.out < rules.free + loads / rules.backlog;
+        let has_room = self.out + self.overdue < FLIGHTS_OF_LANE_MAX;
+        let departs = rows.max(groups) > 0 && is_due && has_room;
+        self.called += usize::from(departs);
+        self.out += usize::from(departs);
+        departs
+    }
+
+    fn take(&mut self, rules: Flights) -> Vec<Arc<Slot>> {
+        let of_first = self.order.front().map_or(0, |group| self.groups[group].len());
+        // A group that fills a batch goes alone: it is one mutation, however many rows it has.
+        let (rows_max, partitions_max) = match of_first < rules.rows_max {
+            true => (rules.rows_max, rules.partitions_max),
+            false => (rules.group_rows_max, 1),
+        };
+        let mut load = Vec::new();
+        for _ in 0..partitions_max {
+            let Some(group) = self.order.pop_front() else { break };
+            let of_group = self.groups.get_mut(&group).expect("invariant: it is in the order");
+            let room = rows_max - load.len();
+            load.extend(of_group.drain(..room.min(of_group.len())));
+            if of_group.is_empty() {
+                self.groups.remove(&group);
+            } else {
+                // To the end, or a group that always fills a batch would starve the others.
+                self.order.push_back(group);
+            }
+            if load.len() == rows_max {
+                break;
+            }
+        }
+        self.count -= load.len();
+        load
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use orderfree_core::protocol::{Constants, Mutator, MutatorId, Now, Overrides, Timestamp};
+    use uuid::Uuid;
+
+    use super::super::Bounds;
+    use super::super::table::MutatorTable;
+    use super::*;
+    use crate::policy::Policies;
+
+    const RULES: Flights =
+        Flights { rows_max: 3, group_rows_max: 5, partitions_max: 2, free: 1, backlog: 1 };
+    const SMALL: Queue = Queue { lane: Lane(7), is_small: true };
+    const LARGE: Queue = Queue { lane: Lane(7), is_small: false };
+
+    /// Queues the keys, each written as a kind's first letter, a group and a name. Returns which of them called
+    /// for a batch.
+    fn board(board: &mut WriteQueue, keys: &[&str]) -> Vec<bool> {
+        let constants = Constants::resolve(Overrides::default()).expect("defaults");
+        let now = Now { wall: Timestamp::from_micros(1), boot: Duration::ZERO };
+        let name = |text| Name::new(text).expect("a name");
+        let bounds = Bounds::awake(100);
+        let table = MutatorTable::new(bounds, constants);
+        let mut called = Vec::new();
+        for text in keys {
+            let kind = if text.starts_with('c') { Kind::Counter } else { Kind::GSet };
+            let key = Key { kind, group: name(&text[1..2]), name: name(&text[2..]) };
+            let id = MutatorId::new(Uuid::from_u128(1));
+            let queue = Queue::of(Lane(7), &key);
+            let born = || Mutator::born(key.clone(), id, None, now, &constants);
+            let seat = |_| Ok(Policies::default().uncounted_seat(&key.group));
+            let found = table.find_or_insert(&key, now, None, seat, born, || queue);
+            called.push(board.board(found.expect("room").slot));
+        }
+        called
+    }
+
+    /// Takes the mutators of a batch that was just called for.
+    fn take(board: &mut WriteQueue, queue: Queue) -> (Vec<String>, bool) {
+        let (load, calls) = board.take(queue, true);
+        (load.iter().map(|slot| slot.key.to_string()).collect(), calls)
+    }
+
+    fn load(keys: &[&str]) -> Vec<String> {
+        keys.iter().map(|key| (*key).to_owned()).collect()
+    }
+
+    /// The next batch of a task is empty, and the task ends.
+    fn takes_nothing(board: &mut WriteQueue, queue: Queue) -> bool {
+        let (load, calls) = board.take(queue, false);
+        load.is_empty() && !calls
+    }
+
+    #[test]
+    fn groups_go_together_as_far_as_there_is_room() {
+        let mut of = WriteQueue::new(RULES);
+        let keys = ["cax", "cbx", "cay", "ccx", "cbz", "caz"];
+        assert_eq!(board(&mut of, &keys), [true, false, false, false, false, true]);
+        let first = load(&["counter/a/x", "counter/a/y", "counter/a/z"]);
+        assert_eq!(take(&mut of, SMALL), (first, false));
+        let second = load(&["counter/b/x", "counter/b/z", "counter/c/x"]);
+        assert_eq!(take(&mut of, SMALL), (second, false));
+        assert!(takes_nothing(&mut of, SMALL), "one of both batches is done");
+        assert!(!of.landed(SMALL, false));
+        assert!(of.queues.is_empty());
+    }
+
+    #[test]
+    fn a_group_that_fills_a_batch_goes_alone_up_to_one_mutation() {
+        let mut of = WriteQueue::new(RULES);
+        let keys = ["cau", "cbx", "cav", "caw", "cax", "cay", "caz"];
+        assert_eq!(board(&mut of, &keys)[..5], [true, false, false, false, false]);
+        let five = ["counter/a/u", "counter/a/v", "counter/a/w", "counter/a/x", "counter/a/y"];
+        assert_eq!(take(&mut of, SMALL).0, load(&five));
+        assert_eq!(take(&mut of, SMALL).0, load(&["counter/b/x", "counter/a/z"]), "two are left");
+    }
+
+    #[test]
+    fn so_many_who_wait_have_one_more_flight() {
+        let rules = Flights { rows_max: 1, group_rows_max: 1, backlog: 3, ..RULES };
+        let mut of = WriteQueue::new(rules);
+        let keys = ["cau", "cav", "caw", "cax", "cay", "caz", "cat", "cas"];
+        let called = board(&mut of, &keys);
+        let expected = [true, false, false, true, false, false, false, true];
+        assert_eq!(called, expected, "each takes one, and three more must wait");
+        let mut of =
+            WriteQueue::new(Flights { rows_max: 100, group_rows_max: 100, backlog: 2, ..RULES });
+        let called = board(&mut of, &["cax", "cbx", "ccx", "cdx", "cex", "cfx", "cgx", "chx"]);
+        let expected = [true, false, false, false, false, true, false, false];
+        assert_eq!(called, expected, "each takes two groups, and four more must wait");
+    }
+
+    #[test]
+    fn a_group_that_always_fills_a_load_keeps_no_other_waiting() {
+        let mut of = WriteQueue::new(RULES);
+        board(&mut of, &["cau", "cav", "caw", "cax", "cay", "caz", "cbx"]);
+        let mut loads = Vec::new();
+        for is_first in [true, false, false] {
+            let (load, _) = of.take(SMALL, is_first);
+            loads.push(load.iter().map(|slot| slot.key.to_string()).collect::<Vec<_>>());
+            load.into_iter().for_each(|slot| of.wait(slot));
+        }
+        assert!(loads[1].contains(&"counter/b/x".to_owned()), "{loads:?}");
+    }
+
+    #[test]
+    fn requeued_mutators_share_the_next_batch_if_it_has_room() {
+        let mut of = WriteQueue::new(Flights { free: 2, ..RULES });
+        assert_eq!(board(&mut of, &["cax", "cbx"]), [true, false], "both fit into one");
+        let (table, calls) = of.take(SMALL, true);
+        assert_eq!((table.len(), calls), (2, false));
+        table.into_iter().for_each(|slot| of.wait(slot));
+        assert_eq!(board(&mut of, &["ccx"]), [true], "a second one is free");
+        assert_eq!(of.take(SMALL, false).0.len(), 2);
+        assert_eq!(take(&mut of, SMALL), (load(&["counter/c/x"]), false));
+
+        let mut of = WriteQueue::new(Flights { free: 2, ..RULES });
+        assert_eq!(board(&mut of, &["cax"]), [true]);
+        let (table, _) = of.take(SMALL, true);
+        table.into_iter().for_each(|slot| of.wait(slot));
+        board(&mut of, &["cbx", "ccx"]);
+        assert!(of.take(SMALL, false).0.len() == 2, "two groups have room");
+        assert_eq!(take(&mut of, SMALL), (load(&["counter/c/x"]), false));
+    }
+
+    #[test]
+    fn states_that_may_be_large_go_alone_and_wait_for_nobody() {
+        let mut of = WriteQueue::new(RULES);
+        let called = board(&mut of, &["cax", "gbx", "gby", "cbx", "gcx"]);
+        assert_eq!(called, [true, true, true, false, true]);
+        assert_eq!(take(&mut of, LARGE), (load(&["gset/b/x"]), false));
+        assert_eq!(take(&mut of, LARGE), (load(&["gset/c/x"]), false));
+        assert_eq!(take(&mut of, LARGE), (load(&["gset/b/y"]), false));
+        assert!(takes_nothing(&mut of, LARGE));
+        assert_eq!(take(&mut of, SMALL), (load(&["counter/a/x", "counter/b/x"]), false));
+    }
+
+    #[test]
+    fn an_overdue_flight_makes_room_for_another() {
+        let mut of = WriteQueue::new(RULES);
+        assert_eq!(board(&mut of, &["cax"]), [true]);
+        assert_eq!(take(&mut of, SMALL).0.len(), 1);
+        assert_eq!(board(&mut of, &["cay"]), [false]);
+        assert!(of.overdue(SMALL));
+        assert_eq!(take(&mut of, SMALL).0.len(), 1);
+        assert!(!of.landed(SMALL, true) && !of.landed(SMALL, false));
+        assert!(of.queues.is_empty());
+    }
+
+    #[test]
+    fn there_is_an_end_to_flights() {
+        let mut of =
+            WriteQueue::new(Flights { rows_max: 1, group_rows_max: 1, backlog: 1, ..RULES });
+        let keys: Vec<String> = (0..=2 * FLIGHTS_OF_LANE_MAX).map(|i| format!("ca{i}")).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let called = board(&mut of, &keys).into_iter().filter(|called| *called).count();
+        assert_eq!(called, FLIGHTS_OF_LANE_MAX);
+        assert_eq!(take(&mut of, SMALL).0.len(), 1);
+        assert!(of.landed(SMALL, false), "one of the remaining mutators departs");
+    }
+}

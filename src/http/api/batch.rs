@@ -1,0 +1,361 @@
+//! `POST /v1/batch` and `POST /v1/query`: many keys in one request. Each has its own outcome.
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use futures::{StreamExt, stream};
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::{Durability, Key, Timestamp};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::http::api::by_key::ByKey;
+use crate::http::api::read;
+use crate::http::api::stream as lines;
+use crate::http::api::update::{self, Outcome};
+use crate::http::body::bodies;
+use crate::http::body::extract::{self, MediaType, Params, Query, QueryParams};
+use crate::http::body::json::{self, Fields, Tree};
+use crate::http::body::schemas::{BatchBody, MaybeKey, QueryBody, UpdateItem};
+use crate::http::body::wire::{self, Ask, KeyValueView, KeyView};
+use crate::http::catalog::ProblemType;
+use crate::http::observe;
+use crate::http::problem::{NotAcked, Problem, ProblemBody, Summary};
+use crate::http::state::AppState;
+use crate::http::state::Served;
+use crate::http::state::Shared;
+use crate::limits;
+use crate::policy::{Caller, Verb};
+
+const BATCH_EXAMPLE: &str =
+    r#"{"updates":[{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}]}"#;
+const QUERY_EXAMPLE: &str = r#"{"keys":[{"kind":"counter","group":"site","name":"home"}]}"#;
+
+/// The approximate size of one result whose key has short names.
+const RESULT_BYTES: usize = 128;
+
+/// Query parameters of a batch.
+pub(crate) struct BatchParams {
+    durability: Durability,
+}
+
+impl Params for BatchParams {
+    const NAMES: &'static [&'static str] = &["ack"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<BatchParams, Problem> {
+        Ok(BatchParams { durability: update::durability(query)? })
+    }
+}
+
+/// The answer to a JSON batch.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct BatchView {
+    /// One result per update, in the same order.
+    results: Vec<UpdateResult>,
+}
+
+/// The outcome of one update of a batch.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct UpdateResult {
+    outcome: Outcome,
+    #[serde(flatten)]
+    #[schema(value_type = MaybeKey)]
+    key: Option<KeyView>,
+    /// For last-writer-wins kinds: the time of the last op, in µs since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    timestamp: Option<i64>,
+    /// Why the update was not acknowledged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<ProblemBody>)]
+    problem: Option<Problem>,
+}
+
+/// Update many keys
+///
+/// As JSON: up to 1,000 updates of any kinds. The results are in the same order, one per update. As NDJSON:
+/// one update per line, up to 64 MiB. The answer is a summary with the first 100 errors. Lines are applied
+/// within about a second. If the stream breaks off, or is silent for 30 s, the answer is a problem with the
+/// summary of the complete lines.
+#[utoipa::path(
+    post, path = "/v1/batch", tag = "many keys",
+    params(
+        ("ack" = Option<String>, Query, description = "`durable` (default): answer after the store \
+            acknowledged the writes; `memory`: answer at once"),
+    ),
+    request_body(description = "Updates; the server accepts `Content-Encoding: gzip`", content(
+        (BatchBody = "application/json", example = json!({"updates": [
+            {"kind": "counter", "group": "site", "name": "home", "op": {"op": "add", "by": 5}},
+            {"kind": "counter", "group": "site", "name": "about", "ops": [{"op": "add"}, {"op": "add"}]}
+        ]})),
+        (UpdateItem = "application/x-ndjson",
+            example = json!("{\"kind\":\"counter\",\"group\":\"site\",\"name\":\"home\",\"op\":{\"op\":\"add\"}}\n")),
+    )),
+    responses(
+        (status = 200, description = "The outcome of each update, or the summary of an NDJSON stream",
+            content((BatchAnswer = "application/json", examples(
+                ("JSON" = (value = json!({"results": [
+                    {"outcome": "acked", "kind": "counter", "group": "site", "name": "home"},
+                    {"outcome": "acked", "kind": "counter", "group": "site", "name": "about"}]}))),
+                ("NDJSON" = (value = json!({"lines": 3, "acked": 2, "accepted": 0, "refused": 1,
+                    "unknown": 0, "errors": [{"line": 2, "outcome": "refused",
+                    "title": "Malformed body", "detail": "The field `name` is missing."}]})))
+            )))),
+    )
+)]
+pub(crate) async fn batch(
+    State(served): State<Served>,
+    caller: Caller,
+    Query(params): Query<BatchParams>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let Shared { app, bodies, turns, .. } = &*served;
+    let (parts, body) = request.into_parts();
+    extract::refuse_unsupported(&parts.headers)?;
+    match MediaType::of(&parts.headers) {
+        MediaType::Json => {
+            turns.expect_batch()?;
+            let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
+            let _turn = turns.batch().await?;
+            let updates = items(&body, "updates", BATCH_EXAMPLE)?;
+            let bytes = updates.len() * RESULT_BYTES;
+            // The request itself was already counted as one update.
+            caller.pass_or_refuse(updates.len() - 1)?;
+            let results = apply(app, &caller, updates, params.durability).await;
+            Ok(wire::json(&BatchAnswer::Results(BatchView { results }), bytes))
+        }
+        MediaType::Ndjson => {
+            bodies::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
+            let _place = caller.stream_or_refuse()?;
+            let _room = bodies.stream(&body)?;
+            let summary = lines::apply(app, &caller, body, params.durability).await?;
+            Ok(wire::json(&BatchAnswer::Summary(summary), RESULT_BYTES))
+        }
+        media => Err(media.refuse("application/json, or application/x-ndjson for a stream")),
+    }
+}
+
+/// The answer to a batch, by its content type.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum BatchAnswer {
+    /// For JSON.
+    Results(BatchView),
+    /// For NDJSON.
+    Summary(Summary),
+}
+
+/// Reads a JSON body whose only field is a list of 1 to 1,000 items.
+fn items<'a>(body: &'a [u8], name: &str, example: &str) -> Result<Vec<Tree<'a>>, Problem> {
+    let mut fields = Fields::of(json::parse(body)?, example)?;
+    let items = fields.list(name, limits::BATCH_ITEMS_MAX)?;
+    fields.end()?;
+    Ok(items)
+}
+
+/// Returns one result per item, in the same order.
+async fn apply(
+    app: &AppState,
+    caller: &Caller,
+    items: Vec<Tree<'_>>,
+    durability: Durability,
+) -> Vec<UpdateResult> {
+    let (mut updates, mut ops) = (ByKey::default(), Vec::new());
+    let add = |(place, item)| {
+        ops.clear();
+        let key = match wire::update(caller.to(Verb::Write), item, &mut ops) {
+            Ok(key) => key,
+            Err(problem) => return not_acked(app, None, problem),
+        };
+        let view = KeyView::from(&key);
+        updates.add(place, key, ops.drain(..));
+        let outcome = Outcome::of(durability);
+        UpdateResult { outcome, key: Some(view), timestamp: None, problem: None }
+    };
+    let mut results: Vec<UpdateResult> = items.into_iter().enumerate().map(add).collect();
+    for (place, result) in updates.apply(&app.service, durability).await {
+        let of_item = &mut results[place];
+        match result {
+            Ok(time) => of_item.timestamp = time.map(Timestamp::as_micros),
+            Err(error) => *of_item = not_acked(app, of_item.key.take(), error.into()),
+        }
+    }
+    results
+}
+
+fn not_acked(app: &AppState, key: Option<KeyView>, problem: Problem) -> UpdateResult {
+    observe::count_denied(app.service.metrics(), problem.kind());
+    let not_acked = problem.outcome().unwrap_or(NotAcked::Refused);
+    let outcome = match not_acked {
+        NotAcked::Refused => Outcome::Refused,
+        NotAcked::Unknown => Outcome::Unknown,
+    };
+    let problem = Some(problem.with_outcome(not_acked));
+    UpdateResult { outcome, key, timestamp: None, problem }
+}
+
+/// Query parameters of a query.
+pub(crate) struct ManyParams {
+    ask: Ask,
+}
+
+impl Params for ManyParams {
+    const NAMES: &'static [&'static str] = &["numbers"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<ManyParams, Problem> {
+        Ok(ManyParams { ask: Ask::as_digits(wire::numbers(query)?) })
+    }
+}
+
+/// The answer to a query.
+#[derive(Debug, ToSchema)]
+#[allow(dead_code, reason = "described, and written by `query`")]
+pub(crate) struct QueryView {
+    /// One result per key, in the same order.
+    results: Vec<ReadResult>,
+}
+
+/// The result of one read of a query.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum ReadResult {
+    /// The value.
+    Found(KeyValueView),
+    /// The key does not exist.
+    Absent {
+        #[serde(flatten)]
+        key: KeyView,
+        /// Always true.
+        absent: bool,
+    },
+    /// The key could not be read, or is not a valid key.
+    Error {
+        #[serde(flatten)]
+        #[schema(value_type = MaybeKey)]
+        key: Option<KeyView>,
+        /// Why there is no value.
+        #[schema(value_type = ProblemBody)]
+        problem: Problem,
+    },
+}
+
+/// Read many keys
+///
+/// Up to 1,000 keys of any kinds. The results are in the same order. Each value is correct, but the values
+/// together are not a snapshot. After about 16 MiB of rows or of text, the remaining keys get the problem
+/// `answer-full`: request them again.
+#[utoipa::path(
+    post, path = "/v1/query", tag = "many keys",
+    params(("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes")),
+    request_body(description = "Keys, and a consistency level (default: the server's setting)",
+        content((QueryBody = "application/json", example = json!({
+            "keys": [{"kind": "counter", "group": "site", "name": "home"},
+                     {"kind": "counter", "group": "site", "name": "nowhere"}],
+            "consistency": "quorum"})))),
+    responses(
+        (status = 200, description = "The value, absence or problem of each key", body = QueryView,
+            example = json!({"results": [
+                {"kind": "counter", "group": "site", "name": "home", "value": 1234, "exact": true,
+                 "as_of": "2026-11-21T08:00:00.123456Z", "consistency": "quorum", "shards": 7,
+                 "folded_through": null},
+                {"kind": "counter", "group": "site", "name": "nowhere", "absent": true}]})),
+    )
+)]
+pub(crate) async fn query(
+    State(served): State<Served>,
+    caller: Caller,
+    Query(params): Query<ManyParams>,
+    headers: HeaderMap,
+    request: Request,
+) -> Result<Response, Problem> {
+    let Shared { app, bodies, turns, .. } = &*served;
+    match MediaType::of(&headers) {
+        MediaType::Json => {}
+        media => return Err(media.refuse("application/json")),
+    }
+    let body = bodies.read(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
+    let mut fields = Fields::of(json::parse(&body)?, QUERY_EXAMPLE)?;
+    let keys = fields.list("keys", limits::BATCH_ITEMS_MAX)?;
+    let level = wire::consistency(&mut fields)?;
+    fields.end()?;
+    caller.pass_or_refuse(keys.len() - 1)?;
+    let to_read = caller.to(Verb::Read);
+    let keys: Vec<_> = keys.into_iter().map(|item| wire::key(to_read, item)).collect();
+    for problem in keys.iter().filter_map(|key| key.as_ref().err()) {
+        observe::count_denied(app.service.metrics(), problem.kind());
+    }
+    // The largest kind of the keys.
+    let kinds = keys.iter().flatten().map(|key| key.kind);
+    let _turn = match kinds.max_by_key(|kind| !kind.about().is_small()) {
+        Some(kind) => turns.keys(kind, keys.len()).await?,
+        None => None,
+    };
+    let reads = keys.clone().into_iter().map(|key| read_one(app, key, level, &params.ask));
+    let mut reads = stream::iter(reads).buffered(reads_at_once(&keys));
+    // Each result becomes text at once, because its value can be much larger than the text.
+    let mut text = br#"{"results":["#.to_vec();
+    let (mut read, mut rows_bytes) = (0, 0);
+    while rows_bytes.max(text.len()) <= limits::ANSWER_BYTES_MAX
+        && let Some((result, bytes)) = reads.next().await
+    {
+        text.extend_from_slice(&result);
+        text.push(b',');
+        read += 1;
+        rows_bytes += bytes;
+    }
+    for key in &keys[read..] {
+        wire::write_json(&mut text, &ReadResult::left_out(key));
+        text.push(b',');
+    }
+    // Remove the comma after the last result. There is at least one key.
+    text.pop();
+    text.extend_from_slice(b"]}");
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+}
+
+/// Concurrent reads of a query. Fewer if any of the keys can be large.
+fn reads_at_once(keys: &[Result<Key, Problem>]) -> usize {
+    if keys.iter().flatten().all(|key| key.kind.about().is_small()) {
+        limits::QUERY_READS_AT_ONCE
+    } else {
+        limits::LARGE_READS_AT_ONCE
+    }
+}
+
+/// Returns the result as text, and the bytes of the rows that were read.
+async fn read_one(
+    app: &AppState,
+    key: Result<Key, Problem>,
+    level: Option<Level>,
+    ask: &Ask,
+) -> (Vec<u8>, usize) {
+    let (mut text, mut bytes) = (Vec::new(), 0);
+    let mut write = |result: &ReadResult| wire::write_json(&mut text, result);
+    match key {
+        Err(problem) => write(&ReadResult::Error { key: None, problem }),
+        Ok(key) => match app.service.read(&key, level).await {
+            Ok(Some(read)) => {
+                write(&ReadResult::Found(KeyValueView::new(&read, ask)));
+                bytes = read.bytes;
+            }
+            Ok(None) => write(&ReadResult::Absent { key: (&key).into(), absent: true }),
+            Err(error) => {
+                let problem = read::problem_of(error, &key.to_string());
+                write(&ReadResult::Error { key: Some((&key).into()), problem });
+            }
+        },
+    }
+    (text, bytes)
+}
+
+impl ReadResult {
+    /// The result for a key that no longer fits into the answer.
+    fn left_out(key: &Result<Key, Problem>) -> ReadResult {
+        let detail = "The keys before this one filled the answer; request this key again.";
+        let problem = match key {
+            Ok(_) => Problem::new(ProblemType::AnswerFull, detail),
+            Err(problem) => problem.clone(),
+        };
+        ReadResult::Error { key: key.as_ref().ok().map(Into::into), problem }
+    }
+}

@@ -1,0 +1,53 @@
+//! Groups the updates of one request by key.
+
+use std::collections::HashMap;
+
+use orderfree_core::crdt::Op;
+use orderfree_core::protocol::{Durability, Key, Timestamp};
+
+use crate::engine::service::Service;
+use crate::engine::write::{UpdateError, Updates};
+
+/// See the [module documentation](self).
+#[derive(Default)]
+pub(crate) struct ByKey {
+    /// In the order of each key's first update. The mutators take them in this order.
+    keys: Vec<Updates>,
+    /// For each key, the places of its updates in the request.
+    places: Vec<Vec<usize>>,
+    at: HashMap<Key, usize>,
+}
+
+/// An update's place in the request, and its outcome.
+type Placed = (usize, Result<Option<Timestamp>, UpdateError>);
+
+impl ByKey {
+    /// Adds an update. The updates of one key keep their order.
+    pub(crate) fn add(&mut self, place: usize, key: Key, ops: impl IntoIterator<Item = Op>) {
+        let at = *self.at.entry(key.clone()).or_insert(self.keys.len());
+        if at == self.keys.len() {
+            self.keys.push(Updates { key, ops: Vec::new(), lengths: Vec::new() });
+            self.places.push(Vec::new());
+        }
+        let updates = &mut self.keys[at];
+        let before = updates.ops.len();
+        updates.ops.extend(ops);
+        updates.lengths.push(updates.ops.len() - before);
+        self.places[at].push(place);
+    }
+
+    /// The places of the updates in the request.
+    pub(crate) fn into_places(self) -> impl Iterator<Item = usize> {
+        self.places.into_iter().flatten()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.places.iter().map(Vec::len).sum()
+    }
+
+    /// Applies all updates at once. A bad op affects only its own update.
+    pub(crate) async fn apply(self, service: &Service, durability: Durability) -> Vec<Placed> {
+        let outcomes = service.update_all(self.keys, durability).await;
+        self.places.into_iter().flatten().zip(outcomes).collect()
+    }
+}

@@ -1,0 +1,332 @@
+//! Shows the rows behind a value, and folds a key on request.
+
+use axum::Json;
+use axum::extract::State;
+use orderfree_core::crdt::{Kind, Precision};
+use orderfree_core::protocol::Phase;
+use orderfree_core::protocol::read::ShardView;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::engine::fold::FoldResult;
+use crate::engine::service::TallyView;
+use crate::http::api::read;
+use crate::http::body::extract::{NoParams, Params, Query, QueryParams};
+use crate::http::body::wire::{self, Ask, KeyView, Shown, rfc3339};
+use crate::http::catalog::ProblemType;
+use crate::http::guard::access::KeyPath;
+use crate::http::problem::Problem;
+use crate::http::state::Served;
+use crate::policy::Verb;
+
+/// Query parameters of an inspection.
+pub(crate) struct InspectParams {
+    ask: Ask,
+}
+
+impl Params for InspectParams {
+    const NAMES: &'static [&'static str] = &["numbers"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<InspectParams, Problem> {
+        Ok(InspectParams { ask: Ask::as_digits(wire::numbers(query)?) })
+    }
+}
+
+/// A key's rows.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ShardsView {
+    #[serde(flatten)]
+    key: KeyView,
+    /// The server's time. The phases of the shards are relative to it.
+    now: String,
+    /// Shards that expired up to this time are final.
+    cutoff: String,
+    /// The shards that were folded so far. Null before the first fold.
+    tally: Option<TallyRow>,
+    /// All other rows, by expiry, the newest last.
+    shards: Vec<ShardRow>,
+}
+
+/// The row of the tally.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TallyRow {
+    /// Always null, because a tally never expires.
+    expires_at: Option<String>,
+    /// Every shard that expired up to this time is in the tally. Null if the tally can't be decoded.
+    fence: Option<String>,
+    /// The tally's part of the key's value. Null if the tally can't be decoded.
+    value: Option<Shown>,
+    /// True if the tally has its maximum size. Shards that do not fit stay, and the key accepts no additions.
+    full: bool,
+    /// Why the tally can't be decoded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// The row of one shard.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ShardRow {
+    /// The mutator that wrote the row.
+    #[schema(example = "5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77")]
+    mutator_id: String,
+    /// When the mutator expires.
+    expires_at: String,
+    phase: PhaseName,
+    /// True if the shard expired up to the tally's fence. It is then already in the tally, so its row does
+    /// not count.
+    in_tally: bool,
+    /// The shard's part of the key's value. Null if the shard can't be decoded.
+    value: Option<Shown>,
+    /// Why the shard can't be decoded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// The phase of a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum PhaseName {
+    /// Its mutator can take updates.
+    Live,
+    /// Its mutator takes no more updates, but can still write those that it has.
+    Draining,
+    /// Its mutator is dead, but late acknowledgements are not ruled out yet.
+    Expired,
+    /// A fold can move it into the tally.
+    Final,
+}
+
+impl From<Phase> for PhaseName {
+    fn from(phase: Phase) -> PhaseName {
+        match phase {
+            Phase::Live => PhaseName::Live,
+            Phase::Draining => PhaseName::Draining,
+            Phase::Expired => PhaseName::Expired,
+            Phase::Final => PhaseName::Final,
+        }
+    }
+}
+
+impl TallyRow {
+    fn new(tally: &TallyView, ask: &Ask) -> TallyRow {
+        let (fence, value, error) = match &tally.content {
+            Ok((fence, state)) => (Some(rfc3339(*fence)), Some(Shown::of(state, None, ask)), None),
+            Err(error) => (None, None, Some(error.to_string())),
+        };
+        TallyRow { expires_at: None, fence, value, full: tally.is_full, error }
+    }
+}
+
+impl ShardRow {
+    fn new(shard: &ShardView, ask: &Ask) -> ShardRow {
+        let (value, error) = match &shard.state {
+            Ok(state) => (Some(Shown::of(state, None, ask)), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        ShardRow {
+            mutator_id: shard.mutator_id.to_string(),
+            expires_at: rfc3339(shard.expires_at),
+            phase: shard.phase.into(),
+            in_tally: shard.is_zombie,
+            value,
+            error,
+        }
+    }
+}
+
+/// Show a key's shards
+///
+/// Returns every row of the key as it is in the store. They explain the key's value.
+#[utoipa::path(
+    get, path = "/v1/{kind}/{group}/{name}/shards", tag = "inspection",
+    params(
+        ("kind" = String, Path, description = "Data type", example = "counter"),
+        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
+        ("name" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "home"),
+        ("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes"),
+    ),
+    responses((status = 200, description = "Every row of the key", body = ShardsView, example = json!({
+        "kind": "counter", "group": "site", "name": "home",
+        "now": "2026-11-21T08:00:00.123456Z", "cutoff": "2026-11-21T07:00:00.123456Z",
+        "tally": {"expires_at": null, "fence": "2026-11-20T07:11:00.000000Z", "value": 1200,
+            "full": false},
+        "shards": [{"mutator_id": "5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77",
+            "expires_at": "2026-11-22T06:30:00.000417Z", "phase": "live", "in_tally": false,
+            "value": 34}]})))
+)]
+pub(crate) async fn shards(
+    State(served): State<Served>,
+    path: KeyPath,
+    Query(params): Query<InspectParams>,
+) -> Result<Json<ShardsView>, Problem> {
+    let app = &served.app;
+    let (key, _) = path.to(Verb::Admin)?;
+    let report = app.service.shards(&key).await;
+    let report = report.map_err(|error| read::problem_of(error, &key.to_string()))?;
+    if report.tally.is_none() && report.shards.is_empty() {
+        let detail = format!("{key} does not exist: the store has no row of this key.");
+        return Err(Problem::new(ProblemType::KeyAbsent, detail));
+    }
+    Ok(Json(ShardsView {
+        key: (&key).into(),
+        now: rfc3339(report.now),
+        cutoff: rfc3339(report.cutoff),
+        tally: report.tally.map(|tally| TallyRow::new(&tally, &params.ask)),
+        shards: report.shards.iter().map(|shard| ShardRow::new(shard, &params.ask)).collect(),
+    }))
+}
+
+/// Query parameters of a fold.
+pub(crate) struct FoldParams {
+    dry_run: bool,
+}
+
+impl Params for FoldParams {
+    const NAMES: &'static [&'static str] = &["dry_run"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<FoldParams, Problem> {
+        Ok(FoldParams { dry_run: query.flag("dry_run")? })
+    }
+}
+
+/// The result of a fold or of a dry run.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct FoldView {
+    #[serde(flatten)]
+    key: KeyView,
+    /// True if this was a dry run, which writes nothing.
+    dry_run: bool,
+    /// True if the fold wrote a tally.
+    written: bool,
+    /// The fence before the fold. Null without a tally.
+    fence_before: Option<String>,
+    /// The fence after the fold. Null without a tally.
+    fence: Option<String>,
+    /// The number of final shards that go into the tally.
+    folded: usize,
+    /// The number of rows below the old fence that reappeared. They do not count and are deleted again.
+    zombies: usize,
+    /// The number of shards that stay because they are not final yet.
+    kept: usize,
+    /// True if there are more final shards than one fold takes. Fold again.
+    more: bool,
+    /// True if the tally has its maximum size. The oldest final shard does not fit and stays.
+    full: bool,
+}
+
+/// Fold a key now
+///
+/// Merges the key's final shards into its tally. The value stays the same. Folds also run in the
+/// background; this endpoint is for operators.
+#[utoipa::path(
+    post, path = "/v1/{kind}/{group}/{name}/fold", tag = "inspection",
+    params(
+        ("kind" = String, Path, description = "Data type", example = "counter"),
+        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
+        ("name" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "home"),
+        ("dry_run" = Option<bool>, Query, description = "Report what a fold would do, but do nothing"),
+    ),
+    responses((status = 200, description = "What the fold did", body = FoldView, example = json!({
+        "kind": "counter", "group": "site", "name": "home", "dry_run": false, "written": true,
+        "fence_before": null, "fence": "2026-11-20T07:11:00.000000Z", "folded": 12, "zombies": 0,
+        "kept": 3, "more": false, "full": false})))
+)]
+pub(crate) async fn fold(
+    State(served): State<Served>,
+    path: KeyPath,
+    Query(params): Query<FoldParams>,
+) -> Result<Json<FoldView>, Problem> {
+    let app = &served.app;
+    let (key, _) = path.to(Verb::Admin)?;
+    let result = app.service.fold(&key, params.dry_run).await;
+    let FoldResult { report, fence, written } =
+        result.map_err(|failure| Problem::from(failure).within(&key.to_string()))?;
+    Ok(Json(FoldView {
+        key: (&key).into(),
+        dry_run: params.dry_run,
+        written,
+        fence_before: report.fence_before.map(rfc3339),
+        fence: fence.map(rfc3339),
+        folded: report.folded,
+        zombies: report.zombies,
+        kept: report.kept,
+        more: report.has_more,
+        full: report.is_full,
+    }))
+}
+
+/// A kind of key.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct KindView {
+    /// The name of the kind in addresses.
+    #[schema(example = "counter")]
+    kind: &'static str,
+    /// What a key of this kind holds.
+    summary: &'static str,
+    /// The error bound and the size of a value.
+    bound: &'static str,
+    /// True if values are exact, false if they are estimates.
+    exact: bool,
+    /// True if an op that is sent again after an unknown outcome has the same effect as if it were sent once.
+    idempotent: bool,
+    /// An example op.
+    example_op: serde_json::Value,
+    /// An example value.
+    example_value: serde_json::Value,
+    /// The query parameters of reads that are specific to this kind.
+    parameters: &'static [&'static str],
+    /// The precision that the policy file can set. Null if the kind has none.
+    precision: Option<PrecisionView>,
+    /// What an empty body does. Null if an empty body is not an op of this kind.
+    empty_body: Option<&'static str>,
+}
+
+/// The precision of a kind.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct PrecisionView {
+    /// The name of the precision parameter.
+    #[schema(example = "lg_k")]
+    name: &'static str,
+    /// The lowest precision.
+    min: u16,
+    /// The highest precision.
+    max: u16,
+    /// The precision without a policy.
+    default: u16,
+}
+
+/// The kinds that this server supports.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct KindsView {
+    kinds: Vec<KindView>,
+}
+
+/// List the kinds of keys
+#[utoipa::path(
+    get, path = "/v1/kinds", tag = "inspection",
+    responses((status = 200, description = "Every kind, with its bounds and examples",
+        body = KindsView))
+)]
+pub(crate) async fn kinds(_params: Query<NoParams>) -> Json<KindsView> {
+    let view = |&kind: &Kind| {
+        let about = kind.about();
+        let parse = |text| serde_json::from_str(text).expect("invariant: a test reads it");
+        let precision = kind.precision().map(|precision| {
+            let Precision { name, min, max, default } = precision;
+            PrecisionView { name, min, max, default }
+        });
+        KindView {
+            kind: kind.name(),
+            summary: about.summary,
+            bound: about.bound,
+            exact: about.is_exact,
+            idempotent: about.is_idempotent,
+            example_op: parse(about.example_op),
+            example_value: parse(about.example_value),
+            parameters: about.parameters,
+            precision,
+            empty_body: kind.empty_op().map(|_| "adds 1"),
+        }
+    };
+    Json(KindsView { kinds: Kind::ALL.iter().map(view).collect() })
+}

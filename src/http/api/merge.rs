@@ -1,0 +1,382 @@
+//! `POST /v1/merge`: merges several keys of a group into one value.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::HeaderMap;
+use futures::{StreamExt, TryStreamExt, stream};
+use orderfree_core::crdt::{About, Audience, Class, Expression, Kind, State as Merged};
+use orderfree_core::protocol::Key;
+use orderfree_core::protocol::consistency::Level;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::engine::memory::{MemoryBudget, MemoryPermit};
+use crate::engine::service::Held;
+use crate::http::api::read;
+use crate::http::body::extract::{MediaType, Params, Query, QueryParams};
+use crate::http::body::json::{self, Fields, Tree};
+use crate::http::body::schemas::MergeBody;
+use crate::http::body::wire::{self, Ask, Shown, rfc3339};
+use crate::http::catalog::ProblemType;
+use crate::http::guard::access::Permit;
+use crate::http::problem::Problem;
+use crate::http::state::AppState;
+use crate::http::state::Served;
+use crate::http::state::Shared;
+use crate::limits;
+use crate::policy::{Caller, Verb};
+
+const EXAMPLE: &str = r#"{"kind":"distinct","group":"site","names":["2026-11-20","2026-11-21"]}"#;
+
+/// Query parameters of a merge.
+pub(crate) struct MergeParams {
+    ask: Ask,
+}
+
+impl Params for MergeParams {
+    const NAMES: &'static [&'static str] = &["numbers", "q", "buckets", "as", "contains"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<MergeParams, Problem> {
+        Ok(MergeParams { ask: Ask::parse(query)? })
+    }
+}
+
+/// The answer to a merge.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct MergeView {
+    #[schema(example = "distinct")]
+    kind: &'static str,
+    #[schema(example = "site")]
+    group: String,
+    /// The keys that were read, in the order of the request.
+    names: Vec<String>,
+    /// The keys that do not exist. They count as empty.
+    absent: Vec<String>,
+    /// The value of the ops of all keys together, or the value of the expression.
+    value: Shown,
+    /// True if the value is exact, false if it is an estimate.
+    exact: bool,
+    /// The value includes every update that was acknowledged before this time.
+    #[schema(example = "2026-11-21T08:00:00.123456Z", format = DateTime)]
+    as_of: String,
+    /// The consistency level of the reads.
+    #[schema(example = "local_quorum")]
+    consistency: &'static str,
+    /// The number of shards that were merged, over all keys.
+    shards: usize,
+}
+
+/// A parsed request body.
+struct Wanted {
+    keys: Vec<Key>,
+    expression: Option<Expression>,
+    level: Option<Level>,
+}
+
+/// Merge keys into one value
+///
+/// Returns the value as if every op of these keys had gone to one key, for example the monthly uniques of
+/// daily sketches, or the total of many counters. Kind `audience` has set algebra: send `expression`
+/// instead of `names`, such as `{"and": ["a", {"or": ["b", "c"]}, {"not": "d"}]}`. A merge writes nothing.
+/// It reads each key separately, so the keys together are not a snapshot. The server refuses sets that
+/// together would take more than 64 MiB of memory, which is about 800,000 short items, or 80,000 of an
+/// `or_set`.
+#[utoipa::path(
+    post, path = "/v1/merge", tag = "many keys",
+    params(
+        ("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes"),
+        ("q" = Option<String>, Query, description = "`histogram`: quantiles, separated by commas"),
+        ("buckets" = Option<bool>, Query, description = "`histogram`: include the buckets"),
+        ("as" = Option<String>, Query, description = "`histogram`: the format of another \
+            system, `opentelemetry` or `prometheus`"),
+        ("contains" = Option<String>, Query, description = "Sets: return whether the set \
+            contains this item, instead of all items"),
+    ),
+    request_body(description = "Keys of one group", content(
+        (MergeBody = "application/json", examples(
+            ("names" = (value = json!({"kind": "counter", "group": "site", "names": ["home", "about"]}))),
+            ("set algebra" = (value = json!({"kind": "audience", "group": "site",
+                "expression": {"and": ["mobile", {"not": "bots"}]}})))
+        )))),
+    responses(
+        (status = 200, description = "The merged value", body = MergeView,
+            example = json!({"kind": "counter", "group": "site", "names": ["home", "about"],
+                "absent": [], "value": 1240, "exact": true,
+                "as_of": "2026-11-21T08:00:00.123456Z", "consistency": "local_quorum",
+                "shards": 9})),
+    )
+)]
+pub(crate) async fn merge(
+    State(served): State<Served>,
+    caller: Caller,
+    Query(params): Query<MergeParams>,
+    headers: HeaderMap,
+    request: Request,
+) -> Result<Json<MergeView>, Problem> {
+    let Shared { app, bodies, turns, merged, .. } = &*served;
+    match MediaType::of(&headers) {
+        MediaType::Json => {}
+        media => return Err(media.refuse("application/json")),
+    }
+    let body = bodies.read(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
+    let Wanted { keys, expression, level } = wanted(caller.to(Verb::Read), json::parse(&body)?)?;
+    caller.pass_or_refuse(keys.len() - 1)?;
+    let (kind, group) = (keys[0].kind, keys[0].group.to_string());
+    let ask = params.ask.of(kind)?;
+    let _turn = turns.keys(kind, keys.len()).await?;
+    // Take the time before the reads: the answer includes every update acknowledged before it.
+    let as_of = app.service.now().wall;
+    let names: Vec<String> = keys.iter().map(|key| key.name.to_string()).collect();
+    let reads = keys.into_iter().enumerate().map(|(at, key)| read_one(app, at, key, level));
+    let (reads, at_once) = (stream::iter(reads), limits::LARGE_READS_AT_ONCE);
+    // A large value must not wait for another one, because it holds memory that the other can be waiting for.
+    let mut reads = match kind.about() {
+        about if about.is_small() => reads.buffered(at_once).boxed(),
+        About { class: Class::Exact, .. } => reads.buffer_unordered(at_once).boxed(),
+        About { class: Class::OrderCanonical, .. } => reads.buffered(1).boxed(),
+    };
+    let mut found = Found::new(kind, expression.is_some(), merged);
+    while let Some((at, key, read)) = reads.try_next().await? {
+        found.take(at, &key, read)?;
+    }
+    if found.absent.len() == names.len() {
+        let detail = format!("None of these keys of {kind}/{group} exists; POST to them first.");
+        return Err(Problem::new(ProblemType::KeyAbsent, detail));
+    }
+    let value = match &expression {
+        None => Shown::of(&found.merged, None, &ask),
+        Some(expression) => found.select(expression, &ask)?,
+    };
+    let Found { mut absent, shards, .. } = found;
+    absent.sort_unstable();
+    let absent = absent.into_iter().map(|at| names[at].clone()).collect();
+    Ok(Json(MergeView {
+        kind: kind.name(),
+        group,
+        names,
+        absent,
+        value,
+        exact: kind.about().is_exact,
+        as_of: rfc3339(as_of),
+        consistency: level.unwrap_or(app.service.read_level()).name(),
+        shards,
+    }))
+}
+
+async fn read_one(
+    app: &AppState,
+    at: usize,
+    key: Key,
+    level: Option<Level>,
+) -> Result<(usize, Key, Option<Arc<Held>>), Problem> {
+    let read = app.service.read(&key, level).await;
+    match read {
+        Ok(read) => Ok((at, key, read)),
+        Err(error) => Err(read::problem_of(error, &key.to_string())),
+    }
+}
+
+/// Reads `{"kind","group","names"}` or `{"kind","group","expression"}`, and `consistency` in both.
+fn wanted(permit: Permit<'_>, body: Tree<'_>) -> Result<Wanted, Problem> {
+    let mut fields = Fields::of(body, EXAMPLE)?;
+    let (kind, group) = (fields.text("kind")?, fields.text("group")?);
+    let level = wire::consistency(&mut fields)?;
+    let expression = fields.take("expression");
+    let names = match (&expression, fields.has("names")) {
+        (None, true) => fields.texts("names", limits::MERGE_KEYS_MAX)?,
+        (Some(_), false) => Vec::new(),
+        _ => {
+            return Err(json::bad_body(
+                "Give either `names` or, for audience, `expression`.".into(),
+            ));
+        }
+    };
+    fields.end()?;
+    let key = |name: &str| permit.key(&kind, &group, name);
+    let Some(expression) = expression else {
+        let mut sorted = names.clone();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            let detail = format!("`names` has {:?} twice; give each key once.", pair[0]);
+            return Err(json::bad_body(detail));
+        }
+        let keys = names.iter().map(|name| key(name)).collect::<Result<_, _>>()?;
+        return Ok(Wanted { keys, expression: None, level });
+    };
+    if Kind::from_name(&kind).is_some_and(|kind| kind != Kind::Audience) {
+        let detail = format!("`expression` is for kind audience; give keys of {kind} as `names`.");
+        return Err(json::bad_body(detail));
+    }
+    let expression = Expression::deserialize(&expression)
+        .map_err(|rule| json::bad_body(format!("`expression`: {rule}.")))?;
+    let keys = expression.names().into_iter().map(|name| key(name.as_str()));
+    Ok(Wanted { keys: keys.collect::<Result<_, _>>()?, expression: Some(expression), level })
+}
+
+/// The merge so far. States are merged as they arrive, because there can be a thousand large ones.
+struct Found {
+    /// The places of keys that do not exist.
+    absent: Vec<usize>,
+    shards: usize,
+    /// The state of all ops of all keys.
+    merged: Merged,
+    /// An upper bound on its memory.
+    bytes: usize,
+    /// `bytes` when the memory was last measured.
+    seen_bytes: usize,
+    room: MemoryPermit,
+    /// The keys' separate states, for an expression.
+    apart: Option<BTreeMap<String, Audience>>,
+}
+
+impl Found {
+    fn new(kind: Kind, is_apart: bool, merged: &MemoryBudget) -> Found {
+        Found {
+            absent: Vec::new(),
+            shards: 0,
+            merged: Merged::identity(kind),
+            bytes: 0,
+            seen_bytes: 0,
+            room: merged.take(0).expect("invariant: nothing always fits"),
+            apart: is_apart.then(BTreeMap::new),
+        }
+    }
+
+    fn take(&mut self, at: usize, key: &Key, read: Option<Arc<Held>>) -> Result<(), Problem> {
+        let Some(read) = read else {
+            self.absent.push(at);
+            return Ok(());
+        };
+        self.make_room(read.memory_bytes())?;
+        self.shards += read.shards;
+        match (&mut self.apart, &read.state) {
+            (Some(apart), Merged::Audience(audience)) => {
+                apart.insert(key.name.to_string(), audience.clone());
+                Ok(())
+            }
+            (_, state) => self.merged.merge_key(state).map_err(|error| {
+                let detail = format!("{key}: {error}; merge fewer keys.");
+                Problem::new(ProblemType::OutOfRange, detail)
+            }),
+        }
+    }
+
+    /// Reserves `more` bytes, and refuses a merge that would be too large: sets have no size limit.
+    fn make_room(&mut self, more: usize) -> Result<(), Problem> {
+        if self.bytes + more > 2 * self.seen_bytes + limits::MERGE_LOOK_BYTES {
+            self.look();
+        }
+        if self.room.grow(self.bytes + more).is_none() {
+            self.look();
+            if self.bytes + more > limits::MERGED_BYTES_MAX {
+                let detail = "These keys together are too large for one merge; merge fewer keys.";
+                return Err(Problem::new(ProblemType::AnswerFull, detail));
+            }
+            self.room.grow(self.bytes + more).ok_or_else(|| {
+                let detail =
+                    "Too many large merges are in progress here; send the request again in a second.";
+                Problem::new(ProblemType::Overloaded, detail)
+            })?;
+        }
+        self.bytes += more;
+        Ok(())
+    }
+
+    /// Measures the memory. Keys can have much in common, so the merged state can be smaller than the states
+    /// that were read. A measurement costs as much as a write.
+    fn look(&mut self) {
+        if self.apart.is_none() && self.bytes > self.seen_bytes {
+            self.bytes = self.merged.memory_bytes();
+            self.room.shrink(self.bytes);
+        }
+        self.seen_bytes = self.bytes;
+    }
+
+    /// The value of an expression. Keys that do not exist are empty.
+    fn select(&self, expression: &Expression, ask: &Ask) -> Result<Shown, Problem> {
+        let empty = Audience::default();
+        let find = |name: &str| self.apart.as_ref().and_then(|apart| apart.get(name));
+        let selection = expression.evaluate(&|name| Some(find(name).unwrap_or(&empty)))?;
+        Ok(Shown::new(selection.value(), ask.writes_digits()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::read::held;
+    use serde_json::json;
+
+    #[test]
+    fn bad_requests_are_refused_with_the_rule() {
+        for (body, says) in [
+            (json!([]), "JSON object"),
+            (json!({"kind": "counter", "group": "g"}), "either `names` or"),
+            (
+                json!({"kind": "audience", "group": "g", "names": ["a"], "expression": "a"}),
+                "either `names` or",
+            ),
+            (json!({"kind": "counter", "group": "g", "names": []}), "1 to 1000"),
+            (json!({"kind": "counter", "group": "g", "names": ["a", "b", "a"]}), "\"a\" twice"),
+            (json!({"kind": "counter", "group": "g", "names": ["a", 1]}), "`names` must hold"),
+            (json!({"kind": "counter", "group": "g", "names": [""]}), "empty"),
+            (json!({"kind": "count", "group": "g", "names": ["a"]}), "count"),
+            (json!({"kind": "counter", "group": "g", "names": ["a"], "by": 1}), "Unknown field"),
+            (
+                json!({"kind": "counter", "group": "g", "names": ["a"], "consistency": "most"}),
+                "consistency",
+            ),
+            (json!({"kind": "counter", "group": "g", "expression": "a"}), "for kind audience"),
+            (json!({"kind": "audience", "group": "g", "expression": {"xor": ["a"]}}), "expression"),
+        ] {
+            let text = body.to_string();
+            let tree = json::parse(text.as_bytes()).expect("JSON");
+            let problem =
+                wanted(Caller::anybody().to(Verb::Read), tree).err().expect("a bad request");
+            assert!(problem.detail().contains(says), "{body}: {}", problem.detail());
+        }
+    }
+
+    /// Checks the memory of a merged state and of the separate states of an expression.
+    #[test]
+    fn what_is_read_takes_room_until_the_merge_ends() {
+        let (unit, caller) = (limits::ROOM_UNIT_BYTES, Caller::anybody());
+        let key = caller.to(Verb::Read).key("audience", "g", "a").expect("a key");
+        let mut state = Merged::new(Kind::Audience, None);
+        let items: Vec<usize> = (0..1_000).collect();
+        let op = Kind::Audience.parse_op(&json!({"op": "add", "items": items})).expect("an op");
+        state.apply(&op).expect("room");
+        let size = state.memory_bytes();
+        for (is_apart, fit) in [(true, 3), (false, usize::MAX)] {
+            let space = MemoryBudget::new(3 * size.next_multiple_of(unit));
+            let mut found = Found::new(Kind::Audience, is_apart, &space);
+            let mut take = |at| found.take(at, &key, Some(held(state.clone(), size)));
+            let refused = (0..10).find_map(|at| take(at).err().map(|problem| (at, problem.kind())));
+            let expected = (fit < 10).then_some((fit, ProblemType::Overloaded));
+            assert_eq!(refused, expected, "the same audience: merged, it is there once");
+            assert!(space.free() < 3 * size / unit);
+            drop(found);
+            assert!(space.free() >= 3 * size / unit);
+        }
+        let space = MemoryBudget::new(limits::MERGED_BYTES_MAX);
+        let mut found = Found::new(Kind::Audience, false, &space);
+        let large = held(state, limits::MERGED_BYTES_MAX + 1);
+        let refused = found.take(0, &key, Some(large)).expect_err("it has no room");
+        assert_eq!(refused.kind(), ProblemType::AnswerFull);
+        assert_eq!(found.merged, Merged::identity(Kind::Audience), "it is refused before");
+    }
+
+    #[test]
+    fn the_keys_of_an_expression_are_those_that_it_names() {
+        let body = json!({"kind": "audience", "group": "g",
+            "expression": {"and": ["a", {"or": ["b", "a"]}, {"not": "c"}]}});
+        let text = body.to_string();
+        let tree = json::parse(text.as_bytes()).expect("JSON");
+        let wanted = wanted(Caller::anybody().to(Verb::Read), tree).expect("a request");
+        let names: Vec<&str> = wanted.keys.iter().map(|key| key.name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+    }
+}

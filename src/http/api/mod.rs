@@ -1,0 +1,16 @@
+//! The handlers:
+//!
+//! * `update`, `read`, `batch`, `stream`, `merge`: for clients; `by_key` groups a batch's updates by key;
+//! * `inspect`, `repair`, `operations`: for operators;
+//! * `starting`: the answers of a pod that cannot serve yet.
+
+pub(crate) mod batch;
+mod by_key;
+pub(crate) mod inspect;
+pub(crate) mod merge;
+pub(crate) mod operations;
+pub(crate) mod read;
+pub(crate) mod repair;
+pub(crate) mod starting;
+mod stream;
+pub(crate) mod update;

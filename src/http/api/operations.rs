@@ -1,0 +1,210 @@
+//! Endpoints for machines and operators: probes, metrics, version, the description of the interface, and the
+//! pages that explain problems.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::json;
+use utoipa::ToSchema;
+
+use crate::http::body::extract::{NoParams, Params, Query, QueryParams};
+use crate::http::catalog::ProblemType;
+use crate::http::openapi;
+use crate::http::problem::Problem;
+use crate::http::state::Served;
+
+/// A probe's answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ProbeView {
+    #[schema(example = "ready")]
+    status: &'static str,
+    /// With `?verbose`: the result of every check.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checks: Option<BTreeMap<&'static str, String>>,
+}
+
+/// Is the process alive?
+///
+/// Does not depend on the store: a restart of the pod would not help if the store is down.
+#[utoipa::path(
+    get, path = "/livez", tag = "operations",
+    responses((status = 200, description = "The process is alive", body = ProbeView,
+        example = json!({"status": "alive"})))
+)]
+pub(crate) async fn livez() -> Json<ProbeView> {
+    Json(ProbeView { status: "alive", checks: None })
+}
+
+/// Query parameters of the readiness probe.
+pub(crate) struct ReadyParams {
+    verbose: bool,
+}
+
+impl Params for ReadyParams {
+    const NAMES: &'static [&'static str] = &["verbose"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<ReadyParams, Problem> {
+        Ok(ReadyParams { verbose: query.flag("verbose")? })
+    }
+}
+
+/// Should requests come here?
+///
+/// Ready means that the pod has started, is not shutting down, and its clock was not measured to be wrong. It
+/// does not depend on the current state of the store, because then all pods would drop out at once.
+#[utoipa::path(
+    get, path = "/readyz", tag = "operations",
+    params(("verbose" = Option<bool>, Query, description = "Show every check")),
+    responses((status = 200, description = "The pod is ready", body = ProbeView,
+        example = json!({"status": "ready"})))
+)]
+pub(crate) async fn readyz(
+    State(served): State<Served>,
+    Query(params): Query<ReadyParams>,
+) -> Result<Json<ProbeView>, Problem> {
+    let app = &served.app;
+    let readiness = app.health.readiness(app.service.check_clock());
+    if !readiness.is_ready() {
+        let reason = |(name, check): &(&str, Result<(), String>)| {
+            check.as_ref().err().map(|why| format!("{name}: {why}"))
+        };
+        let reasons: Vec<String> = readiness.checks.iter().filter_map(reason).collect();
+        return Err(Problem::new(ProblemType::NotReady, format!("{}.", reasons.join("; "))));
+    }
+    let checks = readiness.checks.into_iter().map(|(name, _)| (name, "ok".to_owned()));
+    let checks = params.verbose.then(|| checks.collect());
+    Ok(Json(ProbeView { status: "ready", checks }))
+}
+
+/// Metrics
+///
+/// Metrics in the OpenMetrics text format. Keys are never labels.
+#[utoipa::path(
+    get, path = "/metrics", tag = "operations",
+    responses((status = 200, description = "All metrics of this pod",
+        content((String = "application/openmetrics-text"))))
+)]
+pub(crate) async fn metrics(State(served): State<Served>) -> Response {
+    let app = &served.app;
+    const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, OPENMETRICS)], app.service.refresh_metrics().encode()).into_response()
+}
+
+/// The version of this server.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct VersionView {
+    #[schema(example = "0.1.0")]
+    version: &'static str,
+    /// The commit that the server was built from, if known.
+    commit: Option<&'static str>,
+    /// The store: `cassandra` or `embedded`.
+    #[schema(example = "embedded")]
+    store: &'static str,
+}
+
+/// Version
+#[utoipa::path(
+    get, path = "/version", tag = "operations",
+    responses((status = 200, description = "The version of this server", body = VersionView,
+        example = json!({"version": "0.1.0", "commit": null, "store": "embedded"})))
+)]
+pub(crate) async fn version(
+    State(served): State<Served>,
+    _params: Query<NoParams>,
+) -> Json<VersionView> {
+    let app = &served.app;
+    let crate::http::state::Build { version, commit } = app.build;
+    Json(VersionView { version, commit, store: app.service.store_name() })
+}
+
+/// This document
+#[utoipa::path(
+    get, path = "/openapi.json", tag = "operations",
+    responses((status = 200, description = "The interface as OpenAPI 3.1",
+        body = serde_json::Value))
+)]
+pub(crate) async fn openapi_json() -> Response {
+    static DOCUMENT: LazyLock<String> = LazyLock::new(|| openapi().to_string());
+    ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
+}
+
+/// Try this interface in a browser
+///
+/// A page that loads everything from this server. It loads no scripts and no fonts from other servers.
+#[utoipa::path(
+    get, path = "/docs", tag = "operations",
+    responses((status = 200, description = "The page", content((String = "text/html"))))
+)]
+pub(crate) async fn docs() -> Response {
+    static PAGE: LazyLock<String> = LazyLock::new(|| {
+        let settings = json!({"url": "openapi.json", "withDefaultFonts": false, "telemetry": false,
+            "agent": {"disabled": true}, "hideClientButton": true, "showDeveloperTools": "never",
+            "documentDownloadType": "none", "title": "Orderfree"});
+        scalar_api_reference::scalar_html(&settings, Some("docs/script.js"))
+    });
+    // The page's script creates styles and uses embedded images.
+    const POLICY: &str = "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'unsafe-inline'; \
+                          img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; \
+                          base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, PAGE.as_str()).into_response()
+}
+
+/// The script of that page
+#[utoipa::path(
+    get, path = "/docs/script.js", tag = "operations",
+    responses((status = 200, description = "The script", content((String = "text/javascript"))))
+)]
+pub(crate) async fn docs_script() -> Response {
+    static SCRIPT: LazyLock<Option<Bytes>> =
+        LazyLock::new(|| scalar_api_reference::get_asset("scalar.js").map(Bytes::from));
+    let Some(script) = SCRIPT.clone() else {
+        return Problem::new(ProblemType::Internal, "The page's script is missing.")
+            .into_response();
+    };
+    let headers = [
+        (header::CONTENT_TYPE, "text/javascript; charset=utf-8"),
+        (header::CACHE_CONTROL, "max-age=3600"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, script).into_response()
+}
+
+/// List the types of problems
+#[utoipa::path(
+    get, path = "/problems", tag = "operations",
+    responses((status = 200, description = "The pages of all types", content((String = "text/plain"))))
+)]
+pub(crate) async fn problems() -> String {
+    let pages: Vec<String> = ProblemType::ALL.iter().map(|kind| kind.page()).collect();
+    pages.join("\n----\n\n")
+}
+
+/// Explain a type of problem
+#[utoipa::path(
+    get, path = "/problems/{slug}", tag = "operations",
+    params(("slug" = String, Path, description = "The last part of a problem's `type`",
+        example = "bad-op")),
+    responses((status = 200, description = "What the type means and what to do",
+        content((String = "text/plain"))))
+)]
+pub(crate) async fn problem(Path(slug): Path<String>) -> Result<String, Problem> {
+    match ProblemType::from_slug(&slug) {
+        Some(kind) => Ok(kind.page()),
+        None => {
+            let detail = format!("There is no problem type {slug:?}; GET /problems lists them.");
+            Err(Problem::new(ProblemType::UnknownProblem, detail))
+        }
+    }
+}

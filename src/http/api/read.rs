@@ -1,0 +1,490 @@
+//! `GET`: reads one key, or the keys of a group.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+use std::{io, mem};
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::{Key, Name};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::engine::service::{GroupQuery, KeyValue, ReadError};
+use crate::http::body::extract::{self, Params, Query, QueryParams};
+use crate::http::body::wire::{self, Ask, KeyValueView, KeyView, ValueView, write_json};
+use crate::http::catalog::ProblemType;
+use crate::http::guard::access::{GroupPath, KeyPath};
+use crate::http::problem::{Problem, ProblemBody};
+use crate::http::state::Served;
+use crate::http::state::Shared;
+use crate::limits;
+use crate::policy::Verb;
+
+const JSON: &str = "application/json";
+const NDJSON: &str = "application/x-ndjson";
+const TEXT: &str = "text/plain";
+const BYTES: &str = "application/octet-stream";
+
+/// Query parameters of a read.
+pub(crate) struct ReadParams {
+    level: Option<Level>,
+    max_staleness: Duration,
+    default: Option<String>,
+    ask: Ask,
+}
+
+impl Params for ReadParams {
+    const NAMES: &'static [&'static str] =
+        &["consistency", "max_staleness", "default", "numbers", "q", "buckets", "as", "contains"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<ReadParams, Problem> {
+        Ok(ReadParams {
+            level: query.read("consistency", wire::level)?,
+            max_staleness: query.read("max_staleness", staleness)?.unwrap_or_default(),
+            default: query.get("default").map(str::to_owned),
+            ask: Ask::parse(query)?,
+        })
+    }
+}
+
+/// Reads the `max_staleness` parameter.
+fn staleness(text: &str) -> Result<Duration, String> {
+    let rule = || format!("{text:?} is not a duration up to 1h, such as 500ms or 5s");
+    let span = humantime::parse_duration(text).map_err(|_| rule())?;
+    if span <= limits::STALENESS_MAX { Ok(span) } else { Err(rule()) }
+}
+
+/// Read a key
+///
+/// At a consistency level that overlaps the write level, the value includes every update that was
+/// acknowledged before the read began. `as_of` is the time when the read began. With `max_staleness`, the
+/// server can return the result of an earlier read that began no longer ago than that. The entity tag
+/// covers everything in the answer except `as_of`. As `application/octet-stream`, a `distinct` or an
+/// `audience` is its sketch in the format of Apache DataSketches.
+#[utoipa::path(
+    get, path = "/v1/{kind}/{group}/{name}", tag = "keys",
+    params(
+        ("kind" = String, Path, description = "Data type", example = "counter"),
+        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
+        ("name" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "home"),
+        ("consistency" = Option<String>, Query, description = "`one`, `local_one`, \
+            `local_quorum`, `quorum` or `all` (default: the server's setting)", example = "local_quorum"),
+        ("max_staleness" = Option<String>, Query, description = "How old the answer can be, up to \
+            `1h`. Cheaper for values that many clients read", example = "5s"),
+        ("default" = Option<String>, Query, description = "The value of a key that does not \
+            exist: `empty`, or a number for `counter` and `sum`. Without it, such a key returns 404",
+            example = "empty"),
+        ("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes"),
+        ("q" = Option<String>, Query, description = "`histogram`: quantiles, separated by commas"),
+        ("buckets" = Option<bool>, Query, description = "`histogram`: include the buckets"),
+        ("as" = Option<String>, Query, description = "`histogram`: the format of another \
+            system, `opentelemetry` or `prometheus`"),
+        ("contains" = Option<String>, Query, description = "Sets: return whether the set \
+            contains this item, instead of all items"),
+        ("If-None-Match" = Option<String>, Header, description = "Entity tags. Returns 304 if one matches"),
+    ),
+    responses(
+        (status = 200, description = "The value", content(
+            (KeyValueView = "application/json"),
+            (String = "text/plain", example = json!("1234\n")),
+            (Vec<u8> = "application/octet-stream"),
+        ), headers(("ETag" = String, description = "Entity tag"))),
+        (status = 304, description = "The answer has not changed"),
+    )
+)]
+pub(crate) async fn read(
+    State(served): State<Served>,
+    path: KeyPath,
+    Query(params): Query<ReadParams>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let app = &served.app;
+    let (key, _) = path.to(Verb::Read)?;
+    let ask = params.ask.of(key.kind)?;
+    let default = params.default.as_deref().map(|text| wire::default_value(key.kind, text, &ask));
+    let default =
+        default.transpose().map_err(|rule| extract::bad_query(format!("default: {rule}.")))?;
+    // Take the time before the read: the answer includes every update acknowledged before it.
+    let as_of = app.service.now().wall.minus(params.max_staleness);
+    let read = match params.max_staleness {
+        Duration::ZERO => app.service.read(&key, params.level).await,
+        stale => app.service.read_recent(&key, params.level, stale).await,
+    };
+    let read = read.map_err(|error| problem_of(error, &key.to_string()))?;
+    if let Some(read) = &read
+        && extract::negotiate(&headers, &[JSON, TEXT, BYTES]) == BYTES
+    {
+        match read.state.export() {
+            Some(bytes) => return Ok(respond_bytes(bytes)),
+            None if extract::accepts(&headers, JSON) || extract::accepts(&headers, TEXT) => {}
+            None => {
+                let detail = format!("A {} has no binary format; accept {JSON}.", key.kind);
+                return Err(Problem::new(ProblemType::NotAcceptable, detail));
+            }
+        }
+    }
+    let value = match (&read, default) {
+        (Some(read), _) => ValueView::new(read, &ask),
+        (None, Some(default)) => {
+            let level = params.level.unwrap_or(app.service.read_level());
+            ValueView::absent(key.kind, default, ask.writes_digits(), as_of, level)
+        }
+        (None, None) => {
+            let detail = format!("{key} does not exist; POST to it, or read with ?default=empty.");
+            return Err(Problem::new(ProblemType::KeyAbsent, detail));
+        }
+    };
+    let view = KeyValueView { key: (&key).into(), value };
+    Ok(respond(view, &headers))
+}
+
+/// The problem of a read. Adds the key if the error does not name it.
+pub(crate) fn problem_of(error: ReadError, key: &str) -> Problem {
+    match error {
+        ReadError::Store(error) => Problem::from(error).within(key),
+        ReadError::TooLarge => Problem::from(error).within(key),
+        ReadError::Overloaded(_) | ReadError::Bug | ReadError::Row { .. } => error.into(),
+    }
+}
+
+/// The state in the format of another library.
+fn respond_bytes(bytes: Vec<u8>) -> Response {
+    let no_cache = (header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    let vary = (header::VARY, HeaderValue::from_static("accept"));
+    let media = (header::CONTENT_TYPE, HeaderValue::from_static(BYTES));
+    ([media, vary, no_cache], bytes).into_response()
+}
+
+fn respond(mut view: KeyValueView, headers: &HeaderMap) -> Response {
+    let is_text = extract::negotiate(headers, &[JSON, TEXT]) == TEXT;
+    let tag = entity_tag(&mut view, is_text);
+    let common = [
+        (header::ETAG, HeaderValue::from_str(&tag).expect("invariant: hexadecimal digits")),
+        (header::VARY, HeaderValue::from_static("accept")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ];
+    if matches_tag(headers, &tag) {
+        (StatusCode::NOT_MODIFIED, common).into_response()
+    } else if is_text {
+        (common, format!("{}\n", view.value.value)).into_response()
+    } else {
+        (common, Json(view)).into_response()
+    }
+}
+
+/// Bare numbers have a strong tag. JSON has a weak tag, because `as_of` changes with every read. `as_of` is
+/// taken out while the tag is calculated, because a copy of the view without it could be large.
+fn entity_tag(view: &mut KeyValueView, is_text: bool) -> String {
+    let mut hasher = Hashed(DefaultHasher::new());
+    if is_text {
+        view.value.value.to_string().hash(&mut hasher.0);
+        return format!("\"t{:016x}\"", hasher.0.finish());
+    }
+    let as_of = mem::take(&mut view.value.as_of);
+    serde_json::to_writer(&mut hasher, view).expect("invariant: a view is JSON");
+    view.value.as_of = as_of;
+    format!("W/\"j{:016x}\"", hasher.0.finish())
+}
+
+/// Hashes what is written and keeps none of it.
+struct Hashed(DefaultHasher);
+
+impl io::Write for Hashed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Uses the weak comparison, as `If-None-Match` requires.
+fn matches_tag(headers: &HeaderMap, tag: &str) -> bool {
+    let opaque = |tag: &str| tag.trim().trim_start_matches("W/").to_owned();
+    let given =
+        headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    given.flat_map(|value| value.split(',')).any(|given| {
+        let given = opaque(given);
+        given == "*" || given == opaque(tag)
+    })
+}
+
+/// Query parameters of a group's read.
+pub(crate) struct GroupParams {
+    prefix: Option<Name>,
+    from: Option<Name>,
+    to: Option<Name>,
+    behind: Option<Name>,
+    limit: usize,
+    level: Option<Level>,
+    ask: Ask,
+}
+
+impl Params for GroupParams {
+    const NAMES: &'static [&'static str] = &[
+        "prefix",
+        "from",
+        "to",
+        "limit",
+        "cursor",
+        "consistency",
+        "numbers",
+        "q",
+        "buckets",
+        "as",
+        "contains",
+    ];
+
+    fn parse(query: &QueryParams<'_>) -> Result<GroupParams, Problem> {
+        let limit = query.limit()?;
+        Ok(GroupParams {
+            prefix: query.name("prefix")?,
+            from: query.name("from")?,
+            to: query.name("to")?,
+            behind: query.read("cursor", read_cursor)?,
+            limit,
+            level: query.read("consistency", wire::level)?,
+            ask: Ask::parse(query)?,
+        })
+    }
+}
+
+/// A page of the keys of a group.
+#[derive(Debug, ToSchema)]
+#[allow(dead_code, reason = "described, and written by `Page`")]
+pub(crate) struct GroupView {
+    #[schema(example = "counter")]
+    kind: &'static str,
+    #[schema(example = "site")]
+    group: String,
+    /// The keys, sorted by the UTF-8 bytes of their names.
+    keys: Vec<NameValueView>,
+    /// The `cursor` of the next page. Null on the last page.
+    next: Option<String>,
+}
+
+/// A name in the group, with its value or with the problem of the read.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct NameValueView {
+    #[schema(example = "home")]
+    name: String,
+    #[serde(flatten)]
+    value: ValueOrProblem,
+}
+
+/// A key with its value, or with the problem of the read.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct KeyLine {
+    #[serde(flatten)]
+    key: KeyView,
+    #[serde(flatten)]
+    value: ValueOrProblem,
+}
+
+/// The result of one of several reads.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum ValueOrProblem {
+    /// The value.
+    Value(ValueView),
+    /// Why there is no value.
+    Problem {
+        #[schema(value_type = ProblemBody)]
+        problem: Problem,
+    },
+}
+
+impl ValueOrProblem {
+    fn of(read: Result<KeyValue, ReadError>, key: &Key, ask: &Ask) -> ValueOrProblem {
+        match read {
+            Ok(read) => ValueOrProblem::Value(ValueView::new(&read, ask)),
+            Err(error) => ValueOrProblem::Problem { problem: problem_of(error, &key.to_string()) },
+        }
+    }
+}
+
+/// Read the keys of a group
+///
+/// Each value is correct, but the page is not a snapshot. The `Link` header and `next` lead to the next
+/// page. A page has fewer keys if they are large. A key that can't be read has a `problem` instead of a value
+/// and does not affect the other keys.
+#[utoipa::path(
+    get, path = "/v1/{kind}/{group}", tag = "keys",
+    params(
+        ("kind" = String, Path, description = "Data type", example = "counter"),
+        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
+        ("prefix" = Option<String>, Query, description = "Only names with this prefix"),
+        ("from" = Option<String>, Query, description = "Only this name and those after it"),
+        ("to" = Option<String>, Query, description = "Only names before this one"),
+        ("limit" = Option<u32>, Query, description = "Maximum number of keys, 1 to 10000 (default: 1000)"),
+        ("cursor" = Option<String>, Query, description = "`next` of the previous page"),
+        ("consistency" = Option<String>, Query, description = "`one`, `local_one`, \
+            `local_quorum`, `quorum` or `all` (default: the server's setting)"),
+        ("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes"),
+        ("q" = Option<String>, Query, description = "`histogram`: quantiles, separated by commas"),
+        ("buckets" = Option<bool>, Query, description = "`histogram`: include the buckets"),
+        ("as" = Option<String>, Query, description = "`histogram`: the format of another \
+            system, `opentelemetry` or `prometheus`"),
+        ("contains" = Option<String>, Query, description = "Sets: return whether the set \
+            contains this item, instead of all items"),
+    ),
+    responses(
+        (status = 200, description = "A page of keys. As NDJSON, one key per line", content(
+            (GroupView = "application/json", example = json!({"kind": "counter", "group": "site",
+                "keys": [{"name": "about", "problem": {"type": "/problems/undecodable",
+                        "title": "A row can't be decoded", "status": 500, "detail": "The key \
+                        counter/site/about can't be read: row (expires_at 1795248000123456, mutator \
+                        6f9619ff-8b86-4011-b42d-00c04fc964ff) is undecodable: unknown magic byte 0x00."}},
+                    {"name": "home", "value": 1234, "exact": true,
+                    "as_of": "2026-11-21T08:00:00.123456Z", "consistency": "local_quorum",
+                    "shards": 7, "folded_through": null}],
+                "next": null})),
+            (KeyLine = "application/x-ndjson"),
+        ), headers(("Link" = String, description = "rel=\"next\", if there is a next page"))),
+    )
+)]
+pub(crate) async fn read_group(
+    State(served): State<Served>,
+    path: GroupPath,
+    Query(params): Query<GroupParams>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let Shared { app, turns, .. } = &*served;
+    let (kind, group) = path.to(Verb::Read)?;
+    let ask = params.ask.of(kind)?;
+    let query = GroupQuery {
+        kind,
+        group: group.clone(),
+        prefix: params.prefix,
+        from: params.from,
+        to: params.to,
+        behind: params.behind,
+        limit: params.limit,
+        level: params.level,
+    };
+    let _turn = turns.page(kind, query.limit).await?;
+    let is_lines = extract::negotiate(&headers, &[JSON, NDJSON]) == NDJSON;
+    let mut page = Page::new(kind, &group, is_lines);
+    let next = app.service.read_group_to(&query, |name, value| {
+        let key = Key { kind, group: group.clone(), name };
+        let value = ValueOrProblem::of(value, &key, &ask);
+        page.add(&key, value)
+    });
+    let next = next.await.map_err(|error| problem_of(error, &format!("{kind}/{group}")))?;
+    let next = next.as_ref().map(cursor);
+    let media = if is_lines { NDJSON } else { JSON };
+    let mut response = ([(header::CONTENT_TYPE, media)], page.end(next.as_deref())).into_response();
+    let link = next.and_then(|next| HeaderValue::from_str(&link(&uri, &next)).ok());
+    response.headers_mut().extend(link.map(|link| (header::LINK, link)));
+    response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
+    Ok(response)
+}
+
+/// The text of a page. It is written key by key, so that the page does not hold all values in memory.
+struct Page {
+    text: Vec<u8>,
+    is_lines: bool,
+    is_empty: bool,
+}
+
+impl Page {
+    fn new(kind: Kind, group: &Name, is_lines: bool) -> Page {
+        let mut text = Vec::new();
+        if !is_lines {
+            text.extend_from_slice(b"{\"kind\":");
+            write_json(&mut text, kind.name());
+            text.extend_from_slice(b",\"group\":");
+            write_json(&mut text, group.as_str());
+            text.extend_from_slice(b",\"keys\":[");
+        }
+        Page { text, is_lines, is_empty: true }
+    }
+
+    /// Appends a key. Returns the size of the text.
+    fn add(&mut self, key: &Key, value: ValueOrProblem) -> usize {
+        if self.is_lines {
+            write_json(&mut self.text, &KeyLine { key: key.into(), value });
+            self.text.push(b'\n');
+        } else {
+            if !mem::take(&mut self.is_empty) {
+                self.text.push(b',');
+            }
+            write_json(&mut self.text, &NameValueView { name: key.name.to_string(), value });
+        }
+        self.text.len()
+    }
+
+    fn end(mut self, next: Option<&str>) -> Vec<u8> {
+        if !self.is_lines {
+            self.text.extend_from_slice(b"],\"next\":");
+            write_json(&mut self.text, &next);
+            self.text.push(b'}');
+        }
+        self.text
+    }
+}
+
+/// The cursor after a page: the page's last name, encoded so that clients do not treat it as a name.
+fn cursor(last: &Name) -> String {
+    URL_SAFE_NO_PAD.encode(last.as_str())
+}
+
+fn read_cursor(text: &str) -> Result<Name, String> {
+    let bytes = URL_SAFE_NO_PAD.decode(text).ok();
+    let name = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+    name.and_then(|name| Name::new(&name).ok())
+        .ok_or_else(|| format!("{text:?} is not the `next` of an earlier page"))
+}
+
+/// The same query with another cursor, as a link relative to the request.
+fn link(uri: &Uri, cursor: &str) -> String {
+    let kept = uri.query().unwrap_or("").split('&');
+    let mut query: Vec<&str> =
+        kept.filter(|pair| !pair.is_empty() && pair.split('=').next() != Some("cursor")).collect();
+    let cursor = format!("cursor={cursor}");
+    query.push(&cursor);
+    format!("<?{}>; rel=\"next\"", query.join("&"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursors_round_trip_and_forged_ones_are_refused() {
+        let name = Name::new("page:home ☃/2026").expect("name");
+        assert_eq!(read_cursor(&cursor(&name)), Ok(name));
+        for forged in ["", "=", "a", "AAAA", "ÄÄ"] {
+            assert!(read_cursor(forged).is_err(), "{forged}");
+        }
+    }
+
+    #[test]
+    fn the_next_page_keeps_the_query() {
+        let uri: Uri = "/v1/counter/g?limit=2&cursor=old&prefix=a%20b".parse().expect("URI");
+        assert_eq!(link(&uri, "new"), "<?limit=2&prefix=a%20b&cursor=new>; rel=\"next\"");
+    }
+
+    #[test]
+    fn entity_tags_are_compared_weakly() {
+        let given = |text: &'static str| {
+            let value = HeaderValue::from_static(text);
+            HeaderMap::from_iter([(header::IF_NONE_MATCH, value)])
+        };
+        assert!(matches_tag(&given("\"x\", \"a\""), "W/\"a\""));
+        assert!(matches_tag(&given("W/\"a\""), "\"a\""));
+        assert!(matches_tag(&given("*"), "\"a\""));
+        assert!(!matches_tag(&given("\"b\""), "\"a\""));
+        assert!(!matches_tag(&HeaderMap::new(), "\"a\""));
+    }
+}

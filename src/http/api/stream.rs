@@ -1,0 +1,335 @@
+//! An NDJSON stream of updates: no limit on their number, but a limit on memory.
+//!
+//! Lines are read into a window, and the lines of a window are applied together. The next window is read only
+//! after this one has its outcomes: that is the back-pressure. A bad op affects only its own line.
+//!
+//! A window is applied when it is full, when the stream ends, or when its first line has waited for a second.
+//! Because of the last rule, a slow live stream counts as it arrives. If a stream breaks off, is silent for
+//! 30 s or grows too long, the complete lines before that are applied and counted in the summary. The text
+//! after the last newline is ignored, because it can be half a line. Only at a proper end can the last line
+//! lack its newline. A chunk that exceeds the size limit is not read. Silence gets the same problem as a
+//! broken stream, not a 408: HTTP allows clients to repeat a request automatically after a 408, and that
+//! would count lines twice.
+//!
+//! A pod that shuts down ends its streams in the same way: at once if no line arrives, otherwise after the
+//! window.
+
+use std::mem;
+
+use axum::body::{Body, BodyDataStream};
+use futures::StreamExt;
+use orderfree_core::protocol::Durability;
+use tokio::task::coop::consume_budget;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::http::api::by_key::ByKey;
+use crate::http::body::bodies;
+use crate::http::body::json;
+use crate::http::body::wire;
+use crate::http::catalog::ProblemType;
+use crate::http::guard::access;
+use crate::http::observe;
+use crate::http::problem::{Problem, Summary};
+use crate::http::state::AppState;
+use crate::limits;
+use crate::policy::{Caller, Verb};
+
+/// Applies a whole stream.
+pub(crate) async fn apply(
+    app: &AppState,
+    caller: &Caller,
+    body: Body,
+    durability: Durability,
+) -> Result<Summary, Problem> {
+    let draining = app.health.draining();
+    let mut lines = Lines::new(body, draining.clone());
+    let mut summary = Summary::default();
+    let mut caller = caller.clone();
+    loop {
+        let (window, mut end) = Window::read(&caller, &mut lines).await;
+        if matches!(end, Ok(End::More)) && draining.is_cancelled() {
+            end = Err(stopping());
+        }
+        let (mut results, end) = match go_on(app, &caller, window.updates.len()).await {
+            Ok(renewed) => {
+                caller = renewed;
+                (window.apply(app, durability).await, end)
+            }
+            Err(problem) => (window.refuse(&problem), Err(problem)),
+        };
+        results.sort_by_key(|(line, _)| *line);
+        for (line, result) in results {
+            if let Err(problem) = &result {
+                observe::count_denied(app.service.metrics(), problem.kind());
+            }
+            summary.record(line, result, durability);
+        }
+        match end {
+            Ok(End::More) => {}
+            Ok(End::Last) => return Ok(summary),
+            Err(problem) => {
+                let place = format!("The stream ended early, after line {}", lines.number);
+                return Err(problem.within(&place).with_summary(summary));
+            }
+        }
+    }
+}
+
+/// Waits until the caller's rate allows `updates` more, then checks the caller against the current policy.
+/// Reading and waiting take time, and a stream can outlast its token.
+async fn go_on(app: &AppState, caller: &Caller, updates: usize) -> Result<Caller, Problem> {
+    // The wait has a limit, because the stream holds memory that others need.
+    let slowed = timeout(limits::BODY_TIME_MAX, caller.pass_in_time(updates)).await;
+    slowed.map_err(|_| too_fast(caller))?;
+    let renewed = app.policies.renew(caller, app.service.now().wall);
+    renewed.map_err(access::unauthenticated)
+}
+
+/// A line's number and its outcome.
+type LineResult = (usize, Result<(), Problem>);
+
+/// Whether there are lines after a window.
+enum End {
+    More,
+    Last,
+}
+
+/// Lines that are applied together.
+#[derive(Default)]
+struct Window {
+    updates: ByKey,
+    bad: Vec<LineResult>,
+}
+
+impl Window {
+    /// Reads lines until the window is full or its first line has waited long enough. Lines that were read
+    /// before an error are in the window.
+    async fn read(caller: &Caller, lines: &mut Lines) -> (Window, Result<End, Problem>) {
+        let mut window = Window::default();
+        let (mut count, mut bytes, mut until) = (0, 0, None);
+        while count < limits::NDJSON_WINDOW_LINES && bytes < limits::NDJSON_WINDOW_BYTES {
+            let next = match until {
+                None => lines.next().await,
+                Some(until) => match timeout_at(until, lines.next()).await {
+                    Ok(next) => next,
+                    Err(_) => break,
+                },
+            };
+            let line = match next {
+                Ok(Some(line)) => line,
+                Ok(None) => return (window, Ok(End::Last)),
+                Err(problem) => return (window, Err(problem)),
+            };
+            until.get_or_insert_with(|| Instant::now() + limits::NDJSON_WINDOW_TIME_MAX);
+            count += 1;
+            bytes += line.as_ref().map_or(0, Vec::len);
+            let mut ops = Vec::new();
+            match line.and_then(|line| {
+                wire::update(caller.to(Verb::Write), json::parse(&line)?, &mut ops)
+            }) {
+                Ok(key) => window.updates.add(lines.number, key, ops),
+                Err(problem) => window.bad.push((lines.number, Err(problem))),
+            }
+        }
+        (window, Ok(End::More))
+    }
+
+    /// Gives every update the same problem and applies none.
+    fn refuse(self, problem: &Problem) -> Vec<LineResult> {
+        let refused = self.updates.into_places().map(|line| (line, Err(problem.clone())));
+        refused.chain(self.bad).collect()
+    }
+
+    async fn apply(self, app: &AppState, durability: Durability) -> Vec<LineResult> {
+        let results = self.updates.apply(&app.service, durability).await.into_iter();
+        let results = results.map(|(line, result)| (line, result.map(drop).map_err(Problem::from)));
+        results.chain(self.bad).collect()
+    }
+}
+
+/// Splits a body into lines without holding more than one chunk and one line.
+struct Lines {
+    body: BodyDataStream,
+    buffer: Vec<u8>,
+    /// Where the next line begins in the buffer.
+    at: usize,
+    bytes: usize,
+    /// The number of the last line.
+    number: usize,
+    /// Whether bytes of the next line were already dropped.
+    is_too_long: bool,
+    ended: bool,
+    draining: CancellationToken,
+}
+
+impl Lines {
+    fn new(body: Body, draining: CancellationToken) -> Lines {
+        let body = body.into_data_stream();
+        let (buffer, is_too_long, ended) = (Vec::new(), false, false);
+        Lines { body, buffer, at: 0, bytes: 0, number: 0, is_too_long, ended, draining }
+    }
+
+    /// Returns the next line that is not blank, or why this line can't be used. Cancelling the wait loses
+    /// nothing, because everything that was read is in `self`.
+    ///
+    /// # Errors
+    /// The stream is too long or ended early.
+    async fn next(&mut self) -> Result<Option<Result<Vec<u8>, Problem>>, Problem> {
+        loop {
+            let rest = &self.buffer[self.at..];
+            let end = rest.iter().position(|&byte| byte == b'\n');
+            self.is_too_long |= end.unwrap_or(rest.len()) > limits::NDJSON_LINE_BYTES_MAX;
+            match end {
+                None if !self.ended => {
+                    self.fill().await?;
+                    continue;
+                }
+                None if rest.is_empty() && !self.is_too_long => return Ok(None),
+                _ => {}
+            }
+            let is_too_long = mem::take(&mut self.is_too_long);
+            let line = &rest[..end.unwrap_or(rest.len())];
+            let is_blank = line.iter().all(u8::is_ascii_whitespace) && !is_too_long;
+            let line = line.to_vec();
+            self.at += line.len() + usize::from(end.is_some());
+            self.number += 1;
+            if is_too_long {
+                let max = limits::NDJSON_LINE_BYTES_MAX;
+                return Ok(Some(Err(json::bad_body(format!("The line has over {max} bytes.")))));
+            }
+            if !is_blank {
+                return Ok(Some(Ok(line)));
+            }
+            // A stream of only blank lines must not keep other tasks from running.
+            consume_budget().await;
+        }
+    }
+
+    /// Reads one more chunk. The bytes of a line that is too long are not kept.
+    async fn fill(&mut self) -> Result<(), Problem> {
+        consume_budget().await;
+        let done = if self.is_too_long { self.buffer.len() } else { self.at };
+        self.buffer.drain(..done);
+        self.at = 0;
+        let chunk = tokio::select! {
+            biased;
+            chunk = timeout(limits::BODY_TIME_MAX, self.body.next()) => chunk.map_err(|_| silent())?,
+            () = self.draining.cancelled() => return Err(stopping()),
+        };
+        match chunk {
+            None => self.ended = true,
+            Some(chunk) => {
+                let chunk = chunk.map_err(|_| bodies::cut_off())?;
+                self.bytes += chunk.len();
+                if self.bytes > limits::NDJSON_BYTES_MAX {
+                    return Err(bodies::too_large(limits::NDJSON_BYTES_MAX));
+                }
+                self.buffer.extend_from_slice(&chunk);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn too_fast(caller: &Caller) -> Problem {
+    let (name, seconds) = (caller.name(), limits::BODY_TIME_MAX.as_secs());
+    let detail = format!(
+        "The token {name:?} exceeds its rate so far that the next lines would wait for more than \
+         {seconds} s; send the remaining lines later, in a new stream."
+    );
+    Problem::new(ProblemType::TooFast, detail)
+}
+
+fn stopping() -> Problem {
+    Problem::new(
+        ProblemType::Stopping,
+        "This pod is shutting down; send the remaining lines to another pod.",
+    )
+}
+
+fn silent() -> Problem {
+    let seconds = limits::BODY_TIME_MAX.as_secs();
+    let detail =
+        format!("No data arrived for {seconds} s; send the remaining lines in a new stream.");
+    Problem::new(ProblemType::BadBody, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures::stream;
+
+    use super::*;
+
+    async fn split(chunks: Vec<&'static [u8]>) -> Vec<(usize, Result<String, String>)> {
+        let chunks = stream::iter(chunks.into_iter().map(Ok::<_, std::io::Error>));
+        let mut lines = Lines::new(Body::from_stream(chunks), CancellationToken::new());
+        let mut found = Vec::new();
+        while let Some(line) = lines.next().await.expect("stream") {
+            let line = line.map(|line| String::from_utf8_lossy(&line).into_owned());
+            found.push((lines.number, line.map_err(|problem| problem.detail().to_owned())));
+        }
+        found
+    }
+
+    #[tokio::test]
+    async fn lines_are_split_wherever_chunks_end() {
+        let text = |line: usize, text: &str| (line, Ok(text.to_owned()));
+        let found = split(vec![b"{\"a\"", b":1}\n\n  \r\n{}", b"\n[]"]).await;
+        assert_eq!(found, [text(1, "{\"a\":1}"), text(4, "{}"), text(5, "[]")]);
+        assert_eq!(split(vec![]).await, []);
+        assert_eq!(split(vec![b"\n", b""]).await, []);
+    }
+
+    #[tokio::test]
+    async fn a_line_that_is_too_long_spoils_only_itself() {
+        const CHUNK: &[u8] = &[b'x'; limits::NDJSON_LINE_BYTES_MAX / 2 + 1];
+        let found = split(vec![b"1\n", CHUNK, CHUNK, CHUNK, b"tail\n2\n", CHUNK, CHUNK]).await;
+        assert_eq!(found.len(), 4);
+        assert_eq!((&found[0], &found[2]), (&(1, Ok("1".into())), &(3, Ok("2".into()))));
+        assert!(found[1].1.as_ref().is_err_and(|says| says.contains("bytes")));
+        assert!(found[3].1.is_err(), "the last line has no end");
+    }
+
+    /// Waits the given milliseconds before each chunk, and does not end after the last.
+    fn live(chunks: Vec<(u64, &'static [u8])>) -> Lines {
+        let chunks = stream::iter(chunks).then(|(ms, chunk)| async move {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            Ok::<_, std::io::Error>(chunk)
+        });
+        let body = Body::from_stream(Box::pin(chunks.chain(stream::pending())));
+        Lines::new(body, CancellationToken::new())
+    }
+
+    /// The line numbers of a window without valid updates.
+    async fn window(lines: &mut Lines) -> (Vec<usize>, Result<End, Problem>) {
+        let (window, end) = Window::read(&Caller::anybody(), lines).await;
+        (window.bad.into_iter().map(|(line, _)| line).collect(), end)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_waits_a_second_for_others_and_silence_ends_the_stream() {
+        let mut lines = live(vec![(5_000, b"1\n2"), (600, b"\n3\n4"), (600, b"\n"), (0, b"half")]);
+        let began = Instant::now();
+        let (numbers, end) = window(&mut lines).await;
+        assert!(matches!(end, Ok(End::More)));
+        assert_eq!((numbers, began.elapsed().as_millis()), (vec![1, 2, 3], 6_000));
+        let (numbers, end) = window(&mut lines).await;
+        assert!(matches!(end, Ok(End::More)));
+        assert_eq!((numbers, began.elapsed().as_millis()), (vec![4], 7_200));
+        let (numbers, end) = window(&mut lines).await;
+        assert_eq!((numbers, began.elapsed().as_millis()), (vec![], 37_200));
+        assert!(end.is_err_and(|problem| problem.detail().contains("No data arrived for 30 s")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_that_is_too_long_stays_one_line_across_windows() {
+        const CHUNK: &[u8] = &[b'x'; limits::NDJSON_LINE_BYTES_MAX / 2 + 1];
+        let chunks = vec![(0, &b"1\n"[..]), (0, CHUNK), (0, CHUNK), (5_000, b"tail\n3\n")];
+        let mut lines = live(chunks);
+        assert_eq!(window(&mut lines).await.0, [1]);
+        assert_eq!(window(&mut lines).await.0, [2, 3]);
+    }
+}

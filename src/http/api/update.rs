@@ -1,0 +1,212 @@
+//! `POST /v1/{kind}/{group}/{name}`: applies one update and returns its outcome.
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use orderfree_core::crdt::{Kind, Op};
+use orderfree_core::protocol::{Durability, Timestamp};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::http::body::extract::{self, MediaType, Params, Query, QueryParams};
+use crate::http::body::json;
+use crate::http::body::schemas::{BareText, MaybeValue, UpdateBody};
+use crate::http::body::wire::{self, Ask, KeyView, ValueView};
+use crate::http::catalog::ProblemType;
+use crate::http::guard::access::KeyPath;
+use crate::http::problem::Problem;
+use crate::http::state::Served;
+use crate::http::state::Shared;
+use crate::limits;
+use crate::policy::Verb;
+
+/// The outcome of an update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    /// Stored at the write consistency level.
+    Acked,
+    /// In memory, because of `?ack=memory`. The update is lost if the pod dies before the next write of its
+    /// key. It may be lost if the outcome of that write stays unknown until the mutator expires.
+    Accepted,
+    /// Certainly not counted.
+    Refused,
+    /// May be counted.
+    Unknown,
+}
+
+/// The answer to an update.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct UpdateView {
+    outcome: Outcome,
+    #[serde(flatten)]
+    key: KeyView,
+    /// For last-writer-wins kinds: the time of the last op, in µs since 1970. Send it as `after` with the
+    /// next op to make that op later, whichever pod takes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    timestamp: Option<i64>,
+    /// With `?return=value`, for last-writer-wins kinds: true if a write with a later timestamp won over
+    /// this one. That write may really be older, because the clocks of pods can differ by up to twice the
+    /// clock offset limit. Send the value's `timestamp` as `after` to win against it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    superseded: bool,
+    /// With `?return=value`: the result of a read after the acknowledgement.
+    #[serde(flatten)]
+    #[schema(value_type = MaybeValue)]
+    value: Option<ValueView>,
+    /// With `?return=value`: why that read returned no value. The update is acknowledged nevertheless.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<crate::http::problem::ProblemBody>)]
+    read_problem: Option<Problem>,
+}
+
+/// Query parameters of an update.
+pub(crate) struct UpdateParams {
+    durability: Durability,
+    returns_value: bool,
+    ask: Ask,
+}
+
+impl Params for UpdateParams {
+    const NAMES: &'static [&'static str] = &["ack", "return", "numbers"];
+
+    fn parse(query: &QueryParams<'_>) -> Result<UpdateParams, Problem> {
+        let durability = durability(query)?;
+        let returns_value = query.read("return", |text| match text {
+            "value" => Ok(true),
+            "none" => Ok(false),
+            other => Err(format!("{other:?} is neither value nor none")),
+        })?;
+        let returns_value = returns_value.unwrap_or(false);
+        if returns_value && durability == Durability::Memory {
+            let detail = "return=value reads the stored value, so it requires ack=durable.";
+            return Err(extract::bad_query(detail.to_owned()));
+        }
+        let ask = Ask::as_digits(wire::numbers(query)?);
+        Ok(UpdateParams { durability, returns_value, ask })
+    }
+}
+
+/// Reads the `ack` parameter.
+pub(crate) fn durability(query: &QueryParams<'_>) -> Result<Durability, Problem> {
+    let durability = query.read("ack", |text| match text {
+        "durable" => Ok(Durability::Stored),
+        "memory" => Ok(Durability::Memory),
+        other => Err(format!("{other:?} is neither durable nor memory")),
+    })?;
+    Ok(durability.unwrap_or(Durability::Stored))
+}
+
+impl Outcome {
+    /// The outcome of a successful update.
+    pub(crate) fn of(durability: Durability) -> Outcome {
+        match durability {
+            Durability::Stored => Outcome::Acked,
+            Durability::Memory => Outcome::Accepted,
+        }
+    }
+}
+
+/// Update a key
+///
+/// Applies one op or a list of ops. Either all ops of a list are applied or none. An empty body adds one
+/// to a counter. An update does not read the key from the store, unless `return=value` requests its value
+/// afterwards. The update continues if the client disconnects.
+#[utoipa::path(
+    post, path = "/v1/{kind}/{group}/{name}", tag = "keys",
+    params(
+        ("kind" = String, Path, description = "Data type", example = "counter"),
+        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
+        ("name" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "home"),
+        ("ack" = Option<String>, Query, description = "`durable` (default): answer after the store \
+            acknowledged the write; `memory`: answer at once, with 202", example = "durable"),
+        ("return" = Option<String>, Query, description = "`value`: read the key after the \
+            acknowledgement and return its value; requires `ack=durable`", example = "value"),
+        ("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes"),
+    ),
+    request_body(
+        description = "Empty (adds one to a counter), a bare amount or item, an op, or a list of ops",
+        content(
+            (UpdateBody = "application/json", examples(
+                ("a list, all or none" = (value = json!({"ops": [{"op": "add"}, {"op": "add", "by": -2}]})))
+            )),
+            (BareText = "text/plain", example = json!("5")),
+        )
+    ),
+    responses(
+        (status = 200, description = "Acknowledged by the store", body = UpdateView,
+            example = json!({"outcome": "acked", "kind": "counter", "group": "site", "name": "home"})),
+        (status = 202, description = "In memory, because of `ack=memory`. The update is lost if the pod dies \
+            before the next write of its key, and may be lost if the outcome of that write stays unknown",
+            body = UpdateView,
+            example = json!({"outcome": "accepted", "kind": "counter", "group": "site", "name": "home"})),
+    )
+)]
+pub(crate) async fn update(
+    State(served): State<Served>,
+    path: KeyPath,
+    Query(params): Query<UpdateParams>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let Shared { app, bodies, .. } = &*served;
+    let (key, caller) = path.to(Verb::Write)?;
+    if params.returns_value {
+        caller.to(Verb::Read).of(&key.group)?;
+    }
+    let (parts, body) = request.into_parts();
+    extract::refuse_unsupported(&parts.headers)?;
+    let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
+    let ops = ops(key.kind, &parts.headers, &body)?;
+    let timed = params.returns_value && key.kind.is_timed();
+    let asked = if timed { ops.clone() } else { Vec::new() };
+    let time = app.service.update(&key, ops, params.durability).await?;
+    let mut answer = UpdateView {
+        outcome: Outcome::of(params.durability),
+        key: (&key).into(),
+        timestamp: time.map(Timestamp::as_micros),
+        superseded: false,
+        value: None,
+        read_problem: None,
+    };
+    if params.returns_value {
+        // Boxed, because otherwise every update's future would have space for a read that few updates need.
+        match Box::pin(app.service.read(&key, None)).await {
+            Ok(Some(read)) => {
+                let is_later = |op| time.is_some_and(|time| read.state.supersedes(op, time));
+                answer.superseded = asked.iter().any(is_later);
+                answer.value = Some(ValueView::new(&read, &params.ask));
+            }
+            Ok(None) => {
+                let detail = "The replicas that answered do not have the update yet; read again.";
+                answer.read_problem = Some(Problem::new(ProblemType::KeyAbsent, detail));
+            }
+            Err(error) => answer.read_problem = Some(error.into()),
+        }
+    }
+    let status = match params.durability {
+        Durability::Stored => StatusCode::OK,
+        Durability::Memory => StatusCode::ACCEPTED,
+    };
+    Ok((status, Json(answer)).into_response())
+}
+
+/// Reads the ops of a body by its content type.
+fn ops(kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<Vec<Op>, Problem> {
+    const WANTED: &str = "application/json with an op, or text/plain with a bare amount or item";
+    match MediaType::of(headers) {
+        MediaType::Json => wire::ops(kind, json::parse(body)?),
+        _ if body.is_empty() => Ok(vec![wire::empty_op(kind)?]),
+        MediaType::Text => Ok(vec![wire::text_op(kind, body)?]),
+        MediaType::Other(other) if other == "application/x-www-form-urlencoded" => {
+            Err(MediaType::Other(other).refuse(
+                "application/json with an op, or text/plain with a bare one. By default, curl's -d sends \
+                 form data: add -H 'content-type: application/json' or \
+                 -H 'content-type: text/plain'",
+            ))
+        }
+        media @ MediaType::Ndjson => Err(media.refuse("it to POST /v1/batch")),
+        media @ (MediaType::Other(_) | MediaType::Missing) => Err(media.refuse(WANTED)),
+    }
+}

@@ -1,0 +1,220 @@
+//! Request bodies: a limit on the memory of all bodies together, and a limit on the time until one is
+//! complete.
+//!
+//! A body reserves a little memory before its first byte is read and more as it arrives. It releases all of
+//! it when the request no longer needs the body. So a body that is declared but never arrives holds almost
+//! nothing. No request waits for memory: such a queue would itself be bounded only by memory. Streams can
+//! last long, so they have a separate budget: any number of them leaves the budget of whole bodies alone.
+
+use std::ops::Deref;
+
+use axum::body::{Body, HttpBody};
+use axum::http::header::{self, HeaderMap};
+use futures::StreamExt;
+use tokio::time::{Instant, timeout_at};
+
+use crate::engine::memory::{MemoryBudget, MemoryPermit};
+use crate::http::catalog::ProblemType;
+use crate::http::problem::Problem;
+use crate::limits;
+
+/// The most bytes that a body reserves before it arrives.
+const FIRST_BYTES: usize = 8 * 1024;
+
+/// The memory that all bodies in progress share.
+#[derive(Debug)]
+pub(crate) struct Bodies {
+    whole: MemoryBudget,
+    streams: MemoryBudget,
+}
+
+/// A whole body. It holds its reservation as long as it is in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    bytes: Vec<u8>,
+    /// None for an empty body.
+    _room: Option<MemoryPermit>,
+}
+
+impl Deref for Received {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Bodies {
+    pub(crate) fn new(whole_bytes_max: usize, streams_bytes_max: usize) -> Bodies {
+        Bodies {
+            whole: MemoryBudget::new(whole_bytes_max),
+            streams: MemoryBudget::new(streams_bytes_max),
+        }
+    }
+
+    /// Reserves the most memory that a stream holds.
+    ///
+    /// # Errors
+    /// Too little memory is free.
+    pub(crate) fn stream(&self, body: &Body) -> Result<MemoryPermit, Problem> {
+        let length = length(body).unwrap_or(usize::MAX);
+        self.streams.take(length.min(limits::NDJSON_HELD_BYTES_MAX)).ok_or_else(no_room)
+    }
+
+    /// Reads a whole body of up to `bytes_max` bytes.
+    ///
+    /// # Errors
+    /// The body is too large, is not complete in time or ends early, or too little memory is free.
+    pub(crate) async fn read(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        bytes_max: usize,
+    ) -> Result<Received, Problem> {
+        check_declared(headers, bytes_max)?;
+        if body.is_end_stream() {
+            return Ok(Received::default());
+        }
+        let length = length(&body);
+        let first = length.unwrap_or(usize::MAX).min(FIRST_BYTES);
+        // Do not begin to read a body that will not fit.
+        if !self.whole.has(length.unwrap_or(first)) {
+            return Err(no_room());
+        }
+        let mut room = self.whole.take(first).ok_or_else(no_room)?;
+        let until = Instant::now() + limits::BODY_TIME_MAX;
+        let mut stream = body.into_data_stream();
+        // A growing vector would take up to twice its bytes. Unwritten capacity takes no memory.
+        let mut bytes = Vec::with_capacity(length.unwrap_or(0).min(bytes_max));
+        while let Some(chunk) = timeout_at(until, stream.next()).await.map_err(|_| too_slow())? {
+            let chunk = chunk.map_err(|_| cut_off())?;
+            if bytes.len() + chunk.len() > bytes_max {
+                return Err(too_large(bytes_max));
+            }
+            room.grow(bytes.len() + chunk.len()).ok_or_else(no_room)?;
+            bytes.extend_from_slice(&chunk);
+        }
+        room.shrink(bytes.len());
+        Ok(Received { bytes, _room: Some(room) })
+    }
+}
+
+/// The length that a body declares.
+fn length(body: &Body) -> Option<usize> {
+    body.size_hint().exact().and_then(|length| usize::try_from(length).ok())
+}
+
+/// Refuses a body by its headers alone: because of its declared length, or of an encoding that no layer
+/// decoded.
+pub(crate) fn check_declared(headers: &HeaderMap, bytes_max: usize) -> Result<(), Problem> {
+    let encoding = headers.get(header::CONTENT_ENCODING);
+    if encoding.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        let detail = "This endpoint reads only bodies without Content-Encoding; POST /v1/batch \
+                      accepts gzip.";
+        return Err(Problem::new(ProblemType::ContentType, detail));
+    }
+    let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    match declared.and_then(|text| text.parse::<usize>().ok()) {
+        Some(bytes) if bytes > bytes_max => Err(too_large(bytes_max)),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn too_large(bytes_max: usize) -> Problem {
+    let detail = format!("The body is limited to {bytes_max} bytes; split it.");
+    Problem::new(ProblemType::BodyTooLarge, detail)
+}
+
+pub(crate) fn cut_off() -> Problem {
+    Problem::new(ProblemType::BadBody, "The body ended early, or its gzip encoding is damaged.")
+}
+
+fn no_room() -> Problem {
+    let detail = "The bodies of the requests in progress here use all the memory for bodies; \
+                  send the request again in a second.";
+    Problem::new(ProblemType::Overloaded, detail)
+}
+
+fn too_slow() -> Problem {
+    let seconds = limits::BODY_TIME_MAX.as_secs();
+    let detail = format!("The body was not complete within {seconds} s; send the request again.");
+    Problem::new(ProblemType::BodyTooSlow, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use axum::body::Bytes;
+    use futures::stream;
+    use http_body::{Frame, SizeHint};
+
+    const UNIT: usize = limits::ROOM_UNIT_BYTES;
+
+    fn chunked(bytes: &'static [u8]) -> Body {
+        Body::from_stream(stream::iter([Ok::<_, std::io::Error>(bytes)]))
+    }
+
+    #[tokio::test]
+    async fn a_complete_body_keeps_only_the_room_of_its_bytes() {
+        let (bodies, headers) = (Bodies::new(20 * UNIT, 0), HeaderMap::new());
+        let read = async |body| bodies.read(&headers, body, 40 * UNIT).await;
+        let first = read(chunked(b"first")).await.expect("room");
+        assert_eq!((&*first, bodies.whole.free()), (&b"first"[..], 19));
+        let second = read(Body::from(vec![b'x'; 15 * UNIT])).await.expect("room");
+        assert_eq!(bodies.whole.free(), 4);
+        for body in [chunked(b"x"), Body::from(vec![b'x'; 5 * UNIT])] {
+            let refused = read(body).await.expect_err("no room");
+            assert_eq!(refused.kind(), ProblemType::Overloaded);
+            assert_eq!(bodies.whole.free(), 4);
+        }
+        assert!(read(Body::empty()).await.expect("an empty body needs no room").is_empty());
+        drop((first, second));
+        assert_eq!(bodies.whole.free(), 20);
+    }
+
+    /// A body that declares this length and panics when it is read.
+    struct Untouched(u64);
+
+    impl HttpBody for Untouched {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            panic!("it was read");
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            SizeHint::with_exact(self.0)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_declares_more_than_fits_is_refused_unread() {
+        let (bodies, headers) = (Bodies::new(20 * UNIT, 0), HeaderMap::new());
+        let body = Body::new(Untouched(21 * UNIT as u64));
+        let refused = bodies.read(&headers, body, 40 * UNIT).await.expect_err("no room");
+        assert_eq!(refused.kind(), ProblemType::Overloaded);
+        assert_eq!(bodies.whole.free(), 20);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_goes_on_too_long_is_given_up_and_so_is_its_room() {
+        let (bodies, began) = (Bodies::new(20 * UNIT, 0), Instant::now());
+        let drip = stream::unfold((), |()| async {
+            tokio::time::sleep(limits::BODY_TIME_MAX / 8).await;
+            Some((Ok::<_, std::io::Error>("x"), ()))
+        });
+        let body = Body::from_stream(Box::pin(drip));
+        let refused = bodies.read(&HeaderMap::new(), body, 4 * UNIT).await.expect_err("too slow");
+        assert_eq!(refused.kind(), ProblemType::BodyTooSlow);
+        assert_eq!(began.elapsed().as_secs(), limits::BODY_TIME_MAX.as_secs());
+        assert_eq!(bodies.whole.free(), 20);
+    }
+}

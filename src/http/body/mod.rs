@@ -1,0 +1,8 @@
+//! Turns requests into checked values, and values into answers.
+
+pub(crate) mod bodies;
+pub(crate) mod extract;
+pub(crate) mod json;
+#[allow(dead_code, reason = "types of the document, read by its test only")]
+pub(crate) mod schemas;
+pub(crate) mod wire;

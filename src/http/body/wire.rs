@@ -1,0 +1,443 @@
+//! The wire format: it reads ops and writes values.
+
+use std::fmt;
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use chrono::{DateTime, SecondsFormat, Utc};
+use orderfree_core::crdt::item::Item;
+use orderfree_core::crdt::{Form, Kind, Op, Question, State, Value};
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::{Key, Name, Timestamp};
+use serde::{Serialize, Serializer};
+use utoipa::openapi::schema::Schema;
+use utoipa::openapi::{Ref, RefOr};
+use utoipa::{PartialSchema, ToSchema};
+
+use crate::engine::service::KeyValue;
+use crate::http::body::extract;
+use crate::http::body::json::{self, Fields, Tree};
+use crate::http::catalog::ProblemType;
+use crate::http::guard::access::Permit;
+use crate::http::problem::Problem;
+use crate::limits;
+
+/// Reads one op, or `{"ops":[…]}`, of a kind.
+pub(crate) fn ops(kind: Kind, body: Tree<'_>) -> Result<Vec<Op>, Problem> {
+    let is_list =
+        matches!(&body, Tree::Object(fields) if fields.iter().any(|(name, _)| name == "ops"));
+    if !is_list {
+        return Ok(vec![op(kind, &body)?]);
+    }
+    let mut fields = Fields::of(body, kind.about().example_op)?;
+    let ops = op_list(kind, &mut fields)?;
+    fields.end()?;
+    Ok(ops)
+}
+
+/// Reads one batch item, `{"kind","group","name","op"}` or with `"ops"`. Returns its key and appends its ops
+/// to `ops`. After an error, ignore the appended ops.
+pub(crate) fn update(
+    permit: Permit<'_>,
+    item: Tree<'_>,
+    ops: &mut Vec<Op>,
+) -> Result<Key, Problem> {
+    const EXAMPLE: &str = r#"{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}"#;
+    let mut fields = Fields::of(item, EXAMPLE)?;
+    let key = key_fields(permit, &mut fields)?;
+    match (fields.take("op"), fields.has("ops")) {
+        (Some(body), false) => ops.push(op(key.kind, &body)?),
+        (None, true) => ops.extend(op_list(key.kind, &mut fields)?),
+        _ => {
+            let detail = format!("An update needs either `op` or `ops`, such as {EXAMPLE}.");
+            return Err(json::bad_body(detail));
+        }
+    }
+    fields.end()?;
+    Ok(key)
+}
+
+/// Reads `{"kind","group","name"}`.
+pub(crate) fn key(permit: Permit<'_>, item: Tree<'_>) -> Result<Key, Problem> {
+    const EXAMPLE: &str = r#"{"kind":"counter","group":"site","name":"home"}"#;
+    let mut fields = Fields::of(item, EXAMPLE)?;
+    let key = key_fields(permit, &mut fields)?;
+    fields.end()?;
+    Ok(key)
+}
+
+fn key_fields(permit: Permit<'_>, fields: &mut Fields<'_>) -> Result<Key, Problem> {
+    let (kind, group) = (fields.text("kind")?, fields.text("group")?);
+    permit.key(&kind, &group, &fields.text("name")?)
+}
+
+fn op_list(kind: Kind, fields: &mut Fields<'_>) -> Result<Vec<Op>, Problem> {
+    let items = fields.list("ops", limits::OPS_MAX)?;
+    let at = |(index, item)| op(kind, item).map_err(|p| p.within(&format!("ops[{index}]")));
+    items.iter().enumerate().map(at).collect()
+}
+
+fn op(kind: Kind, body: &Tree<'_>) -> Result<Op, Problem> {
+    let example = kind.about().example_op;
+    if !matches!(body, Tree::Object(_)) {
+        let detail =
+            format!("An op must be a JSON object; an example of kind {kind} is {example}.");
+        return Err(Problem::new(ProblemType::BadOp, detail));
+    }
+    kind.read_op(body).map_err(|error| {
+        let rule = error.to_string();
+        let rule = rule.trim_end_matches('.');
+        let detail = format!("This is not an op of kind {kind}: {rule}. Example: {example}.");
+        Problem::new(ProblemType::BadOp, detail)
+    })
+}
+
+/// The op of an empty body.
+pub(crate) fn empty_op(kind: Kind) -> Result<Op, Problem> {
+    kind.empty_op().ok_or_else(|| {
+        let example = kind.about().example_op;
+        let detail = format!("An empty body is not an op of kind {kind}. Example: {example}.");
+        Problem::new(ProblemType::BadOp, detail)
+    })
+}
+
+/// The op of a `text/plain` body.
+pub(crate) fn text_op(kind: Kind, body: &[u8]) -> Result<Op, Problem> {
+    let text = std::str::from_utf8(body).map_err(|_| {
+        Problem::new(ProblemType::BadOp, "The text is not UTF-8; send UTF-8, or a JSON op.")
+    })?;
+    kind.parse_op(&kind.bare_op(text.trim())).map_err(|error| {
+        let detail = format!(
+            "The text is not an op of kind {kind}: {error}. To send a JSON op, set the header \
+             content-type: application/json."
+        );
+        Problem::new(ProblemType::BadOp, detail)
+    })
+}
+
+/// Reads the value of `?default=`.
+pub(crate) fn default_value(kind: Kind, text: &str, ask: &Ask) -> Result<Value, String> {
+    match text {
+        "empty" => Ok(State::new(kind, None).value(&ask.question)),
+        text => kind
+            .parse_value(text)
+            .ok_or_else(|| format!("{text:?} is neither `empty` nor a bare value of kind {kind}")),
+    }
+}
+
+/// The question of a read, and the format of numbers in its answer.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ask {
+    question: Question,
+    /// The given parameters that only some kinds have.
+    given: Vec<&'static str>,
+    as_digits: bool,
+}
+
+impl Ask {
+    /// The parameters that only some kinds have.
+    const SPECIAL: &'static [&'static str] = &["q", "buckets", "as", "contains"];
+
+    pub(crate) fn parse(query: &extract::QueryParams<'_>) -> Result<Ask, Problem> {
+        let form = query.read("as", |text| match text {
+            "opentelemetry" => Ok(Form::OpenTelemetry),
+            "prometheus" => Ok(Form::Prometheus),
+            other => Err(format!("{other:?} is neither opentelemetry nor prometheus")),
+        })?;
+        let contains = query.read("contains", |text| {
+            Item::parse(text).map_err(|error| error.to_string().replace("`item`", "the item"))
+        })?;
+        let question = Question {
+            key: None,
+            quantiles: query.read("q", quantiles)?.unwrap_or_default(),
+            buckets: query.flag("buckets")?,
+            form,
+            contains,
+        };
+        let given = Ask::SPECIAL.iter().copied().filter(|name| query.get(name).is_some());
+        Ok(Ask { question, given: given.collect(), as_digits: numbers(query)? })
+    }
+
+    /// Checks that this kind has every given parameter.
+    pub(crate) fn of(self, kind: Kind) -> Result<Ask, Problem> {
+        let known = kind.about().parameters;
+        match self.given.iter().find(|name| !known.contains(name)) {
+            None => Ok(self),
+            Some(name) => {
+                let has = |other: &&Kind| other.about().parameters.contains(name);
+                let kinds: Vec<&str> =
+                    Kind::ALL.iter().filter(has).map(|kind| kind.name()).collect();
+                let kinds = kinds.join(", ");
+                let detail =
+                    format!("Kind {kind} has no parameter {name}; these kinds have it: {kinds}.");
+                Err(extract::bad_query(detail))
+            }
+        }
+    }
+
+    /// Whether whole numbers are written in quotes.
+    pub(crate) fn writes_digits(&self) -> bool {
+        self.as_digits
+    }
+
+    pub(crate) fn as_digits(as_digits: bool) -> Ask {
+        Ask { as_digits, ..Ask::default() }
+    }
+}
+
+/// Reads quantiles: numbers from 0 to 1, separated by commas.
+fn quantiles(text: &str) -> Result<Vec<f64>, String> {
+    let quantile = |part: &str| match part.trim().parse() {
+        Ok(q) if (0.0..=1.0).contains(&q) => Ok(q),
+        _ => Err(format!("{part:?} is not a number from 0 to 1")),
+    };
+    let quantiles: Vec<f64> = text.split(',').map(quantile).collect::<Result<_, _>>()?;
+    if quantiles.len() > limits::QUANTILES_MAX {
+        return Err(format!("a read returns at most {} quantiles", limits::QUANTILES_MAX));
+    }
+    Ok(quantiles)
+}
+
+/// A value as clients see it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Shown {
+    value: Value,
+    /// Writes whole numbers in quotes, for parsers that keep only 53 bits.
+    as_digits: bool,
+}
+
+impl Shown {
+    /// The value of a key's whole state, or of one row of it.
+    pub(crate) fn of(state: &State, key: Option<&Key>, ask: &Ask) -> Shown {
+        let question = Question { key: key.cloned(), ..ask.question.clone() };
+        Shown::new(state.value(&question), ask.as_digits)
+    }
+
+    pub(crate) fn new(value: Value, as_digits: bool) -> Shown {
+        Shown { value, as_digits }
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.value.fmt(f)
+    }
+}
+
+impl Serialize for Shown {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.value.shown(self.as_digits).serialize(serializer)
+    }
+}
+
+impl PartialSchema for Shown {
+    fn schema() -> RefOr<Schema> {
+        // `schemas::of_kinds` defines it from the values of all kinds.
+        Ref::from_schema_name("Value").into()
+    }
+}
+
+impl ToSchema for Shown {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "Value".into()
+    }
+}
+
+/// A key as clients see it.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub(crate) struct KeyView {
+    /// Data type.
+    #[schema(example = "counter")]
+    kind: &'static str,
+    /// The group of the key. The keys of a group can be read together.
+    #[schema(example = "site", value_type = String)]
+    #[serde(serialize_with = "as_text")]
+    group: Name,
+    /// The name of the key within its group.
+    #[schema(example = "home", value_type = String)]
+    #[serde(serialize_with = "as_text")]
+    name: Name,
+}
+
+fn as_text<S: Serializer>(name: &Name, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(name.as_str())
+}
+
+impl From<&Key> for KeyView {
+    fn from(key: &Key) -> KeyView {
+        KeyView { kind: key.kind.name(), group: key.group.clone(), name: key.name.clone() }
+    }
+}
+
+/// A value, and what is known about it.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub(crate) struct ValueView {
+    /// The value of all shards together.
+    pub(crate) value: Shown,
+    /// True if the key does not exist. The value is then the one of `?default=`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) absent: bool,
+    /// True if the value is exact, false if it is an estimate.
+    exact: bool,
+    /// The value includes every update that was acknowledged before this time.
+    #[schema(example = "2026-11-21T08:00:00.123456Z", format = DateTime)]
+    pub(crate) as_of: String,
+    /// The consistency level of the read.
+    #[schema(example = "local_quorum")]
+    consistency: &'static str,
+    /// The number of shards that were merged.
+    shards: usize,
+    /// Shards that expired up to this time are folded into one. Null if none are.
+    #[schema(example = "2026-11-20T07:11:02.000417Z", format = DateTime)]
+    folded_through: Option<String>,
+}
+
+impl ValueView {
+    pub(crate) fn new(read: &KeyValue, ask: &Ask) -> ValueView {
+        ValueView {
+            value: Shown::of(&read.state, Some(&read.key), ask),
+            absent: false,
+            exact: read.key.kind.about().is_exact,
+            as_of: rfc3339(read.as_of),
+            consistency: read.level.name(),
+            shards: read.shards,
+            folded_through: read.folded_through.map(rfc3339),
+        }
+    }
+
+    pub(crate) fn absent(
+        kind: Kind,
+        default: Value,
+        as_digits: bool,
+        as_of: Timestamp,
+        level: Level,
+    ) -> ValueView {
+        ValueView {
+            value: Shown::new(default, as_digits),
+            absent: true,
+            exact: kind.about().is_exact,
+            as_of: rfc3339(as_of),
+            consistency: level.name(),
+            shards: 0,
+            folded_through: None,
+        }
+    }
+}
+
+/// A key with its value.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub(crate) struct KeyValueView {
+    #[serde(flatten)]
+    pub(crate) key: KeyView,
+    #[serde(flatten)]
+    pub(crate) value: ValueView,
+}
+
+impl KeyValueView {
+    pub(crate) fn new(read: &KeyValue, ask: &Ask) -> KeyValueView {
+        KeyValueView { key: (&read.key).into(), value: ValueView::new(read, ask) }
+    }
+}
+
+/// An answer as JSON of about `bytes` bytes. `axum::Json` would start with a small buffer and grow it.
+pub(crate) fn json(view: &impl Serialize, bytes: usize) -> Response {
+    let mut text = Vec::with_capacity(bytes);
+    write_json(&mut text, view);
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+}
+
+/// Appends a view as JSON.
+pub(crate) fn write_json(text: &mut Vec<u8>, view: &(impl Serialize + ?Sized)) {
+    serde_json::to_writer(text, view).expect("invariant: a view is JSON");
+}
+
+/// RFC 3339 in UTC with microseconds. Times beyond the calendar, which only a forged row can have, become
+/// the calendar's last time.
+pub(crate) fn rfc3339(time: Timestamp) -> String {
+    let time =
+        DateTime::from_timestamp_micros(time.as_micros()).unwrap_or(DateTime::<Utc>::MAX_UTC);
+    time.to_rfc3339_opts(SecondsFormat::Micros, true)
+}
+
+/// Reads the `numbers` parameter: whether values are written as strings.
+pub(crate) fn numbers(query: &extract::QueryParams<'_>) -> Result<bool, Problem> {
+    let numbers = query.read("numbers", |text| match text {
+        "number" => Ok(false),
+        "string" => Ok(true),
+        other => Err(format!("{other:?} is neither number nor string")),
+    })?;
+    Ok(numbers.unwrap_or(false))
+}
+
+/// Takes the `consistency` out of a body.
+pub(crate) fn consistency(fields: &mut Fields<'_>) -> Result<Option<Level>, Problem> {
+    let text = fields.optional_text("consistency")?;
+    let level = text.map(|text| level(&text)).transpose();
+    level.map_err(|rule| json::bad_body(format!("consistency: {rule}.")))
+}
+
+/// Reads a consistency level.
+pub(crate) fn level(text: &str) -> Result<Level, String> {
+    text.parse()
+        .map_err(|error: orderfree_core::protocol::consistency::UnknownLevel| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Caller, Verb};
+    use orderfree_core::crdt::{Counter, CounterOp};
+    use serde_json::json;
+
+    fn add(by: i64) -> Op {
+        Op::Counter(CounterOp::Add { by })
+    }
+
+    #[test]
+    fn ops_come_alone_or_as_a_list() {
+        let read = |body: serde_json::Value| {
+            ops(Kind::Counter, json::parse(body.to_string().as_bytes()).expect("JSON"))
+        };
+        assert_eq!(read(json!({"op": "add", "by": 5})), Ok(vec![add(5)]));
+        let list = json!({"ops": [{"op": "add"}, {"op": "add", "by": "-2"}]});
+        assert_eq!(read(list), Ok(vec![add(1), add(-2)]));
+        for (body, says) in [
+            (json!(5), "JSON object"),
+            (json!({"ops": []}), "1 to 1000"),
+            (json!({"ops": {}}), "array"),
+            (json!({"ops": [{"op": "add"}, {"op": "sub"}]}), "ops[1]"),
+            (json!({"ops": [{"op": "add"}], "by": 1}), "Unknown field `by`"),
+            (json!({"op": "add", "by": 1.5}), "whole number"),
+            (json!({"op": "add", "unit": 1}), "unknown field"),
+        ] {
+            let problem = read(body.clone()).expect_err(&body.to_string());
+            assert!(problem.detail().contains(says), "{body}: {}", problem.detail());
+        }
+    }
+
+    #[test]
+    fn large_numbers_survive_flattening() {
+        let key = Caller::anybody().to(Verb::Read).key("counter", "site", "home").expect("key");
+        let read = KeyValue {
+            is_full: false,
+            key,
+            state: Counter::from_total(1 << 100).into(),
+            shards: 7,
+            bytes: 15,
+            folded_through: None,
+            as_of: Timestamp::from_micros(1_795_248_000_123_456),
+            level: Level::LocalQuorum,
+        };
+        let text = serde_json::to_string(&KeyValueView::new(&read, &Ask::default())).expect("JSON");
+        assert_eq!(
+            text,
+            r#"{"kind":"counter","group":"site","name":"home","value":1267650600228229401496703205376,"exact":true,"as_of":"2026-11-21T08:00:00.123456Z","consistency":"local_quorum","shards":7,"folded_through":null}"#
+        );
+    }
+
+    #[test]
+    fn times_have_microseconds_and_an_end() {
+        assert_eq!(rfc3339(Timestamp::from_micros(1)), "1970-01-01T00:00:00.000001Z");
+        assert!(rfc3339(Timestamp::NEVER).ends_with('Z'));
+    }
+}

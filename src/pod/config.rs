@@ -1,0 +1,434 @@
+//! Configuration from flags and environment variables, checked before a socket opens. Except for `telemetry`,
+//! no other module reads the environment.
+
+pub mod faults;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::{Constants, ConstantsError, Overrides};
+use thiserror::Error;
+
+use crate::limits::{BATCH_GROUPS_MAX, BATCH_ROWS_MAX, GROUP_ROWS_MAX};
+use crate::net::tls::{self, ServerTls, TlsError};
+use crate::store::Flights;
+use crate::store::cassandra::CassandraConfig;
+
+/// Heading of the settings that few installations change.
+const EXPERT: &str = "Expert";
+
+/// Cassandra's default for `max_hint_window`.
+const HINT_WINDOW_DEFAULT: Duration = Duration::from_secs(3 * 3600);
+
+/// A pod with fewer mutators would reject updates that any pod can take.
+const MUTATORS_MAX_LEAST: usize = 1_000;
+
+/// Where rows are stored, and the protocol's constants. All pods of an installation need the same keyspace
+/// and the same constants.
+#[derive(Debug, Clone, Args)]
+pub struct StoreArgs {
+    /// File of the embedded store. Used when --cassandra is not set.
+    #[arg(long, env = "ORDERFREE_DATA", default_value = "orderfree.redb", value_name = "FILE")]
+    pub data: PathBuf,
+
+    /// Cassandra contact points, separated by commas. Without this option the embedded store is used.
+    #[arg(long, env = "ORDERFREE_CASSANDRA", value_delimiter = ',', value_name = "HOST:PORT")]
+    pub cassandra: Vec<String>,
+
+    /// Cassandra keyspace that holds the table.
+    #[arg(long, env = "ORDERFREE_KEYSPACE", default_value = "orderfree")]
+    pub keyspace: String,
+
+    /// User name for Cassandra.
+    #[arg(long, env = "ORDERFREE_CASSANDRA_USER", value_name = "NAME")]
+    pub cassandra_user: Option<String>,
+
+    /// Password for Cassandra.
+    #[arg(
+        long,
+        env = "ORDERFREE_CASSANDRA_PASSWORD", help_heading = EXPERT,
+        hide_env_values = true,
+        value_name = "PASSWORD"
+    )]
+    pub cassandra_password: Option<Secret>,
+
+    /// File with the password for Cassandra, such as a mounted secret.
+    #[arg(
+        long,
+        env = "ORDERFREE_CASSANDRA_PASSWORD_FILE",
+        value_name = "FILE",
+        conflicts_with = "cassandra_password"
+    )]
+    pub cassandra_password_file: Option<PathBuf>,
+
+    /// PEM file with the CA that signed the Cassandra nodes' certificates. Turns on TLS to Cassandra. Each
+    /// node's certificate must cover the address that the driver uses for it.
+    #[arg(long, env = "ORDERFREE_CASSANDRA_CA", value_name = "FILE")]
+    pub cassandra_ca: Option<PathBuf>,
+
+    /// PEM file with this pod's client certificate, for Cassandra nodes that require one.
+    #[arg(long, env = "ORDERFREE_CASSANDRA_CERT", value_name = "FILE", requires_all = ["cassandra_ca", "cassandra_key"])]
+    pub cassandra_cert: Option<PathBuf>,
+
+    /// PEM file with the private key of --cassandra-cert.
+    #[arg(long, env = "ORDERFREE_CASSANDRA_KEY", value_name = "FILE", requires = "cassandra_cert")]
+    pub cassandra_key: Option<PathBuf>,
+
+    /// This pod's data centre [default: that of the first contact point that answers].
+    #[arg(long, env = "ORDERFREE_LOCAL_DC", value_name = "NAME")]
+    pub local_dc: Option<String>,
+
+    /// Consistency level for updates: one, local_one, local_quorum, quorum or all.
+    #[arg(
+        long,
+        env = "ORDERFREE_WRITE_CONSISTENCY",
+        default_value = "local_quorum",
+        value_name = "LEVEL"
+    )]
+    pub write_consistency: Level,
+
+    /// Consistency level for reads that do not set one: one, local_one, local_quorum, quorum or all.
+    #[arg(
+        long,
+        env = "ORDERFREE_READ_CONSISTENCY",
+        default_value = "local_quorum",
+        value_name = "LEVEL"
+    )]
+    pub read_consistency: Level,
+
+    /// Consistency level for the fold's read. Either `all`, or a level whose replicas always overlap with
+    /// those of every write.
+    #[arg(long, env = "ORDERFREE_FOLD_CONSISTENCY", help_heading = EXPERT, default_value = "all", value_name = "LEVEL")]
+    pub fold_consistency: Level,
+
+    /// Time from a mutator's birth to its expiry, up to about 8 days [default: 24h].
+    #[arg(long, env = "ORDERFREE_LIFETIME", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub lifetime: Option<Duration>,
+
+    /// How long before its expiry a mutator stops taking updates [default: 1h].
+    #[arg(long, env = "ORDERFREE_DRAIN_MARGIN", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub drain_margin: Option<Duration>,
+
+    /// How long after its expiry a shard can be folded [default: 1h].
+    #[arg(long, env = "ORDERFREE_CUTOFF", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub cutoff: Option<Duration>,
+
+    /// Longest time for one update's write, including retries [default: 1/5 of the drain margin, up to 10s].
+    #[arg(long, env = "ORDERFREE_REQUEST_BUDGET", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub request_budget: Option<Duration>,
+
+    /// Largest measured clock offset at which this pod still takes updates [default: 2/5 of the drain margin,
+    /// up to 30s].
+    #[arg(long, env = "ORDERFREE_CLOCK_OFFSET_MAX", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub clock_offset_max: Option<Duration>,
+
+    /// Fences are rounded down to a multiple of this time [default: 1/30 of the cutoff, up to 60s].
+    #[arg(long, env = "ORDERFREE_FENCE_QUANTUM", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub fence_quantum: Option<Duration>,
+
+    /// Largest number of keys that one write to several groups sends to Cassandra, from 1. A fold sends half
+    /// of that, as it also deletes rows. Raise Cassandra's `batch_size_fail_threshold` before you raise this.
+    #[arg(long, env = "ORDERFREE_BATCH_ROWS", help_heading = EXPERT, default_value_t = BATCH_ROWS_MAX, value_parser = clap::value_parser!(u16).range(1..), value_name = "COUNT")]
+    pub batch_rows: u16,
+
+    /// Largest number of groups in one write to Cassandra, from 1. Cassandra logs a warning for batches over
+    /// more than ten partitions.
+    #[arg(long, env = "ORDERFREE_BATCH_GROUPS", help_heading = EXPERT, default_value_t = BATCH_GROUPS_MAX, value_parser = clap::value_parser!(u16).range(1..), value_name = "COUNT")]
+    pub batch_groups: u16,
+
+    /// The cluster's `max_hint_window`. Used only if updates are written below a quorum [default: 3h].
+    #[arg(long, env = "ORDERFREE_HINT_WINDOW", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub hint_window: Option<Duration>,
+}
+
+/// Options of `orderfree serve`.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Address to listen on, such as 127.0.0.1:8080 or 0.0.0.0:8080.
+    #[arg(
+        long,
+        env = "ORDERFREE_LISTEN",
+        default_value = "127.0.0.1:8080",
+        value_name = "IP:PORT"
+    )]
+    pub listen: SocketAddr,
+
+    /// A second address only for operators: probes, metrics, and every endpoint that needs the verb `admin`.
+    /// The first address then no longer serves these endpoints.
+    #[arg(long, env = "ORDERFREE_ADMIN_LISTEN", value_name = "IP:PORT")]
+    pub admin_listen: Option<SocketAddr>,
+
+    /// PEM file with the HTTPS certificate chain, the server's certificate first. Turns on HTTPS. SIGHUP
+    /// reloads the file.
+    #[arg(long, env = "ORDERFREE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file with the private key of --tls-cert. SIGHUP reloads the file.
+    #[arg(long, env = "ORDERFREE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub store: StoreArgs,
+
+    /// How long to wait at start for a store that does not answer or has no schema yet.
+    #[arg(long, env = "ORDERFREE_STORE_WAIT", help_heading = EXPERT, default_value = "5m", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub store_wait: Duration,
+
+    /// Whether this pod folds. `on`: in the background and on request. `manual`: only on request. `off`:
+    /// never. If folds read below `all`, set `off` on every pod while the cluster's topology changes.
+    #[arg(long, env = "ORDERFREE_FOLD", default_value = "on", value_name = "ON|MANUAL|OFF")]
+    pub fold: Switch,
+
+    /// Create the keyspace and the table at start if they are missing. For development only.
+    #[arg(long, env = "ORDERFREE_APPLY_SCHEMA", help_heading = EXPERT)]
+    pub apply_schema: bool,
+
+    /// Listen on a non-loopback address without tokens. Every client that reaches the address can then do
+    /// everything.
+    #[arg(long, env = "ORDERFREE_INSECURE")]
+    pub insecure: bool,
+
+    /// How long to keep serving after SIGTERM, while /readyz says not ready, so that load balancers notice.
+    #[arg(long, env = "ORDERFREE_UNREADY_GRACE", help_heading = EXPERT, default_value = "5s", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub unready_grace: Duration,
+
+    /// TOML file with tokens, quotas and precisions; see the README. SIGHUP reloads the file.
+    #[arg(long, env = "ORDERFREE_POLICY", value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+
+    /// Largest number of keys whose state is ready for updates in this pod, from 1000. Other recently updated
+    /// keys rest.
+    #[arg(long, env = "ORDERFREE_MUTATORS_MAX", default_value_t = crate::limits::MUTATORS_MAX, value_name = "COUNT")]
+    pub mutators_max: usize,
+
+    /// Memory for keys at rest, in bytes: about 140 for each counter. When it is full, this pod forgets the
+    /// oldest ones. A forgotten key gets one more row when it is updated again.
+    #[arg(long, env = "ORDERFREE_RESTING_BYTES", default_value_t = crate::limits::RESTING_BYTES, value_name = "BYTES")]
+    pub resting_bytes: usize,
+
+    /// Largest number of open connections for each address, from 1 to 1000000. More clients wait to be
+    /// accepted.
+    #[arg(long, env = "ORDERFREE_CONNECTIONS_MAX", help_heading = EXPERT, default_value_t = crate::limits::CONNECTIONS_MAX, value_parser = connections, value_name = "COUNT")]
+    pub connections_max: usize,
+
+    /// Largest number of requests in progress for each address, from 1 to 1000000. More requests get 503. Set
+    /// it below --connections-max to shed load instead of queueing.
+    #[arg(long, env = "ORDERFREE_REQUESTS_MAX", help_heading = EXPERT, default_value_t = crate::limits::REQUESTS_MAX, value_parser = connections, value_name = "COUNT")]
+    pub requests_max: usize,
+
+    #[command(flatten)]
+    pub faults: faults::FaultArgs,
+}
+
+/// When a pod folds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// In the background and on request.
+    On,
+    /// Only on request; another process folds in the background.
+    Manual,
+    /// Never: a fold would do harm now.
+    Off,
+}
+
+/// A text that is never printed, such as a password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Secret {
+        Secret(text.to_owned())
+    }
+}
+
+/// The store to open, with its settings.
+#[derive(Debug, Clone)]
+pub enum StoreConfig {
+    Embedded { path: PathBuf },
+    Cassandra(Box<CassandraConfig>),
+}
+
+/// The names of all variables of the environment.
+pub fn environment() -> impl Iterator<Item = String> {
+    std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())
+}
+
+impl StoreConfig {
+    /// For tools that create no file: a missing or empty file is most likely a wrong name.
+    ///
+    /// # Errors
+    /// [`ConfigError::NoFile`].
+    pub fn existing(self) -> Result<StoreConfig, ConfigError> {
+        let is_empty = |path: &Path| path.metadata().map_or(true, |file| file.len() == 0);
+        match self {
+            StoreConfig::Embedded { path } if is_empty(&path) => Err(ConfigError::NoFile(path)),
+            config => Ok(config),
+        }
+    }
+}
+
+/// Why a configuration can't be used. Nothing was opened yet.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    #[error(transparent)]
+    Constants(#[from] ConstantsError),
+    #[error("`{0}` is not a contact point; write host:port, such as 10.0.0.1:9042")]
+    ContactPoint(String),
+    #[error(
+        "a contact point must not contain credentials; write {0}, and set the user and the password separately"
+    )]
+    CredentialsInContactPoint(String),
+    #[error("set both a user and a password for Cassandra, or neither")]
+    Credentials,
+    #[error("the password file {path} can't be read: {error}")]
+    PasswordFile { path: PathBuf, error: std::io::Error },
+    #[error("{0} mutators are too few; allow at least {MUTATORS_MAX_LEAST}")]
+    MutatorsMax(usize),
+    #[error(
+        "the file {0:?} is missing or empty; name the store with --data (ORDERFREE_DATA) or --cassandra (ORDERFREE_CASSANDRA)"
+    )]
+    NoFile(PathBuf),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The address is open to everybody.
+    #[error(
+        "{0} is not a loopback address, and the policy has no tokens, so anybody could call; make a token with \
+         `orderfree token new` and name its file with --policy (ORDERFREE_POLICY), listen on 127.0.0.1, or set \
+         --insecure (ORDERFREE_INSECURE=true) if the network keeps strangers out"
+    )]
+    Insecure(SocketAddr),
+}
+
+impl StoreArgs {
+    /// Resolves and checks the time constants.
+    ///
+    /// # Errors
+    /// [`ConfigError::Constants`] names the rule that the values break.
+    pub fn constants(&self) -> Result<Constants, ConfigError> {
+        let is_weak = !self.cassandra.is_empty() && self.write_consistency.is_below_quorum();
+        Ok(Constants::resolve(Overrides {
+            lifetime: self.lifetime,
+            drain_margin: self.drain_margin,
+            cutoff: self.cutoff,
+            request_budget: self.request_budget,
+            clock_offset_max: self.clock_offset_max,
+            fence_quantum: self.fence_quantum,
+            hint_window: is_weak.then(|| self.hint_window.unwrap_or(HINT_WINDOW_DEFAULT)),
+        })?)
+    }
+
+    /// Resolves and checks the settings of the store.
+    ///
+    /// # Errors
+    /// [`ConfigError`] says which settings contradict each other.
+    pub fn resolve(&self) -> Result<StoreConfig, ConfigError> {
+        let constants = self.constants()?;
+        if self.cassandra.is_empty() {
+            return Ok(StoreConfig::Embedded { path: self.data.clone() });
+        }
+        // The error does not repeat the text before `@`: it can be a password, and a comma in a password
+        // splits it over two points.
+        if let Some((_, point)) = self.cassandra.iter().find_map(|point| point.rsplit_once('@')) {
+            return Err(ConfigError::CredentialsInContactPoint(point.to_owned()));
+        }
+        for point in &self.cassandra {
+            let port = point.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+            if port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+                return Err(ConfigError::ContactPoint(point.clone()));
+            }
+        }
+        let password = match (&self.cassandra_password, &self.cassandra_password_file) {
+            (Some(password), _) => Some(password.clone()),
+            (None, Some(path)) => Some(read_password(path)?),
+            (None, None) => None,
+        };
+        if self.cassandra_user.is_some() != password.is_some() {
+            return Err(ConfigError::Credentials);
+        }
+        let own = self.cassandra_cert.as_deref().zip(self.cassandra_key.as_deref());
+        let tls = self.cassandra_ca.as_deref().map(|ca| tls::client_config(ca, own)).transpose()?;
+        Ok(StoreConfig::Cassandra(Box::new(CassandraConfig {
+            contact_points: self.cassandra.clone(),
+            keyspace: self.keyspace.clone(),
+            user: self.cassandra_user.clone(),
+            password: password.map(|password| password.0),
+            tls: tls.map(Arc::new),
+            local_datacenter: self.local_dc.clone(),
+            levels: Levels {
+                write: self.write_consistency,
+                read: self.read_consistency,
+                fold: self.fold_consistency,
+            },
+            constants,
+            flights: Flights {
+                rows_max: self.batch_rows.into(),
+                group_rows_max: self.batch_rows.max(GROUP_ROWS_MAX).into(),
+                partitions_max: self.batch_groups.into(),
+                ..Flights::default()
+            },
+        })))
+    }
+}
+
+impl ServeArgs {
+    /// Checks the number of mutators and the listeners. `authenticates` says whether the policy requires
+    /// tokens.
+    ///
+    /// # Errors
+    /// [`ConfigError::Insecure`], [`ConfigError::MutatorsMax`].
+    pub fn check(&self, authenticates: bool) -> Result<(), ConfigError> {
+        if self.mutators_max < MUTATORS_MAX_LEAST {
+            return Err(ConfigError::MutatorsMax(self.mutators_max));
+        }
+        let mut addresses = [Some(self.listen), self.admin_listen].into_iter().flatten();
+        match addresses.find(|address| !address.ip().is_loopback()) {
+            Some(address) if !authenticates && !self.insecure => {
+                Err(ConfigError::Insecure(address))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The server's certificate, if there is one.
+    ///
+    /// # Errors
+    /// [`ConfigError::Tls`].
+    pub fn tls(&self) -> Result<Option<ServerTls>, ConfigError> {
+        let files = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
+        Ok(files.map(|(certificate, key)| ServerTls::read(certificate, key)).transpose()?)
+    }
+}
+
+/// Reads a number of connections.
+fn connections(text: &str) -> Result<usize, String> {
+    let bounds = 1..=1_000_000;
+    let count = text.parse().ok().filter(|count| bounds.contains(count));
+    count.ok_or_else(|| "give a whole number from 1 to 1000000".to_owned())
+}
+
+fn read_password(path: &PathBuf) -> Result<Secret, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::PasswordFile { path: path.clone(), error })?;
+    // Editors and `echo` end files with a line break that is not part of the secret.
+    Ok(Secret(text.trim_end_matches(['\r', '\n']).to_owned()))
+}
+
+#[cfg(test)]
+mod tests;

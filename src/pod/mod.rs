@@ -1,0 +1,6 @@
+//! One pod from start to end: its configuration, its parts, its signals and its drain.
+
+pub mod config;
+pub mod node;
+pub mod serve;
+pub mod start;

@@ -1,0 +1,206 @@
+//! One pod: its parts, wired over a store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use orderfree_core::protocol::Constants;
+use tokio::time::Instant;
+
+use crate::engine::clock_gate::ClockGate;
+use crate::engine::fold::{Folder, Folding};
+use crate::engine::health::Health;
+use crate::engine::metrics::{Metrics, ReloadLabel};
+use crate::engine::service::Service;
+use crate::engine::write::{Bounds, Mutators};
+use crate::http::{self, AppState, Build};
+use crate::limits;
+use crate::net::tls::ServerTls;
+use crate::pod::config::Switch;
+use crate::policy::Policies;
+use crate::runtime::clock::Clock;
+use crate::runtime::random::Random;
+use crate::runtime::tasks::{Task, Tasks};
+use crate::store::Store;
+
+/// How often the pod checks whether its store has failed.
+const FAILURE_LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// The parts of a pod that must be stopped in order.
+pub struct Node {
+    store: Arc<dyn Store>,
+    mutators: Arc<Mutators>,
+    service: Arc<Service>,
+    folder: Arc<Folder>,
+    pub(crate) health: Arc<Health>,
+    pub(crate) policies: Policies,
+    /// For each address.
+    pub(crate) requests_max: usize,
+    tasks: Tasks,
+}
+
+impl Node {
+    /// Wires a pod over a store; nothing runs in the background yet.
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        constants: Constants,
+        clock: Arc<dyn Clock>,
+        random: Random,
+        bounds: Bounds,
+        policies: Policies,
+        fold: Switch,
+    ) -> Node {
+        let metrics = Arc::new(Metrics::new());
+        for (gauge, most) in [
+            (&metrics.mutators_max, bounds.mutators_max),
+            (&metrics.resting_bytes_max, bounds.resting_bytes),
+        ] {
+            gauge.set(i64::try_from(most).unwrap_or(i64::MAX));
+        }
+        let gate =
+            Arc::new(ClockGate::new(clock, Arc::clone(&store), constants, Arc::clone(&metrics)));
+        let mutators = Mutators::new(
+            Arc::clone(&store),
+            Arc::clone(&gate),
+            constants,
+            Arc::clone(&metrics),
+            random.clone(),
+            bounds,
+            policies.clone(),
+        );
+        let folding = match fold {
+            Switch::On => Folding::InBackground,
+            Switch::Manual => Folding::WhenAsked,
+            Switch::Off => Folding::Off,
+        };
+        let folder = Folder::new(
+            Arc::clone(&store),
+            Arc::clone(&gate),
+            constants,
+            Arc::clone(&metrics),
+            random,
+            folding,
+        );
+        let service = Arc::new(Service::new(
+            Arc::clone(&store),
+            gate,
+            Arc::clone(&mutators),
+            Arc::clone(&folder),
+            constants,
+            metrics,
+        ));
+        let tasks = Tasks::counting(service.metrics().panics.clone());
+        let (health, requests_max) = (Arc::default(), limits::REQUESTS_MAX);
+        Node { store, mutators, service, folder, health, policies, requests_max, tasks }
+    }
+
+    /// Wires a pod for a tool, which has no clients and no background work.
+    #[must_use]
+    pub fn for_tool(
+        store: &Arc<dyn Store>,
+        constants: Constants,
+        clock: Arc<dyn Clock>,
+        fold: Switch,
+    ) -> Node {
+        let (random, policies) = (Random::system(), Policies::default());
+        let bounds = Bounds { resting_bytes: 0, ..Bounds::awake(1) };
+        Node::new(Arc::clone(store), constants, clock, random, bounds, policies, fold)
+    }
+
+    /// Starts the background work.
+    pub fn start(&self) {
+        let tidy = Arc::clone(&self.mutators).tidy(self.tasks.clone());
+        self.tasks.spawn(Task::Tidy, tidy);
+        self.folder.start(&self.tasks);
+        self.health.set_started();
+    }
+
+    #[must_use]
+    pub fn folder(&self) -> &Arc<Folder> {
+        &self.folder
+    }
+
+    #[must_use]
+    pub fn service(&self) -> &Arc<Service> {
+        &self.service
+    }
+
+    /// The HTTP interface.
+    pub fn router(&self) -> Router {
+        self.router_with(Router::new())
+    }
+
+    /// The HTTP interface and the routes of `others`, which get the same ids, log lines and metrics.
+    /// Benchmarks use it for comparisons.
+    pub fn router_with(&self, others: Router) -> Router {
+        http::router_with(self.app(), others)
+    }
+
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        self.service.metrics()
+    }
+
+    pub(crate) fn app(&self) -> AppState {
+        AppState {
+            service: Arc::clone(&self.service),
+            health: Arc::clone(&self.health),
+            policies: self.policies.clone(),
+            build: Build::THIS,
+            requests_max: self.requests_max,
+        }
+    }
+
+    /// Reloads the files that can change while the pod runs: the policy and the certificate.
+    pub(crate) fn reload(&self, tls: Option<&ServerTls>) {
+        let policy = self.policies.has_file().then(|| ("policy", self.policies.reload()));
+        let certificate = tls.map(|tls| ("certificate", tls.reload().map_err(anyhow::Error::from)));
+        for (what, reloaded) in policy.into_iter().chain(certificate) {
+            let result = match &reloaded {
+                Ok(()) => {
+                    tracing::info!(what, "reloaded");
+                    "ok"
+                }
+                Err(error) => {
+                    tracing::error!(
+                        what,
+                        "the new {what} can't be used, so the old one stays in use: {error:#}"
+                    );
+                    "refused"
+                }
+            };
+            let metrics = self.service.metrics();
+            metrics.policy_reloads.get_or_create(&ReloadLabel { result }).inc();
+        }
+    }
+
+    /// Waits until the pod can't go on without a restart. Returns one sentence that says why.
+    pub(crate) async fn failed(&self) -> String {
+        let store = async {
+            loop {
+                if let Some(reason) = self.store.failure() {
+                    return reason;
+                }
+                tokio::time::sleep(FAILURE_LOOK_EVERY).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            reason = store => format!("the store can't go on: {reason}"),
+            reason = self.tasks.failed() => format!("the pod can't go on: {reason}"),
+            reason = self.mutators.failed() => format!("the pod can't go on: {reason}"),
+        }
+    }
+
+    /// Writes every mutator, stops folding after the current keys and closes the store. Returns the number of
+    /// mutators that could not be written in time.
+    pub async fn stop(&self, within: Duration) -> usize {
+        let deadline = Instant::now() + within;
+        let unwritten = self.mutators.close(within).await;
+        self.tasks.join(deadline.saturating_duration_since(Instant::now())).await;
+        self.service.close(deadline.saturating_duration_since(Instant::now())).await;
+        let _ = tokio::time::timeout_at(deadline, self.store.close()).await;
+        unwritten
+    }
+}

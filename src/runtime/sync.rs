@@ -1,0 +1,10 @@
+//! The locks, atomics and timers with which a pod's tasks synchronize. They are in one module so that a
+//! scheduler that tries interleavings can replace them (`tests/shuttle`).
+
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub(crate) use tokio::sync::SetOnce;
+pub(crate) use tokio::task::coop::consume_budget;
+pub(crate) use tokio::task::yield_now;
+pub(crate) use tokio::time::{Instant, sleep, timeout, timeout_at};
