@@ -194,7 +194,7 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_UNREADY_GRACE", default_value = "5s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub unready_grace: Duration,
 
-    /// File of tokens, quotas, and how precise keys are; see the README. SIGHUP has it read anew.
+    /// File of tokens, quotas, and how precise keys are; see docs/operate/security.md. SIGHUP has it read anew.
     #[arg(long, env = "ORDERFREE_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
 

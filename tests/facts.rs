@@ -24,8 +24,12 @@ use orderfree_core::protocol::Timestamp;
 const FOREIGN_VARIABLES: [&str; 2] = ["ORDERFREE_PORT", "ORDERFREE_COMMIT"];
 
 /// Files for people, whose commands and paths must work.
-const DOCUMENTS: [&str; 11] = [
+const DOCUMENTS: [&str; 15] = [
     "README.md",
+    "docs/start.md",
+    "docs/count.md",
+    "docs/kinds.md",
+    "docs/reference/http.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
@@ -235,15 +239,19 @@ fn every_path_that_is_asked_for_is_served() {
     let joined = after(&client, "url.join(\"", |end| end == '"');
     assert!(joined.contains(&"readyz?verbose"), "{joined:?}");
     asked.extend(joined.into_iter().map(|path| ("src/cli/client.rs", format!("/{path}"))));
-    let text = read("README.md");
-    for words in quoted(&text) {
-        let path = words.trim_start_matches("GET ").trim_start_matches("POST ");
-        let path = path.replace('…', "/v1/counter/{group}");
-        if path.starts_with('/') && words != path {
-            asked.push(("README.md", path));
+    let reference = "docs/reference/http.md";
+    for place in ["README.md", "docs/start.md", "docs/count.md", "docs/kinds.md", reference] {
+        let text = read(place);
+        for words in quoted(&text) {
+            let path = words.trim_start_matches("GET ").trim_start_matches("POST ");
+            let path = path.replace('…', "/v1/counter/{group}");
+            if path.starts_with('/') && words != path {
+                asked.push((place, path));
+            }
         }
     }
-    assert!(asked.len() > 10, "{asked:?}");
+    let documented = asked.iter().filter(|(place, _)| *place == reference).count();
+    assert!(documented > 10, "{asked:?}");
     for (place, path) in asked {
         assert!(is_served(&path), "{place}: {path}");
     }
