@@ -34,10 +34,10 @@ const DOCUMENTS: [&str; 15] = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/operations.md",
-    "docs/overload.md",
+    "docs/evidence.md",
     "docs/scale.md",
     "docs/security.md",
-    "docs/containers.md",
+    "tests/containers/README.md",
     "k8s/README.md",
     "fuzz/README.md",
 ];
