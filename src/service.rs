@@ -387,7 +387,7 @@ pub enum DiscardError {
     /// A tally says what was folded, and up to when.
     #[error(
         "a tally can't be discarded: rows below its fence that come back would count again; the runbook \
-         (docs/operations.md) says how to go on"
+         (docs/operate/backup.md) says how to go on"
     )]
     Tally,
     /// The row counts.

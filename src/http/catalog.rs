@@ -206,7 +206,7 @@ catalog! {
         "Only a shard that nobody can decode, and whose mutator is dead for long, can be discarded. This one \
          counts, may still be written, or is a tally.",
         "The detail says which. Newer releases decode what older ones can't; for a damaged tally there is a \
-         procedure in the runbook, docs/operations.md.";
+         procedure in the runbook, docs/operate/backup.md.";
     DiscardUnknown: GATEWAY_TIMEOUT, "discard-unknown", "The removal was not acknowledged",
         "The row may be there or gone.",
         "Look at the key's /shards, and discard it again: that is always safe.";

@@ -124,7 +124,7 @@ pub enum ConnectError {
     ReplicationText(String),
     /// The row that keeps pods from serving by a moved clock can't be read.
     #[error(
-        "{0}: kind '!fence', grp '!' and name '!' of the table shards; see OrderfreeClockMoved in docs/operations.md"
+        "{0}: kind '!fence', grp '!' and name '!' of the table shards; see OrderfreeClockMoved in docs/operate/alerts.md"
     )]
     HighWater(String),
     /// A question at start went wrong.
