@@ -49,7 +49,7 @@ struct Block<'a> {
 }
 
 fn text_of(page: &str) -> String {
-    let path = Path::new("/tmp/exdocs").join(page);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{page}: {error}"))
 }
 

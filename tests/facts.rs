@@ -24,16 +24,24 @@ use orderfree_core::protocol::Timestamp;
 const FOREIGN_VARIABLES: [&str; 2] = ["ORDERFREE_PORT", "ORDERFREE_COMMIT"];
 
 /// Files for people, whose commands and paths must work.
-const DOCUMENTS: [&str; 11] = [
+const DOCUMENTS: [&str; 19] = [
     "README.md",
+    "docs/start.md",
+    "docs/count.md",
+    "docs/kinds.md",
+    "docs/reference/http.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    "docs/operations.md",
-    "docs/overload.md",
-    "docs/scale.md",
-    "docs/security.md",
-    "docs/containers.md",
+    "docs/operate/alerts.md",
+    "docs/operate/backup.md",
+    "docs/operate/capacity.md",
+    "docs/operate/cassandra.md",
+    "docs/operate/moving-keys.md",
+    "docs/operate/run.md",
+    "docs/operate/security.md",
+    "docs/evidence.md",
+    "tests/containers/README.md",
     "k8s/README.md",
     "fuzz/README.md",
 ];
@@ -235,15 +243,19 @@ fn every_path_that_is_asked_for_is_served() {
     let joined = after(&client, "url.join(\"", |end| end == '"');
     assert!(joined.contains(&"readyz?verbose"), "{joined:?}");
     asked.extend(joined.into_iter().map(|path| ("src/cli/client.rs", format!("/{path}"))));
-    let text = read("README.md");
-    for words in quoted(&text) {
-        let path = words.trim_start_matches("GET ").trim_start_matches("POST ");
-        let path = path.replace('…', "/v1/counter/{group}");
-        if path.starts_with('/') && words != path {
-            asked.push(("README.md", path));
+    let reference = "docs/reference/http.md";
+    for place in ["README.md", "docs/start.md", "docs/count.md", "docs/kinds.md", reference] {
+        let text = read(place);
+        for words in quoted(&text) {
+            let path = words.trim_start_matches("GET ").trim_start_matches("POST ");
+            let path = path.replace('…', "/v1/counter/{group}");
+            if path.starts_with('/') && words != path {
+                asked.push((place, path));
+            }
         }
     }
-    assert!(asked.len() > 10, "{asked:?}");
+    let documented = asked.iter().filter(|(place, _)| *place == reference).count();
+    assert!(documented > 10, "{asked:?}");
     for (place, path) in asked {
         assert!(is_served(&path), "{place}: {path}");
     }
@@ -396,7 +408,9 @@ fn alerts_and_dashboards_know_what_there_is() {
     assert!(known.len() > 25, "{known:?}");
     let dashboard = "k8s/components/monitoring/dashboard.json";
     let (mut named, mut shown) = (BTreeSet::new(), BTreeSet::new());
-    for place in ["monitoring/alerts.yaml", dashboard, "docs/operations.md"] {
+    let pages = ["alerts", "capacity", "run"].map(|page| format!("docs/operate/{page}.md"));
+    let pages = pages.iter().map(String::as_str);
+    for place in ["monitoring/alerts.yaml", dashboard].into_iter().chain(pages) {
         let text = read(place);
         for rest in after(&text, "orderfree_", |c| !(c.is_ascii_lowercase() || c == '_')) {
             let name = format!("orderfree_{}", rest.trim_end_matches('_'));
@@ -411,7 +425,7 @@ fn alerts_and_dashboards_know_what_there_is() {
     }
     assert_eq!(shown, known, "what {dashboard} shows, and what there is");
     assert!(named.len() > 20, "{named:?}");
-    let (alerts, runbook) = (read("monitoring/alerts.yaml"), read("docs/operations.md"));
+    let (alerts, runbook) = (read("monitoring/alerts.yaml"), read("docs/operate/alerts.md"));
     let job = "orderfree-fold";
     assert!(alerts.contains(&format!("{{cronjob=\"{job}\"}}")), "no alert watches {job}");
     let manifest = read("k8s/components/fold-cronjob/cronjob.yaml");
@@ -421,9 +435,9 @@ fn alerts_and_dashboards_know_what_there_is() {
     for name in names {
         assert!(
             runbook.contains(&format!("\n### {name}\n")),
-            "docs/operations.md has no entry {name}"
+            "docs/operate/alerts.md has no entry {name}"
         );
-        let page = format!("docs/operations.md#{}", name.to_lowercase());
+        let page = format!("docs/operate/alerts.md#{}", name.to_lowercase());
         assert!(alerts.contains(&page), "no alert leads to {page}");
         assert!(read("tests/monitoring/alerts.yaml").contains(name), "{name} is not tested");
     }

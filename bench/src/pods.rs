@@ -163,6 +163,8 @@ fn table(args: &PodsArgs, hot: &[Hot]) -> String {
         }
         text.push('\n');
     }
-    writeln!(text, "\n![plot]({})", args.plot.display()).expect("a string grows");
+    // The page of tables is in the folder of the plots.
+    let plot = args.plot.file_name().unwrap_or_default();
+    writeln!(text, "\n![plot]({})", plot.display()).expect("a string grows");
     text
 }

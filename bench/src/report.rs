@@ -25,8 +25,8 @@ pub(crate) struct ReportArgs {
     /// What `compare --output` wrote, one file for each mode; text of other measurements ends in .md.
     #[arg(required = true, value_name = "FILE")]
     figures: Vec<PathBuf>,
-    /// The report; its text around the figures stays.
-    #[arg(long, default_value = "BENCHMARKS.md", value_name = "FILE")]
+    /// The page of tables; its text around the figures stays.
+    #[arg(long, default_value = "docs/bench/tables.md", value_name = "FILE")]
     report: PathBuf,
     /// Where the plots go.
     #[arg(long, default_value = "docs/bench", value_name = "FOLDER")]
@@ -39,6 +39,7 @@ pub(crate) struct ReportArgs {
 /// If a file can't be read or written, or the report has no place for the figures.
 pub(crate) fn write(args: &ReportArgs) -> anyhow::Result<()> {
     let mut text = String::new();
+    let folder = args.report.parent().unwrap_or(Path::new(""));
     fs::create_dir_all(&args.plots)?;
     for file in &args.figures {
         let figures = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -50,7 +51,9 @@ pub(crate) fn write(args: &ReportArgs) -> anyhow::Result<()> {
         let name = Path::new(file.file_stem().context("the figures' file has no name")?);
         let plot = args.plots.join(name).with_extension("svg");
         plot::draw(&comparison, &plot)?;
-        writeln!(text, "{}\n![plot]({})\n", tables(&comparison), plot.display())?;
+        // Links are relative to the page that has them.
+        let link = plot.strip_prefix(folder).unwrap_or(&plot);
+        writeln!(text, "{}\n![plot]({})\n", tables(&comparison), link.display())?;
     }
     let old = fs::read_to_string(&args.report);
     let old = old.with_context(|| format!("cannot read {}", args.report.display()))?;

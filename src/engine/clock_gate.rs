@@ -68,8 +68,8 @@ impl ClockGate {
         trusted.map(|()| now)
     }
 
-    /// Logs once that the store knows of a fence in this clock's future. [`ClockGate::observe`] logs fences that
-    /// this pod read.
+    /// Logs once that the store knows of a fence in this clock's future. [`ClockGate::observe`] logs fences
+    /// that this pod read.
     fn tell(&self, trusted: &Result<(), ClockError>) {
         let is_moved = *trusted == Err(ClockError::Moved);
         if self.told.load(Ordering::Relaxed) == is_moved {
@@ -121,8 +121,8 @@ impl ClockGate {
         self.metrics.full_tallies.set(i64::try_from(full.len()).unwrap_or(i64::MAX));
     }
 
-    /// Whether the tally of a key was full when last seen. Forgets after a while, because another pod can have
-    /// made room since.
+    /// Whether the tally of a key was full when last seen. Forgets after a while, because another pod can
+    /// have made room since.
     #[must_use]
     pub fn is_full(&self, key: &Key) -> bool {
         if self.full_count.load(Ordering::Relaxed) == 0 {

@@ -1,4 +1,5 @@
-//! Memory that requests share. A request reserves units before it uses memory; dropping a permit returns them.
+//! Memory that requests share. A request reserves units before it uses memory; dropping a permit returns
+//! them.
 
 use std::sync::Arc;
 

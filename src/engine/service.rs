@@ -367,7 +367,7 @@ pub enum DiscardError {
     /// A tally holds the folded shards and the fence.
     #[error(
         "a tally can't be discarded: rows below its fence that come back would count again; see the \
-         runbook (docs/operations.md)"
+         runbook (docs/operate/backup.md)"
     )]
     Tally,
     /// The row counts.

@@ -200,7 +200,7 @@ catalog! {
         "Only an undecodable shard whose mutator has been dead for long enough can be discarded. This \
          row counts, can still be written, or is a tally.",
         "The detail says which. Newer releases can decode what older ones can't. For a damaged tally, \
-         follow the procedure in the runbook, docs/operations.md.";
+         follow the procedure in the runbook, docs/operate/backup.md.";
     DiscardUnknown: GATEWAY_TIMEOUT, "discard-unknown", "The removal was not acknowledged",
         "The row may or may not still exist.",
         "Look at the key's /shards, and discard it again: that is always safe.";

@@ -72,7 +72,7 @@ fn the_regression_tests_are_those_of_the_architectures_table() {
 /// Whatever the table of risks names in its last column is there to run: a test, a file or a recipe.
 #[test]
 fn the_table_of_risks_names_what_there_is() {
-    let (security, code, recipes) = (read("docs/security.md"), code(), read("Makefile"));
+    let (security, code, recipes) = (read("docs/operate/security.md"), code(), read("Makefile"));
     let section = after(&security, "\n## OWASP API Security Top 10\n", |_| false)[0];
     let section = section.split("\n## ").next().expect("a section");
     let rows: Vec<&str> = section.lines().filter(|line| line.starts_with("| API")).collect();
@@ -88,7 +88,7 @@ fn the_table_of_risks_names_what_there_is() {
             } else {
                 code.contains(&format!("fn {name}("))
             };
-            assert!(exists, "docs/security.md, {risk}: `{name}`");
+            assert!(exists, "docs/operate/security.md, {risk}: `{name}`");
         }
         let needs_none = tests.starts_with("none is needed");
         assert!(needs_none || quoted(tests).next().is_some(), "nothing shows {risk}");

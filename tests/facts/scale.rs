@@ -1,11 +1,12 @@
-//! What `docs/scale.md` reckons: its examples are what its formulas give for the inputs that it names.
+//! What `docs/operate/capacity.md` computes: its examples are what its formulas give for the inputs that
+//! it names.
 
 use orderfree::limits;
 use orderfree_core::protocol::{Constants, Overrides};
 
 use super::{after, read};
 
-const DOCUMENT: &str = "docs/scale.md";
+const DOCUMENT: &str = "docs/operate/capacity.md";
 
 /// What the text takes for given.
 struct Given {
@@ -214,8 +215,8 @@ fn the_price_of_too_few_mutators_is_what_the_formulas_give() {
     let (h, births) = given.births_of_few_mutators(&example);
     let rows = example.keys + given.shards(births);
     let says = format!(
-        "Example E with the default has *h* = {}: {} births a second, {} rows, of which a read of a \
-         key merges {}, and {}.",
+        "Example E with the default has *h* = {}: {} births per second, {} rows, {} rows merged by a \
+         read of a key, and {}.",
         digits(h),
         shown(births),
         shown(rows),

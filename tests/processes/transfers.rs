@@ -1,5 +1,5 @@
 //! Keys on their way into and out of Cassandra: what native counters hold, by the recipe of
-//! `docs/operations.md`, and whatever a file of the embedded store takes over.
+//! `docs/operate/moving-keys.md`, and whatever a file of the embedded store takes over.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -115,8 +115,9 @@ fn succeeded(what: &str, output: Output) -> String {
 
 /// The lines for import from native counters, as the handbook has them, for a table in this keyspace.
 fn recipe(keyspace: &str) -> String {
-    let handbook = std::fs::read_to_string(repository().join("docs/operations.md")).expect("there");
-    let (_, section) = handbook.split_once("### From native counters").expect("the section");
+    let page = repository().join("docs/operate/moving-keys.md");
+    let handbook = std::fs::read_to_string(page).expect("there");
+    let (_, section) = handbook.split_once("## From native counters").expect("the section");
     let (_, block) = section.split_once("```sh\n").expect("a block of commands");
     let (block, _) = block.split_once("```").expect("its end");
     let lines = block.replace("app.", &format!("{keyspace}."));

@@ -40,7 +40,7 @@ hazards! {
     FoldUnacked "a fold's write was not acknowledged"
     FoldFailed "a fold could not read at its level"
     ReadAgain "a tally older than the cached fence came back"
-    ShortRead "a replica was asked again behind its limit"
+    ShortRead "a replica was asked again past its limit"
     Purged "a replica purged a deletion"
     Forgot "a replica forgot what it had not synced"
     NodeDown "a node was down"

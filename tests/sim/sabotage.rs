@@ -65,7 +65,7 @@ sabotages! {
     WakesWithoutTimestamp 1_000 "a woken mutator forgets its last timestamp"
     WakesWithoutDots 1_000 "a woken mutator draws its dots from 1 again"
     RestsUnclean 1_000 "a mutator rests whose last write has an unknown outcome"
-    WakesWithNewLease 1_000 "a woken mutator begins its lease anew"
+    WakesWithNewLease 1_000 "a woken mutator begins a new lease"
     PartsTakenForOne 100_000 "an error about several partitions is taken for one about all"
 }
 

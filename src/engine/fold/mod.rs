@@ -67,8 +67,8 @@ pub struct Folder {
     /// The receiving end of the queue, until [`Folder::start`] takes it.
     nominations: Mutex<Option<mpsc::Receiver<Nomination>>>,
     busy: Mutex<HashSet<Key>>,
-    /// Keys whose last fold was blocked, and when, by the boot-time clock. Reads can nominate them again after a
-    /// cutoff.
+    /// Keys whose last fold was blocked, and when, by the boot-time clock. Reads can nominate them again
+    /// after a cutoff.
     blocked: Mutex<LruCache<Key, Duration>>,
     folding: Folding,
     /// Contains the panics of folds.
@@ -408,8 +408,8 @@ impl Folder {
         ends
     }
 
-    /// Folds keys one by one that could not be folded together. If the store does not answer, the remaining keys
-    /// are postponed. The random start puts another key first the next time.
+    /// Folds keys one by one that could not be folded together. If the store does not answer, the remaining
+    /// keys are postponed. The random start puts another key first the next time.
     async fn fold_alone(&self, keys: &mut [Key]) -> Vec<Result<FoldResult, FoldFailure>> {
         let count = u32::try_from(keys.len()).expect("invariant: a list is short");
         keys.rotate_left(self.random.below(count) as usize);

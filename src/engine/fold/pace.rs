@@ -47,8 +47,8 @@ impl Pace {
         self.with(|state| state.backoff = BACKOFF.0);
     }
 
-    /// Stops folds for a while, and for longer the next time. Failures of folds that were already running change
-    /// nothing.
+    /// Stops folds for a while, and for longer the next time. Failures of folds that were already running
+    /// change nothing.
     pub(super) fn went_wrong(&self) {
         self.with(|state| {
             let now = Instant::now();

@@ -125,8 +125,8 @@ impl Reader {
         Reader { store, gate, folder, constants, metrics, fences, tasks, asked, values }
     }
 
-    /// Reads one key. Returns `None` if the key has no row. With `max_staleness`, accepts a read that began at
-    /// most that long ago.
+    /// Reads one key. Returns `None` if the key has no row. With `max_staleness`, accepts a read that began
+    /// at most that long ago.
     ///
     /// # Errors
     /// [`ReadError`]; never a partial value.
@@ -172,8 +172,8 @@ impl Reader {
         }
     }
 
-    /// Caches the last answer for requests that accept staleness. An answer that is too large lives only while a
-    /// request waits for it.
+    /// Caches the last answer for requests that accept staleness. An answer that is too large lives only
+    /// while a request waits for it.
     fn keep(&self, question: &Question, asked: &Arc<Asking>) {
         let mut all = lock(&self.asked);
         let known = all.peek_mut(question).filter(|known| Arc::ptr_eq(&known.asked, asked));
@@ -231,8 +231,8 @@ impl Reader {
         }
     }
 
-    /// Reads a key with too many rows for one slice. The caller holds a turn for long keys. Every replica must
-    /// answer.
+    /// Reads a key with too many rows for one slice. The caller holds a turn for long keys. Every replica
+    /// must answer.
     async fn by_parts(&self, key: &Key) -> Result<Option<KeyValue>, ReadError> {
         let as_of = self.gate.now().wall;
         let cut = as_of.minus(self.constants.cutoff());

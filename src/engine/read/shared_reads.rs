@@ -126,8 +126,8 @@ impl<V: Clone, E: Clone> SharedReads<V, E> {
         }
     }
 
-    /// Drops the last answer during the next read. Requests that have not taken the last answer yet get the next
-    /// one.
+    /// Drops the last answer during the next read. Requests that have not taken the last answer yet get the
+    /// next one.
     pub(super) fn give_up_last(&self) {
         *self.last() = None;
     }

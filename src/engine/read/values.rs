@@ -105,8 +105,8 @@ impl Values {
         Ok(turn.expect("invariant: the semaphore is never closed"))
     }
 
-    /// Reserves memory for the value of rows of this size; waits for it until `until`. Before a wait, `let_go`
-    /// must release the memory that the caller holds.
+    /// Reserves memory for the value of rows of this size; waits for it until `until`. Before a wait,
+    /// `let_go` must release the memory that the caller holds.
     pub(super) async fn room(
         &self,
         kind: Kind,

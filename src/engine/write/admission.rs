@@ -16,8 +16,8 @@ use crate::runtime::sync::{Ordering, PoisonError};
 use crate::runtime::tasks::Task;
 
 impl Mutators {
-    /// Accepts new ops, unless the pod is stopping. Returns the time of the last op, and the write to wait for,
-    /// unless the ops are stored already.
+    /// Accepts new ops, unless the pod is stopping. Returns the time of the last op, and the write to wait
+    /// for, unless the ops are stored already.
     pub(super) fn accept(
         self: &Arc<Self>,
         key: &Key,
@@ -43,10 +43,10 @@ impl Mutators {
         Ok((time, self.flushers.vital(Task::Update, admit)?))
     }
 
-    /// Accepts updates of one key as one op list, so many updates of a hot key cost one update of its mutator.
-    /// Accepts each update alone if an op is bad, because a bad op must fail only its own update, and for
-    /// last-writer-wins kinds, because each update returns its own time. Appends each result with the number of
-    /// updates that it covers.
+    /// Accepts updates of one key as one op list, so many updates of a hot key cost one update of its
+    /// mutator. Accepts each update alone if an op is bad, because a bad op must fail only its own update,
+    /// and for last-writer-wins kinds, because each update returns its own time. Appends each result with
+    /// the number of updates that it covers.
     pub(super) fn accept_all(
         self: &Arc<Self>,
         updates: Updates,
@@ -93,8 +93,8 @@ impl Mutators {
         Ok(last)
     }
 
-    /// Gives the ops to the key's mutator: the awake one, one that wakes, or a new one. `former` is a retired slot
-    /// of the key.
+    /// Gives the ops to the key's mutator: the awake one, one that wakes, or a new one. `former` is a
+    /// retired slot of the key.
     pub(super) fn admit(
         self: &Arc<Self>,
         key: &Key,

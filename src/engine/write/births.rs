@@ -1,9 +1,9 @@
 //! Counts how often each key was born today, in little memory.
 //!
-//! Each birth adds a row, and every read of the key must merge it until it is folded. If mutators at rest are
-//! evicted for lack of memory, a key can be born again and again; this module detects such keys. With short
-//! lifetimes, the count restarts more often than daily, so a key that is always in use is never refused for its
-//! births.
+//! Each birth adds a row, and every read of the key must merge it until it is folded. If mutators at rest
+//! are evicted for lack of memory, a key can be born again and again; this module detects such keys. With
+//! short lifetimes, the count restarts more often than daily, so a key that is always in use is never
+//! refused for its births.
 //!
 //! A count-min sketch (Cormode and Muthukrishnan, "An improved data stream summary", 2005) with
 //! conservative update (Estan and Varghese, "New directions in traffic measurement and accounting",

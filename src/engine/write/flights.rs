@@ -55,8 +55,8 @@ impl Mutators {
         }
     }
 
-    /// Waits for more ops, because an op costs less in a fuller batch. The batch departs when no more ops come to
-    /// the pod, or after half of the median time of a write.
+    /// Waits for more ops, because an op costs less in a fuller batch. The batch departs when no more ops
+    /// come to the pod, or after half of the median time of a write.
     async fn gather(&self) {
         let most = (self.typical.median() / 2).min(self.typical.overdue() / 8);
         let departs = self.gate.now().boot + most;

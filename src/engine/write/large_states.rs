@@ -1,5 +1,5 @@
-//! Memory of the states of mutators that can be large. Small states need no accounting: the number of mutators
-//! bounds them.
+//! Memory of the states of mutators that can be large. Small states need no accounting: the number of
+//! mutators bounds them.
 
 use std::sync::Arc;
 

@@ -1,19 +1,19 @@
 //! The mutators of this pod: lookup, group commit, rest, drain.
 //!
-//! Each key has at most one mutator that takes ops. A mutator with something to write waits in the write queue.
-//! A batch writes it to the store together with others. Ops that arrive during a write go with the next write.
-//! So on a hot key an op needs fewer writes, and on a busy pod a write needs fewer requests.
+//! Each key has at most one mutator that takes ops. A mutator with something to write waits in the write
+//! queue. A batch writes it to the store together with others. Ops that arrive during a write go with the
+//! next write. So on a hot key an op needs fewer writes, and on a busy pod a write needs fewer requests.
 //!
-//! An accepted op list belongs to its mutator: if the client disconnects, nothing is cancelled. A request waits
-//! for the write of its ops and gives up at its own deadline. Ops that were never sent are then withdrawn and
-//! refused; ops that were sent are unknown.
+//! An accepted op list belongs to its mutator: if the client disconnects, nothing is cancelled. A request
+//! waits for the write of its ops and gives up at its own deadline. Ops that were never sent are then
+//! withdrawn and refused; ops that were sent are unknown.
 //!
-//! A clean mutator that is not used goes to rest. It then takes only a few bytes, and the same mutator wakes at
-//! its key's next op. If memory for mutators at rest runs out, one is evicted, and its key's next op gets a new
-//! mutator and a new row.
+//! A clean mutator that is not used goes to rest. It then takes only a few bytes, and the same mutator
+//! wakes at its key's next op. If memory for mutators at rest runs out, one is evicted, and its key's next
+//! op gets a new mutator and a new row.
 //!
-//! Lock order: shedding, then a map part, then a slot, then births. A task never takes a map lock while it holds
-//! a slot lock, and never holds a lock across an await.
+//! Lock order: shedding, then a map part, then a slot, then births. A task never takes a map lock while it
+//! holds a slot lock, and never holds a lock across an await.
 
 mod admission;
 mod batch;
@@ -98,8 +98,8 @@ enum Turn {
     Rest,
 }
 
-/// An accepted op list: the time of its last op, for last-writer-wins kinds, and the write to wait for, unless
-/// the ops are stored already.
+/// An accepted op list: the time of its last op, for last-writer-wins kinds, and the write to wait for,
+/// unless the ops are stored already.
 type Taken = (Option<Timestamp>, Option<Waiting>);
 
 /// An accepted op list that waits for its write.
@@ -158,8 +158,8 @@ impl Mutators {
         self.outcome(accepted, 1, durability, until).await
     }
 
-    /// Applies updates of many keys. Each update has its own outcome; outcomes keep the order of the updates. All
-    /// updates are accepted or refused before the wait for the first write begins.
+    /// Applies updates of many keys. Each update has its own outcome; outcomes keep the order of the
+    /// updates. All updates are accepted or refused before the wait for the first write begins.
     pub async fn update_all(
         self: &Arc<Self>,
         keys: Vec<Updates>,
@@ -200,8 +200,8 @@ impl Mutators {
         self.flushers.failed().await
     }
 
-    /// Takes no more ops and writes the pending ones. Returns the number of mutators that could not be written
-    /// before the deadline; their last ops are unknown.
+    /// Takes no more ops and writes the pending ones. Returns the number of mutators that could not be
+    /// written before the deadline; their last ops are unknown.
     pub async fn close(&self, deadline: Duration) -> usize {
         self.closed.store(true, Ordering::SeqCst);
         self.flushers.join(deadline).await;
@@ -344,8 +344,8 @@ impl Mutators {
         inherited
     }
 
-    /// Gives a dead mutator's orphaned ops to its successor. Retries while the clock gate is shut or the pod is
-    /// full, and also while the pod stops, because the ops were answered already.
+    /// Gives a dead mutator's orphaned ops to its successor. Retries while the clock gate is shut or the
+    /// pod is full, and also while the pod stops, because the ops were answered already.
     async fn adopt(self: &Arc<Self>, slot: &Arc<Slot>, orphans: Vec<Vec<Op>>) {
         let key = &slot.key;
         self.table.remove(slot);

@@ -1,8 +1,8 @@
 //! The table of mutators at rest, with a memory limit. An entry holds what a key needs to continue its row.
 //!
 //! There can be ten million entries, so entries are small, and no part of the table grows by doubling. The
-//! index is a linear hash table (Litwin, "Linear hashing", 1980): each new entry splits one bucket, so no update
-//! ever waits until millions of entries are moved.
+//! index is a linear hash table (Litwin, "Linear hashing", 1980): each new entry splits one bucket, so no
+//! update ever waits until millions of entries are moved.
 //!
 //! If the table is full, the oldest entry of the tenant with the most bytes is evicted (max-min fairness). A
 //! tenant within its share loses nothing to others.
@@ -117,10 +117,8 @@ fn is_of(record: &[u8], key: &Key) -> bool {
 
 /// Hashes keys, both as [`Key`] and as bytes in a record.
 pub(super) trait HashesKeys {
-    /// The hash of a key by its parts.
     fn hash_parts(&self, kind: Kind, group: &[u8], name: &[u8]) -> u64;
 
-    /// The hash of a key.
     fn hash_key(&self, key: &Key) -> u64 {
         self.hash_parts(key.kind, key.group.as_str().as_bytes(), key.name.as_str().as_bytes())
     }
@@ -151,8 +149,9 @@ impl Resting {
             + self.lists.len() * LIST_BYTES
     }
 
-    /// Adds a key that is not in the table. If there is no room, evicts other entries, or drops this one. Returns
-    /// how many were evicted or dropped. `keeps` tells, by hash, which keys should keep their place.
+    /// Adds a key that is not in the table. If there is no room, evicts other entries, or drops this one.
+    /// Returns how many were evicted or dropped. `keeps` tells, by hash, which keys should keep their
+    /// place.
     pub(super) fn insert(
         &mut self,
         hash: u64,

@@ -1,7 +1,7 @@
 //! The bounded map from keys to mutators, awake or at rest.
 //!
-//! One lock per part of the map guards both its awake mutators and its table of mutators at rest. So a key that
-//! moves between them is always in one of them.
+//! One lock per part of the map guards both its awake mutators and its table of mutators at rest. So a key
+//! that moves between them is always in one of them.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::ops::AddAssign;
@@ -192,8 +192,8 @@ impl MutatorTable {
         }
     }
 
-    /// Makes room if large states exceed their limit. Puts clean mutators with large states to rest, part by part,
-    /// least recently used first. Also tells whether there is room now.
+    /// Makes room if large states exceed their limit. Puts clean mutators with large states to rest, part
+    /// by part, least recently used first. Also tells whether there is room now.
     pub(super) fn shed(&self, now: Now) -> (Moves, bool) {
         let has_room = || self.large_states.total() <= self.weight_max;
         if has_room() {
@@ -231,8 +231,8 @@ impl MutatorTable {
     }
 
     /// Returns the key's slot: the awake one, one that wakes, or a new one. A clean mutator makes room if
-    /// necessary, one of the same quota if the quota is full. Refuses if the quota is exhausted or there is no
-    /// room. `former` is a retired slot of the key.
+    /// necessary, one of the same quota if the quota is full. Refuses if the quota is exhausted or there is
+    /// no room. `former` is a retired slot of the key.
     pub(super) fn find_or_insert(
         &self,
         key: &Key,
@@ -323,8 +323,8 @@ impl MutatorTable {
         lock(&self.births).note(self.hasher.hash_key(key), now);
     }
 
-    /// Puts a clean mutator to rest that holds a permit of this quota and is among the least recently used of its
-    /// part.
+    /// Puts a clean mutator to rest that holds a permit of this quota and is among the least recently used
+    /// of its part.
     fn evict_of(&self, seats: &SeatsOf, now: Now) -> Moves {
         for part in &self.parts {
             let mut part = lock(part);
@@ -351,8 +351,8 @@ impl MutatorTable {
         }
     }
 
-    /// Puts clean mutators to rest that were not used since the last pass. Drops mutators that take no more ops,
-    /// awake or at rest.
+    /// Puts clean mutators to rest that were not used since the last pass. Drops mutators that take no more
+    /// ops, awake or at rest.
     pub(super) fn tidy(&self, now: Now) -> Moves {
         let mut moves = Moves::default();
         for part in &self.parts {
@@ -392,8 +392,8 @@ impl MutatorTable {
         }
     }
 
-    /// Puts the least recently used clean mutator to rest. Returns `None` if none of the checked ones is clean.
-    /// These then count as just used, so the next search checks others.
+    /// Puts the least recently used clean mutator to rest. Returns `None` if none of the checked ones is
+    /// clean. These then count as just used, so the next search checks others.
     fn evict(&self, part: &mut Part, now: Now) -> Option<Moves> {
         for _ in 0..EVICTION_LOOKS_MAX.min(part.awake.len()) {
             let oldest = part.awake.peek_lru();

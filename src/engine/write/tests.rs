@@ -364,8 +364,8 @@ async fn clean_mutators_make_room_and_dirty_ones_are_never_forgotten() {
 /// Longer than the pause after a search without result.
 const SHED_AGAIN: Duration = Duration::from_millis(100);
 
-/// Sets of 6 kB each, about 59 kB in memory, in a pod with 192 kB for large states and none for rest. Clean ones
-/// make room, least recently used first. Unwritten ones are never evicted.
+/// Sets of 6 kB each, about 59 kB in memory, in a pod with 192 kB for large states and none for rest. Clean
+/// ones make room, least recently used first. Unwritten ones are never evicted.
 #[tokio::test(start_paused = true)]
 async fn large_states_have_a_bound_in_bytes() {
     let pod = pod_without_rest(64);

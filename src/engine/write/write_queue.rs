@@ -5,10 +5,10 @@
 //! queued in the lane of its first replica. A batch takes the queued mutators of a lane, group by group, and
 //! while it is in flight, the next batch fills.
 //!
-//! Fewer batches are fuller batches, and the longer mutators wait, the more of them belong to one group. So a
-//! further batch departs only if many mutators wait, or if the batches in flight are overdue. A node that hangs
-//! delays only the mutators in its batches. States that can be large are written alone and at once, because a
-//! batch has a size limit in bytes.
+//! Fewer batches are fuller batches, and the longer mutators wait, the more of them belong to one group. So
+//! a further batch departs only if many mutators wait, or if the batches in flight are overdue. A node that
+//! hangs delays only the mutators in its batches. States that can be large are written alone and at once,
+//! because a batch has a size limit in bytes.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -198,8 +198,8 @@ mod tests {
     const SMALL: Queue = Queue { lane: Lane(7), is_small: true };
     const LARGE: Queue = Queue { lane: Lane(7), is_small: false };
 
-    /// Queues the keys, each written as a kind's first letter, a group and a name. Returns which of them called
-    /// for a batch.
+    /// Queues the keys, each written as a kind's first letter, a group and a name. Returns which of them
+    /// called for a batch.
     fn board(board: &mut WriteQueue, keys: &[&str]) -> Vec<bool> {
         let constants = Constants::resolve(Overrides::default()).expect("defaults");
         let now = Now { wall: Timestamp::from_micros(1), boot: Duration::ZERO };
