@@ -17,9 +17,7 @@ use futures::stream::{self, StreamExt};
 use orderfree::engine::service::GroupQuery;
 use orderfree::engine::write::Bounds;
 use orderfree::limits::READ_ATTEMPT_TIME_MAX;
-use orderfree::pod::config::Switch;
-use orderfree::pod::node::Node;
-use orderfree::policy::Policies;
+use orderfree::pod::node::{Node, Parts};
 use orderfree::runtime::random::Random;
 use orderfree::store::{Pause, StoreError, SweepPart};
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
@@ -56,15 +54,11 @@ fn pod(subject: &Subject) -> Node {
 
 fn pod_by(subject: &Subject, random: Random) -> Node {
     let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock));
-    Node::new(
-        store,
-        subject.constants,
-        clock,
+    Node::new(Parts {
         random,
-        Bounds::awake(1_000),
-        Policies::default(),
-        Switch::On,
-    )
+        bounds: Bounds::awake(1_000),
+        ..Parts::new(store, subject.constants, clock)
+    })
 }
 
 async fn total(pod: &Node, key: &Key) -> i128 {

@@ -18,10 +18,8 @@ use axum::{Json, Router};
 use orderfree::engine::write::Bounds;
 use orderfree::limits;
 use orderfree::pod::config::Switch;
-use orderfree::pod::node::Node;
-use orderfree::policy::Policies;
+use orderfree::pod::node::{Node, Parts};
 use orderfree::runtime::clock::SystemClock;
-use orderfree::runtime::random::Random;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{KeySeal, decode_shard, encode_shard};
@@ -43,16 +41,11 @@ async fn count_on(file: &Path) {
     let constants = Constants::resolve(Overrides::default()).expect("defaults");
     let clock = Arc::new(SystemClock);
     let store = EmbeddedStore::open(file, constants, clock.clone()).expect("a store");
-    let (random, policies) = (Random::system(), Policies::default());
-    let node = Node::new(
-        Arc::new(store),
-        constants,
-        clock,
-        random,
-        Bounds::awake(1_000),
-        policies,
-        Switch::Off,
-    );
+    let node = Node::new(Parts {
+        bounds: Bounds::awake(1_000),
+        fold: Switch::Off,
+        ..Parts::new(Arc::new(store), constants, clock)
+    });
     for kind in Kind::ALL {
         let name = |text| Name::new(text).expect("a name");
         let key = Key { kind: *kind, group: name("g"), name: name("n") };

@@ -118,6 +118,8 @@ async fn run(page: &str) -> usize {
     let pod = Setup::new().start().await;
     let url = format!("http://127.0.0.1:{}", pod.port());
     let folder = tempfile::tempdir().expect("a folder");
+    // In failures, no progress meters.
+    std::fs::write(folder.path().join(".curlrc"), "silent\nshow-error\n").expect("written");
     // After each command its exit status, and a zero, which no output has.
     let mut script = String::new();
     for example in &examples {
@@ -130,7 +132,7 @@ async fn run(page: &str) -> usize {
     let shell = Command::new("bash")
         .args(["-c", &script])
         .current_dir(folder.path())
-        // Without the proxies and the `.curlrc` of whoever runs the tests.
+        // Without the proxies and the `.curlrc` of the user who runs the tests.
         .env_clear()
         .env("PATH", std::env::join_paths(path).expect("a PATH"))
         .env("HOME", folder.path())

@@ -12,10 +12,7 @@ use cassandra::{CLUSTER, Killed, connect, drop_keyspace, fresh_on_own};
 use contract::{Subject, TestClock, brief_constants, key};
 use futures::future::join_all;
 use orderfree::engine::write::{Bounds, UpdateError};
-use orderfree::pod::config::Switch;
-use orderfree::pod::node::Node;
-use orderfree::policy::Policies;
-use orderfree::runtime::random::Random;
+use orderfree::pod::node::{Node, Parts};
 use orderfree_core::crdt::{Counter, CounterOp, Op};
 use orderfree_core::protocol::{Durability, Key};
 
@@ -69,16 +66,10 @@ async fn with_a_quorum_back_pods_go_on_and_with_all_nodes_back_everything_is_fol
         // A store each, as separate processes have: each must find back by itself.
         let clock = Arc::new(TestClock::default());
         let store = connect(&config, Arc::clone(&clock) as _).await;
-        let (random, policy) = (Random::system(), Policies::default());
-        let pod = Node::new(
-            store,
-            brief_constants(),
-            clock,
-            random,
-            Bounds::awake(1_000),
-            policy,
-            Switch::On,
-        );
+        let pod = Node::new(Parts {
+            bounds: Bounds::awake(1_000),
+            ..Parts::new(store, brief_constants(), clock)
+        });
         pod.start();
         pods.push(pod);
     }

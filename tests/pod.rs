@@ -7,7 +7,7 @@ use orderfree::engine::fold::FoldFailure;
 use orderfree::engine::service::{GroupQuery, KeyValue};
 use orderfree::engine::write::{Bounds, Refused, UpdateError};
 use orderfree::pod::config::Switch;
-use orderfree::pod::node::Node;
+use orderfree::pod::node::{Node, Parts};
 use orderfree::policy::Policies;
 use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::runtime::random::Random;
@@ -62,15 +62,11 @@ impl World {
     }
 
     fn pod_that_folds(&self, fold: Switch) -> Node {
-        Node::new(
-            self.store.clone(),
-            self.constants,
-            self.clock.clone(),
-            Random::system(),
-            Bounds::awake(1_000),
-            Policies::default(),
+        Node::new(Parts {
+            bounds: Bounds::awake(1_000),
             fold,
-        )
+            ..Parts::new(self.store.clone(), self.constants, self.clock.clone())
+        })
     }
 
     fn advance(&self, span: Duration) {

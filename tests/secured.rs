@@ -412,7 +412,7 @@ async fn whoever_does_not_belong_is_told_why_in_one_sentence() {
         (
             "no TLS",
             vec![(ca, missing.clone()), (cert, missing.clone()), (key, missing.clone())],
-            "if it asks for TLS, give its authority by --cassandra-ca",
+            "if it requires TLS, name its certificate authority with --cassandra-ca",
         ),
         ("another authority", vec![(ca, certificate("stranger-ca.pem"))], "UnknownIssuer"),
         (
@@ -423,12 +423,12 @@ async fn whoever_does_not_belong_is_told_why_in_one_sentence() {
         (
             "no certificate",
             vec![(cert, missing.clone()), (key, missing.clone())],
-            "if it asks for a client certificate, give one by --cassandra-cert",
+            "if it requires a client certificate, set --cassandra-cert",
         ),
         (
             "a certificate of another authority",
             vec![(cert, certificate("stranger.pem")), (key, certificate("stranger.key"))],
-            "check that it trusts the authority of the client certificate",
+            "check that it trusts the authority that signed the client certificate",
         ),
         ("the key of another certificate", vec![(key, certificate("stranger.key"))], "KeyMismatch"),
         ("another password", vec![(password, wrong)], "check user and password"),

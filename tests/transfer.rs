@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use orderfree::engine::write::Bounds;
 use orderfree::pod::config::Switch;
-use orderfree::pod::node::Node;
+use orderfree::pod::node::{Node, Parts};
 use orderfree::policy::Policies;
 use orderfree::runtime::clock::{Clock, ShiftedClock, SystemClock};
 use orderfree::runtime::random::Random;
@@ -43,16 +43,10 @@ impl Place {
         std::fs::write(&shift, (days * 24 * 3_600_000).to_string()).expect("written");
         let clock = Arc::new(ShiftedClock::new(shift));
         let store = EmbeddedStore::open(&self.file(), constants, clock.clone()).expect("a store");
-        let (random, policies) = (Random::system(), Policies::default());
-        Node::new(
-            Arc::new(store),
-            constants,
-            clock,
-            random,
-            Bounds::awake(1_000),
-            policies,
-            Switch::On,
-        )
+        Node::new(Parts {
+            bounds: Bounds::awake(1_000),
+            ..Parts::new(Arc::new(store), constants, clock)
+        })
     }
 
     fn run(&self, command: &str, more: &[&str], input: &[u8]) -> Output {
@@ -349,7 +343,7 @@ async fn a_line_whose_id_is_not_random_is_refused() {
     assert_ne!(line, other);
     let imported = to.run("import", &[], other.as_bytes());
     assert_eq!(imported.status.code(), Some(1));
-    assert!(text(&imported.stderr).contains("no random UUID"), "{}", text(&imported.stderr));
+    assert!(text(&imported.stderr).contains("is not a random UUID"), "{}", text(&imported.stderr));
     assert!(to.run("import", &[], line.as_bytes()).status.success());
 }
 

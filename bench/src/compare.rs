@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
-use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
-use crate::load::{self, Due, Figures, Load};
+use crate::figures::{Comparison, Part, Sample, Wrong};
+use crate::load::{self, Figures, Load};
 use crate::machine::{self, Processes, Spent};
 use crate::peers::{Key, Peer};
 use crate::report;
@@ -52,88 +52,6 @@ pub(crate) struct CompareArgs {
     /// Where the figures go, as JSON.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-}
-
-/// Everything that was measured in one mode.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Comparison {
-    /// How the stores were set up.
-    pub mode: String,
-    /// The machine.
-    pub machine: String,
-    /// Seconds of a round.
-    pub round_seconds: f64,
-    /// One for each round, peer and scenario.
-    pub samples: Vec<Sample>,
-    /// Values of other ways to count that were wrong after a node was in trouble.
-    #[serde(default)]
-    pub wrong: Vec<Wrong>,
-}
-
-/// A value that can't be right.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Wrong {
-    /// What was sent.
-    pub scenario: Scenario,
-    /// Who says it.
-    pub peer: Peer,
-    /// What is wrong with it.
-    pub what: String,
-}
-
-/// One round of one peer.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Sample {
-    /// What was sent.
-    pub scenario: Scenario,
-    /// To whom.
-    pub peer: Peer,
-    /// Which round, from 0.
-    pub round: usize,
-    /// Increments acknowledged.
-    pub increments: u64,
-    /// From the first request to the last answer.
-    pub seconds: f64,
-    /// Latency of acknowledged requests in µs: median, 99th and 99.9th percentile, and the longest.
-    pub latency_us: [u64; 4],
-    /// Requests that were not acknowledged.
-    pub failed: u64,
-    /// The parts of the time, if a node was in trouble: before, meanwhile, and after.
-    #[serde(default)]
-    pub parts: Vec<Part>,
-    /// The first answer of these.
-    pub failure: Option<String>,
-    /// Processor time of everyone who took part.
-    pub spent: Vec<Spent>,
-    /// Share of the machine that was busy just before.
-    pub busy_before: f64,
-}
-
-/// What was due in one part of a round.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Part {
-    /// Latency of acknowledged requests in µs: 99th and 99.9th percentile, and the longest.
-    pub latency_us: [u64; 3],
-    /// Requests that were not acknowledged.
-    pub failed: u64,
-}
-
-impl Part {
-    fn of(due: &Due) -> Part {
-        let quantile = |q| due.latency.value_at_quantile(q);
-        Part {
-            latency_us: [quantile(0.99), quantile(0.999), due.latency.max()],
-            failed: due.failed,
-        }
-    }
-}
-
-impl Sample {
-    /// Increments acknowledged in a second.
-    #[must_use]
-    pub(crate) fn rate(&self) -> f64 {
-        self.increments as f64 / self.seconds
-    }
 }
 
 /// What the keys of one peer and scenario must hold.

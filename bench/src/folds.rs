@@ -16,10 +16,9 @@ use futures::future::try_join_all;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use orderfree::engine::service::Service;
 use orderfree::engine::write::Bounds;
-use orderfree::pod::config::{StoreArgs, StoreConfig, Switch};
-use orderfree::pod::node::Node;
+use orderfree::pod::config::{StoreArgs, StoreConfig};
+use orderfree::pod::node::{Node, Parts};
 use orderfree::pod::start;
-use orderfree::policy::Policies;
 use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::runtime::random::Random;
 use orderfree::store::Store;
@@ -32,9 +31,10 @@ use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use tokio::process::Command;
 
+use crate::figures::{spread, thousands};
 use crate::machine;
 use crate::peers::store_args;
-use crate::report::{publish, spread, thousands};
+use crate::report::publish;
 use crate::server::mark;
 
 /// Requests on their way at once.
@@ -147,16 +147,10 @@ impl Place<'_> {
     async fn pod(&self) -> anyhow::Result<(Arc<dyn Store>, Node)> {
         let clock = Arc::new(SystemClock);
         let store = self.open(clock.clone()).await?;
-        let (random, policy) = (Random::system(), Policies::default());
-        let node = Node::new(
-            Arc::clone(&store),
-            self.constants,
-            clock,
-            random,
-            Bounds::awake(1),
-            policy,
-            Switch::On,
-        );
+        let node = Node::new(Parts {
+            bounds: Bounds::awake(1),
+            ..Parts::new(Arc::clone(&store), self.constants, clock)
+        });
         Ok((store, node))
     }
 

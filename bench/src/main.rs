@@ -11,6 +11,7 @@
 //! * `report`, `plot`: tables and plots.
 
 mod compare;
+mod figures;
 mod folds;
 mod load;
 mod machine;

@@ -8,10 +8,11 @@ use clap::Args;
 use futures::future::try_join_all;
 use tokio::time::Instant;
 
+use crate::figures::thousands;
 use crate::load;
 use crate::machine::{self, resident_bytes};
 use crate::peers::{Key, Peer};
-use crate::report::{publish, thousands};
+use crate::report::publish;
 use crate::scenario::batch_request;
 use crate::server::{self, Server, mark};
 use crate::wire::{Connection, request};

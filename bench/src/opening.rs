@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::report::thousands;
+use crate::figures::thousands;
 
 /// Rows of one transaction.
 const ROWS_AT_ONCE: usize = 50_000;

@@ -7,9 +7,8 @@ use anyhow::Context;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::compare::{Comparison, Sample};
+use crate::figures::{Comparison, Sample, Spread, thousands};
 use crate::peers::Peer;
-use crate::report::Spread;
 use crate::scenario::Scenario;
 
 /// Size of a plot in pixels, and of what is beside its bars.
@@ -69,7 +68,7 @@ fn paint(area: &Area<'_>, title: &str, groups: &[(Scenario, Vec<Bar>)]) -> anyho
             let whisker = vec![(x(rate.least), middle), (x(rate.most), middle)];
             area.draw(&PathElement::new(whisker, BLACK))?;
             let at = (end.max(x(rate.most)) + 6, y + 2);
-            area.draw_text(&crate::report::thousands(rate.median), &black(text(12)), at)?;
+            area.draw_text(&thousands(rate.median), &black(text(12)), at)?;
             y += BAR;
         }
     }
@@ -101,7 +100,7 @@ pub(crate) fn lines<const POINTS: usize>(
             .x_label_area_size(35)
             .y_label_area_size(70)
             .build_cartesian_2d(0.0..1.1 * last, 0.0..most)?;
-        let whole = |value: &f64| crate::report::thousands(*value);
+        let whole = |value: &f64| thousands(*value);
         chart.configure_mesh().x_desc(below).y_label_formatter(&whole).draw()?;
         for (peer, rates) in lines {
             let color = color(*peer);

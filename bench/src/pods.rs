@@ -10,11 +10,12 @@ use anyhow::ensure;
 use clap::Args;
 use futures::future::try_join_all;
 
+use crate::figures::{Spread, spread};
 use crate::load::{self, Load};
 use crate::machine;
 use crate::peers::{Key, Peer};
 use crate::plot;
-use crate::report::{Spread, publish, spread};
+use crate::report::publish;
 use crate::scenario::Scenario;
 use crate::server::{self, Server, mark};
 

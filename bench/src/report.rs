@@ -3,7 +3,6 @@
 //! A ratio is taken within each round, where the machine was the same for both, and the median of the
 //! rounds is told with the least and the greatest.
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use clap::Args;
 
-use crate::compare::{Comparison, Part, Sample};
+use crate::figures::{Comparison, Part, Sample, Spread};
 use crate::peers::Peer;
 use crate::plot;
 use crate::scenario::Scenario;
@@ -79,81 +78,6 @@ pub(crate) fn publish(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
         fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(())
-}
-
-/// The median of the rounds, and the least and the greatest; a dash without any.
-pub(crate) fn spread(rates: &[f64]) -> String {
-    let spread = Spread::of(rates.iter().copied());
-    spread.map_or_else(|| "–".to_owned(), |spread| spread.in_words())
-}
-
-/// The middle of some figures, and their ends.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Spread {
-    /// The median; of an even number the mean of both in the middle.
-    pub median: f64,
-    /// The least.
-    pub least: f64,
-    /// The greatest.
-    pub most: f64,
-}
-
-impl Spread {
-    /// None of no figures.
-    #[must_use]
-    pub(crate) fn of(figures: impl Iterator<Item = f64>) -> Option<Spread> {
-        let mut sorted: Vec<f64> = figures.collect();
-        sorted.sort_by(f64::total_cmp);
-        let (least, most) = (*sorted.first()?, *sorted.last()?);
-        let middle = sorted.len() / 2;
-        let median = match sorted.len() % 2 {
-            0 => f64::midpoint(sorted[middle - 1], sorted[middle]),
-            _ => sorted[middle],
-        };
-        Some(Spread { median, least, most })
-    }
-
-    /// As whole numbers.
-    #[must_use]
-    pub(crate) fn in_words(&self) -> String {
-        let [median, least, most] = [self.median, self.least, self.most].map(thousands);
-        format!("{median} ({least} to {most})")
-    }
-}
-
-impl Comparison {
-    /// The rounds of a peer.
-    pub(crate) fn of(&self, scenario: Scenario, peer: Peer) -> impl Iterator<Item = &Sample> {
-        self.samples.iter().filter(move |s| s.scenario == scenario && s.peer == peer)
-    }
-
-    /// What was measured.
-    pub(crate) fn scenarios(&self) -> impl Iterator<Item = Scenario> + use<> {
-        let all: BTreeSet<Scenario> = self.samples.iter().map(|s| s.scenario).collect();
-        all.into_iter()
-    }
-
-    /// Who took part.
-    pub(crate) fn peers(&self, scenario: Scenario) -> impl Iterator<Item = Peer> + use<> {
-        let samples = self.samples.iter().filter(|s| s.scenario == scenario);
-        let all: BTreeSet<Peer> = samples.map(|s| s.peer).collect();
-        all.into_iter()
-    }
-
-    /// What a figure of ours is of another peer's, round by round.
-    #[must_use]
-    pub(crate) fn ratio(
-        &self,
-        scenario: Scenario,
-        peer: Peer,
-        figure: impl Fn(&Sample) -> f64,
-    ) -> Option<Spread> {
-        let pairs = self.of(scenario, Peer::Ours).filter_map(|ours| {
-            let other = self.of(scenario, peer).find(|other| other.round == ours.round)?;
-            Some(figure(ours) / figure(other))
-        });
-        Spread::of(pairs)
-    }
 }
 
 /// One table for each scenario.
@@ -258,23 +182,10 @@ fn milliseconds(us: f64) -> String {
     if us >= 10_000.0 { format!("{:.0} ms", us / 1e3) } else { format!("{:.1} ms", us / 1e3) }
 }
 
-/// A whole number with commas.
-pub(crate) fn thousands(figure: f64) -> String {
-    let digits = format!("{figure:.0}");
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::Wrong;
+    use crate::figures::Wrong;
     use crate::machine::Spent;
 
     fn sample(peer: Peer, round: usize, increments: u64) -> Sample {

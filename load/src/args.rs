@@ -68,7 +68,8 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
     /// Folder for the output of started pods and of fault commands. Default: a temporary folder,
-    /// which is removed if every number is right. Set RUST_LOG=warn, or pods log every request
+    /// which is removed if every number is right. Pods log every request; set RUST_LOG=warn to
+    /// prevent this
     #[arg(long, value_name = "FOLDER")]
     pub log_dir: Option<PathBuf>,
     /// Time limit for all pods to become ready, such as 60s. It applies before the load and again
@@ -154,7 +155,7 @@ pub(crate) struct ChaosArgs {
     /// of the faults of nodes
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub fault_for: Duration,
-    /// Shell command that causes a fault. For example, it kills a node of Cassandra
+    /// Shell command that causes a fault, such as a command that kills a node of Cassandra
     #[arg(long, value_name = "COMMAND", requires = "fault_every")]
     pub fault_command: Option<String>,
     /// Shell command that undoes the fault. Default: none

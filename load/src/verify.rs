@@ -127,7 +127,7 @@ impl Pass {
                 fault: wrong.map(|wrong| wrong.fault),
                 acked: acked.to_string(),
                 difference: wrong.map(|wrong| wrong.difference.to_string()),
-                answers: answers.iter().map(told).collect(),
+                answers: answers.iter().map(shown).collect(),
             });
         }
     }
@@ -138,7 +138,7 @@ impl Pass {
     }
 }
 
-fn told(answer: &Result<i128, String>) -> String {
+fn shown(answer: &Result<i128, String>) -> String {
     match answer {
         Ok(value) => value.to_string(),
         Err(error) => error.clone(),

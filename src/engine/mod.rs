@@ -9,6 +9,7 @@
 //! Writes and folds of one pod interact only through the store, like those of different pods.
 
 pub mod clock_gate;
+mod context;
 pub mod fold;
 pub mod health;
 pub(crate) mod memory;
@@ -16,3 +17,5 @@ pub mod metrics;
 pub mod read;
 pub mod service;
 pub mod write;
+
+pub use context::Context;

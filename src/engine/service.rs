@@ -14,6 +14,7 @@ use orderfree_core::protocol::{
 };
 use thiserror::Error;
 
+use crate::engine::Context;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::fold::{FoldFailure, FoldResult, Folder};
 use crate::engine::metrics::Metrics;
@@ -93,21 +94,10 @@ pub struct TallyView {
 
 impl Service {
     #[must_use]
-    pub fn new(
-        store: Arc<dyn Store>,
-        gate: Arc<ClockGate>,
-        mutators: Arc<Mutators>,
-        folder: Arc<Folder>,
-        constants: Constants,
-        metrics: Arc<Metrics>,
-    ) -> Service {
-        let reader = Arc::new(Reader::new(
-            Arc::clone(&store),
-            Arc::clone(&gate),
-            Arc::clone(&folder),
-            constants,
-            Arc::clone(&metrics),
-        ));
+    pub fn new(context: Context, mutators: Arc<Mutators>, folder: Arc<Folder>) -> Service {
+        let context_of_reads = context.clone();
+        let Context { store, gate, constants, metrics, .. } = context;
+        let reader = Arc::new(Reader::new(context_of_reads, Arc::clone(&folder)));
         Service { store, gate, mutators, folder, reader, constants, metrics }
     }
 

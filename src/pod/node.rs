@@ -7,7 +7,7 @@ use axum::Router;
 use orderfree_core::protocol::Constants;
 use tokio::time::Instant;
 
-use crate::engine::clock_gate::ClockGate;
+use crate::engine::Context;
 use crate::engine::fold::{Folder, Folding};
 use crate::engine::health::Health;
 use crate::engine::metrics::{Metrics, ReloadLabel};
@@ -35,63 +35,63 @@ pub struct Node {
     pub(crate) health: Arc<Health>,
     pub(crate) policies: Policies,
     /// For each address.
-    pub(crate) requests_max: usize,
+    requests_max: usize,
     tasks: Tasks,
+}
+
+/// What a pod is made from.
+pub struct Parts {
+    pub store: Arc<dyn Store>,
+    pub constants: Constants,
+    pub clock: Arc<dyn Clock>,
+    pub random: Random,
+    pub bounds: Bounds,
+    pub policies: Policies,
+    pub fold: Switch,
+    /// Requests in progress at once, for each address.
+    pub requests_max: usize,
+}
+
+impl Parts {
+    /// The parts of a pod without a policy, with the default bounds.
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, constants: Constants, clock: Arc<dyn Clock>) -> Parts {
+        Parts {
+            store,
+            constants,
+            clock,
+            random: Random::system(),
+            bounds: Bounds::default(),
+            policies: Policies::default(),
+            fold: Switch::On,
+            requests_max: limits::REQUESTS_MAX,
+        }
+    }
 }
 
 impl Node {
     /// Wires a pod over a store; nothing runs in the background yet.
     #[must_use]
-    pub fn new(
-        store: Arc<dyn Store>,
-        constants: Constants,
-        clock: Arc<dyn Clock>,
-        random: Random,
-        bounds: Bounds,
-        policies: Policies,
-        fold: Switch,
-    ) -> Node {
-        let metrics = Arc::new(Metrics::new());
+    pub fn new(parts: Parts) -> Node {
+        let Parts { store, constants, clock, random, bounds, policies, fold, requests_max } = parts;
+        let context = Context::new(Arc::clone(&store), constants, clock, random);
+        let metrics = &context.metrics;
         for (gauge, most) in [
             (&metrics.mutators_max, bounds.mutators_max),
             (&metrics.resting_bytes_max, bounds.resting_bytes),
         ] {
             gauge.set(i64::try_from(most).unwrap_or(i64::MAX));
         }
-        let gate =
-            Arc::new(ClockGate::new(clock, Arc::clone(&store), constants, Arc::clone(&metrics)));
-        let mutators = Mutators::new(
-            Arc::clone(&store),
-            Arc::clone(&gate),
-            constants,
-            Arc::clone(&metrics),
-            random.clone(),
-            bounds,
-            policies.clone(),
-        );
+        let tasks = Tasks::counting(metrics.panics.clone());
+        let mutators = Mutators::new(context.clone(), bounds, policies.clone());
         let folding = match fold {
             Switch::On => Folding::InBackground,
             Switch::Manual => Folding::WhenAsked,
             Switch::Off => Folding::Off,
         };
-        let folder = Folder::new(
-            Arc::clone(&store),
-            Arc::clone(&gate),
-            constants,
-            Arc::clone(&metrics),
-            random,
-            folding,
-        );
-        let service = Arc::new(Service::new(
-            Arc::clone(&store),
-            gate,
-            Arc::clone(&mutators),
-            Arc::clone(&folder),
-            constants,
-            metrics,
-        ));
-        let tasks = Tasks::counting(service.metrics().panics.clone());
-        let (health, requests_max) = (Arc::default(), limits::REQUESTS_MAX);
+        let folder = Folder::new(context.clone(), folding);
+        let service = Service::new(context, Arc::clone(&mutators), Arc::clone(&folder));
+        let (service, health) = (Arc::new(service), Arc::default());
         Node { store, mutators, service, folder, health, policies, requests_max, tasks }
     }
 
@@ -103,9 +103,8 @@ impl Node {
         clock: Arc<dyn Clock>,
         fold: Switch,
     ) -> Node {
-        let (random, policies) = (Random::system(), Policies::default());
         let bounds = Bounds { resting_bytes: 0, ..Bounds::awake(1) };
-        Node::new(Arc::clone(store), constants, clock, random, bounds, policies, fold)
+        Node::new(Parts { bounds, fold, ..Parts::new(Arc::clone(store), constants, clock) })
     }
 
     /// Starts the background work.

@@ -17,7 +17,7 @@ use crate::limits;
 use crate::net::listen::Listener;
 use crate::net::tls::ServerTls;
 use crate::pod::config::{ServeArgs, StoreConfig, Switch};
-use crate::pod::node::Node;
+use crate::pod::node::{Node, Parts};
 use crate::policy::Policies;
 use crate::runtime::clock::{Clock, ShiftedClock, SystemClock};
 use crate::runtime::random::Random;
@@ -111,8 +111,10 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
     let random = Random::system();
     let (mutators_max, resting_bytes) = (args.mutators_max, args.resting_bytes);
     let bounds = Bounds { mutators_max, resting_bytes, flaw: None };
-    let mut node = Node::new(store, constants, clock, random, bounds, policies, args.fold);
-    node.requests_max = args.requests_max;
+    let node = {
+        let (fold, requests_max) = (args.fold, args.requests_max);
+        Node::new(Parts { store, constants, clock, random, bounds, policies, fold, requests_max })
+    };
     node.start();
     let metrics = node.metrics();
     metrics.connections_max.set(i64::try_from(args.connections_max).unwrap_or(i64::MAX));

@@ -1,12 +1,12 @@
-//! Where rows lie. One trait, two stores with the same rows and rules: Cassandra for production, an
-//! embedded file for one machine. One contract suite (`tests/contract`) runs on both.
+//! Where rows are stored. One trait, and two stores with the same rows and rules: Cassandra for production,
+//! and an embedded file for one machine. One contract suite (`tests/contract`) runs on both.
 //!
-//! Stores execute; they decide nothing about the protocol. What they promise:
+//! Stores execute; they decide nothing about the protocol. They promise:
 //!
-//! * rows are last-write-wins by the bound timestamp, ties won by the greater bytes;
-//! * a key is read as one unpaged slice, which is one snapshot of each replica, or by a [`prefix`] walk;
-//! * a [`Fold`], or several that are written together, are applied whole or not at all, and never
-//!   partly seen;
+//! * the last write of a row wins, by the bound timestamp; the greater bytes win a tie;
+//! * a read of a key is one unpaged slice, which is one snapshot of each replica, or a [`prefix`] walk;
+//! * a [`Fold`], or several folds that are written together, are applied whole or not at all, and no read
+//!   sees a part of them;
 //! * [`WriteOutcome::Refused`] means certainly not applied, now or later.
 
 pub mod cassandra;
@@ -35,19 +35,18 @@ use crate::runtime::random::Random;
 /// Why a store could not answer. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum StoreError {
-    /// Too few nodes answered in time; it may work again later.
+    /// Too few nodes answered in time. The same call can work later.
     #[error("the store can't answer now: {0}")]
     Unavailable(String),
-    /// The key has more rows than the limit: a partial sum would be a wrong sum.
+    /// The key has more rows than the limit, and a partial sum would be a wrong sum.
     #[error("the key has more than {limit} rows")]
     TooManyRows {
-        /// The limit.
         limit: usize,
-        /// Bytes of the rows that came.
+        /// Bytes of the rows in the answer.
         bytes: usize,
     },
-    /// A row or an answer breaks a rule that every row must keep.
-    #[error("the store returned what it must not: {0}")]
+    /// A row or an answer breaks a rule for all rows.
+    #[error("the store returned invalid data: {0}")]
     Corrupt(String),
 }
 
@@ -70,7 +69,7 @@ impl From<BadRows> for StoreError {
 }
 
 impl StoreError {
-    /// Name of the class, for metrics.
+    /// The error's class, for metrics.
     #[must_use]
     pub fn class(&self) -> &'static str {
         match self {
@@ -81,40 +80,39 @@ impl StoreError {
     }
 }
 
-/// Why no fold may be planned now.
+/// Why folds must wait.
 #[derive(Debug, Clone, Error)]
 pub enum Pause {
     /// The clock can't be trusted.
     #[error(transparent)]
     Clock(#[from] ClockError),
-    /// The operator switched folding off.
     #[error("folding is switched off (ORDERFREE_FOLD=off)")]
     Off,
-    /// Nodes disagree on the schema: a deletion and a tally might be understood differently.
+    /// Nodes disagree on the schema, so they could interpret a deletion and a tally differently.
     #[error("the nodes disagree on the schema; folding waits until they agree")]
     Schema,
 }
 
-/// Keys with one lane share their first replica, so that writing them together costs less.
+/// Keys of the same lane have the same first replica. Writing them together costs less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Lane(pub u64);
 
-/// How writes of one lane go together.
+/// How a pod combines writes of one lane into requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flights {
-    /// Most rows of one request over several partitions.
+    /// Maximum rows of one request over several partitions.
     pub rows_max: usize,
-    /// Most rows of one request of one partition, which is one mutation; not less than `rows_max`.
+    /// Maximum rows of one request for one partition, which is one mutation. Not less than `rows_max`.
     pub group_rows_max: usize,
-    /// Most partitions of one request.
+    /// Maximum partitions of one request.
     pub partitions_max: usize,
-    /// So many requests are on their way at once whoever waits.
+    /// Requests that can be in flight at once, however few writes wait.
     pub free: usize,
-    /// A further one is for each so many full loads that wait.
+    /// One more request can be in flight per this many full loads that wait.
     pub backlog: usize,
 }
 
-/// What Cassandra takes without a warning.
+/// The values for Cassandra. It accepts requests of this size without a warning.
 impl Default for Flights {
     fn default() -> Flights {
         Flights {
@@ -127,60 +125,56 @@ impl Default for Flights {
     }
 }
 
-/// Where a list of groups ended: means something to the store that made it alone.
+/// Where a list of groups ended. Only the store that made it can interpret it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupCursor(pub i64);
 
-/// Some of the groups of a kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupList {
-    /// Fewer than were asked for, or none, does not mean that there are no more.
+    /// Can be fewer than requested, or empty, even if there are more.
     pub groups: Vec<Name>,
-    /// Where to go on; none at the end.
+    /// Where the next list starts; `None` at the end.
     pub next: Option<GroupCursor>,
 }
 
-/// One of the equal parts of the key space that a sweep goes through.
+/// One of the equal parts of the key space in a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SweepPart {
     /// From 0.
     pub index: u32,
-    /// How many parts there are: [`Store::sweep_parts`].
+    /// The number of parts: [`Store::sweep_parts`].
     pub of: u32,
 }
 
-/// A place for shards and tallies; see the [module documentation](self).
+/// Stores shards and tallies; see the [module documentation](self).
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Name for people and metrics: `cassandra` or `embedded`.
+    /// `cassandra` or `embedded`, for people and metrics.
     fn name(&self) -> &'static str;
 
-    /// The consistency levels that are used when a request names none.
+    /// The consistency levels for requests that name none.
     fn levels(&self) -> Levels;
 
-    /// The lane of a key's writes.
     fn lane(&self, key: &Key) -> Lane;
 
-    /// How writes go together.
     fn flights(&self) -> Flights;
 
-    /// Writes shard rows of one lane in one request, each at its own timestamp, retrying the same
-    /// bytes within the request budget, and never sending anything once a lease is over. One outcome
-    /// for all: refused only if certainly none of them is applied, now or later.
+    /// Writes shard rows of one lane in one request, each at its own timestamp. Retries send the same bytes
+    /// within the request budget, and nothing is sent after a lease is over. All rows share one outcome:
+    /// refused only if certainly none of them is applied, now or later.
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome;
 
-    /// Writes one shard row.
     async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
         self.write_shards(std::slice::from_ref(write)).await
     }
 
-    /// How many rows of a key of this kind one answer may have.
+    /// How many rows of a key of this kind one answer can have.
     fn bounds(&self, kind: Kind) -> AnswerBounds {
         AnswerBounds::of(kind)
     }
 
-    /// Reads a key's rows with `expires_at > after` (all without) as one unpaged slice of at most
-    /// `limit` rows.
+    /// Reads a key's rows with `expires_at > after` as one unpaged slice of up to `limit` rows. Without
+    /// `after`, reads all rows.
     async fn read_slice(
         &self,
         key: &Key,
@@ -189,7 +183,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<WholeSlice, StoreError>;
 
-    /// Reads as many rows as one slice may have.
+    /// Reads a key's rows as one unpaged slice with the limit of [`Store::bounds`].
     async fn read_key(
         &self,
         key: &Key,
@@ -199,13 +193,13 @@ pub trait Store: Send + Sync + 'static {
         self.read_slice(key, after, level, self.bounds(key.kind).slice.0).await
     }
 
-    /// Reads a key's tally from every replica, whatever the levels; none if it has none.
+    /// Reads a key's tally, if there is one, from every replica, whatever the levels.
     async fn read_tally(&self, key: &Key) -> Result<Option<Row>, StoreError>;
 
-    /// Reads rows of a key from every replica, whatever the levels, the oldest expiry first.
+    /// Reads rows of a key from every replica, whatever the levels. The oldest expiry comes first.
     async fn read_part(&self, key: &Key, part: Part) -> Result<Vec<Row>, StoreError>;
 
-    /// Reads one chunk of a group of at most [`crate::limits::group_chunk_rows`] rows.
+    /// Reads one chunk of a group, of up to [`crate::limits::group_chunk_rows`] rows.
     async fn read_chunk(
         &self,
         kind: Kind,
@@ -214,8 +208,8 @@ pub trait Store: Send + Sync + 'static {
         level: Level,
     ) -> Result<Chunk, StoreError>;
 
-    /// Reads the whole slices of keys of one partition at the fold's level, in the order of the keys.
-    /// It fails for all if it fails for one.
+    /// Reads the whole slices of keys of one partition at the fold's level, in the order of the keys. If one
+    /// read fails, all fail.
     async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError>;
 
     /// Reads a key's whole slice at the fold's level.
@@ -224,7 +218,7 @@ pub trait Store: Send + Sync + 'static {
         Ok(reads.into_iter().next().expect("invariant: each key has its read"))
     }
 
-    /// Executes folds of one partition as one batch, with one outcome for all.
+    /// Executes folds of one partition as one batch. All folds share one outcome.
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome;
 
     /// Executes a fold as one batch.
@@ -232,12 +226,12 @@ pub trait Store: Send + Sync + 'static {
         self.write_folds(std::slice::from_ref(fold)).await
     }
 
-    /// Into how many equal parts a sweep divides the key space.
+    /// The number of equal parts into which a sweep divides the key space.
     fn sweep_parts(&self) -> u32;
 
-    /// Scans the primary keys of one part and sends the keys worth folding. It only nominates, so
-    /// it reads one replica, paged. Ends early, without error, when the receiver is closed. Returns the
-    /// largest group that it met.
+    /// Scans the primary keys of one part, and sends the keys that are worth folding. The sweep only
+    /// nominates keys, so a paged read of one replica is enough. It ends early, without an error, when the
+    /// receiver is closed. Returns the largest group of the part.
     async fn sweep(
         &self,
         part: SweepPart,
@@ -245,7 +239,7 @@ pub trait Store: Send + Sync + 'static {
         found: mpsc::Sender<Nomination>,
     ) -> Result<Option<GroupSize>, StoreError>;
 
-    /// Groups of a kind that have rows, in an order of the store's own, for operators. Slow: it looks at
+    /// Lists the groups of a kind that have rows, for operators. The store chooses the order. Slow: it reads
     /// every partition.
     async fn groups(
         &self,
@@ -254,56 +248,57 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<GroupList, StoreError>;
 
-    /// Somewhere in a list of groups, for a sample that is another one each time; none where lists begin at
-    /// their beginning alone.
+    /// Returns a random place in the list of groups, for a different sample each time. `None` if lists can
+    /// only start at the beginning.
     fn groups_somewhere(&self, _: &Random) -> Option<GroupCursor> {
         None
     }
 
-    /// Counts the names of a group, up to `most`, by primary keys alone: as the sweep does, and as near.
+    /// Counts the names of a group, up to `most`. Like the sweep, it reads only primary keys from one
+    /// replica, so the count can be approximate.
     async fn count_names(&self, kind: Kind, group: &Name, most: usize)
     -> Result<usize, StoreError>;
 
-    /// How many nodes run which release; none where this program is the store.
+    /// The number of nodes per release. Empty for the embedded store.
     async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError>;
 
-    /// Removes one row of a key as it is; what is written to it later stays. It is for rows that nobody can
-    /// decode, and decides nothing.
+    /// Removes one row of a key as it was read. Later writes to the row stay. It is for rows that no release
+    /// can decode, and decides nothing.
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome;
 
-    /// Whether this pod's clock may be trusted with updates.
+    /// Checks whether this pod may accept updates by its clock.
     fn check_clock(&self, now: Now) -> Result<(), ClockError>;
 
-    /// The time that a fold may go by, if one may be planned.
+    /// The time by which a fold may be planned now.
     fn fold_time(&self, now: Now) -> Result<Timestamp, Pause>;
 
-    /// The worst measured clock offset, in µs; none where there is no second clock.
+    /// The worst measured clock offset, in µs. `None` if there is no second clock.
     fn clock_offset_us(&self) -> Option<i64>;
 
-    /// The latest time by which a last writer won here, as far as this store remembers it: times of
-    /// this process begin after it.
+    /// The latest stamp of a last-writer-wins op that this store remembers. Stamps of this process start
+    /// after it.
     fn latest_stamp(&self) -> Timestamp {
         Timestamp::from_micros(0)
     }
 
-    /// Notes such a time before it is written.
+    /// Notes the stamp of a last-writer-wins op, before the op is written.
     fn note_stamp(&self, _: Timestamp) {}
 
-    /// What was found when the store was opened, for people.
+    /// What the store held when it was opened, for people.
     fn found(&self) -> Option<String> {
         None
     }
 
-    /// Rows that were found damaged when the store was opened.
+    /// The number of damaged rows that opening the store found.
     fn damaged_rows(&self) -> u64 {
         0
     }
 
-    /// Why the store can't go on without a restart, if so.
+    /// Why the store can't continue without a restart. `None` while it works.
     fn failure(&self) -> Option<String> {
         None
     }
 
-    /// Stops background work and lets go of files and connections.
+    /// Stops background work, and closes files and connections.
     async fn close(&self);
 }

@@ -1,7 +1,7 @@
-//! Walks through keys that have more rows than one answer may have: why they are right stands in
-//! [`orderfree_core::protocol::prefix`].
+//! Walks through keys with more rows than one answer can have. [`orderfree_core::protocol::prefix`] explains
+//! why a walk is right.
 //!
-//! Public because the simulator walks through it as well.
+//! Public because the simulator uses it too.
 
 use orderfree_core::protocol::prefix::{Part, PrefixRead, Until, Walk, WalkError};
 use orderfree_core::protocol::read::RowError;
@@ -11,22 +11,19 @@ use thiserror::Error;
 use super::{Store, StoreError};
 use crate::limits::LONG_VALUE_BYTES_MAX;
 
-/// How often a walk for a fold begins because the tally changed meanwhile: somebody else is folding.
+/// Most tries of a walk for a fold. A try fails if the tally changes during it: another pod is folding.
 pub const FOLD_TRIES_MAX: usize = 3;
 
-/// The same for a read, whose walks get shorter while a long key is folded step by step.
+/// Most tries of a walk for a read. Each try is shorter while another pod folds the long key step by step.
 pub const READ_TRIES_MAX: usize = 30;
 
 /// Why a key could not be walked through.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum Failed {
-    /// A query failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A row can't be decoded or merged.
     #[error(transparent)]
     Row(#[from] RowError),
-    /// The value would take more memory than the value of one key may.
     #[error("the value would take more than {LONG_VALUE_BYTES_MAX} bytes of memory")]
     TooLarge,
 }
@@ -40,12 +37,11 @@ impl From<WalkError> for Failed {
     }
 }
 
-/// Reads the oldest shards of a key from every replica, and merges them into its tally. Shards that
-/// expire up to `cut` are counted as final.
+/// Reads the oldest shards of a key from every replica, and merges them into its tally. Shards that expire at
+/// or before `cut` count as final.
 ///
 /// # Errors
-/// [`Failed`]. It is [`StoreError::Unavailable`] if a replica does not answer, and also if folds changed
-/// the tally during each of so many tries.
+/// [`StoreError::Unavailable`] if a replica does not answer, or if folds changed the tally during every try.
 pub async fn read(
     store: &dyn Store,
     key: &Key,
@@ -56,7 +52,7 @@ pub async fn read(
     let size = store.bounds(key.kind).part;
     let all = |error: StoreError| match error {
         StoreError::Unavailable(reason) => StoreError::Unavailable(format!(
-            "the key has so many rows that every replica has to answer: {reason}"
+            "the key has so many rows that every replica must answer: {reason}"
         )),
         error => error,
     };
@@ -66,7 +62,7 @@ pub async fn read(
         while let Some(part) = walk.next() {
             let rows = store.read_part(key, part).await.map_err(all)?;
             walk.take(rows)?;
-            // A fold of what is too large for a tally ends by itself.
+            // A fold limits the tally's size itself.
             if until.tally_bytes.is_none() && walk.memory_bytes() > LONG_VALUE_BYTES_MAX {
                 return Err(Failed::TooLarge);
             }
@@ -79,14 +75,14 @@ pub async fn read(
         }
     }
     let reason =
-        "the key has many rows, and folds changed it each time that it was read; try again";
+        "the key has many rows, and a fold changed it during every try to read it; try again";
     Err(StoreError::Unavailable(reason.to_owned()).into())
 }
 
-/// The row of a mutator in a key with many rows, from every replica.
+/// Finds the row of a mutator in a key with many rows, and asks every replica.
 ///
 /// # Errors
-/// [`StoreError`] if a replica does not answer, or if too many rows share an expiry.
+/// [`StoreError`] if a replica does not answer, or if too many rows have the same expiry.
 pub async fn find(
     store: &dyn Store,
     key: &Key,
@@ -110,9 +106,9 @@ pub async fn find(
             (false, true) if part.limit > size.expiry_rows => {
                 return Err(StoreError::TooManyRows { limit: size.expiry_rows, bytes: 0 });
             }
-            // All of one expiry: there may be more of it than that.
+            // All rows have the same expiry, and more rows can have it.
             (false, true) => part.limit *= 2,
-            // The last expiry may go on behind the last row.
+            // Rows after the last one can have the same expiry.
             (false, false) => part.after = Some(last.shifted(-1)),
         }
     }

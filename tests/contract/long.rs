@@ -1,14 +1,11 @@
-//! Keys with more rows than one answer may have. `make long` runs the same with 600,000 rows.
+//! Keys with more rows than one answer can have. `make long` runs these tests with 600,000 rows.
 
 use std::sync::Arc;
 
 use orderfree::engine::service::GroupQuery;
-use orderfree::engine::write::Bounds;
 use orderfree::limits::AnswerBounds;
 use orderfree::pod::config::Switch;
-use orderfree::pod::node::Node;
-use orderfree::policy::Policies;
-use orderfree::runtime::random::Random;
+use orderfree::pod::node::{Node, Parts};
 use orderfree::store::{StoreError, prefix};
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::fold::{self, Plan, TALLY_BYTES_MAX};
@@ -17,7 +14,7 @@ use orderfree_core::protocol::{Key, Timestamp, WriteOutcome};
 
 use super::{Subject, key, total_of};
 
-/// Rows of one request: one mutation of one group.
+/// Rows per request, which is one mutation of one group.
 const TOGETHER: usize = 250;
 
 impl Subject {
@@ -30,7 +27,7 @@ impl Subject {
         }
     }
 
-    /// The fold of the oldest part of a long key.
+    /// Plans the fold of the oldest part of a long key.
     async fn plan_part(&self, key: &Key, now: Timestamp) -> Plan {
         let (rows, bytes) = self.store.bounds(key.kind).fold_step;
         let cut = fold::cut(now, &self.constants);
@@ -39,7 +36,7 @@ impl Subject {
         fold::plan_prefix(read, now, &self.constants).expect("a plan")
     }
 
-    /// The key's total, walked through to its end.
+    /// Reads the key in parts to its end, and returns its total and its number of shards.
     async fn total_by_parts(&self, key: &Key) -> (i128, usize) {
         let now = self.now().wall;
         let read = prefix::read(&*self.store, key, now, Until::the_end(), 3).await.expect("a walk");
@@ -48,7 +45,7 @@ impl Subject {
     }
 }
 
-/// So many final rows and so many live ones.
+/// The number of final rows, and also of live rows.
 fn rows_each() -> usize {
     let asked = std::env::var("LONG_ROWS").ok();
     asked.map_or(12_000, |rows| rows.parse().expect("LONG_ROWS is a number"))
@@ -63,7 +60,7 @@ pub(crate) async fn more_rows_than_a_slice_takes_are_an_error(subject: Subject) 
     let read = |after| subject.store.read_slice(&key, after, level, 10);
     let error = read(None).await.expect_err("one too many");
     assert!(matches!(error, StoreError::TooManyRows { limit: 10, .. }), "{error}");
-    // Behind the oldest row there are exactly as many as it takes.
+    // After the oldest row there are exactly 10.
     assert_eq!(read(Some(oldest)).await.expect("whole").len(), 10);
 }
 
@@ -91,7 +88,7 @@ pub(crate) async fn a_part_has_the_oldest_rows_between_two_expiries(subject: Sub
 
 pub(crate) async fn a_long_key_is_read_whole_and_folded_step_by_step(subject: Subject) {
     let (long, rows) = (key("g", "long"), rows_each());
-    assert!(rows > AnswerBounds::of(Kind::Counter).fold_rows, "or it is not long");
+    assert!(rows > AnswerBounds::of(Kind::Counter).fold_rows, "the key is long");
     let neighbours = [key("g", "a"), key("g", "z")];
     subject.fill(&long, rows).await;
     let final_now = subject.when_final();
@@ -105,18 +102,9 @@ pub(crate) async fn a_long_key_is_read_whole_and_folded_step_by_step(subject: Su
     assert_eq!(error.class(), "too_many_rows");
     assert_eq!(subject.total_by_parts(&long).await, (all, 2 * rows));
 
-    // As a pod reads it, alone and in its group.
+    // Read it as a pod does, alone and in its group.
     let (store, clock) = (Arc::clone(&subject.store), Arc::clone(&subject.clock) as _);
-    let (random, policies) = (Random::system(), Policies::default());
-    let pod = Node::new(
-        store,
-        subject.constants,
-        clock,
-        random,
-        Bounds::default(),
-        policies,
-        Switch::Off,
-    );
+    let pod = Node::new(Parts { fold: Switch::Off, ..Parts::new(store, subject.constants, clock) });
     let service = pod.service();
     let value = service.read(&long, None).await.expect("readable").expect("there");
     assert_eq!((total_of(&value.state), value.shards), (all, 2 * rows));
@@ -130,7 +118,7 @@ pub(crate) async fn a_long_key_is_read_whole_and_folded_step_by_step(subject: Su
     let expected = [("a", 7), ("long", all), ("z", 7)].map(|(name, sum)| (name.to_owned(), sum));
     assert_eq!(totals, expected);
 
-    // Two folders. The one that read first writes last, and takes nothing back.
+    // Two folders. The folder that reads first writes last, and undoes nothing.
     let (mut steps, mut folded) = (0, 0);
     loop {
         let plan = subject.plan_part(&long, final_now).await;
@@ -151,7 +139,7 @@ pub(crate) async fn a_long_key_is_read_whole_and_folded_step_by_step(subject: Su
     }
     assert_eq!(folded, rows);
     assert!(steps > rows / 30_000, "{steps} steps");
-    assert_eq!(subject.total_by_parts(&long).await, (all, rows), "what is live stays");
+    assert_eq!(subject.total_by_parts(&long).await, (all, rows), "live rows stay");
     let value = service.read(&long, None).await.expect("readable").expect("there");
     assert_eq!((total_of(&value.state), value.shards), (all, rows));
     assert!(subject.store.read_tally(&long).await.expect("an answer").is_some());

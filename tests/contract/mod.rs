@@ -1,8 +1,7 @@
-//! One suite for every store: the same tests on the embedded file and on a real cluster.
+//! One suite for all stores: the same tests run on the embedded file and on a real cluster.
 //!
-//! A store's test binary writes one async function `with_store(constants, test)` that makes a fresh
-//! and empty store on a new [`TestClock`], calls `test` with it and clears up afterwards, and then
-//! `contract::suite::every_test!(with_store);`.
+//! A store's test binary defines an async function `with_store(test)`. It makes an empty store on a new
+//! [`TestClock`], calls `test` with it, and cleans up. Then the binary calls `every_test!(with_store);`.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
@@ -28,20 +27,20 @@ use orderfree_core::protocol::{
 };
 use uuid::Uuid;
 
-/// Writes on their way at once when a test writes many.
+/// Writes in flight at once when a test writes many.
 const WRITES_AT_ONCE: usize = 128;
 
-/// How often such a write is sent before the test gives up.
+/// How often one of many writes is sent before the test fails.
 const WRITE_TRIES_MAX: u32 = 10;
 
-/// The machine's clocks, moved by a test.
+/// The machine's clocks, which a test can move forwards.
 #[derive(Debug, Default)]
 pub(crate) struct TestClock {
     ahead_us: AtomicI64,
 }
 
 impl TestClock {
-    /// Moves the clock.
+    /// Moves the clock forwards.
     pub(crate) fn advance(&self, span: Duration) {
         let span_us = i64::try_from(span.as_micros()).expect("short");
         self.ahead_us.fetch_add(span_us, Ordering::SeqCst);
@@ -56,14 +55,12 @@ impl Clock for TestClock {
     }
 }
 
-/// A fresh store under test, and the clock that it goes by.
+/// A store under test, and its clock.
 #[derive(Clone)]
 pub(crate) struct Subject {
-    /// Empty at first.
+    /// Initially empty.
     pub(crate) store: Arc<dyn Store>,
-    /// The store's clock.
     pub(crate) clock: Arc<TestClock>,
-    /// The store's times.
     pub(crate) constants: Constants,
 }
 
@@ -74,7 +71,7 @@ pub(crate) fn short_constants() -> Constants {
         lifetime: seconds(60),
         drain_margin: seconds(10),
         cutoff: seconds(30),
-        // Enough for a busy machine.
+        // Long enough on a busy machine.
         request_budget: seconds(5),
         clock_offset_max: seconds(2),
         ..Overrides::default()
@@ -82,7 +79,7 @@ pub(crate) fn short_constants() -> Constants {
     Constants::resolve(short).expect("consistent")
 }
 
-/// Real time has to pass before anything is final, so everything is short in such tests.
+/// For tests in which real time must pass before anything is final: all times are short.
 pub(crate) fn brief_constants() -> Constants {
     let seconds = |count| Some(Duration::from_secs(count));
     Constants::resolve(Overrides {
@@ -104,7 +101,7 @@ pub(crate) fn key(group: &str, text: &str) -> Key {
     Key { kind: Kind::Counter, group: name(group), name: name(text) }
 }
 
-/// The next write of a mutator that adds `by`: an amount, or an item.
+/// The mutator's next write. It adds `by`: an amount or an item.
 pub(crate) fn next_write(mutator: &mut Mutator, by: i64, now: Now) -> ShardWrite {
     let kind = mutator.key().kind;
     let mut op = kind.parse_op(&kind.bare_op(&by.to_string())).expect("an op");
@@ -117,7 +114,7 @@ pub(crate) fn next_write(mutator: &mut Mutator, by: i64, now: Now) -> ShardWrite
 }
 
 impl Subject {
-    /// A keyspace of the cluster.
+    /// A store on a keyspace of the cluster.
     pub(crate) async fn on_cluster(config: &CassandraConfig) -> Subject {
         let clock = Arc::new(TestClock::default());
         let store = CassandraStore::connect(config.clone(), Arc::clone(&clock) as _).await;
@@ -139,20 +136,20 @@ impl Subject {
         next_write(&mut self.born(key), by, self.now())
     }
 
-    /// Writes, and fails unless it is acknowledged.
+    /// Writes, and panics unless the write is acknowledged.
     pub(crate) async fn write(&self, write: &ShardWrite) {
         assert_eq!(self.store.write_shard(write).await, WriteOutcome::Acked);
     }
 
-    /// Writes one new shard.
+    /// Writes a new shard.
     pub(crate) async fn put(&self, key: &Key, by: i64) -> ShardWrite {
         let write = self.shard(key, by);
         self.write(&write).await;
         write
     }
 
-    /// Writes many, many at a time. A busy machine may leave some without an answer in time; sent again,
-    /// they are the same writes.
+    /// Writes many shards, many at once. On a busy machine some can get no answer in time. Sent again, they
+    /// are the same writes.
     pub(crate) async fn write_all(&self, writes: Vec<ShardWrite>) {
         let results = stream::iter(writes).map(|write| async move {
             for _ in 0..WRITE_TRIES_MAX {
@@ -166,7 +163,7 @@ impl Subject {
         results.buffer_unordered(WRITES_AT_ONCE).collect::<Vec<()>>().await;
     }
 
-    /// A key's value and where it came from; none if it has no row.
+    /// A key's value and its sources. `None` if it has no row.
     pub(crate) async fn reading(&self, key: &Key, after: Option<Timestamp>) -> Option<Reading> {
         let slice = self.store.read_key(key, after, self.store.levels().read).await;
         let slice = slice.expect("a slice");
@@ -177,18 +174,18 @@ impl Subject {
         }
     }
 
-    /// A key's total; none if it has no row.
+    /// A key's total. `None` if it has no row.
     pub(crate) async fn total(&self, key: &Key) -> Option<i128> {
         self.reading(key, None).await.map(|reading| total_of(&reading.state))
     }
 
-    /// When everything that was written up to now is final, and has been for a while.
+    /// A time at which everything written until now has been final for a while.
     pub(crate) fn when_final(&self) -> Timestamp {
         let age = self.constants.lifetime() + self.constants.cutoff();
         self.now().wall.plus(age + 2 * self.constants.fence_quantum())
     }
 
-    /// The fold of a key by a clock at `now`.
+    /// Plans a key's fold by a clock at `now`.
     pub(crate) async fn plan(&self, key: &Key, now: Timestamp) -> Fold {
         let read = self.store.read_for_fold(key).await.expect("a full read");
         match fold::plan(&read, now, &self.constants).expect("a plan") {
@@ -197,7 +194,7 @@ impl Subject {
         }
     }
 
-    /// Executes a fold, and fails unless it is acknowledged.
+    /// Executes a fold, and panics unless it is acknowledged.
     pub(crate) async fn execute(&self, fold: &Fold) {
         assert_eq!(self.store.write_fold(fold).await, WriteOutcome::Acked);
     }
@@ -209,7 +206,7 @@ impl Subject {
         fold
     }
 
-    /// How many rows a key has, the tally included.
+    /// The number of a key's rows, including the tally.
     pub(crate) async fn rows(&self, key: &Key) -> Result<usize, StoreError> {
         let read = self.store.read_for_fold(key).await?;
         Ok(read.slice().len())

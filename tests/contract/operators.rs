@@ -1,4 +1,4 @@
-//! What every store promises to operators.
+//! The promises of every store to operators.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ pub(crate) async fn a_row_is_removed_as_it_was_read_and_nothing_else(subject: Su
         assert_eq!(subject.store.remove_row(&key, row).await, WriteOutcome::Acked);
         assert_eq!(subject.total(&key).await, Some(10));
     }
-    // What its mutator writes later stays.
+    // Later writes of its mutator stay.
     subject.write(&next_write(&mut mutator, 100, subject.now())).await;
     assert_eq!(subject.total(&key).await, Some(111));
 }

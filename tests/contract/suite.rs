@@ -1,4 +1,4 @@
-//! What every store promises; see [`orderfree::store`].
+//! The promises of every store; see [`orderfree::store`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,10 +16,10 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::{Subject, key, name, next_write, total_of};
-#[allow(unused_imports, reason = "programs that run no suite compile this as well")]
+#[allow(unused_imports, reason = "test binaries that do not run the suite compile this too")]
 pub(crate) use super::{long::*, operators::*, together::*};
 
-/// Makes one `#[tokio::test]` of each test of the suite. `$with_store` is an
+/// Makes a `#[tokio::test]` of each test in the suite. `$with_store` is an
 /// `async fn(test: impl AsyncFnOnce(Subject))`.
 #[macro_export]
 macro_rules! every_test {
@@ -38,7 +38,7 @@ macro_rules! every_test {
             a_long_key_is_read_whole_and_folded_step_by_step,
             a_fold_replaces_shards_by_a_tally_and_touches_nothing_else,
             a_fold_counts_beside_newer_shards,
-            regression_7_a_row_that_arrives_behind_the_fence_changes_nothing,
+            regression_7_a_row_below_the_fence_changes_nothing,
             folds_may_be_sent_again_at_any_time,
             two_folders_at_once_are_as_one,
             three_thousand_shards_are_read_and_folded,
@@ -47,7 +47,7 @@ macro_rules! every_test {
             a_sweep_nominates_exactly_the_keys_worth_folding,
             a_sweep_ends_when_nobody_listens,
             keys_of_a_group_are_folded_together,
-            rows_written_together_are_all_there_each_by_its_own_timestamp,
+            rows_written_together_each_win_by_their_own_timestamp,
             keys_of_one_lane_share_their_replicas,
             an_expired_write_is_refused_and_never_sent,
             a_row_is_removed_as_it_was_read_and_nothing_else,
@@ -128,7 +128,8 @@ pub(crate) async fn an_older_write_that_arrives_later_loses(subject: Subject) {
     assert_eq!(subject.total(&key).await, Some(11));
 }
 
-/// Two states at one timestamp can only come from a broken clock; whoever reads, reads the same.
+/// Two states with the same timestamp can only come from a broken clock. All readers must still see the same
+/// state.
 pub(crate) async fn greater_bytes_win_a_tie_of_timestamps(subject: Subject) {
     let (id, now) = (MutatorId::new(Uuid::new_v4()), subject.now());
     let write = |key: &Key, by| {
@@ -171,7 +172,7 @@ pub(crate) async fn a_slice_starts_behind_a_fence(subject: Subject) {
 pub(crate) async fn rows_come_newest_first(subject: Subject) {
     let key = key("g", "n");
     let now = subject.now();
-    // Some of the same expiry, in no order.
+    // Some have the same expiry, and they are not in order.
     let births_us = [30, 10, 20, 10, 40, 20, 10];
     let writes = births_us.iter().map(|&after_us| {
         let born = Now { wall: now.wall.shifted(after_us - 1_000_000), boot: now.boot };
@@ -179,7 +180,7 @@ pub(crate) async fn rows_come_newest_first(subject: Subject) {
         next_write(&mut Mutator::born(key.clone(), id, None, born, &subject.constants), 1, born)
     });
     subject.write_all(writes.collect()).await;
-    // A slice that is out of order panics when it is made; `shards` turns the order round.
+    // Making a slice that is out of order panics. `shards` reverses the order.
     let read = subject.store.read_for_fold(&key).await.expect("a full read");
     let order: Vec<_> = read.slice().shards().map(|row| (row.expires_at, row.mutator_id)).collect();
     assert_eq!(order.len(), births_us.len());
@@ -212,7 +213,7 @@ pub(crate) async fn a_fold_counts_beside_newer_shards(subject: Subject) {
     subject.put(&key, 1).await;
     subject.put(&key, 2).await;
     let first = subject.when_final();
-    // Its lease overlaps the folded ones': it was written before the fold's timestamp, and stays.
+    // Its lease overlaps those of the folded rows. It is written before the fold's timestamp, and stays.
     subject.clock.advance(Duration::from_secs(5));
     let overlapping = subject.put(&key, 40).await;
     let fold = subject.fold(&key, first).await;
@@ -229,16 +230,14 @@ pub(crate) async fn a_fold_counts_beside_newer_shards(subject: Subject) {
     assert_eq!(subject.rows(&key).await.expect("rows"), 1);
 }
 
-/// The ancestor's defect 7: waiting does not make a row final, for a hint may come later; the fence does.
-pub(crate) async fn regression_7_a_row_that_arrives_behind_the_fence_changes_nothing(
-    subject: Subject,
-) {
+/// The ancestor's defect 7: waiting does not make a row final, because a hint can come later. The fence does.
+pub(crate) async fn regression_7_a_row_below_the_fence_changes_nothing(subject: Subject) {
     let key = key("g", "n");
     let mut mutator = subject.born(&key);
     let first = next_write(&mut mutator, 1, subject.now());
     subject.write(&first).await;
     mutator.finish_write(WriteOutcome::Acked, subject.now());
-    // Two that were on their way: a later state of the folded row, and a row that nobody saw.
+    // Two writes in flight: a later state of the folded row, and a row that the fold did not see.
     let later = next_write(&mut mutator, 10, subject.now());
     let unseen = subject.shard(&key, 100);
     let fold = subject.fold(&key, subject.when_final()).await;
@@ -248,7 +247,7 @@ pub(crate) async fn regression_7_a_row_that_arrives_behind_the_fence_changes_not
     }
     let reading = subject.reading(&key, None).await.expect("a value");
     assert_eq!((total_of(&reading.state), reading.shards), (1, 0));
-    // Shadowed, or a zombie: then the next fold deletes it again without counting it.
+    // The rows are shadowed, or zombies. The next fold deletes zombies again without counting them.
     let rows = subject.rows(&key).await.expect("rows");
     assert_eq!(reading.zombies, rows - 1);
     if rows > 1 {
@@ -285,7 +284,7 @@ pub(crate) async fn two_folders_at_once_are_as_one(subject: Subject) {
         subject.put(&key, by).await;
     }
     let now = subject.when_final();
-    // Both read before either writes; the second's clock is a little ahead.
+    // Both folders read before either writes. The second folder's clock is a little ahead.
     let first = subject.plan(&key, now).await;
     let second = subject.plan(&key, now.plus(3 * subject.constants.fence_quantum())).await;
     tokio::join!(subject.execute(&second), subject.execute(&first));
@@ -309,14 +308,14 @@ pub(crate) async fn three_thousand_shards_are_read_and_folded(subject: Subject) 
     assert_eq!(subject.rows(&key).await.expect("rows"), 1);
 }
 
-/// Compares without printing thousands of names.
+/// Compares totals, and prints only the first difference instead of thousands of names.
 fn assert_same(found: &[(String, i128)], expected: &[(String, i128)]) {
     let differing = found.iter().zip(expected).find(|(found, expected)| found != expected);
     assert_eq!(differing, None, "first difference, of {} names", found.len());
     assert_eq!(found.len(), expected.len());
 }
 
-/// Reads a whole group as its readers do: names with totals, and the number of chunks.
+/// Reads a whole group as a pod does. Returns the names with totals, and the number of chunks.
 async fn read_group(subject: &Subject, group: &Name) -> (Vec<(String, i128)>, usize) {
     let level = subject.store.levels().read;
     let (mut from, mut totals, mut chunks) = (From::Start, Vec::new(), 0);
@@ -349,10 +348,10 @@ async fn read_group(subject: &Subject, group: &Name) -> (Vec<(String, i128)>, us
     }
 }
 
-/// The ancestor's defect 11: a partition of many counters was read by driver paging, and torn.
+/// The ancestor's defect 11: driver paging tore the reads of a partition with many counters.
 pub(crate) async fn regression_11_a_group_is_read_in_chunks_that_tear_no_key(subject: Subject) {
     const KEYS: usize = 2_000;
-    // Just a chunk, more than a chunk, and more than a chunk at the group's end.
+    // Exactly one chunk, more than a chunk, and more than a chunk at the group's end.
     let big: BTreeMap<usize, usize> =
         [(500, GROUP_CHUNK_ROWS), (1_000, GROUP_CHUNK_ROWS + 1), (KEYS - 1, 1_200)].into();
     let text = |at: usize| format!("n{at:04}");
@@ -364,21 +363,21 @@ pub(crate) async fn regression_11_a_group_is_read_in_chunks_that_tear_no_key(sub
         writes.extend((0..rows).map(|_| subject.shard(&key("group", &text(at)), by)));
         expected.push((text(at), i128::from(by) * i128::try_from(rows).expect("small")));
     }
-    // Neither other groups nor a longer name belong to it.
+    // Groups with similar names do not belong to it.
     writes.push(subject.shard(&key("grou", "n"), 1));
     writes.push(subject.shard(&key("group2", "n"), 1));
     subject.write_all(writes).await;
     let (totals, chunks) = read_group(&subject, &name("group")).await;
     assert_same(&totals, &expected);
     assert!(chunks > 4, "{chunks} chunks");
-    // And with some of the keys folded: they have a tally beside no, or few, shards.
+    // Again with some keys folded: they have a tally, and no or few shards.
     for at in [0, 500, KEYS - 1] {
         subject.fold(&key("group", &text(at)), subject.when_final()).await;
     }
     assert_same(&read_group(&subject, &name("group")).await.0, &expected);
 }
 
-/// A thousand states of up to 256 KiB each would be too much for one answer.
+/// A thousand states of up to 256 KiB each would be too large for one answer.
 pub(crate) async fn a_group_of_large_states_is_read_in_smaller_chunks(subject: Subject) {
     const KEYS: i64 = 250;
     let group = name("large");
@@ -418,7 +417,7 @@ pub(crate) async fn a_sweep_nominates_exactly_the_keys_worth_folding(subject: Su
         }
         not.extend([key("tally"), key("tally and young")]);
     }
-    // What follows expires behind the fences above.
+    // The following rows expire after the fences above.
     subject.clock.advance(subject.constants.lifetime() + subject.constants.cutoff());
     for group in 0..12 {
         let key = key(&format!("group {group}"), "tally and one");
@@ -485,7 +484,7 @@ pub(crate) async fn the_clock_is_trusted_and_folds_never_go_by_a_later_one(subje
     if let Some(offset_us) = subject.store.clock_offset_us() {
         assert!(offset_us.abs() < 1_000_000, "{offset_us} µs on one machine");
     }
-    // Other tests define keyspaces, on which the nodes disagree for a moment.
+    // Other tests define keyspaces, and then the nodes disagree on the schema for a moment.
     for _ in 0..60 {
         let now = subject.now();
         match subject.store.fold_time(now) {

@@ -1,4 +1,4 @@
-//! Rows that are written, read or folded together, on any store.
+//! Rows that are written, read or folded together.
 
 use std::collections::HashSet;
 
@@ -9,15 +9,13 @@ use tokio::sync::mpsc;
 
 use super::{Subject, key, next_write};
 
-pub(crate) async fn rows_written_together_are_all_there_each_by_its_own_timestamp(
-    subject: Subject,
-) {
+pub(crate) async fn rows_written_together_each_win_by_their_own_timestamp(subject: Subject) {
     let keys: Vec<Key> = (0..9).map(|at| key(&format!("g{}", at % 3), &format!("n{at}"))).collect();
     let mut mutators: Vec<Mutator> = keys.iter().map(|key| subject.born(key)).collect();
     let mut write = |at: usize, by| next_write(&mut mutators[at], by, subject.now());
     let first: Vec<ShardWrite> = (0..9).map(|at| write(at, 1)).collect();
     assert_eq!(subject.store.write_shards(&first).await, WriteOutcome::Acked);
-    // One group alone; an older state of one of its rows comes late, with a row of another group.
+    // A write to one group only. Then an older state of its row arrives late, with a row of another group.
     mutators[0].finish_write(WriteOutcome::Acked, subject.now());
     let newer = next_write(&mut mutators[0], 10, subject.now());
     assert_eq!(subject.store.write_shards(&[newer]).await, WriteOutcome::Acked);
@@ -31,7 +29,7 @@ pub(crate) async fn keys_of_one_lane_share_their_replicas(subject: Subject) {
     let lane = |group: &str, name: &str| subject.store.lane(&key(group, name));
     assert_eq!(lane("g", "a"), lane("g", "b"), "one group is one partition");
     let lanes: HashSet<_> = (0..100).map(|at| lane(&at.to_string(), "n")).collect();
-    assert!(lanes.len() <= 3, "at most one for each node of these tests: {lanes:?}");
+    assert!(lanes.len() <= 3, "up to one per node of these tests: {lanes:?}");
 }
 
 pub(crate) async fn a_sweep_ends_when_nobody_listens(subject: Subject) {
@@ -53,7 +51,7 @@ pub(crate) async fn a_sweep_ends_when_nobody_listens(subject: Subject) {
 pub(crate) async fn keys_of_a_group_are_folded_together(subject: Subject) {
     let keys = ["a", "b", "c", "d", "e"].map(|text| key("g", text));
     let [a, b, c, d, e] = &keys;
-    // Two that take rows into a tally, one that has a tally already; a young one; one without rows.
+    // Two keys with only final rows, one with a tally and a final row, a young one, and one without rows.
     for (key, shards) in [(a, 2), (b, 3), (c, 2), (&key("g", "bb"), 2), (&key("h", "a"), 2)] {
         for by in 1..=shards {
             subject.put(key, by).await;
@@ -66,7 +64,7 @@ pub(crate) async fn keys_of_a_group_are_folded_together(subject: Subject) {
     subject.clock.advance(subject.constants.lifetime() + subject.constants.cutoff());
     subject.put(d, 7).await;
 
-    // Not in the order of their names.
+    // The keys are not in the order of their names.
     let asked = [d, b, e, a, c].map(Key::clone);
     let reads = subject.store.read_for_folds(&asked).await.expect("full reads");
     let seen: Vec<_> = reads.iter().map(|read| (read.key(), read.slice().len())).collect();

@@ -65,12 +65,12 @@ async fn whatever_is_not_ours_is_refused_in_one_sentence() {
     transaction.open_table(META).expect("there").insert("format", 3).expect("written");
     transaction.commit().expect("committed");
     drop(newer);
-    says(&refusal(&path("newer")), "has format 3, and this release reads format 2 only");
+    says(&refusal(&path("newer")), "has format 3, and this release reads only format 2");
 
     says(&refusal(folder.path()), "can't be opened");
 
     std::fs::write(path("empty"), "").expect("written");
-    says(&refusal(&path("empty")), "empty is empty, which no store is");
+    says(&refusal(&path("empty")), "empty is empty, and a store's file never is");
     assert_eq!(path("empty").metadata().expect("there").len(), 0, "nothing was made of it");
 
     open(&path("cut")).expect("created").close().await;

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use orderfree::engine::write::{Bounds, Updates};
 use orderfree::pod::config::Switch;
-use orderfree::pod::node::Node;
+use orderfree::pod::node::{Node, Parts};
 use orderfree::policy::{Policies, Policy};
-use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::{Durability, Key, Name};
@@ -30,10 +29,13 @@ async fn two_keys_that_take_turns_have_few_rows_after_a_million_updates() {
     let store = EmbeddedStore::open(&folder.path().join("rows.redb"), constants(), clock.clone());
     let policy: Policy =
         "[[quota]]\ngroup_prefix = \"\"\nlive_mutators = 1\n".parse().expect("a policy");
-    let (bounds, random) = (Bounds::awake(1_000), Random::system());
     let store = Arc::new(store.expect("a store"));
-    let node =
-        Node::new(store, constants(), clock, random, bounds, Policies::from(policy), Switch::Off);
+    let node = Node::new(Parts {
+        bounds: Bounds::awake(1_000),
+        policies: Policies::from(policy),
+        fold: Switch::Off,
+        ..Parts::new(store, constants(), clock)
+    });
     let service = node.service();
     let keys = ["a", "b"].map(|name| {
         let checked = |text| Name::new(text).expect("a name");

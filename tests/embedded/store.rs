@@ -7,11 +7,8 @@ use std::time::Duration;
 use futures::future::join_all;
 use orderfree::engine::write::Bounds;
 use orderfree::limits::SWEEP_STEP_ROWS;
-use orderfree::pod::config::Switch;
-use orderfree::pod::node::Node;
-use orderfree::policy::Policies;
+use orderfree::pod::node::{Node, Parts};
 use orderfree::runtime::clock::Clock;
-use orderfree::runtime::random::Random;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree::store::{Store, StoreError, SweepPart};
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
@@ -244,16 +241,10 @@ async fn keys_of_a_group_are_folded_with_one_sync_and_one_that_breaks_a_rule_hol
     for (rows, folded, syncs) in [(sound, 40, 1), (broken, 39, 39)] {
         let forged = Forged::new(rows.into_iter()).await;
         let (store, clock) = (Arc::new(forged.open()), forged.clock.clone());
-        let (random, policy) = (Random::system(), Policies::default());
-        let node = Node::new(
-            store.clone(),
-            constants(),
-            clock,
-            random,
-            Bounds::awake(1),
-            policy,
-            Switch::On,
-        );
+        let node = Node::new(Parts {
+            bounds: Bounds::awake(1),
+            ..Parts::new(store.clone(), constants(), clock)
+        });
         let report = node.folder().sweep_once().await.expect("swept");
         assert_eq!((report.nominated, report.folded, report.blocked), (40, folded, 40 - folded));
         assert_eq!(store.commits(), syncs);

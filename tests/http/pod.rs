@@ -137,25 +137,10 @@ impl Pod {
         };
         let store: Arc<dyn Store> = Arc::new(faulty);
         let metrics = Arc::new(Metrics::new());
-        let gate = Arc::new(ClockGate::new(clock, store.clone(), constants, metrics.clone()));
-        let mutators = Mutators::new(
-            store.clone(),
-            gate.clone(),
-            constants,
-            metrics.clone(),
-            Random::system(),
-            Bounds::default(),
-            policies.clone(),
-        );
-        let folder = Folder::new(
-            store.clone(),
-            gate.clone(),
-            constants,
-            metrics.clone(),
-            Random::system(),
-            Folding::InBackground,
-        );
-        let service = Service::new(store, gate, mutators, folder.clone(), constants, metrics);
+        let context = Context::new(store, constants, clock, Random::system());
+        let mutators = Mutators::new(context.clone(), Bounds::default(), policies.clone());
+        let folder = Folder::new(context.clone(), Folding::InBackground);
+        let service = Service::new(context, mutators, folder.clone());
         let health = Arc::new(Health::default());
         health.set_started();
         let app = AppState {

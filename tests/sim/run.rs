@@ -8,7 +8,7 @@ use orderfree::engine::metrics::ReadFrom;
 use orderfree::engine::service::{GroupEntry, GroupQuery, Held};
 use orderfree::engine::write::{Bounds, UpdateError};
 use orderfree::pod::config::Switch;
-use orderfree::pod::node::Node;
+use orderfree::pod::node::{Node, Parts};
 use orderfree::policy::Policies;
 use orderfree::runtime::random::Random;
 use orderfree_core::protocol::consistency::Level;
@@ -114,8 +114,7 @@ impl Stage {
             resting_bytes: self.plan.resting_bytes,
             flaw: self.plan.sabotage.and_then(Sabotage::flaw),
         };
-        let policy = Policies::default();
-        let node = Node::new(store, constants, clock, random, bounds, policy, Switch::On);
+        let node = Node::new(Parts { random, bounds, ..Parts::new(store, constants, clock) });
         let node = Arc::new(node);
         if self.plan.background_folds {
             node.start();

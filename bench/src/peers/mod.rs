@@ -25,12 +25,10 @@ use axum::{Json, Router};
 use clap::{Args, ValueEnum};
 use orderfree::engine::write::Bounds;
 use orderfree::net::listen::Listener;
-use orderfree::pod::config::{StoreArgs, StoreConfig, Switch};
-use orderfree::pod::node::Node;
+use orderfree::pod::config::{StoreArgs, StoreConfig};
+use orderfree::pod::node::{Node, Parts};
 use orderfree::pod::start;
-use orderfree::policy::Policies;
 use orderfree::runtime::clock::SystemClock;
-use orderfree::runtime::random::Random;
 use orderfree::{limits, store::cassandra as rows};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
@@ -179,15 +177,10 @@ async fn ours(args: &ServeArgs) -> anyhow::Result<Node> {
     }
     let clock = Arc::new(SystemClock);
     let store = start::open_store(config, constants, clock.clone()).await?;
-    let node = Node::new(
-        store,
-        constants,
-        clock,
-        Random::system(),
-        Bounds { resting_bytes: args.resting_bytes, ..Bounds::awake(args.mutators_max) },
-        Policies::default(),
-        Switch::On,
-    );
+    let node = Node::new(Parts {
+        bounds: Bounds { resting_bytes: args.resting_bytes, ..Bounds::awake(args.mutators_max) },
+        ..Parts::new(store, constants, clock)
+    });
     node.start();
     Ok(node)
 }

@@ -8,8 +8,8 @@ use super::{
     About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Value, check_format,
 };
 
-/// The running total. 2^63 adds of the largest amount fit its range, so overflow is an error that
-/// only a forged state can meet; it is checked all the same.
+/// The running total. 2^63 adds of the largest amount fit into its range, so only a forged state can
+/// overflow. Overflow is still checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counter {
     total: i128,
@@ -28,13 +28,13 @@ pub enum CounterOp {
 }
 
 impl Counter {
-    /// A counter that stands at `total`.
+    /// A counter with this total.
     #[must_use]
     pub fn from_total(total: i128) -> Counter {
         Counter { total }
     }
 
-    /// Where it stands.
+    /// The total.
     #[must_use]
     pub fn total(&self) -> i128 {
         self.total
@@ -108,7 +108,7 @@ fn one() -> i64 {
     1
 }
 
-/// Accepts whole JSON numbers and decimal strings; JavaScript can't write every i64 as a number.
+/// Accepts whole JSON numbers and decimal strings, because JavaScript can't write every i64 as a number.
 fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
     struct Amount;
 

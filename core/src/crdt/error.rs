@@ -5,7 +5,7 @@ use thiserror::Error;
 use super::STATE_BYTES_MAX;
 use crate::protocol::KEY_STATES_BYTES_MAX;
 
-/// Why an op was refused. The state is untouched.
+/// Why an op was refused. The state has not changed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum OpError {
     /// The result would not fit the state's number range.
@@ -35,9 +35,9 @@ pub enum OpError {
          more keys"
     )]
     KeyFull,
-    /// Its tally has as many bytes as one may have.
+    /// Its tally is as large as it can be.
     #[error(
-        "what is folded of this key is as large as it may be, so nothing can be added; remove items, \
+        "the folded part of this key has reached its size limit, so nothing can be added; remove items, \
          or spread them over more keys"
     )]
     TallyFull,
@@ -55,8 +55,8 @@ pub enum MergeError {
         /// Kind of the states.
         kind: &'static str,
     },
-    /// Sketches that were each accepted have together more in them than items can make: somebody has
-    /// chosen it. Nothing can tell before, as the writers do not know of each other.
+    /// The sketches were accepted one by one, but together they contain more than items can make, so someone
+    /// chose their content. This can't be seen earlier, because the writers do not know of each other.
     #[error("the {kind} sketches together have more coupons than items can make")]
     Implausible {
         /// Kind of the states.
@@ -72,12 +72,11 @@ pub enum MergeError {
     },
 }
 
-/// Why stored bytes are not a state. Undecodable bytes are never skipped: a partial sum is a wrong
-/// sum.
+/// Why stored bytes are not a state. Undecodable bytes are never skipped: a partial sum is a wrong sum.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// The bytes end too early, go on too long, or a length does not fit.
-    #[error("the bytes are cut or too long at byte {at}")]
+    /// The bytes end too early, continue too long, or a length does not fit.
+    #[error("the bytes are cut off or too long at byte {at}")]
     Framing {
         /// Offset of the first byte that does not fit.
         at: usize,
@@ -85,15 +84,15 @@ pub enum DecodeError {
     /// The first byte is not the envelope's magic byte.
     #[error("unknown magic byte {0:#04x}")]
     Magic(u8),
-    /// The checksum does not match: the bytes or the row's address changed.
+    /// The checksum does not match: the bytes or the row's address have changed.
     #[error("checksum {stored:#010x} stored, {computed:#010x} computed")]
     Checksum {
-        /// As stored.
+        /// The stored checksum.
         stored: u32,
-        /// Of the bytes.
+        /// The checksum computed from the bytes.
         computed: u32,
     },
-    /// No kind has this code in this release.
+    /// This release has no kind with this code.
     #[error("unknown kind code {0}; it may have been written by a newer release")]
     Kind(u64),
     /// The kind is known, but is not the kind of the key.
@@ -107,18 +106,18 @@ pub enum DecodeError {
     /// The payload's format number is unknown in this release.
     #[error("unknown payload format {0}; it may have been written by a newer release")]
     Format(u64),
-    /// The flags or the configuration hold something unknown in this release.
+    /// The flags or the configuration contain something unknown in this release.
     #[error("unknown flags or configuration; it may have been written by a newer release")]
     Flags,
     /// The row uses a feature of the format that this release does not have.
     #[error("it holds {0}, which only a newer release understands")]
     Feature(&'static str),
-    /// A tally's bytes in a shard's row, or the reverse.
+    /// A tally's bytes in a shard's row, or a shard's bytes in a tally's row.
     #[error("a {found} stored where a {expected} belongs")]
     Role {
         /// What the row should hold.
         expected: &'static str,
-        /// What the envelope says.
+        /// What the envelope contains.
         found: &'static str,
     },
     /// A number is written in more bytes than it needs, or the payload is malformed.
@@ -127,7 +126,7 @@ pub enum DecodeError {
 }
 
 impl DecodeError {
-    /// Whether a newer release may have written it, which decodes it.
+    /// Whether a newer release may have written the bytes, and can decode them.
     #[must_use]
     pub fn may_be_newer(&self) -> bool {
         matches!(

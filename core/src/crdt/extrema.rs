@@ -1,4 +1,4 @@
-//! `extrema`: the smallest and the largest double observed, and what they were observed on.
+//! `extrema`: the smallest and the largest observed double, with the label of each.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -16,8 +16,8 @@ use super::{
 /// Longest label, in bytes of UTF-8.
 pub const LABEL_BYTES_MAX: usize = 1024;
 
-/// The smallest and the largest observation; both are none if there are no observations. Of equal
-/// ones it keeps that without a label or, if all have one, that with the smallest label by bytes.
+/// The smallest and the largest observation; both are none without observations. Among equal observations,
+/// one without a label wins, and then the one with the smallest label by bytes.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Extrema {
     min: Option<Extreme>,
@@ -46,11 +46,11 @@ pub enum ExtremaOp {
 }
 
 impl Extreme {
-    /// Puts an observation in the place of `held` if it is beyond, on the side of `side`, or equal
-    /// with a smaller label. Returns whether it did.
+    /// Replaces `held` by an observation that is beyond it on the side of `side`, or equal with a smaller
+    /// label. Returns whether it did.
     fn offer(held: &mut Option<Extreme>, side: Ordering, value: f64, label: Option<&str>) -> bool {
         let wins = held.as_ref().is_none_or(|held| match value.total_cmp(&held.value) {
-            // No label comes before any.
+            // No label comes before any label.
             Ordering::Equal => label < held.label.as_deref(),
             order => order == side,
         });
@@ -65,7 +65,7 @@ impl Extreme {
         Value::Record(vec![("value", Value::Real(self.value)), ("label", label)])
     }
 
-    /// Appends the value, the length of the label, which is 0 if there is none, and the label.
+    /// Appends the value, the length of the label (0 if there is none), and the label.
     fn encode(&self, out: &mut Vec<u8>) {
         put_double(self.value, out);
         let label = self.label.as_deref().unwrap_or_default();
@@ -147,7 +147,7 @@ impl Crdt for Extrema {
         Value::Record(vec![("min", show(&self.min)), ("max", show(&self.max))])
     }
 
-    /// Nothing if there are no observations; else the smallest and the largest.
+    /// Appends nothing without observations; otherwise the smallest and the largest.
     fn encode(&self, out: &mut Vec<u8>) {
         for extreme in self.min.iter().chain(&self.max) {
             extreme.encode(out);
@@ -162,7 +162,7 @@ impl Crdt for Extrema {
         let mut reader = Reader::new(payload);
         let (min, max) = (Extreme::decode(&mut reader)?, Extreme::decode(&mut reader)?);
         reader.end()?;
-        // If both are equal then every observation was, and one label is the smallest.
+        // If both are equal, then all observations were equal, and one label is the smallest.
         if min.value > max.value || (min.value == max.value && min.label != max.label) {
             return Err(DecodeError::NotCanonical);
         }
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(shown(&extrema), value);
     }
 
-    /// Kept for ever: a release that can't read these bytes loses data.
+    /// Kept permanently: a release that can't read these bytes loses data.
     #[test]
     fn golden_payload_of_format_1() {
         let extrema: Extrema = laws::accumulate(&[observe(-1.0, Some("eu")), observe(-0.5, None)]);

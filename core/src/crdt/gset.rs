@@ -12,11 +12,11 @@ use super::{
     check_size,
 };
 
-/// The items so far.
+/// All items so far.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GSet {
     items: BTreeSet<Item>,
-    /// Of the items in a payload, at most.
+    /// Maximum bytes of the items in a payload.
     bytes: usize,
 }
 

@@ -15,8 +15,8 @@ pub const ITEM_BYTES_MAX: usize = 1024;
 /// Most items in one op.
 pub const ITEMS_MAX: usize = 1_000;
 
-/// A JSON string of 1 to 1,024 bytes, or a whole number of 64 bits. A number and its digits in quotes
-/// are different items. Numbers come before strings; strings are ordered by their UTF-8 bytes.
+/// A JSON string of 1 to 1,024 bytes, or a 64-bit whole number. A number and its digits in quotes are
+/// different items. Numbers come before strings; strings are ordered by their UTF-8 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(untagged)]
 pub enum Item {
@@ -30,7 +30,7 @@ impl Item {
     /// Checks a string.
     ///
     /// # Errors
-    /// [`OpError::Invalid`] with the rule that it breaks.
+    /// [`OpError::Invalid`] with the rule that the text breaks.
     pub fn text(text: &str) -> Result<Item, OpError> {
         if text.is_empty() || text.len() > ITEM_BYTES_MAX {
             let rule = format!("`item` has {} bytes; give it 1 to {ITEM_BYTES_MAX}", text.len());
@@ -39,11 +39,11 @@ impl Item {
         Ok(Item::Text(text.into()))
     }
 
-    /// Reads an item from bare text: digits are a number, a JSON string is that string, and any other
-    /// text is itself.
+    /// Reads an item from bare text: digits are a number, a JSON string is that string, and any other text is
+    /// itself.
     ///
     /// # Errors
-    /// [`OpError::Invalid`] with the rule that it breaks.
+    /// [`OpError::Invalid`] with the rule that the text breaks.
     pub fn parse(text: &str) -> Result<Item, OpError> {
         match text.parse::<i64>() {
             Ok(number) if number.to_string() == text => Ok(Item::Number(number)),
@@ -54,7 +54,7 @@ impl Item {
         }
     }
 
-    /// Bytes in a payload, at most.
+    /// Maximum bytes in a payload.
     pub(crate) fn encoded_bytes(&self) -> usize {
         match self {
             Item::Number(_) => 1 + 10,
@@ -62,7 +62,7 @@ impl Item {
         }
     }
 
-    /// Memory that it holds besides itself.
+    /// Memory that it holds in addition to itself.
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Item::Number(_) => 0,
@@ -153,7 +153,7 @@ macro_rules! one_schema {
 }
 pub(crate) use one_schema;
 
-/// JSON Schema of `item` and `items`, of which an op has one.
+/// JSON Schema of `item` and `items`; an op has exactly one of them.
 macro_rules! one_or_many_schema {
     () => {
         concat!(
@@ -190,10 +190,10 @@ pub(crate) fn heap_bytes(items: &[Item]) -> usize {
     size_of_val(items) + items.iter().map(Item::heap_bytes).sum::<usize>()
 }
 
-/// The items of an op, which people give as `item` or as `items`.
+/// The items of an op, which has either `item` or `items`.
 ///
 /// # Errors
-/// [`OpError::Invalid`] unless exactly one of both was given, with 1 to [`ITEMS_MAX`] items.
+/// [`OpError::Invalid`] unless exactly one of them was given, with 1 to [`ITEMS_MAX`] items.
 pub(crate) fn one_or_many(
     item: Option<Item>,
     items: Option<Vec<Item>>,
@@ -210,7 +210,7 @@ pub(crate) fn one_or_many(
     Ok(items)
 }
 
-/// The value of a set: its size and its items or, if asked, whether it contains one.
+/// The value of a set: its size and its items or, on request, whether it contains an item.
 pub(crate) fn show_set<'a>(
     items: impl ExactSizeIterator<Item = &'a Item>,
     contains: Option<(&Item, bool)>,
@@ -250,7 +250,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Few enough to meet again, and the odd ones.
+    /// Few different items, so that they repeat, and special ones.
     pub(crate) fn items() -> impl Strategy<Value = Item> {
         prop_oneof![
             (0..20i64).prop_map(Item::Number),
@@ -289,7 +289,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_longest_items_have_the_bytes_that_are_reckoned_with() {
+    fn the_longest_items_have_the_expected_bytes() {
         for item in [Item::Number(i64::MIN), Item::text(&"x".repeat(1_024)).expect("an item")] {
             let mut bytes = Vec::new();
             item.encode(&mut bytes);

@@ -1,20 +1,19 @@
 //! Kinds: the mergeable data types.
 //!
-//! A kind is a commutative monoid with operations. Every shard of a key is merged exactly once, so
-//! idempotence is not needed (a plain sum will do), but these laws are, and `laws.rs` tests them:
+//! A kind is a commutative monoid with operations. Every shard of a key is merged exactly once, so kinds need
+//! not be idempotent (a plain sum is enough). They must keep these laws, which `laws.rs` tests:
 //!
 //! * **identity, commutative, associative**: [`Crdt::merge`] gives the same bytes in any grouping;
-//! * **homomorphism**: ops split over any number of mutators and merged equal one mutator that saw
-//!   them all, so the number does not depend on how many pods ran;
+//! * **homomorphism**: ops split over any number of mutators and merged equal one mutator that saw all of
+//!   them, so the number does not depend on how many pods ran;
 //! * **canonical codec**: `decode(encode(s))` behaves as `s`, and `encode(decode(b)) == b`;
-//! * **fold-path independence**: any chain of folds, with the store's bytes between, gives the bytes
-//!   of one fold;
+//! * **fold-path independence**: any chain of folds, through the store's bytes, gives the bytes of one fold;
 //! * **atomic apply**: a refused op, or a list with one bad op, leaves the state untouched;
 //! * **honest effect**: [`Effect::Unchanged`] means that the bytes did not change.
 //!
-//! A kind that keeps them all is [`Class::Exact`]. An [`Class::OrderCanonical`] one is associative
-//! and homomorphic only within its error bound; its value is the same from every pod all the same,
-//! because rows are merged in one order.
+//! A kind that keeps all of them is [`Class::Exact`]. An [`Class::OrderCanonical`] kind is associative and
+//! homomorphic only within its error bound. Every pod still reads the same value, because rows are merged in
+//! one order.
 //!
 //! Adding a kind is one file that implements [`Crdt`] and one line in `registry.rs`.
 
@@ -69,7 +68,7 @@ pub use sum::{Decimal, Sum, SumOp};
 pub use topk::{TopK, TopKOp};
 pub use value::{Form, Question, Value};
 
-/// Largest payload of one mutator's state, in bytes; an op that would grow it beyond is refused.
+/// Largest payload of one mutator's state, in bytes. An op that would make it larger is refused.
 pub const STATE_BYTES_MAX: usize = 256 * 1024;
 
 /// What an op did to a state.
@@ -82,97 +81,97 @@ pub enum Effect {
 }
 
 impl Effect {
-    /// `Changed` if something did.
+    /// `Changed` if `changed`.
     #[must_use]
     pub fn of(changed: bool) -> Effect {
         if changed { Effect::Changed } else { Effect::Unchanged }
     }
 }
 
-/// What the state of a kind depends on.
+/// What a kind's state depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// On the multiset of ops alone: the same bytes under any sharding, order and fold path.
+    /// Only on the multiset of ops: the same bytes for any sharding, order and fold path.
     Exact,
-    /// Also on how ops were spread over mutators, within the bound; but every pod reads the same.
+    /// Also on how ops were spread over mutators, within the error bound. Every pod reads the same.
     OrderCanonical,
 }
 
-/// What people and machines are told about a kind.
+/// A kind's description, for people and machines.
 #[derive(Debug, Clone, Copy)]
 pub struct About {
-    /// What it holds, as one sentence.
+    /// What it holds, in one sentence.
     pub summary: &'static str,
     /// What its state depends on.
     pub class: Class,
     /// Whether its value is exact, not an estimate.
     pub is_exact: bool,
-    /// Bytes of memory that a state takes for each byte of its payload, measured and rounded up; 0 for
-    /// [small](About::is_small) states, of which only the number matters.
+    /// Bytes of memory that a state needs for each byte of its payload, measured and rounded up; 0 for
+    /// [small](About::is_small) states, which are limited by number only.
     pub memory_factor: usize,
-    /// Its error bound and size, as one sentence.
+    /// Its error bound and size, in one sentence.
     pub bound: &'static str,
-    /// Whether an op that is sent again after an unknown outcome leaves the value as if sent once.
+    /// Whether sending an op again after an unknown outcome gives the same value as sending it once.
     pub is_idempotent: bool,
-    /// The op that bare text stands for, and the field that the text goes into; see [`Kind::bare_op`].
+    /// The op for bare text, and the field that takes the text; see [`Kind::bare_op`].
     pub bare: (&'static str, &'static str),
-    /// An op as JSON. An example is executed by the tests: applied to the key site/home without ops it
-    /// gives `example_value`.
+    /// An example op as JSON. The tests execute it: applied to the key site/home without ops, it gives
+    /// `example_value`.
     pub example_op: &'static str,
-    /// The value that follows, as JSON.
+    /// The value after `example_op`, as JSON.
     pub example_value: &'static str,
     /// JSON Schema (2020-12) of an op.
     pub op_schema: &'static str,
     /// JSON Schema of the value.
     pub value_schema: &'static str,
-    /// The parameters of a [`Question`] that its reads know.
+    /// The parameters of a [`Question`] that its reads support.
     pub parameters: &'static [&'static str],
 }
 
 impl About {
-    /// Whether its states stay below about a kilobyte, so that a thousand are read at once.
+    /// Whether its states stay below about a kilobyte, so that a thousand can be read at once.
     #[must_use]
     pub const fn is_small(&self) -> bool {
         self.memory_factor == 0
     }
 
-    /// About what a state of so many bytes of payload takes in memory, in bytes; 0 for small ones.
+    /// Approximate memory of a state with this payload size, in bytes; 0 for small states.
     #[must_use]
     pub const fn memory_bytes(&self, payload_bytes: usize) -> usize {
         self.memory_factor * payload_bytes
     }
 }
 
-/// The one number that sets how precise a kind is. Larger is finer; two states of different
-/// precision merge to the coarser.
+/// The one number that sets a kind's precision. Larger is finer. Two states of different precision merge to
+/// the coarser one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Precision {
     /// Its name in the policy file and in values.
     pub name: &'static str,
-    /// The coarsest.
+    /// The coarsest value.
     pub min: u16,
-    /// The finest.
+    /// The finest value.
     pub max: u16,
-    /// Without a policy.
+    /// The value without a policy.
     pub default: u16,
 }
 
-/// Names one op that added something, so that a later one can remove exactly what it saw: a version
-/// vector entry (Preguiça et al., "Dotted version vectors", 2010) that carries its mutator's expiry.
+/// Identifies one op that added something, so that a later op can remove exactly what its client saw: a
+/// version vector entry (Preguiça et al., "Dotted version vectors", 2010) that includes its mutator's expiry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dot {
     /// When the mutator expires.
     pub expires_at: Timestamp,
-    /// Who added it.
+    /// The mutator that took the op.
     pub mutator_id: MutatorId,
-    /// The how manieth dot of that mutator, from 1.
+    /// Sequence number within the mutator, starting at 1.
     pub seq: u64,
 }
 
 /// One mergeable data type; see the [module documentation](self) for its laws.
 ///
-/// The default is the identity: empty, and of the finest precision, so that merging anything into it
-/// gives that thing.
+/// The default is the identity: empty and of the finest precision, so merging anything into it gives that
+/// thing.
 pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static {
     /// Name in addresses, for example `counter`.
     const NAME: &'static str;
@@ -180,14 +179,14 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
     const CODE: u64;
     /// Format number of the payload that [`Crdt::encode`] writes.
     const FORMAT: u64;
-    /// For people.
+    /// Its description.
     const ABOUT: About;
-    /// What of it can be configured.
+    /// Its configurable precision; none for kinds without.
     const PRECISION: Option<Precision> = None;
     /// Whether ops carry a time of the pod's hybrid logical clock.
     const IS_TIMED: bool = false;
-    /// Whether [`Crdt::settle`] drops what only an op older than [`OP_AGE_MAX`] could need. No row may
-    /// then hold an op that lies further before the row's expiry.
+    /// Whether [`Crdt::settle`] drops what only an op older than [`OP_AGE_MAX`] could need. Then no row may
+    /// hold an op that is further before the row's expiry.
     ///
     /// [`OP_AGE_MAX`]: crate::protocol::OP_AGE_MAX
     const FORGETS: bool = false;
@@ -205,28 +204,28 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
         None
     }
 
-    /// The op of an empty body.
+    /// The op that an empty body means.
     fn empty_op() -> Option<Self::Op> {
         None
     }
 
-    /// A value of this kind, as people write it to stand for that of absent keys.
+    /// Parses a value of this kind for absent keys, as people write it.
     fn parse_value(_text: &str) -> Option<Value> {
         None
     }
 
-    /// Memory that an op holds besides itself, in bytes.
+    /// Memory that an op holds in addition to itself, in bytes.
     fn heap_bytes(_op: &Self::Op) -> usize {
         0
     }
 
-    /// Whether an op adds to a state what only a removal can take out again, so that a state may grow
-    /// without a bound.
+    /// Whether an op adds something that only a removal can take out again, so that a state can grow without
+    /// limit.
     fn grows(_op: &Self::Op) -> bool {
         false
     }
 
-    /// The time that the client has seen, for kinds that are [timed](Crdt::IS_TIMED).
+    /// The latest time that the client has seen, for kinds that are [timed](Crdt::IS_TIMED).
     fn after(_op: &Self::Op) -> Option<Timestamp> {
         None
     }
@@ -239,10 +238,10 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
     /// Sets the op's time, for kinds that are [timed](Crdt::IS_TIMED).
     fn stamp(_op: &mut Self::Op, _time: Timestamp) {}
 
-    /// Opens what clients hold sealed, such as a token of an earlier read of this key.
+    /// Opens the op's sealed parts, such as a token from an earlier read of this key.
     ///
     /// # Errors
-    /// [`OpError::Invalid`] if it is not of this key, or claims to have seen what can't be.
+    /// [`OpError::Invalid`] if a token is not from this key, or claims to have seen something impossible.
     fn open(_op: &mut Self::Op, _key: &Key, _now: Timestamp) -> Result<(), OpError> {
         Ok(())
     }
@@ -253,21 +252,21 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
     /// Applies one op completely or, with an error, not at all.
     ///
     /// # Errors
-    /// [`OpError`] if the result is out of range or too large; the state is then untouched.
+    /// [`OpError`] if the result is out of range or too large; then the state has not changed.
     fn apply(&mut self, op: &Self::Op) -> Result<Effect, OpError>;
 
     /// Merges `other` into `self`.
     ///
     /// # Errors
-    /// [`MergeError`] if the result is out of range; `self` is then unspecified. States that ops
-    /// have made merge, but for [`MergeError::Implausible`].
+    /// [`MergeError`] if the result is out of range; then `self` is unspecified. States made by ops can
+    /// always be merged, except for [`MergeError::Implausible`].
     fn merge(&mut self, other: &Self) -> Result<(), MergeError>;
 
-    /// Drops what nobody can need once every shard with `expires_at <= fence` is in this state.
+    /// Drops what no later merge can need once every shard with `expires_at <= fence` is in this state.
     fn settle(&mut self, _fence: Timestamp) {}
 
-    /// Merges the state of another key for a reader: without what has a meaning only among the rows of one
-    /// key.
+    /// Merges the state of another key for a reader, without the parts that have a meaning only among the
+    /// rows of one key.
     ///
     /// # Errors
     /// Those of [`Crdt::merge`].
@@ -275,20 +274,20 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
         self.merge(other)
     }
 
-    /// Makes it the state of a shard whose one op, of this dot, added all that there is now: what other
-    /// mutators added and removed, perhaps of another key, is forgotten. Adds that are too old for a row
-    /// of the dot's expiry become as old as they may be.
+    /// Turns it into the state of a shard whose one op, with this dot, added everything in it. What other
+    /// mutators added and removed, perhaps at another key, is forgotten. Adds that are too old for a row with
+    /// the dot's expiry get the oldest allowed time.
     fn attribute_to(&mut self, _dot: Dot) {}
 
-    /// The times of the changes that it holds, for kinds whose last writer wins.
+    /// The times of the changes in it, for kinds in which the last writer wins.
     fn times(&self) -> Vec<Timestamp> {
         Vec::new()
     }
 
-    /// Replaces each of its times by another. Later ones must stay later.
+    /// Replaces each of its times by another. Later times must stay later.
     fn retime(&mut self, _new: &dyn Fn(Timestamp) -> Timestamp) {}
 
-    /// Whether it holds a change of what `op` changes that is later than `time`.
+    /// Whether it holds a change of the same thing as `op` that is later than `time`.
     fn supersedes(&self, _op: &Self::Op, _time: Timestamp) -> bool {
         false
     }
@@ -298,26 +297,25 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
         None
     }
 
-    /// What a read answers for this state.
+    /// The value that a read returns for this state.
     fn value(&self, question: &Question) -> Value;
 
     /// Appends the canonical payload.
     fn encode(&self, out: &mut Vec<u8>);
 
-    /// Reads a whole payload of a state of this precision, which is within [`Crdt::PRECISION`], and
-    /// none for kinds without.
+    /// Decodes a complete payload. `precision` is within [`Crdt::PRECISION`], or none for kinds without.
     ///
     /// # Errors
     /// [`DecodeError`] if the bytes are not exactly what [`Crdt::encode`] writes.
     fn decode(format: u64, precision: Option<u16>, payload: &[u8]) -> Result<Self, DecodeError>;
 }
 
-/// Refuses a format that this release does not know.
+/// Rejects a format that this release does not know.
 fn check_format<C: Crdt>(format: u64) -> Result<(), DecodeError> {
     if format == C::FORMAT { Ok(()) } else { Err(DecodeError::Format(format)) }
 }
 
-/// Refuses a payload that would pass [`STATE_BYTES_MAX`].
+/// Rejects a payload larger than [`STATE_BYTES_MAX`].
 fn check_size(payload_bytes: usize) -> Result<(), OpError> {
     if payload_bytes > STATE_BYTES_MAX { Err(OpError::TooLarge) } else { Ok(()) }
 }
@@ -352,7 +350,7 @@ mod tests {
             });
             let mut state = State::new(kind, None);
             assert_eq!(state.apply(&op), Ok(Effect::Changed));
-            // The key of the examples: tokens are good for it alone.
+            // The key of the examples. Tokens are valid only for it.
             let name = |text| Name::new(text).expect("a name");
             let key = Key { kind, group: name("site"), name: name("home") };
             let question = Question { key: Some(key), ..Question::default() };
@@ -402,7 +400,7 @@ mod tests {
                 Kind::Counter | Kind::Sum | Kind::Stats | Kind::Extrema | Kind::Histogram => {
                     assert_eq!(bytes("7"), Ok(0), "{kind}");
                 }
-                // A list of items, or one within the op.
+                // A list of items, or one item within the op.
                 Kind::TopK => assert_eq!(bytes("abcd"), Ok(4)),
                 Kind::Register => assert!(bytes("abcd").is_ok_and(|bytes| bytes >= 4)),
                 _ => assert_eq!(bytes("abcd"), Ok(size_of::<item::Item>() + 4), "{kind}"),

@@ -1,11 +1,11 @@
-//! Numbers in ops, read strictly.
+//! Strict parsing of numbers in ops.
 
 use std::fmt;
 
 use serde::de::{self, Deserializer, Visitor};
 
-/// Reads a finite double. Not-a-number and infinities do not exist in JSON; in quotes they are
-/// refused. Zero has one sign from here on.
+/// Reads a finite double. JSON has no NaN and no infinities; in quotes they are refused. Negative zero
+/// becomes zero.
 pub(super) fn finite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     struct Finite;
 
@@ -35,7 +35,7 @@ pub(super) fn finite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, 
     deserializer.deserialize_any(Finite)
 }
 
-/// A finite number, with one sign of zero; none if it is not finite.
+/// A finite number without negative zero; none if it is not finite.
 fn positive_zero(value: f64) -> Option<f64> {
     // IEEE 754: -0.0 + 0.0 is 0.0, and nothing else changes.
     value.is_finite().then_some(value + 0.0)
@@ -46,12 +46,12 @@ pub(super) fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D
     positive(deserializer, "`count` as a whole number from 1 to 9223372036854775807")
 }
 
-/// Reads a positive weight.
+/// Reads a positive weight, from 1 to 2^63 - 1.
 pub(super) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     positive(deserializer, "`by` as a whole number from 1 to 9223372036854775807")
 }
 
-/// What was met without saying how often was met once.
+/// The count of a value that comes without one.
 pub(super) fn once() -> u64 {
     1
 }
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(positive_zero(f64::NAN), None);
     }
 
-    /// JSON gives whole numbers unsigned where it can; other formats need not.
+    /// JSON passes whole numbers as unsigned where it can; other formats may not.
     #[test]
     fn counts_are_positive_however_they_come() {
         let signed = |number| count(I64Deserializer::<Error>::new(number));

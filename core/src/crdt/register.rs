@@ -12,8 +12,8 @@ use super::{
 };
 use crate::protocol::Timestamp;
 
-/// The last write; none before the first. Later times are greater; at the same time, which only two
-/// pods can have, taking the value away wins, and then the greater text.
+/// The last write; none before the first. A later time is greater. At the same time, which only two pods can
+/// have, removing the value wins, and then the greater text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Register {
     last: Option<Write>,
@@ -28,7 +28,7 @@ struct Write {
 /// In ascending order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Content {
-    /// The value as JSON without spaces, the fields of objects sorted by name.
+    /// The value as JSON without spaces, with the fields of objects sorted by name.
     Set(Box<str>),
     Unset,
 }
@@ -39,21 +39,21 @@ enum Content {
 pub enum RegisterOp {
     /// Sets the value.
     Set {
-        /// Any JSON, `null` included.
+        /// Any JSON, including `null`.
         value: Json,
-        /// The latest time that the client has seen: this write shall come after it.
+        /// The latest time that the client has seen. This write must come after it.
         #[serde(default, deserialize_with = "time::after")]
         after: Option<Timestamp>,
-        /// By the pod's hybrid clock.
+        /// Set by the pod's hybrid clock.
         #[serde(skip, default = "time::unstamped")]
         time: Timestamp,
     },
-    /// Takes the value away.
+    /// Removes the value.
     Unset {
-        /// The latest time that the client has seen: this write shall come after it.
+        /// The latest time that the client has seen. This write must come after it.
         #[serde(default, deserialize_with = "time::after")]
         after: Option<Timestamp>,
-        /// By the pod's hybrid clock.
+        /// Set by the pod's hybrid clock.
         #[serde(skip, default = "time::unstamped")]
         time: Timestamp,
     },
@@ -84,7 +84,7 @@ impl Crdt for Register {
         example_op: r#"{"op":"set","value":{"theme":"dark"}}"#,
         example_value: r#"{"value":{"theme":"dark"},"is_set":true,"timestamp":1795248000123456}"#,
         op_schema: concat!(
-            r#"{"title":"RegisterOp","description":"Sets the value, or takes it away.","oneOf":[
+            r#"{"title":"RegisterOp","description":"Sets the value, or removes it.","oneOf":[
             {"type":"object","required":["op","value"],"additionalProperties":false,"properties":{
                 "op":{"type":"string","enum":["set"]},"value":{"description":"Any JSON."},"#,
             time::after_schema!(),
@@ -95,7 +95,7 @@ impl Crdt for Register {
             "}}]}"
         ),
         value_schema: r#"{"type":"object","required":["value","is_set","timestamp"],"properties":{
-            "value":{"description":"As it was set; null if it was not."},
+            "value":{"description":"As it was set; null if it is not set."},
             "is_set":{"type":"boolean"},
             "timestamp":{"type":["integer","null"],"description":"When, in µs since 1970, by the writing pod's hybrid clock."}}}"#,
         parameters: &[],
@@ -130,7 +130,7 @@ impl Crdt for Register {
             RegisterOp::Set { value, time, .. } => {
                 let text = value.to_string();
                 check_size(text.len() + varint::U128_BYTES_MAX)?;
-                // Nested too deep, say: nobody could read it ever after.
+                // For example, nested too deep: then it could never be read again.
                 serde_json::from_str::<Json>(&text).map_err(|error| {
                     OpError::Invalid(format!("the value can't be read back: {error}"))
                 })?;
@@ -173,7 +173,7 @@ impl Crdt for Register {
         ])
     }
 
-    /// Nothing before the first write; then its time, 0 or 1 for unset or set, and the text.
+    /// Appends nothing before the first write; then its time, 0 or 1 for unset or set, and the text.
     fn encode(&self, out: &mut Vec<u8>) {
         let Some(write) = &self.last else { return };
         varint::put_signed(i128::from(write.time.as_micros()), out);
@@ -186,8 +186,8 @@ impl Crdt for Register {
         }
     }
 
-    /// The text is kept as it is, so that a value stays readable whatever a later release of the
-    /// JSON library writes for it.
+    /// Keeps the text as it is, so that a value stays readable even if a later release of the JSON library
+    /// writes it differently.
     fn decode(format: u64, _: Option<u16>, payload: &[u8]) -> Result<Register, DecodeError> {
         check_format::<Register>(format)?;
         if payload.is_empty() {
@@ -211,7 +211,7 @@ impl Crdt for Register {
     }
 }
 
-/// About what a JSON value holds.
+/// Approximate memory of a JSON value.
 fn heap_bytes(value: &Json) -> usize {
     let inside = match value {
         Json::String(text) => text.len(),
@@ -299,7 +299,7 @@ mod tests {
         }
     }
 
-    /// The order of fields and the writing of numbers are no difference, and doubles are kept exactly.
+    /// The order of fields and the notation of numbers do not matter, and doubles are kept exactly.
     #[test]
     fn equal_json_is_the_same_state() {
         let state = |text: &str| {

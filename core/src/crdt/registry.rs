@@ -14,7 +14,7 @@ use crate::protocol::{Key, Timestamp};
 /// Generates the enums from the list of kinds.
 macro_rules! kinds {
     ($($variant:ident = $type:ty),+ $(,)?) => {
-        /// The data type of a key. It is part of the key's address, so no two pods can disagree.
+        /// The data type of a key. It is part of the key's address, so no two pods can disagree about it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Kind { $(#[doc = concat!("See [`", stringify!($type), "`].")] $variant),+ }
 
@@ -22,7 +22,7 @@ macro_rules! kinds {
         #[derive(Debug, Clone, PartialEq)]
         pub enum Op { $(#[doc = concat!("For [`", stringify!($type), "`].")] $variant(<$type as Crdt>::Op)),+ }
 
-        /// What a mutator accumulated, or what a fold merged.
+        /// The state that a mutator accumulated or a fold merged.
         #[derive(Debug, Clone, PartialEq)]
         pub enum State { $(#[doc = concat!("Of [`", stringify!($type), "`].")] $variant($type)),+ }
 
@@ -45,12 +45,12 @@ macro_rules! kinds {
             pub fn format(self) -> u64 {
                 match self { $(Kind::$variant => <$type>::FORMAT),+ }
             }
-            /// For people.
+            /// Its description.
             #[must_use]
             pub fn about(self) -> About {
                 match self { $(Kind::$variant => <$type>::ABOUT),+ }
             }
-            /// What of it can be configured.
+            /// Its configurable precision; none for kinds without.
             #[must_use]
             pub fn precision(self) -> Option<Precision> {
                 match self { $(Kind::$variant => <$type>::PRECISION),+ }
@@ -60,24 +60,24 @@ macro_rules! kinds {
             pub fn is_timed(self) -> bool {
                 match self { $(Kind::$variant => <$type>::IS_TIMED),+ }
             }
-            /// Whether folds drop what only too old an op could need; see [`Crdt::FORGETS`].
+            /// Whether its folds drop what only too old ops could need; see [`Crdt::FORGETS`].
             #[must_use]
             pub fn forgets(self) -> bool {
                 match self { $(Kind::$variant => <$type>::FORGETS),+ }
             }
-            /// Reads one op of this kind from what has the shape of JSON.
+            /// Reads one op of this kind from JSON or a format of the same shape.
             ///
             /// # Errors
-            /// [`OpError::Invalid`] with a sentence that says what is wrong and what would be right.
+            /// [`OpError::Invalid`] says what is wrong and what would be right.
             pub fn read_op<'de>(self, json: impl Deserializer<'de>) -> Result<Op, OpError> {
                 match self { $(Kind::$variant => parse(json).map(Op::$variant)),+ }
             }
-            /// The op of an empty body.
+            /// The op that an empty body means.
             #[must_use]
             pub fn empty_op(self) -> Option<Op> {
                 match self { $(Kind::$variant => <$type>::empty_op().map(Op::$variant)),+ }
             }
-            /// A value of this kind, as people write it; see [`Crdt::parse_value`].
+            /// Parses a value of this kind, as people write it; see [`Crdt::parse_value`].
             #[must_use]
             pub fn parse_value(self, text: &str) -> Option<Value> {
                 match self { $(Kind::$variant => <$type>::parse_value(text)),+ }
@@ -90,17 +90,17 @@ macro_rules! kinds {
             pub fn kind(&self) -> Kind {
                 match self { $(Op::$variant(_) => Kind::$variant),+ }
             }
-            /// Whether it adds what only a removal can take out again.
+            /// Whether it adds something that only a removal can take out again.
             #[must_use]
             pub fn grows(&self) -> bool {
                 match self { $(Op::$variant(op) => <$type>::grows(op)),+ }
             }
-            /// Memory that it holds besides itself, in bytes.
+            /// Memory that it holds in addition to itself, in bytes.
             #[must_use]
             pub fn heap_bytes(&self) -> usize {
                 match self { $(Op::$variant(op) => <$type>::heap_bytes(op)),+ }
             }
-            /// The time that the client has seen; see [`Crdt::after`].
+            /// The latest time that the client has seen; see [`Crdt::after`].
             #[must_use]
             pub fn after(&self) -> Option<Timestamp> {
                 match self { $(Op::$variant(op) => <$type>::after(op)),+ }
@@ -114,10 +114,11 @@ macro_rules! kinds {
             pub fn stamp(&mut self, time: Timestamp) {
                 match self { $(Op::$variant(op) => <$type>::stamp(op, time)),+ }
             }
-            /// Opens what clients hold sealed; see [`Crdt::open`].
+            /// Opens its sealed parts; see [`Crdt::open`].
             ///
             /// # Errors
-            /// [`OpError::Invalid`] if it is not of this key, or claims to have seen what can't be.
+            /// [`OpError::Invalid`] if a token is not from this key, or claims to have seen something
+            /// impossible.
             pub fn open(&mut self, key: &Key, now: Timestamp) -> Result<(), OpError> {
                 match self { $(Op::$variant(op) => <$type>::open(op, key, now)),+ }
             }
@@ -141,7 +142,7 @@ macro_rules! kinds {
         })+
 
         $(impl TryFrom<State> for $type {
-            /// The state, which is of another kind.
+            /// The given state, if it is of another kind.
             type Error = State;
 
             fn try_from(state: State) -> Result<$type, State> {
@@ -153,7 +154,7 @@ macro_rules! kinds {
         })+
 
         impl State {
-            /// The state of a key without ops, of the finest precision: what others merge into.
+            /// The state of a key without ops, of the finest precision; other states are merged into it.
             #[must_use]
             pub fn identity(kind: Kind) -> State {
                 match kind { $(Kind::$variant => State::$variant(<$type>::default())),+ }
@@ -171,7 +172,7 @@ macro_rules! kinds {
             /// Applies one op completely or, with an error, not at all.
             ///
             /// # Errors
-            /// [`OpError`]; the state is then untouched.
+            /// [`OpError`]; then the state has not changed.
             pub fn apply(&mut self, op: &Op) -> Result<Effect, OpError> {
                 match (self, op) {
                     $((State::$variant(state), Op::$variant(op)) => state.apply(op),)+
@@ -184,7 +185,7 @@ macro_rules! kinds {
             /// Merges `other` into `self`.
             ///
             /// # Errors
-            /// [`MergeError`]; `self` is then unspecified.
+            /// [`MergeError`]; then `self` is unspecified.
             pub fn merge(&mut self, other: &State) -> Result<(), MergeError> {
                 match (self, other) {
                     $((State::$variant(left), State::$variant(right)) => left.merge(right),)+
@@ -194,22 +195,22 @@ macro_rules! kinds {
             /// Merges the state of another key for a reader; see [`Crdt::merge_key`].
             ///
             /// # Errors
-            /// Those of [`State::merge`].
+            /// As for [`State::merge`].
             pub fn merge_key(&mut self, other: &State) -> Result<(), MergeError> {
                 match (self, other) {
                     $((State::$variant(left), State::$variant(right)) => left.merge_key(right),)+
                     (left, right) => Err(left.differs_from(right)),
                 }
             }
-            /// Drops what nobody can need once every shard with `expires_at <= fence` is in it.
+            /// Drops what no later merge can need once every shard with `expires_at <= fence` is in it.
             pub fn settle(&mut self, fence: Timestamp) {
                 match self { $(State::$variant(state) => state.settle(fence)),+ }
             }
-            /// Has one dot stand for all that there is; see [`Crdt::attribute_to`].
+            /// Attributes everything in it to one dot; see [`Crdt::attribute_to`].
             pub fn attribute_to(&mut self, dot: Dot) {
                 match self { $(State::$variant(state) => state.attribute_to(dot)),+ }
             }
-            /// The times of the changes that it holds; see [`Crdt::times`].
+            /// The times of the changes in it; see [`Crdt::times`].
             #[must_use]
             pub fn times(&self) -> Vec<Timestamp> {
                 match self { $(State::$variant(state) => state.times()),+ }
@@ -231,12 +232,12 @@ macro_rules! kinds {
             pub fn export(&self) -> Option<Vec<u8>> {
                 match self { $(State::$variant(state) => state.export()),+ }
             }
-            /// What a read answers.
+            /// The value that a read returns.
             #[must_use]
             pub fn value(&self, question: &Question) -> Value {
                 match self { $(State::$variant(state) => state.value(question)),+ }
             }
-            /// Appends the canonical payload: what the envelope holds besides its frame.
+            /// Appends the canonical payload: the envelope's content without its frame.
             pub fn encode_payload(&self, out: &mut Vec<u8>) {
                 match self { $(State::$variant(state) => state.encode(out)),+ }
             }
@@ -274,20 +275,20 @@ impl Kind {
     /// Reads one op of this kind from JSON.
     ///
     /// # Errors
-    /// Those of [`Kind::read_op`].
+    /// As for [`Kind::read_op`].
     pub fn parse_op(self, json: &serde_json::Value) -> Result<Op, OpError> {
         self.read_op(json)
     }
 
-    /// The kind of this name, if there is one.
+    /// The kind with this name, if there is one.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Kind> {
         Kind::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 
-    /// The op, as JSON, that bare text stands for: the amount of a `counter`, the item of a set. An
-    /// amount is taken as it stands. An item is the number or the JSON string that the text is, or else
-    /// the text itself. Elsewhere, text that is JSON is that JSON, and any other text is a string.
+    /// The op, as JSON, that bare text means: the amount of a `counter`, the item of a set. An amount is used
+    /// as it is. An item is the number or the JSON string in the text, or else the text itself. For other
+    /// kinds, text that is JSON is that JSON, and any other text is a string.
     #[must_use]
     pub fn bare_op(self, text: &str) -> serde_json::Value {
         let (op, field) = self.about().bare;
@@ -305,7 +306,7 @@ impl Kind {
         serde_json::json!({"op": op, field: value})
     }
 
-    /// The kind of this envelope code, if there is one.
+    /// The kind with this envelope code, if there is one.
     #[must_use]
     pub fn from_code(code: u64) -> Option<Kind> {
         Kind::ALL.iter().copied().find(|kind| kind.code() == code)
@@ -323,7 +324,7 @@ impl State {
         MergeError::WrongKind { left: self.kind().name(), right: other.kind().name() }
     }
 
-    /// About what it takes in memory, in bytes; 0 for kinds whose states are small. Costs as much as a write.
+    /// Approximate memory of the state, in bytes; 0 for kinds with small states. Costs as much as a write.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let about = self.kind().about();
@@ -335,7 +336,7 @@ impl State {
         about.memory_bytes(payload.len())
     }
 
-    /// What a new mutator begins with: empty, of this precision, or of the kind's default.
+    /// The first state of a new mutator: empty, with this precision or the kind's default.
     #[must_use]
     pub fn new(kind: Kind, precision: Option<u16>) -> State {
         match kind.precision() {
@@ -347,7 +348,7 @@ impl State {
     /// Applies all ops or none.
     ///
     /// # Errors
-    /// The first op's [`OpError`]; the state is then untouched.
+    /// The [`OpError`] of the first op that fails; then the state has not changed.
     pub fn apply_all(&mut self, ops: &[Op]) -> Result<Effect, OpError> {
         if let [op] = ops {
             return self.apply(op);
@@ -364,13 +365,13 @@ impl State {
     }
 }
 
-/// The registry's op of a kind's own, for the law suite.
+/// Wraps a kind's own op into the registry's op, for the law suite.
 #[cfg(test)]
 pub(super) trait Wrap: Crdt {
     fn wrap(op: &Self::Op) -> Op;
 }
 
-/// JSON to op, with a message for people.
+/// Converts JSON to an op, with an error message for people.
 fn parse<'de, T: DeserializeOwned>(json: impl Deserializer<'de>) -> Result<T, OpError> {
     T::deserialize(json).map_err(|error| OpError::Invalid(error.to_string()))
 }

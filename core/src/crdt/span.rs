@@ -9,7 +9,7 @@ pub(crate) fn put_double(value: f64, out: &mut Vec<u8>) {
     out.extend_from_slice(&value.to_bits().to_le_bytes());
 }
 
-/// Reads a finite double. Zero has one sign.
+/// Reads a finite double, without negative zero.
 pub(crate) fn get_double(reader: &mut Reader<'_>) -> Result<f64, DecodeError> {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(reader.bytes(8)?);
@@ -28,12 +28,12 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Of one double.
+    /// The span of one double.
     pub(crate) fn of(value: f64) -> Span {
         Span { min: value, max: value }
     }
 
-    /// Of the doubles of both.
+    /// The span of the doubles of both.
     pub(crate) fn join(left: Option<Span>, right: Option<Span>) -> Option<Span> {
         match (left, right) {
             (Some(left), Some(right)) => {
@@ -43,14 +43,14 @@ impl Span {
         }
     }
 
-    /// Whether so many doubles of this span can have this sum.
+    /// Whether `count` doubles of this span can have this sum.
     pub(crate) fn allows(&self, sum: &ExactSum, count: u128) -> bool {
         let least = ExactSum::of(self.min).times(count);
         let most = ExactSum::of(self.max).times(count);
         !sum.clone().minus(&least).is_negative() && !most.minus(sum).is_negative()
     }
 
-    /// Appends both.
+    /// Appends both doubles.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         put_double(self.min, out);
         put_double(self.max, out);
@@ -70,7 +70,7 @@ pub(crate) mod tests {
 
     const ODD: [f64; 8] = [0.0, 5e-324, -5e-324, f64::MIN_POSITIVE, f64::MAX, f64::MIN, 1.0, -1.0];
 
-    /// All sizes, those that people meet, those with few bits, and the odd ones.
+    /// All sizes: common values, values with few bits, and special values.
     pub(crate) fn doubles() -> impl Strategy<Value = f64> {
         let value = prop_oneof![
             any::<f64>(),

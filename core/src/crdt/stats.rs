@@ -11,9 +11,9 @@ use super::{
     About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Value, check_format,
 };
 
-/// Exact sums of the values and of their squares. Nothing is rounded before it is read, and each
-/// result is then rounded once, so that large values do not swallow small ones and a variance does
-/// not suffer from cancellation.
+/// Exact sums of the values and of their squares. Nothing is rounded until it is read, and each result is
+/// then rounded once. So large values do not swallow small ones, and a variance does not suffer from
+/// cancellation.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Stats {
     count: u128,
@@ -32,7 +32,7 @@ pub enum StatsOp {
         /// The value: finite, and not the negative zero.
         #[serde(deserialize_with = "finite")]
         value: f64,
-        /// How often it was met: from 1 to 2^63 - 1.
+        /// How many times it was observed: from 1 to 2^63 - 1.
         #[serde(default = "once", deserialize_with = "count")]
         count: u64,
     },
@@ -116,8 +116,8 @@ impl Crdt for Stats {
         ])
     }
 
-    /// Nothing if there are no values; else the count, the sum, the sum of squares, the minimum and
-    /// the maximum.
+    /// Appends nothing without values; otherwise the count, the sum, the sum of squares, the minimum and the
+    /// maximum.
     fn encode(&self, out: &mut Vec<u8>) {
         let Some(span) = self.span else { return };
         varint::put(self.count, out);
@@ -210,7 +210,7 @@ mod tests {
         let fields = ["sum", "mean", "variance", "stddev", "min", "max"];
         assert_eq!(fields.map(|field| real(&stats, field)), [40.0, 5.0, 4.0, 2.0, 2.0, 9.0]);
         assert_eq!(stats.value(&Question::default()).field("count"), Some(&Value::Integer(8)));
-        // NIST StRD, NumAcc4: mean 10000000.2, standard deviation 0.1 of the sample, by decimals.
+        // NIST StRD, NumAcc4: mean 10000000.2, sample standard deviation 0.1, by decimals.
         let mut values = vec![10_000_000.2];
         (0..500).for_each(|_| values.extend([10_000_000.1, 10_000_000.3]));
         let stats = of(&values);
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(stats.merge(&of(&[1.0])), Err(MergeError::Overflow { kind: "stats" }));
     }
 
-    /// Kept for ever: a release that can't read these bytes loses data.
+    /// Kept permanently: a release that can't read these bytes loses data.
     #[test]
     fn golden_payload_of_format_1() {
         let mut golden = vec![2, 1, 1, 3, 2, 3, 5];

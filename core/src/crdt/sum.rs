@@ -1,9 +1,8 @@
-//! `sum`: a sum of decimal amounts, exact, for money and other quantities that binary fractions
-//! can't hold.
+//! `sum`: an exact sum of decimal amounts, for money and other quantities that binary fractions can't hold.
 //!
-//! The state is a whole number of units of 10^-scale, where the scale is the largest of any amount:
-//! a function of the amounts alone. The whole number has no limit: with one of 128 bits, two states
-//! that are each in range could be impossible to merge, and their key impossible to read.
+//! The state is a whole number of units of 10^-scale, where the scale is the largest of any amount, so it
+//! depends only on the amounts. The whole number has no limit: with 128 bits, two states that are each in
+//! range could be impossible to merge, and their key impossible to read.
 
 use std::fmt;
 
@@ -16,11 +15,11 @@ use super::{
     About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Value, check_format,
 };
 
-/// Most digits after the point.
+/// Maximum digits after the point.
 const SCALE_MAX: u8 = 18;
-/// Most digits of one amount.
+/// Maximum digits of one amount.
 const DIGITS_MAX: usize = 36;
-/// Most bytes of the stored number: 2^256 amounts of the largest size and finest scale.
+/// Maximum bytes of the stored number: 2^256 amounts of the largest size and finest scale.
 const MAGNITUDE_BYTES_MAX: usize = 64;
 
 /// The running sum.
@@ -72,7 +71,7 @@ impl Decimal {
 }
 
 impl Sum {
-    /// The units at a scale that is at least the own one.
+    /// The units at a scale that is at least this one's.
     fn units_at(&self, scale: u8) -> BigInt {
         &self.units * BigInt::from(10).pow(u32::from(scale - self.scale))
     }

@@ -1,4 +1,4 @@
-//! The times of ops whose last writer wins.
+//! The times of ops for kinds in which the last writer wins.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::de::{self, Deserializer, Visitor};
 
 use crate::protocol::Timestamp;
 
-/// The time of an op that was not stamped yet: before all others.
+/// The time of an op without a stamp yet: before all others.
 pub(super) fn unstamped() -> Timestamp {
     Timestamp::from_micros(0)
 }
@@ -14,7 +14,7 @@ pub(super) fn unstamped() -> Timestamp {
 /// JSON Schema of `after`.
 macro_rules! after_schema {
     () => {
-        r#""after":{"description":"The `timestamp` of an answer that this op shall come after, in µs.",
+        r#""after":{"description":"The `timestamp` of an answer that this op must come after, in µs.",
             "oneOf":[{"type":"integer","minimum":0,"maximum":9223372036854775807},
             {"type":"string","pattern":"^[0-9]{1,18}$"}]}"#
     };

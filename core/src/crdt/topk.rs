@@ -1,10 +1,10 @@
 //! `topk`: the items with the largest total weight, after Misra and Gries ("Finding repeated
 //! elements", 1982), merged as by Agarwal et al. ("Mergeable summaries", 2012, section 2).
 //!
-//! At most k items have a counter. When an item finds no room, the same amount is taken off every
-//! counter until one is free; the sum of these amounts is the error e. A counter never says too
-//! much, and at most e too little, and e is at most the total divided by k + 1: each amount that was
-//! taken off k counters and one newcomer took k + 1 times as much from the total.
+//! At most k items have a counter. When an item finds no free counter, the same amount is subtracted from
+//! every counter until one is free; the sum of these amounts is the error e. A counter is never too high, and
+//! is too low by at most e. And e is at most the total divided by k + 1: each amount subtracted from k
+//! counters and one new item takes k + 1 times as much from the total.
 
 use std::collections::BTreeMap;
 
@@ -21,19 +21,19 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopK {
     k: u16,
-    /// Of every op.
+    /// Weight of all ops.
     total: u128,
-    /// What any item's counter may lack.
+    /// Maximum amount by which an item's counter can be too low.
     error: u128,
     counters: BTreeMap<Item, u128>,
-    /// Of the counters in a payload, at most.
+    /// Maximum bytes of the counters in a payload.
     bytes: usize,
 }
 
-/// Bytes of the total, the error and the number of counters, at most.
+/// Maximum bytes of the total, the error and the number of counters.
 const HEADER_BYTES_MAX: usize = 2 * varint::U128_BYTES_MAX + 2;
 
-/// Bytes of one counter, at most.
+/// Maximum bytes of one counter.
 fn counter_bytes(item: &Item) -> usize {
     item.encoded_bytes() + varint::U128_BYTES_MAX
 }
@@ -57,7 +57,7 @@ impl TopK {
         OpError::Overflow { kind: TopK::NAME }
     }
 
-    /// Takes off every counter what leaves at most k of them: the (k+1)th largest.
+    /// Subtracts from every counter the (k+1)th largest amount, which leaves at most k counters.
     fn shrink(&mut self) {
         let k = usize::from(self.k);
         if self.counters.len() <= k {
@@ -76,7 +76,7 @@ impl TopK {
         self.error += off;
     }
 
-    /// Adds to a counter, which may be new, and leaves at most k.
+    /// Adds to an existing or new counter, and leaves at most k.
     fn count(&mut self, item: &Item, by: u128) {
         match self.counters.get_mut(item) {
             Some(count) => *count += by,
@@ -158,7 +158,7 @@ impl Crdt for TopK {
             self.count(item, by);
             self.shrink();
         } else {
-            // It fits only if it takes the place of others.
+            // It fits only if it replaces other counters.
             let mut next = self.clone();
             next.count(item, by);
             next.shrink();
@@ -214,7 +214,7 @@ impl Crdt for TopK {
         let mut reader = Reader::new(payload);
         let (total, error) = (reader.u128()?, reader.u128()?);
         let mut counters = BTreeMap::new();
-        // What was taken off was taken off k counters and a newcomer.
+        // Each subtracted amount was subtracted from k counters and a new item.
         let mut counted = error.saturating_mul(u128::from(k) + 1);
         for _ in 0..reader.length()? {
             let (item, count) = (Item::decode(&mut reader)?, reader.u128()?);
@@ -270,12 +270,12 @@ mod tests {
         );
     }
 
-    /// Adds to an item that is as long as one may be.
+    /// Adds to an item of the maximum length.
     fn long(n: usize, by: u64) -> TopKOp {
         TopKOp::Add { item: Item::Text(format!("{n:0>1024}").into()), by }
     }
 
-    /// How many of them fit: each takes 1,024 bytes of text, 3 that frame it and 19 of its count.
+    /// How many of them fit: each takes 1,024 bytes of text, 3 for its frame and 19 for its count.
     fn long_items_max() -> usize {
         (STATE_BYTES_MAX - HEADER_BYTES_MAX) / 1_046
     }
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(state, before);
         assert_eq!(state.apply(&long(0, 2)), Ok(Effect::Changed));
         assert!(laws::bytes(&state).len() <= STATE_BYTES_MAX);
-        // With k counters of them it takes the place of others.
+        // With k such counters it replaces others.
         let mut full = TopK::with_precision(u16::try_from(count).expect("few"));
         (0..count).for_each(|n| assert_eq!(full.apply(&long(n, 2)), Ok(Effect::Changed)));
         assert_eq!(full.apply(&long(count, 3)), Ok(Effect::Changed));
@@ -309,7 +309,7 @@ mod tests {
     }
 
     proptest! {
-        /// The running count is what a recount gives, and never below what is written.
+        /// The running count equals a recount, and is never below the written size.
         #[test]
         fn the_count_of_bytes_is_right(k in 1..6u16, ops in prop::collection::vec(ops(), 0..60)) {
             let mut state = TopK::with_precision(k);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_header_has_the_bytes_that_are_reckoned_with() {
+    fn the_largest_header_has_the_expected_bytes() {
         let mut header = Vec::new();
         for number in [u128::MAX, u128::MAX, PRECISION.max.into()] {
             varint::put(number, &mut header);
@@ -340,7 +340,7 @@ mod tests {
             items.for_each(|n| assert_eq!(state.apply(&item(n)), Ok(Effect::Changed)));
             state
         };
-        // The third item takes the others' places: everything is in the error.
+        // The third item replaces the others: everything is in the error.
         let (one, two) = (shrunk(0..3, 1), shrunk(3..6, 2));
         assert_eq!((one.error, two.error, one.counters.len()), (1, 2, 0));
         let both = laws::merged(&one, &two);
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn what_ops_can_not_count_is_undecodable() {
-        // With k = 2, an error of 1 means that 1 was taken off three counters.
+        // With k = 2, an error of 1 means that 1 was subtracted from three counters.
         let state = |total, error, counts: &[u128]| {
             let items = (0..).map(Item::Number);
             let counters: BTreeMap<Item, u128> = items.zip(counts.iter().copied()).collect();
@@ -371,7 +371,7 @@ mod tests {
         ] {
             assert_eq!(decoded(&bad), Err(DecodeError::NotCanonical), "{bad:?}");
         }
-        // Items out of order, and one twice.
+        // Items out of order, and a repeated item.
         for items in [[2, 1], [1, 1]] {
             let mut bytes = vec![10, 0, 2];
             for item in items {

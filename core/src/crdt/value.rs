@@ -1,4 +1,4 @@
-//! What a read answers, and what it may be asked.
+//! The values that reads return, and the questions that reads can ask.
 
 use std::fmt;
 
@@ -8,46 +8,47 @@ use serde::{Serialize, Serializer};
 use super::item::Item;
 use crate::protocol::Key;
 
-/// The answer of a read, as a tree that is written as JSON.
+/// The value that a read returns, as a tree that is written as JSON.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// Nothing, such as the maximum of no observations.
+    /// No value, such as the maximum of no observations.
     Null,
     /// Yes or no.
     Bool(bool),
-    /// A whole number, exact: as a JSON number of any length or, on request, in quotes.
+    /// An exact whole number: a JSON number of any length or, on request, a string of digits.
     Integer(i128),
-    /// An item of a set: never in quotes that it does not have, as 7 and "7" are two items.
+    /// An item of a set. It is never put in quotes, because 7 and "7" are two items.
     Item(Item),
     /// A finite double.
     Real(f64),
     /// Text.
     Text(String),
-    /// Several values in an order.
+    /// A list of values.
     List(Vec<Value>),
-    /// Several values by name, in the order in which they are shown.
+    /// Named values, in the order in which they are shown.
     Record(Vec<(&'static str, Value)>),
-    /// What a client stored.
+    /// JSON that a client stored.
     Json(serde_json::Value),
 }
 
-/// What a read wants to know besides the value; each kind knows some of it (see
+/// What a read asks for in addition to the value. Each kind supports some of it (see
 /// [`About::parameters`](super::About::parameters)).
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Question {
-    /// Whose value it is: tokens of the answer are good for this key alone. None: no tokens.
+    /// The key of the value. Tokens in the answer are valid only for this key; without it there are no
+    /// tokens.
     pub key: Option<Key>,
     /// `q`: quantiles, each from 0 to 1.
     pub quantiles: Vec<f64>,
-    /// `buckets`: with the buckets of a histogram.
+    /// `buckets`: include the buckets of a histogram.
     pub buckets: bool,
-    /// `as`: in the form of another system.
+    /// `as`: show the value in the format of another system.
     pub form: Option<Form>,
-    /// `contains`: whether a set has this item.
+    /// `contains`: whether a set contains this item.
     pub contains: Option<Item>,
 }
 
-/// A form in which other systems exchange histograms.
+/// A format in which other systems exchange histograms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// `opentelemetry`: an `ExponentialHistogramDataPoint` in OTLP/JSON.
@@ -57,7 +58,7 @@ pub enum Form {
 }
 
 impl Value {
-    /// A number of things.
+    /// A count, as a whole number.
     #[must_use]
     pub fn count(count: impl TryInto<i128>) -> Value {
         Value::Integer(count.try_into().unwrap_or(i128::MAX))
@@ -69,13 +70,13 @@ impl Value {
         Value::Text(text.into())
     }
 
-    /// A double, or nothing.
+    /// A double, or null.
     #[must_use]
     pub fn real(real: Option<f64>) -> Value {
         real.map_or(Value::Null, Value::Real)
     }
 
-    /// A field of a record.
+    /// The field of a record with this name.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&Value> {
         match self {
@@ -86,15 +87,14 @@ impl Value {
         }
     }
 
-    /// The value as JSON; `as_digits` writes whole numbers in quotes, for parsers that keep only 53
-    /// bits.
+    /// The value as JSON. `as_digits` writes whole numbers in quotes, for parsers that keep only 53 bits.
     #[must_use]
     pub fn shown(&self, as_digits: bool) -> Shown<'_> {
         Shown { value: self, as_digits }
     }
 }
 
-/// A bare scalar is shown as such, anything else as JSON on one line.
+/// A bare scalar is shown as it is, anything else as JSON on one line.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -109,7 +109,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// A value on its way to JSON.
+/// A value that serializes to JSON.
 #[derive(Debug, Clone, Copy)]
 pub struct Shown<'a> {
     value: &'a Value,

@@ -1,6 +1,5 @@
-//! Variable-length integers: LEB128, least significant group first, and zigzag for signed ones (the
-//! wire form of Protocol Buffers). Only the shortest form is accepted, so that equal numbers have
-//! equal bytes.
+//! Variable-length integers: LEB128, least significant group first, and zigzag for signed numbers (as in
+//! Protocol Buffers). Only the shortest form is accepted, so equal numbers have equal bytes.
 
 use num_bigint::{BigInt, Sign};
 
@@ -23,8 +22,8 @@ pub(crate) fn put_signed(value: i128, out: &mut Vec<u8>) {
     put(((value << 1) ^ (value >> 127)).cast_unsigned(), out);
 }
 
-/// Appends a number of any size: twice the length of its magnitude, plus one if it is negative, and
-/// the magnitude's bytes, least significant first.
+/// Appends a number of any size: twice the length of its magnitude, plus one if it is negative, then the
+/// magnitude's bytes, least significant first.
 pub(crate) fn put_big(value: &BigInt, out: &mut Vec<u8>) {
     let (sign, magnitude) = value.to_bytes_le();
     let magnitude = if sign == Sign::NoSign { &[][..] } else { &magnitude };
@@ -32,7 +31,7 @@ pub(crate) fn put_big(value: &BigInt, out: &mut Vec<u8>) {
     out.extend_from_slice(magnitude);
 }
 
-/// Reads a number that starts at `*at` and moves `*at` behind it.
+/// Reads a number that starts at `*at`, and moves `*at` after it.
 pub(crate) fn get(bytes: &[u8], at: &mut usize) -> Result<u128, DecodeError> {
     let mut value: u128 = 0;
     for index in 0..U128_BYTES_MAX {
@@ -45,7 +44,7 @@ pub(crate) fn get(bytes: &[u8], at: &mut usize) -> Result<u128, DecodeError> {
         }
         value |= group << shift;
         if byte & 0x80 == 0 {
-            // A last group of zero means that a shorter form exists.
+            // If the last group is zero, there is a shorter form.
             return if group == 0 && index > 0 {
                 Err(DecodeError::NotCanonical)
             } else {
@@ -67,7 +66,7 @@ pub(crate) fn get_u64(bytes: &[u8], at: &mut usize) -> Result<u64, DecodeError> 
     u64::try_from(get(bytes, at)?).map_err(|_| DecodeError::NotCanonical)
 }
 
-/// Reads a length that must fit what is left of `bytes`.
+/// Reads a length that must not exceed the rest of `bytes`.
 pub(crate) fn get_length(bytes: &[u8], at: &mut usize) -> Result<usize, DecodeError> {
     let length = usize::try_from(get(bytes, at)?).map_err(|_| DecodeError::Framing { at: *at })?;
     if length > bytes.len() - *at { Err(DecodeError::Framing { at: *at }) } else { Ok(length) }
@@ -107,7 +106,8 @@ impl<'a> Reader<'a> {
         get_signed(self.bytes, &mut self.at)
     }
 
-    /// A length in bytes, or a number of things of a byte or more: it must fit what is left.
+    /// A length in bytes, or a number of things of at least one byte each. It must not exceed the remaining
+    /// bytes.
     pub(crate) fn length(&mut self) -> Result<usize, DecodeError> {
         get_length(self.bytes, &mut self.at)
     }
@@ -128,14 +128,14 @@ impl<'a> Reader<'a> {
         Ok(BigInt::from_bytes_le(sign, magnitude))
     }
 
-    /// What was not read yet.
+    /// The bytes not read yet.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         let rest = &self.bytes[self.at..];
         self.at = self.bytes.len();
         rest
     }
 
-    /// Nothing may follow.
+    /// Checks that no bytes are left.
     pub(crate) fn end(&self) -> Result<(), DecodeError> {
         if self.at == self.bytes.len() { Ok(()) } else { Err(DecodeError::Framing { at: self.at }) }
     }

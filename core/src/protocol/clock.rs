@@ -1,7 +1,7 @@
-//! The clock gate: may this pod's clock be trusted? Keeps invariants I4 and I12.
+//! The clock gate: can this pod's clock be trusted? Keeps invariants I4 and I12.
 //!
-//! Finality rests on one assumption: every clock that births mutators or plans folds is within ε of
-//! true time. No clock proves itself, so a pod samples the clocks of the store's nodes and compares.
+//! Finality rests on one assumption: every clock that births mutators or plans folds is within ε of true
+//! time. A clock can't prove itself, so a pod samples the clocks of the store's nodes and compares.
 
 use std::time::Duration;
 
@@ -9,27 +9,27 @@ use thiserror::Error;
 
 use super::{Constants, Now, Timestamp, fold};
 
-/// How often to sample every node.
+/// How often every node is sampled.
 pub const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 
-/// An offset beyond this share of the limit is worth a warning: there is still time to mend it.
+/// An offset beyond the limit divided by this gets a warning, while there is still time to fix it.
 pub const WARN_SHARE: u32 = 6;
 
-/// How long a sample counts.
+/// How long a sample is used.
 pub const SAMPLE_FRESH: Duration = Duration::from_secs(60);
 
-/// One measurement of a node's clock, anchored to the own boot-time clock: when the own wall clock
-/// is set, the offset changes at once, not at the next measurement.
+/// One measurement of a node's clock, tied to this pod's boot-time clock. So when this pod's wall clock is
+/// set, the offset changes at once, not at the next measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// What the node's clock showed.
+    /// The node's clock at that moment.
     pub node: Timestamp,
-    /// When it showed that, on the own boot-time clock: the middle of the round trip.
+    /// The moment on this pod's boot-time clock: the middle of the round trip.
     pub taken: Duration,
 }
 
 impl Sample {
-    /// Node's clock less own wall clock, in µs, by the look `now` at the own clocks.
+    /// The node's clock minus this pod's wall clock, in µs, at `now`.
     #[must_use]
     pub fn offset_us(&self, now: Now) -> i64 {
         let node_now = self.node.plus(now.boot.saturating_sub(self.taken));
@@ -47,7 +47,7 @@ pub struct NodeClock {
 }
 
 impl NodeClock {
-    /// Node's clock less own wall clock in µs; none if the sample is no longer fresh.
+    /// The node's clock minus this pod's wall clock, in µs; none if the sample is not fresh.
     #[must_use]
     pub fn fresh_offset_us(&self, now: Now) -> Option<i64> {
         let sample = self.sample?;
@@ -58,19 +58,19 @@ impl NodeClock {
 /// Why updates and folds must wait.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ClockError {
-    /// Too few nodes were measured lately to judge the own clock.
+    /// Too few nodes were measured recently to judge this pod's clock.
     #[error(
         "only {fresh} of {nodes} clocks in data centre {datacenter} were measured lately; waiting for more nodes"
     )]
     Unmeasured {
-        /// Data centre.
+        /// The data centre.
         datacenter: String,
         /// Nodes measured within [`SAMPLE_FRESH`].
         fresh: usize,
-        /// Nodes there are.
+        /// All nodes of the data centre.
         nodes: usize,
     },
-    /// The own clock differs from most nodes' clocks.
+    /// This pod's clock differs from most nodes' clocks.
     #[error(
         "this pod's clock differs from most nodes' by more than {limit:?} (worst {worst_us} µs); check NTP"
     )]
@@ -80,12 +80,12 @@ pub enum ClockError {
         /// The worst fresh offset, in µs.
         worst_us: i64,
     },
-    /// A fence in the store lies in this clock's future (I12).
+    /// A fence in the store is in this clock's future (I12).
     #[error(
         "a fold's fence lies in this clock's future: this clock was set back, or another ran ahead; check NTP"
     )]
     Moved,
-    /// The clock is behind the latest time that the store ever saw.
+    /// The clock is behind the latest time that the store has ever seen.
     #[error(
         "this machine's clock is {behind:?} behind the latest time that the store saw; check NTP, and \
          if this clock is right, stop the pod and run `orderfree repair`"
@@ -97,15 +97,15 @@ pub enum ClockError {
 }
 
 impl ClockError {
-    /// Whether it was measured that the clock is wrong. Missing samples make no pod unready: a dead
-    /// node is no outage.
+    /// Whether a measurement shows that the clock is wrong. Missing samples don't make a pod unready: a dead
+    /// node is not an outage.
     #[must_use]
     pub fn is_measured(&self) -> bool {
         !matches!(self, ClockError::Unmeasured { .. })
     }
 }
 
-/// Decides whether updates may be taken: a majority of the local data centre's nodes have a fresh
+/// Decides whether the pod can take updates: a majority of the local data centre's nodes must have a fresh
 /// sample within ε.
 ///
 /// # Errors
@@ -125,7 +125,7 @@ pub fn check_writes(
         return Ok(());
     }
     let fresh = offsets().count();
-    // One wrong node says nothing about this pod while the others are silent.
+    // One wrong node says nothing about this pod while the other nodes are silent.
     if let Some(worst_us) = offsets().max_by_key(|offset| offset.unsigned_abs())
         && is_majority(fresh - within, count)
     {
@@ -135,11 +135,11 @@ pub fn check_writes(
     Err(ClockError::Unmeasured { datacenter, fresh, nodes: count })
 }
 
-/// The time a fold may go by: the minimum of the own clock and of every fresh sample, given that a
-/// majority of every data centre has one (two majorities share a node).
+/// The time that a fold can use: the minimum of this pod's clock and every fresh sample. A majority of every
+/// data centre must have a fresh sample, because two majorities share a node.
 ///
 /// # Errors
-/// [`ClockError`] says why no fold may be planned.
+/// [`ClockError`] says why a fold can't be planned.
 pub fn fold_time(
     nodes: &[NodeClock],
     local_datacenter: &str,
@@ -162,7 +162,7 @@ pub fn fold_time(
     Ok(earliest)
 }
 
-/// Remembers the highest fence met, and says whether it proves a moved clock (I12).
+/// Remembers the highest fence seen, and says whether it proves that a clock moved (I12).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FenceGuard {
     highest: Option<Timestamp>,
@@ -176,10 +176,10 @@ impl FenceGuard {
         !was_shut && self.check(now, constants).is_err()
     }
 
-    /// Shut while the highest fence lies in this clock's future; time alone opens it again.
+    /// Shut while the highest fence is in this clock's future. Only time opens it again.
     ///
     /// # Errors
-    /// [`ClockError::Moved`].
+    /// [`ClockError::Moved`] while it is shut.
     pub fn check(&self, now: Timestamp, constants: &Constants) -> Result<(), ClockError> {
         match self.highest {
             Some(fence) if fold::proves_moved_clock(fence, now, constants) => {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_missing_and_foreign_samples_do_not_count_and_are_no_measurement() {
+    fn stale_missing_and_foreign_samples_are_not_measurements() {
         let shut = writes(&[node("a", 0, 1), node("a", 0, 60), silent("a"), node("b", 0, 1)]);
         let error = shut.expect_err("one of three");
         assert_eq!(error, ClockError::Unmeasured { datacenter: "a".into(), fresh: 1, nodes: 3 });
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_clock_that_is_set_between_samples_shuts_the_gate_at_once() {
+    fn a_wall_clock_set_between_samples_shuts_the_gate_at_once() {
         let nodes = [node("a", 0, 9)];
         let back = Now { wall: WALL.minus(Duration::from_secs(31)), boot: NOW.boot };
         let error = check_writes(&nodes, "a", back, &constants()).expect_err("31 s behind");

@@ -1,5 +1,5 @@
-//! Consistency levels, and whether what one level wrote is seen at another. Invariant I9 and the
-//! fold's completeness rest on it, so it is decided from the keyspace's replication at start.
+//! Consistency levels, and whether a read at one level sees a write at another. Invariant I9 and the
+//! completeness of folds depend on this, so it is decided from the keyspace's replication at start.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,9 +22,9 @@ pub enum Level {
     All,
 }
 
-/// A text that names no level.
+/// A text that is not the name of a level.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("`{0}` is no consistency level; use one, local_one, local_quorum, quorum or all")]
+#[error("`{0}` is not a consistency level; use one, local_one, local_quorum, quorum or all")]
 pub struct UnknownLevel(String);
 
 impl Level {
@@ -32,7 +32,7 @@ impl Level {
     pub const ALL: [Level; 5] =
         [Level::One, Level::LocalOne, Level::LocalQuorum, Level::Quorum, Level::All];
 
-    /// Name in configuration, queries and answers.
+    /// Its name in configuration, queries and answers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl Level {
         }
     }
 
-    /// Whether fewer than a majority suffice.
+    /// Whether fewer than a majority of replicas are enough.
     #[must_use]
     pub fn is_below_quorum(self) -> bool {
         matches!(self, Level::One | Level::LocalOne)
@@ -54,7 +54,7 @@ impl Level {
         matches!(self, Level::LocalOne | Level::LocalQuorum)
     }
 
-    /// Replicas that answer, of `replicas` in the level's reach.
+    /// Number of answers it needs from the `replicas` within its reach.
     fn quota(self, replicas: usize) -> usize {
         match self {
             Level::One | Level::LocalOne => 1,
@@ -95,20 +95,20 @@ impl Replication {
         self.0.keys().map(String::as_str)
     }
 
-    /// Replicas in all.
+    /// Number of replicas in all data centres.
     #[must_use]
     pub fn total(&self) -> usize {
         self.0.values().sum()
     }
 
-    /// Replicas in one data centre.
+    /// Number of replicas in one data centre.
     #[must_use]
     pub fn factor(&self, datacenter: &str) -> usize {
         self.0.get(datacenter).copied().unwrap_or(0)
     }
 
-    /// Whether whatever was acknowledged at `write` from `write_from` is seen at `read` from
-    /// `read_from`: every choice of replicas for the one meets every choice for the other.
+    /// Whether a read at `read` from `read_from` sees everything acknowledged at `write` from `write_from`:
+    /// every possible set of replicas for the write shares a replica with every possible set for the read.
     #[must_use]
     pub fn meets(&self, write: Level, write_from: &str, read: Level, read_from: &str) -> bool {
         if write.is_local() && read.is_local() && write_from != read_from {
@@ -117,18 +117,18 @@ impl Replication {
         let answering = |level: Level, from: &str| {
             level.quota(if level.is_local() { self.factor(from) } else { self.total() })
         };
-        // Two local levels choose among the same data centre's replicas; otherwise the wider reach
-        // decides how many replicas the choices must exceed together to be sure to meet.
+        // Two local levels choose among the replicas of the same data centre. Otherwise they choose among all
+        // replicas. The two sets surely share a replica if together they are larger than that number.
         let both_local = write.is_local() && read.is_local();
         let among = if both_local { self.factor(write_from) } else { self.total() };
         answering(write, write_from) + answering(read, read_from) > among
     }
 
-    /// Checks a pod's three levels: its reads must see its writes, and its folds those of the pods
-    /// in every data centre.
+    /// Checks a pod's three levels: its reads must see its writes, and its folds must see the writes of the
+    /// pods in every data centre.
     ///
     /// # Errors
-    /// [`NoOverlap`] names the pair.
+    /// [`NoOverlap`] names the pair of levels.
     pub fn check(&self, levels: Levels, local_datacenter: &str) -> Result<(), NoOverlap> {
         let broken = |reader, read| NoOverlap { write: levels.write, reader, read };
         if !self.meets(levels.write, local_datacenter, levels.read, local_datacenter) {
@@ -146,11 +146,11 @@ impl Replication {
 /// The consistency levels of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Levels {
-    /// Of updates and of the fold's batch.
+    /// For updates and the fold's batch.
     pub write: Level,
-    /// Of reads, unless a request asks for another.
+    /// For reads, unless a request names another level.
     pub read: Level,
-    /// Of the fold's read.
+    /// For the fold's read.
     pub fold: Level,
 }
 
@@ -160,18 +160,18 @@ impl Default for Levels {
     }
 }
 
-/// Two levels need not meet: acknowledged ops could be missing from what is read.
+/// Two levels do not always share a replica, so a read could miss acknowledged updates.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "write consistency {write} and {reader} consistency {read} need not share a replica, so \
+    "write consistency {write} and {reader} consistency {read} do not always share a replica, so \
      acknowledged updates could be missed; raise one of them"
 )]
 pub struct NoOverlap {
-    /// Of updates.
+    /// Level of the updates.
     pub write: Level,
-    /// `read` or `fold`.
+    /// The other level: `read` or `fold`.
     pub reader: &'static str,
-    /// Of that reader.
+    /// The level of that read.
     pub read: Level,
 }
 
@@ -191,7 +191,7 @@ mod tests {
         Replication::new(factors.iter().map(|(name, factor)| ((*name).to_owned(), *factor)))
     }
 
-    /// By brute force: every set of replicas that may acknowledge meets every set that may answer.
+    /// By brute force: every set of replicas that can acknowledge shares one with every set that can answer.
     fn meets_by_search(r: &Replication, w: Level, from: &str, read: Level, to: &str) -> bool {
         let homes: Vec<&str> =
             r.0.iter()
@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    /// The ancestor's defect 8: reads at ONE, so that counts went backwards.
+    /// The ancestor's defect 8: reads at ONE made counts go backwards.
     #[test]
     fn regression_8_the_defaults_are_sound_and_weak_pairs_are_named() {
         let three = replication(&[("a", 3)]);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quorum_fold_may_miss_local_quorum_writes_of_another_data_centre() {
+    fn a_quorum_fold_can_miss_local_quorum_writes_elsewhere() {
         let two = replication(&[("a", 3), ("b", 3)]);
         let levels = Levels { write: LocalQuorum, read: LocalQuorum, fold: Quorum };
         assert_eq!(two.check(levels, "a").expect_err("2 + 4 of 6").reader, "fold");

@@ -7,17 +7,17 @@ use thiserror::Error;
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Attempts that fit one request budget.
+/// Write attempts that fit into one request budget.
 const ATTEMPTS_PER_BUDGET: u32 = 5;
 
-/// The longest span of any constant: far beyond use, far below the range of a timestamp.
+/// The longest span of any constant: far longer than useful, far below the range of a timestamp.
 pub(crate) const SPAN_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// The longest that an op may lie before the expiry of its row, for kinds that
-/// [forget](crate::crdt::Crdt::FORGETS). Every release must have the same: it decides what folds drop.
+/// The longest time between an op and the expiry of its row, for kinds that
+/// [forget](crate::crdt::Crdt::FORGETS). Every release must use the same value: it decides what folds drop.
 pub const OP_AGE_MAX: Duration = Duration::from_secs(8 * 24 * 3600);
 
-/// A consistent set of time constants. Every pod of an installation should have the same.
+/// A consistent set of time constants. All pods of an installation should have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Constants {
     lifetime: Duration,
@@ -28,20 +28,20 @@ pub struct Constants {
     fence_quantum: Duration,
 }
 
-/// What the operator chose; everything else follows by the formulas of [`Constants::resolve`].
+/// The operator's choices. The rest follows from the formulas of [`Constants::resolve`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// L: from a mutator's birth to its expiry. Default 24 h, at most about 8 days.
     pub lifetime: Option<Duration>,
-    /// D: how long before its expiry a mutator takes no more ops. Default 1 h.
+    /// D: how long before its expiry a mutator stops taking ops. Default 1 h.
     pub drain_margin: Option<Duration>,
-    /// C: how long after its expiry a shard is final. Default 1 h.
+    /// C: how long after its expiry a shard becomes final. Default 1 h.
     pub cutoff: Option<Duration>,
-    /// R: no write outlives it. Default min(10 s, D/5).
+    /// R: no write takes longer than this. Default min(10 s, D/5).
     pub request_budget: Option<Duration>,
-    /// ε: the largest measured clock offset with which a pod serves. Default min(30 s, 2D/5).
+    /// ε: the largest measured clock offset at which a pod serves. Default min(30 s, 2D/5).
     pub clock_offset_max: Option<Duration>,
-    /// Fences are rounded down to it. Default min(60 s, C/30).
+    /// Fences are rounded down to a multiple of this. Default min(60 s, C/30).
     pub fence_quantum: Option<Duration>,
     /// For write consistency below a quorum: the cluster's `max_hint_window`.
     pub hint_window: Option<Duration>,
@@ -50,7 +50,7 @@ pub struct Overrides {
 /// A rule between constants that the chosen values break.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ConstantsError {
-    /// A span is zero or absurdly long.
+    /// A span is zero or longer than 366 days.
     #[error("{name} is {value:?}; it must be longer than zero and at most 366 days")]
     Range {
         /// Which constant.
@@ -66,9 +66,9 @@ pub enum ConstantsError {
         /// L.
         lifetime: Duration,
     },
-    /// L + R + 2ε > [`OP_AGE_MAX`]: a fold could forget a removal before every older add was folded.
+    /// L + R + 2ε > [`OP_AGE_MAX`]: a fold could forget a removal before it has folded every older add.
     #[error(
-        "lifetime {lifetime:?} must be at most 8 days less request budget {request_budget:?} and \
+        "lifetime {lifetime:?} must be at most 8 days minus request budget {request_budget:?} and \
          twice the clock offset limit {clock_offset_max:?}, as folds forget older removals"
     )]
     OpAge {
@@ -79,7 +79,7 @@ pub enum ConstantsError {
         /// ε.
         clock_offset_max: Duration,
     },
-    /// D < R + 2ε: a write could be on its way at the expiry.
+    /// D < R + 2ε: a write could still be under way at the expiry.
     #[error(
         "drain margin {drain_margin:?} must be at least request budget {request_budget:?} plus \
          twice the clock offset limit {clock_offset_max:?}"
@@ -92,7 +92,7 @@ pub enum ConstantsError {
         /// ε.
         clock_offset_max: Duration,
     },
-    /// C <= 2ε + R: a shard could be folded before its last ack.
+    /// C <= 2ε + R: a shard could be folded before its last acknowledgement.
     #[error(
         "cutoff {cutoff:?} must be longer than request budget {request_budget:?} plus twice the \
          clock offset limit {clock_offset_max:?}"
@@ -105,7 +105,8 @@ pub enum ConstantsError {
         /// ε.
         clock_offset_max: Duration,
     },
-    /// Writes below a quorum settle by hints, which the cutoff must outlast.
+    /// Writes below a quorum reach the other replicas by hints, so the cutoff must be longer than the hint
+    /// window.
     #[error(
         "with a write consistency below a quorum, cutoff {cutoff:?} must be longer than the hint \
          window {hint_window:?} plus one hour"
@@ -119,17 +120,17 @@ pub enum ConstantsError {
 }
 
 impl Constants {
-    /// Fills in what is not overridden and checks every rule.
+    /// Fills in the defaults and checks every rule.
     ///
     /// # Errors
-    /// The first [`ConstantsError`] that the values break.
+    /// The first [`ConstantsError`] found.
     pub fn resolve(overrides: Overrides) -> Result<Constants, ConstantsError> {
         let lifetime = overrides.lifetime.unwrap_or(24 * HOUR);
         let drain_margin = overrides.drain_margin.unwrap_or(HOUR);
         let cutoff = overrides.cutoff.unwrap_or(HOUR);
         let request_budget =
             overrides.request_budget.unwrap_or((10 * SECOND).min(drain_margin / 5));
-        // Saturating, as nothing has been checked yet.
+        // Saturating, because nothing is checked yet.
         let clock_offset_max = overrides
             .clock_offset_max
             .unwrap_or((30 * SECOND).min(drain_margin.saturating_mul(2) / 5));
@@ -184,48 +185,48 @@ impl Constants {
         self.lifetime
     }
 
-    /// D: how long before its expiry a mutator takes no more ops.
+    /// D: how long before its expiry a mutator stops taking ops.
     #[must_use]
     pub fn drain_margin(&self) -> Duration {
         self.drain_margin
     }
 
-    /// C: a shard is final once its expiry is this long ago.
+    /// C: how long after its expiry a shard becomes final.
     #[must_use]
     pub fn cutoff(&self) -> Duration {
         self.cutoff
     }
 
-    /// R: no write outlives it.
+    /// R: no write takes longer than this.
     #[must_use]
     pub fn request_budget(&self) -> Duration {
         self.request_budget
     }
 
-    /// The longest that one attempt of a write may take.
+    /// The maximum duration of one write attempt.
     #[must_use]
     pub fn attempt_budget(&self) -> Duration {
         self.request_budget / ATTEMPTS_PER_BUDGET
     }
 
-    /// ε: the largest measured clock offset with which a pod serves.
+    /// ε: the largest measured clock offset at which a pod serves.
     #[must_use]
     pub fn clock_offset_max(&self) -> Duration {
         self.clock_offset_max
     }
 
-    /// Fences are rounded down to it, so that concurrent folds write the same bytes.
+    /// Fences are rounded down to a multiple of this, so that concurrent folds write the same bytes.
     #[must_use]
     pub fn fence_quantum(&self) -> Duration {
         self.fence_quantum
     }
 
-    /// A sentence for the log if mutators take ops for less than an hour: each birth leaves a row.
+    /// A warning for the log if mutators take ops for less than an hour, because each birth leaves a row.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         (self.lifetime < self.drain_margin + HOUR).then(|| {
             format!(
-                "a mutator takes ops for {:?} only; short lives leave many shards to fold",
+                "mutators take ops for only {:?}; short lives leave many shards to fold",
                 self.lifetime - self.drain_margin
             )
         })
@@ -274,7 +275,7 @@ mod tests {
         };
         assert_eq!(warning(2 * HOUR), None);
         let short = warning(2 * HOUR - SECOND).expect("a second too short");
-        assert!(short.contains("for 3599s only"), "{short}");
+        assert!(short.contains("for only 3599s"), "{short}");
     }
 
     #[test]
@@ -319,7 +320,7 @@ mod tests {
         let longest = 8 * 24 * HOUR - 70 * SECOND;
         assert!(living(longest).is_ok());
         let error = living(longest + Duration::from_nanos(1)).expect_err("too long").to_string();
-        assert!(error.contains("must be at most 8 days less request budget 10s"), "{error}");
+        assert!(error.contains("must be at most 8 days minus request budget 10s"), "{error}");
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Folding: expired rows become a tally. Keeps invariants I5, I6, I7, I8, I10, I11 and I12.
 //!
-//! [`plan`] decides everything; a store executes the [`Fold`] as one batch at one timestamp:
-//! the tally row is written with the fence F', and every row with `expires_at <= F'` is deleted by
-//! one range, both at F' + 1. That timestamp is above every write of a deleted row (each is below
-//! its own `expires_at`), and greater fences win over smaller ones whole, so a fold may be executed
-//! any number of times, at any delay, by anyone.
+//! [`plan`] decides everything. A store executes the [`Fold`] as one batch at one timestamp: it writes the
+//! tally row with the fence F', and deletes every row with `expires_at <= F'` by one range, both at F' + 1.
+//! That timestamp is above every write of a deleted row, because each write is below its row's `expires_at`.
+//! A greater fence replaces a smaller one as a whole. So any pod can execute a fold, any number of times,
+//! after any delay.
 
 use thiserror::Error;
 
@@ -14,8 +14,8 @@ use super::read::{RowError, RowReader};
 use super::{Constants, FullRead, Key, Row, Timestamp};
 use crate::crdt::envelope;
 
-/// Largest envelope of a tally, in bytes. A fold beyond it is not executed: Cassandra refuses a batch
-/// above half a segment of its commit log, 16 MiB by default, and every read carries the tally.
+/// Largest envelope of a tally, in bytes. A larger fold is not executed: Cassandra refuses a batch above half
+/// a segment of its commit log (16 MiB by default), and every read carries the tally.
 pub const TALLY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// What to do with a key.
@@ -27,8 +27,8 @@ pub enum Plan {
     Fold(Fold),
 }
 
-/// One batch over one key's rows. Only [`plan`] makes one, from a [`FullRead`], and [`plan_prefix`],
-/// from a [`PrefixRead`].
+/// One batch over one key's rows. Only [`plan`] makes one, from a [`FullRead`], and [`plan_prefix`], from a
+/// [`PrefixRead`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fold {
     key: Key,
@@ -40,14 +40,14 @@ pub struct Fold {
 /// What a plan saw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Report {
-    /// The fence before; none without a tally.
+    /// The fence before the fold; none without a tally.
     pub fence_before: Option<Timestamp>,
     /// Shards that go into the tally.
     pub folded: usize,
     /// Rows at or below the old fence that are deleted again without being counted.
     pub zombies: usize,
-    /// Shards that are not final yet and stay. A fold of a part of a long key looks at none of them,
-    /// nor at zombies, and counts 0.
+    /// Shards that are not final yet and stay. 0 for a partial fold of a long key, which looks at neither
+    /// these nor zombies.
     pub kept: usize,
     /// The fold takes only the oldest final shards of a long key. The next fold takes more.
     pub has_more: bool,
@@ -55,15 +55,15 @@ pub struct Report {
     pub is_full: bool,
 }
 
-/// Why a key can't be folded. It is left alone.
+/// Why a key can't be folded. Its rows stay as they are.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FoldError {
-    /// A row can't be decoded or merged: a wall for the fold (I10).
+    /// A row can't be decoded or merged, so the fold stops (I10).
     #[error(transparent)]
     Row(#[from] RowError),
-    /// The key's fence lies further ahead than any honest clock could have put it (I12).
+    /// The key's fence is further ahead than any honest clock could have put it (I12).
     #[error(
-        "the key's fence {} lies in this clock's future: a clock has moved",
+        "the key's fence {} lies in this clock's future: a clock has moved; check NTP",
         .fence.as_micros()
     )]
     ClockMoved {
@@ -72,30 +72,30 @@ pub enum FoldError {
     },
 }
 
-/// Whether a fence proves that some clock moved: it is above `now - C + 2ε` (I12). Mutators born by
-/// such a clock would be behind the fence, and their acks lost.
+/// Whether a fence proves that some clock moved: it is above `now - C + 2ε` (I12). A mutator born by this
+/// clock could expire at or below the fence, and its acknowledged updates would be lost.
 #[must_use]
 pub fn proves_moved_clock(fence: Timestamp, now: Timestamp, constants: &Constants) -> bool {
     fence.plus(constants.cutoff()) > now.plus(2 * constants.clock_offset_max())
 }
 
-/// Up to which expiry shards are final. `now` is the minimum of the own clock and of every fresh
+/// The latest expiry at which a shard is final. `now` is the minimum of this pod's clock and every fresh
 /// sample.
 #[must_use]
 pub fn cut(now: Timestamp, constants: &Constants) -> Timestamp {
     now.minus(constants.cutoff()).floor_to(constants.fence_quantum())
 }
 
-/// Plans the fold of one key. `now` is that of [`cut`].
+/// Plans the fold of one key. `now` is the same as for [`cut`].
 ///
 /// # Errors
-/// [`FoldError`]; nothing may be written then.
+/// [`FoldError`]; then write nothing.
 pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Plan, FoldError> {
     let (reader, slice) = (RowReader::of(read.key()), read.slice());
     let mut gathered = Gathered::of(reader, read.key().kind, slice.tally())?;
     let before = gathered.checked_fence(now, constants)?;
     let cut = cut(now, constants);
-    // Never an older fence, not even over zombies alone (I8).
+    // The fence never goes back, not even to delete only zombies (I8).
     let fence = before.map_or(cut, |before| before.max(cut));
     let is_zombie = |row: &&Row| Some(row.expires_at) <= before;
     let is_final = |row: &&Row| Some(row.expires_at) > before && row.expires_at <= fence;
@@ -110,11 +110,11 @@ pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Pl
     Ok(gathered.into_plan(read.key(), fence, report, Zombies::Seen(zombies)))
 }
 
-/// Plans the fold of a key whose rows don't fit into one answer. It also deletes the key's zombies,
-/// which the walk did not read.
+/// Plans the fold of a key with more rows than one answer can hold. It also deletes the key's zombies, which
+/// the walk did not read.
 ///
 /// # Errors
-/// [`FoldError`]; nothing may be written then.
+/// [`FoldError`]; then write nothing.
 ///
 /// # Panics
 /// If the walk took shards that are not final.
@@ -127,22 +127,22 @@ pub fn plan_prefix(
     let before = gathered.checked_fence(now, constants)?;
     let cut = cut(now, constants);
     let final_through = before.map_or(cut, |before| cut.max(before));
-    assert!(through <= final_through, "invariant: a fold takes final shards alone");
+    assert!(through <= final_through, "invariant: a fold takes only final shards");
     let report = Report { has_more: !is_complete, ..Report::default() };
     Ok(gathered.into_plan(&key, through, report, Zombies::Unseen))
 }
 
-/// Rows at or below the fence before.
+/// Rows at or below the earlier fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Zombies {
-    /// So many.
+    /// This many.
     Seen(usize),
-    /// Nobody has looked. Where the fence does not rise, whoever wrote it has deleted them.
+    /// Not counted. If the fence does not rise, the fold that wrote it has deleted them already.
     Unseen,
 }
 
 impl Gathered {
-    /// The fence, unless it proves that a clock moved.
+    /// The tally's fence, unless it proves that a clock moved.
     fn checked_fence(
         &self,
         now: Timestamp,
@@ -154,7 +154,7 @@ impl Gathered {
         }
     }
 
-    /// `through` is the fence of a fold that takes everything that was gathered.
+    /// `through` is the fence if the fold takes everything that was gathered.
     fn into_plan(
         mut self,
         key: &Key,
@@ -165,7 +165,7 @@ impl Gathered {
         let before = self.fence;
         let fence_of = |through: Timestamp| before.map_or(through, |before| through.max(before));
         if self.fitting.is_some() {
-            // The fence may be far above the last expiry, so that more is forgotten.
+            // The fence can be far above the last expiry, and then the state forgets more.
             self.measure(fence_of(through), TALLY_BYTES_MAX);
         }
         let is_full = self.fitting.is_some();
@@ -179,7 +179,7 @@ impl Gathered {
             is_full,
             ..report
         };
-        // At an equal fence the greater bytes win: those that say so.
+        // At an equal fence the greater bytes win: those with the "full" flag.
         let says_other = match (self.was_full, is_full) {
             (false, true) => true,
             (true, false) => Some(fence) > before,
@@ -203,7 +203,7 @@ impl Gathered {
 }
 
 impl Plan {
-    /// What to execute, if anything.
+    /// The fold to execute, if there is one.
     #[must_use]
     pub fn fold(&self) -> Option<&Fold> {
         match self {
@@ -228,7 +228,7 @@ impl Fold {
         &self.key
     }
 
-    /// F': delete every row of the key with `expires_at <= fence`.
+    /// F': the fold deletes every row of the key with `expires_at <= fence`.
     #[must_use]
     pub fn fence(&self) -> Timestamp {
         self.fence

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use super::group::{self, BadRows};
 use super::{BadSlice, Key, Name, Row, WholeSlice};
 
-/// A key's whole slice, read at the fold's consistency level: the only thing a fold can be planned
-/// from. Only a store's fold read may make one.
+/// A key's whole slice, read at the fold's consistency level. A fold can be planned only from this or from a
+/// [`PrefixRead`](super::prefix::PrefixRead), and only a store's fold read may make one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FullRead {
     key: Key,
@@ -14,23 +14,23 @@ pub struct FullRead {
 }
 
 impl FullRead {
-    /// For a store's fold read, and nothing else: `slice` must come from the fold's consistency
-    /// level and start at the key's oldest row.
+    /// Only for a store's fold read: `slice` must have been read at the fold's consistency level and start at
+    /// the key's oldest row.
     ///
     /// # Panics
-    /// If the slice starts behind a fence.
+    /// If the slice starts after a fence.
     #[must_use]
     pub fn at_fold_level(key: Key, slice: WholeSlice) -> FullRead {
         assert!(slice.after().is_none(), "invariant: a fold reads the key from its oldest row");
         FullRead { key, slice }
     }
 
-    /// The same for several keys of one partition: `rows` are all that the query of their names
-    /// returned, without a limit, ordered as in the table. A key without rows has an empty slice.
+    /// Makes the reads of several keys of one partition. `rows` are all rows that the query of their names
+    /// returned, without a limit, in the table's order. A key without rows gets an empty slice.
     ///
     /// # Errors
-    /// [`BadRows`] if one of the keys has more than `limit` rows, or if the rows are not in the
-    /// table's order or of a key that was not asked for.
+    /// [`BadRows`] if a key has more than `limit` rows, if the rows are not in the table's order, or if a row
+    /// belongs to a key that was not requested.
     pub fn all_at_fold_level(
         keys: &[Key],
         rows: Vec<(Name, Row)>,
@@ -98,6 +98,6 @@ mod tests {
             reads.iter().map(|read| (read.key().name.as_str(), read.slice().len())).collect();
         assert_eq!(seen, [("c", 1), ("b", 0), ("a", 2)]);
         let other = FullRead::all_at_fold_level(&[key("a")], rows(), 2);
-        assert_eq!(other, Err(BadRows::Name(name("c"))), "nobody asked for c");
+        assert_eq!(other, Err(BadRows::Name(name("c"))), "c was not requested");
     }
 }

@@ -1,4 +1,4 @@
-//! What a fold or a read gathers of a key: the tally, and the shards that were merged into it.
+//! What a fold or a read collects from a key: the tally and the shards merged into it.
 
 use std::borrow::Borrow;
 
@@ -6,11 +6,11 @@ use super::read::{RowError, RowReader};
 use super::{Row, Timestamp};
 use crate::crdt::{Kind, State, envelope};
 
-/// Bytes that a state which is too large for a tally takes in before it is measured again: to encode it
-/// after each expiry would cost far more than to merge.
+/// How many more bytes a state that is too large for a tally takes before it is measured again. Encoding it
+/// after each expiry would cost far more than merging.
 const MEASURE_EVERY_BYTES: usize = 256 * 1024;
 
-/// A tally's state with the shards that were merged into it, oldest first.
+/// A tally's state and the shards that were merged into it, oldest first.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Gathered {
     pub(super) reader: RowReader,
@@ -18,25 +18,25 @@ pub(super) struct Gathered {
     pub(super) was_full: bool,
     pub(super) state: State,
     pub(super) shards: usize,
-    /// Its envelope has no more bytes, as far as is known without encoding it.
+    /// Upper bound of its envelope's size, known without encoding it.
     pub(super) bytes: usize,
-    /// Its bytes when they were last counted.
+    /// Its size when it was last measured.
     pub(super) measured: usize,
-    /// While the state is too large for a tally, or may be: what was not.
+    /// While the state is, or may be, too large for a tally: the last state that fits.
     pub(super) fitting: Option<Fitting>,
 }
 
-/// As many of the oldest shards as fit into a tally.
+/// The largest number of oldest shards that fit into a tally.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Fitting {
     pub(super) state: State,
     pub(super) shards: usize,
-    /// Up to right before the expiry that does not fit.
+    /// Just before the expiry that does not fit.
     pub(super) through: Timestamp,
 }
 
 impl Gathered {
-    /// Nothing but the tally, if there is one.
+    /// Only the tally, if there is one.
     pub(super) fn of(
         reader: RowReader,
         kind: Kind,
@@ -60,7 +60,7 @@ impl Gathered {
         self.state.memory_bytes()
     }
 
-    /// Whether the state is too large for a tally, as far as is known.
+    /// Whether the state is too large for a tally, as far as known.
     pub(super) fn is_too_large(&self) -> bool {
         self.fitting.is_some()
     }
@@ -69,8 +69,8 @@ impl Gathered {
         self.was_full
     }
 
-    /// Merges the shards of one expiry, in canonical order. If a tally with them would be too large,
-    /// it remembers what fitted, and goes on: later shards may remove what earlier ones added.
+    /// Merges the shards of one expiry, in canonical order. If they make the tally too large, it remembers
+    /// the state before them and continues: later shards can remove what earlier ones added.
     pub(super) fn take<R: Borrow<Row>>(
         &mut self,
         of_expiry: &[R],
@@ -89,7 +89,7 @@ impl Gathered {
             self.state.merge(&self.reader.shard(row.borrow())?).map_err(RowError::Merge)?;
         }
         self.shards += of_expiry.len();
-        // The first one always, so that each fold takes as much if it fits.
+        // Always measure after the first expiry, so that each fold takes the same shards if they fit.
         let is_first = self.shards == of_expiry.len();
         if let Some(max) = doubted
             && (is_first || self.bytes >= self.measured + MEASURE_EVERY_BYTES)
@@ -99,10 +99,10 @@ impl Gathered {
         Ok(())
     }
 
-    /// Counts the bytes of a tally with everything that was merged, and this fence.
+    /// Measures a tally of everything merged so far, with this fence.
     pub(super) fn measure(&mut self, fence: Timestamp, max: usize) {
-        // What a fold would drop must not count. Dropping it now makes no other tally later: settling
-        // step by step is settling at once.
+        // Leave out what a fold would drop. Dropping it now does not change any later tally: settling in
+        // steps gives the same state as settling at once.
         self.state.settle(fence);
         self.bytes = envelope::encode_tally(self.reader.seal(), &self.state, fence).len();
         self.measured = self.bytes;
@@ -111,7 +111,7 @@ impl Gathered {
         }
     }
 
-    /// The state of a value, which may be larger than a tally, and how many shards it has.
+    /// The state of a value, which can be larger than a tally, and how many shards it contains.
     pub(super) fn into_state(self) -> (State, usize) {
         (self.state, self.shards)
     }

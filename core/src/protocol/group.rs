@@ -1,14 +1,14 @@
-//! Reading a group in chunks without ever tearing a key.
+//! Reads a group in chunks without ever splitting a key.
 //!
-//! A chunk is one unpaged query of `limit` rows from a name on. Its last name may be cut off in the
-//! middle, so it is dropped and the next chunk starts again at it. A full chunk with one name only
-//! holds a key with more rows than a chunk: that key is read alone.
+//! A chunk is one unpaged query of `limit` rows, starting at a name. Its last name may be cut off, so it is
+//! dropped, and the next chunk starts at it. A full chunk with only one name holds a key with more rows than
+//! a chunk; that key is read alone.
 //!
-//! That is the whole story where one query is one snapshot. Where a coordinator merges replicas, a
-//! limited query asks a replica a second time behind its last row if the others' deletions made the
-//! answer short. A fold that arrives between the two can hide a key altogether: its deletion shadows
-//! the rows of the first answer, and its tally lies before the second. So such a store believes of
-//! the limited query only [where it stopped](Then), and reads the rows from the chunk's
+//! This is enough if one query is one snapshot. If a coordinator merges replicas, it is not: when the
+//! deletions of other replicas leave a limited answer short, the coordinator asks a replica again, for rows
+//! after its last one. A fold that arrives between the two queries can hide a key completely: its deletion
+//! hides the rows of the first answer, and its tally comes before the rows of the second. So such a store
+//! uses the limited query only to find [where it stopped](Then). It then reads the rows from the chunk's
 //! [beginning](From::lowest) up to [there](Then::below) again, without a limit.
 
 use thiserror::Error;
@@ -23,59 +23,59 @@ pub enum From {
     Start,
     /// At this name.
     At(Name),
-    /// At the first name behind this one.
+    /// At the first name after this one.
     Behind(Name),
 }
 
-/// Complete keys by ascending name. One whose rows are out of order does not hinder the others.
+/// Complete keys by ascending name. A key whose rows are out of order does not affect the others.
 pub type Keys = Vec<(Name, Result<WholeSlice, BadSlice>)>;
 
-/// What a chunk's rows say.
+/// The contents of a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
     /// Complete keys.
     pub keys: Keys,
-    /// How to go on.
+    /// How to continue.
     pub then: Then,
 }
 
-/// Why rows of several keys say nothing about any of them.
+/// Why the rows of several keys can't be used for any of them.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadRows {
-    /// A name comes twice, after a greater one, or was not asked for: rows of others may be missing.
-    #[error("rows of {0:?} are where they don't belong")]
+    /// A name comes twice, comes after a greater one, or was not requested, so other rows could be missing.
+    #[error("rows of {0:?} are out of order or were not requested")]
     Name(Name),
-    /// The rows of one of the keys.
+    /// The rows of one of the keys can't be used.
     #[error(transparent)]
     Slice(#[from] BadSlice),
 }
 
-/// How to go on after a chunk.
+/// How to continue after a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Then {
     /// The group has no more rows.
     End,
-    /// Read the next chunk from this name on.
+    /// Read the next chunk, starting at this name.
     Chunk(Name),
-    /// Read this key alone, then go on [behind](From::Behind) it.
+    /// Read this key alone, then continue [after](From::Behind) it.
     Key(Name),
 }
 
 impl From {
-    /// The lowest text that is no lower than any name of the chunk.
+    /// The lowest text that is not above any name of the chunk.
     #[must_use]
     pub fn lowest(&self) -> String {
         match self {
             From::Start => String::new(),
             From::At(name) => name.to_string(),
-            // No text lies between a name and the same with the lowest character.
+            // There is no text between a name and that name with the lowest character appended.
             From::Behind(name) => format!("{name}\0"),
         }
     }
 }
 
 impl Then {
-    /// The chunk's keys are below this name; none if it reaches to the end.
+    /// The chunk's keys are below this name; none if the chunk reaches the end of the group.
     #[must_use]
     pub fn below(&self) -> Option<&Name> {
         match self {
@@ -85,8 +85,8 @@ impl Then {
     }
 }
 
-/// Splits a chunk's rows, which are ordered as in the table, into complete keys and the rest. The
-/// query must have asked for `limit` rows.
+/// Splits a chunk's rows, which are in the table's order, into complete keys and the rest. The query must
+/// have had this `limit`.
 ///
 /// # Errors
 /// [`BadRows`] if a name comes twice or after a greater one.
@@ -106,7 +106,7 @@ pub fn split(rows: Vec<(Name, Row)>, limit: usize) -> Result<Chunk, BadRows> {
     Ok(Chunk { keys: keys.into_iter().map(whole_key).collect(), then })
 }
 
-/// The complete keys of an answer that no limit could cut, its rows ordered as in the table.
+/// The complete keys of an answer without a limit, whose rows are in the table's order.
 ///
 /// # Errors
 /// [`BadRows`] if a name comes twice or after a greater one.
@@ -143,7 +143,7 @@ mod tests {
         Name::new(text).expect("name")
     }
 
-    /// Rows of keys by name and count, as the table orders them.
+    /// Rows of keys by name and count, in the table's order.
     fn rows(keys: &[(&str, i64)]) -> Vec<(Name, Row)> {
         let row = |expires_at| Row {
             expires_at: Timestamp::from_micros(expires_at),

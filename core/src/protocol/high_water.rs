@@ -1,9 +1,9 @@
-//! The highest fence of a store, as one row that outlives every pod. Keeps invariant I12.
+//! The highest fence of a store, in one row that outlives every pod. Keeps invariant I12.
 //!
-//! A pod remembers the fences that it met, and forgets them when it restarts. One that starts after a
-//! clock was ahead, folded and was set back would take updates for a key whose fence lies in the future.
-//! Its row would expire at or below that fence and never count. So no fold is written before its fence is
-//! in this row, and every pod reads the row before it serves.
+//! A pod remembers the fences it has seen, and forgets them when it restarts. Suppose a clock ran ahead, a
+//! fold used it, and then it was set back. A pod that starts afterwards would take updates for a key whose
+//! fence is in the future. Their row would expire at or below that fence and never count. So a fold's fence
+//! is stored in this row before the fold is written, and every pod reads the row before it serves.
 
 use std::time::Duration;
 
@@ -11,40 +11,40 @@ use thiserror::Error;
 
 use super::{Constants, Timestamp};
 
-/// Where the row lies, as `kind`, `grp` and `name`. No kind has such a name, so whatever walks the table
-/// passes the row over, also in releases that do not know it.
+/// The row's `kind`, `grp` and `name`. No kind has this name, so every scan of the table skips the row, also
+/// in releases that do not know it.
 pub const PLACE: (&str, &str, &str) = ("!fence", "!", "!");
 
-/// Bytes of the fence, which the checksum follows.
+/// Bytes of the fence; its checksum follows.
 const FENCE_BYTES: usize = size_of::<i64>();
 
 /// The row does not hold what [`encode`] writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("the row of the highest fence is damaged")]
+#[error("the row that stores the highest fence is damaged")]
 pub struct Damaged;
 
-/// How far a fence may lie above the stored one without being stored itself: so a pod writes the row once
-/// in a minute or two, however much it folds.
+/// How far a fence can be above the stored one without being stored itself. So a pod writes the row only
+/// every minute or two, however much it folds.
 ///
-/// An update is lost only if its row expires at or below the fence, which then lies a lifetime or more above
-/// the pod's clock. The stored fence is at most half a lifetime lower, and so proves a moved clock as well.
+/// An update is lost only if its row expires at or below the fence, and then the fence is at least a lifetime
+/// above the pod's clock. The stored fence is at most half a lifetime lower, so it also proves a moved clock.
 #[must_use]
 pub fn quantum(constants: &Constants) -> Duration {
     let minute = Duration::from_secs(60);
     constants.fence_quantum().max(minute).min(constants.lifetime() / 2)
 }
 
-/// The row's state.
+/// Encodes a fence as the row's state.
 #[must_use]
 pub fn encode(fence: Timestamp) -> Vec<u8> {
     let fence = fence.as_micros().to_be_bytes();
     [fence.as_slice(), &checksum(&fence).to_be_bytes()].concat()
 }
 
-/// The fence of a row's state.
+/// Decodes the fence from the row's state.
 ///
 /// # Errors
-/// [`Damaged`].
+/// [`Damaged`] if these are not the bytes of [`encode`].
 pub fn decode(state: &[u8]) -> Result<Timestamp, Damaged> {
     let (fence, found) = state.split_first_chunk::<FENCE_BYTES>().ok_or(Damaged)?;
     if found != checksum(fence).to_be_bytes() {
@@ -53,7 +53,7 @@ pub fn decode(state: &[u8]) -> Result<Timestamp, Damaged> {
     Ok(Timestamp::from_micros(i64::from_be_bytes(*fence)))
 }
 
-/// Also of the row's place, as that of every other row.
+/// Covers the row's kind too, as the checksum of every other row does.
 fn checksum(fence: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(PLACE.0.as_bytes()), fence)
 }
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(decode(&[state, vec![0]].concat()), Err(Damaged));
     }
 
-    /// With the default constants and with short ones.
+    /// With the default constants, with short ones and with a long quantum.
     #[test]
     fn a_fence_that_is_not_stored_itself_loses_no_update() {
         let seconds = |seconds| Some(Duration::from_secs(seconds));
@@ -99,7 +99,7 @@ mod tests {
         for overrides in [Overrides::default(), short, long_quantum] {
             let constants = Constants::resolve(overrides).expect("consistent");
             let now = Timestamp::from_micros(1_800_000_000_000_000);
-            // The lowest fence that a mutator which is born now is behind, and the lowest that is stored for it.
+            // The lowest fence that hides a mutator born now, and the lowest that can be stored for it.
             let fence = now.plus(constants.lifetime());
             let stored = fence.minus(quantum(&constants));
             assert!(fold::proves_moved_clock(stored, now, &constants), "{constants:?}");

@@ -1,8 +1,8 @@
-//! The hybrid logical clock of a pod (Kulkarni et al., "Logical physical clocks", 2014), in one
-//! number: µs that follow the wall clock, but never stand still or go back.
+//! The hybrid logical clock of a pod (Kulkarni et al., "Logical physical clocks", 2014), in one number: µs
+//! that follow the wall clock but never repeat or go back.
 //!
-//! Kinds whose last writer wins take their times from it. A client that has seen a time, and sends
-//! it with its next op, is answered with a later one, whichever pod it hopped to.
+//! Kinds in which the last writer wins take their times from it. A client that sends a time it has seen with
+//! its next op gets a later time for that op, from any pod.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::Timestamp;
 
-/// See the [module documentation](self).
+/// A hybrid logical clock; see the [module documentation](self).
 #[derive(Debug)]
 pub struct HybridClock {
     last: Timestamp,
@@ -26,24 +26,24 @@ pub struct HybridClock {
     .ahead_max.as_millis()
 )]
 pub struct Ahead {
-    /// By how much.
+    /// How far it is ahead.
     pub ahead: Duration,
-    /// How much is allowed.
+    /// How far it is allowed to be ahead.
     pub ahead_max: Duration,
 }
 
 impl HybridClock {
-    /// A clock that follows seen times at most `ahead_max` beyond the wall clock, and whose times are
-    /// later than `last`. Two pods within the clock offset limit ε of true time differ by 2ε.
+    /// A clock whose times are later than `last`. It accepts seen times up to `ahead_max` beyond the wall
+    /// clock; the clocks of two pods within the offset limit ε of true time differ by up to 2ε.
     #[must_use]
     pub fn new(ahead_max: Duration, last: Timestamp) -> HybridClock {
         HybridClock { last, ahead_max }
     }
 
-    /// The next time: after every earlier one, after `after`, and not before the wall clock.
+    /// The next time: later than every earlier one and than `after`, and not before the wall clock.
     ///
     /// # Errors
-    /// [`Ahead`]; the clock is then as it was.
+    /// [`Ahead`]; then the clock has not changed.
     pub fn tick(&mut self, wall: Timestamp, after: Option<Timestamp>) -> Result<Timestamp, Ahead> {
         let ahead_max = self.ahead_max;
         if let Some(after) = after {

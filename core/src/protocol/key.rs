@@ -1,4 +1,4 @@
-//! What is counted: `(kind, group, name)`.
+//! What is counted: a key, `(kind, group, name)`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,12 +10,11 @@ use crate::crdt::Kind;
 /// Longest group or name, in bytes of UTF-8.
 const NAME_BYTES_MAX: usize = 256;
 
-/// A checked group or name: 1 to 256 bytes of UTF-8 without control characters. It is cheap to
-/// clone.
+/// A checked group or name: 1 to 256 bytes of UTF-8 without control characters. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Arc<str>);
 
-/// Why a text is no [`Name`].
+/// Why a text is not a valid [`Name`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum NameError {
     /// The text is empty.
@@ -32,7 +31,7 @@ pub enum NameError {
     Control {
         /// The character.
         character: char,
-        /// Its offset in bytes.
+        /// Its position in bytes.
         at: usize,
     },
 }
@@ -41,7 +40,7 @@ impl Name {
     /// Checks a text.
     ///
     /// # Errors
-    /// [`NameError`] says which rule it breaks.
+    /// [`NameError`] says which rule the text breaks.
     pub fn new(text: &str) -> Result<Name, NameError> {
         if text.is_empty() {
             return Err(NameError::Empty);
@@ -68,19 +67,19 @@ impl fmt::Display for Name {
     }
 }
 
-/// The address of one value. `(kind, group)` is one Cassandra partition, `name` a row prefix in it.
+/// The address of one value. `(kind, group)` is one Cassandra partition; `name` is a prefix of its rows.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Data type; part of the address, so that no two pods can disagree on it.
+    /// Data type. It is part of the address, so no two pods can disagree about it.
     pub kind: Kind,
-    /// Partition: what is read together.
+    /// Partition; a whole group can be read together.
     pub group: Name,
-    /// One value of the group.
+    /// Name of the value within its group.
     pub name: Name,
 }
 
 impl Key {
-    /// What lies in one place: keys of one partition are written together or not at all.
+    /// The partition. Keys of one partition are written together or not at all.
     #[must_use]
     pub fn partition(&self) -> (Kind, &Name) {
         (self.kind, &self.group)

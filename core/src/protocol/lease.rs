@@ -1,15 +1,15 @@
-//! The lease: the span in which a mutator may write. Keeps invariants I3 and I4.
+//! The lease: the time in which a mutator can write. Keeps invariants I3 and I4.
 //!
-//! A mutator is *writable* if and only if both of its own clocks are before `expires_at - D`.
-//! A shard is *final* if and only if `expires_at <= now - C` on the folder's clock.
-//! Since C > 2ε + R and D >= R + 2ε, no two clocks within ε of true time see one mutator writable
-//! and final at once, nor can an op be acknowledged once any folder may call its shard final.
+//! A mutator is *writable* if and only if both of its own clocks are before `expires_at - D`. A shard is
+//! *final* if and only if `expires_at <= now - C` on the folder's clock. Since C > 2ε + R and D >= R + 2ε, no
+//! two clocks within ε of true time see one mutator writable and final at the same time. Nor can an op be
+//! acknowledged once any folder can see its shard as final.
 
 use std::time::Duration;
 
 use super::{Constants, Now, Timestamp};
 
-/// When a mutator may take ops and have them acknowledged.
+/// When a mutator can take ops and have them acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
     born: Now,
@@ -18,16 +18,16 @@ pub struct Lease {
     drain_margin: Duration,
 }
 
-/// Where a shard stands, seen by one clock.
+/// The phase of a shard, as one clock sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Its mutator may take ops.
+    /// Its mutator can take ops.
     Live,
-    /// Its mutator takes no more ops but may still write those it has.
+    /// Its mutator takes no more ops but can still write the ones it has.
     Draining,
-    /// Its mutator is dead, but late acks are not ruled out for every clock.
+    /// Its mutator is dead, but by some clocks a late acknowledgement is still possible.
     Expired,
-    /// Nobody can have an acknowledged write to it any more: a fold may take it.
+    /// No write to it can be acknowledged any more, so a fold can take it.
     Final,
 }
 
@@ -43,7 +43,7 @@ impl Lease {
         }
     }
 
-    /// The lease of a mutator that rested: it ends when it would have ended.
+    /// The lease of a mutator that rested. It ends when it would have ended without the rest.
     pub(super) fn resumed(
         expires_at: Timestamp,
         born_boot: Duration,
@@ -54,23 +54,23 @@ impl Lease {
         Lease { born, expires_at, lifetime, drain_margin }
     }
 
-    /// The birth on the boot-time clock.
+    /// The birth, on the boot-time clock.
     pub(super) fn born_boot(&self) -> Duration {
         self.born.boot
     }
 
-    /// From the birth to the expiry.
+    /// The time from birth to expiry.
     pub(super) fn lifetime(&self) -> Duration {
         self.lifetime
     }
 
-    /// When the mutator expires: fixed for life.
+    /// When the mutator expires. This never changes.
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
         self.expires_at
     }
 
-    /// Whether the mutator may take another op. The age since boot is checked as well as the wall
+    /// Whether the mutator can take another op. Its age on the boot-time clock is checked as well as the wall
     /// clock, because a wall clock can be set back.
     #[must_use]
     pub fn is_writable(&self, now: Now) -> bool {
@@ -78,9 +78,9 @@ impl Lease {
             && self.age(now) < self.lifetime.saturating_sub(self.drain_margin)
     }
 
-    /// Whether a write that the store has *already* acknowledged may be acknowledged to the client
-    /// (I3). `now` must have been read after the store's answer: a pause between the check and the
-    /// write thus can't lose an ack.
+    /// Whether a write that the store has *already* acknowledged can be acknowledged to the client (I3).
+    /// `now` must have been read after the store answered. So a pause between the check and the write can't
+    /// lose an acknowledged update.
     #[must_use]
     pub fn ack_stands(&self, now: Now) -> bool {
         now.wall < self.expires_at && self.age(now) < self.lifetime
@@ -136,7 +136,7 @@ mod tests {
             )
     }
 
-    /// A clock that is off true time by a share of ε between -1 and 1.
+    /// A clock whose distance from true time is this share of ε, from -1 to 1.
     fn clock(true_us: i64, share: f64, constants: &Constants) -> Timestamp {
         let epsilon_us = constants.clock_offset_max().as_micros() as f64;
         #[allow(clippy::cast_possible_truncation, reason = "a test's share of a small number")]
@@ -166,7 +166,7 @@ mod tests {
             let phase = Phase::of(lease.expires_at(), folder_now, &constants);
             prop_assert!(!(lease.is_writable(pod_now) && phase == Phase::Final));
             prop_assert!(!(lease.ack_stands(pod_now) && phase == Phase::Final));
-            // A write that was sent at the last writable moment ends within R, still in time.
+            // A write sent at the last writable moment ends within R, still in time.
             if lease.is_writable(pod_now) {
                 let later = Now {
                     wall: clock(true_us, 1.0, &constants).plus(constants.request_budget()),

@@ -1,20 +1,20 @@
 //! The protocol: how keys are counted without coordination, and why the numbers are right.
 //!
-//! A *mutator* is one writer's life for one [`Key`]: an id, a birth, a fixed expiry, a state. It
-//! overwrites its own row, the *shard*. The *tally* is the row that never expires; its *fence* says
-//! up to which expiry shards are inside it. ARCHITECTURE.md holds the argument; each module states
-//! the invariant that it keeps. In reading order:
+//! A *mutator* is one writer's life for one [`Key`]: an id, a birth, a fixed expiry, a state. It overwrites
+//! its own row, the *shard*. The *tally* is the row that never expires. Its *fence* says up to which expiry
+//! shards are included in it. ARCHITECTURE.md holds the argument; each module states the invariant that it
+//! keeps. In reading order:
 //!
-//! * [`Timestamp`], [`Now`], [`Key`], [`Row`], [`Slice`]: the words everything else is written in;
+//! * [`Timestamp`], [`Now`], [`Key`], [`Row`], [`Slice`]: the basic vocabulary;
 //! * [`Constants`]: lifetime, margins and the rules between them;
-//! * [`Lease`]: may write, or is final, and never both;
+//! * [`Lease`]: a mutator can write, or its shard is final, never both;
 //! * [`Mutator`]: the state machine from an accepted op to its outcome;
 //! * [`read`]: rows become a value;
 //! * [`group`]: many keys in chunks, none torn;
 //! * [`fold`]: expired rows become a tally; [`sweep`] finds the keys that need it;
 //! * [`prefix`]: keys with too many rows for one answer, oldest rows first;
-//! * [`clock`]: may this pod's clock be trusted; [`repair`] mends what one has written that was wrong;
-//! * [`consistency`]: do two consistency levels meet.
+//! * [`clock`]: whether this pod's clock can be trusted; [`repair`] corrects what a wrong clock has written;
+//! * [`consistency`]: whether two consistency levels share a replica.
 
 pub mod clock;
 pub mod consistency;

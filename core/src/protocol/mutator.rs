@@ -1,8 +1,8 @@
 //! The mutator: one writer's life for one key, as a state machine without I/O.
 //!
-//! Keeps invariants I1 (it alone draws writes for its id), I2 (write timestamps strictly increase,
-//! stay below the expiry, and a later state contains all that an earlier one held) and I3 (an op is
-//! acked only after a write that holds it was acknowledged in time).
+//! Keeps invariants I1 (only it makes writes for its id), I2 (write timestamps strictly increase and stay
+//! below the expiry, and a later state contains all that an earlier one held) and I3 (an op is acked only
+//! after a write that holds it was acknowledged in time).
 //!
 //! ```text
 //! accept ─▶ queue ─ begin_write ─▶ flight ─ finish_write ─▶ settled
@@ -11,9 +11,9 @@
 //!                                    │ unknown: settled, but written again until acked
 //! ```
 //!
-//! At most one write is in flight; what arrives meanwhile goes with the next one (group commit).
-//! Maxima and sketches can't be subtracted, so undoing means replaying the ops that wait on the
-//! state from before the flight.
+//! Only one write is in flight at a time; ops that arrive during it go with the next one (group commit).
+//! Maxima and sketches can't be subtracted, so undoing a write means replaying the waiting ops on the state
+//! from before the flight.
 
 mod resting;
 mod succession;
@@ -27,10 +27,10 @@ use super::{Constants, Key, Lease, MutatorId, Now, OP_AGE_MAX, Timestamp};
 use crate::crdt::envelope::{KeySeal, RowSeal, encode_shard};
 use crate::crdt::{Dot, Effect, Op, OpError, State};
 
-/// Most op lists that wait for one mutator's next write; a further one is refused.
+/// Maximum number of op lists that wait for one mutator's next write; further lists are refused.
 pub const QUEUE_MAX: usize = 65_536;
 
-/// For how long a mutator answers from memory while no write of it was acknowledged.
+/// How long a mutator keeps answering from memory without an acknowledged write.
 const MEMORY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The mutator of one key; see the module documentation.
@@ -40,28 +40,28 @@ pub struct Mutator {
     id: MutatorId,
     seal: RowSeal,
     lease: Lease,
-    /// Every op that was sent and not certainly refused.
+    /// All ops that were sent and not certainly refused.
     settled: State,
-    /// `settled`, or the state in flight, with the queue on top.
+    /// `settled`, or the state in flight, with the queue applied.
     head: State,
-    /// Accepted, never sent. Ascending by ticket.
+    /// Accepted but never sent. Ascending by ticket.
     queue: Vec<Entry>,
-    /// What the queue weighs; see [`Mutator::queued`].
+    /// The weight of the queue; see [`Mutator::queued`].
     queued: usize,
     flight: Option<Flight>,
-    /// `settled` holds ops that no write has acknowledged.
+    /// Whether `settled` holds ops that no write has acknowledged.
     unresolved: bool,
-    /// Op lists that were answered from memory and whose write has an unknown outcome. Only kinds for
-    /// which adding twice is adding once have any.
+    /// Op lists that were answered from memory and whose write has an unknown outcome. Only for kinds in
+    /// which adding twice is the same as adding once.
     unsure: Vec<Entry>,
-    /// How many such lists there are of other kinds, which are lost if they stay unresolved.
+    /// Number of such lists in other kinds. They are lost if they stay unresolved.
     at_risk: usize,
-    /// When the first write was begun since one was last acknowledged, by the boot-time clock.
+    /// When the first write since the last acknowledgement began, by the boot-time clock.
     unacked_since: Option<Duration>,
-    /// At least one write was acknowledged.
+    /// Whether a write was ever acknowledged.
     persisted: bool,
     next_ticket: u64,
-    /// Dots that were drawn. One is never drawn twice, whatever becomes of its op.
+    /// Number of dots drawn. A dot is never drawn twice, whatever happens to its op.
     dots: u64,
     last_timestamp: Option<Timestamp>,
     writes: u64,
@@ -78,51 +78,51 @@ struct Entry {
 #[derive(Debug)]
 struct Flight {
     state: State,
-    /// The entries that were answered from memory. If the write is refused they wait again, and if
-    /// its outcome is unknown they are unsure.
+    /// The entries that were answered from memory. If the write is refused, they wait again. If its outcome
+    /// is unknown, they are unsure.
     kept: Vec<Entry>,
 }
 
-/// Names one accepted list of ops. Later ones are greater.
+/// Identifies one accepted list of ops. Later tickets are greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// When the client is answered.
+/// When the client gets its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// After the store acknowledged a write that holds the op.
+    /// After the store has acknowledged a write that holds the op.
     Stored,
-    /// At once. The op is lost if the pod dies before its write. It is also lost if the outcome of
-    /// that write is still unknown when the lease ends, for kinds that would count it twice.
+    /// At once. The op is lost if the pod dies before its write. For kinds that would count it twice, it is
+    /// also lost if the outcome of that write is still unknown when the lease ends.
     Memory,
 }
 
 /// The ops were accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accepted {
-    /// They change nothing, and the state that holds them is stored already: acked.
+    /// They change nothing, and the state that holds them is already stored: acked.
     Stored,
     /// They go with the next write.
     Queued(Ticket),
 }
 
-/// The ops were not accepted and left no trace.
+/// The ops were not accepted and changed nothing.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Refusal {
-    /// The mutator takes no more ops; give them to its successor.
+    /// The mutator takes no more ops; give these to its successor.
     Draining(Vec<Op>),
-    /// The state has no room for these ops, but an empty one has; give them to a successor.
+    /// The state has no room for these ops, but an empty state has; give them to a successor.
     Full(Vec<Op>),
-    /// [`QUEUE_MAX`] op lists wait already.
+    /// [`QUEUE_MAX`] op lists are already waiting.
     QueueFull,
-    /// No write was acknowledged for over a second, so nothing is answered from memory.
+    /// No write was acknowledged for more than a second, so nothing is answered from memory.
     Unacked,
     /// One of the ops can't be applied.
     Op(OpError),
 }
 
-/// One write of a shard's row: the whole state, with its timestamp. Only [`Mutator::begin_write`]
-/// makes one, so nothing can write a shard outside its lease.
+/// One write of a shard's row: the whole state with its timestamp. Only [`Mutator::begin_write`] and a
+/// [parcel](super::transfer) make one, so a shard can't be written outside its lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardWrite {
     key: Key,
@@ -139,70 +139,69 @@ pub enum Begin {
     Idle,
     /// Send this, then call [`Mutator::finish_write`].
     Write(ShardWrite),
-    /// The lease is over: no further write may be sent. What is unresolved stays unknown; take what
-    /// the successor inherits by [`Mutator::bury`].
+    /// The lease is over: no further write may be sent. Unresolved ops stay unknown. [`Mutator::bury`]
+    /// returns what the successor inherits.
     Dead,
 }
 
-/// What became of a write, by the store's word.
+/// The outcome of a write, as the store reported it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WriteOutcome {
     /// The write consistency level was reached.
     Acked,
-    /// Certainly not applied, now or later, with the reason.
+    /// The write was certainly not applied and never will be, with the reason.
     Refused(String),
-    /// May have been applied, now or later, with the reason.
+    /// The write may have been applied, or may still be, with the reason.
     Unknown(String),
 }
 
-/// An accepted op list that could not be applied again when the ops before it were undone.
+/// An accepted op list that could not be applied again after the ops before it were undone.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rejected {
-    /// Names the list.
+    /// The list's ticket.
     pub ticket: Ticket,
     /// Why it can't be applied.
     pub error: OpError,
-    /// Whether its client was answered already: then it is lost.
+    /// Whether its client already has an answer. Then the list is lost.
     pub was_answered: bool,
 }
 
 /// What a dead mutator leaves of the op lists that were answered from memory.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Estate {
-    /// For its successor: never sent, or of a kind where twice is once.
+    /// For its successor: lists that were never sent, or whose kind can take them twice.
     pub inherited: Vec<Vec<Op>>,
-    /// Op lists that were sent and never acknowledged. If they are not stored, they are lost: to add
-    /// them again could count them twice.
+    /// Number of op lists that were sent and never acknowledged. If they are not stored, they are lost:
+    /// adding them again could count them twice.
     pub lost: usize,
 }
 
-/// What a finished write means for the ops that went with it, and for unresolved earlier ones.
+/// What a finished write means for its ops and for earlier unresolved ones.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Finished {
     /// All of them are acked.
     Acked,
-    /// The store acknowledged, but too late for the lease: all of them are unknown (I3).
+    /// The store acknowledged too late for the lease: all of them are unknown (I3).
     TooLate,
-    /// Those of this write are refused, with the reason; earlier ones are as they were.
+    /// The ops of this write are refused, with the reason; earlier ones stay as they were.
     Refused {
         /// The store's reason.
         reason: String,
-        /// Queued ops that only fitted on top of what was undone. Normally empty.
+        /// Queued ops that only fitted on top of the undone ops. Normally empty.
         rejected: Vec<Rejected>,
     },
-    /// All of them are unresolved, with the reason: they are written again.
+    /// All of them are unresolved, with the reason, and are written again.
     Unknown(String),
 }
 
-/// What a list of ops weighs where waiting ops are bounded: one for each op, and one more for every
-/// 64 bytes that it holds.
+/// The weight of a list of ops, used to limit waiting ops: one per op, plus one per 64 bytes that it holds.
 #[must_use]
 pub fn weight(ops: &[Op]) -> usize {
     ops.iter().map(|op| 1 + op.heap_bytes() / 64).sum()
 }
 
 impl Mutator {
-    /// A new mutator. `id` must be fresh and random. A `precision` of none is the kind's default.
+    /// A new mutator. `id` must be fresh and random. Without a `precision` it has the kind's default.
     #[must_use]
     pub fn born(
         key: Key,
@@ -215,7 +214,7 @@ impl Mutator {
         Mutator::clean(key, id, Lease::begin(now, constants), empty)
     }
 
-    /// One with this state that has drawn and written nothing yet.
+    /// A mutator with this state that has not drawn a dot or written anything yet.
     fn clean(key: Key, id: MutatorId, lease: Lease, state: State) -> Mutator {
         let seal = KeySeal::of(&key).row(lease.expires_at(), id);
         Mutator {
@@ -241,7 +240,7 @@ impl Mutator {
         }
     }
 
-    /// The key it writes.
+    /// The key that it writes.
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
@@ -253,34 +252,34 @@ impl Mutator {
         &self.lease
     }
 
-    /// Whether it can be forgotten: nothing in flight, waiting or unresolved.
+    /// Whether it can be forgotten: nothing is in flight, waiting or unresolved.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.flight.is_none() && self.queue.is_empty() && !self.unresolved
     }
 
-    /// What the ops weigh that wait for the next write; see [`weight`].
+    /// Weight of the ops that wait for the next write; see [`weight`].
     #[must_use]
     pub fn queued(&self) -> usize {
         self.queued
     }
 
-    /// Whether it has never begun a write, so that it has no row.
+    /// Whether it has never begun a write, so it has no row.
     #[must_use]
     pub fn is_unwritten(&self) -> bool {
         self.writes == 0
     }
 
-    /// Whether ops were sent that no write has acknowledged.
+    /// Whether it has sent ops that no write has acknowledged.
     #[must_use]
     pub fn is_unresolved(&self) -> bool {
         self.unresolved
     }
 
-    /// Takes a list of ops, all or none.
+    /// Takes all ops of a list, or none.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing has changed then.
+    /// [`Refusal`]; then nothing has changed.
     pub fn accept(
         &mut self,
         mut ops: Vec<Op>,
@@ -293,7 +292,7 @@ impl Mutator {
         if self.queue.len() >= QUEUE_MAX {
             return Err(Refusal::QueueFull);
         }
-        // A refused write may have left nothing to write, and so nothing to acknowledge.
+        // After a refused write there may be nothing left to write, and so nothing to acknowledge.
         if self.is_clean() {
             self.unacked_since = None;
         }
@@ -301,11 +300,12 @@ impl Mutator {
         if durability == Durability::Memory && self.unacked_since.is_some_and(is_late) {
             return Err(Refusal::Unacked);
         }
-        // Only what waited in memory for a week can be so old.
+        // Only an op that waited in memory for a week can be this old.
         let oldest = self.lease.expires_at().minus(OP_AGE_MAX);
         let is_too_old = |op: &Op| op.time().is_some_and(|time| time < oldest);
         if self.key.kind.forgets() && ops.iter().any(is_too_old) {
-            let why = "the op waited for so long that a later one may have been forgotten";
+            let why =
+                "the op waited too long: a later op that overrides it may already be forgotten";
             return Err(Refusal::Op(OpError::Invalid(why.into())));
         }
         let (expires_at, mutator_id, dots) = (self.lease.expires_at(), self.id, &mut self.dots);
@@ -329,7 +329,7 @@ impl Mutator {
         Ok(Accepted::Queued(ticket))
     }
 
-    /// Starts the next write, if one is due and allowed.
+    /// Starts the next write, if there is something to write and the lease allows it.
     pub fn begin_write(&mut self, now: Now) -> Begin {
         if self.flight.is_some() || (self.queue.is_empty() && !self.unresolved) {
             return Begin::Idle;
@@ -389,15 +389,15 @@ impl Mutator {
         }
     }
 
-    /// Takes an accepted list out again if it was never sent: then it is certainly not counted.
-    /// Returns the lists that can't be applied without it; none if it is too late to withdraw.
+    /// Removes an accepted list that was never sent, so it is certainly not counted. Returns the lists that
+    /// can't be applied without it; none if it is too late to withdraw.
     pub fn withdraw(&mut self, ticket: Ticket) -> Option<Vec<Rejected>> {
         let at = self.queue.binary_search_by_key(&ticket, |entry| entry.ticket).ok()?;
         self.queue.remove(at);
         Some(self.replay())
     }
 
-    /// Ends a dead mutator and says what becomes of the op lists that were answered from memory.
+    /// Ends a dead mutator and says what happens to the op lists that were answered from memory.
     pub fn bury(&mut self) -> Estate {
         self.head = self.settled.clone();
         self.queued = 0;
@@ -408,17 +408,17 @@ impl Mutator {
         Estate { inherited, lost }
     }
 
-    /// Lists that were answered from memory may be stored, or not.
+    /// Notes that lists answered from memory may or may not be stored.
     fn doubt(&mut self, lists: Vec<Entry>) {
         let kind = self.key.kind;
-        // Ops of timed kinds keep their times, so that they win or lose as they did.
+        // Ops of timed kinds keep their times, so they win or lose as they did before.
         match kind.about().is_idempotent || kind.is_timed() {
             true => self.unsure.extend(lists),
             false => self.at_risk += lists.len(),
         }
     }
 
-    /// Builds the head anew from what was sent and the queue, dropping what no longer applies.
+    /// Rebuilds the head from the sent ops and the queue, and drops ops that no longer apply.
     fn replay(&mut self) -> Vec<Rejected> {
         let mut head = match &self.flight {
             Some(flight) => flight.state.clone(),
@@ -475,19 +475,19 @@ impl ShardWrite {
         self.timestamp
     }
 
-    /// What the checksum of the envelope begins with.
+    /// The start of the envelope's checksum.
     #[must_use]
     pub fn seal(&self) -> RowSeal {
         KeySeal::of(&self.key).row(self.expires_at, self.mutator_id)
     }
 
-    /// The envelope.
+    /// The state's envelope.
     #[must_use]
     pub fn state(&self) -> &[u8] {
         &self.state
     }
 
-    /// Whether this write may still be sent, at first or again: checked before every attempt.
+    /// Whether this write can still be sent, for the first time or again. Checked before every attempt.
     #[must_use]
     pub fn may_be_sent(&self, now: Timestamp) -> bool {
         now < self.expires_at

@@ -1,20 +1,20 @@
-//! Keys with more rows than one answer may have: they are read and folded oldest first, in parts.
+//! Keys with more rows than one answer can hold: they are read and folded in parts, oldest rows first.
 //!
-//! Several queries are no snapshot. A fold may land between two of them on one replica, and its
-//! deletion hides rows from the queries that follow, while another replica still answers with the
-//! old tally. So every query asks all replicas, whatever the level of other reads, in this order:
+//! Several queries are not a snapshot. A fold can land between two of them on one replica. Its deletion then
+//! hides rows from the next queries, while another replica still answers with the old tally. So every query
+//! asks all replicas, whatever the level of other reads, in this order:
 //!
 //! 1. the tally, with its fence F0;
-//! 2. the shards with `F0 < expires_at`, oldest first, part by part, each expiry whole;
-//! 3. the tally again. Only if both looks found the same bytes is anything believed.
+//! 2. the shards with `F0 < expires_at`, oldest first, in parts, never splitting an expiry;
+//! 3. the tally again. The result counts only if both looks found the same bytes.
 //!
-//! This is right because a deletion lies on a replica together with its tally (I7). If a deletion
-//! above F0 hid a row from step 2, some replica had it by then, and its tally with it. Step 3 asks
-//! that replica, so the second look differs. A deletion up to F0 hides nothing that step 2 asks for.
-//! It is also why zombies are never read here: a fold deletes them without looking.
+//! This is right because a replica that has a deletion also has its tally (I7). If a deletion above F0 hid a
+//! row from step 2, some replica already had that deletion, and so its tally. Step 3 asks that replica, so
+//! the second look differs. A deletion up to F0 hides nothing that step 2 reads. For the same reason zombies
+//! are never read here: a fold deletes them without looking.
 //!
-//! A row may be written between two parts. An op that was acknowledged before the walk began is in
-//! its row by then, and a row's later states only hold more (I2).
+//! A row can be written between two parts. An op that was acknowledged before the walk began is in its row by
+//! then, and the row's later states contain all that earlier ones held (I2).
 
 use thiserror::Error;
 
@@ -22,38 +22,39 @@ use super::gathered::Gathered;
 use super::read::{Reading, RowError, RowReader};
 use super::{BadSlice, Key, Row, Timestamp};
 
-/// Rows to ask for: those with `after < expires_at <= through`, oldest first, at most `limit`.
+/// Rows to request: those with `after < expires_at <= through`, oldest first, up to `limit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Only rows that expire after it; none for all.
+    /// Only rows that expire after this; all rows if none.
     pub after: Option<Timestamp>,
-    /// Only rows that expire no later. Below [`Timestamp::NEVER`], so never the tally.
+    /// Only rows that expire no later than this. It is below [`Timestamp::NEVER`], so the tally is never
+    /// included.
     pub through: Timestamp,
-    /// Most rows of the answer.
+    /// Maximum number of rows.
     pub limit: usize,
 }
 
-/// Where a walk ends, at the latest.
+/// Where a walk ends at the latest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Until {
-    /// Only shards that expire no later are taken.
+    /// Only shards that expire no later than this are taken.
     pub through: Timestamp,
-    /// Once so many shards were taken, no further part is asked for.
+    /// After this many shards, no further part is requested.
     pub rows: usize,
-    /// The same for bytes of their states.
+    /// After this many bytes of their states, no further part is requested.
     pub bytes: usize,
-    /// Largest envelope of a tally, in bytes; none if no tally is to be made.
+    /// Largest envelope of a tally, in bytes; none if the walk is not for a tally.
     pub tally_bytes: Option<usize>,
 }
 
-/// How large one answer may be.
+/// Size limits of one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartSize {
-    /// Rows of the first part, and most rows of any.
+    /// Rows of the first part, and maximum rows of any part.
     pub rows: (usize, usize),
-    /// Bytes that parts aim at, going by the mean of the part before.
+    /// Target size of a part in bytes, estimated from the mean row size of the previous part.
     pub bytes: usize,
-    /// Most rows of one expiry, which is never divided.
+    /// Maximum rows of one expiry, which is never split.
     pub expiry_rows: usize,
 }
 
@@ -67,14 +68,14 @@ pub struct Walk {
     size: PartSize,
     /// Every shard above the fence and up to here was taken.
     passed: Option<Timestamp>,
-    /// Rows of the next part.
+    /// Limit of the next part.
     limit: usize,
-    /// The expiry that has more rows than a part.
+    /// An expiry with more rows than a part, to be read alone.
     whole: Option<Timestamp>,
     is_over: bool,
     shards: usize,
     bytes: usize,
-    /// Shards that expire up to there are final.
+    /// Shards that expire up to here are final.
     cut: Timestamp,
     final_shards: usize,
 }
@@ -85,33 +86,33 @@ pub enum WalkError {
     /// A row can't be decoded or merged.
     #[error(transparent)]
     Row(#[from] RowError),
-    /// An answer is none to what was asked.
+    /// An answer does not match its query.
     #[error(transparent)]
     Answer(#[from] BadSlice),
 }
 
-/// The oldest shards of a key, merged into its tally: all that a fold of a long key can be planned
-/// from. Only [`Walk::end`] makes one, after the second look at the tally.
+/// The oldest shards of a key, merged into its tally. A fold of a long key can be planned only from this, and
+/// only [`Walk::end`] makes one, after the second look at the tally.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrefixRead {
     pub(super) key: Key,
     pub(super) gathered: Gathered,
     /// Every shard above the tally's fence and up to here was taken.
     pub(super) through: Timestamp,
-    /// Whether that is as far as the walk was to go.
+    /// Whether the walk went as far as it was meant to.
     pub(super) is_complete: bool,
     final_shards: usize,
     bytes: usize,
 }
 
 impl Walk {
-    /// Begins behind the tally's fence. Shards that expire up to `cut` are final.
+    /// Begins after the tally's fence. Shards that expire up to `cut` are final.
     ///
     /// # Errors
     /// [`RowError`] if the tally can't be decoded.
     ///
     /// # Panics
-    /// If `until` would take in the tally itself.
+    /// If `until` would include the tally itself.
     pub fn begin(
         key: Key,
         tally: Option<Row>,
@@ -119,7 +120,7 @@ impl Walk {
         until: Until,
         size: PartSize,
     ) -> Result<Walk, RowError> {
-        assert!(until.through < Timestamp::NEVER, "invariant: a walk takes shards alone");
+        assert!(until.through < Timestamp::NEVER, "invariant: a walk takes only shards");
         let gathered = Gathered::of(RowReader::of(&key), key.kind, tally.as_ref())?;
         let fence = gathered.fence();
         Ok(Walk {
@@ -139,10 +140,10 @@ impl Walk {
         })
     }
 
-    /// What to ask for next; none once nothing more is to be taken.
+    /// The next part to request; none when the walk is over.
     #[must_use]
     pub fn next(&self) -> Option<Part> {
-        // What does not fit into a tally may fit with what later shards remove.
+        // A state that does not fit into a tally may fit after later shards remove items.
         let more = if self.gathered.is_too_large() { 2 } else { 1 };
         let is_enough = self.shards >= self.until.rows.saturating_mul(more)
             || self.bytes >= self.until.bytes.saturating_mul(more);
@@ -150,7 +151,7 @@ impl Walk {
             return None;
         }
         Some(match self.whole {
-            // One row more than it may have, so that an answer that was cut is seen to be.
+            // Request one row more than allowed, to notice an answer that was cut off.
             Some(expiry) => Part {
                 after: Some(expiry.shifted(-1)),
                 through: expiry,
@@ -160,11 +161,11 @@ impl Walk {
         })
     }
 
-    /// Takes the rows of the part that was asked for. An expiry that the answer may have split is
-    /// left for the next part.
+    /// Takes the rows of the requested part. If the answer may have split the last expiry, its rows are left
+    /// for the next part.
     ///
     /// # Errors
-    /// [`WalkError`]; the walk is of no use then.
+    /// [`WalkError`]; then the walk is unusable.
     pub fn take(&mut self, rows: Vec<Row>) -> Result<(), WalkError> {
         let Some(part) = self.next() else { return Ok(()) };
         let mut rows = in_order(rows, &part)?;
@@ -198,27 +199,27 @@ impl Walk {
         }
         let (shards, bytes) = (self.shards - before.0, self.bytes - before.1);
         if let Some(mean) = bytes.checked_div(shards) {
-            // Later rows may be larger, so that parts grow slowly.
+            // Later rows can be larger, so parts grow slowly.
             let most = self.size.rows.1.min(4 * self.limit);
             self.limit = (self.size.bytes / (mean + 1)).clamp(1, most);
         }
         Ok(())
     }
 
-    /// About what the state takes in memory so far, in bytes; 0 for kinds whose states are small.
+    /// Approximate memory of the state so far, in bytes; 0 for kinds with small states.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.gathered.memory_bytes()
     }
 
-    /// What was read, if the tally is still the same; none if the walk has to begin again.
+    /// The result, if the tally is still the same; none if the walk must begin again.
     #[must_use]
     pub fn end(self, again: Option<&Row>) -> Option<PrefixRead> {
         if self.tally.as_ref() != again {
             return None;
         }
         let is_complete = self.passed >= Some(self.until.through);
-        // Nothing was taken: the prefix ends where the tally's does.
+        // Nothing was taken, so the prefix ends with the tally.
         let through = self.passed.unwrap_or(Timestamp::from_micros(0));
         Some(PrefixRead {
             key: self.key,
@@ -232,13 +233,13 @@ impl Walk {
 }
 
 impl PrefixRead {
-    /// The value of a key whose every shard was taken; none if it has no row.
+    /// The value of a key whose shards were all taken; none if the key has no rows.
     ///
     /// # Panics
-    /// If the walk was not to take all shards, or ended before that.
+    /// If the walk was not meant to take all shards, or ended early.
     #[must_use]
     pub fn into_reading(self) -> Option<Reading> {
-        assert!(self.is_complete, "invariant: a value is made of all shards");
+        assert!(self.is_complete, "invariant: a value needs all shards");
         let (fence, is_full) = (self.gathered.fence(), self.gathered.was_full());
         let (state, shards) = self.gathered.into_state();
         let (final_shards, zombies) = (self.final_shards, 0);
@@ -254,7 +255,7 @@ impl PrefixRead {
 }
 
 impl Until {
-    /// Every shard, for a value.
+    /// All shards, for a value.
     #[must_use]
     pub fn the_end() -> Until {
         let through = Timestamp::NEVER.shifted(-1);
@@ -262,10 +263,10 @@ impl Until {
     }
 }
 
-/// Rows in the canonical order of merges, if they can be the answer.
+/// Rows in the canonical order of merges, if they match the query.
 fn in_order(mut rows: Vec<Row>, part: &Part) -> Result<Vec<Row>, BadSlice> {
     let is_asked = |row: &Row| Some(row.expires_at) > part.after && row.expires_at <= part.through;
-    // Stores turn the table's order around, and with it the order of ids.
+    // Stores read the table backwards, which also reverses the order of ids.
     let follows = |a: &Row, b: &Row| {
         a.expires_at < b.expires_at || (a.expires_at == b.expires_at && a.mutator_id > b.mutator_id)
     };

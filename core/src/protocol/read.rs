@@ -14,27 +14,27 @@ use crate::crdt::{DecodeError, Kind, MergeError, State};
 pub enum Answer {
     /// The key has no row.
     Absent,
-    /// The key's value and where it came from.
+    /// The key's value and how it was made.
     Value(Reading),
-    /// The slice started behind a fence that its own tally has not reached: this replica is older
-    /// than the cached fence, so rows may be missing. Read again from the oldest row.
+    /// The slice started after a fence that its own tally has not reached. This replica is older than the
+    /// cached fence, so rows may be missing. Read again from the oldest row.
     ReadAgain,
 }
 
 /// A key's merged state and how it was made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reading {
-    /// Everything merged.
+    /// The merged state of all rows that count.
     pub state: State,
     /// The tally's fence; none without a tally.
     pub fence: Option<Timestamp>,
-    /// The tally takes no further shard, as it would grow beyond its bound.
+    /// The tally takes no further shard, because it would grow beyond its limit.
     pub is_full: bool,
-    /// Shards that were merged, the tally not counted.
+    /// Number of merged shards, without the tally.
     pub shards: usize,
-    /// Merged shards that are [final](Phase::Final) by this clock: work for the fold.
+    /// Merged shards that are [final](Phase::Final) by this clock, so a fold can take them.
     pub final_shards: usize,
-    /// Rows at or below the fence: they are inside the tally, and were ignored.
+    /// Ignored rows at or below the fence: they are included in the tally.
     pub zombies: usize,
 }
 
@@ -51,7 +51,7 @@ pub enum RowError {
         /// What is wrong with its state.
         error: DecodeError,
     },
-    /// The states don't fit together.
+    /// The states can't be merged.
     #[error("the rows can't be merged: {0}")]
     Merge(#[from] MergeError),
 }
@@ -69,7 +69,7 @@ pub fn assemble(
     let reader = RowReader::of(key);
     let tally = slice.tally().map(|row| reader.tally(row)).transpose()?;
     let fence = tally.as_ref().map(|(fence, _)| *fence);
-    // None < Some: an absent tally is older than any.
+    // None < Some: no tally is older than any tally.
     if fence < slice.after() {
         return Ok(Answer::ReadAgain);
     }
@@ -94,16 +94,16 @@ pub fn assemble(
     Ok(Answer::Value(reading))
 }
 
-/// One shard as it lies in the store, for people.
+/// One shard as it is stored, for inspection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardView {
     /// The row's expiry.
     pub expires_at: Timestamp,
     /// The row's mutator.
     pub mutator_id: MutatorId,
-    /// Its phase by the clock that looked.
+    /// Its phase by the clock of this look.
     pub phase: Phase,
-    /// At or below the fence: inside the tally, and ignored.
+    /// At or below the fence: included in the tally, and ignored.
     pub is_zombie: bool,
     /// Its state, or why it can't be decoded.
     pub state: Result<State, RowError>,
@@ -115,7 +115,7 @@ pub fn tally(key: &Key, slice: &WholeSlice) -> Option<Result<(Timestamp, State),
     slice.tally().map(|row| RowReader::of(key).tally(row))
 }
 
-/// Every shard of a slice, in canonical order.
+/// All shards of a slice, in canonical order.
 #[must_use]
 pub fn shards(
     key: &Key,
@@ -143,7 +143,7 @@ pub struct RowReader {
 }
 
 impl RowReader {
-    /// For the rows of this key.
+    /// A reader for the rows of this key.
     #[must_use]
     pub fn of(key: &Key) -> RowReader {
         RowReader { kind: key.kind, seal: KeySeal::of(key) }
@@ -153,7 +153,7 @@ impl RowReader {
         self.seal
     }
 
-    /// The fence and the state of the tally.
+    /// Decodes the fence and the state of a tally.
     ///
     /// # Errors
     /// [`RowError::Undecodable`].
@@ -162,8 +162,8 @@ impl RowReader {
             .map_err(|error| undecodable(row, error))
     }
 
-    /// Whether a shard lies where it was written. One whose expiry was damaged may look like a
-    /// zombie, which nobody counts.
+    /// Checks that a shard is stored where it was written. A shard with a damaged expiry could look like a
+    /// zombie, and zombies are not counted.
     ///
     /// # Errors
     /// [`RowError::Undecodable`].
@@ -172,7 +172,7 @@ impl RowReader {
         seal.check(&row.state).map_err(|error| undecodable(row, error))
     }
 
-    /// The state of a shard.
+    /// Decodes the state of a shard.
     ///
     /// # Errors
     /// [`RowError::Undecodable`].
@@ -294,7 +294,7 @@ mod tests {
         assert!(error.contains("expires_at 2000") && error.contains("checksum"), "{error}");
         let mut moved = shard(2000, 1);
         moved.expires_at = Timestamp::from_micros(400);
-        assert!(read(vec![tally(500, 1), moved], None).is_err(), "it is no zombie");
+        assert!(read(vec![tally(500, 1), moved], None).is_err(), "it is not a zombie");
         assert_eq!(value(vec![tally(500, 1), shard(400, 1)], None).zombies, 1);
     }
 }

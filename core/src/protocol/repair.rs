@@ -1,29 +1,29 @@
-//! Repairing what a wrong clock wrote: rows in, rows out. Only for a whole store that nothing else has
-//! open and that has no other replica, so that rows may be replaced and deleted for good.
+//! Repairs what a wrong clock wrote: rows in, rows out. Only for a whole store that nothing else has open and
+//! that has no other replica, so that rows can be replaced and deleted permanently.
 //!
-//! A clock that once ran ahead leaves three things that an honest clock can't live with for as long:
-//! rows that expire far ahead, and so are never folded; fences, behind which every honest row would
-//! count as folded (I12); and times of last writers, which every honest op loses against.
+//! A clock that once ran ahead leaves three things that an honest clock has to wait out: rows that expire far
+//! in the future, and so are never folded; fences below which every honest row would count as folded (I12);
+//! and times of last writers that every honest op loses against.
 //!
-//! **What goes.** A row that was written later than now + 2ε, which no honest clock allows; a tally
-//! whose [fence proves a moved clock](fold::proves_moved_clock); and whatever holds a time of a last
-//! writer that has to change. All that goes from a key is merged as a read merges it, and becomes one
-//! row, packed as for an import: a new mutator's one write, at now, of one dot. What of a key stays
-//! keeps its bytes and its place, so that an imported line is still known when it is imported again.
-//! If a tally goes, the rows at or below its fence go too: they are in it.
+//! **What is replaced.** A row written later than now + 2ε, which no honest clock allows; a tally whose
+//! [fence proves a moved clock](fold::proves_moved_clock); and any row that holds a time of a last writer
+//! that has to change. All replaced rows of a key are merged as a read merges them, and become one row,
+//! packed as for an import: one write of a new mutator, at now, with one dot. A row that stays keeps its
+//! bytes and its place, so that an imported line is still recognized when it is imported again. If a tally is
+//! replaced, the rows at or below its fence go too: they are included in it.
 //!
-//! **Why the value stays.** A value is the merge of the tally and of the rows above its fence, and a
-//! merge of parts is the merge of the whole. Two sorts of kinds may differ, and so the result is read
-//! and compared: the parts of a kind that is [not exact](crate::crdt::Class) depend on their order, and
-//! in an `or_set` a row may remove what another one added, which it can't do as the write of a new
-//! mutator. Where the values differ, the whole value of the key becomes the one row. The value then
-//! stays through all later folds: above the fence of a tally that stays, the new row is folded like any
-//! other, and a key without a tally gets a new one from the rows that there are.
+//! **Why the value stays the same.** A value is the merge of the tally and the rows above its fence, and
+//! merging parts gives the merge of the whole. Two cases can differ, so the result is read and compared: the
+//! parts of a kind that is [not exact](crate::crdt::Class) depend on their order, and in an `or_set` a row
+//! can remove what another row added, which it can't do as the write of a new mutator. If the values differ,
+//! the whole value of the key becomes the one row. The value then stays the same through all later folds:
+//! above the fence of a tally that stays, the new row is folded like any other, and a key without a tally
+//! gets a new tally from its rows.
 //!
 //! **Times of last writers.** If a key has one later than now + 2ε, its times after now become the
-//! microseconds after now, in their order. So what won still wins, nothing of an honest time is
-//! passed, and the next op of an honest clock wins against all of them. The new row is a
-//! [parcel](super::transfer), which raises adds that are too old for it.
+//! microseconds after now, in their order. So the same changes still win, none of them passes an honest time,
+//! and the next op of an honest clock wins against all of them. The new row is a [parcel](super::transfer),
+//! which raises adds that are too old for it.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -35,25 +35,25 @@ use super::transfer::Parcel;
 use super::{BadSlice, Constants, Key, MutatorId, Row, Slice, Timestamp, fold};
 use crate::crdt::{Dot, State};
 
-/// A row, and when it was written.
+/// A row with its write timestamp.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// The row.
     pub row: Row,
-    /// Its write timestamp.
+    /// The timestamp of its write.
     pub at: Timestamp,
 }
 
-/// Things of one sort that are ahead of the clock.
+/// Things of one sort whose times are ahead of the clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ahead {
-    /// How many.
+    /// How many there are.
     pub count: u64,
-    /// The latest of them.
+    /// The latest of their times.
     pub latest: Option<Timestamp>,
 }
 
-/// What was found in all keys that were looked at, and what became of it.
+/// What was found in all keys so far, and what was done about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Report {
     /// Rows that were written ahead of the clock.
@@ -64,29 +64,29 @@ pub struct Report {
     pub stamps: Ahead,
     /// Keys that were repaired.
     pub keys: u64,
-    /// Rows that went, tallies among them; each repaired key has one new row.
+    /// Rows that were removed, including tallies; each repaired key has one new row.
     pub gone: u64,
-    /// The greatest fence that is left.
+    /// The highest remaining fence.
     pub fence: Option<Timestamp>,
-    /// The latest time of a last writer, now.
+    /// The latest remaining time of a last writer.
     pub stamp: Option<Timestamp>,
 }
 
 /// Why a key can't be repaired.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RepairError {
-    /// Its rows have no value.
+    /// The key's rows can't be read.
     #[error(transparent)]
     Row(#[from] RowError),
-    /// They are not those of one key.
+    /// The rows are not those of one key.
     #[error(transparent)]
     Slice(#[from] BadSlice),
-    /// What would be written does not have the value that was read.
-    #[error("its rows can't be replaced without a change of its value")]
+    /// The new rows would not have the value that was read.
+    #[error("its rows can't be replaced without changing its value")]
     Changed,
 }
 
-/// A repair of many keys by one look at the clock; see the [module documentation](self).
+/// A repair of many keys at one time of the clock; see the [module documentation](self).
 #[derive(Debug)]
 pub struct Repair {
     now: Timestamp,
@@ -102,29 +102,29 @@ impl Ahead {
 }
 
 impl Repair {
-    /// A repair by a clock that is taken as right.
+    /// A repair by this clock, which is assumed to be right.
     #[must_use]
     pub fn new(now: Timestamp, constants: Constants) -> Repair {
         Repair { now, constants, report: Report::default() }
     }
 
-    /// What was found up to now.
+    /// What was found so far.
     #[must_use]
     pub fn report(&self) -> &Report {
         &self.report
     }
 
-    /// Whether a time is later than two honest clocks may differ.
+    /// Whether a time is further ahead than two honest clocks can differ.
     #[must_use]
     pub fn is_ahead(&self, time: Timestamp) -> bool {
         time > self.now.plus(2 * self.constants.clock_offset_max())
     }
 
-    /// Takes all rows of a key, in the table's order, and returns what it shall have instead, in that
+    /// Takes all rows of a key, in the table's order, and returns the rows that must replace them, in that
     /// order. `id` must be fresh and random.
     ///
     /// # Errors
-    /// [`RepairError`]; nothing may be written then.
+    /// [`RepairError`]; then write nothing.
     pub fn key(
         &mut self,
         key: &Key,
@@ -163,12 +163,12 @@ impl Repair {
         Ok(kept)
     }
 
-    /// Looks for what is ahead, and notes it.
+    /// Finds and notes everything that is ahead of the clock.
     fn look(&mut self, key: &Key, rows: &[Written]) -> Result<Looked, RepairError> {
         let reader = RowReader::of(key);
         let (mut fence, mut times) = (None, Vec::new());
         for Written { row, .. } in rows {
-            // The tally is the first.
+            // The tally comes first.
             times.push(match (row.is_tally(), key.kind.is_timed()) {
                 (true, _) => {
                     let (of_tally, state) = reader.tally(row)?;
@@ -206,7 +206,7 @@ impl Repair {
         Ok(Looked { fence, late, goes })
     }
 
-    /// What a time becomes.
+    /// The time that replaces `time`.
     fn new_time(&self, late: &[Timestamp], time: Timestamp) -> Timestamp {
         match late.binary_search(&time) {
             Ok(index) => self.now.plus(Duration::from_micros(index as u64 + 1)),
@@ -214,13 +214,13 @@ impl Repair {
         }
     }
 
-    /// Notes what a key has now.
+    /// Notes what remains of a key.
     fn leave(&mut self, fence: Option<Timestamp>, value: &State) {
         self.report.fence = self.report.fence.max(fence);
         self.report.stamp = self.report.stamp.max(value.times().into_iter().max());
     }
 
-    /// The value of these rows; none without rows.
+    /// The value of these rows; none if there are none.
     fn value(&self, key: &Key, rows: &[Written]) -> Result<Option<State>, RepairError> {
         let rows: Vec<Row> = rows.iter().map(|written| written.row.clone()).collect();
         let limit = rows.len();
@@ -231,7 +231,8 @@ impl Repair {
         })
     }
 
-    /// Whether rows are this together, whoever added it. Old adds are raised on both sides, as in the new row.
+    /// Whether these rows have this value, regardless of which mutators added it. Old adds are raised on both
+    /// sides, as in the new row.
     fn has_value(
         &self,
         key: &Key,
@@ -248,7 +249,7 @@ impl Repair {
         Ok(found == Some(by_anybody(expected.clone())))
     }
 
-    /// The one row that a state becomes.
+    /// The one row that replaces a state.
     fn packed(&self, key: &Key, id: MutatorId, state: &State) -> Written {
         let parcel = Parcel::pack(key.clone(), id, state, self.now, self.constants.lifetime());
         let write = parcel.write();
@@ -260,11 +261,11 @@ impl Repair {
 
 /// What was found in a key.
 struct Looked {
-    /// Of its tally.
+    /// The fence of its tally.
     fence: Option<Timestamp>,
-    /// Times of last writers that have to change, ascending; none if none is ahead.
+    /// Times of last writers that have to change, ascending; empty if none of them is ahead.
     late: Vec<Timestamp>,
-    /// For each row, whether it has to go.
+    /// For each row, whether it must be replaced.
     goes: Vec<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! Rows as a store returns them, and slices of them, complete or cut.
+//! Rows as a store returns them, and slices of them, complete or cut off.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use super::Timestamp;
 pub struct MutatorId(Uuid);
 
 impl MutatorId {
-    /// The tally's place in the mutator column.
+    /// The tally's value in the mutator column.
     pub const TALLY: MutatorId = MutatorId(Uuid::nil());
 
     /// An id from a version 4 UUID, or from the store.
@@ -42,11 +42,11 @@ impl fmt::Display for MutatorId {
 /// One row of a key: a shard, or the tally.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// When its mutator expires; [`Timestamp::NEVER`] for the tally.
+    /// The expiry of its mutator; [`Timestamp::NEVER`] for the tally.
     pub expires_at: Timestamp,
-    /// Who writes it; [`MutatorId::TALLY`] for the tally.
+    /// The mutator that writes it; [`MutatorId::TALLY`] for the tally.
     pub mutator_id: MutatorId,
-    /// The [envelope](crate::crdt::envelope).
+    /// The state's [envelope](crate::crdt::envelope).
     pub state: Vec<u8>,
 }
 
@@ -58,8 +58,8 @@ impl Row {
     }
 }
 
-/// The answer to a query of one key's rows with `LIMIT limit + 1`: unpaged, newest expiry first, so
-/// that any answer with a row of the key has its tally.
+/// The answer to a query of one key's rows with `LIMIT limit + 1`: unpaged, newest expiry first. So any
+/// answer that has a row of the key also has its tally.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slice {
     rows: Vec<Row>,
@@ -67,49 +67,49 @@ pub struct Slice {
     limit: usize,
 }
 
-/// Why a slice says nothing about its key.
+/// Why a slice can't be used for its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadSlice {
-    /// It had more rows than its limit. Under descending order the missing ones are the oldest.
+    /// The key has more rows than the limit. Rows come in descending order, so the oldest are missing.
     #[error("the key has more than {limit} rows")]
     Cut {
-        /// The limit that was passed.
+        /// The limit of the query.
         limit: usize,
-        /// Bytes of the states of the rows that came.
+        /// Bytes of the states of the rows that were read.
         bytes: usize,
     },
-    /// Its rows are not in the table's order, so that some may be missing. A mutator whose id is no
-    /// version 4 UUID lies elsewhere in Cassandra's order than in ours.
+    /// The rows are not in the table's order, so some could be missing. Cassandra sorts a mutator id that is
+    /// not a version 4 UUID differently from this crate.
     #[error(
-        "row (expires_at {}, mutator {mutator_id}) of the key is not where the table's order puts it",
+        "row (expires_at {}, mutator {mutator_id}) of the key is not in the table's order",
         .expires_at.as_micros()
     )]
     Disordered {
         /// Expiry of the first row that is out of order.
         expires_at: Timestamp,
-        /// Its mutator.
+        /// Mutator of that row.
         mutator_id: MutatorId,
     },
 }
 
 impl Slice {
-    /// Wraps a store's answer: the rows with `expires_at > after` (all rows without), at most
-    /// `limit + 1` of them.
+    /// Wraps a store's answer: the rows with `expires_at > after` (all rows if `after` is none), up to `limit
+    /// + 1` of them.
     #[must_use]
     pub fn new(rows: Vec<Row>, after: Option<Timestamp>, limit: usize) -> Slice {
         Slice { rows, after, limit }
     }
 
-    /// The slice, if and only if nothing was cut off and its rows are in order.
+    /// The slice, if nothing was cut off and its rows are in order.
     ///
     /// # Errors
-    /// [`BadSlice`].
+    /// [`BadSlice`] says what is wrong with it.
     pub fn whole(self) -> Result<WholeSlice, BadSlice> {
         if self.rows.len() > self.limit {
             let bytes = self.rows.iter().map(|row| row.state.len()).sum();
             return Err(BadSlice::Cut { limit: self.limit, bytes });
         }
-        // Descending expiry, then ascending mutator.
+        // Descending by expiry, then ascending by mutator.
         let in_order =
             |a: &Row, b: &Row| (b.expires_at, a.mutator_id) < (a.expires_at, b.mutator_id);
         match self.rows.windows(2).find(|pair| !in_order(&pair[0], &pair[1])) {
@@ -121,7 +121,7 @@ impl Slice {
     }
 }
 
-/// Every row of a key with `expires_at > after`: nothing is missing.
+/// Every row of a key with `expires_at > after`; none is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WholeSlice {
     rows: Vec<Row>,
@@ -129,12 +129,12 @@ pub struct WholeSlice {
 }
 
 impl WholeSlice {
-    /// Of a key without rows.
+    /// The slice of a key without rows.
     pub(super) fn empty() -> WholeSlice {
         WholeSlice { rows: Vec::new(), after: None }
     }
 
-    /// The fence behind which the slice starts; none if it holds the whole key.
+    /// The fence after which the slice starts; none if it holds the whole key.
     #[must_use]
     pub fn after(&self) -> Option<Timestamp> {
         self.after
@@ -149,7 +149,7 @@ impl WholeSlice {
     /// The shards in canonical merge order: ascending by `(expires_at, mutator_id)`.
     pub fn shards(&self) -> impl Iterator<Item = &Row> {
         let shards = &self.rows[usize::from(self.tally().is_some())..];
-        // Stored order is descending by expiry but ascending by id: reverse the runs of one expiry.
+        // The stored order is descending by expiry but ascending by id, so reverse the runs of equal expiry.
         shards.chunk_by(|a, b| a.expires_at == b.expires_at).rev().flatten()
     }
 
@@ -165,7 +165,7 @@ impl WholeSlice {
         self.rows.iter().map(|row| row.state.len()).sum()
     }
 
-    /// Whether the key has no row in this slice.
+    /// Whether the slice has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()

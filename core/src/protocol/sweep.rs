@@ -1,10 +1,10 @@
-//! The sweep's rule: which keys, of those that a scan of primary keys passes, to nominate for a
-//! fold. A nomination promises nothing: the fold reads the key anew at its own level.
+//! The sweep's rule: which of the keys that a scan of primary keys passes are nominated for a fold. A
+//! nomination does not promise a fold: the fold reads the key again at its own level.
 
 use super::{Constants, Key, Name, Phase, Timestamp};
 use crate::crdt::Kind;
 
-/// Counts the final rows of one key after the other, and the keys of one group after the other.
+/// Counts the final rows of each key and the keys of each group, as a scan passes them.
 #[derive(Debug)]
 pub struct Nominator {
     now: Timestamp,
@@ -14,14 +14,14 @@ pub struct Nominator {
     largest: Option<GroupSize>,
 }
 
-/// How large a group is.
+/// The size of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupSize {
     /// Kind of its keys.
     pub kind: Kind,
     /// The group.
     pub group: Name,
-    /// Its keys.
+    /// Number of its keys.
     pub names: usize,
 }
 
@@ -30,7 +30,7 @@ pub struct GroupSize {
 pub struct Nomination {
     /// The key.
     pub key: Key,
-    /// About how many rows it has: the fold reads them anew.
+    /// Its approximate number of rows. The fold reads them again.
     pub rows: usize,
 }
 
@@ -42,14 +42,14 @@ struct Tallied {
 }
 
 impl Nominator {
-    /// For one pass over a token range.
+    /// Starts one pass over a token range.
     #[must_use]
     pub fn new(now: Timestamp, constants: Constants) -> Nominator {
         Nominator { now, constants, current: None, group: None, largest: None }
     }
 
-    /// Passes one row. The rows of a key must follow each other. Returns the key before, if it is
-    /// finished and nominated.
+    /// Passes one row. The rows of a key must follow each other. Returns the previous key, if this row begins
+    /// another one and the previous one is nominated.
     pub fn pass(&mut self, key: Key, expires_at: Timestamp) -> Option<Nomination> {
         let done = match &self.current {
             Some((current, _)) if *current == key => None,
@@ -69,7 +69,7 @@ impl Nominator {
         done
     }
 
-    /// A key begins. Keys of a group follow each other.
+    /// Counts a key that begins. Keys of a group follow each other.
     fn count(&mut self, key: &Key) {
         match &mut self.group {
             Some(size) if (size.kind, &size.group) == (key.kind, &key.group) => size.names += 1,
@@ -92,7 +92,7 @@ fn larger(one: Option<GroupSize>, other: Option<GroupSize>) -> Option<GroupSize>
     one.into_iter().chain(other).max_by_key(|size| size.names)
 }
 
-/// Two final rows, or one beside a tally: a fold would make the key smaller.
+/// Two final rows, or one and a tally: a fold would make the key smaller.
 fn nominated((key, seen): (Key, Tallied)) -> Option<Nomination> {
     let is_worth_it = seen.final_rows + usize::from(seen.has_tally) >= 2;
     is_worth_it.then_some(Nomination { key, rows: seen.rows })

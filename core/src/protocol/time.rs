@@ -1,4 +1,4 @@
-//! Points in time, as parameters: nothing in the core reads a clock.
+//! Points in time, passed as parameters: nothing in the core reads a clock.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl Timestamp {
         Timestamp(self.0.saturating_add(micros(span)))
     }
 
-    /// This time less `span`.
+    /// This time minus `span`.
     #[must_use]
     pub fn minus(self, span: Duration) -> Timestamp {
         Timestamp(self.0.saturating_sub(micros(span)))
@@ -70,10 +70,10 @@ fn micros(span: Duration) -> i64 {
 /// One look at the two clocks of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
-    /// The wall clock: comparable between machines, but it can be set, forwards and backwards.
+    /// The wall clock. It can be compared between machines, but it can be set forwards or backwards.
     pub wall: Timestamp,
-    /// Time since boot, suspension included (`CLOCK_BOOTTIME`): it only runs forwards, but means
-    /// something on this machine alone.
+    /// Time since boot, including suspension (`CLOCK_BOOTTIME`). It never goes back, but has a meaning only
+    /// on this machine.
     pub boot: Duration,
 }
 

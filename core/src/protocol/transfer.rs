@@ -1,19 +1,19 @@
-//! A key's whole state on its way to another place: an export, or what another system counted.
+//! Moves a key's whole state to another place: an export, or counts of another system.
 //!
-//! A parcel is the one write of a mutator of its own, whose id, expiry, timestamp and bytes are fixed when
-//! it is packed. So it may be delivered any number of times, by anyone, and counts once (invariants I1, I2
-//! and I6): before its expiry it is the same row each time, which folds treat like any other, and after it
-//! no delivery is acknowledged (I3, I4). For the same reason all that it holds counts as added by that
-//! mutator: what others added or removed elsewhere has no meaning at the key where it arrives, and a fence
-//! of elsewhere would take away what is there.
+//! A parcel is the one write of its own mutator, whose id, expiry, timestamp and bytes are fixed when it is
+//! packed. So it can be delivered any number of times, by anyone, and counts once (invariants I1, I2 and I6):
+//! before its expiry it is the same row each time, which folds treat like any other, and after its expiry no
+//! delivery is acknowledged (I3, I4). For the same reason everything in it counts as added by that mutator.
+//! What other mutators added or removed elsewhere has no meaning at the key where it arrives, and a fence
+//! from elsewhere would remove what is already there.
 //!
-//! **Kinds that forget.** Their rows hold no op older than [`OP_AGE_MAX`] before the expiry, or a fold could
-//! have dropped the removal that such an op lost against, and the item would come back. A state may be years
-//! old, so the older adds of a parcel are raised to that time. It lies before the packing, because such a
-//! parcel is valid for [`FORGETTING_VALID_MAX`] at most. Raising changes no value at a key where nothing was
-//! written by then, and whatever is written at the place of arrival from the day before the packing on still
-//! wins. What was removed there earlier, and is in the parcel, is in the set again. Without the raising it
-//! would come back only where folds have forgotten the removal.
+//! **Kinds that forget.** Their rows hold no op older than [`OP_AGE_MAX`] before the expiry. Otherwise a fold
+//! could have dropped the removal that such an op lost against, and the item would come back. A state can be
+//! years old, so a parcel raises its older adds to that time. That time is before the packing, because a
+//! parcel of such a kind is valid for at most [`FORGETTING_VALID_MAX`]. Raising changes no value at a key
+//! where nothing was written by then. At the place of arrival, everything written since the day before the
+//! packing still wins. An item that was removed there earlier, and is in the parcel, comes back into the set.
+//! Without the raising, it would come back only where folds have forgotten the removal.
 
 use std::time::Duration;
 
@@ -23,46 +23,44 @@ use super::{Key, MutatorId, Now, OP_AGE_MAX, ShardWrite, Timestamp};
 use crate::crdt::envelope::{self, KeySeal};
 use crate::crdt::{DecodeError, Dot, State};
 
-/// Longest time for which a parcel of a kind that forgets is valid.
+/// The longest time that a parcel of a kind that forgets is valid.
 pub const FORGETTING_VALID_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 const _: () = assert!(FORGETTING_VALID_MAX.as_secs() < OP_AGE_MAX.as_secs());
 
-/// See the [module documentation](self).
+/// A parcel; see the [module documentation](self).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parcel {
     write: ShardWrite,
-    /// The state as it travels: sealed for its row, but for no key, so that a line may be imported
-    /// under another name.
+    /// The state as it travels. It is sealed for its row but not for a key, so a line can be imported under
+    /// another name.
     packed: Vec<u8>,
     latest: Option<Timestamp>,
 }
 
-/// Why something is no parcel.
+/// Why something is not a valid parcel.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ParcelError {
-    /// Its state is damaged, or of a newer release.
+    /// Its state is damaged or from a newer release.
     #[error("its state can't be decoded: {0}")]
     State(#[from] DecodeError),
-    /// Its times can't be those of a mutator.
-    #[error(
-        "its times are none of a parcel's: it must be written after 1970 and expire after that"
-    )]
+    /// Its times are impossible for a mutator.
+    #[error("its times are invalid: the write must be after 1970 and the expiry after the write")]
     Impossible,
-    /// Rows are ordered by their ids, and stores agree on the order of random ones only.
-    #[error("its id {0} is no random UUID (version 4); export it again")]
+    /// Rows are ordered by their ids, and stores agree only on the order of random ids.
+    #[error("its id {0} is not a random UUID (version 4); export it again")]
     Id(MutatorId),
-    /// It could bring back what was removed after it was packed.
-    #[error("a parcel of its kind is valid for 7 days at most; export it again")]
+    /// It could bring back items that were removed after it was packed.
+    #[error("a parcel of this kind is valid for at most 7 days; export it again")]
     TooLong,
-    /// Its state speaks of other mutators than its own.
-    #[error("its state was not packed for an import")]
+    /// Its state mentions other mutators than its own.
+    #[error("its state was not packed for an import; export it again")]
     NotPacked,
 }
 
 impl Parcel {
-    /// Packs a state that may be delivered for a while, which is [`FORGETTING_VALID_MAX`] at most for a
-    /// kind that forgets. Each one needs a random id that was never used.
+    /// Packs a state for delivery within `valid_for`, which is at most [`FORGETTING_VALID_MAX`] for a kind
+    /// that forgets. Each parcel needs a random id that was never used.
     ///
     /// # Panics
     /// If the id is not random.
@@ -82,10 +80,10 @@ impl Parcel {
         parcel.expect("invariant: a random id, and an expiry after the packing")
     }
 
-    /// A parcel that arrives, with the bytes of its [`Parcel::packed`] state.
+    /// A parcel that arrives with the bytes of its [`Parcel::packed`] state.
     ///
     /// # Errors
-    /// [`ParcelError`] if it can't be delivered to any key.
+    /// [`ParcelError`] if no key can take it.
     pub fn arrive(
         key: Key,
         id: MutatorId,
@@ -100,14 +98,14 @@ impl Parcel {
         let state = envelope::decode_shard(seal, key.kind, packed)?;
         let mut attributed = state.clone();
         attributed.attribute_to(Parcel::dot(id, expires_at));
-        // An earlier release raised no times.
+        // Parcels of earlier releases did not raise times.
         if attributed != state && !key.kind.forgets() {
             return Err(ParcelError::NotPacked);
         }
         Parcel::check(key, id, expires_at, written_at, &attributed)
     }
 
-    /// Of all that it holds.
+    /// The dot of everything in the parcel.
     fn dot(mutator_id: MutatorId, expires_at: Timestamp) -> Dot {
         Dot { expires_at, mutator_id, seq: 1 }
     }
@@ -143,20 +141,19 @@ impl Parcel {
         &self.packed
     }
 
-    /// What to write, the same each time.
+    /// The write that delivers it, always the same.
     #[must_use]
     pub fn write(&self) -> &ShardWrite {
         &self.write
     }
 
-    /// The latest time by which a last writer won in it; none for kinds without.
+    /// The latest time of a last writer in it; none for kinds without times.
     #[must_use]
     pub fn latest(&self) -> Option<Timestamp> {
         self.latest
     }
 
-    /// Whether a delivery that was acknowledged before this time counts: its row can't have been folded
-    /// without it.
+    /// Whether a delivery acknowledged before this time counts: its row can't have been folded without it.
     #[must_use]
     pub fn ack_stands(&self, now: Now) -> bool {
         now.wall < self.write.expires_at()
@@ -199,9 +196,9 @@ mod tests {
         assert!(!packed.ack_stands(at(NOW.plus(day))) && !write.may_be_sent(NOW.plus(day)));
     }
 
-    /// What a fence of the place of departure takes away, and what folds at the place of arrival settle.
+    /// What a fence at the place of departure would remove, and what folds at the place of arrival settle.
     #[test]
-    fn a_set_arrives_whole_takes_nothing_away_and_outlasts_every_fold() {
+    fn a_set_arrives_whole_removes_nothing_and_outlasts_folds() {
         let time = Timestamp::from_micros;
         let add = |state: &mut State, item: &str, id, expires_at| {
             let mut op = Kind::OrSet.parse_op(&Kind::OrSet.bare_op(item)).expect("an op");
@@ -242,7 +239,7 @@ mod tests {
 
     /// An add of last year would come back wherever folds have forgotten the removal that beat it.
     #[test]
-    fn adds_that_are_too_old_for_the_row_are_raised_however_the_parcel_comes() {
+    fn adds_too_old_for_the_row_are_raised_in_any_parcel() {
         let day = Duration::from_secs(86_400);
         let key = Key { kind: Kind::LwwSet, ..key() };
         let change = |state: &mut State, op: &str, item: &str, time| {
@@ -260,11 +257,11 @@ mod tests {
         let parcel = Parcel::pack(key.clone(), id, &here, NOW, valid_for);
         let write = parcel.write();
         let expires_at = write.expires_at();
-        assert_eq!(expires_at, NOW.plus(7 * day), "no longer than it may be");
+        assert_eq!(expires_at, NOW.plus(7 * day), "at most the allowed time");
         let times = [expires_at.minus(OP_AGE_MAX), NOW.minus(day), NOW.minus(300 * day)];
         let seal = KeySeal::of(&key).row(expires_at, id);
         let packed = envelope::decode_shard(seal, Kind::LwwSet, write.state()).expect("a state");
-        assert_eq!(packed.times(), times, "a removal stays, as it would take away what came since");
+        assert_eq!(packed.times(), times, "removals keep their times");
 
         let nowhere = KeySeal::NOWHERE.row(expires_at, id);
         let raw = envelope::encode_shard(nowhere, &here, 1);

@@ -129,14 +129,14 @@ impl Executor {
             }
             Act::Resume(pod) => {
                 if self.fleet.resume(pod)? {
-                    self.note(format!("pod {pod} runs on"));
+                    self.note(format!("pod {pod} continues"));
                 }
             }
             Act::Fault | Act::Heal | Act::Break(..) => self.waiting.push_back(act),
             Act::Draw => self.draw(),
             Act::Terminate(pod) => {
                 if self.fleet.terminate(pod)? {
-                    self.note(format!("pod {pod} told to end"));
+                    self.note(format!("pod {pod} got SIGTERM"));
                 }
             }
             Act::Shift(pod, millis) => {

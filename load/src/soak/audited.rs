@@ -3,8 +3,8 @@
 //! Each update of an audited key adds a power of eight that no other update of that key adds. So the
 //! value of a counter, written in base eight, has one digit per update. The digit is compared with
 //! the outcome that the client got: 0 for an acknowledged update is a loss, 2 or more is a double
-//! count, and 1 or more for an update that was refused or never sent is a phantom. The digits alone show
-//! which of the three happened, and no unknown update can hide another. For each audited counter
+//! count, and 1 or more for an update that was refused or never sent is a phantom. The digits alone
+//! show which of the three happened, and no unknown update can hide another. For each audited counter
 //! there is an audited set, and the same requests add the same numbers to it as items. So a second
 //! kind of data meets the same faults, and the same rules say which items it must have.
 //!

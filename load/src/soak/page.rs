@@ -87,8 +87,8 @@ fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
          {DECIDABLE_UNKNOWN_MAX} unknown weights, the check only tests the bounds of the value, and \
          the key counts as undecided. An audited key takes {DIGITS} updates. Each adds a different \
          power of eight, so each update has a digit. A digit of 0 for an acknowledged update is a \
-         loss, 2 or more is a double count, and any for an update that was refused or never sent is a \
-         phantom. For each audited counter there is an audited set, which gets the same numbers as \
+         loss. A digit of 2 or more is a double count. A digit above 0 for an update that was refused \
+         or never sent is a phantom. For each audited counter there is an audited set, which gets the same numbers as \
          items. Every key is read from every pod after the load, after a fold, and after all shards \
          became final and were folded. Then all pods must agree. \
          Latency of acknowledged updates since they were due: p50 {}, p99 {}, p99.9 {}, max {}.",

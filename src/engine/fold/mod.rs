@@ -25,6 +25,7 @@ use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::engine::Context;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::metrics::{FoldEnd, Metrics};
 use crate::limits;
@@ -78,14 +79,8 @@ pub struct Folder {
 impl Folder {
     /// Creates a folder. Background folds begin with [`Folder::start`].
     #[must_use]
-    pub fn new(
-        store: Arc<dyn Store>,
-        gate: Arc<ClockGate>,
-        constants: Constants,
-        metrics: Arc<Metrics>,
-        random: Random,
-        folding: Folding,
-    ) -> Arc<Folder> {
+    pub fn new(context: Context, folding: Folding) -> Arc<Folder> {
+        let Context { store, gate, constants, metrics, random } = context;
         let (queue, nominations) = mpsc::channel(limits::FOLD_QUEUE_MAX);
         Arc::new(Folder {
             store,

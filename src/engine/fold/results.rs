@@ -28,10 +28,7 @@ pub enum FoldFailure {
     Read(#[from] StoreError),
     /// A row prevents the fold.
     #[error("{key}: {error}")]
-    Blocked {
-        key: Key,
-        error: FoldError,
-    },
+    Blocked { key: Key, error: FoldError },
     /// The fold panicked. If something was written, the next fold reads it.
     #[error("the fold met a bug: {0}")]
     Bug(String),

@@ -47,9 +47,8 @@ async fn a_key_being_folded_is_skipped_and_others_have_their_results() {
     let age = constants.lifetime() + constants.cutoff() + 2 * constants.fence_quantum();
     clock.0.store(age.as_secs(), Ordering::SeqCst);
 
-    let metrics = Arc::new(Metrics::new());
-    let gate = Arc::new(ClockGate::new(clock, Arc::clone(&store), constants, Arc::clone(&metrics)));
-    let folder = Folder::new(store, gate, constants, metrics, random, Folding::InBackground);
+    let context = Context::new(store, constants, clock, random);
+    let folder = Folder::new(context, Folding::InBackground);
     let taken = Busy::take(&folder.busy, &keys[1]).expect("no fold runs yet");
     let results = folder.fold_together(&keys, false).await;
     assert!(matches!(results[1], Err(FoldFailure::Busy)), "{results:?}");

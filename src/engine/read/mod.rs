@@ -23,6 +23,7 @@ use thiserror::Error;
 use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout};
 
+use crate::engine::Context;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::fold::Folder;
 use crate::engine::memory::MemoryPermit;
@@ -111,13 +112,8 @@ type Said = Result<Option<Arc<Held>>, ReadError>;
 
 impl Reader {
     #[must_use]
-    pub fn new(
-        store: Arc<dyn Store>,
-        gate: Arc<ClockGate>,
-        folder: Arc<Folder>,
-        constants: Constants,
-        metrics: Arc<Metrics>,
-    ) -> Reader {
+    pub fn new(context: Context, folder: Arc<Folder>) -> Reader {
+        let Context { store, gate, constants, metrics, .. } = context;
         let fences = Mutex::new(limits::cache(limits::FENCES_MAX));
         let asked = Mutex::new(limits::cache(limits::RECENT_MAX));
         let tasks = Tasks::counting(metrics.panics.clone());
@@ -326,7 +322,9 @@ impl Reader {
         let reading = match answer {
             Answer::Absent => return None,
             Answer::Value(reading) => reading,
-            Answer::ReadAgain => unreachable!("invariant: only a slice after a fence is read again"),
+            Answer::ReadAgain => {
+                unreachable!("invariant: only a slice after a fence is read again")
+            }
         };
         self.learn(key, &reading);
         Some(KeyValue {

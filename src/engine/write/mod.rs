@@ -35,6 +35,7 @@ use orderfree_core::protocol::{
     Constants, Durability, Estate, Finished, Key, Now, Rejected, Ticket, Timestamp, WriteOutcome,
 };
 
+use crate::engine::Context;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::metrics::{Metrics, Outcome};
 use crate::policy::Policies;
@@ -111,15 +112,8 @@ struct Waiting {
 
 impl Mutators {
     #[must_use]
-    pub fn new(
-        store: Arc<dyn Store>,
-        gate: Arc<ClockGate>,
-        constants: Constants,
-        metrics: Arc<Metrics>,
-        random: Random,
-        bounds: Bounds,
-        policies: Policies,
-    ) -> Arc<Mutators> {
+    pub fn new(context: Context, bounds: Bounds, policies: Policies) -> Arc<Mutators> {
+        let Context { store, gate, constants, metrics, random } = context;
         // Two honest clocks differ by twice the offset limit.
         let hybrid = HybridClock::new(2 * constants.clock_offset_max(), store.latest_stamp());
         let flushers = Tasks::counting(metrics.panics.clone());

@@ -45,7 +45,6 @@ fn pod_with(mutators_max: usize) -> Pod {
 
 fn pod_of(bounds: Bounds, policies: Policies) -> Pod {
     let (store, clock) = (Arc::new(Scripted::default()), Arc::new(Shifted::default()));
-    let metrics = Arc::new(Metrics::new());
     let second = |seconds| Some(Duration::from_secs(seconds));
     let constants = Constants::resolve(Overrides {
         lifetime: second(60),
@@ -55,10 +54,9 @@ fn pod_of(bounds: Bounds, policies: Policies) -> Pod {
     });
     let constants = constants.expect("consistent");
     let (dyn_store, dyn_clock): (Arc<dyn Store>, Arc<dyn Clock>) = (store.clone(), clock.clone());
-    let gate = ClockGate::new(dyn_clock, dyn_store.clone(), constants, metrics.clone());
-    let (gate, random) = (Arc::new(gate), Random::system());
-    let mutators =
-        Mutators::new(dyn_store, gate, constants, metrics.clone(), random, bounds, policies);
+    let context = Context::new(dyn_store, constants, dyn_clock, Random::system());
+    let metrics = Arc::clone(&context.metrics);
+    let mutators = Mutators::new(context, bounds, policies);
     Pod { store, clock, metrics, mutators }
 }
 

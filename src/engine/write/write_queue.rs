@@ -133,7 +133,9 @@ impl WriteQueue {
     }
 
     fn of(&mut self, queue: Queue) -> &mut Waiting {
-        self.queues.get_mut(&queue).expect("invariant: a queue stays while it has a batch in flight")
+        self.queues
+            .get_mut(&queue)
+            .expect("invariant: a queue stays while it has a batch in flight")
     }
 }
 

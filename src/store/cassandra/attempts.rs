@@ -1,10 +1,10 @@
-//! Our own retries and hedges. The driver makes one attempt per call and never retries or speculates,
-//! because it keeps only the last attempt's error; each further attempt here sends the same bytes with
-//! the same timestamp, so that any number of them equals one. A further attempt follows a failed one
-//! after a pause, or, as a hedge, one that is out for longer than requests typically are (Dean and
-//! Barroso, "The Tail at Scale", 2013).
+//! Our own retries and hedges. The driver makes one attempt per call, and never retries or speculates,
+//! because it keeps only the last attempt's error. Each further attempt here sends the same bytes with the
+//! same timestamp, so any number of attempts has the effect of one. A retry follows a failed attempt after a
+//! pause. A hedge follows an attempt that is out for longer than typical (Dean and Barroso, "The Tail at
+//! Scale", 2013).
 //!
-//! Public because the simulator sends through it as well.
+//! Public because the simulator uses it too.
 
 use std::time::Duration;
 
@@ -20,31 +20,31 @@ use crate::limits::{READ_ATTEMPT_TIME_MAX, READ_TIME_MAX};
 use crate::runtime::random::Random;
 use crate::store::StoreError;
 
-/// The first pause between attempts as a share of an attempt's time; each further one doubles.
+/// The first pause between attempts, as a share of an attempt's time. Each further pause is twice as long.
 const FIRST_PAUSE_SHARE: u32 = 20;
 
-/// How long to try.
+/// How often and how long to try.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// Most attempts, one after the failure of the other. Each may have one hedge.
+    /// Maximum attempts, each after the failure of the one before. Each can have one hedge.
     pub attempts_max: u32,
-    /// Longest time of one attempt.
+    /// Longest time for one attempt.
     pub attempt: Duration,
-    /// Longest time of all attempts with the pauses between.
+    /// Longest time for all attempts and the pauses between them.
     pub total: Duration,
 }
 
-/// What a write touches.
+/// How many partitions a write changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// One partition: its replicas take all of it or nothing.
+    /// One partition: each replica applies all of the write or nothing.
     OnePartition,
-    /// Several: each is refused or applied by itself, whatever the answer says.
+    /// Several partitions: each is refused or applied separately, whatever the answer says.
     Several,
 }
 
 impl Reach {
-    /// Of shard rows in one request.
+    /// The reach of shard rows in one request.
     #[must_use]
     pub fn of(writes: &[ShardWrite]) -> Reach {
         let mut partitions = writes.iter().map(|write| write.key().partition());
@@ -57,11 +57,11 @@ impl Reach {
 }
 
 impl Patience {
-    /// Of reads, and of folds: nothing hangs on their time but somebody who waits.
+    /// For reads and folds: they have no deadline except the patience of the caller.
     pub const RELAXED: Patience =
         Patience { attempts_max: 3, attempt: READ_ATTEMPT_TIME_MAX, total: READ_TIME_MAX };
 
-    /// Of shard writes, none of which may outlive the request budget.
+    /// For shard writes. None may outlive the request budget.
     #[must_use]
     pub fn of_writes(constants: &Constants) -> Patience {
         Patience {
@@ -76,28 +76,27 @@ impl Patience {
     }
 }
 
-/// How a request is sent: how often, when again, and for how long.
+/// How to send a request: how often, at which times, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub struct Sending<'a> {
-    /// How long to try.
     pub patience: Patience,
-    /// When to send once more beside an attempt that is out for too long; none waits for it to fail.
+    /// When to send a hedge for an attempt that is out for too long. `None` waits until the attempt fails.
     pub hedges: Option<&'a Hedges>,
-    /// Of the pauses between attempts.
+    /// Varies the pauses between attempts.
     pub random: &'a Random,
 }
 
 /// Why no attempt succeeded.
 enum NoSuccess {
-    /// All that were sent failed.
+    /// All attempts failed, or none was sent.
     AllFailed,
-    /// Patience ended while some were out.
+    /// Patience ended while some attempts were still out.
     StillOut,
 }
 
 impl Sending<'_> {
-    /// Sends a write until it is acknowledged, may not be sent any more, or patience ends.
-    /// `may_be_sent` is asked right before every attempt; `send` is told which attempt it is, from 0.
+    /// Sends a write until it is acknowledged, must not be sent any more, or patience ends. Calls
+    /// `may_be_sent` right before every attempt. `send` gets the number of the attempt, from 0.
     pub async fn write<Sent>(
         &self,
         reach: Reach,
@@ -117,7 +116,7 @@ impl Sending<'_> {
         attempts.outcome("the writer's lease was over before anything was sent")
     }
 
-    /// Asks until there is an answer or patience ends.
+    /// Sends a read until there is an answer or patience ends.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] with the last reason.
@@ -131,7 +130,7 @@ impl Sending<'_> {
         answer.map_err(|_| StoreError::Unavailable(reason))
     }
 
-    /// The first success of any attempt.
+    /// Returns the first success of any attempt.
     async fn first<T, Sent>(
         &self,
         may_be_sent: impl Fn() -> bool,
@@ -146,7 +145,7 @@ impl Sending<'_> {
         let mut out = FuturesUnordered::new();
         let (mut sent, mut tries, mut next) = (0, 0, Some(begun));
         loop {
-            // Not by a timer: even one whose time has come rings a millisecond or two later.
+            // Without a timer: even an expired one fires a millisecond or two later.
             if next.is_some_and(|next| next <= Instant::now()) {
                 next = None;
                 let is_hedge = !out.is_empty();
@@ -186,7 +185,7 @@ impl Sending<'_> {
         Err(if out.is_empty() { NoSuccess::AllFailed } else { NoSuccess::StillOut })
     }
 
-    /// When to send again after everything that was sent has failed.
+    /// When to send again after all attempts have failed.
     fn after_failure(&self, tries: u32) -> Option<Instant> {
         let pause = || self.patience.pause_before(tries, self.random.factor(0.5..1.5));
         (tries < self.patience.attempts_max).then(|| Instant::now() + pause())
@@ -219,7 +218,7 @@ mod tests {
         ExecutionError::RequestTimeout(Duration::from_secs(2))
     }
 
-    /// Plays the answers, the last of `answers` first, and returns the outcome and the number sent.
+    /// Plays the answers, last one first, and returns the outcome and the number of attempts.
     async fn play(
         answers: Vec<Result<(), ExecutionError>>,
         may_be_sent: usize,
@@ -274,7 +273,8 @@ mod tests {
         }
     }
 
-    /// Sends a write whose attempts end as said, and returns the outcome, the number sent and the time.
+    /// Sends a write whose attempts end as in `ends`. Returns the outcome, the number of attempts and the
+    /// time.
     async fn hedge(
         hedges: &Hedges,
         ends: &[(u64, Result<(), ExecutionError>)],
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_attempt_that_is_out_leaves_the_outcome_open_whatever_its_hedge_says() {
+    async fn an_attempt_still_out_is_unknown_even_if_its_hedge_is_refused() {
         let hedges = Hedges::default();
         let (outcome, sent, _) =
             hedge(&hedges, &[(99_000, Ok(())), (1, Err(unavailable()))], 2).await;
@@ -342,7 +342,7 @@ mod tests {
         while broke.spend() {}
         let ends = [(600, Err(timed_out())), (1, Ok(()))];
         let (outcome, sent, took) = hedge(&broke, &ends, 99).await;
-        assert_eq!((outcome, sent), (WriteOutcome::Acked, 2), "none is left, but another attempt");
+        assert_eq!((outcome, sent), (WriteOutcome::Acked, 2), "no hedge is left, but a retry is");
         assert!(took > Duration::from_millis(600), "{took:?}");
     }
 

@@ -1,5 +1,5 @@
-//! What must be true of a cluster before anything is counted on it. All rules are pure functions of
-//! what the system tables say.
+//! What must be true of a cluster before a pod counts on it. All rules are pure functions of the contents of
+//! the system tables.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,21 @@ use orderfree_core::protocol::consistency::Replication;
 /// The oldest Apache Cassandra that works, as major and minor version.
 const CASSANDRA_MIN: (u32, u32) = (4, 1);
 
-/// The release that brought the compaction strategy of `schema.cql`.
+/// The first release with the compaction strategy of `schema.cql`.
 const CASSANDRA_UNIFIED_COMPACTION: (u32, u32) = (5, 0);
 
-/// What the nodes run, as far as statements differ.
+/// What the nodes run, as far as it changes the statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Engine {
-    /// Apache Cassandra, with the oldest version among its nodes.
+    /// Apache Cassandra, with the oldest version of its nodes.
     Cassandra((u32, u32)),
-    /// The same statements, untested.
+    /// ScyllaDB: the same statements, untested.
     Scylla,
 }
 
 impl Engine {
-    /// From the nodes' release versions, unless one is too old or unreadable: then that one.
+    /// Returns the engine from the nodes' release versions. If one is too old or unreadable, the error is
+    /// that release.
     pub(super) fn of_releases(releases: &[String]) -> Result<Engine, String> {
         let mut oldest = (u32::MAX, u32::MAX);
         for release in releases {
@@ -35,7 +36,8 @@ impl Engine {
         self != Engine::Scylla
     }
 
-    /// Whether a coordinator may ask a further replica after the lesser of a percentile and a time.
+    /// Whether `speculative_retry` accepts the lesser of a percentile and a time. A coordinator asks another
+    /// replica after that time.
     pub(super) fn has_hybrid_speculation(self) -> bool {
         self != Engine::Scylla
     }
@@ -73,7 +75,7 @@ const COLUMNS: [(&str, &str, i32, &str, &str); 6] = [
     ("state", "regular", -1, "none", "blob"),
 ];
 
-/// Which rules the table breaks, each as a part of a sentence; none if it is as it must be.
+/// The rules that the table breaks, each as a part of a sentence. Empty if the table is right.
 pub(super) fn table(
     columns: &[Column],
     default_time_to_live: i32,
@@ -87,19 +89,19 @@ pub(super) fn table(
             continue;
         };
         if (column.role.as_str(), column.position) != (role, position) {
-            broken.push(format!("column {name} has another place in the primary key"));
+            broken.push(format!("column {name} has the wrong place in the primary key"));
         }
         if column.order != order {
             broken.push(format!("column {name} is ordered {}, not {order}", column.order));
         }
-        // `varchar` is another name for text in system tables of some releases.
+        // The system tables of some releases call `text` `varchar`.
         if column.cql_type != cql_type && (column.cql_type != "varchar" || cql_type != "text") {
             broken.push(format!("column {name} is of type {}, not {cql_type}", column.cql_type));
         }
     }
     for column in columns {
         if !COLUMNS.iter().any(|(name, ..)| *name == column.name) {
-            broken.push(format!("column {} does not belong here", column.name));
+            broken.push(format!("column {} is not part of the schema", column.name));
         }
     }
     if default_time_to_live != 0 {
@@ -112,9 +114,9 @@ pub(super) fn table(
     broken
 }
 
-/// Replicas by data centre from a keyspace's `replication` map, or what is wrong with it.
-/// `SimpleStrategy` places replicas anywhere, and its local levels count all of them: it is one data
-/// centre.
+/// Returns the replicas per data centre from a keyspace's `replication` map, or what is wrong with the map.
+/// `SimpleStrategy` places replicas anywhere, and its local levels count all of them, so it counts as one
+/// data centre.
 pub(super) fn replication(
     options: &BTreeMap<String, String>,
     local_datacenter: &str,
@@ -122,7 +124,8 @@ pub(super) fn replication(
     let class = options.get("class").map_or("", String::as_str);
     let class = class.rsplit('.').next().unwrap_or_default();
     let factor = |text: &str| {
-        text.parse::<usize>().map_err(|_| format!("replication factor `{text}` is no plain number"))
+        text.parse::<usize>()
+            .map_err(|_| format!("replication factor `{text}` is not a plain number"))
     };
     let others = || options.iter().filter(|(name, _)| *name != "class");
     match class {
@@ -202,11 +205,11 @@ mod tests {
         );
         assert_eq!(
             broken(&|columns| columns[1].role = "clustering".into()),
-            "column grp has another place in the primary key"
+            "column grp has the wrong place in the primary key"
         );
         assert_eq!(
             broken(&|columns| columns[5].role = "static".into()),
-            "column state has another place in the primary key"
+            "column state has the wrong place in the primary key"
         );
         assert_eq!(broken(&|columns| _ = columns.pop()), "column state is missing");
         assert_eq!(
@@ -214,7 +217,7 @@ mod tests {
                 let extra = Column { name: "note".into(), ..columns[5].clone() };
                 columns.push(extra);
             }),
-            "column note does not belong here"
+            "column note is not part of the schema"
         );
         assert_eq!(
             table(&columns(), 86_400, Some("BLOCKING"), NEW),

@@ -1,21 +1,21 @@
-//! One chunk of a group, by two queries: why stands in [`orderfree_core::protocol::group`].
+//! Reads one chunk of a group with two queries. [`orderfree_core::protocol::group`] explains why.
 //!
-//! Public because the simulator reads through it as well.
+//! Public because the simulator uses it too.
 
 use std::convert::From as ConvertsFrom;
 
 use orderfree_core::protocol::group::{self, BadRows, Chunk, From};
 use orderfree_core::protocol::{Name, Row};
 
-/// What a query of a group returns, in the table's order.
+/// The rows that a query of a group returns, in the table's order.
 pub type Rows = Vec<(Name, Row)>;
 
-/// Reads the chunk that begins at `from`. `limited` asks for `limit` rows from a text on, and is
-/// believed only where the chunk ends. `range` asks for all rows from that text on and below a name,
-/// or up to the end: those are the chunk's.
+/// Reads the chunk that begins at `from`. `limited` requests `limit` rows, starting at a name; its answer
+/// only decides where the chunk ends. `range` requests all rows from the same start up to, but not including,
+/// that end, or up to the end of the group. These rows are the chunk.
 ///
 /// # Errors
-/// The first that a query gives, or rows that are not in the table's order.
+/// The first error of a query, or rows that are not in the table's order.
 pub async fn read<E: ConvertsFrom<BadRows>>(
     from: &From,
     limit: usize,

@@ -1,5 +1,5 @@
-//! Measures every node's clock, and whether the nodes agree on the schema. What the samples mean is
-//! decided by [`orderfree_core::protocol::clock`].
+//! Measures every node's clock, and checks whether the nodes agree on the schema.
+//! [`orderfree_core::protocol::clock`] decides what the samples mean.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -21,33 +21,32 @@ use super::rows;
 use crate::runtime::clock::Clock;
 use crate::runtime::tasks::Tasks;
 
-/// A node that doesn't tell the time within this is not sampled in this round. Half of it also
-/// bounds a sample's error.
+/// Time limit for one sample: a slower node has no sample in this round. Half of the limit is also the
+/// maximum error of a sample.
 const SAMPLE_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// How soon to look again while the nodes disagree on the schema.
+/// Time between rounds while the nodes disagree on the schema.
 const DISAGREEMENT_LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What the last round of samples found.
+/// The results of the last round of samples.
 #[derive(Debug, Default)]
 pub(super) struct View {
-    /// Every node of the cluster, with its newest sample.
+    /// All nodes of the cluster, each with its newest sample.
     pub(super) nodes: Vec<NodeClock>,
-    /// Whether two nodes that answered the last round have different schemas.
+    /// Whether two nodes that answered in the last round have different schemas.
     pub(super) schema_disagrees: bool,
 }
 
 /// The newest [`View`], shared by the sampler and the store.
 pub(super) type SharedView = Arc<RwLock<View>>;
 
-/// Takes the samples.
 pub(super) struct Sampler {
     session: Arc<Session>,
     statement: PreparedStatement,
     high_water: Arc<HighWater>,
     clock: Arc<dyn Clock>,
     offset_max: Duration,
-    /// The newest sample of each node that ever answered.
+    /// The newest sample of each node that has answered.
     samples: HashMap<Uuid, Sample>,
     view: SharedView,
 }
@@ -75,7 +74,7 @@ impl Sampler {
         Arc::clone(&self.view)
     }
 
-    /// Samples until the tasks stop.
+    /// Takes samples until the tasks stop.
     pub(super) async fn run(mut self, tasks: Tasks) {
         let mut disagrees = read(&self.view, |view| view.schema_disagrees);
         while tasks.sleep(if disagrees { DISAGREEMENT_LOOK_EVERY } else { SAMPLE_EVERY }).await {
@@ -84,7 +83,7 @@ impl Sampler {
         }
     }
 
-    /// Asks every node that is a member now. True if those that answered disagree on the schema.
+    /// Samples every current member. Returns true if the nodes that answered disagree on the schema.
     pub(super) async fn round(&mut self) -> bool {
         let cluster = self.session.get_cluster_state();
         let nodes = cluster.get_nodes_info();
@@ -112,7 +111,7 @@ impl Sampler {
         schema_disagrees
     }
 
-    /// Says that clocks drift apart long before updates are refused for it.
+    /// Logs that clocks drift apart, long before the pod refuses updates because of it.
     fn warn_early(&self) {
         let now = self.clock.now();
         let offsets = self.samples.values().map(|sample| sample.offset_us(now));
@@ -123,7 +122,7 @@ impl Sampler {
         }
     }
 
-    /// One node's clock and schema version, or why there is no answer.
+    /// Returns one node's clock and schema version, or why there is no answer.
     async fn ask(&self, node: &Arc<Node>) -> Result<(Sample, Uuid), String> {
         let mut statement = self.statement.clone();
         let target = NodeIdentifier::Node(Arc::clone(node));
@@ -142,12 +141,12 @@ impl Sampler {
     }
 }
 
-/// Looks at a view without holding it.
+/// Reads from the view, and releases the lock.
 pub(super) fn read<T>(view: &RwLock<View>, look: impl FnOnce(&View) -> T) -> T {
     look(&view.read().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The node read its clock somewhere between the two looks at the own ones; assumed is the middle.
+/// The node read its clock somewhere between the two reads of this pod's clock. We assume the middle.
 fn sample(before: Now, after: Now, node_ms: i64) -> Sample {
     let half_trip = after.boot.saturating_sub(before.boot) / 2;
     let node = Timestamp::from_micros(node_ms.saturating_mul(1_000));
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_clock_that_is_set_during_a_sample_counts_as_it_is_after() {
+    fn a_wall_clock_set_during_a_sample_counts_as_after_it() {
         let (before, after) = (at(10_000_000, 500), at(99_000_000, 4_500));
         assert_eq!(sample(before, after, 99_000).offset_us(after), 2_000);
     }

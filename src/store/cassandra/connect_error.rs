@@ -21,8 +21,8 @@ pub enum ConnectError {
     /// A node answers, but the TLS handshake fails.
     #[error(
         "no TLS with the Cassandra node at {contact_points} ({reason}); check that --cassandra-ca is the \
-         authority that signed the nodes' certificates, that each certificate is valid for its node's address, \
-         and that the nodes use TLS"
+         authority that signed the nodes' certificates, that each certificate is valid for its node's \
+         address, and that the nodes use TLS"
     )]
     Tls {
         contact_points: String,
@@ -38,8 +38,8 @@ pub enum ConnectError {
     },
     /// The role lacks a permission that it needs.
     #[error(
-        "the role lacks a right ({reason}); a pod's role needs SELECT and MODIFY on the keyspace, and the role \
-         that applies the schema needs CREATE"
+        "the role lacks a right ({reason}); a pod's role needs SELECT and MODIFY on the keyspace, and the \
+         role that applies the schema needs CREATE"
     )]
     Rights {
         /// From the node.
@@ -96,9 +96,7 @@ pub enum ConnectError {
     #[error(transparent)]
     Levels(#[from] NoOverlap),
     /// No node is in the configured data centre.
-    #[error(
-        "no node is in data centre {name}; the cluster has {known}: set the local data centre to one of these"
-    )]
+    #[error("no node is in data centre {name}; the cluster has {known}; configure one of these")]
     UnknownDatacenter {
         /// As configured.
         name: String,
@@ -117,13 +115,12 @@ pub enum ConnectError {
     #[error("a node runs Cassandra {0}; upgrade it to Apache Cassandra 4.1 or later")]
     EngineTooOld(String),
     /// The requested replication is malformed.
-    #[error(
-        "`{0}` is not a valid replication; write `dc1:3,dc2:3`, or `3` for one data centre"
-    )]
+    #[error("`{0}` is not a valid replication; write `dc1:3,dc2:3`, or `3` for one data centre")]
     ReplicationText(String),
     /// The row that keeps pods with a moved clock from serving can't be read.
     #[error(
-        "{0}: kind '!fence', grp '!' and name '!' of the table shards; see OrderfreeClockMoved in the runbook"
+        "{0}: kind '!fence', grp '!' and name '!' of the table shards; see OrderfreeClockMoved in \
+         docs/operate/alerts.md"
     )]
     HighWater(String),
     /// A query at start failed.
@@ -163,8 +160,9 @@ impl ConnectError {
     }
 }
 
-/// What a node means by a refusal: it sends the same error code if it could not look up the role. Only the text
-/// differs (the texts of `PasswordAuthenticator`, `Roles`, `CassandraAuthorizer` and `ClientState` begin like this).
+/// What a node means by a refusal: it sends the same error code if it could not look up the role. Only the
+/// text differs: Cassandra's `PasswordAuthenticator`, `Roles`, `CassandraAuthorizer` and `ClientState` begin
+/// it like this.
 pub(super) fn denied(reason: String, means: impl FnOnce(String) -> ConnectError) -> ConnectError {
     match reason.starts_with("Unable to perform auth") {
         true => ConnectError::Roles { reason },

@@ -1,6 +1,6 @@
-//! Who coordinates a request: the replicas of its partition, here rather than elsewhere, and none that
-//! let requests wait lately. The driver finds out that a node is dead when its connections are; that
-//! one hangs is known sooner from the requests themselves.
+//! Chooses the coordinator of a request: one of the partition's replicas in the local data centre, and not a
+//! node that let requests wait recently. The driver notices a dead node by its connections. The requests
+//! themselves show sooner that a node hangs.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -21,10 +21,9 @@ use uuid::Uuid;
 
 use super::TABLE;
 
-/// How often one request tries a node that hung when it was asked last.
+/// How often one request tries a node that hung on its last request.
 const TRY_EVERY: Duration = Duration::from_secs(1);
 
-/// See the [module documentation](self).
 pub(super) struct Coordinators {
     session: Arc<Session>,
     keyspace: String,
@@ -32,10 +31,10 @@ pub(super) struct Coordinators {
     suspects: Suspects,
 }
 
-/// Who is asked, in this order, and around again. With nobody in it, the choice is the driver's.
+/// The nodes to try, in this order, then from the start again. If it is empty, the driver chooses.
 pub(super) struct Route {
     nodes: Vec<(Arc<Node>, Shard)>,
-    /// The attempt that succeeded.
+    /// The number of the attempt that succeeded.
     won: OnceLock<u32>,
 }
 
@@ -52,8 +51,8 @@ impl Coordinators {
         Coordinators { session, keyspace, datacenter, suspects: Suspects::default() }
     }
 
-    /// A partition's replicas in the local data centre, in the order of the ring; empty if the table is
-    /// unknown just now.
+    /// A partition's replicas in the local data centre, in the order of the ring. Empty while the driver does
+    /// not know the table.
     pub(super) fn replicas(&self, partition: (Kind, &Name)) -> Vec<(Arc<Node>, Shard)> {
         let state = self.session.get_cluster_state();
         let partition = (partition.0.name(), partition.1.as_str());
@@ -64,45 +63,44 @@ impl Coordinators {
         replicas.into_iter().filter(is_local).collect()
     }
 
-    /// Whom to ask about a partition, beginning with the replica of this number: 0 is the one that all
-    /// partitions of a lane share.
+    /// The nodes to ask about a partition, starting with the replica of this number. All partitions of a lane
+    /// share replica 0.
     pub(super) fn route(&self, partition: (Kind, &Name), first: u32) -> Route {
         let mut nodes = self.replicas(partition);
         let turn = first as usize % nodes.len().max(1);
         nodes.rotate_left(turn);
-        // Without any, other nodes can tell whether enough replicas are up.
+        // If none is connected, other nodes can tell whether enough replicas are up.
         nodes.retain(|(node, _)| node.is_connected());
         self.suspects.order(&mut nodes, |(node, _)| node.host_id);
         Route { nodes, won: OnceLock::new() }
     }
 
-    /// The attempt of this number, from 0.
     pub(super) fn attempt<'a>(&'a self, route: &'a Route, number: u32) -> Attempt<'a> {
         Attempt { suspects: &self.suspects, route, number, is_over: false }
     }
 }
 
 impl Attempt<'_> {
-    /// None leaves the choice to the driver.
+    /// `None` leaves the choice to the driver.
     fn node(&self) -> Option<&(Arc<Node>, Shard)> {
         let nodes = &self.route.nodes;
         nodes.get(self.number as usize % nodes.len().max(1))
     }
 
-    /// Where the driver shall send it.
+    /// The policy that makes the driver send to this attempt's node.
     pub(super) fn policy(&self) -> Option<Arc<dyn LoadBalancingPolicy>> {
         let (node, shard) = self.node()?.clone();
         Some(SingleTargetLoadBalancingPolicy::new(NodeIdentifier::Node(node), Some(shard)))
     }
 
-    /// A statement that goes there.
+    /// Returns a copy of the statement that goes to this attempt's node.
     pub(super) fn aim(&self, statement: &PreparedStatement) -> PreparedStatement {
         let mut statement = statement.clone();
         statement.set_load_balancing_policy(self.policy());
         statement
     }
 
-    /// Notes how it ended.
+    /// Notes how the attempt ended.
     pub(super) fn ended<T>(mut self, answer: &Result<T, ExecutionError>) {
         use ExecutionError::LastAttemptError;
         use RequestAttemptError::DbError;
@@ -120,8 +118,8 @@ impl Attempt<'_> {
 }
 
 impl Drop for Attempt<'_> {
-    /// Given up: its node hangs if one that was asked later was faster. If nobody waits any more, or an
-    /// earlier one has come after all, that says nothing.
+    /// The attempt was given up. Its node hangs if a later attempt succeeded first. If the caller went away,
+    /// or an earlier attempt succeeded after all, the drop proves nothing.
     fn drop(&mut self) {
         let was_overtaken = self.route.won.get().is_some_and(|won| *won > self.number);
         if let Some((node, _)) = self.node()
@@ -133,7 +131,7 @@ impl Drop for Attempt<'_> {
     }
 }
 
-/// Nodes that let requests wait, and when one request tries each again.
+/// Nodes that let requests wait, and the time at which one request tries each again.
 #[derive(Debug, Default)]
 struct Suspects(Mutex<HashMap<Uuid, Instant>>);
 
@@ -146,8 +144,8 @@ impl Suspects {
         self.all().remove(&host);
     }
 
-    /// Puts suspects last, but first the one whose turn it is to be tried: nobody else tries it for a
-    /// while then.
+    /// Puts suspects last. But a suspect that is due for a try goes first, and then no other request tries it
+    /// until it is due again.
     fn order<T>(&self, nodes: &mut [T], host: impl Fn(&T) -> Uuid) {
         let mut all = self.all();
         if all.is_empty() {

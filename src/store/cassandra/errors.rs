@@ -1,22 +1,22 @@
 //! What a driver error says about a write.
 //!
-//! A write is *refused* if and only if nothing of it can be applied, now or later: nothing was
-//! sent, or the coordinator found too few live replicas, or no right to write, before it passed the
-//! mutation on. Everything else is *unknown*, also errors that a later driver adds. A batch over several
-//! partitions is applied partition by partition, so an [`DbError::Unavailable`] of one says nothing about
-//! the others.
+//! A write is *refused* if and only if no part of it can be applied, now or later. Then nothing was sent, or
+//! the coordinator found too few live replicas, or a missing permission, before it sent the mutation to
+//! replicas. Everything else is *unknown*, including errors that a later driver adds. Cassandra applies a
+//! batch over several partitions partition by partition, so [`DbError::Unavailable`] for one says nothing
+//! about the others.
 
 use orderfree_core::protocol::WriteOutcome;
 use scylla::errors::{BadQuery, DbError, ExecutionError, RequestAttemptError};
 
 use super::attempts::Reach;
 
-/// Whether a failed attempt may still be applied.
+/// Whether a failed attempt can still be applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
     /// Certainly not applied, now or later.
     Refused,
-    /// Perhaps applied, now or later.
+    /// Possibly applied, now or later.
     Unknown,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn failure(error: &ExecutionError, reach: Reach) -> Failure {
         EmptyPlan | ConnectionPoolError(_) => Failure::Refused,
         LastAttemptError(error) => attempt(error, reach),
         RequestTimeout(_) => Failure::Unknown,
-        // None of these should come from a prepared write, so nothing is known about them.
+        // A prepared write should return none of these, so nothing is known about them.
         PrepareError(_) | UseKeyspaceError(_) | SchemaAgreementError(_) | MetadataError(_) => {
             Failure::Unknown
         }
@@ -40,7 +40,7 @@ pub(super) fn failure(error: &ExecutionError, reach: Reach) -> Failure {
     }
 }
 
-/// Values that can't be bound are noticed before anything is sent.
+/// The driver rejects values that can't be bound before it sends anything.
 fn bad_query(error: &BadQuery) -> Failure {
     match error {
         BadQuery::PartitionKeyExtraction
@@ -74,12 +74,12 @@ fn attempt(error: &RequestAttemptError, reach: Reach) -> Failure {
     }
 }
 
-/// Only these say that no replica was asked; the others are not worth the risk.
+/// Only the errors listed as refused show that no replica got the write. The others are not worth the risk.
 fn answer(error: &DbError, reach: Reach) -> Failure {
     match error {
         DbError::Unavailable { .. } if reach == Reach::OnePartition => Failure::Refused,
         DbError::Unavailable { .. } => Failure::Unknown,
-        // The coordinator looks at the rights to all of a batch before it passes on any of it.
+        // The coordinator checks the permissions for a whole batch before it sends any part of it.
         DbError::Unauthorized => Failure::Refused,
         DbError::SyntaxError
         | DbError::Invalid
@@ -103,17 +103,16 @@ fn answer(error: &DbError, reach: Reach) -> Failure {
     }
 }
 
-/// What several attempts at the same bytes and timestamp add up to: refused only if all were.
+/// The combined outcome of several attempts with the same bytes and timestamp: refused only if all were.
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
-    /// The first reason that leaves the outcome open.
+    /// The first reason why the outcome is unknown.
     unknown: Option<String>,
-    /// The last reason of a refusal.
+    /// The reason of the last refusal.
     refused: Option<String>,
 }
 
 impl Attempts {
-    /// Notes a failed attempt.
     pub(super) fn failed(&mut self, error: &ExecutionError, reach: Reach) {
         match failure(error, reach) {
             Failure::Refused => self.refused = Some(error.to_string()),
@@ -121,12 +120,12 @@ impl Attempts {
         }
     }
 
-    /// Notes an attempt that was sent and not waited for.
+    /// Notes an attempt that was sent but did not end in time.
     pub(super) fn left_open(&mut self, reason: &str) {
         self.unknown.get_or_insert_with(|| reason.to_owned());
     }
 
-    /// The outcome when no attempt was acknowledged; `stopped` says why there was none at all.
+    /// The outcome if no attempt was acknowledged. `stopped` is the reason if there was no attempt at all.
     pub(super) fn outcome(self, stopped: &str) -> WriteOutcome {
         match (self.unknown, self.refused) {
             (Some(reason), _) => WriteOutcome::Unknown(reason),
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_about_several_partitions_says_that_none_was_written() {
+    fn unavailable_for_several_partitions_is_unknown() {
         assert_eq!(failure(&unavailable(), Reach::Several), Failure::Unknown);
         let unauthorized = from_node(DbError::Unauthorized);
         assert_eq!(failure(&unauthorized, Reach::Several), Failure::Refused);

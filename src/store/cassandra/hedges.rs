@@ -1,23 +1,22 @@
-//! When a request that is out for too long is sent a second time, to another node, and how often at
-//! most: hedges answer for one node that hangs, and must not add to the load of a cluster where all
-//! are slow.
+//! When to send a request that is out for too long a second time, to another node, and how often to do so at
+//! most. Hedges help when one node hangs. They must not add to the load when all nodes are slow.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::runtime::latency::LatencyEstimate;
 
-/// A hedge costs ten answers: of a hundred requests, ten are sent twice at most.
+/// A hedge costs ten answers: of a hundred requests, up to ten are sent twice.
 const COST: usize = 10;
 
-/// So many hedges may be sent at once, after a quiet time.
+/// Maximum savings: after a quiet time, 32 hedges can be sent at once.
 const SAVED_MAX: usize = 32 * COST;
 
-/// The hedges of one sort of request.
+/// The hedges of one type of request.
 #[derive(Debug)]
 pub struct Hedges {
     typical: LatencyEstimate,
-    /// One for each answer that came, and not more than [`SAVED_MAX`].
+    /// One per answer, up to [`SAVED_MAX`]. Each hedge spends [`COST`].
     saved: AtomicUsize,
 }
 
@@ -28,20 +27,20 @@ impl Default for Hedges {
 }
 
 impl Hedges {
-    /// How long a request is out before it is sent again.
+    /// How long to wait for an answer before the hedge is sent.
     #[must_use]
     pub fn after(&self) -> Duration {
         self.typical.overdue()
     }
 
-    /// A request was answered so long after it was first sent.
+    /// Notes how long a request took from its first attempt to its answer.
     pub(super) fn took(&self, took: Duration) {
         self.typical.took(took);
         let more = |saved| (saved < SAVED_MAX).then_some(saved + 1);
         let _ = self.saved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 
-    /// Whether one more hedge may be sent; it counts as sent then.
+    /// Whether one more hedge may be sent. If so, it counts as sent.
     pub(super) fn spend(&self) -> bool {
         let less = |saved: usize| saved.checked_sub(COST);
         self.saved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()

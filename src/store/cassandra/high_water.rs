@@ -1,10 +1,10 @@
-//! Keeps the highest fence in the cluster, so that a restarted pod knows what clocks have done (invariant I12).
-//! What the row means is decided by [`orderfree_core::protocol::high_water`].
+//! Keeps the highest fence in the cluster, so that a restarted pod knows what clocks have done (invariant
+//! I12). [`orderfree_core::protocol::high_water`] decides what the row means.
 //!
-//! The row's write has the fence as its timestamp, so the highest fence wins by itself. In one data centre
-//! it is written and read at a quorum, so that a node that is down stops no fold but those of its own keys.
-//! In several, it is written at the level of folds and read at that of writes: these two meet in every data
-//! centre, as is checked at start, which the levels of writes and reads need not.
+//! The row's write has the fence as its timestamp, so the highest fence wins. In one data centre the row is
+//! written and read at a quorum, so a node that is down stops only the folds of its own keys. In several data
+//! centres it is written at the level of folds and read at the level of writes. A check at start ensures that
+//! these two levels meet in every data centre. The levels of writes and reads need not meet there.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,15 +32,15 @@ pub(super) struct HighWater {
     read: PreparedStatement,
     write: PreparedStatement,
     constants: Constants,
-    /// The highest fence that was seen, in µs.
+    /// The highest fence that this pod has seen, in µs.
     seen_us: AtomicI64,
-    /// The highest one whose write was acknowledged to this pod, in µs. One that was only seen may lie on
-    /// too few replicas for others to see it.
+    /// The highest fence whose write was acknowledged to this pod, in µs. A fence that was only seen can be
+    /// on too few replicas for other pods to see it.
     stored_us: AtomicI64,
 }
 
 impl HighWater {
-    /// Reads the row: a pod must not serve without having seen it.
+    /// Reads the row. A pod must not serve before it has read it.
     pub(super) async fn open(
         session: &Arc<Session>,
         keyspace: &str,
@@ -84,7 +84,7 @@ impl HighWater {
         }
     }
 
-    /// Reads what other pods have written since.
+    /// Reads the row again: other pods write to it.
     pub(super) async fn look(&self) -> Result<(), StoreError> {
         let (kind, group, name) = PLACE;
         let (never, nil) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
@@ -99,8 +99,8 @@ impl HighWater {
         Ok(())
     }
 
-    /// Stores the fence of a fold that is about to be written, unless one that is about as high is stored
-    /// already. The fold must not be written unless this is acknowledged.
+    /// Stores the fence of a fold before the fold is written, unless the stored fence is already high enough.
+    /// The fold must not be written unless this is acknowledged.
     pub(super) async fn raise(&self, fence: Timestamp) -> WriteOutcome {
         let stored = Timestamp::from_micros(self.stored_us.load(Ordering::SeqCst));
         if fence <= stored.plus(high_water::quantum(&self.constants)) {
@@ -120,7 +120,7 @@ impl HighWater {
         outcome
     }
 
-    /// Shut while the highest fence proves that a clock has moved.
+    /// Fails while the highest fence proves that a clock has moved.
     pub(super) fn check(&self, now: Timestamp) -> Result<(), ClockError> {
         let seen = Timestamp::from_micros(self.seen_us.load(Ordering::SeqCst));
         let is_moved = proves_moved_clock(seen, now, &self.constants);
@@ -131,7 +131,7 @@ impl HighWater {
         self.seen_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
     }
 
-    /// Looks again. What fails is looked for again in the next round.
+    /// Reads the row again. If this fails, the next round tries again.
     pub(super) async fn look_within(&self, limit: Duration) {
         match tokio::time::timeout(limit, self.look()).await {
             Ok(Ok(())) => {}

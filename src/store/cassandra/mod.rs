@@ -1,27 +1,27 @@
-//! Cassandra: rows and rules of the protocol on a real cluster.
+//! The store on Cassandra: the protocol's rows and rules on a real cluster.
 //!
-//! What the numbers rest on, and where it is kept:
+//! The counts rely on these rules. The module that keeps each rule is in parentheses.
 //!
-//! * every write binds its timestamp (`statements`), and is sent again only as the same bytes with
-//!   the same timestamp, never once its lease is over (`attempts`);
-//! * one that is out for too long is sent a second time to another node (`hedges`, `coordinators`);
-//! * an outcome is refused only if nothing can ever be applied (`errors`);
-//! * a key is one unpaged slice with room for one row more than its limit, so that a cut answer is
-//!   seen to be cut; or one of several that are read together without a limit; or it is read in parts
-//!   ([`super::prefix`]). Only the sweep and the count of a group's names are paged: the one only
-//!   nominates, the other only warns;
-//! * where a replica's rows are shadowed by another's deletions, a query with LIMIT asks that replica
-//!   a second time for the rows behind its last one (short-read protection). A fold that arrives
-//!   between the two must not tear the key. So slices with a limit that a key may well have on a
-//!   replica are read backwards, oldest row first: then the second answer has the tally, which is the
-//!   last row, and with it whatever its deletion hid. Keys of a group are taken from a range of names
-//!   without LIMIT. Slices of small states begin with the newest row, which is faster: only a replica
-//!   with more than [`SLICE_ROWS_MAX`] rows of the key could tear them;
-//! * a fold, alone or with others of its group, is one mutation of one partition, so a replica
-//!   applies its deletion and its tally together or not at all (invariant I7);
-//! * the table, the replication and the consistency levels are what they must be (`checks`);
-//! * no write is taken and no fold planned by a clock that the nodes contradict (`clock`), or that the
-//!   highest fence of all folds proves to have moved (`high_water`).
+//! * Every write binds its timestamp (`statements`). A retry sends the same bytes with the same timestamp,
+//!   and never after the lease is over (`attempts`).
+//! * A request that is out for too long is sent a second time, to another node (`hedges`, `coordinators`).
+//! * An outcome is refused only if nothing can ever be applied (`errors`).
+//! * A read of a key is one unpaged slice. It requests one row more than its limit, which shows whether the
+//!   answer was cut. Or the key is one of several keys that are read together without a limit. Or it is read
+//!   in parts ([`super::prefix`]). Only the sweep and the count of a group's names are paged: the sweep only
+//!   nominates, and the count only warns.
+//! * If one replica's deletions shadow another replica's rows, a query with LIMIT asks that other replica a
+//!   second time, for the rows after its last one (short-read protection). A fold that arrives between the
+//!   two answers must not tear the key. So a slice with a limit that a key can easily have on a replica is
+//!   read backwards, oldest row first. Then the second answer contains the tally, which is the last row, and
+//!   with it everything that the fold's deletion hid. Keys of a group come from a range of names without
+//!   LIMIT. Slices of small states begin with the newest row, which is faster: only a replica with more than
+//!   [`SLICE_ROWS_MAX`] rows of the key could tear them.
+//! * A fold, alone or with others of its group, is one mutation of one partition. So a replica applies its
+//!   deletion and its tally together or not at all (invariant I7).
+//! * The table, the replication and the consistency levels are as required (`checks`).
+//! * No write is accepted and no fold is planned if the nodes' clocks contradict this pod's clock (`clock`),
+//!   or if the highest fence of all folds proves that a clock has moved (`high_water`).
 
 pub mod attempts;
 mod checks;
@@ -75,10 +75,9 @@ use crate::runtime::clock::Clock;
 use crate::runtime::random::Random;
 use crate::runtime::tasks::{Task, Tasks};
 
-/// Into how many token ranges a sweep divides the ring.
+/// The number of token ranges into which a sweep divides the ring.
 const SWEEP_PARTS: u32 = 256;
 
-/// Where rows lie.
 const TABLE: &str = "shards";
 
 /// How long closing waits for a round of clock samples to end.
@@ -101,7 +100,7 @@ pub struct CassandraStore {
     tasks: Tasks,
 }
 
-/// Requests of one sort share an estimate, however many rows they have.
+/// Requests of one type share an estimate, however many rows they have.
 #[derive(Default)]
 struct AllHedges {
     writes: Hedges,
@@ -110,10 +109,7 @@ struct AllHedges {
 }
 
 impl CassandraStore {
-    /// Connects, checks everything that can be checked beforehand, and measures the clocks once.
-    ///
-    /// # Errors
-    /// [`ConnectError`] says what is wrong and what to do.
+    /// Connects, checks the cluster, and measures the nodes' clocks once.
     pub async fn connect(
         config: CassandraConfig,
         clock: Arc<dyn Clock>,
@@ -184,7 +180,7 @@ impl CassandraStore {
         Sending { patience, hedges, random: &self.random }
     }
 
-    /// One replica is as good as another.
+    /// A random replica's number: any replica will do.
     fn any(&self) -> u32 {
         self.random.below(1 << 16)
     }
@@ -202,7 +198,7 @@ impl Store for CassandraStore {
 
     fn lane(&self, key: &Key) -> Lane {
         let replicas = self.coordinators.replicas(key.partition());
-        // Without one, any lane will do.
+        // If none is known, any lane will do.
         let first = replicas.first().map(|(node, _)| node.host_id.as_u64_pair());
         Lane(first.map_or(0, |(high, low)| high ^ low))
     }
@@ -218,7 +214,7 @@ impl Store for CassandraStore {
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         let Some(first) = writes.first() else { return WriteOutcome::Acked };
         let reach = Reach::of(writes);
-        // What several partitions share is their first replica.
+        // Several partitions of one lane share only their first replica.
         let turn = if reach == Reach::Several { 0 } else { self.any() };
         let route = self.coordinators.route(first.key().partition(), turn);
         let values: Vec<_> = writes.iter().map(statements::values_of_write).collect();
@@ -257,7 +253,7 @@ impl Store for CassandraStore {
         let (rows_max, partition) = (one_more(limit), key.partition());
         let hedges = Some(&self.hedges.reads);
         let statements = &self.statements;
-        // Only a limit that hardly any key has on any replica may be one of an answer newest first.
+        // Newest first is safe only for a limit that hardly any key reaches on any replica.
         let (whole, behind) = match limit < SLICE_ROWS_MAX {
             true => (&statements.key_backwards, &statements.key_after_backwards),
             false => (&statements.key, &statements.key_after),
@@ -279,8 +275,8 @@ impl Store for CassandraStore {
         Ok(Slice::new(rows, after, limit).whole()?)
     }
 
-    // No hedges here and for folds: every replica has to answer, and a second coordinator would wait
-    // for the same one.
+    // No hedges here or for folds: every replica must answer, and a second coordinator would wait for the
+    // same replica.
     async fn read_tally(&self, key: &Key) -> Result<Option<Row>, StoreError> {
         let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
         let values = (kind, group, name, Timestamp::NEVER.as_micros());
@@ -368,7 +364,7 @@ impl Store for CassandraStore {
             attempt.ended(&answer);
             answer
         };
-        // A fold may be executed at any time, by anyone (invariant I8), and nobody waits for it.
+        // Any pod may execute a fold at any time (invariant I8), and no client waits for it.
         self.sending(Patience::RELAXED, None).write(Reach::OnePartition, || true, send).await
     }
 
@@ -445,15 +441,15 @@ impl Store for CassandraStore {
     }
 }
 
-/// Where part `index` of `of` equal parts begins; the part is everything above it, up to the next
-/// one's beginning. No key has the smallest token, so the first part misses nothing.
+/// The lower bound of part `index` of `of` equal parts. A part contains the tokens above its bound, up to and
+/// including the next bound. No key has the smallest token, so the first part misses nothing.
 fn token_bound(index: u32, of: u32) -> i64 {
     let ring = 1i128 << 64;
     let bound = i128::from(i64::MIN) + ring * i128::from(index) / i128::from(of);
     i64::try_from(bound).unwrap_or(i64::MAX)
 }
 
-/// A limit that lets an answer be seen to be cut.
+/// One row more than the limit, which shows whether the answer was cut.
 fn one_more(limit: usize) -> i32 {
     count(limit + 1)
 }

@@ -1,4 +1,4 @@
-//! What the sweep and operators ask for: seldom, and without haste.
+//! Queries for the sweep and for operators: rare, and not urgent.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use super::statements::Statements;
 use super::{GroupCursor, GroupList, count, rows, session};
 use crate::store::StoreError;
 
-/// Passes the primary keys of a range of tokens, and sends those that are worth a fold.
+/// Scans the primary keys of a range of tokens, and sends the keys that are worth a fold.
 pub(super) async fn sweep(
     session: &Session,
     statements: &Statements,
@@ -42,19 +42,19 @@ pub(super) async fn sweep(
     }
     let (last, largest) = nominator.finish();
     if let Some(nomination) = last {
-        // A closed receiver ends the sweep early, which it is anyway.
+        // An error means that the receiver is closed, and the sweep ends here anyway.
         let _ = found.send(nomination).await;
     }
     Ok(largest)
 }
 
-/// The key of a swept row, if this release knows its kind and the names are names.
+/// The key of a swept row, if this release knows its kind and both names are valid.
 fn nameable(kind: &str, group: &str, name: &str) -> Option<Key> {
     let kind = Kind::from_name(kind)?;
     Some(Key { kind, group: Name::new(group).ok()?, name: Name::new(name).ok()? })
 }
 
-/// Groups of a kind, by their tokens: a list that ends in between goes on behind a token.
+/// Lists the groups of a kind by their tokens. The next list starts after the last token of this one.
 pub(super) async fn groups(
     session: &Session,
     statements: &Statements,
@@ -62,7 +62,7 @@ pub(super) async fn groups(
     behind: Option<&GroupCursor>,
     limit: usize,
 ) -> Result<GroupList, StoreError> {
-    // The least token belongs to no partition.
+    // No partition has the smallest token.
     let behind = behind.map_or(i64::MIN, |cursor| cursor.0);
     let answer = session.execute_unpaged(&statements.groups, (behind, count(limit))).await;
     let answer = answer.map_err(|error| StoreError::Unavailable(error.to_string()))?;
@@ -76,7 +76,7 @@ pub(super) async fn groups(
     Ok(GroupList { groups: named.collect::<Result<_, _>>()?, next })
 }
 
-/// Counts the names of a group, up to `most`. A page is asked for when the one before is counted.
+/// Counts the names of a group, up to `most`. It requests a page after it has counted the one before.
 pub(super) async fn count_names(
     session: &Session,
     statements: &Statements,
@@ -94,7 +94,7 @@ pub(super) async fn count_names(
     while names < most
         && let Some(row) = rows.next().await
     {
-        // Rows of a name follow each other.
+        // All rows of a name are adjacent.
         let (name,) = row.map_err(|error| unavailable(&error))?;
         if last.as_ref() != Some(&name) {
             names += 1;
@@ -104,7 +104,6 @@ pub(super) async fn count_names(
     Ok(names)
 }
 
-/// How many nodes run which release.
 pub(super) async fn versions(session: &Session) -> Result<BTreeMap<String, usize>, StoreError> {
     let releases = session::releases(session).await;
     let mut nodes: BTreeMap<String, usize> = BTreeMap::new();
@@ -114,7 +113,7 @@ pub(super) async fn versions(session: &Session) -> Result<BTreeMap<String, usize
     Ok(nodes)
 }
 
-/// Removes a row at the time of its last write: what is written to it later stays, as it would by a fold.
+/// Removes a row at the timestamp of its last write. Later writes to the row stay, as they do after a fold.
 pub(super) async fn remove_row(
     session: &Session,
     statements: &Statements,
@@ -132,7 +131,7 @@ pub(super) async fn remove_row(
         Ok(found) => found.first().and_then(|(written_at,)| *written_at),
         Err(reason) => return WriteOutcome::Refused(reason),
     };
-    // Somebody else removed it.
+    // Another process removed it.
     let Some(written_at) = written_at else { return WriteOutcome::Acked };
     let (kind, group, name, expires_at, mutator_id) = place;
     let values = (written_at, kind, group, name, expires_at, mutator_id);

@@ -1,5 +1,5 @@
-//! Rows between the driver and the protocol. Whatever comes from the cluster is checked before it is
-//! believed: a row that breaks a rule is an error for everybody, never skipped (invariant I10).
+//! Converts the driver's rows into the protocol's rows. Every row from the cluster is checked: a row that
+//! breaks a rule is an error for every reader, and is never skipped (invariant I10).
 
 use orderfree_core::protocol::{MutatorId, Name, Row, Timestamp};
 use scylla::deserialize::row::DeserializeRow;
@@ -11,7 +11,7 @@ use crate::store::StoreError;
 /// `expires_at, mutator_id, state` of a key's row.
 type KeyRow = (i64, Uuid, Option<Vec<u8>>);
 
-/// The same, after its `name`.
+/// `name, expires_at, mutator_id, state` of a group's row.
 type GroupRow = (String, i64, Uuid, Option<Vec<u8>>);
 
 /// Reads the rows of one key.
@@ -30,7 +30,7 @@ pub(super) fn of_group(answer: QueryResult) -> Result<Vec<(Name, Row)>, StoreErr
     })
 }
 
-/// Reads any rows of a system table.
+/// Reads rows of a system table, without further checks.
 pub(super) fn of_system<R>(answer: QueryResult) -> Result<Vec<R>, StoreError>
 where
     R: for<'frame> DeserializeRow<'frame, 'frame>,
@@ -50,8 +50,8 @@ where
     rows.map(|row| check(row.map_err(undecodable)?)).collect()
 }
 
-/// A row, if and only if it has a state, a possible expiry, and is the tally in both columns or in
-/// neither.
+/// Accepts a row only if it has a state and a possible expiry, and either both or neither of its two key
+/// columns are those of the tally.
 fn checked(expires_at: i64, mutator_id: Uuid, state: Option<Vec<u8>>) -> Result<Row, StoreError> {
     let broken = |rule| {
         StoreError::Corrupt(format!("row (expires_at {expires_at}, mutator {mutator_id}) {rule}"))

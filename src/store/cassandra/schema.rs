@@ -1,5 +1,5 @@
-//! Creates the keyspace and the table. `schema.cql` is the only place where the table is written
-//! down; what an engine doesn't know is left out of it here.
+//! Creates the keyspace and the table. Only `schema.cql` defines the table; this module removes the lines
+//! that an engine doesn't know.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,13 +16,13 @@ use super::session;
 
 const SCHEMA: &str = include_str!("../../../schema.cql");
 
-/// How the file begins the table's name.
+/// The statement's beginning in the file.
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS shards";
 
-/// Replicas per data centre unless told otherwise, if it has as many nodes.
+/// Default number of replicas per data centre; fewer if the data centre has fewer nodes.
 const REPLICAS: usize = 3;
 
-/// The statements that [`apply`] runs on Apache Cassandra 5, for people and their own tools.
+/// Returns the statements that [`apply`] runs on Apache Cassandra 5, for people and their own tools.
 ///
 /// # Errors
 /// [`ConnectError::KeyspaceName`] and [`ConnectError::ReplicationText`].
@@ -33,12 +33,9 @@ pub fn print(keyspace: &str, replication: &str) -> Result<String, ConnectError> 
     Ok(format!("{keyspace_statement};\n\n{table_statement};\n"))
 }
 
-/// Creates the keyspace and the table where they are missing, and checks the table that is there.
-/// An existing keyspace keeps its replication. `replication` as in [`print()`]; none means up to
-/// three replicas in every data centre.
-///
-/// # Errors
-/// [`ConnectError`] says what is wrong.
+/// Creates the keyspace and the table if they are missing, and checks an existing table. An existing keyspace
+/// keeps its replication. `replication` is as in [`print()`]; `None` means up to three replicas in every data
+/// centre.
 pub async fn apply(
     config: &CassandraConfig,
     replication: Option<&str>,
@@ -46,7 +43,7 @@ pub async fn apply(
     let wanted = replication.map(parse).transpose()?;
     let session = session::open(config).await?;
     let engine = session::engine(&session).await?;
-    // What is there already needs no right to define anything.
+    // If the keyspace exists, the role needs no permission to define anything.
     if !session::has_keyspace(&session, &config.keyspace).await? {
         let wanted = wanted.unwrap_or_else(|| everywhere(&session));
         define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
@@ -54,8 +51,8 @@ pub async fn apply(
     let Err(seen) = session::check_table(&session, &config.keyspace, engine).await else {
         return Ok(());
     };
-    // Missing, or wrong, or half there: a node takes over another pod's definition piece by piece.
-    // To define it again changes nothing that is there, and waits until the nodes agree.
+    // The table is missing, or wrong, or incomplete: a node takes over another pod's definition piece by
+    // piece. Defining it again changes nothing that exists, and waits until the nodes agree.
     match define(&session, create_table(&config.keyspace, engine)).await {
         Ok(()) => session::check_table(&session, &config.keyspace, engine).await,
         Err(_) if matches!(seen, ConnectError::Table { .. }) => Err(seen),
@@ -63,9 +60,9 @@ pub async fn apply(
     }
 }
 
-/// Runs one definition and waits until the nodes that are up agree on it. Every pod sends its
-/// definitions to the same node: two nodes that create one table at the same time would give it two
-/// identities, which older releases can't undo.
+/// Runs one definition, and waits until the nodes that are up agree on it. All pods send their definitions to
+/// the same node: two nodes that create the same table at the same time would give it two ids, which older
+/// releases can't undo.
 async fn define(session: &Session, cql: String) -> Result<(), ConnectError> {
     let cluster = session.get_cluster_state();
     let nodes = cluster.get_nodes_info();
@@ -81,14 +78,14 @@ async fn define(session: &Session, cql: String) -> Result<(), ConnectError> {
     Ok(())
 }
 
-/// How a keyspace is to be replicated.
+/// The replication of a new keyspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Wanted {
     Simple(usize),
     Datacenters(BTreeMap<String, usize>),
 }
 
-/// Reads `dc1:3,dc2:3` or `3`.
+/// Parses `dc1:3,dc2:3` or `3`.
 fn parse(text: &str) -> Result<Wanted, ConnectError> {
     let malformed = || ConnectError::ReplicationText(text.to_owned());
     let factor = |text: &str| {
@@ -115,7 +112,7 @@ fn parse(text: &str) -> Result<Wanted, ConnectError> {
 fn everywhere(session: &Session) -> Wanted {
     let mut factors = BTreeMap::new();
     let cluster = session.get_cluster_state();
-    // One that is joining may have none yet.
+    // A joining node can be without a data centre.
     for name in cluster.get_nodes_info().iter().filter_map(|node| node.datacenter.clone()) {
         let nodes = factors.entry(name).or_insert(0);
         *nodes = REPLICAS.min(*nodes + 1);
@@ -139,8 +136,8 @@ fn create_keyspace(keyspace: &str, wanted: &Wanted) -> String {
     format!("CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {{{options}}}")
 }
 
-/// The file's one statement without comments, with the keyspace's name, less what the engine doesn't
-/// know.
+/// Returns the file's only statement with the keyspace's name, without comments and without the lines that
+/// the engine doesn't know.
 fn create_table(keyspace: &str, engine: Engine) -> String {
     let knows = |line: &&str| {
         let has = |property| line.contains(property);

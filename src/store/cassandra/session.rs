@@ -1,5 +1,5 @@
-//! From a configuration to a checked connection: everything that must hold before the first write is
-//! looked at here, and whatever doesn't gets a sentence that says what to do.
+//! From a configuration to a checked connection. Checks everything that must be true before the first write.
+//! Each failed check has an error that says what to do.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -25,23 +25,22 @@ use super::connect_error::{self, ConnectError};
 use super::statements::Statements;
 use super::{rows, statements};
 
-/// How long opening one connection may take.
+/// Time limit for opening one connection.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// How long one question at start may take.
+/// Time limit for one query at start.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How long a second look at the cluster may take, with dead nodes on the way.
+/// Time limit for a second look at the cluster, including time spent on dead nodes.
 const LOOK_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Idle connections are probed this often, and given up after as long without an answer: a node
-/// that went silent is noticed.
+/// How often idle connections are probed, and how long a probe waits for an answer. This finds nodes that
+/// went silent.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// Connections to each node. One carries 32,768 requests at a time.
+/// Connections to each node. One can carry 32,768 requests at once.
 const CONNECTIONS_PER_NODE: NonZeroUsize = NonZeroUsize::new(2).expect("not zero");
 
-/// Longest keyspace name.
 const KEYSPACE_BYTES_MAX: usize = 48;
 
 /// Opens connections to every node.
@@ -57,7 +56,7 @@ pub(super) async fn open(config: &CassandraConfig) -> Result<Session, ConnectErr
         .connection_timeout(CONNECT_TIME_MAX)
         .pool_size(PoolSize::PerHost(CONNECTIONS_PER_NODE))
         .keyspaces_to_fetch([&config.keyspace])
-        // Of questions about the cluster, which any node can answer.
+        // For queries about the cluster, which any node can answer.
         .default_execution_profile_handle(statements::profile(Level::One, None, QUESTION_TIME_MAX));
     if let (Some(user), Some(password)) = (&config.user, &config.password) {
         builder = builder.user(user, password);
@@ -73,14 +72,14 @@ pub(super) async fn open(config: &CassandraConfig) -> Result<Session, ConnectErr
     Ok(session)
 }
 
-/// Whether the driver knows every node that one of them knows. Where its first look at the cluster fails, it
-/// goes on with a part of it, or with the contact points as nodes of no data centre.
+/// Whether the driver knows all the nodes that one node knows. If the driver's first look at the cluster
+/// fails, it continues with a part of the cluster, or with the contact points as nodes without a data centre.
 async fn knows_all_nodes(session: &Session) -> Result<bool, ConnectError> {
     let peers: Vec<(Option<Uuid>,)> = ask(session, "SELECT host_id FROM system.peers", ()).await?;
     let cluster = session.get_cluster_state();
     let nodes = cluster.get_nodes_info();
     let knows = |id| nodes.iter().any(|node| node.host_id == id);
-    // One that is joining may have no id yet.
+    // A joining node can be without an id.
     Ok(nodes.iter().any(|node| node.datacenter.is_some())
         && peers.into_iter().filter_map(|(id,)| id).all(knows))
 }
@@ -108,7 +107,7 @@ fn refusal(config: &CassandraConfig, error: &NewSessionError) -> ConnectError {
                 ConnectionSetupRequestErrorKind::MissingAuthentication => {
                     return ConnectError::Credentials { reason: "none were given".into() };
                 }
-                // The driver may have lost the node's reason. One that says nothing has not hung up.
+                // The driver can have lost the node's reason. A node that stays silent has not hung up.
                 ConnectionSetupRequestErrorKind::BrokenConnection(broken)
                     if !matches!(
                         broken.downcast_ref(),
@@ -125,20 +124,20 @@ fn refusal(config: &CassandraConfig, error: &NewSessionError) -> ConnectError {
     ConnectError::Unreachable { contact_points, reason: error.to_string() }
 }
 
-/// What a node may have missed that hangs up.
+/// What a node that hung up can have expected.
 fn advice(config: &CassandraConfig) -> &'static str {
     match &config.tls {
-        None => "if it asks for TLS, give its authority by --cassandra-ca",
+        None => "if it requires TLS, name its certificate authority with --cassandra-ca",
         Some(tls) if !tls.client_auth_cert_resolver.has_certs() => {
-            "if it asks for a client certificate, give one by --cassandra-cert and --cassandra-key"
+            "if it requires a client certificate, set --cassandra-cert and --cassandra-key"
         }
         Some(_) => {
-            "check that it trusts the authority of the client certificate (--cassandra-cert)"
+            "check that it trusts the authority that signed the client certificate (--cassandra-cert)"
         }
     }
 }
 
-/// Keyspace names go into statements as they are, so they must need no quotes.
+/// Checks that a name needs no quotes: statements contain keyspace names as they are.
 pub(super) fn check_keyspace_name(name: &str) -> Result<(), ConnectError> {
     let letter = |byte: u8| byte.is_ascii_lowercase();
     let inner = |byte: u8| letter(byte) || byte.is_ascii_digit() || byte == b'_';
@@ -148,8 +147,8 @@ pub(super) fn check_keyspace_name(name: &str) -> Result<(), ConnectError> {
     if fits { Ok(()) } else { Err(ConnectError::KeyspaceName(name.to_owned())) }
 }
 
-/// The configured data centre, if it exists; else that of the first contact point that is a node's
-/// address; else the only one.
+/// Returns the configured data centre, which must exist. Without one, returns the only data centre, or that
+/// of the first contact point that is a node's address.
 pub(super) async fn local_datacenter(
     session: &Session,
     config: &CassandraConfig,
@@ -176,7 +175,7 @@ pub(super) async fn local_datacenter(
             found.extend(nodes.iter().filter(|node| node.address.ip() == address.ip()));
         }
     }
-    // The first that is connected, as a dead contact point says nothing about where this pod is.
+    // The first connected one: a dead contact point does not show where this pod is.
     let chosen = found.iter().find(|node| node.is_connected()).or(found.first());
     match chosen.and_then(|node| node.datacenter.clone()) {
         Some(name) => Ok(name),
@@ -184,7 +183,6 @@ pub(super) async fn local_datacenter(
     }
 }
 
-/// What the nodes run.
 pub(super) async fn engine(session: &Session) -> Result<Engine, ConnectError> {
     let cluster = session.get_cluster_state();
     if cluster.get_nodes_info().iter().any(|node| node.sharder().is_some()) {
@@ -197,7 +195,7 @@ pub(super) async fn engine(session: &Session) -> Result<Engine, ConnectError> {
     Engine::of_releases(&releases).map_err(ConnectError::EngineTooOld)
 }
 
-/// The release of each node; one that is joining may have none yet.
+/// Returns the release of each node. A joining node can be without one.
 pub(super) async fn releases(session: &Session) -> Result<Vec<Option<String>>, ConnectError> {
     let mut releases: Vec<(Option<String>,)> =
         ask(session, "SELECT release_version FROM system.local", ()).await?;
@@ -217,7 +215,7 @@ pub(super) async fn check(
     let durable: Vec<(Option<bool>,)> = ask_settled(session, cql, (&config.keyspace,)).await?;
     match durable.first() {
         Some((Some(false),)) => return Err(ConnectError::NotDurable(config.keyspace.clone())),
-        // Not telling is durable, as by default.
+        // Without a value, the default applies: durable.
         Some((Some(true) | None,)) => {}
         None => return Err(ConnectError::KeyspaceMissing(config.keyspace.clone())),
     }
@@ -237,7 +235,6 @@ async fn replication(
         .map_err(|rule| ConnectError::Replication { keyspace: keyspace.to_owned(), rule })
 }
 
-/// Whether there is such a keyspace.
 pub(super) async fn has_keyspace(session: &Session, keyspace: &str) -> Result<bool, ConnectError> {
     Ok(replication_options(session, keyspace).await?.is_some())
 }
@@ -259,7 +256,7 @@ async fn has_table(session: &Session, keyspace: &str) -> Result<bool, ConnectErr
     Ok(!found.is_empty())
 }
 
-/// Checks that the table is there and as `schema.cql` makes it.
+/// Checks that the table exists and is as in `schema.cql`.
 pub(super) async fn check_table(
     session: &Session,
     keyspace: &str,
@@ -303,19 +300,21 @@ pub(super) async fn check_table(
     Err(ConnectError::Table { keyspace: keyspace.to_owned(), rules: broken.join(", ") })
 }
 
-/// Checks that the role may read and write rows. What else goes wrong here is weather: nodes may be down.
+/// Checks that the role may read and write rows. Other errors here are treated as transient: nodes can be
+/// down.
 ///
-/// Nothing is written. A node checks the right to a write before it looks at the values, and then refuses those
-/// that are invalid, such as a row without an id. A valid deletion would leave a tombstone as old as can be, and
-/// beside it Cassandra keeps the tombstones of folds: it drops one only where no data may be older.
+/// This writes nothing. A node checks the permission for a write before it checks the values, and then
+/// refuses invalid values, such as a row without an id. A valid deletion would leave a tombstone with the
+/// oldest possible timestamp, and Cassandra would then keep the tombstones of folds near it: it drops a
+/// tombstone only if no older data can exist.
 pub(super) async fn check_rights(
     session: &Session,
     statements: &Statements,
     levels: Levels,
 ) -> Result<(), ConnectError> {
-    // No key has empty words.
+    // No key has empty names.
     let read = session.execute_unpaged(statements.key.at(levels.read), ("", "", "", 1));
-    // Harmless even if a node took it: older than anything that is written.
+    // Harmless even if a node accepted it: its timestamp is older than every write.
     let invalid = (1_i64, "", "", "", 0_i64, None::<Uuid>);
     let write = session.execute_unpaged(&statements.remove, invalid);
     let (read, write) = futures::join!(read, write);
@@ -323,7 +322,7 @@ pub(super) async fn check_rights(
     for error in read.err().into_iter().chain(write) {
         match ConnectError::answer(error) {
             error @ ConnectError::Rights { .. } => return Err(error),
-            error => tracing::debug!(%error, "the role's rights are not known"),
+            error => tracing::debug!(%error, "the role's permissions could not be checked"),
         }
     }
     Ok(())
@@ -336,8 +335,8 @@ fn is_invalid(error: &ExecutionError) -> bool {
     )
 }
 
-/// Asks a system table; what it doesn't have is asked again once the nodes agree on the schema, as
-/// one may not have heard yet of what another pod just defined.
+/// Queries a system table. If it finds nothing, it queries again after the nodes agree on the schema: a node
+/// can be unaware of something that another pod just defined.
 async fn ask_settled<R>(
     session: &Session,
     cql: &str,
@@ -356,7 +355,7 @@ where
     ask(session, cql, values).await
 }
 
-/// Asks a system table.
+/// Queries a system table once.
 async fn ask<R>(
     session: &Session,
     cql: &str,

@@ -9,26 +9,25 @@ use rustls::ClientConfig;
 
 use crate::store::Flights;
 
-/// Where the cluster is and how to use it.
 #[derive(Clone)]
 pub struct CassandraConfig {
-    /// Some of the nodes, as `host:port`; the others are found through them.
+    /// Some of the nodes, as `host:port`. The driver finds the others through them.
     pub contact_points: Vec<String>,
     /// The keyspace that holds the table `shards`.
     pub keyspace: String,
-    /// With the password, for clusters that ask for it.
+    /// For clusters that require a user and a password.
     pub user: Option<String>,
     /// Never printed.
     pub password: Option<String>,
-    /// How to speak TLS with the nodes; none speaks plainly.
+    /// The TLS configuration for connections to the nodes. `None` means no TLS.
     pub tls: Option<Arc<ClientConfig>>,
-    /// Whose replicas answer local levels; none takes that of the first contact point.
+    /// The data centre whose replicas answer local levels. `None` means the data centre of the first contact
+    /// point.
     pub local_datacenter: Option<String>,
-    /// How many replicas must answer.
     pub levels: Levels,
     /// The protocol's times.
     pub constants: Constants,
-    /// How shard writes go together.
+    /// How shard writes are combined into requests.
     pub flights: Flights,
 }
 

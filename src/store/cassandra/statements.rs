@@ -1,8 +1,8 @@
-//! Every statement of the store, prepared. Each write binds its timestamp: neither the driver's nor
-//! the coordinator's clock may decide which state of a shard wins (invariant I2).
+//! All prepared statements of the store. Each write binds its timestamp: neither the driver's nor the
+//! coordinator's clock may decide which state of a shard wins (invariant I2).
 //!
-//! Each statement carries an execution profile that pins its consistency level, the local data
-//! centre, one attempt per call and no speculation.
+//! Each statement has an execution profile that fixes its consistency level, the local data centre, one
+//! attempt per call and no speculation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +22,10 @@ use scylla::statement::prepared::PreparedStatement;
 
 use super::attempts::Patience;
 
-/// Rows of one page of a sweep, and of a count of names.
+/// Rows per page of a sweep and of a count of names.
 const SWEEP_PAGE_ROWS: i32 = 5_000;
 
-/// One prepared statement for each consistency level.
+/// One prepared statement per consistency level.
 pub(super) struct ByLevel([PreparedStatement; Level::ALL.len()]);
 
 impl ByLevel {
@@ -35,32 +35,32 @@ impl ByLevel {
     }
 }
 
-/// The prepared statements; placeholders in the order of the text.
+/// The prepared statements. Each comment lists the placeholders in their order.
 pub(super) struct Statements {
     /// `kind, grp, name, expires_at, mutator_id, state, timestamp`
     pub(super) write: PreparedStatement,
-    /// For each key two statements: the one above for the tally, then
+    /// Two statements per fold: the one above for the tally, then a deletion with
     /// `timestamp, kind, grp, name, fence`.
     fold: [PreparedStatement; 2],
     /// `kind, grp, name, limit`
     pub(super) key: ByLevel,
     /// `kind, grp, name, after, limit`
     pub(super) key_after: ByLevel,
-    /// The same as [`Statements::key`], the oldest row first and the tally last.
+    /// Like [`Statements::key`], but the oldest row comes first and the tally last.
     pub(super) key_backwards: ByLevel,
-    /// The same as [`Statements::key_after`].
+    /// Like [`Statements::key_after`], but the oldest row comes first and the tally last.
     pub(super) key_after_backwards: ByLevel,
     /// `kind, grp, name, expiry of the tally`
     pub(super) tally: PreparedStatement,
     /// `kind, grp, name, after, through, limit`
     pub(super) part: PreparedStatement,
-    /// `kind, grp, name, limit`, the oldest row first and the tally last.
+    /// `kind, grp, name, limit`; the oldest row comes first and the tally last.
     pub(super) fold_key: PreparedStatement,
     /// `kind, grp, names`
     pub(super) fold_keys: PreparedStatement,
     /// `kind, grp, lowest name, limit`
     pub(super) chunk_end: ByLevel,
-    /// `kind, grp, lowest name, name behind the last`
+    /// `kind, grp, lowest name, first name after the chunk`
     pub(super) chunk: ByLevel,
     /// `kind, grp, lowest name`
     pub(super) last_chunk: ByLevel,
@@ -74,7 +74,7 @@ pub(super) struct Statements {
     pub(super) written_at: PreparedStatement,
     /// `timestamp, kind, grp, name, expires_at, mutator_id`
     pub(super) remove: PreparedStatement,
-    /// Asked of one given node at a time.
+    /// No placeholders. Each execution goes to one chosen node.
     pub(super) clock: PreparedStatement,
 }
 
@@ -92,7 +92,7 @@ pub(super) fn values_of_write(write: &ShardWrite) -> impl SerializeRow {
     )
 }
 
-/// The values of one fold, in the order of [`Statements::folds`].
+/// The values of one fold's two statements, in the order of [`Statements::folds`].
 pub(super) fn values_of_fold(fold: &Fold) -> [Box<dyn SerializeRow + Send + Sync + '_>; 2] {
     let (key, timestamp) = (fold.key(), fold.timestamp().as_micros());
     let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
@@ -103,12 +103,12 @@ pub(super) fn values_of_fold(fold: &Fold) -> [Box<dyn SerializeRow + Send + Sync
 }
 
 impl Statements {
-    /// So many shard rows in one request.
+    /// A batch of this many shard rows.
     pub(super) fn writes(&self, count: usize) -> Batch {
         together(vec![self.write.clone().into(); count], &self.write)
     }
 
-    /// So many folds in one request; of one partition, they are one mutation.
+    /// A batch of this many folds. In one partition, they are one mutation.
     pub(super) fn folds(&self, count: usize) -> Batch {
         let of_one = self.fold.iter().map(|statement| statement.clone().into());
         together(of_one.cycle().take(2 * count).collect(), &self.fold[0])
@@ -175,7 +175,7 @@ impl Statements {
         Ok(Statements {
             write: with(&insert, profile(levels.write, writes.attempt)),
             fold: [insert, delete].map(|part| with(&part, profile(levels.write, reads.attempt))),
-            // Not at the fold's level, which may be a quorum.
+            // Not at the fold's level, because that can be a quorum.
             tally: with(&tally, profile(Level::All, reads.total)),
             part: with(&part, profile(Level::All, reads.total)),
             fold_key: with(&whole_key_backwards, profile(levels.fold, reads.total)),
@@ -201,7 +201,7 @@ impl Statements {
     }
 }
 
-/// Statements in one request that is sent as one of them would be.
+/// A batch of statements, with the execution profile of `like`.
 fn together(statements: Vec<BatchStatement>, like: &PreparedStatement) -> Batch {
     let mut batch = Batch::new_with_statements(BatchType::Unlogged, statements);
     batch.set_is_idempotent(true);
@@ -209,7 +209,7 @@ fn together(statements: Vec<BatchStatement>, like: &PreparedStatement) -> Batch 
     batch
 }
 
-/// One attempt at one level, routed to the local data centre's replicas.
+/// A profile for one attempt at one level, routed to the local data centre's replicas.
 pub(super) fn profile(
     level: Level,
     local_datacenter: Option<&str>,

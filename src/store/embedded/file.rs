@@ -1,4 +1,4 @@
-//! Opening the file: is it ours, of a format that this release knows, and not in use?
+//! Opens the file. Checks that it is an Orderfree file, in a format that this release knows, and not in use.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -21,10 +21,10 @@ use super::verify::{self, Contents, Counted, Progress};
 use crate::limits::EMBEDDED_CACHE_BYTES;
 use crate::runtime::panics;
 
-/// The layout of the tables, and of what they hold. A release opens its own format only.
+/// The layout of the tables and of their contents. A release opens only its own format.
 const FORMAT: i64 = 2;
 
-/// Numbers about the file itself.
+/// Numbers about the file.
 const META: TableDefinition<'static, &'static str, i64> = TableDefinition::new("meta");
 const META_FORMAT: &str = "format";
 const META_WALL: &str = "highest_wall_us";
@@ -34,57 +34,33 @@ const META_STAMP: &str = "highest_stamp_us";
 /// Why a file could not be opened.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// Another process, or another store of this one, has it open.
-    #[error("{file} is in use by another process; stop that one or choose another file")]
-    Locked {
-        /// The file.
-        file: String,
-    },
-    /// The folder of the file does not exist.
-    #[error("{file} can't be created: its folder does not exist; create it first")]
-    FolderMissing {
-        /// The file.
-        file: String,
-    },
-    /// The file holds something else.
+    /// Another process, or another store in this process, has the file open.
+    #[error("{file} is in use by another process; stop that process or choose another file")]
+    Locked { file: String },
+    #[error("{file} can't be created: its folder does not exist; create the folder first")]
+    FolderMissing { file: String },
+    /// The file has other contents.
     #[error("{file} is not an Orderfree file; choose another one")]
-    NotOrderfree {
-        /// The file.
-        file: String,
-    },
-    /// The file is empty: somebody else made it, or its content is gone.
+    NotOrderfree { file: String },
+    /// The file is empty: another program created it, or its contents are lost.
     #[error(
-        "{file} is empty, which no store is; restore it from a backup, or delete it for a new store"
+        "{file} is empty, and a store's file never is; restore it from a backup, or delete it to start a \
+         new store"
     )]
-    Empty {
-        /// The file.
-        file: String,
-    },
+    Empty { file: String },
     /// Another release wrote it.
     #[error(
-        "{file} has format {found}, and this release reads format {FORMAT} only; use the release that \
-         wrote it"
+        "{file} has format {found}, and this release reads only format {FORMAT}; use the release that \
+         wrote the file"
     )]
-    OtherFormat {
-        /// The file.
-        file: String,
-        /// Its format.
-        found: i64,
-    },
-    /// The file is damaged.
+    OtherFormat { file: String, found: i64 },
     #[error("{file} is damaged ({reason}); restore it from a backup")]
-    Corrupt {
-        /// The file.
-        file: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The system refused.
-    #[error("{file} can't be opened: {reason}")]
+    Corrupt { file: String, reason: String },
+    /// The operating system refused.
+    #[error("{file} can't be opened ({reason}); check its path and permissions, and the disk")]
     Io {
-        /// The file.
         file: String,
-        /// The system's reason.
+        /// From the operating system.
         reason: String,
     },
 }
@@ -107,7 +83,7 @@ pub(super) fn open(path: &Path, progress: &Arc<Progress>) -> Result<Opened, Open
     }
     let is_new = !path.exists();
     if is_new {
-        // Where there are no links, or the file is there by now, this goes on without.
+        // If the file system has no links, or the file exists by now, opening continues without it.
         let _ = create(path, |_| Ok(())).map_err(|error| failed(&file, error))?;
     }
     let handle = OpenOptions::new().read(true).write(true).open(path).map_err(io_failed)?;
@@ -118,13 +94,12 @@ pub(super) fn open(path: &Path, progress: &Arc<Progress>) -> Result<Opened, Open
     progress.begin(bytes);
     let inner = FileBackend::new(handle).map_err(|error| failed(&file, error.into()))?;
     let opened = open_backend(&file, Counted { inner, progress: Arc::clone(progress) }, progress)?;
-    // A new file is not there after a power cut unless its folder was synced as well. Always, since
-    // the process that created it may have died before.
+    // A new file can be missing after a power cut unless its folder was synced too. Sync it at every opening:
+    // the process that created the file can have died before its sync.
     sync_folder(folder).map_err(io_failed)?;
     Ok(Opened { contents: Contents { is_new, ..opened.contents }, ..opened })
 }
 
-/// Where a file lies.
 pub(super) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
@@ -136,9 +111,9 @@ pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Makes a new file under another name first: a process that dies while redb lays it out, or while
-/// it is filled, would leave something that is no file of ours. A link, unlike a rename, replaces no
-/// file that another process made meanwhile; what becomes of it is returned.
+/// Creates a new file, first under another name: a process that dies while redb creates the file, or while
+/// `fill` writes to it, would leave an incomplete file. Unlike a rename, a link does not replace a file that
+/// another process has created since. Returns the result of the link.
 pub(super) fn create(
     path: &Path,
     fill: impl FnOnce(&Database) -> Result<(), redb::Error>,
@@ -149,12 +124,12 @@ pub(super) fn create(
     let made = Builder::new().set_cache_size(EMBEDDED_CACHE_BYTES).create(new);
     let filled = made.map_err(redb::Error::from).and_then(|database| fill(&database));
     let linked = filled.map(|()| fs::hard_link(new, path));
-    // If it fails, a useless file stays.
+    // If this fails, a useless file stays.
     let _ = fs::remove_file(new);
     linked
 }
 
-/// Opens whatever a backend holds, and verifies it.
+/// Opens the database of a backend, and verifies it.
 pub(super) fn open_backend(
     file: &str,
     backend: impl StorageBackend,
@@ -165,16 +140,16 @@ pub(super) fn open_backend(
         let mut database = builder(file, &repaired)
             .create_with_backend(backend)
             .map_err(|error| failed(file, error.into()))?;
-        // Nobody waits for the verification of a file that is not ours.
+        // First: a foreign file needs no verification.
         let highest = prepare(file, &database)?;
-        // A repair has looked at every page already.
+        // A repair has already checked every page.
         if !repaired.load(Ordering::Relaxed) {
             verify::pages(file, &mut database).map_err(|error| failed(file, error.into()))?;
         }
         let contents = verify::rows(&database, progress).map_err(|error| failed(file, error))?;
         Ok(Opened { database, highest, contents })
     };
-    // Damage makes redb panic in many places. Nothing of it is left: its database is dropped.
+    // redb panics in many places if the file is damaged. The database is dropped then.
     let opened = verify::telling(file, progress, || panics::caught(open));
     opened.unwrap_or_else(|reason| Err(OpenError::Corrupt { file: file.to_owned(), reason }))
 }
@@ -190,8 +165,8 @@ fn builder(file: &str, repaired: &Arc<AtomicBool>) -> Builder {
     builder
 }
 
-/// Creates the tables of a new file, or checks those of an old one. An old file is not written to: it
-/// opens on a full disk as well.
+/// Creates the tables of a new file, or checks the tables of an existing file. This does not write to an
+/// existing file, so it opens on a full disk too.
 fn prepare(file: &str, database: &Database) -> Result<Highest, OpenError> {
     let failed = |error| failed(file, error);
     match read_meta(database).map_err(failed)? {
@@ -211,7 +186,7 @@ pub(super) fn create_tables(database: &Database) -> Result<(), redb::Error> {
     Ok(transaction.commit()?)
 }
 
-/// Writes the highest times seen, in the transaction of whatever was done at them.
+/// Writes the highest times seen, in the same transaction as the writes at these times.
 pub(super) fn write_highest(
     transaction: &WriteTransaction,
     highest: Highest,

@@ -1,18 +1,17 @@
-//! The clock guard: there is no second clock to compare with, so the file remembers what the own
-//! clock said. Keeps invariant I12.
+//! The clock guard. An embedded store has no second clock to compare with, so the file remembers the times of
+//! its machine's clock. Keeps invariant I12.
 //!
-//! A mutator that is born behind a fence would have its acks lost. Fences lie behind the wall clock
-//! of the moment they were planned at, so a new mutator is behind one only if the clock was set back
-//! since. Hence the highest wall time and the highest fence ever seen are kept in memory, and are
-//! written with every transaction: whatever a file holds was written at or before the time it
-//! remembers. Checks cost no I/O.
+//! If a mutator is born at or below a fence, its acks are lost. At planning, a fence is below the wall clock,
+//! so a new mutator can be below a fence only if the clock was set back since then. So memory holds the
+//! highest wall time and the highest fence ever seen, and every transaction writes both: all contents of a
+//! file were written at or before the time that it remembers. Checks cost no I/O.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::{Constants, Timestamp, fold};
 
-/// The highest times that the store ever saw.
+/// The highest times that the store has seen.
 #[derive(Debug)]
 pub(super) struct ClockGuard {
     constants: Constants,
@@ -21,17 +20,17 @@ pub(super) struct ClockGuard {
     stamp_us: AtomicI64,
 }
 
-/// What of a guard outlives the process.
+/// The part of a guard that outlives the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Highest {
     pub(super) wall: Timestamp,
     pub(super) fence: Timestamp,
-    /// Of the times by which the last writer wins.
+    /// The highest stamp of a last-writer-wins op.
     pub(super) stamp: Timestamp,
 }
 
 impl Highest {
-    /// Before anything was seen.
+    /// The values before anything was seen.
     pub(super) const NONE: Highest = {
         let never = Timestamp::from_micros(i64::MIN);
         Highest { wall: never, fence: never, stamp: never }
@@ -48,10 +47,10 @@ impl ClockGuard {
         }
     }
 
-    /// Notes a time unless it is behind, so that later ones are compared with it.
+    /// Notes a time unless it is behind. Later times are compared with it.
     ///
     /// # Errors
-    /// [`ClockError::Behind`] when the clock is more than ε behind the highest time seen.
+    /// [`ClockError::Behind`] if the clock is more than ε behind the highest time seen.
     pub(super) fn observe(&self, wall: Timestamp) -> Result<(), ClockError> {
         let before_us = self.wall_us.fetch_max(wall.as_micros(), Ordering::SeqCst);
         let behind = Timestamp::from_micros(before_us).since(wall);
@@ -61,17 +60,17 @@ impl ClockGuard {
         Ok(())
     }
 
-    /// Notes the fence of a fold, before it is written: also one that may have been written counts.
+    /// Notes the fence of a fold before the fold is written: a fold that was possibly written also counts.
     pub(super) fn observe_fence(&self, fence: Timestamp) {
         self.fence_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
     }
 
-    /// Notes the time of an op whose last writer wins, before the op is written.
+    /// Notes the stamp of a last-writer-wins op, before the op is written.
     pub(super) fn observe_stamp(&self, stamp: Timestamp) {
         self.stamp_us.fetch_max(stamp.as_micros(), Ordering::SeqCst);
     }
 
-    /// Whether mutators may be born and folds planned at this time, which is noted.
+    /// Checks whether mutators may be born and folds planned at this time, and notes the time.
     ///
     /// # Errors
     /// [`ClockError::Behind`] or [`ClockError::Moved`].
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_that_no_honest_clock_planned_shuts_until_time_catches_up() {
+    fn a_fence_ahead_of_honest_clocks_shuts_until_time_catches_up() {
         let (guard, constants) = guard();
         let honest = WALL.minus(constants.cutoff()).plus(2 * constants.clock_offset_max());
         guard.observe_fence(honest);

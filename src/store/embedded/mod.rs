@@ -1,22 +1,22 @@
 //! The embedded store: the same rows and rules as in Cassandra, in one file on one machine.
 //!
-//! * **Durable before the ack.** Every write is synced before it is acknowledged; one
-//!   writer thread (`writer.rs`) commits many at once.
-//! * **Reads** go to a blocking thread each, because a page that is not in memory makes them wait
-//!   for the disk, and see one snapshot of the file. One replica holds everything, so all
-//!   consistency levels are accepted and mean the same.
-//! * **No tombstones.** A fold deletes rows for good, so a write that arrives later for a deleted
-//!   row would bring it back, where Cassandra's range tombstone would hide it. That is safe: a fold
-//!   deletes only rows at or below the fence that it writes in the same transaction, the tally's
-//!   timestamp orders fences, so the fence never goes back, and rows at or below the fence are
-//!   zombies that no value and no fold counts (I6). The next fold deletes them again. Without
-//!   tombstones there is nothing to purge, and reads cost what live rows cost.
-//! * **The clock** has no second one to be compared with; see `guard.rs`, and `repair.rs` for a file
-//!   that a wrong one wrote.
+//! * **Durable before the ack.** Every write is synced before it is acknowledged. One writer thread
+//!   (`writer.rs`) commits many writes at once.
+//! * **Reads** each use a blocking thread, because a page that is not in memory makes them wait for the disk.
+//!   They see one snapshot of the file. One replica has all rows, so all consistency levels are accepted and
+//!   mean the same.
+//! * **No tombstones.** A fold deletes rows permanently, so a write that arrives later for a deleted row
+//!   brings the row back. In Cassandra, the range tombstone would hide it. This is safe. A fold deletes only
+//!   rows at or below the fence that it writes in the same transaction. The tally's timestamp orders fences,
+//!   so the fence never goes back. Rows at or below the fence are zombies that no value and no fold counts
+//!   (I6). The next fold deletes them again. Without tombstones there is nothing to purge, and the cost of a
+//!   read depends only on live rows.
+//! * **The clock** has no second clock to compare with; see `guard.rs`, and `repair.rs` for a file that a
+//!   wrong clock wrote.
 //! * **The file is verified** when it is opened; see `verify.rs`.
-//! * **A full disk** stops writes and nothing else; see `room.rs`.
-//! * **After an error of the file** the store refuses everything until the process is started again;
-//!   see `writer.rs`.
+//! * **A full disk** stops only writes; see `disk_space.rs`.
+//! * **After an error of the file** the store refuses everything until the process is restarted; see
+//!   `writer.rs`.
 
 mod disk_space;
 mod file;
@@ -73,28 +73,25 @@ pub struct EmbeddedStore {
     contents: Contents,
     /// Each read holds a permit; [`Store::close`] takes all of them.
     reads: Arc<Semaphore>,
-    /// None once closed. The writer's thread holds the other reference, and drops it last.
+    /// `None` after closing. The writer's thread holds the other reference, and drops it last.
     database: Mutex<Option<Arc<Database>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the writer's thread and the readers both see.
+/// State that the writer's thread and the readers share.
 #[derive(Debug)]
 struct Shared {
     file: String,
     room: DiskSpace,
     guard: ClockGuard,
-    /// The first error of the file, for good.
+    /// The first error of the file. It stays until the process ends.
     failure: OnceLock<String>,
     commits: AtomicU64,
 }
 
 impl EmbeddedStore {
-    /// Opens and verifies a file, or creates it in a folder that exists. Blocks for as long as it
-    /// takes to read the file twice.
-    ///
-    /// # Errors
-    /// [`OpenError`] says in one sentence why not.
+    /// Opens and verifies a file, or creates it in an existing folder. Blocks for the time of reading the
+    /// file twice.
     pub fn open(
         path: &Path,
         constants: Constants,
@@ -103,10 +100,7 @@ impl EmbeddedStore {
         EmbeddedStore::open_telling(path, constants, clock, &Arc::default())
     }
 
-    /// The same, and tells others how far it is.
-    ///
-    /// # Errors
-    /// [`OpenError`].
+    /// Like [`EmbeddedStore::open`], and reports its progress.
     pub fn open_telling(
         path: &Path,
         constants: Constants,
@@ -118,10 +112,7 @@ impl EmbeddedStore {
         EmbeddedStore::start(file, room, opened, constants, clock)
     }
 
-    /// As [`EmbeddedStore::open`], over any storage.
-    ///
-    /// # Errors
-    /// [`OpenError`].
+    /// Like [`EmbeddedStore::open`], on any storage.
     pub fn open_backend(
         backend: impl StorageBackend,
         constants: Constants,
@@ -163,25 +154,24 @@ impl EmbeddedStore {
         })
     }
 
-    /// Write transactions, and so syncs, that were committed since the store was opened.
+    /// Committed write transactions since the store was opened. Each is one sync.
     #[must_use]
     pub fn commits(&self) -> u64 {
         self.shared.commits.load(Ordering::Relaxed)
     }
 
-    /// What the file held when it was opened.
     #[must_use]
     pub fn contents(&self) -> Contents {
         self.contents
     }
 
-    /// Why the store refuses everything until the process is started again; none while it works.
+    /// Why the store refuses everything until the process is restarted. `None` while it works.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.shared.failure.get().map(String::as_str)
     }
 
-    /// Runs a query on one snapshot of the rows. It runs to its end if the caller goes away.
+    /// Runs a query on one snapshot of the rows. The query runs to its end even if the caller goes away.
     async fn read<T: Send + 'static>(
         &self,
         query: impl FnOnce(&ReadOnlyTable<RowKey<'static>, RowValue<'static>>) -> Result<T, ReadError>
@@ -193,30 +183,30 @@ impl EmbeddedStore {
         self.shared.check_file().map_err(StoreError::Unavailable)?;
         let database = locked(&self.database).clone().ok_or_else(closed)?;
         let reading = tokio::task::spawn_blocking(move || {
-            // After a panic the file is not used again, see below.
+            // After a panic the file is not used again; see below.
             let answer =
                 panics::caught(|| query(&database.begin_read()?.open_table(rows::SHARDS)?));
-            // Before the permit: whoever holds all permits finds no reader of the file.
+            // Before the permit: if `close` holds all permits, no reader has the file open.
             drop(database);
             drop(permit);
             answer
         });
         match reading.await.map_err(|_| closed())? {
             Ok(answer) => answer.map_err(|error| self.shared.explain(error)),
-            // redb met a page that makes no sense. Its locks may be poisoned, so that nothing would
-            // be answered any more: the pod has to end, and to verify the file when it starts again.
+            // redb found an invalid page. Its locks can be poisoned, and then no query would work. So the pod
+            // must end, and verify the file at its next start.
             Err(panic) => Err(StoreError::Unavailable(self.shared.fail(&panic))),
         }
     }
 }
 
 impl Shared {
-    /// Whether the file may be used.
+    /// Checks whether the file may be used.
     fn check_file(&self) -> Result<(), String> {
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
     }
 
-    /// Notes an error after which the file must not be used, and returns the first one.
+    /// Notes an error after which the file must not be used, and returns the first such error.
     fn fail(&self, error: &dyn fmt::Display) -> String {
         let first = self.failure.get_or_init(|| {
             let failure = format!("{} failed: {error}; check the disk and start again", self.file);
@@ -235,7 +225,7 @@ impl Shared {
     }
 }
 
-/// These locks are held for one assignment, which can't be left half done.
+/// Ignores poison: each lock is held for one assignment, which can't be incomplete.
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -381,7 +371,7 @@ impl Store for EmbeddedStore {
         behind: Option<&GroupCursor>,
         limit: usize,
     ) -> Result<GroupList, StoreError> {
-        // A number, which tells nobody a group that is not theirs. One that is new may show one twice.
+        // The cursor is an offset, so it leaks no group names. A concurrent insert can repeat an entry.
         let passed = behind.map_or(0, |cursor| usize::try_from(cursor.0).unwrap_or(0));
         let groups = self.read(move |table| rows::groups(table, kind, passed, limit)).await?;
         let next = i64::try_from(passed + limit).ok().filter(|_| groups.len() == limit);
@@ -420,7 +410,7 @@ impl Store for EmbeddedStore {
         None
     }
 
-    /// Waits for the reads and writes that were taken, then closes the file and lets go of its lock.
+    /// Waits for accepted reads and writes, then closes the file and releases its lock.
     async fn close(&self) {
         let running = self.reads.acquire_many(EMBEDDED_READS_MAX).await;
         self.reads.close();

@@ -1,9 +1,9 @@
-//! A copy of a file without what a wrong clock wrote into it.
+//! Makes a copy of a file without the effects of a wrong clock.
 //!
-//! A clock that ran ahead once, for one update, leaves its time in the file, so that every later write
-//! is refused until the right clock has caught up (`guard.rs`), and rows that only the
-//! [core's repair](orderfree_core::protocol::repair) can mend. The file stays as it is, for whoever
-//! finds that it was the other clock that was right.
+//! If a clock was ahead once, for one update, the file remembers its time. Then every later write is refused
+//! until the right clock has caught up (`guard.rs`). The file also has rows that only the [core's
+//! repair](orderfree_core::protocol::repair) can correct. The original file does not change, in case the
+//! other clock turns out to be right.
 
 use std::fs;
 use std::io;
@@ -20,56 +20,43 @@ use super::guard::{ClockGuard, Highest};
 use super::rows::{self, ReadError, SHARDS};
 use crate::runtime::random::Random;
 
-/// Before any release: a clock that shows an earlier time was never set, and would make all rows new.
+/// A time before the first release. A clock that shows an earlier time was never set, and would make all rows
+/// new.
 const CLOCK_LEAST: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
 /// The contents of a file that are ahead of the clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
-    /// The latest time that the file remembers; none if that is not ahead.
+    /// The latest time that the file remembers. `None` if it is not ahead.
     pub remembered: Option<Timestamp>,
-    /// What is in its rows, and what became of it.
+    /// What the rows contain, and how the repair changes them.
     pub report: Report,
 }
 
-/// Why there is no copy.
+/// Why no copy was made.
 #[derive(Debug, Error)]
 pub enum RepairError {
-    /// The file can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The clock is not to be believed.
-    #[error("this machine's clock shows a time before the end of 2023; set it right first")]
+    /// This machine's clock is certainly wrong.
+    #[error("this machine's clock shows a time before the end of 2023; correct the clock first")]
     Clock,
-    /// Something has the copy's name.
+    /// A file with the copy's name exists.
     #[error("{copy} exists already; choose another name for the copy")]
-    Exists {
-        /// The copy.
-        copy: String,
-    },
-    /// Rows make no sense.
+    Exists { copy: String },
+    /// Some rows are invalid.
     #[error("{file} can't be repaired: {reason}; restore it from a backup")]
-    Damaged {
-        /// The file.
-        file: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The copy can't be written.
-    #[error("{copy} can't be made: {reason}")]
+    Damaged { file: String, reason: String },
+    #[error("{copy} can't be written ({reason}); check its folder and the disk")]
     Copy {
-        /// The copy.
         copy: String,
-        /// The system's reason.
+        /// From the operating system or redb.
         reason: String,
     },
 }
 
-/// Makes a repaired copy, or none if nothing is ahead of the clock `now`. Blocks for as long as it
-/// takes to read the file four times.
-///
-/// # Errors
-/// [`RepairError`] says in one sentence why there is no copy.
+/// Makes a repaired copy. Makes none and returns `None` if nothing is ahead of the clock `now`. Blocks for
+/// the time of reading the file four times.
 pub fn repair(
     file: &Path,
     copy: &Path,
@@ -80,7 +67,7 @@ pub fn repair(
         return Err(RepairError::Clock);
     }
     let (name, copy_name) = (|| file.display().to_string(), || copy.display().to_string());
-    // Also a link to nowhere.
+    // This also finds a broken link.
     if copy.symlink_metadata().is_ok() {
         return Err(RepairError::Exists { copy: copy_name() });
     }
@@ -94,7 +81,7 @@ pub fn repair(
         ReadError::Row(what) => damaged(what),
         ReadError::File(error) => damaged(error.to_string()),
     };
-    // First a look alone: where nothing is wrong, nothing is written.
+    // First only read: if nothing is wrong, write nothing.
     let report = each_key(database, now, constants, |_, _| Ok(())).map_err(read_failed)?;
     let found = Found { remembered: remembered(highest, now, constants), report };
     if found.remembered.is_none() && report.keys == 0 {
@@ -114,8 +101,8 @@ pub fn repair(
     Ok(Some(found))
 }
 
-/// The latest time that the file remembers, if a pod would refuse updates for what it remembers, or
-/// begin with a time of last writers that is ahead.
+/// The latest time that the file remembers, if that time would make a pod refuse updates, or start with a
+/// stamp for last-writer-wins ops that is ahead.
 fn remembered(highest: Highest, now: Timestamp, constants: Constants) -> Option<Timestamp> {
     let Highest { wall, fence, stamp } = highest;
     let is_refused = ClockGuard::new(constants, highest).check(now).is_err();
@@ -123,7 +110,7 @@ fn remembered(highest: Highest, now: Timestamp, constants: Constants) -> Option<
     is_ahead.then(|| wall.max(fence).max(stamp))
 }
 
-/// Writes all rows as they shall be, and what the guard needs to know of them.
+/// Writes all repaired rows, and the highest times for the guard.
 fn write(
     database: &Database,
     copy: &Database,
@@ -148,7 +135,7 @@ fn write(
     Ok(transaction.commit()?)
 }
 
-/// Hands out the rows of each key as they shall be.
+/// Passes the repaired rows of each key to `take`.
 fn each_key(
     database: &Database,
     now: Timestamp,

@@ -1,5 +1,5 @@
-//! Rows in the file: how they are laid out, read, written and folded. The same rows and rules as in
-//! Cassandra's table, in one transaction each.
+//! Rows in the file: their layout, reads, writes and folds. The rows and rules are the same as in Cassandra's
+//! table. Each operation is one transaction.
 
 use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::ops::ControlFlow;
@@ -23,16 +23,15 @@ pub type RowKey<'a> = (&'a str, &'a str, &'a str, u64, u128);
 /// Write timestamp and state.
 pub type RowValue<'a> = (i64, &'a [u8]);
 
-/// The one table of rows.
+/// The only table of rows.
 pub const SHARDS: TableDefinition<'static, RowKey<'static>, RowValue<'static>> =
     TableDefinition::new("shards");
 
 /// Why rows could not be read.
 #[derive(Debug)]
 pub(super) enum ReadError {
-    /// The file could not be read.
     File(redb::Error),
-    /// A row breaks a rule that every row keeps.
+    /// A row breaks a rule for all rows.
     Row(String),
 }
 
@@ -42,7 +41,7 @@ impl<E: Into<redb::Error>> From<E> for ReadError {
     }
 }
 
-/// Reads a key's rows with `expires_at > after` (all without), at most `limit + 1` of them.
+/// Reads up to `limit + 1` of a key's rows, with `expires_at > after`. Without `after`, reads all rows.
 pub(super) fn read_slice(
     table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
     key: &Key,
@@ -61,7 +60,6 @@ pub(super) fn read_slice(
     Ok(Slice::new(rows, after, limit))
 }
 
-/// Reads a key's tally.
 pub(super) fn read_tally(
     table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
     key: &Key,
@@ -73,7 +71,7 @@ pub(super) fn read_tally(
     }
 }
 
-/// Reads a part of a key's rows, the oldest first.
+/// Reads a part of a key's rows, oldest first.
 pub(super) fn read_part(
     table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
     key: &Key,
@@ -92,7 +90,6 @@ pub(super) fn read_part(
     Ok(rows)
 }
 
-/// Reads one chunk of a group.
 pub(super) fn read_chunk(
     table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
     kind: Kind,
@@ -140,7 +137,7 @@ pub(super) fn write_shard(
     upsert(table, row, (write.timestamp().as_micros(), write.state()))
 }
 
-/// Removes a row, if it is still as it was read.
+/// Removes a row if it is still as it was read.
 pub(super) fn remove(
     table: &mut Table<'_, RowKey<'static>, RowValue<'static>>,
     key: &Key,
@@ -154,7 +151,7 @@ pub(super) fn remove(
     Ok(())
 }
 
-/// Groups of a kind in their order, but for so many first ones.
+/// Returns the groups of a kind in order, without the first `passed` ones.
 pub(super) fn groups(
     table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
     kind: Kind,
@@ -168,7 +165,7 @@ pub(super) fn groups(
             break;
         };
         seen += 1;
-        // No group has control characters, so that this comes right behind all rows of that group.
+        // No group has control characters, so this comes directly after all rows of the group.
         start = format!("{group}\0");
         if seen > passed {
             groups.push(group);
@@ -177,13 +174,13 @@ pub(super) fn groups(
     Ok(groups)
 }
 
-/// Rows of other groups or kinds whose checksum is wrong. Such a row may be misplaced, and rows that
-/// are asked for may follow it. So only a row with a right checksum ends them.
+/// Rows of other groups or kinds with a wrong checksum. Such a row can be misplaced, and requested rows can
+/// follow it. So only a row with a correct checksum ends the requested range.
 #[derive(Default)]
 struct Strays(Option<String>);
 
 impl Strays {
-    /// Whether what is asked for ends at this row, which lies outside.
+    /// Whether the requested range ends at this row, which is outside of it.
     fn end(&mut self, key: RowKey<'_>, value: RowValue<'_>) -> bool {
         match check_row(key, value) {
             Ok(()) => true,
@@ -194,7 +191,7 @@ impl Strays {
         }
     }
 
-    /// What is asked for goes on.
+    /// Called when the requested range continues. Fails if a row before was misplaced.
     fn check(&self) -> Result<(), ReadError> {
         match &self.0 {
             None => Ok(()),
@@ -203,7 +200,7 @@ impl Strays {
     }
 }
 
-/// The name in the first row from a place on that is `inside`; none at the end of these.
+/// Returns the name in the first row at or after `from`, if that row is `inside` the range.
 fn first(
     table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
     from: RowKey<'_>,
@@ -238,13 +235,13 @@ pub(super) fn count_names(
         let inside = |key: RowKey<'_>| (key.0, key.1) == (kind.name(), group.as_str());
         let Some(name) = first(table, from, inside, |key| key.2)? else { break };
         names += 1;
-        // As with groups, this comes right behind all rows of that name.
+        // As with groups, this comes directly after all rows of the name.
         start = format!("{name}\0");
     }
     Ok(names)
 }
 
-/// Takes every key with all its rows, in the order of both.
+/// Passes every key with all its rows to `take`. Keys and rows are in the table's order.
 pub(super) fn each_key(
     table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
     mut take: impl FnMut(&Key, Vec<Written>) -> Result<(), ReadError>,
@@ -258,7 +255,7 @@ pub(super) fn each_key(
         match &mut last {
             Some((key, rows)) if is_key_of(key, at) => rows.push(written),
             _ => {
-                let newer = || corrupt(at, "its kind is of a newer release");
+                let newer = || corrupt(at, "its kind belongs to a newer release");
                 let key = checked_key(at)?.ok_or_else(newer)?;
                 if let Some((key, rows)) = last.replace((key, vec![written])) {
                     take(&key, rows)?;
@@ -269,7 +266,7 @@ pub(super) fn each_key(
     last.map_or(Ok(()), |(key, rows)| take(&key, rows))
 }
 
-/// Writes a row where there is none.
+/// Writes a row at an empty place.
 pub(super) fn insert(
     table: &mut Table<'_, RowKey<'static>, RowValue<'static>>,
     key: &Key,
@@ -279,8 +276,8 @@ pub(super) fn insert(
     table.insert(place, (written_at.as_micros(), row.state.as_slice())).map(drop)
 }
 
-/// Executes a fold: the tally's row, and the deletion of everything at or below the fence that was
-/// written at or before the fold's timestamp. The transaction makes it one.
+/// Executes a fold: writes the tally's row, and deletes all rows at or below the fence that were written at
+/// or before the fold's timestamp. The transaction makes both one change.
 pub(super) fn write_fold(
     table: &mut Table<'_, RowKey<'static>, RowValue<'static>>,
     fold: &Fold,
@@ -304,7 +301,7 @@ fn upsert(
     Ok(())
 }
 
-/// Where a sweep stands between two of its steps.
+/// The position of a sweep between two steps.
 #[derive(Debug)]
 pub(super) struct SweepCursor {
     nominator: Nominator,
@@ -319,11 +316,11 @@ struct Passed {
     name: String,
     descending: u64,
     id: u128,
-    /// None for a kind of a newer release, which only that release can fold.
+    /// `None` for a kind of a newer release: only that release can fold it.
     key: Option<Key>,
 }
 
-/// The cursor to go on with, or the largest group, once the table has ended.
+/// The cursor for the next step, or the largest group if the table has ended.
 pub(super) type Then = ControlFlow<Option<GroupSize>, SweepCursor>;
 
 impl SweepCursor {
@@ -331,8 +328,8 @@ impl SweepCursor {
         SweepCursor { nominator, last: None }
     }
 
-    /// Passes up to [`SWEEP_STEP_ROWS`] primary keys. Returns the nominated keys. Rows that change
-    /// between steps do no harm: a nomination promises nothing.
+    /// Scans up to [`SWEEP_STEP_ROWS`] primary keys, and returns the nominated keys. Rows that change between
+    /// steps do no harm: a nomination promises nothing.
     pub(super) fn step(
         mut self,
         table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,
@@ -390,8 +387,8 @@ fn ascending(descending: u64) -> Timestamp {
     Timestamp::from_micros((!descending ^ (1 << 63)).cast_signed())
 }
 
-/// A row as read, if it keeps the rules of every row: only the tally never expires and has the nil
-/// id, and whatever expires was written before.
+/// Returns the row if it keeps the rules for all rows: only the tally never expires and has the nil id, and
+/// every row was written before it expires.
 fn checked_row(key: RowKey<'_>, (timestamp_us, state): RowValue<'_>) -> Result<Row, ReadError> {
     let (expires_at, mutator_id) = (ascending(key.3), MutatorId::new(Uuid::from_u128(key.4)));
     let row = Row { expires_at, mutator_id, state: state.to_vec() };
@@ -404,8 +401,8 @@ fn checked_row(key: RowKey<'_>, (timestamp_us, state): RowValue<'_>) -> Result<R
     Ok(row)
 }
 
-/// Whether a row is where it was written: a damaged address must not look like the end of a group, or
-/// like a group that never was.
+/// Checks whether a row is at the address where it was written. A damaged address must not look like the end
+/// of a group, or like a group that never existed.
 pub(super) fn check_row(key: RowKey<'_>, (_, state): RowValue<'_>) -> Result<(), String> {
     let id = MutatorId::new(Uuid::from_u128(key.4));
     let seal = KeySeal::of_parts(key.0, key.1, key.2).row(ascending(key.3), id);
@@ -425,7 +422,7 @@ fn corrupt(key: RowKey<'_>, what: &str) -> ReadError {
     ReadError::Row(named(key, what))
 }
 
-/// What is wrong, after the row's address.
+/// The row's address, followed by what is wrong.
 fn named(key: RowKey<'_>, what: &str) -> String {
     format!(
         "row (expires_at {}, mutator {}) of {}/{}/{}: {what}",
@@ -451,7 +448,7 @@ mod tests {
         assert!(times.iter().all(|&time| ascending(descending(time)) == time));
     }
 
-    /// One flipped bit in a row's address once made 979 of 1,000 keys vanish behind it.
+    /// One flipped bit in a row's address once made the 979 of 1,000 keys after it invisible.
     #[test]
     fn only_a_row_with_a_right_checksum_ends_a_page() {
         let id = MutatorId::new(Uuid::from_u128(7));
@@ -464,7 +461,7 @@ mod tests {
         assert!(!strays.end(key("i"), (8, &state)), "this is not its place");
         match strays.check() {
             Err(ReadError::Row(text)) => assert!(text.contains("misplaced row"), "{text}"),
-            other => panic!("what is asked for goes on behind it: {other:?}"),
+            other => panic!("the range continues after it: {other:?}"),
         }
         assert!(strays.end(key("h"), (8, &state)), "nothing came between");
     }

@@ -1,8 +1,8 @@
-//! Verifying the file when it is opened: every page's checksum, then every row's.
+//! Verifies the file when it is opened: the checksum of every page, then of every row.
 //!
-//! redb checks no page while it reads, so that one flipped bit could hide rows or show them under
-//! another key. What was verified once may still rot on the disk; then the checksum of a row, which
-//! covers its address, catches what is wrong with that row.
+//! redb does not check pages while it reads, so one flipped bit could hide rows or show them under another
+//! key. A verified file can still decay on the disk. Then the checksum of a row, which covers its address,
+//! detects damage of that row.
 
 use std::fmt;
 use std::ops::Bound;
@@ -17,10 +17,10 @@ use redb::{
 
 use super::rows::{self, RowKey, SHARDS};
 
-/// How often the log says how far it is.
+/// How often the log shows the progress.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
-/// How far the verification of a file is; shared with whoever answers for a pod that starts.
+/// The progress of a file's verification. A starting pod shows it in its answers.
 #[derive(Debug, Default)]
 pub struct Progress {
     bytes: AtomicU64,
@@ -29,14 +29,13 @@ pub struct Progress {
     rows_read: AtomicU64,
 }
 
-/// What a verified file holds.
+/// The contents of a verified file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Contents {
-    /// Whether the file is new.
     pub is_new: bool,
-    /// Keys with a row.
+    /// Number of keys with a row.
     pub keys: u64,
-    /// Rows whose checksum is wrong although that of their page is right. Their keys can't be read.
+    /// Rows with a wrong checksum on a page with a correct one. Their keys can't be read.
     pub broken_rows: u64,
 }
 
@@ -63,7 +62,7 @@ pub(super) fn telling<T>(file: &str, progress: &Arc<Progress>, verify: impl FnOn
     let done = Arc::new(());
     let (still, told, file) = (Arc::downgrade(&done), Arc::clone(progress), file.to_owned());
     let begun = Instant::now();
-    // Nobody waits for it: it ends at its next look.
+    // Without a join: the thread ends soon after the verification.
     let _ = thread::Builder::new().name("orderfree-verify".into()).spawn(move || {
         let mut next = TELL_EVERY;
         while still.upgrade().is_some() {
@@ -82,8 +81,10 @@ pub(super) fn telling<T>(file: &str, progress: &Arc<Progress>, verify: impl FnOn
 /// Checks every page that is in use.
 pub(super) fn pages(file: &str, database: &mut Database) -> Result<(), DatabaseError> {
     if !database.check_integrity()? {
-        // Every page was right: what did not add up is the list of free ones, which was made again.
-        tracing::warn!("the free pages of {file} did not add up; this is mended");
+        // Every page was right. Only the list of free pages was wrong, and redb has rebuilt it.
+        tracing::warn!(
+            "the list of free pages of {file} was wrong; it is rebuilt, nothing is lost"
+        );
     }
     Ok(())
 }

@@ -1,14 +1,13 @@
-//! The writer: one thread that owns every write transaction. Whatever arrived while the last one
-//! was synced goes into the next, so the busier the store, the fewer syncs a write costs.
+//! The writer: one thread that runs all write transactions. All writes that arrive during the sync of one
+//! transaction go into the next one, so the busier the store, the fewer syncs per write.
 //!
-//! Outcomes. `Acked` if and only if the commit, with its sync, came back without error. `Unknown`
-//! once a commit was begun and failed. `Refused` before that: a transaction that is not committed
-//! leaves nothing behind, now or later.
+//! Outcomes: `Acked` if and only if the commit, including its sync, succeeded. `Unknown` if a commit began
+//! and failed. `Refused` before that: a transaction that is not committed has no effect, now or later.
 //!
-//! The first error of the file is the last: the store stays failed until the process is started
-//! again. redb itself answers every later call with an error, and asks for the file to be closed and
-//! opened again; but after a failed sync Linux forgets which pages it still had to write, so a file
-//! opened again at once would show, and build on, writes that a power cut then takes away.
+//! After the first error of the file, the store stays failed until the process is restarted. redb itself
+//! answers every later call with an error, and requires closing and opening the file again. But after a
+//! failed sync Linux forgets which pages it still had to write. A file that is opened again at once would
+//! show writes that a later power cut removes, and new writes would build on them.
 
 use std::io;
 use std::sync::Arc;
@@ -27,7 +26,6 @@ use crate::runtime::clock::Clock;
 use crate::runtime::panics;
 use crate::runtime::tasks::{Task, panic_point};
 
-/// What to write.
 #[derive(Debug)]
 pub(super) enum Write {
     Shards(Vec<ShardWrite>),
@@ -38,7 +36,7 @@ pub(super) enum Write {
 #[derive(Debug)]
 enum Message {
     Write(Request),
-    /// Write what was queued before, then end.
+    /// Write all requests that were queued before, then end.
     Close,
 }
 
@@ -53,15 +51,17 @@ struct Request {
 pub(super) struct Queue(mpsc::Sender<Message>);
 
 impl Queue {
-    /// Waits until the write was committed, or was not. The write goes on if the caller goes away.
+    /// Queues the write and waits for its outcome. The write continues even if the caller goes away.
     pub(super) async fn write(&self, write: Write) -> WriteOutcome {
         let (answer, outcome) = oneshot::channel();
         match self.0.try_send(Message::Write(Request { write, answer })) {
             Ok(()) => outcome.await.unwrap_or_else(|_| {
-                WriteOutcome::Unknown("the store's writer died; start this process again".into())
+                WriteOutcome::Unknown(
+                    "the store's writer thread ended; restart this process".into(),
+                )
             }),
             Err(mpsc::error::TrySendError::Full(_)) => WriteOutcome::Refused(format!(
-                "{WRITE_QUEUE_MAX} writes wait for the disk already; try again later"
+                "{WRITE_QUEUE_MAX} writes already wait for the disk; try again later"
             )),
             Err(mpsc::error::TrySendError::Closed(_)) => {
                 WriteOutcome::Refused("the store is closed".into())
@@ -69,9 +69,9 @@ impl Queue {
         }
     }
 
-    /// Asks the thread to end after the writes that are queued.
+    /// Makes the thread end after the queued writes.
     pub(super) async fn close(&self) {
-        // An error means that it has ended.
+        // An error means that the thread has already ended.
         let _ = self.0.send(Message::Close).await;
     }
 }
@@ -86,7 +86,7 @@ pub(super) fn start(
     let writer = Writer { database, shared, clock };
     let thread = Builder::new().name("orderfree-writer".into());
     let run = move || {
-        // redb panics where a page makes no sense. Nothing is written after that.
+        // redb panics at an invalid page. Nothing is written after that.
         let run = || {
             panic_point(Task::StoreWriter);
             writer.run(receiver);
@@ -104,9 +104,9 @@ struct Writer {
     clock: Arc<dyn Clock>,
 }
 
-/// How far a transaction came.
+/// Why a transaction failed.
 enum Failed {
-    /// It was never committed.
+    /// It failed before the commit.
     Before(redb::Error),
     /// The commit failed.
     During(redb::Error),
@@ -120,7 +120,7 @@ impl Writer {
             while let Ok(message) = next {
                 match message {
                     Message::Write(request) => batch.push(request),
-                    // Nothing is taken any more; what was queued before still comes.
+                    // No new requests are accepted; the queued ones still come.
                     Message::Close => queue.close(),
                 }
                 if batch.is_full() {
@@ -159,7 +159,7 @@ impl Writer {
         }
     }
 
-    /// A clock that was set back writes nothing: folds may have gone by the later time.
+    /// Refuses writes if the clock was set back: folds can have used the later time.
     fn may_write(&self, now: Timestamp, bytes: usize) -> Result<(), String> {
         self.shared.check_file()?;
         self.shared.room.check(bytes)?;
@@ -204,7 +204,7 @@ impl Request {
     }
 
     fn answer(self, outcome: WriteOutcome) {
-        // An error means that the caller went away, which cancels nothing.
+        // An error means that the caller went away. That cancels nothing.
         let _ = self.answer.send(outcome);
     }
 }

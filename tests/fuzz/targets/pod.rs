@@ -78,23 +78,10 @@ impl Pod {
         let store = EmbeddedStore::open_backend(memory.clone(), constants, clock.clone());
         let store: Arc<dyn Store> = Arc::new(store.expect("a store"));
         let metrics = Arc::new(Metrics::new());
-        let gate = ClockGate::new(clock.clone(), store.clone(), constants, metrics.clone());
-        let gate = Arc::new(gate);
-        let (most, counts) = (Bounds::default(), metrics.clone());
-        let (random, policy) = (Random::seeded(0), Policies::default());
-        let dice = random.clone();
-        let mutators =
-            Mutators::new(store.clone(), gate.clone(), constants, counts, dice, most, policy);
-        let folder = Folder::new(
-            store.clone(),
-            gate.clone(),
-            constants,
-            metrics.clone(),
-            random,
-            Folding::InBackground,
-        );
-        let service =
-            Service::new(store.clone(), gate, mutators.clone(), folder, constants, metrics);
+        let context = Context::new(store.clone(), constants, clock.clone(), Random::seeded(0));
+        let mutators = Mutators::new(context.clone(), Bounds::default(), Policies::default());
+        let folder = Folder::new(context.clone(), Folding::InBackground);
+        let service = Service::new(context, mutators.clone(), folder);
         let (service, health) = (Arc::new(service), Arc::new(Health::default()));
         health.set_started();
         let (policies, build) = (Policies::default(), Build::THIS);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use orderfree::engine::clock_gate::ClockGate;
+use orderfree::engine::Context;
 use orderfree::engine::metrics::Metrics;
 use orderfree::policy::Policies;
 use orderfree::runtime::clock::Clock;
@@ -279,23 +279,10 @@ async fn client(world: Arc<World>, number: u32) {
 fn one_pod() {
     let constants = Constants::resolve(Overrides::default()).expect("defaults");
     let (clock, rows) = (Arc::new(Still::default()), Arc::new(Rows::default()));
-    let metrics = Arc::new(Metrics::new());
-    let gate = ClockGate::new(
-        Arc::clone(&clock) as _,
-        Arc::clone(&rows) as _,
-        constants,
-        Arc::clone(&metrics),
-    );
-    let (random, policy, bounds) = (Random::seeded(1), Policies::default(), Bounds::awake(1));
-    let mutators = Mutators::new(
-        rows.clone() as _,
-        Arc::new(gate),
-        constants,
-        metrics,
-        random,
-        bounds,
-        policy,
-    );
+    let _metrics = Arc::new(Metrics::new());
+    let (store, its_clock) = (Arc::clone(&rows) as _, Arc::clone(&clock) as _);
+    let context = Context::new(store, constants, its_clock, Random::seeded(1));
+    let mutators = Mutators::new(context, Bounds::awake(1), Policies::default());
     let world = Arc::new(World { mutators, rows, told: Mutex::default() });
     let lives_end = thread_rng().gen_bool(0.5);
     let clients: Vec<_> =

@@ -31,7 +31,7 @@ fn key(kind: Kind) -> Key {
     Key { kind, group: name("g"), name: name("n") }
 }
 
-/// Rows of one key as a store with last-write-wins cells holds them: `state` and its timestamp.
+/// Rows of one key in a store with last-write-wins cells: each `state` with its timestamp.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Rows(BTreeMap<(Timestamp, MutatorId), (Timestamp, Vec<u8>)>);
 
@@ -58,7 +58,7 @@ impl Rows {
         FullRead::at_fold_level(key, Slice::new(rows, None, 10_000).whole().expect("whole"))
     }
 
-    /// Executes a fold as a store does, ties won by the greater bytes.
+    /// Executes a fold like a store: at equal timestamps the greater bytes win.
     fn execute(&mut self, fold: &Fold) {
         self.0.retain(|&(expires_at, _), (timestamp, _)| {
             expires_at > fold.fence() || *timestamp > fold.timestamp()
@@ -153,7 +153,7 @@ fn an_undecodable_row_that_is_not_final_does_not_hinder() {
     assert_eq!(planned(&rows, NOW).report().folded, 1);
 }
 
-/// The ancestor's defect 7: a row that came back after a fold, however late, was counted twice.
+/// The ancestor's defect 7: a row that came back after a fold was counted twice.
 #[test]
 fn regression_7_zombies_are_deleted_again_but_never_counted() {
     let mut rows = Rows::default();
@@ -189,7 +189,7 @@ fn a_fence_from_the_future_proves_a_moved_clock() {
     assert_eq!(error, Err(FoldError::ClockMoved { fence: ago(30) }));
 }
 
-/// Sets of texts, one a row, as a key's rows.
+/// A key's rows, each of them a set of texts.
 struct Sets(Vec<Row>);
 
 impl Sets {
@@ -226,7 +226,7 @@ fn fence_of(fold: &Fold) -> Timestamp {
     fence
 }
 
-/// Each of them almost as large as a shard may be: sixteen are almost a tally.
+/// Each is almost as large as a shard can be; sixteen almost fill a tally.
 fn sixteen() -> Sets {
     let mut sets = Sets(Vec::new());
     for id in 0..16 {
@@ -248,7 +248,7 @@ fn a_tally_has_at_most_four_mebibytes() {
             Plan::Nothing(report) => panic!("nothing to fold: {report:?}"),
         }
     };
-    // As many whole items as there is room for, and a last one that fills the rest.
+    // As many whole items as fit, and a last one that fills the rest.
     let missing = TALLY_BYTES_MAX - folded(0, 128).0;
     let whole = folded(1, 128).0 - folded(0, 128).0;
     let (small, last) = (missing / whole, 128 + missing % whole);
@@ -268,7 +268,7 @@ fn a_full_tally_says_so_until_it_takes_more() {
     assert_eq!(sets.0.len(), 2, "what does not fit stays");
     assert!(envelope::is_full(&sets.0[1].state));
     assert!(matches!(sets.plan(), Plan::Nothing(Report { is_full: true, folded: 0, .. })));
-    // As if it had been too large by itself, and somebody had discarded it.
+    // As if the row had been too large alone, and had been discarded.
     sets.0.remove(0);
     sets.add(ago(70), ["a".to_owned()].into_iter());
     let report = sets.fold();
@@ -276,7 +276,7 @@ fn a_full_tally_says_so_until_it_takes_more() {
     assert!(!envelope::is_full(&sets.0[0].state));
 }
 
-/// The tally is written again at its own fence: then the bytes that say so must win.
+/// The tally is written again at its own fence, and the bytes with the "full" flag must win.
 #[test]
 fn of_two_tallies_with_one_fence_the_full_one_wins() {
     let mut sets = sixteen();
@@ -294,7 +294,7 @@ fn of_two_tallies_with_one_fence_the_full_one_wins() {
     assert!(again.tally() > tally.as_slice());
 }
 
-/// The same plan, from a walk in parts.
+/// The same plan, made from a walk in parts.
 fn plan_in_parts(key: &Key, rows: &[Row], now: Timestamp) -> Plan {
     let cut = cut(now, &constants());
     let (shards, tally): (Vec<_>, Vec<_>) = rows.iter().cloned().partition(|row| !row.is_tally());
@@ -315,19 +315,19 @@ fn plan_in_parts(key: &Key, rows: &[Row], now: Timestamp) -> Plan {
 }
 
 #[test]
-fn a_walk_takes_what_fits_and_then_plans_nothing_until_more_does() {
+fn a_walk_takes_what_fits_then_nothing_until_more_fits() {
     let mut sets = sixteen();
     sets.add(ago(80), (0..200).map(|item| format!("{item:0>1020}")));
     let key = key(Kind::GSet);
     let plan = plan_in_parts(&key, &sets.0, NOW);
-    assert_eq!(plan, sets.plan(), "as at once, but for what it does not look at");
+    assert_eq!(plan, sets.plan(), "as at once, except for what it does not look at");
     sets.fold();
-    // The fence can't rise, so there is nothing to say that was not said.
+    // The fence can't rise, so a new fold would say nothing new.
     let again = plan_in_parts(&key, &sets.0, NOW);
     assert!(matches!(again, Plan::Nothing(Report { is_full: true, folded: 0, .. })), "{again:?}");
 }
 
-/// Nobody adds to a full key, so that no later row brings a later time.
+/// A full key takes no adds, so no later row brings a later time.
 #[test]
 fn a_full_set_has_room_again_once_its_removals_are_old() {
     let key = key(Kind::LwwSet);
@@ -358,7 +358,7 @@ fn a_full_set_has_room_again_once_its_removals_are_old() {
     assert_eq!((later.is_full, later.folded), (false, 25));
 }
 
-/// Removals in later rows may make room for earlier ones.
+/// Removals in later rows can make room for earlier ones.
 #[test]
 fn rows_that_fit_only_together_are_folded_together() {
     let key = key(Kind::OrSet);
@@ -387,7 +387,7 @@ fn rows_that_fit_only_together_are_folded_together() {
     };
     let before = planned(&rows);
     assert!(before.is_full && before.folded < 20, "{before:?}");
-    // Somebody has read the first five rows, and clears what was in them.
+    // A client has read the first five rows, and clears the items in them.
     let mut seen = State::identity(Kind::OrSet);
     for row in &rows[..5] {
         seen.merge(&RowReader::of(&key).shard(row).expect("ours")).expect("mergeable");
@@ -401,9 +401,9 @@ fn rows_that_fit_only_together_are_folded_together() {
 }
 
 proptest! {
-    /// The ancestor's defect 6: folds that raced, or met rows that came back, counted twice. Folds
-    /// planned at any time and executed in any order, more than once, over rows that keep
-    /// coming back, leave every read right (I5, I6, I8), and equal shards give equal bytes (I11).
+    /// The ancestor's defect 6: folds that ran concurrently, or met rows that came back, counted twice. Here
+    /// folds are planned at any time and executed in any order, more than once, over rows that keep coming
+    /// back. Every read stays right (I5, I6, I8), and equal shards give equal bytes (I11).
     #[test]
     fn regression_6_any_schedule_of_folds_reads_right(
         shards in prop::collection::vec((0..200u64, 1..4u128, -1000..1000i128), 1..20),
@@ -425,14 +425,14 @@ proptest! {
                 prop_assert_eq!(rows.total(), total);
             }
             if returns {
-                // Everything below the fence comes back at once, as if every tombstone were purged.
+                // Everything below the fence comes back at once, as if all tombstones were purged.
                 for (place, cell) in &original.0 {
                     rows.0.entry(*place).or_insert(cell.clone());
                 }
                 prop_assert_eq!(rows.total(), total);
             }
         }
-        // Later, one more shard is final, so that both ways end with the same fence.
+        // Later, one more shard is final, so both ways end with the same fence.
         let mut at_once = original;
         for rows in [&mut rows, &mut at_once] {
             rows.shard(ago(25), 9, 5);

@@ -1,6 +1,6 @@
-//! Rest: a clean mutator as a few bytes, from which the same mutator wakes.
+//! Rest: a clean mutator becomes a few bytes, from which the same mutator wakes.
 //!
-//! A mutator that rests keeps what its next write depends on, and nothing else:
+//! A resting mutator keeps only what its next write depends on:
 //!
 //! | field | why |
 //! | --- | --- |
@@ -13,8 +13,8 @@
 //! | predecessors | they bound what this pod has of the key |
 //! | state with its precision | the next write contains all earlier ones (I2) |
 //!
-//! Only a clean mutator may rest: what is in flight, waits or is unresolved has no place here. The
-//! bytes never leave the process, so the format may change with any release.
+//! Only a clean mutator can rest: ops that are in flight, waiting or unresolved are not kept. The bytes never
+//! leave the process, so the format can change with any release.
 
 use std::time::Duration;
 
@@ -25,10 +25,10 @@ use crate::crdt::varint::{self, Reader};
 use crate::crdt::{DecodeError, Kind, State};
 use crate::protocol::{Constants, Key, Lease, MutatorId, Now, Timestamp};
 
-/// Where the flags lie: behind expiry, birth and id.
+/// Offset of the flags: after expiry, birth and id.
 const FLAGS_AT: usize = 8 + 8 + 16;
 
-/// Bytes of states that no successor needs to know of.
+/// States up to this many bytes are too small for a successor to know about.
 const LITTLE_BYTES: usize = 16 * 1024;
 
 const PERSISTED: u8 = 0b1;
@@ -36,7 +36,7 @@ const HAS_WRITTEN: u8 = 0b10;
 const HAS_PRECISION: u8 = 0b100;
 const HAS_PREDECESSORS: u8 = 0b1000;
 
-/// A rule of resting that a simulation breaks, to show that it is needed. Nothing else makes one.
+/// A rule of resting that a simulation breaks, to show that it is needed. Nothing else uses this.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RestFlaw {
@@ -44,13 +44,13 @@ pub enum RestFlaw {
     ForgetsLastTimestamp,
     /// A woken mutator counts its dots from 1 again.
     DrawsDotsAgain,
-    /// A mutator whose last write has an unknown outcome rests as if that write had never been.
+    /// A mutator whose last write has an unknown outcome rests as if that write had never happened.
     RestsUnclean,
-    /// A woken mutator gets a whole new lease.
+    /// A woken mutator gets a full new lease.
     RenewsLease,
 }
 
-/// What rests of a mutator.
+/// What is kept of a resting mutator.
 #[derive(Debug, Clone, PartialEq)]
 struct Rested {
     expires_at: Timestamp,
@@ -65,13 +65,13 @@ struct Rested {
 }
 
 impl Mutator {
-    /// What is needed to wake it later; none unless it is [clean](Mutator::is_clean).
+    /// The bytes to wake it from later; none unless it is [clean](Mutator::is_clean).
     #[must_use]
     pub fn rest(&self) -> Option<Vec<u8>> {
         self.rest_with(None)
     }
 
-    /// The same, with a rule broken.
+    /// As [`Mutator::rest`], with a rule broken.
     #[doc(hidden)]
     #[must_use]
     pub fn rest_with(&self, flaw: Option<RestFlaw>) -> Option<Vec<u8>> {
@@ -80,7 +80,7 @@ impl Mutator {
         }
         let forgets = flaw == Some(RestFlaw::ForgetsLastTimestamp);
         let draws_again = flaw == Some(RestFlaw::DrawsDotsAgain);
-        // Of an unclean one, the state of before everything that is still open.
+        // An unclean mutator rests with the state from before everything that is still open.
         let state = match self.is_clean() {
             true => self.head.clone(),
             false => State::new(self.key.kind, self.head.precision()),
@@ -103,8 +103,8 @@ impl Mutator {
         Some(rested.encode())
     }
 
-    /// What a mutator that takes no more ops leaves in its place, so that its successor knows what this
-    /// pod has of the key: it never wakes. None if that is little.
+    /// What a mutator that takes no more ops leaves behind, so that its successor knows how much this pod has
+    /// of the key. It never wakes. None if that is little.
     #[must_use]
     pub fn remains(&self, now: Timestamp, constants: &Constants) -> Option<Vec<u8>> {
         let legacy = self.legacy().unfolded(now, constants);
@@ -125,8 +125,8 @@ impl Mutator {
         Some(remains.encode())
     }
 
-    /// Whether these bytes say nothing any more: their mutator takes no more ops, and what it has is
-    /// little, or may be folded.
+    /// Whether these bytes are no longer needed: their mutator takes no more ops, and its rows are small or a
+    /// fold can take them.
     ///
     /// # Panics
     /// If the bytes are not those of [`Mutator::rest`].
@@ -138,8 +138,8 @@ impl Mutator {
         !lease.is_writable(now) && (may_be_folded || !is_much)
     }
 
-    /// The mutator that went to rest. Ask its [lease](Mutator::lease) before it is used: the lease
-    /// may have ended meanwhile.
+    /// Wakes the mutator that went to rest. Check its [lease](Mutator::lease) before using it: the lease may
+    /// have ended.
     ///
     /// # Panics
     /// If the bytes are not those of [`Mutator::rest`] for a key of this kind.
@@ -157,7 +157,7 @@ impl Mutator {
         }
     }
 
-    /// The lease of a mutator that rests, read without waking it.
+    /// The lease of a resting mutator, read without waking it.
     ///
     /// # Panics
     /// If the bytes are not those of [`Mutator::rest`].
@@ -170,7 +170,7 @@ impl Mutator {
 }
 
 impl Rested {
-    /// The lease first, so that it can be read alone.
+    /// The lease comes first, so that it can be read alone.
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         out.extend_from_slice(&self.expires_at.as_micros().to_le_bytes());
@@ -189,7 +189,7 @@ impl Rested {
         varint::put(u128::from(self.writes), &mut out);
         varint::put(u128::from(self.dots), &mut out);
         if let Some(last) = self.last_timestamp {
-            // It lies before the expiry: a short number.
+            // It is close to the expiry, so the difference is a short number.
             let before = i128::from(self.expires_at.as_micros()) - i128::from(last.as_micros());
             varint::put_signed(before, &mut out);
         }
@@ -246,7 +246,7 @@ impl Rested {
     }
 }
 
-/// 584 years since boot fit.
+/// The range is 584 years since boot.
 fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }

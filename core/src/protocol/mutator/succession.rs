@@ -1,44 +1,44 @@
-//! Succession: a mutator whose state is full hands its key on to a new one.
+//! Succession: a mutator whose state is full hands its key to a new one.
 //!
-//! The new one begins empty, and reads merge both rows. So one key may take more than
-//! [`STATE_BYTES_MAX`] in a mutator's lifetime, but not without end: every state of the key that no
-//! fold may take yet is read with each read. What a mutator's predecessors have in such rows is counted
-//! here, and travels with each successor.
+//! The new mutator begins empty, and reads merge both rows. So a key can take more than [`STATE_BYTES_MAX`]
+//! in a mutator's lifetime, but not without limit: each read of the key reads all its states that folds can't
+//! take yet. The size of the predecessors' states in such rows is counted here, and passed on to each
+//! successor.
 
 use super::Mutator;
 use crate::crdt::varint::{self, Reader};
 use crate::crdt::{DecodeError, Op, OpError, STATE_BYTES_MAX, State};
 use crate::protocol::{Constants, Timestamp};
 
-/// Most bytes of states that one pod may have of one key in rows that no fold may take yet.
+/// Maximum bytes of states that one pod can have of one key in rows that folds can't take yet.
 pub const KEY_STATES_BYTES_MAX: usize = 4 * STATE_BYTES_MAX;
 
-/// What this pod's earlier mutators of a key have in rows that no fold may take yet: the expiry of
-/// each row, and the bytes of its state.
+/// What this pod's earlier mutators of a key have in rows that folds can't take yet: the expiry of each row
+/// and the size of its state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Predecessors(Vec<(Timestamp, usize)>);
 
 impl Predecessors {
-    /// Whether there are none.
+    /// Whether there are no such rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Forgets those whose rows a fold may take by now.
+    /// Forgets the rows that a fold can take by now.
     #[must_use]
     pub fn unfolded(mut self, now: Timestamp, constants: &Constants) -> Predecessors {
         self.0.retain(|(expires_at, _)| now < expires_at.plus(constants.cutoff()));
         self
     }
 
-    /// Bytes of all their states.
+    /// Total bytes of their states.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Whether one more state finds room beside them, however large it grows.
+    /// Whether there is room for one more state of any size.
     #[must_use]
     pub fn leave_room(&self) -> bool {
         self.bytes() + STATE_BYTES_MAX <= KEY_STATES_BYTES_MAX
@@ -64,14 +64,14 @@ impl Predecessors {
 }
 
 impl Mutator {
-    /// Follows on these.
+    /// Makes this mutator the successor of these.
     #[must_use]
     pub fn succeeding(self, predecessors: Predecessors) -> Mutator {
         Mutator { predecessors, ..self }
     }
 
-    /// What a successor has before it: this one's predecessors, and itself. Small states are not
-    /// counted, as no number of them a day is large.
+    /// The predecessors of a successor: this mutator's own predecessors, and this one. Small states are not
+    /// counted, because any realistic number of them per day is small.
     #[must_use]
     pub fn legacy(&self) -> Predecessors {
         if self.key.kind.about().is_small() {

@@ -133,7 +133,7 @@ fn each_op_that_needs_a_dot_gets_one_of_its_own() {
 }
 
 #[test]
-fn ops_are_counted_while_they_wait_and_a_write_is_unresolved_until_it_is_acked() {
+fn waiting_ops_count_and_a_write_is_unresolved_until_acked() {
     let mut mutator = mutator();
     assert_eq!((mutator.queued(), mutator.is_unresolved()), (0, false));
     queued(&mut mutator, 1, Durability::Stored);
@@ -183,9 +183,9 @@ fn a_refused_write_is_undone_and_the_waiting_ops_replayed() {
     assert_eq!(total(&next), counter(2));
 }
 
-/// The ancestor's defect 4: a failed write stayed in memory unsaid.
+/// The ancestor's defect 4: a failed write stayed in memory without notice.
 #[test]
-fn regression_4_an_unknown_write_is_never_rolled_back_and_is_written_again() {
+fn regression_4_an_unknown_write_is_kept_and_written_again() {
     let mut mutator = mutator();
     queued(&mut mutator, 1, Durability::Stored);
     begin(&mut mutator, at(1));
@@ -237,7 +237,7 @@ fn a_successor_inherits_what_was_never_sent() {
     assert_eq!(mutator.bury(), Estate { inherited: vec![add(2)], lost: 0 });
 }
 
-/// Whether a write of unknown outcome is stored, nobody knows: to add it again could count it twice.
+/// If the outcome of a write is unknown, adding it again could count it twice.
 #[test]
 fn what_was_in_flight_is_inherited_only_where_twice_is_once() {
     let dead = at(constants().lifetime().as_secs());
@@ -290,7 +290,7 @@ fn an_op_that_waited_for_a_week_is_refused_where_folds_forget() {
 }
 
 #[test]
-fn nothing_is_answered_from_memory_after_a_second_without_an_ack() {
+fn no_answers_from_memory_after_a_second_without_an_ack() {
     let memory = |mutator: &mut Mutator, now| mutator.accept(add(1), Durability::Memory, now);
     let mut mutator = mutator();
     queued(&mut mutator, 1, Durability::Stored);
@@ -307,12 +307,12 @@ fn nothing_is_answered_from_memory_after_a_second_without_an_ack() {
 }
 
 #[test]
-fn a_refused_write_that_left_nothing_ends_no_answers_from_memory() {
+fn a_refused_write_that_left_nothing_keeps_memory_answers() {
     let mut mutator = mutator();
     queued(&mut mutator, 1, Durability::Stored);
     begin(&mut mutator, at(1));
     mutator.finish_write(refused(), at(1));
-    assert!(mutator.is_clean(), "its client was told");
+    assert!(mutator.is_clean(), "its client has an answer");
     assert!(mutator.accept(add(1), Durability::Memory, at(10)).is_ok());
     begin(&mut mutator, at(10));
     mutator.finish_write(refused(), at(10));
@@ -345,7 +345,7 @@ fn only_what_was_never_sent_can_be_withdrawn() {
 }
 
 #[test]
-fn an_op_that_only_fitted_on_top_of_an_undone_one_is_rejected_by_name() {
+fn an_op_that_only_fitted_on_an_undone_one_is_rejected() {
     let mut mutator = mutator();
     let huge = State::Counter(Counter::from_total(i128::MAX));
     (mutator.settled, mutator.head) = (huge.clone(), huge);
@@ -361,7 +361,7 @@ fn an_op_that_only_fitted_on_top_of_an_undone_one_is_rejected_by_name() {
 }
 
 #[test]
-fn an_op_without_effect_is_acked_at_once_if_and_only_if_its_state_is_stored() {
+fn an_op_without_effect_is_acked_at_once_iff_it_is_stored() {
     let mut mutator = mutator();
     queued(&mut mutator, 0, Durability::Stored); // creates the key
     begin(&mut mutator, at(1));
@@ -404,10 +404,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Against a list of ops: each written state is the sum of exactly the ops that were sent and
-    /// not refused, whatever the order of events.
+    /// Compared with a list of ops: each written state is the sum of exactly the ops that were sent and not
+    /// refused, whatever the order of events.
     #[test]
-    fn every_written_state_holds_exactly_what_was_sent_and_not_refused(
+    fn written_states_hold_exactly_what_was_sent_and_not_refused(
         steps in prop::collection::vec(step(), 0..80),
     ) {
         let mut mutator = mutator();

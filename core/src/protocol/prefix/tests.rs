@@ -33,12 +33,12 @@ fn key() -> Key {
     Key { kind: Kind::Counter, group: name("g"), name: name("n") }
 }
 
-/// The rows of one key on one replica, the oldest first.
+/// The rows of one key on one replica, oldest first.
 #[derive(Debug, Clone, Default)]
 struct Rows(BTreeMap<(Timestamp, MutatorId), Vec<u8>>);
 
 impl Rows {
-    /// So long before the cut, or behind it, in seconds.
+    /// This many microseconds before the cut, or after it if negative.
     fn shard(&mut self, before_cut: i64, id: u128, total: i128) {
         let (expires_at, id) = (cut().shifted(-before_cut), MutatorId::new(Uuid::from_u128(id)));
         let seal = KeySeal::of(&key()).row(expires_at, id);
@@ -51,7 +51,7 @@ impl Rows {
         Some(Row { expires_at: Timestamp::NEVER, mutator_id: MutatorId::TALLY, state })
     }
 
-    /// As a store answers that reads the table backwards.
+    /// Answers like a store that reads the table backwards.
     fn part(&self, part: &Part) -> Vec<Row> {
         let row = |(&(expires_at, mutator_id), state): (&(Timestamp, MutatorId), &Vec<u8>)| Row {
             expires_at,
@@ -99,7 +99,7 @@ fn until(rows: usize) -> Until {
 }
 
 fn some_shards() -> impl Strategy<Value = Rows> {
-    // Few expiries, so that many are shared, and some that are not final.
+    // Few different expiries, so that many rows share one, and some that are not final.
     prop::collection::vec((-5..20_i64, 1..5_u128, -1000..1000_i128), 0..40).prop_map(|shards| {
         let mut rows = Rows::default();
         shards.into_iter().for_each(|(at, id, total)| rows.shard(at, id, total));
@@ -108,7 +108,7 @@ fn some_shards() -> impl Strategy<Value = Rows> {
 }
 
 proptest! {
-    /// Step by step, however large a step and a part, a fold makes the bytes that it makes at once.
+    /// A fold in steps, with any size of steps and parts, gives the same bytes as a fold at once.
     #[test]
     fn a_key_is_folded_step_by_step_as_at_once(
         rows in some_shards(),
@@ -137,7 +137,7 @@ proptest! {
         prop_assert_eq!(by_steps.0, at_once.0);
     }
 
-    /// A read by parts is a read of one slice.
+    /// A read in parts gives the same value as a read of one slice.
     #[test]
     fn a_value_by_parts_is_the_value_of_a_slice(rows in some_shards(), first in 1..6_usize) {
         let size = PartSize { rows: (first, 5), ..SIZE };
@@ -150,7 +150,7 @@ proptest! {
         }
     }
 
-    /// A fold that lands after the first look is seen by the second one.
+    /// The second look notices a fold that lands after the first look.
     #[test]
     fn a_fold_in_between_makes_the_walk_begin_again(rows in some_shards(), at in 0..6_usize) {
         let mut changing = rows.clone();
@@ -178,7 +178,7 @@ fn an_expiry_is_never_divided() {
     let fold = plan.fold().expect("a fold");
     assert_eq!((fold.report().folded, fold.report().has_more), (5, true));
     assert_eq!(fold.fence(), cut().shifted(-5));
-    // One that has more rows than it may is an error, not a part of itself.
+    // An expiry with more rows than allowed is an error, and is not split.
     rows.shard(5, 5, 10);
     let error = rows.walk(until(2), SIZE).expect_err("too many");
     assert!(matches!(error, WalkError::Answer(BadSlice::Cut { limit: 4, .. })), "{error:?}");

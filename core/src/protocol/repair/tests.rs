@@ -11,7 +11,7 @@ use crate::crdt::{Kind, Op, Question};
 use crate::protocol::fold::Plan;
 use crate::protocol::{FullRead, Name, OP_AGE_MAX, Overrides};
 
-/// When a history begins by a right clock.
+/// When a history of a right clock begins.
 const BEGIN: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 const YEARS: Duration = Duration::from_secs(74 * 365 * 86_400);
 
@@ -31,7 +31,7 @@ fn key(kind: Kind) -> Key {
     Key { kind, group: name("g"), name: name("n") }
 }
 
-/// Random, as an id has to be.
+/// Random, as an id must be.
 fn fresh(of: u128) -> MutatorId {
     MutatorId::new(Builder::from_random_bytes((of | 1 << 100).to_be_bytes()).into_uuid())
 }
@@ -44,7 +44,7 @@ struct Mutator {
     dots: u64,
 }
 
-/// One key of a file, written by whatever the clock says.
+/// One key of a file, written at the times that the clock shows.
 struct World {
     key: Key,
     mutators: Vec<Mutator>,
@@ -82,7 +82,7 @@ impl World {
         value(&self.key, &self.rows(), now).unwrap_or_else(|| State::identity(self.key.kind))
     }
 
-    /// An op by a mutator that lives at this time; refused tokens are no ops.
+    /// An op by a mutator that is alive at this time. Ops with a refused token are skipped.
     fn update(&mut self, op: &Json, by: usize, at: Timestamp) {
         let mut op = self.key.kind.parse_op(op).expect("an op");
         if op.open(&self.key, at).is_err() {
@@ -140,7 +140,7 @@ fn value(key: &Key, rows: &[Written], now: Timestamp) -> Option<State> {
     }
 }
 
-/// A state without what a repair may change: who added items, and times but for their order.
+/// A state without the things that a repair may change: who added items, and the times except their order.
 fn meaning(mut state: State) -> State {
     state.attribute_to(Dot { expires_at: BEGIN, mutator_id: MutatorId::TALLY, seq: 1 });
     let mut times = state.times();
@@ -151,7 +151,7 @@ fn meaning(mut state: State) -> State {
     state
 }
 
-/// An op of a kind, one of few, so that they meet.
+/// An op of a kind, from a small set, so that ops touch the same items.
 fn op(world: &World, number: u8, now: Timestamp) -> Json {
     let item = number % 3;
     let question = Question { key: Some(world.key.clone()), ..Question::default() };
@@ -178,7 +178,7 @@ fn op(world: &World, number: u8, now: Timestamp) -> Json {
 struct Step {
     seconds: u64,
     is_ahead: bool,
-    /// None is a fold.
+    /// A fold, if none.
     update: Option<(u8, usize)>,
 }
 
@@ -307,7 +307,7 @@ fn a_fence_ahead_takes_its_tally_and_what_it_covers() {
     assert_eq!(state.value(&Question::default()).to_string(), "111");
 }
 
-/// The clock was 50 s ahead for one fold, so that there are honest rows on both sides of its fence.
+/// The clock was 50 s ahead for one fold, so there are honest rows above and below its fence.
 #[test]
 fn a_row_above_a_fence_that_goes_keeps_its_bytes() {
     let mut world = World::new(Kind::Counter, true);
@@ -323,7 +323,7 @@ fn a_row_above_a_fence_that_goes_keeps_its_bytes() {
     assert_eq!(state.value(&Question::default()).to_string(), "11");
 }
 
-/// The row that goes has removed what a row that stays has added.
+/// The removed row had removed an item that a remaining row had added.
 #[test]
 fn a_remove_by_a_wrong_clock_still_removes() {
     let mut world = World::new(Kind::OrSet, false);
@@ -365,7 +365,8 @@ fn times_ahead_keep_their_order_and_lose_against_the_next() {
     assert_eq!(shown, r#"{"size":3,"items":["a","b","c"]}"#);
 }
 
-/// The new row holds no add that is too old for it: a fold may have forgotten what such an add lost against.
+/// The new row holds no add that is too old for it: a fold may have forgotten the op that such an add lost
+/// against.
 #[test]
 fn an_old_add_is_raised_in_the_new_row() {
     let mut world = World::new(Kind::LwwSet, false);
@@ -384,7 +385,7 @@ fn an_old_add_is_raised_in_the_new_row() {
     assert_eq!(shown, r#"{"size":2,"items":["new","old"]}"#);
 }
 
-/// As an import brings one from where the clock was wrong.
+/// For example, an import brings such a time from a place where the clock was wrong.
 #[test]
 fn a_time_ahead_is_found_in_a_row_of_an_honest_time() {
     let mut world = World::new(Kind::Register, false);

@@ -220,11 +220,7 @@ fn a_key_that_keeps_its_place_is_passed_over() {
     }
     assert!(world.find(0).is_some() && world.find(1).is_none());
     let all = world.table.len();
-    assert_eq!(
-        world.insert_keeping(A, 2_000, &[1; 48], |_| true),
-        1,
-        "the limit still holds"
-    );
+    assert_eq!(world.insert_keeping(A, 2_000, &[1; 48], |_| true), 1, "the limit still holds");
     assert_eq!(world.table.len(), all);
 }
 

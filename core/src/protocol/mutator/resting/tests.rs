@@ -28,7 +28,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The op, if it is one of this kind.
+/// The op, if this kind has it.
 fn op(kind: Kind, step: &Step, state: &State, now: u64) -> Option<Op> {
     let key = key_of(kind);
     let json = match step {
@@ -52,7 +52,7 @@ fn op(kind: Kind, step: &Step, state: &State, now: u64) -> Option<Op> {
     Some(op)
 }
 
-/// All but the tickets.
+/// The answer without the tickets.
 fn shape(accepted: &Result<Accepted, Refusal>) -> String {
     match accepted {
         Ok(Accepted::Queued(_)) => "queued".to_owned(),
@@ -69,8 +69,8 @@ fn outcome(of: u8) -> WriteOutcome {
 }
 
 proptest! {
-    /// The law of rest: whoever looks at the store can't tell which of two mutators slept whenever it
-    /// could, and which one was awake all along.
+    /// The law of rest: the store can't tell a mutator that slept whenever it could from one that was always
+    /// awake.
     #[test]
     fn a_mutator_that_rested_goes_on_as_one_that_stayed_awake(
         steps in prop::collection::vec(step(), 0..60),
@@ -189,7 +189,7 @@ fn dots_and_timestamps_go_on_after_a_rest() {
     }
 }
 
-/// A flaw that breaks nothing would prove nothing.
+/// Each flaw breaks something; otherwise it would prove nothing.
 #[test]
 fn each_flaw_is_one() {
     let mut mutator = mutator_of(Kind::OrSet);
@@ -212,7 +212,7 @@ fn each_flaw_is_one() {
     assert_eq!(forgetful.begin_write(at(6)), Begin::Idle, "nothing is left to write again");
 }
 
-/// A counter at rest takes few bytes: ten million of them have to fit into a pod.
+/// A counter at rest takes few bytes: ten million of them must fit into a pod.
 #[test]
 fn a_counter_rests_in_fifty_bytes() {
     let mut mutator = mutator_of(Kind::Counter);

@@ -5,7 +5,7 @@ use super::*;
 use crate::crdt::Kind;
 use crate::protocol::{Durability, Key, MutatorId, Refusal, WriteOutcome};
 
-/// An op that adds this many items of about 1,000 bytes each, from a number on.
+/// An op that adds this many items of about 1,000 bytes each, starting at a number.
 fn add(kind: Kind, from: usize, count: usize) -> Vec<Op> {
     let items: Vec<_> = (from..from + count).map(|n| format!("{n:0>1000}")).collect();
     let mut op = kind.parse_op(&serde_json::json!({"op": "add", "items": items})).expect("an op");
@@ -77,7 +77,7 @@ fn small_states_are_not_counted() {
     assert!(mutator.legacy().is_empty());
 }
 
-/// What a successor is told to remove is gone, wherever it was added.
+/// A successor can remove items wherever they were added.
 #[test]
 fn a_successor_removes_what_its_predecessor_has_added() {
     for kind in [Kind::LwwSet, Kind::OrSet] {

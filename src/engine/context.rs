@@ -1,0 +1,36 @@
+//! What every part of the engine works with.
+
+use std::sync::Arc;
+
+use orderfree_core::protocol::Constants;
+
+use crate::engine::clock_gate::ClockGate;
+use crate::engine::metrics::Metrics;
+use crate::runtime::clock::Clock;
+use crate::runtime::random::Random;
+use crate::store::Store;
+
+/// The store and what belongs to it. Clones share everything.
+#[derive(Clone)]
+pub struct Context {
+    pub store: Arc<dyn Store>,
+    pub gate: Arc<ClockGate>,
+    pub constants: Constants,
+    pub metrics: Arc<Metrics>,
+    pub random: Random,
+}
+
+impl Context {
+    /// A context with metrics and a clock gate of its own.
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        constants: Constants,
+        clock: Arc<dyn Clock>,
+        random: Random,
+    ) -> Context {
+        let metrics = Arc::new(Metrics::new());
+        let gate = ClockGate::new(clock, Arc::clone(&store), constants, Arc::clone(&metrics));
+        Context { store, gate: Arc::new(gate), constants, metrics, random }
+    }
+}
