@@ -54,7 +54,7 @@ async fn three_minutes_of_every_kind_of_fault_lose_double_and_invent_nothing() {
     assert!(cards.len() >= KINDS_MIN, "kinds: {cards:?}");
     assert!(cards.values().sum::<u64>() >= FAULTS_MIN, "faults: {cards:?}");
     assert!(report["soak"]["metrics"]["folds"].as_u64() > Some(0), "folds happened");
-    assert!(report["soak"]["twin_updates"].as_u64() > Some(100), "updates checked one by one");
+    assert!(report["soak"]["audited_updates"].as_u64() > Some(100), "updates checked one by one");
     assert!(report["soak"]["reads"]["node_down"]["asked"].as_u64() > Some(0), "reads meanwhile");
     let page = std::fs::read_to_string(folder.join("report.md")).expect("a page");
     assert!(page.contains("Result: **passed**"), "{page}");

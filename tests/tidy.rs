@@ -12,7 +12,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("redb::", &["src/store/embedded", "tests/"]),
     (
         "axum::",
-        &["src/http", "src/net/listen.rs", "src/pod/server.rs", "load/src/stub.rs", "tests/"],
+        &["src/http", "src/net/listen.rs", "src/pod/node.rs", "load/src/stub.rs", "tests/"],
     ),
     ("SystemTime", &["src/runtime/clock.rs", "tests/"]),
     ("rand::", &["src/runtime/random.rs", "load/", "tests/", "core/tests/", "core/examples/"]),

@@ -185,7 +185,7 @@ fn milliseconds(us: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::Wrong;
+    use crate::figures::{Wrong, thousands};
     use crate::machine::Spent;
 
     fn sample(peer: Peer, round: usize, increments: u64) -> Sample {

@@ -7,14 +7,14 @@ use clap::Args;
 use super::connect::ConnectArgs;
 
 #[derive(Debug, Args)]
-pub(super) struct LoadArgs {
+pub(super) struct LoadCommand {
     #[command(flatten)]
     load: orderfree_load::LoadArgs,
     #[command(flatten, next_help_heading = "Pods")]
     connect: ConnectArgs,
 }
 
-pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
-    let LoadArgs { load, connect } = args;
+pub(super) async fn run(args: LoadCommand) -> anyhow::Result<ExitCode> {
+    let LoadCommand { load, connect } = args;
     orderfree_load::run(load, |url| connect.builder(url)).await
 }

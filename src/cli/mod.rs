@@ -71,7 +71,7 @@ enum Command {
     /// value must be the sum of the acknowledged updates plus the sum of some of the updates with an
     /// unknown outcome. Exit codes: 0 if every number is right, 1 if a number is wrong or too little
     /// could be proved, 2 if the arguments make no sense.
-    Load(Box<load::LoadArgs>),
+    Load(Box<load::LoadCommand>),
     /// Create tokens for the policy file.
     Token(token::TokenArgs),
     /// Print the OpenAPI document.
