@@ -20,8 +20,6 @@ const BANNED: &[(&str, &str)] = &[
     ("for ever", "forever, or say until when"),
     ("hence", "so"),
     ("how manieth", "the number of"),
-    ("is answered", "gets, returns"),
-    ("are answered", "get, return"),
     ("lest", "so that … not"),
     ("nobody", "no pod, no client, not"),
     ("reckon", "calculate"),
@@ -96,8 +94,9 @@ fn users_read_no_banned_words() {
     texts.push(("the OpenAPI document".to_owned(), document));
     let mut found = Vec::new();
     for (place, text) in texts {
-        // A phrase may be broken over two lines.
-        let text = text.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
+        // Code may say what it likes, and a phrase may be broken over two lines.
+        let prose: String = text.split('`').step_by(2).collect::<Vec<_>>().join(" ");
+        let text = prose.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
         for (phrase, instead) in BANNED {
             for at in occurrences(&text, phrase) {
                 let start = text[..at].char_indices().rev().nth(40).map_or(0, |(start, _)| start);

@@ -1,5 +1,5 @@
-//! What each kind costs: bytes of state, time of an op, of an encoding and of a merge, as the table
-//! of docs/kinds.md. `make kinds-table` runs it.
+//! The cost of each kind: bytes of state, and time of an op, an encoding and a merge, as in the table of
+//! docs/kinds.md. `make kinds-table` runs it.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ fn main() {
 const EXPIRES_AT: Timestamp = Timestamp::from_micros(1_795_348_000_000_000);
 const MUTATOR: MutatorId = MutatorId::new(Uuid::from_u128(7));
 
-/// A state of so many random ops.
+/// A state after a number of random ops.
 struct Grown {
     state: State,
     per_op: Duration,
@@ -64,7 +64,7 @@ fn grow(kind: Kind, count: usize) -> Grown {
     Grown { state, per_op, refused }
 }
 
-/// A random op: values as of latencies, items of a hundred thousand, times and dots in order.
+/// A random op: values like latencies, items out of a hundred thousand, times and dots in order.
 fn op(kind: Kind, index: usize, dice: &mut SmallRng) -> Op {
     let body = match kind.about().bare {
         (op, "by") => json!({"op": op, "by": (index % 100).to_string()}),
@@ -81,7 +81,7 @@ fn op(kind: Kind, index: usize, dice: &mut SmallRng) -> Op {
     op
 }
 
-/// Which row it is does not change what it costs.
+/// Any row will do: the cost is the same.
 fn seal() -> RowSeal {
     KeySeal::NOWHERE.row(EXPIRES_AT, MUTATOR)
 }

@@ -1,8 +1,8 @@
-//! The bytes of every kind and format, kept for ever: a release that can't read them loses data, and
-//! one that writes others could be unreadable for the pods that still run the last one.
+//! The bytes of every kind and format, kept permanently. A release that can't read them loses data. A release
+//! that writes other bytes could be unreadable for pods that still run the previous one.
 //!
-//! A file holds ops, and the shard, the tally and the value that follow. `GOLDEN=write` writes those
-//! that are missing, and never changes one.
+//! A file holds ops, and the shard, the tally and the value that they give. `GOLDEN=write` writes missing
+//! files, and never changes one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -36,7 +36,7 @@ fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-/// A few ops of each kind that reach the corners of its format.
+/// A few ops of each kind that reach the edge cases of its format.
 fn ops(kind: Kind) -> Json {
     match kind.name() {
         "counter" => json!([{"op": "add", "by": -9_223_372_036_854_775_808_i64}, {"op": "add"}]),
@@ -61,7 +61,7 @@ fn ops(kind: Kind) -> Json {
     }
 }
 
-/// The state of these ops, with fixed times and dots.
+/// The state that these ops give, with fixed times and dots.
 fn state(kind: Kind, ops: &Json) -> State {
     let mut state = State::new(kind, None);
     let mut micros = fence().as_micros();
@@ -138,7 +138,7 @@ fn every_format_is_written_and_read_as_it_always_was() {
     assert!(missing.is_empty(), "run with GOLDEN=write: {missing:?}");
 }
 
-/// Nothing depends on the process: no address, no random state of a hash map.
+/// The bytes must not depend on the process, such as on addresses or the random state of a hash map.
 #[test]
 fn two_processes_write_the_same_bytes() {
     const CHILD: &str = "ORDERFREE_GOLDEN_CHILD";
@@ -157,7 +157,7 @@ fn two_processes_write_the_same_bytes() {
     assert!(printed.lines().any(|line| line.ends_with(&own)), "other bytes: {printed}");
 }
 
-/// Enough ops that every structure is beyond its smallest form.
+/// Enough ops to grow every structure beyond its smallest form.
 fn many(kind: Kind) -> Json {
     let (op, field) = kind.about().bare;
     (1..=3_000).map(|number| json!({"op": op, field: number * 7 % 1_999})).collect()

@@ -1,4 +1,4 @@
-//! Sketches of Python's DataSketches and ours of the same items are the same, as far as formats go.
+//! For the same items, sketches of Python's DataSketches are the same as ours, as far as formats allow.
 //! The fixtures were written by `interchange/interchange.py write interchange/fixtures`.
 
 use std::fs;
@@ -10,7 +10,7 @@ use datasketches::theta::CompactThetaSketch;
 use orderfree_core::crdt::item::Item;
 use orderfree_core::crdt::{Audience, Crdt, Distinct, Effect, Sketch, SketchOp};
 
-/// What a fixture's name says.
+/// The parts of a fixture's name.
 struct Fixture {
     path: PathBuf,
     family: String,
@@ -38,7 +38,7 @@ impl Fixture {
         state
     }
 
-    /// Merging theirs into nothing, or ours, is ours.
+    /// Merging a foreign sketch into an empty one, or into ours, gives ours.
     fn check_merge<C: Sketch + Crdt<Op = SketchOp<C>>>(&self) {
         let theirs = SketchOp::Merge { sketch: C::import(&self.image).expect("a sketch").into() };
         let (ours, mut merged) = (self.of_items::<C>(), C::with_precision(self.lg_k));
@@ -70,8 +70,8 @@ fn cpc_sketches_of_python_are_ours() {
     assert_eq!(fixtures.len(), 10);
     for fixture in fixtures {
         fixture.check_merge::<Distinct>();
-        // Without a merge, Python keeps the state of the HIP estimator, and so does the library:
-        // the same bytes, estimates included.
+        // Without a merge, Python keeps the state of the HIP estimator, and so does the library: the bytes
+        // are the same, including estimates.
         let lg_k = u8::try_from(fixture.lg_k).expect("a precision");
         let mut sketch = CpcSketch::new(lg_k).expect("a sketch");
         for item in fixture.items() {
@@ -90,7 +90,7 @@ fn theta_sketches_of_python_are_ours() {
     assert_eq!(fixtures.len(), 8);
     for fixture in fixtures {
         fixture.check_merge::<Audience>();
-        // Those of strings were trimmed to k hashes, as ours always are.
+        // Sketches of strings were trimmed to k hashes, as ours always are.
         if fixture.form == "strings" && fixture.n > 0 {
             let ours = fixture.of_items::<Audience>().to_datasketches();
             let compact = CompactThetaSketch::deserialize(&ours).expect("our own");
@@ -100,8 +100,8 @@ fn theta_sketches_of_python_are_ours() {
     }
 }
 
-/// Writes our sketches of the fixtures' items for Python to read: with `interchange.py read` on the
-/// directory `interchange` in the target directory's `tmp`.
+/// Writes our sketches of the fixtures' items for Python to read: with `interchange.py read` on the directory
+/// `interchange` in the target directory's `tmp`.
 #[test]
 fn ours_are_written_for_python() {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interchange");

@@ -1,4 +1,4 @@
-//! The bounds of `topk` on data as they are in the field: few heavy items and a long tail.
+//! The bounds of `topk` on realistic data: few heavy items and a long tail.
 
 use std::collections::BTreeMap;
 
@@ -43,8 +43,7 @@ fn merged<'a>(states: impl Iterator<Item = &'a TopK>) -> TopK {
     })
 }
 
-/// Zipf's law with the exponent `s`, over many items, split over mutators, merged in a chain and in a
-/// tree.
+/// Zipf's law with the exponent `s` over many items, split over mutators, merged in a chain and in a tree.
 #[test]
 fn no_bound_is_broken_on_zipf_data() {
     for (seed, k, s) in [(1, 1, 1.0), (2, 7, 0.8), (3, 64, 1.0), (4, 256, 1.2), (5, 256, 0.5)] {

@@ -132,11 +132,8 @@ pub(super) async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
 }
 
 pub(super) async fn health(args: HealthArgs) -> anyhow::Result<ExitCode> {
-    let url = args
-        .server
-        .url
-        .join("readyz?verbose")
-        .context("the URL can't be used; write http://HOST:PORT")?;
+    let url = args.server.url.join("readyz?verbose");
+    let url = url.context("the URL can't be used; write http://HOST:PORT")?;
     // The request has no secrets, and the certificate is for the name that other clients use, so it is not
     // checked.
     let client =

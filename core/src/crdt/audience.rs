@@ -1,27 +1,27 @@
 //! `audience`: how many different items there were, with set algebra over keys.
 //!
 //! A Theta sketch (Dasgupta, Lang, Rhodes and Thaler, "A Framework for Estimating Stream Expression
-//! Cardinalities", ICDT 2016, <https://arxiv.org/abs/1510.01455>): items are hashed evenly to 63
-//! bits, and kept is a [`Sample`], the hashes below a threshold theta, at most k = 2^`lg_k` of them.
-//! Hashes and exchanged bytes are those of Apache DataSketches; the state is this file's own, because
-//! the library's keeps up to 15/8 k hashes, and how many depends on the order of arrival.
+//! Cardinalities", ICDT 2016, <https://arxiv.org/abs/1510.01455>). Items are hashed evenly to 63 bits. The
+//! sketch keeps a [`Sample`]: the hashes below a threshold theta, at most k = 2^`lg_k` of them. Hashes and
+//! exchanged bytes are those of Apache DataSketches. The state is this file's own, because the library's
+//! keeps up to 15/8 k hashes, and their number depends on the order of arrival.
 //!
 //! # Why it is exact
 //!
-//! Let `cut(S)` of a set of hashes be its k smallest, with the (k+1)th as theta, or all of them with
-//! the largest possible theta if there are no more than k. The state is `cut(S)` of all hashes S:
+//! For a set of hashes S, let `cut(S)` be its k smallest, with the (k+1)th as theta. If there are at most k,
+//! it is all of them, with the largest possible theta. The state is `cut(S)` of all hashes S:
 //!
-//! * An added hash that is not below theta is not among the k smallest, now or ever. One below theta
-//!   joins; if k + 1 are there, the largest of them is the new (k+1)th of S.
-//! * Merging takes the smaller theta and the union below it, and cuts. Say that A and B were cut and
-//!   that A's theta is the smaller. The union below it is then all of S below it. If A's theta is the
-//!   (k+1)th of A's hashes, S has k + 1 hashes up to it, so that the k smallest of S and the (k+1)th
-//!   are among what is below and theta itself, whatever lies above.
-//! * So merging is the union of sets followed by a cut to the smaller k, and cutting to k after a cut
-//!   to more is cutting to k at once. Union is commutative, associative and has an identity.
+//! * An added hash that is not below theta is not among the k smallest, now or ever. A hash below theta
+//!   joins; if there are then k + 1, the largest of them is the new (k+1)th of S.
+//! * Merging takes the smaller theta and the union below it, and cuts. Suppose that A and B were cut and that
+//!   A's theta is the smaller. The union below it is then all of S below it. If A's theta is the (k+1)th of
+//!   A's hashes, S has k + 1 hashes up to it. So the k smallest of S and the (k+1)th are among the hashes
+//!   below theta and theta itself, whatever lies above.
+//! * So merging is the union of sets followed by a cut to the smaller k, and cutting to k after a cut to more
+//!   equals cutting to k at once. Union is commutative, associative and has an identity.
 //!
-//! A foreign sketch adds that its theta may be anything. It then stands for all sets that agree with
-//! it below its theta; taking the smaller theta only gives up what is not known about some of them.
+//! A foreign sketch can have any theta. It then stands for all sets that agree with it below its theta.
+//! Taking the smaller theta only gives up what is not known about some of them.
 
 mod expression;
 mod sample;
@@ -39,13 +39,13 @@ use super::{
 pub use expression::{Expression, Selection};
 use sample::{Sample, THETA_MAX};
 
-/// With at most 15, the payload fits [`STATE_BYTES_MAX`](super::STATE_BYTES_MAX) whatever the hashes
-/// are: deltas of eight bytes are at least 2^49, of which 2^14 fit in 63 bits, so that 2^15 deltas
-/// have 7.5 bytes on average, or hardly more with some of nine. At 16 they would not fit.
+/// With at most 15, the payload fits into [`STATE_BYTES_MAX`](super::STATE_BYTES_MAX) for any hashes: deltas
+/// of eight bytes are at least 2^49, and 2^14 of them fit into 63 bits, so 2^15 deltas have 7.5 bytes on
+/// average, or hardly more if some have nine. At 16 they would not fit.
 const PRECISION: Precision = Precision { name: "lg_k", min: 5, max: 15, default: 11 };
 const FINEST: u8 = 15;
 
-/// A distinct count that knows a sample of its items.
+/// A distinct count that keeps a sample of its items.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Audience {
     lg_k: u8,
@@ -54,8 +54,8 @@ pub struct Audience {
 }
 
 impl Audience {
-    /// The sketch in the native format of the DataSketches family Theta, compact and ordered, for
-    /// other systems. Equal states give equal bytes.
+    /// The sketch in the native format of the DataSketches family Theta, compact and ordered, for other
+    /// systems. Equal states give equal bytes.
     #[must_use]
     pub fn to_datasketches(&self) -> Vec<u8> {
         self.sample.to_compact().serialize()
@@ -65,16 +65,16 @@ impl Audience {
         1 << self.lg_k
     }
 
-    /// Adds a hash; returns whether that changed anything.
+    /// Adds a hash. Returns whether that changed anything.
     fn add(&mut self, hash: u64) -> bool {
         let is_new = hash < self.sample.theta && self.sample.hashes.insert(hash);
         self.sample.cut(self.size_max());
         is_new
     }
 
-    /// Adds a sample; returns whether that changed anything.
+    /// Adds a sample. Returns whether that changed anything.
     fn unite(&mut self, other: &Sample) -> bool {
-        // With the same theta, hashes only ever get more.
+        // With the same theta, the number of hashes can only grow.
         let before = (self.sample.theta, self.sample.hashes.len());
         self.sample.unite(other);
         self.sample.cut(self.size_max());
@@ -93,13 +93,13 @@ impl Crdt for Audience {
     const CODE: u64 = 7;
     const FORMAT: u64 = 1;
     const ABOUT: About = About {
-        summary: "How many different items there were, about, with set algebra over keys.",
+        summary: "About how many different items there were, with set algebra over keys.",
         class: Class::Exact,
         is_exact: false,
         memory_factor: 5,
         bound: "Exact up to 2^`lg_k` items, then a standard error of 2.2 % in 13 to 16 KB at \
-                `lg_k` 11, and half of it for four times the bytes; the state is exact: the same \
-                under any sharding.",
+                `lg_k` 11; half the error takes four times the bytes. The state itself is exact: \
+                the same for any sharding.",
         is_idempotent: true,
         bare: ("add", "item"),
         example_op: r#"{"op":"add","items":["u1","u2","u1"]}"#,
@@ -149,8 +149,8 @@ impl Crdt for Audience {
         self.sample.value(self.lg_k)
     }
 
-    /// How far theta is below its largest value, the number of hashes, and what each is above the one
-    /// before.
+    /// Appends the distance of theta from its largest value, the number of hashes, and the difference of each
+    /// hash from the one before.
     fn encode(&self, out: &mut Vec<u8>) {
         let Sample { theta, hashes } = &self.sample;
         varint::put(u128::from(THETA_MAX - theta), out);
@@ -201,13 +201,13 @@ impl Sketch for Audience {
     }
 
     fn memory_bytes(&self) -> usize {
-        // Nodes of the tree are half full at worst.
+        // Tree nodes are half full at worst.
         size_of::<Audience>() + 2 * size_of::<u64>() * self.sample.hashes.len()
     }
 }
 
-/// Hashes items as DataSketches does. The library shows a hash only in a sketch, so that each item
-/// passes through an empty one. It does not count an item of hash zero; no other library does.
+/// Hashes items as DataSketches does. The library shows a hash only in a sketch, so each item passes through
+/// an empty one. It does not count an item with hash zero; no other library does.
 fn hash(items: &[Item], mut take: impl FnMut(u64)) {
     let mut probe = ThetaSketchBuilder::default()
         .lg_k(5)

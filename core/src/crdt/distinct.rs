@@ -1,16 +1,15 @@
 //! `distinct`: how many different items there were, in about a kilobyte.
 //!
-//! The algorithm is Compressed Probabilistic Counting (Lang, "Back to the Future: an Even More
-//! Nearly Optimal Cardinality Estimation Algorithm", 2017, <https://arxiv.org/abs/1708.06839>), by
-//! the library of Apache DataSketches. A sketch is a bit matrix of k = 2^`lg_k` rows and 64 columns;
-//! an item sets the bit, its *coupon*, that its hash names, and merging is bitwise or. So the matrix
-//! is a pure function of the set of items and of k, and one with fewer rows follows from one with
-//! more, because the row is the hash modulo k.
+//! The algorithm is Compressed Probabilistic Counting (Lang, "Back to the Future: an Even More Nearly Optimal
+//! Cardinality Estimation Algorithm", 2017, <https://arxiv.org/abs/1708.06839>), from the library of Apache
+//! DataSketches. A sketch is a bit matrix of k = 2^`lg_k` rows and 64 columns. An item sets the bit that its
+//! hash names, its *coupon*, and merging is bitwise or. So the matrix is a pure function of the set of items
+//! and of k, and a matrix with fewer rows follows from one with more, because the row is the hash modulo k.
 //!
-//! The library's bytes are such a function too, after two measures. It has two estimators: HIP goes
-//! with the order of arrival, ICON with the number of coupons alone. Here every sketch begins as an
-//! empty *merged* one, and those keep to ICON. And a sketch that saw updates remembers a column that
-//! is a mere short cut; a union computes it anew, so that [`Crdt::encode`] writes a union's result.
+//! Two measures make the library's bytes such a function too. First, it has two estimators: HIP depends on
+//! the order of arrival, ICON only on the number of coupons. Here every sketch begins as an empty *merged*
+//! one, and merged sketches keep to ICON. Second, a sketch that saw updates remembers a column that is only a
+//! short cut. A union recalculates it, so [`Crdt::encode`] writes a union's result.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -32,7 +31,7 @@ const FINEST: u8 = 14;
 /// The family's number in an image.
 const FAMILY: u8 = 16;
 
-/// Flags of an image: there is the state of the HIP estimator, a table of coupons, a window.
+/// Flags of an image: it has the state of the HIP estimator, a table of coupons, a window.
 const FLAG_HIP: u8 = 1 << 2;
 const FLAG_TABLE: u8 = 1 << 3;
 const FLAG_WINDOW: u8 = 1 << 4;
@@ -40,19 +39,19 @@ const FLAG_WINDOW: u8 = 1 << 4;
 /// A distinct count.
 #[derive(Debug, Clone)]
 pub struct Distinct {
-    /// Without the state of the HIP estimator; it passed [`is_sound`].
+    /// Without the state of the HIP estimator; it has passed [`is_sound`].
     sketch: CpcSketch,
 }
 
 impl Distinct {
-    /// The sketch in the native format of the DataSketches family CPC, for other systems. Equal
-    /// states give equal bytes.
+    /// The sketch in the native format of the DataSketches family CPC, for other systems. Equal states give
+    /// equal bytes.
     #[must_use]
     pub fn to_datasketches(&self) -> Vec<u8> {
         united(self.sketch.lg_k(), &[&self.sketch]).serialize()
     }
 
-    /// The sketch of both, of the coarser precision; none if they have more coupons than items can
+    /// The union of both sketches, with the coarser precision; none if they have more coupons than items can
     /// make.
     fn union(&self, other: &Distinct) -> Option<CpcSketch> {
         let lg_k = self.sketch.lg_k().min(other.sketch.lg_k());
@@ -77,12 +76,12 @@ impl Crdt for Distinct {
     const CODE: u64 = 6;
     const FORMAT: u64 = 1;
     const ABOUT: About = About {
-        summary: "How many different items there were, about.",
+        summary: "About how many different items there were.",
         class: Class::Exact,
         is_exact: false,
         memory_factor: 5,
-        bound: "A standard error of 1.5 % in at most 1.3 KB at `lg_k` 11, and half of it for four \
-                times the bytes; the state is exact: the same under any sharding.",
+        bound: "A standard error of 1.5 % in at most 1.3 KB at `lg_k` 11; half the error takes four \
+                times the bytes. The state itself is exact: the same for any sharding.",
         is_idempotent: true,
         bare: ("add", "item"),
         example_op: r#"{"op":"add","items":["u1","u1"]}"#,
@@ -118,11 +117,11 @@ impl Crdt for Distinct {
             SketchOp::Merge { sketch } => self.union(sketch),
         };
         let next = next.ok_or_else(|| {
-            OpError::Invalid("the op would give it more coupons than items can make".to_owned())
+            OpError::Invalid("the op would give the sketch more coupons than items can make".to_owned())
         })?;
-        // Coupons only ever get more, and ICON's estimate rises by at least one with each: it is the
-        // inverse of the expected number of coupons after n items, which rises by less than one with
-        // each item. So the same estimate means the same coupons.
+        // The number of coupons can only grow, and ICON's estimate rises by at least one with each: it is the
+        // inverse of the expected number of coupons after n items, which rises by less than one with each
+        // item. So the same estimate means the same coupons.
         let is_same =
             next.lg_k() == self.sketch.lg_k() && next.estimate() <= self.sketch.estimate();
         if !is_same {
@@ -178,7 +177,7 @@ impl Sketch for Distinct {
         }
         let corrupt = |why: &str| refused(format!("is corrupt: {why}"));
         let sizes = Sizes::read(header[0], flags, &image[HEADER_BYTES..])
-            .map_err(|_| corrupt("it is cut within its preamble"))?;
+            .map_err(|_| corrupt("it is cut off within its preamble"))?;
         if sizes.image_bytes != image.len() as u64 {
             return Err(corrupt("it is shorter or longer than its preamble says"));
         }
@@ -186,11 +185,11 @@ impl Sketch for Distinct {
             return Err(corrupt("it has more coupons than items can make"));
         }
         let sketch = CpcSketch::deserialize(image).map_err(|error| corrupt(error.message()))?;
-        // The library believes the number of coupons; a union counts the matrix.
+        // The library trusts the stated number of coupons; a union counts the matrix.
         checked(|| united(lg_k, &[&sketch]))
             .filter(|united| coupons(united) == sizes.coupons)
             .map(|sketch| Distinct { sketch })
-            .ok_or_else(|| corrupt("its coupons are not as many as its preamble says"))
+            .ok_or_else(|| corrupt("its number of coupons is not the one in its preamble"))
     }
 
     fn memory_bytes(&self) -> usize {
@@ -198,7 +197,7 @@ impl Sketch for Distinct {
     }
 }
 
-/// The empty merged sketch. No function of the library makes one, but this image means it.
+/// The empty merged sketch. The library has no function for it, but reads it from this image.
 fn empty(lg_k: u8) -> CpcSketch {
     let [low, high] = SEED_HASH;
     let image = [2, 1, FAMILY, lg_k, 0, 1 << 1, low, high];
@@ -215,33 +214,33 @@ fn united(lg_k: u8, sketches: &[&CpcSketch]) -> CpcSketch {
     if united.is_empty() { empty(lg_k) } else { united }
 }
 
-/// Lets the library compute, on copies, and checks what comes out.
+/// Lets the library work on copies, and checks the result.
 ///
-/// The library's table of coupons outside the window holds 24 k of them and panics beyond. Honest
-/// items need a hundredth of it, but whoever computes the hash backwards can choose every coupon, in
-/// tens of thousands of items or in sketches that are each fine alone. Only the library knows the
-/// coupons, so that nothing but the attempt can tell.
+/// The library's table of coupons outside the window has 24 k slots, and it panics beyond that. Honest items
+/// need a hundredth of it, but an attacker who computes the hash backwards can choose every coupon, in tens
+/// of thousands of items or in sketches that are each valid alone. Only the library knows the coupons, so the
+/// only way to find out is to try.
 fn checked(compute: impl FnOnce() -> CpcSketch) -> Option<CpcSketch> {
     catch_unwind(AssertUnwindSafe(compute)).ok().filter(is_sound)
 }
 
-/// Whether the library keeps its promises for a sketch: beyond 59 coupons a row the window would
-/// leave the matrix. Honest items do not get there: 56 a row are 2^55 items for each.
+/// Whether the library can handle a sketch: beyond 59 coupons per row the window would leave the matrix.
+/// Honest items do not reach that: 56 per row need 2^55 items for each row.
 fn is_sound(sketch: &CpcSketch) -> bool {
     let k = f64::from(1_u32 << sketch.lg_k());
     // ICON estimates 0.794 k 2^(C/k) for C coupons when C > 5.7 k.
     sketch.estimate() <= k * 2_f64.powi(56) && sketch.estimated_size() <= size_max(sketch.lg_k())
 }
 
-/// Memory of a sketch, in bytes: a byte for each row of the window, four for each slot of the table.
+/// Memory of a sketch, in bytes: one byte for each row of the window, four for each slot of the table.
 fn size_max(lg_k: u8) -> usize {
     (1 << lg_k) + 4 * slots_max(lg_k)
 }
 
-/// Slots of the table, of which a fourth or more is free. Honest items need k/8 or, if k is small, a
-/// dozen. At most 4 k, and so 3 k coupons, is what the library can read back: it refuses an image
-/// with more coupons beside the window than in all, and a window that has moved has 27/8 k. The
-/// limit also keeps the bytes far below [`STATE_BYTES_MAX`](super::STATE_BYTES_MAX).
+/// Slots of the table; at least a fourth of them is free. Honest items need k/8 or, if k is small, a dozen.
+/// The library can read back at most 4 k slots, and so 3 k coupons: it refuses an image with more coupons
+/// outside the window than in total, and a window that has moved has 27/8 k. The limit also keeps the bytes
+/// far below [`STATE_BYTES_MAX`](super::STATE_BYTES_MAX).
 fn slots_max(lg_k: u8) -> usize {
     64 + (1 << lg_k) / 2
 }
@@ -274,7 +273,7 @@ impl Sizes {
     }
 }
 
-/// How many coupons a canonical sketch has: its image says it, its interface does not.
+/// The number of coupons of a canonical sketch: only its image tells, not its interface.
 fn coupons(sketch: &CpcSketch) -> u32 {
     let image = sketch.serialize();
     Sizes::read(image[0], image[5], &image[HEADER_BYTES..]).map_or(0, |sizes| sizes.coupons)

@@ -1,12 +1,12 @@
-//! The dot kernel: which ops a reader had seen, and how a client carries that.
+//! The dot kernel: which ops a reader has seen, and how a client sends that back.
 //!
-//! A [`Dot`](super::Dot) names one op. A [`Context`] stands for a set of dots in the manner of a
-//! version vector (Preguiça et al., "Dotted version vectors", 2010), with one addition that lets it
-//! shrink: a dot carries its mutator's expiry, so all mutators that a fold has settled are one
-//! number, the fence. Clients hold contexts sealed, as a [`Token`].
+//! A [`Dot`](super::Dot) names one op. A [`Context`] is a set of dots in the manner of a version vector
+//! (Preguiça et al., "Dotted version vectors", 2010), with one addition that lets it shrink: a dot contains
+//! its mutator's expiry, so all mutators that a fold has settled become one number, the fence. Clients hold
+//! contexts sealed, as a [`Token`].
 //!
-//! Why one number per mutator is enough: a later state of a mutator contains all that an earlier
-//! one held (invariant I2), and sequence numbers rise. Whoever saw a mutator's dot n saw all of its
+//! One number per mutator is enough: a later state of a mutator contains all that an earlier one held
+//! (invariant I2), and sequence numbers increase. A reader that saw a mutator's dot n has seen all of its
 //! dots below n as well, or saw them removed, or they were never sent and never will be.
 
 use std::collections::BTreeMap;
@@ -21,32 +21,32 @@ use super::varint::{self, Reader};
 use super::{DecodeError, OpError};
 use crate::protocol::{Key, MutatorId, SPAN_MAX, Timestamp};
 
-/// Longest text of a token, in bytes: ten thousand mutators above the fence, as many as a read merges.
-/// An op that says so much may still be refused for the size of its state.
+/// Maximum length of a token, in bytes: ten thousand mutators above the fence, which is also the maximum that
+/// a read merges. An op with so large a token can still be refused for the size of its state.
 const TOKEN_BYTES_MAX: usize = 512 * 1024;
 
 /// First byte of every token.
 const TOKEN_VERSION: u8 = 1;
 
-/// By how much an expiry in a token may be ahead of what this pod's clock allows.
+/// How far an expiry in a token can be beyond what this pod's clock allows.
 const SLACK: Duration = Duration::from_secs(24 * 3600);
 
-/// Bytes of one encoded time, at most.
+/// Maximum bytes of one encoded time.
 pub(super) const TIME_BYTES_MAX: usize = 10;
 
-/// Bytes of one encoded dot, at most: the expiry, the mutator's id, the sequence number.
+/// Maximum bytes of one encoded dot: the expiry, the mutator's id, the sequence number.
 pub(super) const DOT_BYTES_MAX: usize = TIME_BYTES_MAX + 16 + 10;
 
-/// A mutator, as dots name it: first its expiry.
+/// A mutator as dots name it, with the expiry first.
 pub(super) type Writer = (Timestamp, MutatorId);
 
-/// The newest dot of each mutator; sequence numbers begin with 1.
+/// The newest dot of each mutator. Sequence numbers begin with 1.
 pub(super) type Newest = BTreeMap<Writer, u64>;
 
-/// The dots that a reader had seen, or a set of dots that were removed.
+/// The dots that a reader has seen, or a set of removed dots.
 ///
-/// It covers a dot if its mutator expires at or before the fence, or if its number is at most that
-/// of its mutator. No mutator is listed that the fence covers, so equal sets have equal bytes.
+/// It covers a dot if the dot's mutator expires at or before the fence, or if the dot's number is at most the
+/// one listed for its mutator. It lists no mutator that the fence covers, so equal sets have equal bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Context {
     fence: Option<Timestamp>,
@@ -54,13 +54,13 @@ pub struct Context {
 }
 
 impl Context {
-    /// Everything of mutators that expire at or before `fence`.
+    /// All dots of mutators that expire at or before `fence`.
     pub(super) fn up_to(fence: Option<Timestamp>) -> Context {
         Context { fence, live: Newest::new() }
     }
 
-    /// What a read saw whose tally has this fence. Dots at or below it are covered by the fence:
-    /// the tally held all that were ever acknowledged there.
+    /// The dots seen by a read whose tally has this fence. The fence covers the dots at or below it: the
+    /// tally held all that were ever acknowledged there.
     pub(super) fn seen<'a>(
         dots: impl Iterator<Item = (&'a Writer, &'a u64)>,
         fence: Option<Timestamp>,
@@ -87,7 +87,7 @@ impl Context {
         self.fence.is_none() && self.live.is_empty()
     }
 
-    /// Covers all that `other` covers as well.
+    /// Also covers everything that `other` covers.
     pub(super) fn join(&mut self, other: &Context) {
         self.fence = self.fence.max(other.fence);
         for (&writer, &seq) in &other.live {
@@ -97,7 +97,7 @@ impl Context {
         self.live.retain(|writer, _| Some(writer.0) > self.fence);
     }
 
-    /// Leaves out each part that `other` covers whole; the two together cover what they did. Tells
+    /// Leaves out each part that `other` covers completely; the two together still cover the same. Returns
     /// whether there was one.
     pub(super) fn subtract(&mut self, other: &Context) -> bool {
         let (had_fence, had_live) = (self.fence.is_some(), self.live.len());
@@ -106,7 +106,7 @@ impl Context {
         (had_fence, had_live) != (self.fence.is_some(), self.live.len())
     }
 
-    /// Bytes of its parts in a payload, at most; 0 if it is empty.
+    /// Maximum bytes of its parts in a payload; 0 if it is empty.
     pub(super) fn parts_bytes(&self) -> usize {
         usize::from(self.fence.is_some()) * TIME_BYTES_MAX + self.live.len() * DOT_BYTES_MAX
     }
@@ -125,8 +125,8 @@ impl Context {
         }
     }
 
-    /// The token of this context, good for this key alone: base64url without padding of a version
-    /// byte, a checksum and the context.
+    /// The token of this context, valid only for this key: a version byte, a checksum and the context, as
+    /// base64url without padding.
     pub(super) fn seal(&self, key: &Key) -> String {
         let mut context = Vec::new();
         self.encode(&mut context);
@@ -137,24 +137,24 @@ impl Context {
     }
 }
 
-/// A [`Context`] on its way from a read to a later op of the same key. A client gets it as opaque
-/// text; the checksum tells accidents, it does not keep anybody from forging one.
+/// A [`Context`] on its way from a read to a later op of the same key. A client gets it as opaque text. The
+/// checksum detects accidents; it does not prevent forgery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Token {
     /// As the client sent it.
     Sealed(Box<str>),
-    /// Checked.
+    /// Checked and decoded.
     Opened(Context),
 }
 
 impl Token {
-    /// Checks and opens the token of the op's field `field`.
+    /// Checks and opens the token in the op's field `field`.
     ///
-    /// A forged one can't shadow the far future: a fence lies in the past, and no mutator lives
-    /// longer than the longest span that an operator may configure. A day is left for clocks.
+    /// A forged token can't cover the far future: its fence must be in the past, and no mutator lives longer
+    /// than the longest span that an operator can configure. One day is added for clock differences.
     ///
     /// # Errors
-    /// [`OpError::Invalid`] with the field and the rule that it breaks.
+    /// [`OpError::Invalid`] with the field and the rule that the token breaks.
     pub(super) fn open(&mut self, field: &str, key: &Key, now: Timestamp) -> Result<(), OpError> {
         let Token::Sealed(text) = self else { return Ok(()) };
         let refusal = |rule: &str| OpError::Invalid(format!("`{field}` {rule}"));
@@ -163,36 +163,36 @@ impl Token {
             return Err(refusal(&rule));
         }
         let bytes = URL_SAFE_NO_PAD.decode(&**text).map_err(|_| {
-            refusal("is not base64url without padding; give a token as a read has answered it")
+            refusal("is not base64url without padding; send a token from a read of this key")
         })?;
-        let not_a_token = || refusal("is not a token; give one as a read has answered it");
+        let not_a_token = || refusal("is not a token; send one from a read of this key");
         let [TOKEN_VERSION, sealed @ ..] = &bytes[..] else { return Err(not_a_token()) };
         let (stored, context) = sealed.split_first_chunk().ok_or_else(not_a_token)?;
         if u32::from_le_bytes(*stored) != checksum(key, context) {
-            let rule = "is damaged or of another key; give a token from a read of this key";
+            let rule = "is damaged or from another key; send a token from a read of this key";
             return Err(refusal(rule));
         }
         let mut reader = Reader::new(context);
         let context = Context::decode(&mut reader).map_err(|_| not_a_token())?;
         reader.end().map_err(|_| not_a_token())?;
-        // A fence is at least the cutoff behind every clock.
+        // A fence is at least the cutoff before every clock.
         if context.fence > Some(now) {
-            return Err(refusal("claims a fence in the future; no read has answered it"));
+            return Err(refusal("claims a fence in the future; send a token from a read of this key"));
         }
         let latest = context.live.last_key_value().map(|((expires_at, _), _)| *expires_at);
         if latest > Some(now.plus(SPAN_MAX).plus(SLACK)) {
             let rule =
-                "claims a mutator that expires in more than 367 days; no read has answered it";
+                "claims an expiry in more than 367 days; send a token from a read of this key";
             return Err(refusal(rule));
         }
         *self = Token::Opened(context);
         Ok(())
     }
 
-    /// What the token of the op's field `field` has seen.
+    /// The dots that the token in the op's field `field` covers.
     ///
     /// # Errors
-    /// [`OpError::Invalid`] if it was not opened.
+    /// [`OpError::Invalid`] if it is not opened yet.
     pub(super) fn context(&self, field: &str) -> Result<&Context, OpError> {
         match self {
             Token::Opened(context) => Ok(context),
@@ -200,7 +200,7 @@ impl Token {
         }
     }
 
-    /// Memory that it holds besides itself, in bytes.
+    /// Memory that it holds in addition to itself, in bytes.
     pub(super) fn heap_bytes(&self) -> usize {
         match self {
             Token::Sealed(text) => text.len(),
@@ -241,8 +241,8 @@ pub(super) fn decode_fence(reader: &mut Reader<'_>) -> Result<Option<Timestamp>,
     }
 }
 
-/// Appends their number and, ascending by mutator, the expiry, the 16 bytes of the id and the
-/// sequence number of each.
+/// Appends their number and then, ascending by mutator, the expiry, the 16 bytes of the id and the sequence
+/// number of each.
 pub(super) fn encode_newest(newest: &Newest, out: &mut Vec<u8>) {
     varint::put(newest.len() as u128, out);
     for ((expires_at, mutator_id), seq) in newest {
@@ -320,7 +320,7 @@ pub(super) mod tests {
         assert_eq!(opened.heap_bytes(), 2 * size_of::<(Writer, u64)>());
     }
 
-    /// As many mutators as a read merges: their token is taken again.
+    /// A token with the maximum number of mutators that a read merges is accepted.
     #[test]
     fn a_token_of_ten_thousand_mutators_is_opened() {
         let name = crate::protocol::Name::new("n").expect("a name");
@@ -338,7 +338,7 @@ pub(super) mod tests {
         assert!(error.to_string().contains("is not a token"), "not its length: {error}");
     }
 
-    /// A token with a good checksum around any bytes.
+    /// A token with a valid checksum around any bytes.
     pub(in crate::crdt) fn sealed(key: &Key, context: &[u8]) -> String {
         let checksum = checksum(key, context).to_le_bytes();
         URL_SAFE_NO_PAD.encode([&[TOKEN_VERSION], &checksum[..], context].concat())

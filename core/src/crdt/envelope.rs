@@ -1,4 +1,4 @@
-//! The envelope: how a state lies in a row's one `state` cell, shards and tallies alike.
+//! The envelope: how a state, of a shard or of a tally, is stored in the one `state` cell of a row.
 //!
 //! ```text
 //! u8      magic 0xCF
@@ -18,18 +18,18 @@
 //! | bit 2 | a shard born on a key that was reset | varint: the reset's generation |
 //! | bit 3 | the tally of a reset | varint: its generation; varint: for how long it is remembered |
 //! | bit 4 | the tally of a deleted key | |
-//! | bit 5 | a tally that takes no further shard, as it would grow beyond its bound | |
+//! | bit 5 | a tally that takes no further shard, because it would grow beyond its limit | |
 //!
-//! Bits 1 to 4 have their places so that ids and resets need no second format. This release writes
-//! none of them, and reads a row with one as [undecodable](DecodeError::Feature). The flags stand
-//! before all that may differ between two tallies of one fence, so that of these the one with bit 5
-//! has the greater bytes, and wins.
+//! Bits 1 to 4 are reserved so that ids and resets need no second format. This release writes none of them,
+//! and reads a row with one of them as [undecodable](DecodeError::Feature). The flags come before everything
+//! else that can differ between two tallies with the same fence. So the tally with bit 5 has the greater
+//! bytes, and wins.
 //!
-//! The checksum begins with the row's address, which lies outside these bytes: see [`RowSeal`]. So a
-//! row that turns up at another key, expiry or mutator is as undecodable as one with a flipped bit.
+//! The checksum begins with the row's address, which is not part of these bytes: see [`RowSeal`]. So a row
+//! that appears at another key, expiry or mutator is as undecodable as a row with a flipped bit.
 //!
-//! There is no room for fields that an older release could skip: what a reader does not know is
-//! [undecodable](DecodeError), an error for readers and a wall for the fold.
+//! There is no room for fields that an older release could skip. Bytes that a reader does not know are
+//! [undecodable](DecodeError): an error for readers, and a fold stops at them.
 
 use super::varint::{self, Reader};
 use super::{DecodeError, Kind, State};
@@ -39,37 +39,37 @@ const MAGIC: u8 = 0xCF;
 const FLAG_TALLY: u8 = 0b1;
 const FLAG_FULL: u8 = 0b10_0000;
 const FLAGS_FULL_TALLY: u8 = FLAG_TALLY | FLAG_FULL;
-/// Flags with a meaning that this release does not act on.
+/// Flags with a meaning that this release does not support.
 const FEATURES: [(u8, &str); 4] =
     [(0b10, "ids"), (0b100, "a reset"), (0b1000, "a reset"), (0b1_0000, "a deletion")];
 const CHECKSUM_BYTES: usize = 4;
 
-/// The beginning of the checksums of a key's rows: CRC-32C of its kind's name, its group and its
-/// name, each after its length as a little-endian u16.
+/// The start of the checksums of a key's rows: CRC-32C of its kind's name, its group and its name, each after
+/// its length as a little-endian u16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeySeal(u32);
 
-/// What the checksum of one row begins with: its [`KeySeal`], continued over the expiry as a
-/// little-endian i64 in µs and the 16 bytes of the mutator's id. A writer keeps it, so that names
-/// are not hashed again at each write.
+/// The start of the checksum of one row: its [`KeySeal`], continued over the expiry as a little-endian i64 in
+/// µs and the 16 bytes of the mutator's id. A writer keeps it, so that names are not hashed again at each
+/// write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowSeal(u32);
 
 impl KeySeal {
-    /// Of rows that belong to no key yet: those of an export.
+    /// For rows that belong to no key yet: those of an export.
     pub const NOWHERE: KeySeal = KeySeal(0);
 
-    /// Of a key.
+    /// For a key.
     #[must_use]
     pub fn of(key: &Key) -> KeySeal {
         KeySeal::of_parts(key.kind.name(), key.group.as_str(), key.name.as_str())
     }
 
-    /// Of a key as a store has it, whose kind this release may not know.
+    /// For a key as a store has it, with a kind that this release may not know.
     #[must_use]
     pub fn of_parts(kind: &str, group: &str, name: &str) -> KeySeal {
         let seal = [kind, group, name].into_iter().fold(0, |crc, text| {
-            // Names have at most 256 bytes. Where a damaged one has more, any number will do.
+            // Names have at most 256 bytes. If a damaged name has more, any number is fine.
             #[allow(clippy::cast_possible_truncation, reason = "only the lengths of names matter")]
             let length = (text.len() as u16).to_le_bytes();
             crc32c::crc32c_append(crc32c::crc32c_append(crc, &length), text.as_bytes())
@@ -77,14 +77,14 @@ impl KeySeal {
         KeySeal(seal)
     }
 
-    /// Of one of its rows.
+    /// For one of the key's rows.
     #[must_use]
     pub fn row(self, expires_at: Timestamp, mutator_id: MutatorId) -> RowSeal {
         let seal = crc32c::crc32c_append(self.0, &expires_at.as_micros().to_le_bytes());
         RowSeal(crc32c::crc32c_append(seal, mutator_id.as_uuid().as_bytes()))
     }
 
-    /// Of its tally.
+    /// For the key's tally.
     #[must_use]
     pub fn tally(self) -> RowSeal {
         self.row(Timestamp::NEVER, MutatorId::TALLY)
@@ -92,7 +92,7 @@ impl KeySeal {
 }
 
 impl RowSeal {
-    /// Whether these bytes were written to this row, whatever they mean.
+    /// Checks that these bytes were written to this row, whatever they mean.
     ///
     /// # Errors
     /// [`DecodeError::Magic`], [`DecodeError::Checksum`] or [`DecodeError::Framing`].
@@ -100,7 +100,7 @@ impl RowSeal {
         self.opened(bytes).map(|_| ())
     }
 
-    /// What lies before the checksum, if it is right.
+    /// The bytes before the checksum, if the checksum is right.
     fn opened(self, bytes: &[u8]) -> Result<&[u8], DecodeError> {
         let magic = *bytes.first().ok_or(DecodeError::Framing { at: 0 })?;
         if magic != MAGIC {
@@ -121,22 +121,22 @@ impl RowSeal {
     }
 }
 
-/// Encodes a shard. `write` counts the mutator's writes, from 1.
+/// Encodes a shard. `write` is the number of the mutator's writes so far, starting at 1.
 #[must_use]
 pub fn encode_shard(seal: RowSeal, state: &State, write: u64) -> Vec<u8> {
     encode(seal, state, 0, write)
 }
 
-/// Encodes the tally of a key, which holds every shard with `expires_at <= fence`.
+/// Encodes the tally of a key, which includes every shard with `expires_at <= fence`.
 ///
 /// # Panics
-/// If `fence` is before 1970: a fence is a wall-clock time less the cutoff.
+/// If `fence` is before 1970. A fence is a wall-clock time minus the cutoff.
 #[must_use]
 pub fn encode_tally(key: KeySeal, state: &State, fence: Timestamp) -> Vec<u8> {
     tally(key, state, FLAG_TALLY, fence)
 }
 
-/// The same for a tally that takes no further shard.
+/// As [`encode_tally`], for a tally that takes no further shard.
 ///
 /// # Panics
 /// As [`encode_tally`].
@@ -150,8 +150,7 @@ fn tally(key: KeySeal, state: &State, flags: u8, fence: Timestamp) -> Vec<u8> {
     encode(key.tally(), state, flags, fence)
 }
 
-/// Whether these are the bytes of a tally that takes no further shard. They must be of a row that can
-/// be decoded.
+/// Whether these are the bytes of a tally that takes no further shard. The row must be decodable.
 #[must_use]
 pub fn is_full(bytes: &[u8]) -> bool {
     let flags = || {
@@ -166,7 +165,7 @@ pub fn is_full(bytes: &[u8]) -> bool {
 /// Decodes the state of a shard of a key of kind `expected`.
 ///
 /// # Errors
-/// [`DecodeError`] for anything but the exact bytes that [`encode_shard`] writes with this seal.
+/// [`DecodeError`] for any bytes other than those that [`encode_shard`] writes with this seal.
 pub fn decode_shard(seal: RowSeal, expected: Kind, bytes: &[u8]) -> Result<State, DecodeError> {
     let (flags, _, state) = decode(seal, expected, bytes)?;
     if flags & FLAG_TALLY != 0 {
@@ -178,7 +177,7 @@ pub fn decode_shard(seal: RowSeal, expected: Kind, bytes: &[u8]) -> Result<State
 /// Decodes the fence and the state of the tally of a key of kind `expected`.
 ///
 /// # Errors
-/// [`DecodeError`] for anything but the exact bytes that [`encode_tally`] writes.
+/// [`DecodeError`] for any bytes other than those that [`encode_tally`] writes.
 pub fn decode_tally(
     key: KeySeal,
     expected: Kind,
@@ -294,7 +293,7 @@ mod tests {
         State::Counter(Counter::from_total(total))
     }
 
-    /// Kept for ever: a release that can't read these bytes loses data.
+    /// Kept permanently: a release that can't read these bytes loses data.
     #[test]
     fn golden_bytes() {
         let shard = encode_shard(row(), &counter(42), 3);
@@ -308,7 +307,7 @@ mod tests {
         let seal = row_of(&key(Kind::Distinct));
         let distinct = encode_shard(seal, &Distinct::with_precision(4).into(), 1);
         let body = distinct.len() - 4;
-        // Magic, kind, format, flags, mark, length of the configuration: then the precision.
+        // Magic, kind, format, flags, mark, length of the configuration; then the precision.
         for (lg_k, is_there) in [(3, false), (4, true), (15, false)] {
             let mut bytes = distinct[..body].to_vec();
             assert_eq!(std::mem::replace(&mut bytes[6], lg_k), 4);
@@ -318,7 +317,7 @@ mod tests {
         }
     }
 
-    /// A row is at home at one address: the same bytes anywhere else are damage.
+    /// A row belongs to one address: at any other, the same bytes are damaged.
     #[test]
     fn a_row_at_another_address_is_undecodable() {
         let key = key(Kind::Counter);
@@ -384,7 +383,7 @@ mod tests {
         }
     }
 
-    /// With a valid checksum, so that the checks behind it are reached.
+    /// With a valid checksum, so that the checks after it are reached.
     #[test]
     fn the_unknown_is_undecodable_and_named() {
         let sealed = |mut body: Vec<u8>| {

@@ -1,21 +1,21 @@
 //! Sums of doubles without rounding, and results of such sums that are rounded once.
 //!
-//! A finite double is a whole multiple of 2^-1074 and its square one of 2^-2148 (IEEE 754-2019), so
-//! a sum of them is a whole number times a power of two. Addition of whole numbers is commutative
-//! and associative, which addition of doubles is not: that is what makes kinds with sums exact.
+//! A finite double is a whole multiple of 2^-1074 and its square one of 2^-2148 (IEEE 754-2019), so a sum of
+//! them is a whole number times a power of two. Addition of whole numbers is commutative and associative;
+//! addition of doubles is not. That makes kinds with sums exact.
 
 use num_bigint::{BigInt, BigUint, Sign};
 
 use super::DecodeError;
 use super::varint::{self, Reader};
 
-/// Bits of a double's significand, with the one that is not stored.
+/// Bits of a double's significand, including the one that is not stored.
 const SIGNIFICAND_BITS: i64 = 53;
 /// The smallest positive double is two to this power.
 const EXPONENT_MIN: i64 = -1074;
-/// Every double is less than two to this power.
+/// Every double is smaller than two to this power.
 const EXPONENT_END: i64 = 1024;
-/// Terms of a sum are counted with this many bits.
+/// The number of terms of a sum has this many bits.
 const COUNT_BITS: i64 = 128;
 
 /// The magnitude of a finite double as `significand * 2^exponent`.
@@ -29,7 +29,7 @@ pub(crate) fn parts(value: f64) -> (u64, i32) {
     }
 }
 
-/// What the terms of a sum are, which bounds it.
+/// The terms of a sum, which limit its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Terms {
     /// Doubles.
@@ -38,8 +38,8 @@ pub(crate) enum Terms {
     Squares,
 }
 
-/// An exact dyadic number, `mantissa * 2^exponent`. The mantissa is odd, or both are zero, so that
-/// equal numbers have equal bytes.
+/// An exact dyadic number, `mantissa * 2^exponent`. The mantissa is odd, or both are zero, so equal numbers
+/// have equal bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ExactSum {
     mantissa: BigInt,
@@ -57,7 +57,7 @@ impl ExactSum {
     /// Adds a finite double `count` times.
     pub(crate) fn add(&mut self, value: f64, count: u64) {
         let (significand, exponent) = parts(value);
-        // 53 bits by 64 bits.
+        // 53 bits times 64 bits.
         let magnitude = i128::from(significand) * i128::from(count);
         let signed = if value < 0.0 { -magnitude } else { magnitude };
         self.plus(BigInt::from(signed), i64::from(exponent));
@@ -75,7 +75,7 @@ impl ExactSum {
         self.plus(other.mantissa.clone(), other.exponent);
     }
 
-    /// This number times a whole one.
+    /// This number times a whole number.
     pub(crate) fn times(&self, factor: u128) -> ExactSum {
         ExactSum::new(&self.mantissa * factor, self.exponent)
     }
@@ -85,7 +85,7 @@ impl ExactSum {
         ExactSum::new(&self.mantissa * &self.mantissa, 2 * self.exponent)
     }
 
-    /// This number less another.
+    /// This number minus another.
     pub(crate) fn minus(mut self, other: &ExactSum) -> ExactSum {
         self.plus(-other.mantissa.clone(), other.exponent);
         self
@@ -96,14 +96,13 @@ impl ExactSum {
         self.mantissa.sign() == Sign::Minus
     }
 
-    /// The nearest double, ties to even. Beyond the doubles it is the largest finite one, positive
+    /// The nearest double, ties to even. Beyond the range of doubles it is the largest finite one, positive
     /// or negative: JSON has no infinity, and comparisons with the result stay right.
     pub(crate) fn to_f64(&self) -> f64 {
         self.signed(round(self.mantissa.magnitude(), self.exponent, false))
     }
 
-    /// The double that is nearest to the quotient, as [`ExactSum::to_f64`]. The divisor is not
-    /// zero.
+    /// The double nearest to the quotient, rounded as in [`ExactSum::to_f64`]. The divisor must not be zero.
     pub(crate) fn over(&self, divisor: &BigUint) -> f64 {
         let magnitude = self.mantissa.magnitude();
         // A quotient of at least 65 bits, so that a remainder only breaks ties.
@@ -114,8 +113,8 @@ impl ExactSum {
         self.signed(round(&quotient, self.exponent - shift.cast_signed(), has_rest))
     }
 
-    /// The double that is nearest to the square root of the quotient, as [`ExactSum::to_f64`]. This
-    /// number is not negative, and the divisor is not zero.
+    /// The double nearest to the square root of the quotient, rounded as in [`ExactSum::to_f64`]. This number
+    /// must not be negative, and the divisor must not be zero.
     pub(crate) fn root_over(&self, divisor: &BigUint) -> f64 {
         let magnitude = self.mantissa.magnitude();
         // A root of at least 65 bits, times an even power of two.
@@ -128,8 +127,8 @@ impl ExactSum {
         round(&root, (self.exponent - shift.cast_signed()) / 2, has_rest)
     }
 
-    /// Appends the length of the magnitude in bytes with the sign of the number, then, unless it is
-    /// zero, the exponent in zigzag form and the magnitude, least significant byte first.
+    /// Appends the length of the magnitude in bytes with the sign of the number, then, unless it is zero, the
+    /// exponent in zigzag form and the magnitude, least significant byte first.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let (sign, magnitude) = self.mantissa.to_bytes_le();
         match sign {
@@ -141,8 +140,8 @@ impl ExactSum {
         out.extend_from_slice(&magnitude);
     }
 
-    /// Reads what [`ExactSum::encode`] writes, of a size that a sum of such terms can have: at most
-    /// 279 bytes of magnitude for doubles, and 541 for their squares.
+    /// Reads what [`ExactSum::encode`] writes, up to the size that a sum of such terms can have: at most 279
+    /// bytes of magnitude for doubles, and 541 for their squares.
     pub(crate) fn decode(reader: &mut Reader<'_>, terms: Terms) -> Result<ExactSum, DecodeError> {
         let length = reader.signed()?;
         if length == 0 {
@@ -158,7 +157,7 @@ impl ExactSum {
             Terms::Squares => 2,
         };
         let bits = 8 * i64::try_from(bytes.len()).map_err(malformed)?;
-        // A byte more than the bound has bits for.
+        // One byte more than the limit needs.
         let end = power * EXPONENT_END + COUNT_BITS + 8;
         let fits = exponent >= power * EXPONENT_MIN && exponent < end - bits;
         if !is_shortest || !fits || (terms == Terms::Squares && length < 0) {
@@ -206,9 +205,9 @@ impl ExactSum {
     }
 }
 
-/// The double that is nearest to `magnitude * 2^exponent`, ties to even, at most `f64::MAX`.
-/// `has_rest` means that the number is a little larger than that, by less than one in the last
-/// place of a magnitude of more than 54 bits.
+/// The double nearest to `magnitude * 2^exponent`, ties to even, at most `f64::MAX`. `has_rest` means that
+/// the number is a little larger than that, by less than one in the last place of a magnitude of more than 54
+/// bits.
 fn round(magnitude: &BigUint, exponent: i64, has_rest: bool) -> f64 {
     if *magnitude == BigUint::ZERO {
         return 0.0;
@@ -232,8 +231,8 @@ fn round(magnitude: &BigUint, exponent: i64, has_rest: bool) -> f64 {
         }
     };
     let significand = u64::try_from(significand).expect("invariant: a double has 53 bits");
-    // The bits of a double are its significand plus an exponent that counts from the subnormals'.
-    // The hidden bit and a carry out of rounding add one to that exponent each, as they should.
+    // The bits of a double are its significand plus an exponent that counts from the subnormals'. The hidden
+    // bit and a carry from rounding each add one to that exponent, as they should.
     let bits = ((last - EXPONENT_MIN).cast_unsigned() << 52) + significand;
     f64::from_bits(bits).min(f64::MAX)
 }

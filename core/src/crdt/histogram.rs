@@ -1,18 +1,17 @@
 //! `histogram`: the distribution of doubles in base-2 exponential buckets.
 //!
-//! The buckets are those of the [OpenTelemetry data model] for exponential histograms and, at the
-//! same scales, of Prometheus' native histograms. At scale s the base is 2^(2^-s), and bucket i
-//! holds what is greater than base^i and at most base^(i+1): the data model asks for
-//! upper-inclusive boundaries. Negative values are in buckets of their magnitude; zero has a bucket
-//! of its own. Only populated buckets are kept.
+//! The buckets are those of the [OpenTelemetry data model] for exponential histograms and, at the same
+//! scales, of Prometheus' native histograms. At scale s the base is 2^(2^-s), and bucket i holds the values
+//! greater than base^i and at most base^(i+1), because the data model requires upper-inclusive boundaries.
+//! Negative values are in buckets of their magnitude; zero has its own bucket. Only populated buckets are
+//! kept.
 //!
-//! A histogram with more than [`BUCKETS_MAX`] populated buckets halves its resolution until they
-//! fit. What it holds is a function of the multiset of values, and of the precision that the parts
-//! began with, all the same: it is the finest scale, not beyond any of the parts', at which the
-//! buckets of all values fit. The buckets that some of the values populate are a subset of those
-//! that all populate, so no part had to become coarser than the whole must be; and a bucket of a
-//! coarser scale is a union of whole buckets of a finer one, so what was counted before is in the
-//! right place.
+//! A histogram with more than [`BUCKETS_MAX`] populated buckets halves its resolution until they fit. Its
+//! content depends only on the multiset of values and on the precision that the parts began with: the scale
+//! is the finest one, not beyond that of any part, at which the buckets of all values fit. The buckets that
+//! some of the values populate are a subset of those that all values populate, so no part had to become
+//! coarser than the whole must be. A bucket of a coarser scale is a union of whole buckets of a finer one, so
+//! earlier counts are in the right bucket.
 //!
 //! [OpenTelemetry data model]:
 //!     https://opentelemetry.io/docs/specs/otel/metrics/data-model/#exponentialhistogram
@@ -34,11 +33,11 @@ use super::{
     check_format,
 };
 
-/// Most populated buckets: positive, negative and that of zero. At scale 0 the buckets of all
-/// finite doubles are fewer, 2 * 2,099 + 1, so a histogram never refuses a value.
+/// Maximum number of populated buckets: positive, negative and that of zero. At scale 0 all finite doubles
+/// have fewer buckets, 2 * 2,099 + 1, so a histogram never refuses a value.
 pub const BUCKETS_MAX: usize = 4_200;
 
-/// How many values are in each bucket, their exact sum, and the smallest and largest.
+/// How many values are in each bucket, their exact sum, and the smallest and the largest value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Histogram {
     scale: u16,
@@ -46,7 +45,7 @@ pub struct Histogram {
     sum: ExactSum,
     /// None if there are no values.
     span: Option<Span>,
-    /// Ascending, none of them empty.
+    /// Ascending, and none of them empty.
     buckets: BTreeMap<Bucket, u128>,
 }
 
@@ -59,14 +58,14 @@ pub enum HistogramOp {
         /// The value: finite, and not the negative zero.
         #[serde(deserialize_with = "finite")]
         value: f64,
-        /// How often it was met: from 1 to 2^63 - 1.
+        /// How many times it was observed: from 1 to 2^63 - 1.
         #[serde(default = "once", deserialize_with = "count")]
         count: u64,
     },
 }
 
 impl Histogram {
-    /// Puts the counts into the buckets of a scale that is not finer.
+    /// Moves the counts into the buckets of a scale that is not finer.
     fn coarsen(&mut self, scale: u16) {
         let by = self.scale - scale;
         if by > 0 {
@@ -77,7 +76,7 @@ impl Histogram {
         }
     }
 
-    /// Halves the resolution until the buckets are few enough, at scale 0 at the latest.
+    /// Halves the resolution until there are few enough buckets, at the latest at scale 0.
     fn fit(&mut self) {
         while self.buckets.len() > BUCKETS_MAX {
             self.coarsen(self.scale - 1);
@@ -101,9 +100,9 @@ impl Crdt for Histogram {
         class: Class::Exact,
         is_exact: false,
         memory_factor: 30,
-        bound: "Quantiles within `relative_error`: 0.55 % at scale 6, twice that a scale less; \
-            count, sum, minimum and maximum exact. About 2 bytes for each populated bucket, of \
-            which it keeps 4,200 by lowering the scale.",
+        bound: "Quantiles within `relative_error`: 0.55 % at scale 6, twice that for each scale \
+            less. Count, sum, minimum and maximum are exact. About 2 bytes for each populated \
+            bucket; it keeps at most 4,200 by lowering the scale.",
         is_idempotent: false,
         bare: ("record", "value"),
         example_op: r#"{"op":"record","value":0.231,"count":1}"#,
@@ -125,11 +124,11 @@ impl Crdt for Histogram {
             "min":{"type":["number","null"],"description":"Null without values."},
             "max":{"type":["number","null"]},
             "relative_error":{"type":"number",
-                "description":"Of quantiles; subnormal ones may be another 2^-1074 off."},
+                "description":"Relative error of the quantiles; subnormal ones can be another 2^-1074 off."},
             "quantiles":{"type":"array","items":{"type":"object","properties":{
                 "q":{"type":"number"},"value":{"type":["number","null"]}}}},
             "buckets":{"type":"array",
-                "description":"If asked for. The bound with the larger magnitude is inclusive.",
+                "description":"With `buckets`. The bound with the larger magnitude is inclusive.",
                 "items":{"type":"object","properties":{"lower":{"type":"number"},
                 "upper":{"type":"number"},"count":{"type":"integer","minimum":1}}}}}},
             {"type":"object","description":"as=opentelemetry: ExponentialHistogramDataPoint",
@@ -159,7 +158,7 @@ impl Crdt for Histogram {
     fn apply(&mut self, op: &HistogramOp) -> Result<Effect, OpError> {
         let HistogramOp::Record { value, count } = *op;
         let overflow = OpError::Overflow { kind: Self::NAME };
-        // No bucket has more than all together.
+        // No bucket can have more than the total.
         self.count = self.count.checked_add(u128::from(count)).ok_or(overflow)?;
         *self.buckets.entry(Bucket::of(value, self.scale)).or_default() += u128::from(count);
         self.sum.add(value, count);
@@ -186,9 +185,9 @@ impl Crdt for Histogram {
         show::value(self, question)
     }
 
-    /// Nothing if there are no values; else the sum, the minimum, the maximum, and the number of
-    /// buckets. The buckets follow in ascending order: the position of the first in zigzag form, or
-    /// how many positions were skipped since the one before, and the count.
+    /// Appends nothing without values; otherwise the sum, the minimum, the maximum, and the number of
+    /// buckets. The buckets follow in ascending order, each with its count. The first has its position in
+    /// zigzag form, each other one the number of positions skipped since the one before.
     fn encode(&self, out: &mut Vec<u8>) {
         let Some(span) = self.span else { return };
         self.sum.encode(out);

@@ -1,6 +1,6 @@
-//! The law suite, run by each kind's own tests: `laws::suite!(Type, strategy_of_ops())` for exact
-//! kinds, `laws::common!` alone for order-canonical ones. The laws are stated in the
-//! [parent module](super). `make laws` runs them with many more cases.
+//! The law suite, which each kind's own tests run: `laws::suite!(Type, strategy_of_ops())` for exact kinds,
+//! only `laws::common!` for order-canonical ones. The [parent module](super) states the laws. `make laws`
+//! runs them with many more cases.
 
 use std::time::Duration;
 
@@ -13,10 +13,11 @@ use crate::protocol::{
     Constants, FullRead, Key, MutatorId, Name, OP_AGE_MAX, Overrides, Row, Slice, Timestamp,
 };
 
-/// A day: between the expiries of the writers of two shards, so that a dozen of them outlast [`OP_AGE_MAX`].
+/// One day between the expiries of the writers of two shards, so that a dozen of them span more than
+/// [`OP_AGE_MAX`].
 pub(super) const WRITER_EVERY_US: i64 = 24 * 3600 * 1_000_000;
 
-/// Times of ops are multiples of it, so that shards of different writers have some in common.
+/// Times of ops are multiples of this, so that shards of different writers have some times in common.
 const TICK: Duration = Duration::from_secs(12 * 3600);
 
 /// Applies the ops in order; refused ones leave no trace.
@@ -24,7 +25,7 @@ pub(super) fn accumulate<C: Crdt>(ops: &[C::Op]) -> C {
     accumulate_on(C::default(), ops)
 }
 
-/// The same on a state.
+/// Applies the ops to a state.
 pub(super) fn accumulate_on<C: Crdt>(mut state: C, ops: &[C::Op]) -> C {
     for op in ops {
         let before = bytes(&state);
@@ -57,7 +58,7 @@ pub(super) fn stored<C: Crdt>(state: &C) -> C {
     read
 }
 
-/// Merges a state with itself this often, or until it leaves its range, for payloads of all sizes.
+/// Merges a state with itself up to this often, or until it leaves its range, for payloads of all sizes.
 pub(super) fn grown<C: Crdt>(state: C, times: u32) -> C {
     let grow = |state: &C| {
         let mut next = state.clone();
@@ -66,7 +67,7 @@ pub(super) fn grown<C: Crdt>(state: C, times: u32) -> C {
     (0..times).fold(state, |state, _| grow(&state).unwrap_or(state))
 }
 
-/// Flips each bit of the state's shard and of its tally: nothing may decode as either.
+/// Flips each bit of the state's shard and of its tally: the result must not decode as either.
 pub(super) fn check_bit_flips<C: Crdt + Into<State>>(state: C, mark: u64) {
     let kind = Kind::from_name(C::NAME).expect("a registered kind");
     let state: State = state.into();
@@ -87,7 +88,7 @@ pub(super) fn check_bit_flips<C: Crdt + Into<State>>(state: C, mark: u64) {
     }
 }
 
-/// A list is applied all or none, whatever op is the bad one.
+/// Either all ops of a list are applied or none, whichever op is the bad one.
 pub(super) fn check_list<C: Crdt + Into<State>>(state: C, ops: Vec<Op>) {
     let mut one_by_one: State = state.into();
     let mut at_once = one_by_one.clone();
@@ -109,15 +110,15 @@ fn key(kind: Kind) -> Key {
     Key { kind, group: name("group"), name: name("name") }
 }
 
-/// Who writes the shard at this place of [`folded`].
+/// The writer of the shard at this place of [`folded`].
 pub(super) fn writer(index: usize) -> (Timestamp, MutatorId) {
     let day = i64::try_from(index).expect("few shards") + 1;
     let expires_at = Timestamp::from_micros(day * WRITER_EVERY_US);
     (expires_at, MutatorId::new(Uuid::from_u128(index as u128 + 1)))
 }
 
-/// A time that the row of this expiry may hold: from the oldest one on, and up to a day after the expiry,
-/// as a pod's hybrid clock may run ahead.
+/// A time that a row with this expiry can hold: from the oldest allowed one up to a day after the expiry,
+/// because a pod's hybrid clock can run ahead.
 fn possible(time: Timestamp, expires_at: Timestamp) -> Timestamp {
     let ticks = 1 + (OP_AGE_MAX.as_secs() + 24 * 3600) / TICK.as_secs();
     let tick = time.as_micros().rem_euclid(ticks.cast_signed());
@@ -125,8 +126,8 @@ fn possible(time: Timestamp, expires_at: Timestamp) -> Timestamp {
     expires_at.minus(OP_AGE_MAX).plus(after)
 }
 
-/// The ops as the mutator of the shard at this place of [`folded`] takes them: with its dots, and with
-/// times of its life.
+/// The ops as the mutator of the shard at this place of [`folded`] takes them: with its dots, and with times
+/// from its life.
 pub(super) fn assigned<C: Crdt>(index: usize, ops: &[C::Op]) -> Vec<C::Op> {
     let (expires_at, mutator_id) = writer(index);
     let mut seq = 0;
@@ -144,11 +145,11 @@ pub(super) fn assigned<C: Crdt>(index: usize, ops: &[C::Op]) -> Vec<C::Op> {
     ops
 }
 
-/// Folds the first shards at each of the fences, once all at once and once from every earlier tally on:
-/// the bytes must be the same. So they are the same for every way to take the fences in steps.
+/// Folds the first shards at each of the fences, once all at once and once from every earlier tally: the
+/// bytes must be the same. So they are the same for every way to take the fences in steps.
 ///
-/// The fences ascend, and each is given by the number of shards at or below it and by how far behind the
-/// expiry of the last of these it lies, in parts of 256 of the time to the next one.
+/// The fences ascend. Each is given by the number of shards at or below it, and by its distance after the
+/// expiry of the last of these, in 256ths of the time to the next one.
 pub(super) fn check_steps<C: Crdt>(shards: &[C], fences: &[(usize, u8)]) {
     let fold = |mut state: C, shards: &[C], fence: Timestamp| {
         shards.iter().for_each(|shard| state.merge(shard).expect("states made of ops merge"));
@@ -169,9 +170,8 @@ pub(super) fn check_steps<C: Crdt>(shards: &[C], fences: &[(usize, u8)]) {
     }
 }
 
-/// Folds shards that expire one after another, once for each `true` of `cuts` and at the end, with
-/// the store's bytes between, and with the shards of earlier folds coming back as zombies. Returns
-/// the last tally.
+/// Folds shards that expire one after another: once for each `true` of `cuts` and once at the end, through
+/// the store's bytes, with the shards of earlier folds coming back as zombies. Returns the last tally.
 pub(super) fn folded<C: Crdt + Into<State>>(shards: &[C], cuts: &[bool], zombies: bool) -> Vec<u8> {
     let key = key(Kind::from_name(C::NAME).expect("a registered kind"));
     let seal = KeySeal::of(&key);
@@ -192,7 +192,7 @@ pub(super) fn folded<C: Crdt + Into<State>>(shards: &[C], cuts: &[bool], zombies
         if !cuts[index] && index + 1 < shards.len() {
             continue;
         }
-        // Rows expire at multiples of the fence quantum's multiple, so that all of them are final.
+        // Rows expire at multiples of a multiple of the fence quantum, so all of them are final.
         let now = expires_at.plus(constants.cutoff()).plus(constants.fence_quantum());
         let mut slice: Vec<Row> = rows.iter().rev().cloned().collect();
         if !tally.is_empty() {
@@ -215,7 +215,7 @@ pub(super) fn folded<C: Crdt + Into<State>>(shards: &[C], cuts: &[bool], zombies
     tally
 }
 
-/// What every kind keeps.
+/// The laws that every kind keeps.
 macro_rules! common {
     ($kind:ty, $ops:expr) => {
         mod law {
@@ -264,7 +264,7 @@ macro_rules! common {
                     }
                 }
 
-                /// Any chain of folds gives the bytes of one fold, whatever comes back meanwhile.
+                /// Any chain of folds gives the bytes of one fold, whatever rows come back during it.
                 #[test]
                 fn fold_path_independence(
                     shards in vec(vec($ops, 0..8), 1..12), cuts in vec(any::<bool>(), 12),
@@ -277,7 +277,7 @@ macro_rules! common {
                     prop_assert_eq!(folded(&shards, &cuts, zombies), at_once);
                 }
 
-                /// A fold may take the rows in any number of steps, each at a fence of its own.
+                /// A fold can take the rows in any number of steps, each with its own fence.
                 #[test]
                 fn settling_in_steps_gives_the_bytes_of_one_fold(
                     shards in vec(vec($ops, 0..8), 1..10),
@@ -320,7 +320,7 @@ macro_rules! common {
 }
 pub(super) use common;
 
-/// What exact kinds keep besides: the state depends on the multiset of ops alone.
+/// The law that only exact kinds keep: the state depends only on the multiset of ops.
 macro_rules! suite {
     ($kind:ty, $ops:expr) => {
         $crate::crdt::laws::common!($kind, $ops);

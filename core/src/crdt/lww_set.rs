@@ -1,19 +1,17 @@
-//! `lww_set`: a set in which, per item, the last add or remove by the pods' hybrid clocks wins
-//! (Shapiro et al., "A comprehensive study of convergent and commutative replicated data types",
-//! 2011, section 3.3.3).
+//! `lww_set`: a set in which, for each item, the last add or remove by the pods' hybrid clocks wins (Shapiro
+//! et al., "A comprehensive study of convergent and commutative replicated data types", 2011, section 3.3.3).
 //!
-//! A remove needs no earlier read. It is kept with its time, as an older add may still come.
+//! A remove needs no earlier read. It is kept with its time, because an older add may still arrive.
 //!
 //! **Forgetting.** A fold drops the removals that are at least [`OP_AGE_MAX`] older than its fence.
-//! Whatever is merged later lies in a row that expires after the fence, and no row holds an add that
-//! is more than [`OP_AGE_MAX`] older than the row's expiry. So each such add is later than every
-//! removal that was dropped, and would have won against it. Two places make rows, and both keep the
-//! bound:
+//! Everything merged later is in a row that expires after the fence, and no row holds an add that is more
+//! than [`OP_AGE_MAX`] older than the row's expiry. So each such add is later than every dropped removal, and
+//! would have won against it. Rows are made in two places, and both keep this limit:
 //!
-//! * a mutator takes no older op. A new op is never too old, because the time constants leave room;
-//!   only an op that waited in memory for a week, while the store took no writes, can be;
-//! * a [parcel](crate::protocol::transfer) raises older adds to the bound. Removals need no raising:
-//!   one that is too old takes away older adds alone, and the next fold drops it.
+//! * a mutator takes no older op. A new op is never too old, because the time constants leave room; only an
+//!   op that waited in memory for a week, while the store took no writes, can be;
+//! * a [parcel](crate::protocol::transfer) raises older adds to the limit. Removals need no raising: one that
+//!   is too old removes only older adds, and the next fold drops it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,18 +25,18 @@ use super::{
 };
 use crate::protocol::{OP_AGE_MAX, Timestamp};
 
-/// Bytes of one time and of what happened then, at most.
+/// Maximum bytes of one time and of what happened then.
 const MARK_BYTES_MAX: usize = 11;
 
 /// The last change of each item.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LwwSet {
     marks: BTreeMap<Item, Mark>,
-    /// Of the marks in a payload, at most.
+    /// Maximum bytes of the marks in a payload.
     bytes: usize,
 }
 
-/// Later times are greater; at the same time, which only two pods can have, the remove wins.
+/// A later time is greater. At the same time, which only two pods can have, the remove wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Mark {
     time: Timestamp,
@@ -110,13 +108,13 @@ impl Crdt for LwwSet {
     const CODE: u64 = 9;
     const FORMAT: u64 = 1;
     const ABOUT: About = About {
-        summary: "A set with removal: per item, the last add or remove wins.",
+        summary: "A set with removal: for each item, the last add or remove wins.",
         class: Class::Exact,
         is_exact: true,
         memory_factor: 10,
-        bound: "Exact: of concurrent changes of an item the last one by the pods' clocks stays. \
-                A removed item keeps its place for 8 days, and then until the next fold; a pod takes \
-                up to 1 MiB in a mutator's lifetime.",
+        bound: "Exact: of concurrent changes of an item, the last one by the pods' clocks wins. A \
+                removed item takes space for 8 days, and then until the next fold. A pod takes up \
+                to 1 MiB in a mutator's lifetime.",
         is_idempotent: false,
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"a"}"#,
@@ -179,7 +177,7 @@ impl Crdt for LwwSet {
         self.bytes = self.marks.keys().map(bytes).sum();
     }
 
-    /// Removals are not merged: whether a key still has an old one depends on its folds.
+    /// Removals are not merged: folds decide whether a key still has an old one.
     fn merge_key(&mut self, other: &LwwSet) -> Result<(), MergeError> {
         let added = other.marks.iter().filter(|(_, mark)| !mark.is_removed);
         added.for_each(|(item, mark)| self.join(item, *mark));
@@ -212,7 +210,7 @@ impl Crdt for LwwSet {
         item::show_set(items.into_iter(), contains)
     }
 
-    /// The number of marks, and for each its item, its time in µs, and 0 or 1 for added or removed.
+    /// Appends the number of marks, and for each its item, its time in µs, and 0 for added or 1 for removed.
     fn encode(&self, out: &mut Vec<u8>) {
         varint::put(self.marks.len() as u128, out);
         for (item, mark) in &self.marks {
@@ -303,13 +301,13 @@ mod tests {
         set.settle(fence);
         assert_eq!(set.marks.keys().cloned().collect::<Vec<_>>(), [item(2), item(3)].concat());
         assert_eq!(set.bytes, bytes(&Item::Number(2)) + bytes(&Item::Number(3)));
-        // The oldest add of a row that expires after the fence wins as it would have before.
+        // The oldest add of a row that expires after the fence still wins as it would have before.
         set.apply(&op(false, item(1), oldest + 1)).expect("room");
         set.apply(&op(false, item(2), oldest + 1)).expect("room");
         assert_eq!(set.items().cloned().collect::<Vec<_>>(), [item(1), item(3)].concat());
     }
 
-    /// A removal that folds forget must not decide what several keys have together.
+    /// A removal that folds forget must not decide what several keys contain together.
     #[test]
     fn keys_have_together_what_one_of_them_has() {
         let set = |is_removal, micros| {

@@ -1,24 +1,24 @@
 //! `or_set`: a set from which a client removes exactly what it has seen.
 //!
-//! Each add is named by a dot. A remove carries the dots that its client had read, as a token, and
-//! takes away those alone: an add that the client had not seen survives, whatever comes first. The
-//! state is the optimized observed-remove set of Bieniusa et al. ("An optimized conflict-free
-//! replicated set", 2012) with explicit tombstones, because a mutator removes what it never held.
+//! Each add is named by a dot. A remove carries, as a token, the dots that its client had read, and removes
+//! only those: an add that the client had not seen survives, whatever arrives first. The state is the
+//! optimized observed-remove set of Bieniusa et al. ("An optimized conflict-free replicated set", 2012) with
+//! explicit tombstones, because a mutator can remove what it never held.
 //!
-//! **Fence.** A tally knows each shard with `expires_at <= fence`, and such a shard never comes
-//! back as anything that counts. So it needs no tombstone for what expires there: what such a
-//! tombstone covers is gone from the tally already, and a dot at or below the fence that the tally
-//! lacks was removed. This makes the merge a join of all states, settled ones included:
+//! **Fence.** A tally includes each shard with `expires_at <= fence`, and such a shard never counts again. So
+//! the tally needs no tombstone for dots that expire there: the dots that such a tombstone covers are already
+//! gone from the tally, and a dot at or below the fence that the tally lacks was removed. This makes the
+//! merge a join of all states, including settled ones:
 //!
-//! * a tombstone that is folded before the dots that it covers stays until the fence has passed
-//!   the mutator of the dots, so it meets them;
-//! * a tombstone that comes after the fold of the dots that it covers drops them from the tally as
-//!   it is merged, by a read or a fold, and then has nothing more to do;
-//! * the fence in a tombstone is that of a tally which held everything below it. It goes once the
+//! * a tombstone that is folded before the dots that it covers stays until the fence has passed the mutator
+//!   of the dots, so it meets them;
+//! * a tombstone that comes after the fold of the dots that it covers drops them from the tally when a read
+//!   or a fold merges it, and then has nothing left to do;
+//! * the fence in a tombstone is that of a tally which held everything below it. It is dropped once the
 //!   state's own fence has passed it.
 //!
-//! What is left after a fold up to F is a function of the ops of all shards up to F: the dots that
-//! no tombstone covers, and the parts of tombstones above F that no other part makes superfluous.
+//! What is left after a fold up to F depends only on the ops of all shards up to F: the dots that no
+//! tombstone covers, and the parts of tombstones above F that no other part makes superfluous.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,38 +33,38 @@ use super::{
 };
 use crate::protocol::{Key, MutatorId, Timestamp};
 
-/// Bytes of a payload besides its entries and the parts of `cleared`, at most: the fence, the
-/// number of entries, and the frame of `cleared`.
+/// Maximum bytes of a payload in addition to its entries and the parts of `cleared`: the fence, the number of
+/// entries, and the frame of `cleared`.
 const HEADER_BYTES_MAX: usize = 1 + TIME_BYTES_MAX + COUNT_BYTES_MAX + CONTEXT_FRAME_BYTES_MAX;
 
-/// Bytes of a context besides its parts, at most: whether it has a fence, and how many dots.
+/// Maximum bytes of a context in addition to its parts: whether it has a fence, and the number of dots.
 const CONTEXT_FRAME_BYTES_MAX: usize = 1 + COUNT_BYTES_MAX;
 
-/// Bytes of a number of things that fit a state, at most.
+/// Maximum bytes of a count of things that fit into a state.
 const COUNT_BYTES_MAX: usize = 3;
 
-/// Items with the dots of their adds, and what was removed. It is always in one normal form,
-/// so that equal sets have equal bytes.
+/// Items with the dots of their adds, and what was removed. The state is always in one normal form, so equal
+/// sets have equal bytes.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct OrSet {
-    /// Every shard with `expires_at <= fence` is in this state; none in a mutator's own.
+    /// Every shard with `expires_at <= fence` is in this state; none in a mutator's own state.
     fence: Option<Timestamp>,
     /// Items that are in the set or have tombstones.
     entries: BTreeMap<Item, Entry>,
-    /// Tombstones of all items.
+    /// Tombstones for all items.
     cleared: Context,
-    /// Bytes of the entries and of the parts of `cleared` in a payload, at most.
+    /// Maximum bytes of the entries and of the parts of `cleared` in a payload.
     bytes: usize,
 }
 
-/// What is known of one item.
+/// What is known about one item.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Entry {
-    /// Adds that no tombstone covers. The newest of each mutator will do: contexts cover by expiry
-    /// or up to a number, so one that covers it covers the older ones; and until then the item is in
-    /// the set, whatever became of those.
+    /// Adds that no tombstone covers. The newest dot of each mutator is enough: contexts cover by expiry or
+    /// up to a number, so a context that covers it also covers the older ones. Until then the item is in the
+    /// set, whatever happened to the older ones.
     dots: Newest,
-    /// Tombstones of this item.
+    /// Tombstones for this item.
     removed: Context,
 }
 
@@ -74,16 +74,16 @@ struct Entry {
 pub enum OrSetOp {
     /// Adds items.
     Add {
-        /// 1 to [`ITEMS_MAX`](item::ITEMS_MAX) of them.
+        /// 1 to [`ITEMS_MAX`](item::ITEMS_MAX) items.
         items: BTreeSet<Item>,
-        /// Names this op; none until a mutator has taken it.
+        /// The name of this op; none until a mutator has taken it.
         dot: Option<Dot>,
     },
     /// Removes the adds of one item that a read had seen.
     Remove {
         /// The item.
         item: Item,
-        /// What the read had seen: the item's own token, or any of the same key.
+        /// What the read had seen: the item's own token, or any other token of the same key.
         seen: Token,
     },
     /// Removes the adds of all items that a read had seen.
@@ -126,8 +126,8 @@ impl TryFrom<Request> for OrSetOp {
 }
 
 impl Entry {
-    /// Drops covered dots, then the parts of tombstones that `cleared` or `settled` covers anyway.
-    /// Tells whether there was anything to drop.
+    /// Drops covered dots, then the parts of tombstones that `cleared` or `settled` also covers. Returns
+    /// whether there was anything to drop.
     fn normalize(&mut self, cleared: &Context, settled: &Context) -> bool {
         let dots = self.dots.len();
         let removed = &self.removed;
@@ -141,7 +141,7 @@ impl Entry {
         self.dots.is_empty() && self.removed.is_empty()
     }
 
-    /// Bytes in a payload, at most; an empty entry is not there.
+    /// Maximum bytes in a payload; 0 for an empty entry, which is not written.
     fn bytes(&self, item: &Item) -> usize {
         if self.is_empty() {
             return 0;
@@ -152,18 +152,18 @@ impl Entry {
 }
 
 impl OrSet {
-    /// The items that are in the set.
+    /// The items in the set.
     fn members(&self) -> impl Iterator<Item = (&Item, &Newest)> {
         let entries = self.entries.iter().map(|(item, entry)| (item, &entry.dots));
         entries.filter(|(_, dots)| !dots.is_empty())
     }
 
-    /// Brings the state into its one normal form: no dot that is covered, no part of a tombstone of
-    /// an item that the tombstones of all items cover, no part of any at or below the fence, no
-    /// empty entry. Tells whether it was in another.
+    /// Brings the state into its one normal form: without covered dots, without parts of an item's tombstones
+    /// that the tombstones for all items cover, without parts of tombstones at or below the fence, without
+    /// empty entries. Returns whether the state has changed.
     ///
-    /// The order of merges leaves no trace in it, because what an item's tombstones cover together
-    /// with those of all items and with the fence is the join of what they covered before.
+    /// The order of merges leaves no trace in it: an item's tombstones, those for all items and the fence
+    /// together cover the join of what they covered before.
     fn normalize(&mut self) -> bool {
         let settled = Context::up_to(self.fence);
         let mut is_changed = false;
@@ -171,7 +171,7 @@ impl OrSet {
             is_changed |= entry.normalize(&self.cleared, &settled) || entry.is_empty();
             !entry.is_empty()
         });
-        // Last: until here it had dots to cover.
+        // This comes last, because until here it had dots to cover.
         is_changed |= self.cleared.subtract(&settled);
         let entries: usize = self.entries.iter().map(|(item, entry)| entry.bytes(item)).sum();
         self.bytes = entries + self.cleared.parts_bytes();
@@ -180,7 +180,7 @@ impl OrSet {
 
     fn add(&mut self, items: &BTreeSet<Item>, dot: Dot) -> Result<Effect, OpError> {
         let writer = (dot.expires_at, dot.mutator_id);
-        // Only a forged token can have seen a dot before it was drawn.
+        // Only a forged token can cover a dot before it was drawn.
         if Some(dot.expires_at) <= self.fence || self.cleared.covers(&writer, dot.seq) {
             return Ok(Effect::Unchanged);
         }
@@ -236,15 +236,15 @@ impl Crdt for OrSet {
     const CODE: u64 = 10;
     const FORMAT: u64 = 1;
     const ABOUT: About = About {
-        summary: "A set from which a client removes exactly what it has seen: adds that it had not \
-                  seen survive. What its items are depends on the ops alone; the tokens also tell \
-                  who added them.",
+        summary: "A set from which a client removes exactly what it has seen: adds that it has not \
+                  seen survive. The items depend only on the ops; the tokens also show which \
+                  mutators added them.",
         class: Class::Exact,
         is_exact: true,
         memory_factor: 25,
-        bound: "Exact: an item takes some 40 bytes besides itself, and so does each further \
-                mutator that added it and each tombstone; tombstones go with the fold.",
-        // A repeated add has a new dot, which removes that came between have not seen.
+        bound: "Exact: an item takes about 40 bytes in addition to itself, and so does each further \
+                mutator that added it and each tombstone. Folds remove tombstones.",
+        // A repeated add has a new dot, and removes that came in between have not seen it.
         is_idempotent: false,
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"a"}"#,
@@ -273,7 +273,7 @@ impl Crdt for OrSet {
                 "context":{"type":"string","maxLength":524288,
                     "description":"The `context` from a read of this key."}}}]}"#
         ),
-        value_schema: r##"{"description":"`contains` asks for one item instead of all.","oneOf":[
+        value_schema: r##"{"description":"With `contains`, one item instead of all.","oneOf":[
             {"type":"object","required":["size","items"],"additionalProperties":false,
                 "properties":{"size":{"type":"integer","minimum":0},
                 "items":{"type":"array","items":{"oneOf":[{"type":["string","integer"]},
@@ -313,7 +313,7 @@ impl Crdt for OrSet {
         }
     }
 
-    /// An op that a dead mutator hands on gets a dot of its successor.
+    /// An op that a dead mutator hands on gets a dot from its successor.
     fn assign(op: &mut OrSetOp, next: &mut dyn FnMut() -> Dot) {
         if let OrSetOp::Add { dot, .. } = op {
             *dot = Some(next());
@@ -324,16 +324,16 @@ impl Crdt for OrSet {
         match op {
             OrSetOp::Add { items, dot: Some(dot) } => self.add(items, *dot),
             OrSetOp::Add { dot: None, .. } => {
-                Err(OpError::Invalid("the op was not given its dot".to_owned()))
+                Err(OpError::Invalid("the op has no dot".to_owned()))
             }
             OrSetOp::Remove { item, seen } => self.remove(item, seen.context("seen")?),
             OrSetOp::Clear { context } => self.clear(context.context("context")?),
         }
     }
 
-    /// A state knows all dots of the mutators that its fence has passed: what it lacks was removed.
-    /// So a dot that both know stays if both have it, one that neither knows if either has it, and
-    /// else the one that knows decides.
+    /// A state knows all dots of the mutators that its fence has passed: a dot that it lacks was removed. So
+    /// if both states know a dot, it stays if both have it. If neither knows it, it stays if either has it.
+    /// Otherwise the state that knows it decides.
     fn merge(&mut self, other: &OrSet) -> Result<(), MergeError> {
         if other.fence.is_some() {
             for (item, entry) in &mut self.entries {
@@ -361,8 +361,8 @@ impl Crdt for OrSet {
         Ok(())
     }
 
-    /// Fences and tombstones speak of the mutators of one key alone, and dots are for tokens. One dot for all
-    /// does, so that what several keys have in common is there once.
+    /// Fences and tombstones have a meaning only for the mutators of one key, and dots are only needed for
+    /// tokens. Here one dot stands for all, so that an item that several keys have is counted once.
     fn merge_key(&mut self, other: &OrSet) -> Result<(), MergeError> {
         let dots = Newest::from([((Timestamp::NEVER, MutatorId::TALLY), 1)]);
         for (item, _) in other.members() {
@@ -418,7 +418,7 @@ impl Crdt for OrSet {
     }
 
     /// Appends the fence; the number of entries and, ascending by item, each item with its dots and
-    /// tombstones; the tombstones of all items.
+    /// tombstones; the tombstones for all items.
     fn encode(&self, out: &mut Vec<u8>) {
         dots::encode_fence(self.fence, out);
         varint::put(self.entries.len() as u128, out);

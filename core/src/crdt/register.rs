@@ -78,7 +78,7 @@ impl Crdt for Register {
         class: Class::Exact,
         is_exact: true,
         memory_factor: 6,
-        bound: "Exact: of concurrent writes the last one by the pods' clocks stays; up to 256 KiB.",
+        bound: "Exact: of concurrent writes, the last one by the pods' clocks wins. Up to 256 KiB.",
         is_idempotent: false,
         bare: ("set", "value"),
         example_op: r#"{"op":"set","value":{"theme":"dark"}}"#,

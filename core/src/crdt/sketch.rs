@@ -1,4 +1,4 @@
-//! What the sketches [`Distinct`](super::Distinct) and [`Audience`](super::Audience) share: their
+//! The common parts of the sketches [`Distinct`](super::Distinct) and [`Audience`](super::Audience): their
 //! ops, how items are hashed, and the shape of their values.
 
 use base64::Engine;
@@ -8,46 +8,46 @@ use serde::Deserialize;
 use super::item::{self, Item};
 use super::{OpError, Value};
 
-/// Longest text of a foreign sketch in an op, in bytes of base64.
+/// Maximum length of a foreign sketch in an op, in bytes of base64.
 pub const SKETCH_TEXT_BYTES_MAX: usize = 256 * 1024;
 
-/// First bytes that every image of the DataSketches families has: preamble size, serial version,
-/// family, one byte of the family's own, another, flags, and the hash of the seed.
+/// Size of the header of every DataSketches image: preamble size, serial version, family, one byte of the
+/// family, another one, flags, and the hash of the seed.
 pub(super) const HEADER_BYTES: usize = 8;
 
-/// MurmurHash3 of DataSketches' default seed 9001, as `computeSeedHash` of every language has it.
+/// MurmurHash3 of DataSketches' default seed 9001, as `computeSeedHash` returns it in every language.
 pub(super) const SEED_HASH: [u8; 2] = [0xCC, 0x93];
 
-/// A kind that reads what a family of DataSketches has counted.
+/// A kind that can read the sketches of a DataSketches family.
 pub trait Sketch: Sized {
-    /// Reads an image that may come from anyone, of any library.
+    /// Reads an image from any source and any library.
     ///
     /// # Errors
-    /// [`OpError::Invalid`] with the rule that it breaks.
+    /// [`OpError::Invalid`] with the rule that the image breaks.
     fn import(image: &[u8]) -> Result<Self, OpError>;
 
     /// Memory that it holds, in bytes.
     fn memory_bytes(&self) -> usize;
 }
 
-/// A change of a sketch. A foreign sketch is read once, with the op: that can take a while, and
-/// applying the op is then quick.
+/// A change of a sketch. A foreign sketch is decoded once, when the op is read, which can take a while.
+/// Applying the op is then quick.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(try_from = "RawOp", bound = "S: Sketch")]
 pub enum SketchOp<S> {
     /// Counts items: `{"op":"add","item":"a"}`, or several at once as `items`.
     Add {
-        /// 1 to 1,000 of them.
+        /// 1 to 1,000 items.
         items: Vec<Item>,
     },
-    /// Counts all that a sketch of somebody else has counted: `{"op":"merge","sketch":"…"}`.
+    /// Adds everything that a foreign sketch has counted: `{"op":"merge","sketch":"…"}`.
     Merge {
-        /// As it is written: its image in the native format of its DataSketches family, in base64.
+        /// In JSON: its image in the native format of its DataSketches family, in base64.
         sketch: Box<S>,
     },
 }
 
-/// An op as it is written.
+/// An op as it is written in JSON.
 #[derive(Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 enum RawOp {
@@ -86,13 +86,13 @@ impl<S: Sketch> SketchOp<S> {
     }
 }
 
-/// Why `sketch` of an op was refused.
+/// Why an op's `sketch` was refused.
 pub(super) fn refused(rule: impl std::fmt::Display) -> OpError {
     OpError::Invalid(format!("`sketch` {rule}"))
 }
 
-/// Hands over what DataSketches hashes for an item: the UTF-8 bytes of a string, the eight bytes of
-/// a number, least significant first. Java, C++ and Python do the same for `String` and `long`.
+/// Passes on the bytes that DataSketches hashes for an item: the UTF-8 bytes of a string, or the eight bytes
+/// of a number, least significant first. Java, C++ and Python do the same for `String` and `long`.
 pub(super) fn hashed_bytes(item: &Item, take: impl FnOnce(&[u8])) {
     match item {
         Item::Number(number) => take(&number.to_le_bytes()),
@@ -108,13 +108,13 @@ pub(super) fn check_header(
 ) -> Result<[u8; HEADER_BYTES], OpError> {
     let Some(header) = image.first_chunk::<HEADER_BYTES>() else {
         let length = image.len();
-        return Err(refused(format!("is corrupt: it has {length} bytes, a header has 8")));
+        return Err(refused(format!("is corrupt: it has {length} bytes, but a header has 8")));
     };
     let (code, name) = family;
     if header[2] != code {
         let found = header[2];
         return Err(refused(format!(
-            "is of another family: its family byte is {found}, and that of {name} is {code}"
+            "is of another family: its family byte is {found}, but that of {name} is {code}"
         )));
     }
     if has_seed(header) && header[6..8] != SEED_HASH {
@@ -160,10 +160,10 @@ pub(super) use op_schema;
 /// JSON Schema of the value.
 pub(super) const VALUE_SCHEMA: &str = r#"{"title":"DistinctCount","type":"object",
     "required":["estimate","lower","upper","lg_k"],"additionalProperties":false,"properties":{
-    "estimate":{"description":"How many different items there were, about.","type":"number","minimum":0},
-    "lower":{"description":"With 95 % confidence it is this to `upper`.","type":"number","minimum":0},
-    "upper":{"description":"Two standard deviations above.","type":"number","minimum":0},
-    "lg_k":{"description":"The precision: the error halves with every two more.","type":"integer"}}}"#;
+    "estimate":{"description":"About how many different items there were.","type":"number","minimum":0},
+    "lower":{"description":"With 95 % confidence the number is between this and `upper`.","type":"number","minimum":0},
+    "upper":{"description":"Two standard deviations above the estimate.","type":"number","minimum":0},
+    "lg_k":{"description":"The precision: adding two halves the error.","type":"integer"}}}"#;
 
 #[cfg(test)]
 pub(super) mod tests {
@@ -171,7 +171,7 @@ pub(super) mod tests {
     use crate::crdt::{Audience, Kind, Op, State};
     use proptest::sample::Index;
 
-    /// An image with another tail, and with some bytes anywhere and in its header changed.
+    /// Mutates an image: another tail, and changed bytes anywhere and in its header.
     pub(in crate::crdt) fn mutated(
         mut image: Vec<u8>,
         tail: Option<(usize, Vec<u8>)>,
@@ -253,7 +253,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Reads an image that must be refused, with what it says.
+    /// Reads an image that must be refused with this message.
     pub(crate) fn check_refused<S: Sketch>(image: &[u8], says: &str) {
         let error = S::import(image).err().expect(says).to_string();
         assert!(error.contains(says), "expected {says:?}: {error}");

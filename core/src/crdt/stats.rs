@@ -55,8 +55,8 @@ impl Crdt for Stats {
         class: Class::Exact,
         is_exact: true,
         memory_factor: 0,
-        bound: "Exact sums, each result rounded once to the nearest double, and to the largest one \
-            if it is beyond; 50 to 100 bytes for values of similar size, at most 900.",
+        bound: "Exact sums. Each result is rounded once to the nearest double, or to the largest \
+            one if it is beyond the range. 50 to 100 bytes for values of similar size, at most 900.",
         is_idempotent: false,
         bare: ("record", "value"),
         example_op: r#"{"op":"record","value":12.5}"#,

@@ -102,8 +102,8 @@ impl Crdt for Sum {
         class: Class::Exact,
         is_exact: true,
         memory_factor: 0,
-        bound: "Exact: as many digits as it takes, shown with as many after the point as any amount \
-                had.",
+        bound: "Exact: with all digits of the sum, and as many after the point as the most precise \
+                amount.",
         is_idempotent: false,
         bare: ("add", "by"),
         example_op: r#"{"op":"add","by":"12.34"}"#,

@@ -105,7 +105,7 @@ impl Crdt for TopK {
         class: Class::OrderCanonical,
         is_exact: false,
         memory_factor: 12,
-        bound: "An item's true weight lies between `at_least` and `at_most`, which differ by \
+        bound: "An item's true weight is between `at_least` and `at_most`, which differ by \
                 `error`, at most total / (k + 1); k is 256 unless configured.",
         is_idempotent: false,
         bare: ("add", "item"),

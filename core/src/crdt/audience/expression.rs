@@ -1,4 +1,4 @@
-//! Set algebra over audiences: who is in a and b, but not in c.
+//! Set algebra over audiences: the items in a and b, but not in c.
 
 use std::collections::BTreeSet;
 
@@ -10,45 +10,45 @@ use super::Audience;
 use super::sample::Sample;
 use crate::protocol::Name;
 
-/// Deepest nesting of `and` and `or`; a `not` is part of its `and`.
+/// Maximum nesting of `and` and `or`; a `not` is part of its `and`.
 const EXPRESSION_DEPTH_MAX: usize = 8;
 
-/// Most keys in an expression, each time that it names one counted.
+/// Maximum keys in an expression; a key counts each time it appears.
 const EXPRESSION_KEYS_MAX: usize = 100;
 
-const NO_POSITIVE: &str = "`and` takes at least one part without `not`";
+const NO_POSITIVE: &str = "`and` needs at least one part without `not`";
 
-/// A set made of the audiences of a group. As JSON, a key's name stands for its audience:
+/// A set built from the audiences of a group. In JSON, a key's name stands for its audience:
 /// `{"and":["a",{"or":["b","c"]},{"not":"d"}]}`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(try_from = "Json")]
 pub enum Expression {
     /// The items of one key.
     Key(Name),
-    /// The items of all of the first list, without those of any of the second. The first has at
-    /// least one, because what is in nothing but a `not` can't be counted.
+    /// The items in all of the first list and in none of the second. The first list has at least one part,
+    /// because the items outside a set can't be counted.
     And(Vec<Expression>, Vec<Expression>),
-    /// The items of any; at least one.
+    /// The items in any part; at least one part.
     Or(Vec<Expression>),
 }
 
-/// What an [`Expression`] selects: a sample of it, of any size. It is a value and not a state:
-/// nothing can be added to it.
+/// The result of an [`Expression`]: a sample of any size. It is a value, not a state: nothing can be added to
+/// it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Selection {
-    /// That of the coarsest audience.
+    /// The precision of the coarsest audience.
     lg_k: u8,
     sample: Sample,
 }
 
 impl Selection {
-    /// How many items it has, in the shape of an audience's value.
+    /// The estimated number of items, in the shape of an audience's value.
     #[must_use]
     pub fn value(&self) -> Value {
         self.sample.value(self.lg_k)
     }
 
-    /// As [`Audience::to_datasketches`].
+    /// The sketch as [`Audience::to_datasketches`] returns it.
     #[must_use]
     pub fn to_datasketches(&self) -> Vec<u8> {
         self.sample.to_compact().serialize()
@@ -56,7 +56,7 @@ impl Selection {
 }
 
 impl Expression {
-    /// The keys that it names, each once.
+    /// The keys in the expression, each once.
     #[must_use]
     pub fn names(&self) -> BTreeSet<&Name> {
         match self {
@@ -69,7 +69,7 @@ impl Expression {
     /// Computes the set from the audiences of its keys.
     ///
     /// # Errors
-    /// [`OpError::Invalid`] with the name of the first key that `lookup` does not know.
+    /// [`OpError::Invalid`] with the name of the first key that `lookup` does not find.
     pub fn evaluate<'a>(
         &self,
         lookup: &dyn Fn(&str) -> Option<&'a Audience>,
@@ -111,13 +111,13 @@ impl TryFrom<Json> for Expression {
     }
 }
 
-/// Reads an expression inside `depth` others; `keys` were met before.
+/// Reads an expression inside `depth` others; `keys` is the number of keys so far.
 fn read(json: &Json, depth: usize, keys: &mut usize) -> Result<Expression, OpError> {
     let refused = |rule: &str| Err(OpError::Invalid(rule.to_owned()));
     if let Json::String(text) = json {
         *keys += 1;
         if *keys > EXPRESSION_KEYS_MAX {
-            return refused(&format!("an expression has at most {EXPRESSION_KEYS_MAX} keys"));
+            return refused(&format!("an expression can have at most {EXPRESSION_KEYS_MAX} keys"));
         }
         return match Name::new(text) {
             Ok(name) => Ok(Expression::Key(name)),
@@ -125,16 +125,16 @@ fn read(json: &Json, depth: usize, keys: &mut usize) -> Result<Expression, OpErr
         };
     }
     let Some((operator, part)) = only_field(json) else {
-        return refused(r#"an expression is a key's name, {"and":[…]} or {"or":[…]}"#);
+        return refused(r#"an expression must be a key's name, {"and":[…]} or {"or":[…]}"#);
     };
     let parts = match (operator, part) {
         ("and" | "or", Json::Array(parts)) => parts,
-        ("and" | "or", _) => return refused(&format!("`{operator}` takes a list")),
-        ("not", _) => return refused("`not` belongs into an `and`, which it takes something from"),
-        _ => return refused(&format!("`{operator}` is unknown; there are `and`, `or` and `not`")),
+        ("and" | "or", _) => return refused(&format!("`{operator}` needs a list")),
+        ("not", _) => return refused("`not` must be inside an `and`, next to the parts it subtracts from"),
+        _ => return refused(&format!("`{operator}` is unknown; use `and`, `or` or `not`")),
     };
     if depth == EXPRESSION_DEPTH_MAX {
-        return refused(&format!("`and` and `or` nest at most {EXPRESSION_DEPTH_MAX} deep"));
+        return refused(&format!("`and` and `or` can nest at most {EXPRESSION_DEPTH_MAX} deep"));
     }
     let (mut of, mut not) = (Vec::new(), Vec::new());
     for part in parts {
@@ -146,12 +146,12 @@ fn read(json: &Json, depth: usize, keys: &mut usize) -> Result<Expression, OpErr
     match operator {
         "and" if of.is_empty() => refused(NO_POSITIVE),
         "and" => Ok(Expression::And(of, not)),
-        _ if of.is_empty() => refused("`or` takes at least one part"),
+        _ if of.is_empty() => refused("`or` needs at least one part"),
         _ => Ok(Expression::Or(of)),
     }
 }
 
-/// The field of an object that has one alone.
+/// The field of an object that has exactly one.
 fn only_field(json: &Json) -> Option<(&str, &Json)> {
     let fields = json.as_object()?;
     let (name, value) = fields.iter().next()?;
@@ -171,7 +171,7 @@ mod tests {
         format!("{}\"a\"{}", r#"{"or":["#.repeat(levels), "]}".repeat(levels))
     }
 
-    /// Nested within what is taken away.
+    /// Nesting inside the subtracted part.
     fn nested_in_not(levels: usize) -> String {
         let begin = r#"{"and":["a",{"not":"#.repeat(levels);
         format!("{begin}\"b\"{}", "}]}".repeat(levels))
@@ -198,28 +198,28 @@ mod tests {
     #[test]
     fn bad_expressions_are_refused_with_the_rule() {
         for (json, says) in [
-            ("5", "an expression is a key's name"),
-            (r#"{"and":["a"],"or":["b"]}"#, "an expression is a key's name"),
-            ("{}", "an expression is a key's name"),
+            ("5", "an expression must be a key's name"),
+            (r#"{"and":["a"],"or":["b"]}"#, "an expression must be a key's name"),
+            ("{}", "an expression must be a key's name"),
             (r#"{"xor":["a"]}"#, "`xor` is unknown"),
-            (r#"{"and":"a"}"#, "`and` takes a list"),
-            (r#"{"or":[]}"#, "`or` takes at least one part"),
-            (r#"{"and":[]}"#, "`and` takes at least one part without `not`"),
-            (r#"{"and":[{"not":"a"}]}"#, "`and` takes at least one part without `not`"),
-            (r#"{"not":"a"}"#, "`not` belongs into an `and`"),
-            (r#"{"or":["a",{"not":"b"}]}"#, "`not` belongs into an `and`"),
-            (r#"{"and":["a",{"not":{"not":"b"}}]}"#, "`not` belongs into an `and`"),
+            (r#"{"and":"a"}"#, "`and` needs a list"),
+            (r#"{"or":[]}"#, "`or` needs at least one part"),
+            (r#"{"and":[]}"#, "`and` needs at least one part without `not`"),
+            (r#"{"and":[{"not":"a"}]}"#, "`and` needs at least one part without `not`"),
+            (r#"{"not":"a"}"#, "`not` must be inside an `and`"),
+            (r#"{"or":["a",{"not":"b"}]}"#, "`not` must be inside an `and`"),
+            (r#"{"and":["a",{"not":{"not":"b"}}]}"#, "`not` must be inside an `and`"),
             (r#"{"or":[""]}"#, "a key's name is empty"),
-            (&nested(9), "`and` and `or` nest at most 8 deep"),
-            (&nested_in_not(9), "`and` and `or` nest at most 8 deep"),
-            (&keys(101), "an expression has at most 100 keys"),
+            (&nested(9), "`and` and `or` can nest at most 8 deep"),
+            (&nested_in_not(9), "`and` and `or` can nest at most 8 deep"),
+            (&keys(101), "an expression can have at most 100 keys"),
         ] {
             let error = parse(json).expect_err(json);
             assert!(error.contains(says), "{json}: {error}");
         }
     }
 
-    /// The estimate, and whether the bounds enclose what it should be.
+    /// Checks that the bounds enclose the expected number, and returns the selection.
     fn check(json: &str, audiences: &[(&str, Audience)], expected: f64) -> Selection {
         let lookup =
             |name: &str| audiences.iter().find(|(key, _)| *key == name).map(|(_, state)| state);

@@ -14,7 +14,7 @@ pub(super) const THETA_MAX: u64 = i64::MAX.cast_unsigned();
 /// The family's number in an image.
 const FAMILY: u8 = 3;
 
-/// The uncompressed and the compressed format of today's libraries.
+/// The uncompressed and the compressed format of current libraries.
 const VERSION: u8 = 3;
 const VERSION_COMPRESSED: u8 = 4;
 
@@ -23,12 +23,12 @@ const FLAG_EMPTY: u8 = 1 << 2;
 const FLAG_COMPACT: u8 = 1 << 3;
 const FLAG_ORDERED: u8 = 1 << 4;
 
-/// All hashes of some set of items that are below theta.
+/// All hashes below theta of a set of items.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Sample {
     /// From 1 to [`THETA_MAX`].
     pub(super) theta: u64,
-    /// From 1 to theta - 1 each.
+    /// Each from 1 to theta - 1.
     pub(super) hashes: BTreeSet<u64>,
 }
 
@@ -44,14 +44,14 @@ impl Sample {
         self.theta == THETA_MAX && self.hashes.is_empty()
     }
 
-    /// Gives up all but the `size` smallest; the next one becomes theta.
+    /// Keeps only the `size` smallest hashes; the next one becomes theta.
     pub(super) fn cut(&mut self, size: usize) {
         while self.hashes.len() > size {
             self.theta = self.hashes.pop_last().unwrap_or(self.theta);
         }
     }
 
-    /// Gives up what is not below `theta`.
+    /// Drops the hashes that are not below `theta`.
     fn lower(&mut self, theta: u64) {
         if theta < self.theta {
             self.theta = theta;
@@ -59,13 +59,13 @@ impl Sample {
         }
     }
 
-    /// The items of either.
+    /// The items in either sample.
     pub(super) fn unite(&mut self, other: &Sample) {
         self.lower(other.theta);
         self.hashes.extend(other.hashes.range(..self.theta));
     }
 
-    /// The items of both. Nothing and anything have nothing in common, for certain.
+    /// The items in both samples. With an empty set, the result is certainly empty.
     pub(super) fn intersect(&mut self, other: &Sample) {
         if self.is_empty() || other.is_empty() {
             *self = Sample::default();
@@ -75,7 +75,7 @@ impl Sample {
         self.hashes.retain(|hash| other.hashes.contains(hash));
     }
 
-    /// The items that `other` does not have.
+    /// The items that `other` does not contain.
     pub(super) fn subtract(&mut self, other: &Sample) {
         if !self.is_empty() {
             self.lower(other.theta);
@@ -83,8 +83,8 @@ impl Sample {
         }
     }
 
-    /// The library's sketch of this sample, through the documented image of a compact one: preamble
-    /// of three words, hashes in order.
+    /// The library's sketch of this sample, made through the documented image of a compact sketch: a preamble
+    /// of three words, then the hashes in order.
     pub(super) fn to_compact(&self) -> CompactThetaSketch {
         let empty = if self.is_empty() { FLAG_EMPTY } else { 0 };
         let flags = FLAG_READ_ONLY | FLAG_COMPACT | FLAG_ORDERED | empty;
@@ -99,22 +99,21 @@ impl Sample {
 
     pub(super) fn value(&self, lg_k: u8) -> Value {
         let (compact, two) = (self.to_compact(), NumStdDev::Two);
-        // The library computes ln(1 - theta), which a double rounds to zero here, and so an upper
-        // bound of zero. What is true is that next to nothing is known: as many items as there are
-        // hashes.
+        // The library computes ln(1 - theta), which a double rounds to zero here, and so it gives an upper
+        // bound of zero. In fact almost nothing is known: there may be as many items as there are hashes.
         let is_blind = self.hashes.is_empty() && compact.theta() < f64::EPSILON;
         let upper = if is_blind { 2_f64.powi(63) } else { compact.upper_bound(two) };
         sketch::show(compact.estimate(), compact.lower_bound(two), upper, lg_k)
     }
 
-    /// Reads an image that may come from anyone, of any library; keeps `size` hashes.
+    /// Reads an image from any source and any library; keeps `size` hashes.
     pub(super) fn import(image: &[u8], size: usize) -> Result<Sample, OpError> {
         let header =
             sketch::check_header(image, (FAMILY, "Theta"), |header| header[5] & FLAG_EMPTY == 0)?;
         let [words, version, _, entry_bits, count_bytes, flags, ..] = header;
         let corrupt = |why: &str| refused(format!("is corrupt: {why}"));
         if version != VERSION && version != VERSION_COMPRESSED {
-            let rule = format!("has serial version {version}; write it with a library of today");
+            let rule = format!("has serial version {version}; write it with a current library");
             return Err(refused(rule));
         }
         if flags & FLAG_COMPACT == 0 {

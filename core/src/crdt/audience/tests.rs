@@ -7,7 +7,7 @@ use crate::crdt::sketch::SEED_HASH;
 use crate::crdt::sketch::tests::{check_refused, mutated, relative_errors};
 use crate::crdt::{Kind, laws};
 
-/// Numbers in a row, in one op or as the sketch of somebody else.
+/// Consecutive numbers, in one op or as a foreign sketch.
 fn add(from: i64, n: i64) -> SketchOp<Audience> {
     SketchOp::Add { items: (from..from + n).map(Item::Number).collect() }
 }
@@ -38,7 +38,7 @@ fn images(lg_k: u8, from: i64, n: i64) -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Foreign sketches of small precision have a theta, so that the states of other ops have one too.
+/// Foreign sketches of low precision have a theta, so the states of other ops get one too.
 fn ops() -> impl Strategy<Value = SketchOp<Audience>> {
     let from = || prop_oneof![0..300_i64, any::<i32>().prop_map(i64::from)];
     prop_oneof![
@@ -71,8 +71,8 @@ proptest! {
         prop_assert_eq!(&merged(&a, &Audience::default()), &a);
     }
 
-    /// The definition: the k smallest hashes of all items, and the next one as theta, whoever saw
-    /// which of them.
+    /// The definition: the k smallest hashes of all items, and the next one as theta, however the items were
+    /// spread.
     #[test]
     fn the_state_is_a_function_of_the_set(
         parts in prop::collection::vec((5..=7_u16, 0..300_i64, 0..200_i64), 1..6),
@@ -90,8 +90,7 @@ proptest! {
         prop_assert_eq!(&kept[..], &smallest[..size.min(smallest.len())]);
     }
 
-    /// Somebody else's sketch of the same items counts as the items do, as long as it keeps as
-    /// many.
+    /// A foreign sketch counts the same as its items, as long as it keeps the same number of hashes.
     #[test]
     fn a_merged_sketch_is_its_items(
         (lg_k, n, image) in (5..=9_u8, 0..3_000_i64)
@@ -105,7 +104,7 @@ proptest! {
         prop_assert_eq!(of_sketch.apply(&own), Ok(Effect::Unchanged));
     }
 
-    /// The library's operators say the same.
+    /// The library's operators give the same result.
     #[test]
     fn set_algebra_is_that_of_the_library(a in states(), b in states()) {
         let sketch = |state: &Audience| state.sample.to_compact();
@@ -130,7 +129,7 @@ proptest! {
         prop_assert_eq!(any.to_datasketches(), either.to_compact().serialize());
     }
 
-    /// Whatever the bytes: an answer, not a panic, and a state that can be stored and read.
+    /// Any bytes give an answer, not a panic, and a state that can be stored and read.
     #[test]
     fn hostile_sketches_are_refused_or_counted(image in mutants()) {
         let state = of_numbers(6, 0, 50);
@@ -161,7 +160,7 @@ fn who_knows_nothing_says_so() {
     }
 }
 
-/// Bounds that enclose an estimate, all of them finite.
+/// Checks that the bounds enclose the estimate and that all are finite.
 fn check_value(value: &Value) {
     let [lower, estimate, upper] =
         ["lower", "estimate", "upper"].map(|field| match value.field(field) {
@@ -171,7 +170,7 @@ fn check_value(value: &Value) {
     assert!(0.0 <= lower && lower <= estimate && estimate <= upper, "{value:?}");
 }
 
-/// Images with a few bytes or a whole tail changed.
+/// Images with a few changed bytes or a changed tail.
 fn mutants() -> impl Strategy<Value = Vec<u8>> {
     let change = (any::<prop::sample::Index>(), any::<u8>());
     let header_change = (0..24_usize, prop_oneof![0..8_u8, any::<u8>()]);
@@ -224,7 +223,7 @@ fn bad_sketches_are_refused_with_the_reason() {
 /// Neither compact nor ordered.
 const FLAGS_OF_AN_UPDATE_SKETCH: u8 = 0;
 
-/// Whether it is in the sample, above theta, or theta itself.
+/// An item in the sample, above theta, or equal to theta.
 #[test]
 fn an_item_seen_again_changes_nothing() {
     let mut state = of_numbers(5, 0, 100);
@@ -233,7 +232,7 @@ fn an_item_seen_again_changes_nothing() {
     }
 }
 
-/// What waiting ops weigh.
+/// The weight of waiting ops.
 #[test]
 fn memory_is_that_of_the_hashes() {
     let bytes = |n| {
@@ -271,14 +270,14 @@ fn undecodable_payloads() {
         numbers.iter().for_each(|number| varint::put(u128::from(*number), out));
     };
     assert!(decode(&|out| put(&[0, 2, 5, 1], out)).is_ok());
-    // More than k; the same twice; theta itself; a theta of zero.
+    // More than k hashes; the same hash twice; theta itself; a theta of zero.
     let too_many = [&[0, 33][..], &[1; 33]].concat();
     for bad in [&too_many[..], &[0, 2, 5, 0], &[THETA_MAX - 5, 1, 5], &[THETA_MAX, 0]] {
         assert_eq!(decode(&|out| put(bad, out)), Err(DecodeError::NotCanonical), "{bad:?}");
     }
 }
 
-/// Largest state: as many hashes as there can be, each as many bytes from the last as will fit.
+/// The largest state: the maximum number of hashes, with the largest differences that fit.
 #[test]
 fn no_payload_passes_the_limit() {
     let mut state = Audience::with_precision(15);

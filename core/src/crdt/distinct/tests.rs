@@ -8,7 +8,7 @@ use crate::crdt::item::tests::items;
 use crate::crdt::sketch::tests::{check_refused, mutated, relative_errors};
 use crate::crdt::{Kind, State, laws};
 
-/// Numbers in a row, in one op or as the sketch of somebody else.
+/// Consecutive numbers, in one op or as a foreign sketch.
 fn add(from: i64, n: i64) -> SketchOp<Distinct> {
     SketchOp::Add { items: (from..from + n).map(Item::Number).collect() }
 }
@@ -23,7 +23,7 @@ fn merge(image: &[u8]) -> SketchOp<Distinct> {
     SketchOp::Merge { sketch: Distinct::import(image).expect("a sketch").into() }
 }
 
-/// Small ones coarsen the state, so that the other ops reach all of the library's flavors.
+/// Small sketches coarsen the state, so that the other ops reach all flavors of the library.
 fn ops() -> impl Strategy<Value = SketchOp<Distinct>> {
     let from = || prop_oneof![0..300_i64, any::<i32>().prop_map(i64::from)];
     prop_oneof![
@@ -40,7 +40,7 @@ fn ops() -> impl Strategy<Value = SketchOp<Distinct>> {
 
 laws::suite!(Distinct, ops());
 
-/// States of every precision, most of them empty or nearly so.
+/// States of every precision, most of them empty or nearly empty.
 fn states() -> impl Strategy<Value = Distinct> {
     let n = prop_oneof![3 => Just(0), 2 => 1..5_i64, 1 => 0..1_000_i64];
     (4..=14_u16, 0..100_i64, n).prop_map(|(lg_k, from, n)| {
@@ -64,7 +64,7 @@ proptest! {
         prop_assert_eq!(bytes(&merged(&a, &Distinct::default())), bytes(&a));
     }
 
-    /// Somebody else's sketch of the same items counts as the items do.
+    /// A foreign sketch counts the same as its items.
     #[test]
     fn a_merged_sketch_is_its_items(lg_k in 4..=14_u8, n in 1..1_000_i64) {
         let mut of_items = Distinct::with_precision(u16::from(lg_k));
@@ -76,7 +76,7 @@ proptest! {
         prop_assert_eq!(of_sketch.apply(&own), Ok(Effect::Unchanged));
     }
 
-    /// Whatever the bytes: an answer, not a panic, and a state that can be stored.
+    /// Any bytes give an answer, not a panic, and a state that can be stored.
     #[test]
     fn hostile_sketches_are_refused_or_counted(image in mutants()) {
         let state = Distinct::with_precision(8);
@@ -92,7 +92,7 @@ proptest! {
     }
 }
 
-/// Images with a few bytes or a whole tail changed.
+/// Images with a few changed bytes or a changed tail.
 fn mutants() -> impl Strategy<Value = Vec<u8>> {
     let change = (any::<prop::sample::Index>(), any::<u8>());
     let header_change = (prop::sample::select(vec![0, 3, 4, 5, 8, 9, 12, 13, 16, 20]), any::<u8>());
@@ -127,10 +127,10 @@ fn bad_sketches_are_refused_with_the_reason() {
         (with(3, 3), "`sketch` has lg_k 3; build it with 4 to 14"),
         (foreign(15, 0, 1), "`sketch` has lg_k 15; build it with 4 to 14"),
         (with(1, 9), "`sketch` is corrupt"),
-        (image[..12].to_vec(), "`sketch` is corrupt: it is cut within its preamble"),
+        (image[..12].to_vec(), "`sketch` is corrupt: it is cut off within its preamble"),
         (image[..image.len() - 4].to_vec(), "`sketch` is corrupt: it is shorter or longer"),
         (long, "`sketch` is corrupt: it is shorter or longer"),
-        (with(8, image[8] ^ 1), "`sketch` is corrupt: its coupons are not as many"),
+        (with(8, image[8] ^ 1), "`sketch` is corrupt: its number of coupons is not the one"),
         (with(10, 0xFF), "`sketch` is corrupt: it has more coupons than items can make"),
     ] {
         check_refused::<Distinct>(&bad, says);
@@ -140,11 +140,11 @@ fn bad_sketches_are_refused_with_the_reason() {
     assert_eq!(State::new(Kind::Distinct, None).apply(&op), Ok(Effect::Changed));
 }
 
-/// With 736 coupons beside the window, where a table of `lg_k` 4 has room for 384.
+/// With 736 coupons outside the window; a table of `lg_k` 4 has room for 384.
 #[test]
 fn an_image_that_the_library_panics_over_is_refused_before() {
-    // At lg_k 5 there is room. The rows above 15 have nothing beside the window, so that the same
-    // pairs are good ones at lg_k 4.
+    // At lg_k 5 there is room. The rows above 15 have nothing outside the window, so the same pairs are valid
+    // at lg_k 4.
     let mut sketch = empty(5);
     for column in 0..26 {
         for row in 0..16 {
@@ -206,7 +206,7 @@ fn sketches_are_equal_if_their_coupons_are() {
 /// One mutator or five: the same bytes, and so the same value.
 #[test]
 fn the_value_does_not_depend_on_the_number_of_mutators() {
-    // Empty states are merged and stored too; what they become must not know it.
+    // Empty states are merged and stored too; the result must not depend on that.
     let mut one = laws::stored(&laws::merged(&Distinct::default(), &Distinct::with_precision(11)));
     let mut five = vec![Distinct::with_precision(11); 5];
     assert_eq!(one, five[0]);
@@ -220,8 +220,8 @@ fn the_value_does_not_depend_on_the_number_of_mutators() {
     assert_eq!(merged, one);
 }
 
-/// The standard error of ICON is ln 2 / sqrt(k) (the library's ICON_ERROR_CONSTANT; Lang 2017,
-/// section 5, as n/k grows), which is 1.53 % at k = 2,048.
+/// The standard error of ICON is ln 2 / sqrt(k) (the library's ICON_ERROR_CONSTANT; Lang 2017, section 5, as
+/// n/k grows), which is 1.53 % at k = 2,048.
 #[test]
 fn the_error_is_what_theory_says() {
     for (lg_k, n) in [(11, 10_000), (11, 100_000), (8, 10_000)] {
@@ -232,7 +232,7 @@ fn the_error_is_what_theory_says() {
     }
 }
 
-/// Whoever computes the hash backwards can choose every coupon.
+/// An attacker who computes the hash backwards can choose every coupon.
 #[test]
 fn chosen_coupons_are_refused_before_they_break_the_state() {
     let (rising, falling): (Vec<u32>, Vec<u32>) = ((0..64).collect(), (0..64).rev().collect());
@@ -257,7 +257,7 @@ fn chosen_coupons_are_refused_before_they_break_the_state() {
     }
 }
 
-/// States that are fine alone, but not together: an error of the merge, not a panic.
+/// States that are valid alone, but not together: an error of the merge, not a panic.
 #[test]
 fn states_of_chosen_coupons_may_refuse_to_merge() {
     let of_column = |column| {
@@ -272,7 +272,7 @@ fn states_of_chosen_coupons_may_refuse_to_merge() {
     assert_eq!(state.merge(&of_column(61)), Err(MergeError::Implausible { kind: "distinct" }));
 }
 
-/// What waiting ops weigh.
+/// The weight of waiting ops.
 #[test]
 fn memory_is_that_of_the_window_and_the_table() {
     for (n, least, most) in [(0, 0, 300), (1_000, 2_000, 10_000), (100_000, 4_096, 10_000)] {
@@ -281,8 +281,8 @@ fn memory_is_that_of_the_window_and_the_table() {
     }
 }
 
-/// Sixteen bytes whose MurmurHash3 (x64, 128 bits, seed 9001) names this coupon: the hash function
-/// run backwards.
+/// Sixteen bytes whose MurmurHash3 (x64, 128 bits, seed 9001) names this coupon: the hash function run
+/// backwards.
 fn item_of_coupon(row: u64, column: u32) -> [u8; 16] {
     const SEED: u64 = 9001;
     const C1: u64 = 0x87c3_7b91_1142_53d5;

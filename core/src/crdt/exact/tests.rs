@@ -23,12 +23,12 @@ fn read(bytes: &[u8], terms: Terms) -> Result<ExactSum, DecodeError> {
     reader.end().map(|()| sum)
 }
 
-/// The number in units of 2^-4400, for comparisons by whole numbers alone.
+/// The number in units of 2^-4400, for comparisons using only whole numbers.
 fn units(sum: &ExactSum) -> BigInt {
     sum.mantissa.clone() << (sum.exponent + 4400)
 }
 
-/// Half the way from a positive double to the next one.
+/// The midpoint between a positive double and the next one.
 fn midpoint(value: f64) -> ExactSum {
     let mut twice = ExactSum::of(value);
     twice.plus(BigInt::from(1), i64::from(parts(value).1));
@@ -36,7 +36,8 @@ fn midpoint(value: f64) -> ExactSum {
     ExactSum::new(twice.mantissa, twice.exponent - 1)
 }
 
-/// Checks that `result`, not negative, is nearest to a number that `compare` compares with others.
+/// Checks that `result`, which is not negative, is the nearest double to a number; `compare` compares that
+/// number with others.
 fn check_nearest(
     result: f64,
     compare: impl Fn(&ExactSum) -> Ordering,
@@ -57,7 +58,7 @@ fn check_nearest(
     Ok(())
 }
 
-/// Half the way between two doubles, and a little more.
+/// The midpoint between two doubles, and a little more.
 #[test]
 fn a_rest_breaks_a_tie() {
     let (even, tie, odd) = (2_f64.powi(53), (1_u64 << 53) + 1, 2_f64.powi(53) + 2.0);
@@ -200,7 +201,7 @@ fn ties_go_to_even() {
     assert_eq!(half(5e-324).to_bits(), 0);
     assert_eq!(half(1.5e-323), 1e-323);
     assert_eq!(half(-5e-324).to_bits(), 0, "zero has one sign");
-    // What is beyond the digits of the quotient breaks a tie.
+    // Digits beyond those of the quotient break a tie.
     let (large, divisor) = (2_f64.powi(153), BigUint::from(1_u8) << 100);
     let tie = sum(&[large, 2_f64.powi(100)]);
     assert_eq!(tie.over(&divisor), 2_f64.powi(53));

@@ -1,4 +1,4 @@
-//! What reads of a histogram answer.
+//! The values that reads of a histogram return.
 
 use std::cmp::Reverse;
 
@@ -9,10 +9,11 @@ use super::bucket::{Bucket, relative_error};
 use crate::crdt::value::Form;
 use crate::crdt::{Question, Value};
 
-/// Without any in the question.
+/// The quantiles if the question has none.
 const QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
 
-/// Most buckets, empty ones too, in the dense form of OpenTelemetry: what all doubles need at scale 0.
+/// Maximum number of buckets, including empty ones, in the dense form of OpenTelemetry: enough for all
+/// doubles at scale 0.
 const DENSE_BUCKETS_MAX: i64 = 4_200;
 
 pub(super) fn value(histogram: &Histogram, question: &Question) -> Value {
@@ -51,7 +52,7 @@ fn own(histogram: &Histogram, question: &Question) -> Value {
     Value::Record(fields)
 }
 
-/// An estimate of the value at a quantile; the first and the last value are known.
+/// An estimate of the value at a quantile. The first and the last value are known exactly.
 pub(super) fn quantile(histogram: &Histogram, q: f64) -> Option<f64> {
     let span = histogram.span?;
     let rank = rank(q, histogram.count)?;
@@ -69,9 +70,9 @@ pub(super) fn quantile(histogram: &Histogram, q: f64) -> Option<f64> {
     Some(bucket.estimate(histogram.scale).clamp(span.min, span.max))
 }
 
-/// The rank, from 1, of the value at a quantile: ceil(q * count). As q it takes the decimal that
-/// the client wrote, which is the shortest one for the double: the double nearest to 0.9 is a
-/// little larger, and would turn the ninth value of ten into the tenth.
+/// The rank, from 1, of the value at a quantile: ceil(q * count). Uses the decimal that the client wrote for
+/// q, which is the shortest one for the double. The double nearest to 0.9 is a little larger, and would turn
+/// the ninth value of ten into the tenth.
 pub(super) fn rank(q: f64, count: u128) -> Option<u128> {
     // -0.0 + 0.0 is 0.0.
     let text = format!("{:e}", q.clamp(0.0, 1.0) + 0.0);
@@ -84,9 +85,9 @@ pub(super) fn rank(q: f64, count: u128) -> Option<u128> {
     u128::try_from(rank).ok().map(|rank| rank.max(1))
 }
 
-/// An `ExponentialHistogramDataPoint` of opentelemetry-proto in OTLP/JSON, with 64-bit numbers in
-/// quotes. Its comments ask to leave `sum` out if there are negative values. The buckets are dense;
-/// if they would be too many, the scale is lowered.
+/// An `ExponentialHistogramDataPoint` of opentelemetry-proto in OTLP/JSON, with 64-bit numbers in quotes. Its
+/// comments say to omit `sum` if there are negative values. The buckets are dense; if there would be too
+/// many, the scale is lowered.
 fn open_telemetry(mut histogram: Histogram) -> Value {
     let sides = loop {
         let sides = sides(&histogram);
@@ -129,7 +130,7 @@ fn sides(histogram: &Histogram) -> [Vec<(i32, u128)>; 2] {
     sides
 }
 
-/// How many buckets there are from the first to the last.
+/// The number of buckets from the first to the last, including empty ones.
 fn dense_length(side: &[(i32, u128)]) -> i64 {
     match (side.first(), side.last()) {
         (Some((first, _)), Some((last, _))) => i64::from(*last) - i64::from(*first) + 1,
@@ -153,8 +154,8 @@ fn dense(side: &[(i32, u128)]) -> Value {
     ])
 }
 
-/// A native histogram as in the answers of Prometheus' HTTP API: with each bucket comes which of
-/// its boundaries are outside, 0 the left one, 1 the right one, 3 none.
+/// A native histogram as in the answers of Prometheus' HTTP API. Each bucket says which of its boundaries are
+/// excluded: 0 the left one, 1 the right one, 3 none.
 fn prometheus(histogram: &Histogram) -> Value {
     let bucket = |(bucket, count): (&Bucket, &u128)| {
         let (left, right) = bucket.bounds(histogram.scale);

@@ -30,7 +30,7 @@ fn recorded(scale: u16, ops: &[HistogramOp]) -> Histogram {
     histogram
 }
 
-/// Values in this many neighbouring buckets of the finest scale, in an order far from sorted.
+/// Values in this many adjacent buckets of the finest scale, far from sorted.
 fn in_buckets(buckets: u32) -> Vec<HistogramOp> {
     let values = (0..buckets).map(|i| f64::from(i * 7919 % buckets));
     values.map(|i| record(((i + 0.5) / 256.0 - 9.0).exp2())).collect()
@@ -60,7 +60,7 @@ proptest! {
     }
 }
 
-/// Parts that fit at different scales, in all groupings, give what one histogram of all values is.
+/// Parts that fit at different scales give the same as one histogram of all values, in any grouping.
 #[test]
 fn the_scale_does_not_depend_on_how_values_were_spread() {
     for (buckets, scale) in [(4_200, 8), (4_201, 7), (9_000, 6)] {
@@ -160,11 +160,11 @@ fn a_new_state_has_the_scale_of_the_policy() {
     assert_eq!(State::identity(Kind::Histogram).precision(), Some(8));
 }
 
-/// Kept for ever: a release that can't read these bytes loses data.
+/// Kept permanently: a release that can't read these bytes loses data.
 #[test]
 fn golden_payload_of_format_1() {
     let histogram = recorded(0, &[record(-1.0), record(0.0), record(2.0), record(1.5)]);
-    // The sum 5 * 2^-1; -1.0 and 2.0; three buckets, of which the first is at -1075.
+    // The sum 5 * 2^-1; -1.0 and 2.0; three buckets, the first at -1075.
     let mut golden = vec![2, 1, 5, 0, 0, 0, 0, 0, 0, 0xF0, 0xBF, 0, 0, 0, 0, 0, 0, 0, 0x40];
     golden.extend([3, 0xE5, 0x10, 1, 0xB2, 0x08, 1, 0xB3, 0x08, 2]);
     assert_eq!(bytes(&histogram), golden);

@@ -1,4 +1,4 @@
-//! A month of a set whose items come and go, with a fold each day.
+//! A month of a set whose items come and go, with one fold per day.
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 const NAMES_A_DAY: usize = 8_000;
 const BEGIN: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 
-/// Bytes of a mark in a payload here: 11 of the name and its frame, 9 of the time, 1 of what happened.
+/// Bytes of a mark in a payload here: 11 for the name and its frame, 9 for the time, 1 for what happened.
 const MARK_BYTES: usize = 24;
 
-/// A removal is in a tally for [`OP_AGE_MAX`], and for two days more: a row is folded a lifetime, which is a
-/// day, and a cutoff after its birth, and folds come once a day.
+/// A removal stays in a tally for [`OP_AGE_MAX`] and two days more: a row is folded a lifetime (one day) and
+/// a cutoff after its birth, and folds come once per day.
 const DAYS_KEPT: u64 = OP_AGE_MAX.as_secs() / DAY.as_secs() + 2;
 
 fn names(day: u64) -> Vec<Item> {
@@ -42,7 +42,7 @@ struct Place {
 }
 
 impl Place {
-    /// One mutator's whole day.
+    /// One mutator's full day.
     fn day(&mut self, day: u64, changes: &[(bool, Vec<Item>)]) {
         let now = |seconds| {
             let age = DAY * u32::try_from(day).expect("few days") + Duration::from_secs(seconds);
@@ -93,8 +93,8 @@ impl Place {
     }
 }
 
-/// With what is never forgotten it would pass the limit of a tally within the month, and could never be
-/// folded again.
+/// If nothing were forgotten, it would pass the limit of a tally within the month, and could never be folded
+/// again.
 #[test]
 fn a_month_of_8000_names_a_day_stays_below_the_limit_of_a_tally() {
     let name = |text| Name::new(text).expect("a name");
@@ -108,7 +108,7 @@ fn a_month_of_8000_names_a_day_stays_below_the_limit_of_a_tally() {
     for day in 0..DAYS {
         let mut changes =
             vec![(false, names(day)), (false, vec![survivor(day)]), (true, names(day))];
-        // Each third survivor goes ten days later, when its add was folded long ago.
+        // Every third survivor leaves ten days later, when its add was folded long ago.
         let leaver = day.checked_sub(10).filter(|day| day.is_multiple_of(3));
         changes.extend(leaver.map(|day| (true, vec![survivor(day)])));
         place.day(day, &changes);
@@ -120,7 +120,7 @@ fn a_month_of_8000_names_a_day_stays_below_the_limit_of_a_tally() {
         largest = largest.max(place.fold(now).unwrap_or(0));
         assert_eq!(place.items(now), expected, "after the fold of day {day}");
     }
-    assert_eq!(place.rows.len(), 2, "the tally and the row of today");
+    assert_eq!(place.rows.len(), 2, "the tally and today's row");
     println!("{largest} bytes at most");
     let days = usize::try_from(DAYS_KEPT).expect("few days");
     let bound = days * NAMES_A_DAY * MARK_BYTES;

@@ -1,39 +1,38 @@
 //! Random schedules against a reference that knows nothing of dots.
 //!
-//! The reference is a set of events. A remove holds the adds that its token's reader had seen, and
-//! an item is in the set if some add of it is in no remove. The world around it is the protocol's:
-//! mutators are born and die, folds take the shards of the dead up to a fence, replicas answer from
-//! an old tally and from old or missing shards, folded shards come back, and clients keep tokens
-//! for as long as they like.
+//! The reference is a set of events. A remove holds the adds that its token's reader had seen, and an item is
+//! in the set if at least one of its adds is in no remove. The world around it is the protocol's: mutators
+//! are born and die, folds take the shards of dead mutators up to a fence, replicas answer from an old tally
+//! and from old or missing shards, folded shards come back, and clients keep tokens for any time.
 
 use super::tests::key;
 use super::*;
 use crate::crdt::laws::{bytes, merged, stored};
 use crate::protocol::MutatorId;
 
-/// How many schedules are played. `ORSET_SCHEDULES=20000` plays more.
+/// Number of schedules to play. `ORSET_SCHEDULES=20000` plays more.
 const SCHEDULES: u64 = 2_000;
 
 /// Actions of one schedule.
 const ACTIONS: usize = 60;
 
-/// Which set is played: the shipped one, or one that is broken on purpose.
+/// The set to play: the shipped one, or one that is broken on purpose.
 #[derive(Clone, Copy, PartialEq)]
 enum Variant {
     Shipped,
     /// A fold drops tombstones up to five steps above the fence.
     OffByFive,
-    /// A merge keeps tombstones of items that the tombstones of all items cover.
+    /// A merge keeps an item's tombstones that the tombstones for all items cover.
     Unsubsumed,
 }
 
 #[derive(Debug, PartialEq)]
 enum Violation {
-    /// A read has an item too many, or one too few.
+    /// A read has one item too many, or one too few.
     Value,
     /// Two ways to fold the same ops give different bytes.
     Bytes,
-    /// What a tally holds already, and is merged again, changes something.
+    /// Merging something again that a tally already holds changes it.
     Zombie,
 }
 
@@ -42,9 +41,9 @@ type Events = BTreeSet<usize>;
 enum Event {
     Add(Item),
     Remove {
-        /// What the token's reader had seen, whether removed or not.
+        /// What the token's reader had seen, removed or not.
         seen: Events,
-        /// What of it was in the set by the reader's own answer.
+        /// The part of it that was in the set in the reader's own answer.
         present: Events,
     },
 }
@@ -52,15 +51,15 @@ enum Event {
 struct Shard {
     expires_at: i64,
     id: u128,
-    /// Dots that were drawn.
+    /// Number of dots drawn.
     dots: u64,
     ops: Vec<OrSetOp>,
     events: Vec<usize>,
-    /// The state after each op, and how many events it holds.
+    /// The state after each op, and the number of events in it.
     versions: Vec<(OrSet, usize)>,
 }
 
-/// A tally, or a whole reading.
+/// A tally, or a complete reading.
 #[derive(Clone)]
 struct Reading {
     /// The step of the fence.
@@ -69,7 +68,7 @@ struct Reading {
     events: Events,
 }
 
-/// What a client keeps of a reading: for one item, or of all.
+/// What a client keeps of a reading, for one item or for all items.
 struct Memory {
     item: Option<Item>,
     token: String,
@@ -136,7 +135,7 @@ impl World {
 
     fn settle(&self, state: &mut OrSet, fence: i64) {
         if self.variant == Variant::Unsubsumed {
-            // Its settling would subsume after all.
+            // Otherwise its settling would still drop what is covered.
             state.fence = Some(time(fence));
             let settled = Context::up_to(state.fence);
             state.entries.retain(|_, entry| {
@@ -170,7 +169,7 @@ impl World {
         self.check()
     }
 
-    /// A mutator that may take ops: a new one now and then.
+    /// A mutator that can take ops, sometimes a new one.
     fn writer(&mut self) -> usize {
         let live: Vec<usize> =
             (0..self.shards.len()).filter(|&at| self.shards[at].expires_at > self.now).collect();
@@ -220,7 +219,7 @@ impl World {
         self.apply(OrSetOp::Add { items, dot: None }, events);
     }
 
-    /// Removes by a token of any age, an item by the token of all now and then.
+    /// Removes with a token of any age; sometimes an item with the token for all items.
     fn remove(&mut self) {
         if self.memories.is_empty() {
             return;
@@ -250,7 +249,7 @@ impl World {
         events.iter().filter(adds).copied().collect()
     }
 
-    /// The adds of `events` that are in no remove's set.
+    /// The adds among `events` that are in no remove's set.
     fn left(&self, events: &Events, set: impl Fn(&Event) -> Option<&Events>) -> Events {
         let removed: Events =
             events.iter().filter_map(|&at| set(&self.events[at])).flatten().copied().collect();
@@ -258,7 +257,7 @@ impl World {
         events.difference(&removed).copied().filter(is_add).collect()
     }
 
-    /// Reads as a quorum does, or as a replica that is behind in any way may answer.
+    /// Reads like a quorum, or like a replica that is stale in any way.
     fn read(&mut self, is_stale: bool) -> Reading {
         let last = self.tallies.len() - 1;
         let tally = if is_stale { self.below(last + 1) } else { last };
@@ -321,15 +320,16 @@ impl World {
         }
         self.settle(&mut tally.state, fence);
         tally.fence = fence;
-        // What is not subsumed would not decode: then there were no bytes to compare.
+        // A state in which covered tombstones are kept would not decode, so there would be no bytes to
+        // compare.
         if self.variant == Variant::Shipped {
             tally.state = stored(&tally.state);
         }
         self.tallies.push(tally);
     }
 
-    /// A whole read has the reference's items. That of a stale replica may lack a remove that its
-    /// removes rely on: there, what a token's reader had seen and what it still had are bounds.
+    /// A complete read has the reference's items. The read of a stale replica may lack a remove that its own
+    /// removes rely on, so what a token's reader had seen and what it still had are bounds.
     fn check(&mut self) -> Result<(), Violation> {
         for is_stale in [false, true] {
             let reading = self.read(is_stale);
@@ -358,7 +358,7 @@ impl World {
         self.check_zombie()
     }
 
-    /// Not even a merge of an older tally or of a folded shard, old or new, would change the tally.
+    /// Not even merging an older tally or a folded shard, old or new, would change the tally.
     fn check_zombie(&mut self) -> Result<(), Violation> {
         let tally = self.tallies.last().expect("the empty one").clone();
         let folded: Vec<usize> = (0..self.shards.len())
@@ -379,7 +379,7 @@ impl World {
         Ok(())
     }
 
-    /// The chain of folds, one fold of all, and one mutator that took every op give the same bytes.
+    /// The chain of folds, one fold of everything, and one mutator that took every op give the same bytes.
     fn check_bytes(&self) -> Result<(), Violation> {
         let tally = self.tallies.last().expect("the empty one");
         let (mut at_once, mut by_one) = (OrSet::default(), OrSet::default());
@@ -408,7 +408,7 @@ fn play(variant: Variant, seed: u64) -> Result<(), Violation> {
     world.check_bytes()
 }
 
-/// The first schedule, from 1, that catches this variant by such a violation.
+/// The first schedule, from 1, in which this variant commits this violation.
 fn caught(variant: Variant, by: &Violation) -> Option<u64> {
     (1..=SCHEDULES).find(|&seed| play(variant, seed).as_ref() == Err(by))
 }

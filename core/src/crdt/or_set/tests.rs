@@ -1,4 +1,4 @@
-//! The laws, the codec, what is refused, and what a read answers.
+//! The laws, the codec, refused ops, and the answers of reads.
 
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
@@ -73,7 +73,7 @@ proptest! {
         prop_assert_eq!(laws::merged(&state, &state), state);
     }
 
-    /// The running count is never below what is written, and is what a recount gives.
+    /// The running count is never below the written size, and equals a recount.
     #[test]
     fn the_count_of_bytes_is_right(ops in vec(ops(), 0..40)) {
         let mut state: OrSet = laws::accumulate(&ops);
@@ -83,7 +83,7 @@ proptest! {
         prop_assert_eq!(state.bytes, count);
     }
 
-    /// Near-misses of a payload, settled or not: whatever is read is written back the same.
+    /// Near-misses of a payload, settled or not: whatever can be read is written back the same.
     #[test]
     fn what_is_not_canonical_is_undecodable(
         ops in vec(ops(), 1..12), fence in fences(), at: prop::sample::Index, byte: u8, cut: bool,
@@ -143,14 +143,14 @@ fn each_rule_of_the_normal_form_is_checked_by_the_codec() {
     assert!(decoded(&encoded(&settled(set(1, newest(1, 2), none(), none())))).is_ok());
     refused(&settled(set(1, Newest::new(), covering(1, 2), none())));
     refused(&settled(set(1, Newest::new(), Context::up_to(fence), none())));
-    // Also of an entry that does not become empty by it.
+    // Also for an entry that does not become empty by it.
     refused(&set(1, newest(2, 1), covering(1, 2), covering(1, 2)));
     refused(&settled(set(1, newest(2, 1), covering(1, 2), none())));
     refused(&settled(OrSet { cleared: covering(1, 2), ..OrSet::default() }));
     refused(&settled(OrSet { cleared: Context::up_to(fence), ..OrSet::default() }));
 }
 
-/// The first format, kept for ever: a release that can't read these bytes loses data.
+/// The first format, kept permanently: a release that can't read these bytes loses data.
 #[test]
 fn golden_bytes_of_format_1() {
     let mut state = set(1, newest(2, 3), covering(1, 2), covering(3, 4));
@@ -293,16 +293,16 @@ fn bad_tokens_are_refused_with_the_rule() {
         (String::new(), "is not a token"),
         ("AQAA".to_owned(), "is not a token"),
         (good.replacen('A', "B", 1), "is not a token"),
-        // With a good checksum, but a fence flag of 2, or with more behind the context.
+        // With a valid checksum, but a fence flag of 2, or with more bytes after the context.
         (dots::tests::sealed(&key("a"), &[2]), "is not a token"),
         (dots::tests::sealed(&key("a"), &[0, 0, 0]), "is not a token"),
         ("no token!".to_owned(), "is not base64url without padding"),
         (format!("{good}=="), "is not base64url without padding"),
-        (damaged, "is damaged or of another key"),
-        (live(0)[..good.len() - 4].to_owned(), "is damaged or of another key"),
-        (covering(1, 1).seal(&key("b")), "is damaged or of another key"),
+        (damaged, "is damaged or from another key"),
+        (live(0)[..good.len() - 4].to_owned(), "is damaged or from another key"),
+        (covering(1, 1).seal(&key("b")), "is damaged or from another key"),
         (until(1), "claims a fence in the future"),
-        (live(367 * DAY_US + 1), "claims a mutator that expires in more than 367 days"),
+        (live(367 * DAY_US + 1), "claims an expiry in more than 367 days"),
         ("A".repeat(524_289), "has 524289 bytes; a token has at most 524288"),
     ] {
         for (field, request) in [
@@ -314,7 +314,7 @@ fn bad_tokens_are_refused_with_the_rule() {
             let error = OrSet::open(&mut op, &key("a"), now).expect_err(says).to_string();
             assert!(error.starts_with(&format!("`{field}` {says}")), "{token}: {error}");
             assert_eq!(op, sealed);
-            // It could not be applied either, and would leave no trace.
+            // It can't be applied either, and leaves no trace.
             let mut state: State = set(1, newest(1, 1), covering(2, 2), covering(3, 3)).into();
             let before = state.clone();
             let refused = format!("`{field}` was not opened");
@@ -350,10 +350,10 @@ fn bad_ops_are_refused_with_the_rule() {
     let items = BTreeSet::from(["a", "b"].map(|text| Item::Text(text.into())));
     assert_eq!(add, OrSetOp::Add { items, dot: None });
     let refused = OrSet::default().apply(&add).expect_err("no dot").to_string();
-    assert_eq!(refused, "the op was not given its dot");
+    assert_eq!(refused, "the op has no dot");
 }
 
-/// A mutator that dies hands over ops with dots of its own: they would name nothing.
+/// A mutator that dies hands over ops with its own dots, which would name nothing.
 #[test]
 fn an_op_that_is_handed_on_gets_another_dot() {
     let mut op = parse(&serde_json::json!({"op": "add", "item": 1})).expect("an op");
@@ -368,8 +368,8 @@ fn an_op_that_is_handed_on_gets_another_dot() {
 
 #[test]
 fn bytes_are_reckoned_by_the_largest_of_every_part() {
-    // A flag and the fence, three bytes for the number of entries; and of `cleared` a flag and three
-    // bytes for the number of its dots.
+    // A flag and the fence, and three bytes for the number of entries; for `cleared` a flag, and three bytes
+    // for the number of its dots.
     assert_eq!((HEADER_BYTES_MAX, CONTEXT_FRAME_BYTES_MAX), (1 + 10 + 3 + 4, 4));
     let (item, none) = (Item::Number(1), Context::default);
     let entry = |dots, removed| Entry { dots, removed }.bytes(&item);
@@ -410,8 +410,8 @@ fn a_large_set_still_removes() {
     assert_eq!(state.members().count(), 50);
 }
 
-/// What one key's fence and tombstones cover says nothing of another key's dots, and what keys have in
-/// common is there once.
+/// One key's fence and tombstones say nothing about another key's dots, and an item that several keys have is
+/// counted once.
 #[test]
 fn merges_of_keys_take_nothing_away() {
     let none = Context::default;

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::crdt::span::tests::doubles;
 
-/// Two to the power of -1074 to 1023.
+/// Two to a power from -1074 to 1023.
 pub(crate) fn power(exponent: i32) -> f64 {
     match exponent {
         -1022.. => 2_f64.powi(exponent),
@@ -14,7 +14,7 @@ pub(crate) fn power(exponent: i32) -> f64 {
     }
 }
 
-/// Compares a positive double with 2^(index / 2^scale), by whole numbers.
+/// Compares a positive double with 2^(index / 2^scale), using whole numbers.
 fn compare(magnitude: f64, index: i32, scale: u16) -> Ordering {
     // m * 2^e against 2^(i / r): m^r * 2^(e * r) against 2^i.
     let (significand, exponent) = parts(magnitude);
@@ -131,7 +131,7 @@ fn boundaries_of_the_definition() {
     }
 }
 
-/// At scale 0 they are fewer than a histogram may have.
+/// At scale 0 there are fewer buckets than a histogram can have.
 #[test]
 fn buckets_without_doubles_have_no_position() {
     let met = |scale, positions: std::ops::RangeInclusive<i128>| {
@@ -139,7 +139,7 @@ fn buckets_without_doubles_have_no_position() {
     };
     assert_eq!(met(0, -5000..=5000), 2 * 2099 + 1);
     assert!(met(0, -5000..=5000) <= super::super::BUCKETS_MAX);
-    // 2^-1074 and 2 * 2^-1074 are neighbours, with 256 boundaries from one to the other.
+    // 2^-1074 and 2 * 2^-1074 are neighbours, with 256 boundaries between them.
     assert_eq!(met(8, 1..=257), 2);
     assert_eq!(Bucket::at((1024 + 1074) << 8, 8), Some(Bucket::Positive((1024 << 8) - 2)));
     assert!(Bucket::at(((1024 + 1074) << 8) + 1, 8).is_some());
