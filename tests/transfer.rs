@@ -6,11 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use orderfree::engine::write::Bounds;
-use orderfree::pod::config::Switch;
 use orderfree::pod::node::{Node, Parts};
-use orderfree::policy::Policies;
 use orderfree::runtime::clock::{Clock, ShiftedClock, SystemClock};
-use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Kind, Question, State};
 use orderfree_core::protocol::{Constants, Durability, Key, Name, Overrides};

@@ -136,7 +136,7 @@ impl Pod {
             fold_reads: fold_reads.clone(),
         };
         let store: Arc<dyn Store> = Arc::new(faulty);
-        let metrics = Arc::new(Metrics::new());
+        let _metrics = Arc::new(Metrics::new());
         let context = Context::new(store, constants, clock, Random::system());
         let mutators = Mutators::new(context.clone(), Bounds::default(), policies.clone());
         let folder = Folder::new(context.clone(), Folding::InBackground);

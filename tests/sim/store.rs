@@ -14,9 +14,10 @@ use async_trait::async_trait;
 use orderfree::limits::AnswerBounds;
 use orderfree::runtime::clock::Clock;
 use orderfree::runtime::random::Random;
-use orderfree::store::cassandra::attempts::{Patience, Reach};
+use orderfree::store::cassandra::attempts::Patience;
 use orderfree::store::cassandra::chunk;
 use orderfree::store::cassandra::hedges::Hedges;
+use orderfree::store::cassandra::reach::Reach;
 use orderfree::store::{
     Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart,
 };

@@ -117,7 +117,7 @@ impl Crdt for Distinct {
             SketchOp::Merge { sketch } => self.union(sketch),
         };
         let next = next.ok_or_else(|| {
-            OpError::Invalid("the op would give the sketch more coupons than items can make".to_owned())
+            OpError::Invalid("the sketch would have more coupons than items can make".to_owned())
         })?;
         // The number of coupons can only grow, and ICON's estimate rises by at least one with each: it is the
         // inverse of the expected number of coupons after n items, which rises by less than one with each
@@ -216,8 +216,8 @@ fn united(lg_k: u8, sketches: &[&CpcSketch]) -> CpcSketch {
 
 /// Lets the library work on copies, and checks the result.
 ///
-/// The library's table of coupons outside the window has 24 k slots, and it panics beyond that. Honest items
-/// need a hundredth of it, but an attacker who computes the hash backwards can choose every coupon, in tens
+/// The library's table of coupons outside the window can hold 24 k of them, and panics beyond that. Honest
+/// items need a hundredth of it, but an attacker who computes the hash backwards can choose every coupon, in tens
 /// of thousands of items or in sketches that are each valid alone. Only the library knows the coupons, so the
 /// only way to find out is to try.
 fn checked(compute: impl FnOnce() -> CpcSketch) -> Option<CpcSketch> {

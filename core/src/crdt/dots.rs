@@ -177,7 +177,9 @@ impl Token {
         reader.end().map_err(|_| not_a_token())?;
         // A fence is at least the cutoff before every clock.
         if context.fence > Some(now) {
-            return Err(refusal("claims a fence in the future; send a token from a read of this key"));
+            return Err(refusal(
+                "claims a fence in the future; send a token from a read of this key",
+            ));
         }
         let latest = context.live.last_key_value().map(|((expires_at, _), _)| *expires_at);
         if latest > Some(now.plus(SPAN_MAX).plus(SLACK)) {

@@ -37,8 +37,8 @@ pub enum OpError {
     KeyFull,
     /// Its tally is as large as it can be.
     #[error(
-        "the folded part of this key has reached its size limit, so nothing can be added; remove items, \
-         or spread them over more keys"
+        "the folded part of this key has reached its size limit, so nothing can be added; \
+         remove items, or spread them over more keys"
     )]
     TallyFull,
     /// The op's JSON is not an op of this kind.

@@ -192,7 +192,7 @@ pub(super) fn folded<C: Crdt + Into<State>>(shards: &[C], cuts: &[bool], zombies
         if !cuts[index] && index + 1 < shards.len() {
             continue;
         }
-        // Rows expire at multiples of a multiple of the fence quantum, so all of them are final.
+        // Rows expire at multiples of the fence quantum, so all of them are final.
         let now = expires_at.plus(constants.cutoff()).plus(constants.fence_quantum());
         let mut slice: Vec<Row> = rows.iter().rev().cloned().collect();
         if !tally.is_empty() {

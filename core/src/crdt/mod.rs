@@ -269,7 +269,7 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
     /// rows of one key.
     ///
     /// # Errors
-    /// Those of [`Crdt::merge`].
+    /// As for [`Crdt::merge`].
     fn merge_key(&mut self, other: &Self) -> Result<(), MergeError> {
         self.merge(other)
     }

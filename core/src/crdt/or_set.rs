@@ -323,9 +323,7 @@ impl Crdt for OrSet {
     fn apply(&mut self, op: &OrSetOp) -> Result<Effect, OpError> {
         match op {
             OrSetOp::Add { items, dot: Some(dot) } => self.add(items, *dot),
-            OrSetOp::Add { dot: None, .. } => {
-                Err(OpError::Invalid("the op has no dot".to_owned()))
-            }
+            OrSetOp::Add { dot: None, .. } => Err(OpError::Invalid("the op has no dot".to_owned())),
             OrSetOp::Remove { item, seen } => self.remove(item, seen.context("seen")?),
             OrSetOp::Clear { context } => self.clear(context.context("context")?),
         }

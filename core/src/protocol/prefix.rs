@@ -70,7 +70,7 @@ pub struct Walk {
     passed: Option<Timestamp>,
     /// Limit of the next part.
     limit: usize,
-    /// An expiry with more rows than a part, to be read alone.
+    /// An expiry with more rows than a part. It is read in one separate part.
     whole: Option<Timestamp>,
     is_over: bool,
     shards: usize,

@@ -78,7 +78,7 @@ pub enum RepairError {
     /// The key's rows can't be read.
     #[error(transparent)]
     Row(#[from] RowError),
-    /// The rows are not those of one key.
+    /// The rows don't belong to one key.
     #[error(transparent)]
     Slice(#[from] BadSlice),
     /// The new rows would not have the value that was read.

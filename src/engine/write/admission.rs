@@ -7,8 +7,7 @@ use orderfree_core::protocol::{
     Accepted, Durability, Key, Mutator, Now, Refusal, Timestamp, weight,
 };
 
-use super::table::{Former, Found, Slot};
-use super::write_queue::Queue;
+use super::table::{Former, Found, Queue, Slot};
 use super::{Mutators, Refused, Taken, Updates, Waiting};
 use crate::limits;
 use crate::policy::{Arrival, QuotaPermit};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use orderfree_core::protocol::{Begin, ShardWrite, WriteOutcome};
 
-use super::table::Slot;
-use super::write_queue::{Queue, WriteQueue};
+use super::table::{Queue, Slot};
+use super::write_queue::WriteQueue;
 use super::{BACKOFF, Mutators, Turn};
 use crate::runtime::sync::{MutexGuard, Ordering, PoisonError, sleep, timeout, yield_now};
 use crate::runtime::tasks::Task;

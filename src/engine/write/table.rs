@@ -16,11 +16,11 @@ use super::batch::Batch;
 use super::births::Births;
 use super::large_states::{LargeState, LargeStates};
 use super::resting::{HashesKeys, Record, Resting};
-use super::write_queue::Queue;
 use super::{BACKOFF, Bounds, Refused};
 use crate::limits;
 use crate::policy::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
 use crate::runtime::sync::{AtomicBool, Mutex, MutexGuard, Ordering, PoisonError};
+use crate::store::Lane;
 
 /// Maximum number of independent parts of the map. With many parts, updates of different keys rarely contend
 /// for a lock.
@@ -34,6 +34,19 @@ const EVICTION_LOOKS_MAX: usize = 64;
 
 /// Pause in the search for states that can go to rest after none was found.
 const SHED_PAUSE: Duration = Duration::from_millis(50);
+
+/// One queue of a lane. Each lane has one for small states and one for states that can be large.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Queue {
+    pub(super) lane: Lane,
+    pub(super) is_small: bool,
+}
+
+impl Queue {
+    pub(super) fn of(lane: Lane, key: &Key) -> Queue {
+        Queue { lane, is_small: key.kind.about().is_small() }
+    }
+}
 
 /// One key's mutator and its waiters.
 pub(super) struct Slot {

@@ -14,11 +14,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::{Key, Name};
+use orderfree_core::protocol::Name;
 
-use super::table::Slot;
+use super::table::{Queue, Slot};
 use crate::limits::FLIGHTS_OF_LANE_MAX;
-use crate::store::{Flights, Lane};
+use crate::store::Flights;
 
 /// One partition.
 type Group = (Kind, Name);
@@ -31,19 +31,6 @@ const ALONE: Flights = Flights {
     free: FLIGHTS_OF_LANE_MAX,
     backlog: 1,
 };
-
-/// One queue of a lane. Each lane has one for small states and one for states that can be large.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Queue {
-    lane: Lane,
-    pub(super) is_small: bool,
-}
-
-impl Queue {
-    pub(super) fn of(lane: Lane, key: &Key) -> Queue {
-        Queue { lane, is_small: key.kind.about().is_small() }
-    }
-}
 
 /// See the [module documentation](self).
 pub(super) struct WriteQueue {
@@ -187,13 +174,14 @@ impl Waiting {
 mod tests {
     use std::time::Duration;
 
-    use orderfree_core::protocol::{Constants, Mutator, MutatorId, Now, Overrides, Timestamp};
+    use orderfree_core::protocol::{Constants, Key, Mutator, MutatorId, Now, Overrides, Timestamp};
     use uuid::Uuid;
 
     use super::super::Bounds;
     use super::super::table::MutatorTable;
     use super::*;
     use crate::policy::Policies;
+    use crate::store::Lane;
 
     const RULES: Flights =
         Flights { rows_max: 3, group_rows_max: 5, partitions_max: 2, free: 1, backlog: 1 };

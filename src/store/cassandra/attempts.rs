@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use orderfree_core::protocol::{Constants, ShardWrite, WriteOutcome};
+use orderfree_core::protocol::{Constants, WriteOutcome};
 use scylla::errors::ExecutionError;
 use tokio::time::{Instant, sleep_until};
 
 use super::errors::Attempts;
 use super::hedges::Hedges;
+use super::reach::Reach;
 use crate::limits::{READ_ATTEMPT_TIME_MAX, READ_TIME_MAX};
 use crate::runtime::random::Random;
 use crate::store::StoreError;
@@ -32,28 +33,6 @@ pub struct Patience {
     pub attempt: Duration,
     /// Longest time for all attempts and the pauses between them.
     pub total: Duration,
-}
-
-/// How many partitions a write changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
-    /// One partition: each replica applies all of the write or nothing.
-    OnePartition,
-    /// Several partitions: each is refused or applied separately, whatever the answer says.
-    Several,
-}
-
-impl Reach {
-    /// The reach of shard rows in one request.
-    #[must_use]
-    pub fn of(writes: &[ShardWrite]) -> Reach {
-        let mut partitions = writes.iter().map(|write| write.key().partition());
-        let first = partitions.next();
-        match partitions.all(|partition| Some(partition) == first) {
-            true => Reach::OnePartition,
-            false => Reach::Several,
-        }
-    }
 }
 
 impl Patience {

@@ -9,7 +9,7 @@
 use orderfree_core::protocol::WriteOutcome;
 use scylla::errors::{BadQuery, DbError, ExecutionError, RequestAttemptError};
 
-use super::attempts::Reach;
+use super::reach::Reach;
 
 /// Whether a failed attempt can still be applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

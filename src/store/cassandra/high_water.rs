@@ -20,8 +20,9 @@ use scylla::client::session::Session;
 use scylla::errors::PrepareError;
 use scylla::statement::prepared::PreparedStatement;
 
-use super::attempts::{Patience, Reach, Sending};
+use super::attempts::{Patience, Sending};
 use super::connect_error::ConnectError;
+use super::reach::Reach;
 use super::{rows, statements};
 use crate::runtime::random::Random;
 use crate::store::StoreError;

@@ -77,7 +77,7 @@ impl Pod {
         let (clock, memory) = (Arc::new(TurnedClock::new()), Memory::default());
         let store = EmbeddedStore::open_backend(memory.clone(), constants, clock.clone());
         let store: Arc<dyn Store> = Arc::new(store.expect("a store"));
-        let metrics = Arc::new(Metrics::new());
+        let _metrics = Arc::new(Metrics::new());
         let context = Context::new(store.clone(), constants, clock.clone(), Random::seeded(0));
         let mutators = Mutators::new(context.clone(), Bounds::default(), Policies::default());
         let folder = Folder::new(context.clone(), Folding::InBackground);

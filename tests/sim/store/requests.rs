@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use orderfree::runtime::clock::Clock;
-use orderfree::store::cassandra::attempts::{Patience, Reach, Sending};
+use orderfree::store::cassandra::attempts::{Patience, Sending};
 use orderfree::store::cassandra::hedges::Hedges;
+use orderfree::store::cassandra::reach::Reach;
 use orderfree::store::{Store, StoreError};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Row, ShardWrite, WriteOutcome};

@@ -130,7 +130,7 @@ fn read(json: &Json, depth: usize, keys: &mut usize) -> Result<Expression, OpErr
     let parts = match (operator, part) {
         ("and" | "or", Json::Array(parts)) => parts,
         ("and" | "or", _) => return refused(&format!("`{operator}` needs a list")),
-        ("not", _) => return refused("`not` must be inside an `and`, next to the parts it subtracts from"),
+        ("not", _) => return refused("`not` must be inside an `and`, with what it subtracts from"),
         _ => return refused(&format!("`{operator}` is unknown; use `and`, `or` or `not`")),
     };
     if depth == EXPRESSION_DEPTH_MAX {

@@ -100,7 +100,8 @@ impl Sample {
     pub(super) fn value(&self, lg_k: u8) -> Value {
         let (compact, two) = (self.to_compact(), NumStdDev::Two);
         // The library computes ln(1 - theta), which a double rounds to zero here, and so it gives an upper
-        // bound of zero. In fact almost nothing is known: there may be as many items as there are hashes.
+        // bound of zero. In fact almost nothing is known: there can be any number of items, up to one per
+        // possible hash.
         let is_blind = self.hashes.is_empty() && compact.theta() < f64::EPSILON;
         let upper = if is_blind { 2_f64.powi(63) } else { compact.upper_bound(two) };
         sketch::show(compact.estimate(), compact.lower_bound(two), upper, lg_k)
