@@ -94,7 +94,7 @@ async fn the_command_line_counts_and_reads_by_https_with_a_token() {
     let authority = authority.display().to_string();
     let without = run(&["get", "counter/site/home", "--url", &url, "--ca", &authority], &[]).await;
     assert_eq!(without.status.code(), Some(1), "{without:?}");
-    assert!(said(&without.stderr).contains("needs a token"), "{without:?}");
+    assert!(said(&without.stderr).contains("requires a token"), "{without:?}");
     let file = guarded.pod.setup.write("token", format!("{}\n", guarded.token));
     let file = file.display().to_string();
     let environment = [

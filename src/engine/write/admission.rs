@@ -134,7 +134,7 @@ impl Mutators {
                     drop(state);
                     if must_board {
                         self.unwritten.fetch_add(1, Ordering::SeqCst);
-                        self.board(Arc::clone(&slot));
+                        self.enqueue(Arc::clone(&slot));
                     }
                     return Ok(Some(Waiting { slot, batch, ticket }));
                 }

@@ -19,12 +19,12 @@ mod admission;
 mod batch;
 mod births;
 mod bounds;
-mod flights;
 mod large_states;
 mod refused;
 mod resting;
 mod table;
 mod write_queue;
+mod writer;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,8 +68,8 @@ pub struct Mutators {
     random: Random,
     /// All tasks that bring accepted ops to the store.
     flushers: Tasks,
-    board: Mutex<WriteQueue>,
-    typical: LatencyEstimate,
+    write_queue: Mutex<WriteQueue>,
+    latency: LatencyEstimate,
     /// Mutators that are queued, in flight, or waiting before a retry.
     unwritten: AtomicUsize,
     waiting: AtomicUsize,
@@ -124,8 +124,8 @@ impl Mutators {
             metrics,
             random,
             flushers,
-            board: Mutex::new(WriteQueue::new(store.flights())),
-            typical: LatencyEstimate::default(),
+            write_queue: Mutex::new(WriteQueue::new(store.flights())),
+            latency: LatencyEstimate::default(),
             unwritten: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -323,7 +323,7 @@ impl Mutators {
     }
 
     /// Ends a mutator whose lease is over. Returns the op lists that its successor inherits.
-    fn bury(&self, slot: &Slot, state: &mut SlotState) -> Vec<Vec<Op>> {
+    fn retire(&self, slot: &Slot, state: &mut SlotState) -> Vec<Vec<Op>> {
         let reason = "the writer's lease expired before the store acknowledged";
         for batch in state.sent.drain(..) {
             batch.resolve(Verdict::Unknown(reason.into()));
@@ -340,7 +340,7 @@ impl Mutators {
 
     /// Gives a dead mutator's orphaned ops to its successor. Retries while the clock gate is shut or the
     /// pod is full, and also while the pod stops, because the ops were answered already.
-    async fn adopt(self: &Arc<Self>, slot: &Arc<Slot>, orphans: Vec<Vec<Op>>) {
+    async fn readmit(self: &Arc<Self>, slot: &Arc<Slot>, orphans: Vec<Vec<Op>>) {
         let key = &slot.key;
         self.table.remove(slot);
         let legacy = slot.lock().mutator.legacy();

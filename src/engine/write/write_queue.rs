@@ -59,10 +59,10 @@ impl WriteQueue {
     }
 
     /// Queues a mutator. True if this calls for another batch.
-    pub(super) fn board(&mut self, slot: Arc<Slot>) -> bool {
+    pub(super) fn push(&mut self, slot: Arc<Slot>) -> bool {
         let (queue, rules) = (slot.queue, self.rules(slot.queue));
         self.wait(slot);
-        self.of(queue).call(rules)
+        self.of(queue).needs_writer(rules)
     }
 
     /// Queues a mutator that was just written, for the next batch of the same task, which departs at once.
@@ -83,13 +83,13 @@ impl WriteQueue {
         let rules = self.rules(queue);
         let waiting = self.of(queue);
         waiting.called -= usize::from(is_first);
-        let load = waiting.take(rules);
-        if load.is_empty() {
-            self.landed(queue, false);
-            return (load, false);
+        let taken = waiting.take(rules);
+        if taken.is_empty() {
+            self.finished(queue, false);
+            return (taken, false);
         }
-        let calls = waiting.call(rules);
-        (load, calls)
+        let calls = waiting.needs_writer(rules);
+        (taken, calls)
     }
 
     /// Marks a batch in flight as overdue. It no longer keeps others from departing. True if this calls for
@@ -99,11 +99,11 @@ impl WriteQueue {
         let waiting = self.of(queue);
         waiting.out -= 1;
         waiting.overdue += 1;
-        waiting.call(rules)
+        waiting.needs_writer(rules)
     }
 
     /// Ends a batch in flight. True if this calls for another batch.
-    pub(super) fn landed(&mut self, queue: Queue, was_overdue: bool) -> bool {
+    pub(super) fn finished(&mut self, queue: Queue, was_overdue: bool) -> bool {
         let rules = self.rules(queue);
         let waiting = self.of(queue);
         let flights = if was_overdue { &mut waiting.overdue } else { &mut waiting.out };
@@ -112,7 +112,7 @@ impl WriteQueue {
             self.queues.remove(&queue);
             return false;
         }
-        waiting.call(rules)
+        waiting.needs_writer(rules)
     }
 
     fn rules(&self, queue: Queue) -> Flights {
@@ -128,7 +128,7 @@ impl WriteQueue {
 
 impl Waiting {
     /// Whether to call for another batch. It then counts as in flight.
-    fn call(&mut self, rules: Flights) -> bool {
+    fn needs_writer(&mut self, rules: Flights) -> bool {
         // Leave out the mutators that called batches will take. A batch is full of rows or of groups.
         let left = |count: usize, max: usize| count.saturating_sub(max.saturating_mul(self.called));
         let rows = left(self.count, rules.rows_max);
@@ -149,24 +149,24 @@ impl Waiting {
             true => (rules.rows_max, rules.partitions_max),
             false => (rules.group_rows_max, 1),
         };
-        let mut load = Vec::new();
+        let mut taken = Vec::new();
         for _ in 0..partitions_max {
             let Some(group) = self.order.pop_front() else { break };
             let of_group = self.groups.get_mut(&group).expect("invariant: it is in the order");
-            let room = rows_max - load.len();
-            load.extend(of_group.drain(..room.min(of_group.len())));
+            let room = rows_max - taken.len();
+            taken.extend(of_group.drain(..room.min(of_group.len())));
             if of_group.is_empty() {
                 self.groups.remove(&group);
             } else {
                 // To the end, or a group that always fills a batch would starve the others.
                 self.order.push_back(group);
             }
-            if load.len() == rows_max {
+            if taken.len() == rows_max {
                 break;
             }
         }
-        self.count -= load.len();
-        load
+        self.count -= taken.len();
+        taken
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
 
     /// Queues the keys, each written as a kind's first letter, a group and a name. Returns which of them
     /// called for a batch.
-    fn board(board: &mut WriteQueue, keys: &[&str]) -> Vec<bool> {
+    fn push(queue_of: &mut WriteQueue, keys: &[&str]) -> Vec<bool> {
         let constants = Constants::resolve(Overrides::default()).expect("defaults");
         let now = Now { wall: Timestamp::from_micros(1), boot: Duration::ZERO };
         let name = |text| Name::new(text).expect("a name");
@@ -205,38 +205,38 @@ mod tests {
             let born = || Mutator::born(key.clone(), id, None, now, &constants);
             let seat = |_| Ok(Policies::default().uncounted_seat(&key.group));
             let found = table.find_or_insert(&key, now, None, seat, born, || queue);
-            called.push(board.board(found.expect("room").slot));
+            called.push(queue_of.push(found.expect("room").slot));
         }
         called
     }
 
     /// Takes the mutators of a batch that was just called for.
-    fn take(board: &mut WriteQueue, queue: Queue) -> (Vec<String>, bool) {
-        let (load, calls) = board.take(queue, true);
-        (load.iter().map(|slot| slot.key.to_string()).collect(), calls)
+    fn take(queue_of: &mut WriteQueue, queue: Queue) -> (Vec<String>, bool) {
+        let (taken, calls) = queue_of.take(queue, true);
+        (taken.iter().map(|slot| slot.key.to_string()).collect(), calls)
     }
 
-    fn load(keys: &[&str]) -> Vec<String> {
+    fn taken(keys: &[&str]) -> Vec<String> {
         keys.iter().map(|key| (*key).to_owned()).collect()
     }
 
     /// The next batch of a task is empty, and the task ends.
-    fn takes_nothing(board: &mut WriteQueue, queue: Queue) -> bool {
-        let (load, calls) = board.take(queue, false);
-        load.is_empty() && !calls
+    fn takes_nothing(queue_of: &mut WriteQueue, queue: Queue) -> bool {
+        let (taken, calls) = queue_of.take(queue, false);
+        taken.is_empty() && !calls
     }
 
     #[test]
     fn groups_go_together_as_far_as_there_is_room() {
         let mut of = WriteQueue::new(RULES);
         let keys = ["cax", "cbx", "cay", "ccx", "cbz", "caz"];
-        assert_eq!(board(&mut of, &keys), [true, false, false, false, false, true]);
-        let first = load(&["counter/a/x", "counter/a/y", "counter/a/z"]);
+        assert_eq!(push(&mut of, &keys), [true, false, false, false, false, true]);
+        let first = taken(&["counter/a/x", "counter/a/y", "counter/a/z"]);
         assert_eq!(take(&mut of, SMALL), (first, false));
-        let second = load(&["counter/b/x", "counter/b/z", "counter/c/x"]);
+        let second = taken(&["counter/b/x", "counter/b/z", "counter/c/x"]);
         assert_eq!(take(&mut of, SMALL), (second, false));
         assert!(takes_nothing(&mut of, SMALL), "one of both batches is done");
-        assert!(!of.landed(SMALL, false));
+        assert!(!of.finished(SMALL, false));
         assert!(of.queues.is_empty());
     }
 
@@ -244,10 +244,10 @@ mod tests {
     fn a_group_that_fills_a_batch_goes_alone_up_to_one_mutation() {
         let mut of = WriteQueue::new(RULES);
         let keys = ["cau", "cbx", "cav", "caw", "cax", "cay", "caz"];
-        assert_eq!(board(&mut of, &keys)[..5], [true, false, false, false, false]);
+        assert_eq!(push(&mut of, &keys)[..5], [true, false, false, false, false]);
         let five = ["counter/a/u", "counter/a/v", "counter/a/w", "counter/a/x", "counter/a/y"];
-        assert_eq!(take(&mut of, SMALL).0, load(&five));
-        assert_eq!(take(&mut of, SMALL).0, load(&["counter/b/x", "counter/a/z"]), "two are left");
+        assert_eq!(take(&mut of, SMALL).0, taken(&five));
+        assert_eq!(take(&mut of, SMALL).0, taken(&["counter/b/x", "counter/a/z"]), "two are left");
     }
 
     #[test]
@@ -255,12 +255,12 @@ mod tests {
         let rules = Flights { rows_max: 1, group_rows_max: 1, backlog: 3, ..RULES };
         let mut of = WriteQueue::new(rules);
         let keys = ["cau", "cav", "caw", "cax", "cay", "caz", "cat", "cas"];
-        let called = board(&mut of, &keys);
+        let called = push(&mut of, &keys);
         let expected = [true, false, false, true, false, false, false, true];
         assert_eq!(called, expected, "each takes one, and three more must wait");
         let mut of =
             WriteQueue::new(Flights { rows_max: 100, group_rows_max: 100, backlog: 2, ..RULES });
-        let called = board(&mut of, &["cax", "cbx", "ccx", "cdx", "cex", "cfx", "cgx", "chx"]);
+        let called = push(&mut of, &["cax", "cbx", "ccx", "cdx", "cex", "cfx", "cgx", "chx"]);
         let expected = [true, false, false, false, false, true, false, false];
         assert_eq!(called, expected, "each takes two groups, and four more must wait");
     }
@@ -268,12 +268,12 @@ mod tests {
     #[test]
     fn a_group_that_always_fills_a_load_keeps_no_other_waiting() {
         let mut of = WriteQueue::new(RULES);
-        board(&mut of, &["cau", "cav", "caw", "cax", "cay", "caz", "cbx"]);
+        push(&mut of, &["cau", "cav", "caw", "cax", "cay", "caz", "cbx"]);
         let mut loads = Vec::new();
         for is_first in [true, false, false] {
-            let (load, _) = of.take(SMALL, is_first);
-            loads.push(load.iter().map(|slot| slot.key.to_string()).collect::<Vec<_>>());
-            load.into_iter().for_each(|slot| of.wait(slot));
+            let (taken, _) = of.take(SMALL, is_first);
+            loads.push(taken.iter().map(|slot| slot.key.to_string()).collect::<Vec<_>>());
+            taken.into_iter().for_each(|slot| of.wait(slot));
         }
         assert!(loads[1].contains(&"counter/b/x".to_owned()), "{loads:?}");
     }
@@ -281,44 +281,44 @@ mod tests {
     #[test]
     fn requeued_mutators_share_the_next_batch_if_it_has_room() {
         let mut of = WriteQueue::new(Flights { free: 2, ..RULES });
-        assert_eq!(board(&mut of, &["cax", "cbx"]), [true, false], "both fit into one");
-        let (table, calls) = of.take(SMALL, true);
-        assert_eq!((table.len(), calls), (2, false));
-        table.into_iter().for_each(|slot| of.wait(slot));
-        assert_eq!(board(&mut of, &["ccx"]), [true], "a second one is free");
+        assert_eq!(push(&mut of, &["cax", "cbx"]), [true, false], "both fit into one");
+        let (slots, calls) = of.take(SMALL, true);
+        assert_eq!((slots.len(), calls), (2, false));
+        slots.into_iter().for_each(|slot| of.wait(slot));
+        assert_eq!(push(&mut of, &["ccx"]), [true], "a second one is free");
         assert_eq!(of.take(SMALL, false).0.len(), 2);
-        assert_eq!(take(&mut of, SMALL), (load(&["counter/c/x"]), false));
+        assert_eq!(take(&mut of, SMALL), (taken(&["counter/c/x"]), false));
 
         let mut of = WriteQueue::new(Flights { free: 2, ..RULES });
-        assert_eq!(board(&mut of, &["cax"]), [true]);
-        let (table, _) = of.take(SMALL, true);
-        table.into_iter().for_each(|slot| of.wait(slot));
-        board(&mut of, &["cbx", "ccx"]);
+        assert_eq!(push(&mut of, &["cax"]), [true]);
+        let (slots, _) = of.take(SMALL, true);
+        slots.into_iter().for_each(|slot| of.wait(slot));
+        push(&mut of, &["cbx", "ccx"]);
         assert!(of.take(SMALL, false).0.len() == 2, "two groups have room");
-        assert_eq!(take(&mut of, SMALL), (load(&["counter/c/x"]), false));
+        assert_eq!(take(&mut of, SMALL), (taken(&["counter/c/x"]), false));
     }
 
     #[test]
     fn states_that_may_be_large_go_alone_and_wait_for_nobody() {
         let mut of = WriteQueue::new(RULES);
-        let called = board(&mut of, &["cax", "gbx", "gby", "cbx", "gcx"]);
+        let called = push(&mut of, &["cax", "gbx", "gby", "cbx", "gcx"]);
         assert_eq!(called, [true, true, true, false, true]);
-        assert_eq!(take(&mut of, LARGE), (load(&["gset/b/x"]), false));
-        assert_eq!(take(&mut of, LARGE), (load(&["gset/c/x"]), false));
-        assert_eq!(take(&mut of, LARGE), (load(&["gset/b/y"]), false));
+        assert_eq!(take(&mut of, LARGE), (taken(&["gset/b/x"]), false));
+        assert_eq!(take(&mut of, LARGE), (taken(&["gset/c/x"]), false));
+        assert_eq!(take(&mut of, LARGE), (taken(&["gset/b/y"]), false));
         assert!(takes_nothing(&mut of, LARGE));
-        assert_eq!(take(&mut of, SMALL), (load(&["counter/a/x", "counter/b/x"]), false));
+        assert_eq!(take(&mut of, SMALL), (taken(&["counter/a/x", "counter/b/x"]), false));
     }
 
     #[test]
     fn an_overdue_flight_makes_room_for_another() {
         let mut of = WriteQueue::new(RULES);
-        assert_eq!(board(&mut of, &["cax"]), [true]);
+        assert_eq!(push(&mut of, &["cax"]), [true]);
         assert_eq!(take(&mut of, SMALL).0.len(), 1);
-        assert_eq!(board(&mut of, &["cay"]), [false]);
+        assert_eq!(push(&mut of, &["cay"]), [false]);
         assert!(of.overdue(SMALL));
         assert_eq!(take(&mut of, SMALL).0.len(), 1);
-        assert!(!of.landed(SMALL, true) && !of.landed(SMALL, false));
+        assert!(!of.finished(SMALL, true) && !of.finished(SMALL, false));
         assert!(of.queues.is_empty());
     }
 
@@ -328,9 +328,9 @@ mod tests {
             WriteQueue::new(Flights { rows_max: 1, group_rows_max: 1, backlog: 1, ..RULES });
         let keys: Vec<String> = (0..=2 * FLIGHTS_OF_LANE_MAX).map(|i| format!("ca{i}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let called = board(&mut of, &keys).into_iter().filter(|called| *called).count();
+        let called = push(&mut of, &keys).into_iter().filter(|called| *called).count();
         assert_eq!(called, FLIGHTS_OF_LANE_MAX);
         assert_eq!(take(&mut of, SMALL).0.len(), 1);
-        assert!(of.landed(SMALL, false), "one of the remaining mutators departs");
+        assert!(of.finished(SMALL, false), "one of the remaining mutators departs");
     }
 }

@@ -13,52 +13,52 @@ use crate::runtime::tasks::Task;
 
 impl Mutators {
     /// Queues a mutator, and starts a batch if one is due.
-    pub(super) fn board(self: &Arc<Self>, slot: Arc<Slot>) {
+    pub(super) fn enqueue(self: &Arc<Self>, slot: Arc<Slot>) {
         let queue = slot.queue;
-        if self.queues().board(slot) {
-            self.call(queue);
+        if self.queue().push(slot) {
+            self.start(queue);
         }
     }
 
     /// Starts a batch that the write queue called for.
-    fn call(self: &Arc<Self>, queue: Queue) {
-        self.flushers.spawn(Task::Flight, Arc::clone(self).fly(queue));
+    fn start(self: &Arc<Self>, queue: Queue) {
+        self.flushers.spawn(Task::Flight, Arc::clone(self).write_queued(queue));
     }
 
-    fn queues(&self) -> MutexGuard<'_, WriteQueue> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, WriteQueue> {
+        self.write_queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes batches of mutators until none waits in this queue.
-    async fn fly(self: Arc<Self>, queue: Queue) {
+    async fn write_queued(self: Arc<Self>, queue: Queue) {
         let (mut is_first, mut is_overdue) = (true, false);
         while !is_overdue {
             if queue.is_small {
                 self.gather().await;
             }
-            let (load, calls) = self.queues().take(queue, is_first);
+            let (queued, calls) = self.queue().take(queue, is_first);
             is_first = false;
-            if load.is_empty() {
+            if queued.is_empty() {
                 return;
             }
             if calls {
-                self.call(queue);
+                self.start(queue);
             }
-            let (table, writes) = self.begin(load);
+            let (slots, writes) = self.begin(queued);
             if !writes.is_empty() {
                 let write = self.store.write_shards(&writes);
-                is_overdue = self.carry(queue, table, write).await;
+                is_overdue = self.send(queue, slots, write).await;
             }
         }
-        if self.queues().landed(queue, true) {
-            self.call(queue);
+        if self.queue().finished(queue, true) {
+            self.start(queue);
         }
     }
 
     /// Waits for more ops, because an op costs less in a fuller batch. The batch departs when no more ops
     /// come to the pod, or after half of the median time of a write.
     async fn gather(&self) {
-        let most = (self.typical.median() / 2).min(self.typical.overdue() / 8);
+        let most = (self.latency.median() / 2).min(self.latency.overdue() / 8);
         let departs = self.gate.now().boot + most;
         let mut waiting = 0;
         while waiting < self.waiting.load(Ordering::Relaxed) && self.gate.now().boot < departs {
@@ -69,19 +69,19 @@ impl Mutators {
 
     /// Waits for a write and passes its outcome on. True if the write was overdue, so another batch may have
     /// departed in its place.
-    async fn carry(
+    async fn send(
         self: &Arc<Self>,
         queue: Queue,
-        table: Vec<Arc<Slot>>,
+        slots: Vec<Arc<Slot>>,
         write: impl Future<Output = WriteOutcome>,
     ) -> bool {
         let started = self.gate.now().boot;
         let mut write = pin!(write);
-        let (outcome, is_overdue) = match timeout(self.typical.overdue(), &mut write).await {
+        let (outcome, is_overdue) = match timeout(self.latency.overdue(), &mut write).await {
             Ok(outcome) => (outcome, false),
             Err(_) => {
-                if self.queues().overdue(queue) {
-                    self.call(queue);
+                if self.queue().overdue(queue) {
+                    self.start(queue);
                 }
                 (write.await, true)
             }
@@ -89,12 +89,12 @@ impl Mutators {
         // Read after the answer: an ack counts only if the lease is still valid now (I3).
         let answered = self.gate.now();
         let took = answered.boot.saturating_sub(started);
-        self.typical.took(took);
+        self.latency.took(took);
         self.metrics.flush_seconds.observe(took.as_secs_f64());
-        for slot in table {
+        for slot in slots {
             match self.finish(&slot, outcome.clone(), answered) {
-                Turn::Again if is_overdue => self.board(slot),
-                Turn::Again => self.queues().wait(slot),
+                Turn::Again if is_overdue => self.enqueue(slot),
+                Turn::Again => self.queue().wait(slot),
                 Turn::Later => self.try_later(slot),
                 Turn::Rest => self.rest(),
             }
@@ -117,14 +117,14 @@ impl Mutators {
                 backoff
             };
             sleep(backoff).await;
-            this.board(slot);
+            this.enqueue(slot);
         });
     }
 
     /// Begins the writes of a batch. Skips mutators that have nothing to write or are dead.
-    fn begin(self: &Arc<Self>, load: Vec<Arc<Slot>>) -> (Vec<Arc<Slot>>, Vec<ShardWrite>) {
-        let mut flight = (Vec::with_capacity(load.len()), Vec::with_capacity(load.len()));
-        for slot in load {
+    fn begin(self: &Arc<Self>, slots: Vec<Arc<Slot>>) -> (Vec<Arc<Slot>>, Vec<ShardWrite>) {
+        let mut batch = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
+        for slot in slots {
             let mut state = slot.lock();
             let queued = state.mutator.queued();
             let (now, is_first) = (self.gate.now(), state.mutator.is_unwritten());
@@ -143,8 +143,8 @@ impl Mutators {
                     self.waiting.fetch_sub(queued, Ordering::Relaxed);
                     #[allow(clippy::cast_precision_loss, reason = "at most WAITING_OPS_MAX")]
                     self.metrics.flush_ops.observe(queued as f64);
-                    flight.0.push(slot);
-                    flight.1.push(write);
+                    batch.0.push(slot);
+                    batch.1.push(write);
                 }
                 Begin::Idle => {
                     state.flushing = false;
@@ -153,16 +153,16 @@ impl Mutators {
                 }
                 Begin::Dead => {
                     self.waiting.fetch_sub(queued, Ordering::Relaxed);
-                    let orphans = self.bury(&slot, &mut state);
+                    let orphans = self.retire(&slot, &mut state);
                     drop(state);
                     let this = Arc::clone(self);
                     self.flushers.spawn(Task::Handover, async move {
-                        this.adopt(&slot, orphans).await;
+                        this.readmit(&slot, orphans).await;
                         this.rest();
                     });
                 }
             }
         }
-        flight
+        batch
     }
 }
