@@ -114,7 +114,7 @@ pub fn group_chunk_rows(kind: Kind) -> usize {
 /// other kinds. When all are in use, clean ones go to rest, the least recently used first.
 pub const MUTATORS_MAX: usize = 200_000;
 
-/// Bytes of memory for mutators at rest, about 140 each for counters. When it is full, the pod forgets the
+/// Bytes of memory for mutators at rest, about 150 each for counters. When it is full, the pod forgets the
 /// oldest ones.
 pub const RESTING_BYTES: usize = 256 * 1024 * 1024;
 

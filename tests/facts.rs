@@ -225,6 +225,49 @@ fn every_file_that_is_named_exists() {
     }
 }
 
+/// What links call the headings of a page, as forges and mdBook write them.
+fn headings(text: &str) -> BTreeSet<String> {
+    let mut is_code = false;
+    let lines = text.lines().filter(|line| {
+        is_code ^= line.trim_start().starts_with("```");
+        !is_code && line.starts_with('#')
+    });
+    let name = |line: &str| -> String {
+        let title = line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        title.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect()
+    };
+    lines.map(name).collect()
+}
+
+#[test]
+fn every_link_between_documents_leads_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut pages: Vec<_> = ["docs", "k8s"].map(files).concat();
+    pages.retain(|name| name.ends_with(".md"));
+    pages.extend(
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "BENCHMARKS.md"].map(str::to_owned),
+    );
+    let mut followed = 0;
+    for page in pages {
+        let text = read(&page);
+        let folder = root.join(&page).parent().expect("a folder").to_owned();
+        for link in after(&text, "](", |end| end == ')') {
+            if link.contains("://") || link.is_empty() {
+                continue;
+            }
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { root.join(&page) } else { folder.join(file) };
+            assert!(target.exists(), "{page}: {link}");
+            if !heading.is_empty() {
+                let there = fs::read_to_string(&target).expect("UTF-8");
+                assert!(headings(&there).contains(heading), "{page}: no heading {link}");
+            }
+            followed += 1;
+        }
+    }
+    assert!(followed > 100, "{followed}");
+}
+
 #[test]
 fn every_path_that_is_asked_for_is_served() {
     let mut asked: Vec<(&str, String)> = Vec::new();

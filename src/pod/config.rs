@@ -206,7 +206,7 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_MUTATORS_MAX", default_value_t = crate::limits::MUTATORS_MAX, value_name = "COUNT")]
     pub mutators_max: usize,
 
-    /// Memory for keys at rest, in bytes: about 140 for each counter. When it is full, this pod forgets the
+    /// Memory for keys at rest, in bytes: about 150 for each counter. When it is full, this pod forgets the
     /// oldest ones. A forgotten key gets one more row when it is updated again.
     #[arg(long, env = "ORDERFREE_RESTING_BYTES", default_value_t = crate::limits::RESTING_BYTES, value_name = "BYTES")]
     pub resting_bytes: usize,

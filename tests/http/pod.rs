@@ -13,7 +13,6 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use orderfree::engine::Context;
 use orderfree::engine::fold::{Folder, Folding};
 use orderfree::engine::health::Health;
-use orderfree::engine::metrics::Metrics;
 use orderfree::engine::service::Service;
 use orderfree::engine::write::{Bounds, Mutators};
 use orderfree::http::{AppState, Build, router};
@@ -136,7 +135,6 @@ impl Pod {
             fold_reads: fold_reads.clone(),
         };
         let store: Arc<dyn Store> = Arc::new(faulty);
-        let _metrics = Arc::new(Metrics::new());
         let context = Context::new(store, constants, clock, Random::system());
         let mutators = Mutators::new(context.clone(), Bounds::default(), policies.clone());
         let folder = Folder::new(context.clone(), Folding::InBackground);

@@ -13,7 +13,6 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use orderfree::engine::Context;
 use orderfree::engine::fold::{Folder, Folding};
 use orderfree::engine::health::Health;
-use orderfree::engine::metrics::Metrics;
 use orderfree::engine::service::Service;
 use orderfree::engine::write::{Bounds, Mutators};
 use orderfree::http::{AppState, Build, router};
@@ -77,7 +76,6 @@ impl Pod {
         let (clock, memory) = (Arc::new(TurnedClock::new()), Memory::default());
         let store = EmbeddedStore::open_backend(memory.clone(), constants, clock.clone());
         let store: Arc<dyn Store> = Arc::new(store.expect("a store"));
-        let _metrics = Arc::new(Metrics::new());
         let context = Context::new(store.clone(), constants, clock.clone(), Random::seeded(0));
         let mutators = Mutators::new(context.clone(), Bounds::default(), Policies::default());
         let folder = Folder::new(context.clone(), Folding::InBackground);

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use orderfree::engine::Context;
-use orderfree::engine::metrics::Metrics;
 use orderfree::policy::Policies;
 use orderfree::runtime::clock::Clock;
 use orderfree::runtime::random::Random;
@@ -279,7 +278,6 @@ async fn client(world: Arc<World>, number: u32) {
 fn one_pod() {
     let constants = Constants::resolve(Overrides::default()).expect("defaults");
     let (clock, rows) = (Arc::new(Still::default()), Arc::new(Rows::default()));
-    let _metrics = Arc::new(Metrics::new());
     let (store, its_clock) = (Arc::clone(&rows) as _, Arc::clone(&clock) as _);
     let context = Context::new(store, constants, its_clock, Random::seeded(1));
     let mutators = Mutators::new(context, Bounds::awake(1), Policies::default());
