@@ -116,6 +116,8 @@ impl SimStore {
             let Some(seen) = walks.get_mut(&walk) else { return };
             let id = |row: &Row| (row.expires_at, Reverse(row.mutator_id));
             if !ids_only {
+                // Rows that the last part may have divided come again.
+                seen.ids.retain(|(expires_at, _)| Some(*expires_at) <= after);
                 seen.ids.extend(rows.iter().map(id));
             } else if self.is(Sabotage::NoRecheck) || self.is(Sabotage::SplitExpiry) {
                 let asked = |expires_at| Some(expires_at) > after && Some(expires_at) <= through;
