@@ -119,6 +119,7 @@ impl SimStore {
                 // Rows that the last part may have divided come again.
                 seen.ids.retain(|(expires_at, _)| Some(*expires_at) <= after);
                 seen.ids.extend(rows.iter().map(id));
+            // Code that divides an expiry does so both times.
             } else if self.is(Sabotage::NoRecheck) || self.is(Sabotage::SplitExpiry) {
                 let asked = |expires_at| Some(expires_at) > after && Some(expires_at) <= through;
                 let ids = seen.ids.iter().filter(|(expires_at, _)| asked(*expires_at));
