@@ -197,6 +197,7 @@ pub trait Store: Send + Sync + 'static {
     async fn read_tally(&self, key: &Key) -> Result<Option<Row>, StoreError>;
 
     /// Reads rows of a key from every replica, whatever the levels. The oldest expiry comes first.
+    /// If only ids are asked for, the states may be empty.
     async fn read_part(&self, key: &Key, part: Part) -> Result<Vec<Row>, StoreError>;
 
     /// Reads one chunk of a group, of up to [`crate::limits::group_chunk_rows`] rows.

@@ -3,7 +3,7 @@
 //!
 //! Public because the simulator uses it too.
 
-use orderfree_core::protocol::prefix::{Part, PrefixRead, Until, Walk, WalkError};
+use orderfree_core::protocol::prefix::{LAST_EXPIRY, Part, PrefixRead, Until, Walk, WalkError};
 use orderfree_core::protocol::read::RowError;
 use orderfree_core::protocol::{Key, MutatorId, Row, Timestamp};
 use thiserror::Error;
@@ -11,7 +11,8 @@ use thiserror::Error;
 use super::{Store, StoreError};
 use crate::limits::LONG_VALUE_BYTES_MAX;
 
-/// Most tries of a walk for a fold. A try fails if the tally changes during it: another pod is folding.
+/// Most tries of a walk for a fold. A try fails if the tally or the rows to be folded change during it: another
+/// pod is folding.
 pub const FOLD_TRIES_MAX: usize = 3;
 
 /// Most tries of a walk for a read. Each try is shorter while another pod folds the long key step by step.
@@ -70,7 +71,14 @@ pub async fn read(
             tokio::task::consume_budget().await;
         }
         let again = store.read_tally(key).await.map_err(all)?;
-        if let Some(read) = walk.end(again.as_ref()) {
+        let Some(mut recheck) = walk.end(again.as_ref()) else { continue };
+        while let Some(part) = recheck.next() {
+            let rows = store.read_part(key, part).await.map_err(all)?;
+            recheck.take(rows)?;
+            tokio::task::consume_budget().await;
+        }
+        let again = store.read_tally(key).await.map_err(all)?;
+        if let Some(read) = recheck.end(again.as_ref()) {
             return Ok(read);
         }
     }
@@ -89,8 +97,8 @@ pub async fn find(
     mutator_id: MutatorId,
 ) -> Result<Option<Row>, StoreError> {
     let size = store.bounds(key.kind).part;
-    let all = Until::the_end().through;
-    let mut part = Part { after: None, through: all, limit: size.rows.0 };
+    let (limit, ids_only) = (size.rows.0, false);
+    let mut part = Part { after: None, through: LAST_EXPIRY, limit, ids_only };
     loop {
         let rows = store.read_part(key, part).await?;
         let (count, first, last) = match rows.as_slice() {

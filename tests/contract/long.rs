@@ -10,7 +10,7 @@ use orderfree::store::{StoreError, prefix};
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::fold::{self, Plan, TALLY_BYTES_MAX};
 use orderfree_core::protocol::prefix::{Part, Until};
-use orderfree_core::protocol::{Key, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Key, Row, Timestamp, WriteOutcome};
 
 use super::{Subject, key, total_of};
 
@@ -29,9 +29,8 @@ impl Subject {
 
     /// Plans the fold of the oldest part of a long key.
     async fn plan_part(&self, key: &Key, now: Timestamp) -> Plan {
-        let (rows, bytes) = self.store.bounds(key.kind).fold_step;
         let cut = fold::cut(now, &self.constants);
-        let until = Until { through: cut, rows, bytes, tally_bytes: Some(TALLY_BYTES_MAX) };
+        let until = Until::cut(cut, self.store.bounds(key.kind).fold_step, TALLY_BYTES_MAX);
         let read = prefix::read(&*self.store, key, cut, until, 3).await.expect("a walk");
         fold::plan_prefix(read, now, &self.constants).expect("a plan")
     }
@@ -39,7 +38,8 @@ impl Subject {
     /// Reads the key in parts to its end, and returns its total and its number of shards.
     async fn total_by_parts(&self, key: &Key) -> (i128, usize) {
         let now = self.now().wall;
-        let read = prefix::read(&*self.store, key, now, Until::the_end(), 3).await.expect("a walk");
+        let until = Until::the_end(now);
+        let read = prefix::read(&*self.store, key, now, until, 3).await.expect("a walk");
         let reading = read.into_reading().expect("a value");
         (total_of(&reading.state), reading.shards)
     }
@@ -73,8 +73,12 @@ pub(crate) async fn a_part_has_the_oldest_rows_between_two_expiries(subject: Sub
     assert_eq!(subject.store.read_tally(&key).await.expect("an answer"), None);
     let found = async |after: Option<usize>, through: usize, limit| {
         let (after, through) = (after.map(|at| expiries[at]), expiries[through]);
-        let rows = subject.store.read_part(&key, Part { after, through, limit }).await;
-        rows.expect("rows").iter().map(|row| row.expires_at).collect::<Vec<_>>()
+        let part = |ids_only| Part { after, through, limit, ids_only };
+        let rows = subject.store.read_part(&key, part(false)).await.expect("rows");
+        let ids = subject.store.read_part(&key, part(true)).await.expect("rows");
+        let id = |row: &Row| (row.expires_at, row.mutator_id);
+        assert!(rows.iter().map(id).eq(ids.iter().map(id)), "with and without states");
+        rows.iter().map(|row| row.expires_at).collect::<Vec<_>>()
     };
     assert_eq!(found(None, 9, 10).await, expiries);
     assert_eq!(found(None, 9, 3).await, expiries[..3]);
@@ -125,7 +129,7 @@ pub(crate) async fn a_long_key_is_read_whole_and_folded_step_by_step(subject: Su
         let Some(late) = plan.fold() else { break };
         let (_, bytes) = subject.store.bounds(long.kind).fold_step;
         let cut = fold::cut(final_now, &subject.constants);
-        let few = Until { through: cut, rows: 7, bytes, tally_bytes: Some(TALLY_BYTES_MAX) };
+        let few = Until::cut(cut, (7, bytes), TALLY_BYTES_MAX);
         let other = prefix::read(&*subject.store, &long, cut, few, 3).await.expect("a walk");
         let other = fold::plan_prefix(other, final_now, &subject.constants).expect("a plan");
         subject.execute(other.fold().expect("the same rows are there")).await;

@@ -99,6 +99,13 @@ pub(crate) enum What {
     },
     Sync,
     Forget,
+    /// While a pod stops before it sends a fold of a key, another pod looks at the tally of that key. Then
+    /// the fold is sent, and node 0 forgets just before the walk's nth look.
+    ForgetFold {
+        folder: usize,
+        name: u8,
+        nth: usize,
+    },
     Damage {
         name: u8,
     },

@@ -26,7 +26,7 @@ use crate::plan::{Plan, Step, What};
 use crate::sabotage::Sabotage;
 use crate::store::{SimStore, name, stop};
 use crate::weather::Weather;
-use crate::world::{Shared, World};
+use crate::world::{Shared, Trap, World};
 
 /// What came of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -196,6 +196,10 @@ impl Stage {
             What::Purge { node } => shared.with(|world| world.purge(node)),
             What::Sync => shared.with(World::sync),
             What::Forget => shared.with(World::forget),
+            What::ForgetFold { folder, name, nth } => {
+                let folder = self.alive(folder).machine;
+                shared.with(|world| world.trap = Some(Trap { folder, name, nth, walk: None }));
+            }
             What::Damage { name } => shared.with(|world| world.damage(name)),
         }
     }
@@ -243,6 +247,7 @@ impl Stage {
                 (node.is_up, node.drops_until, node.skew_us) = (true, Duration::ZERO, 0);
             });
             world.stops_at_send.fill(None);
+            world.trap = None;
         });
         self.pods.iter().for_each(|pod| pod.machine.resume(false));
         sleep(2 * constants.request_budget()).await;

@@ -41,6 +41,7 @@ sabotages! {
     NewestFirst 100_000 "a slice with a low limit begins with the newest row"
     QuorumParts 100_000 "parts of a key are read at a quorum"
     OneLook 1_000 "the tally is not looked at again after the parts"
+    NoRecheck 1_000 "the rows of a long key are not looked at again"
     SplitExpiry 1_000 "a part divides the rows of one expiry"
     CutPart 1_000 "a part that was cut by its limit is taken for complete"
     CutList 1_000 "folds of several keys from an answer cut by one limit"

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use rand::Rng;
 use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use crate::plan::{OFFSET_MAX, OPS_MAX, Plan, SECOND, Step, What, skew};
 
@@ -13,6 +13,8 @@ struct Script<'a> {
     dice: &'a mut StdRng,
     /// Ops drawn for each key.
     ops: Vec<usize>,
+    /// Ops of one key that scenes may draw for now.
+    ops_max: usize,
     steps: Vec<Step>,
 }
 
@@ -21,7 +23,9 @@ pub(crate) fn steps(plan: &Plan, dice: &mut StdRng) -> Vec<Step> {
     let span = plan.constants.lifetime() * dice.random_range(2..=6) + plan.constants.cutoff();
     let (ops, steps) = (vec![0; usize::from(plan.names)], Vec::new());
     let damage = dice.random_bool(0.05);
-    let mut script = Script { plan, dice, ops, steps };
+    let has_forgotten_fold = plan.forgetful && plan.lengths.slices.is_some();
+    let ops_max = if has_forgotten_fold { OPS_MAX - 5 } else { OPS_MAX };
+    let mut script = Script { plan, dice, ops, ops_max, steps };
     for _ in 0..script.dice.random_range(20..=70) {
         let at = span.mul_f64(script.dice.random());
         script.scene(at);
@@ -30,6 +34,13 @@ pub(crate) fn steps(plan: &Plan, dice: &mut StdRng) -> Vec<Step> {
         let at = span.mul_f64(script.dice.random());
         let name = script.name();
         script.add(at, What::Damage { name });
+    }
+    // From dice of its own, so that other schedules stay what they were.
+    let mut dice = StdRng::seed_from_u64(plan.seed ^ 0x666F_7267_6574);
+    if has_forgotten_fold {
+        (script.dice, script.ops_max) = (&mut dice, OPS_MAX);
+        let at = span.mul_f64(script.dice.random());
+        script.forgotten_fold(at);
     }
     script.steps.sort_by_key(|step| step.at);
     script.steps
@@ -169,6 +180,45 @@ impl Script<'_> {
         }
     }
 
+    /// A fold of a key's older rows comes to the node that forgets, and to no other, while another pod walks
+    /// through the key. The node forgets it between two looks of that walk.
+    fn forgotten_fold(&mut self, at: Duration) {
+        let constants = self.plan.constants;
+        let names = 0..self.plan.names;
+        let name = names.min_by_key(|&name| self.ops[usize::from(name)]).expect("a name");
+        let gap = constants.fence_quantum() + SECOND;
+        let mut then = at;
+        for group in [self.dice.random_range(2..=3), 2] {
+            for _ in 0..group {
+                let pod = self.pod();
+                self.update_by(pod, then, name);
+                then += Duration::from_millis(100);
+                self.add(then, What::Kill { pod });
+            }
+            then += gap;
+        }
+        let (folder, nth) = (self.pod(), self.dice.random_range(2..=3));
+        let walker = (folder + 1) % self.plan.pods.len();
+        // All clocks show that the older rows are final, and later that the others are.
+        let slack = constants.fence_quantum() + OFFSET_MAX;
+        let sent = then + constants.lifetime() + constants.cutoff() + slack;
+        let planned = sent - gap;
+        self.add(planned, What::Kill { pod: folder });
+        let span = gap + 8 * SECOND;
+        self.add(planned, What::StopAtSend { pod: folder, span, held: None });
+        self.add(planned, What::Fold { pod: folder, name });
+        self.add(sent, What::Sync);
+        for node in 1..self.plan.nodes.len() {
+            self.add(sent, What::Drops { node, span: SECOND });
+        }
+        self.add(sent, What::ForgetFold { folder, name, nth });
+        let begun = sent + SECOND / 100;
+        match self.dice.random_bool(0.8) {
+            true => self.add(begun, What::Fold { pod: walker, name }),
+            false => self.add(begun, What::Read { pod: walker, name }),
+        }
+    }
+
     /// Two keys take turns in one pod, where each may put the other to rest. Its clock may be set back
     /// between two turns.
     fn turns(&mut self, at: Duration) {
@@ -232,7 +282,7 @@ impl Script<'_> {
 
     fn update_by(&mut self, pod: usize, at: Duration, name: u8) {
         let op = self.ops[usize::from(name)];
-        if op == OPS_MAX {
+        if op == self.ops_max {
             return;
         }
         self.ops[usize::from(name)] += 1;

@@ -66,8 +66,7 @@ pub(crate) struct SimStore {
     hedges: [Option<Hedges>; 2],
     /// The last time that folds were to go by.
     fold_time: Mutex<Timestamp>,
-    /// What the walks that are out saw of the tally at their first look.
-    looks: Mutex<HashMap<Key, Option<Row>>>,
+    walks: Mutex<parts::Walks>,
     /// The last answer about each key, and when it came.
     last_answers: Mutex<HashMap<(Key, Level), (Duration, WholeSlice)>>,
 }
@@ -97,7 +96,7 @@ impl SimStore {
             nodes: Mutex::new(nodes.collect()),
             hedges: [hedges(), hedges()],
             fold_time: Mutex::new(Timestamp::NEVER),
-            looks: Mutex::default(),
+            walks: Mutex::default(),
             last_answers: Mutex::default(),
         });
         store.sample();

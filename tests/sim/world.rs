@@ -11,6 +11,7 @@ use orderfree_core::protocol::{MutatorId, Timestamp};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
+use tokio::task;
 use uuid::Uuid;
 
 use crate::cluster::{Address, Cell, Mutation, Piece, Range, Replica};
@@ -53,6 +54,7 @@ pub(crate) struct World {
     pub(crate) folds: Vec<Arc<Mutation>>,
     /// For how long each pod stops at its next send, and the network holds what it sent before.
     pub(crate) stops_at_send: Vec<Option<(Duration, Option<Duration>)>>,
+    pub(crate) trap: Option<Trap>,
     /// Keys with a damaged row.
     pub(crate) damaged: Vec<bool>,
     /// Folds of each key that are being written.
@@ -88,6 +90,19 @@ impl Within {
     pub(crate) fn is_running(&self) -> bool {
         self.0.iter().any(|machine| machine.is_running())
     }
+}
+
+/// A walk, by the name of its key and its task.
+pub(crate) type Walk = (u8, Option<task::Id>);
+
+/// See [`What::ForgetFold`](crate::plan::What::ForgetFold).
+#[derive(Debug)]
+pub(crate) struct Trap {
+    pub(crate) folder: Arc<Machine>,
+    pub(crate) name: u8,
+    pub(crate) nth: usize,
+    /// The walk that came into it.
+    pub(crate) walk: Option<Walk>,
 }
 
 /// A fate that a message can have.
@@ -128,6 +143,7 @@ impl Shared {
             met: Met::default(),
             folds: Vec::new(),
             stops_at_send: vec![None; plan.pods.len()],
+            trap: None,
             damaged: vec![false; names],
             folding: vec![Within::default(); names],
             group_reads: Within::default(),
@@ -319,6 +335,28 @@ impl World {
     /// The first node writes everything to disk, or loses what it had not.
     pub(crate) fn sync(&mut self) {
         self.nodes[0].synced = self.nodes[0].disk.clone();
+    }
+
+    /// A walk is about to look at a tally for the nth time.
+    pub(crate) fn before_look(&mut self, walk: &Walk, nth: usize) {
+        if self
+            .trap
+            .as_ref()
+            .is_some_and(|trap| trap.walk.as_ref() == Some(walk) && nth >= trap.nth)
+        {
+            self.trap = None;
+            self.forget();
+        }
+    }
+
+    /// A pod has looked at a tally for the first time.
+    pub(crate) fn after_first_look(&mut self, walk: &Walk, machine: &Arc<Machine>) {
+        let Some(trap) = &mut self.trap else { return };
+        let is_other = trap.name == walk.0 && !Arc::ptr_eq(&trap.folder, machine);
+        if trap.walk.is_none() && is_other && !trap.folder.is_running() {
+            trap.walk = Some(*walk);
+            trap.folder.resume(true);
+        }
     }
 
     pub(crate) fn forget(&mut self) {

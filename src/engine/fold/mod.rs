@@ -234,9 +234,8 @@ impl Folder {
 
     /// Plans a fold of the oldest final shards of a key that has too many rows for one answer.
     async fn plan_part(&self, key: &Key, now: Timestamp) -> Result<Plan, FoldFailure> {
-        let (rows, bytes) = self.store.bounds(key.kind).fold_step;
         let cut = fold::cut(now, &self.constants);
-        let until = Until { through: cut, rows, bytes, tally_bytes: Some(TALLY_BYTES_MAX) };
+        let until = Until::cut(cut, self.store.bounds(key.kind).fold_step, TALLY_BYTES_MAX);
         let blocked = |error| self.blocked(key, error);
         let read = prefix::read(&*self.store, key, cut, until, prefix::FOLD_TRIES_MAX)
             .await

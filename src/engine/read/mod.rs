@@ -232,7 +232,8 @@ impl Reader {
     async fn by_parts(&self, key: &Key) -> Result<Option<KeyValue>, ReadError> {
         let as_of = self.gate.now().wall;
         let cut = as_of.minus(self.constants.cutoff());
-        let walk = prefix::read(&*self.store, key, cut, Until::the_end(), prefix::READ_TRIES_MAX);
+        let until = Until::the_end(as_of);
+        let walk = prefix::read(&*self.store, key, cut, until, prefix::READ_TRIES_MAX);
         let read = timeout(limits::LONG_READ_TIME_MAX, walk).await.map_err(|_| {
             let reason = "the key has too many rows to read in time";
             self.store_error(StoreError::Unavailable(reason.to_owned()))

@@ -291,6 +291,10 @@ impl Store for CassandraStore {
         // No row expires before 1970.
         let after = part.after.map_or(i64::MIN, Timestamp::as_micros);
         let values = (kind, group, name, after, part.through.as_micros(), count(part.limit));
+        if part.ids_only {
+            let answer = self.ask(key.partition(), &self.statements.part_ids, values, None).await?;
+            return rows::ids_of_key(answer);
+        }
         let answer = self.ask(key.partition(), &self.statements.part, values, None).await?;
         rows::of_key(answer)
     }

@@ -21,6 +21,13 @@ pub(super) fn of_key(answer: QueryResult) -> Result<Vec<Row>, StoreError> {
     })
 }
 
+/// Reads rows of one key that come without their states.
+pub(super) fn ids_of_key(answer: QueryResult) -> Result<Vec<Row>, StoreError> {
+    collect(answer, |(expires_at, mutator_id): (i64, Uuid)| {
+        checked(expires_at, mutator_id, Some(Vec::new()))
+    })
+}
+
 /// Reads the rows of a group's chunk.
 pub(super) fn of_group(answer: QueryResult) -> Result<Vec<(Name, Row)>, StoreError> {
     collect(answer, |(name, expires_at, mutator_id, state): GroupRow| {

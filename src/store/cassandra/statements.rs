@@ -54,6 +54,8 @@ pub(super) struct Statements {
     pub(super) tally: PreparedStatement,
     /// `kind, grp, name, after, through, limit`
     pub(super) part: PreparedStatement,
+    /// Like [`Statements::part`], without states.
+    pub(super) part_ids: PreparedStatement,
     /// `kind, grp, name, limit`; the oldest row comes first and the tally last.
     pub(super) fold_key: PreparedStatement,
     /// `kind, grp, names`
@@ -168,8 +170,11 @@ impl Statements {
         let of_names = prepare(format!("{of_group} AND name IN ?")).await?;
         let tally = prepare(format!("{of_key} AND expires_at = ?")).await?;
         let backwards = "ORDER BY expires_at ASC LIMIT ?";
-        let part = prepare(format!("{of_key} AND expires_at > ? AND expires_at <= ? {backwards}"));
-        let part = part.await?;
+        let between = format!("AND expires_at > ? AND expires_at <= ? {backwards}");
+        let part = prepare(format!("{of_key} {between}")).await?;
+        let part_ids =
+            prepare(format!("SELECT expires_at, mutator_id FROM {shards} WHERE {key} {between}"))
+                .await?;
         let whole_key_backwards = prepare(format!("{of_key} {backwards}")).await?;
         let after_backwards = prepare(format!("{of_key} AND expires_at > ? {backwards}")).await?;
         Ok(Statements {
@@ -178,6 +183,7 @@ impl Statements {
             // Not at the fold's level, because that can be a quorum.
             tally: with(&tally, profile(Level::All, reads.total)),
             part: with(&part, profile(Level::All, reads.total)),
+            part_ids: with(&part_ids, profile(Level::All, reads.total)),
             fold_key: with(&whole_key_backwards, profile(levels.fold, reads.total)),
             key_backwards: by_level(whole_key_backwards),
             key_after_backwards: by_level(after_backwards),

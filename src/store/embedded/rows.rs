@@ -85,7 +85,11 @@ pub(super) fn read_part(
     let mut rows = Vec::new();
     for entry in table.range::<RowKey>((Included(newest), oldest))?.rev().take(part.limit) {
         let (key, value) = entry?;
-        rows.push(checked_row(key.value(), value.value())?);
+        let mut row = checked_row(key.value(), value.value())?;
+        if part.ids_only {
+            row.state = Vec::new();
+        }
+        rows.push(row);
     }
     Ok(rows)
 }

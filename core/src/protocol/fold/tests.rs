@@ -8,7 +8,7 @@ use super::*;
 use crate::crdt::envelope::KeySeal;
 use crate::crdt::item::Item;
 use crate::crdt::{Counter, Dot, GSetOp, Kind, Op, Question, State};
-use crate::protocol::prefix::{PartSize, Until, Walk};
+use crate::protocol::prefix::{Part, PartSize, Until, Walk};
 use crate::protocol::read::{Answer, assemble};
 use crate::protocol::{MutatorId, Name, Overrides, Slice};
 
@@ -298,19 +298,25 @@ fn of_two_tallies_with_one_fence_the_full_one_wins() {
 fn plan_in_parts(key: &Key, rows: &[Row], now: Timestamp) -> Plan {
     let cut = cut(now, &constants());
     let (shards, tally): (Vec<_>, Vec<_>) = rows.iter().cloned().partition(|row| !row.is_tally());
-    let tally_bytes = Some(TALLY_BYTES_MAX);
-    let until = Until { through: cut, rows: usize::MAX, bytes: usize::MAX, tally_bytes };
+    let until = Until::cut(cut, (usize::MAX, usize::MAX), TALLY_BYTES_MAX);
     let size = PartSize { rows: (3, 1_000), bytes: usize::MAX, expiry_rows: 1_000 };
     let tally = tally.into_iter().next();
-    let mut walk = Walk::begin(key.clone(), tally.clone(), cut, until, size).expect("begun");
-    while let Some(part) = walk.next() {
+    let answer = |part: Part| {
         let mut rows = shards.clone();
         rows.retain(|row| Some(row.expires_at) > part.after && row.expires_at <= part.through);
         rows.sort_by_key(|row| row.expires_at);
         rows.truncate(part.limit);
-        walk.take(rows).expect("sound rows");
+        rows
+    };
+    let mut walk = Walk::begin(key.clone(), tally.clone(), cut, until, size).expect("begun");
+    while let Some(part) = walk.next() {
+        walk.take(answer(part)).expect("sound rows");
     }
-    let read = walk.end(tally.as_ref()).expect("nothing changed");
+    let mut recheck = walk.end(tally.as_ref()).expect("nothing changed");
+    while let Some(part) = recheck.next() {
+        recheck.take(answer(part)).expect("sound rows");
+    }
+    let read = recheck.end(tally.as_ref()).expect("nothing changed");
     plan_prefix(read, now, &constants()).expect("a plan")
 }
 

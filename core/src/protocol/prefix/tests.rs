@@ -56,7 +56,7 @@ impl Rows {
         let row = |(&(expires_at, mutator_id), state): (&(Timestamp, MutatorId), &Vec<u8>)| Row {
             expires_at,
             mutator_id,
-            state: state.clone(),
+            state: if part.ids_only { Vec::new() } else { state.clone() },
         };
         let mut rows: Vec<Row> = self.0.iter().map(row).collect();
         rows.retain(|row| Some(row.expires_at) > part.after && row.expires_at <= part.through);
@@ -66,7 +66,7 @@ impl Rows {
     }
 
     fn full(&self) -> FullRead {
-        let mut rows = self.part(&Part { after: None, through: cut().plus(SPAN), limit: 1_000 });
+        let mut rows = self.part(&all(cut().plus(SPAN), 1_000));
         rows.sort_by_key(|row| (std::cmp::Reverse(row.expires_at), row.mutator_id));
         let rows = self.tally().into_iter().chain(rows).collect();
         FullRead::at_fold_level(key(), Slice::new(rows, None, 1_000).whole().expect("whole"))
@@ -85,9 +85,23 @@ impl Rows {
         Ok(walk)
     }
 
-    fn planned(&self, until: Until, size: PartSize) -> Plan {
+    /// Looks at the rows and the tally again, after a walk that ended.
+    fn recheck(&self, mut recheck: Recheck) -> Result<Option<PrefixRead>, WalkError> {
+        while let Some(part) = recheck.next() {
+            assert!(part.ids_only);
+            recheck.take(self.part(&part))?;
+        }
+        Ok(recheck.end(self.tally().as_ref()))
+    }
+
+    fn read(&self, until: Until, size: PartSize) -> PrefixRead {
         let walk = self.walk(until, size).expect("sound rows");
-        let read = walk.end(self.tally().as_ref()).expect("nothing changed");
+        let recheck = walk.end(self.tally().as_ref()).expect("nothing changed");
+        self.recheck(recheck).expect("sound rows").expect("nothing changed")
+    }
+
+    fn planned(&self, until: Until, size: PartSize) -> Plan {
+        let read = self.read(until, size);
         fold::plan_prefix(read, NOW, &constants()).expect("a plan")
     }
 }
@@ -95,7 +109,12 @@ impl Rows {
 const SPAN: Duration = Duration::from_secs(1_000);
 
 fn until(rows: usize) -> Until {
-    Until { through: cut(), rows, bytes: usize::MAX, tally_bytes: Some(fold::TALLY_BYTES_MAX) }
+    Until::cut(cut(), (rows, usize::MAX), fold::TALLY_BYTES_MAX)
+}
+
+/// The oldest rows up to a time.
+fn all(through: Timestamp, limit: usize) -> Part {
+    Part { after: None, through, limit, ids_only: false }
 }
 
 fn some_shards() -> impl Strategy<Value = Rows> {
@@ -141,8 +160,7 @@ proptest! {
     #[test]
     fn a_value_by_parts_is_the_value_of_a_slice(rows in some_shards(), first in 1..6_usize) {
         let size = PartSize { rows: (first, 5), ..SIZE };
-        let walk = rows.walk(Until::the_end(), size).expect("sound rows");
-        let reading = walk.end(rows.tally().as_ref()).expect("nothing changed").into_reading();
+        let reading = rows.read(Until::the_end(NOW), size).into_reading();
         let answer = crate::protocol::read::assemble(&key(), rows.full().slice(), NOW, &constants());
         match answer.expect("sound rows") {
             crate::protocol::read::Answer::Value(value) => prop_assert_eq!(reading, Some(value)),
@@ -168,6 +186,75 @@ proptest! {
     }
 }
 
+/// Six rows of different expiries that are final, and two that are not.
+fn eight() -> Rows {
+    let mut rows = Rows::default();
+    (-2..6).for_each(|at| rows.shard(at, 1, 1 << (at + 2)));
+    rows
+}
+
+/// The rows as queries show them while one of the replicas has a fold of the oldest three.
+fn with_a_fold(rows: &Rows) -> Rows {
+    let mut folded = rows.clone();
+    folded.execute(rows.planned(until(3), SIZE).fold().expect("a fold"));
+    folded
+}
+
+/// The fold's deletion hides rows from the parts. Then the replica forgets it together with its tally, so the
+/// second look finds nothing.
+#[test]
+fn a_deletion_that_was_forgotten_before_the_second_look_makes_the_walk_begin_again() {
+    let rows = eight();
+    let folded = with_a_fold(&rows);
+    for until in [until(2), until(usize::MAX), Until::the_end(NOW)] {
+        let mut walk = Walk::begin(key(), rows.tally(), cut(), until, SIZE).expect("begun");
+        while let Some(part) = walk.next() {
+            walk.take(folded.part(&part)).expect("sound rows");
+        }
+        let recheck = walk.end(rows.tally().as_ref()).expect("the tally is the same");
+        assert_eq!(rows.recheck(recheck).expect("sound rows"), None);
+    }
+}
+
+/// As before, but the fold comes to the replica again, and hides the same rows from the recheck.
+#[test]
+fn a_deletion_that_came_again_is_found_by_the_third_look() {
+    let rows = eight();
+    let folded = with_a_fold(&rows);
+    let mut walk = Walk::begin(key(), None, cut(), until(usize::MAX), SIZE).expect("begun");
+    while let Some(part) = walk.next() {
+        walk.take(folded.part(&part)).expect("sound rows");
+    }
+    let recheck = walk.end(None).expect("the tally is the same");
+    assert_eq!(folded.recheck(recheck).expect("sound rows"), None);
+}
+
+/// Rows above the settled time come and go while a value is read.
+#[test]
+fn only_ids_up_to_the_settled_time_are_compared() {
+    let rows = eight();
+    let mut later = rows.clone();
+    later.shard(-1, 2, 1);
+    for (settled, is_used) in [(cut(), true), (cut().shifted(1), false)] {
+        let walk = rows.walk(Until::the_end(settled), SIZE).expect("sound rows");
+        let recheck = walk.end(None).expect("the tally is the same");
+        let read = later.recheck(recheck).expect("sound rows");
+        assert_eq!(read.is_some(), is_used);
+        assert_eq!(
+            read.and_then(PrefixRead::into_reading).map(|value| value.shards),
+            is_used.then_some(8)
+        );
+    }
+    // The last ids count as well, whatever the sizes of the parts are.
+    let mut fewer = rows.clone();
+    fewer.0.pop_first();
+    for most in 2..9 {
+        let size = PartSize { rows: (2, most), ..SIZE };
+        let recheck = rows.walk(until(9), size).expect("sound rows").end(None).expect("the same");
+        assert_eq!(fewer.recheck(recheck).expect("sound rows"), None);
+    }
+}
+
 #[test]
 fn an_expiry_is_never_divided() {
     let mut rows = Rows::default();
@@ -188,7 +275,7 @@ fn an_expiry_is_never_divided() {
 fn parts_are_as_large_as_their_rows_let_expect() {
     let mut rows = Rows::default();
     (0..100).for_each(|at| rows.shard(at, 1, 1));
-    let bytes = rows.part(&Part { after: None, through: cut(), limit: 1 })[0].state.len();
+    let bytes = rows.part(&all(cut(), 1))[0].state.len();
     let size = PartSize { rows: (10, 1_000), bytes: 20 * (bytes + 1), ..SIZE };
     let mut walk = Walk::begin(key(), None, cut(), until(1_000), size).expect("begun");
     let mut limits = Vec::new();
@@ -213,7 +300,7 @@ fn zombies_of_a_long_key_are_deleted_by_a_fence_that_rises() {
     rows.shard(9, 1, 1);
     rows.execute(
         rows.clone()
-            .planned(Until { through: cut().shifted(-2), ..until(9) }, SIZE)
+            .planned(Until::cut(cut().shifted(-2), (9, usize::MAX), fold::TALLY_BYTES_MAX), SIZE)
             .fold()
             .expect("a fold"),
     );
@@ -232,9 +319,9 @@ fn zombies_of_a_long_key_are_deleted_by_a_fence_that_rises() {
 fn rows_that_were_not_asked_for_are_no_answer() {
     let mut rows = Rows::default();
     [(9, 1), (8, 1), (8, 2), (7, 1)].iter().for_each(|&(at, id)| rows.shard(at, id, 1));
-    let all = |limit| Part { after: Some(cut().shifted(-9)), through: cut().shifted(-8), limit };
-    let answer = rows.part(&Part { after: None, through: cut(), limit: 9 });
-    let takes = |rows: &[Row]| in_order(rows.to_vec(), &all(9));
+    let asked = |limit| Part { after: Some(cut().shifted(-9)), ..all(cut().shifted(-8), limit) };
+    let answer = rows.part(&all(cut(), 9));
+    let takes = |rows: &[Row]| in_order(rows.to_vec(), &asked(9));
     let order: Vec<_> = takes(&answer[1..3])
         .expect("those")
         .iter()
@@ -249,6 +336,6 @@ fn rows_that_were_not_asked_for_are_no_answer() {
     ] {
         assert!(matches!(takes(stray), Err(BadSlice::Disordered { .. })), "{stray:?}");
     }
-    let error = in_order(answer[1..3].to_vec(), &all(1));
+    let error = in_order(answer[1..3].to_vec(), &asked(1));
     assert!(matches!(error, Err(BadSlice::Cut { limit: 1, .. })), "a store honours the limit");
 }
