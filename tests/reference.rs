@@ -101,7 +101,7 @@ fn the_page_of_the_command_line_is_up_to_date() {
         write!(text, "\n## {name}\n\n").expect("written");
         if name == "orderfree serve" {
             let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-            writeln!(text, "{about} Its settings are on [a page of their own](configuration.md).")
+            writeln!(text, "{about}. Its settings are on [a page of their own](configuration.md).")
                 .expect("written");
             continue;
         }

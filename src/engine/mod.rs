@@ -1,7 +1,7 @@
 //! What a pod does, without HTTP:
 //!
 //! * [`clock_gate`]: whether this pod's clock can be trusted;
-//! * [`write`]: updates, collected per key and written; [`read`]; [`fold`]: merges expired shards into
+//! * [`mod@write`]: updates, collected per key and written; [`read`]; [`fold`]: merges expired shards into
 //!   tallies;
 //! * [`service`]: the operations that other folders call;
 //! * [`health`]: whether the pod is ready; [`metrics`]; `memory`: budgets that requests share.
