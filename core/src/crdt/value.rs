@@ -21,7 +21,7 @@ pub enum Value {
     Item(Item),
     /// A finite double.
     Real(f64),
-    /// Text.
+    /// Text that is written as it is: labels, tokens, the decimals of a `sum`.
     Text(String),
     /// A list of values.
     List(Vec<Value>),

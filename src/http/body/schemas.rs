@@ -1,5 +1,6 @@
-//! Descriptions of request bodies, and of a few parts of answers, for the OpenAPI document. The code that
-//! reads bodies, in `extract` and `wire`, gives better errors. A test keeps the two consistent.
+//! Descriptions for the OpenAPI document: request bodies, query parameters, and a few parts of answers. The
+//! code that reads requests, in `extract` and `wire`, gives better errors. A test keeps the bodies consistent
+//! with it; the parameters are compared by hand.
 
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::item::ITEM_BYTES_MAX;
@@ -312,7 +313,7 @@ pub(crate) fn parameter(parameter: &str) -> Option<ObjectBuilder> {
         "consistency" => one_of(Level::ALL.iter().map(|level| level.name()).collect()),
         "max_staleness" => text().pattern(Some("^(0|[0-9]{1,6}ms|[0-9]{1,3}s|[1-5]?[0-9]m|1h)$")),
         "default" => text().pattern(Some("^(empty|[+-]?[0-9]{1,18}([.][0-9]{1,18})?)$")),
-        "q" => text().pattern(Some("^(0|0[.][0-9]{1,6}|1)(,(0|0[.][0-9]{1,6}|1)){0,9}$")),
+        "q" => text().pattern(Some("^(0|0[.][0-9]{1,6}|1)(,(0|0[.][0-9]{1,6}|1)){0,99}$")),
         "as" => one_of(vec!["opentelemetry", "prometheus"]),
         "contains" => text().min_length(Some(1)).max_length(Some(ITEM_BYTES_MAX)),
         "mutator_id" => text().format(Some(SchemaFormat::Custom("uuid".into()))),

@@ -359,7 +359,7 @@ pub(crate) fn rfc3339(time: Timestamp) -> String {
     time.to_rfc3339_opts(SecondsFormat::Micros, true)
 }
 
-/// Reads the `numbers` parameter: whether values are written as strings.
+/// Reads the `numbers` parameter: whether whole numbers are written in quotes.
 pub(crate) fn numbers(query: &extract::QueryParams<'_>) -> Result<bool, Problem> {
     let numbers = query.read("numbers", |text| match text {
         "number" => Ok(false),
