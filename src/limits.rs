@@ -85,10 +85,11 @@ pub const LONG_VALUE_BYTES_MAX: usize = 4 * VALUES_BYTES_MAX;
 /// Steps of one fold of a key with too many rows for one slice. Then other keys get their turn.
 pub const FOLD_STEPS_MAX: usize = 32;
 
-/// Longest time for one attempt of a read, and for a fold's write.
+/// Longest time for one attempt of a read request to Cassandra, and for a fold's write.
 pub const READ_ATTEMPT_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// Longest time for a read, including its retries.
+/// Longest time for one read request to Cassandra, with its retries and hedges. A client's read can make
+/// several. Also the longest wait of a read for memory.
 pub const READ_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Rows of a key above which a pod logs a warning: pods restart too often, or folds lag.

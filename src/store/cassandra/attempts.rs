@@ -36,7 +36,8 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// For reads and folds: they have no deadline except the patience of the caller.
+    /// For reads and folds: up to 3 tries of 3 s, and 10 s in all. A hedge can prolong a try by up to a
+    /// second. A read of a client can make several such requests, and HTTP adds no limit.
     pub const RELAXED: Patience =
         Patience { attempts_max: 3, attempt: READ_ATTEMPT_TIME_MAX, total: READ_TIME_MAX };
 
