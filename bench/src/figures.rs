@@ -150,7 +150,7 @@ impl Comparison {
         all.into_iter()
     }
 
-    /// What a figure of ours is of another peer's, round by round.
+    /// The ratio of our figure to another peer's, from the rounds that both took part in.
     #[must_use]
     pub(crate) fn ratio(
         &self,

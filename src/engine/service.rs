@@ -95,9 +95,8 @@ pub struct TallyView {
 impl Service {
     #[must_use]
     pub fn new(context: Context, mutators: Arc<Mutators>, folder: Arc<Folder>) -> Service {
-        let context_of_reads = context.clone();
+        let reader = Arc::new(Reader::new(context.clone(), Arc::clone(&folder)));
         let Context { store, gate, constants, metrics, .. } = context;
-        let reader = Arc::new(Reader::new(context_of_reads, Arc::clone(&folder)));
         Service { store, gate, mutators, folder, reader, constants, metrics }
     }
 

@@ -39,7 +39,7 @@ pub struct Node {
     tasks: Tasks,
 }
 
-/// What a pod is made from.
+/// The parts that [`Node::new`] wires into a pod.
 pub struct Parts {
     pub store: Arc<dyn Store>,
     pub constants: Constants,

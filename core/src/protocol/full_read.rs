@@ -72,16 +72,7 @@ impl FullRead {
 mod tests {
     use super::*;
     use crate::crdt::Kind;
-    use crate::protocol::{MutatorId, Timestamp};
-    use uuid::Uuid;
-
-    fn row(expires_at: i64, id: u128) -> Row {
-        Row {
-            expires_at: Timestamp::from_micros(expires_at),
-            mutator_id: MutatorId::new(Uuid::from_u128(id)),
-            state: Vec::new(),
-        }
-    }
+    use crate::protocol::row::tests::row;
 
     #[test]
     fn the_rows_of_several_keys_go_to_their_keys() {

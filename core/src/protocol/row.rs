@@ -173,10 +173,10 @@ impl WholeSlice {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn row(expires_at: i64, id: u128) -> Row {
+    pub(in crate::protocol) fn row(expires_at: i64, id: u128) -> Row {
         Row {
             expires_at: Timestamp::from_micros(expires_at),
             mutator_id: MutatorId::new(Uuid::from_u128(id)),

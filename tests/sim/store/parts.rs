@@ -19,7 +19,7 @@ use crate::world::Walk;
 /// The walks that are out.
 pub(super) type Walks = HashMap<Walk, Seen>;
 
-/// What a walk has seen.
+/// The answers that a walk got so far.
 pub(super) struct Seen {
     looks: usize,
     /// At the first look.
