@@ -222,7 +222,7 @@ async fn a_key_of_3000_shards_and_a_group_of_2000_keys_are_read_right_while_fold
     drop_keyspace(&config).await;
 }
 
-/// Nobody tells pods who sweeps what. Each begins somewhere else, and meets what others have folded.
+/// Pods do not divide the sweep among themselves. Each begins in another place, and skips what others folded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_few_pods_that_sweep_at_once_share_the_folds() {
     let _others_too = CLUSTER.read().await;
@@ -244,7 +244,9 @@ async fn a_few_pods_that_sweep_at_once_share_the_folds() {
     println!("{reports:?}");
     let folded: usize = reports.iter().map(|report| report.folded).sum();
     let looked_at: usize = reports.iter().map(|report| report.nominated).sum();
-    assert!((SWEPT_KEYS..SWEPT_KEYS * 11 / 10).contains(&folded), "{reports:?}");
+    // Where two pods meet, both fold the keys that one has read and the other has not written yet. The
+    // slower the machine, the more. Without any sharing, the pods would fold three times as many.
+    assert!((SWEPT_KEYS..SWEPT_KEYS * 5 / 4).contains(&folded), "{reports:?}");
     // Each looks ahead, at keys that another one is about to fold.
     assert!(looked_at < 5 * SWEPT_KEYS / 2, "alone they look at {}: {looked_at}", 3 * SWEPT_KEYS);
     assert!(reports.iter().all(|report| report.folded > SWEPT_KEYS / 10), "{reports:?}");
