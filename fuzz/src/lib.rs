@@ -1,6 +1,6 @@
-//! The fuzz targets' bodies, which `tests/fuzz` runs on the stable toolchain as well.
+//! The fuzz targets' bodies, which `tests/harness/fuzz` runs on the stable toolchain as well.
 
-#[path = "../../tests/fuzz/targets/mod.rs"]
+#[path = "../../tests/harness/fuzz/targets/mod.rs"]
 mod targets;
 
 /// Runs the target of this name over one input.

@@ -1,5 +1,5 @@
 //! The locks, atomics and timers with which a pod's tasks synchronize. They are in one module so that a
-//! scheduler that tries interleavings can replace them (`tests/shuttle`).
+//! scheduler that tries interleavings can replace them (`tests/harness/shuttle`).
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -19,7 +19,7 @@ fn the_facts_about_cassandra_are_those_of_the_architectures_table() {
     let table = table.split("\n## ").next().expect("a section");
     let is_test = |name: &&str| name.contains('_') && !name.contains(['/', ' ', '.']);
     let listed: BTreeSet<String> = quoted(table).filter(is_test).map(str::to_owned).collect();
-    let written: BTreeSet<String> = files("tests/conformance")
+    let written: BTreeSet<String> = files("tests/harness/conformance")
         .iter()
         .map(|name| read(name))
         .flat_map(|text| {
@@ -35,7 +35,7 @@ fn the_facts_about_cassandra_are_those_of_the_architectures_table() {
 #[test]
 fn the_safety_argument_names_what_there_is() {
     let argument = read("docs/correctness.md");
-    let (code, rules) = (code(), read("tests/sim/sabotage.rs"));
+    let (code, rules) = (code(), read("tests/harness/sim/sabotage.rs"));
     let mut checked = 0;
     for name in quoted(&argument).filter(|name| !name.contains([' ', ':'])) {
         let exists = if name.contains('/') {

@@ -2,6 +2,6 @@
 
 pub use orderfree::engine::{Context, clock_gate, metrics};
 
-#[path = "../../../src/engine/write/mod.rs"]
+#[path = "../../../../src/engine/write/mod.rs"]
 #[allow(dead_code, reason = "the product uses all of it")]
 pub mod write;

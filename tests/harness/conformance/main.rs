@@ -4,9 +4,9 @@
 //! These tests speak CQL themselves: what they look at lies below the store. The one exception is
 //! what the store makes of rows that came back, which is why it is there at all.
 
-#[path = "../cassandra/mod.rs"]
+#[path = "../../cassandra/mod.rs"]
 mod cassandra;
-#[path = "../contract/mod.rs"]
+#[path = "../../contract/mod.rs"]
 mod contract;
 
 mod apart;
