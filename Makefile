@@ -102,9 +102,9 @@ containers:     ## pods of this build in real containers, rolled under load; tar
 overload:       ## ten times what a pod can do, for two minutes each way, and what becomes of it
 	tests/operations/overload
 
-fuzz-check:     ## the fuzz targets compile for libFuzzer; fuzz/README.md says how to run them
-	cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --all-targets --locked -- -D warnings
-	cargo fmt --manifest-path fuzz/Cargo.toml --check
+fuzz-check:     ## the fuzz targets compile for libFuzzer; tests/harness/fuzz/README.md says how to run them
+	cargo clippy --manifest-path tests/harness/fuzz/libfuzzer/Cargo.toml --target-dir target --all-targets --locked -- -D warnings
+	cargo fmt --manifest-path tests/harness/fuzz/libfuzzer/Cargo.toml --check
 
 schemathesis:   ## a minute of requests that follow and break /openapi.json, to a server of its own
 	tests/openapi/schemathesis

@@ -43,7 +43,7 @@ const DOCUMENTS: [&str; 19] = [
     "docs/evidence.md",
     "tests/containers/README.md",
     "k8s/README.md",
-    "fuzz/README.md",
+    "tests/harness/fuzz/README.md",
 ];
 
 fn read(name: &str) -> String {
@@ -217,7 +217,7 @@ fn every_file_that_is_named_exists() {
         let text = read(place);
         for name in quoted(&text) {
             let name = name.split(' ').next().unwrap_or_default();
-            let folders = ["src/", "core/", "tests/", "k8s/", "compose/", "fuzz/", ".ci/"];
+            let folders = ["src/", "core/", "tests/", "k8s/", "compose/", ".ci/"];
             if folders.iter().any(|folder| name.starts_with(folder)) {
                 assert!(root.join(name).exists(), "{place} names {name}");
             }

@@ -62,13 +62,16 @@ fn unfinished() -> Vec<String> {
 fn sources() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
-    let folders = ["src", "core", "load", "bench/src", "tests", "fuzz/src", "fuzz/fuzz_targets"];
+    let folders = ["src", "core", "load", "bench/src", "tests"];
     let mut folders: Vec<PathBuf> = folders.map(|name| root.join(name)).into();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).expect("a readable folder") {
             let path = entry.expect("a readable entry").path();
             if path.is_dir() {
-                folders.push(path);
+                // What cargo built in the folder of the fuzz crate.
+                if !path.ends_with("target") {
+                    folders.push(path);
+                }
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let text = fs::read_to_string(&path).expect("UTF-8");
                 let name = path.strip_prefix(root).expect("inside").to_string_lossy().into_owned();

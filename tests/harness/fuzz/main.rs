@@ -1,5 +1,5 @@
 //! The fuzz targets on the stable toolchain: each over its committed corpus, over arbitrary bytes
-//! and over mutations of its corpus. `fuzz/README.md` says how to let libFuzzer search for longer.
+//! and over mutations of its corpus. `README.md` says how to let libFuzzer search for longer.
 
 mod kinds;
 mod targets;
@@ -155,8 +155,12 @@ impl Change {
     }
 }
 
+fn home() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/harness/fuzz")
+}
+
 fn folder(target: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
+    home().join("corpus").join(target)
 }
 
 /// The committed inputs of a target by file name.
@@ -231,7 +235,7 @@ fn every_target_holds_over_its_corpus() {
         let inputs = corpus(target);
         assert!(inputs.len() >= 3, "{target} has {} inputs", inputs.len());
         for (file, input) in inputs {
-            eprintln!("fuzz/corpus/{target}/{file}");
+            eprintln!("corpus/{target}/{file}");
             targets::run(target, &input);
         }
     }
@@ -243,22 +247,22 @@ fn the_fuzz_crate_has_the_same_targets() {
     let generated: BTreeSet<String> =
         generated::NAMES.iter().map(|&name| name.to_owned()).collect();
     assert_eq!(generated, targets);
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz");
-    let names = |folder: &str| -> BTreeSet<String> {
-        let entries = fs::read_dir(root.join(folder)).expect("a folder");
+    let crate_folder = home().join("libfuzzer");
+    let names = |folder: PathBuf| -> BTreeSet<String> {
+        let entries = fs::read_dir(folder).expect("a folder");
         entries
             .map(|entry| entry.expect("an entry").path())
             .map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned())
             .collect()
     };
-    assert_eq!(names("corpus"), targets);
-    assert_eq!(names("fuzz_targets"), targets);
-    let manifest = fs::read_to_string(root.join("Cargo.toml")).expect("a manifest");
+    assert_eq!(names(home().join("corpus")), targets);
+    assert_eq!(names(crate_folder.join("fuzz_targets")), targets);
+    let manifest = fs::read_to_string(crate_folder.join("Cargo.toml")).expect("a manifest");
     for name in &targets {
         assert!(
             manifest.contains(&format!("\nname = \"{name}\"\npath = \"fuzz_targets/{name}.rs\""))
         );
-        let body = fs::read_to_string(root.join(format!("fuzz_targets/{name}.rs"))).expect("text");
+        let body = fs::read_to_string(crate_folder.join(format!("fuzz_targets/{name}.rs"))).expect("text");
         assert!(body.contains(&format!("run(\"{name}\", ")), "{name} runs another target");
     }
 }

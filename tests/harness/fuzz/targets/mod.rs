@@ -1,5 +1,5 @@
-//! The bodies of all fuzz targets: each takes bytes and panics if a promise is broken. `fuzz/` runs
-//! them under libFuzzer, and `tests/harness/fuzz` runs the same functions on the stable toolchain.
+//! The bodies of all fuzz targets: each takes bytes and panics if a promise is broken. `libfuzzer`
+//! runs them under libFuzzer, and `main.rs` runs the same functions on the stable toolchain.
 
 mod config;
 pub(crate) mod decoders;

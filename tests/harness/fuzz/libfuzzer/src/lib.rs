@@ -1,6 +1,6 @@
-//! The fuzz targets' bodies, which `tests/harness/fuzz` runs on the stable toolchain as well.
+//! The fuzz targets' bodies, which `../main.rs` runs on the stable toolchain as well.
 
-#[path = "../../tests/harness/fuzz/targets/mod.rs"]
+#[path = "../../targets/mod.rs"]
 mod targets;
 
 /// Runs the target of this name over one input.

@@ -1,4 +1,4 @@
-//! See `tests/harness/fuzz/targets`.
+//! See `../../targets`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| orderfree_fuzz::run("payload", input));
