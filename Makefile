@@ -90,10 +90,10 @@ interchange:    ## sketches to and from Python's DataSketches
 	core/tests/interchange/check
 
 manifests:      ## Dockerfile, compose file and Kubernetes manifests, checked offline
-	tests/manifests/validate
+	tests/files/manifests/validate
 
 monitoring:     ## alerts, their tests, and what the dashboard asks
-	tests/monitoring/check
+	tests/files/monitoring/check
 
 containers:     ## pods of this build in real containers, rolled under load; target/containers/report.md
 	cargo build --locked
@@ -107,7 +107,7 @@ fuzz-check:     ## the fuzz targets compile for libFuzzer; tests/harness/fuzz/RE
 	cargo fmt --manifest-path tests/harness/fuzz/libfuzzer/Cargo.toml --check
 
 schemathesis:   ## a minute of requests that follow and break /openapi.json, to a server of its own
-	tests/openapi/schemathesis
+	tests/files/openapi/schemathesis
 
 bench:          ## orderfree beside native counters, plain writes and Redis, in every mode; target/bench
 	bench/run

@@ -2,9 +2,7 @@
 //! the place that decides it, so that manifests and documentation can't fall behind. What is reckoned is in
 //! `scale`, and which tests documents name in `named_tests`.
 
-#[path = "facts/named_tests.rs"]
 mod named_tests;
-#[path = "facts/scale.rs"]
 mod scale;
 
 use std::collections::BTreeSet;
@@ -482,7 +480,7 @@ fn alerts_and_dashboards_know_what_there_is() {
         );
         let page = format!("docs/operate/alerts.md#{}", name.to_lowercase());
         assert!(alerts.contains(&page), "no alert leads to {page}");
-        assert!(read("tests/monitoring/alerts.yaml").contains(name), "{name} is not tested");
+        assert!(read("tests/files/monitoring/alerts.yaml").contains(name), "{name} is not tested");
     }
 }
 
