@@ -2,6 +2,7 @@
 //! together, a node that dies and comes back, and one that hangs.
 
 mod cassandra;
+#[path = "stores/contract/mod.rs"]
 mod contract;
 
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 //! folded.
 
 mod cassandra;
+#[path = "stores/contract/mod.rs"]
 mod contract;
 
 use std::sync::Arc;

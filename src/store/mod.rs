@@ -1,5 +1,5 @@
 //! Where rows are stored. One trait, and two stores with the same rows and rules: Cassandra for production,
-//! and an embedded file for one machine. One contract suite (`tests/contract`) runs on both.
+//! and an embedded file for one machine. One contract suite (`tests/stores/contract`) runs on both.
 //!
 //! Stores execute; they decide nothing about the protocol. They promise:
 //!

@@ -3,7 +3,7 @@
 
 #[path = "../cassandra/mod.rs"]
 mod cassandra;
-#[path = "../contract/mod.rs"]
+#[path = "../stores/contract/mod.rs"]
 mod contract;
 mod ends;
 #[allow(dead_code, reason = "these tests use their own part")]

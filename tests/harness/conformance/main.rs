@@ -6,7 +6,7 @@
 
 #[path = "../../cassandra/mod.rs"]
 mod cassandra;
-#[path = "../../contract/mod.rs"]
+#[path = "../../stores/contract/mod.rs"]
 mod contract;
 
 mod apart;

@@ -1,5 +1,6 @@
 //! The contract suite on a real cluster, and what only a cluster can get wrong.
 
+#[path = "../cassandra/mod.rs"]
 mod cassandra;
 mod contract;
 
