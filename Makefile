@@ -53,7 +53,7 @@ load:           ## the multi-process load test on the repository's cluster
 MINUTES ?= 30
 
 soak:           ## every kind of fault for MINUTES on the repository's cluster; target/soak/report.md
-	MINUTES=$(MINUTES) tests/soak
+	MINUTES=$(MINUTES) tests/pods/soak/run
 
 N ?= 100000
 SEED ?= 0
@@ -97,10 +97,10 @@ monitoring:     ## alerts, their tests, and what the dashboard asks
 
 containers:     ## pods of this build in real containers, rolled under load; target/containers/report.md
 	cargo build --locked
-	tests/containers/run target/debug/orderfree
+	tests/pods/containers/run target/debug/orderfree
 
 overload:       ## ten times what a pod can do, for two minutes each way, and what becomes of it
-	tests/operations/overload
+	OVERLOAD_SECONDS=$${OVERLOAD_SECONDS:-120} cargo test --release --locked --test operations -- --nocapture --test-threads 1 overload::
 
 fuzz-check:     ## the fuzz targets compile for libFuzzer; tests/harness/fuzz/README.md says how to run them
 	cargo clippy --manifest-path tests/harness/fuzz/libfuzzer/Cargo.toml --target-dir target --all-targets --locked -- -D warnings

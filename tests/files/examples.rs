@@ -6,10 +6,10 @@
 //! differ from what a reader runs: the address of the server and the folder.
 
 #[allow(dead_code, reason = "these tests use their own part")]
-#[path = "../operations/pod.rs"]
+#[path = "../pods/operations/pod.rs"]
 mod pod;
 #[allow(dead_code, reason = "these tests use their own part")]
-#[path = "../operations/wire.rs"]
+#[path = "../pods/operations/wire.rs"]
 mod wire;
 
 use std::fmt::Write as _;

@@ -39,7 +39,7 @@ const DOCUMENTS: [&str; 19] = [
     "docs/operate/run.md",
     "docs/operate/security.md",
     "docs/evidence.md",
-    "tests/containers/README.md",
+    "tests/pods/containers/README.md",
     "k8s/README.md",
     "tests/harness/fuzz/README.md",
 ];

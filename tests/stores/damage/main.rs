@@ -8,13 +8,13 @@
 mod file;
 mod places;
 #[allow(dead_code, reason = "these tests use their own part")]
-#[path = "../../operations/pod.rs"]
+#[path = "../../pods/operations/pod.rs"]
 mod pod;
 mod served;
 mod tools;
 mod verdict;
 #[allow(dead_code, reason = "these tests use their own part")]
-#[path = "../../operations/wire.rs"]
+#[path = "../../pods/operations/wire.rs"]
 mod wire;
 
 use std::fs;

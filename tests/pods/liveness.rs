@@ -2,8 +2,9 @@
 //! back, updates and reads go on by themselves, and once all nodes are back, every final shard is
 //! folded.
 
+#[path = "../cassandra/mod.rs"]
 mod cassandra;
-#[path = "stores/contract/mod.rs"]
+#[path = "../stores/contract/mod.rs"]
 mod contract;
 
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 //! `make kinds` runs it with ten pods and 100,000 ops a kind; `KINDS_PODS` and `KINDS_OPS` say how
 //! many a plain `cargo test` takes.
 
-#[path = "../cassandra/mod.rs"]
+#[path = "../../cassandra/mod.rs"]
 mod cassandra;
 mod pods;
 mod work;

@@ -1,8 +1,9 @@
 //! Whole pods on a real cluster, in one process: big keys and groups while folds run, sweeps that begin
 //! together, a node that dies and comes back, and one that hangs.
 
+#[path = "../cassandra/mod.rs"]
 mod cassandra;
-#[path = "stores/contract/mod.rs"]
+#[path = "../stores/contract/mod.rs"]
 mod contract;
 
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! Many pods as processes, counting over HTTP while things break, every number proved at the end:
 //! `orderfree load` on both stores.
 
+#[path = "../cassandra/mod.rs"]
 mod cassandra;
 
 use std::path::PathBuf;

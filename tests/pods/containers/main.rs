@@ -9,7 +9,7 @@ use std::process::Command;
 fn containers_roll_without_loss() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("containers");
-    let output = Command::new(root.join("tests/containers/run"))
+    let output = Command::new(root.join("tests/pods/containers/run"))
         .arg(env!("CARGO_BIN_EXE_orderfree"))
         .env("REPORT", &folder)
         .output()

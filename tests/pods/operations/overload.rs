@@ -1,7 +1,7 @@
 //! Ten times what a pod can do: it sheds what is too much and stays right, in bounded memory, and is as
 //! quick as before soon after.
 //!
-//! `OVERLOAD_SECONDS` makes the load last longer; `tests/operations/overload` does that with a release build.
+//! `OVERLOAD_SECONDS` makes the load last longer; `make overload` does that with a release build.
 //! `OVERLOAD_CASSANDRA=HOST:PORT,…` has the pod use these nodes in place of the embedded store: their keyspace must
 //! be there.
 

@@ -1,6 +1,7 @@
 //! A Cassandra that takes nothing but TLS with client certificates and passwords: what roles with no more
 //! rights than they need can do, and what those are told who don't belong.
 
+#[path = "../cassandra/mod.rs"]
 mod cassandra;
 
 use std::collections::BTreeMap;

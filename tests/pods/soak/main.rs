@@ -1,6 +1,7 @@
-//! The soak in small: `tests/soak`, as `make soak` runs it, for three minutes and with the build of
+//! The soak in small: `tests/pods/soak/run`, as `make soak` runs it, for three minutes and with the build of
 //! the tests.
 
+#[path = "../../cassandra/mod.rs"]
 mod cassandra;
 
 use std::collections::BTreeMap;
@@ -29,7 +30,7 @@ async fn three_minutes_of_every_kind_of_fault_lose_double_and_invent_nothing() {
     own_cluster();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("soak");
-    let output = Command::new(root.join("tests/soak"))
+    let output = Command::new(root.join("tests/pods/soak/run"))
         .envs([
             ("MINUTES", "3"),
             ("RATE", RATE),

@@ -65,7 +65,7 @@ impl Desk {
 
     /// `cqlsh`, which tests fetch as they fetch other tools, and `nodetool` of the first node.
     fn with_tools(self) -> Desk {
-        let pins = repository().join("tests/processes/requirements.txt");
+        let pins = repository().join("tests/pods/processes/requirements.txt");
         let venv = Command::new(repository().join("tests/venv")).arg(pins).output();
         let venv = succeeded("tests/venv", venv.expect("the script runs"));
         symlink(Path::new(venv.trim()).join("bin/cqlsh"), self.path("cqlsh")).expect("a link");

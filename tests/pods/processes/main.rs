@@ -1,9 +1,9 @@
 //! The program as processes on the real cluster: pods that start before their store, that end while it is
 //! out or while they fold, and tools that move keys.
 
-#[path = "../cassandra/mod.rs"]
+#[path = "../../cassandra/mod.rs"]
 mod cassandra;
-#[path = "../stores/contract/mod.rs"]
+#[path = "../../stores/contract/mod.rs"]
 mod contract;
 mod ends;
 #[allow(dead_code, reason = "these tests use their own part")]
