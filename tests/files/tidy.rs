@@ -140,3 +140,25 @@ fn files_begin_with_their_purpose() {
         assert!(is_part_of_a_test || text.starts_with("//!"), "{name} does not say what it is for");
     }
 }
+
+/// Cargo finds tests by itself only at the top of `tests/`; others that are not listed would never run.
+#[test]
+fn every_test_is_listed_in_the_manifest() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).expect("a manifest");
+    let mut listed = 0;
+    for (name, _) in sources() {
+        let parts: Vec<_> = name.split('/').collect();
+        let is_test = match parts[..] {
+            ["tests", "cassandra", ..] => false,
+            ["tests", _, _] => true,
+            ["tests", _, _, file] => file == "main.rs",
+            _ => false,
+        };
+        if is_test {
+            assert!(manifest.contains(&format!("path = \"{name}\"")), "Cargo.toml lacks {name}");
+            listed += 1;
+        }
+    }
+    assert!(listed > 20, "{listed}");
+}

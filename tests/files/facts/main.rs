@@ -22,7 +22,7 @@ use orderfree_core::protocol::Timestamp;
 const FOREIGN_VARIABLES: [&str; 2] = ["ORDERFREE_PORT", "ORDERFREE_COMMIT"];
 
 /// Files for people, whose commands and paths must work.
-const DOCUMENTS: [&str; 19] = [
+const DOCUMENTS: [&str; 20] = [
     "README.md",
     "docs/start.md",
     "docs/count.md",
@@ -39,6 +39,7 @@ const DOCUMENTS: [&str; 19] = [
     "docs/operate/run.md",
     "docs/operate/security.md",
     "docs/evidence.md",
+    "tests/README.md",
     "tests/pods/containers/README.md",
     "k8s/README.md",
     "tests/harness/fuzz/README.md",
