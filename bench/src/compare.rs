@@ -22,39 +22,39 @@ use crate::server::{self, Server, mark};
 #[derive(Debug, Clone, Args)]
 #[command(args_override_self = true)]
 pub(crate) struct CompareArgs {
-    /// Cassandra's contact points, warm or not; without them the embedded store is measured.
+    /// Cassandra's contact points. Without them, the embedded store is measured.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
     cassandra: Vec<String>,
     /// Redis's address, such as redis://127.0.0.1:6379.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
-    /// `tests/cassandra/cluster`, whose third node is put in trouble; none is without it.
+    /// The script tests/cassandra/cluster, for scenarios that stop or kill the third node.
     #[arg(long, value_name = "SCRIPT")]
     trouble: Option<PathBuf>,
-    /// How the stores are set up: stands beside every figure.
+    /// A description of the stores' configuration, shown beside every figure.
     #[arg(long, value_name = "TEXT")]
     mode: String,
-    /// Who is compared; by default everyone whose store is given.
+    /// Peers to compare. By default, all whose store is given.
     #[arg(long, value_enum, value_delimiter = ',')]
     peers: Vec<Peer>,
-    /// What is measured; by default everything.
+    /// Scenarios to measure. By default, all.
     #[arg(long, value_enum, value_delimiter = ',')]
     scenarios: Vec<Scenario>,
-    /// Rounds of each peer and scenario.
+    /// Rounds per peer and scenario.
     #[arg(long, default_value_t = 3, value_name = "COUNT")]
     rounds: usize,
-    /// Length of one round.
+    /// Length of a round.
     #[arg(long, default_value = "8s", value_parser = humantime::parse_duration, value_name = "TIME")]
     length: Duration,
-    /// Load before the first round, over all peers: compilers of a JVM want minutes.
+    /// Length of the load on all peers before the first round. The JVM takes minutes to compile hot code.
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration, value_name = "TIME")]
     warm_up: Duration,
-    /// Where the figures go, as JSON.
+    /// JSON file for the figures.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// What the keys of one peer and scenario must hold.
+/// The values that the keys of one peer and scenario must have.
 struct Counted {
     keys: Vec<Key>,
     acked: Vec<u64>,
@@ -106,7 +106,7 @@ impl Bench {
         let (mut samples, mut wrong) = (Vec::new(), Vec::new());
         for scenario in scenarios {
             for round in 0..args.rounds {
-                // Whoever comes first in one round comes last in another.
+                // The order of peers is reversed in every other round.
                 for turn in 0..peers.len() {
                     let peer = peers[(turn + round) % peers.len()];
                     let sample = self.round(scenario, peer, round, args.length).await?;
@@ -124,7 +124,7 @@ impl Bench {
             }
             for &peer in &peers {
                 for what in self.wrong(scenario, peer).await? {
-                    // Of others it is a figure, and what a comparison under faults is for.
+                    // For other peers, wrong values are a result of a comparison under faults.
                     ensure!(peer != Peer::Ours && scenario.trouble().is_some(), what);
                     wrong.push(Wrong { scenario, peer, what });
                 }
@@ -133,7 +133,7 @@ impl Bench {
         Ok((samples, wrong))
     }
 
-    /// Loads everyone once, and looks whether they count.
+    /// Loads each peer once, and checks its counts.
     async fn warm_up(&mut self, args: &CompareArgs, peers: &[Peer]) -> anyhow::Result<()> {
         const STEPS: [Scenario; 2] = [Scenario::Hot, Scenario::UniformGroups];
         let length = args.warm_up / u32::try_from(peers.len() * STEPS.len())?;
@@ -186,7 +186,7 @@ impl Bench {
         })
     }
 
-    /// Everyone whose processor time is told. A node that was started again is another process.
+    /// The processes whose CPU time is reported. A restarted node is a new process.
     fn processes(&self) -> Vec<Processes> {
         let mut processes = vec![Processes::new("server", vec![self.server.pid])];
         for (name, word) in [("Cassandra", "CassandraDaemon"), ("Redis", "redis-server")] {
@@ -239,7 +239,7 @@ impl Bench {
         Ok(figures)
     }
 
-    /// Values below what was acknowledged, or above that and what was in doubt.
+    /// Values below what was acknowledged, or above that plus what is unknown.
     async fn wrong(&self, scenario: Scenario, peer: Peer) -> anyhow::Result<Vec<String>> {
         let mut wrong = Vec::new();
         if peer == Peer::Noop {
@@ -264,7 +264,7 @@ impl Bench {
     }
 }
 
-/// What is measured: by default everything that can be.
+/// The scenarios to measure: by default all that are possible.
 fn scenarios(args: &CompareArgs) -> anyhow::Result<Vec<Scenario>> {
     let can_be = |scenario: &Scenario| args.trouble.is_some() || scenario.trouble().is_none();
     if let Some(scenario) = args.scenarios.iter().find(|scenario| !can_be(scenario)) {
@@ -276,7 +276,7 @@ fn scenarios(args: &CompareArgs) -> anyhow::Result<Vec<Scenario>> {
     })
 }
 
-/// Puts a node in trouble for a while, if the scenario wants it.
+/// Stops or kills a node for a while, if the scenario has such a fault.
 async fn trouble(script: &Option<PathBuf>, scenario: Scenario) -> anyhow::Result<()> {
     let (Some(script), Some([begin, end])) = (script, scenario.trouble()) else { return Ok(()) };
     let [_, after, lasts] = TROUBLE;
@@ -288,7 +288,7 @@ async fn trouble(script: &Option<PathBuf>, scenario: Scenario) -> anyhow::Result
     Ok(())
 }
 
-/// Who takes part: by default everyone whose store is given.
+/// The peers to compare: by default all whose store is given.
 fn peers(args: &CompareArgs) -> Vec<Peer> {
     let is_there = |peer: &Peer| match peer {
         Peer::Noop | Peer::Ours => true,
@@ -301,7 +301,7 @@ fn peers(args: &CompareArgs) -> Vec<Peer> {
     }
 }
 
-/// Processes of this machine whose command line holds a word.
+/// Processes of this machine whose command line contains a word.
 fn pids_with(word: &str) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());

@@ -1,4 +1,4 @@
-//! What is measured, and how figures are summed up.
+//! Results of measurements, and their summaries.
 
 use std::collections::BTreeSet;
 
@@ -9,41 +9,38 @@ use crate::machine::Spent;
 use crate::peers::Peer;
 use crate::scenario::Scenario;
 
-/// Everything that was measured in one mode.
+/// All results of one mode.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Comparison {
-    /// How the stores were set up.
+    /// The configuration of the stores.
     pub mode: String,
     /// The machine.
     pub machine: String,
-    /// Seconds of a round.
+    /// Length of a round in seconds.
     pub round_seconds: f64,
-    /// One for each round, peer and scenario.
+    /// One sample per round, peer and scenario.
     pub samples: Vec<Sample>,
-    /// Values of other ways to count that were wrong after a node was in trouble.
+    /// Values of other peers that were wrong after a fault.
     #[serde(default)]
     pub wrong: Vec<Wrong>,
 }
 
-/// A value that can't be right.
+/// A wrong value.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Wrong {
-    /// What was sent.
     pub scenario: Scenario,
-    /// Who says it.
+    /// The peer that returned it.
     pub peer: Peer,
-    /// What is wrong with it.
+    /// What is wrong with the value.
     pub what: String,
 }
 
 /// One round of one peer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Sample {
-    /// What was sent.
     pub scenario: Scenario,
-    /// To whom.
     pub peer: Peer,
-    /// Which round, from 0.
+    /// The number of the round, from 0.
     pub round: usize,
     /// Increments acknowledged.
     pub increments: u64,
@@ -51,25 +48,25 @@ pub(crate) struct Sample {
     pub seconds: f64,
     /// Latency of acknowledged requests in µs: median, 99th and 99.9th percentile, and the longest.
     pub latency_us: [u64; 4],
-    /// Requests that were not acknowledged.
+    /// Requests that were refused or not answered.
     pub failed: u64,
-    /// The parts of the time, if a node was in trouble: before, meanwhile, and after.
+    /// Figures before, during and after the fault, if there was one.
     #[serde(default)]
     pub parts: Vec<Part>,
-    /// The first answer of these.
+    /// The first answer that was not an acknowledgement.
     pub failure: Option<String>,
-    /// Processor time of everyone who took part.
+    /// CPU time of all processes involved.
     pub spent: Vec<Spent>,
-    /// Share of the machine that was busy just before.
+    /// The share of the machine that was busy just before.
     pub busy_before: f64,
 }
 
-/// What was due in one part of a round.
+/// The requests that were due in one part of a round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Part {
     /// Latency of acknowledged requests in µs: 99th and 99.9th percentile, and the longest.
     pub latency_us: [u64; 3],
-    /// Requests that were not acknowledged.
+    /// Requests that were refused or not answered.
     pub failed: u64,
 }
 
@@ -84,32 +81,30 @@ impl Part {
 }
 
 impl Sample {
-    /// Increments acknowledged in a second.
+    /// Acknowledged increments per second.
     #[must_use]
     pub(crate) fn rate(&self) -> f64 {
         self.increments as f64 / self.seconds
     }
 }
 
-/// The median of the rounds, and the least and the greatest; a dash without any.
+/// The median, least and greatest of the rounds; a dash if there are none.
 pub(crate) fn spread(rates: &[f64]) -> String {
     let spread = Spread::of(rates.iter().copied());
     spread.map_or_else(|| "–".to_owned(), |spread| spread.in_words())
 }
 
-/// The middle of some figures, and their ends.
+/// A median with the least and the greatest value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Spread {
-    /// The median; of an even number the mean of both in the middle.
+    /// The median: the mean of the two middle values if their number is even.
     pub median: f64,
-    /// The least.
     pub least: f64,
-    /// The greatest.
     pub most: f64,
 }
 
 impl Spread {
-    /// None of no figures.
+    /// `None` if there are no values.
     #[must_use]
     pub(crate) fn of(figures: impl Iterator<Item = f64>) -> Option<Spread> {
         let mut sorted: Vec<f64> = figures.collect();
@@ -123,7 +118,7 @@ impl Spread {
         Some(Spread { median, least, most })
     }
 
-    /// As whole numbers.
+    /// Formats the values as whole numbers.
     #[must_use]
     pub(crate) fn in_words(&self) -> String {
         let [median, least, most] = [self.median, self.least, self.most].map(thousands);
@@ -132,25 +127,25 @@ impl Spread {
 }
 
 impl Comparison {
-    /// The rounds of a peer.
+    /// The samples of a peer.
     pub(crate) fn of(&self, scenario: Scenario, peer: Peer) -> impl Iterator<Item = &Sample> {
         self.samples.iter().filter(move |s| s.scenario == scenario && s.peer == peer)
     }
 
-    /// What was measured.
+    /// The scenarios that were measured.
     pub(crate) fn scenarios(&self) -> impl Iterator<Item = Scenario> + use<> {
         let all: BTreeSet<Scenario> = self.samples.iter().map(|s| s.scenario).collect();
         all.into_iter()
     }
 
-    /// Who took part.
+    /// The peers that were measured.
     pub(crate) fn peers(&self, scenario: Scenario) -> impl Iterator<Item = Peer> + use<> {
         let samples = self.samples.iter().filter(|s| s.scenario == scenario);
         let all: BTreeSet<Peer> = samples.map(|s| s.peer).collect();
         all.into_iter()
     }
 
-    /// The ratio of our figure to another peer's, from the rounds that both took part in.
+    /// Our figure divided by another peer's, in each round that has both.
     #[must_use]
     pub(crate) fn ratio(
         &self,
@@ -166,7 +161,7 @@ impl Comparison {
     }
 }
 
-/// A whole number with commas.
+/// Formats a whole number with commas.
 pub(crate) fn thousands(figure: f64) -> String {
     let digits = format!("{figure:.0}");
     let mut text = String::new();

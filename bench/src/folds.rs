@@ -1,8 +1,7 @@
-//! Folds: how many a second, what a read costs after them, and what is left on disk.
+//! Folds: how many per second, the cost of reads after them, and the space left on disk.
 //!
-//! Final shards are written with the product's own mutators by a clock that is behind, brought to the
-//! disk as they are long before a real fold, and folded by a pod with the right clock. Every value is
-//! read before and after.
+//! The product's own mutators write shards with a clock that is behind, so the shards are final at once. They are
+//! flushed to disk before a pod with the right clock folds them. Every value is read before and after.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -37,55 +36,54 @@ use crate::peers::store_args;
 use crate::report::publish;
 use crate::server::mark;
 
-/// Requests on their way at once.
+/// Concurrent requests.
 const AT_ONCE: usize = 64;
 
-/// Keys of a group, where they share one.
+/// Keys per group, where keys share one.
 const GROUP_KEYS: usize = 100;
 
-/// How many shards a key has when its reads are measured.
+/// Numbers of shards per key for which reads are measured.
 const SHARDS_OF_READS: [usize; 4] = [1, 10, 100, 1_000];
 
-/// How long the shards have been final when they are folded.
+/// Age of the final shards when they are folded.
 const FINAL_SINCE: Duration = Duration::from_secs(3_600);
 
-/// Until a deletion may be purged whose table says `gc_grace_seconds = 1`.
+/// Time until Cassandra may purge a deletion from a table with `gc_grace_seconds = 1`.
 const PURGEABLE_AFTER: Duration = Duration::from_secs(3);
 
-/// What to measure.
 #[derive(Debug, Clone, Args)]
 #[command(args_override_self = true)]
 pub(crate) struct FoldsArgs {
     /// Cassandra's contact points.
     #[arg(long, value_delimiter = ',', required = true, value_name = "HOST:PORT")]
     cassandra: Vec<String>,
-    /// `tests/cassandra/cluster`, which flushes and compacts its nodes.
+    /// The script tests/cassandra/cluster, which flushes and compacts the nodes.
     #[arg(long, value_name = "SCRIPT")]
     nodes: PathBuf,
-    /// How the store is set up: stands above the figures.
+    /// A description of the store's configuration, shown above the figures.
     #[arg(long, value_name = "TEXT")]
     mode: String,
-    /// Keys to fold in a round.
+    /// Keys to fold per round.
     #[arg(long, default_value_t = 4_000, value_name = "COUNT")]
     keys: usize,
-    /// Shards of each.
+    /// Shards per key.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(2..), value_name = "COUNT")]
     shards: u16,
-    /// Rounds of everything.
+    /// Rounds per measurement.
     #[arg(long, default_value_t = 3, value_name = "COUNT")]
     rounds: usize,
-    /// How long each read is repeated in a round.
+    /// Time for which each read is repeated in a round.
     #[arg(long, default_value = "4s", value_parser = humantime::parse_duration, value_name = "TIME")]
     length: Duration,
-    /// Reads and folds before the first round: compilers of a JVM want minutes.
+    /// Length of reads and folds before the first round. The JVM takes minutes to compile hot code.
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration, value_name = "TIME")]
     warm_up: Duration,
-    /// Where the tables go; besides, they are printed.
+    /// File for the tables, which are also printed.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// A clock that is behind: what is written by it is final already.
+/// A clock that is behind, so that shards written with it are already final.
 struct Behind(Duration);
 
 impl Clock for Behind {
@@ -100,12 +98,10 @@ struct Place<'a> {
     args: &'a FoldsArgs,
     store: StoreArgs,
     constants: Constants,
-    /// For what the product never does.
+    /// For statements that the product never sends.
     session: Session,
 }
 
-/// Measures and prints.
-///
 /// # Errors
 /// If the store can't be used, or a value changed.
 pub(crate) async fn run(args: FoldsArgs) -> anyhow::Result<()> {
@@ -114,7 +110,7 @@ pub(crate) async fn run(args: FoldsArgs) -> anyhow::Result<()> {
     let measured = place.measure(&mut text).await;
     let drop = format!("DROP KEYSPACE {}", place.store.keyspace);
     place.session.query_unpaged(drop, ()).await?;
-    // Also what was measured before something went wrong.
+    // Print what was measured even if a later step failed.
     publish(&text, args.output.as_deref())?;
     measured
 }
@@ -143,7 +139,7 @@ impl Place<'_> {
         start::open_store(self.store.resolve()?, self.constants, clock).await
     }
 
-    /// A pod that folds when it is told to.
+    /// A pod that folds only when the benchmark calls it.
     async fn pod(&self) -> anyhow::Result<(Arc<dyn Store>, Node)> {
         let clock = Arc::new(SystemClock);
         let store = self.open(clock.clone()).await?;
@@ -154,7 +150,7 @@ impl Place<'_> {
         Ok((store, node))
     }
 
-    /// Writes so many final shards of each key, each of which counts one, and brings them to the disk.
+    /// Writes `shards` final shards per key, each of which counts one, and flushes them to disk.
     async fn fill(&self, keys: &[Key], shards: usize) -> anyhow::Result<()> {
         let behind = self.constants.lifetime() + self.constants.cutoff() + FINAL_SINCE;
         let clock = Arc::new(Behind(behind));
@@ -177,7 +173,7 @@ impl Place<'_> {
         self.nodetool_all(&["flush", &self.store.keyspace]).await
     }
 
-    /// Folds, and reads before and after, for a while.
+    /// Warms up with folds, and with reads before and after them.
     async fn warm_up(&self) -> anyhow::Result<()> {
         let (begun, mut round) = (Instant::now(), 0);
         while begun.elapsed() < self.args.warm_up {
@@ -195,7 +191,7 @@ impl Place<'_> {
         Ok(())
     }
 
-    /// How many keys one pod's sweep folds in a second.
+    /// The number of keys per second that one pod's sweep folds.
     async fn folds(&self, text: &mut String) -> anyhow::Result<()> {
         let (count, shards) = (self.args.keys, usize::from(self.args.shards));
         let kinds = [
@@ -233,8 +229,8 @@ impl Place<'_> {
         Ok(())
     }
 
-    /// What reads of one key cost with so many shards, before and after their fold: those of the store, with
-    /// HTTP, merging and shared reads left aside, and those of a pod, without HTTP.
+    /// The cost of reading a key with this many shards, before and after its fold: from the store (without HTTP,
+    /// merging and shared reads), and from a pod (without HTTP).
     async fn reads(&self, text: &mut String) -> anyhow::Result<()> {
         let mut rates = SHARDS_OF_READS.map(|_| [const { Vec::new() }; 5]);
         for round in 0..self.args.rounds {
@@ -276,7 +272,7 @@ impl Place<'_> {
         self.nodetool_all(&["flush", &self.store.keyspace]).await?;
         let ways = [(folded, Some(fence)), (folded, None), (deleted, None)];
         let mut after = [0.0; 3];
-        // What is read first in one round is read last in another.
+        // The order of reads is reversed in every other round.
         for turn in 0..ways.len() {
             let at = (turn + round) % ways.len();
             let (key, fence) = ways[at];
@@ -291,7 +287,7 @@ impl Place<'_> {
         Ok([before, from_fence, from_start, one_by_one, by_pod])
     }
 
-    /// What folds would do without range deletions: the tally as in `folded`, and one tombstone a shard.
+    /// The cost of folds without range deletions: the tally as in `folded`, and one tombstone per shard.
     async fn delete_one_by_one(
         &self,
         store: &Arc<dyn Store>,
@@ -319,8 +315,8 @@ impl Place<'_> {
         Ok(())
     }
 
-    /// Bytes on disk of each key once everything is folded and compacted, beside native counters that
-    /// were added to as often as ours have shards.
+    /// Bytes on disk per key after everything is folded and compacted, compared with native counters that got one
+    /// increment per shard.
     async fn disk(&self, text: &mut String) -> anyhow::Result<()> {
         let (session, keyspace) = (&self.session, self.store.keyspace.as_str());
         let native =
@@ -383,7 +379,7 @@ impl Place<'_> {
         Ok(())
     }
 
-    /// Live bytes of a table on the first node.
+    /// Live bytes of a table on node 1.
     async fn live_bytes(&self, table: &str) -> anyhow::Result<f64> {
         let table = format!("{}.{table}", self.store.keyspace);
         let said = self.nodetool(1, &["tablestats", &table]).await?;
@@ -393,7 +389,7 @@ impl Place<'_> {
     }
 }
 
-/// Keys of this name, so many in each group.
+/// Keys with this prefix, a fixed number per group.
 fn keys(mark: &str, count: usize, group_keys: usize) -> Vec<Key> {
     let name = |text: String| Name::new(&text).expect("invariant: a plain name");
     (0..count)
@@ -405,7 +401,7 @@ fn keys(mark: &str, count: usize, group_keys: usize) -> Vec<Key> {
         .collect()
 }
 
-/// A new mutator's only write, which counts one.
+/// The only write of a new mutator, which counts one.
 fn shard(key: &Key, now: Now, constants: &Constants) -> ShardWrite {
     let id = Random::system().mutator_id();
     let mut mutator = Mutator::born(key.clone(), id, None, now, constants);
@@ -417,7 +413,7 @@ fn shard(key: &Key, now: Now, constants: &Constants) -> ShardWrite {
     }
 }
 
-/// Every key must count this much.
+/// Checks that every key has this value.
 async fn check(node: &Node, keys: &[Key], expected: usize) -> anyhow::Result<()> {
     let reads = keys.iter().map(|key| async move {
         let value = node.service().read(key, None).await?.context("a key is gone")?;
@@ -428,10 +424,10 @@ async fn check(node: &Node, keys: &[Key], expected: usize) -> anyhow::Result<()>
     stream::iter(reads).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await.map(drop)
 }
 
-/// Whose reads are counted.
+/// A reader whose reads are counted.
 #[derive(Clone)]
 enum Reads {
-    /// Of the rows behind a fence.
+    /// Reads the rows above a fence from the store.
     OfStore(Arc<dyn Store>, Option<Timestamp>),
     OfPod(Arc<Service>),
 }
@@ -450,7 +446,7 @@ impl Reads {
     }
 }
 
-/// Reads of one key in a second.
+/// Reads of one key per second.
 async fn reads_a_second(reads: Reads, key: &Key, length: Duration) -> anyhow::Result<f64> {
     let (count, begun) = (Arc::new(AtomicU64::new(0)), Instant::now());
     let lanes = (0..AT_ONCE).map(|_| {

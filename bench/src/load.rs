@@ -1,5 +1,5 @@
-//! The load: many kept connections that send prepared requests, in a closed or an open loop, and count
-//! what was acknowledged for each key.
+//! The load: many keep-alive connections that send prepared requests, in a closed or an open loop, and count the
+//! acknowledged increments of each key.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -18,30 +18,30 @@ use tokio_util::sync::CancellationToken;
 
 use crate::wire::{Connection, request};
 
-/// The longest latency that is told apart from longer ones: an hour, in µs.
+/// Longer latencies count as this one: an hour, in µs.
 const LATENCY_MAX_US: u64 = 3_600_000_000;
 
-/// Decimal digits of a latency that are kept.
+/// Significant digits of a recorded latency.
 const LATENCY_DIGITS: u8 = 3;
 
-/// Wait after an answer that was none, so that a server in trouble is not hammered.
+/// Pause after an error, so that a server in trouble is not flooded.
 const TROUBLE_PAUSE: Duration = Duration::from_millis(20);
 
-/// A request that is sent over and over.
+/// A request that is sent many times.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    /// Its bytes.
+    /// The bytes to send.
     pub bytes: Vec<u8>,
-    /// Which keys it increments, and by how much.
+    /// The keys that the request increments, and by how much.
     pub adds: Vec<(usize, u64)>,
 }
 
-/// How often each request is chosen.
+/// How often each request is sent.
 #[derive(Debug, Clone)]
 pub(crate) enum Choice {
-    /// Each as likely as any other.
+    /// All requests are equally likely.
     Uniform,
-    /// The probability that the request or one before it is chosen.
+    /// The probability that this request or one before it is chosen.
     Cumulative(Vec<f64>),
 }
 
@@ -60,56 +60,52 @@ impl Choice {
 /// When requests are sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Pace {
-    /// A connection sends its next request when the last one was answered.
+    /// A connection sends its next request after the answer to the last one.
     Closed,
-    /// So many requests a second over all connections, each due at a fixed time.
+    /// This many requests per second over all connections, each due at a fixed time.
     Open(u32),
 }
 
 /// One run of the load.
 #[derive(Debug)]
 pub(crate) struct Load {
-    /// The server.
     pub address: SocketAddr,
-    /// What is sent.
+    /// The requests to send.
     pub requests: Rc<[Prepared]>,
-    /// How often each is chosen.
     pub choice: Choice,
-    /// When.
     pub pace: Pace,
-    /// Over so many connections.
+    /// The number of connections.
     pub connections: usize,
-    /// For so long.
     pub length: Duration,
-    /// Where the parts begin, but the first, of which the figures are told apart.
+    /// The times at which the second and later parts begin. Each part has its own figures.
     pub parts: Vec<Duration>,
-    /// Of what is chosen by chance.
+    /// Seed of the random choices.
     pub seed: u64,
 }
 
-/// What came of it.
+/// Results of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Figures {
-    /// Increments acknowledged for each key.
+    /// Acknowledged increments by key.
     pub acked: Vec<u64>,
-    /// Increments of each key that may be counted or not.
+    /// Increments by key that may or may not be counted.
     pub unknown: Vec<u64>,
-    /// Requests answered by an acknowledgement of all they asked.
+    /// Requests whose increments were all acknowledged.
     pub requests: u64,
-    /// The first answer of a request that was refused or not answered.
+    /// The first answer that was not an acknowledgement.
     pub failure: Option<String>,
-    /// From the first request to the last answer that was waited for.
+    /// Time from the first request to the last answer.
     pub seconds: f64,
-    /// The requests that were due in each part of the time.
+    /// The requests that were due in each part of the run.
     pub parts: Vec<Due>,
 }
 
-/// What came of some requests.
+/// Results of some requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Due {
-    /// Latency of the acknowledged ones in µs, from their intended time.
+    /// Latency of acknowledged requests in µs, from the time they were due.
     pub latency: Histogram<u64>,
-    /// Those that were refused or not answered.
+    /// Requests that were refused or not answered.
     pub failed: u64,
 }
 
@@ -132,13 +128,13 @@ impl Figures {
         }
     }
 
-    /// Increments acknowledged.
+    /// Acknowledged increments.
     #[must_use]
     pub(crate) fn increments(&self) -> u64 {
         self.acked.iter().sum()
     }
 
-    /// The requests of all parts.
+    /// The results of all parts together.
     #[must_use]
     pub(crate) fn all(&self) -> Due {
         let mut all = Due::none();
@@ -156,8 +152,8 @@ impl Figures {
         self.parts[part].latency.saturating_record(us);
     }
 
-    /// An answer that leaves everything open. Also a refusal: what was refused is not counted, and the
-    /// bounds that this leaves are wide enough for it.
+    /// Records an answer that leaves the outcome open. Refusals are recorded here too: they are certainly not counted,
+    /// but the bounds only become wider.
     fn in_doubt(&mut self, prepared: &Prepared, part: usize, why: String) {
         prepared.adds.iter().for_each(|(key, by)| self.unknown[*key] += by);
         self.parts[part].failed += 1;
@@ -166,10 +162,10 @@ impl Figures {
 }
 
 impl Load {
-    /// Sends until the time is over and every answer has come. Runs on the caller's thread alone.
+    /// Sends requests until the time is over and every answer has arrived. Uses only the caller's thread.
     ///
     /// # Errors
-    /// If the server can't be reached at first.
+    /// If no connection to the server can be opened at the start.
     pub(crate) async fn run(self) -> anyhow::Result<Figures> {
         let keys = self.requests.iter().flat_map(|r| &r.adds).map(|(key, _)| key + 1).max();
         let mut seeds = SmallRng::seed_from_u64(self.seed);
@@ -222,7 +218,7 @@ impl Load {
     }
 }
 
-/// What the connections of one run share.
+/// State that the connections of one run share.
 struct Run {
     load: Load,
     start: Instant,
@@ -249,7 +245,7 @@ impl Run {
                     format!("{}: {body:.300}", answer.status)
                 }
                 Err(error) => {
-                    // What comes late on the old connection would be taken for another answer.
+                    // A late answer on the old connection would be taken for that of the next request.
                     match Connection::open(self.load.address).await {
                         Ok(another) => connection = another,
                         Err(again) => {
@@ -266,7 +262,7 @@ impl Run {
         }
     }
 
-    /// When the next request is intended; none once the load is over.
+    /// The time at which the next request is due; `None` after the end of the run.
     async fn next(&self) -> Option<Instant> {
         match &self.schedule {
             Some(schedule) => tokio::select! {
@@ -279,16 +275,16 @@ impl Run {
     }
 }
 
-/// Whether an answer of 200 acknowledges everything: a batch may hold other outcomes besides.
+/// Whether an answer with status 200 acknowledges everything: a batch can also contain other outcomes.
 pub(crate) fn are_all_acked(body: &[u8]) -> bool {
     let holds = |word: &[u8]| memchr::memmem::find(body, word).is_some();
     !holds(b"\"refused\"") && !holds(b"\"unknown\"")
 }
 
-/// Reads the values of keys, many at once.
+/// Reads the values of many keys concurrently.
 ///
 /// # Errors
-/// If one can't be read or is no number.
+/// If a value can't be read or is not a number.
 pub(crate) async fn values(address: SocketAddr, paths: Vec<String>) -> anyhow::Result<Vec<i64>> {
     const AT_ONCE: usize = 64;
     let paths: Rc<[String]> = paths.into();
@@ -327,7 +323,7 @@ async fn values_of_lane(
     Ok(values)
 }
 
-/// The number in an answer to a read; zero if there is no such key.
+/// The number in the answer to a read; zero if the key does not exist.
 fn value_of(path: &str, status: u16, body: &[u8]) -> anyhow::Result<i64> {
     let text = String::from_utf8_lossy(body);
     if status == 404 {

@@ -1,4 +1,4 @@
-//! What the machine does: processor time of each process, and whether anything else keeps it busy.
+//! The state of the machine: CPU time of each process, and whether other work keeps it busy.
 //! Source: proc(5), `/proc/stat` and `/proc/[pid]/stat`.
 
 use std::fs;
@@ -8,46 +8,46 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-/// Ticks of `/proc` in a second: 100 on every Linux of today (`getconf CLK_TCK`).
+/// Ticks of `/proc` per second: 100 on every current Linux (`getconf CLK_TCK`).
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// How long each look of the quiet gate lasts, and how long it goes on looking.
+/// How long each check for a quiet machine lasts, and how long the checks go on.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOK_MAX: Duration = Duration::from_secs(20);
 
-/// The share of the machine that may be busy before a round. Nodes that run idle take up to a tenth.
+/// The machine is quiet below this share of CPU time. Idle nodes take up to a tenth.
 const QUIET_SHARE: f64 = 0.3;
 
-/// Processor time of some processes together.
+/// CPU time of several processes together.
 #[derive(Debug, Clone)]
 pub(crate) struct Processes {
-    /// What they are, for tables.
+    /// Their name, for tables.
     pub name: String,
     pids: Vec<u32>,
 }
 
-/// What one kind of process spent on a run.
+/// The CPU time of one group of processes during a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Spent {
-    /// What it is.
+    /// The name of the group.
     pub name: String,
-    /// Processor seconds, of all its threads in user and kernel mode.
+    /// CPU seconds of all threads in user and kernel mode.
     pub cpu_seconds: f64,
 }
 
 impl Processes {
-    /// Processes by their ids.
+    /// The processes with these ids.
     pub(crate) fn new(name: &str, pids: Vec<u32>) -> Processes {
         Processes { name: name.to_owned(), pids }
     }
 
-    /// Processor seconds up to now. A process that is gone counts nothing.
+    /// CPU seconds so far. A process that has ended counts as zero.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         self.pids.iter().filter_map(|pid| cpu_ticks(*pid)).sum::<f64>() / TICKS_PER_SECOND
     }
 }
 
-/// Bytes of memory that a process holds (`VmRSS`).
+/// Resident memory of a process in bytes (`VmRSS`).
 pub(crate) fn resident_bytes(pid: u32) -> Option<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -55,7 +55,7 @@ pub(crate) fn resident_bytes(pid: u32) -> Option<f64> {
     Some(kib * 1024.0)
 }
 
-/// Ticks in user and kernel mode, the 14th and 15th field, counted behind the name in brackets.
+/// Ticks in user and kernel mode: fields 14 and 15, counted after the name in brackets.
 fn cpu_ticks(pid: u32) -> Option<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = text.rsplit_once(')')?;
@@ -71,12 +71,12 @@ fn machine_ticks() -> anyhow::Result<(f64, f64)> {
     let ticks: Vec<f64> =
         line.split_ascii_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
     let idle: f64 = ticks.iter().skip(3).take(2).sum();
-    // Guest time, the last two fields, is in user time already.
+    // Guest time, the last two fields, is also part of user time.
     let all: f64 = ticks.iter().take(8).sum();
     Ok((all - idle, all))
 }
 
-/// Waits until the machine is quiet, or patience ends. Returns the share that was busy at last.
+/// Waits until the machine is quiet or the checks end. Returns the last share that was busy.
 pub(crate) async fn quiet() -> anyhow::Result<f64> {
     let began = Instant::now();
     loop {
@@ -90,7 +90,7 @@ pub(crate) async fn quiet() -> anyhow::Result<f64> {
     }
 }
 
-/// Processor, its count, memory and kernel, in one line.
+/// The CPU, its number of cores, the memory and the kernel, on one line.
 #[must_use]
 pub(crate) fn describe() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();

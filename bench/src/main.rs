@@ -1,13 +1,13 @@
-//! Orderfree beside other ways to count, in the same server, on the same stores, in the same run.
+//! Compares Orderfree with other ways to count: in the same server, on the same stores, in the same run.
 //!
 //! * `peers`: the ways to count, as routes of one server;
 //! * `wire`, `load`: the load;
-//! * `scenario`: what is sent;
-//! * `machine`: processor time and quiet;
-//! * `server`: the server that is measured;
-//! * `compare`: the rounds;
-//! * `pods`: how they go on with their number;
-//! * `folds`, `memory`, `opening`: what a fold, a read, a key and a start cost;
+//! * `scenario`: the requests;
+//! * `machine`: CPU time, and waiting for a quiet machine;
+//! * `server`: the measured server as a process;
+//! * `compare`: the rounds of the comparison;
+//! * `pods`: throughput by the number of pods;
+//! * `folds`, `memory`, `opening`: the cost of folds, reads, keys and starts;
 //! * `report`, `plot`: tables and plots.
 
 mod compare;
@@ -33,11 +33,11 @@ use mimalloc::MiMalloc;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// As in the product, for every peer.
+/// The product's allocator, for every peer.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-/// Measures Orderfree beside other ways to count.
+/// Compares Orderfree with other ways to count.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {
@@ -47,24 +47,24 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve all peers, until killed.
+    /// Serve all peers until killed.
     Serve(peers::ServeArgs),
     /// Start a server and compare its peers.
     Compare(compare::CompareArgs),
-    /// Measure folds, reads after them, and what they leave on disk.
+    /// Measure folds, reads after them, and the space that they leave on disk.
     Folds(folds::FoldsArgs),
-    /// Measure what keys cost in a pod's memory.
+    /// Measure the memory of a pod's keys.
     Memory(memory::MemoryArgs),
-    /// Measure how long large embedded files take to open.
+    /// Measure the time to open large embedded files.
     Opening(opening::OpeningArgs),
     /// Measure one hot key with one, two and four pods.
     Pods(pods::PodsArgs),
-    /// Write figures of `compare` into the report.
+    /// Write the figures of compare into the report.
     Report(report::ReportArgs),
 }
 
 fn main() -> anyhow::Result<()> {
-    // One thread for a load: it shares its cores with what it measures.
+    // One thread for a load, because it shares the cores with what it measures.
     let (mut one, mut many) = (Builder::new_current_thread(), Builder::new_multi_thread());
     match Cli::parse().command {
         Command::Serve(args) => run(&mut many, peers::serve(args)),
@@ -77,7 +77,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Runs until it is done or somebody wants the program to end: whatever it started ends with it.
+/// Runs a command until it is done or a signal arrives. Either way, the processes it started end with it.
 fn run(
     runtime: &mut Builder,
     work: impl Future<Output = anyhow::Result<()>>,
@@ -86,8 +86,8 @@ fn run(
         let mut terminate = signal(SignalKind::terminate())?;
         tokio::select! {
             biased;
-            _ = tokio::signal::ctrl_c() => bail!("told to end"),
-            _ = terminate.recv() => bail!("told to end"),
+            _ = tokio::signal::ctrl_c() => bail!("stopped by a signal"),
+            _ = terminate.recv() => bail!("stopped by a signal"),
             done = work => done,
         }
     })

@@ -1,4 +1,4 @@
-//! Memory of a pod: what a key costs that is awake, and one at rest; and whether keys that wake are right.
+//! Memory of a pod: the cost of an awake key and of a resting key. Also checks keys that wake up.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,45 +17,42 @@ use crate::scenario::batch_request;
 use crate::server::{self, Server, mark};
 use crate::wire::{Connection, request};
 
-/// Updates of one request, and requests on their way at once.
+/// Updates per request, and concurrent requests.
 const BATCH: usize = 1_000;
 const AT_ONCE: usize = 8;
 
-/// Keys of a group.
+/// Keys per group.
 const GROUP_KEYS: usize = 100;
 
-/// Longest wait until all mutators rest: those that are not used do within 20 s.
+/// Longest wait until all mutators rest. Unused ones rest within 20 s.
 const REST_WITHIN: Duration = Duration::from_secs(60);
 
-/// One key in so many wakes in the end, and is read.
+/// At the end, one in this many keys wakes up and is read.
 const WAKE_EVERY: usize = 50;
 
-/// What to measure.
 #[derive(Debug, Clone, Args)]
 #[command(args_override_self = true)]
 pub(crate) struct MemoryArgs {
-    /// Cassandra's contact points; without them the embedded store is measured, with its cache.
+    /// Cassandra's contact points. Without them, the embedded store is measured, including its cache.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
     cassandra: Vec<String>,
-    /// How the store is set up: stands above the figures.
+    /// A description of the store's configuration, shown above the figures.
     #[arg(long, value_name = "TEXT")]
     mode: String,
-    /// Keys.
+    /// Number of keys.
     #[arg(long, default_value_t = 1_000_000, value_name = "COUNT")]
     keys: usize,
-    /// Keys that are awake together.
+    /// Number of keys that are awake at the same time.
     #[arg(long, default_value_t = 100_000, value_name = "COUNT")]
     awake: usize,
-    /// Memory of keys at rest.
+    /// Memory for resting keys.
     #[arg(long, default_value_t = 2 << 30, value_name = "BYTES")]
     resting_bytes: usize,
-    /// Where the table goes; besides, it is printed.
+    /// File for the table, which is also printed.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// Measures and prints.
-///
 /// # Errors
 /// If the store can't be used, or a value is wrong.
 pub(crate) async fn run(args: MemoryArgs) -> anyhow::Result<()> {
@@ -64,15 +61,15 @@ pub(crate) async fn run(args: MemoryArgs) -> anyhow::Result<()> {
     let mut arguments = server::stores(&args.cassandra, None);
     arguments.extend(["--mutators-max".to_owned(), (2 * args.awake).to_string()]);
     arguments.extend(["--resting-bytes".to_owned(), args.resting_bytes.to_string()]);
-    // Another pod's shards must not be folded meanwhile.
+    // No other pod's shards may be folded during the measurement.
     arguments.extend(["--keyspace".to_owned(), format!("bench_{mark}")]);
     let mut server = Server::start(&mark, &arguments, &[]).await?;
     let memory = || resident_bytes(server.pid).context("the server is gone");
-    // What the first requests cost a pod is no key's.
+    // The memory that the first requests take does not belong to a key.
     let warm = keys("warm", BATCH * AT_ONCE);
     visit(&server, &warm).await?;
     let before = memory()?;
-    // Most of them before the pod looks for the first time who is not used.
+    // Count most keys before the pod first looks for unused mutators.
     let keys = keys("key", args.keys);
     visit(&server, &keys[..args.awake]).await?;
     let awake = memory()?;
@@ -81,7 +78,7 @@ pub(crate) async fn run(args: MemoryArgs) -> anyhow::Result<()> {
     let resting = memory()?;
     let resting_bytes = metric(&server, "orderfree_resting_bytes").await?;
 
-    // Each that wakes has its number at once: what it had, and one more.
+    // A key that wakes up must have its value at once: the old one plus one.
     let woken: Vec<Key> = keys.iter().step_by(WAKE_EVERY).cloned().collect();
     visit(&server, &woken).await?;
     for (from, expected) in [(0, 2), (1, 1)] {
@@ -117,7 +114,7 @@ pub(crate) async fn run(args: MemoryArgs) -> anyhow::Result<()> {
     publish(&text, args.output.as_deref())
 }
 
-/// Keys of 40 bytes.
+/// Keys with names of 40 bytes.
 fn keys(name: &str, count: usize) -> Vec<Key> {
     let key = |at| Key {
         group: format!("{name:->4}-{:0>13}", at / GROUP_KEYS),
@@ -126,7 +123,7 @@ fn keys(name: &str, count: usize) -> Vec<Key> {
     (0..count).map(key).collect()
 }
 
-/// Adds one to each key, in batches, some of them at once.
+/// Adds one to each key, in batches of which several are sent at once.
 async fn visit(server: &Server, keys: &[Key]) -> anyhow::Result<()> {
     let lanes = (0..AT_ONCE).map(|lane| async move {
         let mut connection = Connection::open(server.address).await?;
@@ -141,7 +138,7 @@ async fn visit(server: &Server, keys: &[Key]) -> anyhow::Result<()> {
     try_join_all(lanes).await.map(drop)
 }
 
-/// Waits until so many mutators rest.
+/// Waits until this many mutators rest.
 async fn all_rest(server: &Server, count: usize) -> anyhow::Result<()> {
     let begun = Instant::now();
     while metric(server, "orderfree_mutators_resting").await? < count as f64 {
@@ -151,7 +148,7 @@ async fn all_rest(server: &Server, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a pod says of itself.
+/// The value of a pod's metric.
 async fn metric(server: &Server, name: &str) -> anyhow::Result<f64> {
     let mut connection = Connection::open(server.address).await?;
     let answer = connection.ask(&request("GET", "/metrics", "", "")).await?;

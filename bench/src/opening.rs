@@ -1,4 +1,4 @@
-//! How long it takes to open, and so to verify, an embedded file.
+//! The time to open an embedded file, which includes checking it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,19 +21,18 @@ use uuid::Uuid;
 
 use crate::figures::thousands;
 
-/// Rows of one transaction.
+/// Rows per transaction.
 const ROWS_AT_ONCE: usize = 50_000;
 
-/// What to measure.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct OpeningArgs {
-    /// Sizes of files in GB, one after the other.
+    /// Sizes of the files in GB.
     #[arg(long, value_delimiter = ',', default_value = "1,10", value_name = "GB")]
     sizes: Vec<usize>,
     /// Bytes of a row's state.
     #[arg(long, default_value_t = 1_000, value_name = "BYTES")]
     state: usize,
-    /// Where the files go.
+    /// Folder for the files.
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
@@ -77,7 +76,7 @@ fn open(path: &Path) -> anyhow::Result<EmbeddedStore> {
     Ok(EmbeddedStore::open(path, constants, Arc::new(SystemClock))?)
 }
 
-/// One row for each key, as pods leave them.
+/// One row per key, as pods write them.
 async fn fill(path: &Path, bytes: usize, state_bytes: usize) -> anyhow::Result<usize> {
     open(path)?.close().await;
     let item = Item::text(&"x".repeat(state_bytes)).context("an item")?;

@@ -1,5 +1,5 @@
-//! Bars of what was measured, as SVG: increments a second of each peer, on a logarithmic scale, since
-//! they differ by orders of magnitude. And lines over the number of pods.
+//! SVG plots: bars of increments per second and peer on a logarithmic scale, since they differ by orders of magnitude,
+//! and lines over the number of pods.
 
 use std::path::Path;
 
@@ -11,23 +11,22 @@ use crate::figures::{Comparison, Sample, Spread, thousands};
 use crate::peers::Peer;
 use crate::scenario::Scenario;
 
-/// Size of a plot in pixels, and of what is beside its bars.
+/// Size of a plot in pixels, and of the margins beside its bars.
 const WIDTH: u32 = 900;
 const HEAD: i32 = 40;
 const LABELS: i32 = 150;
 const BAR: i32 = 16;
 const GAP: i32 = 30;
 
-/// The ends of the scale, in increments a second.
+/// The ends of the scale, in increments per second.
 const SCALE: (f64, f64) = (100.0, 10_000_000.0);
 
-/// One bar.
 struct Bar {
     peer: Peer,
     rate: Spread,
 }
 
-/// Draws everything that was measured in one mode.
+/// Draws the results of one mode.
 ///
 /// # Errors
 /// If the file can't be written.
@@ -75,7 +74,7 @@ fn paint(area: &Area<'_>, title: &str, groups: &[(Scenario, Vec<Bar>)]) -> anyho
     Ok(())
 }
 
-/// Draws one line for each peer over the same few points, from zero on.
+/// Draws one line per peer over a few points, from zero.
 ///
 /// # Errors
 /// If the file can't be written.
@@ -120,7 +119,7 @@ fn color(peer: Peer) -> RGBColor {
     if peer == Peer::Ours { RGBColor(20, 110, 180) } else { RGBColor(190, 195, 200) }
 }
 
-/// Where a rate lies.
+/// The position of a rate on the scale.
 fn x(rate: f64) -> i32 {
     let share = (rate / SCALE.0).ln() / (SCALE.1 / SCALE.0).ln();
     let room = f64::from(WIDTH) - f64::from(LABELS) - 80.0;

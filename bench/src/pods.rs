@@ -1,5 +1,5 @@
-//! Throughput on one hot key against the number of pods that count on it, each with as many
-//! connections: what one pod can't, because it waits, several can.
+//! Throughput on one hot key by the number of pods that count on it, each with the same number of connections. One pod
+//! spends most of its time waiting, so several pods can do more.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -19,54 +19,51 @@ use crate::report::publish;
 use crate::scenario::Scenario;
 use crate::server::{self, Server, mark};
 
-/// How many pods count.
+/// Numbers of pods.
 const PODS: [usize; 3] = [1, 2, 4];
 
-/// Connections to each: few enough for one machine to serve those of several pods.
+/// Connections per pod: few enough that one machine can serve those of several pods.
 const CONNECTIONS: usize = 128;
 
-/// Who counts.
+/// The peers to compare.
 const PEERS: [Peer; 3] = [Peer::Native, Peer::Coalesced, Peer::Ours];
 
-/// What to measure.
 #[derive(Debug, Clone, Args)]
 #[command(args_override_self = true)]
 pub(crate) struct PodsArgs {
     /// Cassandra's contact points.
     #[arg(long, value_delimiter = ',', required = true, value_name = "HOST:PORT")]
     cassandra: Vec<String>,
-    /// How the store is set up: stands above the figures.
+    /// A description of the store's configuration, shown above the figures.
     #[arg(long, value_name = "TEXT")]
     mode: String,
-    /// Rounds of everything.
+    /// Rounds per measurement.
     #[arg(long, default_value_t = 3, value_name = "COUNT")]
     rounds: usize,
-    /// Length of one round.
+    /// Length of a round.
     #[arg(long, default_value = "8s", value_parser = humantime::parse_duration, value_name = "TIME")]
     length: Duration,
-    /// Load before the first round, over all peers: compilers of a JVM want minutes.
+    /// Length of the load on all peers before the first round. The JVM takes minutes to compile hot code.
     #[arg(long, default_value = "90s", value_parser = humantime::parse_duration, value_name = "TIME")]
     warm_up: Duration,
-    /// Where the table goes; besides, it is printed.
+    /// File for the table, which is also printed.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Where the plot goes.
+    /// File for the plot.
     #[arg(long, default_value = "docs/bench/pods.svg", value_name = "FILE")]
     plot: PathBuf,
 }
 
-/// One key of one peer, and what it must hold.
+/// One key of a peer, and the value it must have.
 struct Hot {
     peer: Peer,
     key: Key,
     acked: u64,
     unknown: u64,
-    /// Increments a second of each round, by the number of pods.
+    /// Increments per second in each round, by number of pods.
     rates: [Vec<f64>; PODS.len()],
 }
 
-/// Measures and prints.
-///
 /// # Errors
 /// If the store can't be used, or a value is not what was acknowledged.
 pub(crate) async fn run(args: PodsArgs) -> anyhow::Result<()> {
@@ -111,7 +108,7 @@ pub(crate) async fn run(args: PodsArgs) -> anyhow::Result<()> {
 }
 
 impl Hot {
-    /// Loads some pods alike. Returns the increments a second of all.
+    /// Loads several pods equally. Returns the increments per second of all together.
     async fn load(&mut self, servers: &[Server], length: Duration) -> anyhow::Result<f64> {
         let (requests, choice) = Scenario::Hot.requests(self.peer, std::slice::from_ref(&self.key));
         let requests = Rc::from(requests);
@@ -164,7 +161,7 @@ fn table(args: &PodsArgs, hot: &[Hot]) -> String {
         }
         text.push('\n');
     }
-    // The page of tables is in the folder of the plots.
+    // The page of tables is in the same folder as the plots.
     let plot = args.plot.file_name().unwrap_or_default();
     writeln!(text, "\n![plot]({})", plot.display()).expect("a string grows");
     text

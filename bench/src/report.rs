@@ -1,7 +1,7 @@
-//! Tables of what was measured.
+//! Tables of the results.
 //!
-//! A ratio is taken within each round, where the machine was the same for both, and the median of the
-//! rounds is told with the least and the greatest.
+//! A ratio is computed within each round, when the machine was the same for both peers. Tables show the median, the
+//! least and the greatest of the rounds.
 
 use std::fmt::Write;
 use std::fs;
@@ -15,19 +15,18 @@ use crate::peers::Peer;
 use crate::plot;
 use crate::scenario::Scenario;
 
-/// What stands between these in the report is written by this program.
+/// This program writes the text between these marks.
 const MARKS: (&str, &str) = ("<!-- measured -->", "<!-- end of what was measured -->");
 
-/// What is written where.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReportArgs {
-    /// What `compare --output` wrote, one file for each mode; text of other measurements ends in .md.
+    /// Files written by `compare --output`, one per mode. Texts of other measurements end in .md.
     #[arg(required = true, value_name = "FILE")]
     figures: Vec<PathBuf>,
-    /// The page of tables; its text around the figures stays.
+    /// The page of tables. The text around the figures is kept.
     #[arg(long, default_value = "docs/bench/tables.md", value_name = "FILE")]
     report: PathBuf,
-    /// Where the plots go.
+    /// Folder for the plots.
     #[arg(long, default_value = "docs/bench", value_name = "FOLDER")]
     plots: PathBuf,
 }
@@ -68,7 +67,7 @@ fn between_marks(old: &str, text: &str) -> anyhow::Result<String> {
     Ok(format!("{before}{}\n\n{}\n\n{}{after}", MARKS.0, text.trim(), MARKS.1))
 }
 
-/// Prints a text, and writes it to a file if one is named.
+/// Prints a text, and writes it to a file if one is given.
 ///
 /// # Errors
 /// If the file can't be written.
@@ -80,11 +79,11 @@ pub(crate) fn publish(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One table for each scenario.
+/// One table per scenario.
 #[must_use]
 pub(crate) fn tables(comparison: &Comparison) -> String {
     let mut text = format!("## {}\n\n{}", comparison.mode, comparison.machine);
-    // With a node in trouble they have a length of their own, which their titles tell.
+    // Rounds with a fault have their own length, which is in their titles.
     if comparison.scenarios().any(|scenario| scenario.trouble().is_none()) {
         let _ = write!(text, "; rounds of {} s", comparison.round_seconds);
     }
@@ -140,7 +139,7 @@ fn table(text: &mut String, comparison: &Comparison, scenario: Scenario) -> std:
             latency(1),
             latency(2),
             samples.iter().map(|s| s.failed).sum::<u64>(),
-            // That of a node that was killed is lost.
+            // The CPU time of a killed node is lost.
             if scenario.trouble().is_some() { String::new() } else { cpu.join(", ") }
         )?;
     }
@@ -153,7 +152,7 @@ fn table(text: &mut String, comparison: &Comparison, scenario: Scenario) -> std:
     Ok(())
 }
 
-/// What was due before the trouble, meanwhile, and after it.
+/// The requests due before, during and after the fault.
 fn parts(text: &mut String, comparison: &Comparison, scenario: Scenario) -> std::fmt::Result {
     const PARTS: [&str; 3] = ["before", "meanwhile", "after"];
     writeln!(text, "\n| p99, p99.9, longest, not acked | {} |", PARTS.join(" | "))?;

@@ -1,4 +1,4 @@
-//! What is measured: which keys, how often each, how many connections, at which pace.
+//! The scenarios: which keys are incremented, how often, over how many connections and at which rate.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ use crate::load::{Choice, Pace, Prepared};
 use crate::peers::{Key, Peer};
 use crate::wire::request;
 
-/// Skew of the zipf scenarios: that of YCSB.
+/// Skew of the Zipf scenarios, as in YCSB.
 const ZIPF_EXPONENT: f64 = 0.99;
 
-/// Keys of the scenarios with many.
+/// Keys of the scenarios with many keys.
 const MANY_KEYS: usize = 10_000;
 
-/// Increments in one batch.
+/// Increments per batch.
 const BATCH: usize = 100;
 
-/// Requests a second of the open loop: many, and so few that a write for each of them keeps up.
+/// Requests per second of the open loop: many, but few enough that one write per request can keep up.
 const STEADY_RATE: u32 = 5_000;
 const CALM_RATE: u32 = 1_000;
 
-/// The same while a node is in trouble: few enough for two nodes of three to serve everyone.
+/// Requests per second while a node is in trouble: few enough for the two other nodes.
 const TROUBLE_RATE: u32 = 200;
 
-/// Keys, each in a group of its own, that are counted meanwhile.
+/// Keys of the scenarios with a fault, each in a group of its own.
 const TROUBLE_KEYS: usize = 100;
 
-/// How long the round is then, when the trouble begins, and how long it lasts.
+/// Length of such a round, when the fault begins, and how long it lasts.
 pub(crate) const TROUBLE: [Duration; 3] =
     [Duration::from_secs(20), Duration::from_secs(5), Duration::from_secs(5)];
 
@@ -45,37 +45,37 @@ pub(crate) enum Scenario {
     Hot,
     /// One key, 1,024 connections.
     Hot1024,
-    /// 10,000 keys alike, each in a group of its own.
+    /// 10,000 equally likely keys, each in a group of its own.
     UniformGroups,
-    /// 10,000 keys alike, in 100 groups.
+    /// 10,000 equally likely keys, in 100 groups.
     Uniform,
     /// 10,000 keys in groups of their own, by Zipf's law.
     Zipf,
-    /// One key, 100 increments in a request, each with its key.
+    /// One key, 100 increments per request, each with its key.
     BatchHot,
-    /// One key, 100 increments in a request; to ours as a list of ops of that key.
+    /// One key, 100 increments per request; for Orderfree, a list of ops of that key.
     OpsHot,
-    /// 10,000 keys in 100 groups, 100 different ones in a request.
+    /// 10,000 keys in 100 groups, 100 different keys per request.
     BatchUniform,
-    /// One key, 5,000 requests a second, whatever the answers do.
+    /// One key, 5,000 requests per second, even if answers are late.
     Steady,
-    /// The same with 1,000.
+    /// One key, 1,000 requests per second, even if answers are late.
     Calm,
-    /// 100 keys in groups of their own, 200 requests a second, while a node of three is stopped and
-    /// does not know it.
+    /// 100 keys in groups of their own, 200 requests per second, while one of three nodes is paused and the others do
+    /// not know it yet.
     NodePaused,
-    /// The same while one is killed and started again.
+    /// 100 keys in groups of their own, 200 requests per second, while a node is killed and started again.
     NodeKilled,
 }
 
 impl Scenario {
-    /// Its name, as on the command line.
+    /// The name on the command line.
     #[must_use]
     pub(crate) fn name(self) -> String {
         self.to_possible_value().expect("invariant: none is hidden").get_name().to_owned()
     }
 
-    /// One line for tables.
+    /// A description of one line for tables.
     #[must_use]
     pub(crate) fn title(self) -> &'static str {
         match self {
@@ -105,7 +105,7 @@ impl Scenario {
         }
     }
 
-    /// What happens to a node meanwhile, and what ends it, in words of `tests/cassandra/cluster`.
+    /// The commands of `tests/cassandra/cluster` that start and end the fault.
     #[must_use]
     pub(crate) fn trouble(self) -> Option<[&'static str; 2]> {
         match self {
@@ -115,7 +115,6 @@ impl Scenario {
         }
     }
 
-    /// Connections that send.
     #[must_use]
     pub(crate) fn connections(self) -> usize {
         match self {
@@ -125,7 +124,6 @@ impl Scenario {
         }
     }
 
-    /// When requests are sent.
     #[must_use]
     pub(crate) fn pace(self) -> Pace {
         match self {
@@ -136,7 +134,7 @@ impl Scenario {
         }
     }
 
-    /// The keys of one peer, apart from all others: `mark` sets runs apart.
+    /// The keys of one peer. Different values of `mark` give different keys.
     #[must_use]
     pub(crate) fn keys(self, mark: &str, peer: Peer) -> Vec<Key> {
         let group = format!("{mark}-{}-{}", self.name(), peer.name());
@@ -154,7 +152,7 @@ impl Scenario {
             .collect()
     }
 
-    /// What is sent to a peer, and how often each request is chosen.
+    /// The requests to a peer, and how often each is sent.
     #[must_use]
     pub(crate) fn requests(self, peer: Peer, keys: &[Key]) -> (Vec<Prepared>, Choice) {
         let batch = |chosen: Vec<usize>| Prepared {
@@ -186,14 +184,14 @@ impl Scenario {
     }
 }
 
-/// As many increments of one key of ours, in one list.
+/// A request with one list of that many increments of a key, for Orderfree.
 fn ops_request(key: &Key) -> Vec<u8> {
     let ops = vec![serde_json::json!({"op": "add"}); BATCH];
     let body = serde_json::json!({ "ops": ops }).to_string();
     request("POST", &Peer::Ours.path(key), "application/json", &body)
 }
 
-/// One increment of each of these keys, in one request.
+/// A request with one increment of each of these keys.
 pub(crate) fn batch_request<'a>(peer: Peer, keys: impl Iterator<Item = &'a Key>) -> Vec<u8> {
     let body = if peer == Peer::Ours {
         let update = |Key { group, name }: &Key| serde_json::json!({"kind": "counter", "group": group, "name": name, "op": {"op": "add"}});

@@ -1,4 +1,4 @@
-//! The server under measurement: a process of its own.
+//! The measured server, in a process of its own.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,24 +9,23 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use uuid::Uuid;
 
-/// A running `serve`, which ends when this is dropped; the file of its embedded store goes then.
+/// A running `serve`. Dropping it ends the process and deletes the file of its embedded store.
 pub(crate) struct Server {
     process: Child,
-    /// The id of its process.
     pub pid: u32,
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
     _data: Temporary,
 }
 
-/// A file that goes when this is dropped.
+/// A file that is deleted when this is dropped.
 struct Temporary(PathBuf);
 
 impl Server {
-    /// Starts one: `mark` sets its file apart from others, `arguments` and `environment` are for `serve`.
+    /// Starts a server. `mark` distinguishes its file from others; `arguments` and `environment` are passed to `serve`.
     ///
     /// # Errors
-    /// If it does not say where it listens.
+    /// If it does not print the address on which it listens.
     pub(crate) async fn start(
         mark: &str,
         arguments: &[String],
@@ -46,7 +45,7 @@ impl Server {
         Ok(Server { process, pid, address, _data: data })
     }
 
-    /// Ends it and waits until it is gone.
+    /// Ends the server and waits for its end.
     ///
     /// # Errors
     /// If it can't be killed.
@@ -61,12 +60,12 @@ impl Drop for Temporary {
     }
 }
 
-/// Sets one run apart from others.
+/// A text that no other run has.
 pub(crate) fn mark() -> String {
     Uuid::new_v4().simple().to_string()[..8].to_owned()
 }
 
-/// What tells `serve` where the stores are.
+/// The arguments of `serve` that name the stores.
 pub(crate) fn stores(cassandra: &[String], redis: Option<&String>) -> Vec<String> {
     let mut arguments = Vec::new();
     if !cassandra.is_empty() {

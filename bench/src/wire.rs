@@ -1,7 +1,7 @@
-//! HTTP/1.1 as cheap as it goes: a kept connection, requests whose bytes are made beforehand, answers
-//! of which only the status and the body are looked at.
+//! HTTP/1.1 at the lowest cost: a keep-alive connection, requests whose bytes are made in advance, and answers of which
+//! only the status and the body are parsed.
 //!
-//! A client library costs as much as the server that is measured, on the same two cores.
+//! A client library would cost as much as the measured server, and both run on the same two cores.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,28 +11,26 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Headers of an answer that are understood.
+/// Headers of an answer that are parsed.
 const HEADERS_MAX: usize = 32;
 
-/// Room for an answer at first; it grows.
+/// Initial size of the buffer, which grows.
 const ROOM: usize = 16 * 1024;
 
 /// Longest wait for an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// One kept connection.
+/// A keep-alive connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: TcpStream,
     read: Vec<u8>,
 }
 
-/// An answer, as far as it matters here.
+/// The parts of an answer that matter here.
 #[derive(Debug)]
 pub(crate) struct Answer<'a> {
-    /// HTTP status.
     pub status: u16,
-    /// The whole body.
     pub body: &'a [u8],
 }
 
@@ -51,13 +49,11 @@ pub(crate) fn request(method: &str, path: &str, content_type: &str, body: &str) 
 }
 
 impl Connection {
-    /// Connects.
-    ///
     /// # Errors
-    /// If nobody listens there.
+    /// If no server listens there.
     pub(crate) async fn open(address: SocketAddr) -> anyhow::Result<Connection> {
         let stream = TcpStream::connect(address).await;
-        let stream = stream.with_context(|| format!("nobody listens at {address}"))?;
+        let stream = stream.with_context(|| format!("no server listens at {address}"))?;
         stream.set_nodelay(true)?;
         Ok(Connection { stream, read: Vec::with_capacity(ROOM) })
     }
@@ -65,8 +61,8 @@ impl Connection {
     /// Sends a request and reads its answer.
     ///
     /// # Errors
-    /// If the connection breaks, or the answer is late or none that this client understands. The
-    /// connection is of no use then.
+    /// If the connection breaks, the answer is late, or this client does not understand it. The connection is unusable
+    /// then.
     pub(crate) async fn ask(&mut self, request: &[u8]) -> anyhow::Result<Answer<'_>> {
         let answer = timeout(ANSWER_WITHIN, async {
             self.stream.write_all(request).await?;
@@ -76,7 +72,7 @@ impl Connection {
         Ok(Answer { status, body: &self.read[body..] })
     }
 
-    /// Reads one answer into `self.read`; returns its status and where its body begins.
+    /// Reads one answer into `self.read`. Returns its status and where its body begins.
     async fn receive(&mut self) -> anyhow::Result<(u16, usize)> {
         self.read.clear();
         loop {
@@ -93,7 +89,7 @@ impl Connection {
     }
 }
 
-/// Status, bytes of the head and of the body, once the head is complete.
+/// Status, bytes of the head and bytes of the body, once the head is complete.
 fn head_of(bytes: &[u8]) -> anyhow::Result<Option<(u16, usize, usize)>> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut answer = httparse::Response::new(&mut headers);

@@ -1,5 +1,5 @@
-//! Native counters, the same with group commit, and plain rows: on one session that is set up like
-//! the product's own.
+//! Native counters, native counters with group commit, and plain rows, on one session with the product's
+//! configuration.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -23,17 +23,17 @@ use uuid::Uuid;
 
 use super::{Counters, Key};
 
-/// Replicas of a key, where there are so many nodes.
+/// Replicas of a key, if there are enough nodes.
 const REPLICAS: usize = 3;
 
-/// The product's number of connections to a node, and its longest time of an attempt.
+/// The product's number of connections per node, and its timeout of an attempt.
 const CONNECTIONS_PER_NODE: NonZeroUsize = NonZeroUsize::new(2).expect("not zero");
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// Statements of one batch: the server warns of batches beyond 5 KiB.
+/// Statements per batch: the server warns about batches larger than 5 KiB.
 const BATCH_ROWS: usize = 50;
 
-/// Connects, and makes the keyspace and the tables.
+/// Connects, and creates the keyspace and the tables.
 pub(super) async fn connect(points: &[String], keyspace: &str) -> anyhow::Result<Arc<Session>> {
     let profile = ExecutionProfile::builder()
         .consistency(Consistency::LocalQuorum)
@@ -73,7 +73,7 @@ pub(super) async fn connect(points: &[String], keyspace: &str) -> anyhow::Result
     Ok(Arc::new(session))
 }
 
-/// `UPDATE … SET c = c + ?` for each request.
+/// One `UPDATE … SET c = c + ?` per request.
 pub(super) struct Native {
     session: Arc<Session>,
     add: PreparedStatement,
@@ -98,7 +98,7 @@ impl Counters for Native {
         Ok(())
     }
 
-    /// One counter batch for each group, and for each so many keys.
+    /// One counter batch per group, split after a fixed number of keys.
     async fn add_many(&self, adds: Vec<(Key, i64)>) -> anyhow::Result<()> {
         let batches = by_group(&adds).into_iter().map(|adds| async move {
             let values: Vec<_> =
@@ -115,7 +115,7 @@ impl Counters for Native {
     }
 }
 
-/// Adds of one group, at most so many together.
+/// Increments of one group, up to the limit of a batch.
 fn by_group(adds: &[(Key, i64)]) -> Vec<Vec<&(Key, i64)>> {
     let mut groups: HashMap<&str, Vec<&(Key, i64)>> = HashMap::new();
     adds.iter().for_each(|add| groups.entry(&add.0.group).or_default().push(add));
@@ -135,14 +135,14 @@ async fn send(
     Ok(())
 }
 
-/// Native counters with group commit: one update of a key is on its way, and what arrives meanwhile
-/// goes with the next.
+/// Native counters with group commit: while one update of a key is being written, the increments that arrive are
+/// gathered for the next.
 pub(super) struct Coalesced {
     native: Arc<Native>,
     keys: Arc<Mutex<HashMap<Key, Gathering>>>,
 }
 
-/// What waits for the update that is on its way.
+/// The increments that wait for the current update.
 struct Gathering {
     sum: i64,
     done: watch::Sender<Option<Result<(), String>>>,
@@ -153,7 +153,7 @@ impl Coalesced {
         Ok(Coalesced { native: Arc::new(Native::new(session).await?), keys: Arc::default() })
     }
 
-    /// Sends what gathered until nothing did.
+    /// Sends gathered increments until none are left.
     async fn flush(native: Arc<Native>, keys: Arc<Mutex<HashMap<Key, Gathering>>>, key: Key) {
         loop {
             let gathered = {
@@ -202,8 +202,8 @@ impl Counters for Coalesced {
     }
 }
 
-/// One row for each key of this process, overwritten with the sum by each request: what a shard write
-/// for each request would be.
+/// One row per key of this process. Each request overwrites it with the sum: the cost of writing a shard per
+/// request.
 pub(super) struct Plain {
     session: Arc<Session>,
     put: PreparedStatement,
@@ -227,7 +227,7 @@ impl Plain {
         })
     }
 
-    /// The sum with this add, and a timestamp above all earlier ones.
+    /// The sum with this increment, and a timestamp above all earlier ones.
     fn sum(&self, key: &Key, by: i64) -> (i64, i64) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let (of_key, timestamp) = &mut *sums;
@@ -246,7 +246,7 @@ impl Counters for Plain {
         Ok(())
     }
 
-    /// One unlogged batch for each group, and for each so many keys.
+    /// One unlogged batch per group, split after a fixed number of keys.
     async fn add_many(&self, adds: Vec<(Key, i64)>) -> anyhow::Result<()> {
         let batches = by_group(&adds).into_iter().map(|adds| async move {
             let values = adds.iter().map(|(key, by)| {

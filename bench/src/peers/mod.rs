@@ -1,11 +1,11 @@
-//! The peers: ways to count, each behind the same routes of the same server.
+//! The peers: ways to count, each with the same routes on the same server.
 //!
-//! * `noop`: counts nothing: what HTTP alone costs;
-//! * `plain`: one write of one row for each request, from a sum in memory: no read, no group commit;
-//! * `native`: Cassandra's counters, `UPDATE … SET c = c + ?` for each request;
-//! * `coalesced`: the same, with one update on its way for each key and the next one gathering;
+//! * `noop`: counts nothing and shows the cost of HTTP;
+//! * `plain`: one row write per request, of a sum in memory; no read and no group commit;
+//! * `native`: Cassandra's counters, one `UPDATE … SET c = c + ?` per request;
+//! * `coalesced`: the same with group commit: one update per key at a time, while the next one is gathered;
 //! * `redis`: `INCRBY` over one multiplexed connection;
-//! * `ours`: Orderfree's own routes, as a pod serves them.
+//! * `ours`: Orderfree's own routes, as in a pod.
 
 mod cassandra;
 mod redis;
@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) enum Peer {
     /// Nothing is counted.
     Noop,
-    /// One row write for each request.
+    /// One row write per request.
     Plain,
     /// A native counter.
     Native,
@@ -55,7 +55,7 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    /// Its name, and the first part of its path.
+    /// The name, which is also the first part of the path.
     #[must_use]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -68,7 +68,7 @@ impl Peer {
         }
     }
 
-    /// Where one key of it is read and incremented.
+    /// The path to read and increment one key.
     #[must_use]
     pub(crate) fn path(self, key: &Key) -> String {
         let Key { group, name } = key;
@@ -78,7 +78,7 @@ impl Peer {
         }
     }
 
-    /// Where it takes many increments in one request.
+    /// The path to increment many keys in one request.
     #[must_use]
     pub(crate) fn batch_path(self) -> String {
         match self {
@@ -91,46 +91,45 @@ impl Peer {
 /// One counter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Key {
-    /// Its group: one partition, where there are partitions.
+    /// The group, which is one partition on stores with partitions.
     pub group: String,
-    /// Its name in the group.
+    /// The name in the group.
     pub name: String,
 }
 
-/// Counters behind the routes.
+/// A store of counters.
 trait Counters: Send + Sync + 'static {
     /// Adds to one key.
     fn add(&self, key: Key, by: i64) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    /// Adds to many keys, each of which comes once.
+    /// Adds to many different keys.
     fn add_many(&self, adds: Vec<(Key, i64)>) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// The value of a key.
     fn value(&self, key: Key) -> impl Future<Output = anyhow::Result<i64>> + Send;
 }
 
-/// Where the peers count.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServeArgs {
-    /// Address to listen on; with port 0 the kernel chooses, and the first line printed tells it.
+    /// Address to listen on, which is the first line printed. With port 0 the kernel chooses a port.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "HOST:PORT")]
     listen: SocketAddr,
-    /// Cassandra's contact points; without them ours counts in a file, and no native peer is there.
+    /// Cassandra's contact points. Without them, Orderfree counts in a file and there are no native peers.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
     cassandra: Vec<String>,
-    /// Keyspace, made if it is missing.
+    /// Keyspace, created if it is missing.
     #[arg(long, default_value = "bench", value_name = "NAME")]
     keyspace: String,
     /// File of the embedded store.
     #[arg(long, default_value = "bench.redb", value_name = "FILE")]
     data: PathBuf,
-    /// Redis's address, such as redis://127.0.0.1:6379; without it there is no such peer.
+    /// Redis's address, such as redis://127.0.0.1:6379. Without it, there is no such peer.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
-    /// Mutators of ours that are awake.
+    /// Orderfree's mutators that are awake.
     #[arg(long, default_value_t = limits::MUTATORS_MAX, value_name = "COUNT")]
     mutators_max: usize,
-    /// Memory of those at rest.
+    /// Memory for resting mutators.
     #[arg(long, default_value_t = limits::RESTING_BYTES, value_name = "BYTES")]
     resting_bytes: usize,
 }
@@ -152,7 +151,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         router = router.merge(routes(Peer::Redis, redis::Redis::connect(url).await?));
     }
     let node = ours(&args).await?;
-    // Everything else of the stack is the same for all.
+    // The rest of the stack is the same for all peers.
     let router = node.router_with(router);
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
@@ -168,7 +167,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A pod with everything that runs in one.
+/// A complete pod.
 async fn ours(args: &ServeArgs) -> anyhow::Result<Node> {
     let store = store_args(&args.cassandra, &args.keyspace, &args.data)?;
     let (config, constants) = (store.resolve()?, store.constants()?);
@@ -185,10 +184,10 @@ async fn ours(args: &ServeArgs) -> anyhow::Result<Node> {
     Ok(node)
 }
 
-/// The product's own settings, from the environment, for a store.
+/// The product's settings of a store, from the environment.
 ///
 /// # Errors
-/// If the environment holds what can't be parsed.
+/// If the environment has a value that can't be parsed.
 pub(crate) fn store_args(
     cassandra: &[String],
     keyspace: &str,
@@ -206,7 +205,7 @@ pub(crate) fn store_args(
     Ok(store)
 }
 
-/// What every peer answers to an update, like ours.
+/// Every peer's answer to an update, which has the form of ours.
 #[derive(Serialize)]
 struct Acked {
     outcome: &'static str,
@@ -214,7 +213,7 @@ struct Acked {
     key: Option<Key>,
 }
 
-/// What every peer answers to a read.
+/// Every peer's answer to a read.
 #[derive(Serialize)]
 struct Value {
     value: i64,
@@ -258,7 +257,7 @@ async fn value<C: Counters>(
     Ok(Json(Value { value: counters.value(Key { group, name }).await? }))
 }
 
-/// A list of keys, each to be incremented once: summed for each key first.
+/// A list of keys to increment by one each, with repeated keys added up.
 async fn add_many<C: Counters>(
     State(counters): State<Arc<C>>,
     Json(keys): Json<Vec<Key>>,

@@ -5,7 +5,7 @@ use redis::aio::MultiplexedConnection;
 
 use super::{Counters, Key};
 
-/// `INCRBY`, pipelined with whatever else waits for the connection.
+/// `INCRBY`, pipelined with other requests that wait for the connection.
 pub(super) struct Redis(MultiplexedConnection);
 
 impl Redis {
