@@ -1,5 +1,5 @@
-//! The cluster that tests run on: the one that `CASSANDRA_CONTACT_POINTS` names, or else the one of
-//! the script `cluster`, which is started if it isn't running, and left running.
+//! The cluster for tests: the one that `CASSANDRA_CONTACT_POINTS` names, or else that of the script `cluster`, which is
+//! started if necessary and keeps running.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::net::SocketAddr;
@@ -22,18 +22,17 @@ use scylla::statement::unprepared::Statement;
 use tokio::sync::{Mutex, RwLock};
 use uuid::Uuid;
 
-/// Held for reading by every test, for writing by those that kill nodes.
+/// Every test locks it for reading; tests that kill nodes lock it for writing.
 pub(crate) static CLUSTER: RwLock<()> = RwLock::const_new(());
 
-/// Definitions one after the other: each waits for all nodes anyway.
+/// Schema changes run one at a time. Each waits for all nodes anyway.
 pub(crate) static DEFINING: Mutex<()> = Mutex::const_new(());
 
-/// The script's path.
 pub(crate) fn path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cassandra/cluster")
 }
 
-/// Runs the script and returns what it prints.
+/// Runs the script and returns its output.
 pub(crate) fn script(arguments: &[&str]) -> String {
     let path = path();
     let output = Command::new(&path).args(arguments).output();
@@ -47,7 +46,7 @@ pub(crate) fn script(arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// Where the cluster is.
+/// The addresses of the cluster.
 pub(crate) fn contact_points() -> Vec<String> {
     static POINTS: OnceLock<String> = OnceLock::new();
     let points = POINTS.get_or_init(|| {
@@ -56,13 +55,13 @@ pub(crate) fn contact_points() -> Vec<String> {
     split(points)
 }
 
-/// Starts the script's own cluster, whose nodes may be killed, and says where it is.
+/// Starts the script's own cluster, whose nodes may be killed, and returns its addresses.
 pub(crate) fn own_cluster() -> String {
     script(&["start"]);
     script(&["contact-points"])
 }
 
-/// How to reach a keyspace.
+/// The configuration for a keyspace.
 pub(crate) fn config(keyspace: &str, constants: Constants) -> CassandraConfig {
     CassandraConfig {
         contact_points: contact_points(),
@@ -77,17 +76,17 @@ pub(crate) fn config(keyspace: &str, constants: Constants) -> CassandraConfig {
     }
 }
 
-/// A fresh keyspace with the table.
+/// A new keyspace with the table.
 pub(crate) async fn fresh(constants: Constants) -> CassandraConfig {
     fresh_at(contact_points(), constants).await
 }
 
-/// The same on the script's own cluster, for tests that meddle with nodes.
+/// A new keyspace on the script's own cluster, for tests that break nodes.
 pub(crate) async fn fresh_on_own(constants: Constants) -> CassandraConfig {
     fresh_at(split(&own_cluster()), constants).await
 }
 
-/// A keyspace there that nobody has made yet.
+/// The name of a keyspace on the script's own cluster that does not exist yet.
 pub(crate) fn unmade_on_own(constants: Constants) -> CassandraConfig {
     unmade_at(split(&own_cluster()), constants)
 }
@@ -108,20 +107,20 @@ async fn fresh_at(contact_points: Vec<String>, constants: Constants) -> Cassandr
     config
 }
 
-/// A session of the test's own, beside the product's.
+/// A session of the test, separate from the product's.
 pub(crate) async fn session(config: &CassandraConfig) -> Session {
     let session = SessionBuilder::new().known_nodes(&config.contact_points).build().await;
     session.expect("a session")
 }
 
-/// Runs one statement of definition or of sabotage.
+/// Runs one statement that changes the schema or breaks something.
 pub(crate) async fn cql(config: &CassandraConfig, statement: &str) {
     let session = session(config).await;
     let _one_at_a_time = DEFINING.lock().await;
     session.query_unpaged(statement, ()).await.expect("the statement");
 }
 
-/// Removes a keyspace.
+/// Drops a keyspace.
 pub(crate) async fn drop_keyspace(config: &CassandraConfig) {
     cql(config, &format!("DROP KEYSPACE {}", config.keyspace)).await;
 }
@@ -131,18 +130,18 @@ pub(crate) async fn connect(config: &CassandraConfig, clock: Arc<dyn Clock>) -> 
     Arc::new(CassandraStore::connect(config.clone(), clock).await.expect("a store"))
 }
 
-/// Whether a node sees so many nodes in a state, such as `UN`; else what it sees.
+/// Checks that a node sees this many nodes in a state, such as `UN`. The error is what it sees.
 fn sees(node: &str, state: &str, wanted: usize) -> Result<(), String> {
     let status = script(&["nodetool", node, "status"]);
     let found = status.lines().filter(|line| line.starts_with(state)).count();
     if found == wanted { Ok(()) } else { Err(status) }
 }
 
-/// Nodes that a test killed; they run again when it ends, however it ends.
+/// Nodes that a test killed. They are started again when the test ends or panics.
 pub(crate) struct Killed(Vec<&'static str>);
 
 impl Killed {
-    /// Kills nodes by their numbers.
+    /// Kills the nodes with these numbers.
     pub(crate) fn nodes(nodes: &[&'static str]) -> Killed {
         let mut killed = Killed(Vec::new());
         for node in nodes {
@@ -152,8 +151,8 @@ impl Killed {
         killed
     }
 
-    /// Waits until the given node sees all of them down. Until then it keeps messages for them, and
-    /// delivers those that have not expired when they come back.
+    /// Waits until the given node sees all of them as down. Before that it queues messages for them, and delivers those
+    /// that have not expired when they come back.
     pub(crate) async fn noticed_by(&self, witness: &str) {
         let down = async || sees(witness, "DN", self.0.len());
         eventually("the nodes are seen to be down", down).await;
@@ -168,11 +167,11 @@ impl Drop for Killed {
     }
 }
 
-/// A node that is stopped and does not know it; it goes on when the test ends, however it ends.
+/// A paused node, which the others do not notice at first. It is resumed when the test ends or panics.
 pub(crate) struct Paused(&'static str);
 
 impl Paused {
-    /// Stops a node by its number.
+    /// Pauses the node with this number.
     pub(crate) fn node(node: &'static str) -> Paused {
         script(&["pause", node]);
         Paused(node)
@@ -185,22 +184,20 @@ impl Drop for Paused {
     }
 }
 
-/// Nodes that do not deliver hints as they should.
+/// Nodes that do not deliver hints as they should, until this is dropped.
 pub(crate) struct Hints {
     nodes: Vec<&'static str>,
-    /// What makes it good again.
+    /// The command that restores delivery.
     undo: &'static str,
 }
 
 impl Hints {
-    /// Nodes, by their numbers, that keep their hints to themselves for a while, so that a replica
-    /// which missed writes stays behind.
+    /// Stops delivery on the nodes with these numbers, so that a replica that missed writes stays behind for a while.
     pub(crate) fn paused_on(nodes: &[&'static str]) -> Hints {
         Hints::told(nodes, "pausehandoff", "resumehandoff")
     }
 
-    /// Nodes, by their numbers, that keep no messages for others: what a replica misses meanwhile it
-    /// never gets.
+    /// Stops storing hints on the nodes with these numbers: a replica never gets what it misses meanwhile.
     pub(crate) fn off_on(nodes: &[&'static str]) -> Hints {
         Hints::told(nodes, "disablehandoff", "enablehandoff")
     }
@@ -223,12 +220,12 @@ impl Drop for Hints {
     }
 }
 
-/// One node that takes the others for dead, as they no longer gossip: what it answers at ONE is
-/// what it has itself, and what it takes at ONE it keeps to itself (but for hints).
+/// One node that takes the others for dead because it no longer gossips. It answers at ONE from its own data, and
+/// what it accepts at ONE stays on it, except for hints.
 pub(crate) struct Alone(u8);
 
 impl Alone {
-    /// By its number.
+    /// Isolates the node with this number.
     pub(crate) async fn on(node: u8) -> Alone {
         let alone = Alone(node);
         alone.tell_others("disablegossip");
@@ -249,7 +246,7 @@ impl Drop for Alone {
         for node in 1..=3 {
             let start = std::time::Instant::now();
             while let Err(status) = sees(&node.to_string(), "UN", 3) {
-                // No second panic while a test already fails.
+                // A second panic would abort the test that already fails.
                 if start.elapsed().as_secs() > 60 {
                     eprintln!("node {node} still sees: {status}");
                     return;
@@ -260,14 +257,14 @@ impl Drop for Alone {
     }
 }
 
-/// Reads through a coordinator of one's choice, which a store leaves to the driver.
+/// Reads through a chosen coordinator. The store leaves that choice to the driver.
 pub(crate) struct Coordinators {
     session: Session,
     cql: String,
 }
 
 impl Coordinators {
-    /// Of a keyspace on the script's own cluster.
+    /// For a keyspace on the script's own cluster.
     pub(crate) async fn of(config: &CassandraConfig) -> Coordinators {
         let session = session(config).await;
         let columns = "kind = ? AND grp = ? AND name = ?";
@@ -278,7 +275,7 @@ impl Coordinators {
         Coordinators { session, cql }
     }
 
-    /// The total of a key that was never folded, by node `number`.
+    /// The total of a key that was never folded, read through node `number`.
     pub(crate) async fn total(&self, number: u8, key: &Key, consistency: Consistency) -> i128 {
         let node = SocketAddr::from(([127, 0, 0, number], 9042));
         let only = SingleTargetLoadBalancingPolicy::new(NodeIdentifier::NodeAddress(node), None);
@@ -301,7 +298,7 @@ impl Coordinators {
     }
 }
 
-/// Asks again until it goes well, which it must within a minute.
+/// Repeats a check until it succeeds, for at most a minute.
 pub(crate) async fn eventually<T, E: std::fmt::Display>(
     what: &str,
     attempt: impl AsyncFn() -> Result<T, E>,

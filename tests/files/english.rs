@@ -1,5 +1,5 @@
-//! The worst habits of our English, held out of everything that users read: documents, `--help`, problems, alerts,
-//! metrics and the OpenAPI document. CONTRIBUTING.md has the whole style guide.
+//! Keeps the worst habits of our English out of documents, `--help`, problems, alerts, metrics, the OpenAPI document
+//! and the tests. CONTRIBUTING.md has the style guide.
 
 use std::path::Path;
 use std::process::Command as Process;
@@ -33,7 +33,7 @@ const BANNED: &[(&str, &str)] = &[
     ("whosoever", "name the subject"),
 ];
 
-/// Each place of a text, and the text.
+/// The place of a text, and the text.
 type Text = (String, String);
 
 fn documents() -> Vec<Text> {
@@ -66,7 +66,7 @@ fn problems() -> impl Iterator<Item = Text> {
     ProblemType::ALL.iter().map(|kind| (format!("problem {}", kind.entry().slug), kind.page()))
 }
 
-/// Whether a word or a phrase stands in a text between other words.
+/// The places where a text has a word or a phrase as a whole.
 fn occurrences(text: &str, phrase: &str) -> Vec<usize> {
     let is_letter = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
@@ -94,7 +94,7 @@ fn users_read_no_banned_words() {
     texts.push(("the OpenAPI document".to_owned(), document));
     let mut found = Vec::new();
     for (place, text) in texts {
-        // Code may say what it likes, and a phrase may be broken over two lines.
+        // Code is not checked, and a phrase can be split over two lines.
         let prose: String = text.split('`').step_by(2).collect::<Vec<_>>().join(" ");
         let text = prose.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
         for (phrase, instead) in BANNED {

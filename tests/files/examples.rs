@@ -1,5 +1,5 @@
-//! The examples of the documents are true: every command of their `console` blocks is run against a server, one page
-//! after a fresh start, and must print what the page says it prints.
+//! Runs the examples of the documents: every command of their `console` blocks runs against a server, which is new for
+//! each page, and must print what the page says.
 //!
 //! A line that begins with `$ ` is a command, and a `\` at its end continues it. The lines below it are its output, in
 //! which `…` stands for any text. All commands of a page run in one shell, so they can use variables. Only two things
@@ -21,19 +21,19 @@ use pod::Setup;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// The pages with examples.
+/// Pages with examples.
 const PAGES: &[&str] = &["README.md", "docs/start.md", "docs/kinds.md", "docs/count.md"];
 
 /// The address of the server in the examples.
 const ADDRESS: &str = "http://127.0.0.1:8080";
 
-/// Programs that build, test or start containers. The pages have them in `sh` blocks, which are not run.
+/// Programs that build, test or start containers. Pages show them in `sh` blocks, which are not run.
 const NOT_RUN: &[&str] = &["cargo", "make", "docker", "kubectl"];
 
-/// Far more than all commands of a page take.
+/// Far longer than all commands of a page take.
 const PAGE_WITHIN: Duration = Duration::from_secs(60);
 
-/// A command, and what the page says it prints.
+/// A command, and its output according to the page.
 #[derive(Debug, PartialEq, Eq)]
 struct Example {
     line: usize,
@@ -53,7 +53,7 @@ fn text_of(page: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{page}: {error}"))
 }
 
-/// All blocks of code of a page. No line outside of `console` blocks may look like a command.
+/// All blocks of code of a page. No line outside `console` blocks may look like a command.
 fn blocks(text: &str) -> Vec<Block<'_>> {
     let mut blocks = Vec::new();
     let mut open: Option<Block<'_>> = None;
@@ -99,7 +99,7 @@ fn examples(text: &str) -> Vec<Example> {
     examples
 }
 
-/// Whether an output is what the page says.
+/// Whether an output matches the page.
 fn fits(said: &str, output: &str) -> bool {
     let mut pieces = said.split('…');
     let first = pieces.next().unwrap_or_default();
@@ -112,15 +112,15 @@ fn fits(said: &str, output: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Runs all examples of a page on a new server, and returns how many there were.
+/// Runs all examples of a page on a new server, and returns their number.
 async fn run(page: &str) -> usize {
     let examples = examples(&text_of(page));
     let pod = Setup::new().start().await;
     let url = format!("http://127.0.0.1:{}", pod.port());
     let folder = tempfile::tempdir().expect("a folder");
-    // In failures, no progress meters.
+    // curl prints errors, but no progress meter.
     std::fs::write(folder.path().join(".curlrc"), "silent\nshow-error\n").expect("written");
-    // After each command its exit status, and a zero, which no output has.
+    // After each command, print its exit status and a zero byte, which no output contains.
     let mut script = String::new();
     for example in &examples {
         let command = example.command.replace(ADDRESS, &url);
@@ -132,7 +132,7 @@ async fn run(page: &str) -> usize {
     let shell = Command::new("bash")
         .args(["-c", &script])
         .current_dir(folder.path())
-        // Without the proxies and the `.curlrc` of the user who runs the tests.
+        // Without the proxies and the `.curlrc` of the user that runs the tests.
         .env_clear()
         .env("PATH", std::env::join_paths(path).expect("a PATH"))
         .env("HOME", folder.path())
@@ -182,7 +182,7 @@ async fn the_page_of_kinds_prints_what_it_says() {
     assert!(ran >= 3, "only {ran} commands");
 }
 
-/// It shows bodies, not commands. A command that it gets is run.
+/// The HTTP reference shows bodies, not commands. Commands added later are run.
 #[tokio::test]
 async fn the_page_of_counting_prints_what_it_says() {
     run("docs/count.md").await;
@@ -203,7 +203,7 @@ fn what_builds_or_starts_containers_is_not_run() {
         }
         for block in blocks(&text).iter().filter(|block| block.language == "sh") {
             let line = block.line;
-            // Nothing else may hide from these tests in such a block.
+            // Nothing else may avoid these tests by standing in such a block.
             for command in block.lines.join("\n").replace("\\\n", "").lines() {
                 assert!(is_left_out(command), "{page}:{line}: {command}: for a `console` block");
                 left_out += 1;

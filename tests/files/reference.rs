@@ -10,7 +10,7 @@ use orderfree::cli::Cli;
 use orderfree::engine::metrics::{Metrics, RequestLabel};
 use orderfree::http::ProblemType;
 
-/// Arguments under this heading are for experts; see `config.rs`.
+/// Arguments under this heading are for experts. See `config.rs`.
 const EXPERT: &str = "Expert";
 
 fn page(name: &str, text: &str) {
@@ -144,7 +144,7 @@ fn the_page_of_problems_is_up_to_date() {
 #[test]
 fn the_page_of_metrics_is_up_to_date() {
     let metrics = Metrics::new();
-    // The only metric that has labels before anything happens.
+    // The only metric that has labels before the first request.
     let label = RequestLabel { route: "/".to_owned(), method: "GET", status: 200 };
     metrics.requests.get_or_create(&label).inc();
     let exposed = metrics.encode();

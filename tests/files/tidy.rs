@@ -1,9 +1,9 @@
-//! The house rules that no compiler holds: which room can use what, and what each file begins with.
+//! House rules that the compiler does not check: what each room may use, and how each file begins.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A word, and the only places that may contain it. Comments count too: they teach.
+/// Words, and the only places that may contain them. Comments count too, because they teach.
 const ONLY_IN: &[(&str, &[&str])] = &[
     ("scylla::", &["src/store/cassandra", "tests/", "src/runtime/telemetry.rs"]),
     ("redb::", &["src/store/embedded", "tests/"]),
@@ -26,7 +26,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
 ];
 
 /// `(room, what it must not use)`: the arrow cli > pod > http > engine > policy, store > runtime > core.
-/// Within the engine, writes and folds meet only in the store, as those of separate pods do.
+/// Within the engine, writes and folds meet only in the store, as those of different pods do.
 const ARROWS: &[(&str, &[&str])] = &[
     ("core/src", &["tokio", "orderfree::", "tracing", "rand::"]),
     (
@@ -68,7 +68,7 @@ fn sources() -> Vec<(String, String)> {
         for entry in fs::read_dir(&folder).expect("a readable folder") {
             let path = entry.expect("a readable entry").path();
             if path.is_dir() {
-                // What cargo built in the folder of the fuzz crate.
+                // Skip what cargo builds in the folder of the fuzz crate.
                 if !path.ends_with("target") {
                     folders.push(path);
                 }
@@ -85,7 +85,7 @@ fn sources() -> Vec<(String, String)> {
 
 #[test]
 fn words_stay_where_they_belong() {
-    // The benchmark is a client: it has its own clock and dice.
+    // The benchmark is a client with its own clock and random numbers.
     for (name, text) in sources().into_iter().filter(|(name, _)| !name.starts_with("bench/")) {
         for (word, places) in ONLY_IN {
             let is_allowed =
@@ -106,8 +106,8 @@ fn modules_rely_only_on_those_before_them() {
     }
 }
 
-/// Without `biased`, `select!` draws a branch by lot: no simulation could repeat what a pod did, and a
-/// stop would lose to work now and then.
+/// Without `biased`, `select!` chooses a branch at random: a simulation could not repeat what a pod did, and a stop
+/// would sometimes have to wait for work.
 #[test]
 fn every_select_is_biased() {
     let mut seen = 0;

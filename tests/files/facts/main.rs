@@ -1,6 +1,6 @@
-//! Facts that are written down in several files: names, paths, ports, times. Each is compared with
-//! the place that decides it, so that manifests and documentation can't fall behind. What is reckoned is in
-//! `scale`, and which tests documents name in `named_tests`.
+//! Facts that several files state: names, paths, ports, times. Each is compared with the place that decides it, so that
+//! manifests and documents can't fall behind. `scale` checks computed figures, and `named_tests` the tests that
+//! documents name.
 
 mod named_tests;
 mod scale;
@@ -17,8 +17,8 @@ use orderfree::engine::metrics::{Metrics, RequestLabel};
 use orderfree::{http, limits};
 use orderfree_core::protocol::Timestamp;
 
-/// What starts like one of our variables and is none: Kubernetes' own, which a comment explains, and what
-/// the compiler reads.
+/// Variables that begin like ours but are not: one of Kubernetes, which a comment explains, and one that the compiler
+/// reads.
 const FOREIGN_VARIABLES: [&str; 2] = ["ORDERFREE_PORT", "ORDERFREE_COMMIT"];
 
 /// Files for people, whose commands and paths must work.
@@ -50,7 +50,7 @@ fn read(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Every file below a folder, by its name from the top.
+/// Every file below a folder, with its path from the top of the repository.
 fn files(folder: &str) -> Vec<String> {
     let mut found = Vec::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -62,19 +62,19 @@ fn files(folder: &str) -> Vec<String> {
     found
 }
 
-/// What follows each `mark`, up to the first character that `ends` it.
+/// The text after each `mark`, up to the first character that `ends` it.
 fn after<'text>(text: &'text str, mark: &str, ends: impl Fn(char) -> bool) -> Vec<&'text str> {
     text.split(mark).skip(1).map(|rest| rest.split(&ends).next().unwrap_or_default()).collect()
 }
 
-/// The rest of each line behind `mark`, which must occur.
+/// The rest of each line after `mark`, which must occur.
 fn values<'text>(name: &str, text: &'text str, mark: &str) -> Vec<&'text str> {
     let found: Vec<_> = after(text, mark, |end| end == '\n').into_iter().map(str::trim).collect();
     assert!(!found.is_empty(), "{name} has no `{mark}`");
     found
 }
 
-/// Parts of a text that stand in backticks on one line.
+/// The parts of a text that are in backticks on one line.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.lines().flat_map(|line| line.split('`').skip(1).step_by(2))
 }
@@ -107,7 +107,7 @@ fn seconds(text: &str) -> Duration {
     Duration::from_secs(text.trim_end_matches('s').parse().expect("whole seconds"))
 }
 
-/// Whether the OpenAPI document has a path, whose parts in braces stand for anything.
+/// Whether the OpenAPI document has this path. Its parts in braces match anything.
 fn is_served(path: &str) -> bool {
     let document = serde_json::to_value(http::openapi()).expect("JSON");
     let parts: Vec<&str> = path.split('?').next().unwrap_or_default().split('/').collect();
@@ -123,7 +123,7 @@ fn is_served(path: &str) -> bool {
 fn every_variable_that_is_named_is_one_of_the_command_line() {
     let mut known = cli::variables();
     assert!(known.len() > 20, "{known:?}");
-    // And what tests read.
+    // Tests read more variables.
     for test in files("tests").iter().filter(|name| name.ends_with(".rs")) {
         let text = read(test);
         known.extend(after(&text, "env::var(\"", |end| end == '"').into_iter().map(str::to_owned));
@@ -149,7 +149,7 @@ fn every_command_that_is_shown_is_understood() {
     let mut shown: Vec<(&str, String)> = Vec::new();
     for place in DOCUMENTS {
         let text = read(place);
-        // At the start of a line or of a quotation; elsewhere the word may be a name.
+        // Only at the start of a line or of a quotation, because elsewhere the word may be a name.
         let lines = text.lines().filter_map(|line| line.strip_prefix("orderfree "));
         let quotations = quoted(&text).filter_map(|words| words.strip_prefix("orderfree "));
         shown.extend(lines.chain(quotations).map(|words| (place, words.to_owned())));
@@ -175,7 +175,7 @@ fn every_command_that_is_shown_is_understood() {
     for (place, line) in shown {
         let words = line.split(['#', '<', '>']).next().unwrap_or_default().split_whitespace();
         let parsed = Cli::command().try_get_matches_from(["orderfree"].into_iter().chain(words));
-        // Prose names commands without what they need.
+        // Prose names commands without their required arguments.
         let is_fine = parsed.as_ref().err().is_none_or(|error| {
             matches!(
                 error.kind(),
@@ -224,7 +224,7 @@ fn every_file_that_is_named_exists() {
     }
 }
 
-/// What links call the headings of a page, as forges and mdBook write them.
+/// The anchors of a page's headings, as forges and mdBook form them.
 fn headings(text: &str) -> BTreeSet<String> {
     let mut is_code = false;
     let lines = text.lines().filter(|line| {
@@ -280,7 +280,7 @@ fn every_path_that_is_asked_for_is_served() {
         assert!(found.len() >= least, "{place}: {found:?}");
         asked.extend(found.into_iter().map(|path| (place, path.to_owned())));
     }
-    // The image's health command, and the other commands that ask a server.
+    // The health command of the image, and the other commands that send requests to a server.
     let client = read("src/cli/client.rs");
     let joined = after(&client, "url.join(\"", |end| end == '"');
     assert!(joined.contains(&"readyz?verbose"), "{joined:?}");
@@ -367,7 +367,7 @@ fn pods_get_the_time_that_their_shutdown_needs() {
     assert_eq!(seconds(&default), limits::UNREADY_GRACE);
 }
 
-/// A pod that waits for its store must say so itself before Kubernetes starts it anew.
+/// A pod that waits for its store must give up by itself before Kubernetes restarts it.
 #[test]
 fn pods_get_the_time_that_their_store_needs() {
     let deployment = read("k8s/base/deployment.yaml");
@@ -380,7 +380,7 @@ fn pods_get_the_time_that_their_store_needs() {
     assert_eq!(limits::STORE_WAIT_MAX, Duration::from_secs(300));
 }
 
-/// What is configured fits into the memory that the pods get.
+/// The configured limits fit into the memory that the pods get.
 #[test]
 fn pods_get_the_memory_that_their_limits_need() {
     const MIB: usize = 1024 * 1024;
@@ -422,7 +422,7 @@ fn pods_get_the_memory_that_their_limits_need() {
     }
 }
 
-/// The image is built from what `.dockerignore` lets in: cargo wants every member of the workspace.
+/// The image is built from the files that `.dockerignore` allows, and cargo needs every member of the workspace.
 #[test]
 fn the_image_is_built_from_every_member_of_the_workspace() {
     let (manifest, allowed) = (read("Cargo.toml"), read(".dockerignore"));
@@ -436,12 +436,12 @@ fn the_image_is_built_from_every_member_of_the_workspace() {
     }
 }
 
-/// Every metric that somebody looks at is exposed, the dashboard shows all that there are, and every
-/// alert says what to do.
+/// Metrics that alerts and documents use exist, the dashboard shows all metrics, and every alert has an entry in the
+/// runbook.
 #[test]
 fn alerts_and_dashboards_know_what_there_is() {
     let metrics = Metrics::new();
-    // Only this one has labels that no pod knows beforehand.
+    // The only metric whose labels no pod knows in advance.
     let label = RequestLabel { route: "/".to_owned(), method: "GET", status: 200 };
     metrics.requests.get_or_create(&label).inc();
     let exposed = metrics.encode();
@@ -485,7 +485,7 @@ fn alerts_and_dashboards_know_what_there_is() {
     }
 }
 
-/// The example policy is one, but for the hash that everybody has to make.
+/// The example policy is valid except for the hash, which operators must insert.
 #[test]
 fn the_example_policy_is_refused_until_it_has_a_token() {
     let example = read("k8s/base/policy.example.yaml");

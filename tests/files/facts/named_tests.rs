@@ -1,12 +1,11 @@
-//! Names of tests, broken rules and recipes in documents: what a document says that a test shows, a test of
-//! that name has to show.
+//! Documents name tests, broken rules, files and recipes as evidence. All of them must exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{after, files, quoted, read};
 
-/// All that is written in Rust.
+/// All Rust code.
 fn code() -> String {
     let sources = ["src", "core/src", "tests"].into_iter().flat_map(files);
     sources.filter(|name| name.ends_with(".rs")).map(|name| read(&name)).collect()
@@ -69,7 +68,7 @@ fn the_regression_tests_are_those_of_the_architectures_table() {
     assert_eq!(listed, names(&code(), "fn regression_"));
 }
 
-/// Whatever the table of risks names in its last column is there to run: a test, a file or a recipe.
+/// The last column of the table of risks names tests, files and recipes that exist.
 #[test]
 fn the_table_of_risks_names_what_there_is() {
     let (security, code, recipes) = (read("docs/operate/security.md"), code(), read("Makefile"));

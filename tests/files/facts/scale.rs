@@ -1,5 +1,4 @@
-//! What `docs/operate/capacity.md` computes: its examples are what its formulas give for the inputs that
-//! it names.
+//! The examples in `docs/operate/capacity.md` are the results of its formulas for the inputs that it names.
 
 use orderfree::limits;
 use orderfree_core::protocol::{Constants, Overrides};
@@ -8,28 +7,27 @@ use super::{after, read};
 
 const DOCUMENT: &str = "docs/operate/capacity.md";
 
-/// What the text takes for given.
+/// Values that the text assumes.
 struct Given {
-    /// Seconds: lifetime, drain margin, cutoff.
+    /// Lifetime, drain margin and cutoff in seconds.
     l: f64,
     d: f64,
     c: f64,
-    /// Shards of a key for each pod and lifetime.
+    /// Shards per key, pod and lifetime.
     s: f64,
     /// Bytes of a tally and of a shard.
     t: f64,
     b: f64,
-    /// Seconds of a write.
+    /// Duration of a write in seconds.
     f: f64,
     replicas: f64,
     awake_bytes: f64,
     resting_bytes: f64,
-    /// Seconds that a row takes the nodes and an update the pods: in batches, and alone.
+    /// CPU seconds that a row costs the nodes and an update costs the pods, in batches and alone.
     of_row: [f64; 2],
     of_update: [f64; 2],
 }
 
-/// One example.
 struct Load {
     keys: f64,
     updates: f64,
@@ -38,7 +36,7 @@ struct Load {
     p: f64,
 }
 
-/// The number behind a mark, the same wherever the text has it.
+/// The number after a mark, which must be the same everywhere in the text.
 fn number(text: &str, mark: &str) -> f64 {
     let is_part = |c: char| c.is_ascii_digit() || c == '.' || c == ',';
     let read = |part: &str| part.replace(',', "").trim_end_matches('.').parse().ok();
@@ -75,29 +73,29 @@ impl Given {
         }
     }
 
-    /// Shards born a second, where no mutator is evicted.
+    /// New shards per second if no mutator is evicted.
     fn births(&self, load: &Load) -> f64 {
         load.keys * load.p * self.s / (self.l - self.d)
     }
 
-    /// How many mutators may rest by default.
+    /// How many mutators can rest by default.
     fn resting_max(&self) -> f64 {
         limits::RESTING_BYTES as f64 / self.resting_bytes
     }
 
-    /// As many are awake as may be, and the others rest.
+    /// The maximum number of mutators is awake, and the others rest.
     fn memory(&self, mutators: f64) -> f64 {
         let awake = mutators.min(limits::MUTATORS_MAX as f64);
         awake * self.awake_bytes + (mutators - awake) * self.resting_bytes
     }
 
-    /// Where the bound on memory at rest is the default, and all keys are updated alike.
+    /// The memory for resting mutators has its default, and all keys are updated equally often.
     fn births_of_few_mutators(&self, load: &Load) -> (f64, f64) {
         let h = self.resting_max() / (load.keys * load.p / load.pods);
         (h, load.keys * load.p / (self.l - self.d) + (1.0 - h) * load.updates)
     }
 
-    /// Shards that lie in the table.
+    /// Shards in the table.
     fn shards(&self, births: f64) -> f64 {
         births * (self.l + 1.5 * self.c)
     }
@@ -110,7 +108,7 @@ impl Given {
         load.updates.min(load.keys * load.p / self.f)
     }
 
-    /// The columns of both tables behind their inputs.
+    /// The columns of both tables after their inputs.
     fn columns(&self, load: &Load) -> [Vec<String>; 2] {
         let births = self.births(load);
         let (written, mutators) = (self.rows_written(load), load.keys * load.p / load.pods);
@@ -134,7 +132,7 @@ impl Given {
     }
 }
 
-/// Three digits.
+/// Formats with three digits.
 fn digits(number: f64) -> String {
     let decimals = (0..).find(|decimals| number * 10_f64.powi(*decimals) >= 99.95);
     let decimals = usize::try_from(decimals.expect("a number over zero")).expect("few");
@@ -170,7 +168,7 @@ fn amount(text: &str) -> f64 {
     }
 }
 
-/// The text with its lines joined, and the examples by their letters: cells of the first table's inputs.
+/// The text with its lines joined, and the examples by their letters: the input cells of the first table.
 fn examples() -> (String, String, Vec<Vec<String>>) {
     let text = read(DOCUMENT);
     let section = after(&text, "\n## Examples\n", |_| false)[0].split("\n## ").next();
@@ -206,7 +204,7 @@ fn the_examples_are_what_the_formulas_give() {
     }
 }
 
-/// What becomes of an example with the default bound, and of those that need a larger one.
+/// The results of an example with the default memory, and of those that need more.
 #[test]
 fn the_price_of_too_few_mutators_is_what_the_formulas_give() {
     let (text, _, inputs) = examples();

@@ -1,5 +1,5 @@
-"""Renders every overlay of k8s/, with each choice of the components that it offers, and checks what
-comes out: by the schemas of the Kubernetes releases that are given, and by rules.py.
+"""Renders every overlay of k8s/ with each choice of components that it offers, and checks the result by the
+schemas of the given Kubernetes releases and by rules.py.
 
 `kubernetes.py k8s 1.29 1.37`
 """
@@ -22,11 +22,11 @@ import yaml
 import rules
 import sabotage
 
-# How a kustomization offers a component, and a config.env a variable: a comment without a space.
+# A kustomization offers a component, and a config.env a variable, in a comment without a space.
 OFFERED = re.compile(r"^ *#(- \.\./.*/components/(.*))$", re.MULTILINE)
 OFFERED_VARIABLE = re.compile(r"^#((?:ORDERFREE|OTEL)_)", re.MULTILINE)
 
-# Kinds that Kubernetes does not know by itself.
+# Kinds that are not part of Kubernetes.
 SCHEMAS = pathlib.Path(__file__).parent / "schemas"
 
 
@@ -39,7 +39,7 @@ def offered(overlay):
 
 
 def take(overlay, names):
-    """Takes the components of these names, as README.md says: by removing a comment's sign."""
+    """Enables these components as README.md says: by removing the comment's sign."""
     file = overlay / "kustomization.yaml"
 
     def taken(match):
@@ -49,7 +49,7 @@ def take(overlay, names):
 
 
 def used(folder, seen):
-    """Every file that a kustomization comes to, itself included."""
+    """Every file that a kustomization reads, including itself."""
     if folder in seen:
         return
     seen.update({folder, folder / "kustomization.yaml"})
@@ -62,7 +62,7 @@ def used(folder, seen):
         elif isinstance(value, list):
             rest += value
         elif isinstance(value, str):
-            # A file of a ConfigMap may have another name there: `name=file`.
+            # A file can have another name in a ConfigMap: `name=file`.
             path = (folder / value.rpartition("=")[2]).resolve()
             if (path / "kustomization.yaml").exists():
                 used(path, seen)
@@ -90,7 +90,7 @@ def parse(text):
 def render(overlay):
     command = ["kubectl", "kustomize", str(overlay)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    # It warns of what it will no longer understand.
+    # kubectl warns about fields that a later release will not understand.
     if done.returncode or done.stderr:
         fail(f"kubectl kustomize {overlay.name}: {done.stderr}")
     resources = parse(done.stdout)
@@ -111,7 +111,7 @@ def own_schema(kind, version):
 
 @functools.cache
 def check_schema(text, versions):
-    """By the text of one resource, so that those of several renderings are checked once."""
+    """Takes the text of one resource, so that a resource of several renderings is checked once."""
     resource = json.loads(text)
     group, _, version = resource["apiVersion"].rpartition("/")
     own = own_schema(resource["kind"], version) if "." in group else None
@@ -120,7 +120,7 @@ def check_schema(text, versions):
             own.validate(resource)
         else:
             for release in versions:
-                # A kind without schema is an error here as well.
+                # A kind without a schema is an error too.
                 kubernetes_validate.validate(resource, release, strict=True)
     except jsonschema.ValidationError as error:
         where = ".".join(str(step) for step in error.path)
@@ -143,7 +143,7 @@ def check_rules(resources, examples, what):
 
 
 def read_examples(files, versions):
-    """The keys of each Secret, by its name."""
+    """The keys of each Secret, by the name of the Secret."""
     examples = {}
     for file in files:
         for secret in parse(file.read_text()):
@@ -158,8 +158,8 @@ def read_examples(files, versions):
 
 
 def applied(tree, name, names):
-    """What a cluster has by one overlay: what is in it; or, if that has no pods, together with each other
-    overlay that has some, and the same components."""
+    """The contents of a cluster with one overlay. If the overlay has no pods, it is combined with each overlay that
+    has pods and the same components."""
     resources = render(tree / "overlays" / name)
     if any(rules.pods(resources)):
         yield resources
@@ -177,7 +177,7 @@ def choices(names):
 
 
 def check_as_they_are(tree, names, versions):
-    """What somebody has edited: these overlays alone, with the components that are taken there."""
+    """The overlays as an operator edited them: only these, with the components enabled there."""
     for name in names:
         if not (tree / "overlays" / name / "kustomization.yaml").exists():
             fail(f"there is no overlay {name} in k8s/overlays.")
@@ -208,9 +208,9 @@ def main(source, versions, *names):
                 for resources in applied(copy, overlay.name, names):
                     check_schemas(resources, versions)
                     check_rules(resources, examples, what)
-                    # Of two with as many resources the later one has more components.
+                    # Of two renderings with the same number of resources, the later one has more components.
                     fullest = max(resources, fullest, key=len)
-                # And with every variable that is offered in a comment.
+                # Also with every variable that a comment offers.
                 for config in copy.rglob("config.env"):
                     config.write_text(OFFERED_VARIABLE.sub(r"\1", config.read_text()))
                 for resources in applied(copy, overlay.name, names):

@@ -1,5 +1,5 @@
-"""What schemas do not see: whether the resources of one rendering keep the profile `restricted` of
-Pod Security, and whether what they name is there. Each rule yields a sentence for each thing wrong.
+"""Rules that schemas can't express: the resources of a rendering keep the profile `restricted` of Pod Security, and
+everything that they name exists. Each rule yields one sentence per error.
 """
 
 import json
@@ -80,7 +80,7 @@ def restricted(resources):
 
 
 def house(resources):
-    """Ours, beyond that profile."""
+    """Our own rules beyond that profile."""
     accounts = {}
     for account in of_kind(resources, "ServiceAccount"):
         accounts[account["metadata"]["name"]] = account
@@ -120,7 +120,7 @@ def environment(container, config_maps):
 
 
 def references(resources, examples):
-    """What pods name: ConfigMaps, Secrets and their keys, files below mounts, ports."""
+    """Everything that pods name exists: ConfigMaps, Secrets and their keys, files below mounts, ports."""
     config_maps = {}
     for config_map in of_kind(resources, "ConfigMap"):
         config_maps[config_map["metadata"]["name"]] = config_map.get("data", {})
@@ -148,7 +148,7 @@ def references(resources, examples):
                 if wanted and wanted["key"] not in examples.get(wanted["name"], {}):
                     yield f"{name}: no example of a Secret with {wanted}"
             for variable, value in environment(container, config_maps).items():
-                # Jobs get the same ConfigMap, and read of it what concerns the store.
+                # Jobs get the same ConfigMap, and read only the settings of the store.
                 is_read = labels.get("app.kubernetes.io/component") == "server"
                 if not value.startswith("/") or not (is_read or "CASSANDRA" in variable):
                     continue
@@ -167,7 +167,7 @@ def references(resources, examples):
 
 
 def selected(resources, selector):
-    """The labels and the names of ports of the pods that a selector takes."""
+    """The labels and the port names of the pods that a selector matches."""
     for _, labels, pod in pods(resources):
         if selector and selector.items() <= labels.items():
             names = {port["name"] for one in containers(pod) for port in one.get("ports", [])}
@@ -234,7 +234,7 @@ def selectors(resources):
 
 
 def schemes(resources):
-    """Whoever asks a server has to speak TLS if, and only if, the server does."""
+    """Clients of a server use TLS if and only if the server does."""
     speaks = "ORDERFREE_TLS_CERT" in json.dumps(resources)
     for name, _, pod in pods(resources):
         for container in containers(pod):
@@ -249,7 +249,7 @@ def schemes(resources):
 
 
 def documents(resources):
-    """JSON in ConfigMaps, such as dashboards."""
+    """JSON in ConfigMaps, such as dashboards, is valid."""
     for config_map in of_kind(resources, "ConfigMap"):
         for key, text in config_map.get("data", {}).items():
             if key.endswith(".json"):
@@ -260,7 +260,7 @@ def documents(resources):
 
 
 def wrong(resources, examples):
-    """Everything that breaks a rule."""
+    """All errors."""
     return [
         *restricted(resources),
         *house(resources),

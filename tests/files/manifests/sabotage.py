@@ -1,5 +1,4 @@
-"""Breaks rendered resources on purpose, each in one way, so that a rule that no longer sees anything
-is noticed.
+"""Breaks rendered resources on purpose, each in one way, to notice a rule that no longer finds anything.
 """
 
 import copy
@@ -24,7 +23,7 @@ def config(resources):
     return next(resource for resource in resources if resource["metadata"]["name"] == name)
 
 
-# What it is, and how it is done.
+# A description of each breakage, and the function that does it.
 BREAKAGES = {
     "the host's network": lambda r: pod(r, "Job").update(hostNetwork=True),
     "a folder of the host": lambda r: pod(r, "Deployment")["volumes"].append(
@@ -101,7 +100,7 @@ BREAKAGES = {
 
 
 def unseen(resources, examples):
-    """The breakages that no rule sees, of a rendering with everything in it."""
+    """The breakages that no rule finds in a rendering that has everything."""
     for name, breakage in BREAKAGES.items():
         broken = copy.deepcopy(resources)
         breakage(broken)

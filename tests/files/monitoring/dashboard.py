@@ -1,5 +1,5 @@
-"""Checks a Grafana dashboard, and prints a file of Prometheus rules with everything that it asks for, so
-that promtool can check that too: JSON, which is YAML.
+"""Checks a Grafana dashboard, and prints its queries as a file of Prometheus rules, so that promtool can check
+them too. The file is JSON, which is also YAML.
 
 `dashboard.py FILE`
 """
@@ -9,7 +9,7 @@ import re
 import sys
 
 WIDTH = 24
-# What Grafana puts in place of its own variables, as far as a parser cares.
+# Replacements for Grafana's own variables that a parser accepts.
 VARIABLES = {
     "$__rate_interval": "5m",
     "$__range": "1h",
@@ -17,7 +17,7 @@ VARIABLES = {
     "$job": "orderfree",
     "$instance": ".*",
 }
-# Only a data source by the dashboard's variable is one that others have, too.
+# A data source named by the dashboard's variable exists on every Grafana.
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 

@@ -1,6 +1,6 @@
-"""What an OpenAPI document can't say, so that schemathesis would send or report the wrong thing.
+"""Rules that an OpenAPI document can't express. Without them, schemathesis sends or reports the wrong things.
 
-Each exception is as narrow as its reason; whatever else is found fails the run.
+Each exception is as narrow as its reason. All other findings fail the run.
 """
 
 import base64
@@ -18,9 +18,8 @@ BODY_BYTES_MAX, ADDRESS_BYTES_MAX = 1 << 20, 8 << 10
 
 @schemathesis.hook
 def before_call(context, case, kwargs):
-    """Asks for each documented media type in turn, and makes a cursor of each text that could be
-    one: no pattern says which are the `next` of a page, and a wrong one would spoil most requests
-    for pages."""
+    """Asks for each documented media type in turn, and replaces each text that could be a cursor by a valid one: no
+    pattern describes the `next` of a page, and invalid ones would spoil most requests for pages."""
     answers = context.operation.definition.raw["responses"].get("200", {}).get("content")
     if answers:
         case.headers["Accept"] = list(answers)[next(TURNS) % len(answers)]
@@ -31,10 +30,10 @@ def before_call(context, case, kwargs):
         case.query["cursor"] = base64.urlsafe_b64encode(place.encode()).decode().rstrip("=")
 
 
-# What no schema says: what a client holds sealed, or has from elsewhere.
+# Rules that no schema expresses: tokens that only a server can make, and values from elsewhere.
 SEALED = re.compile(r"`(seen|context|sketch|after)` (?!has \d+ bytes)(is|claims|has|was)\b")
-# What depends on the kind, where one path stands for all kinds: parameters, defaults, empty bodies,
-# bare text, forms of an answer.
+# One path stands for all kinds, but these depend on the kind: parameters, defaults, empty bodies, plain text, forms
+# of an answer.
 OF_THE_KIND = re.compile(
     r"^Kind \w+ has no parameter |^A (?!distinct|audience)\w+ has no binary format"
     r"|is neither `empty` nor a bare value of kind (?!counter|sum)"
@@ -46,25 +45,24 @@ OF_THE_KIND = re.compile(
 
 @schemathesis.hook
 def filter_failure(context, failure, case, response):
-    """Whether a failure is one."""
+    """Whether a failure is a real one."""
     if failure.code in (VIOLATION_ACCEPTED, VALID_REJECTED):
-        # No schema bounds a whole body or a whole address, and one that is too long is refused before any
-        # looks at it.
+        # No schema limits a whole body or a whole address. One that is too long is refused before it is parsed.
         if response.status_code == 413:
             return len(response.request.body) <= BODY_BYTES_MAX
         if response.status_code == 414:
             return len(response.request.path_url) <= ADDRESS_BYTES_MAX
     if failure.code == VALID_REJECTED:
         detail = json.loads(response.content)["detail"]
-        # A parameter that another one rules out.
+        # A parameter that excludes another.
         if detail.startswith("return=value reads the stored value"):
             return False
         if OF_THE_KIND.search(detail) or SEALED.search(detail) or is_of_another_kind(case):
             return False
-        # To JSON Schema 5.0 is an integer. A parser has rounded it by then, so it is refused.
+        # 5.0 is an integer for JSON Schema, but refused: a parser may have rounded it.
         return not re.search(r"floating point `-?[0-9]+(\.0)?(e[0-9]+)?`", detail)
     if failure.code == VIOLATION_ACCEPTED and case.path in ("/v1/batch", "/v1/query"):
-        # A bad item spoils only itself: the answer is 200 with the item's problem.
+        # A bad item spoils only itself: the answer is 200 with that item's problem.
         answer = json.loads(response.content)
         items = answer.get("results") or answer.get("errors") or []
         return not any("problem" in item or "detail" in item for item in items)
@@ -72,7 +70,7 @@ def filter_failure(context, failure, case, response):
 
 
 def is_of_another_kind(case):
-    """Whether the body has an op that the schema of the key's own kind refuses."""
+    """Whether the body has an op that the schema of the key's own kind does not allow."""
     if case.path != "/v1/{kind}/{group}/{name}" or not isinstance(case.body, dict):
         return False
     schema = case.operation.schema.raw_schema

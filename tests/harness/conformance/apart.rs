@@ -9,8 +9,7 @@ use crate::cassandra::{Alone, CLUSTER, Hints, Killed, connect, eventually, scrip
 use crate::contract::{Subject, TestClock, key};
 use crate::table::{GROUP, TALLY, Table};
 
-/// What the ancestor's defect 7 was about: no waiting time makes a late row impossible. The fold's
-/// deletion makes it harmless.
+/// The ancestor's defect 7: no waiting time rules out a late row. The fold's deletion makes it harmless.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hint_that_comes_after_the_fold_stays_hidden() {
     let _alone = CLUSTER.write().await;
@@ -18,7 +17,7 @@ async fn a_hint_that_comes_after_the_fold_stays_hidden() {
     let killed = Killed::nodes(&["3"]);
     killed.noticed_by("1").await;
     let paused = Hints::paused_on(&["1"]);
-    // The second name is never folded: it shows that node 3 got its hints.
+    // The second name is never folded. It shows that node 3 got its hints.
     for name in ["folded", "marker"] {
         table.write(1, Quorum, name, (10, &[1]), 5).await;
     }
@@ -45,7 +44,7 @@ async fn a_hint_that_comes_after_the_fold_stays_hidden() {
     table.drop().await;
 }
 
-/// A replica that missed a fold brings the rows back once the others have forgotten the deletion.
+/// A replica that missed a fold brings the rows back after the others have purged the deletion.
 /// Cassandra allows that; the fence makes it harmless, and the next fold deletes them again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_come_back_when_a_deletion_was_purged_and_count_nothing() {
@@ -56,14 +55,14 @@ async fn rows_come_back_when_a_deletion_was_purged_and_count_nothing() {
     let subject = Subject { store, clock, constants: table.config.constants };
     let key = key(GROUP, "n");
     subject.put(&key, 5).await;
-    // A fold that node 3 never hears of, not even later.
+    // Node 3 never gets this fold, not even later.
     let fold = subject.plan(&key, subject.when_final()).await;
     let hints_off = Hints::off_on(&["1", "2"]);
     let killed = Killed::nodes(&["3"]);
     killed.noticed_by("1").await;
     killed.noticed_by("2").await;
     subject.execute(&fold).await;
-    // Beyond gc_grace the deletion may be dropped, with what it hides.
+    // After gc_grace the deletion may be purged together with the rows that it hides.
     tokio::time::sleep(Duration::from_secs(3)).await;
     for node in ["1", "2"] {
         script(&["nodetool", node, "flush", &table.config.keyspace]);
@@ -85,7 +84,7 @@ async fn rows_come_back_when_a_deletion_was_purged_and_count_nothing() {
     table.drop().await;
 }
 
-/// Puts a fold on node 1 alone, runs a query that omits the tally, and says what node 3 has then.
+/// Writes a fold to node 1 only, runs a query that omits the tally, and returns what node 3 has then.
 async fn after_a_query_without_the_tally(read_repair: &str) -> Vec<(i64, Vec<u8>)> {
     let table = Table::fresh().await;
     table.write(1, All, "n", (10, &[1]), 5).await;
@@ -104,8 +103,8 @@ async fn after_a_query_without_the_tally(read_repair: &str) -> Vec<(i64, Vec<u8>
     rows
 }
 
-/// Why the table says NONE: blocking repair copies what the query returned, and so spreads a
-/// deletion without its tally. Were node 1 lost now, so were its counts.
+/// Why the table says NONE: blocking repair copies what the query returned, and so spreads a deletion without its
+/// tally. If node 1 were lost now, its counts would be lost too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocking_read_repair_spreads_a_deletion_without_its_tally() {
     let _alone = CLUSTER.write().await;

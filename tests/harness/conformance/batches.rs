@@ -1,4 +1,4 @@
-//! What a batch keeps together, and what it doesn't.
+//! What is atomic in a batch, and what is not.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -10,11 +10,11 @@ use scylla::statement::Consistency;
 use crate::cassandra::{CLUSTER, Killed};
 use crate::table::Table;
 
-/// Names of the group that one batch writes.
+/// Names that one batch writes, all in one group.
 const NAMES: usize = 20;
 
-/// What folds do, for several names at once: each gets a tally, loses every row that expires before
-/// `value`, and has one row that expires then. All have the value in them.
+/// The writes of folds, for several names in one batch: each name gets a tally, loses every row that expires before
+/// `value`, and has one row that expires then. All of them contain the value.
 fn batch(rows: &[(String, String)], value: i64) -> String {
     let rows = rows.iter().map(|(group, name)| {
         let row = |expires_at: i64| {
@@ -34,7 +34,7 @@ fn batch(rows: &[(String, String)], value: i64) -> String {
     format!("BEGIN UNLOGGED BATCH USING TIMESTAMP {value} {rows} APPLY BATCH")
 }
 
-/// Which groups lie on node 3 alone, by asking: it is down, and there is one replica of each.
+/// Finds the groups that are only on node 3. It is down, and each group has one replica.
 async fn on_the_dead_node(table: &Table, group: &str) -> bool {
     let text = batch(&[(group.to_owned(), "probe".to_owned())], 1);
     match table.run(1, Consistency::One, &text, ()).await {
@@ -51,8 +51,8 @@ async fn values(table: &Table, group: &str) -> Vec<i64> {
     rows.rows::<(i64,)>().expect("typed").map(|row| row.expect("a row").0).collect()
 }
 
-/// Why every error of a batch over several partitions is `unknown`: even one that says that no
-/// replica was there for a part of it.
+/// Why every error of a batch over several partitions is `unknown`, even one that says that a part of it had no
+/// replica.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_error_of_a_batch_over_several_partitions_leaves_parts_applied() {
     let _alone = CLUSTER.write().await;
@@ -78,8 +78,8 @@ async fn an_error_of_a_batch_over_several_partitions_leaves_parts_applied() {
     table.drop().await;
 }
 
-/// A mutation of one partition survives whole or not at all, and an acknowledged one survives: a
-/// fold's tally and deletion, also of several keys of one group.
+/// A mutation of one partition survives whole or not at all, and an acknowledged one survives. This holds for a fold's
+/// tally and deletion, also of several keys of one group.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_over_keys_of_one_group_is_whole_after_a_kill() {
     let _alone = CLUSTER.write().await;
@@ -108,7 +108,7 @@ async fn a_batch_over_keys_of_one_group_is_whole_after_a_kill() {
         killed.expect("killed")
     };
     let (_, killed) = tokio::join!(join_all((0..groups.len()).map(writer)), kill);
-    // It starts again, and reads what it had written down.
+    // It starts again and replays its commit log.
     drop(killed);
     for (group, acked) in groups.iter().zip(&acked) {
         let (values, acked) = (values(&table, group).await, acked.load(Ordering::Relaxed));

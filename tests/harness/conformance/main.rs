@@ -1,8 +1,8 @@
-//! What the protocol takes for granted about Cassandra, seen on three real nodes. The table in
-//! ARCHITECTURE.md says which rule rests on which fact.
+//! What the protocol assumes about Cassandra, tested on three real nodes. The table in ARCHITECTURE.md says which rule
+//! relies on which fact.
 //!
-//! These tests speak CQL themselves: what they look at lies below the store. The one exception is
-//! what the store makes of rows that came back, which is why it is there at all.
+//! These tests send CQL themselves, because they look below the store. One test also uses the store, to see how it
+//! treats rows that came back.
 
 #[path = "../../cassandra/mod.rs"]
 mod cassandra;

@@ -5,8 +5,8 @@ use scylla::statement::Consistency::All;
 use crate::cassandra::CLUSTER;
 use crate::table::{GROUP, TALLY, Table};
 
-/// Two folds with the same fence write the same timestamp: one of the two tallies must win whole, on
-/// every replica, whichever came last.
+/// Two folds with the same fence write the same timestamp. One of their tallies must win whole, on every replica and in
+/// either order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_equal_timestamps_the_greater_bytes_win_in_any_order() {
     let _others_too = CLUSTER.read().await;
@@ -23,7 +23,7 @@ async fn of_equal_timestamps_the_greater_bytes_win_in_any_order() {
     table.drop().await;
 }
 
-/// A deletion wins over what has its own timestamp: a fold's is above every write of its rows.
+/// A deletion wins over writes with its own timestamp. A fold's timestamp is above every write of its rows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deletion_hides_what_is_not_newer_whichever_comes_first() {
     let _others_too = CLUSTER.read().await;
@@ -59,8 +59,7 @@ async fn a_fold_leaves_the_tally_newer_rows_and_the_neighbours() {
     table.drop().await;
 }
 
-/// The tally is part of every answer that has a row of its name, however short the answer is; and
-/// what a limit drops are the oldest rows.
+/// Every answer that has a row of a name has its tally too, however short the answer is. A limit drops the oldest rows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limit_keeps_the_tally_and_drops_the_oldest_rows() {
     let _others_too = CLUSTER.read().await;
@@ -77,7 +76,7 @@ async fn a_limit_keeps_the_tally_and_drops_the_oldest_rows() {
     table.drop().await;
 }
 
-/// Keys that are folded together are read by a list of names, without a limit.
+/// Keys that are folded together are read with a list of names, without a limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_of_a_list_are_answered_once_each_in_the_tables_order() {
     let _others_too = CLUSTER.read().await;

@@ -1,4 +1,4 @@
-//! The product's table, written and read by hand, through a node of one's choice.
+//! The product's table, written and read by hand, through a chosen node.
 
 use std::net::SocketAddr;
 
@@ -16,16 +16,16 @@ use crate::cassandra::{cql, drop_keyspace, fresh_on_own, session};
 use crate::contract::short_constants;
 use orderfree::store::cassandra::CassandraConfig;
 
-/// The tally's place among the rows of its name.
+/// The position of the tally among the rows of its name.
 pub(crate) const TALLY: i64 = i64::MAX;
 
-/// What most tests call their group.
+/// The group of most tests.
 pub(crate) const GROUP: &str = "g";
 
 /// A row as a query returns it: `(expires_at, state)`.
 pub(crate) type Row = (i64, Vec<u8>);
 
-/// A fresh table on the repository's own cluster, three replicas on three nodes.
+/// A new table on the repository's own cluster, with three replicas on three nodes.
 pub(crate) struct Table {
     pub(crate) config: CassandraConfig,
     session: Session,
@@ -38,14 +38,14 @@ impl Table {
         Table { config, session }
     }
 
-    /// The same with other properties of the table.
+    /// A new table with other properties.
     pub(crate) async fn with(properties: &str) -> Table {
         let table = Table::fresh().await;
         table.alter(properties).await;
         table
     }
 
-    /// The same with one replica of each row, so that a row lies on one node alone.
+    /// A new table with one replica of each row, so that a row is on one node only.
     pub(crate) async fn with_one_replica() -> Table {
         let table = Table::fresh().await;
         let statement = format!(
@@ -66,7 +66,7 @@ impl Table {
         drop_keyspace(&self.config).await;
     }
 
-    /// Runs one statement through node `node`: one attempt, no retries.
+    /// Runs one statement on node `node`, without retries.
     pub(crate) async fn run(
         &self,
         node: u8,
@@ -117,7 +117,7 @@ impl Table {
         .expect("deleted");
     }
 
-    /// A fold as the store sends it: tally and deletion in one batch at `fence + 1`.
+    /// Writes a fold as the store does: tally and deletion in one batch at `fence + 1`.
     pub(crate) async fn fold(
         &self,
         node: u8,

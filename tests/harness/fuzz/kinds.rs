@@ -1,5 +1,5 @@
-//! Inputs that every kind brings with it, from its own example of an op: each lies in the corpus of the
-//! target that it is for, so that mutations start from what each kind takes, stores and answers.
+//! Inputs for every kind, made from the kind's example op. They are in the corpus of their target, so that mutations
+//! start from something that each kind accepts, stores or returns.
 
 use std::fs;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::folder;
 use super::targets::decoders;
 
-/// An input and where it lies.
+/// An input and its place in the corpus.
 struct Seed {
     target: &'static str,
     file: String,
@@ -43,7 +43,7 @@ fn seeds() -> Vec<Seed> {
     Kind::ALL.iter().flat_map(of_kind).collect()
 }
 
-/// The state after the kind's example.
+/// The state after the kind's example op.
 fn state(kind: Kind) -> State {
     let mut op = kind.parse_op(&example(kind)).expect("an example is an op");
     let time = Timestamp::from_micros(1_700_000_000_000_000);
@@ -66,7 +66,7 @@ fn stream(kind: Kind) -> String {
     format!("({line}\n{line}\n")
 }
 
-/// An update by each form of body, reads with all parameters, merges, a fold and a read of the tally.
+/// An update in each form of body, reads with all parameters, merges, a fold and a read of the tally.
 fn requests(kind: Kind) -> String {
     let (name, op, json) = (kind.name(), kind.about().example_op, "content-type: application/json");
     let value = |parameter: &&str| match *parameter {
@@ -94,7 +94,7 @@ fn requests(kind: Kind) -> String {
     .join("\n---\n")
 }
 
-/// `UPDATE_CORPUS=1` writes them, for a new kind.
+/// `UPDATE_CORPUS=1` writes the inputs of a new kind.
 #[test]
 fn every_kind_is_in_the_corpus() {
     for Seed { target, file, bytes } in seeds() {

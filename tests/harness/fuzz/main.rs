@@ -1,5 +1,5 @@
-//! The fuzz targets on the stable toolchain: each over its committed corpus, over arbitrary bytes
-//! and over mutations of its corpus. `README.md` says how to let libFuzzer search for longer.
+//! The fuzz targets on the stable toolchain. Each target runs on its committed corpus, on arbitrary bytes and on
+//! mutations of its corpus. `README.md` says how to search longer with libFuzzer.
 
 mod kinds;
 mod targets;
@@ -12,7 +12,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// What mutations put in: where parsers turn.
+/// Bytes that mutations insert, because parsers treat them specially.
 const TOKENS: &[&[u8]] = &[
     b"\n",
     b"\n---\n",
@@ -106,7 +106,7 @@ const TOKENS: &[&[u8]] = &[
     b"--",
 ];
 
-/// Bytes that are printed as text, since most of them are.
+/// Bytes that are printed as text, since most inputs are text.
 #[derive(Clone)]
 struct Input(Vec<u8>);
 
@@ -116,7 +116,7 @@ impl fmt::Debug for Input {
     }
 }
 
-/// One change to an input; places are relative, so that each fits any input.
+/// One change to an input. Places are relative, so that a change fits any input.
 #[derive(Debug, Clone)]
 enum Change {
     Flip(Index, u8),
@@ -196,7 +196,7 @@ fn inputs(target: &str) -> impl Strategy<Value = Input> + use<> {
     prop_oneof![1 => vec(any::<u8>(), 0..300), 4 => mutated].prop_map(Input)
 }
 
-/// A test over generated inputs for each target, with so many cases.
+/// Defines a test over generated inputs for each target, with its number of cases.
 macro_rules! generated {
     ($($target:ident: $cases:literal),+ $(,)?) => {
         mod generated {

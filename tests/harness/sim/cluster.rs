@@ -1,9 +1,9 @@
-//! Simulated replicas: what a Cassandra node keeps of one partition, and what a coordinator makes of
-//! several nodes' answers.
+//! Simulated replicas: the contents of one partition on a Cassandra node, and the answer that a coordinator makes from
+//! those of several nodes.
 //!
-//! Kept as in Cassandra: the greater write timestamp wins a cell and a tie goes to the greater bytes;
-//! a deletion shadows everything at or below its timestamp, also what arrives later, until it is
-//! purged `gc_grace` after it was made; a limited query asks again behind a replica's last row.
+//! The rules are Cassandra's. The greater write timestamp wins a cell, and a tie goes to the greater bytes. A deletion
+//! hides everything at or below its timestamp, even later arrivals, until it is purged `gc_grace` after it was made. A
+//! limited query asks again after a replica's last row.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use orderfree_core::protocol::{MutatorId, Timestamp};
 
-/// Where a row lies, in the table's order: names ascending, expiries descending, ids ascending.
+/// The position of a row in the table's order: names ascending, expiries descending, ids ascending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Address {
-    /// Index of the key's name.
+    /// The index of the key's name.
     pub(crate) name: u8,
     pub(crate) expires_at: Reverse<Timestamp>,
     pub(crate) id: MutatorId,
@@ -37,16 +37,16 @@ pub(crate) struct Cell {
     pub(crate) state: Arc<[u8]>,
 }
 
-/// A deletion: of every row of a name that expires in a span, or of one row.
+/// A deletion of one row, or of every row of a name that expires in a span.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tombstone {
     pub(crate) name: u8,
     pub(crate) after: Timestamp,
     pub(crate) through: Timestamp,
-    /// Only this mutator's row.
+    /// If set, only this mutator's row.
     pub(crate) id: Option<MutatorId>,
     pub(crate) timestamp: Timestamp,
-    /// When its coordinator made it, in µs of true time: `gc_grace` runs from here.
+    /// When its coordinator made it, in µs of true time. `gc_grace` counts from here.
     pub(crate) made_us: i64,
 }
 
@@ -72,19 +72,19 @@ impl Tombstone {
     }
 }
 
-/// What one statement or batch changes in the partition; a replica applies it whole.
+/// The change of one partition by a statement or batch. A replica applies it whole.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Mutation {
     pub(crate) cells: Vec<(Address, Cell)>,
     pub(crate) tombstones: Vec<Tombstone>,
 }
 
-/// What became of a mutation's cells at a replica.
+/// The effect of a mutation's cells on a replica.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Applied {
-    /// A cell was shadowed by a deletion that was there before.
+    /// An earlier deletion hid a cell.
     pub(crate) shadowed: bool,
-    /// A newer cell was there before.
+    /// A newer cell was already there.
     pub(crate) older: bool,
 }
 
@@ -97,10 +97,10 @@ pub(crate) struct Range {
     pub(crate) below: Option<u8>,
     pub(crate) after: Option<Timestamp>,
     pub(crate) through: Option<Timestamp>,
-    /// Only rows that follow this one.
+    /// Only rows after this one.
     pub(crate) behind: Option<Address>,
     pub(crate) limit: usize,
-    /// Against the table's order.
+    /// In reverse order.
     pub(crate) is_backwards: bool,
 }
 
@@ -126,7 +126,7 @@ impl Range {
             && self.behind.is_none_or(|behind| self.reaches(address, &behind) && *address != behind)
     }
 
-    /// Whether a row comes no earlier than another one.
+    /// Whether a row is at or after another one.
     pub(crate) fn reaches(&self, address: &Address, other: &Address) -> bool {
         if self.is_backwards { address <= other } else { address >= other }
     }
@@ -137,11 +137,11 @@ impl Range {
 pub(crate) struct Piece {
     pub(crate) rows: Vec<(Address, Cell)>,
     pub(crate) tombstones: Vec<Tombstone>,
-    /// It stopped at its limit; there may be more behind its last row.
+    /// The answer stopped at its limit, so there may be more rows.
     pub(crate) is_cut: bool,
 }
 
-/// What a node has.
+/// The contents of a node.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Replica {
     pub(crate) rows: BTreeMap<Address, Cell>,
@@ -149,7 +149,7 @@ pub(crate) struct Replica {
 }
 
 impl Replica {
-    /// Applies a mutation. With `split_tally` the tally lies in two cells, as it must not.
+    /// Applies a mutation. With `split_tally`, the tally is in two cells, which breaks a rule.
     pub(crate) fn apply(&mut self, mutation: &Mutation, split_tally: bool) -> Applied {
         let mut applied = Applied::default();
         for tombstone in &mutation.tombstones {
@@ -177,7 +177,7 @@ impl Replica {
         applied
     }
 
-    /// Forgets deletions made before `before_us`. True if there were any.
+    /// Purges deletions made before `before_us`. Returns whether there were any.
     pub(crate) fn purge(&mut self, before_us: i64) -> bool {
         let count = self.tombstones.len();
         self.tombstones.retain(|tombstone| tombstone.made_us >= before_us);
@@ -199,7 +199,7 @@ impl Replica {
     }
 }
 
-/// Last write wins; the greater bytes win a tie, cell by cell.
+/// The last write wins. The greater bytes win a tie, cell by cell.
 fn reconcile(old: &mut Cell, new: &Cell, as_two_cells: bool) {
     if as_two_cells && old.timestamp == new.timestamp {
         let (old_halves, new_halves) = (halves(&old.state), halves(&new.state));
@@ -214,7 +214,7 @@ fn halves(state: &[u8]) -> (&[u8], &[u8]) {
     state.split_at(state.len() / 2)
 }
 
-/// What a coordinator makes of its replicas' answers, before the limit.
+/// Merges the answers of replicas, before the limit.
 pub(crate) fn merge(pieces: &[Piece], split_tally: bool) -> BTreeMap<Address, Cell> {
     let mut merged = Replica::default();
     for piece in pieces {
@@ -224,8 +224,7 @@ pub(crate) fn merge(pieces: &[Piece], split_tally: bool) -> BTreeMap<Address, Ce
     merged.rows
 }
 
-/// Blocking read repair: what every asked replica is told after a read, which is no more than what
-/// the query returned.
+/// Blocking read repair: the mutation for every replica that was asked. It contains no more than the query returned.
 pub(crate) fn repair(pieces: &[Piece], range: &Range, through: Option<Address>) -> Mutation {
     let mut clipped = Vec::new();
     for tombstone in pieces.iter().flat_map(|piece| &piece.tombstones) {
@@ -240,7 +239,7 @@ pub(crate) fn repair(pieces: &[Piece], range: &Range, through: Option<Address>) 
         } else if let Some(last) = through
             && last.name == part.name
         {
-            // Rows come by descending expiry: the query has not looked below the last one.
+            // Rows come by descending expiry: the query did not look below the last one.
             part.after = part.after.max(Timestamp::from_micros(last.expires_at.0.as_micros() - 1));
         }
         if part.after < part.through {

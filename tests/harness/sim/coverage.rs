@@ -1,11 +1,11 @@
-//! What a schedule met. A simulator that never meets a hazard proves nothing about it, so each of
-//! these must be met in at least one of a hundred schedules.
+//! The hazards that schedules meet. A simulator that never meets a hazard proves nothing about it, so each hazard must
+//! occur in at least one of a hundred schedules.
 
 use std::fmt;
 
 macro_rules! hazards {
     ($($name:ident $text:literal)*) => {
-        /// A hazard that a schedule can meet.
+        /// A hazard that can occur in a schedule.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Hazard { $($name),* }
 
@@ -70,7 +70,7 @@ hazards! {
     InPart "a request over several partitions was applied in part"
 }
 
-/// The hazards that one schedule met.
+/// The hazards of one schedule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Met(u64);
 
@@ -84,7 +84,7 @@ impl Met {
     }
 }
 
-/// How many schedules met each hazard.
+/// The number of schedules with each hazard.
 #[derive(Debug, Clone)]
 pub(crate) struct Coverage {
     pub(crate) schedules: u64,
@@ -112,7 +112,7 @@ impl Coverage {
         }
     }
 
-    /// Hazards that fewer than one of a hundred schedules met.
+    /// Hazards that occurred in fewer than one of a hundred schedules.
     pub(crate) fn rare(&self) -> Vec<&'static str> {
         let counts = self.met.iter().zip(Hazard::ALL);
         let rare = counts.filter(|(count, _)| **count * 100 < self.schedules);

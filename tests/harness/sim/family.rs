@@ -1,7 +1,7 @@
-//! What the keys of a schedule hold: a kind of each family, and how its value tells of each op
-//! whether it was lost, counted once, or counted again.
+//! The kinds of a schedule's keys: one of each family. The value of a key shows for each op whether it was lost,
+//! counted once, or counted again.
 //!
-//! Every kind is read as the number that a counter would hold: one digit of base 8 for each op.
+//! Every kind is read as the number that a counter would have: one digit of base 8 per op.
 
 use orderfree::engine::service::KeyValue;
 use orderfree_core::crdt::item::Item;
@@ -14,7 +14,7 @@ use crate::plan::OPS_MAX;
 use crate::sabotage::Sabotage;
 use crate::store::name;
 
-/// Digits after the point of the amounts of a `sum`.
+/// Decimal places of the amounts of a `sum`.
 const SCALE: u32 = 6;
 
 /// A kind of each family.
@@ -23,19 +23,19 @@ pub(crate) enum Family {
     /// Exact sums: each op adds a digit.
     Counter,
     Sum,
-    /// Order-canonical: each op adds 1 to an item of its own.
+    /// Order-canonical: each op adds 1 to its own item.
     TopK,
-    /// Sketches: each op adds an item of its own.
+    /// Sketches: each op adds its own item.
     Distinct,
     /// The last writer wins: each op sets its own number.
     Register,
-    /// A set with removal. Of three ops each, one adds an item of its own, the next removes it, if it
-    /// can be seen, and the third adds it again, if the removal was acked.
+    /// A set with removal. Of three ops, the first adds an item, the second removes it if a read shows it, and the
+    /// third adds it again if the removal was acked.
     OrSet,
 }
 
 impl Family {
-    /// Every other schedule has counters; a broken rule is looked for with one family alone.
+    /// Every other schedule has counters. A broken rule is searched for with one family only.
     pub(crate) fn of(seed: u64, sabotage: Option<Sabotage>) -> Family {
         const OTHERS: [Family; 5] =
             [Family::Sum, Family::TopK, Family::Distinct, Family::Register, Family::OrSet];
@@ -59,28 +59,27 @@ impl Family {
         }
     }
 
-    /// The key with an index.
+    /// The key with this index.
     pub(crate) fn key(self, at: u8) -> Key {
         key_of(self.kind(), at)
     }
 
-    /// The op that this one takes back.
+    /// The op whose item this op removes.
     pub(crate) fn removes(self, op: usize) -> Option<usize> {
         (self == Family::OrSet && op % 3 == 1).then(|| op - 1)
     }
 
-    /// The removal whose item this op adds again. Without its ack nobody could tell who added what is
-    /// there.
+    /// The removal whose item this op adds again. Without an ack of the removal, nothing shows which op added the item.
     pub(crate) fn follows(self, op: usize) -> Option<usize> {
         (self == Family::OrSet && op % 3 == 2).then(|| op - 1)
     }
 
-    /// The op that first adds this op's item.
+    /// The op that first added this op's item.
     fn adds(self, op: usize) -> usize {
         if self == Family::OrSet { op - op % 3 } else { op }
     }
 
-    /// An op as JSON; `seen` is the token of what it removes.
+    /// An op as JSON. `seen` is the token of the item that it removes.
     pub(crate) fn op(self, op: usize, seen: Option<&str>) -> serde_json::Value {
         match (self, seen) {
             (Family::Counter, _) => json!({"op": "add", "by": weight(op)}),
@@ -133,7 +132,7 @@ impl Family {
                 let add = Kind::Distinct.parse_op(&self.op(op, None)).expect("an op");
                 found.state.clone().apply(&add) == Ok(Effect::Unchanged)
             }),
-            // What an acked op of an earlier time set was overwritten, not lost.
+            // An acked op with an earlier time was overwritten, not lost.
             (Family::Register, value) => {
                 let (Some(Value::Json(shown)), Some(Value::Integer(micros))) =
                     (value.field("value"), value.field("timestamp"))
@@ -146,8 +145,7 @@ impl Family {
                     shown == Some(op) || time.is_some_and(|time| time <= *micros)
                 })
             }
-            // An item that is not there is accounted for by a remove that may have been applied, unless
-            // it was added again.
+            // A missing item may have been removed by an unknown removal, unless it was added again.
             (Family::OrSet, value) => {
                 let Some(Value::List(items)) = value.field("items") else { return -1 };
                 let is_there = |op: usize| items.contains(&item_of(op));
@@ -174,7 +172,7 @@ fn item_of(op: usize) -> Value {
     Value::Item(Item::Number(i64::try_from(op).expect("few")))
 }
 
-/// The key of this name.
+/// The key with this name.
 pub(crate) fn key_of(kind: Kind, at: u8) -> Key {
     Key { kind, group: Name::new("group").expect("a name"), name: name(at) }
 }
@@ -186,7 +184,7 @@ mod tests {
     use orderfree_core::protocol::Timestamp;
     use orderfree_core::protocol::consistency::Level;
 
-    /// The items of a sketch must not share a coupon, or one would stand for the other.
+    /// Items of a sketch must not share a coupon, because one would hide the other.
     #[test]
     fn each_family_tells_its_ops_apart() {
         for family in (0..11).map(|seed| Family::of(seed, None)) {

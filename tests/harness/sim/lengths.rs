@@ -1,4 +1,4 @@
-//! How long keys are, and how coarse clocks: whether keys are read and folded in parts, and whether
+//! The length of keys and the granularity of clocks. They decide whether keys are read and folded in parts, and whether
 //! their shards share expiries.
 
 use std::time::Duration;
@@ -14,9 +14,9 @@ pub(crate) const ROWS_MAX: usize = 10_000;
 /// See the module documentation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lengths {
-    /// Most rows of a slice, and of that of a fold; none where no key is long.
+    /// Maximum number of rows of a slice, and of a fold's slice; `None` if no key is long.
     pub(crate) slices: Option<(usize, usize)>,
-    /// Shards that a fold takes in parts before it is written, and those of the first part.
+    /// How many shards a fold collects in parts before it is written, and how many the first part has.
     step_rows: usize,
     part_rows: usize,
     /// The wall clocks of pods show multiples of this.
@@ -24,7 +24,7 @@ pub(crate) struct Lengths {
 }
 
 impl Lengths {
-    /// From dice of their own, so that the rest of a schedule is as it would be.
+    /// Draws from its own random numbers, so that the rest of a schedule does not change.
     pub(crate) fn of(seed: u64) -> Lengths {
         let mut dice = StdRng::seed_from_u64(seed ^ 0x6C65_6E67_7468);
         Lengths {

@@ -1,8 +1,7 @@
-//! The machine a simulated pod runs on: its clocks, and a process that can be stopped, resumed and
-//! killed.
+//! The machine of a simulated pod: its clocks, and a process that can be stopped, resumed and killed.
 //!
-//! A stopped process sees no time pass: its timers fire only once it is resumed, and then an answer
-//! that has arrived meanwhile is found before the timer, as after SIGSTOP and SIGCONT.
+//! A stopped process sees no time pass. Its timers fire only after it is resumed, and it finds an answer that arrived
+//! meanwhile before the timer, as after SIGSTOP and SIGCONT.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -15,10 +14,10 @@ use orderfree::runtime::clock::Clock;
 use orderfree_core::protocol::{Now, Timestamp};
 use tokio::time::Instant;
 
-/// True time at which every simulation begins, in µs: 2026-01-01.
+/// True time at the start of every simulation, in µs: 2026-01-01.
 pub(crate) const EPOCH_US: i64 = 1_767_225_600_000_000;
 
-/// True time, the same for the whole simulation.
+/// True time, which the whole simulation shares.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TrueTime(Instant);
 
@@ -27,18 +26,16 @@ impl TrueTime {
         TrueTime(Instant::now())
     }
 
-    /// Since the simulation's start.
+    /// Time since the start of the simulation.
     pub(crate) fn elapsed(self) -> Duration {
         self.0.elapsed()
     }
 
-    /// In µs since 1970.
     pub(crate) fn now_us(self) -> i64 {
         EPOCH_US + micros(self.elapsed())
     }
 }
 
-/// A span in µs.
 pub(crate) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).expect("a simulation is short")
 }
@@ -56,17 +53,17 @@ enum Process {
 pub(crate) struct Machine {
     time: TrueTime,
     booted: Duration,
-    /// Wall clock less true time.
+    /// Wall clock minus true time.
     skew_us: AtomicI64,
-    /// The wall clock shows multiples of this; zero shows every microsecond.
+    /// The wall clock shows multiples of this. Zero means every microsecond.
     tick: Duration,
     process: Mutex<Process>,
-    /// What the next look at the clocks shows instead of the time: the sabotage of I3.
+    /// What the clocks show next instead of the time, to break I3.
     stale: Mutex<Option<Now>>,
 }
 
 impl Machine {
-    /// Boots `before` the simulation began.
+    /// Boots `before` the start of the simulation.
     pub(crate) fn boot(
         time: TrueTime,
         before: Duration,
@@ -96,7 +93,7 @@ impl Machine {
         }
     }
 
-    /// SIGCONT. What waits goes on in the order in which it began to wait, or in the opposite one.
+    /// SIGCONT. Waiting tasks continue in the order in which they began to wait, or in reverse.
     pub(crate) fn resume(&self, last_first: bool) {
         let mut process = self.process();
         if let Process::Stopped(wakers) = &mut *process {
@@ -108,7 +105,7 @@ impl Machine {
         }
     }
 
-    /// SIGKILL: nothing of it ever runs again.
+    /// SIGKILL: nothing of the process runs again.
     pub(crate) fn kill(&self) {
         *self.process() = Process::Dead;
     }
@@ -121,8 +118,8 @@ impl Machine {
         matches!(*self.process(), Process::Running)
     }
 
-    /// Runs a part of the process: it stands still while the process is stopped, and for ever once
-    /// it is dead.
+    /// Runs a part of the process. It stands still while the process is stopped, and forever after the process was
+    /// killed.
     pub(crate) async fn run<F: Future>(&self, part: F) -> F::Output {
         let mut part = pin!(part);
         poll_fn(
@@ -133,7 +130,7 @@ impl Machine {
         .await
     }
 
-    /// Makes the next look at the clocks show an earlier one.
+    /// Makes the clocks show an earlier time once.
     pub(crate) fn show_once(&self, earlier: Now) {
         *self.stale.lock().unwrap_or_else(PoisonError::into_inner) = Some(earlier);
     }

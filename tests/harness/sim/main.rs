@@ -1,7 +1,7 @@
-//! Deterministic simulation: the shipped mutators, folds, reads and retries on simulated replicas,
-//! through schedules in which everything goes wrong that may. One seed repeats a schedule exactly.
+//! Deterministic simulation: the shipped mutators, folds, reads and retries on simulated replicas, in schedules in
+//! which everything that can go wrong does. A seed repeats its schedule exactly.
 //!
-//! `make sim N=100000 SEED=0` runs schedules; a failing seed is shrunk and told as a timeline.
+//! `make sim N=100000 SEED=0` runs schedules. A failing one is shrunk and printed as a timeline.
 
 mod cluster;
 mod coverage;
@@ -20,6 +20,6 @@ mod store;
 mod weather;
 mod world;
 
-/// As in the product; a schedule is mostly small allocations.
+/// The product's allocator, because a schedule makes many small allocations.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -1,5 +1,5 @@
-//! What a coordinator does with one request: who is asked, who answers when, and what the driver is
-//! told. Everything takes its time, and any of it can go wrong as the weather has it.
+//! A coordinator's work on one request: the replicas it asks, when they answer, and what it tells the driver. Each step
+//! takes time and can go wrong, with the probabilities of the weather.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +19,10 @@ use crate::world::{Fate, Shared, World};
 /// How long a coordinator waits for replicas.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often too few replicas of one partition of several are up.
+/// How often too few replicas of one of several partitions are up.
 const PART_SHORT: f64 = 0.2;
 
-/// One attempt to write a mutation at a level.
+/// One attempt to write a mutation at a consistency level.
 pub(crate) async fn write(
     shared: &Shared,
     datacenter: usize,
@@ -38,7 +38,7 @@ pub(crate) async fn write(
             return None;
         }
         let acks = Arc::new(Semaphore::new(0));
-        // Every replica of every data centre is told, whoever must answer.
+        // Every replica in every data centre gets the write, whichever must answer.
         for node in 0..world.nodes.len() {
             let counts = reach.contains(&node).then(|| Arc::clone(&acks));
             let fate = world.fate(node);
@@ -57,9 +57,8 @@ pub(crate) async fn write(
     Ok(())
 }
 
-/// One attempt to write mutations of several partitions in one request. Replicas of partitions differ
-/// in a larger cluster, so there may be too few for one of them: then the answer is an error, whatever
-/// becomes of the others.
+/// One attempt to write mutations of several partitions in one request. In a larger cluster their replicas differ, so
+/// one partition may have too few. Then the answer is an error, whatever happens to the others.
 pub(crate) async fn write_parts(
     shared: &Shared,
     datacenter: usize,
@@ -78,7 +77,7 @@ pub(crate) async fn write_parts(
     if is_short { Err(unavailable()) } else { results.into_iter().collect() }
 }
 
-/// Brings a mutation to one node, now, later or never.
+/// Delivers a mutation to one node: now, later or never.
 async fn deliver(
     shared: Shared,
     node: usize,
@@ -98,7 +97,7 @@ async fn deliver(
     }
 }
 
-/// A hint: delivered when its node is up, but never `gc_grace` after it was kept.
+/// A hint. It is delivered when its node is up, but never later than `gc_grace` after it was stored.
 async fn hinted(shared: Shared, node: usize, mutation: Arc<Mutation>, fate: Fate) {
     let Fate::Hinted(after) = fate else { return };
     let (kept, most) = shared.with(|world| (world.time.elapsed(), world.plan.gc_grace));
@@ -113,7 +112,7 @@ async fn hinted(shared: Shared, node: usize, mutation: Arc<Mutation>, fate: Fate
     }
 }
 
-/// One attempt to read rows at a level: the merged rows, in the table's order.
+/// One attempt to read rows at a consistency level. Returns the merged rows in the table's order.
 pub(crate) async fn read(
     shared: &Shared,
     datacenter: usize,
@@ -138,7 +137,7 @@ pub(crate) async fn read(
         let is_cut = rows.len() > range.limit;
         rows.truncate(range.limit);
         let last = rows.last().map(|(address, _)| *address);
-        // Short-read protection: a replica that stopped before the answer's end is asked again.
+        // Short-read protection: asks a replica again that stopped before the end of the answer.
         let reaches = |piece: &Piece| {
             let own = piece.rows.last().map(|(address, _)| *address);
             let is_past = own.zip(last).is_some_and(|(own, last)| range.reaches(&own, &last));
@@ -166,17 +165,17 @@ pub(crate) async fn read(
     Ok(rows)
 }
 
-/// One replica's answer; none if it is down.
+/// One replica's answer; `None` if it is down.
 fn ask(shared: &Shared, node: usize, range: &Range) -> Option<Piece> {
     shared.with(|world| world.answer(node, range))
 }
 
-/// A replica that was asked did not answer.
+/// An error because a replica did not answer.
 fn no_answer() -> ExecutionError {
     ExecutionError::RequestTimeout(COORDINATOR_PATIENCE)
 }
 
-/// What happens at the end of a read: hazards are noted, and rows repaired where that is on.
+/// The end of a read: records hazards, and repairs rows if read repair is on.
 fn finish(
     shared: &Shared,
     pieces: &[(usize, Piece)],
@@ -186,7 +185,7 @@ fn finish(
 ) -> Vec<(Address, Cell)> {
     shared.with(|world| {
         for name in range.from_name..=range.to_name {
-            // A replica that stopped before it would have come to the tally has not said.
+            // A replica that stopped before the tally's position has not told whether it has one.
             let address = Address::tally(name);
             let says = |(_, piece): &&(usize, Piece)| {
                 let has_come = |(last, _): &(Address, Cell)| range.reaches(last, &address);
@@ -213,7 +212,7 @@ fn finish(
     rows
 }
 
-/// Too few replicas are up: nothing was asked of any.
+/// An error because too few replicas are up. None was asked.
 pub(crate) fn unavailable() -> ExecutionError {
     let consistency = Consistency::LocalQuorum;
     let error = DbError::Unavailable { consistency, required: 2, alive: 1 };

@@ -1,6 +1,5 @@
-//! What every read must say. Each op adds one digit of base 8 of its own to its key, so that a value
-//! tells of each op whether it was lost, counted once, or counted again; `family` reads other kinds
-//! than counters as such a number.
+//! The values that reads may return. Each op adds its own digit of base 8 to its key, so a value shows for each op
+//! whether it was lost, counted once, or counted again. `family` reads other kinds as such numbers.
 
 use std::fmt;
 
@@ -10,16 +9,16 @@ use crate::plan::OPS_MAX;
 
 pub(crate) const DIGIT_BITS: usize = 3;
 
-/// How far an op is.
+/// What is known about an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Stage {
     #[default]
     NotSent,
-    /// Sent, unanswered, unknown, or answered from memory: counted once or not at all.
+    /// Sent, unanswered, unknown, or acknowledged from memory: counted once or not at all.
     Open,
     /// Certainly not counted.
     Refused,
-    /// Counted once, for every read that begins from now on.
+    /// Acked: counted once, in every read that begins from now on.
     Acked,
 }
 
@@ -35,27 +34,27 @@ pub(crate) enum Violation {
         op: usize,
         times: u8,
     },
-    /// Counted, though it was never sent or had been refused.
+    /// Counted, although it was never sent or was refused.
     Phantom {
         name: u8,
         op: usize,
     },
-    /// No sum of ops at all.
+    /// A value that is not a sum of ops.
     Nonsense {
         name: u8,
         value: i128,
     },
-    /// After everything has healed the key can't be read.
+    /// The key can't be read after all faults have ended.
     Unreadable {
         name: u8,
         error: String,
     },
-    /// After everything has healed and was folded there are shards left.
+    /// Shards are left after all faults have ended and everything was folded.
     Leftover {
         name: u8,
         rows: usize,
     },
-    /// Something of the product panicked.
+    /// The product panicked.
     Panicked {
         panic: String,
     },
@@ -77,13 +76,13 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The stages of one key's ops at one moment.
+/// The stages of one key's ops at one time.
 pub(crate) type Snapshot = [Acked; OPS_MAX];
 
-/// Whether an op had been acked, by which data centre's pod.
+/// Whether a pod of this data centre acked the op.
 pub(crate) type Acked = Option<usize>;
 
-/// Everything that was asked and answered.
+/// All ops and their answers.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
     keys: Vec<[Op; OPS_MAX]>,
@@ -95,7 +94,7 @@ struct Op {
     stage: Stage,
     /// The data centre whose quorum acked it.
     datacenter: usize,
-    /// The time that it was given, if it has one and was acked.
+    /// The time that an acked op got, if its kind has times.
     time: Option<Timestamp>,
 }
 
@@ -128,7 +127,7 @@ impl Oracle {
         *self.op(name, op) = Op { stage: Stage::Acked, datacenter, time };
     }
 
-    /// How far an op is.
+    /// The stage of an op.
     pub(crate) fn stage(&self, name: u8, op: usize) -> Stage {
         self.keys[usize::from(name)][op].stage
     }
@@ -138,12 +137,12 @@ impl Oracle {
         self.keys[usize::from(name)][op].time
     }
 
-    /// What had been acked before a read began.
+    /// What was acked before a read began.
     pub(crate) fn snapshot(&self, name: u8) -> Snapshot {
         self.keys[usize::from(name)].map(|op| (op.stage == Stage::Acked).then_some(op.datacenter))
     }
 
-    /// Judges a read. `must_see` says from which data centres' acks nothing may be missing.
+    /// Checks a read. It must see the acks of the data centres in `must_see`.
     pub(crate) fn judge(
         &mut self,
         name: u8,

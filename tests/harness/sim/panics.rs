@@ -1,5 +1,5 @@
-//! Panics inside a schedule. The runtime ends the task that panicked and goes on, so that nobody would
-//! hear of a broken assertion of the product: here the first one is kept, and is a violation.
+//! Panics in a schedule. The runtime ends the task that panicked and continues, so a failed assertion of the product
+//! could go unnoticed. Here the first panic is kept and counts as a violation.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -11,7 +11,7 @@ thread_local! {
     static FIRST: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs `act`, and returns what the first panic on this thread said, even if something caught it.
+/// Runs `act`. Finds the first panic on this thread, even if something caught it.
 ///
 /// # Errors
 /// The panic.

@@ -1,5 +1,4 @@
-//! What happens in one schedule: the installation, the weather and a list of timed steps, all drawn
-//! from one seed.
+//! The events of one schedule: the installation, the weather and a list of timed steps, all drawn from one seed.
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use crate::sabotage::Sabotage;
 use crate::script::steps;
 use crate::weather::Weather;
 
-/// Ops of one key: each adds one digit of base 8 of its own, and an amount has 63 bits.
+/// Ops per key: each adds its own digit of base 8, and an amount has 63 bits.
 pub(crate) const OPS_MAX: usize = 20;
 
 /// A pod and where it runs.
@@ -60,7 +59,7 @@ pub(crate) enum What {
     FoldAgain {
         nth: usize,
     },
-    /// Somebody looks at the newest shards of a key, without its tally.
+    /// A query reads the newest shards of a key, without its tally.
     Peek {
         name: u8,
     },
@@ -68,8 +67,8 @@ pub(crate) enum What {
         pod: usize,
         span: Duration,
     },
-    /// Stops at its next send, after the last look at the clock. What it sends leaves it before,
-    /// and is held by the network so long, or after.
+    /// A pod stops at its next send, after its last look at the clock. Either the pod sends before it stops, and the
+    /// network holds the message for this long, or it sends afterwards.
     StopAtSend {
         pod: usize,
         span: Duration,
@@ -89,7 +88,7 @@ pub(crate) enum What {
         node: usize,
         span: Duration,
     },
-    /// The node answers, but drops what it is told to write, as an overloaded one does.
+    /// The node answers, but drops writes, like an overloaded node.
     Drops {
         node: usize,
         span: Duration,
@@ -99,8 +98,8 @@ pub(crate) enum What {
     },
     Sync,
     Forget,
-    /// While a pod stops before it sends a fold of a key, another pod looks at the tally of that key. Then
-    /// the fold is sent, and node 0 forgets just before the walk's nth look.
+    /// While a pod stops before it sends a fold of a key, another pod reads the tally of that key. Then the fold is
+    /// sent, and node 0 loses unsynced data just before the nth look of that walk.
     ForgetFold {
         folder: usize,
         name: u8,
@@ -111,7 +110,7 @@ pub(crate) enum What {
     },
 }
 
-/// A step and when.
+/// A step with its time.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Step {
     pub(crate) at: Duration,
@@ -133,21 +132,21 @@ pub(crate) struct Plan {
     pub(crate) pods: Vec<PodPlan>,
     pub(crate) names: u8,
     pub(crate) mutators_max: usize,
-    /// None, room for a key or two, or for all.
+    /// Room in memory for no resting mutator, for one or two keys, or for all.
     pub(crate) resting_bytes: usize,
     pub(crate) chunk_rows: usize,
     pub(crate) lengths: Lengths,
     pub(crate) background_folds: bool,
     pub(crate) row_deletes: bool,
-    /// Node 0 may forget what it did not sync.
+    /// Node 0 can lose what it did not sync.
     pub(crate) forgetful: bool,
-    /// Each key lies in a partition of its own, where updates are concerned.
+    /// For updates, each key is in a partition of its own.
     pub(crate) apart: bool,
     pub(crate) weather: Weather,
     pub(crate) steps: Vec<Step>,
 }
 
-/// Room for one mutator at rest, and not for a large one.
+/// Room for one resting mutator, but not for a large one.
 const TINY_TABLE_BYTES: usize = 420;
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
@@ -204,7 +203,7 @@ impl Plan {
             pods,
             names: dice.random_range(1..=3),
             mutators_max: if dice.random_bool(0.3) { 1 } else { 1_000 },
-            // Not drawn, so that schedules stay what they were.
+            // Not drawn, so that the schedules of seeds do not change.
             resting_bytes: [0, TINY_TABLE_BYTES, 1 << 20]
                 [usize::try_from(seed / 4 % 3).expect("small")],
             chunk_rows: dice.random_range(2..=5),
@@ -221,7 +220,7 @@ impl Plan {
         plan
     }
 
-    /// What a broken rule changes in the installation.
+    /// The changes that a broken rule needs in the installation.
     fn break_rule(&mut self) {
         match self.sabotage {
             Some(Sabotage::FolderAhead) => self.pods[0].skew_us = 40_000_000,
@@ -236,7 +235,7 @@ impl Plan {
         }
     }
 
-    /// Other steps, in another weather.
+    /// Other steps, with another weather.
     pub(crate) fn with_steps(&self, steps: Vec<Step>, salt: u64) -> Plan {
         Plan { steps, salt, ..self.clone() }
     }
@@ -246,7 +245,7 @@ impl Plan {
     }
 }
 
-/// The tightest constants that the rules allow, or a little more.
+/// The tightest constants that the rules allow, or slightly longer ones.
 fn constants(dice: &mut StdRng) -> Constants {
     let slack = 2 * SECOND + 2 * OFFSET_MAX;
     let some = |dice: &mut StdRng| SECOND * [0, 0, 5, 20][dice.random_range(0..4)];
@@ -264,7 +263,7 @@ fn constants(dice: &mut StdRng) -> Constants {
     Constants::resolve(chosen).expect("consistent")
 }
 
-/// A clock's error, up to `most` in either direction, often the most.
+/// A clock's error: at most `most` in either direction, and often exactly that.
 pub(crate) fn skew(dice: &mut StdRng, most: Duration) -> i64 {
     let most_us = i64::try_from(most.as_micros()).expect("short");
     match dice.random_range(0..4) {

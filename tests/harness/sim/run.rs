@@ -1,5 +1,4 @@
-//! Plays one schedule: pods of shipped code, clients, faults; then heals everything, folds what there
-//! is, and reads again.
+//! Runs one schedule: pods of shipped code, clients and faults. Then ends all faults, folds everything and reads again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,12 +27,12 @@ use crate::store::{SimStore, name, stop};
 use crate::weather::Weather;
 use crate::world::{Shared, Trap, World};
 
-/// What came of a schedule.
+/// The result of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) violation: Option<Violation>,
     pub(crate) met: Met,
-    /// Everything that happened, if it was asked for.
+    /// The timeline, if it was requested.
     pub(crate) timeline: String,
 }
 
@@ -45,7 +44,7 @@ struct Pod {
     datacenter: usize,
 }
 
-/// Plays a schedule from its beginning to its end, always in the same way.
+/// Runs a schedule from start to end, always in the same way.
 pub(crate) fn play(plan: &Plan, trace: bool) -> Outcome {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime");
@@ -120,7 +119,7 @@ impl Stage {
         Pod { node, machine, datacenter: self.plan.pods[at].datacenter }
     }
 
-    /// A pod that is alive, booted anew if it was killed.
+    /// A pod that is alive, booted again if it was killed.
     fn alive(&mut self, at: usize) -> Pod {
         if self.pods[at].machine.is_dead() {
             self.shared.log(|| format!("pod {at} starts again"));
@@ -212,7 +211,7 @@ impl Stage {
         self.retire(pod);
     }
 
-    /// Ends a pod, and takes note of what it counted about itself.
+    /// Ends a pod, and collects its counters.
     fn retire(&self, pod: &Pod) {
         self.note(pod);
         pod.machine.kill();
@@ -234,7 +233,7 @@ impl Stage {
         }
     }
 
-    /// Heals everything, waits until every shard is final, folds, and reads.
+    /// Ends all faults, waits until every shard is final, folds, and reads.
     async fn end(&mut self) {
         let constants = self.plan.constants;
         let life = constants.lifetime();
@@ -293,9 +292,8 @@ impl Stage {
         }
     }
 
-    /// After folds of everything by a calm cluster there is one row for each key. A fold at a quorum
-    /// only must meet what so many replicas hold: a write that was never acked may lie on fewer,
-    /// until a fold happens to ask one of them.
+    /// After folds of everything on a healthy cluster, each key has one row. Folds that read from a quorum may leave
+    /// a write that was never acked and is on fewer replicas, until a fold asks one of them.
     fn check_leftovers(&self) {
         let asked = match self.plan.levels.fold {
             Level::All => self.plan.nodes.len(),
@@ -319,7 +317,7 @@ impl Stage {
     }
 }
 
-/// One op, sent by a client that sends again what was refused.
+/// One op, sent by a client that repeats it if it was refused.
 struct Update {
     shared: Shared,
     pod: Pod,
@@ -394,8 +392,8 @@ impl Update {
     }
 }
 
-/// Whether a read sees every ack of a data centre: it must overlap the write's quorum, on replicas
-/// that forget nothing.
+/// Whether a read must see every ack of a data centre: its replicas overlap the write's quorum, and none of them loses
+/// data.
 fn must_see(world: &World, reader: usize, level: Level, writer: usize) -> bool {
     level == Level::All || (!world.plan.forgetful && reader == writer)
 }
@@ -488,7 +486,7 @@ fn shown<E: std::fmt::Display>(
     }
 }
 
-/// Sends a fold again that was sent before, by a coordinator of today.
+/// Sends an earlier fold again, through a coordinator of now.
 fn fold_again(shared: &Shared, nth: usize) {
     let Some(fold) = shared.with(|world| {
         let count = world.folds.len();
@@ -510,7 +508,7 @@ fn fold_again(shared: &Shared, nth: usize) {
     });
 }
 
-/// A stray query of somebody else's: a key's newest shards at a quorum, without its tally.
+/// A query that the product never sends: a key's newest shards at a quorum, without its tally.
 async fn peek(shared: Shared, at: u8) {
     let now = shared.with(|world| world.node_now(0));
     let range =

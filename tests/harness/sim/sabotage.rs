@@ -1,6 +1,6 @@
-//! Rules of the protocol, each broken on purpose. The pods run the shipped code; a broken rule is
-//! put between them and the replicas, where it does what code would do that forgot it. What a mutator
-//! keeps while it rests never comes to the replicas, so those rules are broken by a hook of the core.
+//! Protocol rules that are broken on purpose. The pods run the shipped code. A broken rule is put between them and
+//! the replicas, with the effect that code without the rule would have. A resting mutator never reaches the replicas,
+//! so its rules are broken by a hook of the core.
 
 use orderfree_core::protocol::RestFlaw;
 
@@ -19,7 +19,7 @@ macro_rules! sabotages {
                 match self { $(Sabotage::$name => $text),* }
             }
 
-            /// Schedules within which it must be found.
+            /// The number of schedules within which it must be found.
             pub(crate) fn cap(self) -> u64 {
                 match self { $(Sabotage::$name => $cap),* }
             }
@@ -71,7 +71,7 @@ sabotages! {
 }
 
 impl Sabotage {
-    /// What it breaks in mutators at rest.
+    /// The rule that it breaks in resting mutators.
     pub(crate) fn flaw(self) -> Option<RestFlaw> {
         match self {
             Sabotage::WakesWithoutTimestamp => Some(RestFlaw::ForgetsLastTimestamp),
@@ -82,7 +82,7 @@ impl Sabotage {
         }
     }
 
-    /// The kinds that it is looked for with: counters tell doubled from lost, but draw no dots.
+    /// The kinds for the search: counters show doubled and lost ops, but have no dots.
     pub(crate) fn family(self) -> Family {
         match self {
             Sabotage::WakesWithoutDots => Family::OrSet,

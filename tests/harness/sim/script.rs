@@ -1,4 +1,4 @@
-//! What happens in a schedule, drawn from its seed: scenes in which things meet each other half-way.
+//! The events of a schedule, drawn from its seed: scenes in which several things happen at the same time.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use rand::{Rng, SeedableRng};
 
 use crate::plan::{OFFSET_MAX, OPS_MAX, Plan, SECOND, Step, What, skew};
 
-/// Draws what happens.
+/// Draws the events.
 struct Script<'a> {
     plan: &'a Plan,
     dice: &'a mut StdRng,
-    /// Ops drawn for each key.
+    /// Ops drawn so far for each key.
     ops: Vec<usize>,
-    /// Ops of one key that scenes may draw for now.
+    /// Ops per key that scenes may draw for now.
     ops_max: usize,
     steps: Vec<Step>,
 }
@@ -35,7 +35,7 @@ pub(crate) fn steps(plan: &Plan, dice: &mut StdRng) -> Vec<Step> {
         let name = script.name();
         script.add(at, What::Damage { name });
     }
-    // From dice of its own, so that other schedules stay what they were.
+    // From its own random numbers, so that other schedules do not change.
     let mut dice = StdRng::seed_from_u64(plan.seed ^ 0x666F_7267_6574);
     if has_forgotten_fold {
         (script.dice, script.ops_max) = (&mut dice, OPS_MAX);
@@ -47,7 +47,7 @@ pub(crate) fn steps(plan: &Plan, dice: &mut StdRng) -> Vec<Step> {
 }
 
 impl Script<'_> {
-    /// Something, or a few things that meet each other half-way.
+    /// One event, or several that overlap.
     fn scene(&mut self, at: Duration) {
         let (pod, name, node) = (self.pod(), self.name(), self.node());
         match self.dice.random_range(0..100) {
@@ -128,7 +128,7 @@ impl Script<'_> {
         }
     }
 
-    /// Some nodes miss a fold; the others purge its deletion when they may, or not.
+    /// Some nodes miss a fold. The others purge its deletion as soon as they may, or keep it.
     fn missed_fold(&mut self, at: Duration, name: u8) {
         for node in 0..self.plan.nodes.len() {
             if self.dice.random_bool(0.5) {
@@ -169,7 +169,7 @@ impl Script<'_> {
         }
         self.update_by(pod, at, name);
         self.add(at + Duration::from_millis(5), What::Kill { pod });
-        // Once its row is final, folds that see it meet folds that don't.
+        // After its row is final, some folds see it and some don't.
         let finals = at + self.plan.constants.lifetime() + self.plan.constants.cutoff();
         let then = finals + self.plan.constants.fence_quantum() + OFFSET_MAX;
         for _ in 0..2 {
@@ -180,8 +180,8 @@ impl Script<'_> {
         }
     }
 
-    /// A fold of a key's older rows comes to the node that forgets, and to no other, while another pod walks
-    /// through the key. The node forgets it between two looks of that walk.
+    /// A fold of a key's older rows reaches only the node that loses data, while another pod walks through the key.
+    /// The node loses it between two looks of that walk.
     fn forgotten_fold(&mut self, at: Duration) {
         let constants = self.plan.constants;
         let names = 0..self.plan.names;
@@ -199,7 +199,7 @@ impl Script<'_> {
         }
         let (folder, nth) = (self.pod(), self.dice.random_range(2..=3));
         let walker = (folder + 1) % self.plan.pods.len();
-        // All clocks show that the older rows are final, and later that the others are.
+        // First all clocks show that the older rows are final, later the others too.
         let slack = constants.fence_quantum() + OFFSET_MAX;
         let sent = then + constants.lifetime() + constants.cutoff() + slack;
         let planned = sent - gap;
@@ -219,8 +219,8 @@ impl Script<'_> {
         }
     }
 
-    /// Two keys take turns in one pod, where each may put the other to rest. Its clock may be set back
-    /// between two turns.
+    /// Two keys take turns in one pod, where each may put the other to rest. The clock may be set back between two
+    /// turns.
     fn turns(&mut self, at: Duration) {
         let (pod, first) = (self.pod(), self.name());
         let other = (first + 1) % self.plan.names;
@@ -237,8 +237,8 @@ impl Script<'_> {
         }
     }
 
-    /// A pod stops with its first write of a mutator on the way, and wakes shortly before the lease
-    /// is over, or once the shard is final.
+    /// A pod stops while the first write of a mutator is on its way, and resumes shortly before the end of the lease,
+    /// or after the shard is final.
     fn brink(&mut self, at: Duration, name: u8) {
         let (pod, constants) = (self.pod(), self.plan.constants);
         let folder = (pod + 1) % self.plan.pods.len();
@@ -259,7 +259,7 @@ impl Script<'_> {
         let held = Some(span - Duration::from_millis(100));
         self.add(sent, What::StopAtSend { pod, span, held });
         self.update_by(pod, sent, name);
-        // A fold that was planned before the write arrives, and one after, may be sent in any order.
+        // The folds that were planned before and after the write arrives may be sent in either order.
         let before = sent + span - SECOND / 2;
         if self.dice.random_bool(0.5) {
             self.add(before, What::StopAtSend { pod: folder, span: 2 * SECOND, held: None });
@@ -306,7 +306,7 @@ impl Script<'_> {
         at + Duration::from_micros(self.dice.random_range(0..most_us))
     }
 
-    /// Up to so many halves of the time from a mutator's birth until its shard is final.
+    /// Up to this many halves of the time from a mutator's birth until its shard is final.
     fn long(&mut self, halves: u32) -> Duration {
         let most = (self.plan.constants.lifetime() + self.plan.constants.cutoff()) * halves / 2;
         most.mul_f64(self.dice.random())

@@ -1,4 +1,4 @@
-//! Many schedules on all cores, the first that fails made small, and the tests.
+//! Runs many schedules on all cores and shrinks the first that fails. Also holds the tests.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,17 +10,17 @@ use crate::plan::{Plan, Step};
 use crate::run::play;
 use crate::sabotage::Sabotage;
 
-/// Schedules of a plain `cargo test`.
+/// Schedules in a plain `cargo test`.
 const SCHEDULES: u64 = 2_000;
 
-/// What a search found.
+/// The result of a search.
 struct Found {
     /// The lowest failing seed.
     seed: Option<u64>,
     coverage: Coverage,
 }
 
-/// Plays the schedules of `count` seeds from `first` on, until the first fails.
+/// Runs the schedules of `count` seeds from `first` on, until one fails.
 fn search(first: u64, count: u64, sabotage: Option<Sabotage>) -> Found {
     let (next, failed) = (AtomicU64::new(first), AtomicU64::new(u64::MAX));
     let coverage = Mutex::new(Coverage::default());
@@ -48,10 +48,10 @@ fn search(first: u64, count: u64, sabotage: Option<Sabotage>) -> Found {
     Found { seed: (seed < u64::MAX).then_some(seed), coverage }
 }
 
-/// In how many weathers fewer steps are tried: leaving out one changes the luck of the others.
+/// How many weathers are tried with fewer steps, because leaving out one step changes the luck of the others.
 const WEATHERS: u64 = 12;
 
-/// The fewest steps that still fail, found by leaving out halves, quarters and so on.
+/// The fewest steps that still fail. Leaves out halves, quarters and so on.
 fn shrink(plan: &Plan) -> Plan {
     let fails = |steps: &[Step]| {
         let plans = (0..WEATHERS).map(|salt| plan.with_steps(steps.to_vec(), salt));
@@ -76,7 +76,7 @@ fn shrink(plan: &Plan) -> Plan {
     }
 }
 
-/// A failing schedule, for people.
+/// A failing schedule as text.
 fn story(seed: u64, sabotage: Option<Sabotage>) -> String {
     let mut plan = Plan::draw(seed, sabotage);
     if number("SIM_SHRINK", 1) == 1 {
@@ -143,8 +143,8 @@ fn every_broken_rule_is_found() {
     assert!(missed.is_empty(), "not found: {missed:?}");
 }
 
-/// Schedules that found a defect of the product: they fail while it is put back, and never without.
-/// A change of the generator needs new seeds; `every_broken_rule_is_found` prints them.
+/// Schedules that found a defect of the product. They fail while the defect is put back, and never without it. A
+/// change of the generator needs new seeds, which `every_broken_rule_is_found` prints.
 const REGRESSIONS: &[(u64, Sabotage)] =
     &[(1_038, Sabotage::ListedKeys), (8_377, Sabotage::NewestFirst), (249, Sabotage::NoRecheck)];
 

@@ -1,5 +1,5 @@
-//! The store of a simulated pod: the shipped retries over the simulated network. Broken rules are put
-//! here, between the shipped code and the replicas.
+//! The store of a simulated pod: the shipped retries on the simulated network. Broken rules are inserted here,
+//! between the shipped code and the replicas.
 
 mod parts;
 mod requests;
@@ -44,16 +44,16 @@ use crate::plan::Plan;
 use crate::sabotage::Sabotage;
 use crate::world::{Shared, seconds};
 
-/// Rows of a page, and of a fold's answer that is cut, when a rule about them is broken.
+/// Rows per page, and rows of a fold's truncated answer, when a rule about them is broken.
 const PAGE_ROWS: usize = 2;
 
 /// A cutoff that breaks the rule C > 2ε + R.
 const SHORT_CUTOFF: Duration = Duration::from_secs(1);
 
-/// One in so many pods hedges: each hedge is as much work for the simulator as a request.
+/// One in this many pods hedges, because the simulator needs as much time for a hedge as for a request.
 const HEDGING_PODS: u32 = 4;
 
-/// One pod's way to the cluster.
+/// One pod's connection to the cluster.
 pub(crate) struct SimStore {
     shared: Shared,
     plan: Arc<Plan>,
@@ -62,17 +62,17 @@ pub(crate) struct SimStore {
     machine: Arc<Machine>,
     random: Random,
     nodes: Mutex<Vec<NodeClock>>,
-    /// Of writes, and of reads; none where the pod just waits.
+    /// Estimates for writes and for reads; `None` if the pod does not hedge.
     hedges: [Option<Hedges>; 2],
-    /// The last time that folds were to go by.
+    /// The last time that folds were given.
     fold_time: Mutex<Timestamp>,
     walks: Mutex<parts::Walks>,
-    /// The last answer about each key, and when it came.
+    /// The last answer about each key, and when it arrived.
     last_answers: Mutex<HashMap<(Key, Level), (Duration, WholeSlice)>>,
 }
 
 impl SimStore {
-    /// Connects and measures the clocks once; they are measured again until the machine is dead.
+    /// Connects and measures the clocks, which are then measured again until the machine is killed.
     pub(crate) fn connect(
         shared: &Shared,
         plan: &Arc<Plan>,
@@ -137,7 +137,7 @@ impl SimStore {
         Plan::datacenter_name(self.datacenter)
     }
 
-    /// Values by driver pages: each page is another read.
+    /// Values by the driver's pages, each of which is another read.
     async fn paged(&self, mut range: Range, level: Level) -> Result<Vec<(u8, Row)>, StoreError> {
         range.limit = PAGE_ROWS;
         let mut all = Vec::new();
@@ -182,8 +182,8 @@ impl Store for SimStore {
     }
 
     fn flights(&self) -> Flights {
-        // With one flight at a time, a few keys are enough to have some wait and go together. So many
-        // rows are two folds.
+        // With one flight at a time, a few keys are enough for some to wait and be folded together. This many rows
+        // are two folds.
         Flights { rows_max: 4, group_rows_max: 6, free: 1, backlog: 1, ..Flights::default() }
     }
 
@@ -426,11 +426,11 @@ impl Store for SimStore {
         _: Option<&GroupCursor>,
         _: usize,
     ) -> Result<GroupList, StoreError> {
-        panic!("nobody lists groups here")
+        panic!("the simulation lists no groups")
     }
 
     async fn count_names(&self, _: Kind, _: &Name, _: usize) -> Result<usize, StoreError> {
-        panic!("nobody counts names here")
+        panic!("the simulation counts no names")
     }
 
     async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
@@ -438,7 +438,7 @@ impl Store for SimStore {
     }
 
     async fn remove_row(&self, _: &Key, _: &Row) -> WriteOutcome {
-        panic!("nobody removes rows here")
+        panic!("the simulation removes no rows")
     }
 
     fn check_clock(&self, now: Now) -> Result<(), ClockError> {
@@ -488,12 +488,12 @@ pub(crate) fn name(at: u8) -> Name {
     Name::new(&char::from(b'a' + at).to_string()).expect("a name")
 }
 
-/// A name's index.
+/// The index of a name.
 fn index(name: &Name) -> u8 {
     name.as_str().as_bytes()[0] - b'a'
 }
 
-/// The index of the first name that is no lower than a text.
+/// The index of the first name that is not lower than a text.
 fn index_from(lowest: &str) -> u8 {
     match lowest.as_bytes() {
         [] => 0,

@@ -1,17 +1,17 @@
-//! How badly messages travel.
+//! How unreliable the network is.
 
-/// Shares between 0 and 1.
+/// Probabilities between 0 and 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Weather {
-    /// Takes up to seconds.
+    /// A message takes up to seconds.
     pub(crate) slow: f64,
-    /// Becomes a hint, delivered much later.
+    /// A message becomes a hint, which is delivered much later.
     pub(crate) hinted: f64,
-    /// Never arrives.
+    /// A message never arrives.
     pub(crate) lost: f64,
-    /// A coordinator answers nothing, whatever it did.
+    /// A coordinator does not answer, whatever it did.
     pub(crate) silent: f64,
-    /// Of hints: never delivered.
+    /// A hint is never delivered.
     pub(crate) hint_lost: f64,
 }
 

@@ -1,4 +1,4 @@
-//! The simulated cluster: nodes, what travels between them, and everything that a schedule shares.
+//! The simulated cluster: nodes, messages on their way, and the state that a schedule shares.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,56 +23,56 @@ use crate::plan::Plan;
 use crate::sabotage::Sabotage;
 use crate::weather::Weather;
 
-/// A node and the disk under it.
+/// A node and its disk.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) datacenter: usize,
     pub(crate) skew_us: i64,
     pub(crate) is_up: bool,
-    /// Until when it drops what it is told to write.
+    /// Until when it drops writes.
     pub(crate) drops_until: Duration,
     pub(crate) disk: Replica,
-    /// What survives if the node forgets.
+    /// The data that survives if the node loses what is not synced.
     synced: Replica,
 }
 
-/// Everything that a schedule shares.
+/// The shared state of a schedule.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) time: TrueTime,
     pub(crate) plan: Arc<Plan>,
     pub(crate) dice: StdRng,
     pub(crate) weather: Weather,
-    /// The schedule's steps are over.
+    /// All steps of the schedule are done.
     pub(crate) is_healing: bool,
-    /// Nothing goes wrong any more.
+    /// No more faults happen.
     pub(crate) is_healed: bool,
     pub(crate) nodes: Vec<Node>,
     pub(crate) oracle: Oracle,
     pub(crate) met: Met,
-    /// Every fold that was ever sent.
+    /// All folds that were sent.
     pub(crate) folds: Vec<Arc<Mutation>>,
-    /// For how long each pod stops at its next send, and the network holds what it sent before.
+    /// How long each pod stops at its next send, and how long the network holds what the pod sent before.
     pub(crate) stops_at_send: Vec<Option<(Duration, Option<Duration>)>>,
     pub(crate) trap: Option<Trap>,
     /// Keys with a damaged row.
     pub(crate) damaged: Vec<bool>,
-    /// Folds of each key that are being written.
+    /// Running writes of folds, by key.
     pub(crate) folding: Vec<Within>,
     /// Group reads between their first and last chunk.
     pub(crate) group_reads: Within,
-    /// Sweeps.
+    /// Running sweeps.
     pub(crate) sweeps: Within,
     log: Option<String>,
 }
 
-/// What is doing something at this moment, by the machines on which it runs.
+/// Work that is running, by the machine on which it runs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Within(Vec<Arc<Machine>>);
 
 impl Within {
     pub(crate) fn enter(&mut self, machine: &Arc<Machine>) {
-        // What was killed in the middle never leaves.
+        // Work that was killed never leaves.
         self.0.retain(|other| !other.is_dead());
         self.0.push(Arc::clone(machine));
     }
@@ -86,13 +86,13 @@ impl Within {
         self.0.iter().filter(|machine| !machine.is_dead()).count()
     }
 
-    /// Whether some of it is not stopped.
+    /// Whether some of the work is not stopped.
     pub(crate) fn is_running(&self) -> bool {
         self.0.iter().any(|machine| machine.is_running())
     }
 }
 
-/// A walk, by the name of its key and its task.
+/// A walk: the name of its key and its task.
 pub(crate) type Walk = (u8, Option<task::Id>);
 
 /// See [`What::ForgetFold`](crate::plan::What::ForgetFold).
@@ -101,18 +101,18 @@ pub(crate) struct Trap {
     pub(crate) folder: Arc<Machine>,
     pub(crate) name: u8,
     pub(crate) nth: usize,
-    /// The walk that came into it.
+    /// The walk during which that happened.
     pub(crate) walk: Option<Walk>,
 }
 
-/// A fate that a message can have.
+/// The fate of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// Arrives, if the node is up then.
+    /// It arrives, if the node is up then.
     Arrives(Duration),
-    /// Is kept as a hint and delivered no earlier than this.
+    /// It is stored as a hint and delivered no earlier than this.
     Hinted(Duration),
-    /// Never arrives.
+    /// It never arrives.
     Lost,
 }
 
@@ -166,14 +166,14 @@ impl Shared {
 }
 
 impl World {
-    /// Notes a hazard, unless everything has healed.
+    /// Records a hazard, unless all faults have ended.
     pub(crate) fn met(&mut self, hazard: Hazard) {
         if !self.is_healing {
             self.met.note(hazard);
         }
     }
 
-    /// Writes a line of the timeline, if somebody wants it.
+    /// Writes a line of the timeline, if it was requested.
     pub(crate) fn log(&mut self, line: impl FnOnce() -> String) {
         let at = self.time.elapsed();
         if let Some(log) = &mut self.log {
@@ -221,18 +221,18 @@ impl World {
         Fate::Arrives(self.travel())
     }
 
-    /// What becomes of a message that was not delivered.
+    /// The fate of a message that was not delivered.
     pub(crate) fn hint(&mut self) -> Fate {
         if self.dice.random_bool(self.weather.hint_lost) {
             return Fate::Lost;
         }
         let most = self.plan.gc_grace;
         let share: f64 = self.dice.random();
-        // Soon as a rule, now and then as late as a hint may come.
+        // Usually soon, sometimes as late as a hint may come.
         Fate::Hinted(most.mul_f64(share * share))
     }
 
-    /// How long a message or an answer travels.
+    /// The travel time of a message or an answer.
     pub(crate) fn travel(&mut self) -> Duration {
         if self.dice.random_bool(self.weather.slow) {
             Duration::from_millis(self.dice.random_range(20..3_000))
@@ -241,7 +241,7 @@ impl World {
         }
     }
 
-    /// The replicas that a read asks, and after how long each answers; none if too few are up.
+    /// The replicas that a read asks, with the delay of each answer; `None` if too few are up.
     pub(crate) fn asked(
         &mut self,
         level: Level,
@@ -260,13 +260,13 @@ impl World {
         Some(asked)
     }
 
-    /// A replica's answer; none if it is down.
+    /// A replica's answer; `None` if it is down.
     pub(crate) fn answer(&self, node: usize, range: &Range) -> Option<Piece> {
         let node = &self.nodes[node];
         node.is_up.then(|| node.disk.answer(range))
     }
 
-    /// A mutation arrives, by itself or as a hint. False if the node is down.
+    /// A mutation arrives, directly or as a hint. Returns false if the node is down.
     pub(crate) fn arrive(&mut self, node: usize, mutation: &Mutation, is_hint: bool) -> bool {
         if !self.nodes[node].is_up {
             return false;
@@ -304,7 +304,7 @@ impl World {
         self.nodes.iter().any(newer)
     }
 
-    /// What an arrival shows about the schedule.
+    /// Records the hazards that an arrival shows.
     fn notice(&mut self, node: usize, mutation: &Mutation) {
         for (address, cell) in mutation.cells.iter().filter(|(address, _)| address.is_tally()) {
             let Some(old) = self.nodes[node].disk.rows.get(address) else { continue };
@@ -332,7 +332,7 @@ impl World {
         }
     }
 
-    /// The first node writes everything to disk, or loses what it had not.
+    /// The first node writes everything to disk, or loses what it had not written.
     pub(crate) fn sync(&mut self) {
         self.nodes[0].synced = self.nodes[0].disk.clone();
     }
@@ -394,7 +394,7 @@ impl World {
 }
 
 impl World {
-    /// Flips one bit of a row's mutator on every replica that has it.
+    /// Flips one bit of a row's mutator id on every replica that has it.
     fn misplace(&mut self, address: Address) {
         let bit = self.dice.random_range(0..128);
         let id = MutatorId::new(Uuid::from_u128(address.id.as_uuid().as_u128() ^ (1 << bit)));
@@ -409,14 +409,14 @@ impl World {
     }
 }
 
-/// Seconds since the simulation began, for people.
+/// Seconds since the start of the simulation, as text.
 pub(crate) fn seconds(time: Timestamp) -> String {
     #[allow(clippy::cast_precision_loss, reason = "shown to milliseconds")]
     let since = (time.as_micros() - EPOCH_US) as f64 / 1e6;
     format!("{since:.3}")
 }
 
-/// A row's place, for people.
+/// A row's position as text.
 pub(crate) fn place(address: &Address) -> String {
     if address.is_tally() {
         return format!("{}/tally", address.name);
@@ -425,7 +425,7 @@ pub(crate) fn place(address: &Address) -> String {
     format!("{}/{}/{id}", address.name, seconds(address.expires_at.0))
 }
 
-/// A mutation in a line, for people.
+/// A mutation as text.
 fn describe(mutation: &Mutation) -> String {
     let cell = |(address, cell): &(Address, Cell)| {
         let tally = |kind: &Kind| {

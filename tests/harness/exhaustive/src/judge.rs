@@ -1,4 +1,4 @@
-//! What must always hold, and what must have been seen for that to mean anything.
+//! What must always hold, and what a run must have seen so that the result means something.
 
 use std::cell::RefCell;
 
@@ -12,10 +12,10 @@ use crate::scope::OPS_MAX;
 use crate::tables::{NONE, total};
 use crate::world::{OpState, World};
 
-/// What one world shows.
+/// Observations about one world.
 #[derive(Debug, Clone, Copy, Default)]
 struct Verdict {
-    // Never.
+    // Must never happen.
     lost: bool,
     doubled: bool,
     phantom: bool,
@@ -24,7 +24,7 @@ struct Verdict {
     prefix_broken: bool,
     chain_broken: bool,
     leftover: bool,
-    // Sometimes.
+    // Must happen in some world.
     zombie: bool,
     both: bool,
     read_again: bool,
@@ -52,7 +52,7 @@ pub(crate) fn properties() -> Vec<Property<Small>> {
     all
 }
 
-/// What a run must have met.
+/// Observations that a run must have made.
 fn sights() -> Vec<Property<Small>> {
     let sometimes = Property::<Small>::sometimes;
     vec![
@@ -106,7 +106,7 @@ fn sights() -> Vec<Property<Small>> {
 }
 
 thread_local! {
-    /// The last world judged: every property asks about the same one in turn.
+    /// The last judged world, because every property looks at the same world in turn.
     static LAST: RefCell<Option<(usize, World, Verdict)>> = const { RefCell::new(None) };
 }
 
@@ -142,18 +142,18 @@ fn judged(model: &Small, world: &World) -> Verdict {
     verdict
 }
 
-/// What a reader saw.
+/// The result of a read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Seen {
     /// An error.
     Unreadable,
-    /// The cached fence was ahead: it reads again without it, which is judged as well.
+    /// The cached fence was ahead. The reader reads again without it, which is judged too.
     Again,
     /// A value.
     Total { total: i128, had_zombies: bool, had_both: bool },
 }
 
-/// A read by the shipped rule, by a pod that last saw the fence `after`.
+/// A read by the shipped rule, in a pod that last saw the fence `after`.
 fn seen(model: &Small, contents: Contents, after: Option<Timestamp>) -> Seen {
     let tables = &model.tables;
     if let Some(known) = tables.reads.read().expect("no panic").get(&(contents, after)) {
@@ -170,7 +170,7 @@ fn read(model: &Small, contents: Contents, after: Option<Timestamp>) -> Seen {
     let believed = if is(Sabotage::CachedFenceTrusted) { None } else { after };
     let slice = Slice::new(contents.query(after, tables), believed, LIMIT);
     let slice = slice.whole().expect("few rows");
-    // Of interest only for what a reader tells the folds.
+    // Matters only for what a reader tells the folds.
     let now = tables.scope.pod_now(0).wall;
     let reading = match read::assemble(&tables.key, &slice, now, &tables.constants) {
         Err(_) => return Seen::Unreadable,
@@ -214,7 +214,7 @@ fn judge_read(world: &World, seen: Seen, verdict: &mut Verdict) {
     }
 }
 
-/// I5 and I8, of every fold that was planned.
+/// Checks I5 and I8 for every planned fold.
 fn judge_folds(model: &Small, world: &World, verdict: &mut Verdict) {
     let scope = &model.tables.scope;
     let folds: Vec<_> = world.planned().map(|fold| model.tables.tally(fold.id)).collect();
@@ -233,7 +233,7 @@ fn judge_folds(model: &Small, world: &World, verdict: &mut Verdict) {
                 held_by = Some(held_by.map_or(fence, |other| other.min(fence)));
             }
         }
-        // What was never acked may arrive between the reads of two folds.
+        // A write that was never acked may arrive between the reads of two folds.
         verdict.chain_broken |= is_acked
             && folds.iter().any(|&(fence, total)| {
                 held_by.is_some_and(|held| fence > held) && digit_of(total, at, op) == 0
@@ -241,7 +241,7 @@ fn judge_folds(model: &Small, world: &World, verdict: &mut Verdict) {
     }
 }
 
-/// I7, and that a deletion deletes.
+/// Checks I7, and that a deletion removes its rows.
 fn judge_replica(model: &Small, replica: &Contents, verdict: &mut Verdict) {
     if replica.deletion == NONE {
         return;

@@ -1,12 +1,12 @@
 //! Every schedule of a small world, checked against the rules of the protocol.
 //!
-//! Two mutators, folders, three replicas, late and repeated messages, a purged deletion: small
-//! enough to try every order of events, by [`stateright`]. All decisions are those of
-//! [`orderfree_core::protocol`]; only the replicas, the messages and the clocks are modelled here.
-//! `docs/exhaustive.md` says what that proves and what it can't.
+//! Two mutators, folders, three replicas, late and repeated messages, a purged deletion: the world is small enough for
+//! [`stateright`] to try every order of events. All decisions are those of [`orderfree_core::protocol`]. Only the
+//! replicas, the messages and the clocks are modelled here. `docs/exhaustive.md` says what this proves and what it
+//! can't.
 //!
-//! * [`scope`]: how small, and when things may happen;
-//! * [`tables`]: the shipped mutators and what they send, each under a small number;
+//! * [`scope`]: the size of the world, and when things can happen;
+//! * [`tables`]: the shipped mutators and the messages that they send, each with a small number;
 //! * [`replica`]: Cassandra's rules for one replica;
 //! * [`world`], [`model`]: the state and the transitions;
 //! * [`judge`]: what must always hold;
@@ -28,24 +28,23 @@ use model::{Action, Small};
 use sabotage::Sabotage;
 use scope::Scope;
 
-/// What a run found.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Run {
-    /// Different worlds met.
+    /// Different worlds.
     pub unique: usize,
-    /// Worlds met, those met before included.
+    /// Worlds visited, including repeated ones.
     pub generated: usize,
-    /// Longest of the shortest ways to a world, in steps.
+    /// The longest of the shortest paths to a world, in steps.
     pub depth: usize,
-    /// How long it took.
     pub took: Duration,
-    /// The rules found broken, with the way there.
+    /// The rules that were broken, with the path to the world.
     pub broken: Vec<(&'static str, Vec<Action>)>,
-    /// What should have been met, and was not.
+    /// Expected observations that were not made.
     pub unseen: Vec<&'static str>,
 }
 
-/// Visits every world of the scope; stops where a rule is found broken.
+/// Visits every world of the scope, up to a broken rule.
 ///
 /// # Panics
 /// If a worker panics.
@@ -54,17 +53,17 @@ pub fn explore(scope: Scope, sabotage: Option<Sabotage>, threads: usize) -> Run 
     run(Small::new(scope, sabotage).checker().threads(threads))
 }
 
-/// Looks for a shortest way to where the broken rule shows.
+/// Searches for a shortest path to a world in which the broken rule shows.
 #[must_use]
 pub fn hunt(sabotage: Sabotage) -> Run {
     let within = |depth| {
         let checker = Small::new(sabotage.scope(), Some(sabotage)).checker();
         run(checker.target_max_depth(depth))
     };
-    // The checker looks at blocks of worlds, and tells of the last that it found in one.
+    // The checker visits blocks of worlds, and reports the last finding in a block.
     let mut best = explore(sabotage.scope(), Some(sabotage), 1);
     while let Some((_, way)) = best.broken.first() {
-        // Worlds at this depth are no longer looked at, and the first one has depth 1.
+        // Worlds at this depth are not visited any more. The first world has depth 1.
         let shorter = within(way.len() + 1);
         if shorter.broken.is_empty() {
             break;

@@ -1,4 +1,4 @@
-//! What may happen in the world: the transitions, driven by the shipped core.
+//! The events of the world: its transitions, decided by the shipped core.
 
 use std::time::Duration;
 
@@ -17,50 +17,49 @@ use crate::world::{Life, OpState, Planned, World};
 /// More rows than any world has.
 pub(crate) const LIMIT: usize = 100;
 
-/// One thing that happens. Replicas, lives and folds are meant by their place in the world.
+/// One event. Replicas, lives and folds are given by their position in the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Time goes on to the next instant.
+    /// Time moves to the next instant.
     Tick,
     /// A client asks a mutator for its next op.
     Ask(usize),
     /// A mutator sends a write.
     Write(usize),
-    /// A mutator's write finds too few nodes.
+    /// A mutator's write is refused, because too few nodes are up.
     WriteRefused(usize),
     /// A mutator learns that a quorum has its write.
     Acked(usize),
-    /// A mutator learns nothing about its write.
+    /// A mutator's write ends without an answer.
     Unknown(usize),
     /// A message reaches a replica.
     Deliver(usize, Id),
-    /// A folder that looked at its clock at `by` reads the key, without the replica `without` if
-    /// folds read at less than all, and plans.
+    /// A folder, whose clock shows instant `by`, reads the key and plans. If folds read from fewer than all replicas,
+    /// the replica `without` does not answer.
     Plan {
-        /// The instant it goes by: now or earlier.
+        /// The instant that the folder's clock shows: now or earlier.
         by: u8,
         /// The replica that does not answer.
         without: Option<usize>,
     },
     /// A folder sends its batch.
     Send(usize),
-    /// A batch is sent once more.
+    /// A batch is sent again.
     SendAgain(usize),
     /// A replica purges its deletion.
     Purge(usize),
-    /// A read repair, with a query that omits the tally, from one replica to another. Only if that
-    /// rule is broken.
+    /// A read repair from one replica to another, by a query that omits the tally. Only if that rule is broken.
     Repair(usize, usize),
 }
 
 /// The world of one scope, with at most one rule broken.
 pub struct Small {
-    /// What a world may hold.
+    /// The bounds of the world.
     pub tables: Tables,
 }
 
 impl Small {
-    /// A world in which `sabotage`, if any, is broken.
+    /// A world in which the rule `sabotage`, if any, is broken.
     #[must_use]
     pub fn new(scope: Scope, sabotage: Option<Sabotage>) -> Small {
         Small { tables: Tables::new(scope, sabotage) }
@@ -74,7 +73,7 @@ impl Small {
         self.tables.sabotage == Some(sabotage)
     }
 
-    /// Drives a mutator on and tells its clients.
+    /// Applies an event to a mutator and informs its clients.
     fn drive(&self, world: &mut World, at: usize, what: What) -> Became {
         let event = Event { at: world.instant, what };
         let life = &mut world.lives[at];
@@ -177,12 +176,12 @@ impl Small {
         Some(())
     }
 
-    /// Plans a fold of these rows by the shipped rule.
+    /// Plans a fold of these rows with the shipped rule.
     fn fold(&self, mut rows: Vec<Row>, by: u8) -> Option<Id> {
         let constants = &self.tables.constants;
         let mut now = self.scope().folder_now(by);
         if self.is(Sabotage::ShortCutoff) {
-            // A cutoff so much shorter is the same as a time so much later.
+            // A shorter cutoff has the same effect as a later time.
             let short = 2 * constants.clock_offset_max() - Duration::from_millis(1);
             now = now.plus(constants.cutoff() - short);
         }
@@ -214,7 +213,7 @@ impl Small {
         world.replicas.iter_mut().for_each(Replica::delay);
     }
 
-    /// Drops messages that can't come any more, or that would change nothing whenever they came.
+    /// Drops messages that can't arrive any more, or whose arrival would change nothing.
     fn forget(&self, world: &mut World) {
         let (lives, folds) = (world.lives, world.folds);
         let is_counted = |id| {

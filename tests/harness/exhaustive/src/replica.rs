@@ -1,8 +1,7 @@
-//! One Cassandra replica's rows of the one key, and what is on its way to it.
+//! The rows of the one key on a Cassandra replica, and the messages on their way to it.
 //!
-//! Last write wins, cell by cell: the greater timestamp, then a deletion before a write, then the
-//! greater bytes. A fold's range deletion shadows what arrives later and is not newer, until it is
-//! purged.
+//! The last write wins in each cell: the greater timestamp, then a deletion over a write, then the greater bytes. A
+//! fold's range deletion hides later arrivals that are not newer, until it is purged.
 
 use orderfree_core::protocol::{MutatorId, Row, Timestamp};
 
@@ -10,32 +9,32 @@ use crate::sabotage::Sabotage;
 use crate::scope::LIVES_MAX;
 use crate::tables::{Id, Mutation, NONE, Tables};
 
-/// Most messages on their way to one replica.
+/// Maximum number of messages on their way to one replica.
 const PENDING_MAX: usize = 8;
 
 /// Marks a message that was sent at an earlier instant.
 const LATE: Id = 0x8000;
 
-/// A replica. The same contents are the same bytes, so that worlds can be compared.
+/// A replica. Equal contents have equal bytes, so that worlds can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Replica {
     /// Its rows and its deletion.
     pub holds: Contents,
-    /// Messages on their way, descending, then nothing.
+    /// Messages on their way in descending order, then empty slots.
     pending: [Id; PENDING_MAX],
 }
 
-/// Rows and a deletion, of a replica or merged from some.
+/// Rows and a deletion: those of a replica, or merged from several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Contents {
-    /// The fold whose tally lies here.
+    /// The fold that wrote the tally.
     pub tally: Id,
-    /// The fold whose tally's second half lies here: another one only if the tally has two cells.
+    /// The fold that wrote the second half of the tally. It differs only if the tally has two cells.
     pub tally_tail: Id,
-    /// The fold whose range deletion lies here. Greater fences cover smaller ones; of equal fences
-    /// the smallest number stands for all.
+    /// The fold that wrote the range deletion. Greater fences cover smaller ones. Among equal fences, the smallest
+    /// number stands for all.
     pub deletion: Id,
-    /// The write that lies in each shard's row.
+    /// The write in each shard's row.
     pub shards: [Id; LIVES_MAX],
 }
 
@@ -45,10 +44,10 @@ impl Replica {
         self.pending.into_iter().filter(|id| *id != NONE).map(|id| (id & !LATE, id & LATE != 0))
     }
 
-    /// Something was sent here. What is on its way already gets no second time.
+    /// Adds a message on its way to this replica, unless it is already on its way.
     ///
     /// # Panics
-    /// If more is on its way than any scope needs.
+    /// If there are more messages than any scope needs.
     pub fn send(&mut self, id: Id) {
         if self.pending().any(|(other, _)| other == id) {
             return;
@@ -59,7 +58,7 @@ impl Replica {
         self.sort();
     }
 
-    /// Time has passed: what is on its way is late.
+    /// Marks the messages on their way as late, because time has passed.
     pub fn delay(&mut self) {
         self.pending.iter_mut().filter(|id| **id != NONE).for_each(|id| *id |= LATE);
         self.sort();
@@ -73,7 +72,7 @@ impl Replica {
         self.holds.apply(id, tables);
     }
 
-    /// Drops messages on their way that can never come or change anything.
+    /// Drops messages that can never arrive or change anything.
     pub fn forget(&mut self, is_futile: impl Fn(&Contents, Id, bool) -> bool) {
         for at in 0..PENDING_MAX {
             let (id, is_late) = (self.pending[at] & !LATE, self.pending[at] & LATE != 0);
@@ -98,7 +97,7 @@ impl Contents {
         after == *self
     }
 
-    /// Takes one mutation whole.
+    /// Applies a whole mutation.
     pub fn apply(&mut self, id: Id, tables: &Tables) {
         match tables.mutation(id) {
             Mutation::Shard { place, .. } => {
@@ -114,8 +113,8 @@ impl Contents {
         }
     }
 
-    /// Takes a tally, given as the folds that its two halves come from. It is one cell, unless that
-    /// rule is broken.
+    /// Applies a tally, given by the folds that its two halves come from. They differ only if the rule that a tally
+    /// is one cell is broken.
     fn take_tally(&mut self, (head, tail): (Id, Id), tables: &Tables) {
         if tables.sabotage == Some(Sabotage::SplitTally) {
             self.tally = newer(self.tally, head, |id| tables.halves(id).0, tables);
@@ -126,7 +125,7 @@ impl Contents {
         }
     }
 
-    /// Takes a fold's deletion.
+    /// Applies a fold's deletion.
     pub fn delete(&mut self, fold: Id, tables: &Tables) {
         if fold == NONE {
             return;
@@ -151,13 +150,13 @@ impl Contents {
             && *timestamp <= tables.mutation(self.deletion).timestamp()
     }
 
-    /// Takes over what another replica has, as a coordinator does that merges answers.
+    /// Merges another replica's contents into this one, as a coordinator merges answers.
     fn merge(&mut self, other: &Contents, tables: &Tables) {
         self.take_tally((other.tally, other.tally_tail), tables);
         self.merge_all_but_tally(other, tables);
     }
 
-    /// Takes over what a query without the tally's row returned.
+    /// Merges what a query without the tally's row returned.
     pub fn merge_all_but_tally(&mut self, other: &Contents, tables: &Tables) {
         for shard in other.shards.into_iter().filter(|shard| *shard != NONE) {
             self.apply(shard, tables);
@@ -166,7 +165,7 @@ impl Contents {
     }
 }
 
-/// What the replicas hold together.
+/// The merged contents of several replicas.
 #[must_use]
 pub fn merged<'a>(replicas: impl IntoIterator<Item = &'a Contents>, tables: &Tables) -> Contents {
     let mut merged = Contents::default();
@@ -189,7 +188,7 @@ impl Contents {
     }
 }
 
-/// The one of two writes of a cell that wins: the later one, or else that with the greater bytes.
+/// The winner of two writes of a cell: the later one, or else the one with the greater bytes.
 fn newer<'a>(left: Id, right: Id, bytes: impl Fn(Id) -> &'a [u8], tables: &Tables) -> Id {
     if left == NONE || right == NONE {
         return left.max(right);

@@ -1,5 +1,5 @@
-//! Rules of the protocol, each broken on purpose between the shipped core and the replicas, where the
-//! effect is that of code which forgot it.
+//! Protocol rules that are broken on purpose. Each is broken between the shipped core and the replicas, with the effect
+//! that code without the rule would have.
 
 use crate::scope::{LifeScope, Scope};
 
@@ -8,36 +8,36 @@ use crate::scope::{LifeScope, Scope};
 pub enum Sabotage {
     /// Readers count rows at or below the fence.
     FenceIgnored,
-    /// Readers believe the rows behind a cached fence, whatever the tally's fence.
+    /// Readers believe the rows after a cached fence, whatever the tally's fence is.
     CachedFenceTrusted,
-    /// A fold that meets zombies writes the fence of its own time.
+    /// A fold that finds zombies writes the fence of its own time.
     OlderFence,
-    /// Folds read at a quorum, writes are acknowledged by one.
+    /// Folds read from a quorum, and one replica acknowledges a write.
     QuorumFoldOneWrite,
-    /// A fold's timestamp lies a lifetime below its fence.
+    /// A fold's timestamp is a lifetime below its fence.
     LowFoldTimestamp,
-    /// A fold skips the oldest final row, and deletes it.
+    /// A fold skips the oldest final row but deletes it.
     FoldSkipsRow,
     /// The cutoff is 1 ms shorter than 2ε.
     ShortCutoff,
-    /// Acknowledged before any replica has the write.
+    /// Ops are acknowledged before any replica has the write.
     AckBeforeWrite,
-    /// No look at the clocks after the acknowledgement.
+    /// The clocks are not checked after the acknowledgement.
     NoCheckAfterAck,
     /// The state is rolled back after an unknown outcome.
     Rollback,
-    /// Write timestamps fall.
+    /// Write timestamps decrease.
     FallingTimestamps,
-    /// Two mutators have one id.
+    /// Two mutators have the same id.
     IdReused,
-    /// Blocking read repair, for a query without the tally's row.
+    /// Blocking read repair runs for a query without the tally's row.
     BlockingRepair,
-    /// The tally lies in two cells.
+    /// The tally is in two cells.
     SplitTally,
 }
 
 impl Sabotage {
-    /// Every rule that a small world can break.
+    /// Every rule that can be broken in a small world.
     pub const ALL: [Sabotage; 14] = [
         Sabotage::FenceIgnored,
         Sabotage::CachedFenceTrusted,
@@ -63,11 +63,11 @@ impl Sabotage {
             Sabotage::QuorumFoldOneWrite => {
                 (scope.write_acks, scope.reads, scope.fold_reads) = (1, 3, 2);
             }
-            // One expiry: the row is the same.
+            // The same expiry, so that the row is the same.
             Sabotage::IdReused => {
                 scope.lives = vec![LifeScope { births: (0, 0), ops: 1, writes: 1 }; 2];
             }
-            // The acknowledgement of two replicas that the fold did not see.
+            // Two replicas acknowledge that the fold did not read from.
             Sabotage::NoCheckAfterAck => scope.late = 2,
             // Only a second write shows it.
             Sabotage::FallingTimestamps => scope = Scope::writer(),

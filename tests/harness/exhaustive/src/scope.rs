@@ -1,4 +1,4 @@
-//! How small the small world is: who lives in it, when, and how much may go wrong.
+//! The size of the small world: who lives in it, when, and how much can go wrong.
 
 use std::time::Duration;
 
@@ -7,80 +7,78 @@ use orderfree_core::protocol::{Constants, Now, Overrides, Timestamp};
 /// Cassandra replicas of the one key.
 pub const REPLICAS: usize = 3;
 
-/// Most lives that a scope may have.
+/// Maximum number of lives in a scope.
 pub const LIVES_MAX: usize = 2;
 
-/// Most folds that a scope may plan.
+/// Maximum number of folds in a scope.
 pub const FOLDS_MAX: usize = 3;
 
-/// Ops of one life. Each op adds a digit of base 8 of its own, so a total tells them apart.
+/// Ops per life. Each op adds its own digit of base 8, so a total shows which ops it has.
 pub const OPS_MAX: usize = 2;
 
-/// The wall clock's zero. Fences are after 1970.
+/// Zero of the wall clock. Fences must be after 1970.
 const EPOCH: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-/// ε of the world, in ms.
+/// ε in ms.
 const OFFSET_MAX_MS: u64 = 1000;
 
-/// C of the world, in ms: the shortest that the rules allow.
+/// C in ms: the shortest that the rules allow.
 const CUTOFF_MS: u64 = 2 * OFFSET_MAX_MS + BUDGET_MS + 1;
 
-/// R of the world, in ms.
+/// R in ms.
 const BUDGET_MS: u64 = 1000;
 
-/// The true times, in ms, at which anything may happen, by clocks that err by ε in the worst way
-/// (pods behind, folders ahead) and a lifetime of 10 s: the first life is born at the first instant
-/// and the second at the second. At the third, the first life is final and the second one may still
-/// have its acknowledgement believed, for 1 ms; at the fourth, both are final; at the last, deletions
-/// may be purged. The third and the fourth are less than 2ε apart, so that both may be a folder's
-/// "now".
+/// The true times in ms at which events can happen. Clocks err by ε in the worst way (pods behind, folders ahead),
+/// and a lifetime is 10 s. The first life is born at the first instant, the second at the second. At the third, the
+/// first life is final, and an acknowledgement of the second is still believed, for 1 ms more. At the fourth, both
+/// are final. At the last, deletions may be purged. The third and the fourth are less than 2ε apart, so that both can
+/// be a folder's "now".
 const INSTANTS_MS: [u64; INSTANTS as usize] = [0, 1500, 11_499, 12_600, 60_000];
 
-/// Instants there are.
+/// Number of instants.
 pub const INSTANTS: u8 = 5;
 
-/// `gc_grace`, in ms, from the fence on.
+/// `gc_grace` in ms, counted from the fence.
 const GRACE_MS: u64 = 30_000;
 
 /// One mutator's life.
 #[derive(Debug, Clone, Copy)]
 pub struct LifeScope {
-    /// The first and the last instant of its birth.
+    /// The first and the last instant at which it can be born.
     pub births: (u8, u8),
-    /// Ops it is given, one at a time.
+    /// Ops that it gets, one at a time.
     pub ops: usize,
-    /// Writes it may send.
+    /// Maximum number of its writes.
     pub writes: u8,
 }
 
 /// The size of a world. Each bound is for a whole history.
 #[derive(Debug, Clone)]
 pub struct Scope {
-    /// Name in reports.
+    /// The name in reports.
     pub name: &'static str,
-    /// The mutators.
     pub lives: Vec<LifeScope>,
-    /// Folds that may be planned.
+    /// Maximum number of planned folds.
     pub folds: usize,
-    /// Folds that may be planned and not sent at one time: folders.
+    /// Maximum number of folds that are planned but not sent: the folders.
     pub folders: usize,
-    /// Messages that reach a replica at a later instant than they were sent.
+    /// Maximum number of messages that arrive at a later instant than they were sent.
     pub late: u8,
-    /// Folds that are sent once more.
+    /// Maximum number of folds that are sent again.
     pub resends: u8,
-    /// Deletions that a replica purges.
+    /// Maximum number of deletions that replicas purge.
     pub purges: u8,
-    /// Writes that find too few nodes and are refused.
+    /// Maximum number of writes that find too few nodes and are refused.
     pub refusals: u8,
-    /// Replicas that acknowledge a write.
+    /// How many replicas must acknowledge a write.
     pub write_acks: u32,
-    /// Replicas that answer a read.
+    /// How many replicas must answer a read.
     pub reads: u32,
-    /// Replicas that answer a fold's read.
+    /// How many replicas must answer a fold's read.
     pub fold_reads: u32,
-    /// True time less a pod's wall clock, and a folder's wall clock less true time, in ms.
+    /// True time minus a pod's wall clock, and a folder's wall clock minus true time, in ms.
     pub skew_ms: (u64, u64),
-    /// What this scope is too small to meet.
+    /// Observations for which this scope is too small.
     pub unseen: Vec<&'static str>,
 }
 
@@ -108,7 +106,7 @@ impl Scope {
         }
     }
 
-    /// One mutator with two ops and three writes, refusals, and one fold: what a writer may do.
+    /// One mutator with two ops and three writes, refusals, and one fold: everything that a writer can do.
     #[must_use]
     pub fn writer() -> Scope {
         Scope {
@@ -117,7 +115,7 @@ impl Scope {
             folds: 1,
             folders: 1,
             refusals: 1,
-            // All of them need two folds or two mutators.
+            // All of these need two folds or two mutators.
             unseen: vec![
                 "two folds with different fences are in hand",
                 "two folds have one fence and different tallies",
@@ -128,7 +126,7 @@ impl Scope {
         }
     }
 
-    /// Folds read at a quorum, which is enough as long as no replica forgets.
+    /// Folds read from a quorum, which is enough as long as no replica forgets.
     #[must_use]
     pub fn quorum() -> Scope {
         Scope { name: "quorum", fold_reads: 2, ..Scope::quick() }
@@ -140,8 +138,8 @@ impl Scope {
         Scope { name: "folds", folds: 3, folders: 3, ..Scope::quick() }
     }
 
-    /// Two mutators, two folds, one of them sent again, two late messages: what a folder may do, in ten
-    /// million worlds and a minute or two.
+    /// Two mutators, two folds, one of them sent again, and two late messages: everything that a folder can do, in
+    /// ten million worlds and one or two minutes.
     #[must_use]
     pub fn full() -> Scope {
         Scope { name: "full", late: 2, resends: 1, ..Scope::quick() }
@@ -155,7 +153,7 @@ impl Scope {
         Now { wall, boot }
     }
 
-    /// The time a folder goes by.
+    /// What a folder's clock shows.
     #[must_use]
     pub fn folder_now(&self, instant: u8) -> Timestamp {
         self.true_now(instant).plus(Duration::from_millis(self.skew_ms.1))

@@ -1,8 +1,7 @@
-//! Everything that a world may hold, each under a small number: mutations, and the states of the
-//! shipped [`Mutator`].
+//! Numbers for everything that a world can contain: mutations, and the states of the shipped [`Mutator`].
 //!
-//! A mutator is known by what its `Debug` shows, which is every private field: two histories that
-//! lead to the same mutator are one. To go on from it, its first history is played again.
+//! A mutator's state is identified by its `Debug` output, which has every private field. Two histories that lead to the
+//! same output are the same state. To continue from a state, its first history is replayed.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, RwLock};
@@ -23,49 +22,40 @@ use crate::scope::{self, OPS_MAX, Scope};
 /// The number of a mutation or of a mutator's state.
 pub type Id = u16;
 
-/// No mutation; or a mutator that is not born.
+/// No mutation, or a mutator that is not born yet.
 pub const NONE: Id = 0;
 
-/// What is sent to replicas.
+/// A message to replicas.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Mutation {
     /// A write of a shard's row.
     Shard {
-        /// The row's place in [`Replica::shards`](crate::replica::Replica).
+        /// The index of the row in [`Replica::shards`](crate::replica::Replica).
         place: u8,
-        /// The row's expiry.
         expires_at: Timestamp,
-        /// The row's mutator.
         mutator_id: MutatorId,
-        /// The write's timestamp.
         timestamp: Timestamp,
-        /// The envelope.
         state: Vec<u8>,
     },
     /// A fold's batch: the tally, and the deletion up to its fence.
     Fold {
-        /// The fence.
         fence: Timestamp,
-        /// The batch's timestamp.
         timestamp: Timestamp,
-        /// The envelope.
         tally: Vec<u8>,
     },
 }
 
-/// Something that happens to a mutator, and at which instant.
+/// An event of a mutator with its instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Event {
-    /// The instant.
     pub at: u8,
-    /// What happens.
     pub what: What,
 }
 
-/// Something that happens to a mutator.
+/// An event of a mutator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum What {
-    /// It is given its op of this number; with the first one it is born.
+    /// It gets the op with this number. The first op creates it.
     Op(u8),
     /// It starts a write.
     Begin,
@@ -77,57 +67,54 @@ pub enum What {
     Unknown,
 }
 
-/// What became of an event.
+/// The result of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Became {
-    /// The mutator takes no more ops, or has nothing to write.
+    /// The mutator accepts no more ops, or has nothing to write.
     Nothing,
-    /// The op waits.
+    /// The op waits for a write.
     Queued,
-    /// This is to be sent.
+    /// This message must be sent.
     Write(Id),
-    /// The lease is over: what waits is refused.
+    /// The lease is over, and ops that were not sent are refused.
     Dead,
-    /// All that was sent is acked.
+    /// All ops that were sent are acked.
     Acked,
-    /// The acknowledgement came too late: all that was sent stays unknown.
+    /// The acknowledgement came too late: all ops that were sent stay unknown.
     TooLate,
-    /// What went with this write is refused.
+    /// The ops of this write are refused.
     Refused,
-    /// All that was sent is unknown.
+    /// All ops that were sent are unknown.
     Unknown,
 }
 
 /// See the [module documentation](self).
 pub struct Tables {
-    /// The scope.
     pub scope: Scope,
-    /// The rule that is broken.
+    /// The rule that is broken, if any.
     pub sabotage: Option<Sabotage>,
-    /// The protocol's constants.
     pub constants: Constants,
-    /// The key.
     pub key: Key,
-    /// By number less one: found without a lock, as that happens all the time.
+    /// The mutators' states by their number minus one, without a lock, because lookups are so frequent.
     mutations: Vec<OnceLock<Mutation>>,
     numbers: RwLock<HashMap<Mutation, Id>>,
     lives: Mutex<HashMap<String, Id>>,
     histories: Mutex<HashMap<Id, Vec<Event>>>,
     steps: RwLock<HashMap<Step, (Id, Became)>>,
-    /// What was planned for a merged answer by an instant.
+    /// Planned folds, by merged answer and instant.
     pub(crate) plans: RwLock<HashMap<(Contents, u8), Id>>,
-    /// What was read from a merged answer, behind a cached fence.
+    /// Results of reads, by merged answer and cached fence.
     pub(crate) reads: RwLock<HashMap<(Contents, Option<Timestamp>), Seen>>,
 }
 
-/// An event of a life, in a state of its mutator.
+/// An event of a life in a state of its mutator.
 type Step = (usize, Id, Event);
 
-/// Most different mutations of a run.
+/// Maximum number of different mutations in a run.
 const MUTATIONS_MAX: usize = 4096;
 
 impl Mutation {
-    /// The timestamp of every cell of it.
+    /// The timestamp of all its cells.
     #[must_use]
     pub fn timestamp(&self) -> Timestamp {
         match self {
@@ -145,14 +132,14 @@ pub fn total(state: &State) -> i128 {
     }
 }
 
-/// The op of a life: a digit of base 8 that no other op has.
+/// The op of a life: its own digit of base 8.
 #[must_use]
 pub fn digit(life: usize, op: usize) -> i64 {
     1 << (3 * (life * OPS_MAX + op))
 }
 
 impl Tables {
-    /// Nothing yet.
+    /// Tables without entries.
     #[must_use]
     pub fn new(scope: Scope, sabotage: Option<Sabotage>) -> Tables {
         let name = |text| Name::new(text).expect("a name");
@@ -171,7 +158,7 @@ impl Tables {
         }
     }
 
-    /// The mutation of a number.
+    /// The mutation with this number.
     ///
     /// # Panics
     /// If there is none.
@@ -208,7 +195,7 @@ impl Tables {
         }
     }
 
-    /// What a mutation writes into a state cell.
+    /// The bytes that a mutation writes into a state cell.
     #[must_use]
     pub fn bytes(&self, id: Id) -> &[u8] {
         match self.mutation(id) {
@@ -217,20 +204,20 @@ impl Tables {
         }
     }
 
-    /// What a fold would write into two cells: the body, and the checksum.
+    /// The bytes that a fold would write into two cells: the body and the checksum.
     #[must_use]
     pub fn halves(&self, fold: Id) -> (&[u8], &[u8]) {
         let bytes = self.bytes(fold);
         bytes.split_at(bytes.len() - 4)
     }
 
-    /// The tally's bytes, by the folds that its halves come from.
+    /// The tally's bytes, given by the folds that its halves come from.
     #[must_use]
     pub fn tally_bytes(&self, head: Id, tail: Id) -> Vec<u8> {
         [self.halves(head).0, self.halves(tail).1].concat()
     }
 
-    /// The row that a shard's write leaves; none of [`NONE`].
+    /// The row after a shard's write; `None` for [`NONE`].
     #[must_use]
     pub fn row(&self, id: Id) -> Option<Row> {
         if id == NONE {
@@ -244,7 +231,7 @@ impl Tables {
         }
     }
 
-    /// Drives a mutator on: the real one, rebuilt from its first history.
+    /// Applies an event to a mutator: the shipped one, rebuilt by replaying its first history.
     ///
     /// # Panics
     /// If the event can't happen, such as a second write in flight.
@@ -272,7 +259,7 @@ impl Tables {
     fn play(&self, mutator: &mut Option<Mutator>, life: usize, event: Event) -> Became {
         let mut now = self.scope.pod_now(event.at);
         let mutator = mutator.get_or_insert_with(|| {
-            // The tally's id is zero.
+            // The mutator id of a tally is zero.
             let number = if self.sabotage == Some(Sabotage::IdReused) { 0 } else { life };
             let id = MutatorId::new(Uuid::from_u128(1 + number as u128));
             Mutator::born(self.key.clone(), id, None, now, &self.constants)

@@ -4,24 +4,24 @@ use crate::replica::{Contents, Replica};
 use crate::scope::{FOLDS_MAX, LIVES_MAX, LifeScope, OPS_MAX, REPLICAS, Scope};
 use crate::tables::{Id, NONE};
 
-/// Everything that matters for what may happen next.
+/// The state on which all later events depend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct World {
     /// The present instant.
     pub instant: u8,
-    /// Messages that may still come late.
+    /// How many messages can still come late.
     pub late: u8,
-    /// Folds that may still be sent again.
+    /// How many folds can still be sent again.
     pub resends: u8,
-    /// Deletions that may still be purged.
+    /// How many deletions can still be purged.
     pub purges: u8,
-    /// Writes that may still be refused.
+    /// How many writes can still be refused.
     pub refusals: u8,
     /// The mutators.
     pub lives: [Life; LIVES_MAX],
-    /// The folds that were planned, ascending by number, then nothing.
+    /// The planned folds in ascending order, then empty slots.
     pub folds: [Planned; FOLDS_MAX],
-    /// The replicas, ascending: which is which makes no difference.
+    /// The replicas in ascending order, because it does not matter which is which.
     pub replicas: [Replica; REPLICAS],
 }
 
@@ -30,29 +30,29 @@ pub struct World {
 pub struct Life {
     /// Its state.
     pub mutator: Id,
-    /// One more than the instant of its birth.
+    /// The instant of its birth plus one.
     pub born: u8,
-    /// Writes it sent.
+    /// Number of writes sent.
     pub writes: u8,
-    /// The write in flight.
+    /// The write on its way.
     pub flight: Id,
-    /// Replicas that the write in flight has reached.
+    /// Replicas that the write on its way has reached.
     pub reached: u8,
-    /// Nothing can happen to it any more: its mutator is of no interest.
+    /// Nothing more can happen to the mutator, so its state is dropped.
     pub is_over: bool,
     /// Its ops.
     pub ops: [OpState; OPS_MAX],
 }
 
-/// Where an op stands.
+/// The state of an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OpState {
-    /// Nobody asked for it yet.
+    /// It was not requested yet.
     #[default]
     Unasked,
     /// It waits for the next write.
     Waiting,
-    /// It went with the write in flight.
+    /// It is part of the write on its way.
     Flying,
     /// Its outcome is unknown.
     Unknown,
@@ -64,14 +64,14 @@ pub enum OpState {
     Refused,
 }
 
-/// A fold that was planned.
+/// A planned fold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Planned {
-    /// Its number; none if there is no such fold.
+    /// Its number, or none for an empty slot.
     pub id: Id,
     /// It was sent.
     pub sent: bool,
-    /// A replica has taken it, so that a reader may have seen its fence.
+    /// A replica has applied it, so that a reader may have seen its fence.
     pub landed: bool,
 }
 
@@ -84,7 +84,7 @@ impl OpState {
 }
 
 impl Life {
-    /// Forgets the mutator if it has nothing left to do.
+    /// Drops the mutator if it has nothing left to do.
     pub fn settle(&mut self, scope: &LifeScope) {
         let has_work = self.ops[..scope.ops]
             .iter()
@@ -97,7 +97,7 @@ impl Life {
 }
 
 impl World {
-    /// Before anything happened.
+    /// The world before the first event.
     #[must_use]
     pub fn new(scope: &Scope) -> World {
         World {
@@ -112,11 +112,11 @@ impl World {
         }
     }
 
-    /// Worlds that differ only in the order of replicas or folds are one.
+    /// Sorts replicas and folds, because their order does not matter.
     #[must_use]
     pub fn canonical(mut self) -> World {
         self.replicas.sort_unstable();
-        // Nothing comes last.
+        // Empty slots come last.
         self.folds.sort_unstable_by_key(|fold| (fold.id == NONE, *fold));
         self
     }
@@ -126,7 +126,7 @@ impl World {
         self.folds.iter().filter(|fold| fold.id != NONE)
     }
 
-    /// Every choice of `count` replicas that are not all alike with one chosen before.
+    /// The choices of `count` replicas that differ by more than the order of equal replicas.
     #[must_use]
     pub fn quorums(&self, count: u32) -> Vec<Vec<Contents>> {
         let masks = (0_u8..1 << REPLICAS).filter(|mask| mask.count_ones() == count);

@@ -1,10 +1,10 @@
-//! The small scopes without a counterexample, and every broken rule found.
+//! The small scopes have no counterexample, and every broken rule is found.
 
 use orderfree_exhaustive::sabotage::Sabotage;
 use orderfree_exhaustive::scope::Scope;
 use orderfree_exhaustive::{explore, hunt};
 
-/// Each scope with a floor: fewer worlds than that, and something no longer happens in it.
+/// Each scope with the least number of worlds: with fewer, something no longer happens in it.
 fn scopes() -> [(Scope, usize); 2] {
     [(Scope::quick(), 900_000), (Scope::writer(), 1_200_000)]
 }

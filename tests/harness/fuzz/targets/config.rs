@@ -1,5 +1,5 @@
-//! The command line and the configuration: whatever is given, the answer is a configuration that
-//! keeps the rules, or one sentence.
+//! The command line and the configuration: any input gives a configuration that keeps the rules, or an error of one
+//! sentence.
 
 use clap::Parser;
 use orderfree::cli::Cli;
@@ -16,7 +16,7 @@ struct Server {
     serve: ServeArgs,
 }
 
-/// A policy file: one sentence, or a precision that its kind knows for every key.
+/// A policy file gives an error of one sentence, or for every key a precision that its kind knows.
 pub(super) fn policy(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let policy: Policy = match text.parse() {
@@ -35,7 +35,7 @@ pub(super) fn policy(input: &[u8]) {
     }
 }
 
-/// One argument a line.
+/// Each line is one argument.
 pub(super) fn run(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let lines: Vec<&str> = text.lines().collect();
@@ -55,7 +55,7 @@ pub(super) fn run(input: &[u8]) {
     }
     let store = &serve.store;
     if [&store.cassandra_password_file, &store.cassandra_ca].into_iter().any(Option::is_some) {
-        return; // it would be read, whatever it is
+        return; // a file with this name would be read
     }
     match (serve.store.constants(), serve.store.resolve()) {
         (Ok(constants), _) => keeps_the_rules(&constants),
@@ -66,7 +66,7 @@ pub(super) fn run(input: &[u8]) {
     }
 }
 
-/// The lines that are durations, as constants in their order, a dash for one not given.
+/// The lines as durations, in the order of the constants. A dash means that one is not given.
 fn constants(lines: &[&str]) {
     let given: Vec<Option<Duration>> = lines
         .iter()

@@ -1,5 +1,5 @@
-//! What is stored and what is named: envelopes, payloads, ops, names. Each is compared with a rule
-//! that is written down here a second time, in another way.
+//! Stored data and names: envelopes, payloads, ops, names. Each decoder is compared with a second implementation of its
+//! rule.
 
 use orderfree_core::crdt::envelope::{
     KeySeal, RowSeal, decode_shard, decode_tally, encode_full_tally, encode_shard, encode_tally,
@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 const MAGIC: u8 = 0xCF;
 
-/// Any bytes as a shard and as a tally; also behind a valid checksum, which no mutation finds.
+/// Any bytes as a shard and as a tally, also with a valid checksum, which mutations would not find.
 pub(super) fn envelope(input: &[u8]) {
     for &kind in Kind::ALL {
         check_envelope(kind, input);
@@ -31,7 +31,7 @@ fn format(kind: Kind) -> u8 {
     u8::try_from(kind.format()).expect("one byte so far")
 }
 
-/// All rows of the targets lie at one key, with one expiry and one mutator.
+/// All rows of the targets belong to one key, with one expiry and one mutator.
 pub(crate) fn key(kind: Kind) -> KeySeal {
     let name = |text| Name::new(text).expect("a name");
     KeySeal::of(&Key { kind, group: name(GROUP), name: name(NAME) })
@@ -72,7 +72,8 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, byte)
 }
 
-/// What decodes is one of the two, is exactly what its state encodes to, and has a right checksum.
+/// Bytes that decode are a shard or a tally and not both, equal the encoding of their state, and have a correct
+/// checksum.
 fn check_envelope(kind: Kind, bytes: &[u8]) {
     let shard = decode_shard(row(kind), kind, bytes);
     let tally = decode_tally(key(kind), kind, bytes);
@@ -99,7 +100,7 @@ fn check_envelope(kind: Kind, bytes: &[u8]) {
     assert_eq!(stored, computed.to_le_bytes(), "a wrong checksum was accepted");
 }
 
-/// The write number or the fence of a good envelope: behind magic, code, format and flags.
+/// The write number or the fence of a valid envelope, which follows magic, code, format and flags.
 fn mark(bytes: &[u8]) -> u64 {
     let (_, code) = leb128(&bytes[1..]).expect("a kind's code");
     let (_, format) = leb128(&bytes[1 + code..]).expect("a format");
@@ -107,7 +108,7 @@ fn mark(bytes: &[u8]) -> u64 {
     u64::try_from(mark).expect("64 bits")
 }
 
-/// The payload of a good envelope: behind the configuration.
+/// The payload of a valid envelope, which follows the configuration.
 pub(crate) fn payload_in(bytes: &[u8]) -> &[u8] {
     let mut at = 1;
     let mut next = || {
@@ -122,7 +123,7 @@ pub(crate) fn payload_in(bytes: &[u8]) -> &[u8] {
     &bytes[at..at + usize::try_from(length).expect("a length")]
 }
 
-/// A number and its length, if it is there in its shortest form and has at most 128 bits.
+/// A number and its length, if it is in its shortest form and has at most 128 bits.
 fn leb128(bytes: &[u8]) -> Option<(u128, usize)> {
     let length = 1 + bytes.iter().position(|byte| byte & 0x80 == 0)?;
     let is_shortest = length == 1 || bytes[length - 1] != 0;
@@ -132,8 +133,8 @@ fn leb128(bytes: &[u8]) -> Option<(u128, usize)> {
     number.filter(|_| is_shortest).map(|number| (number, length))
 }
 
-/// Any bytes as a payload of each kind: what is no canonical payload is refused, and what is one
-/// has the value that it should.
+/// Any bytes as a payload of each kind: a payload that is not canonical is refused, a canonical one has the right
+/// value.
 pub(super) fn payload(input: &[u8]) {
     for &kind in Kind::ALL {
         let mut body = vec![MAGIC, code(kind), format(kind), 0, 1];
@@ -160,7 +161,7 @@ pub(super) fn payload(input: &[u8]) {
     }
 }
 
-/// The default precision with its length, or nothing, which has length 0.
+/// The default precision and its length. Nothing has length 0.
 fn configuration(kind: Kind) -> Vec<u8> {
     let Some(range) = kind.precision() else { return vec![0] };
     match u8::try_from(range.default) {
@@ -180,7 +181,7 @@ fn expected_total(payload: &[u8]) -> Option<i128> {
     (length == payload.len()).then_some(total)
 }
 
-/// Any JSON as an op of each kind, alone and as the amount of an `add`.
+/// Any JSON as an op of each kind, both directly and as the amount of an `add`.
 pub(super) fn op(input: &[u8]) {
     let amount = [br#"{"op":"add","by":"#, input, b"}"].concat();
     for text in [input, &amount] {
@@ -195,7 +196,7 @@ pub(super) fn op(input: &[u8]) {
                     let before = state.clone();
                     match state.apply(op) {
                         Ok(_) => {}
-                        // What only a mutator can complete.
+                        // Ops that only a mutator can complete.
                         Err(OpError::Invalid(error)) => assert_eq!(state, before, "{error}"),
                         Err(other) => panic!("one op is within any range: {other}"),
                     }
@@ -228,7 +229,7 @@ pub(super) fn name(input: &[u8]) {
     assert_eq!(Name::new(text).is_ok(), is_name(text.as_bytes()), "{text:?}");
 }
 
-/// The rule of names, on bytes: C0 is one byte, C1 is 0xC2 and one byte below 0xA0.
+/// The rule for names, on bytes: C0 is one byte; C1 is 0xC2 and one byte below 0xA0.
 pub(super) fn is_name(text: &[u8]) -> bool {
     let c0 = text.iter().any(|&byte| byte < 0x20 || byte == 0x7f);
     let c1 = text.windows(2).any(|pair| pair[0] == 0xC2 && pair[1] < 0xA0);

@@ -1,5 +1,4 @@
-//! Listing a group: whatever the bounds, the pages together are exactly the names that match, each
-//! once and in order.
+//! Listing a group: for any bounds, all pages together are exactly the names that match, each once and in order.
 
 use std::cell::OnceCell;
 
@@ -10,11 +9,11 @@ use serde_json::Value as Json;
 use super::decoders::is_name;
 use super::pod::Pod;
 
-/// The group's names, in the order of their bytes.
+/// The group's names in byte order.
 const NAMES: [&str; 12] =
     [" ", "a", "a b", "a+b", "ab", "abc", "b", "b/c", "z%2F", "é", "日本", "🦀"];
 
-/// Lines: limit, prefix, from, to; an empty one is not given.
+/// Lines: limit, prefix, from, to. An empty line means that it is not given.
 pub(super) fn run(input: &[u8]) {
     let mut lines = input.splitn(4, |&byte| byte == b'\n');
     let [limit, prefix, from, to] = std::array::from_fn(|_| lines.next().unwrap_or_default());

@@ -9,7 +9,7 @@ mod requests;
 mod stream;
 mod surface;
 
-/// Defines the targets: their names and what runs them.
+/// Defines the targets by name and function.
 macro_rules! targets {
     ($($name:ident = $body:path),+ $(,)?) => {
         /// Every target's name.

@@ -1,5 +1,5 @@
-//! A pod over the embedded store in memory, with a clock that stands until it is turned, asked
-//! without a socket. Nothing runs in the background, so that an input always does the same.
+//! A pod with the embedded store in memory, called without a socket. Its clock stands still until it is advanced, and
+//! nothing runs in the background, so an input always does the same.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,9 +33,9 @@ use tokio::runtime::{self, Runtime};
 use tower::ServiceExt;
 use uuid::Uuid;
 
-/// Longest wait for what is in memory to be written.
+/// Longest wait until updates in memory are written.
 const FLUSH_MAX: Duration = Duration::from_secs(20);
-/// Pause between two looks at whether it was.
+/// Pause between two checks whether they are.
 const FLUSH_POLL: Duration = Duration::from_millis(1);
 
 /// A pod, and the runtime that it lives in.
@@ -46,7 +46,7 @@ pub(super) struct Pod {
     clock: Arc<TurnedClock>,
     memory: Memory,
     constants: Constants,
-    // Last: the others are dropped while it runs.
+    // Must be last, so that it outlives the others when they are dropped.
     runtime: Runtime,
 }
 
@@ -87,7 +87,7 @@ impl Pod {
         Pod { router, mutators, store, clock, memory, constants, runtime }
     }
 
-    /// Lets time pass for both clocks.
+    /// Advances both clocks.
     pub(super) fn advance(&self, seconds: u32) {
         let span_us = i64::from(seconds) * 1_000_000;
         self.clock.passed_us.fetch_add(span_us, Ordering::SeqCst);
@@ -98,7 +98,7 @@ impl Pod {
             let response = self.router.clone().oneshot(request).await.expect("infallible");
             let (parts, body) = response.into_parts();
             let bytes = to_bytes(body, usize::MAX).await.expect("a body").to_vec();
-            // What was answered from memory is seen by the next request, or not, by chance.
+            // Otherwise it would be chance whether the next request sees what was acknowledged from memory.
             while parts.status == StatusCode::ACCEPTED && self.mutators.flushing() > 0 {
                 tokio::time::sleep(FLUSH_POLL).await;
             }
@@ -116,7 +116,7 @@ impl Pod {
         self.send(request.header("content-type", media).body(body).expect("a request"))
     }
 
-    /// Writes everything, stops, and reads the rows that are left.
+    /// Writes everything, stops, and reads the remaining rows.
     pub(super) fn end(self) -> Values {
         let Pod { router, mutators, store, clock, memory, constants, runtime } = self;
         runtime.block_on(async {
@@ -169,7 +169,7 @@ fn values(memory: Memory, now: Timestamp, constants: &Constants) -> Values {
     rows.into_iter().map(value).collect()
 }
 
-/// Both clocks of a machine, standing.
+/// Both clocks of a machine, which stand still.
 #[derive(Debug)]
 struct TurnedClock {
     passed_us: AtomicI64,
@@ -190,7 +190,7 @@ impl Clock for TurnedClock {
     }
 }
 
-/// A file in memory that outlives the store; clones are the same file.
+/// A file in memory that outlives the store. Clones share one file.
 #[derive(Debug, Clone, Default)]
 struct Memory(Arc<Mutex<InMemoryBackend>>);
 

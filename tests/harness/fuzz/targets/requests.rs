@@ -11,8 +11,8 @@
 //! GET /v1/counter/site/home
 //! ```
 //!
-//! Two headers are for the sender: `:chunk: 7` sends the body in chunks of seven bytes without a
-//! length, and `:gzip: 1` compresses it.
+//! Two headers control the sender: `:chunk: 7` sends the body in chunks of seven bytes, without a length. `:gzip: 1`
+//! compresses the body.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -23,10 +23,10 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures::stream;
 
-/// Most requests of one input.
+/// Maximum number of requests in one input.
 const REQUESTS_MAX: usize = 12;
 
-/// Longest time that one step lets pass.
+/// Maximum time of one step.
 const ADVANCE_MAX_S: u32 = 100_000;
 
 /// One step of an input.
@@ -36,7 +36,7 @@ pub(super) enum Step {
     Send(Sent),
 }
 
-/// A request that can be sent any number of times.
+/// A request that can be sent several times.
 #[derive(Debug, Clone)]
 pub(super) struct Sent {
     pub(super) method: Method,
@@ -46,8 +46,8 @@ pub(super) struct Sent {
     chunk: Option<usize>,
 }
 
-/// The steps of an input. What is no request by the rules of HTTP is left out: a server's HTTP
-/// library refuses it before the router sees it.
+/// The steps of an input. Anything that is not an HTTP request is left out: a server's HTTP library would refuse it
+/// before the router sees it.
 pub(super) fn parse(input: &[u8]) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut rest = Some(input);
@@ -59,7 +59,7 @@ pub(super) fn parse(input: &[u8]) -> Vec<Step> {
     steps
 }
 
-/// The bytes before a mark, and those behind it if it is there.
+/// The bytes before a mark, and those after it if there is one.
 fn split<'a>(text: &'a [u8], mark: &[u8]) -> (&'a [u8], Option<&'a [u8]>) {
     match text.windows(mark.len()).position(|window| window == mark) {
         Some(at) => (&text[..at], Some(&text[at + mark.len()..])),

@@ -1,5 +1,5 @@
-//! Streams of updates: the summary counts every line once, whatever the chunks are, and a line gets
-//! the outcome that it gets in a batch.
+//! Streams of updates: for any size of chunks, the summary counts every line once, and a line has the same outcome as
+//! in a batch.
 
 use axum::body::Body;
 use serde_json::Value as Json;
@@ -10,13 +10,13 @@ use super::surface::with_pod;
 const BATCH: &str = "/v1/batch";
 const NDJSON: &str = "application/x-ndjson";
 
-/// Longer inputs only cost time.
+/// Longer inputs only take more time.
 const INPUT_BYTES_MAX: usize = 256 * 1024;
 
-/// Lines that are tried one by one.
+/// How many lines are also tried alone.
 const ALONE_MAX: usize = 20;
 
-/// The first byte is the size of the chunks, the others are the stream.
+/// The first byte is the size of the chunks, the rest is the stream.
 pub(super) fn run(input: &[u8]) {
     let Some((&size, body)) = input.split_first() else { return };
     if body.len() > INPUT_BYTES_MAX {
@@ -51,9 +51,9 @@ fn summary(body: Body) -> Json {
     answer.json()
 }
 
-/// Whether a line is acknowledged as the only update of a JSON batch.
+/// Whether a line is acknowledged if it is the only update of a JSON batch.
 fn is_acked_alone(line: &[u8]) -> bool {
-    // What is not one JSON text could close the list that it is put into.
+    // A line that is not one JSON text could close the list around it.
     if serde_json::from_slice::<Json>(line).is_err() {
         return false;
     }

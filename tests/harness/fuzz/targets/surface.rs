@@ -1,5 +1,5 @@
-//! The HTTP interface: whatever is sent, the answer is one that the OpenAPI document names, errors
-//! are complete problems, and what was refused leaves no trace.
+//! The HTTP interface: every answer is in the OpenAPI document, errors are complete problems, and refused requests
+//! leave no trace.
 
 use std::cell::OnceCell;
 use std::sync::LazyLock;
@@ -13,14 +13,14 @@ use super::decoders::is_name;
 use super::pod::{Answer, Pod, Values};
 use super::requests::{self, Sent, Step};
 
-/// Longer inputs only cost time.
+/// Longer inputs only take more time.
 const INPUT_BYTES_MAX: usize = 64 * 1024;
 
 static DOCUMENT: LazyLock<Json> =
     LazyLock::new(|| serde_json::to_value(openapi()).expect("the document is JSON"));
 
-/// A sequence of requests to a fresh pod, and then the same without those that were refused: both
-/// must leave the same values.
+/// Sends a sequence of requests to a new pod, and then to another one without the requests that were refused. Both
+/// must end with the same values.
 pub(super) fn run(input: &[u8]) {
     if input.len() > INPUT_BYTES_MAX {
         return;
@@ -39,8 +39,7 @@ pub(super) fn run(input: &[u8]) {
     }
 }
 
-/// Sends everything. Returns each request's status and whether it was refused, and what is stored
-/// in the end.
+/// Sends all requests. Returns each request's status and whether it was refused, and the stored values at the end.
 fn play(steps: &[Step]) -> (Vec<Option<(StatusCode, bool)>>, Values) {
     let pod = Pod::new();
     let play = |step: &Step| match step {
@@ -57,7 +56,7 @@ fn play(steps: &[Step]) -> (Vec<Option<(StatusCode, bool)>>, Values) {
     (statuses, pod.end())
 }
 
-/// Checks an answer; returns whether it says that nothing was changed.
+/// Checks an answer. Returns whether it says that nothing was changed.
 fn check(sent: &Sent, answer: &Answer) -> bool {
     let status = answer.status.as_u16();
     let shown = || format!("{sent:?}: {status} {}", String::from_utf8_lossy(&answer.bytes));
@@ -76,7 +75,7 @@ fn check(sent: &Sent, answer: &Answer) -> bool {
     match documented(sent.uri.path()) {
         _ if is_anywhere || is_head => {}
         None => assert_eq!(status, 404, "{}", shown()),
-        // Methods are told apart by case as well.
+        // Methods are case-sensitive.
         Some(item) => match item.get(match sent.method {
             Method::GET => "get",
             Method::POST => "post",
@@ -93,7 +92,7 @@ fn check(sent: &Sent, answer: &Answer) -> bool {
             }
         },
     }
-    // What a torn stream had applied before is in the summary; everything else is all or nothing.
+    // The summary says what a broken stream has applied. Everything else is all or nothing.
     is_error && problem.is_none_or(|problem| problem.get("summary").is_none())
 }
 
@@ -116,7 +115,7 @@ fn check_content(response: &Json, answer: &Answer, shown: &str) {
     }
 }
 
-/// The problem of an error, which must be complete.
+/// The problem in an error, which must be complete.
 fn problem(answer: &Answer) -> Map<String, Json> {
     let json = answer.json();
     let problem = json.as_object().expect("a problem is an object").clone();
@@ -133,7 +132,7 @@ fn problem(answer: &Answer) -> Map<String, Json> {
     problem
 }
 
-/// The methods of the route that a path has, if it has one.
+/// The methods of the route for a path, if there is one.
 fn documented(path: &str) -> Option<&'static Json> {
     let parts: Vec<&str> = path.split('/').collect();
     let fits = |template: &str| {
@@ -144,20 +143,20 @@ fn documented(path: &str) -> Option<&'static Json> {
             && parts.last() != Some(&"")
     };
     let mut routes = DOCUMENT["paths"].as_object().expect("paths").iter();
-    // Literal parts come before parameters, in the document's order as in the router.
+    // Literal parts win over parameters, in the order of the document as in the router.
     routes.find(|(template, _)| fits(template)).map(|(_, item)| item)
 }
 
-/// Two texts as group and name of an address, encoded as little and as much as possible.
+/// Two texts as group and name of an address, with as little and as much percent-encoding as possible.
 pub(super) fn address(input: &[u8]) {
-    /// What would end a part of a path.
+    /// Characters that would end a part of a path.
     const LEAST: &AsciiSet = &CONTROLS.add(b'/').add(b'?').add(b'#').add(b'%').add(b' ').add(b'"');
     let mut texts = input.splitn(2, |&byte| byte == b'\n');
     let (group, name) = (texts.next().unwrap_or_default(), texts.next().unwrap_or_default());
     let answers = [LEAST, NON_ALPHANUMERIC].map(|set| {
         let (group, name) = (percent_encode(group, set), percent_encode(name, set));
         let address = format!("/v1/counter/{group}/{name}?default=7");
-        // Nobody can send what is no URI.
+        // A client can't send something that is not a URI.
         let uri = address.parse::<axum::http::Uri>().ok()?;
         Some((address.len(), with_pod(|pod| pod.get(&uri.to_string()))))
     });
@@ -180,8 +179,8 @@ pub(super) fn address(input: &[u8]) {
     }
 }
 
-/// A pod for targets that change nothing which another input could see: opening one for each input
-/// would cost more than the input.
+/// A shared pod for targets that change nothing that another input could see. Opening one for each input would take
+/// longer than the input.
 pub(super) fn with_pod<T>(action: impl FnOnce(&Pod) -> T) -> T {
     thread_local! {
         static POD: OnceCell<Pod> = const { OnceCell::new() };

@@ -1,6 +1,6 @@
-//! The product's `src/engine/write`, compiled a second time against [shuttle](https://docs.rs/shuttle): its scheduler
-//! decides at each lock, atomic and task switch which task runs next. Only `sync` and `tasks` are replaced.
-// The modules' own tests are the product's.
+//! The product's `src/engine/write`, compiled again with [shuttle](https://docs.rs/shuttle), whose scheduler decides at
+//! each lock, atomic and task switch which task runs next. Only `sync` and `tasks` are replaced.
+// The modules' own tests run with the product.
 #![cfg(not(test))]
 
 use orderfree::{limits, policy, store};
@@ -9,7 +9,7 @@ pub mod engine;
 mod sync;
 mod tasks;
 
-/// The product's, with shuttle's locks and tasks.
+/// The product's runtime, with shuttle's locks and tasks.
 mod runtime {
     pub(crate) use orderfree::runtime::{latency, random};
 

@@ -1,4 +1,4 @@
-//! The same names as the product's `src/runtime/sync.rs`, with the same promises.
+//! The names and promises of the product's `src/runtime/sync.rs`.
 
 use std::future::{Future, poll_fn};
 use std::ops::Add;
@@ -14,7 +14,7 @@ pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub(crate) use shuttle::sync::{Mutex, MutexGuard};
 pub(crate) use std::sync::PoisonError;
 
-/// A value that is set once, by one, and awaited by many.
+/// A value that one task sets once and many tasks await.
 #[derive(Debug)]
 pub(crate) struct SetOnce<T> {
     value: std::sync::OnceLock<T>,
@@ -31,7 +31,7 @@ impl<T> Default for SetOnce<T> {
 impl<T> SetOnce<T> {
     pub(crate) fn set(&self, value: T) -> Result<(), T> {
         self.value.set(value)?;
-        // All who wait, now or later.
+        // Wakes all tasks that wait, now or later.
         self.is_set.close();
         Ok(())
     }
@@ -41,22 +41,22 @@ impl<T> SetOnce<T> {
     }
 
     pub(crate) async fn wait(&self) -> &T {
-        // Closed is set.
+        // A closed semaphore means that the value is set.
         let _ = self.is_set.acquire(1).await;
         self.value.get().expect("set before it was closed")
     }
 }
 
-/// Time passes when the scheduler lets everybody else go first.
+/// Time passes when the scheduler lets all other tasks run first.
 pub(crate) async fn sleep(_: Duration) {
     yield_now().await;
 }
 
-/// The deadline.
+/// The deadline has passed.
 #[derive(Debug)]
 pub(crate) struct Elapsed;
 
-/// No time: a deadline may pass whenever there is no answer yet.
+/// No time passes: a deadline may expire whenever there is no answer yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Instant;
 

@@ -1,4 +1,4 @@
-//! The same as the product's `src/runtime/tasks.rs`, as far as mutators use it.
+//! The part of the product's `src/runtime/tasks.rs` that mutators use.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,18 +8,18 @@ pub(crate) use orderfree::runtime::tasks::Task;
 use shuttle::future::batch_semaphore::{BatchSemaphore, Fairness};
 use shuttle::future::{spawn, yield_now};
 
-/// More than ever run at once.
+/// More tasks than ever run at once.
 const TASKS_MAX: usize = 1_000;
 
 #[derive(Clone)]
 pub struct Tasks {
-    /// What runs holds one each; who joins wants them all.
+    /// Each running task holds one permit. A task that joins needs all of them.
     free: Arc<BatchSemaphore>,
 }
 
 pub(crate) struct Token {
     of: Tasks,
-    /// None once everything has ended.
+    /// `None` after everything has ended.
     held: Option<()>,
 }
 
@@ -32,7 +32,7 @@ impl Drop for Token {
 }
 
 impl Tasks {
-    /// Panics are the test's: they end it.
+    /// A panic ends the test.
     pub(crate) fn counting<Counts>(_: Counts) -> Tasks {
         let free = BatchSemaphore::new(TASKS_MAX, Fairness::Unfair);
         Tasks { free: Arc::new(free) }
@@ -63,7 +63,7 @@ impl Tasks {
         true
     }
 
-    /// Never gives up, so that a test sees what became of everything.
+    /// Never gives up, so that a test sees the end of every task.
     pub(crate) async fn join(&self, _: Duration) -> bool {
         self.free.acquire(TASKS_MAX).await.expect("never closed");
         self.free.release(TASKS_MAX);

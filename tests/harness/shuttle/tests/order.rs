@@ -1,6 +1,5 @@
-//! Locks, timestamps and acks of the mutators, in thousands of interleavings: random ones, and ones
-//! that put few but nasty preemptions (probabilistic concurrency testing). A failure prints the
-//! schedule, which `shuttle::replay` plays again.
+//! Locks, timestamps and acks of the mutators in thousands of interleavings: random ones, and ones with few but nasty
+//! preemptions (probabilistic concurrency testing). A failure prints the schedule, which `shuttle::replay` repeats.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -38,28 +37,28 @@ const SCHEDULES: usize = 9_000;
 const CLIENTS: u32 = 3;
 const UPDATES: u32 = 3;
 
-/// How often update `id` is in a total: it adds 8 to the power of its id.
+/// How often update `id` is in a total. It adds 8 to the power of its id.
 fn times(total: i128, id: u32) -> i128 {
     (total >> (3 * id)) & 7
 }
 
-/// Whether each update that is in `less` is in `more` as well.
+/// Whether `more` contains every update of `less`.
 fn contains(more: i128, less: i128) -> bool {
     (0..CLIENTS * UPDATES).all(|id| times(more, id) >= times(less, id))
 }
 
-/// A mutator's row, and what was said about it.
+/// A mutator's row, and what clients were told about it.
 #[derive(Default)]
 struct Row {
     is_in_flight: bool,
     last_timestamp: Option<Timestamp>,
-    /// What every later state must contain: nothing but a refusal takes anything back.
+    /// The updates that every later state must contain. Only a refusal takes updates back.
     kept: i128,
-    /// What a read would find.
+    /// The total that a read would find.
     applied: i128,
 }
 
-/// Rows in memory; each write takes a while and ends in one of the three outcomes.
+/// Rows in memory. Each write takes a while and has one of the three outcomes.
 #[derive(Default)]
 struct Rows(Mutex<BTreeMap<MutatorId, Row>>);
 
@@ -185,11 +184,11 @@ impl Store for Rows {
         _: Option<&GroupCursor>,
         _: usize,
     ) -> Result<GroupList, StoreError> {
-        panic!("nobody lists groups here")
+        panic!("this test lists no groups")
     }
 
     async fn count_names(&self, _: Kind, _: &Name, _: usize) -> Result<usize, StoreError> {
-        panic!("nobody counts names here")
+        panic!("this test counts no names")
     }
 
     async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
@@ -197,7 +196,7 @@ impl Store for Rows {
     }
 
     async fn remove_row(&self, _: &Key, _: &orderfree_core::protocol::Row) -> WriteOutcome {
-        panic!("nobody removes rows here")
+        panic!("this test removes no rows")
     }
 
     fn check_clock(&self, _: Now) -> Result<(), ClockError> {
@@ -212,7 +211,7 @@ impl Store for Rows {
     async fn close(&self) {}
 }
 
-/// A clock that stands still until it is moved, so that timestamps must rise by themselves.
+/// A clock that stands still until it is moved, so that timestamps must increase by themselves.
 #[derive(Default)]
 struct Still(AtomicI64);
 
@@ -230,13 +229,13 @@ impl Still {
     }
 }
 
-/// What a client was told of an update, and what it had asked for.
+/// An update, and what its client was told.
 type Told = (Durability, Result<(), UpdateError>);
 
 struct World {
     mutators: Arc<Mutators>,
     rows: Arc<Rows>,
-    /// By the update's id.
+    /// The updates by id.
     told: Mutex<BTreeMap<u32, Told>>,
 }
 
@@ -244,7 +243,7 @@ async fn client(world: Arc<World>, number: u32) {
     let name = |text: &str| Name::new(text).expect("a name");
     let mut ids: Vec<u32> = (number * UPDATES..(number + 1) * UPDATES).collect();
     while !ids.is_empty() {
-        // Some come together.
+        // Some updates run concurrently.
         let count = if thread_rng().gen_bool(0.7) { 1 } else { 2.min(ids.len()) };
         let ids: Vec<u32> = ids.drain(..count).collect();
         let durability =
@@ -273,8 +272,8 @@ async fn client(world: Arc<World>, number: u32) {
     }
 }
 
-/// One pod that has room for one mutator, clients of two keys, a store that fails at times, time
-/// that jumps, and a stop in the midst of it or at the end.
+/// One pod with room for one mutator, clients of two keys, a store that sometimes fails, time that jumps, and a stop
+/// during the updates or after them.
 fn one_pod() {
     let constants = Constants::resolve(Overrides::default()).expect("defaults");
     let (clock, rows) = (Arc::new(Still::default()), Arc::new(Rows::default()));
@@ -313,7 +312,7 @@ fn one_pod() {
         let counted = times(total, *id);
         let is_right = match (told, durability) {
             (Ok(()), Durability::Stored) => counted == 1,
-            // Sent, and neither acked nor refused before its mutator died: unknown in the end.
+            // The update was sent, and its mutator died before it was acked or refused: it ends as unknown.
             (Ok(()), Durability::Memory) => counted == 1 || lives_end && counted == 0,
             (Err(UpdateError::Refused(_)), _) => counted == 0,
             (Err(UpdateError::Unknown(_)), _) => counted <= 1,

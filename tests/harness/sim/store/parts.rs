@@ -16,20 +16,20 @@ use crate::coverage::Hazard;
 use crate::sabotage::Sabotage;
 use crate::world::Walk;
 
-/// The walks that are out.
+/// The walks that are running.
 pub(super) type Walks = HashMap<Walk, Seen>;
 
-/// The answers that a walk got so far.
+/// The answers of a walk so far.
 pub(super) struct Seen {
     looks: usize,
-    /// At the first look.
+    /// The tally at the first look.
     tally: Option<Row>,
-    /// Of the rows in its parts, in the order of answers.
+    /// The rows of its parts, in the order of answers.
     ids: BTreeSet<(Timestamp, Reverse<MutatorId>)>,
 }
 
 impl SimStore {
-    /// A slice of one key. Where keys are long, it has a limit, and is read backwards.
+    /// A slice of one key. If keys are long, it has a limit and is read backwards.
     pub(super) async fn slice(
         &self,
         range: Range,
@@ -58,7 +58,7 @@ impl SimStore {
         self.shared.with(|world| world.before_look(&walk, looks + 1));
         let tally = Range { after: Some(LAST_EXPIRY), ..Range::key(index(&key.name)) };
         let rows = self.rows(tally, Level::All).await;
-        // A walk that failed ends here, and one whose tally changed begins again.
+        // A failed walk ends here, and one whose tally changed begins again.
         let before = self.walks(|walks| walks.remove(&walk));
         let found = rows?.into_iter().next().map(|(_, row)| row);
         let Some(mut seen) = before else {
@@ -102,7 +102,7 @@ impl SimStore {
         if rows.windows(2).any(expiries) {
             self.shared.met(Hazard::SharedExpiry);
         }
-        // Only an expiry that has more rows than a part is asked for by itself.
+        // Only an expiry with more rows than a part is asked for by itself.
         if self.is(Sabotage::SplitExpiry) && after == Some(part.through.shifted(-1)) {
             rows.truncate(1);
         }

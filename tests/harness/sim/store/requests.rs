@@ -1,4 +1,4 @@
-//! What a pod's store sends: every attempt, by the shipped retries and hedges.
+//! The requests of a pod's store: every attempt, with the shipped retries and hedges.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,8 +22,8 @@ use crate::sabotage::Sabotage;
 
 impl SimStore {
     async fn send_shards(&self, rows: &[(Address, Cell)]) -> Result<(), ExecutionError> {
-        // A pod may be stopped between its last look at the clock and the send, or right after it,
-        // while the network holds what was sent.
+        // A pod may be stopped between its last look at the clock and the send, or just after the send, while the
+        // network holds the message.
         let held = match self.stop_if_told() {
             Some(Some(held)) => held,
             _ => {
@@ -43,7 +43,7 @@ impl SimStore {
         let parts = self.parts(rows);
         let (level, patience) = (self.levels().write, self.plan.constants.attempt_budget());
         let (shared, datacenter) = (self.shared.clone(), self.datacenter);
-        // What has left the pod goes on without it.
+        // A request that has left the pod continues without it.
         let sent = tokio::spawn(async move {
             tokio::time::sleep(held).await;
             network::write_parts(&shared, datacenter, level, parts, patience).await
@@ -51,7 +51,7 @@ impl SimStore {
         sent.await.expect("no panic")
     }
 
-    /// One mutation for each partition.
+    /// Sends one mutation per partition.
     pub(super) fn parts(&self, rows: Vec<(Address, Cell)>) -> Vec<Arc<Mutation>> {
         let mutation = |cells| Arc::new(Mutation { cells, tombstones: Vec::new() });
         match self.plan.apart {
@@ -60,8 +60,8 @@ impl SimStore {
         }
     }
 
-    /// Stops the pod if a step says so. Returns for how long the network holds what left it before,
-    /// none if nothing did.
+    /// Stops the pod if a step says so. Returns for how long the network holds the message that the pod sent before;
+    /// `None` if it sent none.
     pub(super) fn stop_if_told(&self) -> Option<Option<Duration>> {
         let (span, held) = self.shared.with(|world| world.stops_at_send[self.pod].take())?;
         self.shared.met(Hazard::StoppedAtSend);
@@ -91,7 +91,7 @@ impl SimStore {
         self.machine.run(sending.write(reach, may_be_sent, send)).await
     }
 
-    /// Counts an attempt among those that are out, until the result is dropped.
+    /// Counts an attempt as running until the result is dropped.
     fn one_more<'a>(&self, out: &'a AtomicUsize, hazard: Hazard) -> Out<'a> {
         if out.fetch_add(1, Ordering::Relaxed) > 0 {
             self.shared.met(hazard);
@@ -123,7 +123,7 @@ impl SimStore {
     }
 }
 
-/// An attempt that is out.
+/// A running attempt.
 struct Out<'a>(&'a AtomicUsize);
 
 impl Drop for Out<'_> {

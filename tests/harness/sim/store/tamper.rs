@@ -1,4 +1,4 @@
-//! What is written and read, as the shipped code has it or as a broken rule makes it.
+//! Changes what is written and read if a rule is broken.
 
 use std::cmp::Reverse;
 use std::sync::PoisonError;
@@ -20,18 +20,18 @@ use crate::coverage::Hazard;
 use crate::sabotage::Sabotage;
 use crate::world::World;
 
-/// The seal of every shard where checksums cover no address.
+/// The seal of every shard if checksums cover no address.
 fn unplaced() -> RowSeal {
     KeySeal::NOWHERE.tally()
 }
 
-/// A shard that has one seal, with another one; none if it can't be decoded.
+/// A shard with its seal replaced; `None` if it can't be decoded.
 fn resealed(kind: Kind, (from, to): (RowSeal, RowSeal), state: &[u8]) -> Option<Vec<u8>> {
     decode_shard(from, kind, state).ok().map(|state| encode_shard(to, &state, 1))
 }
 
 impl SimStore {
-    /// The place and content of a shard, as its write has it, or as a broken rule makes it.
+    /// The position and content of a shard, as written by the shipped code or with a broken rule.
     pub(super) fn shard_of(&self, write: &ShardWrite) -> (Address, Cell) {
         let mut address = Address {
             name: index(&write.key().name),
@@ -44,7 +44,7 @@ impl SimStore {
             address.id = MutatorId::new(Uuid::from_u128(1));
             let rounded = write.expires_at().plus(shared_life).floor_to(shared_life);
             address.expires_at = Reverse(rounded);
-            // Such a mutator would seal its row for where it lies.
+            // Such a mutator would seal its row for its new place.
             let seals = (write.seal(), KeySeal::of(write.key()).row(rounded, address.id));
             let state = resealed(write.key().kind, seals, write.state());
             cell.state = state.expect("just made").into();
@@ -63,7 +63,7 @@ impl SimStore {
         KeySeal::of(&self.plan.family.key(name))
     }
 
-    /// A row as it is read, or as a broken rule shows it; none if that skips it.
+    /// A row as it is read, or as a broken rule shows it; `None` if the rule skips it.
     pub(super) fn row_of(&self, (address, cell): (Address, Cell)) -> Option<(u8, Row)> {
         let mut state = cell.state.to_vec();
         let (kind, key) = (self.plan.family.kind(), self.seal(address.name));
@@ -86,8 +86,8 @@ impl SimStore {
         Some((address.name, row))
     }
 
-    /// The answer of a read that ended this instant, which is when the read begins that was asked for
-    /// while it was out. None while the rule is kept, or if that read left out more rows.
+    /// For a broken rule: the answer of a read that ended at this instant, which is when the read that was requested
+    /// meanwhile begins. `None` if the rule is kept, or if that read left out more rows.
     pub(super) fn shared_too_late(
         &self,
         key: &Key,
@@ -114,13 +114,13 @@ impl SimStore {
         self.shared.with(|world| world.time.elapsed())
     }
 
-    /// The mutation of a fold, as planned or as a broken rule makes it.
+    /// The mutation of a fold, as planned or with a broken rule.
     pub(super) fn mutation_of(&self, fold: &Fold) -> Mutation {
         let name = index(&fold.key().name);
         let (mut fence, mut timestamp) = (fold.fence(), fold.timestamp());
         let mut state = fold.tally().to_vec();
         if self.is(Sabotage::OlderFence) && fold.report().folded == 0 {
-            // The fence of its own time, not the greater of that and the one before.
+            // The fence of its own time, not the greater of that and the earlier one.
             let time = *self.fold_time.lock().unwrap_or_else(PoisonError::into_inner);
             let constants = &self.plan.constants;
             fence = time.minus(constants.cutoff()).floor_to(constants.fence_quantum());
@@ -151,7 +151,7 @@ impl SimStore {
     }
 }
 
-/// One deletion for each row that a range covers.
+/// One deletion for each row of a range.
 fn row_deletes(world: &mut World, range: &Tombstone) -> Vec<Tombstone> {
     world.met(Hazard::RowDeletes);
     let rows = world.nodes.iter().flat_map(|node| node.disk.rows.keys());

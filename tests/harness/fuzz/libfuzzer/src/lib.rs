@@ -1,4 +1,4 @@
-//! The fuzz targets' bodies, which `../main.rs` runs on the stable toolchain as well.
+//! The bodies of the fuzz targets, which `../main.rs` also runs on the stable toolchain.
 
 #[path = "../../targets/mod.rs"]
 mod targets;
