@@ -1,5 +1,5 @@
-//! Whole pods on a real cluster, in one process: big keys and groups while folds run, sweeps that begin
-//! together, a node that dies and comes back, and one that hangs.
+//! Whole pods on a real cluster, in one process: big keys and groups during folds, sweeps that start at the same
+//! time, a node that dies and comes back, and a node that hangs.
 
 #[path = "../cassandra/mod.rs"]
 mod cassandra;
@@ -31,20 +31,18 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 use uuid::Uuid;
 
-/// Keys of the group, and shards of each.
+/// Keys of the group, and shards per key.
 const GROUP_KEYS: usize = 2_000;
 const GROUP_SHARDS: usize = 2;
 
-/// Keys, each in a group of its own, that several pods sweep: several times as many as a sweep looks
-/// ahead.
+/// Keys that several pods sweep, each in a group of its own: several times as many as a sweep looks ahead.
 const SWEPT_KEYS: usize = 1_500;
 
-/// Keys, each in a group of its own, that are written and read while a node hangs.
+/// Keys that are written and read while a node hangs, each in a group of its own.
 const HANGING_KEYS: usize = 30;
 
-/// Longest time until nodes that read a new table know after which time its reads are overdue: they
-/// reckon it anew once in a read timeout, which is 10 s in `tests/cassandra/conf`, and go by half of
-/// that timeout before.
+/// Longest time until nodes know when reads of a new table are overdue. They calculate it once per read timeout,
+/// which is 10 s in `tests/cassandra/conf`, and use half of that timeout before.
 const SPECULATION_KNOWN: Duration = Duration::from_secs(12);
 
 /// Shards of the big key.
@@ -100,7 +98,7 @@ async fn group_totals(pod: &Node) -> Vec<i128> {
     }
 }
 
-/// Two pods' clocks may differ by twice the limit: an acknowledged set may not show, and must say so.
+/// Two pods' clocks may differ by twice the limit. An acknowledged set may then not be visible, and must say so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_set_that_a_later_time_hides_says_so() {
     let _others_too = CLUSTER.read().await;
@@ -111,7 +109,7 @@ async fn a_set_that_a_later_time_hides_says_so() {
         ("register", json!({"op": "set", "value": "old"}), json!({"op": "set", "value": "new"})),
         ("lww_set", json!({"op": "add", "item": "a"}), json!({"op": "remove", "item": "a"})),
     ] {
-        // New ones, as their clocks follow what they have seen.
+        // New pods, because a pod's clock follows the times that it has seen.
         let pods = [pod(&subject), pod(&subject)];
         let send = async |pod: &Node, op: &Value| {
             let request = Request::post(format!("/v1/{kind}/g/n?return=value"))
@@ -141,7 +139,7 @@ async fn a_set_that_a_later_time_hides_says_so() {
     drop_keyspace(&config).await;
 }
 
-/// Cassandra orders ids by their version first, so that rows of other ids are elsewhere than expected.
+/// Cassandra orders ids by their version first, so rows with other ids are not where they are expected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_in_an_unexpected_order_are_an_error_of_their_key() {
     let _others_too = CLUSTER.read().await;
@@ -224,7 +222,7 @@ async fn a_key_of_3000_shards_and_a_group_of_2000_keys_are_read_right_while_fold
     drop_keyspace(&config).await;
 }
 
-/// Pods do not divide the sweep among themselves. Each begins in another place, and skips what others folded.
+/// Pods do not divide the sweep among themselves. Each begins in another place and skips keys that others folded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_few_pods_that_sweep_at_once_share_the_folds() {
     let _others_too = CLUSTER.read().await;
@@ -235,11 +233,11 @@ async fn a_few_pods_that_sweep_at_once_share_the_folds() {
     subject.write_all(shards.collect()).await;
     let is_final = brief_constants().lifetime() + brief_constants().cutoff();
     tokio::time::sleep(is_final + Duration::from_secs(1)).await;
-    // By chances that are the same each time: two that begin in one place would go on side by side.
+    // The random places are the same in each run: two pods that begin in one place would continue side by side.
     let pods = [1, 2, 3].map(|seed| pod_by(&subject, Random::seeded(seed)));
     let sweeps = pods.each_ref().map(|pod| pod.folder().sweep_once());
     let reports = {
-        // Folds pause while nodes disagree on the schema, as they do when another test changes it.
+        // Folds pause while nodes disagree on the schema, which happens when another test changes it.
         let _nobody_else = DEFINING.lock().await;
         futures::future::try_join_all(sweeps).await.expect("swept")
     };
@@ -249,7 +247,7 @@ async fn a_few_pods_that_sweep_at_once_share_the_folds() {
     // Where two pods meet, both fold the keys that one has read and the other has not written yet. The
     // slower the machine, the more. Without any sharing, the pods would fold three times as many.
     assert!((SWEPT_KEYS..SWEPT_KEYS * 5 / 4).contains(&folded), "{reports:?}");
-    // Each looks ahead, at keys that another one is about to fold.
+    // Each pod looks ahead, at keys that another one is about to fold.
     assert!(looked_at < 5 * SWEPT_KEYS / 2, "alone they look at {}: {looked_at}", 3 * SWEPT_KEYS);
     assert!(reports.iter().all(|report| report.folded > SWEPT_KEYS / 10), "{reports:?}");
     for at in (0..SWEPT_KEYS).step_by(10) {
@@ -306,7 +304,7 @@ async fn with_a_node_down_background_folds_wait_and_catch_up_when_it_is_back() {
     drop_keyspace(&config).await;
 }
 
-/// The fold of a key by a clock that is so far ahead.
+/// The fold of a key by a clock that is ahead by this much.
 async fn fold_ahead(subject: &Subject, key: &Key, ahead: Duration) -> Fold {
     let read = subject.store.read_for_fold(key).await.expect("readable");
     let now = subject.now().wall.plus(ahead);
@@ -318,8 +316,8 @@ async fn fold_ahead(subject: &Subject, key: &Key, ahead: Duration) -> Fold {
 
 const TWO_DAYS: Duration = Duration::from_secs(2 * 24 * 3600);
 
-/// All clocks were ahead, folded, and were set back. A pod that starts now never met the key, whose fence
-/// would swallow its updates.
+/// All clocks were ahead, folded, and were set back. A pod that starts now has never seen the key, whose fence would
+/// swallow its updates.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fence_from_the_future_shuts_pods_that_start_later() {
     let _others_too = CLUSTER.read().await;
@@ -344,7 +342,7 @@ async fn a_fence_from_the_future_shuts_pods_that_start_later() {
     let then = orderfree_core::protocol::Now { wall: caught_up, ..later.now() };
     assert_ne!(later.store.check_clock(then), moved, "time alone opens it");
 
-    // Whatever walks the table passes the row over.
+    // Everything that walks the table skips the row.
     assert_eq!(later.total(&key).await, Some(7));
     for &kind in Kind::ALL {
         let list = later.store.groups(kind, None, 1_000).await.expect("a list");
@@ -363,7 +361,7 @@ async fn a_fence_from_the_future_shuts_pods_that_start_later() {
     drop_keyspace(&config).await;
 }
 
-/// Also where the batch itself would go through: no pod would know of its fence after a restart.
+/// The fold is not written even if its batch would succeed: after a restart, no pod would know of its fence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fold_whose_fence_can_not_be_stored_is_not_written() {
     let _alone = CLUSTER.write().await;
@@ -383,7 +381,7 @@ async fn a_fold_whose_fence_can_not_be_stored_is_not_written() {
     drop_keyspace(&config).await;
 }
 
-/// One write of the row is enough for all folds of a minute, here of half a lifetime.
+/// One write of the row is enough for all folds of a minute, which is half a lifetime here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn folds_of_a_minute_share_one_write_of_their_fence() {
     let _others_too = CLUSTER.read().await;
@@ -414,7 +412,7 @@ async fn folds_of_a_minute_share_one_write_of_their_fence() {
     drop_keyspace(&config).await;
 }
 
-/// How long each of these takes, all at once.
+/// How long each of these takes if they run concurrently.
 async fn times<Task: Future<Output = ()>>(tasks: impl Iterator<Item = Task>) -> Vec<Duration> {
     let timed = tasks.map(|task| async {
         let begun = Instant::now();
@@ -428,7 +426,7 @@ async fn times<Task: Future<Output = ()>>(tasks: impl Iterator<Item = Task>) -> 
 async fn a_node_that_hangs_holds_nobody_up() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(brief_constants()).await;
-    // Of their own connections, so that what one finds out about the node does not help the other.
+    // Each on its own connection, so that what one learns about the node does not help the other.
     let (writer, reader) =
         (pod(&Subject::on_cluster(&config).await), pod(&Subject::on_cluster(&config).await));
     let keys: Vec<Key> = (0..HANGING_KEYS).map(|at| key(&format!("g{at}"), "n")).collect();
@@ -438,7 +436,7 @@ async fn a_node_that_hangs_holds_nobody_up() {
             total(&reader, key).await;
         }))
     };
-    // What is typical is learned from a few hundred answers.
+    // The typical latency is learned from a few hundred answers.
     let (begun, mut rounds) = (Instant::now(), 0);
     while rounds < 20 || begun.elapsed() < SPECULATION_KNOWN {
         write().await;
@@ -451,7 +449,7 @@ async fn a_node_that_hangs_holds_nobody_up() {
     for key in &keys {
         assert_eq!(total(&reader, key).await, rounds + 1);
     }
-    // A third of them would wait for as long as an attempt may take.
+    // Without hedges, a third of them would wait for the timeout of an attempt.
     let slowest = |times: &[Duration]| times.iter().max().copied().unwrap_or_default();
     println!("while a node hung: writes {:?}, reads {:?}", slowest(&writes), slowest(&reads));
     assert!(slowest(&writes) < brief_constants().attempt_budget(), "{writes:?}");

@@ -1,4 +1,4 @@
-//! `orderfree doctor`: content with what is well, and one line that says what is not.
+//! `orderfree doctor` accepts a healthy setup, and reports each fault on one line.
 
 #[allow(dead_code, reason = "these tests use their own part")]
 #[path = "operations/pod.rs"]
@@ -30,7 +30,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use uuid::Uuid;
 
-/// How it ended, and what it said. Nothing of the environment has a part in it.
+/// The exit and the output of a run, which ignores the environment.
 async fn doctor(args: &[&str]) -> (Output, String) {
     let output = run(&[&["doctor"][..], args].concat(), &[]).await;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -58,7 +58,7 @@ async fn count_on(file: &Path) {
 /// The row of a counter: group, name, expiry and id, time and state.
 type Counter = ((String, String, u64, u128), (i64, Vec<u8>));
 
-/// Puts rows in the place of that of the only counter.
+/// Replaces the row of the only counter by these rows.
 fn rewrite(file: &Path, rows: impl FnOnce(Counter) -> Vec<Counter>) {
     let database = Database::open(file).expect("the file");
     let transaction = database.begin_write().expect("a transaction");
@@ -78,7 +78,7 @@ fn rewrite(file: &Path, rows: impl FnOnce(Counter) -> Vec<Counter>) {
     transaction.commit().expect("committed");
 }
 
-/// Changes a byte of the state of a counter.
+/// Changes one byte of a counter's state.
 fn damage(file: &Path) {
     rewrite(file, |(place, (at, mut state))| {
         state[0] ^= 0xff;
@@ -86,7 +86,7 @@ fn damage(file: &Path) {
     });
 }
 
-/// Gives the counter's group so many names.
+/// Gives the counter's group this many names.
 fn grow(file: &Path, names: usize) {
     rewrite(file, |((group, _, expiry, id), value)| {
         let name = |index| match index {
@@ -181,11 +181,11 @@ async fn what_can_not_be_reached_is_one_line() {
             "{output:?}"
         );
     }
-    assert!(!file.exists(), "a tool that looks makes none");
+    assert!(!file.exists(), "the tool creates no file");
     std::fs::write(&file, "").expect("an empty file");
     let (_, text) = doctor(&data).await;
     assert!(text.starts_with("WRONG configuration: the file "), "{text}");
-    assert!(file.metadata().is_ok_and(|file| file.len() == 0), "a tool that looks fills none");
+    assert!(file.metadata().is_ok_and(|file| file.len() == 0), "the tool writes nothing");
     std::fs::remove_file(&file).expect("removed");
     count_on(&file).await;
     let (output, text) = doctor(&[&data[..], &["--url", "http://127.0.0.1:1"]].concat()).await;
@@ -208,13 +208,13 @@ async fn folds_that_are_switched_off_are_off_for_a_job_too() {
     let output = run(&args, &[("ORDERFREE_FOLD", "off")]).await;
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("folding is switched off") && output.stdout.is_empty(), "{output:?}");
-    assert_eq!(output.status.code(), Some(1), "a job that did nothing is none that succeeded");
-    // What pods are told where such a job folds. `secured` has one that folds.
+    assert_eq!(output.status.code(), Some(1), "a job that did nothing must not succeed");
+    // The advice for pods if a job folds. `secured` has a job that folds.
     let output = run(&args, &[("ORDERFREE_FOLD", "manual")]).await;
     assert!(output.status.success(), "{output:?}");
 }
 
-/// What answers as a pod of a version does, ready or not.
+/// A server that answers like a pod of a version, ready or not.
 async fn stub(version: &'static str, ready: bool) -> String {
     let probe = match ready {
         true => (StatusCode::OK, Json(json!({"status": "ready"}))),

@@ -1,6 +1,5 @@
-//! Safety says that nothing wrong happens; this says that something happens again: once a quorum is
-//! back, updates and reads go on by themselves, and once all nodes are back, every final shard is
-//! folded.
+//! Progress after an outage. When a quorum is back, updates and reads work again by themselves. When all nodes are
+//! back, every final shard is folded.
 
 #[path = "../cassandra/mod.rs"]
 mod cassandra;
@@ -18,25 +17,25 @@ use orderfree::pod::node::{Node, Parts};
 use orderfree_core::crdt::{Counter, CounterOp, Op};
 use orderfree_core::protocol::{Durability, Key};
 
-/// Longer than a clock sample counts (60 s), so that the pods must win back their trust as well.
+/// Longer than a clock sample is valid (60 s), so pods must also measure their clocks again.
 const OUTAGE: Duration = Duration::from_secs(65);
 
-/// A quorum is back: updates and reads go on within this.
+/// When a quorum is back, updates and reads work within this time.
 const RESUMES_WITHIN: Duration = Duration::from_secs(30);
 
-/// All nodes are back: every final shard is folded within this.
+/// When all nodes are back, every final shard is folded within this time.
 const FOLDED_WITHIN: Duration = Duration::from_secs(120);
 
 const KEYS: usize = 50;
 
-/// What the clients of one key were told: acked, and perhaps counted.
+/// The number of updates of one key that were acked, and of those that are unknown.
 #[derive(Clone, Copy, Default)]
 struct Told {
     acked: i128,
     unknown: i128,
 }
 
-/// Adds one to a key by a pod.
+/// Adds one to a key through a pod.
 async fn add(pod: &Node, key: &Key, told: &mut Told) {
     let ops = vec![Op::Counter(CounterOp::Add { by: 1 })];
     match pod.service().update(key, ops, Durability::Stored).await {
@@ -65,7 +64,7 @@ async fn with_a_quorum_back_pods_go_on_and_with_all_nodes_back_everything_is_fol
     let subject = Subject { store, clock, constants: config.constants };
     let mut pods = Vec::new();
     for _ in 0..3 {
-        // A store each, as separate processes have: each must find back by itself.
+        // Each pod has its own store, like separate processes: each must recover by itself.
         let clock = Arc::new(TestClock::default());
         let store = connect(&config, Arc::clone(&clock) as _).await;
         let pod = Node::new(Parts {
@@ -96,7 +95,7 @@ async fn with_a_quorum_back_pods_go_on_and_with_all_nodes_back_everything_is_fol
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 
-    // Returns once the others see node 2 up.
+    // Returns after the others see node 2 up.
     drop(quorum_is_lost);
     let back = Instant::now();
     for pod in &pods {

@@ -1,5 +1,5 @@
-//! Many pods as processes, counting over HTTP while things break, every number proved at the end:
-//! `orderfree load` on both stores.
+//! `orderfree load` on both stores: many pods as processes count over HTTP during faults, and every number is checked at
+//! the end.
 
 #[path = "../cassandra/mod.rs"]
 mod cassandra;
@@ -11,7 +11,7 @@ use cassandra::{CLUSTER, own_cluster, path};
 use serde_json::Value;
 use uuid::Uuid;
 
-/// Lives so short that folds happen all along; the other constants follow.
+/// Lifetimes so short that folds happen all the time. The other constants follow.
 const SHORT_LIVES: [(&str, &str); 3] =
     [("ORDERFREE_LIFETIME", "20s"), ("ORDERFREE_DRAIN_MARGIN", "5s"), ("ORDERFREE_CUTOFF", "10s")];
 
@@ -36,12 +36,12 @@ fn load(arguments: &[&str], environment: &[(&str, &str)]) -> Value {
     serde_json::from_str(&report).expect("a JSON report")
 }
 
-/// How often something was broken, by the report.
+/// How often a fault was caused, according to the report.
 fn count(report: &Value, what: &str) -> u64 {
     report["chaos"][what].as_u64().unwrap_or_else(|| panic!("no count of {what} in the report"))
 }
 
-/// Acknowledged means on disk: a server that is killed without warning, again and again.
+/// Acknowledged means on disk, even if the server is killed again and again.
 #[test]
 fn the_embedded_store_loses_no_acked_update_in_twenty_kills() {
     let arguments = "--pods 1 --workload uniform --keys 300 --connections 16 --duration 45s \
@@ -50,10 +50,10 @@ fn the_embedded_store_loses_no_acked_update_in_twenty_kills() {
     assert!(count(&report, "kills") >= 20, "twenty kills");
 }
 
-/// The main job: ten pods on three real nodes, pods killed and paused, a node killed and restarted,
-/// short lives so that folds happen all along. It is also the answer to the ancestor's defect 12:
-/// its only test with several processes counted distinct items, whose merge is idempotent, and so
-/// could not see a double count; here each update has a weight of its own.
+/// The main test: ten pods on three real nodes. Pods are killed and paused, a node is killed and restarted, and short
+/// lifetimes make folds happen all the time. It also answers the ancestor's defect 12: its only test with several
+/// processes counted distinct items, whose merge is idempotent, so it could not see a double count. Here each update
+/// has its own weight.
 #[tokio::test]
 async fn regression_12_ten_pods_on_three_nodes_count_right_while_things_are_killed() {
     let _alone = CLUSTER.write().await;
@@ -68,7 +68,7 @@ async fn regression_12_ten_pods_on_three_nodes_count_right_while_things_are_kill
         .envs(environment)
         .status();
     assert!(applied.expect("the program runs").success(), "the schema is applied");
-    // A pause is longer than drain margin and cutoff, so that a pod wakes behind its leases.
+    // A pause is longer than drain margin and cutoff, so that a pod resumes after its leases.
     let arguments = "--pods 10 --workload mixed --keys 300 --connections 30 --duration 60s --kill-every 9s \
          --pause-every 20s --pause-for 17s --request-timeout 40s --fault-every 20s --fault-for 8s \
          --read-every 500ms --fold-check --settle 34s";

@@ -1,4 +1,4 @@
-//! Pods in one process over one embedded store: whole lives of keys, with clocks that a test moves.
+//! Pods in one process over one embedded store: whole lives of keys, with clocks that tests set.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::{Constants, Durability, Key, Name, Now, Overrides};
 use tempfile::TempDir;
 
-/// The machine's clocks, shifted.
+/// The machine's clocks, with an offset.
 #[derive(Default)]
 struct Shifted {
     both: Mutex<Duration>,
@@ -30,7 +30,7 @@ impl Clock for Shifted {
     }
 }
 
-/// One store, and time for all of its pods.
+/// A store and the time of all its pods.
 struct World {
     _folder: TempDir,
     clock: Arc<Shifted>,
@@ -129,7 +129,7 @@ async fn many_pods_count_one_key_and_every_pod_reads_the_same() {
     }
 }
 
-/// The ancestor's defect 1: after the first fold every later read of the key failed.
+/// The ancestor's defect 1: after the first fold, every later read of the key failed.
 #[tokio::test]
 async fn regression_1_a_key_is_read_and_updated_after_its_first_fold_and_its_second() {
     let world = World::new();
@@ -192,7 +192,7 @@ async fn where_folds_are_manual_only_a_request_folds() {
         add(&world.pod(), "n", by).await.expect("acked");
     }
     world.advance_to_final();
-    // A read that would have the key folded at once.
+    // A read that would request a fold of the key.
     assert_eq!(total(&pod, "n").await, 6);
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(shards(&pod, "n").await, (false, 3));
@@ -275,7 +275,7 @@ async fn a_mutator_is_followed_by_another_when_it_drains() {
     assert_eq!(total(&pod, "n").await, 4);
 }
 
-/// Invariant I12 and the embedded store's own guard: a clock that was set back takes no updates.
+/// Invariant I12 and the embedded store's own guard: updates are refused after the clock was set back.
 #[tokio::test]
 async fn a_clock_set_back_shuts_updates_and_folds_but_not_reads() {
     let world = World::new();

@@ -1,5 +1,5 @@
-//! A Cassandra that takes nothing but TLS with client certificates and passwords: what roles with no more
-//! rights than they need can do, and what those are told who don't belong.
+//! A Cassandra that requires TLS with client certificates and passwords. Roles with only the rights that they need
+//! can do their work, and clients without access get a reason.
 
 #[path = "../cassandra/mod.rs"]
 mod cassandra;
@@ -26,10 +26,10 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-/// The one address that the node's certificate is for.
+/// The only address that the node's certificate is valid for.
 const NODE: &str = "127.0.0.12:9042";
 
-/// Lives so short that a key can be folded after 16 s, with 2 s for a write.
+/// Lifetimes so short that a key can be folded after 16 s, with 2 s for a write.
 const SHORT_LIVES: [(&str, &str); 5] = [
     ("ORDERFREE_LIFETIME", "10s"),
     ("ORDERFREE_DRAIN_MARGIN", "5s"),
@@ -38,13 +38,13 @@ const SHORT_LIVES: [(&str, &str); 5] = [
     ("ORDERFREE_CLOCK_OFFSET_MAX", "1500ms"),
 ];
 
-/// A command that takes longer was not refused.
+/// Longest time of a command. One that was refused ends sooner.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// How many tests use the node.
 static HOLDERS: Mutex<usize> = Mutex::new(0);
 
-/// The node runs as long as there is one of these.
+/// The node runs as long as one of these exists.
 struct Held {
     certificates: PathBuf,
 }
@@ -68,21 +68,21 @@ impl Drop for Held {
     }
 }
 
-/// A role and the file that holds its password.
+/// A role and the file with its password.
 struct Role {
     name: String,
     password: String,
     file: PathBuf,
 }
 
-/// What a run of the program said.
+/// The output of a run of the program.
 struct Said {
     is_well: bool,
     out: String,
     err: String,
 }
 
-/// Names for one test on the node.
+/// The names that one test uses on the node.
 struct Place {
     admin: Session,
     mark: String,
@@ -105,7 +105,7 @@ impl Place {
         done.unwrap_or_else(|error| panic!("{statement}: {error}"));
     }
 
-    /// A keyspace that an administrator made.
+    /// A keyspace that an administrator created.
     async fn define_keyspace(&self, keyspace: &str) {
         self.cql(&format!(
             "CREATE KEYSPACE {keyspace} \
@@ -114,7 +114,7 @@ impl Place {
         .await;
     }
 
-    /// The keyspace and its table, made by a role that may do that everywhere.
+    /// The keyspace and its table, created by a role with that right everywhere.
     async fn apply_schema(&self) -> Role {
         let founder = self.role("founder", &["CREATE ON ALL KEYSPACES".to_owned()]).await;
         let said = self.run_well("schema apply", &founder).await;
@@ -139,7 +139,7 @@ impl Place {
         role
     }
 
-    /// The role of pods, as the documents have it.
+    /// The role of pods, as documented.
     async fn role_of_pods(&self) -> Role {
         let of_pods = ["SELECT", "MODIFY"];
         let of_pods = of_pods.map(|right| format!("{right} ON KEYSPACE {}", self.keyspace));
@@ -150,7 +150,7 @@ impl Place {
         self.held.certificates.join(name).display().to_string()
     }
 
-    /// How the program is told to come in as this role.
+    /// The program's arguments for this role.
     fn settings(&self, role: &Role) -> BTreeMap<&'static str, String> {
         let own = [
             ("ORDERFREE_CASSANDRA", NODE.to_owned()),
@@ -168,7 +168,7 @@ impl Place {
         own.into_iter().chain(lives).collect()
     }
 
-    /// Runs the program to its end, which must not show the password.
+    /// Runs the program to its end. The output must not show the password.
     async fn run(&self, arguments: &str, settings: &BTreeMap<&str, String>, role: &Role) -> Said {
         let mut program = tokio::process::Command::from(program(arguments, settings));
         let output = timeout(ENDS_WITHIN, program.kill_on_drop(true).output()).await;
@@ -180,7 +180,7 @@ impl Place {
         Said { is_well: output.status.success(), out, err }
     }
 
-    /// The same, well.
+    /// Runs the program, which must succeed.
     async fn run_well(&self, arguments: &str, role: &Role) -> String {
         let said = self.run(arguments, &self.settings(role), role).await;
         assert!(said.is_well, "{arguments}: {}{}", said.out, said.err);
@@ -188,7 +188,7 @@ impl Place {
     }
 }
 
-/// A session of the test's own.
+/// A session of the test.
 async fn session(certificates: &Path, user: &str, password: &str) -> Session {
     let file = |name| certificates.join(name);
     let own = (&*file("client.pem"), &*file("client.key"));
@@ -203,7 +203,7 @@ fn program(arguments: &str, settings: &BTreeMap<&str, String>) -> Command {
     program
 }
 
-/// A pod that serves.
+/// A running pod.
 struct Pod {
     child: Child,
     log: PathBuf,
@@ -255,7 +255,7 @@ impl Pod {
         self.get("/v1/counter/site/home").await
     }
 
-    /// Ends it in order, and checks what it logged.
+    /// Stops it in order, and checks its log.
     fn stop(mut self, role: &Role) {
         kill_process(Pid::from_child(&self.child), Signal::INT).expect("it runs");
         let end = self.child.wait().expect("it ends");
@@ -267,7 +267,7 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        // Only of use if a test fails: it may have ended already.
+        // Needed only if a test fails. Otherwise the pod has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -279,7 +279,7 @@ async fn each_role_has_the_rights_for_its_work_and_no_more() {
     let other = format!("other_{}", place.mark);
     let founder = place.apply_schema().await;
     place.run_well("schema apply", &founder).await;
-    // Whoever makes the keyspaces by hand need not let the program do so.
+    // An administrator who creates the keyspaces need not give the program that right.
     place.define_keyspace(&other).await;
     let builder = place.role("builder", &[format!("CREATE ON KEYSPACE {other}")]).await;
     let mut there = place.settings(&builder);
@@ -299,14 +299,14 @@ async fn each_role_has_the_rights_for_its_work_and_no_more() {
     assert_eq!(last.read().await.1["value"], 5);
     assert_eq!(last.get("/v1/counter/site").await.1["keys"][0]["value"], 5);
     let doctor = place.run_well("doctor", &pods).await;
-    // Lives as short as those of this test leave many shards.
+    // With lifetimes as short as here there are many shards.
     let is_well = |line: &str| line.starts_with("ok ") || line.starts_with("warn  configuration: ");
     assert!(doctor.lines().count() >= 4 && doctor.lines().all(is_well), "{doctor}");
-    // What is there already needs no right to define it.
+    // Applying a schema that exists needs no right to create it.
     place.run_well("schema apply", &pods).await;
     nothing_else_is_allowed(&place, &pods, &other).await;
 
-    // Until the second pod's shard is final as well.
+    // Until the second pod's shard is final too.
     let once = async || {
         let said = place.run("fold --once", &place.settings(&pods), &pods).await;
         let (_, read) = last.read().await;
@@ -320,7 +320,7 @@ async fn each_role_has_the_rights_for_its_work_and_no_more() {
     last.stop(&pods);
 }
 
-/// What whoever takes over a pod could try with its password and its certificate.
+/// Attacks with the password and the certificate of a pod.
 async fn nothing_else_is_allowed(place: &Place, pods: &Role, other: &str) {
     let (keyspace, me) = (&place.keyspace, &pods.name);
     let session = session(&place.held.certificates, me, &pods.password).await;
@@ -357,8 +357,8 @@ async fn nothing_else_is_allowed(place: &Place, pods: &Role, other: &str) {
     }
 }
 
-/// A mistake of whoever grants: what was acknowledged stays counted, nothing is counted twice, and the
-/// pod goes on by itself when it is mended.
+/// An administrator revokes a right by mistake. What was acknowledged stays counted, nothing is counted twice, and
+/// the pod recovers by itself when the right is granted again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rights_that_are_taken_from_a_pod_and_given_back_cost_no_count() {
     let place = Place::new().await;
@@ -469,13 +469,13 @@ async fn whoever_does_not_belong_is_told_why_in_one_sentence() {
     let said = place.run("schema apply", &settings, &pods).await;
     assert!(!said.is_well && said.err.contains("no CREATE permission"), "{}", said.err);
     assert!(said.err.starts_with("orderfree: the role lacks a right"), "{}", said.err);
-    // With every word that the driver has to say, which must not be the password.
+    // The driver's messages are in full, and must not contain the password.
     settings.insert("RUST_LOG", "trace".to_owned());
     let said = place.run("schema apply", &settings, &pods).await;
     assert!(said.err.contains(r#""level":"TRACE""#), "{}", said.err);
 }
 
-/// Passes every connection on to the node.
+/// Relays every connection to the node.
 struct Relay {
     address: String,
     connections: Arc<AtomicUsize>,

@@ -1,5 +1,5 @@
-//! Keys on their way from one place to another by `export`, `import` and `convert`: each value arrives
-//! exactly, and once, however often its line is imported.
+//! Moves keys with `export`, `import` and `convert`: each value arrives exactly, and counts once, however often its
+//! line is imported.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -28,12 +28,12 @@ impl Place {
         self.folder.path().join("orderfree.redb")
     }
 
-    /// A pod over the file, which nobody else may have open.
+    /// A pod on the file, which no other process may have open.
     fn open(&self) -> Node {
         self.open_after(0)
     }
 
-    /// The same so many days from now, or before.
+    /// A pod whose clock is off by this many days.
     fn open_after(&self, days: i64) -> Node {
         let constants = Constants::resolve(Overrides::default()).expect("defaults");
         let shift = self.folder.path().join("clock");
@@ -67,7 +67,7 @@ fn run(command: &str, args: &[&str], input: &[u8]) -> Output {
     let mut stdin = child.stdin.take().expect("a pipe");
     let input = input.to_vec();
     let writer = std::thread::spawn(move || {
-        // Whoever refuses its arguments reads nothing.
+        // If its arguments are refused, the program reads nothing.
         let _ = stdin.write_all(&input);
     });
     let output = child.wait_with_output().expect("ended");
@@ -103,7 +103,7 @@ async fn shown(pod: &Node, key: &Key) -> Option<String> {
     Some(state.value(&Question::default()).to_string())
 }
 
-/// Closes a pod, so that another process can have its file.
+/// Closes a pod, so that another process can open its file.
 async fn close(pod: Node) {
     assert_eq!(pod.stop(std::time::Duration::from_secs(10)).await, 0);
 }
@@ -147,13 +147,13 @@ async fn every_kind_arrives_exactly_and_once() {
     for (key, value) in keys.iter().chain([&large]).zip(values) {
         assert_eq!(shown(&pod, key).await, Some(value), "{key}");
     }
-    // It goes on counting.
+    // The key continues to count.
     add(&pod, &keys[0], "1").await;
     close(pod).await;
 }
 
-/// From a key that was folded, to one that goes on counting: nothing that is folded on either side, before
-/// the parcel is or with it, takes away what arrived or what was there.
+/// Moves a folded key to one that is in use. A fold on either side, before the import or with it, must not lose what
+/// arrived or what was there.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_arrived_outlasts_folds_on_both_sides() {
     let (from, to) = (Place::new(), Place::new());
@@ -182,7 +182,7 @@ async fn what_arrived_outlasts_folds_on_both_sides() {
     let imported = to.run("import", &["--into-living"], &lines);
     assert!(imported.status.success(), "{}", text(&imported.stderr));
 
-    // What one key holds that had all updates itself.
+    // The value of one key that had all updates.
     let (all, mut expected) = (Place::new(), Vec::new());
     for (days, amount) in [(-4, "5"), (-4, "6"), (-2, "7"), (0, "8"), (2, "9")] {
         let pod = all.open_after(days);
@@ -305,7 +305,7 @@ async fn what_native_counters_held_arrives() {
     assert!(text(&run("convert", &["--kind", "gset"], b"").stderr).contains("counter or a sum"));
 }
 
-/// A register or a set by time that comes from a clock ahead would hide all that is set here.
+/// A register or a set by time from a clock that is ahead would hide everything that is set here.
 #[tokio::test(flavor = "multi_thread")]
 async fn times_that_are_ahead_are_not_imported() {
     for kind in [Kind::Register, Kind::LwwSet] {
@@ -325,7 +325,7 @@ async fn times_that_are_ahead_are_not_imported() {
     }
 }
 
-/// Stores order rows by their ids, and agree on the order of random ones only.
+/// Stores order rows by their ids, and only agree on the order of random ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_whose_id_is_not_random_is_refused() {
     let (from, to) = (Place::new(), Place::new());
@@ -335,7 +335,7 @@ async fn a_line_whose_id_is_not_random_is_refused() {
     let line = text(&from.run("export", &[], b"").stdout);
     let id = line.find("\"id\":\"").expect("an id") + "\"id\":\"".len();
     let mut other = line.clone();
-    // The digit of the version.
+    // The digit of the UUID's version.
     other.replace_range(id + 14..id + 15, "1");
     assert_ne!(line, other);
     let imported = to.run("import", &[], other.as_bytes());
@@ -344,7 +344,7 @@ async fn a_line_whose_id_is_not_random_is_refused() {
     assert!(to.run("import", &[], line.as_bytes()).status.success());
 }
 
-/// A line is no part of a key until it is imported: then its row is sealed for where it lies.
+/// A line is not part of a key until it is imported: then its row is sealed for its place.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_may_be_imported_under_another_name() {
     let (from, to) = (Place::new(), Place::new());
@@ -361,7 +361,7 @@ async fn a_line_may_be_imported_under_another_name() {
     close(pod).await;
 }
 
-/// Each process used to begin a new hybrid clock, so an older set could win over an acknowledged one.
+/// Each process used to start a new hybrid clock, so that an older set could win over an acknowledged one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_set_after_a_restart_wins_over_one_before() {
     let place = Place::new();
@@ -384,7 +384,7 @@ async fn a_set_after_a_restart_wins_over_one_before() {
         let key = key(kind, "g", "n");
         let pod = place.open();
         let mut before = before;
-        // As far ahead as a client may say that it has seen a time.
+        // As far ahead as the time that a client sends may be.
         let seen = SystemClock.now().wall.as_micros() + i64::try_from(ahead).expect("small");
         before["after"] = json!(seen);
         update(&pod, &key, &before).await;
@@ -397,7 +397,7 @@ async fn a_set_after_a_restart_wins_over_one_before() {
     }
 }
 
-/// What a tally can't hold is in rows beside it, and goes into one line all the same.
+/// Rows that do not fit into a tally stay beside it, but go into the same line.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_of_more_than_a_tally_arrives_whole() {
     let (from, to) = (Place::new(), Place::new());

@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 every_test!(with_store);
 
-/// The defaults: ten seconds for a request, in tests that kill nodes.
+/// The defaults, for tests that kill nodes: a request has ten seconds.
 fn patient_constants() -> Constants {
     Constants::resolve(Overrides::default()).expect("defaults")
 }
@@ -45,7 +45,7 @@ async fn with_store(test: impl AsyncFnOnce(Subject)) {
     drop_keyspace(&config).await;
 }
 
-/// The ancestor's defect 2: one replica down, and reads failed. Folds wait, and catch up.
+/// The ancestor's defect 2: with one replica down, reads failed. Here, only folds wait, and catch up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regression_2_with_one_node_dead_updates_and_reads_go_on_and_folds_wait() {
     let _alone = CLUSTER.write().await;
@@ -78,7 +78,7 @@ async fn regression_2_with_one_node_dead_updates_and_reads_go_on_and_folds_wait(
     drop_keyspace(&config).await;
 }
 
-/// Defect 4's other half: what is called refused is certainly not there, also not later.
+/// The other half of defect 4: a write that was refused is certainly not applied, not even later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regression_4_without_a_quorum_refused_writes_are_never_applied() {
     let _alone = CLUSTER.write().await;
@@ -119,8 +119,8 @@ async fn regression_4_without_a_quorum_refused_writes_are_never_applied() {
     drop_keyspace(&config).await;
 }
 
-/// The ancestor's defect 8: reads at ONE, so that counts went backwards. Node 3 misses all but the
-/// first write of each key, and gets no hints: whoever coordinates, a read has everything acked.
+/// The ancestor's defect 8: it read at ONE, so counts went backwards. Node 3 misses all but the first write of each
+/// key and gets no hints. Through any coordinator, a read must have everything that was acked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regression_8_no_read_falls_behind_what_was_acked_whoever_coordinates() {
     let _alone = CLUSTER.write().await;
@@ -153,13 +153,13 @@ async fn regression_8_no_read_falls_behind_what_was_acked_whoever_coordinates() 
             }
             assert_eq!(subject.total(key).await, Some(acked), "round {round}");
         }
-        // Counting goes on meanwhile, on a node that lacks what came before.
+        // Counting continues meanwhile, through a node that lacks the earlier writes.
         for key in &keys {
             subject.put(key, 100).await;
         }
         acked += 100;
     }
-    // With one replica a read shows what that node holds: node 3 lagged to the end.
+    // With one replica a read shows what that node has: node 3 lagged to the end.
     let alone = "{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}";
     cql(&config, &format!("ALTER KEYSPACE {} WITH replication = {alone}", config.keyspace)).await;
     let mut behind = 0;
@@ -173,8 +173,8 @@ async fn regression_8_no_read_falls_behind_what_was_acked_whoever_coordinates() 
     drop_keyspace(&config).await;
 }
 
-/// The ancestor's defect 3: without the writer's timestamps, the coordinators' clocks decide. Each
-/// pair goes through coordinators that are drawn anew; the older write arrives last.
+/// The ancestor's defect 3: without the writer's timestamps, the coordinators' clocks decide. Each pair of writes goes
+/// through randomly chosen coordinators, and the older write arrives last.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regression_3_the_writers_timestamps_decide_whoever_coordinates() {
     with_store(async |subject: Subject| {
@@ -192,8 +192,8 @@ async fn regression_3_the_writers_timestamps_decide_whoever_coordinates() {
     .await;
 }
 
-/// The ancestor's defect 5: the batch's timestamp was equal to the highest expiry, not above it. Rows
-/// forged around it show where the tally and the deletion stand: deletions win ties.
+/// The ancestor's defect 5: the batch's timestamp was equal to the highest expiry, not above it. Rows forged around the
+/// timestamps show where the tally and the deletion are, because deletions win ties.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regression_5_a_fold_is_written_just_above_its_fence() {
     let _others_too = CLUSTER.read().await;
@@ -221,7 +221,7 @@ async fn regression_5_a_fold_is_written_just_above_its_fence() {
     assert_eq!(forge(&key, first.expires_at(), Uuid::from_u128(1), above).await, 1);
     assert_eq!(forge(&key, fold.fence(), Uuid::from_u128(1), above).await, 1);
     assert_eq!(forge(&key, fold.fence(), Uuid::from_u128(1), above.next()).await, 2);
-    // A tally forged at the fence loses, whatever its bytes; just above the fold's own it wins.
+    // A tally forged at the fence loses, whatever its bytes are. One just above the fold's own wins.
     forge(&key, Timestamp::NEVER, Uuid::nil(), fold.fence()).await;
     assert_eq!(subject.total(&key).await, Some(3));
     forge(&key, Timestamp::NEVER, Uuid::nil(), above.next()).await;
@@ -286,19 +286,19 @@ async fn refusal(config: &CassandraConfig) -> ConnectError {
     }
 }
 
-/// How many writes to the table the nodes have taken, together.
+/// The number of writes to the table, added up over all nodes.
 async fn writes_taken(config: &CassandraConfig) -> i64 {
     let session = session(config).await;
     let mut count = 0;
     for node in session.get_cluster_state().get_nodes_info() {
         let only = NodeIdentifier::Node(Arc::clone(node));
-        // Each node knows its own writes only.
+        // Each node knows only its own writes.
         let mut question = Statement::new(
             "SELECT count FROM system_views.local_write_latency \
              WHERE keyspace_name = ? AND table_name = 'shards'",
         );
         question.set_load_balancing_policy(Some(SingleTargetLoadBalancingPolicy::new(only, None)));
-        // A node that answers for all tables stumbles over one that another test drops meanwhile.
+        // A request for all tables fails if another test drops one meanwhile.
         let ask = async || session.query_unpaged(question.clone(), (&config.keyspace,)).await;
         let answer = eventually("the writes of a node", ask).await;
         let rows = answer.into_rows_result().expect("rows");
@@ -307,8 +307,8 @@ async fn writes_taken(config: &CassandraConfig) -> i64 {
     count
 }
 
-/// A start once deleted a row that nobody can have, at the oldest of all timestamps. Where that lay,
-/// Cassandra kept the deletions of folds.
+/// Starts used to delete a row that can't exist, at the lowest timestamp. Where that deletion was, Cassandra kept the
+/// deletions of folds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_starts_writes_nothing() {
     let _others_too = CLUSTER.read().await;
@@ -324,7 +324,7 @@ async fn a_pod_that_starts_writes_nothing() {
     drop_keyspace(&config).await;
 }
 
-/// The ancestor's defect 8, at start: levels at which a read may miss an acked write.
+/// The ancestor's defect 8, at start: consistency levels at which a read could miss an acked write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regression_8_levels_that_need_not_meet_are_refused_at_start() {
     let _others_too = CLUSTER.read().await;
@@ -343,7 +343,7 @@ async fn regression_8_levels_that_need_not_meet_are_refused_at_start() {
     drop_keyspace(&good).await;
 }
 
-/// What the schema says of the keyspace.
+/// A property of the keyspace in the schema.
 async fn one_text(config: &CassandraConfig, question: &str) -> String {
     let answer = session(config)
         .await
@@ -362,7 +362,7 @@ async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
     assert!(error.contains("contract_never_made") && error.contains("schema apply"), "{error}");
 
     let good = fresh(short_constants()).await;
-    // When a coordinator asks one replica more.
+    // With speculative retry, a coordinator asks one more replica.
     let question = "SELECT speculative_retry FROM system_schema.tables \
                     WHERE keyspace_name = ? AND table_name = 'shards'";
     assert_eq!(one_text(&good, question).await, "MIN(99p,500ms)");
@@ -387,26 +387,26 @@ async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
     drop_keyspace(&good).await;
 }
 
-/// What becomes of the first question about the nodes.
+/// The fate of the driver's first query about the nodes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Trouble {
-    /// The connection ends: the driver takes the contact points for the cluster.
+    /// The connection ends, so the driver takes the contact points for the cluster.
     Ends,
-    /// The node refuses it: the driver goes on without the node's peers.
+    /// The node refuses the query, so the driver continues without the node's peers.
     Refused,
 }
 
-/// A way to the cluster with one trouble.
+/// A proxy to the cluster that causes one fault.
 struct Way {
     contact_point: String,
     is_over: Arc<AtomicBool>,
-    /// Ends with it.
+    /// A task that ends with it.
     _listener: JoinSet<()>,
 }
 
 impl Way {
     async fn to(node: String, trouble: Trouble) -> Way {
-        // The driver takes the port for that of all nodes.
+        // The driver assumes that all nodes have the same port.
         let (_, port) = node.rsplit_once(':').expect("a port");
         let host = if trouble == Trouble::Ends { 21 } else { 22 };
         let contact_point = format!("127.0.0.{host}:{port}");
@@ -425,9 +425,9 @@ impl Way {
         Way { contact_point, is_over, _listener: task }
     }
 
-    /// Makes the same trouble again, if the last one is over.
+    /// Causes the same fault again, after the last one.
     fn trouble_again(&self) {
-        assert!(self.is_over.swap(false, Ordering::Relaxed), "nobody asked for the nodes");
+        assert!(self.is_over.swap(false, Ordering::Relaxed), "the driver did not query the nodes");
     }
 }
 
@@ -443,7 +443,7 @@ async fn carry(client: TcpStream, server: TcpStream, trouble: Trouble, is_over: 
             {
                 match trouble {
                     Trouble::Ends => return,
-                    // There is no such table.
+                    // This table does not exist.
                     Trouble::Refused => {
                         piece[at..at + asked.len()].copy_from_slice(b"system.nobod")
                     }

@@ -1,4 +1,4 @@
-//! The contract suite on the embedded store. What only a file can get wrong is in `embedded/`.
+//! The contract suite on the embedded store. `embedded/` has the tests of what only a file can get wrong.
 
 mod contract;
 

@@ -262,7 +262,8 @@ fn the_fuzz_crate_has_the_same_targets() {
         assert!(
             manifest.contains(&format!("\nname = \"{name}\"\npath = \"fuzz_targets/{name}.rs\""))
         );
-        let body = fs::read_to_string(crate_folder.join(format!("fuzz_targets/{name}.rs"))).expect("text");
+        let body =
+            fs::read_to_string(crate_folder.join(format!("fuzz_targets/{name}.rs"))).expect("text");
         assert!(body.contains(&format!("run(\"{name}\", ")), "{name} runs another target");
     }
 }

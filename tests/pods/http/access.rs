@@ -1,5 +1,5 @@
-//! Who may do what: tokens that are none, addresses that look alike, items among others, rates and quotas.
-//! Every verb of every route, asked by tokens that may and by tokens that may not, is in `matrix`.
+//! Access: bad tokens, addresses that look alike, denied items among others, rates and quotas. `matrix` tries every
+//! verb on every route with tokens that have the right and tokens that do not.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::matrix::{Asked, OPEN_ROUTES, TOKEN_ROUTES, requests};
 use crate::pod::{Answer, Pod, request};
 
-/// A pod, and tokens by their names.
+/// A pod, and its tokens by name.
 pub(crate) struct Guarded {
     pub(crate) pod: Pod,
     tokens: BTreeMap<String, String>,
@@ -39,7 +39,7 @@ impl Guarded {
         self.pod.send(request(method, path, &headers, body.to_owned())).await
     }
 
-    /// The same with a body of its own type.
+    /// Sends a request with a body of another type.
     pub(crate) async fn send(&self, token: &str, asked: &Asked) -> Answer {
         let bearer = format!("Bearer {}", self.tokens[token]);
         let mut headers = vec![("authorization", bearer.as_str())];
@@ -109,7 +109,7 @@ async fn metrics_are_for_those_who_may_admin_something() {
     guarded.ask("user", "GET", "/metrics", "").await.problem(403, "forbidden");
 }
 
-/// However an address is written, it is the group that is stored which counts.
+/// However an address is encoded, the right to the stored group decides.
 #[tokio::test]
 async fn look_alike_addresses_pass_nothing_that_the_plain_one_would_not() {
     let guarded =
@@ -142,7 +142,7 @@ async fn look_alike_addresses_pass_nothing_that_the_plain_one_would_not() {
             answer.problem(403, "forbidden");
         }
     }
-    // These are other routes, or none: never a key of a group that is not named.
+    // These are other routes or none, never a key of a group that is not named.
     for path in [
         "/v1/counter/shop/../secret/n",
         "/v1/counter//secret/n",
@@ -188,7 +188,7 @@ async fn a_batch_is_judged_item_by_item() {
     guarded.ask("all", "GET", "/v1/counter/other/n", "").await.problem(404, "key-absent");
     let value = guarded.ask("all", "GET", "/v1/counter/mine/n", "").await.json();
     assert_eq!(value["value"], 3);
-    // The value of an update is a read.
+    // Returning the value of an update is a read.
     let add = r#"{"op":"add"}"#;
     guarded
         .ask("w", "POST", "/v1/counter/mine/n?return=value", add)
@@ -220,7 +220,7 @@ async fn a_token_has_its_rate_and_others_go_on() {
     assert_eq!(answer.status, StatusCode::OK);
 }
 
-/// A stream waits for its rate, and gives up where that would take too long.
+/// A stream waits for its rate, and gives up if that would take too long.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_far_too_fast_ends() {
     let slow = format!("rate = 1\n{}", grant("", &Verb::ALL));
@@ -230,7 +230,7 @@ async fn a_stream_that_is_far_too_fast_ends() {
     let bearer = format!("Bearer {}", guarded.tokens["slow"]);
     let headers = [("authorization", bearer.as_str()), ("content-type", "application/x-ndjson")];
     let answer = guarded.pod.send(request("POST", "/v1/batch?ack=memory", &headers, lines)).await;
-    // No 429, after which clients send everything again.
+    // Not 429, because clients would then send everything again.
     assert_eq!(answer.problem(504, "outcome-unknown").as_deref(), Some("unknown"));
     let summary = &answer.json()["summary"];
     assert_eq!((&summary["accepted"], &summary["refused"]), (&json!(1_000), &json!(1_000)));
@@ -249,13 +249,13 @@ async fn a_group_has_its_quota_and_others_go_on() {
         }
     };
     for name in 0..3 {
-        // The third one has the first, which is clean by now, make room.
+        // The third key evicts the first, which is clean by now.
         assert_eq!(add("small", name).await.status, StatusCode::OK, "{name}");
     }
     let answer = add("small", 3).await;
     assert_eq!(answer.problem(429, "over-quota").as_deref(), Some("refused"));
     assert_eq!(answer.header("retry-after"), "10");
-    assert_eq!(add("small", 2).await.status, StatusCode::OK, "a key that is there goes on");
+    assert_eq!(add("small", 2).await.status, StatusCode::OK, "an existing key stays usable");
     assert_eq!(add("large", 0).await.status, StatusCode::OK);
     guarded.ask("w", "GET", "/v1/counter/small/3", "").await.problem(404, "key-absent");
 }

@@ -1,4 +1,4 @@
-//! Bad input, what it gets: each row answers a problem with a sentence, and applies nothing.
+//! Bad input: each row is answered by a problem with a sentence, and applies nothing.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const NDJSON: &str = "application/x-ndjson";
 const TEXT: &str = "text/plain";
 const FORM: &str = "application/x-www-form-urlencoded";
 
-/// Method, path, content type, body; and the problem's status and slug.
+/// Method, path, content type and body, then the problem's status and slug.
 type Row = (&'static str, &'static str, &'static str, &'static str, u16, &'static str);
 
 const ROWS: &[Row] = &[
@@ -47,14 +47,14 @@ const ROWS: &[Row] = &[
     ("POST", KEY, JSON, r#"{"op":"add","by":9223372036854775808}"#, 400, "bad-op"),
     ("POST", KEY, JSON, r#"{"op":"add","by":1e400}"#, 400, "bad-body"),
     ("POST", KEY, TEXT, "-9223372036854775809", 400, "bad-op"),
-    // Unknown field; one bad op of a list.
+    // Unknown field. One bad op of a list.
     ("POST", KEY, JSON, r#"{"op":"add","by":1,"unit":"x"}"#, 400, "bad-op"),
     ("POST", KEY, JSON, r#"{"ops":[{"op":"add"}],"by":1}"#, 400, "bad-body"),
     ("POST", KEY, JSON, r#"{"ops":[{"op":"add"},{"op":"sub"}]}"#, 400, "bad-op"),
     ("POST", KEY, JSON, r#"{"ops":[]}"#, 400, "bad-body"),
     ("POST", KEY, JSON, r#"{"op":"add","by":1,"by":2}"#, 400, "bad-body"),
     ("POST", KEY, JSON, r#"{"op":0,"by":1}"#, 400, "bad-op"),
-    // A name that means something to a JSON library, wherever it stands.
+    // A key that has a meaning for a JSON library, in any place.
     ("POST", KEY, JSON, r#"{"op":{"$serde_json::private::RawValue":1}}"#, 400, "bad-body"),
     (
         "POST",
@@ -214,7 +214,7 @@ async fn clients_that_go_away_leave_a_bounded_number_of_reads() {
         let path = format!("/v1/counter/site/page{index}");
         assert!(pod.get(&path).now_or_never().is_none(), "{index}");
     }
-    // Time enough for all of them to end, if they did not hang.
+    // Enough time for all of them to end, unless they hang.
     tokio::time::sleep(Duration::from_millis(100)).await;
     let answer = pod.get(KEY).now_or_never().expect("no read is begun");
     assert_eq!(answer.problem(503, "overloaded"), None);

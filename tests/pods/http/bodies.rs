@@ -1,4 +1,4 @@
-//! Bodies that are slow, many or cut off: bounded in time and memory, and nothing acked is lost.
+//! Bodies that are slow, many or cut off. They are limited in time and memory, and nothing acked is lost.
 
 use std::time::Duration;
 
@@ -64,13 +64,17 @@ async fn all_bodies_together_have_a_bound() {
     assert_eq!(pod.value(KEY).await, None, "reads need no room, and nothing was applied");
     assert_eq!(pod.post(KEY, "", "").await.status, 200, "an empty body needs none");
     drop(held.pop());
-    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200, "who goes away gives room back");
+    assert_eq!(
+        pod.post(KEY, TEXT, "5").await.status,
+        200,
+        "a client that goes away frees its room"
+    );
     for (sender, update) in senders.into_iter().zip(held) {
         sender.unbounded_send(Ok(ADD.to_owned())).expect("it is being read");
         drop(sender);
         assert_eq!(update.await.status, 200);
     }
-    // One of those that were held went away; one added 1, another 5.
+    // One of the held requests was cancelled, one added 1, another 5.
     let sum = (limits::BODIES_BYTES_MAX / limits::BODY_BYTES_MAX - 1) + 1 + 5;
     assert_eq!(pod.value(KEY).await, Some(sum.to_string()));
 }
@@ -147,7 +151,7 @@ async fn connect(pod: &Pod, path: &str, headers: &str) -> TcpStream {
     socket
 }
 
-/// All that the server says before it closes the connection.
+/// The server's output until it closes the connection.
 async fn rest(socket: &mut TcpStream) -> String {
     let mut answer = Vec::new();
     socket.read_to_end(&mut answer).await.expect("an answer and an end");

@@ -1,4 +1,4 @@
-//! What clients send and what they get.
+//! Valid requests and their answers.
 
 use std::io::Write;
 use std::pin::pin;
@@ -61,7 +61,7 @@ async fn a_client_that_goes_away_cancels_nothing() {
     let pod = Pod::new();
     {
         let mut update = pin!(pod.post(KEY, TEXT, "5"));
-        // Nothing before the wait for the store can block: one look and the update is accepted.
+        // Nothing before the wait for the store can block, so one poll is enough for the update to be accepted.
         assert!(futures::poll!(&mut update).is_pending(), "the store has not answered yet");
     }
     for _ in 0..200 {

@@ -1,4 +1,4 @@
-//! Every kind over HTTP: its example, its questions, and bad input.
+//! Every kind over HTTP: its example, its questions and bad input.
 
 use std::sync::atomic::Ordering;
 
@@ -27,7 +27,7 @@ fn writes(pod: &Pod) -> usize {
     pod.writes.load(Ordering::SeqCst)
 }
 
-/// Without times and tokens, which differ from run to run.
+/// Without times and tokens, which differ between runs.
 fn timeless(mut value: Value) -> Value {
     match &mut value {
         Value::Object(fields) => {
@@ -144,7 +144,7 @@ async fn an_op_that_changes_nothing_writes_nothing() {
         post(&pod, &path, &op).await;
         assert_eq!(writes(&pod), before, "{kind}");
     }
-    // A time moves on with every op.
+    // A time increases with every op.
     post(&pod, "/v1/lww_set/site/again", &json!({"op": "add", "item": "a"})).await;
     let before = writes(&pod);
     post(&pod, "/v1/lww_set/site/again", &json!({"op": "add", "item": "a"})).await;
@@ -166,13 +166,13 @@ async fn a_pod_takes_a_megabyte_of_a_key_and_then_says_what_to_do() {
             refused.get_or_insert(chunk);
         }
     }
-    // Four states of 256 KiB each, none of them quite full.
+    // Four states of 256 KiB each, none of them completely full.
     let refused = refused.expect("a megabyte is enough");
     assert!((90..105).contains(&refused), "{refused}");
     assert_eq!(value(&pod, "/v1/gset/site/full").await["size"], 10 * refused);
 }
 
-/// However many keys are asked for, and however large they are.
+/// The limit counts for any number of keys of any size.
 #[tokio::test]
 async fn one_answer_holds_about_16_mib_of_rows() {
     let pod = Pod::new();
@@ -205,7 +205,7 @@ async fn one_answer_holds_about_16_mib_of_rows() {
 
     let merge =
         |count| json!({"kind": "gset", "group": "large", "names": names[..count]}).to_string();
-    // They are reckoned to take ten times as much memory: 27 are the first above 64 MiB.
+    // Their estimated memory is ten times their size, so 27 keys are the first above 64 MiB.
     let merged = pod.post("/v1/merge", JSON, &merge(26)).await;
     assert_eq!(merged.json()["value"]["size"], 26 * 250);
     let sparse = json!({"kind": "gset", "group": "same", "names": names}).to_string();
@@ -293,7 +293,7 @@ async fn an_observed_remove_takes_what_was_seen_and_no_more() {
     post(&pod, path, &json!({"op": "add", "items": ["milk", "tea"]})).await;
     let read = value(&pod, path).await;
     let seen = read["items"][0]["seen"].as_str().expect("a token").to_owned();
-    // Somebody else adds it again, unseen.
+    // Another client adds it again, which this one has not seen.
     post(&pod, path, &json!({"op": "add", "item": "milk"})).await;
     post(&pod, path, &json!({"op": "remove", "item": "milk", "seen": seen})).await;
     assert_eq!(value(&pod, path).await["size"], 2);
@@ -302,7 +302,7 @@ async fn an_observed_remove_takes_what_was_seen_and_no_more() {
     post(&pod, path, &json!({"op": "clear", "context": context})).await;
     let left = value(&pod, path).await;
     assert_eq!((&left["size"], &left["items"][0]["item"]), (&json!(1), &json!("jam")));
-    // A token is good for its key alone.
+    // A token is valid only for its key.
     let other = json!({"op": "remove", "item": "milk", "seen": seen}).to_string();
     let answer = pod.post("/v1/or_set/cart/8", JSON, &other).await;
     let detail = answer.detail(400, "bad-op");

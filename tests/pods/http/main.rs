@@ -1,4 +1,4 @@
-//! The HTTP interface over a real embedded store, without a socket.
+//! The HTTP interface over a real embedded store, without sockets.
 
 mod access;
 mod bad_input;

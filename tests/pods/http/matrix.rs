@@ -1,5 +1,5 @@
-//! Every verb of every route, asked by tokens that may and by tokens that may not; and that no route of the
-//! document is left out.
+//! Every verb of every route, tried by tokens that have the right and tokens that do not. No documented route is left
+//! out.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use crate::access::{Guarded, grant};
 use crate::pod::{Answer, Fault};
 
-/// Tokens and groups of the matrix.
+/// The tokens and groups of the matrix.
 const MANY: usize = 20;
 
-/// What needs no token.
+/// Routes that need no token.
 pub(crate) const OPEN_ROUTES: [&str; 8] = [
     "/livez",
     "/readyz",
@@ -27,12 +27,12 @@ pub(crate) const OPEN_ROUTES: [&str; 8] = [
     "/problems/{slug}",
 ];
 
-/// What needs a token and names no group; the last one is for those who may `admin` something.
+/// Routes that need a token but name no group. The last one is for tokens with `admin` on some group.
 pub(crate) const TOKEN_ROUTES: [&str; 2] = ["/v1/kinds", "/metrics"];
 
 const KEY: &str = "/v1/{kind}/{group}/{name}";
 
-/// How an answer shows that a request was let through, where it is no problem of its own.
+/// How an answer shows that a request was allowed, unless it is a problem of its own.
 #[derive(Clone, Copy)]
 enum Shown {
     /// By its status.
@@ -41,28 +41,28 @@ enum Shown {
     Item,
     /// By the one line of a stream.
     Line,
-    /// By the group's place in a list.
+    /// By the group in a list.
     List,
-    /// As what nobody made: it was looked for.
+    /// By a 404: the key was looked for.
     Absence,
 }
 
 /// A request about one group.
 pub(crate) struct Asked {
     pub(crate) method: &'static str,
-    /// As in the document.
+    /// The path in the document.
     route: &'static str,
     pub(crate) path: String,
-    /// The body's type; none without a body.
+    /// The type of the body; `None` without a body.
     pub(crate) media: Option<&'static str>,
     pub(crate) body: String,
-    /// All that it takes.
+    /// The rights that it needs.
     verbs: &'static [Verb],
     shown: Shown,
 }
 
 impl Asked {
-    /// Without a body, and for those who may read.
+    /// A request without a body that needs the right to read.
     pub(crate) fn plain(method: &'static str, route: &'static str, path: String) -> Asked {
         let (verbs, body) = (&[Verb::Read], String::new());
         Asked { method, route, path, media: None, body, verbs, shown: Shown::Status }
@@ -85,7 +85,7 @@ impl Asked {
         self.verbs.contains(&Verb::Write)
     }
 
-    /// Whether it was let through.
+    /// Whether it was allowed.
     fn is_allowed(&self, answer: &Answer, group: &str) -> bool {
         if answer.status == StatusCode::FORBIDDEN {
             answer.problem(403, "forbidden");
@@ -119,7 +119,7 @@ impl Asked {
     }
 }
 
-/// Everything that can be asked about a group, with a discard of `row`.
+/// All requests about a group, including a discard of `row`.
 pub(crate) fn requests(group: &str, row: &str) -> Vec<Asked> {
     const JSON: &str = "application/json";
     const WRITE: &[Verb] = &[Verb::Write];
@@ -162,7 +162,7 @@ pub(crate) fn requests(group: &str, row: &str) -> Vec<Asked> {
     ]
 }
 
-/// What the owner of a group may do there: each choice of verbs, in turn.
+/// The rights of group owners: each combination of verbs, in turn.
 fn verbs_of(index: usize) -> Vec<Verb> {
     let bits = index % 7 + 1;
     let chosen = Verb::ALL.iter().enumerate().filter(|(bit, _)| bits >> bit & 1 == 1);
@@ -173,13 +173,13 @@ fn group_of(index: usize) -> String {
     format!("g{index:02}")
 }
 
-/// Some may read whatever begins so, besides.
+/// Some may also read everything with this prefix.
 fn prefix_of(index: usize) -> Option<&'static str> {
     index.is_multiple_of(5).then(|| ["g0", "g1"][index / 5 % 2])
 }
 
-/// Twenty tokens, the owners of twenty groups, and one that may do everything. Each group has a final shard
-/// of the key `n`, which a fold takes, and a row of the key `home` that nobody can decode.
+/// Twenty tokens that each own a group, and one with all rights. Each group has a final shard of the key `n`, which a
+/// fold takes, and a row of the key `home` that can't be decoded.
 async fn twenty() -> (Guarded, Vec<String>) {
     let names: Vec<String> = (0..MANY).map(|index| format!("t{index}")).collect();
     let tokens = names.iter().enumerate().map(|(index, name)| {
@@ -199,7 +199,7 @@ async fn twenty() -> (Guarded, Vec<String>) {
         let shards = guarded.ask("all", "GET", &format!("{group}/home/shards"), "").await.json();
         rows.push(shards["shards"][0]["mutator_id"].as_str().expect("an id").to_owned());
     }
-    // The lifetime is 60 s, and the cutoff 30 s.
+    // The lifetime is 60 s, and the cutoff is 30 s.
     guarded.pod.advance(Duration::from_secs(95));
     guarded.pod.set(Fault::Damaged);
     (guarded, rows)
@@ -240,7 +240,7 @@ async fn a_matrix_of_tokens_groups_and_verbs_has_no_leak() {
     nothing_is_left_of_what_was_denied(&guarded, &added).await;
 }
 
-/// Each group has what was let through, and no more.
+/// Each group has the effects of the allowed requests, and no others.
 async fn nothing_is_left_of_what_was_denied(guarded: &Guarded, added: &[usize]) {
     for (index, added) in added.iter().enumerate() {
         let group = format!("/v1/counter/{}", group_of(index));
@@ -278,7 +278,7 @@ fn the_matrix_has_every_route_of_the_document() {
     let others = OPEN_ROUTES.iter().chain(&TOKEN_ROUTES).map(|route| ("GET", *route, ""));
     let covered: BTreeSet<_> = asked
         .chain(others)
-        // An update may also have no body.
+        // An update can also have no body.
         .filter(|one| *one != ("POST", KEY, ""))
         .map(|(method, route, media)| (method.to_owned(), route.to_owned(), media.to_owned()))
         .collect();

@@ -1,4 +1,4 @@
-//! What operators and probes see.
+//! Routes for operators and probes.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -58,7 +58,7 @@ async fn requests_are_counted_by_template_and_never_by_key() {
     assert!(!text.contains("home") && !text.contains("nonsense"));
 }
 
-/// What rings for a store that takes no writes must not ring for clients' mistakes.
+/// The alert for a store that takes no writes must not fire on clients' mistakes.
 #[tokio::test]
 async fn refusals_inside_an_answer_of_200_are_counted_by_their_reason() {
     let pod = Pod::new();
@@ -71,7 +71,7 @@ async fn refusals_inside_an_answer_of_200_are_counted_by_their_reason() {
         let answer = pod.post("/v1/batch", "application/json", &batch).await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
     };
-    // No state takes as much.
+    // No state can take that many.
     send(json!([add(&(0..270).map(|index| format!("{index:0>1000}")).collect::<Vec<_>>())])).await;
     for (fault, count) in [(Fault::Down, 2), (Fault::Unmeasured, 3)] {
         pod.set(fault);
@@ -139,7 +139,7 @@ async fn a_fold_takes_what_fits_into_a_tally_and_says_that_it_is_full() {
     assert_eq!(other.status, StatusCode::OK, "{}", other.text);
 }
 
-/// A fold at every read would cost much and change nothing.
+/// A fold at every read would cost a lot and change nothing.
 #[tokio::test]
 async fn reads_do_not_try_again_to_fold_a_blocked_key() {
     let (pod, tasks) = (Pod::new(), Tasks::new());
@@ -147,7 +147,7 @@ async fn reads_do_not_try_again_to_fold_a_blocked_key() {
     pod.set(Fault::Huge);
     let read = async || pod.get("/v1/gset/site/home").await.json()["value"]["size"].clone();
     assert_eq!(read().await, 17 * 250);
-    // Until the first fold has met the tally's bound.
+    // Until the first fold has reached the tally's limit.
     tokio::time::sleep(Duration::from_secs(1)).await;
     for _ in 0..20 {
         assert_eq!(read().await, 17 * 250);
@@ -209,7 +209,7 @@ async fn the_document_has_exactly_the_methods_that_are_served() {
 async fn every_documented_request_is_answered_as_documented() {
     let pod = Pod::new();
     let document = serde_json::to_value(openapi()).expect("JSON");
-    // What the set algebra of the examples is about.
+    // The keys that the examples of set operations use.
     pod.post("/v1/audience/site/mobile", "text/plain", "u1").await;
     let mut sent = 0;
     for (path, item) in document["paths"].as_object().expect("paths") {
@@ -220,7 +220,7 @@ async fn every_documented_request_is_answered_as_documented() {
             let examples = examples.map(|(name, example)| (name.as_str(), &example["value"]));
             let alone = content.get("example").map(|example| ("", example));
             for (name, example) in examples.chain(alone) {
-                // Ops are examples of the kind that they are named after.
+                // The examples of ops belong to the kind in their name.
                 let kind = Kind::from_name(name).unwrap_or(Kind::Counter);
                 let address = address.replace("{kind}", kind.name());
                 let text = example.as_str().map_or_else(|| example.to_string(), str::to_owned);
@@ -234,7 +234,7 @@ async fn every_documented_request_is_answered_as_documented() {
     assert_eq!(sent, 7 + Kind::ALL.len());
 }
 
-/// One bug in a fold ended all folds of a pod once, and no alert rang.
+/// A bug in a fold once ended all folds of a pod, and no alert fired.
 #[tokio::test]
 async fn a_fold_that_panics_blocks_its_key_alone() {
     let pod = Pod::new();

@@ -1,4 +1,4 @@
-//! A pod over the embedded store, whose store can be made to misbehave, asked without a socket.
+//! A pod over the embedded store, called without a socket. A test can make the store fail.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -43,27 +43,27 @@ use tokio::sync::mpsc;
 use tower::ServiceExt;
 use uuid::Uuid;
 
-/// How the store misbehaves.
+/// How the store fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// Nothing is sent, nothing is read.
+    /// Nothing is sent or read.
     Down,
     /// Writes arrive, but are not acknowledged.
     Silent,
     /// Reads of a key take as long as this lasts.
     Hanging,
-    /// Reads meet too many rows.
+    /// Reads find too many rows.
     TooManyRows,
-    /// Reads return what they must not.
+    /// Reads return invalid rows.
     Corrupt,
-    /// A byte of every state of keys named `home` is changed.
+    /// One byte is changed in every state of keys with the name `home`.
     Damaged,
-    /// Folds find more in the key than a tally may hold.
+    /// Folds find more in the key than a tally can hold.
     Huge,
-    /// A bug.
+    /// The store panics.
     Panic,
-    /// A bug in folds of keys named `home`.
+    /// Folds of keys with the name `home` panic.
     FoldPanics,
     /// The clock was never measured, or is wrong.
     Unmeasured,
@@ -78,14 +78,14 @@ struct Faulty {
     fold_reads: Arc<AtomicUsize>,
 }
 
-/// A pod, its faults and the directory of its file.
+/// A pod, its faults and the folder of its file.
 pub(crate) struct Pod {
     pub(crate) health: Arc<Health>,
-    /// How often the clock offset was asked for.
+    /// How often the clock offset was requested.
     pub(crate) offsets_asked: Arc<AtomicUsize>,
     /// How many shards were written.
     pub(crate) writes: Arc<AtomicUsize>,
-    /// How often a key was read to be folded.
+    /// How often a key was read for a fold.
     pub(crate) fold_reads: Arc<AtomicUsize>,
     pub(crate) folder: Arc<Folder>,
     fault: Arc<Mutex<Fault>>,
@@ -112,7 +112,7 @@ impl Pod {
     pub(crate) fn with(policies: Policies) -> Pod {
         let directory = tempfile::tempdir().expect("a directory");
         let seconds = |seconds| Some(std::time::Duration::from_secs(seconds));
-        // The request budget of these is 2 s: unknown outcomes come soon, and a slow disk in time.
+        // These have a request budget of 2 s: unknown outcomes come soon, and a slow disk still answers in time.
         let constants = Constants::resolve(Overrides {
             lifetime: seconds(60),
             drain_margin: seconds(10),
@@ -170,7 +170,7 @@ impl Pod {
         std::fs::write(&self.clock_file, span.as_millis().to_string()).expect("written");
     }
 
-    /// What serves it, for a socket.
+    /// The service, for a test with a socket.
     pub(crate) fn router(&self) -> Router {
         self.router.clone()
     }
@@ -191,7 +191,7 @@ impl Pod {
         self.send(request("POST", path, &[("content-type", media)], body.to_owned())).await
     }
 
-    /// The value of a counter; none if it does not exist.
+    /// The value of a counter; `None` if it does not exist.
     pub(crate) async fn value(&self, path: &str) -> Option<String> {
         let answer = self.send(request("GET", path, &[("accept", "text/plain")], "")).await;
         match answer.status {
@@ -247,7 +247,7 @@ pub(crate) fn request(
     request.body(body.into()).expect("a request")
 }
 
-/// Seventeen sets of 250 KB, all of them final: one more than a tally takes.
+/// Seventeen sets of 250 KB, all of them final: one more than fits into a tally.
 fn huge(key: &Key) -> WholeSlice {
     let row = |id: u8| {
         let items =
@@ -428,7 +428,7 @@ impl Store for Faulty {
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
         match self.fault() {
             Fault::Silent => WriteOutcome::Unknown("no answer".to_owned()),
-            // It was damaged on its way here.
+            // The state was damaged on its way here.
             Fault::Damaged => {
                 let mut row = row.clone();
                 row.state[1] ^= 0x40;

@@ -1,4 +1,4 @@
-//! What operators do where something is wrong.
+//! Repairs by operators.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::pod::{Fault, Pod, request};
 
 const KEY: &str = "/v1/counter/site/home";
 
-/// The only shard's mutator.
+/// The mutator of the only shard.
 async fn mutator(pod: &Pod) -> String {
     let shards = pod.get(&format!("{KEY}/shards")).await.json();
     shards["shards"][0]["mutator_id"].as_str().expect("an id").to_owned()
@@ -32,7 +32,7 @@ async fn a_row_that_nobody_can_decode_is_discarded_once_its_mutator_is_dead() {
     pod.get(KEY).await.problem(500, "undecodable");
     let alive = post(discard.clone()).await.detail(409, "not-discardable");
     assert!(alive.contains("can still write it"), "{alive}");
-    // Its lifetime is 60 s, and the cutoff 30 s.
+    // The lifetime is 60 s, and the cutoff is 30 s.
     pod.advance(Duration::from_secs(95));
     let dry = post(format!("{discard}&dry_run")).await;
     assert_eq!(dry.status, StatusCode::OK, "{}", dry.text);

@@ -1,9 +1,7 @@
-//! Every kind on many pods as processes, on real Cassandra, with kills and folds: exact kinds end
-//! with the bytes of one process that saw every op, the others within their bounds, and every pod
-//! reads the same.
+//! Every kind on many pods as processes, on real Cassandra, with kills and folds. Exact kinds end with the bytes of one
+//! process that saw every op, the others within their bounds, and every pod reads the same.
 //!
-//! `make kinds` runs it with ten pods and 100,000 ops a kind; `KINDS_PODS` and `KINDS_OPS` say how
-//! many a plain `cargo test` takes.
+//! `make kinds` runs this with ten pods and 100,000 ops per kind. `KINDS_PODS` and `KINDS_OPS` set these numbers.
 
 #[path = "../../cassandra/mod.rs"]
 mod cassandra;
@@ -29,16 +27,16 @@ use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 use work::{Reference, Work};
 
-/// Ops in one request.
+/// Ops per request.
 const CHUNK: usize = 200;
-/// Requests of a kind between two moments at which a pod may be killed.
+/// Requests of a kind between two times at which a pod may be killed.
 const ROUND: usize = 20;
 
 fn number(name: &str, otherwise: usize) -> usize {
     std::env::var(name).map_or(otherwise, |text| text.parse().expect("a whole number"))
 }
 
-/// Pods, the table that they share, and a look at it without them.
+/// The pods, their table, and direct access to it.
 struct Stage {
     pods: Vec<Pod>,
     config: CassandraConfig,
@@ -67,7 +65,7 @@ impl Stage {
         stage
     }
 
-    /// The merged state of a key, by a read at quorum that is no pod's, and its shards.
+    /// The merged state of a key and its number of shards, read at a quorum without a pod.
     async fn state(&self, key: &Key) -> (State, usize) {
         let slice = self.store.read_key(key, None, Level::Quorum).await.expect("readable");
         let now = SystemClock.now().wall;
@@ -77,8 +75,8 @@ impl Stage {
         }
     }
 
-    /// Sends chunks to pods, all at once, and tells the reference what became of each. What was
-    /// refused goes to another pod; what may have been counted is sent again if that is safe.
+    /// Sends chunks to pods concurrently, and records the outcome of each. A refused chunk goes to another pod. A
+    /// chunk with an unknown outcome is sent again if that is safe.
     async fn send(&mut self, work: &Work, chunks: Vec<Vec<Value>>, reference: &mut Reference) {
         let mut waiting = chunks;
         for _ in 0..100 {
@@ -105,10 +103,10 @@ impl Stage {
         panic!("no pod takes what was refused a hundred times");
     }
 
-    /// The state of a key that is one row: every shard is in its tally.
+    /// The state of a key that has only one row: all its shards are folded.
     async fn folded(&self, work: &Work) -> State {
         for _ in 0..30 {
-            // Another fold of the key may be on its way.
+            // Another fold of the key may be running.
             self.pods[0].fold(&work.path()).await;
             let (state, shards) = self.state(work.key()).await;
             if shards == 0 {
@@ -124,8 +122,8 @@ impl Stage {
         self.pods[number].kill_and_restart();
     }
 
-    /// Every pod's value of a key: they must be the same. Tokens are left out: a fold between two reads
-    /// makes them shorter.
+    /// Checks that all pods have the same value of a key. Tokens are left out, because a fold between two reads makes
+    /// them shorter.
     async fn value_of_all(&self, path: &str) -> Value {
         let first = without_tokens(self.pods[0].value(path).await);
         for pod in &self.pods[1..] {
@@ -140,7 +138,7 @@ fn key(kind: Kind, name: &str) -> Key {
     Key { kind, group: checked("kinds"), name: checked(name) }
 }
 
-/// The value of an `or_set` without what it knows of mutators; any other one as it is.
+/// The value of an `or_set` without its knowledge of mutators; any other value unchanged.
 fn without_tokens(mut value: Value) -> Value {
     if let Some(fields) = value.as_object_mut() {
         fields.remove("context");
@@ -161,7 +159,7 @@ async fn every_kind_on_many_pods_equals_one_process() {
     for &kind in Kind::ALL {
         works.insert(kind.name(), (Work::new(key(kind, "n")), Reference::new(kind)));
     }
-    // All kinds side by side, so that each lives through every kill and fold.
+    // All kinds run side by side, so that each experiences every kill and fold.
     let rounds = ops.div_ceil(CHUNK * ROUND).max(4);
     let per_round = ops.div_ceil(rounds);
     for round in 0..rounds {
@@ -206,8 +204,8 @@ async fn every_kind_on_many_pods_equals_one_process() {
     drop_keyspace(&stage.config).await;
 }
 
-/// The ancestor's only test with several processes, made honest: overlapping ranges on different
-/// pods, counted and not only estimated, and read from a pod that wrote nothing of its own.
+/// The ancestor's only test with several processes, made stricter: overlapping ranges on different pods, counted
+/// exactly and by estimate, and read from a pod that wrote nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn regression_12_what_three_pods_saw_a_fourth_one_reads() {
     let _shared = CLUSTER.read().await;

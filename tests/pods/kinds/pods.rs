@@ -1,4 +1,4 @@
-//! Pods as processes, which can be killed at any moment.
+//! Pods as processes, which can be killed at any time.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -8,26 +8,26 @@ use std::time::{Duration, Instant};
 use reqwest::Client;
 use serde_json::Value;
 
-/// Lives so short that folds happen all along, with 3 s for a write; what is not set follows.
+/// Lifetimes so short that folds happen all the time, with 3 s for a write. The defaults of other settings follow.
 const SHORT_LIVES: [(&str, &str); 3] =
     [("ORDERFREE_LIFETIME", "40s"), ("ORDERFREE_DRAIN_MARGIN", "15s"), ("ORDERFREE_CUTOFF", "16s")];
 
-/// Longer than the pods' own budget for a request.
+/// Longer than the pods' own time limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// What became of an update.
+/// The outcome of an update.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Outcome {
-    /// Stored; with the time of the last op, for kinds that have times.
+    /// Stored, with the time of the last op for kinds that have times.
     Acked(Option<i64>),
     /// Certainly not counted.
     Refused,
-    /// Perhaps counted.
+    /// May be counted.
     Unknown,
 }
 
-/// One pod on its port, which it keeps when it is started again.
+/// One pod, which keeps its port when it is started again.
 pub(crate) struct Pod {
     environment: Vec<(String, String)>,
     port: u16,
@@ -38,8 +38,8 @@ pub(crate) struct Pod {
 impl Pod {
     /// Starts a pod on a free port.
     pub(crate) fn start(cassandra: &str, keyspace: &str) -> Pod {
-        // Below the ports that the kernel gives to outgoing connections, and never one twice: a pod that
-        // can't listen would leave its requests to that of another test.
+        // Below the ports that the kernel gives to outgoing connections, and never the same twice: requests to a pod
+        // that can't listen would go to that of another test.
         static NEXT_PORT: AtomicU16 = AtomicU16::new(18_000);
         let port = std::iter::repeat_with(|| NEXT_PORT.fetch_add(1, Ordering::Relaxed))
             .take_while(|port| *port < 32_000)
@@ -68,7 +68,7 @@ impl Pod {
         self.child = Some(child.expect("the program runs"));
     }
 
-    /// Ends it as a lost machine would, and starts another in its place.
+    /// Kills the pod, and starts another one in its place.
     pub(crate) fn kill_and_restart(&mut self) {
         self.kill();
         self.spawn();
@@ -94,7 +94,7 @@ impl Pod {
         format!("http://127.0.0.1:{}{path}", self.port)
     }
 
-    /// Sends ops of one key, to be applied all or none.
+    /// Sends ops of one key, which are applied together or not at all.
     pub(crate) async fn update(&self, path: &str, ops: &[Value]) -> Outcome {
         let body = serde_json::json!({"ops": ops});
         let answer = match self.client.post(self.url(path)).json(&body).send().await {
@@ -112,7 +112,7 @@ impl Pod {
         }
     }
 
-    /// Reads a key's value, or waits until it can.
+    /// Reads a key's value, and waits until that is possible.
     pub(crate) async fn value(&self, path: &str) -> Value {
         for _ in 0..60 {
             if let Ok(answer) = self.client.get(self.url(path)).send().await

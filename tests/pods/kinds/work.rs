@@ -1,4 +1,4 @@
-//! What each kind is asked to do, and what it must end with.
+//! The ops of each kind, and the state that they must lead to.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 
 use crate::pods::Pod;
 
-/// Different items of a set: what fits a pod's share of a state with room to spare.
+/// Different items of a set: well within a pod's share of a state.
 const ITEMS: i64 = 3_000;
-/// The same for an `or_set`: a tombstone names every mutator whose adds it has seen, and ten pods have
-/// some fifty in a lifetime.
+/// Different items of an `or_set`. They are fewer, because a tombstone names every mutator whose adds it has seen,
+/// and ten pods have about fifty in a lifetime.
 const OR_SET_ITEMS: i64 = 100;
-/// Most chunks whose outcome may stay unknown: every subset of them is tried.
+/// Maximum number of chunks with an unknown outcome, because every subset of them is tried.
 const UNKNOWN_MAX: usize = 8;
 
 /// The ops of one key.
@@ -37,8 +37,8 @@ impl Work {
         format!("/v1/{}", self.key)
     }
 
-    /// Whether an op that is sent twice leaves the value as if sent once. A later write of the last
-    /// writer's kinds replaces the one before, and nobody removes here what is being added.
+    /// Whether sending an op twice has the same effect as once. With the kinds of the last writer, a later write
+    /// replaces an earlier one, and these tests remove nothing that is being added.
     pub(crate) fn is_safe_to_repeat(&self) -> bool {
         let kind = self.key.kind;
         kind.about().is_idempotent || kind.is_timed() || kind == Kind::OrSet
@@ -87,7 +87,7 @@ impl Work {
         }
     }
 
-    /// Removes of what a pod shows, for the kind that needs to have seen it.
+    /// Removes of items that a pod shows, for the kind whose removes need that.
     pub(crate) async fn removals(&self, pods: &[Pod], dice: &mut SmallRng) -> Vec<Value> {
         if self.key.kind != Kind::OrSet {
             return Vec::new();
@@ -100,11 +100,11 @@ impl Work {
             .collect()
     }
 
-    /// What a reader is shown must agree with the reference.
+    /// Checks a reader's value against the reference.
     pub(crate) fn check_value(&self, value: &Value, reference: &Reference) {
         match self.key.kind {
             Kind::Distinct | Kind::Audience => {
-                // Three standard errors of a sketch of 2,048 rows or hashes: 1.5 % and 2.2 %.
+                // Three standard errors of a sketch with 2,048 rows or hashes: 1.5 % and 2.2 %.
                 let truth = reference.items.len() as f64;
                 let estimate = value["estimate"].as_f64().expect("a number");
                 assert!((estimate - truth).abs() <= 0.07 * truth, "{value}, in truth {truth}");
@@ -127,7 +127,7 @@ impl Work {
 pub(crate) struct Reference {
     state: State,
     ops: usize,
-    /// Chunks that may have been counted.
+    /// Chunks that may be counted.
     unknown: Vec<Vec<Value>>,
     /// The items that were added and not removed.
     items: BTreeSet<String>,
@@ -145,19 +145,19 @@ impl Reference {
         }
     }
 
-    /// How many ops it saw that are no removes of what was seen.
+    /// How many ops it saw, without removes of seen items.
     pub(crate) fn ops(&self) -> usize {
         self.ops
     }
 
-    /// All that was acknowledged so far is seen by the reader that these removes come from.
+    /// The reader of these removes sees everything that was acknowledged so far.
     pub(crate) fn will_remove(&mut self, removals: &[Value]) {
         for removal in removals {
             self.items.remove(&removal["item"].to_string());
         }
     }
 
-    /// A chunk was counted, its last op at this time.
+    /// A chunk was counted, with its last op at this time.
     pub(crate) fn acked(&mut self, ops: &[Value], last: Option<i64>) {
         let drawn = ops.iter().filter(|op| op.get("seen").is_none());
         self.ops += drawn.clone().count();
@@ -171,18 +171,18 @@ impl Reference {
         apply(&mut self.state, ops, last);
     }
 
-    /// A chunk may have been counted.
+    /// A chunk may be counted.
     pub(crate) fn unknown(&mut self, ops: Vec<Value>) {
         self.ops += ops.len();
         self.unknown.push(ops);
         assert!(self.unknown.len() <= UNKNOWN_MAX, "too many unknown outcomes to decide");
     }
 
-    /// The state must be that of all that was counted, with some of what may have been.
+    /// The state must be that of everything that was counted, with some of the unknown chunks.
     pub(crate) fn check(&self, state: &State, when: &str) {
         let kind = state.kind();
         if kind == Kind::OrSet {
-            // The names of its dots are those of the mutators; its value is compared.
+            // Its dots have the names of the mutators, so only its value is compared.
             return;
         }
         if kind.about().class == Class::OrderCanonical {
@@ -237,7 +237,7 @@ impl Reference {
     }
 }
 
-/// Applies a chunk as a pod does: the ops of a chunk have one time after the other.
+/// Applies a chunk as a pod does, with increasing times of its ops.
 fn apply(state: &mut State, ops: &[Value], last: Option<i64>) {
     for (index, op) in ops.iter().enumerate() {
         let mut op = state.kind().parse_op(op).expect("an op");

@@ -1,5 +1,4 @@
-//! The soak in small: `tests/pods/soak/run`, as `make soak` runs it, for three minutes and with the build of
-//! the tests.
+//! A short soak: `tests/pods/soak/run`, as `make soak` runs it, but for three minutes and with the build of the tests.
 
 #[path = "../../cassandra/mod.rs"]
 mod cassandra;
@@ -11,16 +10,16 @@ use std::process::Command;
 use cassandra::{CLUSTER, own_cluster};
 use serde_json::Value;
 
-/// What two cores carry with three nodes, four pods and the clients in an unoptimized build.
+/// A rate that two cores can carry with three nodes, four pods and the clients in a debug build.
 const RATE: &str = "150";
 
-/// A fault every twelve seconds, one of the deck's eleven kinds (nine where the network can't be
-/// touched). A turn may pass without one while a node is mended slowly.
+/// There is a fault every twelve seconds, one of the deck's eleven kinds (nine if the network can't be changed). A
+/// turn can pass without one while a node is slow to recover.
 const FAULTS_MIN: u64 = 6;
 const KINDS_MIN: usize = 5;
 
-/// What is proved here is every number. How many requests are in time depends on the machine, which
-/// may be busy with anything: `make soak` demands 99 % and 99.9 %, this only that most are.
+/// This test checks every number. How many requests are in time depends on the other work of the machine: `make soak`
+/// demands 99 % and 99.9 %, this test only half of them.
 const AVAILABLE_PERCENT: [(&str, &str); 2] =
     [("UPDATES_AVAILABLE", "50"), ("READS_AVAILABLE", "50")];
 

@@ -1,4 +1,4 @@
-//! The intact file: keys of several kinds and groups, folded or not, with the right value of each.
+//! The intact file: keys of several kinds and groups, some of them folded, and the right value of each.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,16 +23,16 @@ use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-/// Keys for each MB of the file: what makes it that large.
+/// Keys per MB of the file.
 const KEYS_PER_MB: usize = 1_700;
 
-/// Rows of one transaction, and keys that are folded in one.
+/// Rows per transaction, and keys that are folded in one.
 const ROWS_AT_ONCE: usize = 500;
 
-/// Groups of each kind.
+/// Groups per kind.
 const GROUPS: usize = 3;
 
-/// Kinds, how many of a hundred keys each has, and how many ops of a key a mutator takes.
+/// Kinds, with the share of each in a hundred keys, and the number of ops per key that a mutator takes.
 const KINDS: [(Kind, usize, usize); 8] = [
     (Kind::Counter, 36, 1),
     (Kind::Register, 16, 1),
@@ -41,18 +41,18 @@ const KINDS: [(Kind, usize, usize); 8] = [
     (Kind::TopK, 10, 12),
     (Kind::Distinct, 9, 60),
     (Kind::Histogram, 4, 40),
-    // Rows larger than a page of the file.
+    // Rows that are larger than a page of the file.
     (Kind::Audience, 1, 450),
 ];
 
-/// When mutators wrote, in hours before now. Those of the first two have been folded; the third one's rows
-/// can be, and nobody has; the last one's live.
+/// When mutators wrote, in hours before now. Rows of the first two eras are folded. Rows of the third could be folded
+/// but are not. Rows of the last era are live.
 const ERAS: [u64; 4] = [96, 72, 30, 0];
 
 /// When the rows of the first two eras were folded, in hours before now.
 const FOLDED: u64 = 40;
 
-/// In which eras a key was updated: one of these in turn.
+/// The eras in which a key was updated. Keys take these in turn.
 const LIVES: [&[usize]; 8] = [
     &[0, 1, 3],
     &[0, 1, 2],
@@ -65,19 +65,19 @@ const LIVES: [&[usize]; 8] = [
     &[3],
 ];
 
-/// The times of pods that are told nothing else.
+/// The times of a pod with default settings.
 pub(crate) fn constants() -> Constants {
     Constants::resolve(Overrides::default()).expect("the defaults")
 }
 
-/// A clock that is set.
+/// A clock that shows a fixed time.
 #[derive(Debug, Default)]
 pub(crate) struct SetClock {
     wall_us: AtomicI64,
 }
 
 impl SetClock {
-    /// So many hours before the last full hour, so that two files of one hour are the same.
+    /// This many hours before the last full hour, so that two files made in one hour are equal.
     fn set(&self, hours_ago: u64) {
         const HOUR_US: i64 = 3_600_000_000;
         let now = SystemClock.now().wall.as_micros() / HOUR_US;
@@ -98,10 +98,10 @@ impl Clock for SetClock {
     }
 }
 
-/// What is right of a key.
+/// The right value of a key.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Right {
-    /// As JSON with digits for numbers, as pods and exports show it on demand.
+    /// As JSON with numbers as digits, which pods and exports show on request.
     pub(crate) value: Value,
     pub(crate) shards: usize,
     pub(crate) folded_through_us: Option<i64>,
@@ -132,7 +132,7 @@ impl Keys {
     }
 }
 
-/// A key and what is done with it.
+/// A key, and the ops on it.
 struct Subject {
     key: Key,
     index: usize,
@@ -150,7 +150,7 @@ fn subjects(mb: usize) -> Vec<Subject> {
         for nth in 0..(mb * KEYS_PER_MB * share).div_ceil(100) {
             let index = all.len();
             let group = name(&format!("readers-of-shelf-{}", nth % GROUPS));
-            // As long as the addresses of pages are that people count.
+            // As long as the addresses of pages, which are often counted.
             let name = name(&format!("articles-{nth:06}-how-to-count-without-a-lock.html"));
             let (key, eras) = (Key { kind, group, name }, LIVES[index % LIVES.len()]);
             all.push(Subject { key, index, ops, eras });
@@ -159,7 +159,7 @@ fn subjects(mb: usize) -> Vec<Subject> {
     all
 }
 
-/// What a counter's key was told to add in an era.
+/// The amount that an era adds to a counter.
 fn amount(index: usize, era: usize) -> i64 {
     i64::try_from((index + 1) * 1_000 + era * 7).expect("small")
 }
@@ -191,7 +191,7 @@ impl Subject {
     }
 }
 
-/// Makes a file of at least so many MB, and closes it.
+/// Makes a file of at least this many MB, and closes it.
 pub(crate) async fn build(path: &Path, mb: usize) -> Keys {
     let (clock, subjects) = (Arc::new(SetClock::default()), subjects(mb));
     clock.set(ERAS[0] + 1);
@@ -265,7 +265,7 @@ async fn read(store: &Arc<dyn Store>, clock: &Arc<SetClock>, subjects: &[Subject
     keys
 }
 
-/// Checks what the service reads: every key, the sums of counters, and which keys have a tally or shards.
+/// Checks the service's reads: every key, the sums of counters, and which keys have a tally or shards.
 fn check(keys: &Keys, subjects: &[Subject]) {
     assert_eq!(keys.len(), subjects.len());
     for Subject { key, index, eras, .. } in subjects {

@@ -1,9 +1,9 @@
-//! Damaged files of the embedded store: bits of an intact one are flipped where it is in use, and the program
-//! meets each copy. It refuses the file by a sentence that names it, or all that it says is right but for keys
-//! of which it says that it can't read them. It never panics, and never stays ready without doing its work.
+//! Damaged files of the embedded store. Copies of an intact file get flipped bits in places that are in use, and every
+//! program that reads the file runs on each copy. It must refuse the file with a sentence that names it, or return only
+//! right values and name the keys that it can't read. It must never panic, or stay ready without doing its work.
 //!
-//! `make damage N=200` takes so many copies of a file of 55 MB. `DAMAGE_SEED=3` draws other places, the same
-//! ones each time: the file depends on nothing but its size and the hour. `DAMAGE_COPY=17` takes that copy alone.
+//! `make damage N=200` makes this many copies of a file of 55 MB. `DAMAGE_SEED=3` draws other places, which are the same
+//! in every run, because the file depends only on its size and the hour. `DAMAGE_COPY=17` runs that copy alone.
 
 mod file;
 mod places;
@@ -28,14 +28,14 @@ use places::{Damage, Places};
 use tempfile::TempDir;
 use verdict::{Class, Seen, Table};
 
-/// Size of the file in MB, and copies, of a test among others.
+/// Size of the file in MB, and the number of copies, in a plain `cargo test`.
 const MB: usize = 8;
 const COPIES: usize = 20;
 
-/// Tools that meet each copy.
+/// The programs that run on each copy.
 const TOOLS: usize = 3;
 
-/// Copies that are looked at together.
+/// Copies that are checked at the same time.
 const AT_ONCE: usize = 2;
 
 fn number(name: &str) -> Option<usize> {
@@ -43,13 +43,13 @@ fn number(name: &str) -> Option<usize> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is no whole number: {text}")))
 }
 
-/// The intact file, and what it holds.
+/// The intact file and its contents.
 struct Intact {
     path: PathBuf,
     keys: Keys,
 }
 
-/// Has every tool meet a damaged copy of its own: what one of them writes into it would be the next one's.
+/// Runs every tool on its own damaged copy, because a tool may write into the file.
 async fn meet(intact: &Intact, damage: &Damage, nth: usize) -> Vec<(&'static str, Seen)> {
     let folder = TempDir::new().expect("a folder");
     let copy = |tool: &str| {
@@ -61,7 +61,7 @@ async fn meet(intact: &Intact, damage: &Damage, nth: usize) -> Vec<(&'static str
     let served = copy("serve");
     let seen = served::serve(&served, &intact.keys, nth).await;
     if seen.class() == Class::Refused {
-        // A file that was refused must not be taken for sound the next time.
+        // A file that was refused must not be accepted the next time.
         let again = tools::doctor(&served).await;
         assert_eq!(again.class(), Class::Refused, "copy {nth}, opened again: {again}");
     }
@@ -74,7 +74,7 @@ async fn meet(intact: &Intact, damage: &Damage, nth: usize) -> Vec<(&'static str
     all
 }
 
-/// Keeps the file for whoever looks into a failure.
+/// Keeps the file for the analysis of a failure.
 fn keep(file: &Path) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("damage");
     fs::create_dir_all(&folder).expect("a folder");
@@ -84,10 +84,10 @@ fn keep(file: &Path) -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn damage_is_refused_or_told_and_never_a_wrong_number() {
+async fn damage_is_refused_or_reported_and_never_a_wrong_number() {
     let (mb, copies) = (number("DAMAGE_MB").unwrap_or(MB), number("DAMAGE_N").unwrap_or(COPIES));
     let seed = number("DAMAGE_SEED").unwrap_or_default();
-    // One copy alone, or all.
+    // One copy or all.
     let only = number("DAMAGE_COPY");
     let chosen = only.map_or(0..copies, |only| only..only + 1);
     let (folder, began) = (TempDir::new().expect("a folder"), Instant::now());
@@ -131,9 +131,9 @@ async fn damage_is_refused_or_told_and_never_a_wrong_number() {
     let replay = format!("DAMAGE_MB={mb} DAMAGE_SEED={seed}, and DAMAGE_COPY for one of them");
     let kept = || keep(&intact.path).display().to_string();
     assert_eq!(bad, 0, "runs that must not end so; replay with {replay}; intact is {}", kept());
-    // A damage that nobody notices proves nothing.
+    // Damage that no tool notices proves nothing.
     let is_damaged = only.is_some() || harmless < TOOLS * chosen.len();
-    assert!(is_damaged, "nobody noticed any damage; replay with {replay}");
+    assert!(is_damaged, "no tool noticed any damage; replay with {replay}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! Which bytes of a file are in use, and which bits of them to flip.
+//! Finds the bytes of a file that are in use, and chooses the bits to flip.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -16,22 +16,22 @@ use redb::{Builder, ReadableDatabase, ReadableTable, StorageBackend};
 
 use crate::file::constants;
 
-/// The first page of a file: what it is, and where everything else lies.
+/// The first page of a file: its format, and where everything else is.
 const HEADER_BYTES: u64 = 4_096;
 
-/// Most bits that are flipped in one copy.
+/// Maximum number of bits that are flipped in one copy.
 const FLIPS_MAX: usize = 3;
 
-/// The first copies, and one in so many, are damaged in their header, of which a random place is seldom.
+/// The header is damaged in the first copies and in one of this many, because random places rarely hit it.
 const HEADER_FIRST: usize = 3;
 const HEADER_EVERY: usize = 20;
 
-/// A byte's mark: nobody asked for it, it was read as it was, or it was written first.
+/// A byte's mark: not used yet, read first, or written first.
 const UNUSED: u8 = 0;
 const READ: u8 = 1;
 const WRITTEN: u8 = 2;
 
-/// A disk in memory that notes what is read of it; clones are the same disk.
+/// A disk in memory that records which bytes are read. Clones share one disk.
 #[derive(Clone)]
 struct Recorder(Arc<Mutex<Recording>>);
 
@@ -58,7 +58,7 @@ impl Recorder {
 }
 
 impl Recording {
-    /// The bytes, which must be there, and marked if nobody asked for them before.
+    /// The bytes of a span, which must exist. Marks them if they were not used before.
     fn part(&mut self, offset: u64, len: usize, mark: u8) -> io::Result<&mut [u8]> {
         let from = index(offset);
         let beyond = || io::Error::other("beyond the end");
@@ -102,12 +102,12 @@ impl StorageBackend for Recorder {
 /// The places of a file that are in use.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Places {
-    /// Where each run of them begins and ends, in ascending order.
+    /// The begin and end of each run of them, in ascending order.
     runs: Vec<(u64, u64)>,
 }
 
 impl Places {
-    /// Whatever is read of an intact file when a pod opens it, when it is checked, and when all rows are read.
+    /// Everything that is read of an intact file when a pod opens it, when it is checked, and when all rows are read.
     pub(crate) async fn of(path: &Path) -> Places {
         let bytes = fs::read(path).expect("the file");
         let len = bytes.len();
@@ -155,14 +155,14 @@ impl Places {
     }
 }
 
-/// What is wrong with a copy: which bits of which bytes.
+/// The damage of a copy: the flipped bits.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Damage {
     flips: Vec<(u64, u8)>,
 }
 
 impl Damage {
-    /// That of a copy, which depends on the seed and its number alone.
+    /// The damage of a copy. It depends only on the seed and the copy's number.
     pub(crate) fn draw(places: &Places, seed: u64, copy: usize) -> Damage {
         let mut dice = StdRng::seed_from_u64(seed ^ (copy as u64).rotate_right(16));
         let is_header = copy < HEADER_FIRST || copy.is_multiple_of(HEADER_EVERY);

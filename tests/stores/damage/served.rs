@@ -1,4 +1,4 @@
-//! A pod over a damaged file: it ends with a sentence, or every key that it shows is right and updates go on.
+//! A pod with a damaged file: it ends with a sentence, or every key that it shows is right and updates are possible.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -21,35 +21,34 @@ use crate::tools::{Ended, program};
 use crate::verdict::{Class, Seen};
 use crate::wire::{Answer, Connection, request};
 
-/// Longest time until a pod is ready, or has ended.
+/// Longest time until a pod is ready or has ended.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
 /// Longest time of an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
-/// Longest time until a pod that does not answer, or was told to end, has ended.
+/// Longest time until a pod has ended that does not answer or was told to end.
 const ENDED_WITHIN: Duration = Duration::from_secs(DRAIN_MAX.as_secs() + 10);
 
 /// Longest time of all reads and updates.
 const LOOK_WITHIN: Duration = Duration::from_secs(180);
 
-/// Longest time for which a pod may refuse updates, or the reads of one, and say that it is ready.
+/// Longest time for which a pod may refuse updates, or reads of a key, while it says that it is ready.
 const REFUSES_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long an update is left alone before it is read again: a pod whose store has failed ends half a second
-/// later.
+/// Pause after an update before it is read again: a pod whose store has failed ends half a second later.
 const LEFT_ALONE: Duration = Duration::from_millis(700);
 
-/// Keys on a page.
+/// Keys per page.
 const PAGE: usize = 1_000;
 
-/// Keys of pages that could not be read which are read one by one.
+/// How many keys of unreadable pages are read one by one.
 const SINGLES_MAX: usize = 2_000;
 
-/// Kinds of new keys, one in turn. What is not acknowledged may be counted, so each attempt has its own key.
+/// Kinds of new keys, in turn. An update without an ack may be counted, so each attempt has its own key.
 const NEW: [Kind; 4] = [Kind::Counter, Kind::GSet, Kind::Sum, Kind::TopK];
 
-/// The pod does not answer: it has ended, or nobody knows.
+/// The pod does not answer, perhaps because it has ended.
 struct Gone;
 
 struct Pod {
@@ -59,7 +58,7 @@ struct Pod {
     connection: Option<Connection<TcpStream>>,
 }
 
-/// Has the file served. `nth` chooses where the update goes.
+/// Runs a pod on the file. `nth` chooses the place of the update.
 pub(crate) async fn serve(file: &Path, keys: &Keys, nth: usize) -> Seen {
     let mut seen = Seen::default();
     let mut pod = Pod::start(file);
@@ -109,7 +108,7 @@ impl Pod {
         }
     }
 
-    /// One request on the connection that is kept.
+    /// Sends a request on the keep-alive connection.
     async fn once(&mut self, method: &str, path: &str, body: &str) -> io::Result<Answer> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
@@ -131,7 +130,7 @@ impl Pod {
         self.once(method, path, body).await.map_err(|_| Gone)
     }
 
-    /// Compares the lists of groups: an unknown group has unknown keys.
+    /// Compares the lists of groups. The keys of an unknown group are unknown too.
     async fn list_groups(&mut self, keys: &Keys, seen: &mut Seen) -> Result<(), Gone> {
         for kind in Kind::ALL {
             let answer = self.ask("GET", &format!("/v1/{kind}?limit={PAGE}"), "").await?;
@@ -168,7 +167,7 @@ impl Pod {
         Ok(())
     }
 
-    /// Reads a group, and takes what it read out of what is left. False if a page could not be read.
+    /// Reads a group, and removes the keys that it read from `left`. Returns false if a page could not be read.
     async fn read_pages(
         &mut self,
         group: &str,
@@ -177,7 +176,7 @@ impl Pod {
         seen: &mut Seen,
     ) -> Result<bool, Gone> {
         let mut path = format!("/v1/{group}?limit={PAGE}&numbers=string");
-        // Pages that lead to each other would not end.
+        // Pages that link to each other would never end.
         for _ in 0..names.len() / PAGE + 50 {
             let answer = self.ask("GET", &path, "").await?;
             if answer.status != 200 {
@@ -204,7 +203,7 @@ impl Pod {
         Ok(true)
     }
 
-    /// Reads one key. False if it can't be read.
+    /// Reads one key. Returns false if it can't be read.
     async fn read_one(&mut self, key: &str, right: &Value, seen: &mut Seen) -> Result<bool, Gone> {
         let answer = self.ask("GET", &format!("/v1/{key}?numbers=string"), "").await?;
         match answer.status {
@@ -215,8 +214,8 @@ impl Pod {
         Ok(answer.status < 500)
     }
 
-    /// Updates a new key beside others, and reads it, at once and a while later. Some attempts may fail: of a
-    /// pod that can't write any more, one that stays ready.
+    /// Updates a new key among others, and reads it at once and a while later. Some attempts may fail; a pod that
+    /// stays ready must accept one.
     async fn update(&mut self, keys: &Keys, nth: usize, seen: &mut Seen) -> Result<(), Gone> {
         let kind = NEW[nth % NEW.len()];
         let groups = keys.0.keys().filter(|(known, _)| known == kind.name());
@@ -225,7 +224,7 @@ impl Pod {
         let right = value_of(kind, "7");
         let began = Instant::now();
         for attempt in 0.. {
-            // Anywhere among the names that are there.
+            // Anywhere among the existing names.
             let place = nth.wrapping_mul(7_919) % keys.len().max(1);
             let key = format!("{kind}/{group}/articles-{place:06}-new-{attempt}");
             let answer = self.ask("POST", &format!("/v1/{key}"), "7").await?;
@@ -241,7 +240,7 @@ impl Pod {
         Ok(())
     }
 
-    /// An update that was acked is read at once and a while later.
+    /// Reads an acked update at once and a while later.
     async fn stays(&mut self, key: &str, right: &Value, seen: &mut Seen) -> Result<(), Gone> {
         for pause in [Duration::ZERO, LEFT_ALONE] {
             sleep(pause).await;
@@ -256,7 +255,7 @@ impl Pod {
         Ok(())
     }
 
-    /// Notes what a pod does for ever, unless it has stopped saying that it is ready.
+    /// Records what a pod does for too long while it says that it is ready.
     async fn stuck(&mut self, what: String, seen: &mut Seen) -> Result<(), Gone> {
         if self.ask("GET", "/readyz", "").await?.status != 200 {
             return Err(Gone);
@@ -265,11 +264,11 @@ impl Pod {
         Ok(())
     }
 
-    /// The pod is told to end, as by a roll.
+    /// Stops the pod with SIGTERM, as a roll does.
     async fn stop(mut self, file: &Path, seen: &mut Seen) {
         let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         if let Some(pid) = pid {
-            // It may have ended by itself just now.
+            // The pod may have just ended by itself.
             let _ = kill_process(pid, Signal::TERM);
         }
         let Some(ended) = self.ended(seen).await else { return };
@@ -284,7 +283,7 @@ impl Pod {
         }
     }
 
-    /// Waits for its end; none if it does not come.
+    /// Waits for the pod's end; `None` if it does not end.
     async fn ended(&mut self, seen: &mut Seen) -> Option<Ended> {
         let Ok(status) = timeout(ENDED_WITHIN, self.child.wait()).await else {
             seen.note(Class::Stuck, format!("not ended within {ENDED_WITHIN:?}"));
@@ -297,11 +296,11 @@ impl Pod {
     }
 
     async fn kill(&mut self, seen: &mut Seen) {
-        // An error means that it has ended.
+        // An error means that the pod has ended.
         let _ = self.child.start_kill();
         let status = self.child.wait().await.expect("a child");
         let mut ended = self.words(status);
-        // Not by its own fault.
+        // The pod is not to blame.
         ended.status = ExitStatus::default();
         ended.look_for_bugs(seen);
     }
@@ -323,7 +322,7 @@ fn strings(list: &Value) -> BTreeSet<String> {
     list.filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// The value of a key that had this one op.
+/// The value of a key after this one op.
 fn value_of(kind: Kind, bare: &str) -> Value {
     let mut state = State::new(kind, None);
     let op = kind.parse_op(&kind.bare_op(bare)).expect("an op");

@@ -1,4 +1,4 @@
-//! `export` and `doctor` with a damaged file, and what any program may say when it ends.
+//! `export` and `doctor` on a damaged file, and the rules for the output of every program.
 
 use std::collections::HashSet;
 use std::os::unix::process::ExitStatusExt;
@@ -14,16 +14,16 @@ use tokio::time::timeout;
 use crate::file::{Keys, Right};
 use crate::verdict::{Class, Seen};
 
-/// Longest time of a tool: some seconds are usual.
+/// Longest time of a tool, which usually takes some seconds.
 const TOOL_WITHIN: Duration = Duration::from_secs(90);
 
-/// Keys that an export left out whose names are looked for, one by one.
+/// How many names of keys that an export left out are looked for.
 const NAMES_SOUGHT_MAX: usize = 1_000;
 
-/// What nobody should have to read.
+/// Output that no user should have to read.
 const BUGS: [&str; 3] = ["panicked", "stack backtrace", "RUST_BACKTRACE"];
 
-/// The program, told of this file by its environment alone.
+/// The program with an environment that names only this file.
 pub(crate) fn program(command: &str, file: &Path) -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_orderfree"));
     program
@@ -43,12 +43,12 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// The lines for people of its standard error; those of its log are JSON.
+    /// The lines for people on its standard error. Lines of the log are JSON.
     fn sentences(&self) -> Vec<&str> {
         self.stderr.lines().filter(|line| !line.starts_with('{')).collect()
     }
 
-    /// Notes what no program may do, however it ends.
+    /// Records everything that no program may do, however it ends.
     pub(crate) fn look_for_bugs(&self, seen: &mut Seen) {
         if let Some(signal) = self.status.signal() {
             seen.note(Class::Panic, format!("signal {signal}"));
@@ -56,13 +56,13 @@ impl Ended {
         let mut lines = self.stdout.lines().chain(self.stderr.lines());
         let is_bug = |line: &&str| BUGS.iter().any(|bug| line.contains(bug));
         if let Some(line) = lines.find(is_bug) {
-            // What it says stands in the next line.
+            // The panic's message is on the next line.
             let more = lines.next().unwrap_or_default();
             seen.note(Class::Panic, format!("{line}\n{more}"));
         }
     }
 
-    /// Notes the end of a program that could not do its work: by one sentence that names the file.
+    /// Records the end of a program that could not do its work. It must name the file in one sentence.
     pub(crate) fn look_for_sentence(&self, file: &Path, seen: &mut Seen) {
         let file = file.display().to_string();
         match self.sentences()[..] {
@@ -82,7 +82,7 @@ impl Ended {
     }
 }
 
-/// Runs a tool to its end; none if it takes too long.
+/// Runs a tool to its end; `None` if it takes too long.
 async fn run(command: &str, file: &Path, seen: &mut Seen) -> Option<Ended> {
     let Ok(output) = timeout(TOOL_WITHIN, program(command, file).output()).await else {
         seen.note(Class::Stuck, format!("not ended within {TOOL_WITHIN:?}"));
@@ -96,7 +96,7 @@ async fn run(command: &str, file: &Path, seen: &mut Seen) -> Option<Ended> {
     Some(ended)
 }
 
-/// What matters of an exported line.
+/// The important fields of an exported line.
 #[derive(Deserialize)]
 struct Line {
     kind: String,
@@ -136,7 +136,7 @@ pub(crate) async fn export(file: &Path, keys: &Keys) -> Seen {
     seen
 }
 
-/// Compares what was exported, and returns the keys that were not.
+/// Compares the exported keys, and returns the others.
 fn left_out(ended: &Ended, keys: &Keys, seen: &mut Seen) -> Vec<String> {
     let mut met = HashSet::new();
     for line in ended.stdout.lines() {
@@ -164,7 +164,7 @@ fn left_out(ended: &Ended, keys: &Keys, seen: &mut Seen) -> Vec<String> {
     all.filter(|key| !met.contains(key)).collect()
 }
 
-/// Has the file examined.
+/// Examines the file with `doctor`.
 pub(crate) async fn doctor(file: &Path) -> Seen {
     let mut seen = Seen::default();
     let Some(ended) = run("doctor", file, &mut seen).await else { return seen };
@@ -174,7 +174,7 @@ pub(crate) async fn doctor(file: &Path) -> Seen {
         [] if ended.status.success() => return seen,
         _ if ended.status.success() => Class::Unclear,
         [one] if one.contains(&path) => Class::Refused,
-        // It looks at a sample, and names what it can't read of that.
+        // `doctor` looks at a sample, and names the rows in it that it can't read.
         [one] if one.starts_with("WRONG keys: ") => Class::SomeKeys,
         _ => Class::Unclear,
     };

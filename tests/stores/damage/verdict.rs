@@ -1,35 +1,35 @@
-//! What became of a program that met a damaged file, and the table of all of them.
+//! The results of programs with a damaged file, and a table of them.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Things that are told of one run.
+/// Maximum number of findings that are printed per run.
 const TOLD_MAX: usize = 4;
 
-/// Bytes of each.
+/// Maximum bytes of a finding.
 const TOLD_BYTES_MAX: usize = 400;
 
-/// How a run ended; the worst ones first.
+/// How a run ended, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
-    /// A wrong value, one that is missing, or one of a key that nobody wrote.
+    /// A wrong value, a missing one, or one of a key that was never written.
     Wrong,
-    /// A panic, also one that something caught; or the end by a signal.
+    /// A panic, even one that was caught, or the end by a signal.
     Panic,
-    /// It neither ends nor does its work, while it says that all is well.
+    /// The program neither ends nor does its work, but says that all is well.
     Stuck,
-    /// It ended without a sentence that names the file.
+    /// The program ended without a sentence that names the file.
     Unclear,
-    /// It ended with a sentence that names the file.
+    /// The program ended with a sentence that names the file.
     Refused,
-    /// Some keys can't be read, and are told; all others are right.
+    /// Some keys can't be read and are named. All others are right.
     SomeKeys,
     /// Everything is right.
     Right,
 }
 
 impl Class {
-    /// From what is wanted to what must not be.
+    /// From the best class to the worst.
     const COLUMNS: [Class; 7] = [
         Class::Refused,
         Class::Right,
@@ -57,7 +57,7 @@ impl Class {
     }
 }
 
-/// What is seen of one run.
+/// The findings of one run.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     told: Vec<(Class, String)>,
@@ -73,7 +73,7 @@ impl Seen {
             what.truncate(end.unwrap_or_default());
             what.push('…');
         }
-        // The first of each class says most.
+        // The first finding of each class says most.
         let same = self.told.iter().filter(|(known, _)| *known == class).count();
         if same < TOLD_MAX {
             self.told.push((class, what));
@@ -104,7 +104,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// How many runs of each tool ended in each way.
+/// How many runs of each tool ended in each class.
 #[derive(Debug, Default)]
 pub(crate) struct Table(BTreeMap<&'static str, BTreeMap<Class, usize>>);
 

@@ -1,5 +1,5 @@
-//! A disk that forgets. What was not synced when it crashes is lost, or a random part of it, as a
-//! page cache loses it with the power. `kill -9` can't show that: the page cache survives it.
+//! A disk that forgets: a crash loses all writes that were not synced, or a random part of them, as a power failure
+//! loses the page cache. `kill -9` can't test that, because the page cache survives it.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -8,28 +8,28 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use redb::StorageBackend;
 
-/// What a disk writes whole.
+/// The unit that a disk writes whole.
 const SECTOR_BYTES: usize = 512;
 
-/// Handle to one disk; clones are the same disk.
+/// A handle to a disk. Clones share one disk.
 #[derive(Debug, Clone)]
 pub(crate) struct CrashDisk(Arc<Mutex<Disk>>);
 
-/// What a crash leaves of the writes that were not synced.
+/// Which of the writes that were not synced survive a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Survives {
     Nothing,
-    /// Any of them, in any order that the system chose, and parts of them.
+    /// Any of them, and parts of them, in any order that the system chose.
     RandomSubset,
 }
 
 struct Disk {
-    /// What a crash can't take.
+    /// The contents that a crash can't take.
     synced: Vec<u8>,
-    /// What a running process sees.
+    /// The contents that a running process sees.
     current: Vec<u8>,
     unsynced: Vec<Change>,
-    /// Changes and syncs until it crashes by itself.
+    /// Changes and syncs until the disk crashes by itself.
     fuse: Option<u64>,
     crashed: bool,
     ignores_syncs: bool,
@@ -84,22 +84,22 @@ impl CrashDisk {
         self.0.lock().expect("no panic while it is held")
     }
 
-    /// Crashes at the given change or sync from now.
+    /// Crashes after this number of changes and syncs.
     pub(crate) fn crash_after(&self, changes: u64) {
         self.disk().fuse = Some(changes);
     }
 
-    /// Says yes to syncs and does nothing: the disk that must lose acknowledged writes.
+    /// Confirms syncs without doing them. Such a disk must lose acknowledged writes.
     pub(crate) fn ignore_syncs(&self) {
         self.disk().ignores_syncs = true;
     }
 
-    /// Fails every sync, as a broken disk does.
+    /// Fails every sync, like a broken disk.
     pub(crate) fn fail_syncs(&self) {
         self.disk().fails_syncs = true;
     }
 
-    /// Cuts the power, if it was not cut yet, and returns the disk as the next boot finds it.
+    /// Cuts the power, if it is still on, and returns the disk as the next boot finds it.
     pub(crate) fn reboot(&self, survives: Survives, random: &mut StdRng) -> CrashDisk {
         let mut disk = self.disk();
         disk.crashed = true;
@@ -143,7 +143,7 @@ impl Disk {
         self.power()
     }
 
-    /// The change that the power cut interrupts may reach the disk, or part of it.
+    /// The change that the power failure interrupts can reach the disk, whole or in part.
     fn change(&mut self, change: Change) -> io::Result<()> {
         self.power()?;
         change.apply(&mut self.current);

@@ -1,8 +1,8 @@
-//! Random work, a crash at a random moment, and what the next boot finds: every acknowledged write,
-//! nothing that was refused, and of each fold all or nothing.
+//! Random work and a crash at a random moment. The next boot must find every acknowledged write, nothing that was
+//! refused, and each fold whole or not at all.
 //!
-//! A seed fixes the work, the crash and what survives it; which writes share a transaction is up to
-//! the machine, so a seed that fails may need a few replays.
+//! A seed fixes the work, the crash and what survives it. Which writes share a transaction depends on the machine, so a
+//! failing seed may need a few replays.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,10 +25,10 @@ const SEEDS: u64 = 200;
 const BOOTS: usize = 3;
 const ROUNDS: usize = 40;
 const KEYS: usize = 5;
-/// Changes and syncs of the disk until it crashes, at most; a longer life ends by a crash as well.
+/// Maximum number of changes and syncs before the disk crashes. A longer life ends with a crash too.
 const FUSE_MAX: u64 = 1_200;
 
-/// One key and what its clients were told.
+/// A key, and what its clients were told.
 struct Watched {
     key: Key,
     mutators: Vec<Mutator>,
@@ -78,7 +78,7 @@ impl World {
             .map_err(|error| error.to_string())
     }
 
-    /// A pod's life: rounds of concurrent writes and folds, until something is not acknowledged.
+    /// A pod's life: rounds of concurrent writes and folds, until one is not acknowledged.
     async fn live(&mut self, store: &EmbeddedStore) -> Result<(), String> {
         self.keys.iter_mut().for_each(|watched| watched.mutators.clear());
         for _ in 0..ROUNDS {
@@ -128,7 +128,7 @@ impl World {
     fn fold<'a>(&self, store: &'a EmbeddedStore, at: usize) -> Option<BoxFuture<'a, Told>> {
         let (key, now) = (self.keys[at].key.clone(), self.clock.now());
         Some(Box::pin(async move {
-            // Unreadable once the disk has crashed.
+            // The disk can't be read after it crashed.
             let Ok(read) = store.read_for_fold(&key).await else { return Told::Nothing };
             let time = store.fold_time(now).expect("an honest clock");
             match fold::plan(&read, time, &constants()).expect("decodable") {
@@ -141,7 +141,7 @@ impl World {
         }))
     }
 
-    /// Notes what a client was told. False unless it was acked.
+    /// Records what a client was told. Returns whether it was acked.
     fn note(&mut self, told: Told) -> bool {
         match told {
             Told::Nothing => true,
@@ -202,7 +202,7 @@ impl World {
                 return Err(format!("{}: an acked fold is gone", watched.key));
             }
             watched.fence = fence;
-            // A tally whose deletions are missing would leave rows below its fence.
+            // A tally without its deletions would leave rows below its fence.
             if let Some(reading) = reading.filter(|reading| reading.zombies > 0) {
                 return Err(format!("{}: half a fold: {reading:?}", watched.key));
             }
@@ -282,7 +282,7 @@ async fn nothing_acked_is_lost_with_a_random_part_of_what_was_not_synced() {
     crash_with(Survives::RandomSubset).await;
 }
 
-/// The two tests above can fail: without syncs they would.
+/// The two tests above can fail: without syncs they do.
 #[tokio::test]
 async fn a_disk_that_ignores_syncs_loses_acked_writes() {
     for seed in 0..20 {

@@ -1,4 +1,4 @@
-//! Opening and closing: what is refused, and what a restart finds.
+//! Opening and closing: which files are refused, and what a restart finds.
 
 use std::path::Path;
 use std::time::Duration;
@@ -103,7 +103,7 @@ async fn a_restart_finds_rows_folds_and_times() {
         WriteOutcome::Refused(_)
     ));
 
-    // The next start is on a clock that was set back.
+    // The next start has a clock that was set back.
     clock.set_wall(born.wall);
     let store = EmbeddedStore::open(&path, constants(), clock.clone()).expect("the same file");
     assert_eq!(value(&store, &folded, now).await.expect("rows").state, counter(5));
@@ -118,7 +118,7 @@ async fn a_restart_finds_rows_folds_and_times() {
     assert_eq!(store.check_clock(clock.now()), Ok(()));
     store.close().await;
 
-    // A fence that the time does not explain, as a backup's or a longer cutoff's.
+    // A fence that the time does not explain, such as one from a backup or from a longer cutoff.
     let file = Database::create(&path).expect("opened");
     let transaction = file.begin_write().expect("begun");
     let fence = clock.now().wall.minus(Duration::from_secs(20)).as_micros();

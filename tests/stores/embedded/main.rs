@@ -1,5 +1,5 @@
-//! The embedded store on its own: its file, its clock guard, its group commit, and what a crash
-//! leaves. What it shares with Cassandra is tested by the contract suite.
+//! The embedded store alone: its file, its clock guard, its group commit, and what a crash leaves. The contract suite
+//! tests what it shares with Cassandra.
 
 mod crash_disk;
 mod crashes;

@@ -1,4 +1,4 @@
-//! Keys that take turns where only one may be awake: each goes on in its own row.
+//! Keys that take turns in a pod where only one may be awake: each continues in its own row.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::world::{TurnedClock, constants};
 
 const UPDATES: i128 = 1_000_000;
 
-/// Updates of one key before it is the other's turn.
+/// Updates of one key before it is the other key's turn.
 const OF_A_TURN: usize = 125;
 
-/// Turns between two looks at the values.
+/// Turns between two checks of the values.
 const LOOK_EVERY: i128 = 200;
 
-/// Each turn puts the other key to rest. Were it forgotten instead, each turn would leave a row, until
-/// neither key could be read.
+/// Each turn puts the other key to rest. If the pod forgot it instead, each turn would leave a row, until neither key
+/// could be read.
 #[tokio::test]
 async fn two_keys_that_take_turns_have_few_rows_after_a_million_updates() {
     let folder = tempfile::tempdir().expect("a folder");

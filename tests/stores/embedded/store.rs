@@ -32,8 +32,8 @@ fn on_disk(disk: &CrashDisk) -> (EmbeddedStore, Arc<TurnedClock>) {
     (store.expect("opened"), clock)
 }
 
-/// A file with forged rows, each of which counts one: key name, expiry less the clock's time in µs, and
-/// mutator.
+/// A file with forged rows, each of which counts one: the name of the key, the expiry minus the clock's time in µs,
+/// and the mutator.
 struct Forged {
     _folder: TempDir,
     path: PathBuf,
@@ -80,7 +80,7 @@ async fn many_writes_at_once_share_few_syncs() {
     let outcomes = join_all(writes.iter().map(|write| store.write_shard(write))).await;
     assert!(outcomes.iter().all(|outcome| *outcome == WriteOutcome::Acked));
     println!("{WRITES} writes in {} transactions", store.commits());
-    // Some tens on a busy machine; one each without sharing.
+    // Some tens on a busy machine. Without group commit, one per write.
     assert!(store.commits() <= 100, "{} transactions", store.commits());
     assert_eq!(value(&store, &key("key 999"), now).await.expect("rows").state, counter(1));
 }
@@ -98,7 +98,7 @@ async fn an_older_write_that_comes_later_changes_nothing() {
     assert_eq!(value(&store, &key, now).await.expect("rows").state, counter(3));
 }
 
-/// Plans what a fold would do two minutes after the rows were written.
+/// Plans a fold two minutes after the rows were written.
 async fn fold_later(store: &EmbeddedStore, key: &Key, written: Timestamp) -> Fold {
     let read = store.read_for_fold(key).await.expect("readable");
     match fold::plan(&read, written.plus(Duration::from_secs(120)), &constants()) {
@@ -193,7 +193,7 @@ async fn a_row_that_breaks_a_rule_is_an_error_that_names_it() {
 
 #[tokio::test]
 async fn a_sweep_goes_through_all_keys_in_steps() {
-    // Three rows a key, so that steps end within keys; a third of the keys has only young ones.
+    // Three rows per key, so that steps end within keys. A third of the keys has only young rows.
     const KEYS: usize = SWEEP_STEP_ROWS;
     let old_us = -i64::try_from(constants().cutoff().as_micros()).expect("short");
     let rows = (0..KEYS).flat_map(|at| {
@@ -232,11 +232,11 @@ async fn a_sweep_goes_through_all_keys_in_steps() {
 async fn keys_of_a_group_are_folded_with_one_sync_and_one_that_breaks_a_rule_holds_up_itself() {
     let age = constants().cutoff() + 2 * constants().fence_quantum();
     let old_us = -i64::try_from(age.as_micros()).expect("short");
-    // Far more than are folded at once.
+    // Far more keys than are folded at once.
     let names = || (0..40).map(|at| format!("n{at:02}"));
     let sound: Vec<_> =
         names().flat_map(|name| [1, 2].map(|id| (name.clone(), old_us, id))).collect();
-    // An expiry of a shard, and the id of a tally.
+    // A row that has the expiry of a shard and the id of a tally.
     let broken = [sound.clone(), vec![("n07".to_owned(), old_us, 0)]].concat();
     for (rows, folded, syncs) in [(sound, 40, 1), (broken, 39, 39)] {
         let forged = Forged::new(rows.into_iter()).await;

@@ -1,4 +1,4 @@
-//! A clock to turn, keys, and pods that write them.
+//! A clock that tests set, keys, and pods that write them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -28,7 +28,7 @@ pub(crate) fn constants() -> Constants {
     Constants::resolve(overrides).expect("the test profile")
 }
 
-/// A clock that stands until it is turned.
+/// A clock that stands still until it is set.
 #[derive(Debug)]
 pub(crate) struct TurnedClock {
     wall_us: AtomicI64,
@@ -47,7 +47,7 @@ impl TurnedClock {
         self.boot_us.fetch_add(span_us, Ordering::SeqCst);
     }
 
-    /// Sets the wall clock; time since boot runs on.
+    /// Sets the wall clock. The time since boot continues.
     pub(crate) fn set_wall(&self, wall: Timestamp) {
         self.wall_us.store(wall.as_micros(), Ordering::SeqCst);
     }
@@ -77,7 +77,7 @@ pub(crate) fn add(by: i64) -> Vec<Op> {
     vec![Op::Counter(CounterOp::Add { by })]
 }
 
-/// Adds to a mutator that takes it, and begins the write.
+/// Adds to a mutator, which must accept it, and begins the write.
 pub(crate) fn write(mutator: &mut Mutator, by: i64, now: Now) -> ShardWrite {
     mutator.accept(add(by), Durability::Stored, now).expect("accepted");
     match mutator.begin_write(now) {
@@ -90,7 +90,7 @@ pub(crate) fn counter(total: i128) -> State {
     State::Counter(Counter::from_total(total))
 }
 
-/// The key's value; none without rows.
+/// The key's value; `None` without rows.
 pub(crate) async fn value(store: &EmbeddedStore, key: &Key, now: Now) -> Option<Reading> {
     let slice = store.read_key(key, None, Level::LocalQuorum).await.expect("readable");
     match read::assemble(key, &slice, now.wall, &constants()).expect("mergeable") {

@@ -38,11 +38,7 @@ pub enum Mutation {
         state: Vec<u8>,
     },
     /// A fold's batch: the tally, and the deletion up to its fence.
-    Fold {
-        fence: Timestamp,
-        timestamp: Timestamp,
-        tally: Vec<u8>,
-    },
+    Fold { fence: Timestamp, timestamp: Timestamp, tally: Vec<u8> },
 }
 
 /// An event of a mutator with its instant.
