@@ -1,4 +1,4 @@
-"""Clients that count through whatever pods there are, and know what they were promised.
+"""Clients that count through the current pods, and remember what they were told.
 
 Each has one connection that is kept alive and one update in flight: a random weight of 60 bits, so that
 one lost and one doubled update can't cancel out. An update is sent again only if it is certain that it
@@ -55,8 +55,8 @@ class Ledger:
 
 
 class Client(threading.Thread):
-    """One that follows the endpoints, as proxies do, leaves a pod at its next request once the pod is
-    withdrawn. One that does not, as behind the address of a Service, stays until the pod hangs up."""
+    """A client that follows the endpoints, like a proxy, leaves a pod at its next request after the pod is withdrawn. One
+    that does not, as behind the address of a Service, stays until the pod hangs up."""
 
     def __init__(self, number, keys, endpoints, ledger, stop, token):
         super().__init__(daemon=True)
@@ -70,14 +70,14 @@ class Client(threading.Thread):
 
     def run(self):
         while not self.stopping.is_set():
-            # Half of it all goes to one key.
+            # Half of all updates go to one key.
             key = self.keys[0] if self.random.random() < 0.5 else self.random.choice(self.keys)
             self.add(key, self.random.getrandbits(60))
             time.sleep(self.random.random() * THINK_S)
         self.hang_up()
 
     def add(self, key, weight):
-        """Sends one update until its outcome is known, or can't be known any more."""
+        """Sends one update until its outcome is known, or until it is unknown for good."""
         body = json.dumps({"op": "add", "by": weight}).encode()
         while True:
             if not self.connect():
@@ -109,11 +109,11 @@ class Client(threading.Thread):
             time.sleep(min(float(answer.headers.get("Retry-After", PAUSE_S)), 1.0))
 
     def connect(self):
-        """Whether there is a connection, as far as one can tell."""
+        """Whether there is a connection, as far as the client can tell."""
         if self.connection and self.follows and self.address not in self.endpoints.addresses:
             self.hang_up()
-        # What can be read without having asked is the end of the connection. An update that was sent in
-        # that moment would be unknown, so a pod has to announce the end with an answer before.
+        # Without a request in flight, readable data means the end of the connection. An update sent at that moment
+        # would be unknown, so a pod must announce the end with an earlier answer.
         if self.connection and select.select([self.connection.sock], [], [], 0)[0]:
             self.ledger.note("connections ended in silence", f"{self.address}")
             self.hang_up()
@@ -147,7 +147,7 @@ def outcome_of(text):
 
 
 def value_of(address, key, token):
-    """A key's value by one pod; 0 if it was never counted."""
+    """A key's value from one pod; 0 if it was never counted."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     for attempt in range(20):
         connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
@@ -163,11 +163,11 @@ def value_of(address, key, token):
 
 
 def judge(key, value, ledger):
-    """A sentence if a value is wrong: it is the acked sum and that of some unknown updates."""
+    """A sentence if a value is not the acked sum plus that of some unknown updates."""
     unknown, acked = ledger.unknown.get(key, []), ledger.acked[key]
     if not acked <= value <= acked + sum(unknown):
         return f"{key} is {value}, not between {acked} and {acked + sum(unknown)}"
-    # Beyond this there are too many sums to try.
+    # With more unknown updates there are too many sums to try.
     if len(unknown) <= 16:
         sums = {0}
         for weight in unknown:

@@ -1,10 +1,10 @@
-//! The image of this build in real containers: pods as `k8s/` has them, rolled one after the other
-//! under load on the three real nodes, and every number proved at the end.
+//! The image of this build in real containers: pods from the manifests in `k8s/` are rolled under load on three real
+//! nodes, and every number is checked at the end.
 
 use std::path::Path;
 use std::process::Command;
 
-/// The script says in one sentence what is missing where no containers can run.
+/// If containers can't run here, the script says in one sentence what is missing.
 #[test]
 fn containers_roll_without_loss() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,10 +1,10 @@
-"""What `kubectl kustomize` renders, as `podman play kube` takes it on a network that all pods share
-with the host.
+"""Turns the output of `kubectl kustomize` into input of `podman play kube`, on a network that all pods share with the
+host.
 
-The pod stays what it is: arguments, environment, mounts, resources, security contexts. Only what would
-be the same for two pods of one host is changed: name, ports, and where Cassandra is. What the kubelet
-does and podman 4.3 does not is taken out and done by pods.py: probes (podman would run curl inside the
-container), the grace period, and the files of Secrets, which belong to the pod's group.
+The pod keeps its arguments, environment, mounts, resources and security contexts. Settings that two pods on one host
+can't share are changed: name, ports, and where Cassandra is. Some work of the kubelet is unknown to podman 4.3. It is
+removed here and done by pods.py: probes (podman would run curl inside the container), the grace period, and the files of
+Secrets, which belong to the pod's group.
 """
 
 import copy
@@ -28,7 +28,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Plan:
-    """A pod to play, and what is left for its kubelet."""
+    """A pod to play, and the rest of its manifest, which is the kubelet's work."""
 
     documents: list
     probes: dict
@@ -37,7 +37,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Place:
-    """What is a pod's own on this host."""
+    """The settings of one pod on this host."""
 
     name: str
     image: str
@@ -95,7 +95,7 @@ class Manifest:
             for name in PROBES
             if name in container
         }
-        # They are the host's.
+        # These are the host's.
         container.pop("ports", None)
         spec["hostNetwork"] = True
         group = spec["securityContext"].get("fsGroup")
@@ -105,7 +105,7 @@ class Manifest:
         return Plan([config, resource], probes, grace_s)
 
     def is_there(self, entry):
-        """Whether a variable has a value: one from an optional Secret that is missing has none."""
+        """Whether a variable has a value. One from an optional Secret that is missing has none."""
         source = entry.get("valueFrom", {}).get("secretKeyRef")
         return not source or source["name"] in self.secrets or not source.get("optional")
 
@@ -116,7 +116,7 @@ class Manifest:
         return {"name": entry["name"], "value": self.secrets[source["name"]][source["key"]]}
 
     def fill(self, volume, group, place):
-        """Puts a Secret's files into a folder, as readable as the kubelet makes them."""
+        """Writes a Secret's files into a folder, with the permissions that the kubelet sets."""
         secret = volume.pop("secret")
         folder = place.folder / volume["name"]
         folder.mkdir(parents=True)
@@ -131,7 +131,7 @@ class Manifest:
         volume["hostPath"] = {"path": str(folder), "type": "Directory"}
 
 
-# The variables that say where a server listens, and the manifest's names of the ports.
+# The variables of the addresses on which a server listens, and the manifest's names of the ports.
 LISTENERS = {"ORDERFREE_LISTEN": "http", "ORDERFREE_ADMIN_LISTEN": "admin"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 

@@ -1,4 +1,4 @@
-"""Pods in podman, and what a kubelet and the endpoints of a Service do about them."""
+"""Pods in podman, with the work of a kubelet and of a Service's endpoints."""
 
 import json
 import pathlib
@@ -10,13 +10,12 @@ import urllib.request
 
 import yaml
 
-# How long after SIGTERM balancers still send new connections to a pod. It is what the server's grace
-# of 5 s is for.
+# How long after SIGTERM balancers still send new connections to a pod. The server's grace period of 5 s covers that.
 ENDPOINTS_LATE_S = 1.0
 
 
 class Broken(Exception):
-    """What the run can't go on after."""
+    """An error after which the run can't continue."""
 
 
 def podman(*arguments):
@@ -27,7 +26,7 @@ def podman(*arguments):
 
 
 def logs(container):
-    """What a container said, on both streams."""
+    """A container's output on both streams."""
     words = ["podman", "logs", container]
     return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
 
@@ -46,7 +45,7 @@ def passes(probe):
 
 
 class Endpoints:
-    """The addresses that new connections go to."""
+    """The addresses for new connections."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -62,7 +61,7 @@ class Endpoints:
 
 
 class Pod:
-    """One pod from its start to its removal."""
+    """A pod from its start to its removal."""
 
     def __init__(self, plan, place, endpoints):
         self.plan, self.place, self.endpoints = plan, place, endpoints
@@ -90,7 +89,7 @@ class Pod:
         self.id, self.pod = mine[0]["Id"], mine[0]["Pod"]
 
     def start(self):
-        """Starts it, waits until it is ready, and lets clients find it."""
+        """Starts it, waits until it is ready, and adds it to the endpoints."""
         self.play()
         self.wait("startup")
         self.wait("readiness")
@@ -111,7 +110,7 @@ class Pod:
         raise Broken(f"{self.name} has no {which} in time; its last words: {last_words(self.id)}")
 
     def watch(self):
-        """A pod that runs has to stay alive and ready."""
+        """Checks that a running pod stays alive and ready."""
         probes = {name: self.plan.probes[name] for name in ("readiness", "liveness")}
         next_at = dict.fromkeys(probes, time.monotonic())
         failures = dict.fromkeys(probes, 0)
@@ -125,8 +124,8 @@ class Pod:
                     self.complaints.append(f"{self.name} failed its {name} probe")
 
     def stop(self, signal):
-        """Ends it as Kubernetes does: SIGTERM, some time with clients as before, and SIGKILL at the end
-        of the grace period. Any other signal is sabotage, sent to the container before that."""
+        """Ends it as Kubernetes does: SIGTERM, some time in which clients still come, and SIGKILL at the end of the grace
+        period. Any other signal is sabotage, and is sent to the container before that."""
         self.ended.set()
         self.kubelet.join()
         self.look()
@@ -143,7 +142,7 @@ class Pod:
         return json.loads(podman("inspect", "--format", "{{json .State}}", self.id))
 
     def look(self):
-        """What its processes may do, and what they took."""
+        """The rights and the resources of its processes."""
         pid = self.state()["Pid"]
         if not pid:
             raise Broken(f"{self.name} ended by itself; its last words: {last_words(self.id)}")
@@ -173,8 +172,7 @@ class Pod:
         ]
 
     def ask_itself(self, token):
-        """The image's own health check, which Kubernetes ignores, and its client, which needs no more than
-        the image has."""
+        """Runs the image's own health check, which Kubernetes ignores, and its client, which needs only what the image has."""
         for what in (["health"], ["add", "counter/roll:itself/asked", "1"]):
             try:
                 podman("exec", "--env", f"ORDERFREE_TOKEN={token}", self.id, "orderfree", *what)
@@ -182,7 +180,7 @@ class Pod:
                 self.complaints.append(f"{self.name}: `orderfree {what[0]}` inside it: {error}")
 
     def end(self):
-        """Judges how it ended, keeps its log and removes it."""
+        """Checks how it ended, keeps its log and removes it."""
         state, log = self.state(), logs(self.id)
         (self.place.folder / "log").write_text(log)
         self.exit_code = state["ExitCode"]

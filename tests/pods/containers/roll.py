@@ -1,4 +1,4 @@
-"""Rolls pods one after the other under load, and proves that nothing was lost: `rolling` calls it."""
+"""Rolls pods one after the other under load, and checks that nothing was lost. `rolling` calls it."""
 
 import argparse
 import hashlib
@@ -18,11 +18,11 @@ from pods import ENDPOINTS_LATE_S, Broken, Endpoints, Pod, podman
 
 CLIENTS = 16
 KEYS = 40
-# Load on one pod before the first roll, between rolls, and on both pods of a roll.
+# Time under load before the first roll, between rolls, and with both pods of a roll.
 ALONE_S, BETWEEN_S, BOTH_S = 6.0, 2.0, 2.0
-# What a healthy roll never comes near: the clients between them have an ack every few milliseconds.
+# Longest time without an ack. In a healthy roll, the clients together get one every few milliseconds.
 GAP_MAX_S = 2.0
-# What a client must not see in a roll that goes well.
+# What no client may see in a healthy roll.
 NEVER = (
     "unknown",
     "refused for good",
@@ -48,7 +48,7 @@ def arguments():
 
 
 def free_ports(names):
-    """Ports of this host that nobody listens on."""
+    """Free ports of this host."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in names]
     ports = dict(zip(names, (one.getsockname()[1] for one in sockets)))
     for one in sockets:
@@ -57,7 +57,7 @@ def free_ports(names):
 
 
 def policy(token):
-    """One token that may do everything."""
+    """A token with all rights."""
     return (
         f'[[token]]\nname = "containers"\nsha256 = "{hashlib.sha256(token.encode()).hexdigest()}"\n'
         '[[token.grant]]\ngroup_prefix = ""\nverbs = ["read", "write", "admin"]\n'
@@ -65,7 +65,7 @@ def policy(token):
 
 
 class Roll:
-    """The scenario and what it found."""
+    """The scenario and its findings."""
 
     def __init__(self, given):
         self.given = given
@@ -104,7 +104,7 @@ class Roll:
 
     def new_pod(self):
         ports = free_ports(["http", "admin"])
-        # For what asks the pod from inside, and does not know of the port.
+        # For programs inside the pod, which do not know the port.
         self.manifest.settings["ORDERFREE_URL"] = f"http://127.0.0.1:{ports['http']}"
         place = self.place(str(len(self.pods) + 1), ports)
         pod = Pod(self.manifest.server(place), place, self.endpoints)

@@ -1,4 +1,4 @@
-//! Whatever operators do with keys leaves one line in the log, and what users do none.
+//! Every request of operators about keys leaves one line in the log. Requests of users leave none.
 
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
@@ -72,13 +72,13 @@ async fn operators_leave_one_line_each_and_users_none() {
     }
 }
 
-/// The server drops what it does for a client that hangs up, and that it was begun must be told.
+/// The server drops its work for a client that hangs up. The log must still say that the work began.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_hangs_up_leaves_a_line_as_well() {
     let pod = Setup::new().start().await;
     let ask = request("GET", &format!("{KEY}/shards"), &[], "");
     let is_gone = |line: &&Value| line["status"].is_null() && line["method"] == "GET";
-    // Where the server sees the end before the request, it begins nothing.
+    // If the server sees the end of the connection before the request, it begins nothing.
     for _ in 0..500 {
         let mut connection = Connection::open(pod.port()).await.expect("a connection");
         connection.send(&ask).await.expect("sent");
@@ -88,10 +88,10 @@ async fn who_hangs_up_leaves_a_line_as_well() {
             return;
         }
     }
-    panic!("nobody was gone: {}", pod.log());
+    panic!("no client was gone: {}", pod.log());
 }
 
-/// A caller can't forge lines: what it sends stands inside one.
+/// A caller can't forge lines: everything that it sends is inside one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_stays_one_line_whatever_is_asked_for() {
     let pod = Setup::new().start().await;

@@ -1,4 +1,5 @@
-//! Bodies that grow when they are unpacked: refused at their limits, and others are served meanwhile.
+//! Bodies that grow when they are decompressed. They are refused at their limits, and other clients are served
+//! meanwhile.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -15,13 +16,13 @@ use crate::wire::{self, Answer, request};
 
 const AT_ONCE: usize = 16;
 
-/// Memory that all of them may cost a pod at once.
+/// Memory that all of them together may cost a pod.
 const MEMORY: usize = 128 * MIB;
 
-/// What others may wait for their answers meanwhile.
+/// How long other clients may wait for their answers meanwhile.
 const OTHERS_WAIT: Duration = Duration::from_millis(500);
 
-/// So many MiB of one byte.
+/// This many MiB of one byte.
 fn packed(byte: u8, mib: usize) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     for _ in 0..mib {
@@ -35,7 +36,7 @@ async fn send(port: u16, kind: &str, body: &[u8]) -> Answer {
     wire::ask(port, &request("POST", "/v1/batch", &headers, body)).await.expect("an answer")
 }
 
-/// Sends so many at once, and returns the answers and how much the pod's memory grew.
+/// Sends this many requests concurrently. Returns the answers and the growth of the pod's memory.
 async fn burst(port: u16, process: u32, kind: &str, body: &[u8]) -> (Vec<Answer>, usize) {
     let before = crate::pod::memory_of(process);
     let mut most = before;

@@ -1,5 +1,5 @@
-//! Ordinary clients that count and read while something else happens to the pod: all of them must be
-//! served, soon, and right.
+//! Ordinary clients that count and read while something else happens to the pod. All must be served in time, with right
+//! values.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +11,12 @@ use tokio::time::sleep;
 use crate::wire::{self, request};
 
 const KEY: &str = "/v1/counter/bystanders/n";
-/// Fewer answers say nothing about the slowest one in a hundred.
+/// With fewer answers, a 99th percentile says nothing.
 const LOOKS_LEAST: usize = 100;
 
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A client that is at it until it is asked what it saw.
+/// A client that works until its results are requested.
 pub(crate) struct Bystander {
     port: u16,
     enough: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ struct Seen {
 }
 
 impl Bystander {
-    /// Counts and reads, each time on a connection of its own.
+    /// Counts and reads, each time on a new connection.
     pub(crate) fn start(port: u16) -> Bystander {
         let enough = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&enough);
@@ -46,8 +46,7 @@ impl Bystander {
         Bystander { port, enough, task }
     }
 
-    /// Ends it. Every request was answered with 200, 99 in 100 of them within `most`, and each update counts
-    /// once.
+    /// Stops the client. Every request was answered with 200, 99 of 100 within `most`, and each update counts once.
     pub(crate) async fn was_served(self, most: Duration) {
         self.enough.store(true, Ordering::Relaxed);
         let mut seen = self.task.await.expect("no panic");

@@ -7,12 +7,12 @@ use std::process::{Command, Stdio};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-/// Complete, so that nothing depends on how the machine's own `openssl` is configured.
+/// A complete configuration, so that the machine's own does not matter.
 const SETTINGS: &str = "[req]\ndistinguished_name = name\nx509_extensions = authority\n[name]\n[authority]\n\
                         basicConstraints = critical, CA:TRUE\nkeyUsage = critical, keyCertSign\n\
                         subjectKeyIdentifier = hash\n";
 
-/// Signs certificates.
+/// An authority, which signs certificates.
 pub(crate) struct Authority {
     folder: PathBuf,
     pub(crate) certificate: PathBuf,
@@ -73,7 +73,7 @@ impl Signed {
         CertificateDer::from_pem_file(&self.certificate).expect("a certificate").to_vec()
     }
 
-    /// Puts other contents into these files.
+    /// Replaces the contents of these files.
     pub(crate) fn replace_by(&self, other: &Signed) {
         fs::copy(&other.certificate, &self.certificate).expect("a copy");
         fs::copy(&other.key, &self.key).expect("a copy");

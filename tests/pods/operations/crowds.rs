@@ -1,4 +1,4 @@
-//! Many connections that do nothing, or nothing but take: others are served, and memory stays bounded.
+//! Many connections that do nothing or only take. Other clients are served, and memory stays bounded.
 
 use std::time::{Duration, Instant};
 
@@ -14,14 +14,14 @@ use crate::wire::{self, Connection, bearer, request};
 
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
 
-/// What others may wait for their answers meanwhile.
+/// How long other clients may wait for their answers meanwhile.
 const OTHERS_WAIT: Duration = Duration::from_millis(500);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_idle_connections_keep_nobody() {
     let _alone = machine::alone().await;
     const IDLE: usize = 10_000;
-    /// 32 KiB for each connection, and some for those who are served.
+    /// 32 KiB per connection, and some for the clients that are served.
     const MEMORY: usize = 330 * MIB;
     machine::allow_files(12_000);
     let pod = Setup::new().start().await;
@@ -30,7 +30,7 @@ async fn ten_thousand_idle_connections_keep_nobody() {
     for index in 0..IDLE {
         let mut connection = Connection::open(pod.port()).await.expect("a connection");
         match index % 3 {
-            // One that never says anything, one that does not end its headers, one that was served.
+            // One connection that never sends anything, one with incomplete headers, one that was served.
             0 => {}
             1 => connection.send(b"GET /livez HTTP/1.1\r\nx: ").await.expect("sent"),
             _ => {
@@ -74,12 +74,12 @@ async fn more_connections_than_are_allowed_wait_and_operators_are_answered() {
     let mut waiting = Connection::open(pod.port()).await.expect("the system takes it");
     waiting.send(&request("POST", "/v1/counter/g/n", &[], "")).await.expect("sent");
     let early = timeout(Duration::from_millis(700), waiting.answer()).await;
-    assert!(early.is_err(), "one more than are allowed was served");
+    assert!(early.is_err(), "a connection over the limit was served");
     for path in ["/livez", "/readyz", "/metrics"] {
         let asked = timeout(OTHERS_WAIT, wire::ask(admins, &request("GET", path, &[], ""))).await;
         assert_eq!(asked.expect("in time").expect("an answer").status, 200, "operators' {path}");
     }
-    // Those who are connected go on, and whoever leaves makes room.
+    // The open connections continue, and closing one makes room.
     let answer = taken[0].ask(&request("GET", "/livez", &[], "")).await;
     assert_eq!(answer.expect("an answer").status, 200);
     taken.pop();
@@ -87,8 +87,7 @@ async fn more_connections_than_are_allowed_wait_and_operators_are_answered() {
     assert_eq!(answer.expect("in time").expect("an answer").status, 200);
 }
 
-/// A pod that has no descriptors left says so, goes on with the connections that it has, and takes others
-/// once it can.
+/// A pod without free descriptors says so, continues with its connections, and accepts new ones as soon as it can.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_without_file_descriptors_goes_on() {
     let _beside = machine::beside().await;
@@ -126,7 +125,7 @@ async fn large_group(pod: &Pod) -> Vec<u8> {
     request("GET", "/v1/register/large", &[], "")
 }
 
-/// Sends a request whose answer is not read: the system takes next to nothing of it.
+/// Sends a request whose answer is not read. The system buffers almost nothing of it.
 async fn ask_and_do_not_read(pod: &Pod, request: &[u8]) -> Connection<TcpStream> {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_recv_buffer_size(4 * 1024).expect("a small buffer");
@@ -136,7 +135,7 @@ async fn ask_and_do_not_read(pod: &Pod, request: &[u8]) -> Connection<TcpStream>
     reader
 }
 
-/// An answer of so many of these values that nobody reads; none if it is refused.
+/// An unread answer with this many of the values; `None` if it is refused.
 async fn unread_answer(pod: &Pod, values: usize) -> Option<Connection<TcpStream>> {
     let list = request("GET", &format!("/v1/register/large?limit={values}"), &[], "");
     let (mut reader, mut head) = (ask_and_do_not_read(pod, &list).await, [0; 12]);
@@ -144,12 +143,12 @@ async fn unread_answer(pod: &Pod, values: usize) -> Option<Connection<TcpStream>
     head.ends_with(b"200").then_some(reader)
 }
 
-/// Whoever asks for much and reads nothing must not fill the pod's memory with answers.
+/// Clients that request a lot and read nothing must not fill the pod's memory with answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_that_nobody_reads_do_not_fill_memory() {
     let _beside = machine::beside().await;
     const READERS: usize = 40;
-    /// That of some answers at once: one has up to 16 MiB of rows.
+    /// The limit, and the memory of some answers in progress: one has up to 16 MiB of rows.
     const MEMORY: usize = 512 * MIB;
     let pod = Setup::new().start().await;
     let list = large_group(&pod).await;
@@ -172,7 +171,7 @@ async fn answers_that_nobody_reads_do_not_fill_memory() {
     bystander.was_served(2 * OTHERS_WAIT).await;
 }
 
-/// An update whose answer finds no room is counted all the same: nobody may be told that it is not.
+/// An update whose answer finds no room is still counted. Its client must not be told that it was refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_update_whose_answer_finds_no_room_is_not_said_to_be_refused() {
     let _beside = machine::beside().await;
@@ -184,7 +183,7 @@ async fn an_update_whose_answer_finds_no_room_is_not_said_to_be_refused() {
         readers.push(reader);
         assert!(readers.len() < 60, "there is no bound");
     }
-    // One of them makes room for one that takes nearly all of what is left.
+    // Closing one makes room for an answer that takes nearly everything that is left.
     readers.pop();
     sleep(Duration::from_millis(300)).await;
     let mut last = None;
@@ -195,7 +194,7 @@ async fn an_update_whose_answer_finds_no_room_is_not_said_to_be_refused() {
         }
     }
     assert!(last.is_some(), "{} answers wait", readers.len());
-    // Its answer is longer than what room there may be.
+    // Its answer is longer than the room that is left.
     let long = "n".repeat(250);
     let update = json!({"kind": "counter", "group": "g", "name": long, "op": {"op": "add"}});
     let batch = json!({"updates": vec![update; 1_000]}).to_string();
@@ -210,8 +209,8 @@ async fn an_update_whose_answer_finds_no_room_is_not_said_to_be_refused() {
     assert!(is_so, "{value} were counted, and the answer was {} {said}", answer.status);
 }
 
-/// Streams that say next to nothing take all of their room, and no other's: further streams are shed at once,
-/// while whole bodies, reads and probes go on.
+/// Streams with almost no data take all of their room, but no other room: further streams are shed at once, while whole
+/// bodies, reads and probes work.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_that_say_nothing_keep_no_whole_body() {
     let _beside = machine::beside().await;
@@ -236,7 +235,7 @@ async fn streams_that_say_nothing_keep_no_whole_body() {
     bystander.was_served(OTHERS_WAIT).await;
 }
 
-/// However many streams one token opens, others have room for theirs.
+/// However many streams one token opens, other tokens have room for theirs.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_streams_of_one_token_leave_room_for_those_of_others() {
     let _beside = machine::beside().await;
@@ -268,7 +267,7 @@ async fn the_streams_of_one_token_leave_room_for_those_of_others() {
     assert_eq!((answer.status, &answer.json()["acked"]), (200, &json!(1)), "{}", answer.text());
 }
 
-/// What is over the bound of requests in progress is told so at once, and what is within it is done.
+/// Requests over the limit of concurrent requests are refused at once, and the others are done.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_over_their_bound_are_shed_at_once_and_probes_are_answered() {
     let _beside = machine::beside().await;

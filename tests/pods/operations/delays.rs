@@ -1,5 +1,5 @@
-//! Clients that are slow on purpose: each is ended at its time limit, not before and not much later, while
-//! others are served. All of them at once, as the longest limit is more than a minute.
+//! Clients that are slow on purpose. Each connection is closed at its time limit, not before and not much later, while
+//! other clients are served. They run concurrently, because the longest limit is more than a minute.
 
 use std::time::{Duration, Instant};
 
@@ -11,39 +11,39 @@ use crate::bystanders::Bystander;
 use crate::pod::Setup;
 use crate::wire::{Answer, Connection, request};
 
-/// Until headers are complete, and between requests.
+/// Limit until headers are complete, and between requests.
 const HEADERS: Duration = Duration::from_secs(75);
 
-/// Until a body is complete, and of silence in a stream.
+/// Limit until a body is complete, and of silence in a stream.
 const BODY: Duration = Duration::from_secs(30);
 
-/// Until a reader takes a bit more of its answer.
+/// Limit until a reader takes more of its answer.
 const WRITE: Duration = Duration::from_secs(30);
 
-/// Values of 250 KB that an answer has: more than the system keeps for a connection.
+/// Number of values of 250 KB in an answer: more than the system buffers for a connection.
 const LARGE: usize = 60;
 
-/// What a loaded machine adds.
+/// Additional time on a loaded machine.
 const MORE: Duration = Duration::from_secs(8);
 
-/// How many of each sort there are.
+/// How many clients of each sort there are.
 const CLIENTS: usize = 5;
 
-/// How a slow client goes on.
+/// How a slow client continues.
 enum Then {
     Silence,
-    /// One byte a second.
+    /// It sends one byte per second.
     Drip(&'static [u8]),
 }
 
 struct Slow {
     name: &'static str,
     begins: Vec<u8>,
-    /// Whether that is a request, which is answered first.
+    /// Whether the first bytes are a request, which is answered first.
     is_answered: bool,
     then: Then,
     limit: Duration,
-    /// The status of the answer that it ends with, and its problem's type; none if it just ends.
+    /// The status of its last answer and the type of the problem; `None` if the connection just ends.
     last: Option<(u16, &'static str)>,
 }
 
@@ -67,7 +67,7 @@ impl Slow {
         println!("{name}: ended after {took:?}");
     }
 
-    /// Goes on until the other side ends the connection. Its answer, and what came behind it.
+    /// Continues until the server closes the connection. Returns the answer, and the bytes after it.
     async fn drag_on(&self, connection: &mut Connection<TcpStream>) -> (Option<Answer>, Vec<u8>) {
         if let Then::Drip(bytes) = self.then {
             for byte in bytes.iter().cycle() {
@@ -137,7 +137,7 @@ fn slow_clients() -> Vec<Slow> {
     ]
 }
 
-/// Asks for much, reads nothing, and then finds a part of it only, as the connection was ended.
+/// Requests a large answer, reads nothing, and then finds only a part of it, because the connection was closed.
 async fn a_reader_that_takes_nothing_is_ended(port: u16) {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_recv_buffer_size(4 * 1024).expect("a small buffer");
@@ -171,8 +171,8 @@ async fn slow_clients_are_ended_at_their_time_limits_and_keep_nobody() {
     for one in all {
         one.await.expect("ended in time");
     }
-    // The overload of other tests may be going on beside it.
+    // Other tests may overload the machine meanwhile.
     bystander.was_served(Duration::from_secs(5)).await;
-    // The complete line of the stream that fell silent counts, and the rest nothing.
+    // The complete line of the silent stream counts, the incomplete one does not.
     assert_eq!(pod.count("/v1/counter/slow/n").await, CLIENTS as u64);
 }

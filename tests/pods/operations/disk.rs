@@ -1,4 +1,4 @@
-//! A full disk: updates are refused, and nothing else happens.
+//! A full disk: the pod refuses updates, and has no other trouble.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -14,13 +14,13 @@ use crate::pod::Setup;
 
 const KEY: &str = "/v1/counter/site/home";
 
-/// What the pod leaves free, and some room for its file.
+/// The space that the pod leaves free, and some room for its file.
 const DISK_MIB: usize = 64 + 16;
 
-/// A small disk in memory that only the processes of its namespace see. It needs user namespaces, or root.
+/// A small disk in memory, visible only to the processes in its namespace. It needs user namespaces or root.
 pub(crate) struct SmallDisk {
     folder: TempDir,
-    /// Keeps the namespace, and so the disk.
+    /// A process that keeps the namespace and thereby the disk.
     holder: Child,
 }
 
@@ -49,14 +49,14 @@ impl SmallDisk {
         disk
     }
 
-    /// As this process, which is outside, sees a file on the disk.
+    /// The path of a file on the disk for this process, which is outside the namespace.
     fn path(&self, name: &str) -> PathBuf {
         let inside = self.folder.path().join(name);
         let inside = inside.strip_prefix("/").expect("an absolute path");
         PathBuf::from(format!("/proc/{}/root", self.holder.id())).join(inside)
     }
 
-    /// A pod whose file is on the disk.
+    /// A pod with its file on the disk.
     pub(crate) fn holding(&self, setup: &Setup) -> Setup {
         let holder = self.holder.id().to_string();
         let enter =
@@ -65,7 +65,7 @@ impl SmallDisk {
         setup.clone().within(&enter).arg("--data", data.display())
     }
 
-    /// Takes all of its room.
+    /// Fills the disk.
     pub(crate) fn fill(&self) {
         let mut file =
             OpenOptions::new().create(true).append(true).open(self.path("filler")).expect("a file");
@@ -103,7 +103,7 @@ async fn a_full_disk_refuses_updates_and_nothing_else() {
         for probe in ["/livez", "/readyz"] {
             assert_eq!(pod.get(probe).await.status, 200, "{probe}");
         }
-        // However it ended, the next one starts on the full disk, and reads.
+        // However it ended, the next pod starts on the full disk and reads.
         if restarts > 0 {
             pod.signal(if restarts == 1 { Signal::KILL } else { Signal::TERM });
             pod.ended(Duration::from_secs(20)).await;

@@ -1,6 +1,6 @@
-//! Answers that come before the request is whole: whoever sends its next one on that connection must be
-//! answered there as well, or was told before that it ends. Otherwise an update would be lost between the
-//! two, and nobody could say whether it counts.
+//! Answers that come before the request is complete. A client that sends its next request on that connection must get
+//! an answer there, or must know that the connection ends. Otherwise an update could be lost, and nothing would show
+//! whether it counts.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn an_answer_before_the_body_says_whether_the_connection_ends() {
     let (slow, more) = token("slow", &[("", &["read", "write"])], "rate = 1");
     let pod = Setup::new().policy(&(lines + &more)).start().await;
     let (all, slow) = (bearer(&all), bearer(&slow));
-    // Takes what the rate allows at once.
+    // Uses up the rate.
     let item = r#"{"kind":"counter","group":"g","name":"n","op":{"op":"add"}}"#;
     let batch = format!(r#"{{"updates":[{}]}}"#, vec![item; 1_000].join(","));
     let headers = [("authorization", slow.as_str()), ("content-type", "application/json")];
@@ -62,7 +62,7 @@ async fn an_answer_before_the_body_says_whether_the_connection_ends() {
     assert!(silent.is_empty(), "connections end that were not said to: {silent:#?}");
 }
 
-/// A reset in the middle of it would take the answer away.
+/// A connection reset while the client sends would destroy the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_sends_all_before_reading_gets_the_answer_too() {
     const PIECES: usize = 20;

@@ -1,5 +1,5 @@
-//! How a pod ends: unready first, serving on for a while, then no more, and nothing that it acknowledged
-//! is lost.
+//! How a pod ends: first it becomes unready, then it serves for a while, then it stops, and nothing that it
+//! acknowledged is lost.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -16,15 +16,15 @@ use crate::wire::{Connection, request};
 const KEY: &str = "/v1/counter/site/home";
 const CLIENTS: usize = 8;
 
-/// What a pod may need behind its grace, without clients who keep it.
+/// Longest time that a pod needs after its grace period, without clients that delay it.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// What became of the updates of one client, which counts as fast as it can until nobody listens.
+/// Outcomes of the updates of one client, which counts as fast as it can until it can't connect.
 #[derive(Debug, Default)]
 struct Counted {
     acked: u64,
     unknown: u64,
-    /// Times that an answer said that the connection ends.
+    /// Answers that announced the end of the connection.
     told_to_close: u64,
 }
 
@@ -58,7 +58,7 @@ async fn is_refused(port: u16) -> bool {
     connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// Where in the log these lines stand, which must all be there.
+/// The positions of these lines in the log. All must be there.
 fn order_of(pod: &Pod, texts: &[&str]) -> Vec<usize> {
     let log = pod.log();
     texts.iter().map(|text| log.find(text).unwrap_or_else(|| panic!("{text:?} in {log}"))).collect()
@@ -118,7 +118,7 @@ async fn sigterm_ends_a_pod_in_order_and_nothing_acked_is_lost() {
     assert!(places.is_sorted(), "{places:?}: {}", pod.log());
 
     let clients = join_all(clients).await.into_iter().map(|client| client.expect("no panic"));
-    // The one of the loop above, and the one of memory.
+    // One of the loop above, and one that was acknowledged from memory.
     let mut all = Counted { acked: 2, ..Counted::default() };
     for client in clients {
         assert!(client.told_to_close > 0, "{client:?} was never told that the pod ends");
@@ -149,7 +149,7 @@ async fn what_was_begun_before_the_end_is_answered() {
     assert_eq!(setup.start().await.count(KEY).await, 7);
 }
 
-/// A stream that may last is told how far it came: one that is silent at the moment, and one that is never.
+/// A long stream is told how many lines were counted: one that is silent at the moment, and one that never is.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_end_with_their_summary() {
     let _beside = machine::beside().await;
@@ -192,7 +192,7 @@ async fn streams_end_with_their_summary() {
     assert_eq!(setup.start().await.count(KEY).await, acked);
 }
 
-/// Neither those that never sent anything, nor those that wait for their next request.
+/// Connections that never sent anything, and connections that wait for their next request.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_connections_do_not_keep_a_pod() {
     let _beside = machine::beside().await;
@@ -219,7 +219,7 @@ async fn a_second_signal_ends_a_pod_at_once_and_says_so() {
         let mut pod = Setup::new().arg("--unready-grace", "60s").start().await;
         pod.signal(Signal::TERM);
         pod.logs("unready", END_WITHIN).await;
-        // One that only has files read anew is no second one.
+        // A signal that only reloads files does not count as a second one.
         pod.signal(Signal::HUP);
         sleep(Duration::from_millis(300)).await;
         assert_eq!(pod.get("/livez").await.status, 200);

@@ -1,11 +1,11 @@
-//! Two addresses: what is for operators alone is not at the users' address, and the reverse.
+//! Two addresses: operators' routes are not on the users' address, nor the reverse.
 
 use crate::pod::{Setup, free_port, token};
 use crate::wire::{self, Answer, bearer, request};
 
 const KEY: &str = "/v1/counter/shop/n";
 
-/// What only operators need: method, path, and what it answers to whoever may.
+/// Routes for operators only: method, path, and the status for a token with the right.
 const OPERATORS: [(&str, &str, u16); 7] = [
     ("GET", "/metrics", 200),
     ("GET", "/version", 200),
@@ -20,7 +20,7 @@ const OPERATORS: [(&str, &str, u16); 7] = [
     ("GET", "/v1/counter", 200),
 ];
 
-/// What users do: method, path, body.
+/// Routes for users: method, path, body.
 const USERS: [(&str, &str, &str); 6] = [
     ("POST", KEY, r#"{"op":"add"}"#),
     ("GET", KEY, ""),
@@ -34,7 +34,7 @@ const USERS: [(&str, &str, &str); 6] = [
     ("POST", "/v1/merge", r#"{"kind":"counter","group":"shop","names":["n"]}"#),
 ];
 
-/// For everybody, at both.
+/// Routes for everyone, on both addresses.
 const PROBES: [&str; 3] = ["/livez", "/readyz", "/openapi.json"];
 
 async fn ask(port: u16, token: Option<&str>, method: &str, path: &str, body: &str) -> Answer {
@@ -57,7 +57,7 @@ async fn users_and_operators_have_an_address_each() {
         let answer = ask(users, Some(&all), method, path, body).await;
         assert_eq!(answer.status, 200, "{method} {path}: {}", answer.text());
         assert_eq!(ask(users, None, method, path, body).await.status, 401, "{method} {path}");
-        // However good the token is.
+        // Even with a token that has all rights.
         let answer = ask(admins, Some(&all), method, path, body).await;
         let is_none = matches!(answer.status, 404 | 405);
         assert!(is_none, "operators' {method} {path}: {} {}", answer.status, answer.text());
@@ -84,7 +84,7 @@ async fn users_and_operators_have_an_address_each() {
     assert_eq!(value["value"], 2, "what operators asked for counted nothing");
 }
 
-/// So that the test above shows that the second address makes the difference.
+/// Shows that the second address makes the difference in the test above.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_address_alone_has_everything_for_those_who_may() {
     let (all, lines) = token("all", &[("", &["read", "write", "admin"])], "");
@@ -107,7 +107,7 @@ async fn a_port_that_is_taken_is_said_in_one_sentence() {
     for taken in [&["--listen"][..], &["--admin-listen"]] {
         let setup = Setup::new();
         let address = format!("127.0.0.1:{}", pod.port());
-        // An argument that is given twice would be another mistake.
+        // Giving an argument twice would be another error.
         let data = setup.path("rows.redb").display().to_string();
         let mut arguments = vec!["serve", "--data", &data, taken[0], &address];
         if taken[0] == "--admin-listen" {

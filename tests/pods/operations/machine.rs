@@ -1,21 +1,21 @@
-//! What the tests of this target share: the machine's time and its file descriptors.
+//! Resources that the tests of this target share: the machine's time and file descriptors.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 static MACHINE: RwLock<()> = RwLock::const_new(());
 
-/// Keeps those out who need the machine alone.
+/// Locked by tests that need the machine alone.
 pub(crate) async fn beside() -> RwLockReadGuard<'static, ()> {
     MACHINE.read().await
 }
 
-/// Waits until all others are done, but for those that only wait themselves.
+/// Waits until all other tests are done, except those that also wait.
 pub(crate) async fn alone() -> RwLockWriteGuard<'static, ()> {
     MACHINE.write().await
 }
 
-/// Lets this process, and those that it starts from now on, have so many files and sockets each.
+/// Sets the limit of open files and sockets for this process and the processes that it starts from now on.
 pub(crate) fn allow_files(count: u64) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     assert!(

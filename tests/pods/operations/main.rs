@@ -1,8 +1,8 @@
-//! A pod as operators and strangers meet it: the real program as a process of its own, on the embedded
-//! store, stopped, reloaded, attacked and overloaded.
+//! The pod for operators and strangers: the real program in its own process, on the embedded store. It is stopped,
+//! reloaded, attacked and overloaded.
 //!
-//! The machine is shared: tests whose numbers depend on it take [`machine::alone`], others that need much
-//! of it [`machine::beside`].
+//! Tests share the machine. Tests whose figures depend on it call [`machine::alone`]; others that load it heavily call
+//! [`machine::beside`].
 
 mod audit;
 mod bombs;

@@ -1,4 +1,4 @@
-//! Many values that are much larger when they are decoded and shown than as rows: in one answer, and one by one.
+//! Values that are much larger decoded and shown than as rows: many in one answer, and one by one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::wire::{self, Connection, request};
 
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
 
-/// What others may wait meanwhile: whoever decodes a large value keeps a thread, in a debug build for long.
+/// How long other clients may wait. Decoding a large value occupies a thread, for a long time in a debug build.
 const OTHERS_WAIT: Duration = Duration::from_secs(5);
 
-/// A set of so many short items, or a histogram with every bucket that one can have.
+/// A set of this many short items, or a histogram with the maximum number of buckets.
 fn state(kind: Kind, items: usize) -> State {
     let mut state = State::new(kind, None);
     let ops: Vec<Value> = match kind {
@@ -46,7 +46,7 @@ fn state(kind: Kind, items: usize) -> State {
             mutator_id: MutatorId::new(Uuid::from_u128(1)),
             seq: 1,
         });
-        // Together they may be larger than what one mutator takes: a tally may.
+        // Together they can be larger than one mutator allows, because a tally can.
         let mut part = State::new(kind, None);
         part.apply(&op).expect("it fits");
         state.merge(&part).expect("it fits");
@@ -54,7 +54,7 @@ fn state(kind: Kind, items: usize) -> State {
     state
 }
 
-/// Writes so many keys of this state into a pod's file, and returns the bytes of a row.
+/// Writes this many keys with one state into a pod's file. Returns the bytes of a row.
 async fn write(setup: &Setup, state: &State, group: &str, keys: u128) -> usize {
     let constants = Constants::resolve(Overrides::default()).expect("defaults");
     let clock = Arc::new(SystemClock);
@@ -74,12 +74,12 @@ async fn write(setup: &Setup, state: &State, group: &str, keys: u128) -> usize {
     bytes
 }
 
-/// Pages and queries of values that are many times their rows when they are decoded and shown: one value at a
-/// time is there, and the text of the others.
+/// Pages and queries of values that are many times larger than their rows. Only one value at a time is decoded, while
+/// the text of the others is kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_of_values_that_grow_when_they_are_shown_do_not_fill_memory() {
     let _alone = machine::alone().await;
-    /// Texts that wait for their readers, and those that are made with what they are made of.
+    /// Texts that wait for their readers, and texts in progress with their values.
     const MEMORY: usize = limits::ANSWERS_BYTES_MAX
         + limits::LARGE_PAGES_AT_ONCE as usize * 6 * limits::ANSWER_BYTES_MAX;
     let setup = Setup::new();
@@ -113,14 +113,14 @@ async fn pages_of_values_that_grow_when_they_are_shown_do_not_fill_memory() {
     bystander.was_served(OTHERS_WAIT).await;
 }
 
-/// Keys whose values are 25 times their rows, all asked for at once: by reads, also of clients that hang up,
-/// by the value after an update, and by merges; and others of few bytes meanwhile, which wait for none of them. Then
-/// one whose value takes all the room that there is, by many who ask again and again: the next one waits for the
-/// room of the last, and whatever has kept some keeps all from it.
+/// Keys with values 25 times the size of their rows, all requested concurrently: by reads (some clients hang up), as
+/// the value after an update, and by merges. Small keys are read meanwhile and wait for none of them. Then one value
+/// takes all the room, and many clients request it repeatedly: each read waits for the room of the last one, so
+/// anything that kept some of it would block all.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_values_that_are_read_one_by_one_do_not_fill_memory() {
     let _alone = machine::alone().await;
-    /// What limits say of values and texts, and what threads are working on.
+    /// The limits of values and texts, and the memory of the threads.
     const MEMORY: usize = limits::VALUES_BYTES_MAX
         + limits::RECENT_BYTES_MAX
         + limits::WAITING_ROWS_BYTES_MAX
@@ -176,7 +176,7 @@ async fn large_values_that_are_read_one_by_one_do_not_fill_memory() {
     bystander.was_served(OTHERS_WAIT).await;
 }
 
-/// How many requests of each sort were answered; the others were refused as too much at once.
+/// How many requests of each sort were answered. The others were refused because too much was in progress.
 async fn ask_all(
     port: u16,
     requests: Vec<(&'static str, Vec<u8>)>,

@@ -1,4 +1,4 @@
-//! What is no request, or too much of one, is refused at once, in bounded memory, and harms nobody else.
+//! Requests that are invalid or too large. They are refused at once in bounded memory, and do no harm to other clients.
 
 use std::time::Duration;
 
@@ -10,25 +10,25 @@ use crate::machine;
 use crate::pod::{MIB, Pod, Setup};
 use crate::wire::{Connection, request};
 
-/// Memory that all of these may cost a pod, together.
+/// Memory that all of these together may cost a pod.
 const MEMORY: usize = 96 * MIB;
 
-/// What others may wait for their answers meanwhile.
+/// How long other clients may wait for their answers meanwhile.
 const OTHERS_WAIT: Duration = Duration::from_millis(500);
 
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 const KEY: &str = "/v1/counter/g/n";
 
-/// Sends bytes, and returns the status of the first answer; 0 if the connection was ended without one.
+/// Sends bytes. Returns the status of the first answer, or 0 if the connection was closed without one.
 async fn first_status(pod: &Pod, bytes: &[u8]) -> u16 {
     let mut connection = Connection::open(pod.port()).await.expect("a connection");
-    // A server that has seen enough may end the connection before it has everything.
+    // A server may close the connection before it has read everything.
     let _ = connection.send(bytes).await;
     let answer = timeout(ANSWER_WITHIN, connection.answer()).await;
     answer.expect("answered or ended in time").map_or(0, |answer| answer.status)
 }
 
-/// A request with these lines between its first one and its body.
+/// A request with these header lines.
 fn with_lines(lines: &str, body: &str) -> Vec<u8> {
     format!("POST {KEY} HTTP/1.1\r\nhost: a\r\ncontent-type: text/plain\r\n{lines}\r\n{body}")
         .into()
@@ -90,7 +90,7 @@ async fn what_is_no_http_is_refused_and_harms_nobody() {
             assert!(expected.contains(&status), "{name}: {status}, not {expected:?}");
         }
     }
-    // Two ways to read where a request ends: the second one hidden in the first must not be served.
+    // The end of the request can be read in two ways. A second request hidden in the first must not be served.
     let smuggled = with_lines(
         "content-length: 4\r\ntransfer-encoding: chunked\r\n",
         "0\r\n\r\nPOST /v1/counter/g/smuggled HTTP/1.1\r\nhost: a\r\n\r\n",
@@ -187,7 +187,7 @@ async fn bodies_that_are_too_much_are_refused_and_harm_nobody() {
     let headers = [("content-type", "application/json")];
     let answer = pod.ask("POST", "/v1/batch", &headers, &name(900_000)).await.json();
     assert_eq!(answer["results"][0]["problem"]["type"], "/problems/bad-name", "{answer}");
-    // As bare text, brackets are a string, and this one is longer than a state may be.
+    // As plain text, brackets are a string, which is longer here than a state may be.
     let bare = [("content-type", "text/plain")];
     let answer = pod.ask("POST", "/v1/register/g/n", &bare, &"[".repeat(500_000)).await;
     assert_eq!((answer.status, answer.problem().as_str()), (409, "state-too-large"));
@@ -199,7 +199,7 @@ async fn bodies_that_are_too_much_are_refused_and_harm_nobody() {
     is_unharmed(&pod, before, bystander).await;
 }
 
-/// A body without an end is refused once it has more than 1 MiB.
+/// A body without an end is refused after 1 MiB.
 async fn endless(pod: &Pod, path: &str, kind: &str) {
     let mut connection = Connection::open(pod.port()).await.expect("a connection");
     let head = format!(
@@ -208,13 +208,13 @@ async fn endless(pod: &Pod, path: &str, kind: &str) {
     connection.send(head.as_bytes()).await.expect("sent");
     let chunk = format!("10000\r\n{}\r\n", " ".repeat(1 << 16));
     let mut sent = 0;
-    // Nobody reads the rest: sending it fails sooner or later, as the connection is ended.
+    // The rest is not read. Sending it fails sooner or later, because the connection is closed.
     while sent < 64 * MIB && connection.send(chunk.as_bytes()).await.is_ok() {
         sent += 1 << 16;
     }
     assert!(sent < 16 * MIB, "{path} took {sent} bytes");
     let answer = timeout(ANSWER_WITHIN, connection.answer()).await.expect("in time");
-    // What was on its way may have had the system drop the answer.
+    // The data on their way may have made the system drop the answer.
     if let Ok(answer) = answer {
         assert_eq!((answer.status, answer.problem().as_str()), (413, "body-too-large"), "{path}");
     }

@@ -1,4 +1,4 @@
-//! A large file takes time to verify: the pod says that it lives, and what it waits for.
+//! A large file takes time to check. Meanwhile the pod answers that it is alive, and what it waits for.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::pod::Setup;
 use crate::wire;
 
-/// Enough to be seen, by a machine that is quick.
+/// Enough keys for the wait to be seen on a fast machine.
 const KEYS: usize = 1_200;
 const ITEMS: usize = 200;
 
@@ -54,7 +54,7 @@ async fn probes_are_answered_while_a_file_is_verified() {
     let setup = Setup::new();
     fill(&setup.path("rows.redb")).await;
     let mut pod = setup.spawn();
-    // One that never ends its request must not keep the pod from serving.
+    // A request that never ends must not keep the pod from serving.
     let slow = async {
         loop {
             if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", setup.port)).await {
@@ -71,14 +71,14 @@ async fn probes_are_answered_while_a_file_is_verified() {
         let ask = async |method: &str, path: &str| {
             wire::ask(pod.port(), &wire::request(method, path, &[], "")).await
         };
-        // It may not listen yet.
+        // The pod may not listen yet.
         let Ok(ready) = ask("GET", "/readyz").await else { continue };
         if ready.status == 200 {
             break;
         }
         assert_eq!((ready.status, ready.problem().as_str()), (503, "not-ready"));
         waits.push(ready.json()["detail"].as_str().expect("a reason").to_owned());
-        // Both may meet the pod that has started meanwhile.
+        // Either request can reach the pod after it has started.
         if let Ok(alive) = ask("GET", "/livez").await {
             assert_eq!(alive.status, 200, "{}", alive.text());
         }
@@ -87,7 +87,7 @@ async fn probes_are_answered_while_a_file_is_verified() {
             assert!(is_refused || update.status == 200, "{}", update.text());
         }
     }
-    assert!(!waits.is_empty(), "nobody was told to wait for {KEYS} keys");
+    assert!(!waits.is_empty(), "no request was told to wait for {KEYS} keys");
     let says = |wait: &String| wait.contains("verifying the store's file");
     assert!(waits.iter().all(says), "{waits:?}");
     pod.logs(&format!("the file holds {KEYS} keys"), Duration::from_secs(5)).await;

@@ -1,4 +1,4 @@
-//! Outputs of the tools that nobody takes: `/dev/full` is a disk without room, and a pipe may have no reader.
+//! Outputs of commands that can't be written: `/dev/full` is a full disk, and a pipe may have no reader.
 
 use std::fs::File;
 use std::process::{ExitStatus, Stdio};
@@ -27,7 +27,7 @@ impl Sink {
     }
 }
 
-/// How a command ends whose answers and complaints go there, and what it complains of.
+/// The exit code and the error message of a command with these outputs.
 async fn run(arguments: &[&str], answers: Sink, complaints: Sink) -> (Option<i32>, String) {
     let command = Command::new(env!("CARGO_BIN_EXE_orderfree"))
         .args(arguments)
@@ -42,12 +42,12 @@ async fn run(arguments: &[&str], answers: Sink, complaints: Sink) -> (Option<i32
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_written_is_said_by_the_exit_code_if_by_nothing_else() {
+async fn the_exit_code_tells_of_an_output_that_cannot_be_written() {
     let pod = Setup::new().start().await;
     let url = format!("http://127.0.0.1:{}", pod.port());
     let (add, get) = (["add", "--url", &url, KEY], ["get", "--url", &url, KEY]);
     for answers in [Sink::Full, Sink::ReaderGone] {
-        // By any other code somebody would count it twice.
+        // With any other code, an operator could count it twice.
         let (code, complaint) = run(&add, answers, Sink::Kept).await;
         assert_eq!(code, Some(0), "{complaint}");
         assert!(complaint.contains("the standard output can't be written"), "{complaint}");
@@ -64,7 +64,7 @@ async fn what_cannot_be_written_is_said_by_the_exit_code_if_by_nothing_else() {
         }
     }
     let (code, _) = run(&["get", "--url", "http://127.0.0.1:1", KEY], Sink::Kept, Sink::Full).await;
-    assert_eq!(code, Some(1), "nobody listens there, and nobody can be told");
+    assert_eq!(code, Some(1), "no server listens there, and the message can't be written");
     let (code, _) = run(&get, Sink::Kept, Sink::Kept).await;
     assert_eq!(code, Some(0));
 }

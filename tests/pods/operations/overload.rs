@@ -1,9 +1,8 @@
-//! Ten times what a pod can do: it sheds what is too much and stays right, in bounded memory, and is as
-//! quick as before soon after.
+//! Ten times the load that a pod can do. It sheds the rest, stays correct in bounded memory, and is soon as fast as
+//! before.
 //!
-//! `OVERLOAD_SECONDS` makes the load last longer; `make overload` does that with a release build.
-//! `OVERLOAD_CASSANDRA=HOST:PORT,…` has the pod use these nodes in place of the embedded store: their keyspace must
-//! be there.
+//! `OVERLOAD_SECONDS` makes the load longer, and `make overload` sets it for a release build.
+//! `OVERLOAD_CASSANDRA=HOST:PORT,…` makes the pod use these nodes instead of the embedded store. Their keyspace must exist.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,37 +14,37 @@ use crate::machine;
 use crate::pod::{MIB, Pod, Setup, cpu_of, memory_of, token};
 use crate::pressure::{GROUP, Mix, Pressure, Tally};
 
-/// What answers under overload may have as a status.
+/// Statuses of answers under overload.
 const ALLOWED: [u16; 3] = [200, 429, 503];
 
 /// Sockets of the load.
 const SOCKETS: usize = 4_000;
 
-/// Fewer than that: the others wait, as many as the system lets.
+/// Fewer sockets, so that the other requests wait in the system's queue.
 const CONNECTIONS_MAX: usize = 3_000;
 
-/// What a pod may have under a load of small requests.
+/// Memory of a pod under a load of small requests.
 const MEMORY: usize = 512 * MIB;
 
-/// What a pod may have whatever comes: the manifests in `k8s/` allow it for as many connections.
+/// Maximum memory of a pod: the manifests in `k8s/` allow it for this number of connections.
 const MEMORY_MAX: usize = 896 * MIB;
 
-/// At least so much of a pod's processor time goes into updates that it does, by what one took before. (By
-/// small updates it may be more than all of it: the more wait together, the less one takes.)
+/// The least share of a pod's CPU time that goes into updates that are done, calculated from the CPU time per update
+/// before. (With small updates it can be more than 1, because more of them are written together.)
 const USEFUL_SHARE: f64 = 0.28;
 
-/// At least so many of the updates that a pod can do are done under overload, unless it is as busy as it can
-/// be: the load takes processor time as well, and more than what it brings.
+/// The least share of the updates that a pod can do that is done under overload, unless the pod is fully busy: the load
+/// takes CPU time too, even for requests that are shed.
 const DONE_SHARE: f64 = 0.25;
 
-/// As busy as it can be, next to what it was when its capacity was found.
+/// A pod is fully busy from this share of its CPU use at capacity.
 const BUSY_SHARE: f64 = 0.6;
 
-/// How often what the pod can do the load asks for.
+/// The load, as a multiple of the pod's capacity.
 const TIMES: f64 = 10.0;
 
-/// How often at least it is sent. Where each socket waits for its answer, no more than the pod answers can
-/// be sent; batches are refused at once, and so all of them arrive.
+/// The least load that must be sent. If each socket waits for its answer, the pod gets no more than it answers.
+/// Batches are refused at once, so all of them are sent.
 const fn least_sent(mix: Mix) -> f64 {
     match mix {
         Mix::Usual => 0.8,
@@ -57,7 +56,7 @@ const CALIBRATE: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_secs(2);
 const BACK_WITHIN: Duration = Duration::from_secs(30);
 
-/// A p99 below this is fast on a machine that does other things too.
+/// A p99 below this is fast on a machine that has other work too.
 const FAST: Duration = Duration::from_millis(15);
 
 fn load_span() -> Duration {
@@ -65,7 +64,7 @@ fn load_span() -> Duration {
     Duration::from_secs(seconds.map_or(15, |seconds| seconds.expect("a number of seconds")))
 }
 
-/// Looks at a pod's memory until it is dropped.
+/// Measures a pod's memory until it is dropped.
 struct Highest {
     bytes: Arc<AtomicUsize>,
     enough: Arc<AtomicBool>,
@@ -90,7 +89,7 @@ impl Highest {
     }
 }
 
-/// What all keys of the load have.
+/// The total of all keys of the load.
 async fn total(pod: &Pod, bearer: &str) -> u64 {
     let path = format!("{GROUP}?limit=10000");
     let answer = pod.ask("GET", &path, &[("authorization", bearer)], "").await;
@@ -120,7 +119,7 @@ fn shown(what: &str, tally: &mut Tally, span: Duration) {
 
 struct Overload {
     mix: Mix,
-    /// Of the token, if it has one.
+    /// The rate of the token, if it has one.
     rate: Option<u32>,
     connections_max: usize,
     memory: usize,
@@ -197,7 +196,7 @@ async fn overload(overload: Overload) -> Tally {
     let least = least_sent(mix) * capacity;
     let sent = per_second(load.answers() + silent, span);
     let (could, did) = (per_second(first.acked, CALIBRATE), per_second(load.acked, span));
-    // All of them at once, as the figures belong together.
+    // All runs are in one test, because their figures belong together.
     let wrong: Vec<String> = [
         (
             (known..=known + perhaps).contains(&value),
@@ -249,7 +248,7 @@ async fn overload_of_one_token_is_held_to_its_rate() {
     overload(Overload { mix, rate: Some(500), connections_max, memory: MEMORY }).await;
 }
 
-/// Each request is a thousand updates, and all together are more than a pod holds at once.
+/// Each request has a thousand updates, and all together have more than a pod holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn overload_by_batches_is_shed_as_well() {
     let (mix, connections_max) = (Mix::Batches, SOCKETS);

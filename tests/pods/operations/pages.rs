@@ -1,4 +1,4 @@
-//! The page at /docs: served by the pod alone, and held to that by its policy for browsers.
+//! The page at /docs comes from the pod alone, and its policy for browsers forbids everything else.
 
 use crate::pod::Setup;
 

@@ -1,5 +1,5 @@
-//! A task that panics: the pod goes on where it can, and ends with one line where it can't. It never stays
-//! ready with a part of it dead.
+//! A task panics. The pod continues if it can, and ends with one line if it can't. It never stays ready with a part
+//! of it dead.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn panicking(setup: &Setup, task: Task) -> Setup {
     setup.clone().env("ORDERFREE_PANIC_IN", task.name())
 }
 
-/// None if the connection ended instead.
+/// `None` if the connection ended instead.
 async fn try_ask(
     pod: &Pod,
     method: &str,
@@ -28,14 +28,14 @@ async fn try_ask(
     wire::ask(pod.port(), &request(method, path, headers, body)).await.ok()
 }
 
-/// Updates the key, whose answer may never come.
+/// Updates the key. The answer may never come.
 async fn update(pod: &Pod) {
     let headers = [("content-type", "text/plain")];
     let update = try_ask(pod, "POST", KEY, &headers, "1");
     let _ = tokio::time::timeout(Duration::from_secs(5), update).await;
 }
 
-/// Has something to do for a task of a pod on the embedded store.
+/// Gives a task of a pod on the embedded store something to do.
 async fn provoke(task: Task, setup: &Setup) -> Pod {
     let mut pod = setup.spawn();
     if task.is_vital() && !matches!(task, Task::Update | Task::Flight) {
@@ -82,9 +82,9 @@ async fn no_pod_stays_ready_with_a_dead_part() {
     for &task in Task::value_variants() {
         let setup = panicking(&Setup::new(), task);
         match task {
-            // `processes` has it on Cassandra.
+            // `processes` tests it on Cassandra.
             Task::ClockSampler => {}
-            // Their turn comes when the store takes no writes.
+            // These tasks work when the store takes no writes.
             Task::Retry | Task::Handover => {
                 let disk = SmallDisk::new();
                 let clock = setup.path("clock");

@@ -1,4 +1,4 @@
-//! The program as a process: started, asked, signalled, and looked at from outside.
+//! The program as a process: start it, send requests and signals, and observe it from outside.
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -23,10 +23,10 @@ const COMMAND_WITHIN: Duration = Duration::from_secs(40);
 /// A mebibyte.
 pub(crate) const MIB: usize = 1024 * 1024;
 
-/// A port that nobody else has.
+/// A port that no other test has.
 pub(crate) fn free_port() -> u16 {
-    // Below the ports that the kernel gives to outgoing connections, of which there are thousands here, and
-    // never one twice.
+    // Below the ports that the kernel gives to outgoing connections, of which there are thousands here, and never the
+    // same twice.
     static NEXT_PORT: AtomicU16 = AtomicU16::new(20_000);
     let port = std::iter::repeat_with(|| NEXT_PORT.fetch_add(1, Ordering::Relaxed))
         .take_while(|port| *port < 32_000)
@@ -34,14 +34,14 @@ pub(crate) fn free_port() -> u16 {
     port.expect("a free port")
 }
 
-/// How pods are started: one after the other, in one folder and on one port.
+/// How to start pods one after the other, in one folder and on one port.
 #[derive(Clone)]
 pub(crate) struct Setup {
     folder: Arc<TempDir>,
     pub(crate) port: u16,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
-    /// What starts the program, if not this process.
+    /// A program that starts the pod, if it is not this process.
     within: Vec<String>,
 }
 
@@ -76,14 +76,14 @@ impl Setup {
         self
     }
 
-    /// The same, started by another program.
+    /// A setup in which another program starts the pods.
     #[must_use]
     pub(crate) fn within(mut self, words: &[&str]) -> Setup {
         self.within = words.iter().map(|word| (*word).to_owned()).collect();
         self
     }
 
-    /// The same with a policy of these lines.
+    /// A setup with these lines as the policy.
     #[must_use]
     pub(crate) fn policy(self, lines: &str) -> Setup {
         let file = self.write("policy.toml", lines);
@@ -94,14 +94,14 @@ impl Setup {
         self.folder.path().join(name)
     }
 
-    /// Writes a file beside the pod's.
+    /// Writes a file into the pod's folder.
     pub(crate) fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, text).expect("a file can be written");
         path
     }
 
-    /// Starts a pod, and waits for nothing.
+    /// Starts a pod and returns at once.
     pub(crate) fn spawn(&self) -> Pod {
         static LOGS: AtomicUsize = AtomicUsize::new(0);
         let log = self.path(&format!("log-{}", LOGS.fetch_add(1, Ordering::Relaxed)));
@@ -131,7 +131,7 @@ impl Setup {
     }
 }
 
-/// One process.
+/// A pod's process.
 pub(crate) struct Pod {
     pub(crate) setup: Setup,
     child: Child,
@@ -152,7 +152,7 @@ impl Pod {
         kill_process(pid, signal).expect("it runs");
     }
 
-    /// Waits for its end, and returns the exit code and how long it took.
+    /// Waits for its end. Returns the exit code and the time it took.
     pub(crate) async fn ended(&mut self, within: Duration) -> (Option<i32>, Duration) {
         let began = Instant::now();
         let status = timeout(within, self.child.wait()).await;
@@ -160,7 +160,7 @@ impl Pod {
         (status.expect("a child").code(), began.elapsed())
     }
 
-    /// Everything that it wrote.
+    /// All its output.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).expect("a log")).into_owned()
     }
@@ -170,7 +170,7 @@ impl Pod {
         self.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// Waits until its log has this.
+    /// Waits until its log contains this text.
     pub(crate) async fn logs(&mut self, text: &str, within: Duration) {
         let began = Instant::now();
         while !self.log().contains(text) {
@@ -181,12 +181,12 @@ impl Pod {
         }
     }
 
-    /// Bytes of memory that it has now.
+    /// Its current memory in bytes.
     pub(crate) fn memory(&self) -> usize {
         memory_of(self.id())
     }
 
-    /// Bytes of memory that it had at most.
+    /// Its maximum memory in bytes.
     pub(crate) fn most_memory(&self) -> usize {
         status_of(self.id(), "VmHWM:")
     }
@@ -210,7 +210,7 @@ impl Pod {
         self.ask("GET", path, &[], "").await
     }
 
-    /// A counter's value; 0 if nobody ever counted it.
+    /// A counter's value; 0 if it was never counted.
     pub(crate) async fn count(&self, path: &str) -> u64 {
         let answer = self.get(&format!("{path}?default=0")).await;
         answer.json()["value"].as_u64().unwrap_or_else(|| panic!("{}", answer.text()))
@@ -230,12 +230,12 @@ impl Drop for Pod {
     }
 }
 
-/// Bytes of memory that a process has now.
+/// Current memory of a process in bytes.
 pub(crate) fn memory_of(process: u32) -> usize {
     status_of(process, "VmRSS:")
 }
 
-/// Bytes of a line of a process' status (proc(5)).
+/// The bytes in a line of a process's status (proc(5)).
 fn status_of(process: u32, name: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -243,10 +243,10 @@ fn status_of(process: u32, name: &str) -> usize {
     kib.expect("a number of KiB") * 1024
 }
 
-/// Processor time that a process has taken (proc(5), `/proc/[pid]/stat`, in ticks of 10 ms).
+/// CPU time of a process (proc(5), `/proc/[pid]/stat`, in ticks of 10 ms).
 pub(crate) fn cpu_of(process: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).expect("it runs");
-    // The name of the program may hold anything, and ends with the last parenthesis.
+    // The name of the program can contain anything, and ends at the last parenthesis.
     let (_, fields) = stat.rsplit_once(')').expect("a name");
     let ticks = |field: usize| -> u64 {
         let text = fields.split_whitespace().nth(field - 3);
@@ -268,7 +268,7 @@ pub(crate) async fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Out
     output.unwrap_or_else(|_| panic!("{arguments:?} does not end")).expect("the program runs")
 }
 
-/// A token, and the lines of a policy that let it in.
+/// A token, and the lines of a policy that give it access.
 pub(crate) fn token(name: &str, grants: &[(&str, &[&str])], rest: &str) -> (String, String) {
     let NewToken { token, sha256 } = NewToken::draw();
     let mut lines = format!("[[token]]\nname = {name:?}\nsha256 = {sha256:?}\n{rest}\n");

@@ -1,5 +1,5 @@
-//! Load on a pod, by connections that each send one request after another: as fast as it answers (closed
-//! loop), or at a rate that does not ask how it does (open loop), where what can't be sent is dropped.
+//! Load on a pod, from connections that each send one request after another: as fast as it answers (closed loop), or
+//! at a fixed rate (open loop), where requests that can't be sent in time are dropped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,34 +17,34 @@ const KEYS: u64 = 1_000;
 /// Different batches.
 const BATCHES: u64 = 20;
 
-/// Between two connections that are made, so that not all of them come at once.
+/// Pause between two new connections.
 const CONNECT_EVERY: Duration = Duration::from_micros(250);
 
-/// How often the open loop hands out what is due.
+/// Interval in which the open loop distributes due requests.
 const TICK: Duration = Duration::from_millis(2);
 
-/// How long a connection may take to come about.
+/// Longest time to connect.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long answers may take to what was sent last: a busy machine has thousands to give.
+/// Longest wait for answers to the last requests: a busy machine has thousands of them.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What became of requests.
+/// Outcomes of requests.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Tally {
     /// Answers by status.
     pub(crate) statuses: BTreeMap<u16, u64>,
-    /// Updates of batches that have a problem, by its status.
+    /// Updates in batches with a problem, by its status.
     pub(crate) within: BTreeMap<u16, u64>,
-    /// Updates by what is known of them.
+    /// Updates by outcome.
     pub(crate) acked: u64,
     pub(crate) unknown: u64,
-    /// Connections that ended without an answer to a request, by why.
+    /// Connections that ended without an answer, by reason.
     pub(crate) resets: BTreeMap<String, u64>,
     /// Requests without an answer at the end.
     pub(crate) unanswered: u64,
     pub(crate) not_connected: u64,
-    /// What could not be sent when it was due.
+    /// Requests that could not be sent when they were due.
     pub(crate) dropped: u64,
     pub(crate) times: Vec<Duration>,
 }
@@ -72,7 +72,7 @@ impl Tally {
         self.statuses.values().sum()
     }
 
-    /// The time within which so many in a hundred were answered.
+    /// The latency that this percentage of the answers did not exceed.
     pub(crate) fn percentile(&mut self, percent: usize) -> Duration {
         self.times.sort_unstable();
         let at = (self.times.len() * percent).div_ceil(100).saturating_sub(1);
@@ -80,12 +80,12 @@ impl Tally {
     }
 }
 
-/// What a request asks for.
+/// What a request does.
 #[derive(Debug, Clone, Copy)]
 enum Sort {
     Update,
     Read,
-    /// So many updates.
+    /// Updates, by their number.
     Batch(u64),
 }
 
@@ -99,12 +99,12 @@ impl Sort {
     }
 }
 
-/// What requests ask for.
+/// The mix of requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Mix {
-    /// Mostly updates of one key, some of many, reads, and one in a hundred a batch of so many updates.
+    /// Mostly updates of one key, some of many, reads, and one in a hundred is a batch of this many updates.
     Usual,
-    /// As many updates as a batch may have, each time.
+    /// Always batches of the maximum size.
     Batches,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Pressure {
     port: u16,
     bearer: Arc<str>,
     mix: Mix,
-    /// Made once, as they are long.
+    /// Made once, because they are long.
     batches: Arc<[Vec<u8>]>,
 }
 
@@ -128,7 +128,7 @@ impl Pressure {
         Pressure { port, bearer: bearer.into(), mix, batches: batches.collect() }
     }
 
-    /// The request of this number.
+    /// The request with this number.
     fn request(&self, number: u64) -> (Sort, Vec<u8>) {
         let headers = [("authorization", &*self.bearer)];
         let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -152,7 +152,7 @@ impl Pressure {
         }
     }
 
-    /// So many connections, each as fast as it is answered, with a pause before each request.
+    /// Closed loop: this many connections, with a pause before each request.
     pub(crate) async fn closed(&self, connections: u64, pause: Duration, span: Duration) -> Tally {
         let until = Instant::now() + span;
         let clients = (0..connections).map(|client| {
@@ -172,7 +172,7 @@ impl Pressure {
         sum(clients.collect::<Vec<_>>()).await
     }
 
-    /// So many requests a second for a while, whether or not they are answered, by so many connections.
+    /// Open loop: this many requests per second for a while, over this many connections.
     pub(crate) async fn open(&self, connections: usize, rate: f64, span: Duration) -> Tally {
         let (due, idle) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
         let numbers = Arc::new(AtomicU64::new(0));
@@ -216,7 +216,7 @@ impl Pressure {
         tally
     }
 
-    /// Sends the request of this number, on this connection if it is there still.
+    /// Sends the request with this number, on this connection if it is still open.
     async fn send(
         &self,
         number: u64,
@@ -236,7 +236,7 @@ impl Pressure {
         let updates = sort.updates();
         let began = Instant::now();
         let answer = timeout_at(until.into(), async {
-            // Whoever is shed may be answered before all is sent.
+            // A request that is shed may be answered before it is sent completely.
             let sent = open.send(&bytes).await;
             open.answer().await.or_else(|error| sent.and(Err(error)))
         });
@@ -284,7 +284,7 @@ impl Tally {
     }
 }
 
-/// A request of so many updates, of the keys from one on.
+/// A batch of this many updates, of consecutive keys from the first on.
 fn batch(bearer: &str, first: u64, updates: u64) -> Vec<u8> {
     let headers = [("authorization", bearer), ("content-type", "application/json")];
     let update = |index| {
@@ -295,7 +295,7 @@ fn batch(bearer: &str, first: u64, updates: u64) -> Vec<u8> {
     request("POST", "/v1/batch", &headers, format!(r#"{{"updates":[{}]}}"#, all.join(",")))
 }
 
-/// Of the problems within a batch's answer.
+/// Records the problems in a batch's answer.
 fn statuses_within(text: &str) -> BTreeMap<u16, u64> {
     let mut found = BTreeMap::new();
     for (at, mark) in text.match_indices(r#""status":"#) {

@@ -1,4 +1,4 @@
-//! SIGHUP: tokens, quotas and the certificate are read anew while the pod serves.
+//! SIGHUP reloads tokens, quotas and the certificate while the pod serves.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ async fn status(pod: &Pod, token: &str) -> u16 {
     pod.ask("POST", "/v1/counter/g/n", &[("authorization", &bearer)], "").await.status
 }
 
-/// Has files read anew, and waits until that is done with this one. The line that the log has of it.
+/// Reloads the files, and waits until this one is done. Returns its line of the log.
 async fn reload(pod: &mut Pod, what: &str) -> Value {
     let before = pod.lines().len();
     pod.signal(Signal::HUP);
@@ -35,12 +35,12 @@ async fn reload(pod: &mut Pod, what: &str) -> Value {
     }
 }
 
-/// Whether a line says that a file can't be used, and which.
+/// Whether a line says that this file can't be used.
 fn refuses(line: &Value, file: &str) -> bool {
     line["level"] == "ERROR" && line["message"].as_str().is_some_and(|text| text.contains(file))
 }
 
-/// The number of reloads that ended so.
+/// The number of reloads with this result.
 async fn reloads(pod: &Pod, token: &str, result: &str) -> u64 {
     let bearer = bearer(token);
     let metrics = pod.ask("GET", "/metrics", &[("authorization", &bearer)], "").await.text();
@@ -85,7 +85,7 @@ async fn a_file_that_can_not_be_used_changes_nothing_and_is_said() {
     std::fs::remove_file(pod.setup.path("policy.toml")).expect("it was there");
     reload(&mut pod, "policy").await;
     assert_eq!(status(&pod, &old).await, 200, "a file that is gone changes nothing either");
-    // An empty file is one that can be used: it lets nobody in, and does not open the pod.
+    // An empty file is valid: it gives access to no token, and does not open the pod.
     pod.setup.write("policy.toml", "");
     reload(&mut pod, "policy").await;
     assert_eq!(status(&pod, &old).await, 401);
@@ -120,7 +120,7 @@ async fn a_new_certificate_is_shown_to_those_who_connect_from_then_on() {
         assert_eq!(answer.expect("an answer").status, 200);
     }
 
-    // A key that is not the certificate's.
+    // The key of another certificate.
     let third = authority.sign("third", "DNS:localhost");
     std::fs::copy(&third.key, &first.key).expect("a copy");
     let said = reload(&mut pod, "certificate").await;
@@ -129,7 +129,7 @@ async fn a_new_certificate_is_shown_to_those_who_connect_from_then_on() {
     assert_eq!(tls::shown(&again), second.der());
 }
 
-/// A certificate that is about to run out must not depend on somebody's typing error elsewhere.
+/// A certificate that expires soon must not depend on another file without mistakes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_policy_does_not_keep_a_new_certificate_out() {
     let (good, lines) = token("good", ALL, "");
@@ -156,8 +156,8 @@ async fn a_broken_policy_does_not_keep_a_new_certificate_out() {
     assert_eq!(tls::shown(&late), second.der(), "the certificate is the new one");
 }
 
-/// A SIGHUP without anything to read anew is no reason to end, as it would be by default. The command sends
-/// one where there is no `kill`, and says so where there is no server.
+/// A SIGHUP without files to reload must not end the pod, as it would by default. `orderfree reload` sends the signal
+/// if there is no `kill`, and reports if there is no server.
 #[tokio::test(flavor = "multi_thread")]
 async fn sighup_without_files_does_no_harm() {
     let pod = Setup::new().start().await;

@@ -1,4 +1,4 @@
-//! `orderfree repair`: a pod ran once while the machine's clock was 74 years ahead, and shall count on.
+//! `orderfree repair`: a pod once ran while the machine's clock was 74 years ahead, and must be able to count again.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use crate::pod::{Pod, Setup, run};
 
-/// Days of 74 years.
+/// 74 years in days.
 const DAYS_AHEAD: i64 = 74 * 365;
 
-/// Short ones, so that a fold needs no day.
+/// Short times, so that a fold does not need a day.
 const CONSTANTS: [(&str, &str); 4] = [
     ("ORDERFREE_LIFETIME", "2m"),
     ("ORDERFREE_DRAIN_MARGIN", "20s"),
@@ -23,7 +23,7 @@ const CONSTANTS: [(&str, &str); 4] = [
     ("ORDERFREE_UNREADY_GRACE", "0s"),
 ];
 
-/// From an update until its row may be folded.
+/// Time from an update until its row may be folded.
 const FOLDABLE_AFTER: Duration = Duration::from_secs(200);
 
 const KEYS: [&str; 5] = [
@@ -34,7 +34,7 @@ const KEYS: [&str; 5] = [
     "/v1/or_set/site/cart",
 ];
 
-/// One file, and the clock of its pods.
+/// A file, and the clock of its pods.
 struct Place {
     setup: Setup,
 }
@@ -57,10 +57,10 @@ impl Place {
         self.setup.path("copy.redb")
     }
 
-    /// Sets the clock of its pods so far ahead of the machine's.
+    /// Sets how far the clock of its pods is ahead of the machine's.
     fn set_clock(&self, days: i64, and: Duration) {
         let shift_ms = days * 86_400_000 + i64::try_from(and.as_millis()).expect("a short time");
-        // At once: a pod that reads half a number goes by it.
+        // Atomically, because a pod could read half a number.
         let new = self.setup.write("clock.new", shift_ms.to_string());
         fs::rename(new, self.setup.path("clock")).expect("renamed");
     }
@@ -70,12 +70,12 @@ impl Place {
         run(&["repair", "--data", &file, "--into", &copy], &CONSTANTS[..3]).await
     }
 
-    /// Asserts that there is no copy, and why.
+    /// Checks that the program made no copy, and said why.
     async fn refuses(&self, why: &str) {
         let output = self.repair().await;
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
-        // Besides what the log says.
+        // The line after those of the log.
         let sentence = said.lines().last().unwrap_or_default();
         assert!(sentence.starts_with("orderfree: ") && sentence.contains(why), "{said}");
     }
@@ -102,7 +102,7 @@ async fn fold(pod: &Pod, path: &str) -> Value {
     answer.json()
 }
 
-/// What the keys are, without times and tokens.
+/// The values of the keys, without times and tokens.
 async fn values(pod: &Pod) -> Vec<Value> {
     let mut values = Vec::new();
     for path in KEYS {
@@ -125,7 +125,7 @@ async fn stop(mut pod: Pod) {
     assert_eq!(pod.ended(Duration::from_secs(20)).await.0, Some(0), "{}", pod.log());
 }
 
-/// All that a file holds, as bytes.
+/// All rows of a file as bytes.
 fn rows(file: &PathBuf) -> Vec<String> {
     let database = Database::open(file).expect("a file");
     let table = database.begin_read().expect("begun").open_table(SHARDS).expect("rows");
@@ -140,7 +140,7 @@ fn rows(file: &PathBuf) -> Vec<String> {
 async fn a_repaired_file_counts_on_from_the_old_values() {
     let place = Place::new();
     let [home, folded, theme, tags, cart] = KEYS;
-    // Before the clock went wrong.
+    // Before the clock was wrong.
     place.set_clock(0, Duration::ZERO);
     let pod = place.setup.start().await;
     acked(&pod, home, json!({"op": "add", "by": 1})).await;
@@ -148,7 +148,7 @@ async fn a_repaired_file_counts_on_from_the_old_values() {
     acked(&pod, tags, json!({"op": "add", "items": ["a", "b"]})).await;
     acked(&pod, cart, json!({"op": "add", "items": ["pen", "ink"]})).await;
     stop(pod).await;
-    // While it is.
+    // While the clock is wrong.
     place.set_clock(DAYS_AHEAD, Duration::ZERO);
     let pod = place.setup.start().await;
     acked(&pod, home, json!({"op": "add", "by": 2})).await;
@@ -182,7 +182,7 @@ async fn a_repaired_file_counts_on_from_the_old_values() {
         "rows that were written ahead of it: 5, by up to 73years 11months\n",
         "folds by a clock ahead of it: 1, by up to 73years 11months\n",
         "times of last writers ahead of it: 2, by up to 73years 11months\n",
-        // One of `home`, `theme` and `tags` each, both of `cart`, and of `folded` the tally as well.
+        // One row of `home`, `theme` and `tags`, both of `cart`, and the tally of `folded` too.
         "repaired: 5 keys, in which 7 rows became 5",
         "next: keep",
         "may count twice",

@@ -1,6 +1,6 @@
-//! Secrets appear nowhere: tokens, Cassandra's password and the bytes of a private key are planted wherever
-//! they belong and wherever somebody may put them by mistake, and everything that the program says is
-//! searched for them. Of pods and what they are started with here, of tools and collectors in `tools`.
+//! Secrets appear nowhere. Tokens, Cassandra's password and the bytes of a private key are placed where they belong
+//! and where an operator may put them by mistake. All output of the program is searched for them: here that of pods,
+//! in `tools` that of tools and requests to collectors.
 
 mod tools;
 
@@ -23,18 +23,18 @@ use crate::wire::{bearer, request};
 const PASSWORD: &str = "hush-6f1d0b7c-in-a-variable";
 const PASSWORD_IN_FILE: &str = "hush-20c4e9aa-in-a-file";
 
-/// Nobody listens there.
+/// No server listens at this address.
 const NOBODY: &str = "127.0.0.1:1";
 
-/// So many characters of a secret are as bad as all of it.
+/// This many characters of a secret are as bad as all of it.
 const PART: usize = 16;
 
-/// What must not be said, each with its name.
+/// The secrets, each with its name.
 #[derive(Default)]
 struct Secrets(Vec<(&'static str, Vec<Vec<u8>>)>);
 
 impl Secrets {
-    /// In all the forms that a careless program prints: as it is, as base64, or as a list of numbers.
+    /// The forms in which a careless program may print it: plain, as base64, or as a list of numbers.
     fn plant(&mut self, name: &'static str, secret: &str) {
         let parts = secret.as_bytes().chunks_exact(PART).map(|part| {
             let numbers: Vec<String> = part.iter().map(u8::to_string).collect();
@@ -45,7 +45,7 @@ impl Secrets {
         self.0.push((name, forms));
     }
 
-    /// Each line of a PEM file but its frame.
+    /// Each line of a PEM file except its frame.
     fn plant_key(&mut self, file: &Path) {
         let text = fs::read_to_string(file).expect("a key");
         for line in text.lines().filter(|line| !line.starts_with('-')) {
@@ -60,7 +60,7 @@ impl Secrets {
     }
 }
 
-/// What was said where, and which secrets were in it.
+/// Outputs with the secrets that were found in them.
 struct Search {
     secrets: Secrets,
     leaks: BTreeSet<String>,
@@ -105,7 +105,7 @@ fn the_search_finds_what_is_planted() {
     assert!(secrets.found_in(b"orderfree_ and 64 hexadecimal digits").is_empty());
 }
 
-/// A pod that has secrets is asked for everything, by those who know one and by those who don't.
+/// Sends every kind of request to a pod with secrets, from clients with and without a token.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_serves_repeats_none() {
     let (good, lines) = token("good", &[("", &["read", "write", "admin"])], "");
@@ -154,7 +154,7 @@ async fn a_pod_that_serves_repeats_none() {
             ("GET", "/docs", ""),
             ("GET", "/problems", ""),
             ("GET", "/nowhere", ""),
-            // Where other services take one.
+            // Where other services accept a token.
             ("GET", &format!("/v1/counter/g/n/shards?access_token={good}"), ""),
             ("GET", &format!("/v1/counter/g/n?access_token={good}"), ""),
         ] {
@@ -179,7 +179,7 @@ async fn a_pod_that_serves_repeats_none() {
     search.found_nothing();
 }
 
-/// Every place where somebody may put a token by mistake.
+/// Every place where an operator may put a token by mistake.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_with_a_token_in_the_wrong_place_does_not_repeat_it() {
     let NewToken { token, sha256 } = NewToken::draw();
@@ -222,7 +222,7 @@ async fn a_start_with_a_token_in_the_wrong_place_does_not_repeat_it() {
     search.found_nothing();
 }
 
-/// Keys whose line breaks were lost, and files that were mixed up.
+/// Keys that lost their line breaks, and files that were mixed up.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_with_a_damaged_key_does_not_repeat_it() {
     let setup = Setup::new().env("RUST_LOG", "trace");
@@ -263,7 +263,7 @@ async fn a_start_with_a_damaged_key_does_not_repeat_it() {
             assert_eq!(output.status.code(), Some(1), "{place}: {output:?}");
             search.look_at(&format!("what is said of {what} with {place}"), &output);
         }
-        // As the wrong argument altogether.
+        // As a value of the wrong argument.
         for name in ["--policy", "--cassandra-ca", "--cassandra-password-file"] {
             let line = ["serve", "--cassandra", NOBODY, "--store-wait", "0s", name, &bad];
             let line = [&line[..], &["--cassandra-user", "u"]].concat();
@@ -356,7 +356,7 @@ async fn no_command_repeats_a_password_or_a_token() {
     search.found_nothing();
 }
 
-/// `token new` says a token once, and the file has its hash alone.
+/// `token new` prints a token once, and the file has only its hash.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_token_is_said_once_and_kept_nowhere() {
     let setup = Setup::new();

@@ -1,5 +1,5 @@
-//! HTTPS: the program's own clients reach it, refuse whom they must, and nothing that strangers send to its
-//! port harms it.
+//! HTTPS: the program's clients can connect, refuse wrong servers, and nothing that strangers send to the port does
+//! harm.
 
 use std::io;
 use std::path::Path;
@@ -17,10 +17,10 @@ use crate::certificates::Authority;
 use crate::pod::{MIB, Pod, Setup, run, token};
 use crate::wire::{self, Connection, request};
 
-/// Longest time of a handshake, and some more.
+/// Longest time of a handshake, with some reserve.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(12);
 
-/// Connects by TLS, by this name, with the authority of this file.
+/// Connects by TLS with this server name, and trusts the authority in this file.
 pub(crate) async fn connect(
     port: u16,
     authority: &Path,
@@ -40,7 +40,7 @@ pub(crate) fn shown(connection: &Connection<TlsStream<TcpStream>>) -> Vec<u8> {
     certificates.expect("a certificate")[0].to_vec()
 }
 
-/// A pod that speaks HTTPS as `localhost`, and asks for a token.
+/// A pod that serves HTTPS as `localhost` and requires a token.
 pub(crate) struct Guarded {
     pub(crate) pod: Pod,
     pub(crate) authority: Authority,
@@ -104,7 +104,7 @@ async fn the_command_line_counts_and_reads_by_https_with_a_token() {
     ];
     let got = run(&["get", "counter/site/home"], &environment).await;
     assert_eq!(said(&got.stdout), "5", "{got:?}");
-    // For probes inside a container, by whatever address.
+    // For probes inside a container, with any address.
     let url = format!("https://127.0.0.1:{}", guarded.pod.port());
     let health = run(&["health", "--url", &url], &[]).await;
     assert_eq!(health.status.code(), Some(0), "{health:?}");
@@ -157,11 +157,11 @@ async fn plain_http_at_the_tls_port_and_tls_at_the_plain_port_do_no_harm() {
     }
 }
 
-/// Beside it others are served; a handshake that does not go on is ended.
+/// Other clients are served meanwhile, and a handshake that stalls is ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handshake_that_stalls_is_ended() {
     let guarded = Guarded::start().await;
-    // The head of a ClientHello of 512 bytes, which do not come.
+    // The head of a ClientHello of 512 bytes, which never arrive.
     let beginning = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
     let began = Instant::now();
     let mut stalled = Vec::new();
@@ -179,7 +179,7 @@ async fn a_handshake_that_stalls_is_ended() {
     guarded.is_well().await;
 }
 
-/// Whoever speaks HTTP plainly gets no token of others by it, nor does a redirect lead there.
+/// A client that speaks plain HTTP gets nothing, not even a redirect that would make it send its token again.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_answered_in_clear_text_at_the_tls_port() {
     let guarded = Guarded::start().await;

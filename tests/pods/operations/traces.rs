@@ -1,4 +1,4 @@
-//! Traces: a collector that the environment names gets a span for each request, and nobody does otherwise.
+//! Traces: a collector in the environment gets a span for each request. Without it, nothing is sent.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,17 +15,17 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const KEY: &str = "/v1/counter/site/home";
 
-/// The head and the body of what was posted.
+/// The head and the body of a POST.
 type Posted = (String, Vec<u8>);
 
-/// Takes spans by OTLP over HTTP.
+/// A collector that takes spans by OTLP over HTTP.
 struct Collector {
     port: u16,
     taken: Arc<Mutex<Vec<Posted>>>,
 }
 
 impl Collector {
-    /// Answers everybody, or nobody.
+    /// Whether it answers.
     async fn start(answers: bool) -> Collector {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("bound").port();
@@ -78,7 +78,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// As it stands in a span.
+/// The bytes as they are in a span.
 fn trace_bytes() -> Vec<u8> {
     let digits = |at: usize| u8::from_str_radix(&TRACE[at..at + 2], 16).expect("hexadecimal");
     (0..TRACE.len()).step_by(2).map(digits).collect()
@@ -121,10 +121,10 @@ async fn a_request_is_a_span_of_its_trace_for_the_collector() {
         assert!(head.starts_with("POST /v1/traces HTTP/1.1"), "{head}");
         assert!(!contains(&body, good.as_bytes()) && !head.contains(&good), "a token is sent");
     }
-    // Not sampled, says the client.
+    // The client says that it is not sampled.
     let other = format!("00-{}-00f067aa0ba902b7-00", TRACE.replace('4', "5"));
     pod.ask("POST", KEY, &[headers[0], ("traceparent", &other)], "").await;
-    // One without a parent gets a trace of its own.
+    // A request without a parent gets its own trace.
     let shards = format!("{KEY}/shards");
     pod.ask("GET", &shards, &[headers[0]], "").await;
     collector.wait_for(b"GET /v1/{kind}/{group}/{name}/shards").await;
@@ -137,7 +137,7 @@ async fn a_request_is_a_span_of_its_trace_for_the_collector() {
     assert_eq!(pod.ask("GET", "/readyz", &headers, "").await.status, 503);
     assert_eq!(trace_ids(&pod, "request"), [TRACE], "{}", pod.log());
     assert_eq!(pod.ended(Duration::from_secs(10)).await.0, Some(0));
-    // What was left is sent at the end.
+    // The remaining spans are sent at the end.
     collector.wait_for(b"GET /readyz").await;
     let unsampled: Vec<u8> = trace_bytes()
         .iter()
@@ -189,7 +189,7 @@ async fn a_second_signal_waits_for_no_collector() {
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
-/// Neither one that is away nor one that never answers slows requests down, or keeps a pod for long.
+/// A collector that is away or never answers does not slow down requests, or delay a pod's end for long.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_that_does_not_answer_keeps_nobody() {
     let silent = Collector::start(false).await;

@@ -1,4 +1,4 @@
-//! A pod that starts before its store: it says what it waits for, more and more seldom, and can be stopped.
+//! A pod that starts before its store says what it waits for, at increasing intervals, and can be stopped.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::pod::Setup;
 
-/// Nobody listens there.
+/// No node listens at this address.
 const NOBODY: &str = "127.0.0.1:1";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -41,7 +41,7 @@ async fn a_pod_waits_for_its_store_patiently_and_ends_at_once_when_it_is_told_to
     let said = waits.len();
     assert!(TcpStream::connect(("127.0.0.1", pod.port())).await.is_err(), "it can't serve yet");
 
-    // Whoever has files read anew does not stop it.
+    // SIGHUP does not stop it.
     pod.signal(Signal::HUP);
     sleep(Duration::from_millis(300)).await;
     pod.signal(Signal::TERM);
@@ -51,7 +51,7 @@ async fn a_pod_waits_for_its_store_patiently_and_ends_at_once_when_it_is_told_to
     assert!(pod.log().matches("waiting for the store").count() <= said + 1, "{}", pod.log());
 }
 
-/// As the log writes them: `1s`, `500ms`, `1.5s`.
+/// Durations as the log writes them: `1s`, `500ms`, `1.5s`.
 fn seconds(text: &str) -> Result<Duration, std::num::ParseFloatError> {
     text.trim_end_matches('s').parse().map(Duration::from_secs_f64)
 }
@@ -70,7 +70,7 @@ async fn a_pod_that_has_waited_long_enough_ends_with_one_sentence() {
     assert_eq!(log.lines().last(), Some(last[0]), "one line, and none behind it");
 }
 
-/// A mistake that does not pass by itself is not waited for.
+/// An error that waiting can't solve ends the pod at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_does_not_wait_for_what_can_not_come() {
     let setup = Setup::new();

@@ -1,4 +1,4 @@
-//! HTTP by hand: bytes out, answers in, so that a test can also send what no client library would.
+//! HTTP by hand, so that a test can also send what no client library would.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Longer than anything takes that is not meant to take long.
+/// Longer than everything that is not meant to take long.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// One answer.
@@ -20,7 +20,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// A header's value; empty without one.
+    /// A header's value; empty if it is missing.
     pub(crate) fn header(&self, name: &str) -> &str {
         let found = self.headers.iter().find(|(known, _)| known == name);
         found.map_or("", |(_, value)| value)
@@ -34,21 +34,21 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The last part of its problem's type.
+    /// The last part of the problem's type.
     pub(crate) fn problem(&self) -> String {
         let problem = serde_json::from_slice::<Value>(&self.body).unwrap_or_default();
         let kind = problem["type"].as_str().unwrap_or_default();
         kind.trim_start_matches("/problems/").to_owned()
     }
 
-    /// Everything that came, for searches.
+    /// All bytes of the answer, for searches.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let headers = self.headers.iter().map(|(name, value)| format!("{name}: {value}\n"));
         [headers.collect::<String>().into_bytes(), self.body.clone()].concat()
     }
 }
 
-/// A connection, and what came on it that is no whole answer yet.
+/// A connection, and the received bytes that are not a whole answer yet.
 pub(crate) struct Connection<S> {
     pub(crate) stream: S,
     buffer: Vec<u8>,
@@ -72,7 +72,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         self.stream.flush().await
     }
 
-    /// The next answer; an error if the connection ends before it is whole.
+    /// The next answer. An error if the connection ends before it is complete.
     pub(crate) async fn answer(&mut self) -> io::Result<Answer> {
         let Whole { head, headers, body } = self.whole().await?;
         let status = head.get(9..12).and_then(|digits| std::str::from_utf8(digits).ok());
@@ -104,22 +104,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Ok(Whole { head, headers, body })
     }
 
-    /// As a server: the next request's head and body.
+    /// For a server: the next request's head and body.
     pub(crate) async fn request(&mut self) -> io::Result<(String, Vec<u8>)> {
         let whole = self.whole().await?;
         Ok((String::from_utf8_lossy(&whole.head).into_owned(), whole.body))
     }
 
-    /// Sends a request and takes its answer.
+    /// Sends a request and reads its answer.
     pub(crate) async fn ask(&mut self, request: &[u8]) -> io::Result<Answer> {
-        // A server that has seen enough answers before it has read everything.
+        // A server may answer before it has read everything.
         let sent = self.send(request).await;
         let answer = timeout(ANSWER_WITHIN, self.answer()).await;
         let answer = answer.map_err(|_| io::Error::new(ErrorKind::TimedOut, "no answer"))?;
         answer.or_else(|error| sent.and(Err(error)))
     }
 
-    /// Waits until the other side ends the connection, and returns what it said before.
+    /// Waits until the other side closes the connection, and returns what it sent before.
     pub(crate) async fn ended(&mut self) -> Vec<u8> {
         while self.fill().await.is_ok() {}
         std::mem::take(&mut self.buffer)
@@ -133,14 +133,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 }
 
-/// A message, with its body of the length that it declares.
+/// A message with the body length that it declares.
 struct Whole {
     head: Vec<u8>,
     headers: Headers,
     body: Vec<u8>,
 }
 
-/// Names in small letters, and values.
+/// Names in lower case, and values.
 type Headers = Vec<(String, String)>;
 
 fn headers(head: &[u8]) -> Headers {
@@ -167,12 +167,12 @@ pub(crate) fn request(
     [text.as_bytes(), b"\r\n", body].concat()
 }
 
-/// One request on a connection of its own.
+/// Sends one request on a new connection.
 pub(crate) async fn ask(port: u16, request: &[u8]) -> io::Result<Answer> {
     Connection::open(port).await?.ask(request).await
 }
 
-/// A header that names the caller.
+/// A header with the caller's token.
 pub(crate) fn bearer(token: &str) -> String {
     format!("Bearer {token}")
 }

@@ -1,4 +1,4 @@
-//! A pod that is told to end while its store does not answer, or while it folds.
+//! A pod that must end while its store does not answer, or during folds.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -19,20 +19,20 @@ use crate::pod::Pod;
 use crate::wire::{Answer, ask, request};
 use crate::{GRACE, READY_WITHIN, defaults, is_refused, pods, ready, write_final};
 
-/// Keys with an open write each when the pod is told to end.
+/// Keys that each have an open write when the pod must end.
 const OPEN_KEYS: usize = 20;
 
-/// Updates of each that are waited for.
+/// Updates per key that clients wait for.
 const OPEN_UPDATES: usize = 2;
 
-/// What the end of a process takes behind its time limit.
+/// Time that the end of a process takes after its time limit.
 const A_LITTLE: Duration = Duration::from_secs(3);
 
-/// What became of a key's updates.
+/// Outcomes of a key's updates.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counted {
     acked: u64,
-    /// May be counted, now or later.
+    /// Updates that may be counted, now or later.
     perhaps: u64,
 }
 
@@ -79,13 +79,13 @@ async fn a_pod_whose_store_is_out_ends_in_time_and_says_what_it_could_not_write(
         .collect();
     sleep(Duration::from_millis(500)).await;
     assert!(open.iter().all(|(_, update)| !update.is_finished()), "they wait for the store");
-    // The next one is told of one node: it takes ten seconds to give up each.
+    // The next pod knows only one node, and takes ten seconds to give up on each write.
     let one = config.contact_points[..1].to_vec();
     let mut next = pods(&CassandraConfig { contact_points: one, ..config.clone() }).spawn();
 
     pod.signal(Signal::TERM);
     let began = Instant::now();
-    // Whoever waits is told what is known.
+    // Waiting clients are told what is known.
     for (at, update) in open {
         let answer = update.await.expect("no panic").expect("an answer");
         counted[at].add(&answer);
@@ -103,7 +103,7 @@ async fn a_pod_whose_store_is_out_ends_in_time_and_says_what_it_could_not_write(
     assert_eq!(log.lines().last(), Some(sentence.as_str()));
     assert!(!log.contains("everything is written"), "{log}");
 
-    // One that came meanwhile waits for nodes that say nothing, and serves once they do.
+    // A pod that started meanwhile waits for nodes that do not answer, and serves when they do.
     assert!(next.log().contains("waiting for the store"), "{}", next.log());
     assert!(!next.log().contains("hung up"), "{}", next.log());
     assert!(is_refused(next.port()).await, "it can't serve yet");
@@ -122,38 +122,37 @@ async fn a_pod_whose_store_is_out_ends_in_time_and_says_what_it_could_not_write(
     drop_keyspace(&config).await;
 }
 
-/// Keys with two final shards each, all of one group, and so of one part of a sweep.
+/// Keys with two final shards each, all in one group, and so in one part of a sweep.
 const SWEPT_KEYS: usize = 3_000;
 
-/// Every so many of them have a living shard as well.
+/// One in this many keys also has a living shard.
 const LIVING_EVERY: usize = 10;
 
-/// Folds that are seen before the pod is told to end, of as many as there are keys: few, so that
-/// others are left even if the test is slow to look.
+/// Folds that are seen before the pod is stopped: few of all keys, so that others are left even if the test is slow.
 const FOLDS_SEEN: u64 = 20;
 
-/// A sweep that nobody ends goes through all keys, or takes as long as a drain may.
+/// Longest time of a sweep that is not stopped, or of a drain.
 const SWEEP_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 const _: () = assert!(SWEEP_ENDS_WITHIN.as_secs() < DRAIN_MAX.as_secs());
 
-/// When one sweep after the other has begun with that group, and has gone through it.
+/// Longest time until repeated sweeps have begun with that group and finished it.
 const SWEPT_WITHIN: Duration = Duration::from_secs(90);
 
-/// What a key of the sweep holds.
+/// The total of a key of the sweep.
 fn total(at: usize) -> i128 {
     let living = if at.is_multiple_of(LIVING_EVERY) { 7 } else { 0 };
     1_001 * (at as i128 + 1) + living
 }
 
-/// A number of the pod's metrics, by the beginning of its line.
+/// A value of the pod's metrics, by the beginning of its line.
 async fn metric(pod: &Pod, line: &str) -> u64 {
     let all = pod.get("/metrics").await.text();
     let number = all.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok());
     number.unwrap_or_else(|| panic!("no {line} in {all}"))
 }
 
-/// How many keys of the sweep have a tally that holds all but living shards. Every value must be right.
+/// How many keys of the sweep have a tally with all but living shards. Every value must be right.
 async fn folded(subject: &Subject) -> usize {
     let (store, clock) = (&subject.store, subject.clock.clone());
     let reader = Node::for_tool(store, subject.constants, clock, Switch::Off);
@@ -184,7 +183,7 @@ async fn a_pod_ends_amid_a_sweep_and_another_one_goes_on_with_it() {
     let amount = |at: usize| i64::try_from(at).expect("small") + 1;
     let adds = (0..SWEPT_KEYS).flat_map(|at| [1, 1_000].map(|by| (member(at), by * amount(at))));
     write_final(&config, adds).await;
-    // One row to a request: each key is folded by itself, which takes longest.
+    // One row per request: each key is folded by itself, which takes longest.
     let mut pod = pods(&config).arg("--batch-rows", 1).start().await;
     let living = (0..SWEPT_KEYS).step_by(LIVING_EVERY).map(|at| {
         let key = member(at);
@@ -227,7 +226,7 @@ async fn a_pod_ends_amid_a_sweep_and_another_one_goes_on_with_it() {
     drop_keyspace(&config).await;
 }
 
-/// Nobody compares the clocks any more: a pod must not go on taking updates by its own.
+/// The clocks are no longer compared, so the pod must not accept updates by its own clock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_ends_with_its_clock_sampler() {
     let _others_too = CLUSTER.read().await;

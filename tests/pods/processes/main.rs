@@ -1,5 +1,5 @@
-//! The program as processes on the real cluster: pods that start before their store, that end while it is
-//! out or while they fold, and tools that move keys.
+//! The program as processes on the real cluster: pods that start before their store, pods that end during an outage or
+//! during folds, and tools that move keys.
 
 #[path = "../../cassandra/mod.rs"]
 mod cassandra;
@@ -31,19 +31,19 @@ use tokio::net::TcpStream;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-/// From the end of what it waits for, until a pod serves: the longest pause between two looks at the store, and
-/// the look itself.
+/// Longest time until a pod serves after what it waits for is there: the longest pause between two checks, and the
+/// check itself.
 const READY_WITHIN: Duration = Duration::from_secs(30);
 
-/// What pods go on with after SIGTERM, in these tests.
+/// The grace period of pods in these tests.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// As pods have them that are told nothing else.
+/// The default constants of pods.
 fn defaults() -> Constants {
     Constants::resolve(Overrides::default()).expect("defaults")
 }
 
-/// Pods of a keyspace.
+/// The setup of pods with a keyspace.
 fn pods(config: &CassandraConfig) -> Setup {
     let constants = config.constants;
     Setup::new()
@@ -57,7 +57,7 @@ fn pods(config: &CassandraConfig) -> Setup {
         .arg("--clock-offset-max", format_duration(constants.clock_offset_max()))
 }
 
-/// Waits until a pod serves, and wants to.
+/// Waits until a pod serves and is ready.
 async fn ready(pod: &mut Pod) {
     pod.logs("listening on", READY_WITHIN).await;
     let began = Instant::now();
@@ -72,8 +72,8 @@ async fn is_refused(port: u16) -> bool {
     connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// Writes shards as pods did that have died, so long ago that all of them are final: one shard for each pair of
-/// a key and what it adds.
+/// Writes final shards, as pods that died long ago would have left them: one shard for each pair of a key and an
+/// amount.
 async fn write_final(config: &CassandraConfig, adds: impl Iterator<Item = (Key, i64)>) {
     let (folder, constants) = (TempDir::new().expect("a folder"), config.constants);
     let shift = folder.path().join("shift");

@@ -1,4 +1,4 @@
-//! A pod that starts before what it needs is there comes up by itself once it is.
+//! A pod that starts before its schema or its nodes becomes ready by itself.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use crate::{defaults, is_refused, pods, ready};
 
 const KEY: &str = "/v1/counter/site/home";
 
-/// Longer than it takes a pod to look at the store, and to pause before it looks again.
+/// Longer than a check of the store and the pause before the next one.
 const SAYS_WITHIN: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_is_there_before_its_schema_counts_once_that_is_applied() {
     let _others_too = CLUSTER.read().await;
-    // The script's own cluster, as its data centre is known by name.
+    // The script's own cluster, because the name of its data centre is known.
     let config = unmade_on_own(defaults());
     let keyspace = &config.keyspace;
     let mut pod = pods(&config).spawn();
@@ -22,7 +22,7 @@ async fn a_pod_that_is_there_before_its_schema_counts_once_that_is_applied() {
         format!("waiting for the store: {what} is missing; run `orderfree schema apply`")
     };
     pod.logs(&missing(&format!("keyspace {keyspace}")), SAYS_WITHIN).await;
-    // Whoever looks between its two statements.
+    // A pod may look between its two statements.
     let replicas = "{'class': 'NetworkTopologyStrategy', 'datacenter1': 3}";
     cql(&config, &format!("CREATE KEYSPACE {keyspace} WITH replication = {replicas}")).await;
     pod.logs(&missing(&format!("table {keyspace}.shards")), SAYS_WITHIN).await;

@@ -1,5 +1,5 @@
-//! Keys on their way into and out of Cassandra: what native counters hold, by the recipe of
-//! `docs/operate/moving-keys.md`, and whatever a file of the embedded store takes over.
+//! Moves keys into and out of Cassandra: from native counters, by the recipe in `docs/operate/moving-keys.md`, and to a
+//! file of the embedded store.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -26,16 +26,16 @@ use crate::cassandra::{
 use crate::contract::{Subject, brief_constants, name, next_write};
 use crate::{defaults, pods, ready, write_final};
 
-/// Increments that are sent at once.
+/// Concurrent increments.
 const INCREMENTS_AT_ONCE: usize = 16;
 
-/// Commands that take longer hang.
+/// Longest time of a command.
 const COMMANDS_SECONDS_MAX: &str = "300";
 
-/// Pages with native counters, each with two metrics.
+/// Pages with native counters, two metrics each.
 const PAGES: usize = 150;
 
-/// Values as they are shown, whoever stores them.
+/// Values as every store shows them.
 async fn values(store: &Arc<dyn Store>, constants: Constants, keys: &[Key]) -> Vec<Option<String>> {
     let reader = Node::for_tool(store, constants, Arc::new(SystemClock), Switch::Off);
     let mut values = Vec::new();
@@ -46,7 +46,7 @@ async fn values(store: &Arc<dyn Store>, constants: Constants, keys: &[Key]) -> V
     values
 }
 
-/// A folder in which commands find the program, the tools of a Cassandra, and its keyspace.
+/// A folder with the program, Cassandra's tools and the name of the keyspace, for commands of the recipe.
 struct Desk {
     folder: TempDir,
     config: CassandraConfig,
@@ -63,7 +63,7 @@ impl Desk {
         self.folder.path().join(name)
     }
 
-    /// `cqlsh`, which tests fetch as they fetch other tools, and `nodetool` of the first node.
+    /// `cqlsh`, which is fetched like other tools of tests, and `nodetool` of node 1.
     fn with_tools(self) -> Desk {
         let pins = repository().join("tests/pods/processes/requirements.txt");
         let venv = Command::new(repository().join("tests/venv")).arg(pins).output();
@@ -92,7 +92,7 @@ impl Desk {
         output.expect("bash runs")
     }
 
-    /// The same, well; what it says.
+    /// Runs a command that must succeed, and returns its output.
     fn sh_well(&self, lines: &str) -> String {
         succeeded(lines, self.sh(lines))
     }
@@ -113,7 +113,7 @@ fn succeeded(what: &str, output: Output) -> String {
     out
 }
 
-/// The lines for import from native counters, as the handbook has them, for a table in this keyspace.
+/// The lines for import from native counters by the command in the handbook, for a table in this keyspace.
 fn recipe(keyspace: &str) -> String {
     let page = repository().join("docs/operate/moving-keys.md");
     let handbook = std::fs::read_to_string(page).expect("there");
@@ -128,7 +128,7 @@ fn recipe(keyspace: &str) -> String {
     lines
 }
 
-/// Makes native counters, some of which go down, up to an end, or nowhere.
+/// Increments native counters, some of which go down: up to an end, or until it is dropped.
 async fn count_natively(config: &CassandraConfig) -> BTreeMap<(String, String), i64> {
     let table = format!("{}.page_views", config.keyspace);
     let columns = "page text, metric text, views counter, PRIMARY KEY (page, metric)";
@@ -173,7 +173,7 @@ async fn native_counters_arrive_once_by_the_recipe_of_the_handbook() {
     let _others_too = CLUSTER.read().await;
     let config = fresh_on_own(defaults()).await;
     let totals = count_natively(&config).await;
-    // The writers were switched before, to a group that had counted natively as well.
+    // The writers were switched before, to a group that also had native counters.
     let mut pod = pods(&config).start().await;
     ready(&mut pod).await;
     assert_eq!(pod.ask("POST", "/v1/counter/page:7/views", &[], "").await.status, 200);
@@ -209,7 +209,7 @@ async fn native_counters_arrive_once_by_the_recipe_of_the_handbook() {
     assert_eq!(values(&subject.store, config.constants, &keys).await, expected);
     assert_eq!(rows().await, rows_of_one);
 
-    // It goes on counting.
+    // The key continues to count.
     let at = keys.iter().position(|key| key.group.as_str() == "page:7").expect("there");
     assert_eq!(pod.ask("POST", "/v1/counter/page:7/views", &[], "").await.status, 200);
     let views = at + keys[at..].iter().position(|key| key.name.as_str() == "views").expect("there");
@@ -226,7 +226,7 @@ async fn keys_of_a_cluster_arrive_in_a_file_exactly_and_once() {
     let subject = Subject::on_cluster(&config).await;
     let of = |kind, text| Key { kind, group: name("g☃/1"), name: name(text) };
     let mut keys: Vec<Key> = Kind::ALL.iter().map(|&kind| of(kind, "n")).collect();
-    // With a tally where that needs no times: two mutators that died, and one that lives.
+    // With a tally where that does not need times: two mutators that died, and one that lives.
     let folded: Vec<Key> = keys.iter().filter(|key| !key.kind.is_timed()).cloned().collect();
     write_final(&config, folded.iter().flat_map(|key| [5, 7].map(|by| (key.clone(), by)))).await;
     for key in &folded {

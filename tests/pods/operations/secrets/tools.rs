@@ -1,4 +1,4 @@
-//! Secrets of tools that work on a store, ask a pod or signal it, and of collectors of traces.
+//! Secrets of tools that open a store, ask a pod or signal it, and of collectors of traces.
 
 use std::fs::File;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::certificates::Authority;
 use crate::pod::{Setup, run, token};
 use crate::wire::Connection;
 
-/// Runs a command of the program with a file as its input.
+/// Runs a command of the program with a file as its standard input.
 async fn feed(arguments: &[&str], environment: &[(&str, &str)], input: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_orderfree"));
     command.args(arguments).env_clear().envs(environment.iter().copied());
@@ -24,7 +24,7 @@ async fn feed(arguments: &[&str], environment: &[(&str, &str)], input: &Path) ->
     output.await.expect("the program runs")
 }
 
-/// Those that work on a store of their own, that ask a pod which asks for a token, or signal it.
+/// Tools that open their own store, ask a pod that requires a token, or signal it.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_tool_repeats_a_password_or_a_token() {
     let (token, lines) = token("a", &[("", &["read", "write", "admin"])], "");
@@ -64,7 +64,7 @@ async fn no_tool_repeats_a_password_or_a_token() {
         assert_eq!(output.status.code(), Some(code), "{line}: {output:?}");
         search.look_at(&format!("`{line}`"), &output);
     }
-    // The wrong file at the input.
+    // The wrong file as input.
     for line in ["import", "convert"] {
         for file in [&token_file, &password_file, &key, &setup.path("policy.toml")] {
             let output = feed(&[line], &environment, file).await;
@@ -85,7 +85,7 @@ async fn no_tool_repeats_a_password_or_a_token() {
         assert_eq!(output.status.code(), Some(code), "{line:?}: {output:?}");
         search.look_at(&format!("`doctor` of {} words", line.len()), &output);
     }
-    // As a proxy may ask for it.
+    // A password as part of an address, as for a proxy.
     for host in [NOBODY, &format!("127.0.0.1:{}", pod.port())] {
         for scheme in ["http", "https"] {
             let address = format!("{scheme}://user:{PASSWORD}@{host}");
@@ -109,7 +109,7 @@ async fn no_tool_repeats_a_password_or_a_token() {
     search.found_nothing();
 }
 
-/// Takes what is posted, refuses it, and keeps its head.
+/// A server that refuses each POST and keeps its head.
 async fn refusing_collector() -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
@@ -128,7 +128,7 @@ async fn refusing_collector() -> (String, Arc<Mutex<Vec<String>>>) {
     (format!("http://{address}"), heads)
 }
 
-/// What a collector is told for it to take spans, in headers that the environment has.
+/// A collector's credentials, in headers that the environment has.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_s_headers_are_repeated_to_nobody_else() {
     let mut secrets = Secrets::default();
@@ -140,7 +140,7 @@ async fn a_collector_s_headers_are_repeated_to_nobody_else() {
     for (endpoint, headers) in [
         (&refusing, right.clone()),
         (&away, right.clone()),
-        // As somebody may write it by mistake.
+        // A likely mistake.
         (&refusing, format!("Bearer {PASSWORD}")),
         (&refusing, format!("authorization: Bearer {PASSWORD}")),
         (&refusing, format!("authorization=Bearer {PASSWORD}\u{7f}")),
