@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_in_pieces_are_put_together_and_the_connection_is_kept() {
+    async fn answers_in_pieces_are_joined_on_a_kept_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let server = async {

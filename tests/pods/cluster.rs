@@ -178,7 +178,7 @@ async fn rows_in_an_unexpected_order_are_an_error_of_their_key() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_of_3000_shards_and_a_group_of_2000_keys_are_read_right_while_folds_run() {
+async fn big_keys_and_groups_are_read_right_while_folds_run() {
     let _others_too = CLUSTER.read().await;
     let config = fresh(brief_constants()).await;
     let subject = Subject::on_cluster(&config).await;
@@ -261,7 +261,7 @@ async fn a_few_pods_that_sweep_at_once_share_the_folds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_a_node_down_background_folds_wait_and_catch_up_when_it_is_back() {
+async fn background_folds_wait_for_a_dead_node_and_then_catch_up() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(brief_constants()).await;
     let subject = Subject::on_cluster(&config).await;
@@ -363,7 +363,7 @@ async fn a_fence_from_the_future_shuts_pods_that_start_later() {
 
 /// The fold is not written even if its batch would succeed: after a restart, no pod would know of its fence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fold_whose_fence_can_not_be_stored_is_not_written() {
+async fn a_fold_is_not_written_if_its_fence_can_not_be_stored() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(brief_constants()).await;
     let subject = Subject::on_cluster(&config).await;
@@ -423,7 +423,7 @@ async fn times<Task: Future<Output = ()>>(tasks: impl Iterator<Item = Task>) -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_hangs_holds_nobody_up() {
+async fn a_node_that_hangs_delays_no_request() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(brief_constants()).await;
     // Each on its own connection, so that what one learns about the node does not help the other.

@@ -56,7 +56,7 @@ fn assert_right(total: i128, told: Told) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_a_quorum_back_pods_go_on_and_with_all_nodes_back_everything_is_folded() {
+async fn pods_recover_with_a_quorum_and_fold_with_all_nodes() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(brief_constants()).await;
     let clock = Arc::new(TestClock::default());

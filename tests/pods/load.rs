@@ -55,7 +55,7 @@ fn the_embedded_store_loses_no_acked_update_in_twenty_kills() {
 /// processes counted distinct items, whose merge is idempotent, so it could not see a double count. Here each update
 /// has its own weight.
 #[tokio::test]
-async fn regression_12_ten_pods_on_three_nodes_count_right_while_things_are_killed() {
+async fn regression_12_ten_pods_count_right_while_things_are_killed() {
     let _alone = CLUSTER.write().await;
     let points = own_cluster();
     let keyspace = format!("load_{}", Uuid::new_v4().simple());

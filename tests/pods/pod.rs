@@ -131,7 +131,7 @@ async fn many_pods_count_one_key_and_every_pod_reads_the_same() {
 
 /// The ancestor's defect 1: after the first fold, every later read of the key failed.
 #[tokio::test]
-async fn regression_1_a_key_is_read_and_updated_after_its_first_fold_and_its_second() {
+async fn regression_1_a_key_works_after_its_first_and_second_fold() {
     let world = World::new();
     let pod = world.pod();
     let mut expected = 0;
@@ -203,7 +203,7 @@ async fn where_folds_are_manual_only_a_request_folds() {
 }
 
 #[tokio::test]
-async fn a_sweep_folds_what_nobody_reads_and_then_has_nothing_to_do() {
+async fn a_sweep_folds_unread_keys_and_then_has_nothing_to_do() {
     let world = World::new();
     for text in ["a", "b", "c"] {
         for by in 1..=2 {

@@ -360,7 +360,7 @@ async fn nothing_else_is_allowed(place: &Place, pods: &Role, other: &str) {
 /// An administrator revokes a right by mistake. What was acknowledged stays counted, nothing is counted twice, and
 /// the pod recovers by itself when the right is granted again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rights_that_are_taken_from_a_pod_and_given_back_cost_no_count() {
+async fn rights_taken_from_a_pod_and_given_back_cost_no_count() {
     let place = Place::new().await;
     place.apply_schema().await;
     let pods = place.role_of_pods().await;
@@ -394,7 +394,7 @@ async fn rights_that_are_taken_from_a_pod_and_given_back_cost_no_count() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_does_not_belong_is_told_why_in_one_sentence() {
+async fn clients_without_access_are_told_why_in_one_sentence() {
     let place = Place::new().await;
     place.apply_schema().await;
     let pods = place.role_of_pods().await;

@@ -47,7 +47,7 @@ async fn with_store(test: impl AsyncFnOnce(Subject)) {
 
 /// The ancestor's defect 2: with one replica down, reads failed. Here, only folds wait, and catch up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn regression_2_with_one_node_dead_updates_and_reads_go_on_and_folds_wait() {
+async fn regression_2_with_a_node_dead_updates_work_and_folds_wait() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(patient_constants()).await;
     let subject = Subject::on_cluster(&config).await;
@@ -80,7 +80,7 @@ async fn regression_2_with_one_node_dead_updates_and_reads_go_on_and_folds_wait(
 
 /// The other half of defect 4: a write that was refused is certainly not applied, not even later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn regression_4_without_a_quorum_refused_writes_are_never_applied() {
+async fn regression_4_writes_refused_without_a_quorum_never_apply() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(patient_constants()).await;
     let subject = Subject::on_cluster(&config).await;
@@ -122,7 +122,7 @@ async fn regression_4_without_a_quorum_refused_writes_are_never_applied() {
 /// The ancestor's defect 8: it read at ONE, so counts went backwards. Node 3 misses all but the first write of each
 /// key and gets no hints. Through any coordinator, a read must have everything that was acked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn regression_8_no_read_falls_behind_what_was_acked_whoever_coordinates() {
+async fn regression_8_reads_see_every_ack_through_any_coordinator() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(patient_constants()).await;
     let subject = Subject::on_cluster(&config).await;
@@ -176,7 +176,7 @@ async fn regression_8_no_read_falls_behind_what_was_acked_whoever_coordinates() 
 /// The ancestor's defect 3: without the writer's timestamps, the coordinators' clocks decide. Each pair of writes goes
 /// through randomly chosen coordinators, and the older write arrives last.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn regression_3_the_writers_timestamps_decide_whoever_coordinates() {
+async fn regression_3_timestamps_decide_through_any_coordinator() {
     with_store(async |subject: Subject| {
         for round in 0..30 {
             let key = key("g", &format!("n{round}"));

@@ -12,7 +12,7 @@ fn code() -> String {
 }
 
 #[test]
-fn the_facts_about_cassandra_are_those_of_the_architectures_table() {
+fn the_architecture_lists_exactly_the_tested_cassandra_facts() {
     let architecture = read("ARCHITECTURE.md");
     let table = after(&architecture, "### Facts about Cassandra, tested", |_| false)[0];
     let table = table.split("\n## ").next().expect("a section");

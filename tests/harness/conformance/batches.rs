@@ -54,7 +54,7 @@ async fn values(table: &Table, group: &str) -> Vec<i64> {
 /// Why every error of a batch over several partitions is `unknown`, even one that says that a part of it had no
 /// replica.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_error_of_a_batch_over_several_partitions_leaves_parts_applied() {
+async fn a_failed_batch_over_several_partitions_is_applied_in_part() {
     let _alone = CLUSTER.write().await;
     let table = Table::with_one_replica().await;
     let killed = Killed::nodes(&["3"]);

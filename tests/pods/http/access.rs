@@ -55,7 +55,7 @@ pub(crate) fn grant(prefix: &str, verbs: &[Verb]) -> String {
 }
 
 #[tokio::test]
-async fn without_a_good_token_there_is_nothing_but_probes_and_descriptions() {
+async fn without_a_valid_token_only_probes_and_descriptions_answer() {
     let guarded = Guarded::new(
         [("a", grant("", &Verb::ALL)), ("gone", "expires = \"2020-01-01T00:00:00Z\"".to_owned())],
         "",
@@ -104,14 +104,14 @@ async fn without_a_good_token_there_is_nothing_but_probes_and_descriptions() {
 }
 
 #[tokio::test]
-async fn metrics_are_for_those_who_may_admin_something() {
+async fn metrics_need_the_right_to_admin_some_group() {
     let guarded = Guarded::new([("user", grant("", &[Verb::Read, Verb::Write]))], "");
     guarded.ask("user", "GET", "/metrics", "").await.problem(403, "forbidden");
 }
 
 /// However an address is encoded, the right to the stored group decides.
 #[tokio::test]
-async fn look_alike_addresses_pass_nothing_that_the_plain_one_would_not() {
+async fn look_alike_addresses_give_no_more_rights_than_plain_ones() {
     let guarded =
         Guarded::new([("a", grant("shop", &Verb::ALL)), ("all", grant("", &Verb::ALL))], "");
     let add = r#"{"op":"add"}"#;

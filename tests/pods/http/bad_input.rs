@@ -231,7 +231,7 @@ async fn clients_that_go_away_leave_a_bounded_number_of_reads() {
 }
 
 #[tokio::test]
-async fn while_the_store_is_down_updates_are_refused_and_come_back_by_themselves() {
+async fn updates_are_refused_while_the_store_is_down_and_then_work() {
     let pod = Pod::new();
     pod.set(Fault::Down);
     let answer = pod.post(KEY, TEXT, "5").await;

@@ -117,7 +117,7 @@ async fn a_body_that_does_not_come_in_time_is_refused() {
 }
 
 #[tokio::test]
-async fn a_live_stream_is_counted_as_it_comes_and_its_silence_loses_nothing() {
+async fn a_live_stream_counts_as_it_comes_and_silence_loses_nothing() {
     let pod = Pod::new();
     let (sender, body) = open_body();
     let answer = pod.send(request("POST", BATCH, &[("content-type", NDJSON)], body));
@@ -159,7 +159,7 @@ async fn rest(socket: &mut TcpStream) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_body_on_a_socket_is_answered_and_its_connection_closed() {
+async fn a_slow_body_is_answered_and_its_connection_closed() {
     let pod = Pod::new();
     let headers = "content-type: text/plain\r\ncontent-length: 100";
     let mut socket = connect(&pod, KEY, headers).await;

@@ -127,7 +127,7 @@ async fn entity_tags_change_with_what_is_shown() {
 }
 
 #[tokio::test]
-async fn an_old_value_will_do_for_those_who_say_how_old() {
+async fn a_client_can_accept_an_old_value() {
     let pod = Pod::new();
     let (an_hour, a_moment) = (format!("{KEY}?max_staleness=1h"), "?max_staleness=1ms");
     assert_eq!(pod.get(&an_hour).await.status, 404);

@@ -264,7 +264,7 @@ async fn questions_are_answered_by_the_kinds_that_know_them() {
 }
 
 #[tokio::test]
-async fn a_client_that_sends_the_time_it_saw_is_answered_with_a_later_one() {
+async fn a_client_that_sends_the_time_it_saw_gets_a_later_one() {
     let pod = Pod::new();
     let path = "/v1/register/user/theme";
     let first = post(&pod, path, &json!({"op": "set", "value": "dark"})).await;
@@ -310,7 +310,7 @@ async fn an_observed_remove_takes_what_was_seen_and_no_more() {
 }
 
 #[tokio::test]
-async fn updates_of_one_key_that_come_together_have_their_own_outcomes_and_times() {
+async fn concurrent_updates_of_a_key_have_own_outcomes_and_times() {
     let pod = Pod::new();
     post(&pod, "/v1/or_set/cart/7", &json!({"op": "add", "item": "milk"})).await;
     let seen = value(&pod, "/v1/or_set/cart/7").await["items"][0]["seen"].clone();

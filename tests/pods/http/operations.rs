@@ -86,7 +86,7 @@ async fn refusals_inside_an_answer_of_200_are_counted_by_their_reason() {
 }
 
 #[tokio::test]
-async fn only_who_looks_at_the_metrics_asks_for_the_clock_offset() {
+async fn only_reading_the_metrics_asks_for_the_clock_offset() {
     let pod = Pod::new();
     assert_eq!(pod.post(KEY, "text/plain", "5").await.status, StatusCode::OK);
     assert_eq!(pod.get(KEY).await.status, StatusCode::OK);

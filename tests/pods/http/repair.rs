@@ -17,7 +17,7 @@ async fn mutator(pod: &Pod) -> String {
 }
 
 #[tokio::test]
-async fn a_row_that_nobody_can_decode_is_discarded_once_its_mutator_is_dead() {
+async fn an_unreadable_row_is_discarded_after_its_mutator_is_dead() {
     let pod = Pod::new();
     pod.post(KEY, "text/plain", "5").await;
     let id = mutator(&pod).await;

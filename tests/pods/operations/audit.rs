@@ -93,7 +93,7 @@ async fn who_hangs_up_leaves_a_line_as_well() {
 
 /// A caller can't forge lines: everything that it sends is inside one.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_line_stays_one_line_whatever_is_asked_for() {
+async fn any_request_is_logged_as_one_line() {
     let pod = Setup::new().start().await;
     pod.get("/v1/counter/a%0A%7B%22target%22:%22orderfree::audit%22%7D/n/shards").await;
     let lines = pod.lines();

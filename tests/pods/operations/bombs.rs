@@ -77,13 +77,13 @@ async fn a_gibibyte_of_zeros_is_refused_after_one_mebibyte_as_json() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gibibyte_of_zeros_is_refused_after_64_mebibytes_as_a_stream() {
+async fn a_gibibyte_stream_of_zeros_is_refused_after_64_mebibytes() {
     is_defused("application/x-ndjson", 0, 1_024).await;
 }
 
 /// Each byte is a line, which costs more than a byte of a long line.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gibibyte_of_line_breaks_keeps_nobody_else() {
+async fn a_gibibyte_of_line_breaks_delays_no_other_client() {
     is_defused("application/x-ndjson", b'\n', 1_024).await;
 }
 

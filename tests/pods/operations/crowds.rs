@@ -18,7 +18,7 @@ const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
 const OTHERS_WAIT: Duration = Duration::from_millis(500);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_idle_connections_keep_nobody() {
+async fn ten_thousand_idle_connections_delay_no_request() {
     let _alone = machine::alone().await;
     const IDLE: usize = 10_000;
     /// 32 KiB per connection, and some for the clients that are served.
@@ -60,7 +60,7 @@ async fn ten_thousand_idle_connections_keep_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_connections_than_are_allowed_wait_and_operators_are_answered() {
+async fn connections_over_the_limit_wait_and_operators_are_answered() {
     let _beside = machine::beside().await;
     let (admins, setup) = (free_port(), Setup::new().arg("--connections-max", 50));
     let pod = setup.arg("--admin-listen", format!("127.0.0.1:{admins}")).start().await;
@@ -145,7 +145,7 @@ async fn unread_answer(pod: &Pod, values: usize) -> Option<Connection<TcpStream>
 
 /// Clients that request a lot and read nothing must not fill the pod's memory with answers.
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_that_nobody_reads_do_not_fill_memory() {
+async fn unread_answers_do_not_fill_memory() {
     let _beside = machine::beside().await;
     const READERS: usize = 40;
     /// The limit, and the memory of some answers in progress: one has up to 16 MiB of rows.
@@ -173,7 +173,7 @@ async fn answers_that_nobody_reads_do_not_fill_memory() {
 
 /// An update whose answer finds no room is still counted. Its client must not be told that it was refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_update_whose_answer_finds_no_room_is_not_said_to_be_refused() {
+async fn an_update_without_room_for_its_answer_is_not_called_refused() {
     let _beside = machine::beside().await;
     const UPDATES: u64 = 1_000;
     let pod = Setup::new().start().await;
@@ -269,7 +269,7 @@ async fn the_streams_of_one_token_leave_room_for_those_of_others() {
 
 /// Requests over the limit of concurrent requests are refused at once, and the others are done.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_over_their_bound_are_shed_at_once_and_probes_are_answered() {
+async fn requests_over_the_limit_are_shed_and_probes_are_answered() {
     let _beside = machine::beside().await;
     const MOST: usize = 10;
     let pod = Setup::new().arg("--requests-max", MOST).start().await;

@@ -150,7 +150,7 @@ async fn a_reader_that_takes_nothing_is_ended(port: u16) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_clients_are_ended_at_their_time_limits_and_keep_nobody() {
+async fn slow_clients_are_ended_at_their_time_limits_without_harm() {
     let pod = Setup::new().start().await;
     let port = pod.port();
     let bystander = Bystander::start(port);

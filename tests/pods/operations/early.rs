@@ -64,7 +64,7 @@ async fn an_answer_before_the_body_says_whether_the_connection_ends() {
 
 /// A connection reset while the client sends would destroy the answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_sends_all_before_reading_gets_the_answer_too() {
+async fn a_client_that_sends_all_before_reading_gets_the_answer_too() {
     const PIECES: usize = 20;
     static PIECE: [u8; 64 * 1024] = [b' '; 64 * 1024];
     let pod = Setup::new().start().await;

@@ -86,7 +86,7 @@ async fn users_and_operators_have_an_address_each() {
 
 /// Shows that the second address makes the difference in the test above.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_address_alone_has_everything_for_those_who_may() {
+async fn one_address_alone_has_every_route() {
     let (all, lines) = token("all", &[("", &["read", "write", "admin"])], "");
     let (user, more) = token("user", &[("", &["read", "write"])], "");
     let pod = Setup::new().policy(&(lines + &more)).start().await;

@@ -77,7 +77,7 @@ async fn write(setup: &Setup, state: &State, group: &str, keys: u128) -> usize {
 /// Pages and queries of values that are many times larger than their rows. Only one value at a time is decoded, while
 /// the text of the others is kept.
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_of_values_that_grow_when_they_are_shown_do_not_fill_memory() {
+async fn pages_of_values_that_grow_when_shown_do_not_fill_memory() {
     let _alone = machine::alone().await;
     /// Texts that wait for their readers, and texts in progress with their values.
     const MEMORY: usize = limits::ANSWERS_BYTES_MAX

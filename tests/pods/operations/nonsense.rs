@@ -35,7 +35,7 @@ fn with_lines(lines: &str, body: &str) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_http_is_refused_and_harms_nobody() {
+async fn bytes_that_are_not_http_are_refused_and_do_no_harm() {
     let _beside = machine::beside().await;
     let pod = Setup::new().start().await;
     let (bystander, before) = (Bystander::start(pod.port()), pod.memory());
@@ -103,7 +103,7 @@ async fn what_is_no_http_is_refused_and_harms_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_too_much_is_refused_and_harms_nobody() {
+async fn oversized_requests_are_refused_and_do_no_harm() {
     let _beside = machine::beside().await;
     let pod = Setup::new().start().await;
     let (bystander, before) = (Bystander::start(pod.port()), pod.memory());
@@ -132,7 +132,7 @@ async fn what_is_too_much_is_refused_and_harms_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_are_too_much_are_refused_and_harm_nobody() {
+async fn oversized_bodies_are_refused_and_do_no_harm() {
     let _beside = machine::beside().await;
     let pod = Setup::new().start().await;
     let (bystander, before) = (Bystander::start(pod.port()), pod.memory());

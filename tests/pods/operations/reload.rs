@@ -96,7 +96,7 @@ async fn a_file_that_can_not_be_used_changes_nothing_and_is_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_certificate_is_shown_to_those_who_connect_from_then_on() {
+async fn a_new_certificate_is_used_for_later_connections() {
     let setup = Setup::new();
     let authority = Authority::new(&setup.path("ca"));
     let first = authority.sign("first", "DNS:localhost");

@@ -111,7 +111,7 @@ async fn the_command_line_counts_and_reads_by_https_with_a_token() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_of_another_authority_or_name_is_refused_and_the_error_says_why() {
+async fn a_server_with_a_wrong_certificate_is_refused_with_a_reason() {
     let guarded = Guarded::start().await;
     let own = &guarded.authority.certificate;
     let other = Authority::new(&guarded.pod.setup.path("other")).certificate;
@@ -136,7 +136,7 @@ async fn a_server_of_another_authority_or_name_is_refused_and_the_error_says_why
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn plain_http_at_the_tls_port_and_tls_at_the_plain_port_do_no_harm() {
+async fn http_at_the_tls_port_and_tls_at_the_http_port_do_no_harm() {
     let (guarded, plain) = (Guarded::start().await, Setup::new().start().await);
     let (before, before_plain) = (guarded.pod.memory(), plain.memory());
     for _ in 0..200 {

@@ -148,7 +148,7 @@ async fn a_request_is_a_span_of_its_trace_for_the_collector() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_collector_nothing_is_sent_and_the_log_has_the_client_s_trace() {
+async fn without_a_collector_only_the_log_has_the_clients_trace() {
     let mut pod = Setup::new().arg("--unready-grace", "1s").start().await;
     assert!(!exports(&pod), "{:?}", threads(&pod));
     let shards = format!("{KEY}/shards");
@@ -191,7 +191,7 @@ async fn a_second_signal_waits_for_no_collector() {
 
 /// A collector that is away or never answers does not slow down requests, or delay a pod's end for long.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_that_does_not_answer_keeps_nobody() {
+async fn a_collector_that_does_not_answer_delays_no_request() {
     let silent = Collector::start(false).await;
     let away = Setup::new().env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1");
     for setup in [silent.named_in(Setup::new()), away] {

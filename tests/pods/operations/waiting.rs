@@ -12,7 +12,7 @@ use crate::pod::Setup;
 const NOBODY: &str = "127.0.0.1:1";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_waits_for_its_store_patiently_and_ends_at_once_when_it_is_told_to() {
+async fn a_pod_waits_for_its_store_and_ends_at_once_when_told() {
     let mut pod = Setup::new().arg("--cassandra", NOBODY).spawn();
     let began = Instant::now();
     let waits = loop {

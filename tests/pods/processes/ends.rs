@@ -52,7 +52,7 @@ impl Counted {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_whose_store_is_out_ends_in_time_and_says_what_it_could_not_write() {
+async fn a_pod_without_its_store_ends_in_time_and_logs_what_remains() {
     let _alone = CLUSTER.write().await;
     let config = fresh_on_own(defaults()).await;
     let mut pod = pods(&config).start().await;

@@ -12,7 +12,7 @@ const KEY: &str = "/v1/counter/site/home";
 const SAYS_WITHIN: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_is_there_before_its_schema_counts_once_that_is_applied() {
+async fn a_pod_started_before_its_schema_counts_after_it_is_applied() {
     let _others_too = CLUSTER.read().await;
     // The script's own cluster, because the name of its data centre is known.
     let config = unmade_on_own(defaults());

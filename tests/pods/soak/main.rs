@@ -24,7 +24,7 @@ const AVAILABLE_PERCENT: [(&str, &str); 2] =
     [("UPDATES_AVAILABLE", "50"), ("READS_AVAILABLE", "50")];
 
 #[tokio::test]
-async fn three_minutes_of_every_kind_of_fault_lose_double_and_invent_nothing() {
+async fn three_minutes_of_faults_lose_double_and_invent_nothing() {
     let _alone = CLUSTER.write().await;
     own_cluster();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

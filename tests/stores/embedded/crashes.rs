@@ -273,12 +273,12 @@ async fn crash_with(survives: Survives) {
 }
 
 #[tokio::test]
-async fn nothing_acked_is_lost_with_all_that_was_not_synced() {
+async fn no_ack_is_lost_with_all_unsynced_writes() {
     crash_with(Survives::Nothing).await;
 }
 
 #[tokio::test]
-async fn nothing_acked_is_lost_with_a_random_part_of_what_was_not_synced() {
+async fn no_ack_is_lost_with_a_random_part_of_the_unsynced_writes() {
     crash_with(Survives::RandomSubset).await;
 }
 

@@ -39,7 +39,7 @@ async fn a_file_in_use_is_refused_until_it_is_closed() {
 }
 
 #[tokio::test]
-async fn whatever_is_not_ours_is_refused_in_one_sentence() {
+async fn a_foreign_file_is_refused_in_one_sentence() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let says = |error: &OpenError, part: &str| assert!(error.to_string().contains(part), "{error}");

@@ -23,7 +23,7 @@ const LOOK_EVERY: i128 = 200;
 /// Each turn puts the other key to rest. If the pod forgot it instead, each turn would leave a row, until neither key
 /// could be read.
 #[tokio::test]
-async fn two_keys_that_take_turns_have_few_rows_after_a_million_updates() {
+async fn two_alternating_keys_have_few_rows_after_a_million_updates() {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = TurnedClock::new();
     let store = EmbeddedStore::open(&folder.path().join("rows.redb"), constants(), clock.clone());

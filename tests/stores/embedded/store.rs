@@ -108,7 +108,7 @@ async fn fold_later(store: &EmbeddedStore, key: &Key, written: Timestamp) -> Fol
 }
 
 #[tokio::test]
-async fn rows_that_come_back_below_the_fence_are_zombies_and_deleted_again() {
+async fn rows_that_come_back_below_the_fence_are_deleted_again() {
     let (store, clock) = on_disk(&CrashDisk::empty());
     let (key, now) = (key("n"), clock.now());
     let late = write(&mut mutator(&key, now), 5, now);
@@ -229,7 +229,7 @@ async fn a_sweep_goes_through_all_keys_in_steps() {
 }
 
 #[tokio::test]
-async fn keys_of_a_group_are_folded_with_one_sync_and_one_that_breaks_a_rule_holds_up_itself() {
+async fn keys_of_a_group_share_one_sync_and_a_bad_one_stops_itself() {
     let age = constants().cutoff() + 2 * constants().fence_quantum();
     let old_us = -i64::try_from(age.as_micros()).expect("short");
     // Far more keys than are folded at once.

@@ -130,7 +130,7 @@ async fn refusing_collector() -> (String, Arc<Mutex<Vec<String>>>) {
 
 /// A collector's credentials, in headers that the environment has.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_s_headers_are_repeated_to_nobody_else() {
+async fn a_collectors_headers_are_sent_only_to_it() {
     let mut secrets = Secrets::default();
     secrets.plant("the collector's token", PASSWORD);
     let mut search = search(secrets);
