@@ -385,7 +385,7 @@ impl Place<'_> {
         let said = self.nodetool(1, &["tablestats", &table]).await?;
         let line = said.lines().find_map(|line| line.trim().strip_prefix("Space used (live): "));
         line.and_then(|bytes| bytes.trim().parse().ok())
-            .with_context(|| format!("tablestats says no live space:\n{said}"))
+            .with_context(|| format!("tablestats has no line for live space:\n{said}"))
     }
 }
 
@@ -418,7 +418,7 @@ async fn check(node: &Node, keys: &[Key], expected: usize) -> anyhow::Result<()>
     let reads = keys.iter().map(|key| async move {
         let value = node.service().read(key, None).await?.context("a key is gone")?;
         let total = Counter::try_from(value.state.clone()).ok().context("no counter")?.total();
-        ensure!(total == expected as i128, "{key} says {total} instead of {expected}");
+        ensure!(total == expected as i128, "{key} is {total} instead of {expected}");
         anyhow::Ok(())
     });
     stream::iter(reads).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await.map(drop)

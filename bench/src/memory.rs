@@ -85,7 +85,7 @@ pub(crate) async fn run(args: MemoryArgs) -> anyhow::Result<()> {
         let sample = keys.iter().skip(from).step_by(WAKE_EVERY);
         let paths = sample.map(|key| Peer::Ours.path(key)).collect();
         for value in load::values(server.address, paths).await? {
-            ensure!(value == expected, "a key says {value} instead of {expected}");
+            ensure!(value == expected, "a key is {value} instead of {expected}");
         }
     }
     let births = metric(&server, "orderfree_births_total").await? - warm.len() as f64;

@@ -132,7 +132,7 @@ impl Hot {
         let values = load::values(server.address, vec![self.peer.path(&self.key)]).await?;
         let range = i64::try_from(self.acked)?..=i64::try_from(self.acked + self.unknown)?;
         let (name, value) = (self.peer.name(), values[0]);
-        ensure!(range.contains(&value), "{name} says {value}, which is not in {range:?}");
+        ensure!(range.contains(&value), "{name} is {value}, which is not in {range:?}");
         Ok(())
     }
 }

@@ -40,7 +40,7 @@ impl Server {
         let mut lines = BufReader::new(output).lines();
         let line = lines.next_line().await?.context("the server ended; its reason is above")?;
         let address = line.trim_start_matches("http://").parse();
-        let address = address.with_context(|| format!("`{line}` is no address"))?;
+        let address = address.with_context(|| format!("`{line}` is not an address"))?;
         let pid = process.id().context("the server ended at once")?;
         Ok(Server { process, pid, address, _data: data })
     }

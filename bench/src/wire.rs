@@ -83,7 +83,10 @@ impl Connection {
                 let count = self.stream.read_buf(&mut self.read).await?;
                 ensure!(count > 0, "the connection was closed within an answer");
             }
-            ensure!(self.read.len() == head + length, "an answer is longer than it says");
+            ensure!(
+                self.read.len() == head + length,
+                "an answer is longer than its content-length"
+            );
             return Ok((status, head));
         }
     }

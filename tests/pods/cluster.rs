@@ -238,7 +238,7 @@ async fn a_few_pods_that_sweep_at_once_share_the_folds() {
     let sweeps = pods.each_ref().map(|pod| pod.folder().sweep_once());
     let reports = {
         // Folds pause while nodes disagree on the schema, which happens when another test changes it.
-        let _nobody_else = DEFINING.lock().await;
+        let _defining = DEFINING.lock().await;
         futures::future::try_join_all(sweeps).await.expect("swept")
     };
     println!("{reports:?}");
@@ -278,7 +278,7 @@ async fn background_folds_wait_for_a_dead_node_and_then_catch_up() {
     let is_final = brief_constants().lifetime() + brief_constants().cutoff();
     tokio::time::sleep(is_final + Duration::from_secs(1)).await;
     for pod in &pods {
-        assert_eq!(total(pod, &key).await, 36, "updates and reads go on");
+        assert_eq!(total(pod, &key).await, 36, "updates and reads still work");
     }
     for pod in &pods {
         add(pod, &key, 1).await;

@@ -172,7 +172,7 @@ impl Place {
     async fn run(&self, arguments: &str, settings: &BTreeMap<&str, String>, role: &Role) -> Said {
         let mut program = tokio::process::Command::from(program(arguments, settings));
         let output = timeout(ENDS_WITHIN, program.kill_on_drop(true).output()).await;
-        let output = output.unwrap_or_else(|_| panic!("{arguments} goes on"));
+        let output = output.unwrap_or_else(|_| panic!("{arguments} did not end"));
         let output = output.expect("the program runs");
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
         let (out, err) = (text(output.stdout), text(output.stderr));
@@ -376,7 +376,7 @@ async fn rights_taken_from_a_pod_and_given_back_cost_no_count() {
     assert_eq!(answer["outcome"], "refused", "{status} {answer}");
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{answer}");
     let (status, _) = pod.read().await;
-    assert_eq!(status, StatusCode::OK, "reads go on");
+    assert_eq!(status, StatusCode::OK, "reads still work");
     change("GRANT", "MODIFY", "TO").await;
     pod.add_well(100).await;
     assert_eq!(pod.read().await.1["value"], 101);
@@ -417,7 +417,7 @@ async fn clients_without_access_are_told_why_in_one_sentence() {
         ),
         ("another authority", vec![(ca, certificate("stranger-ca.pem"))], "UnknownIssuer"),
         (
-            "somebody between, with no certificate for that address",
+            "a relay without a certificate for that address",
             vec![("ORDERFREE_CASSANDRA", Some(between.address.clone()))],
             "not valid for name",
         ),

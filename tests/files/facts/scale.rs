@@ -159,7 +159,8 @@ fn shown_bytes(number: f64) -> String {
 /// `5.88 m`, `2 of 16`, `1, hashed`.
 fn amount(text: &str) -> f64 {
     let (number, rest) = text.split_once([' ', ',']).unwrap_or((text, ""));
-    let number: f64 = number.parse().unwrap_or_else(|_| panic!("{DOCUMENT}: {text} is no amount"));
+    let number: f64 =
+        number.parse().unwrap_or_else(|_| panic!("{DOCUMENT}: {text} is not an amount"));
     match rest {
         "k" => number * 1e3,
         "m" => number * 1e6,

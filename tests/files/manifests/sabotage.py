@@ -45,7 +45,7 @@ BREAKAGES = {
         "readOnlyRootFilesystem"
     ),
     "a token": lambda r: pod(r, "CronJob").pop("automountServiceAccountToken"),
-    "somebody else's account": lambda r: pod(r, "Job").update(serviceAccountName="default"),
+    "another account": lambda r: pod(r, "Job").update(serviceAccountName="default"),
     "no limit": lambda r: container(r)["resources"].pop("limits"),
     "no requests": lambda r: container(r, "Job")["resources"].pop("requests"),
     "a Secret": lambda r: r.append({"kind": "Secret", "metadata": {"name": "real"}}),

@@ -74,7 +74,7 @@ def main(name):
         for variable, value in VARIABLES.items():
             asked = asked.replace(variable, value)
         if "$" in asked:
-            fail(f"a variable that nobody sets: {asked}")
+            fail(f"a variable that is not set: {asked}")
         rules.append({"record": f"panel:{len(rules)}", "expr": asked})
     print(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
 

@@ -72,7 +72,7 @@ async fn rows_come_back_when_a_deletion_was_purged_and_count_nothing() {
     drop(hints_off);
     let fence = fold.fence().as_micros();
     let rows = table.rows(1, All, "n").await;
-    assert_eq!(rows.len(), 2, "the shard is back beside its tally: {rows:?}");
+    assert_eq!(rows.len(), 2, "the shard is back, next to its tally: {rows:?}");
     assert!(rows[0].0 == TALLY && rows[1].0 <= fence, "{rows:?}");
     assert_eq!(subject.total(&key).await, Some(5), "it counts nothing");
     let again = subject.plan(&key, subject.when_final()).await;

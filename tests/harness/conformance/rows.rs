@@ -89,7 +89,7 @@ async fn names_of_a_list_are_answered_once_each_in_the_tables_order() {
     table.fold(1, All, "b", 10, &[2]).await;
     let text = "SELECT name, expires_at, state FROM shards \
                 WHERE kind = 'counter' AND grp = ? AND name IN ?";
-    let names = ["c", "nobody", "a", "c", "b"].as_slice();
+    let names = ["c", "absent", "a", "c", "b"].as_slice();
     let answer = table.run(2, All, text, (GROUP, names)).await.expect("an answer");
     let answer = answer.into_rows_result().expect("rows");
     let rows: Vec<(String, i64, Vec<u8>)> =

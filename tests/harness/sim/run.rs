@@ -462,7 +462,7 @@ async fn read_group(shared: Shared, pod: Pod, names: u8) {
                 }
             };
             let value = family.digits(found, at, &world.oracle);
-            world.log(|| format!("  group read of {at} says {value:o}"));
+            world.log(|| format!("  group read of {at} finds {value:o}"));
             let sees: Vec<bool> = (0..2)
                 .map(|writer| must_see(world, pod.datacenter, Level::LocalQuorum, writer))
                 .collect();

@@ -101,7 +101,7 @@ fn story(seed: u64, sabotage: Option<Sabotage>) -> String {
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| {
-        text.parse().unwrap_or_else(|_| panic!("{name}={text} is no whole number"))
+        text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a whole number"))
     })
 }
 

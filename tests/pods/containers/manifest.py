@@ -121,7 +121,7 @@ class Manifest:
         folder = place.folder / volume["name"]
         folder.mkdir(parents=True)
         if secret["secretName"] not in self.secrets and not secret.get("optional"):
-            raise ValueError(f"nobody made the Secret {secret['secretName']}")
+            raise ValueError(f"there is no Secret {secret['secretName']}")
         for name, text in self.secrets.get(secret["secretName"], {}).items():
             file = folder / name
             file.write_text(text)

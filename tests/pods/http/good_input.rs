@@ -132,7 +132,7 @@ async fn a_client_can_accept_an_old_value() {
     let (an_hour, a_moment) = (format!("{KEY}?max_staleness=1h"), "?max_staleness=1ms");
     assert_eq!(pod.get(&an_hour).await.status, 404);
     assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
-    assert_eq!(pod.get(&an_hour).await.status, 404, "nobody has looked since");
+    assert_eq!(pod.get(&an_hour).await.status, 404, "the key was not read since");
     assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
     let before = pod.get(KEY).await.json();
     assert_eq!(pod.post(KEY, TEXT, "2").await.status, 200);

@@ -82,13 +82,13 @@ async fn a_removal_without_an_answer_is_unknown() {
 
 #[tokio::test]
 async fn groups_are_listed_as_far_as_a_token_may_administer_them() {
-    let (mine, nobody) = (NewToken::draw(), NewToken::draw());
+    let (mine, other) = (NewToken::draw(), NewToken::draw());
     let policy: Policy = format!(
         "[[token]]\nname = \"mine\"\nsha256 = {:?}\n\
          [[token.grant]]\ngroup_prefix = \"\"\nverbs = [\"write\"]\n\
          [[token.grant]]\ngroup_prefix = \"shop:\"\nverbs = [\"admin\"]\n\
-         [[token]]\nname = \"nobody\"\nsha256 = {:?}\n",
-        mine.sha256, nobody.sha256
+         [[token]]\nname = \"other\"\nsha256 = {:?}\n",
+        mine.sha256, other.sha256
     )
     .parse()
     .expect("a policy");
@@ -112,7 +112,7 @@ async fn groups_are_listed_as_far_as_a_token_may_administer_them() {
     }
     assert_eq!(found, [json!("shop:a"), json!("shop:b")]);
     assert_eq!(ask(&mine, "GET", "/v1/sum".to_owned()).await.json()["groups"], json!([]));
-    ask(&nobody, "GET", "/v1/counter".to_owned()).await.problem(403, "forbidden");
+    ask(&other, "GET", "/v1/counter".to_owned()).await.problem(403, "forbidden");
     ask(&mine, "GET", "/v1/nothing".to_owned()).await.problem(404, "unknown-kind");
     for bad in ["limit=0", "limit=10001", "limit=x", "cursor=", "cursor=%00", "page=1"] {
         ask(&mine, "GET", format!("/v1/counter?{bad}")).await.problem(400, "bad-query");

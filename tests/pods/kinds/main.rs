@@ -100,7 +100,7 @@ impl Stage {
             waiting = again;
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
-        panic!("no pod takes what was refused a hundred times");
+        panic!("all pods refused a chunk a hundred times");
     }
 
     /// The state of a key that has only one row: all its shards are folded.
@@ -114,7 +114,7 @@ impl Stage {
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        panic!("{} still has shards beside its tally", work.path());
+        panic!("{} still has shards next to its tally", work.path());
     }
 
     async fn kill_one(&mut self) {

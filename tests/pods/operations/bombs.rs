@@ -50,7 +50,7 @@ async fn burst(port: u16, process: u32, kind: &str, body: &[u8]) -> (Vec<Answer>
     let answers = tokio::select! {
         biased;
         answers = answers => answers,
-        () = watch => unreachable!("it goes on for ever"),
+        () = watch => unreachable!("the watch never ends"),
     };
     (answers, most - before)
 }

@@ -181,7 +181,7 @@ async fn an_update_without_room_for_its_answer_is_not_called_refused() {
     let mut readers = Vec::new();
     while let Some(reader) = unread_answer(&pod, 40).await {
         readers.push(reader);
-        assert!(readers.len() < 60, "there is no bound");
+        assert!(readers.len() < 60, "there is no limit");
     }
     // Closing one makes room for an answer that takes nearly everything that is left.
     readers.pop();

@@ -102,7 +102,7 @@ fn slow_clients() -> Vec<Slow> {
         Slow { name, begins, is_answered, then, limit, last }
     };
     vec![
-        slow("one that says nothing", Vec::new(), Then::Silence, HEADERS, None),
+        slow("one that sends nothing", Vec::new(), Then::Silence, HEADERS, None),
         slow("a header a byte at a time", head.to_vec(), Then::Drip(b"x"), HEADERS, None),
         slow("blank lines before a request", b"\r\n".to_vec(), Then::Drip(b"\r\n"), HEADERS, None),
         slow("no further request", request("GET", "/livez", &[], ""), Then::Silence, HEADERS, None),

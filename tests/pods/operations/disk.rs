@@ -114,7 +114,7 @@ async fn a_full_disk_refuses_updates_and_nothing_else() {
         disk.free();
         let began = Instant::now();
         while pod.ask("POST", KEY, &text, "1").await.status != 200 {
-            assert!(began.elapsed() < Duration::from_secs(20), "writing goes on by itself");
+            assert!(began.elapsed() < Duration::from_secs(20), "the pod writes again by itself");
             sleep(Duration::from_millis(100)).await;
         }
         assert_eq!(pod.count(KEY).await, 6 + restarts, "refused updates are not counted");

@@ -29,7 +29,7 @@ struct Counted {
 }
 
 impl Counted {
-    async fn until_nobody_listens(port: u16) -> Counted {
+    async fn until_no_pod_listens(port: u16) -> Counted {
         let (mut counted, add) = (Counted::default(), request("POST", KEY, &[], ""));
         while let Ok(mut connection) = Connection::open(port).await {
             loop {
@@ -72,7 +72,7 @@ async fn sigterm_ends_a_pod_in_order_and_nothing_acked_is_lost() {
     let mut pod = setup.start().await;
     let port = pod.port();
     let clients: Vec<_> =
-        (0..CLIENTS).map(|_| tokio::spawn(Counted::until_nobody_listens(port))).collect();
+        (0..CLIENTS).map(|_| tokio::spawn(Counted::until_no_pod_listens(port))).collect();
     sleep(Duration::from_millis(500)).await;
     assert_eq!(pod.get("/readyz").await.status, 200);
     assert_eq!(pod.get("/readyz").await.header("connection"), "", "nothing ends yet");
@@ -101,7 +101,7 @@ async fn sigterm_ends_a_pod_in_order_and_nothing_acked_is_lost() {
     assert_eq!(one_more.status, 202, "{}", one_more.text());
     while !is_refused(port).await {
         sleep(Duration::from_millis(20)).await;
-        assert!(began.elapsed() < GRACE + END_WITHIN, "it goes on listening");
+        assert!(began.elapsed() < GRACE + END_WITHIN, "it still listens");
     }
     let listened = began.elapsed();
     assert!(listened >= GRACE - Duration::from_millis(100), "it listened on for {listened:?} only");
@@ -121,7 +121,7 @@ async fn sigterm_ends_a_pod_in_order_and_nothing_acked_is_lost() {
     // One of the loop above, and one that was acknowledged from memory.
     let mut all = Counted { acked: 2, ..Counted::default() };
     for client in clients {
-        assert!(client.told_to_close > 0, "{client:?} was never told that the pod ends");
+        assert!(client.told_to_close > 0, "{client:?} never learned that the pod ends");
         all.acked += client.acked;
         all.unknown += client.unknown;
     }

@@ -29,7 +29,7 @@ async fn the_page_and_its_script_come_from_here_alone() {
         (script.status, script.header("content-type")),
         (200, "text/javascript; charset=utf-8")
     );
-    assert!(script.body.len() > 100_000, "{} bytes are no such script", script.body.len());
+    assert!(script.body.len() > 100_000, "a script of only {} bytes", script.body.len());
     let described = pod.get("/openapi.json").await.json();
     assert!(described["paths"]["/v1/{kind}/{group}/{name}"]["post"].is_object());
 }

@@ -57,7 +57,11 @@ async fn a_new_token_is_let_in_and_an_old_one_no_longer() {
     assert_eq!((status(&pod, &old).await, status(&pod, &new).await), (200, 401));
     pod.setup.write("policy.toml", &new_lines);
     sleep(Duration::from_millis(300)).await;
-    assert_eq!((status(&pod, &old).await, status(&pod, &new).await), (200, 401), "not by itself");
+    assert_eq!(
+        (status(&pod, &old).await, status(&pod, &new).await),
+        (200, 401),
+        "the pod must not reload by itself"
+    );
     reload(&mut pod, "policy").await;
     assert_eq!((status(&pod, &old).await, status(&pod, &new).await), (401, 200));
     assert!(reloads(&pod, &new, "ok").await >= 1);

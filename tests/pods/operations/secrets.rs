@@ -24,7 +24,7 @@ const PASSWORD: &str = "hush-6f1d0b7c-in-a-variable";
 const PASSWORD_IN_FILE: &str = "hush-20c4e9aa-in-a-file";
 
 /// No server listens at this address.
-const NOBODY: &str = "127.0.0.1:1";
+const NO_SERVER: &str = "127.0.0.1:1";
 
 /// This many characters of a secret are as bad as all of it.
 const PART: usize = 16;
@@ -81,7 +81,7 @@ impl Search {
     }
 
     fn found_nothing(self) {
-        assert!(self.searched > 500, "{} bytes are no search", self.searched);
+        assert!(self.searched > 500, "only {} bytes were searched", self.searched);
         assert!(self.leaks.is_empty(), "{:#?}", self.leaks);
     }
 }
@@ -216,8 +216,7 @@ async fn a_start_with_a_token_in_the_wrong_place_does_not_repeat_it() {
         let setup = Setup::new();
         let file = setup.write("policy.toml", &lines).display().to_string();
         let append = ["token", "new", "--name", "b", "--grant", "=read", "--append", &file];
-        search
-            .look_at(&format!("what `token new` says of one in {place}"), &run(&append, &[]).await);
+        search.look_at(&format!("`token new` with one in {place}"), &run(&append, &[]).await);
     }
     search.found_nothing();
 }
@@ -265,18 +264,18 @@ async fn a_start_with_a_damaged_key_does_not_repeat_it() {
         }
         // As a value of the wrong argument.
         for name in ["--policy", "--cassandra-ca", "--cassandra-password-file"] {
-            let line = ["serve", "--cassandra", NOBODY, "--store-wait", "0s", name, &bad];
+            let line = ["serve", "--cassandra", NO_SERVER, "--store-wait", "0s", name, &bad];
             let line = [&line[..], &["--cassandra-user", "u"]].concat();
             search.look_at(&format!("what is said of it as {name}"), &run(&line, &[]).await);
         }
         let line = ["get", "counter/g/n", "--url", "https://localhost:1", "--ca", &bad];
         search.look_at(
-            &format!("what a client says of it as --ca with {place}"),
+            &format!("a client that has it as --ca, with {place}"),
             &run(&line, &[]).await,
         );
         let line = ["get", "counter/g/n", "--url", "http://127.0.0.1:1", "--token-file", &bad];
         search.look_at(
-            &format!("what a client says of it as a token with {place}"),
+            &format!("a client that has it as a token, with {place}"),
             &run(&line, &[]).await,
         );
     }
@@ -288,7 +287,7 @@ async fn no_command_repeats_a_password_or_a_token() {
     let NewToken { token, .. } = NewToken::draw();
     let setup = Setup::new();
     let pod = setup.start().await;
-    let (url, nobody) = (format!("http://127.0.0.1:{}", pod.port()), format!("http://{NOBODY}"));
+    let (url, away) = (format!("http://127.0.0.1:{}", pod.port()), format!("http://{NO_SERVER}"));
     let file = setup.write("password", format!("{PASSWORD_IN_FILE}\n")).display().to_string();
     let token_file = setup.write("token", format!("{token}\n")).display().to_string();
     let mut secrets = Secrets::default();
@@ -298,7 +297,7 @@ async fn no_command_repeats_a_password_or_a_token() {
     let mut search = search(secrets);
     let environment = [
         ("RUST_LOG", "trace"),
-        ("ORDERFREE_CASSANDRA", NOBODY),
+        ("ORDERFREE_CASSANDRA", NO_SERVER),
         ("ORDERFREE_CASSANDRA_USER", "user"),
         ("ORDERFREE_STORE_WAIT", "0s"),
     ];
@@ -334,18 +333,18 @@ async fn no_command_repeats_a_password_or_a_token() {
     }
     for line in [
         &["serve", "--cassandra-password", PASSWORD, "--cassandra-password-file", &file][..],
-        &["serve", "--cassandra", NOBODY, "--cassandra-password", PASSWORD],
+        &["serve", "--cassandra", NO_SERVER, "--cassandra-password", PASSWORD],
         &["get", "counter/g/n", "--url", &url, "--token", &token],
         &["get", "counter/g/n", "--url", &url, "--token", &token, "--token-file", &token_file],
         &["get", "counter/g/n", "--url", &url, "--token-file", &token_file, "-o", "json"],
-        &["get", "counter/g/n", "--url", &nobody, "--token", &token],
+        &["get", "counter/g/n", "--url", &away, "--token", &token],
         &["get", "counter/g/n", "--url", "https://localhost:1", "--token", &token],
         &["get", "counter/g/n", "--url", &url, "--token", &format!("{token}\u{7f}")],
         &["get", "counter/g/n", "--url", &url, "--token", &format!("{token}ä\n")],
         &["add", "counter/g/n", "--url", &url, "--token", &token],
-        &["add", "counter/g/n", "--url", &nobody, "--token-file", &token_file],
+        &["add", "counter/g/n", "--url", &away, "--token-file", &token_file],
         &["health", "--url", &url, "--token", &token],
-        &["health", "--url", &nobody, "--token", &token],
+        &["health", "--url", &away, "--token", &token],
     ] {
         search.look_at(
             &format!("`{} {}`", line[0], line[1]),

@@ -9,11 +9,11 @@ use tokio::time::sleep;
 use crate::pod::Setup;
 
 /// No node listens at this address.
-const NOBODY: &str = "127.0.0.1:1";
+const NO_NODE: &str = "127.0.0.1:1";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_waits_for_its_store_and_ends_at_once_when_told() {
-    let mut pod = Setup::new().arg("--cassandra", NOBODY).spawn();
+    let mut pod = Setup::new().arg("--cassandra", NO_NODE).spawn();
     let began = Instant::now();
     let waits = loop {
         let lines = pod.lines().into_iter();
@@ -29,7 +29,7 @@ async fn a_pod_waits_for_its_store_and_ends_at_once_when_told() {
     };
     for wait in &waits {
         let message = wait["message"].as_str().expect("a text");
-        assert!(message.contains(NOBODY), "which store: {message}");
+        assert!(message.contains(NO_NODE), "which store: {message}");
         assert_eq!(wait["level"], "WARN");
     }
     let pauses = waits.iter().map(|wait| {
@@ -58,7 +58,7 @@ fn seconds(text: &str) -> Result<Duration, std::num::ParseFloatError> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_has_waited_long_enough_ends_with_one_sentence() {
-    let setup = Setup::new().arg("--cassandra", NOBODY).arg("--store-wait", "1s");
+    let setup = Setup::new().arg("--cassandra", NO_NODE).arg("--store-wait", "1s");
     let mut pod = setup.spawn();
     let (code, took) = pod.ended(Duration::from_secs(20)).await;
     assert_eq!(code, Some(1), "{}", pod.log());
@@ -66,7 +66,7 @@ async fn a_pod_that_has_waited_long_enough_ends_with_one_sentence() {
     let log = pod.log();
     let last: Vec<&str> = log.lines().filter(|line| line.starts_with("orderfree: ")).collect();
     assert_eq!(last.len(), 1, "{log}");
-    assert!(last[0].contains(NOBODY), "{log}");
+    assert!(last[0].contains(NO_NODE), "{log}");
     assert_eq!(log.lines().last(), Some(last[0]), "one line, and none behind it");
 }
 
@@ -78,7 +78,7 @@ async fn a_pod_does_not_wait_for_what_can_not_come() {
     for setup in [
         setup.clone().arg("--data", no_folder.display()),
         setup.clone().arg("--cassandra", "localhost"),
-        setup.arg("--cassandra", NOBODY).arg("--cassandra-ca", "/nowhere/ca.pem"),
+        setup.arg("--cassandra", NO_NODE).arg("--cassandra-ca", "/nowhere/ca.pem"),
     ] {
         let mut pod = setup.spawn();
         let (code, took) = pod.ended(Duration::from_secs(20)).await;

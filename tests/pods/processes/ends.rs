@@ -93,7 +93,7 @@ async fn a_pod_without_its_store_ends_in_time_and_logs_what_remains() {
     let told = began.elapsed();
     let (code, _) = pod.ended(DRAIN_MAX + GRACE + A_LITTLE).await;
     let took = began.elapsed();
-    println!("all were told after {told:?}, and the pod ended after {took:?}");
+    println!("all clients had answers after {told:?}, and the pod ended after {took:?}");
     assert_eq!(code, Some(1), "{}", pod.log());
     assert!(took < DRAIN_MAX + GRACE + A_LITTLE, "{took:?}");
     assert!(took > DRAIN_MAX, "it gave up after {took:?}");

@@ -87,7 +87,7 @@ pub(crate) async fn a_part_has_the_oldest_rows_between_two_expiries(subject: Sub
     let fold = subject.fold(&key, subject.when_final()).await;
     let tally = subject.store.read_tally(&key).await.expect("an answer").expect("a tally");
     assert_eq!(tally.state, fold.tally());
-    assert_eq!(found(None, 9, 10).await, [], "the tally is no shard");
+    assert_eq!(found(None, 9, 10).await, [], "the tally is not a shard");
 }
 
 pub(crate) async fn a_long_key_is_read_whole_and_folded_step_by_step(subject: Subject) {

@@ -45,7 +45,7 @@ macro_rules! every_test {
             regression_11_a_group_is_read_in_chunks_that_tear_no_key,
             a_group_of_large_states_is_read_in_smaller_chunks,
             a_sweep_nominates_exactly_the_keys_worth_folding,
-            a_sweep_ends_when_nobody_listens,
+            a_sweep_ends_when_its_receiver_is_gone,
             keys_of_a_group_are_folded_together,
             rows_written_together_each_win_by_their_own_timestamp,
             keys_of_one_lane_share_their_replicas,
@@ -83,7 +83,7 @@ pub(crate) async fn a_write_is_read_back_byte_for_byte(subject: Subject) {
 }
 
 pub(crate) async fn a_key_without_rows_is_absent(subject: Subject) {
-    let key = key("g", "nobody");
+    let key = key("g", "absent");
     assert_eq!(subject.total(&key).await, None);
     assert!(subject.store.read_for_fold(&key).await.expect("a full read").slice().is_empty());
     let level = subject.store.levels().read;

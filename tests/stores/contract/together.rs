@@ -32,7 +32,7 @@ pub(crate) async fn keys_of_one_lane_share_their_replicas(subject: Subject) {
     assert!(lanes.len() <= 3, "up to one per node of these tests: {lanes:?}");
 }
 
-pub(crate) async fn a_sweep_ends_when_nobody_listens(subject: Subject) {
+pub(crate) async fn a_sweep_ends_when_its_receiver_is_gone(subject: Subject) {
     for at in 0..20 {
         for _ in 0..2 {
             subject.put(&key("g", &format!("n{at}")), 1).await;

@@ -40,7 +40,7 @@ const AT_ONCE: usize = 2;
 
 fn number(name: &str) -> Option<usize> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is no whole number: {text}")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a whole number: {text}")))
 }
 
 /// The intact file and its contents.
@@ -130,7 +130,7 @@ async fn damage_is_refused_or_reported_and_never_a_wrong_number() {
     );
     let replay = format!("DAMAGE_MB={mb} DAMAGE_SEED={seed}, and DAMAGE_COPY for one of them");
     let kept = || keep(&intact.path).display().to_string();
-    assert_eq!(bad, 0, "runs that must not end so; replay with {replay}; intact is {}", kept());
+    assert_eq!(bad, 0, "runs with a forbidden end; replay with {replay}; intact is {}", kept());
     // Damage that no tool notices proves nothing.
     let is_damaged = only.is_some() || harmless < TOOLS * chosen.len();
     assert!(is_damaged, "no tool noticed any damage; replay with {replay}");

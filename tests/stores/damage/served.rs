@@ -142,7 +142,7 @@ impl Pod {
             let of_kind = keys.0.keys().filter(|(known, _)| known == kind.name());
             let known: BTreeSet<String> = of_kind.map(|(_, group)| group.clone()).collect();
             for group in known.symmetric_difference(&listed) {
-                let what = if known.contains(group) { "is missing" } else { "is of nobody" };
+                let what = if known.contains(group) { "is missing" } else { "was never written" };
                 seen.wrong(format!("group {kind}/{group} {what}"));
             }
         }

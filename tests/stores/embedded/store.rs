@@ -223,7 +223,7 @@ async fn a_sweep_goes_through_all_keys_in_steps() {
     };
     let (swept, first) = tokio::join!(store.sweep(WHOLE, now, sender), first);
     assert_eq!(first, Some(due[0].clone()));
-    swept.expect("ending early is no error");
+    swept.expect("ending early is not an error");
     let (sender, _) = mpsc::channel(1);
     store.sweep(WHOLE, Timestamp::from_micros(0), sender).await.expect("nothing is final");
 }

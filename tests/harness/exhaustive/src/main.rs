@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         }
         is_well &= run.broken.is_empty();
     }
-    println!("broken rule: found after so many steps, as");
+    println!("broken rule: steps to find it, and the property that it breaks");
     for sabotage in Sabotage::ALL {
         let run = hunt(sabotage);
         let Some((rule, way)) = run.broken.first() else {

@@ -124,7 +124,7 @@ impl Mutation {
 pub fn total(state: &State) -> i128 {
     match state {
         State::Counter(counter) => counter.total(),
-        other => panic!("{other:?} is no counter"),
+        other => panic!("{other:?} is not a counter"),
     }
 }
 
@@ -187,7 +187,7 @@ impl Tables {
     pub fn fence(&self, fold: Id) -> Timestamp {
         match self.mutation(fold) {
             Mutation::Fold { fence, .. } => *fence,
-            Mutation::Shard { .. } => panic!("{fold} is no fold"),
+            Mutation::Shard { .. } => panic!("{fold} is not a fold"),
         }
     }
 

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::time::sleep;
 
-use super::{NOBODY, PASSWORD, PASSWORD_IN_FILE, Secrets, search};
+use super::{NO_SERVER, PASSWORD, PASSWORD_IN_FILE, Secrets, search};
 use crate::certificates::Authority;
 use crate::pod::{Setup, run, token};
 use crate::wire::Connection;
@@ -30,7 +30,7 @@ async fn no_tool_repeats_a_password_or_a_token() {
     let (token, lines) = token("a", &[("", &["read", "write", "admin"])], "");
     let setup = Setup::new().policy(&lines).env("RUST_LOG", "trace");
     let mut pod = setup.start().await;
-    let (url, nobody) = (format!("http://127.0.0.1:{}", pod.port()), format!("http://{NOBODY}"));
+    let (url, away) = (format!("http://127.0.0.1:{}", pod.port()), format!("http://{NO_SERVER}"));
     let token_file = setup.write("token", format!("{token}\n"));
     let password_file = setup.write("password", format!("{PASSWORD_IN_FILE}\n"));
     let key = Authority::new(&setup.path("ca")).sign("own", "DNS:localhost").key;
@@ -55,7 +55,7 @@ async fn no_tool_repeats_a_password_or_a_token() {
         ("export", 0),
         ("export --kind nonsense", 1),
         (&format!("doctor --url {url}"), 0),
-        (&format!("doctor --url {nobody}"), 1),
+        (&format!("doctor --url {away}"), 1),
         (&format!("doctor --url https://127.0.0.1:{}", pod.port()), 1),
         (&format!("reload {}", pod.id()), 0),
         (&format!("reload {}", i32::MAX), 1),
@@ -76,7 +76,7 @@ async fn no_tool_repeats_a_password_or_a_token() {
     for (line, code) in [
         (&["doctor", "--url", &url, "--token", &token][..], 0),
         (&["doctor", "--url", &url, "--token-file", &token_file], 0),
-        (&["doctor", "--url", &nobody, "--url", &url, "--token", &token], 1),
+        (&["doctor", "--url", &away, "--url", &url, "--token", &token], 1),
         (&["doctor", "--url", &url, "--token", &format!("{token}\u{7f}")], 1),
         (&["doctor", "--url", "https://localhost:1", "--ca", &token_file, "--token", &token], 1),
         (&["doctor", "--url", &url, "--token", &token, "--token-file", &token_file], 2),
@@ -86,7 +86,7 @@ async fn no_tool_repeats_a_password_or_a_token() {
         search.look_at(&format!("`doctor` of {} words", line.len()), &output);
     }
     // A password as part of an address, as for a proxy.
-    for host in [NOBODY, &format!("127.0.0.1:{}", pod.port())] {
+    for host in [NO_SERVER, &format!("127.0.0.1:{}", pod.port())] {
         for scheme in ["http", "https"] {
             let address = format!("{scheme}://user:{PASSWORD}@{host}");
             for line in
@@ -97,7 +97,8 @@ async fn no_tool_repeats_a_password_or_a_token() {
             }
         }
     }
-    for address in [format!("http://user:{PASSWORD}@{NOBODY}"), format!("user:{PASSWORD}@{NOBODY}")]
+    for address in
+        [format!("http://user:{PASSWORD}@{NO_SERVER}"), format!("user:{PASSWORD}@{NO_SERVER}")]
     {
         let output =
             run(&["load", "--ready-within", "1s", "--url", &address], &environment[..2]).await;
@@ -135,7 +136,7 @@ async fn a_collectors_headers_are_sent_only_to_it() {
     secrets.plant("the collector's token", PASSWORD);
     let mut search = search(secrets);
     let (refusing, heads) = refusing_collector().await;
-    let away = format!("http://{NOBODY}");
+    let away = format!("http://{NO_SERVER}");
     let right = format!("authorization=Bearer%20{PASSWORD},x-tenant=shop");
     for (endpoint, headers) in [
         (&refusing, right.clone()),
@@ -146,7 +147,7 @@ async fn a_collectors_headers_are_sent_only_to_it() {
         (&refusing, format!("authorization=Bearer {PASSWORD}\u{7f}")),
         (&refusing, format!("authorization=%ff{PASSWORD}")),
         (&refusing, format!("{PASSWORD}=authorization ä")),
-        (&format!("https://{NOBODY}"), right.clone()),
+        (&format!("https://{NO_SERVER}"), right.clone()),
         (&"nonsense".to_owned(), right),
     ] {
         let setup = Setup::new().env("RUST_LOG", "trace").env("OTEL_BSP_SCHEDULE_DELAY", 50);
@@ -163,7 +164,7 @@ async fn a_collectors_headers_are_sent_only_to_it() {
         pod.signal(Signal::TERM);
         assert_eq!(pod.ended(Duration::from_secs(20)).await.0, Some(0), "{}", pod.log());
         assert!(pod.log().contains("\"DEBUG\""), "the log has everything");
-        let place = format!("the log beside {endpoint}, told by {headers:?}");
+        let place = format!("the log with the collector {endpoint} and {headers:?}");
         search.look(&place, pod.log().as_bytes());
         let environment = [
             ("RUST_LOG", "trace"),
