@@ -5,10 +5,8 @@
 //! which `…` stands for any text. All commands of a page run in one shell, so they can use variables. Only two things
 //! differ from what a reader runs: the address of the server and the folder.
 
-#[allow(dead_code, reason = "these tests use their own part")]
 #[path = "../pods/operations/pod.rs"]
 mod pod;
-#[allow(dead_code, reason = "these tests use their own part")]
 #[path = "../pods/operations/wire.rs"]
 mod wire;
 

@@ -1,9 +1,7 @@
 //! `orderfree doctor` accepts a healthy setup, and reports each fault on one line.
 
-#[allow(dead_code, reason = "these tests use their own part")]
 #[path = "operations/pod.rs"]
 mod pod;
-#[allow(dead_code, reason = "these tests use their own part")]
 #[path = "operations/wire.rs"]
 mod wire;
 

@@ -1,4 +1,5 @@
 //! The program as a process: start it, send requests and signals, and observe it from outside.
+#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::fs::{self, File};
 use std::net::TcpListener;

@@ -1,4 +1,5 @@
 //! HTTP by hand, so that a test can also send what no client library would.
+#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;

@@ -6,12 +6,10 @@ mod cassandra;
 #[path = "../../stores/contract/mod.rs"]
 mod contract;
 mod ends;
-#[allow(dead_code, reason = "these tests use their own part")]
 #[path = "../operations/pod.rs"]
 mod pod;
 mod starts;
 mod transfers;
-#[allow(dead_code, reason = "these tests use their own part")]
 #[path = "../operations/wire.rs"]
 mod wire;
 

@@ -7,13 +7,11 @@
 
 mod file;
 mod places;
-#[allow(dead_code, reason = "these tests use their own part")]
 #[path = "../../pods/operations/pod.rs"]
 mod pod;
 mod served;
 mod tools;
 mod verdict;
-#[allow(dead_code, reason = "these tests use their own part")]
 #[path = "../../pods/operations/wire.rs"]
 mod wire;
 
