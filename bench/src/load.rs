@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_acked_is_acked() {
+    fn an_answer_is_acked_only_if_all_its_items_are() {
         assert!(are_all_acked(br#"{"outcome":"acked"}"#));
         assert!(!are_all_acked(br#"{"results":[{"outcome":"acked"},{"outcome":"refused"}]}"#));
         assert!(!are_all_acked(br#"{"outcome":"unknown"}"#));

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_busy_process_spends_what_it_spends() {
+    fn the_time_of_a_busy_process_is_measured() {
         let this = Processes::new("this", vec![std::process::id()]);
         let before = this.cpu_seconds();
         let began = std::time::Instant::now();

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenfold_rate_is_as_much_further_everywhere() {
+    fn a_tenfold_rate_is_the_same_step_everywhere() {
         assert_eq!(x(1.0), LABELS);
         assert_eq!(x(1e9), x(SCALE.1));
         let steps: Vec<i32> = [1e3, 1e4, 1e5, 1e6].map(x).windows(2).map(|p| p[1] - p[0]).collect();

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_hold_as_many_keys_as_they_should() {
+    fn groups_have_the_right_number_of_keys() {
         let keys = Scenario::Uniform.keys("m", Peer::Ours);
         let of_first = keys.iter().filter(|key| key.group == keys[0].group).count();
         assert_eq!((keys.len(), of_first), (10_000, 100));

@@ -189,7 +189,7 @@ async fn the_page_of_counting_prints_what_it_says() {
 }
 
 #[test]
-fn what_builds_or_starts_containers_is_not_run() {
+fn commands_that_build_or_start_containers_are_not_run() {
     let is_left_out = |command: &str| {
         command.split_whitespace().next().is_some_and(|program| NOT_RUN.contains(&program))
     };
@@ -212,7 +212,7 @@ fn what_builds_or_starts_containers_is_not_run() {
 }
 
 #[test]
-fn a_page_is_read_as_people_read_it() {
+fn the_examples_of_a_page_are_found() {
     let page =
         "Text\n```sh\nmake\n```\n```console\n$ a \\\n  b\none\n\ntwo\n$ c\n```\n```text\nd\n```\n";
     let example = |line, command: &str, output: &str| Example {

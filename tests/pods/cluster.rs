@@ -224,7 +224,7 @@ async fn big_keys_and_groups_are_read_right_while_folds_run() {
 
 /// Pods do not divide the sweep among themselves. Each begins in another place and skips keys that others folded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_few_pods_that_sweep_at_once_share_the_folds() {
+async fn concurrent_sweeps_share_the_folds() {
     let _others_too = CLUSTER.read().await;
     let config = fresh(brief_constants()).await;
     let subject = Subject::on_cluster(&config).await;

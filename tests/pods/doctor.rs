@@ -107,7 +107,7 @@ fn grow(file: &Path, names: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_well_is_said_and_what_is_not_as_well() {
+async fn doctor_reports_health_and_each_fault() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("orderfree.redb");
     let data = ["--data", file.to_str().expect("UTF-8")];
@@ -129,7 +129,7 @@ async fn what_is_well_is_said_and_what_is_not_as_well() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn room_of_the_sample_goes_to_where_the_keys_are() {
+async fn the_sample_is_taken_where_the_keys_are() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("orderfree.redb");
     let data = ["--data", file.to_str().expect("UTF-8")];
@@ -164,7 +164,7 @@ async fn a_group_that_has_outgrown_one_partition_is_warned_of() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_reached_is_one_line() {
+async fn an_unreachable_store_is_reported_on_one_line() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("orderfree.redb");
     let data = ["--data", file.to_str().expect("UTF-8")];

@@ -152,7 +152,7 @@ async fn regression_1_a_key_works_after_its_first_and_second_fold() {
 }
 
 #[tokio::test]
-async fn a_read_that_meets_final_shards_has_the_key_folded() {
+async fn a_read_that_finds_final_shards_requests_a_fold() {
     let world = World::new();
     let pod = world.pod();
     pod.start();
@@ -167,7 +167,7 @@ async fn a_read_that_meets_final_shards_has_the_key_folded() {
 }
 
 #[tokio::test]
-async fn switched_off_nothing_is_folded_not_even_by_request() {
+async fn with_folds_off_not_even_a_request_folds() {
     let world = World::new();
     let pod = world.pod_that_folds(Switch::Off);
     pod.start();
@@ -184,7 +184,7 @@ async fn switched_off_nothing_is_folded_not_even_by_request() {
 }
 
 #[tokio::test]
-async fn where_folds_are_manual_only_a_request_folds() {
+async fn with_manual_folds_only_a_request_folds() {
     let world = World::new();
     let pod = world.pod_that_folds(Switch::Manual);
     pod.start();
@@ -232,7 +232,7 @@ async fn a_dry_run_says_what_a_fold_would_do_and_does_nothing() {
 }
 
 #[tokio::test]
-async fn folders_at_once_write_one_tally() {
+async fn concurrent_folders_write_one_tally() {
     let world = World::new();
     for by in 1..=20 {
         add(&world.pod(), "n", by).await.expect("acked");
@@ -264,7 +264,7 @@ async fn a_pod_folds_a_key_once_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_mutator_is_followed_by_another_when_it_drains() {
+async fn a_draining_mutator_is_replaced() {
     let world = World::new();
     let pod = world.pod();
     for round in 1..=4 {
@@ -277,7 +277,7 @@ async fn a_mutator_is_followed_by_another_when_it_drains() {
 
 /// Invariant I12 and the embedded store's own guard: updates are refused after the clock was set back.
 #[tokio::test]
-async fn a_clock_set_back_shuts_updates_and_folds_but_not_reads() {
+async fn a_clock_set_back_stops_updates_and_folds_but_not_reads() {
     let world = World::new();
     let pod = world.pod();
     add(&pod, "n", 1).await.expect("acked");

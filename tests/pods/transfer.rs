@@ -155,7 +155,7 @@ async fn every_kind_arrives_exactly_and_once() {
 /// Moves a folded key to one that is in use. A fold on either side, before the import or with it, must not lose what
 /// arrived or what was there.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_arrived_outlasts_folds_on_both_sides() {
+async fn imported_values_survive_folds_on_both_sides() {
     let (from, to) = (Place::new(), Place::new());
     let keys: Vec<Key> = Kind::ALL.iter().map(|&kind| key(kind, "g", "n")).collect();
     for (place, days, amount) in [(&from, -4, "5"), (&from, -2, "7"), (&to, -4, "6")] {
@@ -212,7 +212,7 @@ async fn what_arrived_outlasts_folds_on_both_sides() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_living_key_is_added_to_only_if_asked() {
+async fn a_living_key_is_added_to_only_on_request() {
     let (from, to) = (Place::new(), Place::new());
     let key = key(Kind::Counter, "g", "n");
     for (place, amount) in [(&from, "100"), (&to, "1")] {
@@ -272,7 +272,7 @@ async fn an_expired_or_damaged_line_is_refused_and_the_others_arrive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_native_counters_held_arrives() {
+async fn values_of_native_counters_arrive() {
     let to = Place::new();
     let csv = "site,home,40\nsite,home,2\n\"a, \"\"quoted\"\" group\",n,-7\nsite,max,9223372036854775807\n";
     let twice = run("convert", &[], csv.as_bytes());

@@ -462,7 +462,7 @@ async fn carry(client: TcpStream, server: TcpStream, trouble: Trouble, is_over: 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_first_look_at_the_cluster_that_fails_is_taken_again() {
+async fn a_failed_first_look_at_the_cluster_is_repeated() {
     let _others_too = CLUSTER.read().await;
     for trouble in [Trouble::Ends, Trouble::Refused] {
         let plain = unmade_on_own(short_constants());

@@ -439,7 +439,7 @@ fn the_image_is_built_from_every_member_of_the_workspace() {
 /// Metrics that alerts and documents use exist, the dashboard shows all metrics, and every alert has an entry in the
 /// runbook.
 #[test]
-fn alerts_and_dashboards_know_what_there_is() {
+fn alerts_and_dashboards_use_existing_metrics() {
     let metrics = Metrics::new();
     // The only metric whose labels no pod knows in advance.
     let label = RequestLabel { route: "/".to_owned(), method: "GET", status: 200 };

@@ -32,7 +32,7 @@ fn the_architecture_lists_exactly_the_tested_cassandra_facts() {
 
 /// Every test, broken rule and file that the argument names exists.
 #[test]
-fn the_safety_argument_names_what_there_is() {
+fn the_safety_argument_names_what_exists() {
     let argument = read("docs/correctness.md");
     let (code, rules) = (code(), read("tests/harness/sim/sabotage.rs"));
     let mut checked = 0;
@@ -70,7 +70,7 @@ fn the_regression_tests_are_those_of_the_architectures_table() {
 
 /// The last column of the table of risks names tests, files and recipes that exist.
 #[test]
-fn the_table_of_risks_names_what_there_is() {
+fn the_table_of_risks_names_what_exists() {
     let (security, code, recipes) = (read("docs/operate/security.md"), code(), read("Makefile"));
     let section = after(&security, "\n## OWASP API Security Top 10\n", |_| false)[0];
     let section = section.split("\n## ").next().expect("a section");

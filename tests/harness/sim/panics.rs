@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_of_a_task_is_heard_of() {
+    fn a_panic_of_a_task_is_noticed() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let with_task = |panics: bool| {
             watched(|| {

@@ -149,7 +149,7 @@ const REGRESSIONS: &[(u64, Sabotage)] =
     &[(1_038, Sabotage::ListedKeys), (8_377, Sabotage::NewestFirst), (249, Sabotage::NoRecheck)];
 
 #[test]
-fn schedules_that_found_a_defect_stay_mended() {
+fn schedules_that_found_a_defect_stay_fixed() {
     for &(seed, defect) in REGRESSIONS {
         let violation = |broken| play(&Plan::draw(seed, broken), false).violation;
         assert!(violation(Some(defect)).is_some(), "seed {seed} no longer finds {defect:?}");
@@ -158,7 +158,7 @@ fn schedules_that_found_a_defect_stay_mended() {
 }
 
 #[test]
-fn a_failing_schedule_is_made_small() {
+fn a_failing_schedule_is_shrunk() {
     let sabotage = Some(Sabotage::FenceIgnored);
     let seed = search(0, 1_000, sabotage).seed.expect("it is found at once");
     let plan = Plan::draw(seed, sabotage);

@@ -200,7 +200,7 @@ async fn a_batch_is_judged_item_by_item() {
 }
 
 #[tokio::test]
-async fn a_token_has_its_rate_and_others_go_on() {
+async fn a_tokens_rate_limits_no_other_token() {
     let slow = format!("rate = 1\n{}", grant("", &[Verb::Write]));
     let guarded = Guarded::new([("slow", slow), ("other", grant("", &[Verb::Write]))], "");
     let item = json!({"kind": "counter", "group": "g", "name": "n", "op": {"op": "add"}});
@@ -237,7 +237,7 @@ async fn a_stream_that_is_far_too_fast_ends() {
 }
 
 #[tokio::test]
-async fn a_group_has_its_quota_and_others_go_on() {
+async fn a_groups_quota_limits_no_other_group() {
     let quota = "[[quota]]\ngroup_prefix = \"small\"\nlive_mutators = 2\nnew_keys_per_minute = 3\n";
     let guarded = Guarded::new([("w", grant("", &Verb::ALL))], quota);
     let add = |group: &'static str, name: usize| {

@@ -260,7 +260,7 @@ async fn a_write_without_an_answer_is_unknown_and_may_be_counted() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_read_is_never_a_number() {
+async fn unreadable_data_is_never_a_number() {
     let pod = Pod::new();
     assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
     assert_eq!(pod.post("/v1/counter/site/sound", TEXT, "6").await.status, 200);
@@ -298,7 +298,7 @@ async fn what_can_not_be_read_is_never_a_number() {
 }
 
 #[tokio::test]
-async fn a_bug_is_an_answer_too() {
+async fn a_panic_is_answered_too() {
     let pod = Pod::new();
     pod.set(Fault::Panic);
     assert_eq!(pod.get(KEY).await.problem(500, "internal"), None);

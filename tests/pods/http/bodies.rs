@@ -39,7 +39,7 @@ async fn until_counted(pod: &Pod, value: &str) -> Duration {
 const ADD: &str = r#"{"op":"add"}"#;
 
 #[tokio::test]
-async fn all_bodies_together_have_a_bound() {
+async fn all_bodies_together_are_limited() {
     let pod = Pod::new();
     let (mut senders, mut held) = (Vec::new(), Vec::new());
     for _ in 0..limits::BODIES_BYTES_MAX / limits::BODY_BYTES_MAX {

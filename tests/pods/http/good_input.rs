@@ -46,7 +46,7 @@ async fn every_body_that_is_an_op_counts() {
 }
 
 #[tokio::test]
-async fn an_update_may_wait_for_less_or_answer_more() {
+async fn an_update_can_wait_for_less_or_return_more() {
     let pod = Pod::new();
     let answer = pod.post(&format!("{KEY}?ack=memory"), TEXT, "5").await;
     assert_eq!((answer.status.as_u16(), &answer.json()["outcome"]), (202, &json!("accepted")));

@@ -74,7 +74,7 @@ async fn operators_leave_one_line_each_and_users_none() {
 
 /// The server drops its work for a client that hangs up. The log must still say that the work began.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_hangs_up_leaves_a_line_as_well() {
+async fn a_client_that_hangs_up_leaves_a_line_too() {
     let pod = Setup::new().start().await;
     let ask = request("GET", &format!("{KEY}/shards"), &[], "");
     let is_gone = |line: &&Value| line["status"].is_null() && line["method"] == "GET";

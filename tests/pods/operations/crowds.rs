@@ -89,7 +89,7 @@ async fn connections_over_the_limit_wait_and_operators_are_answered() {
 
 /// A pod without free descriptors says so, continues with its connections, and accepts new ones as soon as it can.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_without_file_descriptors_goes_on() {
+async fn a_pod_without_file_descriptors_continues() {
     let _beside = machine::beside().await;
     let pod = Setup::new().start().await;
     let pid = i32::try_from(pod.process()).ok().and_then(rustix::process::Pid::from_raw);
@@ -212,7 +212,7 @@ async fn an_update_without_room_for_its_answer_is_not_called_refused() {
 /// Streams with almost no data take all of their room, but no other room: further streams are shed at once, while whole
 /// bodies, reads and probes work.
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_that_say_nothing_keep_no_whole_body() {
+async fn silent_streams_block_no_whole_body() {
     let _beside = machine::beside().await;
     let pod = Setup::new().start().await;
     let bystander = Bystander::start(pod.port());

@@ -131,7 +131,7 @@ async fn sigterm_ends_a_pod_in_order_and_nothing_acked_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_begun_before_the_end_is_answered() {
+async fn requests_begun_before_the_end_are_answered() {
     let _beside = machine::beside().await;
     let setup = Setup::new().arg("--unready-grace", "100ms");
     let mut pod = setup.start().await;

@@ -102,7 +102,7 @@ async fn one_address_alone_has_every_route() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_port_that_is_taken_is_said_in_one_sentence() {
+async fn a_taken_port_is_reported_in_one_sentence() {
     let pod = Setup::new().start().await;
     for taken in [&["--listen"][..], &["--admin-listen"]] {
         let setup = Setup::new();

@@ -237,7 +237,7 @@ async fn overload(overload: Overload) -> Tally {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn overload_is_shed_and_over_when_it_is_over() {
+async fn a_pod_sheds_overload_and_recovers() {
     let (mix, connections_max) = (Mix::Usual, CONNECTIONS_MAX);
     overload(Overload { mix, rate: None, connections_max, memory: MEMORY }).await;
 }

@@ -3,7 +3,7 @@
 use crate::pod::Setup;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_and_its_script_come_from_here_alone() {
+async fn the_page_and_its_script_come_only_from_the_pod() {
     let pod = Setup::new().start().await;
     let page = pod.get("/docs").await;
     assert_eq!((page.status, page.header("content-type")), (200, "text/html; charset=utf-8"));

@@ -50,7 +50,7 @@ async fn reloads(pod: &Pod, token: &str, result: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_token_is_let_in_and_an_old_one_no_longer() {
+async fn a_new_token_is_accepted_and_an_old_one_refused() {
     let (old, old_lines) = token("old", ALL, "");
     let (new, new_lines) = token("new", ALL, "");
     let mut pod = Setup::new().policy(&old_lines).start().await;
@@ -70,7 +70,7 @@ async fn a_new_token_is_let_in_and_an_old_one_no_longer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_can_not_be_used_changes_nothing_and_is_said() {
+async fn an_unusable_file_changes_nothing_and_is_logged() {
     let (old, lines) = token("old", ALL, "");
     let (new, new_lines) = token("new", ALL, "");
     let mut pod = Setup::new().policy(&lines).start().await;

@@ -137,7 +137,7 @@ fn rows(file: &PathBuf) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_repaired_file_counts_on_from_the_old_values() {
+async fn a_repaired_file_continues_from_the_old_values() {
     let place = Place::new();
     let [home, folded, theme, tags, cart] = KEYS;
     // Before the clock was wrong.

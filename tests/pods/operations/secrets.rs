@@ -107,7 +107,7 @@ fn the_search_finds_what_is_planted() {
 
 /// Sends every kind of request to a pod with secrets, from clients with and without a token.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_serves_repeats_none() {
+async fn a_running_pod_prints_no_secret() {
     let (good, lines) = token("good", &[("", &["read", "write", "admin"])], "");
     let (reader, more) = token("reader", &[("r", &["read"])], "rate = 1");
     let stranger = NewToken::draw().token;
@@ -181,7 +181,7 @@ async fn a_pod_that_serves_repeats_none() {
 
 /// Every place where an operator may put a token by mistake.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_with_a_token_in_the_wrong_place_does_not_repeat_it() {
+async fn a_start_with_a_misplaced_token_does_not_print_it() {
     let NewToken { token, sha256 } = NewToken::draw();
     let mut secrets = Secrets::default();
     secrets.plant("a token", &token);
@@ -223,7 +223,7 @@ async fn a_start_with_a_token_in_the_wrong_place_does_not_repeat_it() {
 
 /// Keys that lost their line breaks, and files that were mixed up.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_with_a_damaged_key_does_not_repeat_it() {
+async fn a_start_with_a_damaged_key_does_not_print_it() {
     let setup = Setup::new().env("RUST_LOG", "trace");
     let authority = Authority::new(&setup.path("ca"));
     let own = authority.sign("own", "DNS:localhost");
@@ -283,7 +283,7 @@ async fn a_start_with_a_damaged_key_does_not_repeat_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_command_repeats_a_password_or_a_token() {
+async fn no_command_prints_a_password_or_a_token() {
     let NewToken { token, .. } = NewToken::draw();
     let setup = Setup::new();
     let pod = setup.start().await;
@@ -357,7 +357,7 @@ async fn no_command_repeats_a_password_or_a_token() {
 
 /// `token new` prints a token once, and the file has only its hash.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_token_is_said_once_and_kept_nowhere() {
+async fn a_new_token_is_printed_once_and_stored_nowhere() {
     let setup = Setup::new();
     let file = setup.path("policy.toml").display().to_string();
     let line = ["token", "new", "--name", "a", "--grant", "=read,write,admin", "--append", &file];

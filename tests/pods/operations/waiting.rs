@@ -72,7 +72,7 @@ async fn a_pod_that_has_waited_long_enough_ends_with_one_sentence() {
 
 /// An error that waiting can't solve ends the pod at once.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_does_not_wait_for_what_can_not_come() {
+async fn a_pod_does_not_wait_after_a_permanent_error() {
     let setup = Setup::new();
     let no_folder = setup.path("nowhere").join("rows.redb");
     for setup in [

@@ -175,7 +175,7 @@ async fn folded(subject: &Subject) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_ends_amid_a_sweep_and_another_one_goes_on_with_it() {
+async fn a_sweep_ends_with_its_pod_and_another_pod_continues_it() {
     let _others_too = CLUSTER.read().await;
     let config = fresh(brief_constants()).await;
     let subject = Subject::on_cluster(&config).await;

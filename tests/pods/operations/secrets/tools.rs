@@ -26,7 +26,7 @@ async fn feed(arguments: &[&str], environment: &[(&str, &str)], input: &Path) ->
 
 /// Tools that open their own store, ask a pod that requires a token, or signal it.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_tool_repeats_a_password_or_a_token() {
+async fn no_tool_prints_a_password_or_a_token() {
     let (token, lines) = token("a", &[("", &["read", "write", "admin"])], "");
     let setup = Setup::new().policy(&lines).env("RUST_LOG", "trace");
     let mut pod = setup.start().await;
