@@ -299,7 +299,7 @@ async fn each_role_has_the_rights_for_its_work_and_no_more() {
     assert_eq!(last.read().await.1["value"], 5);
     assert_eq!(last.get("/v1/counter/site").await.1["keys"][0]["value"], 5);
     let doctor = place.run_well("doctor", &pods).await;
-    // With lifetimes as short as here there are many shards.
+    // Short lifetimes give many shards, which `doctor` warns about.
     let is_well = |line: &str| line.starts_with("ok ") || line.starts_with("warn  configuration: ");
     assert!(doctor.lines().count() >= 4 && doctor.lines().all(is_well), "{doctor}");
     // Applying a schema that exists needs no right to create it.
