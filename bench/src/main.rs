@@ -8,7 +8,7 @@
 //! * `compare`: the rounds of the comparison;
 //! * `pods`: throughput by the number of pods;
 //! * `folds`, `memory`, `opening`: the cost of folds, reads, keys and starts;
-//! * `report`, `plot`: tables and plots.
+//! * `figures`, `report`, `plot`: results, tables and plots.
 
 mod compare;
 mod figures;
