@@ -46,8 +46,8 @@ pub(crate) struct Launch {
     pub log_dir: PathBuf,
     /// Time limit for all pods to become ready.
     pub ready_within: Duration,
-    /// Whether [`Fleet::shift_clock`] can set off the clocks of the pods.
-    pub shifts_clocks: bool,
+    /// The libfaketime by which [`Fleet::shift_clock`] sets the clocks of the pods off.
+    pub faketime: Option<PathBuf>,
 }
 
 /// All pods of a run.
@@ -161,19 +161,14 @@ impl Fleet {
 
     /// Sets the wall clock of a pod off by this number of ms. The shift outlasts restarts.
     pub(crate) fn shift_clock(&mut self, number: usize, millis: i64) -> anyhow::Result<()> {
-        let path = self.process(number)?.clock_path();
-        // The pod may read the file at any time, so it is replaced as a whole.
-        let fresh = path.with_extension("new");
-        std::fs::write(&fresh, millis.to_string())
-            .and_then(|()| std::fs::rename(&fresh, &path))
-            .with_context(|| format!("cannot write {}", path.display()))
+        self.process(number)?.shift_clock(millis)
     }
 
     /// Sets all clocks right again.
     pub(crate) fn set_clocks_right(&mut self) -> anyhow::Result<()> {
         for number in 0..self.pods.len() {
             let process = self.pods[number].process.as_ref();
-            if process.is_some_and(|process| process.command.shifts_clocks) {
+            if process.is_some_and(|process| process.command.faketime.is_some()) {
                 self.shift_clock(number, 0)?;
             }
         }
@@ -297,12 +292,31 @@ impl Process {
                 .env_remove("ORDERFREE_CASSANDRA")
                 .env("ORDERFREE_DATA", &launch.embedded_file),
         };
-        if launch.shifts_clocks {
-            command.env("ORDERFREE_CLOCK_SHIFT_FILE", self.clock_path());
+        if let Some(library) = &launch.faketime {
+            if !self.clock_path().exists() {
+                self.shift_clock(0)?;
+            }
+            command
+                .env("LD_PRELOAD", library)
+                .env("FAKETIME_TIMESTAMP_FILE", self.clock_path())
+                // Each look at the clock reads the file, so a shift takes effect at once.
+                .env("FAKETIME_NO_CACHE", "1")
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         }
         let program = launch.program.display();
         self.child = Some(command.spawn().with_context(|| format!("cannot start {program}"))?);
         Ok(())
+    }
+
+    /// Tells libfaketime how far the wall clock of the process is off.
+    fn shift_clock(&self, millis: i64) -> anyhow::Result<()> {
+        let (path, sign) = (self.clock_path(), if millis < 0 { '-' } else { '+' });
+        let (seconds, rest) = (millis.unsigned_abs() / 1_000, millis.unsigned_abs() % 1_000);
+        // The pod may read the file at any time, so it is replaced as a whole.
+        let fresh = path.with_extension("new");
+        std::fs::write(&fresh, format!("{sign}{seconds}.{rest:03}\n"))
+            .and_then(|()| std::fs::rename(&fresh, &path))
+            .with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Signals the process. It is a child that was not reaped yet, so its id cannot belong to another
@@ -433,7 +447,7 @@ mod tests {
             embedded_file: folder.join("pod-0.redb"),
             log_dir: folder.clone(),
             ready_within: Duration::from_secs(10),
-            shifts_clocks: false,
+            faketime: None,
         };
         let second = Duration::from_secs(1);
         let client = |base: &str| PodClient::new(base, &|_| Ok(Client::builder()), second);

@@ -163,7 +163,7 @@ impl<'a> Session<'a> {
             },
             log_dir: self.log_dir.clone(),
             ready_within: target.ready_within,
-            shifts_clocks: self.args.soak.soak.is_some(),
+            faketime: self.args.soak.faketime.clone(),
         };
         Fleet::start(&launch, count, client)
     }

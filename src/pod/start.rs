@@ -19,7 +19,7 @@ use crate::net::tls::ServerTls;
 use crate::pod::config::{ServeArgs, StoreConfig, Switch};
 use crate::pod::node::{Node, Parts};
 use crate::policy::Policies;
-use crate::runtime::clock::{Clock, ShiftedClock, SystemClock};
+use crate::runtime::clock::{Clock, SystemClock};
 use crate::runtime::random::Random;
 use crate::runtime::tasks::Tasks;
 use crate::store::Store;
@@ -74,13 +74,7 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
     let (store_config, constants) = (args.store.resolve()?, args.store.constants()?);
     let tls = args.tls()?.map(Arc::new);
     let shown = describe(args, &store_config, &constants, &policies);
-    let clock: Arc<dyn Clock> = match &args.faults.clock_shift_file {
-        None => Arc::new(SystemClock),
-        Some(file) => {
-            tracing::warn!("this is a test: {} says how far the clock is off", file.display());
-            Arc::new(ShiftedClock::new(file.clone()))
-        }
-    };
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let mut ports = Ports::default();
     let store = match &store_config {
         StoreConfig::Cassandra(_) => wait_for_store(args, &store_config, constants, &clock).await?,

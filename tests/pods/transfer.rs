@@ -1,13 +1,16 @@
 //! Moves keys with `export`, `import` and `convert`: each value arrives exactly, and counts once, however often its
 //! line is imported.
 
+mod clock;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use clock::ShiftedClock;
 use orderfree::engine::write::Bounds;
 use orderfree::pod::node::{Node, Parts};
-use orderfree::runtime::clock::{Clock, ShiftedClock, SystemClock};
+use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Kind, Question, State};
 use orderfree_core::protocol::{Constants, Durability, Key, Name, Overrides};
@@ -36,9 +39,8 @@ impl Place {
     /// A pod whose clock is off by this many days.
     fn open_after(&self, days: i64) -> Node {
         let constants = Constants::resolve(Overrides::default()).expect("defaults");
-        let shift = self.folder.path().join("clock");
-        std::fs::write(&shift, (days * 24 * 3_600_000).to_string()).expect("written");
-        let clock = Arc::new(ShiftedClock::new(shift));
+        let clock = Arc::new(ShiftedClock::default());
+        clock.set_ahead(days * 24 * 3_600);
         let store = EmbeddedStore::open(&self.file(), constants, clock.clone()).expect("a store");
         Node::new(Parts {
             bounds: Bounds::awake(1_000),

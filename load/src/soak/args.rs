@@ -16,8 +16,11 @@ pub(crate) struct SoakArgs {
     /// other pods, check some updates one by one, and measure which share of the requests is
     /// answered in time. SCRIPT breaks nodes of Cassandra; `SCRIPT faults` lists the faults that it
     /// can cause
-    #[arg(long, value_name = "SCRIPT", requires_all = ["pods", "rate"], conflicts_with_all = ["fault_every", "kill_every", "pause_every", "group"])]
+    #[arg(long, value_name = "SCRIPT", requires_all = ["pods", "rate", "faketime"], conflicts_with_all = ["fault_every", "kill_every", "pause_every", "group"])]
     pub soak: Option<PathBuf>,
+    /// The library that shifts the clocks of the started pods: `libfaketimeMT.so.1` of libfaketime
+    #[arg(long, value_name = "FILE", requires = "soak")]
+    pub faketime: Option<PathBuf>,
     /// Draw a card from the deck of faults at this interval, such as 20s
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = humantime::parse_duration, requires = "soak")]
     pub draw_every: Duration,
@@ -51,6 +54,10 @@ impl SoakArgs {
             "--draw-every {:?} never happens in a load of {length:?}",
             self.draw_every
         );
+        // The dynamic linker would only warn, and every clock would be right.
+        if let Some(library) = &self.faketime {
+            ensure!(library.is_file(), "--faketime: there is no file {}", library.display());
+        }
         for (name, percent) in [
             ("--updates-available", self.updates_available),
             ("--reads-available", self.reads_available),

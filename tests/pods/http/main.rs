@@ -3,6 +3,8 @@
 mod access;
 mod bad_input;
 mod bodies;
+#[path = "../clock/mod.rs"]
+mod clock;
 mod good_input;
 mod kinds;
 mod matrix;

@@ -1,7 +1,6 @@
 //! A pod over the embedded store, called without a socket. A test can make the store fail.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,7 +17,6 @@ use orderfree::engine::write::{Bounds, Mutators};
 use orderfree::http::{AppState, Build, router};
 use orderfree::limits;
 use orderfree::policy::Policies;
-use orderfree::runtime::clock::ShiftedClock;
 use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{
@@ -42,6 +40,8 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tower::ServiceExt;
 use uuid::Uuid;
+
+use crate::clock::ShiftedClock;
 
 /// How the store fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub(crate) struct Pod {
     pub(crate) fold_reads: Arc<AtomicUsize>,
     pub(crate) folder: Arc<Folder>,
     fault: Arc<Mutex<Fault>>,
-    clock_file: PathBuf,
+    clock: Arc<ShiftedClock>,
     router: Router,
     _directory: TempDir,
 }
@@ -120,8 +120,7 @@ impl Pod {
             ..Overrides::default()
         });
         let constants = constants.expect("consistent");
-        let clock_file = directory.path().join("clock");
-        let clock = Arc::new(ShiftedClock::new(clock_file.clone()));
+        let clock = Arc::new(ShiftedClock::default());
         let file = directory.path().join("orderfree.redb");
         let inner = EmbeddedStore::open(&file, constants, clock.clone()).expect("a store");
         let fault = Arc::new(Mutex::new(Fault::None));
@@ -135,7 +134,7 @@ impl Pod {
             fold_reads: fold_reads.clone(),
         };
         let store: Arc<dyn Store> = Arc::new(faulty);
-        let context = Context::new(store, constants, clock, Random::system());
+        let context = Context::new(store, constants, clock.clone(), Random::system());
         let mutators = Mutators::new(context.clone(), Bounds::default(), policies.clone());
         let folder = Folder::new(context.clone(), Folding::InBackground);
         let service = Service::new(context, mutators, folder.clone());
@@ -155,7 +154,7 @@ impl Pod {
             fold_reads,
             folder,
             fault,
-            clock_file,
+            clock,
             router: router(app),
             _directory: directory,
         }
@@ -167,7 +166,7 @@ impl Pod {
 
     /// Sets the pod's clock ahead.
     pub(crate) fn advance(&self, span: Duration) {
-        std::fs::write(&self.clock_file, span.as_millis().to_string()).expect("written");
+        self.clock.set_ahead(i64::try_from(span.as_secs()).expect("short"));
     }
 
     /// The service, for a test with a socket.

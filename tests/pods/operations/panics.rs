@@ -87,16 +87,13 @@ async fn no_pod_stays_ready_with_a_dead_part() {
             // These tasks work when the store takes no writes.
             Task::Retry | Task::Handover => {
                 let disk = SmallDisk::new();
-                let clock = setup.path("clock");
-                let setup = disk
-                    .holding(&panicking(&Setup::without_store(), task))
-                    .env("ORDERFREE_CLOCK_SHIFT_FILE", clock.display());
+                let setup =
+                    disk.holding(&panicking(&Setup::without_store(), task)).with_shifted_clock();
                 let pod = setup.start().await;
                 disk.fill();
                 pod.ask("POST", &format!("{KEY}?ack=memory"), &[], "").await;
                 // The lease of its mutator is over.
-                std::fs::write(&clock, Duration::from_secs(2 * 86_400).as_millis().to_string())
-                    .expect("written");
+                setup.shift_clock(2 * 86_400);
                 ends(task, pod).await;
             }
             _ if task.is_vital() => ends(task, provoke(task, &setup).await).await,

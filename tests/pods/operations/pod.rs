@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
@@ -82,6 +82,29 @@ impl Setup {
     pub(crate) fn within(mut self, words: &[&str]) -> Setup {
         self.within = words.iter().map(|word| (*word).to_owned()).collect();
         self
+    }
+
+    /// A setup whose wall clock [`Setup::shift_clock`] can shift. It is right at first.
+    #[must_use]
+    pub(crate) fn with_shifted_clock(self) -> Setup {
+        let faketime = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/faketime");
+        let found = std::process::Command::new(faketime).output().expect("a script");
+        assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+        self.shift_clock(0);
+        let library = String::from_utf8(found.stdout).expect("a path");
+        let clock = self.path("clock").display().to_string();
+        self.env("LD_PRELOAD", library.trim())
+            .env("FAKETIME_TIMESTAMP_FILE", clock)
+            // Each look at the clock reads the file, so a shift takes effect at once.
+            .env("FAKETIME_NO_CACHE", 1)
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", 1)
+    }
+
+    /// Shifts the wall clock, also that of a pod that runs.
+    pub(crate) fn shift_clock(&self, seconds: i64) {
+        // The pod may read the file at any time, so it is replaced as a whole.
+        let new = self.write("clock.new", format!("{seconds:+}\n"));
+        fs::rename(new, self.path("clock")).expect("renamed");
     }
 
     /// A setup with these lines as the policy.

@@ -45,8 +45,7 @@ impl Place {
         for (name, value) in CONSTANTS {
             setup = setup.env(name, value);
         }
-        let clock = setup.path("clock");
-        Place { setup: setup.env("ORDERFREE_CLOCK_SHIFT_FILE", clock.display()) }
+        Place { setup: setup.with_shifted_clock() }
     }
 
     fn file(&self) -> PathBuf {
@@ -59,10 +58,7 @@ impl Place {
 
     /// Sets how far the clock of its pods is ahead of the machine's.
     fn set_clock(&self, days: i64, and: Duration) {
-        let shift_ms = days * 86_400_000 + i64::try_from(and.as_millis()).expect("a short time");
-        // Atomically, because a pod could read half a number.
-        let new = self.setup.write("clock.new", shift_ms.to_string());
-        fs::rename(new, self.setup.path("clock")).expect("renamed");
+        self.setup.shift_clock(days * 86_400 + i64::try_from(and.as_secs()).expect("a short time"));
     }
 
     async fn repair(&self) -> Output {

@@ -20,11 +20,10 @@ use std::time::{Duration, Instant};
 use cassandra::connect;
 use contract::{Subject, next_write};
 use humantime::format_duration;
-use orderfree::runtime::clock::{Clock, ShiftedClock};
+use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::cassandra::CassandraConfig;
-use orderfree_core::protocol::{Constants, Key, Mutator, MutatorId, Overrides, ShardWrite};
+use orderfree_core::protocol::{Constants, Key, Mutator, MutatorId, Now, Overrides, ShardWrite};
 use pod::{Pod, Setup};
-use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 use uuid::Uuid;
@@ -73,18 +72,17 @@ async fn is_refused(port: u16) -> bool {
 /// Writes final shards, as pods that died long ago would have left them: one shard for each pair of a key and an
 /// amount.
 async fn write_final(config: &CassandraConfig, adds: impl Iterator<Item = (Key, i64)>) {
-    let (folder, constants) = (TempDir::new().expect("a folder"), config.constants);
-    let shift = folder.path().join("shift");
+    let constants = config.constants;
     let ago = constants.lifetime() + constants.cutoff() + Duration::from_secs(10);
-    std::fs::write(&shift, format!("-{}", ago.as_millis())).expect("written");
-    let clock = Arc::new(ShiftedClock::new(shift));
+    let Now { wall, boot } = SystemClock.now();
+    let now = Now { wall: wall.minus(ago), boot };
     let writes: Vec<ShardWrite> = adds
         .map(|(key, by)| {
-            let (id, now) = (MutatorId::new(Uuid::new_v4()), clock.now());
+            let id = MutatorId::new(Uuid::new_v4());
             next_write(&mut Mutator::born(key, id, None, now, &constants), by, now)
         })
         .collect();
-    let store = connect(config, clock).await;
+    let store = connect(config, Arc::new(SystemClock)).await;
     let then = Subject { store, clock: Arc::default(), constants };
     then.write_all(writes).await;
     then.store.close().await;
