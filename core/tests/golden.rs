@@ -38,26 +38,30 @@ fn directory() -> PathBuf {
 
 /// A few ops of each kind that reach the edge cases of its format.
 fn ops(kind: Kind) -> Json {
-    match kind.name() {
-        "counter" => json!([{"op": "add", "by": -9_223_372_036_854_775_808_i64}, {"op": "add"}]),
-        "sum" => json!([{"op": "add", "by": "-0.000000000000000001"}, {"op": "add", "by": 12}]),
-        "stats" | "histogram" => json!([
+    match kind {
+        Kind::Counter => {
+            json!([{"op": "add", "by": -9_223_372_036_854_775_808_i64}, {"op": "add"}])
+        }
+        Kind::Sum => json!([{"op": "add", "by": "-0.000000000000000001"}, {"op": "add", "by": 12}]),
+        Kind::Stats | Kind::Histogram => json!([
             {"op": "record", "value": 0.1, "count": 3}, {"op": "record", "value": -1e300},
             {"op": "record", "value": 0}, {"op": "record", "value": 5e-324},
         ]),
-        "extrema" => json!([
+        Kind::Extrema => json!([
             {"op": "observe", "value": 9, "label": "eu-1"}, {"op": "observe", "value": -0.5},
         ]),
-        "topk" => json!([
+        Kind::TopK => json!([
             {"op": "add", "item": "x", "by": 300}, {"op": "add", "item": -7},
         ]),
-        "register" => json!([
+        Kind::Register => json!([
             {"op": "set", "value": {"b": [1, 0.1, null], "a": "é"}},
         ]),
-        "lww_set" => json!([
+        Kind::LwwSet => json!([
             {"op": "add", "items": ["a", 7]}, {"op": "remove", "item": "a"},
         ]),
-        _ => json!([{"op": "add", "items": ["a", "é", 7, -1]}, {"op": "add", "item": "a"}]),
+        Kind::Distinct | Kind::Audience | Kind::GSet | Kind::OrSet => json!([
+            {"op": "add", "items": ["a", "é", 7, -1]}, {"op": "add", "item": "a"},
+        ]),
     }
 }
 

@@ -33,7 +33,7 @@ use super::item::Item;
 use super::sketch::{self, Sketch, SketchOp};
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Value,
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Size, Value,
     check_format,
 };
 pub use expression::{Expression, Selection};
@@ -96,7 +96,7 @@ impl Crdt for Audience {
         summary: "About how many different items there were, with set algebra over keys.",
         class: Class::Exact,
         is_exact: false,
-        memory_factor: 5,
+        size: Size::Large { memory_factor: 5 },
         bound: "Exact up to 2^`lg_k` items, then a standard error of 2.2 % in 13 to 16 KB at \
                 `lg_k` 11; half the error takes four times the bytes. The state itself is exact: \
                 the same for any sharding.",

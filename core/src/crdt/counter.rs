@@ -5,7 +5,8 @@ use serde::de::{self, Deserializer, Visitor};
 
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Value, check_format,
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    check_format,
 };
 
 /// The running total. 2^63 adds of the largest amount fit into its range, so only a forged state can
@@ -49,7 +50,7 @@ impl Crdt for Counter {
         summary: "A sum of whole numbers from -2^63 to 2^63-1.",
         class: Class::Exact,
         is_exact: true,
-        memory_factor: 0,
+        size: Size::Small,
         bound: "Exact: the total has 128 bits, in 1 to 19 bytes.",
         is_idempotent: false,
         bare: ("add", "by"),

@@ -20,7 +20,7 @@ use datasketches::hash::value::raw_bytes;
 use super::sketch::{self, HEADER_BYTES, SEED_HASH, Sketch, SketchOp, refused};
 use super::varint::Reader;
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Value,
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Size, Value,
     check_format,
 };
 
@@ -79,7 +79,7 @@ impl Crdt for Distinct {
         summary: "About how many different items there were.",
         class: Class::Exact,
         is_exact: false,
-        memory_factor: 5,
+        size: Size::Large { memory_factor: 5 },
         bound: "A standard error of 1.5 % in at most 1.3 KB at `lg_k` 11; half the error takes four \
                 times the bytes. The state itself is exact: the same for any sharding.",
         is_idempotent: true,

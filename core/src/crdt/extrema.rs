@@ -10,7 +10,8 @@ use super::number::finite;
 use super::span::{get_double, put_double};
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Value, check_format,
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    check_format,
 };
 
 /// Longest label, in bytes of UTF-8.
@@ -102,7 +103,7 @@ impl Crdt for Extrema {
             observation.",
         class: Class::Exact,
         is_exact: true,
-        memory_factor: 10,
+        size: Size::Large { memory_factor: 10 },
         bound: "Exact; 18 bytes and the two labels.",
         is_idempotent: true,
         bare: ("observe", "value"),

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use super::item::{self, Item};
 use super::varint::Reader;
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Value, check_format,
-    check_size,
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    check_format, check_size,
 };
 
 /// All items so far.
@@ -62,7 +62,7 @@ impl Crdt for GSet {
         summary: "A set of strings and whole numbers that only grows.",
         class: Class::Exact,
         is_exact: true,
-        memory_factor: 10,
+        size: Size::Large { memory_factor: 10 },
         bound: "Exact. A pod takes up to 1 MiB of items for a key in a mutator's lifetime.",
         is_idempotent: true,
         bare: ("add", "item"),
@@ -74,7 +74,7 @@ impl Crdt for GSet {
     };
     type Op = GSetOp;
 
-    fn grows(_: &GSetOp) -> bool {
+    fn is_refused_when_full(_: &GSetOp) -> bool {
         true
     }
 

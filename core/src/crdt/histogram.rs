@@ -29,7 +29,7 @@ use super::number::{count, finite, once};
 use super::span::Span;
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Value,
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Size, Value,
     check_format,
 };
 
@@ -99,7 +99,7 @@ impl Crdt for Histogram {
         summary: "The distribution of doubles: quantiles, count, sum, minimum and maximum.",
         class: Class::Exact,
         is_exact: false,
-        memory_factor: 30,
+        size: Size::Large { memory_factor: 30 },
         bound: "Quantiles within `relative_error`: 0.55 % at scale 6, twice that for each scale \
             less. Count, sum, minimum and maximum are exact. About 2 bytes for each populated \
             bucket; it keeps at most 4,200 by lowering the scale.",

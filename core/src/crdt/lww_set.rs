@@ -20,7 +20,7 @@ use serde::Deserialize;
 use super::item::{self, Item};
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Dot, Effect, MergeError, OpError, Question, Value,
+    About, Class, Crdt, DecodeError, Dot, Effect, MergeError, OpError, Question, Size, Value,
     check_format, check_size, time,
 };
 use crate::protocol::{OP_AGE_MAX, Timestamp};
@@ -111,7 +111,7 @@ impl Crdt for LwwSet {
         summary: "A set with removal: for each item, the last add or remove wins.",
         class: Class::Exact,
         is_exact: true,
-        memory_factor: 10,
+        size: Size::Large { memory_factor: 10 },
         bound: "Exact: of concurrent changes of an item, the last one by the pods' clocks wins. A \
                 removed item takes space for 8 days, and then until the next fold. A pod takes up \
                 to 1 MiB in a mutator's lifetime.",
@@ -136,7 +136,7 @@ impl Crdt for LwwSet {
     const FORGETS: bool = true;
     type Op = LwwSetOp;
 
-    fn grows(op: &LwwSetOp) -> bool {
+    fn is_refused_when_full(op: &LwwSetOp) -> bool {
         !op.is_removal
     }
 

@@ -97,6 +97,18 @@ pub enum Class {
     OrderCanonical,
 }
 
+/// How large a kind's states can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Size {
+    /// Below about a kilobyte, so that a thousand can be read at once. They are limited by number only.
+    Small,
+    /// Limited by their memory, too.
+    Large {
+        /// Bytes of memory that a state needs for each byte of its payload, measured and rounded up.
+        memory_factor: usize,
+    },
+}
+
 /// A kind's description, for people and machines.
 #[derive(Debug, Clone, Copy)]
 pub struct About {
@@ -106,9 +118,8 @@ pub struct About {
     pub class: Class,
     /// Whether its value is exact, not an estimate.
     pub is_exact: bool,
-    /// Bytes of memory that a state needs for each byte of its payload, measured and rounded up; 0 for
-    /// [small](About::is_small) states, which are limited by number only.
-    pub memory_factor: usize,
+    /// How large its states can be.
+    pub size: Size,
     /// Its error bound and size, in one sentence.
     pub bound: &'static str,
     /// Whether sending an op again after an unknown outcome gives the same value as sending it once.
@@ -129,16 +140,19 @@ pub struct About {
 }
 
 impl About {
-    /// Whether its states stay below about a kilobyte, so that a thousand can be read at once.
+    /// Whether its states are [small](Size::Small).
     #[must_use]
     pub const fn is_small(&self) -> bool {
-        self.memory_factor == 0
+        matches!(self.size, Size::Small)
     }
 
     /// Approximate memory of a state with this payload size, in bytes; 0 for small states.
     #[must_use]
     pub const fn memory_bytes(&self, payload_bytes: usize) -> usize {
-        self.memory_factor * payload_bytes
+        match self.size {
+            Size::Small => 0,
+            Size::Large { memory_factor } => memory_factor * payload_bytes,
+        }
     }
 }
 
@@ -219,9 +233,9 @@ pub trait Crdt: Clone + fmt::Debug + PartialEq + Default + Send + Sync + 'static
         0
     }
 
-    /// Whether an op adds something that only a removal can take out again, so that a state can grow without
-    /// limit.
-    fn grows(_op: &Self::Op) -> bool {
+    /// Whether a key with a full tally refuses this op: it adds something that only a removal can take out
+    /// again, so that a state can grow without limit.
+    fn is_refused_when_full(_op: &Self::Op) -> bool {
         false
     }
 
@@ -386,7 +400,16 @@ mod tests {
             let expected = match kind {
                 Kind::Distinct => Some(Distinct::with_precision(11).to_datasketches()),
                 Kind::Audience => Some(Audience::with_precision(11).to_datasketches()),
-                _ => None,
+                Kind::Counter
+                | Kind::Sum
+                | Kind::Stats
+                | Kind::Extrema
+                | Kind::Histogram
+                | Kind::GSet
+                | Kind::LwwSet
+                | Kind::OrSet
+                | Kind::Register
+                | Kind::TopK => None,
             };
             assert_eq!(State::new(kind, None).export(), expected);
         }
@@ -403,7 +426,9 @@ mod tests {
                 // A list of items, or one item within the op.
                 Kind::TopK => assert_eq!(bytes("abcd"), Ok(4)),
                 Kind::Register => assert!(bytes("abcd").is_ok_and(|bytes| bytes >= 4)),
-                _ => assert_eq!(bytes("abcd"), Ok(size_of::<item::Item>() + 4), "{kind}"),
+                Kind::Distinct | Kind::Audience | Kind::GSet | Kind::LwwSet | Kind::OrSet => {
+                    assert_eq!(bytes("abcd"), Ok(size_of::<item::Item>() + 4), "{kind}");
+                }
             }
         }
     }

@@ -28,7 +28,7 @@ use super::dots::{self, Context, DOT_BYTES_MAX, Newest, TIME_BYTES_MAX, Token};
 use super::item::{self, Item};
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Dot, Effect, MergeError, OpError, Question, Value,
+    About, Class, Crdt, DecodeError, Dot, Effect, MergeError, OpError, Question, Size, Value,
     check_format, check_size,
 };
 use crate::protocol::{Key, MutatorId, Timestamp};
@@ -241,7 +241,7 @@ impl Crdt for OrSet {
                   mutators added them.",
         class: Class::Exact,
         is_exact: true,
-        memory_factor: 25,
+        size: Size::Large { memory_factor: 25 },
         bound: "Exact: an item takes about 40 bytes in addition to itself, and so does each further \
                 mutator that added it and each tombstone. Folds remove tombstones.",
         // A repeated add has a new dot, and removes that came in between have not seen it.
@@ -291,7 +291,7 @@ impl Crdt for OrSet {
     };
     type Op = OrSetOp;
 
-    fn grows(op: &OrSetOp) -> bool {
+    fn is_refused_when_full(op: &OrSetOp) -> bool {
         matches!(op, OrSetOp::Add { .. })
     }
 

@@ -7,8 +7,8 @@ use serde_json::Value as Json;
 
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Value, check_format,
-    check_size, time,
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    check_format, check_size, time,
 };
 use crate::protocol::Timestamp;
 
@@ -77,7 +77,7 @@ impl Crdt for Register {
         summary: "One JSON value: the last write wins.",
         class: Class::Exact,
         is_exact: true,
-        memory_factor: 6,
+        size: Size::Large { memory_factor: 6 },
         bound: "Exact: of concurrent writes, the last one by the pods' clocks wins. Up to 256 KiB.",
         is_idempotent: false,
         bare: ("set", "value"),

@@ -90,10 +90,10 @@ macro_rules! kinds {
             pub fn kind(&self) -> Kind {
                 match self { $(Op::$variant(_) => Kind::$variant),+ }
             }
-            /// Whether it adds something that only a removal can take out again.
+            /// Whether a key with a full tally refuses it.
             #[must_use]
-            pub fn grows(&self) -> bool {
-                match self { $(Op::$variant(op) => <$type>::grows(op)),+ }
+            pub fn is_refused_when_full(&self) -> bool {
+                match self { $(Op::$variant(op) => <$type>::is_refused_when_full(op)),+ }
             }
             /// Memory that it holds in addition to itself, in bytes.
             #[must_use]

@@ -8,7 +8,8 @@ use super::number::{count, finite, once};
 use super::span::Span;
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Value, check_format,
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    check_format,
 };
 
 /// Exact sums of the values and of their squares. Nothing is rounded until it is read, and each result is
@@ -54,7 +55,7 @@ impl Crdt for Stats {
             of doubles.",
         class: Class::Exact,
         is_exact: true,
-        memory_factor: 0,
+        size: Size::Small,
         bound: "Exact sums. Each result is rounded once to the nearest double, or to the largest \
             one if it is beyond the range. 50 to 100 bytes for values of similar size, at most 900.",
         is_idempotent: false,

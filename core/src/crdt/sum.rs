@@ -12,7 +12,8 @@ use serde::de::{self, Deserializer, Visitor};
 
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Value, check_format,
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    check_format,
 };
 
 /// Maximum digits after the point.
@@ -101,7 +102,7 @@ impl Crdt for Sum {
         summary: "A sum of decimal amounts with up to 18 digits after the point.",
         class: Class::Exact,
         is_exact: true,
-        memory_factor: 0,
+        size: Size::Small,
         bound: "Exact: with all digits of the sum, and as many after the point as the most precise \
                 amount.",
         is_idempotent: false,

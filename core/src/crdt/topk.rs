@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::item::{self, Item};
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Value,
+    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Size, Value,
     check_format, check_size, number,
 };
 
@@ -104,7 +104,7 @@ impl Crdt for TopK {
         summary: "The items with the largest total weight.",
         class: Class::OrderCanonical,
         is_exact: false,
-        memory_factor: 12,
+        size: Size::Large { memory_factor: 12 },
         bound: "An item's true weight is between `at_least` and `at_most`, which differ by \
                 `error`, at most total / (k + 1); k is 256 unless configured.",
         is_idempotent: false,

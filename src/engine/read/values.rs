@@ -184,7 +184,7 @@ pub(crate) mod tests {
 
     /// The size of rows whose value has about this size in memory.
     fn rows(memory_bytes: usize) -> usize {
-        memory_bytes / KIND.about().memory_factor
+        memory_bytes / KIND.about().memory_bytes(1)
     }
 
     fn whole(values: &Values) -> bool {

@@ -29,7 +29,7 @@ impl Mutators {
             return Err(Refused::Stopping);
         }
         let now = self.gate.open()?;
-        if ops.iter().any(Op::grows) && self.gate.is_full(key) {
+        if ops.iter().any(Op::is_refused_when_full) && self.gate.is_full(key) {
             return Err(OpError::TallyFull.into());
         }
         let time = self.prepare(key, &mut ops, now.wall)?;

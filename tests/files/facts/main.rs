@@ -15,6 +15,7 @@ use clap::{Command, CommandFactory};
 use orderfree::cli::{self, Cli};
 use orderfree::engine::metrics::{Metrics, RequestLabel};
 use orderfree::{http, limits};
+use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::Timestamp;
 
 /// Variables that begin like ours but are not: one of Kubernetes, which a comment explains, and one that the compiler
@@ -522,5 +523,22 @@ fn the_oldest_rust_is_the_same_everywhere() {
     let oldest = after(&manifest, "rust-version = \"", |end| end == '"')[0];
     for place in ["README.md", "CONTRIBUTING.md"] {
         assert!(read(place).contains(&format!("Rust {oldest}")), "{place}: Rust {oldest}");
+    }
+}
+
+#[test]
+fn every_kind_stands_in_the_tables_of_kinds() {
+    for (document, heading) in [
+        ("README.md", "| kind | you send |"),
+        ("docs/kinds.md", "| kind | an op |"),
+        ("docs/kinds.md", "| kind | bytes at 1 op |"),
+    ] {
+        let text = read(document);
+        let (_, table) =
+            text.split_once(heading).unwrap_or_else(|| panic!("{document}: {heading}"));
+        let rows = table.lines().skip(2).map_while(|line| line.strip_prefix("| `"));
+        let kinds: Vec<&str> = rows.filter_map(|row| row.split('`').next()).collect();
+        let all: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        assert_eq!(kinds, all, "the table {heading} of {document}");
     }
 }
