@@ -77,7 +77,7 @@ impl AnswerBounds {
 pub const LONG_KEYS_AT_ONCE: usize = 4;
 
 /// Longest time for reading a key in parts.
-pub const LONG_READ_TIME_MAX: Duration = Duration::from_secs(60);
+pub const LONG_KEY_READ_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Bytes of memory for a value that is read in parts. A larger value is an error.
 pub const LONG_VALUE_BYTES_MAX: usize = 4 * VALUES_BYTES_MAX;
@@ -86,11 +86,14 @@ pub const LONG_VALUE_BYTES_MAX: usize = 4 * VALUES_BYTES_MAX;
 pub const FOLD_STEPS_MAX: usize = 32;
 
 /// Longest time for one attempt of a read request to Cassandra, and for a fold's write.
-pub const READ_ATTEMPT_TIME_MAX: Duration = Duration::from_secs(3);
+pub const STORE_READ_ATTEMPT_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// Longest time for one read request to Cassandra, with its retries and hedges. A client's read can make
-/// several. Also the longest wait of a read for memory.
-pub const READ_TIME_MAX: Duration = Duration::from_secs(10);
+/// several.
+pub const STORE_READ_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Longest wait of a read for memory, or for its turn to read a key in parts.
+pub const READ_ROOM_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Rows of a key above which a pod logs a warning: pods restart too often, or folds lag.
 pub const ROWS_ALERT: usize = 500;
@@ -348,10 +351,11 @@ pub const WAITING_ROWS_BYTES_MAX: usize =
     LARGE_READS_AT_ONCE / 2 * orderfree_core::protocol::fold::TALLY_BYTES_MAX;
 
 /// Longest time for a read of a key of a kind with large states, including all its attempts.
-pub const LARGE_READ_TIME_MAX: Duration = Duration::from_secs(90);
+pub const LARGE_KEY_READ_TIME_MAX: Duration = Duration::from_secs(90);
 
 const _: () = assert!(
-    LONG_READ_TIME_MAX.as_secs() + 2 * READ_TIME_MAX.as_secs() < LARGE_READ_TIME_MAX.as_secs(),
+    LONG_KEY_READ_TIME_MAX.as_secs() + STORE_READ_TIME_MAX.as_secs() + READ_ROOM_WAIT_MAX.as_secs()
+        < LARGE_KEY_READ_TIME_MAX.as_secs(),
     "a walk through a long key ends before its requests give up"
 );
 
@@ -375,7 +379,7 @@ pub const LOG_LINES_A_SECOND: NonZeroU32 = NonZeroU32::new(100).unwrap();
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// Longest time in which a client reads nothing of an answer.
-pub const WRITE_TIME_MAX: Duration = Duration::from_secs(30);
+pub const ANSWER_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Keys that are read at once. Further reads get 503. A read goes on after its clients have left, so the
 /// limit of concurrent requests does not bound reads.

@@ -120,7 +120,7 @@ impl Shared {
 
     async fn answer(self, stream: impl AsyncRead + AsyncWrite + Send + 'static, watcher: Watcher) {
         let mut stream = TimeoutStream::new(stream);
-        stream.set_write_timeout(Some(limits::WRITE_TIME_MAX));
+        stream.set_write_timeout(Some(limits::ANSWER_PAUSE_MAX));
         let lingers = Due::default();
         let stream = TokioIo::new(Lingering::new(Box::pin(stream), lingers.clone()));
         let service = MapResponse::new(self.router, move |answer: Response| {

@@ -147,7 +147,7 @@ impl Reader {
         let (said, from) = match key.kind.about().is_small() {
             true => asking.await,
             // The read can wait repeatedly for memory that other answers hold.
-            false => timeout(limits::LARGE_READ_TIME_MAX, asking)
+            false => timeout(limits::LARGE_KEY_READ_TIME_MAX, asking)
                 .await
                 .map_err(|_| ReadError::Overloaded("the read of the key took too long"))?,
         };
@@ -234,7 +234,7 @@ impl Reader {
         let cut = as_of.minus(self.constants.cutoff());
         let until = Until::the_end(as_of);
         let walk = prefix::read(&*self.store, key, cut, until, prefix::READ_TRIES_MAX);
-        let read = timeout(limits::LONG_READ_TIME_MAX, walk).await.map_err(|_| {
+        let read = timeout(limits::LONG_KEY_READ_TIME_MAX, walk).await.map_err(|_| {
             let reason = "the key has too many rows to read in time";
             self.store_error(StoreError::Unavailable(reason.to_owned()))
         })?;
@@ -270,7 +270,7 @@ impl Reader {
 
     async fn fetch(&self, asked: &Asking, key: &Key, level: Level) -> Said {
         panic_point(Task::Read);
-        let (as_of, until) = (self.gate.now().wall, Instant::now() + limits::READ_TIME_MAX);
+        let (as_of, until) = (self.gate.now().wall, Instant::now() + limits::READ_ROOM_WAIT_MAX);
         let cached = lock(&self.fences).get(key).copied();
         // If the answering replicas are older than the cached fence, start again at the oldest row.
         for after in [cached, None] {
@@ -282,7 +282,7 @@ impl Reader {
                 let _turn = self.values.long_turn().await?;
                 // The size of the value is not known, so reserve all the memory.
                 let bytes = limits::VALUES_BYTES_MAX;
-                let until = Instant::now() + limits::READ_TIME_MAX;
+                let until = Instant::now() + limits::READ_ROOM_WAIT_MAX;
                 let room = self.values.room(key.kind, bytes, until, let_go).await?;
                 let value = self.by_parts(key).await?;
                 return Ok(value.map(|value| Arc::new(Held::new(value, room, usize::MAX))));

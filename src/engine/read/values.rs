@@ -100,8 +100,9 @@ impl Values {
     pub(super) async fn long_turn(&self) -> Result<SemaphorePermit<'_>, ReadError> {
         const FULL: ReadError =
             ReadError::Overloaded("this pod is reading too many keys with many rows");
-        let turn =
-            timeout(limits::READ_TIME_MAX, self.long_turns.acquire()).await.map_err(|_| FULL)?;
+        let turn = timeout(limits::READ_ROOM_WAIT_MAX, self.long_turns.acquire())
+            .await
+            .map_err(|_| FULL)?;
         Ok(turn.expect("invariant: the semaphore is never closed"))
     }
 

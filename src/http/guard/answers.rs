@@ -116,7 +116,7 @@ mod tests {
         let answers = Answers::new(1024 * 1024);
         let mut first = answers.hold(answer(700 * 1024)).await.into_body().into_data_stream();
         assert!(first.next().await.expect("a piece").is_ok());
-        tokio::time::advance(limits::ANSWER_TIME_MAX + limits::WRITE_TIME_MAX).await;
+        tokio::time::advance(limits::ANSWER_TIME_MAX + limits::ANSWER_PAUSE_MAX).await;
         assert!(first.next().await.expect("an end").is_err());
         drop(first);
         assert_eq!(answers.hold(answer(700 * 1024)).await.status().as_u16(), 200);

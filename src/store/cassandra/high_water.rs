@@ -51,7 +51,7 @@ impl HighWater {
     ) -> Result<Arc<HighWater>, ConnectError> {
         let prepare = async |cql: String, level: Level| {
             let mut statement = session.prepare(cql).await?;
-            let attempt = Patience::RELAXED.attempt;
+            let attempt = Patience::OF_READS_AND_FOLDS.attempt;
             let profile = statements::profile(level, Some(local_datacenter), attempt);
             statement.set_execution_profile_handle(Some(profile));
             statement.set_is_idempotent(true);
@@ -91,7 +91,8 @@ impl HighWater {
         let (never, nil) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
         let place = (kind, group, name, never, nil);
         let random = Random::system();
-        let sending = Sending { patience: Patience::RELAXED, hedges: None, random: &random };
+        let sending =
+            Sending { patience: Patience::OF_READS_AND_FOLDS, hedges: None, random: &random };
         let answer = sending.read(|_| self.session.execute_unpaged(&self.read, place)).await?;
         for (state,) in rows::of_system::<(Option<Vec<u8>>,)>(answer)? {
             let fence = high_water::decode(&state.unwrap_or_default());
@@ -112,7 +113,8 @@ impl HighWater {
         let values = (kind, group, name, never, nil, state, fence.as_micros());
         let send = async |_| self.session.execute_unpaged(&self.write, &values).await.map(drop);
         let random = Random::system();
-        let sending = Sending { patience: Patience::RELAXED, hedges: None, random: &random };
+        let sending =
+            Sending { patience: Patience::OF_READS_AND_FOLDS, hedges: None, random: &random };
         let outcome = sending.write(Reach::OnePartition, || true, send).await;
         if outcome == WriteOutcome::Acked {
             self.note(fence);

@@ -175,7 +175,7 @@ impl CassandraStore {
             attempt.ended(&answer);
             answer
         };
-        self.sending(Patience::RELAXED, hedges).read(send).await
+        self.sending(Patience::OF_READS_AND_FOLDS, hedges).read(send).await
     }
 
     fn sending<'a>(&'a self, patience: Patience, hedges: Option<&'a Hedges>) -> Sending<'a> {
@@ -371,7 +371,9 @@ impl Store for CassandraStore {
             answer
         };
         // Any pod may execute a fold at any time (invariant I8), and no client waits for it.
-        self.sending(Patience::RELAXED, None).write(Reach::OnePartition, || true, send).await
+        self.sending(Patience::OF_READS_AND_FOLDS, None)
+            .write(Reach::OnePartition, || true, send)
+            .await
     }
 
     fn sweep_parts(&self) -> u32 {

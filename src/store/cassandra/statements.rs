@@ -123,7 +123,7 @@ impl Statements {
         levels: Levels,
         constants: &Constants,
     ) -> Result<Statements, PrepareError> {
-        let (writes, reads) = (Patience::of_writes(constants), Patience::RELAXED);
+        let (writes, reads) = (Patience::of_writes(constants), Patience::OF_READS_AND_FOLDS);
         let profile = |level, time| profile(level, Some(local_datacenter), time);
         let by_level = |statement: PreparedStatement| {
             ByLevel(Level::ALL.map(|level| with(&statement, profile(level, reads.attempt))))

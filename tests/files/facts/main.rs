@@ -368,6 +368,16 @@ fn pods_get_the_time_that_their_shutdown_needs() {
     assert_eq!(seconds(&default), limits::UNREADY_GRACE);
 }
 
+#[test]
+fn proxies_wait_longer_than_the_longest_read_of_a_key() {
+    let haproxy = read("compose/haproxy.cfg");
+    for mark in ["timeout client ", "timeout server "] {
+        for value in values("compose/haproxy.cfg", &haproxy, mark) {
+            assert!(seconds(value) > limits::LARGE_KEY_READ_TIME_MAX, "{mark}{value}");
+        }
+    }
+}
+
 /// A pod that waits for its store must give up by itself before Kubernetes restarts it.
 #[test]
 fn pods_get_the_time_that_their_store_needs() {

@@ -370,7 +370,7 @@ impl Store for SimStore {
                 });
             }
         });
-        let (level, patience) = (self.levels().write, Patience::RELAXED);
+        let (level, patience) = (self.levels().write, Patience::OF_READS_AND_FOLDS);
         let send =
             |_| network::write(&self.shared, self.datacenter, level, &mutation, patience.attempt);
         let sending = self.sending(patience, None);

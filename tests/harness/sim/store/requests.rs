@@ -118,7 +118,8 @@ impl SimStore {
             network::read(&self.shared, self.datacenter, level, range).await
         };
         let hedges = self.hedges[1].as_ref().filter(|_| level != self.levels().fold);
-        let rows = self.machine.run(self.sending(Patience::RELAXED, hedges).read(ask)).await?;
+        let rows =
+            self.machine.run(self.sending(Patience::OF_READS_AND_FOLDS, hedges).read(ask)).await?;
         Ok(rows.into_iter().filter_map(|row| self.row_of(row)).collect())
     }
 }
