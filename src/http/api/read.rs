@@ -1,10 +1,9 @@
 //! `GET`: reads one key, or the keys of a group.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{DefaultHasher, Hasher};
+use std::mem;
 use std::time::Duration;
-use std::{io, mem};
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
@@ -142,7 +141,7 @@ pub(crate) async fn read(
         }
     };
     let view = KeyValueView { key: (&key).into(), value };
-    Ok(respond(view, &headers))
+    Ok(respond(&view, &headers))
 }
 
 /// The problem of a read. Adds the key if the error does not name it.
@@ -162,9 +161,19 @@ fn respond_bytes(bytes: Vec<u8>) -> Response {
     ([media, vary, no_cache], bytes).into_response()
 }
 
-fn respond(mut view: KeyValueView, headers: &HeaderMap) -> Response {
-    let is_text = extract::negotiate(headers, &[JSON, TEXT]) == TEXT;
-    let tag = entity_tag(&mut view, is_text);
+fn respond(view: &KeyValueView, headers: &HeaderMap) -> Response {
+    let (media, body, tag) = match extract::negotiate(headers, &[JSON, TEXT]) == TEXT {
+        true => {
+            let body = format!("{}\n", view.value.value).into_bytes();
+            let tag = format!("\"t{:016x}\"", hash_of(&[&body]));
+            ("text/plain; charset=utf-8", body, tag)
+        }
+        false => {
+            let body = serde_json::to_vec(view).expect("invariant: a view is JSON");
+            let tag = json_tag(&body, &view.value.as_of);
+            (JSON, body, tag)
+        }
+    };
     let common = [
         (header::ETAG, HeaderValue::from_str(&tag).expect("invariant: hexadecimal digits")),
         (header::VARY, HeaderValue::from_static("accept")),
@@ -172,39 +181,24 @@ fn respond(mut view: KeyValueView, headers: &HeaderMap) -> Response {
     ];
     if matches_tag(headers, &tag) {
         (StatusCode::NOT_MODIFIED, common).into_response()
-    } else if is_text {
-        (common, format!("{}\n", view.value.value)).into_response()
     } else {
-        (common, Json(view)).into_response()
+        (common, [(header::CONTENT_TYPE, HeaderValue::from_static(media))], body).into_response()
     }
 }
 
-/// Bare numbers have a strong tag. JSON has a weak tag, because `as_of` changes with every read. `as_of` is
-/// taken out while the tag is calculated, because a copy of the view without it could be large.
-fn entity_tag(view: &mut KeyValueView, is_text: bool) -> String {
-    let mut hasher = Hashed(DefaultHasher::new());
-    if is_text {
-        view.value.value.to_string().hash(&mut hasher.0);
-        return format!("\"t{:016x}\"", hasher.0.finish());
-    }
-    let as_of = mem::take(&mut view.value.as_of);
-    serde_json::to_writer(&mut hasher, view).expect("invariant: a view is JSON");
-    view.value.as_of = as_of;
-    format!("W/\"j{:016x}\"", hasher.0.finish())
+/// The tag of an answer is weak, because it leaves out `as_of`, which changes with every read.
+fn json_tag(body: &[u8], as_of: &str) -> String {
+    const FIELD: &[u8] = b"\"as_of\":\"";
+    // The value, which can have such a field too, comes before the answer's own.
+    let at = body.windows(FIELD.len()).rposition(|part| part == FIELD);
+    let (before, rest) = body.split_at(at.expect("invariant: answers have this field"));
+    format!("W/\"j{:016x}\"", hash_of(&[before, &rest[FIELD.len() + as_of.len()..]]))
 }
 
-/// Hashes what is written and keeps none of it.
-struct Hashed(DefaultHasher);
-
-impl io::Write for Hashed {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+fn hash_of(parts: &[&[u8]]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    parts.iter().for_each(|part| hasher.write(part));
+    hasher.finish()
 }
 
 /// Uses the weak comparison, as `If-None-Match` requires.
@@ -473,6 +467,16 @@ mod tests {
     fn the_next_page_keeps_the_query() {
         let uri: Uri = "/v1/counter/g?limit=2&cursor=old&prefix=a%20b".parse().expect("URI");
         assert_eq!(link(&uri, "new"), "<?limit=2&prefix=a%20b&cursor=new>; rel=\"next\"");
+    }
+
+    #[test]
+    fn a_tag_leaves_out_the_time_of_the_answer_and_nothing_of_its_value() {
+        let tag = |inner: &str, as_of: &str| {
+            let body = format!(r#"{{"value":{{"as_of":"{inner}"}},"as_of":"{as_of}","shards":1}}"#);
+            json_tag(body.as_bytes(), as_of)
+        };
+        assert_eq!(tag("a", "1"), tag("a", "2"));
+        assert_ne!(tag("a", "1"), tag("b", "1"));
     }
 
     #[test]
