@@ -236,7 +236,7 @@ impl<'a> Look<'a> {
     /// Checks keys of a group. Returns how many it found, and the last of them if the group has more.
     async fn at_group(&mut self, query: &GroupQuery) -> anyhow::Result<(usize, Option<Name>)> {
         let mut names = Vec::new();
-        let taken = self.service.read_group_to(query, |name, _| {
+        let taken = self.service.read_group(query, |name, _| {
             names.push(name);
             0
         });

@@ -241,7 +241,7 @@ impl Export<'_> {
         let mut query = GroupQuery::all(kind, group.clone(), limits::PAGE_MAX);
         loop {
             let (node, mut lines, mut written) = (self.node, Vec::new(), Ok(()));
-            let next = node.service().read_group_to(&query, |_, value| {
+            let next = node.service().read_group(&query, |_, value| {
                 match value {
                     Ok(value) if written.is_ok() => written = self.line(&value, &mut lines),
                     Ok(_) => {}

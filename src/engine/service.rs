@@ -54,22 +54,6 @@ pub struct GroupQuery {
     pub level: Option<Level>,
 }
 
-/// One page of a group. Each value is correct, but the page is not a snapshot.
-#[derive(Debug, Default)]
-pub struct GroupPage {
-    /// By ascending name.
-    pub keys: Vec<GroupEntry>,
-    /// The last name, if there can be more keys after it.
-    pub next: Option<Name>,
-}
-
-/// A key of a group. One unreadable key does not affect the others.
-#[derive(Debug)]
-pub struct GroupEntry {
-    pub name: Name,
-    pub value: Result<KeyValue, ReadError>,
-}
-
 /// The rows that make up a key's value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardsReport {
@@ -189,27 +173,14 @@ impl Service {
         self.reader.close(within).await;
     }
 
-    /// Reads one page of a group and holds all of it in memory. For tools.
-    ///
-    /// # Errors
-    /// See [`Service::read_group_to`].
-    pub async fn read_group(&self, query: &GroupQuery) -> Result<GroupPage, ReadError> {
-        let mut keys = Vec::new();
-        let next = self.read_group_to(query, |name, value| {
-            keys.push(GroupEntry { name, value });
-            0
-        });
-        let next = next.await?;
-        Ok(GroupPage { keys, next })
-    }
-
     /// Reads one page of a group and passes its keys to `take` by ascending name, one value in memory at a
-    /// time. `take` returns the size in bytes of its output so far. The page ends when the output or the rows
-    /// reach the size limit of an answer. Returns the last name if there can be more keys after it.
+    /// time. Each value is correct, but the page is not a snapshot. `take` returns the size in bytes of its
+    /// output so far. The page ends when the output or the rows reach the size limit of an answer. Returns
+    /// the last name if there can be more keys after it.
     ///
     /// # Errors
     /// [`ReadError`] if the store can't answer. The error of a single key is passed to `take`.
-    pub async fn read_group_to(
+    pub async fn read_group(
         &self,
         query: &GroupQuery,
         mut take: impl FnMut(Name, Result<KeyValue, ReadError>) -> usize,

@@ -84,14 +84,12 @@ async fn group_totals(pod: &Node) -> Vec<i128> {
     };
     let mut totals = Vec::new();
     loop {
-        let page = pod.service().read_group(&query).await.expect("readable");
-        totals.extend(
-            page.keys
-                .into_iter()
-                .map(|key| key.value.expect("readable").state)
-                .map(|state| Counter::try_from(state).expect("a counter").total()),
-        );
-        match page.next {
+        let page = pod.service().read_group(&query, |_, value| {
+            let state = value.expect("readable").state;
+            totals.push(Counter::try_from(state).expect("a counter").total());
+            0
+        });
+        match page.await.expect("readable") {
             Some(last) => query.behind = Some(last),
             None => return totals,
         }

@@ -310,12 +310,16 @@ async fn a_group_is_paged_in_order_and_filtered() {
         level: None,
     };
     let mut pages = Vec::new();
-    let mut names = Vec::new();
+    let mut names: Vec<String> = Vec::new();
     loop {
-        let page = pod.service().read_group(&query).await.expect("readable");
-        pages.push(page.keys.len());
-        names.extend(page.keys.into_iter().map(|found| found.name.to_string()));
-        match page.next {
+        let before = names.len();
+        let page = pod.service().read_group(&query, |name, _| {
+            names.push(name.to_string());
+            0
+        });
+        let next = page.await.expect("readable");
+        pages.push(names.len() - before);
+        match next {
             Some(last) => query.behind = Some(last),
             None => break,
         }

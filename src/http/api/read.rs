@@ -369,7 +369,7 @@ pub(crate) async fn read_group(
     let _turn = turns.page(kind, query.limit).await?;
     let is_lines = extract::negotiate(&headers, &[JSON, NDJSON]) == NDJSON;
     let mut page = Page::new(kind, &group, is_lines);
-    let next = app.service.read_group_to(&query, |name, value| {
+    let next = app.service.read_group(&query, |name, value| {
         let key = Key { kind, group: group.clone(), name };
         let value = ValueOrProblem::of(value, &key, &ask);
         page.add(&key, value)

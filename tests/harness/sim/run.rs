@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orderfree::engine::metrics::ReadFrom;
-use orderfree::engine::service::{GroupEntry, GroupQuery, Held};
+use orderfree::engine::service::{GroupQuery, Held};
 use orderfree::engine::write::{Bounds, UpdateError};
 use orderfree::pod::node::{Node, Parts};
 use orderfree::runtime::random::Random;
@@ -438,22 +438,26 @@ async fn read_group(shared: Shared, pod: Pod, names: u8) {
         level: None,
     };
     shared.with(|world| world.group_reads.enter(&pod.machine));
-    let answer = pod.machine.run(pod.node.service().read_group(&query)).await;
+    let mut keys = Vec::new();
+    let read = pod.node.service().read_group(&query, |name, value| {
+        keys.push((name, value));
+        0
+    });
+    let answer = pod.machine.run(read).await;
     shared.with(|world| world.group_reads.leave(&pod.machine));
     shared.with(|world| {
-        let page = match answer {
-            Ok(page) => page,
-            Err(error) if world.is_healed => {
+        if let Err(error) = answer {
+            if world.is_healed {
                 let error = format!("its group: {error}");
-                return world.oracle.report(Violation::Unreadable { name: 0, error });
+                world.oracle.report(Violation::Unreadable { name: 0, error });
             }
-            Err(_) => return,
-        };
+            return;
+        }
         for at in 0..names {
-            let found = match page.keys.iter().find(|found| found.name == name(at)) {
+            let found = match keys.iter().find(|(found, _)| *found == name(at)) {
                 None => None,
-                Some(GroupEntry { value: Ok(found), .. }) => Some(found),
-                Some(GroupEntry { value: Err(error), .. }) => {
+                Some((_, Ok(found))) => Some(found),
+                Some((_, Err(error))) => {
                     if world.is_healed && !world.damaged[usize::from(at)] {
                         let error = format!("in its group: {error}");
                         world.oracle.report(Violation::Unreadable { name: at, error });

@@ -249,12 +249,11 @@ async fn read(store: &Arc<dyn Store>, clock: &Arc<SetClock>, subjects: &[Subject
         let mut names = BTreeMap::new();
         let mut query = GroupQuery::all(kind, group.clone(), ROWS_AT_ONCE);
         loop {
-            let page = node.service().read_group(&query).await.expect("readable");
-            for entry in page.keys {
-                let read = entry.value.expect("readable");
-                names.insert(entry.name.to_string(), Right::of(&read));
-            }
-            match page.next {
+            let page = node.service().read_group(&query, |name, value| {
+                names.insert(name.to_string(), Right::of(&value.expect("readable")));
+                0
+            });
+            match page.await.expect("readable") {
                 Some(last) => query.behind = Some(last),
                 None => break,
             }
