@@ -52,7 +52,6 @@ fn typed() -> OpenApi {
             [(HttpMethod::Get, &mut item.get), (HttpMethod::Post, &mut item.post)]
         {
             if let Some(operation) = operation {
-                describe_parameters(operation);
                 add_problems(operation, &problems_of(path, &method));
             }
         }
@@ -163,17 +162,6 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     problems.sort_unstable();
     problems.dedup();
     problems
-}
-
-/// Gives each parameter its exact schema.
-fn describe_parameters(operation: &mut Operation) {
-    for parameter in operation.parameters.iter_mut().flatten() {
-        if let RefOr::T(parameter) = parameter {
-            let schema = schemas::parameter(&parameter.name);
-            let schema = schema.expect("invariant: every parameter is described, a test shows it");
-            parameter.schema = Some(schema.into());
-        }
-    }
 }
 
 /// Adds one response per status, with one example per problem type.

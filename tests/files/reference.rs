@@ -1,5 +1,5 @@
 //! The pages of `docs/reference` that are generated from the code: the command line, the configuration, the problems
-//! and the metrics. `make reference` (`REFERENCE=write cargo test --test reference`) writes them; otherwise the test
+//! and the metrics, and the tables of query parameters on the page of HTTP. `make reference` (`REFERENCE=write cargo test --test reference`) writes them; otherwise the test
 //! checks that the pages in the tree are up to date.
 
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use std::path::Path;
 use clap::{Arg, Command, CommandFactory};
 use orderfree::cli::Cli;
 use orderfree::engine::metrics::{Metrics, RequestLabel};
-use orderfree::http::ProblemType;
+use orderfree::http::{self, ProblemType};
 
 /// Arguments under this heading are for experts. See `config.rs`.
 const EXPERT: &str = "Expert";
@@ -164,4 +164,42 @@ fn the_page_of_metrics_is_up_to_date() {
         }
     }
     page("metrics.md", &text);
+}
+
+/// The rest of the page is written by hand. The section of an endpoint begins with its method and path.
+#[test]
+fn the_parameters_on_the_page_of_http_are_up_to_date() {
+    const HEAD: &str = "| parameter | meaning |\n| --- | --- |\n";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/http.md");
+    let mut text = std::fs::read_to_string(path).expect("the page");
+    let (document, mut tables) = (http::openapi(), 0);
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in item.as_object().expect("methods") {
+            let parameters = operation["parameters"].as_array().into_iter().flatten();
+            let mut rows = String::new();
+            for parameter in parameters.filter(|parameter| parameter["in"] == "query") {
+                let [name, description] = ["name", "description"]
+                    .map(|field| parameter[field].as_str().expect("a text").replace('|', "\\|"));
+                let required = if parameter["required"] == true { " (required)" } else { "" };
+                writeln!(rows, "| `{name}` | {description}{required} |").expect("written");
+            }
+            if rows.is_empty() {
+                continue;
+            }
+            let endpoint = format!("{} {path}", method.to_uppercase());
+            let section = text.find(&format!("\n\n`{endpoint}`"));
+            let section = section.unwrap_or_else(|| panic!("no section about {endpoint}"));
+            let end = text[section..].find("\n## ").map_or(text.len(), |end| section + end);
+            let table = text[section..end].find(HEAD);
+            let table = table.unwrap_or_else(|| panic!("{endpoint} has no table of parameters"));
+            let start = section + table + HEAD.len();
+            let lines =
+                text[start..].split_inclusive('\n').take_while(|line| line.starts_with('|'));
+            let old: usize = lines.map(str::len).sum();
+            text.replace_range(start..start + old, &rows);
+            tables += 1;
+        }
+    }
+    assert_eq!(text.matches(HEAD).count(), tables, "each table is one of an endpoint");
+    page("http.md", &text);
 }

@@ -12,12 +12,13 @@ use utoipa::ToSchema;
 use crate::http::api::by_key::ByKey;
 use crate::http::api::read;
 use crate::http::api::stream as lines;
-use crate::http::api::update::{self, Outcome};
+use crate::http::api::update::Outcome;
 use crate::http::body::bodies;
-use crate::http::body::extract::{self, MediaType, Params, Query, QueryParams};
+use crate::http::body::extract::{self, MediaType};
 use crate::http::body::json::{self, Fields, Tree};
+use crate::http::body::parameters::{ACK, NumbersParams, Query, ValueParams, params};
 use crate::http::body::schemas::{BatchBody, MaybeKey, QueryBody, UpdateItem};
-use crate::http::body::wire::{self, Ask, KeyValueView, KeyView};
+use crate::http::body::wire::{self, KeyValueView, KeyView};
 use crate::http::catalog::ProblemType;
 use crate::http::observe;
 use crate::http::problem::{NotAcked, Problem, ProblemBody, Summary};
@@ -34,16 +35,10 @@ const QUERY_EXAMPLE: &str = r#"{"keys":[{"kind":"counter","group":"site","name":
 /// The approximate size of one result whose key has short names.
 const RESULT_BYTES: usize = 128;
 
-/// Query parameters of a batch.
-pub(crate) struct BatchParams {
-    durability: Durability,
-}
-
-impl Params for BatchParams {
-    const NAMES: &'static [&'static str] = &["ack"];
-
-    fn parse(query: &QueryParams<'_>) -> Result<BatchParams, Problem> {
-        Ok(BatchParams { durability: update::durability(query)? })
+params! {
+    /// Query parameters of a batch.
+    struct BatchParams {
+        durability: Durability = ACK,
     }
 }
 
@@ -79,10 +74,7 @@ pub(crate) struct UpdateResult {
 /// summary of the complete lines.
 #[utoipa::path(
     post, path = "/v1/batch", tag = "many keys",
-    params(
-        ("ack" = Option<String>, Query, description = "`durable` (default): answer after the store \
-            acknowledged the writes; `memory`: answer at once"),
-    ),
+    params(BatchParams),
     request_body(description = "Updates; the server accepts `Content-Encoding: gzip`", content(
         (BatchBody = "application/json", example = json!({"updates": [
             {"kind": "counter", "group": "site", "name": "home", "op": {"op": "add", "by": 5}},
@@ -194,19 +186,6 @@ fn not_acked(app: &AppState, key: Option<KeyView>, problem: Problem) -> UpdateRe
     UpdateResult { outcome, key, timestamp: None, problem }
 }
 
-/// Query parameters of a query.
-pub(crate) struct ManyParams {
-    ask: Ask,
-}
-
-impl Params for ManyParams {
-    const NAMES: &'static [&'static str] = &["numbers"];
-
-    fn parse(query: &QueryParams<'_>) -> Result<ManyParams, Problem> {
-        Ok(ManyParams { ask: Ask::as_digits(wire::numbers(query)?) })
-    }
-}
-
 /// The answer to a query.
 #[derive(Debug, ToSchema)]
 #[allow(dead_code, reason = "described, and written by `query`")]
@@ -246,7 +225,7 @@ pub(crate) enum ReadResult {
 /// `answer-full`: request them again.
 #[utoipa::path(
     post, path = "/v1/query", tag = "many keys",
-    params(("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes")),
+    params(NumbersParams),
     request_body(description = "Keys, and a consistency level (default: the server's setting)",
         content((QueryBody = "application/json", example = json!({
             "keys": [{"kind": "counter", "group": "site", "name": "home"},
@@ -264,7 +243,7 @@ pub(crate) enum ReadResult {
 pub(crate) async fn query(
     State(served): State<Served>,
     caller: Caller,
-    Query(params): Query<ManyParams>,
+    Query(params): Query<NumbersParams>,
     headers: HeaderMap,
     request: Request,
 ) -> Result<Response, Problem> {
@@ -290,7 +269,8 @@ pub(crate) async fn query(
         Some(kind) => turns.keys(kind, keys.len()).await?,
         None => None,
     };
-    let reads = keys.clone().into_iter().map(|key| read_one(app, key, level, &params.ask));
+    let params = ValueParams::of_numbers(params.as_digits);
+    let reads = keys.clone().into_iter().map(|key| read_one(app, key, level, &params));
     let mut reads = stream::iter(reads).buffered(reads_at_once(&keys));
     // Each result becomes text at once, because its value can be much larger than the text.
     let mut text = br#"{"results":["#.to_vec();
@@ -327,7 +307,7 @@ async fn read_one(
     app: &AppState,
     key: Result<Key, Problem>,
     level: Option<Level>,
-    ask: &Ask,
+    params: &ValueParams,
 ) -> (Vec<u8>, usize) {
     let (mut text, mut bytes) = (Vec::new(), 0);
     let mut write = |result: &ReadResult| wire::write_json(&mut text, result);
@@ -335,7 +315,7 @@ async fn read_one(
         Err(problem) => write(&ReadResult::Error { key: None, problem }),
         Ok(key) => match app.service.read(&key, level).await {
             Ok(Some(read)) => {
-                write(&ReadResult::Found(KeyValueView::new(&read, ask)));
+                write(&ReadResult::Found(KeyValueView::new(&read, params)));
                 bytes = read.bytes;
             }
             Ok(None) => write(&ReadResult::Absent { key: (&key).into(), absent: true }),

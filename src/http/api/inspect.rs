@@ -11,26 +11,13 @@ use utoipa::ToSchema;
 use crate::engine::fold::FoldResult;
 use crate::engine::service::TallyView;
 use crate::http::api::read;
-use crate::http::body::extract::{NoParams, Params, Query, QueryParams};
-use crate::http::body::wire::{self, Ask, KeyView, Shown, rfc3339};
+use crate::http::body::parameters::{self, NoParams, NumbersParams, Query, ValueParams, params};
+use crate::http::body::wire::{KeyView, Shown, rfc3339};
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::KeyPath;
 use crate::http::problem::Problem;
 use crate::http::state::Served;
 use crate::policy::Verb;
-
-/// Query parameters of an inspection.
-pub(crate) struct InspectParams {
-    ask: Ask,
-}
-
-impl Params for InspectParams {
-    const NAMES: &'static [&'static str] = &["numbers"];
-
-    fn parse(query: &QueryParams<'_>) -> Result<InspectParams, Problem> {
-        Ok(InspectParams { ask: Ask::as_digits(wire::numbers(query)?) })
-    }
-}
 
 /// A key's rows.
 #[derive(Debug, Serialize, ToSchema)]
@@ -108,9 +95,11 @@ impl From<Phase> for PhaseName {
 }
 
 impl TallyRow {
-    fn new(tally: &TallyView, ask: &Ask) -> TallyRow {
+    fn new(tally: &TallyView, params: &ValueParams) -> TallyRow {
         let (fence, value, error) = match &tally.content {
-            Ok((fence, state)) => (Some(rfc3339(*fence)), Some(Shown::of(state, None, ask)), None),
+            Ok((fence, state)) => {
+                (Some(rfc3339(*fence)), Some(Shown::of(state, None, params)), None)
+            }
             Err(error) => (None, None, Some(error.to_string())),
         };
         TallyRow { expires_at: None, fence, value, full: tally.is_full, error }
@@ -118,9 +107,9 @@ impl TallyRow {
 }
 
 impl ShardRow {
-    fn new(shard: &ShardView, ask: &Ask) -> ShardRow {
+    fn new(shard: &ShardView, params: &ValueParams) -> ShardRow {
         let (value, error) = match &shard.state {
-            Ok(state) => (Some(Shown::of(state, None, ask)), None),
+            Ok(state) => (Some(Shown::of(state, None, params)), None),
             Err(error) => (None, Some(error.to_string())),
         };
         ShardRow {
@@ -139,12 +128,7 @@ impl ShardRow {
 /// Returns every row of the key as it is in the store. They explain the key's value.
 #[utoipa::path(
     get, path = "/v1/{kind}/{group}/{name}/shards", tag = "inspection",
-    params(
-        ("kind" = String, Path, description = "Data type", example = "counter"),
-        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
-        ("name" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "home"),
-        ("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes"),
-    ),
+    params(KeyPath, NumbersParams),
     responses((status = 200, description = "Every row of the key", body = ShardsView, example = json!({
         "kind": "counter", "group": "site", "name": "home",
         "now": "2026-11-21T08:00:00.123456Z", "cutoff": "2026-11-21T07:00:00.123456Z",
@@ -157,7 +141,7 @@ impl ShardRow {
 pub(crate) async fn shards(
     State(served): State<Served>,
     path: KeyPath,
-    Query(params): Query<InspectParams>,
+    Query(params): Query<NumbersParams>,
 ) -> Result<Json<ShardsView>, Problem> {
     let app = &served.app;
     let (key, _) = path.to(Verb::Admin)?;
@@ -167,25 +151,20 @@ pub(crate) async fn shards(
         let detail = format!("{key} does not exist: the store has no row of this key.");
         return Err(Problem::new(ProblemType::KeyAbsent, detail));
     }
+    let params = ValueParams::of_numbers(params.as_digits);
     Ok(Json(ShardsView {
         key: (&key).into(),
         now: rfc3339(report.now),
         cutoff: rfc3339(report.cutoff),
-        tally: report.tally.map(|tally| TallyRow::new(&tally, &params.ask)),
-        shards: report.shards.iter().map(|shard| ShardRow::new(shard, &params.ask)).collect(),
+        tally: report.tally.map(|tally| TallyRow::new(&tally, &params)),
+        shards: report.shards.iter().map(|shard| ShardRow::new(shard, &params)).collect(),
     }))
 }
 
-/// Query parameters of a fold.
-pub(crate) struct FoldParams {
-    dry_run: bool,
-}
-
-impl Params for FoldParams {
-    const NAMES: &'static [&'static str] = &["dry_run"];
-
-    fn parse(query: &QueryParams<'_>) -> Result<FoldParams, Problem> {
-        Ok(FoldParams { dry_run: query.flag("dry_run")? })
+params! {
+    /// Query parameters of a fold.
+    struct FoldParams {
+        dry_run: bool = parameters::flag("dry_run", "Report what a fold would do, but do nothing"),
     }
 }
 
@@ -220,12 +199,7 @@ pub(crate) struct FoldView {
 /// background; this endpoint is for operators.
 #[utoipa::path(
     post, path = "/v1/{kind}/{group}/{name}/fold", tag = "inspection",
-    params(
-        ("kind" = String, Path, description = "Data type", example = "counter"),
-        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
-        ("name" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "home"),
-        ("dry_run" = Option<bool>, Query, description = "Report what a fold would do, but do nothing"),
-    ),
+    params(KeyPath, FoldParams),
     responses((status = 200, description = "What the fold did", body = FoldView, example = json!({
         "kind": "counter", "group": "site", "name": "home", "dry_run": false, "written": true,
         "fence_before": null, "fence": "2026-11-20T07:11:00.000000Z", "folded": 12, "zombies": 0,

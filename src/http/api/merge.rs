@@ -16,10 +16,11 @@ use utoipa::ToSchema;
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
 use crate::engine::service::Held;
 use crate::http::api::read;
-use crate::http::body::extract::{MediaType, Params, Query, QueryParams};
+use crate::http::body::extract::MediaType;
 use crate::http::body::json::{self, Fields, Tree};
+use crate::http::body::parameters::{Query, ValueParams};
 use crate::http::body::schemas::MergeBody;
-use crate::http::body::wire::{self, Ask, Shown, rfc3339};
+use crate::http::body::wire::{self, Shown, rfc3339};
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::Permit;
 use crate::http::problem::Problem;
@@ -30,19 +31,6 @@ use crate::limits;
 use crate::policy::{Caller, Verb};
 
 const EXAMPLE: &str = r#"{"kind":"distinct","group":"site","names":["2026-11-20","2026-11-21"]}"#;
-
-/// Query parameters of a merge.
-pub(crate) struct MergeParams {
-    ask: Ask,
-}
-
-impl Params for MergeParams {
-    const NAMES: &'static [&'static str] = &["numbers", "q", "buckets", "as", "contains"];
-
-    fn parse(query: &QueryParams<'_>) -> Result<MergeParams, Problem> {
-        Ok(MergeParams { ask: Ask::parse(query)? })
-    }
-}
 
 /// The answer to a merge.
 #[derive(Debug, Serialize, ToSchema)]
@@ -86,15 +74,7 @@ struct Wanted {
 /// `or_set`.
 #[utoipa::path(
     post, path = "/v1/merge", tag = "many keys",
-    params(
-        ("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes"),
-        ("q" = Option<String>, Query, description = "`histogram`: quantiles, separated by commas"),
-        ("buckets" = Option<bool>, Query, description = "`histogram`: include the buckets"),
-        ("as" = Option<String>, Query, description = "`histogram`: the format of another \
-            system, `opentelemetry` or `prometheus`"),
-        ("contains" = Option<String>, Query, description = "Sets: return whether the set \
-            contains this item, instead of all items"),
-    ),
+    params(ValueParams),
     request_body(description = "Keys of one group", content(
         (MergeBody = "application/json", examples(
             ("names" = (value = json!({"kind": "counter", "group": "site", "names": ["home", "about"]}))),
@@ -112,7 +92,7 @@ struct Wanted {
 pub(crate) async fn merge(
     State(served): State<Served>,
     caller: Caller,
-    Query(params): Query<MergeParams>,
+    Query(params): Query<ValueParams>,
     headers: HeaderMap,
     request: Request,
 ) -> Result<Json<MergeView>, Problem> {
@@ -125,7 +105,7 @@ pub(crate) async fn merge(
     let Wanted { keys, expression, level } = wanted(caller.to(Verb::Read), json::parse(&body)?)?;
     caller.pass_or_refuse(keys.len() - 1)?;
     let (kind, group) = (keys[0].kind, keys[0].group.to_string());
-    let ask = params.ask.of(kind)?;
+    params.check(kind)?;
     let _turn = turns.keys(kind, keys.len()).await?;
     // Take the time before the reads: the answer includes every update acknowledged before it.
     let as_of = app.service.now().wall;
@@ -147,8 +127,8 @@ pub(crate) async fn merge(
         return Err(Problem::new(ProblemType::KeyAbsent, detail));
     }
     let value = match &expression {
-        None => Shown::of(&found.merged, None, &ask),
-        Some(expression) => found.select(expression, &ask)?,
+        None => Shown::of(&found.merged, None, &params),
+        Some(expression) => found.select(expression, &params)?,
     };
     let Found { mut absent, shards, .. } = found;
     absent.sort_unstable();
@@ -296,11 +276,11 @@ impl Found {
     }
 
     /// The value of an expression. Keys that do not exist are empty.
-    fn select(&self, expression: &Expression, ask: &Ask) -> Result<Shown, Problem> {
+    fn select(&self, expression: &Expression, params: &ValueParams) -> Result<Shown, Problem> {
         let empty = Audience::default();
         let find = |name: &str| self.apart.as_ref().and_then(|apart| apart.get(name));
         let selection = expression.evaluate(&|name| Some(find(name).unwrap_or(&empty)))?;
-        Ok(Shown::new(selection.value(), ask.writes_digits()))
+        Ok(Shown::new(selection.value(), params.as_digits))
     }
 }
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
 
-use crate::http::body::extract::{NoParams, Params, Query, QueryParams};
+use crate::http::body::parameters::{self, NoParams, Query, params};
 use crate::http::catalog::ProblemType;
 use crate::http::openapi;
 use crate::http::problem::Problem;
@@ -41,16 +41,10 @@ pub(crate) async fn livez() -> Json<ProbeView> {
     Json(ProbeView { status: "alive", checks: None })
 }
 
-/// Query parameters of the readiness probe.
-pub(crate) struct ReadyParams {
-    verbose: bool,
-}
-
-impl Params for ReadyParams {
-    const NAMES: &'static [&'static str] = &["verbose"];
-
-    fn parse(query: &QueryParams<'_>) -> Result<ReadyParams, Problem> {
-        Ok(ReadyParams { verbose: query.flag("verbose")? })
+params! {
+    /// Query parameters of the readiness probe.
+    struct ReadyParams {
+        verbose: bool = parameters::flag("verbose", "Show every check"),
     }
 }
 
@@ -60,7 +54,7 @@ impl Params for ReadyParams {
 /// does not depend on the current state of the store, because then all pods would drop out at once.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
-    params(("verbose" = Option<bool>, Query, description = "Show every check")),
+    params(ReadyParams),
     responses((status = 200, description = "The pod is ready", body = ProbeView,
         example = json!({"status": "ready"})))
 )]

@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hasher};
 use std::mem;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -9,15 +10,19 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use orderfree_core::crdt::Kind;
+use orderfree_core::crdt::{self, Kind, Value};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Key, Name};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::engine::service::{GroupQuery, KeyValue, ReadError};
-use crate::http::body::extract::{self, Params, Query, QueryParams};
-use crate::http::body::wire::{self, Ask, KeyValueView, KeyView, ValueView, write_json};
+use crate::engine::service::{GroupQuery, Held, KeyValue, ReadError};
+use crate::http::body::extract;
+use crate::http::body::parameters::{
+    self, CONSISTENCY, IfNoneMatch, Parameter, Query, ValueParams, Values, params,
+};
+use crate::http::body::schemas::text;
+use crate::http::body::wire::{KeyValueView, KeyView, Shown, ValueView, write_json};
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::{GroupPath, KeyPath};
 use crate::http::problem::{Problem, ProblemBody};
@@ -31,29 +36,40 @@ const NDJSON: &str = "application/x-ndjson";
 const TEXT: &str = "text/plain";
 const BYTES: &str = "application/octet-stream";
 
-/// Query parameters of a read.
-pub(crate) struct ReadParams {
-    level: Option<Level>,
-    max_staleness: Duration,
-    default: Option<String>,
-    ask: Ask,
-}
-
-impl Params for ReadParams {
-    const NAMES: &'static [&'static str] =
-        &["consistency", "max_staleness", "default", "numbers", "q", "buckets", "as", "contains"];
-
-    fn parse(query: &QueryParams<'_>) -> Result<ReadParams, Problem> {
-        Ok(ReadParams {
-            level: query.read("consistency", wire::level)?,
-            max_staleness: query.read("max_staleness", staleness)?.unwrap_or_default(),
-            default: query.get("default").map(str::to_owned),
-            ask: Ask::parse(query)?,
-        })
+params! {
+    /// Query parameters of a read.
+    struct ReadParams {
+        level: Option<Level> = CONSISTENCY,
+        max_staleness: Duration = MAX_STALENESS,
+        default: Option<String> = DEFAULT,
+        value: ValueParams,
     }
 }
 
-/// Reads the `max_staleness` parameter.
+const MAX_STALENESS: Parameter<Duration> = Parameter {
+    name: "max_staleness",
+    description: "How old the answer can be, up to `1h`, such as `500ms` or `5s`. Cheaper for values that \
+                  many clients read",
+    example: Some("5s"),
+    values: Values::Text {
+        schema: || text().pattern(Some("^(0|[0-9]{1,6}ms|[0-9]{1,3}s|[1-5]?[0-9]m|1h)$")),
+        parse: staleness,
+    },
+    absent: Some(Duration::ZERO),
+};
+
+const DEFAULT: Parameter<Option<String>> = Parameter {
+    name: "default",
+    description: "The value of a key that does not exist: `empty`, or a number for `counter` and `sum`. \
+                  Without it, such a key returns 404",
+    example: Some("empty"),
+    values: Values::Text {
+        schema: || text().pattern(Some("^(empty|[+-]?[0-9]{1,18}([.][0-9]{1,18})?)$")),
+        parse: |text| Ok(Some(text.to_owned())),
+    },
+    absent: Some(None),
+};
+
 fn staleness(text: &str) -> Result<Duration, String> {
     let rule = || format!("{text:?} is not a duration up to 1h, such as 500ms or 5s");
     let span = humantime::parse_duration(text).map_err(|_| rule())?;
@@ -69,26 +85,7 @@ fn staleness(text: &str) -> Result<Duration, String> {
 /// `audience` is its sketch in the format of Apache DataSketches.
 #[utoipa::path(
     get, path = "/v1/{kind}/{group}/{name}", tag = "keys",
-    params(
-        ("kind" = String, Path, description = "Data type", example = "counter"),
-        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
-        ("name" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "home"),
-        ("consistency" = Option<String>, Query, description = "`one`, `local_one`, \
-            `local_quorum`, `quorum` or `all` (default: the server's setting)", example = "local_quorum"),
-        ("max_staleness" = Option<String>, Query, description = "How old the answer can be, up to \
-            `1h`. Cheaper for values that many clients read", example = "5s"),
-        ("default" = Option<String>, Query, description = "The value of a key that does not \
-            exist: `empty`, or a number for `counter` and `sum`. Without it, such a key returns 404",
-            example = "empty"),
-        ("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes"),
-        ("q" = Option<String>, Query, description = "`histogram`: quantiles, separated by commas"),
-        ("buckets" = Option<bool>, Query, description = "`histogram`: include the buckets"),
-        ("as" = Option<String>, Query, description = "`histogram`: the format of another \
-            system, `opentelemetry` or `prometheus`"),
-        ("contains" = Option<String>, Query, description = "Sets: return whether the set \
-            contains this item, instead of all items"),
-        ("If-None-Match" = Option<String>, Header, description = "Entity tags. Returns 304 if one matches"),
-    ),
+    params(KeyPath, ReadParams, IfNoneMatch),
     responses(
         (status = 200, description = "The value", content(
             (KeyValueView = "application/json"),
@@ -106,10 +103,9 @@ pub(crate) async fn read(
 ) -> Result<Response, Problem> {
     let app = &served.app;
     let (key, _) = path.to(Verb::Read)?;
-    let ask = params.ask.of(key.kind)?;
-    let default = params.default.as_deref().map(|text| wire::default_value(key.kind, text, &ask));
-    let default =
-        default.transpose().map_err(|rule| extract::bad_query(format!("default: {rule}.")))?;
+    params.value.check(key.kind)?;
+    let default = params.default.as_deref().map(|text| Found::by_default(key.kind, text));
+    let default = default.transpose()?;
     // Take the time before the read: the answer includes every update acknowledged before it.
     let as_of = app.service.now().wall.minus(params.max_staleness);
     let read = match params.max_staleness {
@@ -117,10 +113,12 @@ pub(crate) async fn read(
         stale => app.service.read_recent(&key, params.level, stale).await,
     };
     let read = read.map_err(|error| problem_of(error, &key.to_string()))?;
-    if let Some(read) = &read
-        && extract::negotiate(&headers, &[JSON, TEXT, BYTES]) == BYTES
-    {
-        match read.state.export() {
+    let Some(found) = read.map(Found::Stored).or(default) else {
+        let detail = format!("{key} does not exist; POST to it, or read with ?default=empty.");
+        return Err(Problem::new(ProblemType::KeyAbsent, detail));
+    };
+    if extract::negotiate(&headers, &[JSON, TEXT, BYTES]) == BYTES {
+        match found.state().and_then(crdt::State::export) {
             Some(bytes) => return Ok(respond_bytes(bytes)),
             None if extract::accepts(&headers, JSON) || extract::accepts(&headers, TEXT) => {}
             None => {
@@ -129,19 +127,48 @@ pub(crate) async fn read(
             }
         }
     }
-    let value = match (&read, default) {
-        (Some(read), _) => ValueView::new(read, &ask),
-        (None, Some(default)) => {
-            let level = params.level.unwrap_or(app.service.read_level());
-            ValueView::absent(key.kind, default, ask.writes_digits(), as_of, level)
-        }
-        (None, None) => {
-            let detail = format!("{key} does not exist; POST to it, or read with ?default=empty.");
-            return Err(Problem::new(ProblemType::KeyAbsent, detail));
-        }
+    let absent = |value| {
+        let level = params.level.unwrap_or(app.service.read_level());
+        ValueView::absent(key.kind, value, as_of, level)
+    };
+    let value = match &found {
+        Found::Stored(read) => ValueView::new(read, &params.value),
+        Found::Empty(state) => absent(Shown::of(state, Some(&key), &params.value)),
+        Found::Bare(value) => absent(Shown::new(value.clone(), params.value.as_digits)),
     };
     let view = KeyValueView { key: (&key).into(), value };
     Ok(respond(&view, &headers))
+}
+
+/// What a read shows.
+enum Found {
+    /// The value of the key.
+    Stored(Arc<Held>),
+    /// The key does not exist: the state of a key without ops, for `?default=empty`.
+    Empty(crdt::State),
+    /// The key does not exist: a value that the client wrote as `?default=`.
+    Bare(Value),
+}
+
+impl Found {
+    /// Reads the value of `?default=`.
+    fn by_default(kind: Kind, text: &str) -> Result<Found, Problem> {
+        if text == "empty" {
+            return Ok(Found::Empty(crdt::State::new(kind, None)));
+        }
+        kind.parse_value(text).map(Found::Bare).ok_or_else(|| {
+            let rule = format!("{text:?} is neither `empty` nor a bare value of kind {kind}");
+            parameters::refuse(DEFAULT.name, &rule)
+        })
+    }
+
+    fn state(&self) -> Option<&crdt::State> {
+        match self {
+            Found::Stored(read) => Some(&read.state),
+            Found::Empty(state) => Some(state),
+            Found::Bare(_) => None,
+        }
+    }
 }
 
 /// The problem of a read. Adds the key if the error does not name it.
@@ -212,43 +239,19 @@ fn matches_tag(headers: &HeaderMap, tag: &str) -> bool {
     })
 }
 
-/// Query parameters of a group's read.
-pub(crate) struct GroupParams {
-    prefix: Option<Name>,
-    from: Option<Name>,
-    to: Option<Name>,
-    behind: Option<Name>,
-    limit: usize,
-    level: Option<Level>,
-    ask: Ask,
-}
-
-impl Params for GroupParams {
-    const NAMES: &'static [&'static str] = &[
-        "prefix",
-        "from",
-        "to",
-        "limit",
-        "cursor",
-        "consistency",
-        "numbers",
-        "q",
-        "buckets",
-        "as",
-        "contains",
-    ];
-
-    fn parse(query: &QueryParams<'_>) -> Result<GroupParams, Problem> {
-        let limit = query.limit()?;
-        Ok(GroupParams {
-            prefix: query.name("prefix")?,
-            from: query.name("from")?,
-            to: query.name("to")?,
-            behind: query.read("cursor", read_cursor)?,
-            limit,
-            level: query.read("consistency", wire::level)?,
-            ask: Ask::parse(query)?,
-        })
+params! {
+    /// Query parameters of a group's read.
+    struct GroupParams {
+        prefix: Option<Name> = parameters::name("prefix", "Only names with this prefix"),
+        from: Option<Name> = parameters::name(
+            "from",
+            "Only this name and those after it, in the order of UTF-8 bytes",
+        ),
+        to: Option<Name> = parameters::name("to", "Only names before this one"),
+        limit: usize = parameters::limit("Maximum number of keys, 1 to 10000 (default: 1000)"),
+        behind: Option<Name> = parameters::cursor(read_cursor),
+        level: Option<Level> = CONSISTENCY,
+        value: ValueParams,
     }
 }
 
@@ -298,9 +301,9 @@ pub(crate) enum ValueOrProblem {
 }
 
 impl ValueOrProblem {
-    fn of(read: Result<KeyValue, ReadError>, key: &Key, ask: &Ask) -> ValueOrProblem {
+    fn of(read: Result<KeyValue, ReadError>, key: &Key, params: &ValueParams) -> ValueOrProblem {
         match read {
-            Ok(read) => ValueOrProblem::Value(ValueView::new(&read, ask)),
+            Ok(read) => ValueOrProblem::Value(ValueView::new(&read, params)),
             Err(error) => ValueOrProblem::Problem { problem: problem_of(error, &key.to_string()) },
         }
     }
@@ -313,24 +316,7 @@ impl ValueOrProblem {
 /// and does not affect the other keys.
 #[utoipa::path(
     get, path = "/v1/{kind}/{group}", tag = "keys",
-    params(
-        ("kind" = String, Path, description = "Data type", example = "counter"),
-        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
-        ("prefix" = Option<String>, Query, description = "Only names with this prefix"),
-        ("from" = Option<String>, Query, description = "Only this name and those after it"),
-        ("to" = Option<String>, Query, description = "Only names before this one"),
-        ("limit" = Option<u32>, Query, description = "Maximum number of keys, 1 to 10000 (default: 1000)"),
-        ("cursor" = Option<String>, Query, description = "`next` of the previous page"),
-        ("consistency" = Option<String>, Query, description = "`one`, `local_one`, \
-            `local_quorum`, `quorum` or `all` (default: the server's setting)"),
-        ("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes"),
-        ("q" = Option<String>, Query, description = "`histogram`: quantiles, separated by commas"),
-        ("buckets" = Option<bool>, Query, description = "`histogram`: include the buckets"),
-        ("as" = Option<String>, Query, description = "`histogram`: the format of another \
-            system, `opentelemetry` or `prometheus`"),
-        ("contains" = Option<String>, Query, description = "Sets: return whether the set \
-            contains this item, instead of all items"),
-    ),
+    params(GroupPath, GroupParams),
     responses(
         (status = 200, description = "A page of keys. As NDJSON, one key per line", content(
             (GroupView = "application/json", example = json!({"kind": "counter", "group": "site",
@@ -355,7 +341,7 @@ pub(crate) async fn read_group(
 ) -> Result<Response, Problem> {
     let Shared { app, turns, .. } = &*served;
     let (kind, group) = path.to(Verb::Read)?;
-    let ask = params.ask.of(kind)?;
+    params.value.check(kind)?;
     let query = GroupQuery {
         kind,
         group: group.clone(),
@@ -371,7 +357,7 @@ pub(crate) async fn read_group(
     let mut page = Page::new(kind, &group, is_lines);
     let next = app.service.read_group(&query, |name, value| {
         let key = Key { kind, group: group.clone(), name };
-        let value = ValueOrProblem::of(value, &key, &ask);
+        let value = ValueOrProblem::of(value, &key, &params.value);
         page.add(&key, value)
     });
     let next = next.await.map_err(|error| problem_of(error, &format!("{kind}/{group}")))?;
@@ -433,11 +419,13 @@ fn cursor(last: &Name) -> String {
     URL_SAFE_NO_PAD.encode(last.as_str())
 }
 
-fn read_cursor(text: &str) -> Result<Name, String> {
+fn read_cursor(text: &str) -> Result<Option<Name>, String> {
     let bytes = URL_SAFE_NO_PAD.decode(text).ok();
     let name = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
-    name.and_then(|name| Name::new(&name).ok())
-        .ok_or_else(|| format!("{text:?} is not the `next` of an earlier page"))
+    match name.and_then(|name| Name::new(&name).ok()) {
+        Some(name) => Ok(Some(name)),
+        None => Err(format!("{text:?} is not the `next` of an earlier page")),
+    }
 }
 
 /// The same query with another cursor, as a link relative to the request.
@@ -457,7 +445,7 @@ mod tests {
     #[test]
     fn cursors_round_trip_and_forged_ones_are_refused() {
         let name = Name::new("page:home ☃/2026").expect("name");
-        assert_eq!(read_cursor(&cursor(&name)), Ok(name));
+        assert_eq!(read_cursor(&cursor(&name)), Ok(Some(name)));
         for forged in ["", "=", "a", "AAAA", "ÄÄ"] {
             assert!(read_cursor(forged).is_err(), "{forged}");
         }

@@ -1,43 +1,41 @@
 //! Repairs by operators: list groups, and remove a row that can't be decoded.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use orderfree_core::protocol::MutatorId;
 use serde::Serialize;
 use utoipa::ToSchema;
+use utoipa::openapi::SchemaFormat;
 use uuid::Uuid;
 
 use crate::engine::service::{DiscardError, Discardable};
-use crate::http::body::extract::{self, Params, Query, QueryParams};
+use crate::http::body::parameters::{self, Parameter, Query, Values, params};
+use crate::http::body::schemas::text;
 use crate::http::body::wire::{KeyView, rfc3339};
 use crate::http::catalog::ProblemType;
-use crate::http::guard::access::{self, KeyPath};
+use crate::http::guard::access::{KeyPath, KindPath};
 use crate::http::problem::Problem;
 use crate::http::state::Served;
 use crate::policy::{Caller, Verb};
 use crate::store::GroupCursor;
 
-/// Query parameters of a list of groups.
-pub(crate) struct GroupsParams {
-    limit: usize,
-    behind: Option<GroupCursor>,
+params! {
+    /// Query parameters of a list of groups.
+    struct GroupsParams {
+        limit: usize = parameters::limit(
+            "Maximum number of partitions to scan, 1 to 10000 (default: 1000)",
+        ),
+        behind: Option<GroupCursor> = parameters::cursor(read_cursor),
+    }
 }
 
-impl Params for GroupsParams {
-    const NAMES: &'static [&'static str] = &["limit", "cursor"];
-
-    fn parse(query: &QueryParams<'_>) -> Result<GroupsParams, Problem> {
-        let limit = query.limit()?;
-        let behind = query.read("cursor", |text| {
-            let bytes = URL_SAFE_NO_PAD.decode(text).ok();
-            let cursor = bytes.and_then(|bytes| String::from_utf8(bytes).ok()?.parse().ok());
-            cursor
-                .map(GroupCursor)
-                .ok_or_else(|| format!("{text:?} is not the `next` of an earlier page"))
-        })?;
-        Ok(GroupsParams { limit, behind })
+fn read_cursor(text: &str) -> Result<Option<GroupCursor>, String> {
+    let bytes = URL_SAFE_NO_PAD.decode(text).ok();
+    match bytes.and_then(|bytes| String::from_utf8(bytes).ok()?.parse().ok()) {
+        Some(cursor) => Ok(Some(GroupCursor(cursor))),
+        None => Err(format!("{text:?} is not the `next` of an earlier page")),
     }
 }
 
@@ -58,23 +56,18 @@ pub(crate) struct GroupsView {
 /// For operators and for moving data. It is slow, because the store scans every partition.
 #[utoipa::path(
     get, path = "/v1/{kind}", tag = "inspection",
-    params(
-        ("kind" = String, Path, description = "Data type", example = "counter"),
-        ("limit" = Option<usize>, Query, description = "Maximum number of partitions to \
-            scan, 1 to 10000 (default: 1000)"),
-        ("cursor" = Option<String>, Query, description = "`next` of the previous page"),
-    ),
+    params(KindPath, GroupsParams),
     responses((status = 200, description = "A page of groups", body = GroupsView,
         example = json!({"kind": "counter", "groups": ["site"], "next": null})))
 )]
 pub(crate) async fn groups(
     State(served): State<Served>,
     caller: Caller,
-    Path(kind): Path<String>,
+    path: KindPath,
     Query(params): Query<GroupsParams>,
 ) -> Result<Json<GroupsView>, Problem> {
     let app = &served.app;
-    let kind = access::parse_kind(&kind)?;
+    let kind = path.kind()?;
     caller.to(Verb::Admin).somewhere()?;
     let list = app.service.groups(kind, params.behind.as_ref(), params.limit).await?;
     let mine = list.groups.iter().filter(|group| caller.may(Verb::Admin, group));
@@ -85,27 +78,29 @@ pub(crate) async fn groups(
     }))
 }
 
-/// Query parameters of a removal.
-pub(crate) struct DiscardParams {
-    mutator_id: MutatorId,
-    dry_run: bool,
+params! {
+    /// Query parameters of a removal.
+    struct DiscardParams {
+        mutator_id: MutatorId = MUTATOR_ID,
+        dry_run: bool = parameters::flag("dry_run", "Return the row but do not remove it"),
+    }
 }
 
-impl Params for DiscardParams {
-    const NAMES: &'static [&'static str] = &["mutator_id", "dry_run"];
-
-    fn parse(query: &QueryParams<'_>) -> Result<DiscardParams, Problem> {
-        let mutator_id = query.read("mutator_id", |text| {
+const MUTATOR_ID: Parameter<MutatorId> = Parameter {
+    name: "mutator_id",
+    description: "The row to remove, as a read's problem and `/shards` show it",
+    example: Some("5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77"),
+    values: Values::Text {
+        schema: || text().format(Some(SchemaFormat::Custom("uuid".into()))),
+        parse: |text| {
             let id = Uuid::parse_str(text).map(MutatorId::new);
             id.map_err(|_| {
                 format!("{text:?} is not a UUID; /shards shows the mutators of the key's rows")
             })
-        })?;
-        let missing = "Name the row with ?mutator_id=. A read's problem and /shards show it.";
-        let mutator_id = mutator_id.ok_or_else(|| extract::bad_query(missing.to_owned()))?;
-        Ok(DiscardParams { mutator_id, dry_run: query.flag("dry_run")? })
-    }
-}
+        },
+    },
+    absent: None,
+};
 
 /// A row that was removed, or would be.
 #[derive(Debug, Serialize, ToSchema)]
@@ -131,14 +126,7 @@ pub(crate) struct DiscardView {
 /// are lost, so keep the answer. Decodable rows and tallies can't be removed.
 #[utoipa::path(
     post, path = "/v1/{kind}/{group}/{name}/discard", tag = "inspection",
-    params(
-        ("kind" = String, Path, description = "Data type", example = "counter"),
-        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
-        ("name" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "home"),
-        ("mutator_id" = String, Query, description = "The row to remove, as `/shards` shows it",
-            example = "5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77"),
-        ("dry_run" = Option<bool>, Query, description = "Return the row but do not remove it"),
-    ),
+    params(KeyPath, DiscardParams),
     responses((status = 200, description = "The row, which is now removed unless `dry_run` is set",
         body = DiscardView, example = json!({
         "kind": "counter", "group": "site", "name": "home", "dry_run": false,

@@ -9,10 +9,13 @@ use orderfree_core::protocol::{Durability, Timestamp};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::body::extract::{self, MediaType, Params, Query, QueryParams};
+use crate::http::body::extract::{self, MediaType};
 use crate::http::body::json;
+use crate::http::body::parameters::{
+    ACK, NUMBERS, Parameter, Query, ValueParams, Values, bad_query, params,
+};
 use crate::http::body::schemas::{BareText, MaybeValue, UpdateBody};
-use crate::http::body::wire::{self, Ask, KeyView, ValueView};
+use crate::http::body::wire::{self, KeyView, ValueView};
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::KeyPath;
 use crate::http::problem::Problem;
@@ -62,42 +65,23 @@ pub(crate) struct UpdateView {
     read_problem: Option<Problem>,
 }
 
-/// Query parameters of an update.
-pub(crate) struct UpdateParams {
-    durability: Durability,
-    returns_value: bool,
-    ask: Ask,
-}
-
-impl Params for UpdateParams {
-    const NAMES: &'static [&'static str] = &["ack", "return", "numbers"];
-
-    fn parse(query: &QueryParams<'_>) -> Result<UpdateParams, Problem> {
-        let durability = durability(query)?;
-        let returns_value = query.read("return", |text| match text {
-            "value" => Ok(true),
-            "none" => Ok(false),
-            other => Err(format!("{other:?} is neither value nor none")),
-        })?;
-        let returns_value = returns_value.unwrap_or(false);
-        if returns_value && durability == Durability::Memory {
-            let detail = "return=value reads the stored value, so it requires ack=durable.";
-            return Err(extract::bad_query(detail.to_owned()));
-        }
-        let ask = Ask::as_digits(wire::numbers(query)?);
-        Ok(UpdateParams { durability, returns_value, ask })
+params! {
+    /// Query parameters of an update.
+    struct UpdateParams {
+        durability: Durability = ACK,
+        returns_value: bool = RETURN,
+        as_digits: bool = NUMBERS,
     }
 }
 
-/// Reads the `ack` parameter.
-pub(crate) fn durability(query: &QueryParams<'_>) -> Result<Durability, Problem> {
-    let durability = query.read("ack", |text| match text {
-        "durable" => Ok(Durability::Stored),
-        "memory" => Ok(Durability::Memory),
-        other => Err(format!("{other:?} is neither durable nor memory")),
-    })?;
-    Ok(durability.unwrap_or(Durability::Stored))
-}
+const RETURN: Parameter<bool> = Parameter {
+    name: "return",
+    description: "`none` (default), or `value`: read the key after the acknowledgement and return its \
+                  value. Requires `ack=durable`, and a token that can also read",
+    example: Some("value"),
+    values: Values::OneOf(&[("none", false), ("value", true)]),
+    absent: Some(false),
+};
 
 impl Outcome {
     /// The outcome of a successful update.
@@ -116,16 +100,7 @@ impl Outcome {
 /// afterwards. The update continues if the client disconnects.
 #[utoipa::path(
     post, path = "/v1/{kind}/{group}/{name}", tag = "keys",
-    params(
-        ("kind" = String, Path, description = "Data type", example = "counter"),
-        ("group" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "site"),
-        ("name" = String, Path, description = "1 to 256 bytes of UTF-8; `/` as `%2F`", example = "home"),
-        ("ack" = Option<String>, Query, description = "`durable` (default): answer after the store \
-            acknowledged the write; `memory`: answer at once, with 202", example = "durable"),
-        ("return" = Option<String>, Query, description = "`value`: read the key after the \
-            acknowledgement and return its value; requires `ack=durable`", example = "value"),
-        ("numbers" = Option<String>, Query, description = "`string`: write whole numbers in quotes"),
-    ),
+    params(KeyPath, UpdateParams),
     request_body(
         description = "Empty (adds one to a counter), a bare amount or item, an op, or a list of ops",
         content(
@@ -151,6 +126,10 @@ pub(crate) async fn update(
     request: Request,
 ) -> Result<Response, Problem> {
     let Shared { app, bodies, .. } = &*served;
+    if params.returns_value && params.durability == Durability::Memory {
+        let detail = "return=value reads the stored value, so it requires ack=durable.";
+        return Err(bad_query(detail.to_owned()));
+    }
     let (key, caller) = path.to(Verb::Write)?;
     if params.returns_value {
         caller.to(Verb::Read).of(&key.group)?;
@@ -176,7 +155,8 @@ pub(crate) async fn update(
             Ok(Some(read)) => {
                 let is_later = |op| time.is_some_and(|time| read.state.supersedes(op, time));
                 answer.superseded = asked.iter().any(is_later);
-                answer.value = Some(ValueView::new(&read, &params.ask));
+                let params = ValueParams::of_numbers(params.as_digits);
+                answer.value = Some(ValueView::new(&read, &params));
             }
             Ok(None) => {
                 let detail = "The replicas that answered do not have the update yet; read again.";

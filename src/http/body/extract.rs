@@ -1,14 +1,8 @@
 //! Turns a request's parts into checked values. Unknown, repeated and malformed parts are never ignored:
 //! they are refused, and the problem names the broken rule.
 
-use std::borrow::Cow;
-
-use axum::extract::FromRequestParts;
 use axum::http::Uri;
 use axum::http::header::{self, HeaderMap};
-use axum::http::request::Parts;
-use orderfree_core::protocol::Name;
-use percent_encoding::percent_decode_str;
 
 use crate::http::catalog::ProblemType;
 use crate::http::problem::Problem;
@@ -36,115 +30,6 @@ pub(crate) fn check_address(uri: &Uri) -> Result<(), Problem> {
             format!("The % at byte {at} of the address is not followed by two hexadecimal digits."),
         )),
     }
-}
-
-/// The query parameters of an endpoint.
-pub(crate) trait Params: Sized {
-    /// Every parameter that the endpoint knows.
-    const NAMES: &'static [&'static str];
-
-    fn parse(query: &QueryParams<'_>) -> Result<Self, Problem>;
-}
-
-pub(crate) struct Query<P>(pub(crate) P);
-
-/// Names and decoded values, each name known and given once.
-pub(crate) struct QueryParams<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
-
-impl<S: Send + Sync, P: Params> FromRequestParts<S> for Query<P> {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Query<P>, Problem> {
-        let params = QueryParams::split(parts.uri.query().unwrap_or(""), P::NAMES)?;
-        P::parse(&params).map(Query)
-    }
-}
-
-/// For endpoints without query parameters.
-pub(crate) struct NoParams;
-
-impl Params for NoParams {
-    const NAMES: &'static [&'static str] = &[];
-
-    fn parse(_: &QueryParams<'_>) -> Result<NoParams, Problem> {
-        Ok(NoParams)
-    }
-}
-
-impl QueryParams<'_> {
-    fn split<'a>(query: &'a str, known: &[&str]) -> Result<QueryParams<'a>, Problem> {
-        let mut params: Vec<(Cow<'a, str>, Cow<'a, str>)> = Vec::new();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let (name, value) = (decode(name)?, decode(value)?);
-            if !known.contains(&name.as_ref()) {
-                let known = match known {
-                    [] => "this endpoint has none".to_owned(),
-                    known => format!("this endpoint has: {}", known.join(", ")),
-                };
-                return Err(bad_query(format!("Unknown query parameter {name:?}; {known}.")));
-            }
-            if params.iter().any(|(earlier, _)| *earlier == name) {
-                return Err(bad_query(format!("{name} is given twice; give it once.")));
-            }
-            params.push((name, value));
-        }
-        Ok(QueryParams(params))
-    }
-
-    pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(given, _)| given == name).map(|(_, value)| value.as_ref())
-    }
-
-    /// Reads a parameter with `parse`. Its error says what is valid.
-    pub(crate) fn read<T>(
-        &self,
-        name: &str,
-        parse: impl FnOnce(&str) -> Result<T, String>,
-    ) -> Result<Option<T>, Problem> {
-        let read = |value| parse(value).map_err(|rule| bad_query(format!("{name}: {rule}.")));
-        self.get(name).map(read).transpose()
-    }
-
-    /// Reads a parameter that is a group or a name.
-    pub(crate) fn name(&self, name: &str) -> Result<Option<Name>, Problem> {
-        self.read(name, |text| Name::new(text).map_err(|error| format!("it {error}")))
-    }
-
-    /// Reads the maximum number of entries of a page.
-    pub(crate) fn limit(&self) -> Result<usize, Problem> {
-        let limit = self.read("limit", |text| match text.parse() {
-            Ok(limit) if (1..=limits::PAGE_MAX).contains(&limit) => Ok(limit),
-            _ => Err(format!("{text:?} is not a number from 1 to {}", limits::PAGE_MAX)),
-        })?;
-        Ok(limit.unwrap_or(limits::PAGE_DEFAULT))
-    }
-
-    /// Reads a switch. `true` and an empty value switch it on.
-    pub(crate) fn flag(&self, name: &str) -> Result<bool, Problem> {
-        let flag = self.read(name, |text| match text {
-            "" | "true" => Ok(true),
-            "false" => Ok(false),
-            other => Err(format!("{other:?} is neither true nor false")),
-        })?;
-        Ok(flag.unwrap_or(false))
-    }
-}
-
-fn decode(text: &str) -> Result<Cow<'_, str>, Problem> {
-    let decoded = if text.contains('+') {
-        let spaced = text.replace('+', " ");
-        percent_decode_str(&spaced).decode_utf8().map(|text| Cow::Owned(text.into_owned()))
-    } else {
-        percent_decode_str(text).decode_utf8()
-    };
-    decoded.map_err(|_| {
-        Problem::new(ProblemType::BadAddress, "The query is not UTF-8 after percent-decoding.")
-    })
-}
-
-pub(crate) fn bad_query(detail: String) -> Problem {
-    Problem::new(ProblemType::BadQuery, detail)
 }
 
 /// The content type of a body, without its parameters.
@@ -244,24 +129,6 @@ fn quality(headers: &HeaderMap, media: &str) -> f32 {
 mod tests {
     use super::*;
     use axum::http::HeaderValue;
-
-    fn split(query: &str) -> Result<Vec<(String, String)>, String> {
-        let params = QueryParams::split(query, &["a", "b"]);
-        let owned = |params: QueryParams<'_>| {
-            params.0.into_iter().map(|(k, v)| (k.into_owned(), v.into_owned())).collect()
-        };
-        params.map(owned).map_err(|problem| problem.detail().to_owned())
-    }
-
-    #[test]
-    fn query_parameters_are_known_and_given_once() {
-        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
-        assert_eq!(split("a=1&b=x+y%2B").unwrap(), [pair("a", "1"), pair("b", "x y+")]);
-        assert_eq!(split("a&&").unwrap(), [pair("a", "")]);
-        assert!(split("c=1").unwrap_err().contains("this endpoint has: a, b"));
-        assert!(split("a=1&%61=2").unwrap_err().contains("twice"));
-        assert!(split("a=%FF").unwrap_err().contains("UTF-8"));
-    }
 
     #[test]
     fn broken_percent_encodings_are_refused_everywhere() {

@@ -3,6 +3,7 @@
 pub(crate) mod bodies;
 pub(crate) mod extract;
 pub(crate) mod json;
+pub(crate) mod parameters;
 #[allow(dead_code, reason = "types of the document, read by its test only")]
 pub(crate) mod schemas;
 pub(crate) mod wire;

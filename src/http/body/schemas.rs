@@ -1,14 +1,11 @@
-//! Descriptions for the OpenAPI document: request bodies, query parameters, and a few parts of answers. The
-//! code that reads requests, in `extract` and `wire`, gives better errors. A test keeps the bodies consistent
-//! with it; the parameters are compared by hand.
+//! Descriptions for the OpenAPI document: request bodies, and a few parts of parameters and answers. The code
+//! that reads bodies, in `wire`, gives better errors. A test keeps the bodies consistent with it.
 
 use orderfree_core::crdt::Kind;
-use orderfree_core::crdt::item::ITEM_BYTES_MAX;
-use orderfree_core::protocol::consistency::Level;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, OneOfBuilder, Schema, Type};
-use utoipa::openapi::{ObjectBuilder, Ref, RefOr, SchemaFormat};
+use utoipa::openapi::{ObjectBuilder, Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::http::body::wire::Shown;
@@ -285,50 +282,21 @@ pub(crate) struct MaybeValue {
     folded_through: Option<String>,
 }
 
-fn text() -> ObjectBuilder {
+pub(crate) fn text() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::String)
 }
 
-fn one_of(values: Vec<&'static str>) -> ObjectBuilder {
+pub(crate) fn one_of(values: Vec<&'static str>) -> ObjectBuilder {
     text().enum_values(Some(values))
 }
 
-fn kind() -> ObjectBuilder {
+pub(crate) fn kind() -> ObjectBuilder {
     one_of(Kind::ALL.iter().map(|kind| kind.name()).collect())
 }
 
-fn name() -> ObjectBuilder {
+pub(crate) fn name() -> ObjectBuilder {
     let pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$";
     text().min_length(Some(1)).max_length(Some(256)).pattern(Some(pattern))
-}
-
-/// The schema of the parameter of this name. None if there is no such parameter.
-pub(crate) fn parameter(parameter: &str) -> Option<ObjectBuilder> {
-    Some(match parameter {
-        "kind" => kind(),
-        "group" | "name" | "prefix" | "from" | "to" => name(),
-        "ack" => one_of(vec!["durable", "memory"]).default(Some("durable".into())),
-        "return" => one_of(vec!["none", "value"]).default(Some("none".into())),
-        "numbers" => one_of(vec!["number", "string"]).default(Some("number".into())),
-        "consistency" => one_of(Level::ALL.iter().map(|level| level.name()).collect()),
-        "max_staleness" => text().pattern(Some("^(0|[0-9]{1,6}ms|[0-9]{1,3}s|[1-5]?[0-9]m|1h)$")),
-        "default" => text().pattern(Some("^(empty|[+-]?[0-9]{1,18}([.][0-9]{1,18})?)$")),
-        "q" => text().pattern(Some("^(0|0[.][0-9]{1,6}|1)(,(0|0[.][0-9]{1,6}|1)){0,99}$")),
-        "as" => one_of(vec!["opentelemetry", "prometheus"]),
-        "contains" => text().min_length(Some(1)).max_length(Some(ITEM_BYTES_MAX)),
-        "mutator_id" => text().format(Some(SchemaFormat::Custom("uuid".into()))),
-        "cursor" => text().pattern(Some("^[A-Za-z0-9_-]+$")),
-        "slug" | "If-None-Match" => text(),
-        "limit" => ObjectBuilder::new()
-            .schema_type(Type::Integer)
-            .minimum(Some(1))
-            .maximum(Some(limits::PAGE_MAX))
-            .default(Some(Value::from(limits::PAGE_DEFAULT))),
-        "dry_run" | "verbose" | "buckets" => {
-            one_of(vec!["", "false", "true"]).default(Some("false".into()))
-        }
-        _ => return None,
-    })
 }
 
 #[cfg(test)]
@@ -337,6 +305,7 @@ mod tests {
     use crate::http::body::json::{self, Tree};
     use crate::http::body::wire;
     use crate::policy::{Caller, Verb};
+    use orderfree_core::protocol::consistency::Level;
 
     fn parse(text: &str) -> Tree<'_> {
         json::parse(text.as_bytes()).expect("JSON")
@@ -372,12 +341,14 @@ mod tests {
     fn a_key_in_a_body_is_described_as_in_a_path() {
         let document = crate::http::openapi();
         let schemas = &document["components"]["schemas"];
+        let path = &document["paths"]["/v1/{kind}/{group}/{name}"]["get"]["parameters"];
         for (body, schema) in [("kind", "KindText"), ("group", "NameText"), ("name", "NameText")] {
-            let path = serde_json::to_value(parameter(body).expect("known").build());
+            let in_path = path.as_array().expect("parameters").iter();
+            let in_path = in_path.clone().find(|parameter| parameter["name"] == body);
             let mut described = schemas[schema].clone();
             assert!(described["description"].take().is_string(), "{described}");
             described.as_object_mut().expect("an object").remove("description");
-            assert_eq!(described, path.expect("JSON"));
+            assert_eq!(described, in_path.expect("a parameter")["schema"]);
             for item in ["OneItem", "ManyItem", "KeyBody"] {
                 let reference = &schemas[item]["properties"][body]["$ref"];
                 assert_eq!(*reference, format!("#/components/schemas/{schema}"), "{item}");

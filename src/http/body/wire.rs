@@ -5,8 +5,7 @@ use std::fmt;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, SecondsFormat, Utc};
-use orderfree_core::crdt::item::Item;
-use orderfree_core::crdt::{Form, Kind, Op, Question, State, Value};
+use orderfree_core::crdt::{Kind, Op, State, Value};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Key, Name, Timestamp};
 use serde::{Serialize, Serializer};
@@ -15,8 +14,8 @@ use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::engine::service::KeyValue;
-use crate::http::body::extract;
 use crate::http::body::json::{self, Fields, Tree};
+use crate::http::body::parameters::ValueParams;
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::Permit;
 use crate::http::problem::Problem;
@@ -115,89 +114,6 @@ pub(crate) fn text_op(kind: Kind, body: &[u8]) -> Result<Op, Problem> {
     })
 }
 
-/// Reads the value of `?default=`.
-pub(crate) fn default_value(kind: Kind, text: &str, ask: &Ask) -> Result<Value, String> {
-    match text {
-        "empty" => Ok(State::new(kind, None).value(&ask.question)),
-        text => kind
-            .parse_value(text)
-            .ok_or_else(|| format!("{text:?} is neither `empty` nor a bare value of kind {kind}")),
-    }
-}
-
-/// The question of a read, and the format of numbers in its answer.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Ask {
-    question: Question,
-    /// The given parameters that only some kinds have.
-    given: Vec<&'static str>,
-    as_digits: bool,
-}
-
-impl Ask {
-    /// The parameters that only some kinds have.
-    const SPECIAL: &'static [&'static str] = &["q", "buckets", "as", "contains"];
-
-    pub(crate) fn parse(query: &extract::QueryParams<'_>) -> Result<Ask, Problem> {
-        let form = query.read("as", |text| match text {
-            "opentelemetry" => Ok(Form::OpenTelemetry),
-            "prometheus" => Ok(Form::Prometheus),
-            other => Err(format!("{other:?} is neither opentelemetry nor prometheus")),
-        })?;
-        let contains = query.read("contains", |text| {
-            Item::parse(text).map_err(|error| error.to_string().replace("`item`", "the item"))
-        })?;
-        let question = Question {
-            key: None,
-            quantiles: query.read("q", quantiles)?.unwrap_or_default(),
-            buckets: query.flag("buckets")?,
-            form,
-            contains,
-        };
-        let given = Ask::SPECIAL.iter().copied().filter(|name| query.get(name).is_some());
-        Ok(Ask { question, given: given.collect(), as_digits: numbers(query)? })
-    }
-
-    /// Checks that this kind has every given parameter.
-    pub(crate) fn of(self, kind: Kind) -> Result<Ask, Problem> {
-        let known = kind.about().parameters;
-        match self.given.iter().find(|name| !known.contains(name)) {
-            None => Ok(self),
-            Some(name) => {
-                let has = |other: &&Kind| other.about().parameters.contains(name);
-                let kinds: Vec<&str> =
-                    Kind::ALL.iter().filter(has).map(|kind| kind.name()).collect();
-                let kinds = kinds.join(", ");
-                let detail =
-                    format!("Kind {kind} has no parameter {name}; these kinds have it: {kinds}.");
-                Err(extract::bad_query(detail))
-            }
-        }
-    }
-
-    /// Whether whole numbers are written in quotes.
-    pub(crate) fn writes_digits(&self) -> bool {
-        self.as_digits
-    }
-
-    pub(crate) fn as_digits(as_digits: bool) -> Ask {
-        Ask { as_digits, ..Ask::default() }
-    }
-}
-
-/// Reads quantiles: numbers from 0 to 1, separated by commas.
-fn quantiles(text: &str) -> Result<Vec<f64>, String> {
-    let quantile = |part: &str| match part.trim().parse() {
-        Ok(q) if (0.0..=1.0).contains(&q) => Ok(q),
-        _ => Err(format!("{part:?} is not a number from 0 to 1")),
-    };
-    let quantiles: Vec<f64> = text.split(',').map(quantile).collect::<Result<_, _>>()?;
-    if quantiles.len() > limits::QUANTILES_MAX {
-        return Err(format!("a read returns at most {} quantiles", limits::QUANTILES_MAX));
-    }
-    Ok(quantiles)
-}
-
 /// A value as clients see it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Shown {
@@ -208,9 +124,8 @@ pub(crate) struct Shown {
 
 impl Shown {
     /// The value of a key's whole state, or of one row of it.
-    pub(crate) fn of(state: &State, key: Option<&Key>, ask: &Ask) -> Shown {
-        let question = Question { key: key.cloned(), ..ask.question.clone() };
-        Shown::new(state.value(&question), ask.as_digits)
+    pub(crate) fn of(state: &State, key: Option<&Key>, params: &ValueParams) -> Shown {
+        Shown::new(state.value(&params.question(key)), params.as_digits)
     }
 
     pub(crate) fn new(value: Value, as_digits: bool) -> Shown {
@@ -293,9 +208,9 @@ pub(crate) struct ValueView {
 }
 
 impl ValueView {
-    pub(crate) fn new(read: &KeyValue, ask: &Ask) -> ValueView {
+    pub(crate) fn new(read: &KeyValue, params: &ValueParams) -> ValueView {
         ValueView {
-            value: Shown::of(&read.state, Some(&read.key), ask),
+            value: Shown::of(&read.state, Some(&read.key), params),
             absent: false,
             exact: read.key.kind.about().is_exact,
             as_of: rfc3339(read.as_of),
@@ -305,15 +220,9 @@ impl ValueView {
         }
     }
 
-    pub(crate) fn absent(
-        kind: Kind,
-        default: Value,
-        as_digits: bool,
-        as_of: Timestamp,
-        level: Level,
-    ) -> ValueView {
+    pub(crate) fn absent(kind: Kind, value: Shown, as_of: Timestamp, level: Level) -> ValueView {
         ValueView {
-            value: Shown::new(default, as_digits),
+            value,
             absent: true,
             exact: kind.about().is_exact,
             as_of: rfc3339(as_of),
@@ -334,8 +243,8 @@ pub(crate) struct KeyValueView {
 }
 
 impl KeyValueView {
-    pub(crate) fn new(read: &KeyValue, ask: &Ask) -> KeyValueView {
-        KeyValueView { key: (&read.key).into(), value: ValueView::new(read, ask) }
+    pub(crate) fn new(read: &KeyValue, params: &ValueParams) -> KeyValueView {
+        KeyValueView { key: (&read.key).into(), value: ValueView::new(read, params) }
     }
 }
 
@@ -357,16 +266,6 @@ pub(crate) fn rfc3339(time: Timestamp) -> String {
     let time =
         DateTime::from_timestamp_micros(time.as_micros()).unwrap_or(DateTime::<Utc>::MAX_UTC);
     time.to_rfc3339_opts(SecondsFormat::Micros, true)
-}
-
-/// Reads the `numbers` parameter: whether whole numbers are written in quotes.
-pub(crate) fn numbers(query: &extract::QueryParams<'_>) -> Result<bool, Problem> {
-    let numbers = query.read("numbers", |text| match text {
-        "number" => Ok(false),
-        "string" => Ok(true),
-        other => Err(format!("{other:?} is neither number nor string")),
-    })?;
-    Ok(numbers.unwrap_or(false))
 }
 
 /// Takes the `consistency` out of a body.
@@ -428,7 +327,8 @@ mod tests {
             as_of: Timestamp::from_micros(1_795_248_000_123_456),
             level: Level::LocalQuorum,
         };
-        let text = serde_json::to_string(&KeyValueView::new(&read, &Ask::default())).expect("JSON");
+        let text = serde_json::to_string(&KeyValueView::new(&read, &ValueParams::default()))
+            .expect("JSON");
         assert_eq!(
             text,
             r#"{"kind":"counter","group":"site","name":"home","value":1267650600228229401496703205376,"exact":true,"as_of":"2026-11-21T08:00:00.123456Z","consistency":"local_quorum","shards":7,"folded_through":null}"#

@@ -119,6 +119,9 @@ impl Permit<'_> {
     }
 }
 
+/// The kind in a path of which it is the only part that varies.
+pub(crate) struct KindPath(String);
+
 /// The key in a path, before the permission check.
 pub(crate) struct KeyPath {
     caller: Caller,
@@ -134,6 +137,12 @@ pub(crate) struct GroupPath {
     group: String,
 }
 
+impl KindPath {
+    pub(crate) fn kind(&self) -> Result<Kind, Problem> {
+        parse_kind(&self.0)
+    }
+}
+
 impl KeyPath {
     pub(crate) fn to(self, verb: Verb) -> Result<(Key, Caller), Problem> {
         let key = self.caller.to(verb).key(&self.kind, &self.group, &self.name)?;
@@ -144,6 +153,16 @@ impl KeyPath {
 impl GroupPath {
     pub(crate) fn to(self, verb: Verb) -> Result<(Kind, Name), Problem> {
         self.caller.to(verb).group(&self.kind, &self.group)
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for KindPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<KindPath, Problem> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        let Path(kind) = path.map_err(|error| bad_path(error.status()))?;
+        Ok(KindPath(kind))
     }
 }
 
@@ -179,7 +198,7 @@ fn bad_path(status: StatusCode) -> Problem {
     )
 }
 
-pub(crate) fn parse_kind(text: &str) -> Result<Kind, Problem> {
+fn parse_kind(text: &str) -> Result<Kind, Problem> {
     Kind::from_name(text).ok_or_else(|| {
         let names: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
         let detail = format!("There is no kind {text:?}; the kinds are: {}.", names.join(", "));

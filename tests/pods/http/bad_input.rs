@@ -177,6 +177,8 @@ async fn bad_reads_are_problems_without_an_outcome() {
         ("/v1/counter/site/home/shards", 404, "key-absent"),
         ("/v1/gauge/site/home", 404, "unknown-kind"),
         ("/v1/gauge/site", 404, "unknown-kind"),
+        ("/v1/gauge", 404, "unknown-kind"),
+        ("/v1/%FF", 400, "bad-address"),
         ("/v1/counter/site/a%7Fb", 400, "bad-name"),
         ("/v1/counter/site/home?consistency=most", 400, "bad-query"),
         ("/v1/counter/site/home?max_staleness=soon", 400, "bad-query"),
@@ -190,6 +192,7 @@ async fn bad_reads_are_problems_without_an_outcome() {
         ("/v1/counter/site?prefix=", 400, "bad-query"),
         ("/v1/counter/site/home/shards?x", 400, "bad-query"),
         ("/problems/nonsense", 404, "unknown-problem"),
+        ("/problems/%FF", 400, "bad-address"),
         ("/v1", 404, "unknown-route"),
         ("/nonsense", 404, "unknown-route"),
     ] {

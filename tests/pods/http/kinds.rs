@@ -264,6 +264,49 @@ async fn questions_are_answered_by_the_kinds_that_know_them() {
 }
 
 #[tokio::test]
+async fn the_value_of_an_absent_key_is_shown_as_a_stored_one() {
+    let pod = Pod::new();
+    let fields = |value: &Value| -> Vec<String> {
+        value.as_object().expect("a record").keys().cloned().collect()
+    };
+    let or_set = "/v1/or_set/cart/cleared";
+    post(&pod, or_set, &json!({"op": "add", "item": "milk"})).await;
+    let context = value(&pod, or_set).await["context"].clone();
+    post(&pod, or_set, &json!({"op": "clear", "context": context})).await;
+    post(&pod, "/v1/histogram/api/latency", &json!({"op": "record", "value": 1})).await;
+    post(&pod, "/v1/gset/site/tags", &json!({"op": "add", "item": "a"})).await;
+    for (stored, query) in [
+        (or_set, ""),
+        (or_set, "&contains=milk"),
+        ("/v1/histogram/api/latency", "&q=0.5&buckets"),
+        ("/v1/histogram/api/latency", "&as=prometheus"),
+        ("/v1/gset/site/tags", "&contains=b"),
+    ] {
+        let group = stored.rsplit_once('/').expect("a path").0;
+        let there = value(&pod, &format!("{stored}?default=empty{query}")).await;
+        let absent = value(&pod, &format!("{group}/none?default=empty{query}")).await;
+        assert_eq!(fields(&absent), fields(&there), "{stored} {query}");
+    }
+    for (path, shown) in [("counter/site/none?default=7", "7"), ("sum/site/none?default=7", "7")] {
+        assert_eq!(value(&pod, &format!("/v1/{path}&numbers=string")).await, shown);
+    }
+    let empty = value(&pod, "/v1/gset/site/none?default=empty&numbers=string").await;
+    assert_eq!(empty["size"], "0");
+    for (path, status) in [
+        ("/v1/distinct/site/none?default=empty", 200),
+        ("/v1/audience/site/none?default=empty", 200),
+        ("/v1/counter/site/none?default=empty", 406),
+        ("/v1/counter/site/none?default=7", 406),
+    ] {
+        let accept = [("accept", "application/octet-stream")];
+        let answer = pod.send(request("GET", path, &accept, "")).await;
+        assert_eq!(answer.status.as_u16(), status, "{path}: {}", answer.text);
+        let is_sketch = answer.header("content-type") == "application/octet-stream";
+        assert_eq!(is_sketch, status == 200, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_sends_the_time_it_saw_gets_a_later_one() {
     let pod = Pod::new();
     let path = "/v1/register/user/theme";

@@ -1,5 +1,6 @@
 //! Routes for operators and probes.
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -232,6 +233,52 @@ async fn every_documented_request_is_answered_as_documented() {
         }
     }
     assert_eq!(sent, 7 + Kind::ALL.len());
+}
+
+/// The refusal of an unknown parameter lists those that the endpoint reads.
+#[tokio::test]
+async fn every_query_parameter_is_described() {
+    let pod = Pod::new();
+    let document = openapi();
+    let page = include_str!("../../../docs/reference/http.md");
+    let mut endpoints = BTreeMap::new();
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in item.as_object().expect("methods") {
+            let method: &'static str = if method == "get" { "GET" } else { "POST" };
+            let described = operation["parameters"].as_array().into_iter().flatten();
+            let all: Vec<_> =
+                described.clone().map(|parameter| parameter["name"].as_str()).collect();
+            let once: HashSet<_> = all.iter().collect();
+            assert_eq!(once.len(), all.len(), "{method} {path}: {all:?}");
+            let mut names = Vec::new();
+            for parameter in described.filter(|parameter| parameter["in"] == "query") {
+                let [name, text] =
+                    ["name", "description"].map(|field| parameter[field].as_str().expect(field));
+                assert!(page.contains(&format!("| `{name}` | {text}")), "{method} {path}: {name}");
+                if let Some(most) = parameter["schema"]["maximum"].as_i64() {
+                    let bounds =
+                        format!("1 to {most} (default: {})", parameter["schema"]["default"]);
+                    assert!(text.contains(&bounds), "{method} {path}: {text}");
+                }
+                names.push(name);
+            }
+            let address = path.replace("{kind}", "counter").replace("{slug}", "bad-op");
+            let answer = pod.send(request(method, &format!("{address}?nonsense"), &[], "")).await;
+            let read = answer.text.split_once("this endpoint has: ").map(|(_, names)| names);
+            let read = read.and_then(|names| Some(names.split_once('.')?.0));
+            let read: Vec<&str> = read.into_iter().flat_map(|names| names.split(", ")).collect();
+            assert_eq!(names, read, "{method} {path}: {}", answer.text);
+            endpoints.insert((method, path.as_str()), names);
+        }
+    }
+    assert_eq!(endpoints.values().filter(|names| !names.is_empty()).count(), 11);
+    for endpoint in
+        [("GET", "/v1/{kind}/{group}/{name}"), ("GET", "/v1/{kind}/{group}"), ("POST", "/v1/merge")]
+    {
+        for name in Kind::ALL.iter().flat_map(|kind| kind.about().parameters) {
+            assert!(endpoints[&endpoint].contains(name), "{endpoint:?} does not read {name}");
+        }
+    }
 }
 
 /// A bug in a fold once ended all folds of a pod, and no alert fired.
