@@ -13,7 +13,7 @@ use utoipa::openapi::{Components, Info, License, OpenApi, OpenApiBuilder, Ref, R
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::http::all_routes;
-use crate::http::body::schemas;
+use crate::http::body::{requests, schemas};
 use crate::http::catalog::{Entry, ProblemType};
 use crate::http::problem::ProblemBody;
 
@@ -29,6 +29,7 @@ pub fn openapi() -> Value {
     let schemas = document["components"]["schemas"].as_object_mut();
     let schemas = schemas.expect("invariant: there are components");
     schemas.extend(schemas::of_kinds());
+    requests::describe_choices(schemas);
     add_examples(&mut document);
     document
 }

@@ -38,6 +38,7 @@ mod registry;
 mod sketch;
 mod span;
 mod stats;
+mod strict;
 mod sum;
 mod time;
 mod topk;

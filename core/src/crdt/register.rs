@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use super::varint::{self, Reader};
 use super::{
     About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
-    check_format, check_size, time,
+    check_format, check_size, strict, time,
 };
 use crate::protocol::Timestamp;
 
@@ -40,6 +40,7 @@ pub enum RegisterOp {
     /// Sets the value.
     Set {
         /// Any JSON, including `null`.
+        #[serde(deserialize_with = "strict::json")]
         value: Json,
         /// The latest time that the client has seen. This write must come after it.
         #[serde(default, deserialize_with = "time::after")]

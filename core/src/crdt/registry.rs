@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::de::{DeserializeOwned, Deserializer};
+use serde::de::{Deserialize, Deserializer};
 
 use super::item::Item;
 use super::{
@@ -68,9 +68,11 @@ macro_rules! kinds {
             /// Reads one op of this kind from JSON or a format of the same shape.
             ///
             /// # Errors
-            /// [`OpError::Invalid`] says what is wrong and what would be right.
-            pub fn read_op<'de>(self, json: impl Deserializer<'de>) -> Result<Op, OpError> {
-                match self { $(Kind::$variant => parse(json).map(Op::$variant)),+ }
+            /// They say what is wrong and what would be right.
+            pub fn read_op<'de, D: Deserializer<'de>>(self, json: D) -> Result<Op, D::Error> {
+                match self { $(
+                    Kind::$variant => <$type as Crdt>::Op::deserialize(json).map(Op::$variant)
+                ),+ }
             }
             /// The op that an empty body means.
             #[must_use]
@@ -275,9 +277,9 @@ impl Kind {
     /// Reads one op of this kind from JSON.
     ///
     /// # Errors
-    /// As for [`Kind::read_op`].
+    /// [`OpError::Invalid`] says what is wrong and what would be right.
     pub fn parse_op(self, json: &serde_json::Value) -> Result<Op, OpError> {
-        self.read_op(json)
+        self.read_op(json).map_err(|error| OpError::Invalid(error.to_string()))
     }
 
     /// The kind with this name, if there is one.
@@ -369,9 +371,4 @@ impl State {
 #[cfg(test)]
 pub(super) trait Wrap: Crdt {
     fn wrap(op: &Self::Op) -> Op;
-}
-
-/// Converts JSON to an op, with an error message for people.
-fn parse<'de, T: DeserializeOwned>(json: impl Deserializer<'de>) -> Result<T, OpError> {
-    T::deserialize(json).map_err(|error| OpError::Invalid(error.to_string()))
 }

@@ -7,6 +7,7 @@ use futures::{StreamExt, stream};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Durability, Key, Timestamp};
 use serde::Serialize;
+use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::http::api::by_key::ByKey;
@@ -15,9 +16,10 @@ use crate::http::api::stream as lines;
 use crate::http::api::update::Outcome;
 use crate::http::body::bodies;
 use crate::http::body::extract::{self, MediaType};
-use crate::http::body::json::{self, Fields, Tree};
+use crate::http::body::json;
 use crate::http::body::parameters::{ACK, NumbersParams, Query, ValueParams, params};
-use crate::http::body::schemas::{BatchBody, MaybeKey, QueryBody, UpdateItem};
+use crate::http::body::requests::{self, BatchBody, LevelName, QueryBody, UpdateItem};
+use crate::http::body::schemas::MaybeKey;
 use crate::http::body::wire::{self, KeyValueView, KeyView};
 use crate::http::catalog::ProblemType;
 use crate::http::observe;
@@ -91,7 +93,7 @@ pub(crate) struct UpdateResult {
                     {"outcome": "acked", "kind": "counter", "group": "site", "name": "about"}]}))),
                 ("NDJSON" = (value = json!({"lines": 3, "acked": 2, "accepted": 0, "refused": 1,
                     "unknown": 0, "errors": [{"line": 2, "outcome": "refused",
-                    "title": "Malformed body", "detail": "The field `name` is missing."}]})))
+                    "title": "Malformed body", "detail": "Missing field `name`."}]})))
             )))),
     )
 )]
@@ -109,7 +111,8 @@ pub(crate) async fn batch(
             turns.expect_batch()?;
             let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
             let _turn = turns.batch().await?;
-            let updates = items(&body, "updates", BATCH_EXAMPLE)?;
+            let body: BatchBody<'_> = json::read(json::text(&body)?, BATCH_EXAMPLE)?;
+            let updates = body.updates.0;
             let bytes = updates.len() * RESULT_BYTES;
             // The request itself was already counted as one update.
             caller.pass_or_refuse(updates.len() - 1)?;
@@ -137,25 +140,17 @@ pub(crate) enum BatchAnswer {
     Summary(Summary),
 }
 
-/// Reads a JSON body whose only field is a list of 1 to 1,000 items.
-fn items<'a>(body: &'a [u8], name: &str, example: &str) -> Result<Vec<Tree<'a>>, Problem> {
-    let mut fields = Fields::of(json::parse(body)?, example)?;
-    let items = fields.list(name, limits::BATCH_ITEMS_MAX)?;
-    fields.end()?;
-    Ok(items)
-}
-
 /// Returns one result per item, in the same order.
 async fn apply(
     app: &AppState,
     caller: &Caller,
-    items: Vec<Tree<'_>>,
+    items: Vec<&RawValue>,
     durability: Durability,
 ) -> Vec<UpdateResult> {
     let (mut updates, mut ops) = (ByKey::default(), Vec::new());
-    let add = |(place, item)| {
+    let add = |(place, item): (usize, &RawValue)| {
         ops.clear();
-        let key = match wire::update(caller.to(Verb::Write), item, &mut ops) {
+        let key = match requests::update(caller.to(Verb::Write), item.get(), &mut ops) {
             Ok(key) => key,
             Err(problem) => return not_acked(app, None, problem),
         };
@@ -253,13 +248,11 @@ pub(crate) async fn query(
         media => return Err(media.refuse("application/json")),
     }
     let body = bodies.read(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
-    let mut fields = Fields::of(json::parse(&body)?, QUERY_EXAMPLE)?;
-    let keys = fields.list("keys", limits::BATCH_ITEMS_MAX)?;
-    let level = wire::consistency(&mut fields)?;
-    fields.end()?;
+    let body: QueryBody<'_> = json::read(json::text(&body)?, QUERY_EXAMPLE)?;
+    let (keys, level) = (body.keys.0, body.consistency.map(|LevelName(level)| level));
     caller.pass_or_refuse(keys.len() - 1)?;
     let to_read = caller.to(Verb::Read);
-    let keys: Vec<_> = keys.into_iter().map(|item| wire::key(to_read, item)).collect();
+    let keys: Vec<_> = keys.into_iter().map(|item| requests::key(to_read, item.get())).collect();
     for problem in keys.iter().filter_map(|key| key.as_ref().err()) {
         observe::count_denied(app.service.metrics(), problem.kind());
     }

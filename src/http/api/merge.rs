@@ -10,17 +10,17 @@ use futures::{StreamExt, TryStreamExt, stream};
 use orderfree_core::crdt::{About, Audience, Class, Expression, Kind, State as Merged};
 use orderfree_core::protocol::Key;
 use orderfree_core::protocol::consistency::Level;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
 use crate::engine::service::Held;
 use crate::http::api::read;
 use crate::http::body::extract::MediaType;
-use crate::http::body::json::{self, Fields, Tree};
+use crate::http::body::json;
 use crate::http::body::parameters::{Query, ValueParams};
-use crate::http::body::schemas::MergeBody;
-use crate::http::body::wire::{self, Shown, rfc3339};
+use crate::http::body::requests::{ExpressionBody, LevelName, List, MergeBody};
+use crate::http::body::wire::{Shown, rfc3339};
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::Permit;
 use crate::http::problem::Problem;
@@ -57,7 +57,7 @@ pub(crate) struct MergeView {
     shards: usize,
 }
 
-/// A parsed request body.
+/// A request body that was checked.
 struct Wanted {
     keys: Vec<Key>,
     expression: Option<Expression>,
@@ -102,7 +102,8 @@ pub(crate) async fn merge(
         media => return Err(media.refuse("application/json")),
     }
     let body = bodies.read(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
-    let Wanted { keys, expression, level } = wanted(caller.to(Verb::Read), json::parse(&body)?)?;
+    let body = json::read(json::text(&body)?, EXAMPLE)?;
+    let Wanted { keys, expression, level } = wanted(caller.to(Verb::Read), body)?;
     caller.pass_or_refuse(keys.len() - 1)?;
     let (kind, group) = (keys[0].kind, keys[0].group.to_string());
     params.check(kind)?;
@@ -159,41 +160,40 @@ async fn read_one(
     }
 }
 
-/// Reads `{"kind","group","names"}` or `{"kind","group","expression"}`, and `consistency` in both.
-fn wanted(permit: Permit<'_>, body: Tree<'_>) -> Result<Wanted, Problem> {
-    let mut fields = Fields::of(body, EXAMPLE)?;
-    let (kind, group) = (fields.text("kind")?, fields.text("group")?);
-    let level = wire::consistency(&mut fields)?;
-    let expression = fields.take("expression");
-    let names = match (&expression, fields.has("names")) {
-        (None, true) => fields.texts("names", limits::MERGE_KEYS_MAX)?,
-        (Some(_), false) => Vec::new(),
-        _ => {
-            return Err(json::bad_body(
-                "Give either `names` or, for audience, `expression`.".into(),
-            ));
-        }
-    };
-    fields.end()?;
+/// Checks what the types of the body can't say.
+fn wanted(permit: Permit<'_>, body: MergeBody<'_>) -> Result<Wanted, Problem> {
+    let (kind, group) = (body.kind.0, body.group.0);
+    let level = body.consistency.map(|LevelName(level)| level);
     let key = |name: &str| permit.key(&kind, &group, name);
-    let Some(expression) = expression else {
-        let mut sorted = names.clone();
-        sorted.sort_unstable();
-        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            let detail = format!("`names` has {:?} twice; give each key once.", pair[0]);
-            return Err(json::bad_body(detail));
+    match (body.names, body.expression) {
+        (Some(List(names)), None) => {
+            let mut sorted: Vec<&str> = names.iter().map(|name| name.0.as_ref()).collect();
+            sorted.sort_unstable();
+            if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+                let detail = format!("`names` has {:?} twice; give each key once.", pair[0]);
+                return Err(json::bad_body(detail));
+            }
+            let keys = names.iter().map(|name| key(&name.0)).collect::<Result<_, _>>()?;
+            Ok(Wanted { keys, expression: None, level })
         }
-        let keys = names.iter().map(|name| key(name)).collect::<Result<_, _>>()?;
-        return Ok(Wanted { keys, expression: None, level });
-    };
-    if Kind::from_name(&kind).is_some_and(|kind| kind != Kind::Audience) {
-        let detail = format!("`expression` is for kind audience; give keys of {kind} as `names`.");
-        return Err(json::bad_body(detail));
+        (None, Some(ExpressionBody(expression))) => {
+            if Kind::from_name(&kind).is_some_and(|kind| kind != Kind::Audience) {
+                let detail =
+                    format!("`expression` is for kind audience; give keys of {kind} as `names`.");
+                return Err(json::bad_body(detail));
+            }
+            let keys = expression.names().into_iter().map(|name| key(name.as_str()));
+            Ok(Wanted {
+                keys: keys.collect::<Result<_, _>>()?,
+                expression: Some(expression),
+                level,
+            })
+        }
+        _ => {
+            let detail = "Give either `names` or, for audience, `expression`.";
+            Err(json::bad_body(detail.to_owned()))
+        }
     }
-    let expression = Expression::deserialize(&expression)
-        .map_err(|rule| json::bad_body(format!("`expression`: {rule}.")))?;
-    let keys = expression.names().into_iter().map(|name| key(name.as_str()));
-    Ok(Wanted { keys: keys.collect::<Result<_, _>>()?, expression: Some(expression), level })
 }
 
 /// The merge so far. States are merged as they arrive, because there can be a thousand large ones.
@@ -313,9 +313,10 @@ mod tests {
             (json!({"kind": "audience", "group": "g", "expression": {"xor": ["a"]}}), "expression"),
         ] {
             let text = body.to_string();
-            let tree = json::parse(text.as_bytes()).expect("JSON");
-            let problem =
-                wanted(Caller::anybody().to(Verb::Read), tree).err().expect("a bad request");
+            let permit = Caller::anybody();
+            let read =
+                json::read(&text, EXAMPLE).and_then(|body| wanted(permit.to(Verb::Read), body));
+            let problem = read.err().expect("a bad request");
             assert!(problem.detail().contains(says), "{body}: {}", problem.detail());
         }
     }
@@ -354,8 +355,8 @@ mod tests {
         let body = json!({"kind": "audience", "group": "g",
             "expression": {"and": ["a", {"or": ["b", "a"]}, {"not": "c"}]}});
         let text = body.to_string();
-        let tree = json::parse(text.as_bytes()).expect("JSON");
-        let wanted = wanted(Caller::anybody().to(Verb::Read), tree).expect("a request");
+        let body = json::read(&text, EXAMPLE).expect("a body");
+        let wanted = wanted(Caller::anybody().to(Verb::Read), body).expect("a request");
         let names: Vec<&str> = wanted.keys.iter().map(|key| key.name.as_str()).collect();
         assert_eq!(names, ["a", "b", "c"]);
     }

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::http::api::by_key::ByKey;
 use crate::http::body::bodies;
 use crate::http::body::json;
-use crate::http::body::wire;
+use crate::http::body::requests;
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access;
 use crate::http::observe;
@@ -126,7 +126,7 @@ impl Window {
             bytes += line.as_ref().map_or(0, Vec::len);
             let mut ops = Vec::new();
             match line.and_then(|line| {
-                wire::update(caller.to(Verb::Write), json::parse(&line)?, &mut ops)
+                requests::update(caller.to(Verb::Write), json::text(&line)?, &mut ops)
             }) {
                 Ok(key) => window.updates.add(lines.number, key, ops),
                 Err(problem) => window.bad.push((lines.number, Err(problem))),

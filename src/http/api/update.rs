@@ -10,11 +10,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::http::body::extract::{self, MediaType};
-use crate::http::body::json;
 use crate::http::body::parameters::{
     ACK, NUMBERS, Parameter, Query, ValueParams, Values, bad_query, params,
 };
-use crate::http::body::schemas::{BareText, MaybeValue, UpdateBody};
+use crate::http::body::requests::{self, UpdateBody};
+use crate::http::body::schemas::{BareText, MaybeValue};
 use crate::http::body::wire::{self, KeyView, ValueView};
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::KeyPath;
@@ -176,7 +176,7 @@ pub(crate) async fn update(
 fn ops(kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<Vec<Op>, Problem> {
     const WANTED: &str = "application/json with an op, or text/plain with a bare amount or item";
     match MediaType::of(headers) {
-        MediaType::Json => wire::ops(kind, json::parse(body)?),
+        MediaType::Json => requests::ops(kind, body),
         _ if body.is_empty() => Ok(vec![wire::empty_op(kind)?]),
         MediaType::Text => Ok(vec![wire::text_op(kind, body)?]),
         MediaType::Other(other) if other == "application/x-www-form-urlencoded" => {

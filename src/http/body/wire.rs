@@ -1,4 +1,4 @@
-//! The wire format: it reads ops and writes values.
+//! The wire format: it reads bare ops and questions, and writes values.
 
 use std::fmt;
 
@@ -14,82 +14,10 @@ use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::engine::service::KeyValue;
-use crate::http::body::json::{self, Fields, Tree};
 use crate::http::body::parameters::ValueParams;
 use crate::http::catalog::ProblemType;
-use crate::http::guard::access::Permit;
 use crate::http::problem::Problem;
 use crate::limits;
-
-/// Reads one op, or `{"ops":[…]}`, of a kind.
-pub(crate) fn ops(kind: Kind, body: Tree<'_>) -> Result<Vec<Op>, Problem> {
-    let is_list =
-        matches!(&body, Tree::Object(fields) if fields.iter().any(|(name, _)| name == "ops"));
-    if !is_list {
-        return Ok(vec![op(kind, &body)?]);
-    }
-    let mut fields = Fields::of(body, kind.about().example_op)?;
-    let ops = op_list(kind, &mut fields)?;
-    fields.end()?;
-    Ok(ops)
-}
-
-/// Reads one batch item, `{"kind","group","name","op"}` or with `"ops"`. Returns its key and appends its ops
-/// to `ops`. After an error, ignore the appended ops.
-pub(crate) fn update(
-    permit: Permit<'_>,
-    item: Tree<'_>,
-    ops: &mut Vec<Op>,
-) -> Result<Key, Problem> {
-    const EXAMPLE: &str = r#"{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}"#;
-    let mut fields = Fields::of(item, EXAMPLE)?;
-    let key = key_fields(permit, &mut fields)?;
-    match (fields.take("op"), fields.has("ops")) {
-        (Some(body), false) => ops.push(op(key.kind, &body)?),
-        (None, true) => ops.extend(op_list(key.kind, &mut fields)?),
-        _ => {
-            let detail = format!("An update needs either `op` or `ops`, such as {EXAMPLE}.");
-            return Err(json::bad_body(detail));
-        }
-    }
-    fields.end()?;
-    Ok(key)
-}
-
-/// Reads `{"kind","group","name"}`.
-pub(crate) fn key(permit: Permit<'_>, item: Tree<'_>) -> Result<Key, Problem> {
-    const EXAMPLE: &str = r#"{"kind":"counter","group":"site","name":"home"}"#;
-    let mut fields = Fields::of(item, EXAMPLE)?;
-    let key = key_fields(permit, &mut fields)?;
-    fields.end()?;
-    Ok(key)
-}
-
-fn key_fields(permit: Permit<'_>, fields: &mut Fields<'_>) -> Result<Key, Problem> {
-    let (kind, group) = (fields.text("kind")?, fields.text("group")?);
-    permit.key(&kind, &group, &fields.text("name")?)
-}
-
-fn op_list(kind: Kind, fields: &mut Fields<'_>) -> Result<Vec<Op>, Problem> {
-    let items = fields.list("ops", limits::OPS_MAX)?;
-    let at = |(index, item)| op(kind, item).map_err(|p| p.within(&format!("ops[{index}]")));
-    items.iter().enumerate().map(at).collect()
-}
-
-fn op(kind: Kind, body: &Tree<'_>) -> Result<Op, Problem> {
-    let example = kind.about().example_op;
-    if !matches!(body, Tree::Object(_)) {
-        let detail =
-            format!("An op must be a JSON object; an example of kind {kind} is {example}.");
-        return Err(Problem::new(ProblemType::BadOp, detail));
-    }
-    kind.read_op(body).map_err(|error| {
-        let rule = error.to_string();
-        let rule = rule.trim_end_matches('.');
-        let detail = format!("This is not an op of kind {kind}: {rule}. Example: {example}.");
-        Problem::new(ProblemType::BadOp, detail)
-    })
-}
 
 /// The op of an empty body.
 pub(crate) fn empty_op(kind: Kind) -> Result<Op, Problem> {
@@ -268,13 +196,6 @@ pub(crate) fn rfc3339(time: Timestamp) -> String {
     time.to_rfc3339_opts(SecondsFormat::Micros, true)
 }
 
-/// Takes the `consistency` out of a body.
-pub(crate) fn consistency(fields: &mut Fields<'_>) -> Result<Option<Level>, Problem> {
-    let text = fields.optional_text("consistency")?;
-    let level = text.map(|text| level(&text)).transpose();
-    level.map_err(|rule| json::bad_body(format!("consistency: {rule}.")))
-}
-
 /// Reads a consistency level.
 pub(crate) fn level(text: &str) -> Result<Level, String> {
     text.parse()
@@ -285,34 +206,7 @@ pub(crate) fn level(text: &str) -> Result<Level, String> {
 mod tests {
     use super::*;
     use crate::policy::{Caller, Verb};
-    use orderfree_core::crdt::{Counter, CounterOp};
-    use serde_json::json;
-
-    fn add(by: i64) -> Op {
-        Op::Counter(CounterOp::Add { by })
-    }
-
-    #[test]
-    fn ops_come_alone_or_as_a_list() {
-        let read = |body: serde_json::Value| {
-            ops(Kind::Counter, json::parse(body.to_string().as_bytes()).expect("JSON"))
-        };
-        assert_eq!(read(json!({"op": "add", "by": 5})), Ok(vec![add(5)]));
-        let list = json!({"ops": [{"op": "add"}, {"op": "add", "by": "-2"}]});
-        assert_eq!(read(list), Ok(vec![add(1), add(-2)]));
-        for (body, says) in [
-            (json!(5), "JSON object"),
-            (json!({"ops": []}), "1 to 1000"),
-            (json!({"ops": {}}), "array"),
-            (json!({"ops": [{"op": "add"}, {"op": "sub"}]}), "ops[1]"),
-            (json!({"ops": [{"op": "add"}], "by": 1}), "Unknown field `by`"),
-            (json!({"op": "add", "by": 1.5}), "whole number"),
-            (json!({"op": "add", "unit": 1}), "unknown field"),
-        ] {
-            let problem = read(body.clone()).expect_err(&body.to_string());
-            assert!(problem.detail().contains(says), "{body}: {}", problem.detail());
-        }
-    }
+    use orderfree_core::crdt::Counter;
 
     #[test]
     fn large_numbers_survive_flattening() {

@@ -15,6 +15,9 @@ const NDJSON: &str = "application/x-ndjson";
 const TEXT: &str = "text/plain";
 const FORM: &str = "application/x-www-form-urlencoded";
 
+/// A field given twice where a value can have any fields.
+const TWICE_DEEP: &str = r#"{"op":"set","value":[{"a":{"b":1,"c":2,"b":3}}]}"#;
+
 /// Method, path, content type and body, then the problem's status and slug.
 type Row = (&'static str, &'static str, &'static str, &'static str, u16, &'static str);
 
@@ -52,19 +55,23 @@ const ROWS: &[Row] = &[
     ("POST", KEY, JSON, r#"{"ops":[{"op":"add"}],"by":1}"#, 400, "bad-body"),
     ("POST", KEY, JSON, r#"{"ops":[{"op":"add"},{"op":"sub"}]}"#, 400, "bad-op"),
     ("POST", KEY, JSON, r#"{"ops":[]}"#, 400, "bad-body"),
-    ("POST", KEY, JSON, r#"{"op":"add","by":1,"by":2}"#, 400, "bad-body"),
+    ("POST", KEY, JSON, r#"{"op":"add","by":1,"by":2}"#, 400, "bad-op"),
+    ("POST", KEY, JSON, r#"{"ops":[{"op":"add"}],"ops":[{"op":"add"}]}"#, 400, "bad-body"),
+    ("POST", KEY, JSON, r#"{"ops":[{"op":"add"},{"op":"add","op":"add"}]}"#, 400, "bad-op"),
+    ("POST", "/v1/register/site/home", JSON, TWICE_DEEP, 400, "bad-op"),
     ("POST", KEY, JSON, r#"{"op":0,"by":1}"#, 400, "bad-op"),
     // A key that has a meaning for a JSON library, in any place.
-    ("POST", KEY, JSON, r#"{"op":{"$serde_json::private::RawValue":1}}"#, 400, "bad-body"),
+    ("POST", KEY, JSON, r#"{"op":{"$serde_json::private::RawValue":1}}"#, 400, "bad-op"),
     (
         "POST",
         "/v1/register/site/home",
         JSON,
         r#"{"op":"set","value":{"$serde_json::private::RawValue":"5"}}"#,
         400,
-        "bad-body",
+        "bad-op",
     ),
     // Malformed JSON.
+    ("POST", KEY, JSON, r#"{"op":"add","by":"\ud800"}"#, 400, "bad-body"),
     ("POST", KEY, JSON, "", 400, "bad-body"),
     ("POST", KEY, JSON, "{", 400, "bad-body"),
     ("POST", KEY, JSON, r#"{"op":"add"} x"#, 400, "bad-body"),
@@ -94,6 +101,8 @@ const ROWS: &[Row] = &[
     ("POST", "/v1/batch", JSON, r#"{"updates":[]}"#, 400, "bad-body"),
     ("POST", "/v1/batch", JSON, r#"{"updates":{}}"#, 400, "bad-body"),
     ("POST", "/v1/batch", JSON, "[]", 400, "bad-body"),
+    ("POST", "/v1/batch", JSON, "[[1]]", 400, "bad-body"),
+    ("POST", "/v1/batch", JSON, r#"{"updates":[1],"updates":[1]}"#, 400, "bad-body"),
     (
         "POST",
         "/v1/batch",
@@ -157,6 +166,9 @@ async fn bad_headers_and_sizes_are_refused() {
     refused(&pod.send(request("POST", "/v1/batch", &brotli, "{}")).await, 415, "content-type");
     let gzip = [("content-encoding", "gzip"), ("content-type", JSON)];
     refused(&pod.send(request("POST", "/v1/batch", &gzip, "{}")).await, 400, "bad-body");
+    let headers = [("content-type", JSON)];
+    let answer = pod.send(request("POST", KEY, &headers, &b"{\"op\":\"\xff\"}"[..])).await;
+    refused(&answer, 400, "bad-body");
     let name = "x".repeat(257);
     let answer = pod.post(&format!("/v1/counter/site/{name}"), TEXT, "5").await;
     refused(&answer, 400, "bad-name");
@@ -203,6 +215,8 @@ async fn bad_reads_are_problems_without_an_outcome() {
         (r#"{"keys":[]}"#, "bad-body"),
         (r#"{"keys":[{}],"consistency":"most"}"#, "bad-body"),
         (r#"{"keys":[{}],"x":1}"#, "bad-body"),
+        (r#"{"keys":[{}],"keys":[{}]}"#, "bad-body"),
+        (r#"{"keys":[{}],"consistency":null}"#, "bad-body"),
     ] {
         assert_eq!(pod.post("/v1/query", JSON, body).await.problem(400, slug), None, "{body}");
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::Value as Json;
 
+use super::super::strict::Strict;
 use super::super::{OpError, Value};
 use super::Audience;
 use super::sample::Sample;
@@ -21,7 +22,7 @@ const NO_POSITIVE: &str = "`and` needs at least one part without `not`";
 /// A set built from the audiences of a group. In JSON, a key's name stands for its audience:
 /// `{"and":["a",{"or":["b","c"]},{"not":"d"}]}`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(try_from = "Json")]
+#[serde(try_from = "Strict")]
 pub enum Expression {
     /// The items of one key.
     Key(Name),
@@ -103,10 +104,10 @@ impl Expression {
     }
 }
 
-impl TryFrom<Json> for Expression {
+impl TryFrom<Strict> for Expression {
     type Error = OpError;
 
-    fn try_from(json: Json) -> Result<Expression, OpError> {
+    fn try_from(Strict(json): Strict) -> Result<Expression, OpError> {
         read(&json, 0, &mut 0)
     }
 }
