@@ -89,8 +89,8 @@ impl Value {
 
     /// The value as JSON. `as_digits` writes whole numbers in quotes, for parsers that keep only 53 bits.
     #[must_use]
-    pub fn shown(&self, as_digits: bool) -> Shown<'_> {
-        Shown { value: self, as_digits }
+    pub fn shown(&self, as_digits: bool) -> ValueJson<'_> {
+        ValueJson { value: self, as_digits }
     }
 }
 
@@ -111,12 +111,12 @@ impl fmt::Display for Value {
 
 /// A value that serializes to JSON.
 #[derive(Debug, Clone, Copy)]
-pub struct Shown<'a> {
+pub struct ValueJson<'a> {
     value: &'a Value,
     as_digits: bool,
 }
 
-impl Serialize for Shown<'_> {
+impl Serialize for ValueJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let as_digits = self.as_digits;
         match self.value {
