@@ -8,7 +8,6 @@ use utoipa::openapi::ObjectBuilder;
 use utoipa::openapi::schema::Type;
 
 use crate::http::body::wire::Shown;
-use crate::limits;
 
 /// The kinds' descriptions of their ops and values, as components of the document: `Op`, `Value`, and one
 /// of each for every kind. The same op can be valid for several kinds, so `anyOf` joins them.
@@ -107,9 +106,6 @@ pub(crate) fn name() -> ObjectBuilder {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use orderfree_core::protocol::consistency::Level;
-
     #[test]
     fn a_key_in_a_body_is_described_as_in_a_path() {
         let document = crate::http::openapi();

@@ -17,7 +17,6 @@ use crate::engine::service::KeyValue;
 use crate::http::body::parameters::ValueParams;
 use crate::http::catalog::ProblemType;
 use crate::http::problem::Problem;
-use crate::limits;
 
 /// The op of an empty body.
 pub(crate) fn empty_op(kind: Kind) -> Result<Op, Problem> {

@@ -159,9 +159,11 @@ async fn folded(subject: &Subject) -> usize {
     let mut query = GroupQuery::all(Kind::Counter, name("wide"), 1_000);
     let mut keys: Vec<KeyValue> = Vec::new();
     loop {
-        let page = reader.service().read_group(&query).await.expect("readable");
-        keys.extend(page.keys.into_iter().map(|key| key.value.expect("readable")));
-        match page.next {
+        let page = reader.service().read_group(&query, |_, value| {
+            keys.push(value.expect("readable"));
+            0
+        });
+        match page.await.expect("readable") {
             Some(last) => query.behind = Some(last),
             None => break,
         }
