@@ -234,11 +234,25 @@ impl Constants {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn seconds(seconds: u64) -> Option<Duration> {
         Some(Duration::from_secs(seconds))
+    }
+
+    fn short() -> Overrides {
+        Overrides {
+            lifetime: seconds(60),
+            drain_margin: seconds(10),
+            cutoff: seconds(30),
+            ..Overrides::default()
+        }
+    }
+
+    /// A lifetime of a minute.
+    pub(in crate::protocol) fn constants() -> Constants {
+        Constants::resolve(short()).expect("consistent")
     }
 
     #[test]
@@ -253,13 +267,7 @@ mod tests {
 
     #[test]
     fn three_values_alone_make_a_short_profile() {
-        let chosen = Overrides {
-            lifetime: seconds(60),
-            drain_margin: seconds(10),
-            cutoff: seconds(30),
-            ..Overrides::default()
-        };
-        let constants = Constants::resolve(chosen).expect("consistent");
+        let constants = constants();
         assert_eq!(constants.request_budget(), 2 * SECOND);
         assert_eq!(constants.clock_offset_max(), 4 * SECOND);
         assert_eq!(constants.fence_quantum(), SECOND);
@@ -280,12 +288,7 @@ mod tests {
 
     #[test]
     fn each_rule_is_named_when_broken() {
-        let base = Overrides {
-            lifetime: seconds(60),
-            drain_margin: seconds(10),
-            cutoff: seconds(30),
-            ..Overrides::default()
-        };
+        let base = short();
         let broken = |overrides| Constants::resolve(overrides).expect_err("broken").to_string();
         let range = broken(Overrides { lifetime: seconds(0), ..base });
         assert!(range.starts_with("lifetime is 0ns"), "{range}");

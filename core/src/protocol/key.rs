@@ -93,8 +93,13 @@ impl fmt::Display for Key {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    pub(in crate::protocol) fn key(kind: Kind) -> Key {
+        let name = |text| Name::new(text).expect("a name");
+        Key { kind, group: name("g"), name: name("n") }
+    }
 
     #[test]
     fn a_key_is_shown_as_its_address() {

@@ -8,28 +8,14 @@ use super::*;
 use crate::crdt::envelope::KeySeal;
 use crate::crdt::item::Item;
 use crate::crdt::{Counter, Dot, GSetOp, Kind, Op, Question, State};
+use crate::protocol::constants::tests::constants;
+use crate::protocol::key::tests::key;
 use crate::protocol::prefix::{Part, PartSize, Until, Walk};
 use crate::protocol::read::{Answer, assemble};
-use crate::protocol::{MutatorId, Name, Overrides, Slice};
+use crate::protocol::{MutatorId, Slice};
 
 const SECOND_US: i64 = 1_000_000;
 const NOW: Timestamp = Timestamp::from_micros(1_000_000 * SECOND_US);
-
-fn constants() -> Constants {
-    let seconds = |seconds| Some(Duration::from_secs(seconds));
-    Constants::resolve(Overrides {
-        lifetime: seconds(60),
-        drain_margin: seconds(10),
-        cutoff: seconds(30),
-        ..Overrides::default()
-    })
-    .expect("consistent")
-}
-
-fn key(kind: Kind) -> Key {
-    let name = |text| Name::new(text).expect("name");
-    Key { kind, group: name("g"), name: name("n") }
-}
 
 /// Rows of one key in a store with last-write-wins cells: each `state` with its timestamp.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -7,22 +7,12 @@ use uuid::Uuid;
 use super::*;
 use crate::crdt::envelope::{self, KeySeal};
 use crate::crdt::{Counter, Kind, State};
+use crate::protocol::constants::tests::constants;
 use crate::protocol::fold::{self, Fold, Plan};
-use crate::protocol::{Constants, FullRead, MutatorId, Name, Overrides, Slice};
+use crate::protocol::{FullRead, MutatorId, Name, Slice};
 
 const NOW: Timestamp = Timestamp::from_micros(1_000_000_000_000);
 const SIZE: PartSize = PartSize { rows: (2, 3), bytes: 1_000, expiry_rows: 4 };
-
-fn constants() -> Constants {
-    let seconds = |seconds| Some(Duration::from_secs(seconds));
-    let chosen = Overrides {
-        lifetime: seconds(60),
-        drain_margin: seconds(10),
-        cutoff: seconds(30),
-        ..Overrides::default()
-    };
-    Constants::resolve(chosen).expect("consistent")
-}
 
 fn cut() -> Timestamp {
     fold::cut(NOW, &constants())

@@ -8,28 +8,14 @@ use uuid::{Builder, Uuid};
 use super::*;
 use crate::crdt::envelope::{self, KeySeal};
 use crate::crdt::{Kind, Op, Question};
+use crate::protocol::constants::tests::constants;
 use crate::protocol::fold::Plan;
-use crate::protocol::{FullRead, Name, OP_AGE_MAX, Overrides};
+use crate::protocol::key::tests::key;
+use crate::protocol::{FullRead, OP_AGE_MAX};
 
 /// When a history of a right clock begins.
 const BEGIN: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 const YEARS: Duration = Duration::from_secs(74 * 365 * 86_400);
-
-fn constants() -> Constants {
-    let seconds = |seconds| Some(Duration::from_secs(seconds));
-    Constants::resolve(Overrides {
-        lifetime: seconds(60),
-        drain_margin: seconds(10),
-        cutoff: seconds(30),
-        ..Overrides::default()
-    })
-    .expect("consistent")
-}
-
-fn key(kind: Kind) -> Key {
-    let name = |text| Name::new(text).expect("a name");
-    Key { kind, group: name("g"), name: name("n") }
-}
 
 /// Random, as an id must be.
 fn fresh(of: u128) -> MutatorId {
