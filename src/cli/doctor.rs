@@ -21,7 +21,7 @@ use crate::pod::node::Node;
 use crate::pod::start;
 use crate::runtime::clock::{Clock, SystemClock};
 use crate::runtime::random::Random;
-use crate::store::{GroupCursor, Store};
+use crate::store::{GroupCursor, Operators, Store};
 
 /// Longest time for a pod's answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
@@ -85,7 +85,7 @@ pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
                 Err(error) => report.say("store", Err(format!("{error:#}"))),
                 Ok(store) => {
                     look_at_store(&mut report, &store).await;
-                    match store.damaged_rows() {
+                    match store.contents().map_or(0, |contents| contents.broken_rows) {
                         0 => {}
                         rows => {
                             let what = "damaged; run `orderfree export` to see their keys";
@@ -191,7 +191,7 @@ async fn groups_from(
 
 /// Checks keys and their groups.
 struct Look<'a> {
-    store: &'a dyn Store,
+    store: &'a dyn Operators,
     service: &'a Service,
     constants: Constants,
     /// Groups that were checked.
@@ -203,7 +203,7 @@ struct Look<'a> {
 }
 
 impl<'a> Look<'a> {
-    fn new(store: &'a dyn Store, service: &'a Service, constants: Constants) -> Look<'a> {
+    fn new(store: &'a dyn Operators, service: &'a Service, constants: Constants) -> Look<'a> {
         let (groups, names, large, wrong) = (0, 0, Vec::new(), Vec::new());
         Look { store, service, constants, groups, names, large, wrong }
     }

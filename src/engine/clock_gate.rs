@@ -13,12 +13,12 @@ use orderfree_core::protocol::{Constants, Key, Now, Timestamp};
 use crate::engine::metrics::Metrics;
 use crate::limits;
 use crate::runtime::clock::Clock;
-use crate::store::{Pause, Store};
+use crate::store::{Pause, StoreClock};
 
 /// See the [module documentation](self).
 pub struct ClockGate {
     clock: Arc<dyn Clock>,
-    store: Arc<dyn Store>,
+    store: Arc<dyn StoreClock>,
     constants: Constants,
     fences: Mutex<FenceGuard>,
     /// Whether the store's finding that a clock moved was logged.
@@ -34,7 +34,7 @@ impl ClockGate {
     #[must_use]
     pub fn new(
         clock: Arc<dyn Clock>,
-        store: Arc<dyn Store>,
+        store: Arc<dyn StoreClock>,
         constants: Constants,
         metrics: Arc<Metrics>,
     ) -> ClockGate {
@@ -91,6 +91,13 @@ impl ClockGate {
     pub fn fold_time(&self) -> Result<Timestamp, Pause> {
         let now = self.open()?;
         self.store.fold_time(now)
+    }
+
+    /// Measures the clock offset for the metrics, which nothing else needs.
+    pub fn measure_offset(&self) {
+        if let Some(offset_us) = self.store.clock_offset_us() {
+            self.metrics.clock_offset_us.set(offset_us);
+        }
     }
 
     /// Records a fence that was read.

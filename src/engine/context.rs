@@ -8,12 +8,11 @@ use crate::engine::clock_gate::ClockGate;
 use crate::engine::metrics::Metrics;
 use crate::runtime::clock::Clock;
 use crate::runtime::random::Random;
-use crate::store::Store;
+use crate::store::StoreClock;
 
-/// The store and what belongs to it. Clones share everything.
+/// What all parts of a pod share, apart from the store. Clones share everything.
 #[derive(Clone)]
 pub struct Context {
-    pub store: Arc<dyn Store>,
     pub gate: Arc<ClockGate>,
     pub constants: Constants,
     pub metrics: Arc<Metrics>,
@@ -24,13 +23,13 @@ impl Context {
     /// A context with metrics and a clock gate of its own.
     #[must_use]
     pub fn new(
-        store: Arc<dyn Store>,
+        store: Arc<dyn StoreClock>,
         constants: Constants,
         clock: Arc<dyn Clock>,
         random: Random,
     ) -> Context {
         let metrics = Arc::new(Metrics::new());
-        let gate = ClockGate::new(clock, Arc::clone(&store), constants, Arc::clone(&metrics));
-        Context { store, gate: Arc::new(gate), constants, metrics, random }
+        let gate = ClockGate::new(clock, store, constants, Arc::clone(&metrics));
+        Context { gate: Arc::new(gate), constants, metrics, random }
     }
 }

@@ -22,11 +22,12 @@ use crate::engine::read::Reader;
 pub use crate::engine::read::{Held, KeyValue, ReadError};
 use crate::engine::write::{Mutators, UpdateError, Updates};
 use crate::limits;
-use crate::store::{GroupCursor, GroupList, Store, StoreError, prefix};
+use crate::store::{GroupCursor, GroupList, Operators, Reads, StoreError, prefix};
 
 /// The operations of a pod.
 pub struct Service {
-    store: Arc<dyn Store>,
+    reads: Arc<dyn Reads>,
+    operators: Arc<dyn Operators>,
     gate: Arc<ClockGate>,
     mutators: Arc<Mutators>,
     folder: Arc<Folder>,
@@ -78,10 +79,16 @@ pub struct TallyView {
 
 impl Service {
     #[must_use]
-    pub fn new(context: Context, mutators: Arc<Mutators>, folder: Arc<Folder>) -> Service {
-        let reader = Arc::new(Reader::new(context.clone(), Arc::clone(&folder)));
-        let Context { store, gate, constants, metrics, .. } = context;
-        Service { store, gate, mutators, folder, reader, constants, metrics }
+    pub fn new(
+        reads: Arc<dyn Reads>,
+        operators: Arc<dyn Operators>,
+        context: Context,
+        mutators: Arc<Mutators>,
+        folder: Arc<Folder>,
+    ) -> Service {
+        let reader = Reader::new(Arc::clone(&reads), context.clone(), Arc::clone(&folder));
+        let (reader, Context { gate, constants, metrics, .. }) = (Arc::new(reader), context);
+        Service { reads, operators, gate, mutators, folder, reader, constants, metrics }
     }
 
     #[must_use]
@@ -92,9 +99,7 @@ impl Service {
     /// Updates the clock offset, which is measured only on demand, and returns the metrics.
     #[must_use]
     pub fn refresh_metrics(&self) -> &Metrics {
-        if let Some(offset_us) = self.store.clock_offset_us() {
-            self.metrics.clock_offset_us.set(offset_us);
-        }
+        self.gate.measure_offset();
         &self.metrics
     }
 
@@ -107,12 +112,7 @@ impl Service {
     /// The consistency level of reads that do not specify one.
     #[must_use]
     pub fn read_level(&self) -> Level {
-        self.store.levels().read
-    }
-
-    #[must_use]
-    pub fn store_name(&self) -> &'static str {
-        self.store.name()
+        self.reads.levels().read
     }
 
     /// Checks that this pod's clock can be trusted with updates now.
@@ -185,12 +185,12 @@ impl Service {
         query: &GroupQuery,
         mut take: impl FnMut(Name, Result<KeyValue, ReadError>) -> usize,
     ) -> Result<Option<Name>, ReadError> {
-        let level = query.level.unwrap_or(self.store.levels().read);
+        let level = query.level.unwrap_or(self.read_level());
         let (mut last, mut taken, mut rows_bytes, mut taken_bytes) = (None, 0, 0, 0);
         let mut from = query.start();
         loop {
             let as_of = self.gate.now().wall;
-            let chunk = self.store.read_chunk(query.kind, &query.group, &from, level).await?;
+            let chunk = self.reads.read_chunk(query.kind, &query.group, &from, level).await?;
             let checked = |slice: Result<_, BadSlice>| {
                 slice.map_err(|bad| ReadError::from(StoreError::from(bad)))
             };
@@ -256,10 +256,10 @@ impl Service {
             return Err(DiscardError::Tally);
         }
         // Reads every replica: none of them must have a decodable version of the row.
-        let row = match self.store.read_for_fold(key).await {
+        let row = match self.reads.read_for_fold(key).await {
             Ok(read) => read.slice().shards().find(|row| row.mutator_id == mutator_id).cloned(),
             Err(StoreError::TooManyRows { .. }) => {
-                prefix::find(&*self.store, key, mutator_id).await?
+                prefix::find(&*self.reads, key, mutator_id).await?
             }
             Err(error) => return Err(error.into()),
         };
@@ -281,7 +281,7 @@ impl Service {
     /// # Errors
     /// [`DiscardError::Unknown`].
     pub async fn discard(&self, key: &Key, row: &Discardable) -> Result<(), DiscardError> {
-        match self.store.remove_row(key, &row.row).await {
+        match self.operators.remove_row(key, &row.row).await {
             WriteOutcome::Acked => Ok(()),
             WriteOutcome::Refused(why) | WriteOutcome::Unknown(why) => {
                 Err(DiscardError::Unknown(why))
@@ -296,7 +296,7 @@ impl Service {
         behind: Option<&GroupCursor>,
         limit: usize,
     ) -> Result<GroupList, StoreError> {
-        self.store.groups(kind, behind, limit).await
+        self.operators.groups(kind, behind, limit).await
     }
 
     /// Folds one key now, or returns what a fold would do.

@@ -14,6 +14,8 @@ use crate::policy::Policies;
 
 #[derive(Clone)]
 pub struct AppState {
+    /// The store's name.
+    pub store: &'static str,
     pub service: Arc<Service>,
     pub health: Arc<Health>,
     pub policies: Policies,

@@ -74,7 +74,7 @@ impl Node {
     #[must_use]
     pub fn new(parts: Parts) -> Node {
         let Parts { store, constants, clock, random, bounds, policies, fold, requests_max } = parts;
-        let context = Context::new(Arc::clone(&store), constants, clock, random);
+        let context = Context::new(store.clone(), constants, clock, random);
         let metrics = &context.metrics;
         for (gauge, most) in [
             (&metrics.mutators_max, bounds.mutators_max),
@@ -83,14 +83,15 @@ impl Node {
             gauge.set(i64::try_from(most).unwrap_or(i64::MAX));
         }
         let tasks = Tasks::counting(metrics.panics.clone());
-        let mutators = Mutators::new(context.clone(), bounds, policies.clone());
+        let mutators = Mutators::new(store.clone(), context.clone(), bounds, policies.clone());
         let folding = match fold {
             Switch::On => Folding::InBackground,
             Switch::Manual => Folding::WhenAsked,
             Switch::Off => Folding::Off,
         };
-        let folder = Folder::new(context.clone(), folding);
-        let service = Service::new(context, Arc::clone(&mutators), Arc::clone(&folder));
+        let folder = Folder::new(store.clone(), store.clone(), context.clone(), folding);
+        let service =
+            Service::new(store.clone(), store.clone(), context, mutators.clone(), folder.clone());
         let (service, health) = (Arc::new(service), Arc::default());
         Node { store, mutators, service, folder, health, policies, requests_max, tasks }
     }
@@ -143,6 +144,7 @@ impl Node {
 
     pub(crate) fn app(&self) -> AppState {
         AppState {
+            store: self.store.name(),
             service: Arc::clone(&self.service),
             health: Arc::clone(&self.health),
             policies: self.policies.clone(),
@@ -179,7 +181,7 @@ impl Node {
         let store = async {
             loop {
                 if let Some(reason) = self.store.failure() {
-                    return reason;
+                    return reason.to_owned();
                 }
                 tokio::time::sleep(FAILURE_LOOK_EVERY).await;
             }

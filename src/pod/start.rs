@@ -54,7 +54,7 @@ async fn open_store_telling(
     let file = path.display().to_string();
     let open = move || EmbeddedStore::open_telling(&path, constants, clock, &progress);
     let store = tokio::task::spawn_blocking(open).await??;
-    let rows = store.damaged_rows();
+    let rows = store.contents().map_or(0, |contents| contents.broken_rows);
     if rows > 0 {
         tracing::error!("{rows} rows in {file} are damaged: `orderfree export` names their keys");
     }
@@ -101,7 +101,7 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
         }
     };
     ports.bind(args)?;
-    let found = store.found().map_or_else(String::new, |found| format!("; {found}"));
+    let contents = store.contents().map_or_else(String::new, |contents| format!("; {contents}"));
     let random = Random::system();
     let (mutators_max, resting_bytes) = (args.mutators_max, args.resting_bytes);
     let bounds = Bounds { mutators_max, resting_bytes, flaw: None };
@@ -123,7 +123,7 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
         tasks: Tasks::counting(metrics.panics.clone()),
     };
     let (address, scheme) = (users.local_addr()?, if tls.is_some() { "https" } else { "http" });
-    tracing::info!("listening on {scheme}://{address}; {shown}{found}");
+    tracing::info!("listening on {scheme}://{address}; {shown}{contents}");
     if node.policies.authenticates() && tls.is_none() && !address.ip().is_loopback() {
         tracing::warn!(
             "tokens arrive in clear text; put a TLS proxy in front of this pod, or set --tls-cert"

@@ -1,5 +1,9 @@
-//! Where rows are stored. One trait, and two stores with the same rows and rules: Cassandra for production,
-//! and an embedded file for one machine. One contract suite (`tests/stores/contract`) runs on both.
+//! Where rows are stored. Two stores with the same rows and rules: Cassandra for production, and an embedded
+//! file for one machine. One contract suite (`tests/stores/contract`) runs on both.
+//!
+//! Each part of the engine gets the traits that it needs: mutators [`Shards`], readers [`Reads`], folders
+//! [`Reads`] and [`Folds`], the clock gate [`StoreClock`], operators' requests [`Operators`]. A [`Store`] is
+//! all of them.
 //!
 //! Stores execute; they decide nothing about the protocol. They promise:
 //!
@@ -29,6 +33,7 @@ use orderfree_core::protocol::{
 use thiserror::Error;
 use tokio::sync::mpsc;
 
+use self::embedded::Contents;
 use crate::limits::{self, AnswerBounds};
 use crate::runtime::random::Random;
 
@@ -142,22 +147,21 @@ pub struct GroupList {
 pub struct SweepPart {
     /// From 0.
     pub index: u32,
-    /// The number of parts: [`Store::sweep_parts`].
+    /// The number of parts: [`Folds::sweep_parts`].
     pub of: u32,
 }
 
-/// Stores shards and tallies; see the [module documentation](self).
+/// Stores the shards of mutators.
 #[async_trait]
-pub trait Store: Send + Sync + 'static {
-    /// `cassandra` or `embedded`, for people and metrics.
-    fn name(&self) -> &'static str;
+pub trait Shards: Send + Sync + 'static {
+    /// All keys have one lane, unless the store has several nodes.
+    fn lane(&self, _: &Key) -> Lane {
+        Lane::default()
+    }
 
-    /// The consistency levels for requests that name none.
-    fn levels(&self) -> Levels;
-
-    fn lane(&self, key: &Key) -> Lane;
-
-    fn flights(&self) -> Flights;
+    fn flights(&self) -> Flights {
+        Flights::default()
+    }
 
     /// Writes shard rows of one lane in one request, each at its own timestamp. Retries send the same bytes
     /// within the request budget, and nothing is sent after a lease is over. All rows share one outcome:
@@ -166,6 +170,24 @@ pub trait Store: Send + Sync + 'static {
 
     async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {
         self.write_shards(std::slice::from_ref(write)).await
+    }
+
+    /// The latest stamp of a last-writer-wins op that this store remembers. Stamps of this process start
+    /// after it.
+    fn latest_stamp(&self) -> Timestamp {
+        Timestamp::from_micros(0)
+    }
+
+    /// Notes the stamp of a last-writer-wins op, before the op is written.
+    fn note_stamp(&self, _: Timestamp) {}
+}
+
+/// Reads the rows of keys.
+#[async_trait]
+pub trait Reads: Send + Sync + 'static {
+    /// The consistency levels for requests that name none.
+    fn levels(&self) -> Levels {
+        Levels::default()
     }
 
     /// How many rows of a key of this kind one answer can have.
@@ -183,7 +205,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<WholeSlice, StoreError>;
 
-    /// Reads a key's rows as one unpaged slice with the limit of [`Store::bounds`].
+    /// Reads a key's rows as one unpaged slice with the limit of [`Reads::bounds`].
     async fn read_key(
         &self,
         key: &Key,
@@ -218,15 +240,11 @@ pub trait Store: Send + Sync + 'static {
         let reads = self.read_for_folds(std::slice::from_ref(key)).await?;
         Ok(reads.into_iter().next().expect("invariant: each key has its read"))
     }
+}
 
-    /// Executes folds of one partition as one batch. All folds share one outcome.
-    async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome;
-
-    /// Executes a fold as one batch.
-    async fn write_fold(&self, fold: &Fold) -> WriteOutcome {
-        self.write_folds(std::slice::from_ref(fold)).await
-    }
-
+/// Finds keys to fold, and stores their folds.
+#[async_trait]
+pub trait Folds: Send + Sync + 'static {
     /// The number of equal parts into which a sweep divides the key space.
     fn sweep_parts(&self) -> u32;
 
@@ -240,8 +258,41 @@ pub trait Store: Send + Sync + 'static {
         found: mpsc::Sender<Nomination>,
     ) -> Result<Option<GroupSize>, StoreError>;
 
-    /// Lists the groups of a kind that have rows, for operators. The store chooses the order. Slow: it reads
-    /// every partition.
+    /// Maximum folds of one request. A fold has two statements, and their total must not exceed the maximum
+    /// rows of a request.
+    fn folds_max(&self) -> usize;
+
+    /// Executes folds of one partition as one batch. All folds share one outcome.
+    async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome;
+
+    /// Executes a fold as one batch.
+    async fn write_fold(&self, fold: &Fold) -> WriteOutcome {
+        self.write_folds(std::slice::from_ref(fold)).await
+    }
+}
+
+/// Compares this pod's clock with the clocks and fences that the store knows.
+pub trait StoreClock: Send + Sync + 'static {
+    /// Checks whether this pod may accept updates by its clock.
+    fn check_clock(&self, now: Now) -> Result<(), ClockError>;
+
+    /// The time by which a fold may be planned now. Without a second clock, it is the pod's own.
+    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
+        self.check_clock(now)?;
+        Ok(now.wall)
+    }
+
+    /// The worst measured clock offset, in µs. `None` if there is no second clock.
+    fn clock_offset_us(&self) -> Option<i64> {
+        None
+    }
+}
+
+/// Lists, counts and repairs for operators. No update, read or fold uses it.
+#[async_trait]
+pub trait Operators: Send + Sync + 'static {
+    /// Lists the groups of a kind that have rows. The store chooses the order. Slow: it reads every
+    /// partition.
     async fn groups(
         &self,
         kind: Kind,
@@ -260,43 +311,29 @@ pub trait Store: Send + Sync + 'static {
     async fn count_names(&self, kind: Kind, group: &Name, most: usize)
     -> Result<usize, StoreError>;
 
-    /// The number of nodes per release. Empty for the embedded store.
-    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError>;
+    /// The number of nodes per release. Empty if the store has no nodes.
+    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
+        Ok(BTreeMap::new())
+    }
 
     /// Removes one row of a key as it was read. Later writes to the row stay. It is for rows that no release
     /// can decode, and decides nothing.
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome;
+}
 
-    /// Checks whether this pod may accept updates by its clock.
-    fn check_clock(&self, now: Now) -> Result<(), ClockError>;
+/// A whole store, from its opening to its end; see the [module documentation](self).
+#[async_trait]
+pub trait Store: Shards + Reads + Folds + StoreClock + Operators {
+    /// `cassandra` or `embedded`, for people.
+    fn name(&self) -> &'static str;
 
-    /// The time by which a fold may be planned now.
-    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause>;
-
-    /// The worst measured clock offset, in µs. `None` if there is no second clock.
-    fn clock_offset_us(&self) -> Option<i64>;
-
-    /// The latest stamp of a last-writer-wins op that this store remembers. Stamps of this process start
-    /// after it.
-    fn latest_stamp(&self) -> Timestamp {
-        Timestamp::from_micros(0)
-    }
-
-    /// Notes the stamp of a last-writer-wins op, before the op is written.
-    fn note_stamp(&self, _: Timestamp) {}
-
-    /// What the store held when it was opened, for people.
-    fn found(&self) -> Option<String> {
+    /// What the file held when it was opened. `None` without a file.
+    fn contents(&self) -> Option<Contents> {
         None
     }
 
-    /// The number of damaged rows that opening the store found.
-    fn damaged_rows(&self) -> u64 {
-        0
-    }
-
     /// Why the store can't continue without a restart. `None` while it works.
-    fn failure(&self) -> Option<String> {
+    fn failure(&self) -> Option<&str> {
         None
     }
 

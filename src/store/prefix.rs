@@ -8,7 +8,7 @@ use orderfree_core::protocol::read::RowError;
 use orderfree_core::protocol::{Key, MutatorId, Row, Timestamp};
 use thiserror::Error;
 
-use super::{Store, StoreError};
+use super::{Reads, StoreError};
 use crate::limits::LONG_VALUE_BYTES_MAX;
 
 /// Most tries of a walk for a fold. A try fails if the tally or the rows to be folded change during it: another
@@ -44,7 +44,7 @@ impl From<WalkError> for Failed {
 /// # Errors
 /// [`StoreError::Unavailable`] if a replica does not answer, or if folds changed the tally during every try.
 pub async fn read(
-    store: &dyn Store,
+    store: &dyn Reads,
     key: &Key,
     cut: Timestamp,
     until: Until,
@@ -92,7 +92,7 @@ pub async fn read(
 /// # Errors
 /// [`StoreError`] if a replica does not answer, or if too many rows have the same expiry.
 pub async fn find(
-    store: &dyn Store,
+    store: &dyn Reads,
     key: &Key,
     mutator_id: MutatorId,
 ) -> Result<Option<Row>, StoreError> {

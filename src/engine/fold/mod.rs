@@ -31,7 +31,7 @@ use crate::engine::metrics::{FoldEnd, Metrics};
 use crate::limits;
 use crate::runtime::random::Random;
 use crate::runtime::tasks::{Task, Tasks};
-use crate::store::{Pause, Store, StoreError, SweepPart, prefix};
+use crate::store::{Folds, Pause, Reads, StoreError, SweepPart, prefix};
 use busy::Busy;
 use largest::Largest;
 use pace::Pace;
@@ -56,7 +56,8 @@ pub enum Folding {
 
 /// Folds keys; see the [module documentation](self).
 pub struct Folder {
-    store: Arc<dyn Store>,
+    reads: Arc<dyn Reads>,
+    folds: Arc<dyn Folds>,
     gate: Arc<ClockGate>,
     constants: Constants,
     metrics: Arc<Metrics>,
@@ -79,11 +80,17 @@ pub struct Folder {
 impl Folder {
     /// Creates a folder. Background folds begin with [`Folder::start`].
     #[must_use]
-    pub fn new(context: Context, folding: Folding) -> Arc<Folder> {
-        let Context { store, gate, constants, metrics, random } = context;
+    pub fn new(
+        reads: Arc<dyn Reads>,
+        folds: Arc<dyn Folds>,
+        context: Context,
+        folding: Folding,
+    ) -> Arc<Folder> {
+        let Context { gate, constants, metrics, random } = context;
         let (queue, nominations) = mpsc::channel(limits::FOLD_QUEUE_MAX);
         Arc::new(Folder {
-            store,
+            reads,
+            folds,
             gate,
             constants,
             tasks: Tasks::counting(metrics.panics.clone()),
@@ -206,7 +213,7 @@ impl Folder {
         }
         // Take the time before the read: a write of a shard that is final now can't be acknowledged later.
         let now = self.gate.fold_time()?;
-        let plans: Vec<_> = match (self.store.read_for_folds(keys).await, keys) {
+        let plans: Vec<_> = match (self.reads.read_for_folds(keys).await, keys) {
             (Ok(reads), _) => reads.iter().map(|read| self.plan(read, now)).collect(),
             (Err(StoreError::TooManyRows { .. }), [key]) => vec![self.plan_part(key, now).await],
             (Err(error), _) => return Err(error.into()),
@@ -217,7 +224,7 @@ impl Folder {
             false => {
                 // One of the keys may have shown that a clock has moved (I12).
                 self.gate.fold_time()?;
-                Some(self.store.write_folds(&folds).await)
+                Some(self.folds.write_folds(&folds).await)
             }
         };
         let results = keys.iter().zip(plans);
@@ -235,9 +242,9 @@ impl Folder {
     /// Plans a fold of the oldest final shards of a key that has too many rows for one answer.
     async fn plan_part(&self, key: &Key, now: Timestamp) -> Result<Plan, FoldFailure> {
         let cut = fold::cut(now, &self.constants);
-        let until = Until::cut(cut, self.store.bounds(key.kind).fold_step, TALLY_BYTES_MAX);
+        let until = Until::cut(cut, self.reads.bounds(key.kind).fold_step, TALLY_BYTES_MAX);
         let blocked = |error| self.blocked(key, error);
-        let read = prefix::read(&*self.store, key, cut, until, prefix::FOLD_TRIES_MAX)
+        let read = prefix::read(&*self.reads, key, cut, until, prefix::FOLD_TRIES_MAX)
             .await
             .map_err(|error| match error {
                 prefix::Failed::Store(error) => FoldFailure::Read(error),
@@ -303,14 +310,14 @@ impl Folder {
             let mut largest = 0;
             for &part in parts {
                 let now = self.gate.fold_time()?;
-                if let Some(size) = self.store.sweep(part, now, found.clone()).await? {
+                if let Some(size) = self.folds.sweep(part, now, found.clone()).await? {
                     largest::look_at(&size);
                     largest = largest.max(size.names);
                 }
             }
             Ok::<usize, FoldFailure>(largest)
         };
-        let folds = by_partition::lists(nominations, self.keys_together())
+        let folds = by_partition::lists(nominations, self.folds.folds_max())
             .map(|keys| self.fold_politely(keys))
             .buffer_unordered(limits::FOLDS_AT_ONCE)
             .for_each(|ends| {
@@ -348,7 +355,7 @@ impl Folder {
     }
 
     async fn work(self: Arc<Self>, nominations: mpsc::Receiver<Nomination>, tasks: Tasks) {
-        let lists = by_partition::lists(nominations, self.keys_together());
+        let lists = by_partition::lists(nominations, self.folds.folds_max());
         let folds = lists.for_each_concurrent(limits::FOLDS_AT_ONCE, |keys| {
             let folder = &self;
             async move {
@@ -369,12 +376,6 @@ impl Folder {
             () = tasks.stopped() => {}
             () = folds => {}
         }
-    }
-
-    /// Maximum number of folds in one request. A fold has two statements, and their total must not exceed the
-    /// maximum rows of a request.
-    fn keys_together(&self) -> usize {
-        (self.store.flights().rows_max / 2).max(1)
     }
 
     /// Folds keys of one partition when the pace allows it. Returns the result of each.
@@ -448,7 +449,7 @@ impl Folder {
 
     /// All parts of the key space, starting with a random one.
     fn parts(&self) -> Vec<SweepPart> {
-        let of = self.store.sweep_parts();
+        let of = self.folds.sweep_parts();
         let first = self.random.below(of);
         (0..of).map(|index| SweepPart { index: (first + index) % of, of }).collect()
     }

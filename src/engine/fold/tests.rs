@@ -6,6 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::runtime::clock::{Clock, SystemClock};
+use crate::store::Shards;
 use crate::store::embedded::EmbeddedStore;
 
 /// The machine's clocks plus this many seconds.
@@ -26,7 +27,7 @@ async fn a_key_being_folded_is_skipped_and_others_have_their_results() {
     let constants = Constants::resolve(Overrides::default()).expect("defaults");
     let clock = Arc::new(Ahead::default());
     let store = EmbeddedStore::open(&directory.path().join("rows"), constants, clock.clone());
-    let store: Arc<dyn Store> = Arc::new(store.expect("a store"));
+    let store = Arc::new(store.expect("a store"));
     let name = |text| Name::new(text).expect("a name");
     let keys = ["one", "busy", "none", "three"].map(|text| Key {
         kind: Kind::Counter,
@@ -47,8 +48,8 @@ async fn a_key_being_folded_is_skipped_and_others_have_their_results() {
     let age = constants.lifetime() + constants.cutoff() + 2 * constants.fence_quantum();
     clock.0.store(age.as_secs(), Ordering::SeqCst);
 
-    let context = Context::new(store, constants, clock, random);
-    let folder = Folder::new(context, Folding::InBackground);
+    let context = Context::new(store.clone(), constants, clock, random);
+    let folder = Folder::new(store.clone(), store, context, Folding::InBackground);
     let taken = Busy::take(&folder.busy, &keys[1]).expect("no fold runs yet");
     let results = folder.fold_together(&keys, false).await;
     assert!(matches!(results[1], Err(FoldFailure::Busy)), "{results:?}");

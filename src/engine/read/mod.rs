@@ -30,7 +30,7 @@ use crate::engine::memory::MemoryPermit;
 use crate::engine::metrics::Metrics;
 use crate::limits;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
-use crate::store::{Store, StoreError, prefix};
+use crate::store::{Reads, StoreError, prefix};
 use shared_reads::SharedReads;
 use values::Values;
 
@@ -41,7 +41,7 @@ pub(crate) use values::tests::held;
 
 /// Reads keys; see the [module documentation](self).
 pub struct Reader {
-    store: Arc<dyn Store>,
+    reads: Arc<dyn Reads>,
     gate: Arc<ClockGate>,
     folder: Arc<Folder>,
     constants: Constants,
@@ -112,13 +112,13 @@ type Said = Result<Option<Arc<Held>>, ReadError>;
 
 impl Reader {
     #[must_use]
-    pub fn new(context: Context, folder: Arc<Folder>) -> Reader {
-        let Context { store, gate, constants, metrics, .. } = context;
+    pub fn new(reads: Arc<dyn Reads>, context: Context, folder: Arc<Folder>) -> Reader {
+        let Context { gate, constants, metrics, .. } = context;
         let fences = Mutex::new(limits::cache(limits::FENCES_MAX));
         let asked = Mutex::new(limits::cache(limits::RECENT_MAX));
         let tasks = Tasks::counting(metrics.panics.clone());
         let values = Values::default();
-        Reader { store, gate, folder, constants, metrics, fences, tasks, asked, values }
+        Reader { reads, gate, folder, constants, metrics, fences, tasks, asked, values }
     }
 
     /// Reads one key. Returns `None` if the key has no row. With `max_staleness`, accepts a read that began
@@ -195,8 +195,8 @@ impl Reader {
         level: Level,
         turn: Option<SemaphorePermit<'_>>,
     ) -> Result<WholeSlice, ReadError> {
-        let bounds = self.store.bounds(key.kind);
-        let look = self.store.read_slice(key, after, level, bounds.look_rows).await;
+        let bounds = self.reads.bounds(key.kind);
+        let look = self.reads.read_slice(key, after, level, bounds.look_rows).await;
         let slice = match look {
             Err(StoreError::TooManyRows { limit, bytes }) => {
                 // The size of a row is known now.
@@ -204,7 +204,7 @@ impl Reader {
                 // Let other reads use the turn while this one waits.
                 drop(turn);
                 let _turn = self.values.long_turn().await?;
-                self.store.read_slice(key, after, level, rows).await
+                self.reads.read_slice(key, after, level, rows).await
             }
             look => look,
         };
@@ -233,7 +233,7 @@ impl Reader {
         let as_of = self.gate.now().wall;
         let cut = as_of.minus(self.constants.cutoff());
         let until = Until::the_end(as_of);
-        let walk = prefix::read(&*self.store, key, cut, until, prefix::READ_TRIES_MAX);
+        let walk = prefix::read(&*self.reads, key, cut, until, prefix::READ_TRIES_MAX);
         let read = timeout(limits::LONG_KEY_READ_TIME_MAX, walk).await.map_err(|_| {
             let reason = "the key has too many rows to read in time";
             self.store_error(StoreError::Unavailable(reason.to_owned()))

@@ -45,7 +45,7 @@ use crate::runtime::sync::{
     AtomicBool, AtomicUsize, Instant, Mutex, Ordering, consume_budget, sleep, timeout_at,
 };
 use crate::runtime::tasks::Tasks;
-use crate::store::Store;
+use crate::store::Shards;
 use batch::{Batch, Verdict};
 pub use bounds::Bounds;
 pub use refused::{Refused, UpdateError};
@@ -61,7 +61,7 @@ const TIDY_EVERY: Duration = Duration::from_secs(10);
 /// See the [module documentation](self).
 pub struct Mutators {
     table: MutatorTable,
-    store: Arc<dyn Store>,
+    store: Arc<dyn Shards>,
     gate: Arc<ClockGate>,
     constants: Constants,
     metrics: Arc<Metrics>,
@@ -112,8 +112,13 @@ struct Waiting {
 
 impl Mutators {
     #[must_use]
-    pub fn new(context: Context, bounds: Bounds, policies: Policies) -> Arc<Mutators> {
-        let Context { store, gate, constants, metrics, random } = context;
+    pub fn new(
+        store: Arc<dyn Shards>,
+        context: Context,
+        bounds: Bounds,
+        policies: Policies,
+    ) -> Arc<Mutators> {
+        let Context { gate, constants, metrics, random } = context;
         // Two honest clocks differ by twice the offset limit.
         let hybrid = HybridClock::new(2 * constants.clock_offset_max(), store.latest_stamp());
         let flushers = Tasks::counting(metrics.panics.clone());

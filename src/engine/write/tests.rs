@@ -53,10 +53,9 @@ fn pod_of(bounds: Bounds, policies: Policies) -> Pod {
         ..Overrides::default()
     });
     let constants = constants.expect("consistent");
-    let (dyn_store, dyn_clock): (Arc<dyn Store>, Arc<dyn Clock>) = (store.clone(), clock.clone());
-    let context = Context::new(dyn_store, constants, dyn_clock, Random::system());
+    let context = Context::new(store.clone(), constants, clock.clone(), Random::system());
     let metrics = Arc::clone(&context.metrics);
-    let mutators = Mutators::new(context, bounds, policies);
+    let mutators = Mutators::new(store.clone(), context, bounds, policies);
     Pod { store, clock, metrics, mutators }
 }
 

@@ -114,7 +114,7 @@ pub(crate) async fn version(
 ) -> Json<VersionView> {
     let app = &served.app;
     let crate::http::state::Build { version, commit } = app.build;
-    Json(VersionView { version, commit, store: app.service.store_name() })
+    Json(VersionView { version, commit, store: app.store })
 }
 
 /// This document

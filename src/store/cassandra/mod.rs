@@ -71,7 +71,10 @@ use self::high_water::HighWater;
 use self::reach::Reach;
 pub use self::settings::CassandraConfig;
 use self::statements::Statements;
-use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
+use super::{
+    Flights, Folds, GroupCursor, GroupList, Lane, Operators, Pause, Reads, Shards, Store,
+    StoreClock, StoreError, SweepPart,
+};
 use crate::limits::{AnswerBounds, SLICE_ROWS_MAX, group_chunk_rows};
 use crate::runtime::clock::Clock;
 use crate::runtime::random::Random;
@@ -189,15 +192,7 @@ impl CassandraStore {
 }
 
 #[async_trait]
-impl Store for CassandraStore {
-    fn name(&self) -> &'static str {
-        "cassandra"
-    }
-
-    fn levels(&self) -> Levels {
-        self.levels
-    }
-
+impl Shards for CassandraStore {
     fn lane(&self, key: &Key) -> Lane {
         let replicas = self.coordinators.replicas(key.partition());
         // If none is known, any lane will do.
@@ -207,10 +202,6 @@ impl Store for CassandraStore {
 
     fn flights(&self) -> Flights {
         self.flights
-    }
-
-    fn failure(&self) -> Option<String> {
-        self.tasks.failure().map(str::to_owned)
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
@@ -242,6 +233,13 @@ impl Store for CassandraStore {
         };
         let patience = Patience::of_writes(&self.constants);
         self.sending(patience, Some(&self.hedges.writes)).write(reach, may_be_sent, send).await
+    }
+}
+
+#[async_trait]
+impl Reads for CassandraStore {
+    fn levels(&self) -> Levels {
+        self.levels
     }
 
     async fn read_slice(
@@ -348,6 +346,28 @@ impl Store for CassandraStore {
         let answer = self.ask(partition, &self.statements.fold_keys, values, None).await?;
         Ok(FullRead::all_at_fold_level(keys, rows::of_group(answer)?, rows_max)?)
     }
+}
+
+#[async_trait]
+impl Folds for CassandraStore {
+    fn sweep_parts(&self) -> u32 {
+        SWEEP_PARTS
+    }
+
+    async fn sweep(
+        &self,
+        part: SweepPart,
+        now: Timestamp,
+        found: mpsc::Sender<Nomination>,
+    ) -> Result<Option<GroupSize>, StoreError> {
+        let range = (token_bound(part.index, part.of), token_bound(part.index + 1, part.of));
+        let nominator = Nominator::new(now, self.constants);
+        operators::sweep(&self.session, &self.statements, range, nominator, found).await
+    }
+
+    fn folds_max(&self) -> usize {
+        (self.flights.rows_max / 2).max(1)
+    }
 
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
         let Some(first) = folds.first() else { return WriteOutcome::Acked };
@@ -375,22 +395,35 @@ impl Store for CassandraStore {
             .write(Reach::OnePartition, || true, send)
             .await
     }
+}
 
-    fn sweep_parts(&self) -> u32 {
-        SWEEP_PARTS
+impl StoreClock for CassandraStore {
+    fn check_clock(&self, now: Now) -> Result<(), ClockError> {
+        self.high_water.check(now.wall)?;
+        clock::read(&self.view, |view| {
+            gate::check_writes(&view.nodes, &self.local_datacenter, now, &self.constants)
+        })
     }
 
-    async fn sweep(
-        &self,
-        part: SweepPart,
-        now: Timestamp,
-        found: mpsc::Sender<Nomination>,
-    ) -> Result<Option<GroupSize>, StoreError> {
-        let range = (token_bound(part.index, part.of), token_bound(part.index + 1, part.of));
-        let nominator = Nominator::new(now, self.constants);
-        operators::sweep(&self.session, &self.statements, range, nominator, found).await
+    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
+        self.high_water.check(now.wall)?;
+        clock::read(&self.view, |view| {
+            let time = gate::fold_time(&view.nodes, &self.local_datacenter, now, &self.constants)?;
+            if view.schema_disagrees { Err(Pause::Schema) } else { Ok(time) }
+        })
     }
 
+    fn clock_offset_us(&self) -> Option<i64> {
+        let now = self.clock.now();
+        clock::read(&self.view, |view| {
+            let offsets = view.nodes.iter().filter_map(|node| node.fresh_offset_us(now));
+            offsets.max_by_key(|offset| offset.unsigned_abs())
+        })
+    }
+}
+
+#[async_trait]
+impl Operators for CassandraStore {
     async fn groups(
         &self,
         kind: Kind,
@@ -420,28 +453,16 @@ impl Store for CassandraStore {
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
         operators::remove_row(&self.session, &self.statements, key, row).await
     }
+}
 
-    fn check_clock(&self, now: Now) -> Result<(), ClockError> {
-        self.high_water.check(now.wall)?;
-        clock::read(&self.view, |view| {
-            gate::check_writes(&view.nodes, &self.local_datacenter, now, &self.constants)
-        })
+#[async_trait]
+impl Store for CassandraStore {
+    fn name(&self) -> &'static str {
+        "cassandra"
     }
 
-    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
-        self.high_water.check(now.wall)?;
-        clock::read(&self.view, |view| {
-            let time = gate::fold_time(&view.nodes, &self.local_datacenter, now, &self.constants)?;
-            if view.schema_disagrees { Err(Pause::Schema) } else { Ok(time) }
-        })
-    }
-
-    fn clock_offset_us(&self) -> Option<i64> {
-        let now = self.clock.now();
-        clock::read(&self.view, |view| {
-            let offsets = view.nodes.iter().filter_map(|node| node.fresh_offset_us(now));
-            offsets.max_by_key(|offset| offset.unsigned_abs())
-        })
+    fn failure(&self) -> Option<&str> {
+        self.tasks.failure()
     }
 
     async fn close(&self) {

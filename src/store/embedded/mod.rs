@@ -26,7 +26,6 @@ mod rows;
 mod verify;
 mod writer;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -37,7 +36,7 @@ use std::thread::JoinHandle;
 use async_trait::async_trait;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::prefix::Part;
@@ -54,7 +53,10 @@ use self::file::Opened;
 use self::guard::ClockGuard;
 use self::rows::{ReadError, SweepCursor};
 use self::writer::{Queue, Write};
-use super::{Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart};
+use super::{
+    Flights, Folds, GroupCursor, GroupList, Operators, Reads, Shards, Store, StoreClock,
+    StoreError, SweepPart,
+};
 use crate::limits::{AnswerBounds, EMBEDDED_READS_MAX, WRITE_BATCH_MAX};
 use crate::runtime::clock::Clock;
 use crate::runtime::panics;
@@ -160,17 +162,6 @@ impl EmbeddedStore {
         self.shared.commits.load(Ordering::Relaxed)
     }
 
-    #[must_use]
-    pub fn contents(&self) -> Contents {
-        self.contents
-    }
-
-    /// Why the store refuses everything until the process is restarted. `None` while it works.
-    #[must_use]
-    pub fn failure(&self) -> Option<&str> {
-        self.shared.failure.get().map(String::as_str)
-    }
-
     /// Runs a query on one snapshot of the rows. The query runs to its end even if the caller goes away.
     async fn read<T: Send + 'static>(
         &self,
@@ -231,42 +222,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 #[async_trait]
-impl Store for EmbeddedStore {
-    fn name(&self) -> &'static str {
-        "embedded"
-    }
-
-    fn failure(&self) -> Option<String> {
-        EmbeddedStore::failure(self).map(str::to_owned)
-    }
-
-    fn found(&self) -> Option<String> {
-        Some(match self.contents {
-            Contents { is_new: true, .. } => "the file is new".to_owned(),
-            Contents { keys, .. } => format!("the file holds {keys} keys"),
-        })
-    }
-
-    fn damaged_rows(&self) -> u64 {
-        self.contents.broken_rows
-    }
-
-    fn latest_stamp(&self) -> Timestamp {
-        self.shared.guard.highest().stamp
-    }
-
-    fn note_stamp(&self, stamp: Timestamp) {
-        self.shared.guard.observe_stamp(stamp);
-    }
-
-    fn levels(&self) -> Levels {
-        Levels::default()
-    }
-
-    fn lane(&self, _key: &Key) -> Lane {
-        Lane::default()
-    }
-
+impl Shards for EmbeddedStore {
     fn flights(&self) -> Flights {
         let rows_max = WRITE_BATCH_MAX;
         let (group_rows_max, partitions_max) = (rows_max, usize::MAX);
@@ -284,6 +240,17 @@ impl Store for EmbeddedStore {
         self.queue.write(Write::Shards(writes.to_vec())).await
     }
 
+    fn latest_stamp(&self) -> Timestamp {
+        self.shared.guard.highest().stamp
+    }
+
+    fn note_stamp(&self, stamp: Timestamp) {
+        self.shared.guard.observe_stamp(stamp);
+    }
+}
+
+#[async_trait]
+impl Reads for EmbeddedStore {
     async fn read_slice(
         &self,
         key: &Key,
@@ -331,13 +298,10 @@ impl Store for EmbeddedStore {
         });
         reads.collect()
     }
+}
 
-    async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
-        let is_past = |fold: &Fold| fold.timestamp() < Timestamp::NEVER;
-        assert!(folds.iter().all(is_past), "invariant: a fence lies in the past");
-        self.queue.write(Write::Folds(folds.to_vec())).await
-    }
-
+#[async_trait]
+impl Folds for EmbeddedStore {
     fn sweep_parts(&self) -> u32 {
         1
     }
@@ -365,6 +329,25 @@ impl Store for EmbeddedStore {
         }
     }
 
+    fn folds_max(&self) -> usize {
+        WRITE_BATCH_MAX / 2
+    }
+
+    async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
+        let is_past = |fold: &Fold| fold.timestamp() < Timestamp::NEVER;
+        assert!(folds.iter().all(is_past), "invariant: a fence lies in the past");
+        self.queue.write(Write::Folds(folds.to_vec())).await
+    }
+}
+
+impl StoreClock for EmbeddedStore {
+    fn check_clock(&self, now: Now) -> Result<(), ClockError> {
+        self.shared.guard.check(now.wall)
+    }
+}
+
+#[async_trait]
+impl Operators for EmbeddedStore {
     async fn groups(
         &self,
         kind: Kind,
@@ -389,25 +372,23 @@ impl Store for EmbeddedStore {
         self.read(move |table| rows::count_names(table, kind, &group, most)).await
     }
 
-    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
-        Ok(BTreeMap::new())
-    }
-
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
         self.queue.write(Write::Removal(key.clone(), row.clone())).await
     }
+}
 
-    fn check_clock(&self, now: Now) -> Result<(), ClockError> {
-        self.shared.guard.check(now.wall)
+#[async_trait]
+impl Store for EmbeddedStore {
+    fn name(&self) -> &'static str {
+        "embedded"
     }
 
-    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
-        self.shared.guard.check(now.wall)?;
-        Ok(now.wall)
+    fn contents(&self) -> Option<Contents> {
+        Some(self.contents)
     }
 
-    fn clock_offset_us(&self) -> Option<i64> {
-        None
+    fn failure(&self) -> Option<&str> {
+        self.shared.failure.get().map(String::as_str)
     }
 
     /// Waits for accepted reads and writes, then closes the file and releases its lock.

@@ -39,6 +39,15 @@ pub struct Contents {
     pub broken_rows: u64,
 }
 
+impl fmt::Display for Contents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.is_new {
+            true => f.write_str("the file is new"),
+            false => write!(f, "the file holds {} keys", self.keys),
+        }
+    }
+}
+
 impl Progress {
     pub(super) fn begin(&self, bytes: u64) {
         self.bytes.store(bytes, Ordering::Relaxed);

@@ -6,7 +6,7 @@ mod requests;
 mod tamper;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ use orderfree::store::cassandra::chunk;
 use orderfree::store::cassandra::hedges::Hedges;
 use orderfree::store::cassandra::reach::Reach;
 use orderfree::store::{
-    Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart,
+    Flights, Folds, GroupCursor, GroupList, Operators, Pause, Reads, Shards, Store, StoreClock,
+    StoreError, SweepPart,
 };
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{KeySeal, decode_tally};
@@ -168,22 +169,9 @@ impl SimStore {
 }
 
 #[async_trait]
-impl Store for SimStore {
-    fn name(&self) -> &'static str {
-        "simulated"
-    }
-
-    fn levels(&self) -> Levels {
-        self.plan.levels
-    }
-
-    fn lane(&self, _: &Key) -> Lane {
-        Lane::default()
-    }
-
+impl Shards for SimStore {
     fn flights(&self) -> Flights {
-        // With one flight at a time, a few keys are enough for some to wait and be folded together. This many rows
-        // are two folds.
+        // With one flight at a time, a few keys are enough for some to wait and go together.
         Flights { rows_max: 4, group_rows_max: 6, free: 1, backlog: 1, ..Flights::default() }
     }
 
@@ -217,17 +205,16 @@ impl Store for SimStore {
             outcome => outcome,
         }
     }
+}
+
+#[async_trait]
+impl Reads for SimStore {
+    fn levels(&self) -> Levels {
+        self.plan.levels
+    }
 
     fn bounds(&self, _: Kind) -> AnswerBounds {
         self.plan.lengths.bounds()
-    }
-
-    async fn read_tally(&self, key: &Key) -> Result<Option<Row>, StoreError> {
-        self.look(key).await
-    }
-
-    async fn read_part(&self, key: &Key, part: Part) -> Result<Vec<Row>, StoreError> {
-        self.part(key, part).await
     }
 
     async fn read_slice(
@@ -255,6 +242,14 @@ impl Store for SimStore {
         let slice = Slice::new(rows, after, limit).whole()?;
         self.remember(key, level, &slice);
         Ok(slice)
+    }
+
+    async fn read_tally(&self, key: &Key) -> Result<Option<Row>, StoreError> {
+        self.look(key).await
+    }
+
+    async fn read_part(&self, key: &Key, part: Part) -> Result<Vec<Row>, StoreError> {
+        self.part(key, part).await
     }
 
     async fn read_chunk(
@@ -321,6 +316,49 @@ impl Store for SimStore {
         let rows = of_keys.map(|(at, row)| (name(*at), row.clone())).collect();
         Ok(FullRead::all_at_fold_level(keys, rows, limit)?)
     }
+}
+
+#[async_trait]
+impl Folds for SimStore {
+    fn sweep_parts(&self) -> u32 {
+        2
+    }
+
+    async fn sweep(
+        &self,
+        part: SweepPart,
+        now: Timestamp,
+        found: mpsc::Sender<Nomination>,
+    ) -> Result<Option<GroupSize>, StoreError> {
+        self.shared.with(|world| {
+            world.sweeps.enter(&self.machine);
+            if world.sweeps.count() > 1 {
+                world.met(Hazard::SweepsAtOnce);
+            }
+        });
+        let rows = self.rows(Range::names(0, u8::MAX), Level::LocalOne).await;
+        self.shared.with(|world| world.sweeps.leave(&self.machine));
+        let rows = rows?;
+        let mut nominator = Nominator::new(now, self.plan.constants);
+        let mut nominated = Vec::new();
+        // Neighbours are in one part, so that some are folded together.
+        let is_in_part = |at: u8| u32::from(at) / 2 % part.of == part.index;
+        for (at, row) in rows.iter().filter(|(at, _)| is_in_part(*at)) {
+            nominated.extend(nominator.pass(self.plan.family.key(*at), row.expires_at));
+        }
+        let (last, largest) = nominator.finish();
+        nominated.extend(last);
+        for nomination in nominated {
+            if found.send(nomination).await.is_err() {
+                break;
+            }
+        }
+        Ok(largest)
+    }
+
+    fn folds_max(&self) -> usize {
+        2
+    }
 
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
         let names = || folds.iter().map(|fold| usize::from(index(&fold.key().name)));
@@ -383,64 +421,9 @@ impl Store for SimStore {
         }
         outcome
     }
+}
 
-    fn sweep_parts(&self) -> u32 {
-        2
-    }
-
-    async fn sweep(
-        &self,
-        part: SweepPart,
-        now: Timestamp,
-        found: mpsc::Sender<Nomination>,
-    ) -> Result<Option<GroupSize>, StoreError> {
-        self.shared.with(|world| {
-            world.sweeps.enter(&self.machine);
-            if world.sweeps.count() > 1 {
-                world.met(Hazard::SweepsAtOnce);
-            }
-        });
-        let rows = self.rows(Range::names(0, u8::MAX), Level::LocalOne).await;
-        self.shared.with(|world| world.sweeps.leave(&self.machine));
-        let rows = rows?;
-        let mut nominator = Nominator::new(now, self.plan.constants);
-        let mut nominated = Vec::new();
-        // Neighbours are in one part, so that some are folded together.
-        let is_in_part = |at: u8| u32::from(at) / 2 % part.of == part.index;
-        for (at, row) in rows.iter().filter(|(at, _)| is_in_part(*at)) {
-            nominated.extend(nominator.pass(self.plan.family.key(*at), row.expires_at));
-        }
-        let (last, largest) = nominator.finish();
-        nominated.extend(last);
-        for nomination in nominated {
-            if found.send(nomination).await.is_err() {
-                break;
-            }
-        }
-        Ok(largest)
-    }
-
-    async fn groups(
-        &self,
-        _: Kind,
-        _: Option<&GroupCursor>,
-        _: usize,
-    ) -> Result<GroupList, StoreError> {
-        panic!("the simulation lists no groups")
-    }
-
-    async fn count_names(&self, _: Kind, _: &Name, _: usize) -> Result<usize, StoreError> {
-        panic!("the simulation counts no names")
-    }
-
-    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
-        Ok(BTreeMap::new())
-    }
-
-    async fn remove_row(&self, _: &Key, _: &Row) -> WriteOutcome {
-        panic!("the simulation removes no rows")
-    }
-
+impl StoreClock for SimStore {
     fn check_clock(&self, now: Now) -> Result<(), ClockError> {
         if self.is_unchecked() {
             return Ok(());
@@ -466,9 +449,32 @@ impl Store for SimStore {
         *self.fold_time.lock().unwrap_or_else(PoisonError::into_inner) = time;
         Ok(time)
     }
+}
 
-    fn clock_offset_us(&self) -> Option<i64> {
-        None
+#[async_trait]
+impl Operators for SimStore {
+    async fn groups(
+        &self,
+        _: Kind,
+        _: Option<&GroupCursor>,
+        _: usize,
+    ) -> Result<GroupList, StoreError> {
+        panic!("nobody lists groups here")
+    }
+
+    async fn count_names(&self, _: Kind, _: &Name, _: usize) -> Result<usize, StoreError> {
+        panic!("nobody counts names here")
+    }
+
+    async fn remove_row(&self, _: &Key, _: &Row) -> WriteOutcome {
+        panic!("nobody removes rows here")
+    }
+}
+
+#[async_trait]
+impl Store for SimStore {
+    fn name(&self) -> &'static str {
+        "simulated"
     }
 
     async fn close(&self) {}

@@ -1,6 +1,5 @@
 //! A pod over the embedded store, called without a socket. A test can make the store fail.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,24 +19,21 @@ use orderfree::policy::Policies;
 use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{
-    Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart,
+    GroupCursor, GroupList, Operators, Reads, Shards, Store, StoreClock, StoreError,
 };
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::crdt::item::Item;
 use orderfree_core::crdt::{GSetOp, Kind, Op, State};
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::consistency::{Level, Levels};
-use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{Chunk, From as Start};
 use orderfree_core::protocol::prefix::Part;
-use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, MutatorId, Name, Now, Overrides, Row, ShardWrite, Slice, Timestamp,
     WholeSlice, WriteOutcome,
 };
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::sync::mpsc;
 use tower::ServiceExt;
 use uuid::Uuid;
 
@@ -71,7 +67,7 @@ pub(crate) enum Fault {
 }
 
 struct Faulty {
-    inner: EmbeddedStore,
+    inner: Arc<EmbeddedStore>,
     fault: Arc<Mutex<Fault>>,
     offsets_asked: Arc<AtomicUsize>,
     writes: Arc<AtomicUsize>,
@@ -126,21 +122,24 @@ impl Pod {
         let fault = Arc::new(Mutex::new(Fault::None));
         let offsets_asked = Arc::new(AtomicUsize::new(0));
         let (writes, fold_reads) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
-        let faulty = Faulty {
-            inner,
+        let inner = Arc::new(inner);
+        let faulty = Arc::new(Faulty {
+            inner: inner.clone(),
             fault: fault.clone(),
             offsets_asked: offsets_asked.clone(),
             writes: writes.clone(),
             fold_reads: fold_reads.clone(),
-        };
-        let store: Arc<dyn Store> = Arc::new(faulty);
-        let context = Context::new(store, constants, clock.clone(), Random::system());
-        let mutators = Mutators::new(context.clone(), Bounds::default(), policies.clone());
-        let folder = Folder::new(context.clone(), Folding::InBackground);
-        let service = Service::new(context, mutators, folder.clone());
+        });
+        let store = inner.name();
+        let context = Context::new(faulty.clone(), constants, clock.clone(), Random::system());
+        let mutators =
+            Mutators::new(faulty.clone(), context.clone(), Bounds::default(), policies.clone());
+        let folder = Folder::new(faulty.clone(), inner, context.clone(), Folding::InBackground);
+        let service = Service::new(faulty.clone(), faulty, context, mutators, folder.clone());
         let health = Arc::new(Health::default());
         health.set_started();
         let app = AppState {
+            store,
             service: Arc::new(service),
             health: health.clone(),
             policies,
@@ -293,23 +292,7 @@ impl Faulty {
 }
 
 #[async_trait]
-impl Store for Faulty {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn levels(&self) -> Levels {
-        self.inner.levels()
-    }
-
-    fn lane(&self, key: &Key) -> Lane {
-        self.inner.lane(key)
-    }
-
-    fn flights(&self) -> Flights {
-        self.inner.flights()
-    }
-
+impl Shards for Faulty {
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         self.writes.fetch_add(writes.len(), Ordering::SeqCst);
         match self.fault() {
@@ -321,7 +304,10 @@ impl Store for Faulty {
             _ => self.inner.write_shards(writes).await,
         }
     }
+}
 
+#[async_trait]
+impl Reads for Faulty {
     async fn read_slice(
         &self,
         key: &Key,
@@ -382,24 +368,27 @@ impl Store for Faulty {
         });
         Ok(damaged.collect())
     }
+}
 
-    async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
-        self.inner.write_folds(folds).await
+impl StoreClock for Faulty {
+    fn check_clock(&self, now: Now) -> Result<(), ClockError> {
+        match self.fault() {
+            Fault::Unmeasured => {
+                Err(ClockError::Unmeasured { datacenter: "a".to_owned(), fresh: 0, nodes: 3 })
+            }
+            Fault::Moved => Err(ClockError::Moved),
+            _ => self.inner.check_clock(now),
+        }
     }
 
-    fn sweep_parts(&self) -> u32 {
-        self.inner.sweep_parts()
+    fn clock_offset_us(&self) -> Option<i64> {
+        self.offsets_asked.fetch_add(1, Ordering::Relaxed);
+        self.inner.clock_offset_us()
     }
+}
 
-    async fn sweep(
-        &self,
-        part: SweepPart,
-        now: Timestamp,
-        found: mpsc::Sender<Nomination>,
-    ) -> Result<Option<GroupSize>, StoreError> {
-        self.inner.sweep(part, now, found).await
-    }
-
+#[async_trait]
+impl Operators for Faulty {
     async fn groups(
         &self,
         kind: Kind,
@@ -420,10 +409,6 @@ impl Store for Faulty {
         self.inner.count_names(kind, group, most).await
     }
 
-    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
-        Ok(BTreeMap::new())
-    }
-
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
         match self.fault() {
             Fault::Silent => WriteOutcome::Unknown("no answer".to_owned()),
@@ -435,29 +420,5 @@ impl Store for Faulty {
             }
             _ => self.inner.remove_row(key, row).await,
         }
-    }
-
-    fn check_clock(&self, now: Now) -> Result<(), ClockError> {
-        match self.fault() {
-            Fault::Unmeasured => {
-                Err(ClockError::Unmeasured { datacenter: "a".to_owned(), fresh: 0, nodes: 3 })
-            }
-            Fault::Moved => Err(ClockError::Moved),
-            _ => self.inner.check_clock(now),
-        }
-    }
-
-    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
-        self.check_clock(now)?;
-        self.inner.fold_time(now)
-    }
-
-    fn clock_offset_us(&self) -> Option<i64> {
-        self.offsets_asked.fetch_add(1, Ordering::Relaxed);
-        self.inner.clock_offset_us()
-    }
-
-    async fn close(&self) {
-        self.inner.close().await;
     }
 }

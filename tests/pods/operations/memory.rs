@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures::future::join_all;
 use orderfree::limits;
 use orderfree::runtime::clock::{Clock, SystemClock};
-use orderfree::store::Store;
 use orderfree::store::embedded::EmbeddedStore;
+use orderfree::store::{Shards, Store};
 use orderfree_core::crdt::{Dot, Kind, State};
 use orderfree_core::protocol::transfer::Parcel;
 use orderfree_core::protocol::{

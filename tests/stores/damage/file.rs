@@ -10,8 +10,8 @@ use orderfree::engine::service::{GroupQuery, KeyValue};
 use orderfree::pod::config::Switch;
 use orderfree::pod::node::Node;
 use orderfree::runtime::clock::{Clock, SystemClock};
-use orderfree::store::Store;
 use orderfree::store::embedded::EmbeddedStore;
+use orderfree::store::{Folds, Reads, Shards, Store, StoreClock};
 use orderfree_core::crdt::{Kind, Op, Question};
 use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::{

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
 use orderfree::runtime::clock::Clock;
-use orderfree::store::Store;
 use orderfree::store::embedded::EmbeddedStore;
+use orderfree::store::{Folds, Reads, Shards, Store, StoreClock};
 use orderfree_core::crdt::State;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, Plan};

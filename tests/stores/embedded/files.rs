@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use orderfree::runtime::clock::Clock;
 use orderfree::store::embedded::{EmbeddedStore, OpenError};
-use orderfree::store::{Pause, Store};
+use orderfree::store::{Folds, Pause, Reads, Shards, Store, StoreClock};
 use orderfree_core::protocol::WriteOutcome;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, Plan};

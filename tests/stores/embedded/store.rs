@@ -10,7 +10,7 @@ use orderfree::limits::SWEEP_STEP_ROWS;
 use orderfree::pod::node::{Node, Parts};
 use orderfree::runtime::clock::Clock;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
-use orderfree::store::{Store, StoreError, SweepPart};
+use orderfree::store::{Folds, Reads, Shards, Store, StoreError, SweepPart};
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::{self, Fold, Plan};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use orderfree::runtime::clock::Clock;
-use orderfree::store::Store;
+use orderfree::store::Reads;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op, State};
 use orderfree_core::protocol::consistency::Level;

@@ -77,13 +77,17 @@ impl Pod {
         let store = EmbeddedStore::open_backend(memory.clone(), constants, clock.clone());
         let store: Arc<dyn Store> = Arc::new(store.expect("a store"));
         let context = Context::new(store.clone(), constants, clock.clone(), Random::seeded(0));
-        let mutators = Mutators::new(context.clone(), Bounds::default(), Policies::default());
-        let folder = Folder::new(context.clone(), Folding::InBackground);
-        let service = Service::new(context, mutators.clone(), folder);
+        let mutators =
+            Mutators::new(store.clone(), context.clone(), Bounds::default(), Policies::default());
+        let folder =
+            Folder::new(store.clone(), store.clone(), context.clone(), Folding::InBackground);
+        let service = Service::new(store.clone(), store.clone(), context, mutators.clone(), folder);
         let (service, health) = (Arc::new(service), Arc::new(Health::default()));
         health.set_started();
         let (policies, build) = (Policies::default(), Build::THIS);
-        let router = router(AppState { service, health, policies, build, requests_max: 1 });
+        let (name, requests_max) = (store.name(), 1);
+        let app = AppState { store: name, service, health, policies, build, requests_max };
+        let router = router(app);
         Pod { router, mutators, store, clock, memory, constants, runtime }
     }
 

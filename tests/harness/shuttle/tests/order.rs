@@ -11,25 +11,17 @@ use orderfree::engine::Context;
 use orderfree::policy::Policies;
 use orderfree::runtime::clock::Clock;
 use orderfree::runtime::random::Random;
-use orderfree::store::{
-    Flights, GroupCursor, GroupList, Lane, Pause, Store, StoreError, SweepPart,
-};
+use orderfree::store::{Flights, Shards, StoreClock};
 use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::consistency::{Level, Levels};
-use orderfree_core::protocol::fold::Fold;
-use orderfree_core::protocol::group::{Chunk, From as Start};
-use orderfree_core::protocol::prefix::Part;
-use orderfree_core::protocol::sweep::{GroupSize, Nomination};
 use orderfree_core::protocol::{
-    Constants, Durability, FullRead, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
-    WholeSlice, WriteOutcome,
+    Constants, Durability, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
+    WriteOutcome,
 };
 use orderfree_shuttle::engine::write::{Bounds, Mutators, UpdateError, Updates};
 use shuttle::future::{block_on, spawn, yield_now};
 use shuttle::rand::{Rng, thread_rng};
-use tokio::sync::mpsc;
 
 /// Schedules of each kind in a plain `cargo test`.
 const SCHEDULES: usize = 9_000;
@@ -79,19 +71,11 @@ async fn a_while() {
 }
 
 #[async_trait]
-impl Store for Rows {
-    fn name(&self) -> &'static str {
-        "rows"
-    }
-    fn levels(&self) -> Levels {
-        Levels::default()
-    }
-    fn lane(&self, _: &Key) -> Lane {
-        Lane::default()
-    }
+impl Shards for Rows {
     fn flights(&self) -> Flights {
         Flights { rows_max: 2, group_rows_max: 3, free: 1, backlog: 1, ..Flights::default() }
     }
+
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         let total = |write: &ShardWrite| {
             let state =
@@ -130,85 +114,12 @@ impl Store for Rows {
         }
         outcome
     }
-    async fn read_slice(
-        &self,
-        _: &Key,
-        _: Option<Timestamp>,
-        _: Level,
-        _: usize,
-    ) -> Result<WholeSlice, StoreError> {
-        panic!("an update never reads")
-    }
-    async fn read_tally(
-        &self,
-        _: &Key,
-    ) -> Result<Option<orderfree_core::protocol::Row>, StoreError> {
-        panic!("an update never reads")
-    }
-    async fn read_part(
-        &self,
-        _: &Key,
-        _: Part,
-    ) -> Result<Vec<orderfree_core::protocol::Row>, StoreError> {
-        panic!("an update never reads")
-    }
-    async fn read_chunk(
-        &self,
-        _: Kind,
-        _: &Name,
-        _: &Start,
-        _: Level,
-    ) -> Result<Chunk, StoreError> {
-        panic!("an update never reads")
-    }
-    async fn read_for_folds(&self, _: &[Key]) -> Result<Vec<FullRead>, StoreError> {
-        panic!("an update never reads")
-    }
-    async fn write_folds(&self, _: &[Fold]) -> WriteOutcome {
-        panic!("an update never folds")
-    }
-    fn sweep_parts(&self) -> u32 {
-        1
-    }
-    async fn sweep(
-        &self,
-        _: SweepPart,
-        _: Timestamp,
-        _: mpsc::Sender<Nomination>,
-    ) -> Result<Option<GroupSize>, StoreError> {
-        Ok(None)
-    }
-    async fn groups(
-        &self,
-        _: Kind,
-        _: Option<&GroupCursor>,
-        _: usize,
-    ) -> Result<GroupList, StoreError> {
-        panic!("this test lists no groups")
-    }
+}
 
-    async fn count_names(&self, _: Kind, _: &Name, _: usize) -> Result<usize, StoreError> {
-        panic!("this test counts no names")
-    }
-
-    async fn versions(&self) -> Result<BTreeMap<String, usize>, StoreError> {
-        Ok(BTreeMap::new())
-    }
-
-    async fn remove_row(&self, _: &Key, _: &orderfree_core::protocol::Row) -> WriteOutcome {
-        panic!("this test removes no rows")
-    }
-
+impl StoreClock for Rows {
     fn check_clock(&self, _: Now) -> Result<(), ClockError> {
         Ok(())
     }
-    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
-        Ok(now.wall)
-    }
-    fn clock_offset_us(&self) -> Option<i64> {
-        None
-    }
-    async fn close(&self) {}
 }
 
 /// A clock that stands still until it is moved, so that timestamps must increase by themselves.
@@ -277,9 +188,8 @@ async fn client(world: Arc<World>, number: u32) {
 fn one_pod() {
     let constants = Constants::resolve(Overrides::default()).expect("defaults");
     let (clock, rows) = (Arc::new(Still::default()), Arc::new(Rows::default()));
-    let (store, its_clock) = (Arc::clone(&rows) as _, Arc::clone(&clock) as _);
-    let context = Context::new(store, constants, its_clock, Random::seeded(1));
-    let mutators = Mutators::new(context, Bounds::awake(1), Policies::default());
+    let context = Context::new(rows.clone(), constants, clock.clone(), Random::seeded(1));
+    let mutators = Mutators::new(rows.clone(), context, Bounds::awake(1), Policies::default());
     let world = Arc::new(World { mutators, rows, told: Mutex::default() });
     let lives_end = thread_rng().gen_bool(0.5);
     let clients: Vec<_> =

@@ -8,7 +8,7 @@ use orderfree::runtime::clock::Clock;
 use orderfree::store::cassandra::attempts::{Patience, Sending};
 use orderfree::store::cassandra::hedges::Hedges;
 use orderfree::store::cassandra::reach::Reach;
-use orderfree::store::{Store, StoreError};
+use orderfree::store::{Reads, StoreError};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Row, ShardWrite, WriteOutcome};
 use rand::Rng;
