@@ -301,7 +301,7 @@ mod tests {
             ),
             (json!({"kind": "counter", "group": "g", "names": []}), "1 to 1000"),
             (json!({"kind": "counter", "group": "g", "names": ["a", "b", "a"]}), "\"a\" twice"),
-            (json!({"kind": "counter", "group": "g", "names": ["a", 1]}), "`names` must hold"),
+            (json!({"kind": "counter", "group": "g", "names": ["a", 1]}), "`names[1]`: invalid"),
             (json!({"kind": "counter", "group": "g", "names": [""]}), "empty"),
             (json!({"kind": "count", "group": "g", "names": ["a"]}), "count"),
             (json!({"kind": "counter", "group": "g", "names": ["a"], "by": 1}), "Unknown field"),

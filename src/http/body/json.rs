@@ -111,7 +111,8 @@ mod tests {
     #[test]
     fn what_is_not_one_json_text_is_refused() {
         let deep = format!(r#"{{"a":1,"list":{}"#, "[".repeat(100_000));
-        for text in ["", " ", "{", "{}} x", "1 2", "nul", "{\"a\":\"\u{1}\"}", "[1,]", &deep] {
+        for text in ["", " ", "{", "{\"a\":1}} x", "1 2", "nul", "{\"a\":\"\u{1}\"}", "[1,]", &deep]
+        {
             let says = refused(text);
             assert!(says.starts_with("This is not valid JSON: ") || text == deep, "{says}");
         }
