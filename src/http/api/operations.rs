@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 
 use axum::Json;
 use axum::body::Bytes;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -15,6 +16,7 @@ use utoipa::ToSchema;
 
 use crate::http::body::parameters::{self, NoParams, Query, params};
 use crate::http::catalog::ProblemType;
+use crate::http::guard::access;
 use crate::http::openapi;
 use crate::http::problem::Problem;
 use crate::http::state::Served;
@@ -193,7 +195,8 @@ pub(crate) async fn problems() -> String {
     responses((status = 200, description = "What the type means and what to do",
         content((String = "text/plain"))))
 )]
-pub(crate) async fn problem(Path(slug): Path<String>) -> Result<String, Problem> {
+pub(crate) async fn problem(slug: Result<Path<String>, PathRejection>) -> Result<String, Problem> {
+    let Path(slug) = slug.map_err(|error| access::bad_path(error.status()))?;
     match ProblemType::from_slug(&slug) {
         Some(kind) => Ok(kind.page()),
         None => {

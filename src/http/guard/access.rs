@@ -188,7 +188,7 @@ impl<S: Send + Sync> FromRequestParts<S> for GroupPath {
     }
 }
 
-fn bad_path(status: StatusCode) -> Problem {
+pub(crate) fn bad_path(status: StatusCode) -> Problem {
     if status.is_server_error() {
         return Problem::new(ProblemType::Internal, "The route's parameters do not match.");
     }
