@@ -154,16 +154,16 @@ const _: () = assert!(GROUP_ROWS_MAX as usize * (SMALL_STATE_BYTES + 2 * 256 + 1
 /// (`unlogged_batch_across_partitions_warn_threshold`).
 pub const BATCH_GROUPS_MAX: u16 = 10;
 
-/// Shard writes of one lane that can be on their way at once without a backlog. Another one is sent only if
-/// many rows wait, or if the earlier writes are overdue.
-pub const FLIGHTS_OF_LANE: usize = 1;
+/// Requests with shard writes of one first replica that can be in flight at once without a backlog. Another
+/// one is sent only if many rows wait, or if the earlier requests are overdue.
+pub const WRITE_REQUESTS_OF_REPLICA: usize = 1;
 
-/// Full loads (of rows or of groups) that must wait before their lane sends one more shard write. The longer
-/// rows wait, the more of them belong to one group, and the less each row costs.
-pub const FLIGHT_BACKLOG_LOADS: usize = 4;
+/// Full requests (of rows or of groups) that must wait before one more is sent. The longer rows wait, the
+/// more of them belong to one group, and the less each row costs.
+pub const WRITE_REQUEST_BACKLOG: usize = 4;
 
-/// Shard writes of one lane that are on their way to the store at once, including overdue ones.
-pub const FLIGHTS_OF_LANE_MAX: usize = 128;
+/// Maximum requests with shard writes of one first replica in flight at once, including overdue ones.
+pub const WRITE_REQUESTS_OF_REPLICA_MAX: usize = 128;
 
 /// Writes that wait for the embedded store's writer. Further writes are refused.
 pub const WRITE_QUEUE_MAX: usize = 4_096;

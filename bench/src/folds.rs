@@ -155,7 +155,7 @@ impl Place<'_> {
         let behind = self.constants.lifetime() + self.constants.cutoff() + FINAL_SINCE;
         let clock = Arc::new(Behind(behind));
         let store = self.open(clock.clone()).await?;
-        let rows_max = store.flights().rows_max;
+        let rows_max = store.request_limits().rows_max;
         let writes = keys.iter().map(|key| {
             let (store, now) = (&store, clock.now());
             async move {

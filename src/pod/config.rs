@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use crate::limits::{BATCH_GROUPS_MAX, BATCH_ROWS_MAX, GROUP_ROWS_MAX};
 use crate::net::tls::{self, ServerTls, TlsError};
-use crate::store::Flights;
+use crate::store::RequestLimits;
 use crate::store::cassandra::CassandraConfig;
 
 /// Heading of the settings that few installations change.
@@ -377,11 +377,11 @@ impl StoreArgs {
                 fold: self.fold_consistency,
             },
             constants,
-            flights: Flights {
+            request_limits: RequestLimits {
                 rows_max: self.batch_rows.into(),
                 group_rows_max: self.batch_rows.max(GROUP_ROWS_MAX).into(),
                 partitions_max: self.batch_groups.into(),
-                ..Flights::default()
+                ..RequestLimits::default()
             },
         })))
     }

@@ -37,8 +37,9 @@ pub enum Task {
     FoldQueue,
     /// Finds and folds keys that no client reads.
     FoldSweep,
-    /// Writes mutators.
-    Flight,
+    /// Writes mutators to the store, one request after the other.
+    #[value(name = "flight")]
+    WriteRequest,
     /// Waits before a mutator is written again.
     Retry,
     /// Hands a dead mutator's ops to its successor.
@@ -66,9 +67,11 @@ impl Task {
     fn role(self) -> Role {
         match self {
             Task::Connection | Task::Request | Task::Read | Task::Fold => Role::Contained,
-            Task::Update | Task::Flight | Task::Retry | Task::Handover | Task::StoreWriter => {
-                Role::Vital
-            }
+            Task::Update
+            | Task::WriteRequest
+            | Task::Retry
+            | Task::Handover
+            | Task::StoreWriter => Role::Vital,
             Task::FoldQueue | Task::FoldSweep | Task::Tidy | Task::ClockSampler => Role::Lasting,
         }
     }
@@ -90,7 +93,7 @@ impl Task {
             Task::Fold => "fold",
             Task::FoldQueue => "fold-queue",
             Task::FoldSweep => "fold-sweep",
-            Task::Flight => "flight",
+            Task::WriteRequest => "flight",
             Task::Retry => "retry",
             Task::Handover => "handover",
             Task::Tidy => "tidy",

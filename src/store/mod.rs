@@ -98,13 +98,13 @@ pub enum Pause {
     Schema,
 }
 
-/// Keys of the same lane have the same first replica. Writing them together costs less.
+/// The first replica of a key's partition. Keys with the same one cost less if they are written together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Lane(pub u64);
+pub struct FirstReplica(pub u64);
 
-/// How a pod combines writes of one lane into requests.
+/// How a pod combines writes with the same first replica into requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Flights {
+pub struct RequestLimits {
     /// Maximum rows of one request over several partitions.
     pub rows_max: usize,
     /// Maximum rows of one request for one partition, which is one mutation. Not less than `rows_max`.
@@ -113,19 +113,19 @@ pub struct Flights {
     pub partitions_max: usize,
     /// Requests that can be in flight at once, however few writes wait.
     pub free: usize,
-    /// One more request can be in flight per this many full loads that wait.
+    /// One more request can be in flight per this many full requests that wait.
     pub backlog: usize,
 }
 
 /// The values for Cassandra. It accepts requests of this size without a warning.
-impl Default for Flights {
-    fn default() -> Flights {
-        Flights {
+impl Default for RequestLimits {
+    fn default() -> RequestLimits {
+        RequestLimits {
             rows_max: limits::BATCH_ROWS_MAX.into(),
             group_rows_max: limits::GROUP_ROWS_MAX.into(),
             partitions_max: limits::BATCH_GROUPS_MAX.into(),
-            free: limits::FLIGHTS_OF_LANE,
-            backlog: limits::FLIGHT_BACKLOG_LOADS,
+            free: limits::WRITE_REQUESTS_OF_REPLICA,
+            backlog: limits::WRITE_REQUEST_BACKLOG,
         }
     }
 }
@@ -154,18 +154,18 @@ pub struct SweepPart {
 /// Stores the shards of mutators.
 #[async_trait]
 pub trait Shards: Send + Sync + 'static {
-    /// All keys have one lane, unless the store has several nodes.
-    fn lane(&self, _: &Key) -> Lane {
-        Lane::default()
+    /// All keys have one first replica, unless the store has several nodes.
+    fn first_replica(&self, _: &Key) -> FirstReplica {
+        FirstReplica::default()
     }
 
-    fn flights(&self) -> Flights {
-        Flights::default()
+    fn request_limits(&self) -> RequestLimits {
+        RequestLimits::default()
     }
 
-    /// Writes shard rows of one lane in one request, each at its own timestamp. Retries send the same bytes
-    /// within the request budget, and nothing is sent after a lease is over. All rows share one outcome:
-    /// refused only if certainly none of them is applied, now or later.
+    /// Writes shard rows with the same first replica in one request, each at its own timestamp. Retries send
+    /// the same bytes within the request budget, and nothing is sent after a lease is over. All rows share
+    /// one outcome: refused only if certainly none of them is applied, now or later.
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome;
 
     async fn write_shard(&self, write: &ShardWrite) -> WriteOutcome {

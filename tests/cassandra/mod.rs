@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use orderfree::runtime::clock::Clock;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, schema};
-use orderfree::store::{Flights, Store};
+use orderfree::store::{RequestLimits, Store};
 use orderfree_core::crdt::Counter;
 use orderfree_core::crdt::envelope::{KeySeal, decode_shard};
 use orderfree_core::protocol::consistency::Levels;
@@ -72,7 +72,7 @@ pub(crate) fn config(keyspace: &str, constants: Constants) -> CassandraConfig {
         local_datacenter: None,
         levels: Levels::default(),
         constants,
-        flights: Flights::default(),
+        request_limits: RequestLimits::default(),
     }
 }
 

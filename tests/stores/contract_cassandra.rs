@@ -15,7 +15,7 @@ use cassandra::{
 use contract::{Subject, key, next_write, short_constants};
 use orderfree::runtime::clock::SystemClock;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, schema};
-use orderfree::store::{Flights, StoreError};
+use orderfree::store::{RequestLimits, StoreError};
 use orderfree_core::crdt::State;
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::protocol::consistency::{Level, Levels};
@@ -501,7 +501,7 @@ async fn credentials_are_used_and_wrong_ones_are_named() {
         local_datacenter: None,
         levels: Levels::default(),
         constants: short_constants(),
-        flights: Flights::default(),
+        request_limits: RequestLimits::default(),
     };
     for wrong in [with(Some("cassandra"), Some("wrong")), with(None, None)] {
         let error = refusal(&wrong).await;

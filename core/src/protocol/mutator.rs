@@ -5,15 +5,15 @@
 //! after a write that holds it was acknowledged in time).
 //!
 //! ```text
-//! accept ─▶ queue ─ begin_write ─▶ flight ─ finish_write ─▶ settled
-//!             ▲                      │ acked: everything up to the flight is acked
-//!             └──── kept ops ────────┤ refused: the flight is undone, the queue replayed
-//!                                    │ unknown: settled, but written again until acked
+//! accept ─▶ queue ─ begin_write ─▶ in flight ─ finish_write ─▶ settled
+//!             ▲                        │ acked: everything up to this write is acked
+//!             └───── kept ops ─────────┤ refused: the write is undone, the queue replayed
+//!                                      │ unknown: settled, but written again until acked
 //! ```
 //!
 //! Only one write is in flight at a time; ops that arrive during it go with the next one (group commit).
 //! Maxima and sketches can't be subtracted, so undoing a write means replaying the waiting ops on the state
-//! from before the flight.
+//! from before the write.
 
 mod resting;
 mod succession;
@@ -45,15 +45,15 @@ pub struct Mutator {
     /// `settled`, or the state in flight, with the queue applied.
     head: State,
     /// Accepted but never sent. Ascending by ticket.
-    queue: Vec<Entry>,
+    queue: Vec<OpList>,
     /// The weight of the queue; see [`Mutator::queued`].
     queued: usize,
-    flight: Option<Flight>,
+    in_flight: Option<Sent>,
     /// Whether `settled` holds ops that no write has acknowledged.
     unresolved: bool,
     /// Op lists that were answered from memory and whose write has an unknown outcome. Only for kinds in
     /// which adding twice is the same as adding once.
-    unsure: Vec<Entry>,
+    unsure: Vec<OpList>,
     /// Number of such lists in other kinds. They are lost if they stay unresolved.
     at_risk: usize,
     /// When the first write since the last acknowledgement began, by the boot-time clock.
@@ -69,18 +69,19 @@ pub struct Mutator {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct OpList {
     ticket: Ticket,
     ops: Vec<Op>,
     durability: Durability,
 }
 
 #[derive(Debug)]
-struct Flight {
+/// What the write in flight holds.
+struct Sent {
     state: State,
-    /// The entries that were answered from memory. If the write is refused, they wait again. If its outcome
+    /// The op lists that were answered from memory. If the write is refused, they wait again. If its outcome
     /// is unknown, they are unsure.
-    kept: Vec<Entry>,
+    kept: Vec<OpList>,
 }
 
 /// Identifies one accepted list of ops. Later tickets are greater.
@@ -226,7 +227,7 @@ impl Mutator {
             head: state,
             queue: Vec::new(),
             queued: 0,
-            flight: None,
+            in_flight: None,
             unresolved: false,
             unsure: Vec::new(),
             at_risk: 0,
@@ -255,7 +256,7 @@ impl Mutator {
     /// Whether it can be forgotten: nothing is in flight, waiting or unresolved.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.flight.is_none() && self.queue.is_empty() && !self.unresolved
+        self.in_flight.is_none() && self.queue.is_empty() && !self.unresolved
     }
 
     /// Weight of the ops that wait for the next write; see [`weight`].
@@ -325,13 +326,13 @@ impl Mutator {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         self.queued += weight(&ops);
-        self.queue.push(Entry { ticket, ops, durability });
+        self.queue.push(OpList { ticket, ops, durability });
         Ok(Accepted::Queued(ticket))
     }
 
     /// Starts the next write, if there is something to write and the lease allows it.
     pub fn begin_write(&mut self, now: Now) -> Begin {
-        if self.flight.is_some() || (self.queue.is_empty() && !self.unresolved) {
+        if self.in_flight.is_some() || (self.queue.is_empty() && !self.unresolved) {
             return Begin::Idle;
         }
         let timestamp = match self.last_timestamp {
@@ -345,8 +346,8 @@ impl Mutator {
         self.unacked_since.get_or_insert(now.boot);
         self.writes += 1;
         self.queued = 0;
-        let kept = self.queue.drain(..).filter(|entry| entry.durability == Durability::Memory);
-        self.flight = Some(Flight { kept: kept.collect(), state: self.head.clone() });
+        let kept = self.queue.drain(..).filter(|list| list.durability == Durability::Memory);
+        self.in_flight = Some(Sent { kept: kept.collect(), state: self.head.clone() });
         Begin::Write(ShardWrite {
             key: self.key.clone(),
             expires_at: self.lease.expires_at(),
@@ -361,14 +362,14 @@ impl Mutator {
     /// # Panics
     /// If no write is in flight.
     pub fn finish_write(&mut self, outcome: WriteOutcome, now: Now) -> Finished {
-        let flight = self.flight.take().expect("invariant: a write was in flight");
+        let sent = self.in_flight.take().expect("invariant: a write was in flight");
         match outcome {
             WriteOutcome::Acked => {
-                self.settled = flight.state;
+                self.settled = sent.state;
                 self.persisted = true;
                 self.unresolved = !self.lease.ack_stands(now);
                 if self.unresolved {
-                    self.doubt(flight.kept);
+                    self.doubt(sent.kept);
                     return Finished::TooLate;
                 }
                 self.unsure.clear();
@@ -377,13 +378,13 @@ impl Mutator {
                 Finished::Acked
             }
             WriteOutcome::Unknown(reason) => {
-                self.settled = flight.state;
+                self.settled = sent.state;
                 self.unresolved = true;
-                self.doubt(flight.kept);
+                self.doubt(sent.kept);
                 Finished::Unknown(reason)
             }
             WriteOutcome::Refused(reason) => {
-                self.queue.splice(0..0, flight.kept);
+                self.queue.splice(0..0, sent.kept);
                 Finished::Refused { reason, rejected: self.replay() }
             }
         }
@@ -392,7 +393,7 @@ impl Mutator {
     /// Removes an accepted list that was never sent, so it is certainly not counted. Returns the lists that
     /// can't be applied without it; none if it is too late to withdraw.
     pub fn withdraw(&mut self, ticket: Ticket) -> Option<Vec<Rejected>> {
-        let at = self.queue.binary_search_by_key(&ticket, |entry| entry.ticket).ok()?;
+        let at = self.queue.binary_search_by_key(&ticket, |list| list.ticket).ok()?;
         self.queue.remove(at);
         Some(self.replay())
     }
@@ -403,13 +404,13 @@ impl Mutator {
         self.queued = 0;
         let (again, lost) = (std::mem::take(&mut self.unsure), std::mem::take(&mut self.at_risk));
         let never_sent = self.queue.drain(..);
-        let never_sent = never_sent.filter(|entry| entry.durability == Durability::Memory);
-        let inherited = again.into_iter().chain(never_sent).map(|entry| entry.ops).collect();
+        let never_sent = never_sent.filter(|list| list.durability == Durability::Memory);
+        let inherited = again.into_iter().chain(never_sent).map(|list| list.ops).collect();
         Estate { inherited, lost }
     }
 
     /// Notes that lists answered from memory may or may not be stored.
-    fn doubt(&mut self, lists: Vec<Entry>) {
+    fn doubt(&mut self, lists: Vec<OpList>) {
         let kind = self.key.kind;
         // Ops of timed kinds keep their times, so they win or lose as they did before.
         match kind.about().is_idempotent || kind.is_timed() {
@@ -420,20 +421,20 @@ impl Mutator {
 
     /// Rebuilds the head from the sent ops and the queue, and drops ops that no longer apply.
     fn replay(&mut self) -> Vec<Rejected> {
-        let mut head = match &self.flight {
-            Some(flight) => flight.state.clone(),
+        let mut head = match &self.in_flight {
+            Some(sent) => sent.state.clone(),
             None => self.settled.clone(),
         };
         let mut rejected = Vec::new();
-        self.queue.retain(|entry| match head.apply_all(&entry.ops) {
+        self.queue.retain(|list| match head.apply_all(&list.ops) {
             Ok(_) => true,
             Err(error) => {
-                let was_answered = entry.durability == Durability::Memory;
-                rejected.push(Rejected { ticket: entry.ticket, error, was_answered });
+                let was_answered = list.durability == Durability::Memory;
+                rejected.push(Rejected { ticket: list.ticket, error, was_answered });
                 false
             }
         });
-        self.queued = self.queue.iter().map(|entry| weight(&entry.ops)).sum();
+        self.queued = self.queue.iter().map(|list| weight(&list.ops)).sum();
         self.head = head;
         rejected
     }

@@ -7,8 +7,8 @@ use orderfree_core::protocol::{
     Accepted, Durability, Key, Mutator, Now, Refusal, Timestamp, weight,
 };
 
-use super::table::{Former, Found, Queue, Slot};
-use super::{Mutators, Refused, Taken, Updates, Waiting};
+use super::table::{Entry, Former, Found, QueueId};
+use super::{Mutators, PendingOps, Refused, Taken, Updates};
 use crate::limits;
 use crate::policy::{Arrival, QuotaPermit};
 use crate::runtime::sync::{Ordering, PoisonError};
@@ -93,7 +93,7 @@ impl Mutators {
     }
 
     /// Gives the ops to the key's mutator: the awake one, one that wakes, or a new one. `former` is a
-    /// retired slot of the key.
+    /// retired entry of the key.
     pub(super) fn admit(
         self: &Arc<Self>,
         key: &Key,
@@ -102,7 +102,7 @@ impl Mutators {
         now: Now,
         mut former: Option<Former>,
         seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
-    ) -> Result<Option<Waiting>, Refused> {
+    ) -> Result<Option<PendingOps>, Refused> {
         if self.waiting.load(Ordering::Relaxed) >= limits::WAITING_OPS_MAX {
             return Err(Refused::Overloaded("too many updates waiting"));
         }
@@ -114,14 +114,14 @@ impl Mutators {
             }
         }
         loop {
-            let slot = self.live_slot(key, now, former.as_ref(), &seat)?;
-            let mut state = slot.lock();
+            let entry = self.live_entry(key, now, former.as_ref(), &seat)?;
+            let mut state = entry.lock();
             if state.retired {
                 let legacy = state.mutator.legacy();
                 let seat = state.seat.clone().filter(|_| state.was_full);
                 drop(state);
-                // Replace a retired slot at once, whichever task retired it. A wait for that task would spin.
-                former = Some(Former { slot, legacy, seat });
+                // Replace a retired entry at once, whichever task retired it. A wait for that task would spin.
+                former = Some(Former { entry, legacy, seat });
                 continue;
             }
             let count = weight(&ops);
@@ -129,14 +129,14 @@ impl Mutators {
                 Ok(Accepted::Stored) => return Ok(None),
                 Ok(Accepted::Queued(ticket)) => {
                     self.waiting.fetch_add(count, Ordering::Relaxed);
-                    let batch = Arc::clone(&state.open);
-                    let must_board = !std::mem::replace(&mut state.flushing, true);
+                    let completion = Arc::clone(&state.next_write);
+                    let is_first = !std::mem::replace(&mut state.flushing, true);
                     drop(state);
-                    if must_board {
+                    if is_first {
                         self.unwritten.fetch_add(1, Ordering::SeqCst);
-                        self.enqueue(Arc::clone(&slot));
+                        self.enqueue(Arc::clone(&entry));
                     }
-                    return Ok(Some(Waiting { slot, batch, ticket }));
+                    return Ok(Some(PendingOps { entry, completion, ticket }));
                 }
                 Err(Refusal::Op(error)) => return Err(error.into()),
                 Err(Refusal::Unacked) => return Err(Refused::Unacked),
@@ -159,26 +159,26 @@ impl Mutators {
         }
     }
 
-    fn live_slot(
+    fn live_entry(
         &self,
         key: &Key,
         now: Now,
         former: Option<&Former>,
         seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
-    ) -> Result<Arc<Slot>, Refused> {
+    ) -> Result<Arc<Entry>, Refused> {
         let born = || {
             let (precision, id) = (self.policies.precision(key), self.random.mutator_id());
             Mutator::born(key.clone(), id, precision, now, &self.constants)
         };
-        let queue = || Queue::of(self.store.lane(key), key);
+        let queue = || QueueId::of(self.store.first_replica(key), key);
         let found = self.table.find_or_insert(key, now, former, seat, born, queue)?;
-        let Found { slot, arrival, moves } = found;
+        let Found { entry, arrival, moves } = found;
         self.count_moves(moves);
         match arrival {
             Some(Arrival::Born) => drop(self.metrics.births.inc()),
             Some(Arrival::Woken) => drop(self.metrics.wakes.inc()),
             None => {}
         }
-        Ok(slot)
+        Ok(entry)
     }
 }

@@ -1,7 +1,7 @@
 //! The mutators of this pod: lookup, group commit, rest, drain.
 //!
 //! Each key has at most one mutator that takes ops. A mutator with something to write waits in the write
-//! queue. A batch writes it to the store together with others. Ops that arrive during a write go with the
+//! queue. A request writes it to the store together with others. Ops that arrive during a write go with the
 //! next write. So on a hot key an op needs fewer writes, and on a busy pod a write needs fewer requests.
 //!
 //! An accepted op list belongs to its mutator: if the client disconnects, nothing is cancelled. A request
@@ -12,13 +12,13 @@
 //! wakes at its key's next op. If memory for mutators at rest runs out, one is evicted, and its key's next
 //! op gets a new mutator and a new row.
 //!
-//! Lock order: shedding, then a map part, then a slot, then births. A task never takes a map lock while it
-//! holds a slot lock, and never holds a lock across an await.
+//! Lock order: shedding, then a map part, then an entry, then births. A task never takes a map lock while it
+//! holds an entry lock, and never holds a lock across an await.
 
 mod admission;
-mod batch;
 mod births;
 mod bounds;
+mod completion;
 mod large_states;
 mod refused;
 mod resting;
@@ -46,10 +46,10 @@ use crate::runtime::sync::{
 };
 use crate::runtime::tasks::Tasks;
 use crate::store::Shards;
-use batch::{Batch, Verdict};
 pub use bounds::Bounds;
+use completion::{Completion, Verdict};
 pub use refused::{Refused, UpdateError};
-use table::{Former, Moves, MutatorTable, Slot, SlotState};
+use table::{Entry, EntryState, Former, Moves, MutatorTable};
 use write_queue::WriteQueue;
 
 /// First and longest pause after a write that was not acknowledged.
@@ -90,23 +90,23 @@ pub struct Updates {
 }
 
 /// What a mutator does after a write.
-enum Turn {
+enum AfterWrite {
     /// It has more to write at once.
-    Again,
+    WriteAgain,
     /// It must wait before a retry.
-    Later,
+    RetryLater,
     /// It has nothing to write.
-    Rest,
+    Done,
 }
 
 /// An accepted op list: the time of its last op, for last-writer-wins kinds, and the write to wait for,
 /// unless the ops are stored already.
-type Taken = (Option<Timestamp>, Option<Waiting>);
+type Taken = (Option<Timestamp>, Option<PendingOps>);
 
 /// An accepted op list that waits for its write.
-struct Waiting {
-    slot: Arc<Slot>,
-    batch: Arc<Batch>,
+struct PendingOps {
+    entry: Arc<Entry>,
+    completion: Arc<Completion>,
     ticket: Ticket,
 }
 
@@ -129,7 +129,7 @@ impl Mutators {
             metrics,
             random,
             flushers,
-            write_queue: Mutex::new(WriteQueue::new(store.flights())),
+            write_queue: Mutex::new(WriteQueue::new(store.request_limits())),
             latency: LatencyEstimate::default(),
             unwritten: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
@@ -241,24 +241,24 @@ impl Mutators {
     }
 
     /// Waits for the write, until a deadline.
-    async fn stored(&self, waiting: Waiting, until: Instant) -> Result<(), UpdateError> {
-        let Waiting { slot, batch, ticket } = waiting;
-        if let Ok(verdict) = timeout_at(until, batch.verdict()).await {
-            return batch.of(ticket, verdict);
+    async fn stored(&self, waiting: PendingOps, until: Instant) -> Result<(), UpdateError> {
+        let PendingOps { entry, completion, ticket } = waiting;
+        if let Ok(verdict) = timeout_at(until, completion.verdict()).await {
+            return completion.of(ticket, verdict);
         }
         let budget = self.constants.request_budget();
-        let mut state = slot.lock();
-        if let Some(verdict) = batch.verdict_now() {
-            return batch.of(ticket, verdict);
+        let mut state = entry.lock();
+        if let Some(verdict) = completion.verdict_now() {
+            return completion.of(ticket, verdict);
         }
         let queued = state.mutator.queued();
         match state.mutator.withdraw(ticket) {
             Some(rejected) => {
                 self.waiting.fetch_sub(queued - state.mutator.queued(), Ordering::Relaxed);
-                self.reject(&slot, &state, rejected);
+                self.reject(&entry, &state, rejected);
                 Err(Refused::Deadline(budget).into())
             }
-            None => match batch.rejection(ticket) {
+            None => match completion.rejection(ticket) {
                 Some(error) => Err(Refused::Op(error).into()),
                 None => Err(UpdateError::Unknown(format!(
                     "it was sent, but the store did not acknowledge it within {budget:?}"
@@ -268,57 +268,57 @@ impl Mutators {
     }
 
     /// Passes a write's outcome on to the waiters.
-    fn finish(&self, slot: &Slot, outcome: WriteOutcome, now: Now) -> Turn {
-        let mut state = slot.lock();
+    fn finish(&self, entry: &Entry, outcome: WriteOutcome, now: Now) -> AfterWrite {
+        let mut state = entry.lock();
         let queued = state.mutator.queued();
         let finished = state.mutator.finish_write(outcome, now);
-        let resolve = |batches: &mut Vec<Arc<Batch>>, verdict: &Verdict| {
-            batches.drain(..).for_each(|batch| batch.resolve(verdict.clone()));
+        let resolve = |writes: &mut Vec<Arc<Completion>>, verdict: &Verdict| {
+            writes.drain(..).for_each(|write| write.resolve(verdict.clone()));
         };
         let mut went_well = false;
         match finished {
             Finished::Acked => {
-                resolve(&mut state.sent, &Verdict::Acked);
+                resolve(&mut state.sent_writes, &Verdict::Acked);
                 went_well = true;
             }
             Finished::TooLate => {
                 let reason = "the store acknowledged after the writer's lease had expired";
-                resolve(&mut state.sent, &Verdict::Unknown(reason.into()));
+                resolve(&mut state.sent_writes, &Verdict::Unknown(reason.into()));
                 went_well = true;
             }
             Finished::Refused { reason, rejected } => {
                 self.metrics.count_store_error("write_refused");
-                let flight = state.sent.pop().expect("invariant: a batch was in flight");
-                flight.resolve(Verdict::Refused(Refused::Store(reason)));
+                let write = state.sent_writes.pop().expect("invariant: a write was in flight");
+                write.resolve(Verdict::Refused(Refused::Store(reason)));
                 // More ops wait than before if the undone write had ops answered from memory. Fewer
                 // wait if some ops fitted only on top of the undone write.
                 self.waiting.fetch_add(state.mutator.queued(), Ordering::Relaxed);
                 self.waiting.fetch_sub(queued, Ordering::Relaxed);
-                self.reject(slot, &state, rejected);
+                self.reject(entry, &state, rejected);
             }
             Finished::Unknown(reason) => {
                 self.metrics.count_store_error("write_unknown");
-                // Drop batches whose waiters have all given up.
-                state.sent.retain(|batch| Arc::strong_count(batch) > 1);
-                tracing::warn!(key = %slot.key, reason, "a write's outcome is unknown");
+                // Drop the completions whose waiters have all given up.
+                state.sent_writes.retain(|write| Arc::strong_count(write) > 1);
+                tracing::warn!(key = %entry.key, reason, "a write's outcome is unknown");
             }
         }
         if !went_well {
-            return Turn::Later;
+            return AfterWrite::RetryLater;
         }
         state.backoff = BACKOFF.0;
         // A mutator that needs another write is queued again. So is one whose lease is over, to be buried.
         state.flushing = !state.mutator.is_clean();
-        if state.flushing { Turn::Again } else { Turn::Rest }
+        if state.flushing { AfterWrite::WriteAgain } else { AfterWrite::Done }
     }
 
     /// Rejects op lists that can no longer be applied. Counts lists already answered from memory as lost.
-    fn reject(&self, slot: &Slot, state: &SlotState, rejected: Vec<Rejected>) {
+    fn reject(&self, entry: &Entry, state: &EntryState, rejected: Vec<Rejected>) {
         let lost = rejected.iter().filter(|list| list.was_answered);
         if let Some(first) = lost.clone().next() {
-            self.lost(&slot.key, lost.count(), &first.error.to_string());
+            self.lost(&entry.key, lost.count(), &first.error.to_string());
         }
-        state.open.reject(rejected);
+        state.next_write.reject(rejected);
     }
 
     /// Counts and logs lost op lists that were answered from memory.
@@ -328,28 +328,28 @@ impl Mutators {
     }
 
     /// Ends a mutator whose lease is over. Returns the op lists that its successor inherits.
-    fn retire(&self, slot: &Slot, state: &mut SlotState) -> Vec<Vec<Op>> {
+    fn retire(&self, entry: &Entry, state: &mut EntryState) -> Vec<Vec<Op>> {
         let reason = "the writer's lease expired before the store acknowledged";
-        for batch in state.sent.drain(..) {
-            batch.resolve(Verdict::Unknown(reason.into()));
+        for write in state.sent_writes.drain(..) {
+            write.resolve(Verdict::Unknown(reason.into()));
         }
-        state.open.resolve(Verdict::Refused(Refused::Store(reason.into())));
+        state.next_write.resolve(Verdict::Refused(Refused::Store(reason.into())));
         self.metrics.unresolved_deaths.inc_by(u64::from(state.mutator.is_unresolved()));
         (state.retired, state.flushing) = (true, false);
         let Estate { inherited, lost } = state.mutator.bury();
         if lost > 0 {
-            self.lost(&slot.key, lost, "their write was never acknowledged; they may be stored");
+            self.lost(&entry.key, lost, "their write was never acknowledged; they may be stored");
         }
         inherited
     }
 
     /// Gives a dead mutator's orphaned ops to its successor. Retries while the clock gate is shut or the
     /// pod is full, and also while the pod stops, because the ops were answered already.
-    async fn readmit(self: &Arc<Self>, slot: &Arc<Slot>, orphans: Vec<Vec<Op>>) {
-        let key = &slot.key;
-        self.table.remove(slot);
-        let legacy = slot.lock().mutator.legacy();
-        let former = Former { slot: Arc::clone(slot), legacy, seat: None };
+    async fn readmit(self: &Arc<Self>, entry: &Arc<Entry>, orphans: Vec<Vec<Op>>) {
+        let key = &entry.key;
+        self.table.remove(entry);
+        let legacy = entry.lock().mutator.legacy();
+        let former = Former { entry: Arc::clone(entry), legacy, seat: None };
         // Without a quota: the ops were answered, and the dead mutator can hold the last quota permit.
         let free = |_| Ok(self.policies.uncounted_seat(&key.group));
         let admit = |ops| {

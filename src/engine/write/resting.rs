@@ -26,7 +26,7 @@ const KEPT_LOOKS_MAX: usize = 64;
 /// One part of the table; see the [module documentation](self).
 pub(super) struct Resting {
     bytes_max: usize,
-    entries: Vec<Entry>,
+    entries: Vec<RestingEntry>,
     /// The first unused entry.
     free: u32,
     /// The first entry of each chain.
@@ -36,7 +36,7 @@ pub(super) struct Resting {
     records_bytes: usize,
 }
 
-struct Entry {
+struct RestingEntry {
     /// The key and the mutator. Empty if the entry is unused.
     record: Box<[u8]>,
     older: u32,
@@ -48,7 +48,7 @@ struct Entry {
     tag: u16,
 }
 
-const _: () = assert!(size_of::<Entry>() == 32);
+const _: () = assert!(size_of::<RestingEntry>() == 32);
 
 /// The entries of one tenant, in the order in which they went to rest.
 struct List {
@@ -144,7 +144,7 @@ impl Resting {
     /// Total memory of the table.
     pub(super) fn bytes(&self) -> usize {
         self.records_bytes
-            + self.entries.capacity() * size_of::<Entry>()
+            + self.entries.capacity() * size_of::<RestingEntry>()
             + self.buckets.capacity() * size_of::<u32>()
             + self.lists.len() * LIST_BYTES
     }
@@ -177,7 +177,8 @@ impl Resting {
         }
         let bucket = self.bucket(hash);
         let chain = std::mem::replace(&mut self.buckets[bucket], NONE);
-        let entry = Entry { record, older: NONE, newer: NONE, chain, tenant, tag: tag(hash) };
+        let entry =
+            RestingEntry { record, older: NONE, newer: NONE, chain, tenant, tag: tag(hash) };
         let at = self.place(entry);
         self.buckets[bucket] = at;
         self.len += 1;
@@ -236,7 +237,7 @@ impl Resting {
             if len == capacity { step(capacity) * each } else { 0 }
         };
         let entries = match self.free {
-            NONE => of(self.entries.len(), self.entries.capacity(), size_of::<Entry>()),
+            NONE => of(self.entries.len(), self.entries.capacity(), size_of::<RestingEntry>()),
             _ => 0,
         };
         let buckets = match self.len == self.buckets.len() {
@@ -298,7 +299,7 @@ impl Resting {
         std::mem::take(&mut entry.record)
     }
 
-    fn place(&mut self, entry: Entry) -> u32 {
+    fn place(&mut self, entry: RestingEntry) -> u32 {
         if self.free != NONE {
             let at = self.free;
             self.free = self.entries[at as usize].chain;
@@ -328,7 +329,7 @@ impl Resting {
     }
 
     fn unlink(&mut self, at: u32, own: usize) {
-        let Entry { older, newer, tenant, .. } = self.entries[at as usize];
+        let RestingEntry { older, newer, tenant, .. } = self.entries[at as usize];
         let list = self.lists.get_mut(&tenant).expect("invariant: an entry is in a list");
         list.bytes -= own;
         match older {

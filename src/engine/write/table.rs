@@ -12,15 +12,15 @@ use lru::LruCache;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Constants, Key, Mutator, Now, Predecessors, RestFlaw};
 
-use super::batch::Batch;
 use super::births::Births;
+use super::completion::Completion;
 use super::large_states::{LargeState, LargeStates};
 use super::resting::{HashesKeys, Record, Resting};
 use super::{BACKOFF, Bounds, Refused};
 use crate::limits;
 use crate::policy::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
 use crate::runtime::sync::{AtomicBool, Mutex, MutexGuard, Ordering, PoisonError};
-use crate::store::Lane;
+use crate::store::FirstReplica;
 
 /// Maximum number of independent parts of the map. With many parts, updates of different keys rarely contend
 /// for a lock.
@@ -35,42 +35,42 @@ const EVICTION_LOOKS_MAX: usize = 64;
 /// Pause in the search for states that can go to rest after none was found.
 const SHED_PAUSE: Duration = Duration::from_millis(50);
 
-/// One queue of a lane. Each lane has one for small states and one for states that can be large.
+/// One write queue. Each replica has one for small states and one for states that can be large.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Queue {
-    pub(super) lane: Lane,
+pub(super) struct QueueId {
+    pub(super) replica: FirstReplica,
     pub(super) is_small: bool,
 }
 
-impl Queue {
-    pub(super) fn of(lane: Lane, key: &Key) -> Queue {
-        Queue { lane, is_small: key.kind.about().is_small() }
+impl QueueId {
+    pub(super) fn of(replica: FirstReplica, key: &Key) -> QueueId {
+        QueueId { replica, is_small: key.kind.about().is_small() }
     }
 }
 
 /// One key's mutator and its waiters.
-pub(super) struct Slot {
+pub(super) struct Entry {
     pub(super) key: Key,
     /// Its write queue, fixed for its life. If the ring changes, writes get slower, but stay correct.
-    pub(super) queue: Queue,
+    pub(super) queue: QueueId,
     /// Whether it was used since the last pass of `tidy`.
     is_used: AtomicBool,
     /// Size of the state that it last wrote, if it can be large.
     pub(super) weight: LargeState,
-    state: Mutex<SlotState>,
+    state: Mutex<EntryState>,
 }
 
-pub(super) type Guard<'a> = MutexGuard<'a, SlotState>;
+pub(super) type Guard<'a> = MutexGuard<'a, EntryState>;
 
-pub(super) struct SlotState {
+pub(super) struct EntryState {
     pub(super) mutator: Mutator,
     /// Its permit from the quota of its group. A full mutator shares it with its successor. A mutator at rest
-    /// has none, even if a task still holds the slot.
+    /// has none, even if a task still holds the entry.
     pub(super) seat: Option<Arc<QuotaPermit>>,
-    /// The batch of the queued ops.
-    pub(super) open: Arc<Batch>,
-    /// Sent and unresolved batches, oldest first. During a write, the last one belongs to it.
-    pub(super) sent: Vec<Arc<Batch>>,
+    /// The completion of the queued ops.
+    pub(super) next_write: Arc<Completion>,
+    /// Unresolved completions of ops that were sent, oldest first. During a write, the last one belongs to it.
+    pub(super) sent_writes: Vec<Arc<Completion>>,
     /// It is queued, in flight, or waiting before a retry.
     pub(super) flushing: bool,
     /// The wait after the next write that is not acknowledged.
@@ -81,12 +81,12 @@ pub(super) struct SlotState {
     pub(super) was_full: bool,
 }
 
-impl Slot {
+impl Entry {
     pub(super) fn lock(&self) -> Guard<'_> {
         lock(&self.state)
     }
 
-    /// Whether its mutator is clean. False if the slot is locked.
+    /// Whether its mutator is clean. False if the entry is locked.
     fn is_clean(&self) -> bool {
         self.state.try_lock().is_ok_and(|state| state.mutator.is_clean())
     }
@@ -104,7 +104,7 @@ impl Slot {
 /// One part of the map.
 struct Part {
     /// The least recently used mutators go to rest first.
-    awake: LruCache<Key, Arc<Slot>>,
+    awake: LruCache<Key, Arc<Entry>>,
     resting: Resting,
 }
 
@@ -131,9 +131,9 @@ struct Shedding {
     not_before: Duration,
 }
 
-/// A key's slot, and the moves that made room for it.
+/// A key's entry, and the moves that made room for it.
 pub(super) struct Found {
-    pub(super) slot: Arc<Slot>,
+    pub(super) entry: Arc<Entry>,
     /// How it came to be awake. `None` if it was awake already.
     pub(super) arrival: Option<Arrival>,
     pub(super) moves: Moves,
@@ -155,10 +155,10 @@ impl AddAssign for Moves {
     }
 }
 
-/// A slot that takes no more ops and whose key gets a successor.
+/// An entry that takes no more ops and whose key gets a successor.
 #[derive(Clone)]
 pub(super) struct Former {
-    pub(super) slot: Arc<Slot>,
+    pub(super) entry: Arc<Entry>,
     /// The predecessors of the successor.
     pub(super) legacy: Predecessors,
     /// The quota permit, if the successor takes it over.
@@ -226,10 +226,10 @@ impl MutatorTable {
             }
             let mut part = lock(&self.parts[shedding.part]);
             shedding.part = (shedding.part + 1) % self.parts.len();
-            let (of_part, moved) = self.retire_all(&mut part, now, |slot| {
-                let weight = slot.weight.get();
+            let (of_part, moved) = self.retire_all(&mut part, now, |entry| {
+                let weight = entry.weight.get();
                 let goes = left > 0 && weight > 0;
-                if goes && slot.is_clean() {
+                if goes && entry.is_clean() {
                     left = left.saturating_sub(weight);
                 }
                 goes
@@ -243,9 +243,9 @@ impl MutatorTable {
         (moves, has_room())
     }
 
-    /// Returns the key's slot: the awake one, one that wakes, or a new one. A clean mutator makes room if
+    /// Returns the key's entry: the awake one, one that wakes, or a new one. A clean mutator makes room if
     /// necessary, one of the same quota if the quota is full. Refuses if the quota is exhausted or there is
-    /// no room. `former` is a retired slot of the key.
+    /// no room. `former` is a retired entry of the key.
     pub(super) fn find_or_insert(
         &self,
         key: &Key,
@@ -253,17 +253,17 @@ impl MutatorTable {
         former: Option<&Former>,
         seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
         born: impl FnOnce() -> Mutator,
-        queue: impl FnOnce() -> Queue,
+        queue: impl FnOnce() -> QueueId,
     ) -> Result<Found, Refused> {
         let hash = self.hasher.hash_key(key);
         let (mut own_seat, mut moves) = (None, Moves::default());
         let (mut part, arrival, own_seat) = loop {
             let mut part = lock(self.part(hash));
-            if let Some(slot) = part.awake.get(key)
-                && !former.is_some_and(|former| Arc::ptr_eq(slot, &former.slot))
+            if let Some(entry) = part.awake.get(key)
+                && !former.is_some_and(|former| Arc::ptr_eq(entry, &former.entry))
             {
-                slot.is_used.store(true, Ordering::Relaxed);
-                return Ok(Found { slot: Arc::clone(slot), arrival: None, moves });
+                entry.is_used.store(true, Ordering::Relaxed);
+                return Ok(Found { entry: Arc::clone(entry), arrival: None, moves });
             }
             let arrival = self.arrival(&part, hash, key, now);
             if let Some(seat) = own_seat.take() {
@@ -308,11 +308,11 @@ impl MutatorTable {
                 born().succeeding(legacy.unfolded(now.wall, &self.constants))
             }
         };
-        let state = Mutex::new(SlotState {
+        let state = Mutex::new(EntryState {
             mutator,
             seat: Some(own_seat),
-            open: Arc::default(),
-            sent: Vec::new(),
+            next_write: Arc::default(),
+            sent_writes: Vec::new(),
             flushing: false,
             backoff: BACKOFF.0,
             retired: false,
@@ -320,10 +320,10 @@ impl MutatorTable {
         });
         let is_used = AtomicBool::new(true);
         let (key, queue) = (key.clone(), queue());
-        let slot = Slot { key: key.clone(), queue, is_used, weight, state };
-        let slot = Arc::new(slot);
-        part.awake.put(key, Arc::clone(&slot));
-        Ok(Found { slot, arrival: Some(arrival), moves })
+        let entry = Entry { key: key.clone(), queue, is_used, weight, state };
+        let entry = Arc::new(entry);
+        part.awake.put(key, Arc::clone(&entry));
+        Ok(Found { entry, arrival: Some(arrival), moves })
     }
 
     /// Whether the key has reached its daily limit of births.
@@ -343,9 +343,9 @@ impl MutatorTable {
             let mut part = lock(part);
             let part = &mut *part;
             let mut oldest = part.awake.iter().rev().take(EVICTION_LOOKS_MAX);
-            let found = oldest.find_map(|(key, slot)| {
-                let retire = || self.retire(&mut part.resting, slot, now);
-                let moves = slot.has_seat_of(seats).then(retire).flatten();
+            let found = oldest.find_map(|(key, entry)| {
+                let retire = || self.retire(&mut part.resting, entry, now);
+                let moves = entry.has_seat_of(seats).then(retire).flatten();
                 moves.map(|moves| (key.clone(), moves))
             });
             if let Some((key, moves)) = found {
@@ -356,11 +356,11 @@ impl MutatorTable {
         Moves::default()
     }
 
-    /// Removes this slot from the map, unless the key has another one.
-    pub(super) fn remove(&self, slot: &Arc<Slot>) {
-        let mut part = lock(self.part(self.hasher.hash_key(&slot.key)));
-        if part.awake.peek(&slot.key).is_some_and(|found| Arc::ptr_eq(found, slot)) {
-            part.awake.pop(&slot.key);
+    /// Removes this entry from the map, unless the key has another one.
+    pub(super) fn remove(&self, entry: &Arc<Entry>) {
+        let mut part = lock(self.part(self.hasher.hash_key(&entry.key)));
+        if part.awake.peek(&entry.key).is_some_and(|found| Arc::ptr_eq(found, entry)) {
+            part.awake.pop(&entry.key);
         }
     }
 
@@ -370,8 +370,8 @@ impl MutatorTable {
         let mut moves = Moves::default();
         for part in &self.parts {
             let mut part = lock(part);
-            let (_, moved) = self.retire_all(&mut part, now, |slot| {
-                !slot.is_used.swap(false, Ordering::Relaxed) || !slot.is_writable(now)
+            let (_, moved) = self.retire_all(&mut part, now, |entry| {
+                !entry.is_used.swap(false, Ordering::Relaxed) || !entry.is_writable(now)
             });
             moves += moved;
             part.resting.tidy(&self.hasher, |mutator| {
@@ -410,8 +410,8 @@ impl MutatorTable {
     fn evict(&self, part: &mut Part, now: Now) -> Option<Moves> {
         for _ in 0..EVICTION_LOOKS_MAX.min(part.awake.len()) {
             let oldest = part.awake.peek_lru();
-            let (key, slot) = oldest.map(|(key, slot)| (key.clone(), Arc::clone(slot)))?;
-            if let Some(moves) = self.retire(&mut part.resting, &slot, now) {
+            let (key, entry) = oldest.map(|(key, entry)| (key.clone(), Arc::clone(entry)))?;
+            if let Some(moves) = self.retire(&mut part.resting, &entry, now) {
                 part.awake.pop(&key);
                 return Some(moves);
             }
@@ -425,12 +425,12 @@ impl MutatorTable {
         &self,
         part: &mut Part,
         now: Now,
-        mut goes: impl FnMut(&Slot) -> bool,
+        mut goes: impl FnMut(&Entry) -> bool,
     ) -> (usize, Moves) {
         let (mut gone, mut moves) = (Vec::new(), Moves::default());
-        for (key, slot) in part.awake.iter().rev() {
-            if goes(slot)
-                && let Some(moved) = self.retire(&mut part.resting, slot, now)
+        for (key, entry) in part.awake.iter().rev() {
+            if goes(entry)
+                && let Some(moved) = self.retire(&mut part.resting, entry, now)
             {
                 gone.push(key.clone());
                 moves += moved;
@@ -442,10 +442,10 @@ impl MutatorTable {
         (gone.len(), moves)
     }
 
-    /// Retires a slot whose mutator is clean, and puts the mutator to rest if it can take ops later. Returns
-    /// `None` if the slot stays, for example because it is locked.
-    fn retire(&self, resting: &mut Resting, slot: &Slot, now: Now) -> Option<Moves> {
-        let mut state = slot.state.try_lock().ok()?;
+    /// Retires an entry whose mutator is clean, and puts the mutator to rest if it can take ops later. Returns
+    /// `None` if the entry stays, for example because it is locked.
+    fn retire(&self, resting: &mut Resting, entry: &Entry, now: Now) -> Option<Moves> {
+        let mut state = entry.state.try_lock().ok()?;
         if state.retired {
             return Some(Moves::default());
         }
@@ -458,7 +458,7 @@ impl MutatorTable {
             false => state.mutator.remains(now.wall, &self.constants),
         };
         let Some(left) = left else { return Some(Moves::default()) };
-        let (hash, record) = (self.hasher.hash_key(&slot.key), Record::new(&slot.key, &left));
+        let (hash, record) = (self.hasher.hash_key(&entry.key), Record::new(&entry.key, &left));
         let forgotten = self.insert(resting, hash, tenant, record, now);
         Some(Moves { rested: usize::from(rests), forgotten })
     }

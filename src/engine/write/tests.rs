@@ -75,7 +75,7 @@ impl Pod {
         let ops = vec![Op::Counter(CounterOp::Add { by })];
         let update = async move { mutators.update(&key, ops, durability).await.map(drop) };
         let update = tokio::spawn(update);
-        // An update does not block before its wait, so it has joined its batch now.
+        // An update does not block before its wait, so its ops wait for a write now.
         for _ in 0..3 {
             tokio::task::yield_now().await;
         }
@@ -142,7 +142,7 @@ async fn regression_9_a_slow_write_of_one_key_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_keys_share_a_batch_and_each_has_its_outcome() {
+async fn waiting_keys_share_a_request_and_each_has_its_outcome() {
     let pod = pod();
     let mut updates = Vec::new();
     for (by, name) in (1..).zip(["a", "b", "c", "d", "e"]) {
@@ -151,7 +151,7 @@ async fn waiting_keys_share_a_batch_and_each_has_its_outcome() {
     let (first, second) = (pod.store.write().await, pod.store.write().await);
     assert_eq!((total(&first.0), total(&second.0)), (1, 2));
     first.1.send(WriteOutcome::Acked).expect("waits");
-    let (together, reply) = pod.store.flight().await;
+    let (together, reply) = pod.store.request().await;
     assert_eq!(together.iter().map(total).collect::<Vec<_>>(), [3, 4, 5]);
     reply.send(refused()).expect("waits");
     second.1.send(WriteOutcome::Acked).expect("waits");
@@ -162,7 +162,7 @@ async fn waiting_keys_share_a_batch_and_each_has_its_outcome() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lists_of_one_request_share_a_batch_and_have_own_outcomes() {
+async fn updates_of_one_client_share_a_request_and_have_own_outcomes() {
     let pod = pod();
     let stuck = [pod.start("a", 1, STORED).await, pod.start("b", 1, STORED).await];
     let hanging = [pod.store.write().await, pod.store.write().await];
@@ -176,7 +176,7 @@ async fn lists_of_one_request_share_a_batch_and_have_own_outcomes() {
     tokio::task::yield_now().await;
     let [first, second] = hanging;
     second.1.send(WriteOutcome::Acked).expect("waits");
-    let (writes, outcome) = pod.store.flight().await;
+    let (writes, outcome) = pod.store.request().await;
     assert_eq!(writes.iter().map(total).collect::<Vec<_>>(), [3, 6], "free keys, good ops");
     outcome.send(WriteOutcome::Acked).expect("waits");
     let outcomes = all.await.expect("no panic");
@@ -191,9 +191,9 @@ async fn lists_of_one_request_share_a_batch_and_have_own_outcomes() {
     }
 }
 
-/// A node that hangs delays only the mutators in its batches.
+/// A node that hangs delays only the mutators in its requests.
 #[tokio::test(start_paused = true)]
-async fn overdue_flights_keep_no_others_from_departing() {
+async fn overdue_requests_keep_no_others_from_being_sent() {
     let pod = pod();
     let stuck = [pod.start("a", 1, STORED).await, pod.start("b", 1, STORED).await];
     let hanging = [pod.store.write().await, pod.store.write().await];
@@ -345,7 +345,7 @@ async fn clean_mutators_make_room_and_dirty_ones_are_never_forgotten() {
     assert_eq!((open.len(), full), (64, 36), "64 open writes, and a clear refusal beyond");
     let mut written = 0;
     while written < open.len() {
-        let (writes, reply) = pod.store.flight().await;
+        let (writes, reply) = pod.store.request().await;
         written += writes.len();
         reply.send(WriteOutcome::Acked).expect("waits");
     }

@@ -2,13 +2,13 @@
 //!
 //! For a database, a write request costs much and a row costs little. Rows of one group are one mutation, and
 //! groups with the same first replica share at least a round trip. So a mutator with something to write is
-//! queued in the lane of its first replica. A batch takes the queued mutators of a lane, group by group, and
-//! while it is in flight, the next batch fills.
+//! queued for its first replica. A request takes the queued mutators of a replica, group by group, and while
+//! it is in flight, the next one fills.
 //!
-//! Fewer batches are fuller batches, and the longer mutators wait, the more of them belong to one group. So
-//! a further batch departs only if many mutators wait, or if the batches in flight are overdue. A node that
-//! hangs delays only the mutators in its batches. States that can be large are written alone and at once,
-//! because a batch has a size limit in bytes.
+//! Fewer requests are fuller requests, and the longer mutators wait, the more of them belong to one group. So
+//! a further request is sent only if many mutators wait, or if the requests in flight are overdue. A node
+//! that hangs delays only the mutators in its requests. States that can be large are written alone and at
+//! once, because a request has a size limit in bytes.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,70 +16,71 @@ use std::sync::Arc;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::Name;
 
-use super::table::{Queue, Slot};
-use crate::limits::FLIGHTS_OF_LANE_MAX;
-use crate::store::Flights;
+use super::table::{Entry, QueueId};
+use crate::limits::WRITE_REQUESTS_OF_REPLICA_MAX;
+use crate::store::RequestLimits;
 
 /// One partition.
 type Group = (Kind, Name);
 
 /// The rules for states that can be large.
-const ALONE: Flights = Flights {
+const ALONE: RequestLimits = RequestLimits {
     rows_max: 1,
     group_rows_max: 1,
     partitions_max: 1,
-    free: FLIGHTS_OF_LANE_MAX,
+    free: WRITE_REQUESTS_OF_REPLICA_MAX,
     backlog: 1,
 };
 
 /// See the [module documentation](self).
 pub(super) struct WriteQueue {
-    together: Flights,
-    queues: HashMap<Queue, Waiting>,
+    together: RequestLimits,
+    queues: HashMap<QueueId, ReplicaQueue>,
 }
 
 /// The mutators that wait in one queue.
 #[derive(Default)]
-struct Waiting {
+struct ReplicaQueue {
     /// The mutators of each group, in queue order.
-    groups: HashMap<Group, VecDeque<Arc<Slot>>>,
+    groups: HashMap<Group, VecDeque<Arc<Entry>>>,
     /// The groups, in the queue order of their first mutators.
     order: VecDeque<Group>,
     count: usize,
-    /// Batches that were called for and have not taken their mutators yet.
+    /// Requests that were called for and have not taken their mutators yet.
     called: usize,
-    /// Batches in flight that are not overdue, including the called ones.
-    out: usize,
+    /// Requests in flight that are not overdue, including the called ones.
+    in_flight: usize,
+    /// Requests in flight that are overdue.
     overdue: usize,
 }
 
 impl WriteQueue {
-    pub(super) fn new(together: Flights) -> WriteQueue {
+    pub(super) fn new(together: RequestLimits) -> WriteQueue {
         WriteQueue { together, queues: HashMap::new() }
     }
 
-    /// Queues a mutator. True if this calls for another batch.
-    pub(super) fn push(&mut self, slot: Arc<Slot>) -> bool {
-        let (queue, rules) = (slot.queue, self.rules(slot.queue));
-        self.wait(slot);
+    /// Queues a mutator. True if this calls for another request.
+    pub(super) fn push(&mut self, entry: Arc<Entry>) -> bool {
+        let (queue, rules) = (entry.queue, self.rules(entry.queue));
+        self.wait(entry);
         self.of(queue).needs_writer(rules)
     }
 
-    /// Queues a mutator that was just written, for the next batch of the same task, which departs at once.
-    pub(super) fn wait(&mut self, slot: Arc<Slot>) {
-        let waiting = self.queues.entry(slot.queue).or_default();
-        let group = (slot.key.kind, slot.key.group.clone());
+    /// Queues a mutator that was just written, for the next request of the same task, which is sent at once.
+    pub(super) fn wait(&mut self, entry: Arc<Entry>) {
+        let waiting = self.queues.entry(entry.queue).or_default();
+        let group = (entry.key.kind, entry.key.group.clone());
         let of_group = waiting.groups.entry(group.clone()).or_default();
         if of_group.is_empty() {
             waiting.order.push_back(group);
         }
-        of_group.push_back(slot);
+        of_group.push_back(entry);
         waiting.count += 1;
     }
 
-    /// Takes a batch of mutators of the first groups. Also tells whether the remaining ones call for another
-    /// batch. An empty batch ends the task.
-    pub(super) fn take(&mut self, queue: Queue, is_first: bool) -> (Vec<Arc<Slot>>, bool) {
+    /// Takes the mutators of one request, from the first groups. Also tells whether the remaining ones call
+    /// for another request. If there are none, the task ends.
+    pub(super) fn take(&mut self, queue: QueueId, is_first: bool) -> (Vec<Arc<Entry>>, bool) {
         let rules = self.rules(queue);
         let waiting = self.of(queue);
         waiting.called -= usize::from(is_first);
@@ -92,59 +93,59 @@ impl WriteQueue {
         (taken, calls)
     }
 
-    /// Marks a batch in flight as overdue. It no longer keeps others from departing. True if this calls for
-    /// another batch.
-    pub(super) fn overdue(&mut self, queue: Queue) -> bool {
+    /// Marks a request in flight as overdue. It no longer holds others back. True if this calls for another
+    /// request.
+    pub(super) fn mark_overdue(&mut self, queue: QueueId) -> bool {
         let rules = self.rules(queue);
         let waiting = self.of(queue);
-        waiting.out -= 1;
+        waiting.in_flight -= 1;
         waiting.overdue += 1;
         waiting.needs_writer(rules)
     }
 
-    /// Ends a batch in flight. True if this calls for another batch.
-    pub(super) fn finished(&mut self, queue: Queue, was_overdue: bool) -> bool {
+    /// Ends a request in flight. True if this calls for another one.
+    pub(super) fn finished(&mut self, queue: QueueId, was_overdue: bool) -> bool {
         let rules = self.rules(queue);
         let waiting = self.of(queue);
-        let flights = if was_overdue { &mut waiting.overdue } else { &mut waiting.out };
-        *flights -= 1;
-        if waiting.count + waiting.out + waiting.overdue == 0 {
+        let count = if was_overdue { &mut waiting.overdue } else { &mut waiting.in_flight };
+        *count -= 1;
+        if waiting.count + waiting.in_flight + waiting.overdue == 0 {
             self.queues.remove(&queue);
             return false;
         }
         waiting.needs_writer(rules)
     }
 
-    fn rules(&self, queue: Queue) -> Flights {
+    fn rules(&self, queue: QueueId) -> RequestLimits {
         if queue.is_small { self.together } else { ALONE }
     }
 
-    fn of(&mut self, queue: Queue) -> &mut Waiting {
+    fn of(&mut self, queue: QueueId) -> &mut ReplicaQueue {
         self.queues
             .get_mut(&queue)
-            .expect("invariant: a queue stays while it has a batch in flight")
+            .expect("invariant: a queue stays while it has a request in flight")
     }
 }
 
-impl Waiting {
-    /// Whether to call for another batch. It then counts as in flight.
-    fn needs_writer(&mut self, rules: Flights) -> bool {
-        // Leave out the mutators that called batches will take. A batch is full of rows or of groups.
+impl ReplicaQueue {
+    /// Whether to call for another request. It then counts as in flight.
+    fn needs_writer(&mut self, rules: RequestLimits) -> bool {
+        // Leave out the mutators that called requests will take. A request is full of rows or of groups.
         let left = |count: usize, max: usize| count.saturating_sub(max.saturating_mul(self.called));
         let rows = left(self.count, rules.rows_max);
         let groups = left(self.order.len(), rules.partitions_max);
-        let loads = (rows / rules.rows_max).max(groups / rules.partitions_max);
-        let is_due = self.out < rules.free + loads / rules.backlog;
-        let has_room = self.out + self.overdue < FLIGHTS_OF_LANE_MAX;
-        let departs = rows.max(groups) > 0 && is_due && has_room;
-        self.called += usize::from(departs);
-        self.out += usize::from(departs);
-        departs
+        let full = (rows / rules.rows_max).max(groups / rules.partitions_max);
+        let is_due = self.in_flight < rules.free + full / rules.backlog;
+        let has_room = self.in_flight + self.overdue < WRITE_REQUESTS_OF_REPLICA_MAX;
+        let is_called = rows.max(groups) > 0 && is_due && has_room;
+        self.called += usize::from(is_called);
+        self.in_flight += usize::from(is_called);
+        is_called
     }
 
-    fn take(&mut self, rules: Flights) -> Vec<Arc<Slot>> {
+    fn take(&mut self, rules: RequestLimits) -> Vec<Arc<Entry>> {
         let of_first = self.order.front().map_or(0, |group| self.groups[group].len());
-        // A group that fills a batch goes alone: it is one mutation, however many rows it has.
+        // A group that fills a request goes alone: it is one mutation, however many rows it has.
         let (rows_max, partitions_max) = match of_first < rules.rows_max {
             true => (rules.rows_max, rules.partitions_max),
             false => (rules.group_rows_max, 1),
@@ -158,7 +159,7 @@ impl Waiting {
             if of_group.is_empty() {
                 self.groups.remove(&group);
             } else {
-                // To the end, or a group that always fills a batch would starve the others.
+                // To the end, or a group that always fills a request would starve the others.
                 self.order.push_back(group);
             }
             if taken.len() == rows_max {
@@ -181,15 +182,15 @@ mod tests {
     use super::super::table::MutatorTable;
     use super::*;
     use crate::policy::Policies;
-    use crate::store::Lane;
+    use crate::store::FirstReplica;
 
-    const RULES: Flights =
-        Flights { rows_max: 3, group_rows_max: 5, partitions_max: 2, free: 1, backlog: 1 };
-    const SMALL: Queue = Queue { lane: Lane(7), is_small: true };
-    const LARGE: Queue = Queue { lane: Lane(7), is_small: false };
+    const RULES: RequestLimits =
+        RequestLimits { rows_max: 3, group_rows_max: 5, partitions_max: 2, free: 1, backlog: 1 };
+    const SMALL: QueueId = QueueId { replica: FirstReplica(7), is_small: true };
+    const LARGE: QueueId = QueueId { replica: FirstReplica(7), is_small: false };
 
     /// Queues the keys, each written as a kind's first letter, a group and a name. Returns which of them
-    /// called for a batch.
+    /// called for a request.
     fn push(queue_of: &mut WriteQueue, keys: &[&str]) -> Vec<bool> {
         let constants = Constants::resolve(Overrides::default()).expect("defaults");
         let now = Now { wall: Timestamp::from_micros(1), boot: Duration::ZERO };
@@ -201,27 +202,27 @@ mod tests {
             let kind = if text.starts_with('c') { Kind::Counter } else { Kind::GSet };
             let key = Key { kind, group: name(&text[1..2]), name: name(&text[2..]) };
             let id = MutatorId::new(Uuid::from_u128(1));
-            let queue = Queue::of(Lane(7), &key);
+            let queue = QueueId::of(FirstReplica(7), &key);
             let born = || Mutator::born(key.clone(), id, None, now, &constants);
             let seat = |_| Ok(Policies::default().uncounted_seat(&key.group));
             let found = table.find_or_insert(&key, now, None, seat, born, || queue);
-            called.push(queue_of.push(found.expect("room").slot));
+            called.push(queue_of.push(found.expect("room").entry));
         }
         called
     }
 
-    /// Takes the mutators of a batch that was just called for.
-    fn take(queue_of: &mut WriteQueue, queue: Queue) -> (Vec<String>, bool) {
+    /// Takes the mutators of a request that was just called for.
+    fn take(queue_of: &mut WriteQueue, queue: QueueId) -> (Vec<String>, bool) {
         let (taken, calls) = queue_of.take(queue, true);
-        (taken.iter().map(|slot| slot.key.to_string()).collect(), calls)
+        (taken.iter().map(|entry| entry.key.to_string()).collect(), calls)
     }
 
     fn taken(keys: &[&str]) -> Vec<String> {
         keys.iter().map(|key| (*key).to_owned()).collect()
     }
 
-    /// The next batch of a task is empty, and the task ends.
-    fn takes_nothing(queue_of: &mut WriteQueue, queue: Queue) -> bool {
+    /// The task finds no mutators for its next request, and ends.
+    fn takes_nothing(queue_of: &mut WriteQueue, queue: QueueId) -> bool {
         let (taken, calls) = queue_of.take(queue, false);
         taken.is_empty() && !calls
     }
@@ -235,13 +236,13 @@ mod tests {
         assert_eq!(take(&mut of, SMALL), (first, false));
         let second = taken(&["counter/b/x", "counter/b/z", "counter/c/x"]);
         assert_eq!(take(&mut of, SMALL), (second, false));
-        assert!(takes_nothing(&mut of, SMALL), "one of both batches is done");
+        assert!(takes_nothing(&mut of, SMALL), "one of both requests is done");
         assert!(!of.finished(SMALL, false));
         assert!(of.queues.is_empty());
     }
 
     #[test]
-    fn a_group_that_fills_a_batch_goes_alone_up_to_one_mutation() {
+    fn a_group_that_fills_a_request_goes_alone_up_to_one_mutation() {
         let mut of = WriteQueue::new(RULES);
         let keys = ["cau", "cbx", "cav", "caw", "cax", "cay", "caz"];
         assert_eq!(push(&mut of, &keys)[..5], [true, false, false, false, false]);
@@ -251,48 +252,52 @@ mod tests {
     }
 
     #[test]
-    fn so_many_who_wait_have_one_more_flight() {
-        let rules = Flights { rows_max: 1, group_rows_max: 1, backlog: 3, ..RULES };
+    fn a_long_queue_has_one_more_request() {
+        let rules = RequestLimits { rows_max: 1, group_rows_max: 1, backlog: 3, ..RULES };
         let mut of = WriteQueue::new(rules);
         let keys = ["cau", "cav", "caw", "cax", "cay", "caz", "cat", "cas"];
         let called = push(&mut of, &keys);
         let expected = [true, false, false, true, false, false, false, true];
         assert_eq!(called, expected, "each takes one, and three more must wait");
-        let mut of =
-            WriteQueue::new(Flights { rows_max: 100, group_rows_max: 100, backlog: 2, ..RULES });
+        let mut of = WriteQueue::new(RequestLimits {
+            rows_max: 100,
+            group_rows_max: 100,
+            backlog: 2,
+            ..RULES
+        });
         let called = push(&mut of, &["cax", "cbx", "ccx", "cdx", "cex", "cfx", "cgx", "chx"]);
         let expected = [true, false, false, false, false, true, false, false];
         assert_eq!(called, expected, "each takes two groups, and four more must wait");
     }
 
     #[test]
-    fn a_group_that_always_fills_a_load_keeps_no_other_waiting() {
+    fn a_group_that_always_fills_a_request_keeps_no_other_waiting() {
         let mut of = WriteQueue::new(RULES);
         push(&mut of, &["cau", "cav", "caw", "cax", "cay", "caz", "cbx"]);
-        let mut loads = Vec::new();
+        let mut requests = Vec::new();
         for is_first in [true, false, false] {
             let (taken, _) = of.take(SMALL, is_first);
-            loads.push(taken.iter().map(|slot| slot.key.to_string()).collect::<Vec<_>>());
-            taken.into_iter().for_each(|slot| of.wait(slot));
+            requests.push(taken.iter().map(|entry| entry.key.to_string()).collect::<Vec<_>>());
+            taken.into_iter().for_each(|entry| of.wait(entry));
         }
-        assert!(loads[1].contains(&"counter/b/x".to_owned()), "{loads:?}");
+        assert!(requests[1].contains(&"counter/b/x".to_owned()), "{requests:?}");
     }
 
     #[test]
-    fn requeued_mutators_share_the_next_batch_if_it_has_room() {
-        let mut of = WriteQueue::new(Flights { free: 2, ..RULES });
+    fn requeued_mutators_share_the_next_request_if_it_has_room() {
+        let mut of = WriteQueue::new(RequestLimits { free: 2, ..RULES });
         assert_eq!(push(&mut of, &["cax", "cbx"]), [true, false], "both fit into one");
-        let (slots, calls) = of.take(SMALL, true);
-        assert_eq!((slots.len(), calls), (2, false));
-        slots.into_iter().for_each(|slot| of.wait(slot));
+        let (entries, calls) = of.take(SMALL, true);
+        assert_eq!((entries.len(), calls), (2, false));
+        entries.into_iter().for_each(|entry| of.wait(entry));
         assert_eq!(push(&mut of, &["ccx"]), [true], "a second one is free");
         assert_eq!(of.take(SMALL, false).0.len(), 2);
         assert_eq!(take(&mut of, SMALL), (taken(&["counter/c/x"]), false));
 
-        let mut of = WriteQueue::new(Flights { free: 2, ..RULES });
+        let mut of = WriteQueue::new(RequestLimits { free: 2, ..RULES });
         assert_eq!(push(&mut of, &["cax"]), [true]);
-        let (slots, _) = of.take(SMALL, true);
-        slots.into_iter().for_each(|slot| of.wait(slot));
+        let (entries, _) = of.take(SMALL, true);
+        entries.into_iter().for_each(|entry| of.wait(entry));
         push(&mut of, &["cbx", "ccx"]);
         assert!(of.take(SMALL, false).0.len() == 2, "two groups have room");
         assert_eq!(take(&mut of, SMALL), (taken(&["counter/c/x"]), false));
@@ -311,26 +316,27 @@ mod tests {
     }
 
     #[test]
-    fn an_overdue_flight_makes_room_for_another() {
+    fn an_overdue_request_makes_room_for_another() {
         let mut of = WriteQueue::new(RULES);
         assert_eq!(push(&mut of, &["cax"]), [true]);
         assert_eq!(take(&mut of, SMALL).0.len(), 1);
         assert_eq!(push(&mut of, &["cay"]), [false]);
-        assert!(of.overdue(SMALL));
+        assert!(of.mark_overdue(SMALL));
         assert_eq!(take(&mut of, SMALL).0.len(), 1);
         assert!(!of.finished(SMALL, true) && !of.finished(SMALL, false));
         assert!(of.queues.is_empty());
     }
 
     #[test]
-    fn there_is_an_end_to_flights() {
+    fn requests_in_flight_have_a_maximum() {
         let mut of =
-            WriteQueue::new(Flights { rows_max: 1, group_rows_max: 1, backlog: 1, ..RULES });
-        let keys: Vec<String> = (0..=2 * FLIGHTS_OF_LANE_MAX).map(|i| format!("ca{i}")).collect();
+            WriteQueue::new(RequestLimits { rows_max: 1, group_rows_max: 1, backlog: 1, ..RULES });
+        let keys: Vec<String> =
+            (0..=2 * WRITE_REQUESTS_OF_REPLICA_MAX).map(|i| format!("ca{i}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let called = push(&mut of, &keys).into_iter().filter(|called| *called).count();
-        assert_eq!(called, FLIGHTS_OF_LANE_MAX);
+        assert_eq!(called, WRITE_REQUESTS_OF_REPLICA_MAX);
         assert_eq!(take(&mut of, SMALL).0.len(), 1);
-        assert!(of.finished(SMALL, false), "one of the remaining mutators departs");
+        assert!(of.finished(SMALL, false), "one of the remaining mutators is written");
     }
 }

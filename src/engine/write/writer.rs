@@ -1,36 +1,36 @@
-//! Batches in flight: they write the mutators that wait in the write queue.
+//! Requests in flight: they write the mutators that wait in the write queue.
 
 use std::pin::pin;
 use std::sync::Arc;
 
 use orderfree_core::protocol::{Begin, ShardWrite, WriteOutcome};
 
-use super::table::{Queue, Slot};
+use super::table::{Entry, QueueId};
 use super::write_queue::WriteQueue;
-use super::{BACKOFF, Mutators, Turn};
+use super::{AfterWrite, BACKOFF, Mutators};
 use crate::runtime::sync::{MutexGuard, Ordering, PoisonError, sleep, timeout, yield_now};
 use crate::runtime::tasks::Task;
 
 impl Mutators {
-    /// Queues a mutator, and starts a batch if one is due.
-    pub(super) fn enqueue(self: &Arc<Self>, slot: Arc<Slot>) {
-        let queue = slot.queue;
-        if self.queue().push(slot) {
+    /// Queues a mutator, and starts a request if one is due.
+    pub(super) fn enqueue(self: &Arc<Self>, entry: Arc<Entry>) {
+        let queue = entry.queue;
+        if self.queue().push(entry) {
             self.start(queue);
         }
     }
 
-    /// Starts a batch that the write queue called for.
-    fn start(self: &Arc<Self>, queue: Queue) {
-        self.flushers.spawn(Task::Flight, Arc::clone(self).write_queued(queue));
+    /// Starts a request that the write queue called for.
+    fn start(self: &Arc<Self>, queue: QueueId) {
+        self.flushers.spawn(Task::WriteRequest, Arc::clone(self).write_queued(queue));
     }
 
     fn queue(&self) -> MutexGuard<'_, WriteQueue> {
         self.write_queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes batches of mutators until none waits in this queue.
-    async fn write_queued(self: Arc<Self>, queue: Queue) {
+    /// Sends requests until no mutator waits in this queue.
+    async fn write_queued(self: Arc<Self>, queue: QueueId) {
         let (mut is_first, mut is_overdue) = (true, false);
         while !is_overdue {
             if queue.is_small {
@@ -44,10 +44,10 @@ impl Mutators {
             if calls {
                 self.start(queue);
             }
-            let (slots, writes) = self.begin(queued);
+            let (entries, writes) = self.begin(queued);
             if !writes.is_empty() {
                 let write = self.store.write_shards(&writes);
-                is_overdue = self.send(queue, slots, write).await;
+                is_overdue = self.send(queue, entries, write).await;
             }
         }
         if self.queue().finished(queue, true) {
@@ -55,24 +55,24 @@ impl Mutators {
         }
     }
 
-    /// Waits for more ops, because an op costs less in a fuller batch. The batch departs when no more ops
+    /// Waits for more ops, because an op costs less in a fuller request. It is sent when no more ops
     /// come to the pod, or after half of the median time of a write.
     async fn gather(&self) {
         let most = (self.latency.median() / 2).min(self.latency.overdue() / 8);
-        let departs = self.gate.now().boot + most;
+        let until = self.gate.now().boot + most;
         let mut waiting = 0;
-        while waiting < self.waiting.load(Ordering::Relaxed) && self.gate.now().boot < departs {
+        while waiting < self.waiting.load(Ordering::Relaxed) && self.gate.now().boot < until {
             waiting = self.waiting.load(Ordering::Relaxed);
             yield_now().await;
         }
     }
 
-    /// Waits for a write and passes its outcome on. True if the write was overdue, so another batch may have
-    /// departed in its place.
+    /// Waits for a write and passes its outcome on. True if the write was overdue, so another one may have
+    /// been sent in its place.
     async fn send(
         self: &Arc<Self>,
-        queue: Queue,
-        slots: Vec<Arc<Slot>>,
+        queue: QueueId,
+        entries: Vec<Arc<Entry>>,
         write: impl Future<Output = WriteOutcome>,
     ) -> bool {
         let started = self.gate.now().boot;
@@ -80,7 +80,7 @@ impl Mutators {
         let (outcome, is_overdue) = match timeout(self.latency.overdue(), &mut write).await {
             Ok(outcome) => (outcome, false),
             Err(_) => {
-                if self.queue().overdue(queue) {
+                if self.queue().mark_overdue(queue) {
                     self.start(queue);
                 }
                 (write.await, true)
@@ -91,12 +91,12 @@ impl Mutators {
         let took = answered.boot.saturating_sub(started);
         self.latency.took(took);
         self.metrics.flush_seconds.observe(took.as_secs_f64());
-        for slot in slots {
-            match self.finish(&slot, outcome.clone(), answered) {
-                Turn::Again if is_overdue => self.enqueue(slot),
-                Turn::Again => self.queue().wait(slot),
-                Turn::Later => self.try_later(slot),
-                Turn::Rest => self.rest(),
+        for entry in entries {
+            match self.finish(&entry, outcome.clone(), answered) {
+                AfterWrite::WriteAgain if is_overdue => self.enqueue(entry),
+                AfterWrite::WriteAgain => self.queue().wait(entry),
+                AfterWrite::RetryLater => self.try_later(entry),
+                AfterWrite::Done => self.rest(),
             }
         }
         is_overdue
@@ -107,44 +107,44 @@ impl Mutators {
         self.unwritten.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn try_later(self: &Arc<Self>, slot: Arc<Slot>) {
+    fn try_later(self: &Arc<Self>, entry: Arc<Entry>) {
         let this = Arc::clone(self);
         self.flushers.spawn(Task::Retry, async move {
             let backoff = {
-                let mut state = slot.lock();
+                let mut state = entry.lock();
                 let backoff = state.backoff;
                 state.backoff = (2 * backoff).min(BACKOFF.1);
                 backoff
             };
             sleep(backoff).await;
-            this.enqueue(slot);
+            this.enqueue(entry);
         });
     }
 
-    /// Begins the writes of a batch. Skips mutators that have nothing to write or are dead.
-    fn begin(self: &Arc<Self>, slots: Vec<Arc<Slot>>) -> (Vec<Arc<Slot>>, Vec<ShardWrite>) {
-        let mut batch = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
-        for slot in slots {
-            let mut state = slot.lock();
+    /// Begins the writes of a request. Skips mutators that have nothing to write or are dead.
+    fn begin(self: &Arc<Self>, entries: Vec<Arc<Entry>>) -> (Vec<Arc<Entry>>, Vec<ShardWrite>) {
+        let mut request = (Vec::with_capacity(entries.len()), Vec::with_capacity(entries.len()));
+        for entry in entries {
+            let mut state = entry.lock();
             let queued = state.mutator.queued();
             let (now, is_first) = (self.gate.now(), state.mutator.is_unwritten());
             match state.mutator.begin_write(now) {
                 Begin::Write(write) => {
                     if is_first {
-                        self.table.count_birth(&slot.key, now);
+                        self.table.count_birth(&entry.key, now);
                     }
-                    let sent = std::mem::take(&mut state.open);
-                    state.sent.push(sent);
-                    let about = slot.key.kind.about();
+                    let sent = std::mem::take(&mut state.next_write);
+                    state.sent_writes.push(sent);
+                    let about = entry.key.kind.about();
                     if !about.is_small() {
-                        slot.weight.set(about.memory_bytes(write.state().len()));
+                        entry.weight.set(about.memory_bytes(write.state().len()));
                     }
                     drop(state);
                     self.waiting.fetch_sub(queued, Ordering::Relaxed);
                     #[allow(clippy::cast_precision_loss, reason = "at most WAITING_OPS_MAX")]
                     self.metrics.flush_ops.observe(queued as f64);
-                    batch.0.push(slot);
-                    batch.1.push(write);
+                    request.0.push(entry);
+                    request.1.push(write);
                 }
                 Begin::Idle => {
                     state.flushing = false;
@@ -153,16 +153,16 @@ impl Mutators {
                 }
                 Begin::Dead => {
                     self.waiting.fetch_sub(queued, Ordering::Relaxed);
-                    let orphans = self.retire(&slot, &mut state);
+                    let orphans = self.retire(&entry, &mut state);
                     drop(state);
                     let this = Arc::clone(self);
                     self.flushers.spawn(Task::Handover, async move {
-                        this.readmit(&slot, orphans).await;
+                        this.readmit(&entry, orphans).await;
                         this.rest();
                     });
                 }
             }
         }
-        batch
+        request
     }
 }

@@ -63,8 +63,8 @@ impl Coordinators {
         replicas.into_iter().filter(is_local).collect()
     }
 
-    /// The nodes to ask about a partition, starting with the replica of this number. All partitions of a lane
-    /// share replica 0.
+    /// The nodes to ask about a partition, starting with the replica of this number. Partitions that are
+    /// written together share replica 0.
     pub(super) fn route(&self, partition: (Kind, &Name), first: u32) -> Route {
         let mut nodes = self.replicas(partition);
         let turn = first as usize % nodes.len().max(1);

@@ -72,8 +72,8 @@ use self::reach::Reach;
 pub use self::settings::CassandraConfig;
 use self::statements::Statements;
 use super::{
-    Flights, Folds, GroupCursor, GroupList, Lane, Operators, Pause, Reads, Shards, Store,
-    StoreClock, StoreError, SweepPart,
+    FirstReplica, Folds, GroupCursor, GroupList, Operators, Pause, Reads, RequestLimits, Shards,
+    Store, StoreClock, StoreError, SweepPart,
 };
 use crate::limits::{AnswerBounds, SLICE_ROWS_MAX, group_chunk_rows};
 use crate::runtime::clock::Clock;
@@ -96,7 +96,7 @@ pub struct CassandraStore {
     constants: Constants,
     coordinators: Coordinators,
     local_datacenter: String,
-    flights: Flights,
+    request_limits: RequestLimits,
     hedges: AllHedges,
     clock: Arc<dyn Clock>,
     random: Random,
@@ -123,7 +123,7 @@ impl CassandraStore {
         let local_datacenter = session::local_datacenter(&session, &config).await?;
         let engine = session::engine(&session).await?;
         session::check(&session, &config, &local_datacenter, engine).await?;
-        let CassandraConfig { keyspace, levels, constants, flights, .. } = config;
+        let CassandraConfig { keyspace, levels, constants, request_limits, .. } = config;
         let statements =
             Statements::prepare(&session, &keyspace, &local_datacenter, levels, &constants)
                 .await
@@ -152,7 +152,7 @@ impl CassandraStore {
             constants,
             coordinators,
             local_datacenter,
-            flights,
+            request_limits,
             hedges: Default::default(),
             clock,
             random: Random::system(),
@@ -193,21 +193,21 @@ impl CassandraStore {
 
 #[async_trait]
 impl Shards for CassandraStore {
-    fn lane(&self, key: &Key) -> Lane {
+    fn first_replica(&self, key: &Key) -> FirstReplica {
         let replicas = self.coordinators.replicas(key.partition());
-        // If none is known, any lane will do.
+        // If none is known, any value will do.
         let first = replicas.first().map(|(node, _)| node.host_id.as_u64_pair());
-        Lane(first.map_or(0, |(high, low)| high ^ low))
+        FirstReplica(first.map_or(0, |(high, low)| high ^ low))
     }
 
-    fn flights(&self) -> Flights {
-        self.flights
+    fn request_limits(&self) -> RequestLimits {
+        self.request_limits
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         let Some(first) = writes.first() else { return WriteOutcome::Acked };
         let reach = Reach::of(writes);
-        // Several partitions of one lane share only their first replica.
+        // Several partitions share only their first replica.
         let turn = if reach == Reach::Several { 0 } else { self.any() };
         let route = self.coordinators.route(first.key().partition(), turn);
         let values: Vec<_> = writes.iter().map(statements::values_of_write).collect();
@@ -366,7 +366,7 @@ impl Folds for CassandraStore {
     }
 
     fn folds_max(&self) -> usize {
-        (self.flights.rows_max / 2).max(1)
+        (self.request_limits.rows_max / 2).max(1)
     }
 
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {

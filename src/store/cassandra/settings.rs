@@ -7,7 +7,7 @@ use orderfree_core::protocol::Constants;
 use orderfree_core::protocol::consistency::Levels;
 use rustls::ClientConfig;
 
-use crate::store::Flights;
+use crate::store::RequestLimits;
 
 #[derive(Clone)]
 pub struct CassandraConfig {
@@ -28,7 +28,7 @@ pub struct CassandraConfig {
     /// The protocol's times.
     pub constants: Constants,
     /// How shard writes are combined into requests.
-    pub flights: Flights,
+    pub request_limits: RequestLimits,
 }
 
 impl fmt::Debug for CassandraConfig {
@@ -41,7 +41,7 @@ impl fmt::Debug for CassandraConfig {
             .field("local_datacenter", &self.local_datacenter)
             .field("levels", &self.levels)
             .field("constants", &self.constants)
-            .field("flights", &self.flights)
+            .field("request_limits", &self.request_limits)
             .finish()
     }
 }
@@ -61,7 +61,7 @@ mod tests {
             local_datacenter: None,
             levels: Levels::default(),
             constants: Constants::resolve(Default::default()).expect("defaults"),
-            flights: Flights::default(),
+            request_limits: RequestLimits::default(),
         };
         let shown = format!("{config:?}");
         assert!(shown.contains("someone") && !shown.contains("secret"), "{shown}");

@@ -54,7 +54,7 @@ use self::guard::ClockGuard;
 use self::rows::{ReadError, SweepCursor};
 use self::writer::{Queue, Write};
 use super::{
-    Flights, Folds, GroupCursor, GroupList, Operators, Reads, Shards, Store, StoreClock,
+    Folds, GroupCursor, GroupList, Operators, Reads, RequestLimits, Shards, Store, StoreClock,
     StoreError, SweepPart,
 };
 use crate::limits::{AnswerBounds, EMBEDDED_READS_MAX, WRITE_BATCH_MAX};
@@ -223,10 +223,10 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 #[async_trait]
 impl Shards for EmbeddedStore {
-    fn flights(&self) -> Flights {
+    fn request_limits(&self) -> RequestLimits {
         let rows_max = WRITE_BATCH_MAX;
         let (group_rows_max, partitions_max) = (rows_max, usize::MAX);
-        Flights { rows_max, group_rows_max, partitions_max, free: 2, backlog: 1 }
+        RequestLimits { rows_max, group_rows_max, partitions_max, free: 2, backlog: 1 }
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {

@@ -19,8 +19,8 @@ use orderfree::store::cassandra::chunk;
 use orderfree::store::cassandra::hedges::Hedges;
 use orderfree::store::cassandra::reach::Reach;
 use orderfree::store::{
-    Flights, Folds, GroupCursor, GroupList, Operators, Pause, Reads, Shards, Store, StoreClock,
-    StoreError, SweepPart,
+    Folds, GroupCursor, GroupList, Operators, Pause, Reads, RequestLimits, Shards, Store,
+    StoreClock, StoreError, SweepPart,
 };
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{KeySeal, decode_tally};
@@ -170,9 +170,15 @@ impl SimStore {
 
 #[async_trait]
 impl Shards for SimStore {
-    fn flights(&self) -> Flights {
-        // With one flight at a time, a few keys are enough for some to wait and go together.
-        Flights { rows_max: 4, group_rows_max: 6, free: 1, backlog: 1, ..Flights::default() }
+    fn request_limits(&self) -> RequestLimits {
+        // With one request at a time, a few keys are enough for some to wait and go together.
+        RequestLimits {
+            rows_max: 4,
+            group_rows_max: 6,
+            free: 1,
+            backlog: 1,
+            ..RequestLimits::default()
+        }
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {

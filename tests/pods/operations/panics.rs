@@ -38,7 +38,7 @@ async fn update(pod: &Pod) {
 /// Gives a task of a pod on the embedded store something to do.
 async fn provoke(task: Task, setup: &Setup) -> Pod {
     let mut pod = setup.spawn();
-    if task.is_vital() && !matches!(task, Task::Update | Task::Flight) {
+    if task.is_vital() && !matches!(task, Task::Update | Task::WriteRequest) {
         // It panics when it starts.
         return pod;
     }

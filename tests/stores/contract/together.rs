@@ -26,10 +26,10 @@ pub(crate) async fn rows_written_together_each_win_by_their_own_timestamp(subjec
 }
 
 pub(crate) async fn keys_of_one_lane_share_their_replicas(subject: Subject) {
-    let lane = |group: &str, name: &str| subject.store.lane(&key(group, name));
-    assert_eq!(lane("g", "a"), lane("g", "b"), "one group is one partition");
-    let lanes: HashSet<_> = (0..100).map(|at| lane(&at.to_string(), "n")).collect();
-    assert!(lanes.len() <= 3, "up to one per node of these tests: {lanes:?}");
+    let first = |group: &str, name: &str| subject.store.first_replica(&key(group, name));
+    assert_eq!(first("g", "a"), first("g", "b"), "one group is one partition");
+    let replicas: HashSet<_> = (0..100).map(|at| first(&at.to_string(), "n")).collect();
+    assert!(replicas.len() <= 3, "up to one per node of these tests: {replicas:?}");
 }
 
 pub(crate) async fn a_sweep_ends_when_its_receiver_is_gone(subject: Subject) {

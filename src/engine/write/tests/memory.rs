@@ -20,7 +20,7 @@ async fn what_may_be_stored_is_lost_rather_than_counted_twice() {
     let pod = pod();
     dies_unsure(&pod, Kind::Counter, Op::Counter(CounterOp::Add { by: 1 })).await;
     assert_eq!(pod.metrics.memory_lost.get(), 1);
-    assert!(pod.store.flights.lock().unwrap().is_empty(), "no successor writes it");
+    assert!(pod.store.requests.lock().unwrap().is_empty(), "no successor writes it");
 }
 
 #[tokio::test(start_paused = true)]
@@ -51,7 +51,7 @@ async fn nothing_is_answered_from_memory_while_writes_hang() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flight_that_panics_is_missed() {
+async fn a_write_request_that_panics_is_noticed() {
     let pod = pod();
     pod.store.panics.store(true, Ordering::SeqCst);
     let _update = pod.start("n", 1, STORED).await;

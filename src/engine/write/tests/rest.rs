@@ -175,7 +175,7 @@ async fn a_key_that_was_born_often_keeps_its_place() {
     let table = &pod.mutators.table;
     let id = pod.mutators.random.mutator_id();
     let born = || Mutator::born(key("often"), id, None, now, &pod.mutators.constants);
-    let queue = || table::Queue::of(pod.store.lane(&key("often")), &key("often"));
+    let queue = || table::QueueId::of(pod.store.first_replica(&key("often")), &key("often"));
     let seat = |_| Ok(Policies::default().uncounted_seat(&key("often").group));
     table.find_or_insert(&key("often"), now, None, seat, born, queue).expect("room");
     for at in 0..500 {
@@ -216,14 +216,14 @@ async fn large_states_that_make_room_rest() {
     assert!(weight < 500_000, "{weight} bytes awake");
 }
 
-/// A task can hold a slot for a moment longer than its mutator needs it.
+/// A task can hold an entry for a moment longer than its mutator needs it.
 #[tokio::test(start_paused = true)]
 async fn a_mutator_at_rest_holds_no_place_in_a_quota() {
     let pod = pod_of(Bounds::awake(1_000), one_live_mutator());
     acked(&pod, "a", 1).await;
     let (now, key) = (pod.clock.now(), key("a"));
     let never = || -> Mutator { panic!("it is awake") };
-    let queue = || table::Queue::of(pod.store.lane(&key), &key);
+    let queue = || table::QueueId::of(pod.store.first_replica(&key), &key);
     let seat = |arrival| Ok(pod.mutators.policies.seat(&key.group, arrival)?);
     let held = pod.mutators.table.find_or_insert(&key, now, None, seat, never, queue);
     acked(&pod, "b", 1).await;

@@ -9,31 +9,31 @@ use orderfree_core::protocol::clock::ClockError;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::store::{Flights, StoreClock};
+use crate::store::{RequestLimits, StoreClock};
 
 /// A store in which each write waits until the test sets its outcome.
 #[derive(Default)]
 pub(super) struct Scripted {
-    pub(super) flights: Mutex<VecDeque<(Vec<ShardWrite>, oneshot::Sender<WriteOutcome>)>>,
+    pub(super) requests: Mutex<VecDeque<(Vec<ShardWrite>, oneshot::Sender<WriteOutcome>)>>,
     arrived: tokio::sync::Notify,
     pub(super) shut: AtomicBool,
     pub(super) panics: AtomicBool,
 }
 
 impl Scripted {
-    /// The next batch that the pod sends.
-    pub(super) async fn flight(&self) -> (Vec<ShardWrite>, oneshot::Sender<WriteOutcome>) {
+    /// The next request that the pod sends.
+    pub(super) async fn request(&self) -> (Vec<ShardWrite>, oneshot::Sender<WriteOutcome>) {
         loop {
-            if let Some(flight) = self.flights.lock().unwrap().pop_front() {
-                return flight;
+            if let Some(request) = self.requests.lock().unwrap().pop_front() {
+                return request;
             }
             self.arrived.notified().await;
         }
     }
 
-    /// The next batch, which has one write.
+    /// The next request, which has one write.
     pub(super) async fn write(&self) -> (ShardWrite, oneshot::Sender<WriteOutcome>) {
-        let (mut writes, reply) = self.flight().await;
+        let (mut writes, reply) = self.request().await;
         assert_eq!(writes.len(), 1);
         (writes.remove(0), reply)
     }
@@ -47,14 +47,14 @@ impl Scripted {
 
 #[async_trait]
 impl Shards for Scripted {
-    fn flights(&self) -> Flights {
-        Flights { rows_max: 3, group_rows_max: 3, partitions_max: 2, free: 2, backlog: 1 }
+    fn request_limits(&self) -> RequestLimits {
+        RequestLimits { rows_max: 3, group_rows_max: 3, partitions_max: 2, free: 2, backlog: 1 }
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         assert!(!self.panics.load(Ordering::SeqCst), "a test wanted it");
         let (reply, outcome) = oneshot::channel();
-        self.flights.lock().unwrap().push_back((writes.to_vec(), reply));
+        self.requests.lock().unwrap().push_back((writes.to_vec(), reply));
         self.arrived.notify_one();
         outcome.await.unwrap_or(WriteOutcome::Unknown("the test is over".into()))
     }

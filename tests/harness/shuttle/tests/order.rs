@@ -11,7 +11,7 @@ use orderfree::engine::Context;
 use orderfree::policy::Policies;
 use orderfree::runtime::clock::Clock;
 use orderfree::runtime::random::Random;
-use orderfree::store::{Flights, Shards, StoreClock};
+use orderfree::store::{RequestLimits, Shards, StoreClock};
 use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
@@ -72,8 +72,14 @@ async fn a_while() {
 
 #[async_trait]
 impl Shards for Rows {
-    fn flights(&self) -> Flights {
-        Flights { rows_max: 2, group_rows_max: 3, free: 1, backlog: 1, ..Flights::default() }
+    fn request_limits(&self) -> RequestLimits {
+        RequestLimits {
+            rows_max: 2,
+            group_rows_max: 3,
+            free: 1,
+            backlog: 1,
+            ..RequestLimits::default()
+        }
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {

@@ -97,7 +97,7 @@ proptest! {
                         let one = awake.begin_write(at(clock));
                         prop_assert_eq!(&one, &sleeper.begin_write(at(clock)), "{}", kind);
                     }
-                    Step::Finish(of) if awake.flight.is_some() => {
+                    Step::Finish(of) if awake.in_flight.is_some() => {
                         let one = awake.finish_write(outcome(*of), at(clock));
                         prop_assert_eq!(&one, &sleeper.finish_write(outcome(*of), at(clock)));
                     }

@@ -6,7 +6,7 @@ use orderfree_core::protocol::{Rejected, Ticket};
 use super::{Refused, UpdateError};
 use crate::runtime::sync::{Mutex, MutexGuard, PoisonError, SetOnce};
 
-/// The outcome of a batch.
+/// The outcome of a write.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Verdict {
     Acked,
@@ -16,13 +16,13 @@ pub(super) enum Verdict {
 
 /// The op lists of one write of a mutator, with one completion for all waiters.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(super) struct Completion {
     verdict: SetOnce<Verdict>,
     /// Op lists that could not be applied again after a refused write. Almost always empty.
     rejected: Mutex<Vec<Rejected>>,
 }
 
-impl Batch {
+impl Completion {
     pub(super) async fn verdict(&self) -> &Verdict {
         self.verdict.wait().await
     }
@@ -32,7 +32,7 @@ impl Batch {
     }
 
     pub(super) fn resolve(&self, verdict: Verdict) {
-        self.verdict.set(verdict).expect("invariant: a batch is resolved once");
+        self.verdict.set(verdict).expect("invariant: a write is resolved once");
     }
 
     pub(super) fn reject(&self, rejected: Vec<Rejected>) {
@@ -46,7 +46,7 @@ impl Batch {
         rejections.iter().find(|list| list.ticket == ticket).map(|list| list.error.clone())
     }
 
-    /// The outcome of one op list of the batch.
+    /// The outcome of one of its op lists.
     pub(super) fn of(&self, ticket: Ticket, verdict: &Verdict) -> Result<(), UpdateError> {
         if let Some(error) = self.rejection(ticket) {
             return Err(Refused::Op(error).into());
