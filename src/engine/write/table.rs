@@ -13,14 +13,14 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Constants, Key, Mutator, Now, Predecessors, RestFlaw};
 
 use super::births::Births;
-use super::completion::Completion;
-use super::large_states::{LargeState, LargeStates};
+use super::entry::Entry;
+use super::large_states::LargeStates;
+use super::queue::QueueId;
 use super::resting::{HashesKeys, Record, Resting};
-use super::{BACKOFF, Bounds, Refused};
+use super::{Bounds, Refused};
 use crate::limits;
 use crate::policy::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
-use crate::runtime::sync::{AtomicBool, Mutex, MutexGuard, Ordering, PoisonError};
-use crate::store::FirstReplica;
+use crate::runtime::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of independent parts of the map. With many parts, updates of different keys rarely contend
 /// for a lock.
@@ -34,72 +34,6 @@ const EVICTION_LOOKS_MAX: usize = 64;
 
 /// Pause in the search for states that can go to rest after none was found.
 const SHED_PAUSE: Duration = Duration::from_millis(50);
-
-/// One write queue. Each replica has one for small states and one for states that can be large.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct QueueId {
-    pub(super) replica: FirstReplica,
-    pub(super) is_small: bool,
-}
-
-impl QueueId {
-    pub(super) fn of(replica: FirstReplica, key: &Key) -> QueueId {
-        QueueId { replica, is_small: key.kind.about().is_small() }
-    }
-}
-
-/// One key's mutator and its waiters.
-pub(super) struct Entry {
-    pub(super) key: Key,
-    /// Its write queue, fixed for its life. If the ring changes, writes get slower, but stay correct.
-    pub(super) queue: QueueId,
-    /// Whether it was used since the last pass of `tidy`.
-    is_used: AtomicBool,
-    /// Size of the state that it last wrote, if it can be large.
-    pub(super) weight: LargeState,
-    state: Mutex<EntryState>,
-}
-
-pub(super) type Guard<'a> = MutexGuard<'a, EntryState>;
-
-pub(super) struct EntryState {
-    pub(super) mutator: Mutator,
-    /// Its permit from the quota of its group. A full mutator shares it with its successor. A mutator at rest
-    /// has none, even if a task still holds the entry.
-    pub(super) seat: Option<Arc<QuotaPermit>>,
-    /// The completion of the queued ops.
-    pub(super) next_write: Arc<Completion>,
-    /// Unresolved completions of ops that were sent, oldest first. During a write, the last one belongs to it.
-    pub(super) sent_writes: Vec<Arc<Completion>>,
-    /// It is queued, in flight, or waiting before a retry.
-    pub(super) flushing: bool,
-    /// The wait after the next write that is not acknowledged.
-    pub(super) backoff: Duration,
-    /// It takes no more ops: it was put to rest, or its key has a successor.
-    pub(super) retired: bool,
-    /// It is retired because its state is full. Its successor takes over its quota permit.
-    pub(super) was_full: bool,
-}
-
-impl Entry {
-    pub(super) fn lock(&self) -> Guard<'_> {
-        lock(&self.state)
-    }
-
-    /// Whether its mutator is clean. False if the entry is locked.
-    fn is_clean(&self) -> bool {
-        self.state.try_lock().is_ok_and(|state| state.mutator.is_clean())
-    }
-
-    fn has_seat_of(&self, seats: &SeatsOf) -> bool {
-        let is_of = |seat: &Arc<QuotaPermit>| seat.is_of(seats);
-        self.state.try_lock().is_ok_and(|state| state.seat.as_ref().is_some_and(is_of))
-    }
-
-    fn is_writable(&self, now: Now) -> bool {
-        self.state.try_lock().is_ok_and(|state| state.mutator.lease().is_writable(now))
-    }
-}
 
 /// One part of the map.
 struct Part {
@@ -262,7 +196,7 @@ impl MutatorTable {
             if let Some(entry) = part.awake.get(key)
                 && !former.is_some_and(|former| Arc::ptr_eq(entry, &former.entry))
             {
-                entry.is_used.store(true, Ordering::Relaxed);
+                entry.touch();
                 return Ok(Found { entry: Arc::clone(entry), arrival: None, moves });
             }
             let arrival = self.arrival(&part, hash, key, now);
@@ -308,21 +242,8 @@ impl MutatorTable {
                 born().succeeding(legacy.unfolded(now.wall, &self.constants))
             }
         };
-        let state = Mutex::new(EntryState {
-            mutator,
-            seat: Some(own_seat),
-            next_write: Arc::default(),
-            sent_writes: Vec::new(),
-            flushing: false,
-            backoff: BACKOFF.0,
-            retired: false,
-            was_full: false,
-        });
-        let is_used = AtomicBool::new(true);
-        let (key, queue) = (key.clone(), queue());
-        let entry = Entry { key: key.clone(), queue, is_used, weight, state };
-        let entry = Arc::new(entry);
-        part.awake.put(key, Arc::clone(&entry));
+        let entry = Arc::new(Entry::new(queue(), mutator, own_seat, weight));
+        part.awake.put(key.clone(), Arc::clone(&entry));
         Ok(Found { entry, arrival: Some(arrival), moves })
     }
 
@@ -370,9 +291,8 @@ impl MutatorTable {
         let mut moves = Moves::default();
         for part in &self.parts {
             let mut part = lock(part);
-            let (_, moved) = self.retire_all(&mut part, now, |entry| {
-                !entry.is_used.swap(false, Ordering::Relaxed) || !entry.is_writable(now)
-            });
+            let (_, moved) = self
+                .retire_all(&mut part, now, |entry| !entry.take_used() || !entry.is_writable(now));
             moves += moved;
             part.resting.tidy(&self.hasher, |mutator| {
                 Mutator::is_over_at_rest(mutator, now, &self.constants)
@@ -442,20 +362,20 @@ impl MutatorTable {
         (gone.len(), moves)
     }
 
-    /// Retires an entry whose mutator is clean, and puts the mutator to rest if it can take ops later. Returns
-    /// `None` if the entry stays, for example because it is locked.
+    /// Retires an entry whose mutator is clean, and puts the mutator to rest if it can take ops later.
+    /// Returns `None` if the entry stays, for example because it is locked.
     fn retire(&self, resting: &mut Resting, entry: &Entry, now: Now) -> Option<Moves> {
-        let mut state = entry.state.try_lock().ok()?;
+        let mut state = entry.try_lock()?;
         if state.retired {
             return Some(Moves::default());
         }
-        let rested = state.mutator.rest_with(self.flaw)?;
+        let rested = state.mutator().rest_with(self.flaw)?;
         state.retired = true;
         let tenant = state.seat.take().map_or(Tenant::OTHERS, |seat| seat.tenant());
-        let rests = state.mutator.lease().is_writable(now);
+        let rests = state.mutator().lease().is_writable(now);
         let left = match rests {
             true => Some(rested),
-            false => state.mutator.remains(now.wall, &self.constants),
+            false => state.mutator().remains(now.wall, &self.constants),
         };
         let Some(left) = left else { return Some(Moves::default()) };
         let (hash, record) = (self.hasher.hash_key(&entry.key), Record::new(&entry.key, &left));

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::crdt::{Counter, CounterOp, GSetOp, Kind, OpError};
-use orderfree_core::protocol::{Mutator, Name, Overrides, ShardWrite};
+use orderfree_core::protocol::{Mutator, Name, Now, Overrides, ShardWrite, WriteOutcome};
 
 use super::*;
 use crate::limits;
@@ -167,12 +167,13 @@ async fn updates_of_one_client_share_a_request_and_have_own_outcomes() {
     let stuck = [pod.start("a", 1, STORED).await, pod.start("b", 1, STORED).await];
     let hanging = [pod.store.write().await, pod.store.write().await];
     let add = |by| Op::Counter(CounterOp::Add { by });
-    let list = |name, ops, lengths| Updates { key: key(name), ops, lengths };
+    let updates = |name, lists| Updates { key: key(name), lists };
     let bad = Op::GSet(GSetOp::Add { items: Vec::new() });
-    let mixed = list("d", vec![add(5), bad, add(6)], vec![2, 1]);
-    let lists = vec![list("c", vec![add(3)], vec![1]), list("a", vec![add(4)], vec![1]), mixed];
+    let mixed = updates("d", vec![vec![add(5), bad], vec![add(6)]]);
+    let all = [("c", 3), ("a", 4)].map(|(name, by)| updates(name, vec![vec![add(by)]]));
+    let all: Vec<_> = all.into_iter().chain([mixed]).collect();
     let mutators = Arc::clone(&pod.mutators);
-    let all = tokio::spawn(async move { mutators.update_all(lists, STORED).await });
+    let all = tokio::spawn(async move { mutators.update_all(all, STORED).await });
     tokio::task::yield_now().await;
     let [first, second] = hanging;
     second.1.send(WriteOutcome::Acked).expect("waits");
@@ -281,7 +282,7 @@ async fn memory_answers_come_at_once_and_survive_refused_writes() {
     pod.store.answer(refused()).await;
     assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 1);
     assert_eq!(pod.mutators.close(Duration::from_secs(1)).await, 0);
-    assert_eq!(pod.mutators.waiting.load(Ordering::Relaxed), 0);
+    assert_eq!(pod.mutators.totals.waiting(), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -147,15 +147,14 @@ async fn apply(
     items: Vec<&RawValue>,
     durability: Durability,
 ) -> Vec<UpdateResult> {
-    let (mut updates, mut ops) = (ByKey::default(), Vec::new());
+    let mut updates = ByKey::default();
     let add = |(place, item): (usize, &RawValue)| {
-        ops.clear();
-        let key = match requests::update(caller.to(Verb::Write), item.get(), &mut ops) {
-            Ok(key) => key,
+        let (key, ops) = match requests::update(caller.to(Verb::Write), item.get()) {
+            Ok(update) => update,
             Err(problem) => return not_acked(app, None, problem),
         };
         let view = KeyView::from(&key);
-        updates.add(place, key, ops.drain(..));
+        updates.add(place, key, ops);
         let outcome = Outcome::of(durability);
         UpdateResult { outcome, key: Some(view), timestamp: None, problem: None }
     };

@@ -23,16 +23,13 @@ type Placed = (usize, Result<Option<Timestamp>, UpdateError>);
 
 impl ByKey {
     /// Adds an update. The updates of one key keep their order.
-    pub(crate) fn add(&mut self, place: usize, key: Key, ops: impl IntoIterator<Item = Op>) {
+    pub(crate) fn add(&mut self, place: usize, key: Key, ops: Vec<Op>) {
         let at = *self.at.entry(key.clone()).or_insert(self.keys.len());
         if at == self.keys.len() {
-            self.keys.push(Updates { key, ops: Vec::new(), lengths: Vec::new() });
+            self.keys.push(Updates { key, lists: Vec::new() });
             self.places.push(Vec::new());
         }
-        let updates = &mut self.keys[at];
-        let before = updates.ops.len();
-        updates.ops.extend(ops);
-        updates.lengths.push(updates.ops.len() - before);
+        self.keys[at].lists.push(ops);
         self.places[at].push(place);
     }
 

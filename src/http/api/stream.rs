@@ -124,11 +124,9 @@ impl Window {
             until.get_or_insert_with(|| Instant::now() + limits::NDJSON_WINDOW_TIME_MAX);
             count += 1;
             bytes += line.as_ref().map_or(0, Vec::len);
-            let mut ops = Vec::new();
-            match line.and_then(|line| {
-                requests::update(caller.to(Verb::Write), json::text(&line)?, &mut ops)
-            }) {
-                Ok(key) => window.updates.add(lines.number, key, ops),
+            match line.and_then(|line| requests::update(caller.to(Verb::Write), json::text(&line)?))
+            {
+                Ok((key, ops)) => window.updates.add(lines.number, key, ops),
                 Err(problem) => window.bad.push((lines.number, Err(problem))),
             }
         }

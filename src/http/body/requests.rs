@@ -170,23 +170,19 @@ pub(crate) fn ops(kind: Kind, body: &[u8]) -> Result<Vec<Op>, Problem> {
     }
 }
 
-/// Reads one update. Returns its key and appends its ops to `ops`. After an error, ignore the appended ops.
-pub(crate) fn update(permit: Permit<'_>, text: &str, ops: &mut Vec<Op>) -> Result<Key, Problem> {
+/// Reads one update: its key and its ops.
+pub(crate) fn update(permit: Permit<'_>, text: &str) -> Result<(Key, Vec<Op>), Problem> {
     let item: UpdateItem<'_> = json::read(text, UPDATE_EXAMPLE)?;
     let key = permit.key(&item.kind.0, &item.group.0, &item.name.0)?;
-    match (item.op, item.ops) {
-        (Some(op), None) => ops.push(op.read(key.kind)?),
-        (None, Some(list)) => {
-            for op in list.read(key.kind) {
-                ops.push(op?);
-            }
-        }
+    let ops = match (item.op, item.ops) {
+        (Some(op), None) => vec![op.read(key.kind)?],
+        (None, Some(list)) => list.read(key.kind).collect::<Result<_, _>>()?,
         _ => {
             let detail = format!("An update needs either `op` or `ops`, such as {UPDATE_EXAMPLE}.");
             return Err(json::bad_body(detail));
         }
-    }
-    Ok(key)
+    };
+    Ok((key, ops))
 }
 
 /// Reads one key of a query.
@@ -431,9 +427,9 @@ mod tests {
     #[test]
     fn an_update_has_a_key_and_one_of_op_and_ops() {
         let read = |fields: &str| {
-            let (anybody, mut ops) = (Caller::anybody(), Vec::new());
+            let anybody = Caller::anybody();
             let text = format!(r#"{{"kind":"counter","group":"g","name":"n"{fields}}}"#);
-            update(anybody.to(Verb::Write), &text, &mut ops).map(|_| ops)
+            update(anybody.to(Verb::Write), &text).map(|(_, ops)| ops)
         };
         assert_eq!(read(r#","op":{"op":"add"}"#), Ok(vec![add(1)]));
         assert_eq!(read(r#","ops":[{"op":"add"},{"op":"add"}]"#), Ok(vec![add(1); 2]));

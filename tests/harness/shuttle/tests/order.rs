@@ -165,19 +165,19 @@ async fn client(world: Arc<World>, number: u32) {
         let ids: Vec<u32> = ids.drain(..count).collect();
         let durability =
             if thread_rng().gen_bool(0.8) { Durability::Stored } else { Durability::Memory };
-        let list = |id: &u32| {
+        let update = |id: &u32| {
             let key = if thread_rng().gen_bool(0.8) { "often" } else { "seldom" };
             let key = Key { kind: Kind::Counter, group: name("g"), name: name(key) };
             let ops = vec![Op::Counter(CounterOp::Add { by: 1 << (3 * id) })];
-            Updates { key, ops, lengths: vec![1] }
+            Updates { key, lists: vec![ops] }
         };
-        let mut lists: Vec<Updates> = ids.iter().map(list).collect();
+        let mut updates: Vec<Updates> = ids.iter().map(update).collect();
         let told = match count {
             1 => {
-                let Updates { key, ops, .. } = lists.remove(0);
-                vec![world.mutators.update(&key, ops, durability).await]
+                let Updates { key, mut lists } = updates.remove(0);
+                vec![world.mutators.update(&key, lists.remove(0), durability).await]
             }
-            _ => world.mutators.update_all(lists, durability).await,
+            _ => world.mutators.update_all(updates, durability).await,
         };
         for (id, told) in ids.into_iter().zip(told) {
             let told = told.map(drop);

@@ -1,4 +1,5 @@
-//! The write queue: which mutators wait to be written, and which are written together.
+//! Step 2: the write queue. It holds the mutators that wait to be written, and decides which are written
+//! together.
 //!
 //! For a database, a write request costs much and a row costs little. Rows of one group are one mutation, and
 //! groups with the same first replica share at least a round trip. So a mutator with something to write is
@@ -14,16 +15,45 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::Name;
+use orderfree_core::protocol::{Key, Name};
 
-use super::table::{Entry, QueueId};
+use super::Mutators;
+use super::entry::Entry;
 use crate::limits::WRITE_REQUESTS_OF_REPLICA_MAX;
-use crate::store::RequestLimits;
+use crate::runtime::sync::{MutexGuard, PoisonError};
+use crate::store::{FirstReplica, RequestLimits};
+
+impl Mutators {
+    /// Queues a mutator that no task has, and starts a request if one is due.
+    pub(super) fn enqueue(self: &Arc<Self>, entry: Arc<Entry>) {
+        let queue = entry.queue;
+        if self.queue().push(entry) {
+            self.start_sending(queue);
+        }
+    }
+
+    pub(super) fn queue(&self) -> MutexGuard<'_, WriteQueue> {
+        self.write_queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One queue. Each first replica has one for small states and one for states that can be large.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct QueueId {
+    pub(super) replica: FirstReplica,
+    pub(super) is_small: bool,
+}
+
+impl QueueId {
+    pub(super) fn of(replica: FirstReplica, key: &Key) -> QueueId {
+        QueueId { replica, is_small: key.kind.about().is_small() }
+    }
+}
 
 /// One partition.
 type Group = (Kind, Name);
 
-/// The rules for states that can be large.
+/// The limits for states that can be large.
 const ALONE: RequestLimits = RequestLimits {
     rows_max: 1,
     group_rows_max: 1,
@@ -61,13 +91,14 @@ impl WriteQueue {
 
     /// Queues a mutator. True if this calls for another request.
     pub(super) fn push(&mut self, entry: Arc<Entry>) -> bool {
-        let (queue, rules) = (entry.queue, self.rules(entry.queue));
-        self.wait(entry);
-        self.of(queue).needs_writer(rules)
+        let (queue, limits) = (entry.queue, self.limits(entry.queue));
+        self.add(entry);
+        self.of(queue).needs_request(limits)
     }
 
-    /// Queues a mutator that was just written, for the next request of the same task, which is sent at once.
-    pub(super) fn wait(&mut self, entry: Arc<Entry>) {
+    /// Queues a mutator and calls for nothing: the task that has just written it sends the next request at
+    /// once.
+    pub(super) fn add(&mut self, entry: Arc<Entry>) {
         let waiting = self.queues.entry(entry.queue).or_default();
         let group = (entry.key.kind, entry.key.group.clone());
         let of_group = waiting.groups.entry(group.clone()).or_default();
@@ -81,31 +112,31 @@ impl WriteQueue {
     /// Takes the mutators of one request, from the first groups. Also tells whether the remaining ones call
     /// for another request. If there are none, the task ends.
     pub(super) fn take(&mut self, queue: QueueId, is_first: bool) -> (Vec<Arc<Entry>>, bool) {
-        let rules = self.rules(queue);
+        let limits = self.limits(queue);
         let waiting = self.of(queue);
         waiting.called -= usize::from(is_first);
-        let taken = waiting.take(rules);
+        let taken = waiting.take(limits);
         if taken.is_empty() {
             self.finished(queue, false);
             return (taken, false);
         }
-        let calls = waiting.needs_writer(rules);
+        let calls = waiting.needs_request(limits);
         (taken, calls)
     }
 
     /// Marks a request in flight as overdue. It no longer holds others back. True if this calls for another
     /// request.
     pub(super) fn mark_overdue(&mut self, queue: QueueId) -> bool {
-        let rules = self.rules(queue);
+        let limits = self.limits(queue);
         let waiting = self.of(queue);
         waiting.in_flight -= 1;
         waiting.overdue += 1;
-        waiting.needs_writer(rules)
+        waiting.needs_request(limits)
     }
 
     /// Ends a request in flight. True if this calls for another one.
     pub(super) fn finished(&mut self, queue: QueueId, was_overdue: bool) -> bool {
-        let rules = self.rules(queue);
+        let limits = self.limits(queue);
         let waiting = self.of(queue);
         let count = if was_overdue { &mut waiting.overdue } else { &mut waiting.in_flight };
         *count -= 1;
@@ -113,10 +144,10 @@ impl WriteQueue {
             self.queues.remove(&queue);
             return false;
         }
-        waiting.needs_writer(rules)
+        waiting.needs_request(limits)
     }
 
-    fn rules(&self, queue: QueueId) -> RequestLimits {
+    fn limits(&self, queue: QueueId) -> RequestLimits {
         if queue.is_small { self.together } else { ALONE }
     }
 
@@ -129,13 +160,13 @@ impl WriteQueue {
 
 impl ReplicaQueue {
     /// Whether to call for another request. It then counts as in flight.
-    fn needs_writer(&mut self, rules: RequestLimits) -> bool {
+    fn needs_request(&mut self, limits: RequestLimits) -> bool {
         // Leave out the mutators that called requests will take. A request is full of rows or of groups.
         let left = |count: usize, max: usize| count.saturating_sub(max.saturating_mul(self.called));
-        let rows = left(self.count, rules.rows_max);
-        let groups = left(self.order.len(), rules.partitions_max);
-        let full = (rows / rules.rows_max).max(groups / rules.partitions_max);
-        let is_due = self.in_flight < rules.free + full / rules.backlog;
+        let rows = left(self.count, limits.rows_max);
+        let groups = left(self.order.len(), limits.partitions_max);
+        let full = (rows / limits.rows_max).max(groups / limits.partitions_max);
+        let is_due = self.in_flight < limits.free + full / limits.backlog;
         let has_room = self.in_flight + self.overdue < WRITE_REQUESTS_OF_REPLICA_MAX;
         let is_called = rows.max(groups) > 0 && is_due && has_room;
         self.called += usize::from(is_called);
@@ -143,12 +174,12 @@ impl ReplicaQueue {
         is_called
     }
 
-    fn take(&mut self, rules: RequestLimits) -> Vec<Arc<Entry>> {
+    fn take(&mut self, limits: RequestLimits) -> Vec<Arc<Entry>> {
         let of_first = self.order.front().map_or(0, |group| self.groups[group].len());
         // A group that fills a request goes alone: it is one mutation, however many rows it has.
-        let (rows_max, partitions_max) = match of_first < rules.rows_max {
-            true => (rules.rows_max, rules.partitions_max),
-            false => (rules.group_rows_max, 1),
+        let (rows_max, partitions_max) = match of_first < limits.rows_max {
+            true => (limits.rows_max, limits.partitions_max),
+            false => (limits.group_rows_max, 1),
         };
         let mut taken = Vec::new();
         for _ in 0..partitions_max {
@@ -175,16 +206,15 @@ impl ReplicaQueue {
 mod tests {
     use std::time::Duration;
 
-    use orderfree_core::protocol::{Constants, Key, Mutator, MutatorId, Now, Overrides, Timestamp};
+    use orderfree_core::protocol::{Constants, Mutator, MutatorId, Now, Overrides, Timestamp};
     use uuid::Uuid;
 
     use super::super::Bounds;
     use super::super::table::MutatorTable;
     use super::*;
     use crate::policy::Policies;
-    use crate::store::FirstReplica;
 
-    const RULES: RequestLimits =
+    const LIMITS: RequestLimits =
         RequestLimits { rows_max: 3, group_rows_max: 5, partitions_max: 2, free: 1, backlog: 1 };
     const SMALL: QueueId = QueueId { replica: FirstReplica(7), is_small: true };
     const LARGE: QueueId = QueueId { replica: FirstReplica(7), is_small: false };
@@ -229,7 +259,7 @@ mod tests {
 
     #[test]
     fn groups_go_together_as_far_as_there_is_room() {
-        let mut of = WriteQueue::new(RULES);
+        let mut of = WriteQueue::new(LIMITS);
         let keys = ["cax", "cbx", "cay", "ccx", "cbz", "caz"];
         assert_eq!(push(&mut of, &keys), [true, false, false, false, false, true]);
         let first = taken(&["counter/a/x", "counter/a/y", "counter/a/z"]);
@@ -243,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_group_that_fills_a_request_goes_alone_up_to_one_mutation() {
-        let mut of = WriteQueue::new(RULES);
+        let mut of = WriteQueue::new(LIMITS);
         let keys = ["cau", "cbx", "cav", "caw", "cax", "cay", "caz"];
         assert_eq!(push(&mut of, &keys)[..5], [true, false, false, false, false]);
         let five = ["counter/a/u", "counter/a/v", "counter/a/w", "counter/a/x", "counter/a/y"];
@@ -253,8 +283,8 @@ mod tests {
 
     #[test]
     fn a_long_queue_has_one_more_request() {
-        let rules = RequestLimits { rows_max: 1, group_rows_max: 1, backlog: 3, ..RULES };
-        let mut of = WriteQueue::new(rules);
+        let limits = RequestLimits { rows_max: 1, group_rows_max: 1, backlog: 3, ..LIMITS };
+        let mut of = WriteQueue::new(limits);
         let keys = ["cau", "cav", "caw", "cax", "cay", "caz", "cat", "cas"];
         let called = push(&mut of, &keys);
         let expected = [true, false, false, true, false, false, false, true];
@@ -263,7 +293,7 @@ mod tests {
             rows_max: 100,
             group_rows_max: 100,
             backlog: 2,
-            ..RULES
+            ..LIMITS
         });
         let called = push(&mut of, &["cax", "cbx", "ccx", "cdx", "cex", "cfx", "cgx", "chx"]);
         let expected = [true, false, false, false, false, true, false, false];
@@ -272,32 +302,32 @@ mod tests {
 
     #[test]
     fn a_group_that_always_fills_a_request_keeps_no_other_waiting() {
-        let mut of = WriteQueue::new(RULES);
+        let mut of = WriteQueue::new(LIMITS);
         push(&mut of, &["cau", "cav", "caw", "cax", "cay", "caz", "cbx"]);
         let mut requests = Vec::new();
         for is_first in [true, false, false] {
             let (taken, _) = of.take(SMALL, is_first);
             requests.push(taken.iter().map(|entry| entry.key.to_string()).collect::<Vec<_>>());
-            taken.into_iter().for_each(|entry| of.wait(entry));
+            taken.into_iter().for_each(|entry| of.add(entry));
         }
         assert!(requests[1].contains(&"counter/b/x".to_owned()), "{requests:?}");
     }
 
     #[test]
     fn requeued_mutators_share_the_next_request_if_it_has_room() {
-        let mut of = WriteQueue::new(RequestLimits { free: 2, ..RULES });
+        let mut of = WriteQueue::new(RequestLimits { free: 2, ..LIMITS });
         assert_eq!(push(&mut of, &["cax", "cbx"]), [true, false], "both fit into one");
         let (entries, calls) = of.take(SMALL, true);
         assert_eq!((entries.len(), calls), (2, false));
-        entries.into_iter().for_each(|entry| of.wait(entry));
+        entries.into_iter().for_each(|entry| of.add(entry));
         assert_eq!(push(&mut of, &["ccx"]), [true], "a second one is free");
         assert_eq!(of.take(SMALL, false).0.len(), 2);
         assert_eq!(take(&mut of, SMALL), (taken(&["counter/c/x"]), false));
 
-        let mut of = WriteQueue::new(RequestLimits { free: 2, ..RULES });
+        let mut of = WriteQueue::new(RequestLimits { free: 2, ..LIMITS });
         assert_eq!(push(&mut of, &["cax"]), [true]);
         let (entries, _) = of.take(SMALL, true);
-        entries.into_iter().for_each(|entry| of.wait(entry));
+        entries.into_iter().for_each(|entry| of.add(entry));
         push(&mut of, &["cbx", "ccx"]);
         assert!(of.take(SMALL, false).0.len() == 2, "two groups have room");
         assert_eq!(take(&mut of, SMALL), (taken(&["counter/c/x"]), false));
@@ -305,7 +335,7 @@ mod tests {
 
     #[test]
     fn states_that_may_be_large_go_alone_and_wait_for_nobody() {
-        let mut of = WriteQueue::new(RULES);
+        let mut of = WriteQueue::new(LIMITS);
         let called = push(&mut of, &["cax", "gbx", "gby", "cbx", "gcx"]);
         assert_eq!(called, [true, true, true, false, true]);
         assert_eq!(take(&mut of, LARGE), (taken(&["gset/b/x"]), false));
@@ -317,7 +347,7 @@ mod tests {
 
     #[test]
     fn an_overdue_request_makes_room_for_another() {
-        let mut of = WriteQueue::new(RULES);
+        let mut of = WriteQueue::new(LIMITS);
         assert_eq!(push(&mut of, &["cax"]), [true]);
         assert_eq!(take(&mut of, SMALL).0.len(), 1);
         assert_eq!(push(&mut of, &["cay"]), [false]);
@@ -330,7 +360,7 @@ mod tests {
     #[test]
     fn requests_in_flight_have_a_maximum() {
         let mut of =
-            WriteQueue::new(RequestLimits { rows_max: 1, group_rows_max: 1, backlog: 1, ..RULES });
+            WriteQueue::new(RequestLimits { rows_max: 1, group_rows_max: 1, backlog: 1, ..LIMITS });
         let keys: Vec<String> =
             (0..=2 * WRITE_REQUESTS_OF_REPLICA_MAX).map(|i| format!("ca{i}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();

@@ -1,28 +1,66 @@
-//! How ops reach their key's mutator.
+//! Step 1: the key's mutator takes the ops of an update.
 
 use std::sync::Arc;
 
 use orderfree_core::crdt::{Op, OpError};
 use orderfree_core::protocol::{
-    Accepted, Durability, Key, Mutator, Now, Refusal, Timestamp, weight,
+    Accepted, Durability, Key, Mutator, Now, Refusal, Ticket, Timestamp,
 };
 
-use super::table::{Entry, Former, Found, QueueId};
-use super::{Mutators, PendingOps, Refused, Taken, Updates};
+use super::completion::Completion;
+use super::entry::Entry;
+use super::queue::QueueId;
+use super::table::{Former, Found};
+use super::{Mutators, Refused, Updates};
 use crate::limits;
 use crate::policy::{Arrival, QuotaPermit};
 use crate::runtime::sync::{Ordering, PoisonError};
 use crate::runtime::tasks::Task;
 
+/// An accepted op list.
+pub(super) struct Receipt {
+    /// The time of the last op, for last-writer-wins kinds.
+    pub(super) time: Option<Timestamp>,
+    /// What to wait for, unless the ops are stored already.
+    pub(super) pending: Option<PendingOps>,
+}
+
+/// An accepted op list that is not stored yet.
+pub(super) struct PendingOps {
+    pub(super) entry: Arc<Entry>,
+    /// Of the write that the ops go with.
+    pub(super) completion: Arc<Completion>,
+    pub(super) ticket: Ticket,
+}
+
 impl Mutators {
-    /// Accepts new ops, unless the pod is stopping. Returns the time of the last op, and the write to wait
-    /// for, unless the ops are stored already.
+    /// Accepts updates of one key as one op list, so many updates of a hot key cost one update of its
+    /// mutator. Accepts each update alone if an op is bad, because a bad op must fail only its own update,
+    /// and for last-writer-wins kinds, because each update returns its own time. Appends each result with
+    /// the number of updates that it covers.
+    pub(super) fn accept_all(
+        self: &Arc<Self>,
+        updates: Updates,
+        durability: Durability,
+        accepted: &mut Vec<(Result<Receipt, Refused>, usize)>,
+    ) {
+        let Updates { key, lists } = updates;
+        if lists.len() > 1 && !key.kind.is_timed() {
+            let together = self.accept(&key, lists.concat(), durability);
+            if !matches!(together, Err(Refused::Op(_))) {
+                return accepted.push((together, lists.len()));
+            }
+        }
+        accepted.extend(lists.into_iter().map(|ops| (self.accept(&key, ops, durability), 1)));
+    }
+
+    /// Accepts an op list, unless the pod is stopping.
     pub(super) fn accept(
         self: &Arc<Self>,
         key: &Key,
         mut ops: Vec<Op>,
         durability: Durability,
-    ) -> Result<Taken, Refused> {
+    ) -> Result<Receipt, Refused> {
         // Held until a flusher runs, so `close` waits for all updates that passed this check.
         let _pending = self.flushers.token();
         if self.closed.load(Ordering::SeqCst) {
@@ -39,32 +77,7 @@ impl Mutators {
         };
         // Vital: a panic here would leave a mutator that no task writes.
         let admit = || self.admit(key, ops, durability, now, None, seat);
-        Ok((time, self.flushers.vital(Task::Update, admit)?))
-    }
-
-    /// Accepts updates of one key as one op list, so many updates of a hot key cost one update of its
-    /// mutator. Accepts each update alone if an op is bad, because a bad op must fail only its own update,
-    /// and for last-writer-wins kinds, because each update returns its own time. Appends each result with
-    /// the number of updates that it covers.
-    pub(super) fn accept_all(
-        self: &Arc<Self>,
-        updates: Updates,
-        durability: Durability,
-        accepted: &mut Vec<(Result<Taken, Refused>, usize)>,
-    ) {
-        let Updates { key, ops, lengths } = updates;
-        if lengths.len() == 1 {
-            return accepted.push((self.accept(&key, ops, durability), 1));
-        }
-        if !key.kind.is_timed() {
-            let together = self.accept(&key, ops.clone(), durability);
-            if !matches!(together, Err(Refused::Op(_))) {
-                return accepted.push((together, lengths.len()));
-            }
-        }
-        let mut ops = ops.into_iter();
-        let alone = |length| self.accept(&key, ops.by_ref().take(length).collect(), durability);
-        accepted.extend(lengths.into_iter().map(alone).map(|accepted| (accepted, 1)));
+        Ok(Receipt { time, pending: self.flushers.vital(Task::Update, admit)? })
     }
 
     /// Opens sealed tokens that clients send back, and timestamps the ops. Returns the last time.
@@ -92,8 +105,8 @@ impl Mutators {
         Ok(last)
     }
 
-    /// Gives the ops to the key's mutator: the awake one, one that wakes, or a new one. `former` is a
-    /// retired entry of the key.
+    /// Gives the ops to the key's mutator: the awake one, one that wakes, or a new one. Queues the mutator,
+    /// unless a task has it already. `former` is a retired entry of the key.
     pub(super) fn admit(
         self: &Arc<Self>,
         key: &Key,
@@ -103,7 +116,7 @@ impl Mutators {
         mut former: Option<Former>,
         seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
     ) -> Result<Option<PendingOps>, Refused> {
-        if self.waiting.load(Ordering::Relaxed) >= limits::WAITING_OPS_MAX {
+        if self.totals.waiting() >= limits::WAITING_OPS_MAX {
             return Err(Refused::Overloaded("too many updates waiting"));
         }
         if !key.kind.about().is_small() {
@@ -117,23 +130,21 @@ impl Mutators {
             let entry = self.live_entry(key, now, former.as_ref(), &seat)?;
             let mut state = entry.lock();
             if state.retired {
-                let legacy = state.mutator.legacy();
+                let legacy = state.mutator().legacy();
                 let seat = state.seat.clone().filter(|_| state.was_full);
                 drop(state);
-                // Replace a retired entry at once, whichever task retired it. A wait for that task would spin.
+                // Replace a retired entry at once, whichever task retired it. A wait for that task would
+                // spin.
                 former = Some(Former { entry, legacy, seat });
                 continue;
             }
-            let count = weight(&ops);
-            match state.mutator.accept(ops, durability, now) {
+            match state.change(&self.totals, |mutator| mutator.accept(ops, durability, now)) {
                 Ok(Accepted::Stored) => return Ok(None),
                 Ok(Accepted::Queued(ticket)) => {
-                    self.waiting.fetch_add(count, Ordering::Relaxed);
                     let completion = Arc::clone(&state.next_write);
-                    let is_first = !std::mem::replace(&mut state.flushing, true);
+                    let must_queue = state.begin_flushing(&self.totals);
                     drop(state);
-                    if is_first {
-                        self.unwritten.fetch_add(1, Ordering::SeqCst);
+                    if must_queue {
                         self.enqueue(Arc::clone(&entry));
                     }
                     return Ok(Some(PendingOps { entry, completion, ticket }));
@@ -148,7 +159,7 @@ impl Mutators {
                     state.retired = true;
                 }
                 Err(Refusal::Full(back)) => {
-                    let legacy = state.mutator.legacy();
+                    let legacy = state.mutator().legacy();
                     if !legacy.unfolded(now.wall, &self.constants).leave_room() {
                         return Err(OpError::KeyFull.into());
                     }

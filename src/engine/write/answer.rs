@@ -1,0 +1,63 @@
+//! Step 5: the client gets the outcome of its update.
+
+use orderfree_core::protocol::{Durability, Timestamp};
+
+use super::accept::{PendingOps, Receipt};
+use super::{Mutators, Refused, UpdateError};
+use crate::engine::metrics::Outcome;
+use crate::runtime::sync::{Instant, timeout_at};
+
+impl Mutators {
+    /// Waits for the outcome of an op list, until a deadline, and counts its updates.
+    pub(super) async fn answer(
+        &self,
+        accepted: Result<Receipt, Refused>,
+        updates: usize,
+        durability: Durability,
+        until: Instant,
+    ) -> Result<Option<Timestamp>, UpdateError> {
+        let result = match accepted {
+            Err(refused) => Err(refused.into()),
+            Ok(Receipt { time, pending: Some(pending) }) if durability == Durability::Stored => {
+                self.stored(pending, until).await.map(|()| time)
+            }
+            Ok(Receipt { time, .. }) => Ok(time),
+        };
+        let outcome = match (&result, durability) {
+            (Ok(_), Durability::Stored) => Outcome::Acked,
+            (Ok(_), Durability::Memory) => Outcome::Accepted,
+            (Err(UpdateError::Refused(why)), _) => {
+                self.metrics.count_refused(why.reason(), updates as u64);
+                Outcome::Refused
+            }
+            (Err(UpdateError::Unknown(_)), _) => Outcome::Unknown,
+        };
+        self.metrics.count_updates(outcome, updates as u64);
+        result
+    }
+
+    /// Waits until the ops are stored. After the deadline, withdraws them if they were never sent.
+    async fn stored(&self, pending: PendingOps, until: Instant) -> Result<(), UpdateError> {
+        let PendingOps { entry, completion, ticket } = pending;
+        if let Ok(verdict) = timeout_at(until, completion.verdict()).await {
+            return completion.of(ticket, verdict);
+        }
+        let budget = self.constants.request_budget();
+        let mut state = entry.lock();
+        if let Some(verdict) = completion.verdict_now() {
+            return completion.of(ticket, verdict);
+        }
+        match state.change(&self.totals, |mutator| mutator.withdraw(ticket)) {
+            Some(rejected) => {
+                self.reject(&entry, &state, rejected);
+                Err(Refused::Deadline(budget).into())
+            }
+            None => match completion.rejection(ticket) {
+                Some(error) => Err(Refused::Op(error).into()),
+                None => Err(UpdateError::Unknown(format!(
+                    "it was sent, but the store did not acknowledge it within {budget:?}"
+                ))),
+            },
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Step 4: the outcome of a request reaches its mutators and their waiters, and each mutator goes on.
+
+use std::sync::Arc;
+
+use orderfree_core::crdt::Op;
+use orderfree_core::protocol::{Durability, Estate, Finished, Key, Now, Rejected, WriteOutcome};
+
+use super::completion::{Completion, Verdict};
+use super::entry::{Entry, EntryState};
+use super::table::Former;
+use super::{BACKOFF, Mutators, Refused};
+use crate::runtime::sync::sleep;
+use crate::runtime::tasks::Task;
+
+/// What a mutator does after a write.
+enum AfterWrite {
+    /// It has more to write at once.
+    WriteAgain,
+    /// It must wait before a retry.
+    RetryLater,
+    /// It has nothing to write.
+    Done,
+}
+
+impl Mutators {
+    /// Ends the writes of a request, and queues the mutators that have more to write. The task goes on with
+    /// this queue, unless the request was overdue.
+    pub(super) fn finish(
+        self: &Arc<Self>,
+        entries: Vec<Arc<Entry>>,
+        outcome: &WriteOutcome,
+        answered: Now,
+        is_overdue: bool,
+    ) {
+        for entry in entries {
+            match self.finish_write(&entry, outcome.clone(), answered) {
+                AfterWrite::WriteAgain if is_overdue => self.enqueue(entry),
+                AfterWrite::WriteAgain => self.queue().add(entry),
+                AfterWrite::RetryLater => self.retry_later(entry),
+                AfterWrite::Done => {}
+            }
+        }
+    }
+
+    /// Passes a write's outcome on to the waiters.
+    fn finish_write(&self, entry: &Entry, outcome: WriteOutcome, now: Now) -> AfterWrite {
+        let resolve = |writes: &mut Vec<Arc<Completion>>, verdict: &Verdict| {
+            writes.drain(..).for_each(|write| write.resolve(verdict.clone()));
+        };
+        let mut state = entry.lock();
+        match state.change(&self.totals, |mutator| mutator.finish_write(outcome, now)) {
+            Finished::Acked => resolve(&mut state.sent_writes, &Verdict::Acked),
+            Finished::TooLate => {
+                let reason = "the store acknowledged after the writer's lease had expired";
+                resolve(&mut state.sent_writes, &Verdict::Unknown(reason.into()));
+            }
+            Finished::Refused { reason, rejected } => {
+                self.metrics.count_store_error("write_refused");
+                let write = state.sent_writes.pop().expect("invariant: a write was in flight");
+                write.resolve(Verdict::Refused(Refused::Store(reason)));
+                self.reject(entry, &state, rejected);
+                return AfterWrite::RetryLater;
+            }
+            Finished::Unknown(reason) => {
+                self.metrics.count_store_error("write_unknown");
+                // Drop the completions whose waiters have all given up.
+                state.sent_writes.retain(|write| Arc::strong_count(write) > 1);
+                tracing::warn!(key = %entry.key, reason, "a write's outcome is unknown");
+                return AfterWrite::RetryLater;
+            }
+        }
+        state.backoff = BACKOFF.0;
+        // A mutator that needs another write is queued again. So is one whose lease is over, to be buried.
+        if !state.mutator().is_clean() {
+            return AfterWrite::WriteAgain;
+        }
+        state.end_flushing(&self.totals);
+        AfterWrite::Done
+    }
+
+    /// Queues a mutator again after a pause.
+    fn retry_later(self: &Arc<Self>, entry: Arc<Entry>) {
+        let this = Arc::clone(self);
+        self.flushers.spawn(Task::Retry, async move {
+            let backoff = {
+                let mut state = entry.lock();
+                let backoff = state.backoff;
+                state.backoff = (2 * backoff).min(BACKOFF.1);
+                backoff
+            };
+            sleep(backoff).await;
+            this.enqueue(entry);
+        });
+    }
+
+    /// Rejects op lists that can no longer be applied. Counts lists already answered from memory as lost.
+    pub(super) fn reject(&self, entry: &Entry, state: &EntryState, rejected: Vec<Rejected>) {
+        let lost = rejected.iter().filter(|list| list.was_answered);
+        if let Some(first) = lost.clone().next() {
+            self.lost(&entry.key, lost.count(), &first.error.to_string());
+        }
+        state.next_write.reject(rejected);
+    }
+
+    /// Ends a mutator whose lease is over. Returns the op lists that its successor inherits.
+    pub(super) fn bury(&self, entry: &Entry, state: &mut EntryState) -> Vec<Vec<Op>> {
+        let reason = "the writer's lease expired before the store acknowledged";
+        for write in state.sent_writes.drain(..) {
+            write.resolve(Verdict::Unknown(reason.into()));
+        }
+        state.next_write.resolve(Verdict::Refused(Refused::Store(reason.into())));
+        self.metrics.unresolved_deaths.inc_by(u64::from(state.mutator().is_unresolved()));
+        state.retired = true;
+        let Estate { inherited, lost } = state.change(&self.totals, |mutator| mutator.bury());
+        if lost > 0 {
+            self.lost(&entry.key, lost, "their write was never acknowledged; they may be stored");
+        }
+        inherited
+    }
+
+    /// Gives a dead mutator's orphaned ops to its successor. Retries while the clock gate is shut or the
+    /// pod is full, and also while the pod stops, because the ops were answered already.
+    pub(super) fn hand_over(self: &Arc<Self>, entry: Arc<Entry>, orphans: Vec<Vec<Op>>) {
+        let this = Arc::clone(self);
+        self.flushers.spawn(Task::Handover, async move {
+            this.readmit(&entry, orphans).await;
+            entry.lock().end_flushing(&this.totals);
+        });
+    }
+
+    async fn readmit(self: &Arc<Self>, entry: &Arc<Entry>, orphans: Vec<Vec<Op>>) {
+        let key = &entry.key;
+        self.table.remove(entry);
+        let legacy = entry.lock().mutator().legacy();
+        let former = Former { entry: Arc::clone(entry), legacy, seat: None };
+        // Without a quota: the ops were answered, and the dead mutator can hold the last quota permit.
+        let free = |_| Ok(self.policies.uncounted_seat(&key.group));
+        let admit = |ops| {
+            let now = self.gate.open()?;
+            self.admit(key, ops, Durability::Memory, now, Some(former.clone()), free)
+        };
+        for ops in orphans {
+            while let Err(error) = admit(ops.clone()) {
+                if matches!(error, Refused::Op(_)) {
+                    self.lost(key, 1, &error.to_string());
+                    break;
+                }
+                sleep(BACKOFF.1).await;
+            }
+        }
+    }
+
+    /// Counts and logs lost op lists that were answered from memory.
+    fn lost(&self, key: &Key, lists: usize, why: &str) {
+        self.metrics.memory_lost.inc_by(lists as u64);
+        tracing::error!(%key, lists, why, "updates that were answered from memory are lost");
+    }
+}
