@@ -24,7 +24,7 @@ use orderfree::store::Store;
 use orderfree::store::cassandra::schema;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::{
-    Begin, Constants, Durability, Key, Mutator, Name, Now, ShardWrite, Timestamp, WriteOutcome,
+    Begin, Constants, Durability, Key, Mutator, Name, Now, ShardWrite, Timestamp,
 };
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
@@ -163,7 +163,7 @@ impl Place<'_> {
                     (0..shards).map(|_| shard(key, now, &self.constants)).collect();
                 for part in shards.chunks(rows_max) {
                     let outcome = store.write_shards(part).await;
-                    ensure!(outcome == WriteOutcome::Acked, "{key}: {outcome:?}");
+                    ensure!(outcome.is_ok(), "{key}: {outcome:?}");
                 }
                 anyhow::Ok(())
             }

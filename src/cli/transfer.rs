@@ -17,7 +17,7 @@ use futures::{StreamExt, stream};
 use orderfree_core::crdt::{Kind, Question, State};
 use orderfree_core::protocol::fold::proves_moved_clock;
 use orderfree_core::protocol::transfer::Parcel;
-use orderfree_core::protocol::{Constants, Key, MutatorId, Name, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Constants, Key, MutatorId, Name, Timestamp, WriteError};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -412,13 +412,13 @@ async fn deliver(
     }
     // Also write a row that was seen: only some replicas may have it, and it is the same row each time.
     match store.write_shard(write).await {
-        WriteOutcome::Acked if !parcel.ack_stands(SystemClock.now()) => {
+        Ok(()) if !parcel.ack_stands(SystemClock.now()) => {
             Imported::Unknown("the line expired during the import".to_owned())
         }
-        WriteOutcome::Acked if was_there => Imported::Before,
-        WriteOutcome::Acked => Imported::Now,
-        WriteOutcome::Refused(why) => Imported::Refused(why),
-        WriteOutcome::Unknown(why) => Imported::Unknown(why),
+        Ok(()) if was_there => Imported::Before,
+        Ok(()) => Imported::Now,
+        Err(WriteError::Refused(why)) => Imported::Refused(why),
+        Err(WriteError::Unknown(why)) => Imported::Unknown(why),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use clap::ValueEnum;
+use orderfree_core::protocol::Outcome;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -11,34 +12,6 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::runtime::tasks::{Task, TaskLabel};
-
-/// The outcome of an update's op list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// Stored by a write quorum in time.
-    Acked,
-    /// Held in memory only, as requested with `ack=memory`.
-    Accepted,
-    /// Certainly not counted.
-    Refused,
-    /// May be counted.
-    Unknown,
-}
-
-impl Outcome {
-    const ALL: [Outcome; 4] =
-        [Outcome::Acked, Outcome::Accepted, Outcome::Refused, Outcome::Unknown];
-
-    fn label(self) -> OutcomeLabel {
-        let outcome = match self {
-            Outcome::Acked => "acked",
-            Outcome::Accepted => "accepted",
-            Outcome::Refused => "refused",
-            Outcome::Unknown => "unknown",
-        };
-        OutcomeLabel { outcome }
-    }
-}
 
 /// [`Metrics::updates`] is indexed by outcome.
 const _: () = {
@@ -249,7 +222,9 @@ impl Metrics {
         let updates = Family::<OutcomeLabel, Counter>::default();
         let mut metrics = Metrics {
             registry: Registry::with_prefix("orderfree"),
-            updates: Outcome::ALL.map(|outcome| updates.get_or_create_owned(&outcome.label())),
+            updates: Outcome::ALL.map(|outcome| {
+                updates.get_or_create_owned(&OutcomeLabel { outcome: outcome.name() })
+            }),
             refused: Family::default(),
             requests: Family::default(),
             request_seconds: seconds(),

@@ -10,7 +10,7 @@ use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{self, Then};
 use orderfree_core::protocol::read::{self, RowError, RowReader};
 use orderfree_core::protocol::{
-    BadSlice, Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp, WriteOutcome,
+    BadSlice, Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp,
 };
 use thiserror::Error;
 
@@ -281,12 +281,8 @@ impl Service {
     /// # Errors
     /// [`DiscardError::Unknown`].
     pub async fn discard(&self, key: &Key, row: &Discardable) -> Result<(), DiscardError> {
-        match self.operators.remove_row(key, &row.row).await {
-            WriteOutcome::Acked => Ok(()),
-            WriteOutcome::Refused(why) | WriteOutcome::Unknown(why) => {
-                Err(DiscardError::Unknown(why))
-            }
-        }
+        let removed = self.operators.remove_row(key, &row.row).await;
+        removed.map_err(|error| DiscardError::Unknown(error.to_string()))
     }
 
     /// Lists groups of a kind, for operators.

@@ -32,7 +32,7 @@ use state::Served;
 pub use api::starting::starting;
 pub use catalog::{Entry, ProblemType};
 pub use openapi::openapi;
-pub use problem::{NotAcked, Problem};
+pub use problem::Problem;
 pub use state::{AppState, Build};
 
 /// All routes of this pod.

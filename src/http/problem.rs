@@ -9,29 +9,20 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use orderfree_core::crdt::OpError;
-use orderfree_core::protocol::Durability;
 use orderfree_core::protocol::fold::FoldError;
 use orderfree_core::protocol::read::RowError;
+use orderfree_core::protocol::{Durability, Outcome};
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
 use crate::engine::fold::FoldFailure;
 use crate::engine::service::ReadError;
 use crate::engine::write::{Refused, UpdateError};
+use crate::http::body::schemas::NotAckedText;
 use crate::http::catalog::ProblemType;
 use crate::store::StoreError;
 
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
-
-/// The outcome of an update that was not acknowledged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum NotAcked {
-    /// Certainly not counted: it is safe to send it again.
-    Refused,
-    /// May be counted: sending it again may count it twice.
-    Unknown,
-}
 
 const ERRORS_SHOWN_MAX: usize = 100;
 
@@ -57,7 +48,8 @@ pub(crate) struct Summary {
 pub(crate) struct LineError {
     /// The line's number, from 1. Blank lines count.
     line: usize,
-    outcome: NotAcked,
+    #[schema(value_type = NotAckedText)]
+    outcome: Outcome,
     title: &'static str,
     detail: String,
 }
@@ -74,18 +66,23 @@ impl Summary {
         result: Result<(), Problem>,
         durability: Durability,
     ) {
-        self.lines += 1;
-        let problem = match (result, durability) {
-            (Ok(()), Durability::Stored) => return self.acked += 1,
-            (Ok(()), Durability::Memory) => return self.accepted += 1,
-            (Err(problem), _) => problem,
+        let (outcome, problem) = match result {
+            Ok(()) => (Outcome::of(durability), None),
+            Err(problem) => {
+                let (outcome, problem) = problem.of_update();
+                (outcome, Some(problem))
+            }
         };
-        let outcome = problem.outcome().unwrap_or(NotAcked::Refused);
-        match outcome {
-            NotAcked::Refused => self.refused += 1,
-            NotAcked::Unknown => self.unknown += 1,
-        }
-        if self.errors.len() < ERRORS_SHOWN_MAX {
+        self.lines += 1;
+        *match outcome {
+            Outcome::Acked => &mut self.acked,
+            Outcome::Accepted => &mut self.accepted,
+            Outcome::Refused => &mut self.refused,
+            Outcome::Unknown => &mut self.unknown,
+        } += 1;
+        if let Some(problem) = problem
+            && self.errors.len() < ERRORS_SHOWN_MAX
+        {
             let (title, detail) = (problem.kind().entry().title, problem.detail().to_owned());
             self.errors.push(LineError { line, outcome, title, detail });
         }
@@ -100,7 +97,8 @@ const DETAIL_BYTES_MAX: usize = 2_048;
 pub struct Problem {
     kind: ProblemType,
     detail: String,
-    outcome: Option<NotAcked>,
+    /// Only for updates: refused or unknown.
+    outcome: Option<Outcome>,
     summary: Option<Box<Summary>>,
 }
 
@@ -122,7 +120,8 @@ pub(crate) struct ProblemBody<'a> {
     instance: Option<&'a str>,
     /// Only for updates: a `refused` update is certainly not counted, an `unknown` one may be.
     #[serde(skip_serializing_if = "Option::is_none")]
-    outcome: Option<NotAcked>,
+    #[schema(value_type = Option<NotAckedText>)]
+    outcome: Option<Outcome>,
     /// Only for a stream that ended early: the outcomes of the lines before.
     #[serde(skip_serializing_if = "Option::is_none")]
     summary: Option<&'a Summary>,
@@ -142,10 +141,21 @@ impl Problem {
         Problem { kind, detail, outcome: None, summary: None }
     }
 
-    /// Adds the outcome of an update.
-    #[must_use]
-    pub fn with_outcome(self, outcome: NotAcked) -> Problem {
-        Problem { outcome: Some(outcome), ..self }
+    /// Says that the update is certainly not counted: it is safe to send it again.
+    fn refused(self) -> Problem {
+        Problem { outcome: Some(Outcome::Refused), ..self }
+    }
+
+    /// Says that the update may be counted: sending it again may count it twice.
+    fn unknown(self) -> Problem {
+        Problem { outcome: Some(Outcome::Unknown), ..self }
+    }
+
+    /// The outcome of the update with this problem, and the problem with that outcome: refused, unless it
+    /// says unknown.
+    pub(crate) fn of_update(mut self) -> (Outcome, Problem) {
+        let outcome = *self.outcome.get_or_insert(Outcome::Refused);
+        (outcome, self)
     }
 
     /// Adds the summary of a stream that ended early. A partly applied stream never gets a retryable
@@ -155,12 +165,12 @@ impl Problem {
         let is_untouched = summary.is_untouched();
         self.summary = Some(Box::new(summary));
         if is_untouched {
-            return self.with_outcome(NotAcked::Refused);
+            return self.refused();
         }
         if self.kind.entry().retry_after_s.is_some() {
             self.kind = ProblemType::OutcomeUnknown;
         }
-        self.with_outcome(NotAcked::Unknown)
+        self.unknown()
     }
 
     /// Puts `place` before the detail: the part of the request that the problem is about.
@@ -182,11 +192,6 @@ impl Problem {
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.detail
-    }
-
-    #[must_use]
-    pub fn outcome(&self) -> Option<NotAcked> {
-        self.outcome
     }
 
     fn body<'a>(&'a self, instance: Option<&'a str>) -> ProblemBody<'a> {
@@ -235,7 +240,7 @@ pub(crate) fn render(
     };
     if is_update && problem.outcome.is_none() {
         let is_bug = status == StatusCode::INTERNAL_SERVER_ERROR;
-        problem.outcome = Some(if is_bug { NotAcked::Unknown } else { NotAcked::Refused });
+        problem = if is_bug { problem.unknown() } else { problem.refused() };
     }
     let written = Json(problem.body(Some(request_id))).into_response();
     let (mut parts, _) = response.into_parts();
@@ -281,8 +286,7 @@ impl From<UpdateError> for Problem {
         match error {
             UpdateError::Refused(refused) => refused.into(),
             UpdateError::Unknown(_) => {
-                Problem::new(ProblemType::OutcomeUnknown, sentence(&error.to_string()))
-                    .with_outcome(NotAcked::Unknown)
+                Problem::new(ProblemType::OutcomeUnknown, sentence(&error.to_string())).unknown()
             }
         }
     }
@@ -300,7 +304,7 @@ impl From<Refused> for Problem {
             Refused::Deadline(_) => ProblemType::Unsent,
             Refused::Stopping => ProblemType::Stopping,
         };
-        Problem::new(kind, sentence(&refused.to_string())).with_outcome(NotAcked::Refused)
+        Problem::new(kind, sentence(&refused.to_string())).refused()
     }
 }
 
@@ -311,7 +315,7 @@ impl From<OpError> for Problem {
             OpError::TooLarge | OpError::KeyFull | OpError::TallyFull => ProblemType::StateTooLarge,
             OpError::WrongKind { .. } | OpError::Invalid(_) => ProblemType::BadOp,
         };
-        Problem::new(kind, sentence(&error.to_string())).with_outcome(NotAcked::Refused)
+        Problem::new(kind, sentence(&error.to_string())).refused()
     }
 }
 
@@ -392,7 +396,7 @@ mod tests {
     use orderfree_core::protocol::{Key, Name};
     use std::time::Duration;
 
-    fn kind_of(problem: impl Into<Problem>) -> (ProblemType, Option<NotAcked>) {
+    fn kind_of(problem: impl Into<Problem>) -> (ProblemType, Option<Outcome>) {
         let problem = problem.into();
         (problem.kind, problem.outcome)
     }
@@ -409,7 +413,7 @@ mod tests {
 
     #[test]
     fn every_error_of_an_update_says_what_became_of_it() {
-        let refused = Some(NotAcked::Refused);
+        let refused = Some(Outcome::Refused);
         for (error, expected) in [
             (Refused::Op(OpError::Overflow { kind: "counter" }), ProblemType::OutOfRange),
             (Refused::Op(OpError::TooLarge), ProblemType::StateTooLarge),
@@ -426,7 +430,7 @@ mod tests {
             assert_eq!(kind_of(UpdateError::Refused(error)), (expected, refused));
         }
         let unknown = UpdateError::Unknown("late".to_owned());
-        assert_eq!(kind_of(unknown), (ProblemType::OutcomeUnknown, Some(NotAcked::Unknown)));
+        assert_eq!(kind_of(unknown), (ProblemType::OutcomeUnknown, Some(Outcome::Unknown)));
     }
 
     #[test]

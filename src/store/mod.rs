@@ -11,7 +11,7 @@
 //! * a read of a key is one unpaged slice, which is one snapshot of each replica, or a [`prefix`] walk;
 //! * a [`Fold`], or several folds that are written together, are applied whole or not at all, and no read
 //!   sees a part of them;
-//! * [`WriteOutcome::Refused`] means certainly not applied, now or later.
+//! * a write that is refused is certainly not applied, now or later.
 
 pub mod cassandra;
 pub mod embedded;

@@ -26,7 +26,7 @@ use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::group::From as Start;
-use orderfree_core::protocol::{Durability, Key, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Durability, Key, Timestamp, WriteError};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use uuid::Uuid;
@@ -325,7 +325,7 @@ async fn a_fence_from_the_future_shuts_pods_that_start_later() {
     subject.put(&key, 7).await;
     let fold = fold_ahead(&subject, &key, TWO_DAYS).await;
     assert_eq!(other.store.check_clock(other.now()), Ok(()));
-    assert_eq!(subject.store.write_fold(&fold).await, WriteOutcome::Acked);
+    assert_eq!(subject.store.write_fold(&fold).await, Ok(()));
     let later = Subject::on_cluster(&config).await;
     let moved = Err(ClockError::Moved);
     assert_eq!(later.store.check_clock(later.now()), moved);
@@ -370,7 +370,7 @@ async fn a_fold_is_not_written_if_its_fence_can_not_be_stored() {
     let fold = fold_ahead(&subject, &key, TWO_DAYS).await;
     let killed = Killed::nodes(&["2", "3"]);
     let outcome = subject.store.write_fold(&fold).await;
-    let is_refused = matches!(&outcome, WriteOutcome::Refused(why) if why.contains("its fence"));
+    let is_refused = matches!(&outcome, Err(WriteError::Refused(why)) if why.contains("its fence"));
     assert!(is_refused, "{outcome:?}");
     drop(killed);
     let read = subject.store.read_key(&key, None, subject.store.levels().read).await;
@@ -401,7 +401,7 @@ async fn folds_of_a_minute_share_one_write_of_their_fence() {
         let key = key("g", name);
         subject.put(&key, 1).await;
         let fold = fold_ahead(&subject, &key, Duration::from_secs(ahead)).await;
-        assert_eq!(subject.store.write_fold(&fold).await, WriteOutcome::Acked);
+        assert_eq!(subject.store.write_fold(&fold).await, Ok(()));
         fences.push((fold.fence(), stored().await));
     }
     let [(first, at_first), (_, at_second), (third, at_third)] = fences[..] else { panic!() };

@@ -20,7 +20,7 @@ use orderfree_core::crdt::State;
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::read::RowReader;
-use orderfree_core::protocol::{Constants, Key, MutatorId, Overrides, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Constants, Key, MutatorId, Overrides, Timestamp, WriteError};
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::Consistency;
 use scylla::statement::unprepared::Statement;
@@ -87,13 +87,13 @@ async fn regression_4_writes_refused_without_a_quorum_never_apply() {
     let key = key("g", "n");
     let mut outcomes = Vec::new();
     let acked = subject.put(&key, 1).await;
-    outcomes.push((acked.mutator_id(), WriteOutcome::Acked));
+    outcomes.push((acked.mutator_id(), Ok(())));
     let killed = Killed::nodes(&["2", "3"]);
     let mut refused = 0;
     for _ in 0..60 {
         let write = subject.shard(&key, 1_000);
         let outcome = subject.store.write_shard(&write).await;
-        refused += i32::from(matches!(outcome, WriteOutcome::Refused(_)));
+        refused += i32::from(matches!(outcome, Err(WriteError::Refused(_))));
         outcomes.push((write.mutator_id(), outcome));
         if refused == 3 {
             break;
@@ -110,9 +110,9 @@ async fn regression_4_writes_refused_without_a_quorum_never_apply() {
     let rows: Vec<_> = read.slice().shards().map(|row| row.mutator_id).collect();
     for (id, outcome) in outcomes {
         match outcome {
-            WriteOutcome::Acked => assert!(rows.contains(&id)),
-            WriteOutcome::Refused(reason) => assert!(!rows.contains(&id), "{reason}"),
-            WriteOutcome::Unknown(_) => {}
+            Ok(()) => assert!(rows.contains(&id)),
+            Err(WriteError::Refused(reason)) => assert!(!rows.contains(&id), "{reason}"),
+            Err(WriteError::Unknown(_)) => {}
         }
     }
     subject.store.close().await;
@@ -182,7 +182,7 @@ async fn regression_3_timestamps_decide_through_any_coordinator() {
             let key = key("g", &format!("n{round}"));
             let (mut mutator, now) = (subject.born(&key), subject.now());
             let older = next_write(&mut mutator, 1, now);
-            mutator.finish_write(WriteOutcome::Unknown("slow".into()), now);
+            mutator.finish_write(Err(WriteError::Unknown("slow".into())), now);
             let newer = next_write(&mut mutator, 10, now);
             subject.write(&newer).await;
             subject.write(&older).await;

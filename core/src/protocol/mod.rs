@@ -8,7 +8,7 @@
 //! * [`Timestamp`], [`Now`], [`Key`], [`Row`], [`Slice`]: the basic vocabulary;
 //! * [`Constants`]: lifetime, margins and the rules between them;
 //! * [`Lease`]: a mutator can write, or its shard is final, never both;
-//! * [`Mutator`]: the state machine from an accepted op to its outcome;
+//! * [`Mutator`]: the state machine from an accepted op to its [`Outcome`];
 //! * [`read`]: rows become a value;
 //! * [`group`]: many keys in chunks, none torn;
 //! * [`fold`]: expired rows become a tally; [`sweep`] finds the keys that need it;
@@ -28,6 +28,7 @@ pub mod hybrid;
 mod key;
 mod lease;
 mod mutator;
+mod outcome;
 pub mod prefix;
 pub mod read;
 pub mod repair;
@@ -42,8 +43,9 @@ pub use full_read::FullRead;
 pub use key::{Key, Name, NameError};
 pub use lease::{Lease, Phase};
 pub use mutator::{
-    Accepted, Begin, Durability, Estate, Finished, KEY_STATES_BYTES_MAX, Mutator, Predecessors,
-    QUEUE_MAX, Refusal, Rejected, RestFlaw, ShardWrite, Ticket, WriteOutcome, weight,
+    Accepted, Begin, Estate, Finished, KEY_STATES_BYTES_MAX, Mutator, Predecessors, QUEUE_MAX,
+    Refusal, Rejected, RestFlaw, ShardWrite, Ticket, weight,
 };
+pub use outcome::{Durability, Outcome, WriteError, WriteOutcome};
 pub use row::{BadSlice, MutatorId, Row, Slice, WholeSlice};
 pub use time::{Now, Timestamp};

@@ -23,7 +23,10 @@ use std::time::Duration;
 pub use resting::RestFlaw;
 pub use succession::{KEY_STATES_BYTES_MAX, Predecessors};
 
-use super::{Constants, Key, Lease, MutatorId, Now, OP_AGE_MAX, Timestamp};
+use super::{
+    Constants, Durability, Key, Lease, MutatorId, Now, OP_AGE_MAX, Timestamp, WriteError,
+    WriteOutcome,
+};
 use crate::crdt::envelope::{KeySeal, RowSeal, encode_shard};
 use crate::crdt::{Dot, Effect, Op, OpError, State};
 
@@ -88,16 +91,6 @@ struct Sent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// When the client gets its answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
-    /// After the store has acknowledged a write that holds the op.
-    Stored,
-    /// At once. The op is lost if the pod dies before its write. For kinds that would count it twice, it is
-    /// also lost if the outcome of that write is still unknown when the lease ends.
-    Memory,
-}
-
 /// The ops were accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accepted {
@@ -145,17 +138,6 @@ pub enum Begin {
     Dead,
 }
 
-/// The outcome of a write, as the store reported it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WriteOutcome {
-    /// The write consistency level was reached.
-    Acked,
-    /// The write was certainly not applied and never will be, with the reason.
-    Refused(String),
-    /// The write may have been applied, or may still be, with the reason.
-    Unknown(String),
-}
-
 /// An accepted op list that could not be applied again after the ops before it were undone.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rejected {
@@ -177,7 +159,9 @@ pub struct Estate {
     pub lost: usize,
 }
 
-/// What a finished write means for its ops and for earlier unresolved ones.
+/// What a finished write means for its ops and for earlier unresolved ones. It is not the [`WriteOutcome`]:
+/// a write that the store acknowledged can be too late, and a refused one can leave ops behind that no
+/// longer apply.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Finished {
     /// All of them are acked.
@@ -364,7 +348,7 @@ impl Mutator {
     pub fn finish_write(&mut self, outcome: WriteOutcome, now: Now) -> Finished {
         let sent = self.in_flight.take().expect("invariant: a write was in flight");
         match outcome {
-            WriteOutcome::Acked => {
+            Ok(()) => {
                 self.settled = sent.state;
                 self.persisted = true;
                 self.unresolved = !self.lease.ack_stands(now);
@@ -377,13 +361,13 @@ impl Mutator {
                 self.unacked_since = None;
                 Finished::Acked
             }
-            WriteOutcome::Unknown(reason) => {
+            Err(WriteError::Unknown(reason)) => {
                 self.settled = sent.state;
                 self.unresolved = true;
                 self.doubt(sent.kept);
                 Finished::Unknown(reason)
             }
-            WriteOutcome::Refused(reason) => {
+            Err(WriteError::Refused(reason)) => {
                 self.queue.splice(0..0, sent.kept);
                 Finished::Refused { reason, rejected: self.replay() }
             }

@@ -276,15 +276,12 @@ impl Folder {
             (Plan::Fold(fold), None) => {
                 Ok(FoldResult { report, fence: Some(fold.fence()), written: false })
             }
-            (Plan::Fold(fold), Some(WriteOutcome::Acked)) => {
+            (Plan::Fold(fold), Some(Ok(()))) => {
                 self.metrics.folded_shards.inc_by(report.folded as u64);
                 self.metrics.zombies.inc_by(report.zombies as u64);
                 Ok(FoldResult { report, fence: Some(fold.fence()), written: true })
             }
-            (
-                Plan::Fold(_),
-                Some(WriteOutcome::Refused(reason) | WriteOutcome::Unknown(reason)),
-            ) => Err(FoldFailure::Write(reason.clone())),
+            (Plan::Fold(_), Some(Err(error))) => Err(FoldFailure::Write(error.to_string())),
         }
     }
 

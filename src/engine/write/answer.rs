@@ -1,10 +1,9 @@
 //! Step 5: the client gets the outcome of its update.
 
-use orderfree_core::protocol::{Durability, Timestamp};
+use orderfree_core::protocol::{Durability, Outcome, Timestamp};
 
 use super::accept::{PendingOps, Receipt};
 use super::{Mutators, Refused, UpdateError};
-use crate::engine::metrics::Outcome;
 use crate::runtime::sync::{Instant, timeout_at};
 
 impl Mutators {
@@ -23,29 +22,27 @@ impl Mutators {
             }
             Ok(Receipt { time, .. }) => Ok(time),
         };
-        let outcome = match (&result, durability) {
-            (Ok(_), Durability::Stored) => Outcome::Acked,
-            (Ok(_), Durability::Memory) => Outcome::Accepted,
-            (Err(UpdateError::Refused(why)), _) => {
-                self.metrics.count_refused(why.reason(), updates as u64);
-                Outcome::Refused
-            }
-            (Err(UpdateError::Unknown(_)), _) => Outcome::Unknown,
+        let outcome = match &result {
+            Ok(_) => Outcome::of(durability),
+            Err(error) => error.outcome(),
         };
         self.metrics.count_updates(outcome, updates as u64);
+        if let Err(UpdateError::Refused(why)) = &result {
+            self.metrics.count_refused(why.reason(), updates as u64);
+        }
         result
     }
 
     /// Waits until the ops are stored. After the deadline, withdraws them if they were never sent.
     async fn stored(&self, pending: PendingOps, until: Instant) -> Result<(), UpdateError> {
         let PendingOps { entry, completion, ticket } = pending;
-        if let Ok(verdict) = timeout_at(until, completion.verdict()).await {
-            return completion.of(ticket, verdict);
+        if let Ok(outcome) = timeout_at(until, completion.outcome(ticket)).await {
+            return outcome;
         }
         let budget = self.constants.request_budget();
         let mut state = entry.lock();
-        if let Some(verdict) = completion.verdict_now() {
-            return completion.of(ticket, verdict);
+        if let Some(outcome) = completion.outcome_now(ticket) {
+            return outcome;
         }
         match state.change(&self.totals, |mutator| mutator.withdraw(ticket)) {
             Some(rejected) => {

@@ -1,4 +1,4 @@
-//! The op lists of one write, and the requests that wait for it.
+//! How the outcome of a write reaches the clients that wait for it.
 
 use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::{Rejected, Ticket};
@@ -6,33 +6,32 @@ use orderfree_core::protocol::{Rejected, Ticket};
 use super::{Refused, UpdateError};
 use crate::runtime::sync::{Mutex, MutexGuard, PoisonError, SetOnce};
 
-/// The outcome of a write.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Verdict {
-    Acked,
-    Refused(Refused),
-    Unknown(String),
-}
-
-/// The op lists of one write of a mutator, with one completion for all waiters.
+/// The op lists of one write of a mutator, with one outcome for all waiters.
 #[derive(Debug, Default)]
 pub(super) struct Completion {
-    verdict: SetOnce<Verdict>,
+    outcome: SetOnce<Result<(), UpdateError>>,
     /// Op lists that could not be applied again after a refused write. Almost always empty.
     rejected: Mutex<Vec<Rejected>>,
 }
 
 impl Completion {
-    pub(super) async fn verdict(&self) -> &Verdict {
-        self.verdict.wait().await
+    /// The outcome of one of its op lists.
+    pub(super) async fn outcome(&self, ticket: Ticket) -> Result<(), UpdateError> {
+        self.outcome.wait().await;
+        self.outcome_now(ticket).expect("invariant: it was just set")
     }
 
-    pub(super) fn verdict_now(&self) -> Option<&Verdict> {
-        self.verdict.get()
+    /// The outcome of one of its op lists, if it is known.
+    pub(super) fn outcome_now(&self, ticket: Ticket) -> Option<Result<(), UpdateError>> {
+        let outcome = self.outcome.get()?;
+        Some(match self.rejection(ticket) {
+            Some(error) => Err(Refused::Op(error).into()),
+            None => outcome.clone(),
+        })
     }
 
-    pub(super) fn resolve(&self, verdict: Verdict) {
-        self.verdict.set(verdict).expect("invariant: a write is resolved once");
+    pub(super) fn resolve(&self, outcome: Result<(), UpdateError>) {
+        self.outcome.set(outcome).expect("invariant: a write is resolved once");
     }
 
     pub(super) fn reject(&self, rejected: Vec<Rejected>) {
@@ -44,18 +43,6 @@ impl Completion {
     pub(super) fn rejection(&self, ticket: Ticket) -> Option<OpError> {
         let rejections = self.rejections();
         rejections.iter().find(|list| list.ticket == ticket).map(|list| list.error.clone())
-    }
-
-    /// The outcome of one of its op lists.
-    pub(super) fn of(&self, ticket: Ticket, verdict: &Verdict) -> Result<(), UpdateError> {
-        if let Some(error) = self.rejection(ticket) {
-            return Err(Refused::Op(error).into());
-        }
-        match verdict {
-            Verdict::Acked => Ok(()),
-            Verdict::Refused(refused) => Err(refused.clone().into()),
-            Verdict::Unknown(reason) => Err(UpdateError::Unknown(reason.clone())),
-        }
     }
 
     fn rejections(&self) -> MutexGuard<'_, Vec<Rejected>> {

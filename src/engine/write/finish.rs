@@ -5,10 +5,10 @@ use std::sync::Arc;
 use orderfree_core::crdt::Op;
 use orderfree_core::protocol::{Durability, Estate, Finished, Key, Now, Rejected, WriteOutcome};
 
-use super::completion::{Completion, Verdict};
+use super::completion::Completion;
 use super::entry::{Entry, EntryState};
 use super::table::Former;
-use super::{BACKOFF, Mutators, Refused};
+use super::{BACKOFF, Mutators, Refused, UpdateError};
 use crate::runtime::sync::sleep;
 use crate::runtime::tasks::Task;
 
@@ -44,20 +44,20 @@ impl Mutators {
 
     /// Passes a write's outcome on to the waiters.
     fn finish_write(&self, entry: &Entry, outcome: WriteOutcome, now: Now) -> AfterWrite {
-        let resolve = |writes: &mut Vec<Arc<Completion>>, verdict: &Verdict| {
-            writes.drain(..).for_each(|write| write.resolve(verdict.clone()));
+        let resolve = |writes: &mut Vec<Arc<Completion>>, outcome: &Result<(), UpdateError>| {
+            writes.drain(..).for_each(|write| write.resolve(outcome.clone()));
         };
         let mut state = entry.lock();
         match state.change(&self.totals, |mutator| mutator.finish_write(outcome, now)) {
-            Finished::Acked => resolve(&mut state.sent_writes, &Verdict::Acked),
+            Finished::Acked => resolve(&mut state.sent_writes, &Ok(())),
             Finished::TooLate => {
                 let reason = "the store acknowledged after the writer's lease had expired";
-                resolve(&mut state.sent_writes, &Verdict::Unknown(reason.into()));
+                resolve(&mut state.sent_writes, &Err(UpdateError::Unknown(reason.into())));
             }
             Finished::Refused { reason, rejected } => {
                 self.metrics.count_store_error("write_refused");
                 let write = state.sent_writes.pop().expect("invariant: a write was in flight");
-                write.resolve(Verdict::Refused(Refused::Store(reason)));
+                write.resolve(Err(Refused::Store(reason).into()));
                 self.reject(entry, &state, rejected);
                 return AfterWrite::RetryLater;
             }
@@ -106,9 +106,9 @@ impl Mutators {
     pub(super) fn bury(&self, entry: &Entry, state: &mut EntryState) -> Vec<Vec<Op>> {
         let reason = "the writer's lease expired before the store acknowledged";
         for write in state.sent_writes.drain(..) {
-            write.resolve(Verdict::Unknown(reason.into()));
+            write.resolve(Err(UpdateError::Unknown(reason.into())));
         }
-        state.next_write.resolve(Verdict::Refused(Refused::Store(reason.into())));
+        state.next_write.resolve(Err(Refused::Store(reason.into()).into()));
         self.metrics.unresolved_deaths.inc_by(u64::from(state.mutator().is_unresolved()));
         state.retired = true;
         let Estate { inherited, lost } = state.change(&self.totals, |mutator| mutator.bury());

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use orderfree_core::crdt::OpError;
+use orderfree_core::protocol::Outcome;
 use orderfree_core::protocol::clock::ClockError;
 use thiserror::Error;
 
@@ -18,6 +19,17 @@ pub enum UpdateError {
     /// May be counted, now or later. A retry may count it twice.
     #[error("the update may or may not be counted: {0}")]
     Unknown(String),
+}
+
+impl UpdateError {
+    /// The outcome of the update.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        match self {
+            UpdateError::Refused(_) => Outcome::Refused,
+            UpdateError::Unknown(_) => Outcome::Unknown,
+        }
+    }
 }
 
 /// Why an update was refused. It is not counted and can be sent again.

@@ -7,7 +7,9 @@ use std::sync::Mutex;
 
 use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::crdt::{Counter, CounterOp, GSetOp, Kind, OpError};
-use orderfree_core::protocol::{Mutator, Name, Now, Overrides, ShardWrite, WriteOutcome};
+use orderfree_core::protocol::{
+    Mutator, Name, Now, Overrides, ShardWrite, WriteError, WriteOutcome,
+};
 
 use super::*;
 use crate::limits;
@@ -104,11 +106,11 @@ fn total(write: &ShardWrite) -> i128 {
 const STORED: Durability = Durability::Stored;
 
 fn refused() -> WriteOutcome {
-    WriteOutcome::Refused("down".into())
+    Err(WriteError::Refused("down".into()))
 }
 
 fn unknown() -> WriteOutcome {
-    WriteOutcome::Unknown("timeout".into())
+    Err(WriteError::Unknown("timeout".into()))
 }
 
 #[tokio::test(start_paused = true)]
@@ -119,9 +121,9 @@ async fn ops_that_arrive_during_a_write_share_the_next_one() {
     for by in 2..=10 {
         others.push(pod.start("n", by, STORED).await);
     }
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 1);
+    assert_eq!(pod.store.answer(Ok(())).await, 1);
     assert_eq!(first.end().await, Ok(()));
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 55);
+    assert_eq!(pod.store.answer(Ok(())).await, 55);
     for other in others {
         assert_eq!(other.end().await, Ok(()));
     }
@@ -135,9 +137,9 @@ async fn regression_9_a_slow_write_of_one_key_delays_no_other() {
     let slow = pod.start("slow", 1, STORED).await;
     let (_, slow_reply) = pod.store.write().await;
     let quick = pod.start("quick", 2, STORED).await;
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 2);
+    assert_eq!(pod.store.answer(Ok(())).await, 2);
     assert_eq!(quick.end().await, Ok(()));
-    slow_reply.send(WriteOutcome::Acked).expect("waits");
+    slow_reply.send(Ok(())).expect("waits");
     assert_eq!(slow.end().await, Ok(()));
 }
 
@@ -150,11 +152,11 @@ async fn waiting_keys_share_a_request_and_each_has_its_outcome() {
     }
     let (first, second) = (pod.store.write().await, pod.store.write().await);
     assert_eq!((total(&first.0), total(&second.0)), (1, 2));
-    first.1.send(WriteOutcome::Acked).expect("waits");
+    first.1.send(Ok(())).expect("waits");
     let (together, reply) = pod.store.request().await;
     assert_eq!(together.iter().map(total).collect::<Vec<_>>(), [3, 4, 5]);
     reply.send(refused()).expect("waits");
-    second.1.send(WriteOutcome::Acked).expect("waits");
+    second.1.send(Ok(())).expect("waits");
     let outcomes = futures::future::join_all(updates.into_iter().map(Update::end)).await;
     let is_ok: Vec<bool> = outcomes.iter().map(Result::is_ok).collect();
     assert_eq!(is_ok, [true, true, false, false, false]);
@@ -176,17 +178,17 @@ async fn updates_of_one_client_share_a_request_and_have_own_outcomes() {
     let all = tokio::spawn(async move { mutators.update_all(all, STORED).await });
     tokio::task::yield_now().await;
     let [first, second] = hanging;
-    second.1.send(WriteOutcome::Acked).expect("waits");
+    second.1.send(Ok(())).expect("waits");
     let (writes, outcome) = pod.store.request().await;
     assert_eq!(writes.iter().map(total).collect::<Vec<_>>(), [3, 6], "free keys, good ops");
-    outcome.send(WriteOutcome::Acked).expect("waits");
+    outcome.send(Ok(())).expect("waits");
     let outcomes = all.await.expect("no panic");
     assert_eq!(outcomes[0], Ok(None));
     let refused = Refused::Deadline(Duration::from_secs(2));
     assert_eq!(outcomes[1], Err(refused.into()), "after a write that hangs");
     assert!(matches!(outcomes[2], Err(UpdateError::Refused(Refused::Op(_)))), "{outcomes:?}");
     assert_eq!(outcomes[3..], [Ok(None)], "in one request with a bad one");
-    first.1.send(WriteOutcome::Acked).expect("waits");
+    first.1.send(Ok(())).expect("waits");
     for update in stuck {
         assert!(matches!(update.end().await, Ok(()) | Err(UpdateError::Unknown(_))));
     }
@@ -200,11 +202,11 @@ async fn overdue_requests_keep_no_others_from_being_sent() {
     let hanging = [pod.store.write().await, pod.store.write().await];
     let other = pod.start("c", 5, STORED).await;
     let began = tokio::time::Instant::now();
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 5);
+    assert_eq!(pod.store.answer(Ok(())).await, 5);
     assert_eq!(began.elapsed().as_millis(), 20);
     assert_eq!(other.end().await, Ok(()));
     for (_, reply) in hanging {
-        reply.send(WriteOutcome::Acked).expect("waits");
+        reply.send(Ok(())).expect("waits");
     }
     for update in stuck {
         assert_eq!(update.end().await, Ok(()));
@@ -220,7 +222,7 @@ async fn a_refused_write_is_told_and_undone() {
     pod.store.answer(refused()).await;
     let error = lost.end().await.expect_err("refused");
     assert_eq!(error, Refused::Store("down".into()).into());
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 2);
+    assert_eq!(pod.store.answer(Ok(())).await, 2);
     assert_eq!(next.end().await, Ok(()));
 }
 
@@ -234,7 +236,7 @@ async fn regression_4_an_unknown_write_is_reported_and_repeated() {
     assert_eq!(total(&again), 1);
     let error = update.end().await.expect_err("the deadline passed");
     assert!(matches!(error, UpdateError::Unknown(_)), "{error}");
-    reply.send(WriteOutcome::Acked).expect("waits");
+    reply.send(Ok(())).expect("waits");
     assert_eq!(pod.mutators.close(Duration::from_secs(1)).await, 0, "clean");
 }
 
@@ -243,7 +245,7 @@ async fn an_unknown_write_that_is_acked_in_time_is_acked() {
     let pod = pod();
     let update = pod.start("n", 1, STORED).await;
     pod.store.answer(unknown()).await;
-    pod.store.answer(WriteOutcome::Acked).await;
+    pod.store.answer(Ok(())).await;
     assert_eq!(update.end().await, Ok(()));
 }
 
@@ -256,9 +258,9 @@ async fn an_op_past_its_deadline_is_withdrawn_unsent_and_refused() {
     assert!(matches!(sent.end().await, Err(UpdateError::Unknown(_))));
     let error = waiting.end().await.expect_err("never sent");
     assert_eq!(error, Refused::Deadline(Duration::from_secs(2)).into());
-    reply.send(WriteOutcome::Acked).expect("waits");
+    reply.send(Ok(())).expect("waits");
     let third = pod.start("n", 4, STORED).await;
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 5, "the withdrawn op is not there");
+    assert_eq!(pod.store.answer(Ok(())).await, 5, "the withdrawn op is not there");
     assert_eq!(third.end().await, Ok(()));
 }
 
@@ -268,8 +270,8 @@ async fn a_client_that_goes_away_cancels_nothing() {
     let first = pod.start("n", 1, STORED).await;
     let gone = pod.start("n", 2, STORED).await;
     gone.0.abort();
-    pod.store.answer(WriteOutcome::Acked).await;
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 3);
+    pod.store.answer(Ok(())).await;
+    assert_eq!(pod.store.answer(Ok(())).await, 3);
     assert_eq!(first.end().await, Ok(()));
 }
 
@@ -280,7 +282,7 @@ async fn memory_answers_come_at_once_and_survive_refused_writes() {
     assert_eq!(update.end().await, Ok(()));
     pod.store.answer(refused()).await;
     pod.store.answer(refused()).await;
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 1);
+    assert_eq!(pod.store.answer(Ok(())).await, 1);
     assert_eq!(pod.mutators.close(Duration::from_secs(1)).await, 0);
     assert_eq!(pod.mutators.totals.waiting(), 0);
 }
@@ -291,7 +293,7 @@ async fn an_ack_after_the_lease_is_unknown() {
     let update = pod.start("n", 1, STORED).await;
     let (_, reply) = pod.store.write().await;
     pod.clock.advance(Duration::from_secs(60));
-    reply.send(WriteOutcome::Acked).expect("waits");
+    reply.send(Ok(())).expect("waits");
     assert!(matches!(update.end().await, Err(UpdateError::Unknown(_))));
 }
 
@@ -305,8 +307,8 @@ async fn a_draining_mutator_is_followed_by_a_new_one() {
     let (new, new_reply) = pod.store.write().await;
     assert_ne!(old.mutator_id(), new.mutator_id());
     assert_eq!((total(&old), total(&new)), (1, 2));
-    reply.send(WriteOutcome::Acked).expect("waits");
-    new_reply.send(WriteOutcome::Acked).expect("waits");
+    reply.send(Ok(())).expect("waits");
+    new_reply.send(Ok(())).expect("waits");
     assert_eq!((first.end().await, second.end().await), (Ok(()), Ok(())));
 }
 
@@ -322,7 +324,7 @@ async fn what_a_dead_mutator_never_sent_goes_to_its_successor() {
     reply.send(unknown()).expect("waits");
     tokio::time::sleep(Duration::from_secs(100)).await;
     pod.store.shut.store(false, Ordering::SeqCst); // the ops waited for the gate
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 2);
+    assert_eq!(pod.store.answer(Ok(())).await, 2);
     assert!(matches!(blocker.end().await, Err(UpdateError::Unknown(_))));
 }
 
@@ -348,13 +350,13 @@ async fn clean_mutators_make_room_and_dirty_ones_are_never_forgotten() {
     while written < open.len() {
         let (writes, reply) = pod.store.request().await;
         written += writes.len();
-        reply.send(WriteOutcome::Acked).expect("waits");
+        reply.send(Ok(())).expect("waits");
     }
     for update in open {
         assert_eq!(update.end().await, Ok(()));
     }
     let again = pod.start("another", 7, STORED).await;
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 7);
+    assert_eq!(pod.store.answer(Ok(())).await, 7);
     assert_eq!(again.end().await, Ok(()));
     assert_eq!(pod.metrics.evictions.get(), 1);
 }
@@ -377,7 +379,7 @@ async fn large_states_have_a_bound_in_bytes() {
     };
     let acked = async |update: tokio::task::JoinHandle<_>| {
         let (write, reply) = pod.store.write().await;
-        reply.send(WriteOutcome::Acked).expect("waits");
+        reply.send(Ok(())).expect("waits");
         assert_eq!(update.await.expect("no panic"), Ok(()));
         write.state().len()
     };
@@ -396,11 +398,11 @@ async fn large_states_have_a_bound_in_bytes() {
     let full = add("e", b'x').await.expect("no panic");
     assert!(matches!(full, Err(UpdateError::Refused(Refused::Overloaded(_)))), "{full:?}");
     let counted = pod.start("counter", 1, STORED).await;
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 1);
+    assert_eq!(pod.store.answer(Ok(())).await, 1);
     assert_eq!(counted.end().await, Ok(()), "counters go on");
     for (write, reply) in writes {
         assert!(write.state().len() < 18_500, "{}", write.state().len());
-        reply.send(WriteOutcome::Acked).expect("waits");
+        reply.send(Ok(())).expect("waits");
     }
     for update in open {
         assert_eq!(update.await.expect("no panic"), Ok(()));
@@ -413,13 +415,13 @@ async fn large_states_have_a_bound_in_bytes() {
 async fn clean_mutators_that_drain_are_forgotten_and_dirty_ones_kept() {
     let pod = pod();
     let clean = pod.start("clean", 1, STORED).await;
-    pod.store.answer(WriteOutcome::Acked).await;
+    pod.store.answer(Ok(())).await;
     assert_eq!(clean.end().await, Ok(()));
     let dirty = pod.start("dirty", 1, STORED).await;
     pod.clock.advance(Duration::from_secs(50));
     pod.mutators.table.tidy(pod.clock.now());
     assert_eq!(pod.mutators.table.len(), 1);
-    pod.store.answer(WriteOutcome::Acked).await;
+    pod.store.answer(Ok(())).await;
     assert_eq!(dirty.end().await, Ok(()));
 }
 
@@ -434,7 +436,7 @@ async fn closing_writes_what_there_is_and_takes_no_more() {
     tokio::task::yield_now().await;
     let late = pod.start("n", 2, STORED).await.end().await;
     assert_eq!(late, Err(Refused::Stopping.into()));
-    assert_eq!(pod.store.answer(WriteOutcome::Acked).await, 1);
+    assert_eq!(pod.store.answer(Ok(())).await, 1);
     assert_eq!((last.end().await, closing.await.expect("no panic")), (Ok(()), 0));
 }
 
@@ -451,7 +453,7 @@ async fn closing_saves_what_a_dead_mutator_answered_from_memory() {
     });
     tokio::task::yield_now().await;
     reply.send(refused()).expect("waits");
-    let again = pod.store.answer(WriteOutcome::Acked);
+    let again = pod.store.answer(Ok(()));
     let again = tokio::time::timeout(Duration::from_secs(1), again).await;
     assert_eq!(again.expect("it is written again"), 1);
     assert_eq!((closing.await.expect("no panic"), pod.metrics.memory_lost.get()), (0, 0));

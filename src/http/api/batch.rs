@@ -5,7 +5,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
 use orderfree_core::protocol::consistency::Level;
-use orderfree_core::protocol::{Durability, Key, Timestamp};
+use orderfree_core::protocol::{Durability, Key, Outcome, Timestamp};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -13,17 +13,16 @@ use utoipa::ToSchema;
 use crate::http::api::by_key::ByKey;
 use crate::http::api::read;
 use crate::http::api::stream as lines;
-use crate::http::api::update::Outcome;
 use crate::http::body::bodies;
 use crate::http::body::extract::{self, MediaType};
 use crate::http::body::json;
 use crate::http::body::parameters::{ACK, NumbersParams, Query, ValueParams, params};
 use crate::http::body::requests::{self, BatchBody, LevelName, QueryBody, UpdateItem};
-use crate::http::body::schemas::MaybeKey;
+use crate::http::body::schemas::{MaybeKey, OutcomeText};
 use crate::http::body::wire::{self, KeyValueView, KeyView};
 use crate::http::catalog::ProblemType;
 use crate::http::observe;
-use crate::http::problem::{NotAcked, Problem, ProblemBody, Summary};
+use crate::http::problem::{Problem, ProblemBody, Summary};
 use crate::http::state::AppState;
 use crate::http::state::Served;
 use crate::http::state::Shared;
@@ -54,6 +53,7 @@ pub(crate) struct BatchView {
 /// The outcome of one update of a batch.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct UpdateResult {
+    #[schema(value_type = OutcomeText)]
     outcome: Outcome,
     #[serde(flatten)]
     #[schema(value_type = MaybeKey)]
@@ -171,13 +171,8 @@ async fn apply(
 
 fn not_acked(app: &AppState, key: Option<KeyView>, problem: Problem) -> UpdateResult {
     observe::count_denied(app.service.metrics(), problem.kind());
-    let not_acked = problem.outcome().unwrap_or(NotAcked::Refused);
-    let outcome = match not_acked {
-        NotAcked::Refused => Outcome::Refused,
-        NotAcked::Unknown => Outcome::Unknown,
-    };
-    let problem = Some(problem.with_outcome(not_acked));
-    UpdateResult { outcome, key, timestamp: None, problem }
+    let (outcome, problem) = problem.of_update();
+    UpdateResult { outcome, key, timestamp: None, problem: Some(problem) }
 }
 
 /// The answer to a query.

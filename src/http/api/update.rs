@@ -5,7 +5,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use orderfree_core::crdt::{Kind, Op};
-use orderfree_core::protocol::{Durability, Timestamp};
+use orderfree_core::protocol::{Durability, Outcome, Timestamp};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -14,7 +14,7 @@ use crate::http::body::parameters::{
     ACK, NUMBERS, Parameter, Query, ValueParams, Values, bad_query, params,
 };
 use crate::http::body::requests::{self, UpdateBody};
-use crate::http::body::schemas::{BareText, MaybeValue};
+use crate::http::body::schemas::{BareText, MaybeValue, OutcomeText};
 use crate::http::body::wire::{self, KeyView, ValueView};
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::KeyPath;
@@ -24,24 +24,10 @@ use crate::http::state::Shared;
 use crate::limits;
 use crate::policy::Verb;
 
-/// The outcome of an update.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Outcome {
-    /// Stored at the write consistency level.
-    Acked,
-    /// In memory, because of `?ack=memory`. The update is lost if the pod dies before the next write of its
-    /// key. It may be lost if the outcome of that write stays unknown until the mutator expires.
-    Accepted,
-    /// Certainly not counted.
-    Refused,
-    /// May be counted.
-    Unknown,
-}
-
 /// The answer to an update.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct UpdateView {
+    #[schema(value_type = OutcomeText)]
     outcome: Outcome,
     #[serde(flatten)]
     key: KeyView,
@@ -82,16 +68,6 @@ const RETURN: Parameter<bool> = Parameter {
     values: Values::OneOf(&[("none", false), ("value", true)]),
     absent: Some(false),
 };
-
-impl Outcome {
-    /// The outcome of a successful update.
-    pub(crate) fn of(durability: Durability) -> Outcome {
-        match durability {
-            Durability::Stored => Outcome::Acked,
-            Durability::Memory => Outcome::Accepted,
-        }
-    }
-}
 
 /// Update a key
 ///

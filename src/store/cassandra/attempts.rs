@@ -92,7 +92,7 @@ impl Sending<'_> {
         let mut attempts = Attempts::default();
         let failed = |error: &ExecutionError| attempts.failed(error, reach);
         match self.first(may_be_sent, send, failed).await {
-            Ok(()) => return WriteOutcome::Acked,
+            Ok(()) => return Ok(()),
             Err(NoSuccess::StillOut) => attempts.left_open("no acknowledgement in time"),
             Err(NoSuccess::AllFailed) => {}
         }
@@ -179,7 +179,7 @@ impl Sending<'_> {
 mod tests {
     use std::cell::{Cell, RefCell};
 
-    use orderfree_core::protocol::Overrides;
+    use orderfree_core::protocol::{Overrides, WriteError};
     use scylla::errors::{DbError, RequestAttemptError};
     use scylla::frame::types::Consistency;
     use tokio::time::sleep;
@@ -221,26 +221,26 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_acknowledged_attempt_acknowledges_the_write() {
         let answers = vec![Ok(()), Err(timed_out()), Err(unavailable())];
-        assert_eq!(play(answers, 99).await, (WriteOutcome::Acked, 3));
+        assert_eq!(play(answers, 99).await, (Ok(()), 3));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_write_is_refused_only_if_every_attempt_was() {
         let (outcome, sent) = play(vec![], 99).await;
-        assert!(matches!(outcome, WriteOutcome::Refused(_)));
+        assert!(matches!(outcome, Err(WriteError::Refused(_))));
         assert_eq!(sent, 5);
         let (outcome, _) = play(vec![Err(timed_out()), Err(unavailable())], 99).await;
-        assert!(matches!(outcome, WriteOutcome::Unknown(_)));
+        assert!(matches!(outcome, Err(WriteError::Unknown(_))));
     }
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_sent_once_the_lease_is_over() {
         let (outcome, sent) = play(vec![Ok(())], 0).await;
         assert_eq!(sent, 0);
-        assert!(matches!(outcome, WriteOutcome::Refused(_)));
+        assert!(matches!(outcome, Err(WriteError::Refused(_))));
         let (outcome, sent) = play(vec![Ok(()), Err(timed_out())], 1).await;
         assert_eq!(sent, 1);
-        assert!(matches!(outcome, WriteOutcome::Unknown(_)));
+        assert!(matches!(outcome, Err(WriteError::Unknown(_))));
     }
 
     #[tokio::test(start_paused = true)]
@@ -251,7 +251,7 @@ mod tests {
             let sending = Sending { patience: patience(), hedges, random: &random };
             let never = |_| std::future::pending();
             let outcome = sending.write(Reach::OnePartition, || true, never).await;
-            assert!(matches!(outcome, WriteOutcome::Unknown(_)));
+            assert!(matches!(outcome, Err(WriteError::Unknown(_))));
             assert_eq!(begun.elapsed(), patience().total);
         }
     }
@@ -286,7 +286,7 @@ mod tests {
         let (hedges, random, begun) = (Hedges::default(), Random::system(), Instant::now());
         let sending = Sending { patience: patience(), hedges: Some(&hedges), random: &random };
         let outcome = sending.write(Reach::OnePartition, || true, async |_| Ok(())).await;
-        assert_eq!((outcome, begun.elapsed()), (WriteOutcome::Acked, Duration::ZERO));
+        assert_eq!((outcome, begun.elapsed()), (Ok(()), Duration::ZERO));
     }
 
     #[tokio::test(start_paused = true)]
@@ -294,10 +294,10 @@ mod tests {
         let hedges = Hedges::default();
         let after = hedges.after();
         let (outcome, sent, took) = hedge(&hedges, &[(99_000, Ok(())), (3, Ok(()))], 9).await;
-        assert_eq!((outcome, sent), (WriteOutcome::Acked, 2));
+        assert_eq!((outcome, sent), (Ok(()), 2));
         assert_eq!(took, after + Duration::from_millis(3));
         let (outcome, sent, _) = hedge(&hedges, &[(1, Ok(()))], 9).await;
-        assert_eq!((outcome, sent), (WriteOutcome::Acked, 1), "nothing hangs");
+        assert_eq!((outcome, sent), (Ok(()), 1), "nothing hangs");
     }
 
     #[tokio::test(start_paused = true)]
@@ -306,12 +306,12 @@ mod tests {
         let (outcome, sent, _) =
             hedge(&hedges, &[(99_000, Ok(())), (1, Err(unavailable()))], 2).await;
         assert_eq!(sent, 2);
-        assert!(matches!(outcome, WriteOutcome::Unknown(_)), "{outcome:?}");
+        assert!(matches!(outcome, Err(WriteError::Unknown(_))), "{outcome:?}");
         let late = [(1_500, Ok(())), (1, Err(unavailable()))];
         let (outcome, ..) = hedge(&hedges, &late, 2).await;
-        assert_eq!(outcome, WriteOutcome::Acked, "the first one counts when it comes");
+        assert_eq!(outcome, Ok(()), "the first one counts when it comes");
         let (outcome, ..) = hedge(&hedges, &[(50, Err(unavailable()))], 1).await;
-        assert!(matches!(outcome, WriteOutcome::Refused(_)), "{outcome:?}");
+        assert!(matches!(outcome, Err(WriteError::Refused(_))), "{outcome:?}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -319,20 +319,20 @@ mod tests {
         let mut ends = vec![(600, Err(timed_out())); 9];
         ends.push((1, Ok(())));
         let (outcome, sent, took) = hedge(&Hedges::default(), &ends, 99).await;
-        assert_eq!((outcome, sent), (WriteOutcome::Acked, 10), "five attempts, each with a hedge");
+        assert_eq!((outcome, sent), (Ok(()), 10), "five attempts, each with a hedge");
         assert!(took > 4 * Duration::from_millis(600), "{took:?}");
         let broke = Hedges::default();
         while broke.spend() {}
         let ends = [(600, Err(timed_out())), (1, Ok(()))];
         let (outcome, sent, took) = hedge(&broke, &ends, 99).await;
-        assert_eq!((outcome, sent), (WriteOutcome::Acked, 2), "no hedge is left, but a retry is");
+        assert_eq!((outcome, sent), (Ok(()), 2), "no hedge is left, but a retry is");
         assert!(took > Duration::from_millis(600), "{took:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn no_hedge_is_sent_once_the_lease_is_over() {
         let (outcome, sent, _) = hedge(&Hedges::default(), &[(1_000, Ok(()))], 1).await;
-        assert_eq!((outcome, sent), (WriteOutcome::Acked, 1));
+        assert_eq!((outcome, sent), (Ok(()), 1));
     }
 
     #[test]

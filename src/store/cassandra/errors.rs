@@ -6,62 +6,58 @@
 //! batch over several partitions partition by partition, so [`DbError::Unavailable`] for one says nothing
 //! about the others.
 
-use orderfree_core::protocol::WriteOutcome;
+use orderfree_core::protocol::{WriteError, WriteOutcome};
 use scylla::errors::{BadQuery, DbError, ExecutionError, RequestAttemptError};
 
 use super::reach::Reach;
 
-/// Whether a failed attempt can still be applied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Failure {
-    /// Certainly not applied, now or later.
-    Refused,
-    /// Possibly applied, now or later.
-    Unknown,
+/// Classifies the failure of one attempt at a write.
+fn write_error(error: &ExecutionError, reach: Reach) -> WriteError {
+    let reason = error.to_string();
+    match is_refusal(error, reach) {
+        true => WriteError::Refused(reason),
+        false => WriteError::Unknown(reason),
+    }
 }
 
-/// Classifies the failure of one attempt at a write.
-pub(super) fn failure(error: &ExecutionError, reach: Reach) -> Failure {
+/// Whether the attempt was certainly not applied, now or later.
+fn is_refusal(error: &ExecutionError, reach: Reach) -> bool {
     use ExecutionError::{
         ConnectionPoolError, EmptyPlan, LastAttemptError, MetadataError, PrepareError,
         RequestTimeout, SchemaAgreementError, UseKeyspaceError,
     };
     match error {
-        ExecutionError::BadQuery(error) => bad_query(error),
+        ExecutionError::BadQuery(error) => is_unbindable(error),
         // No node to send to, or no connection: the driver gave up before it sent anything.
-        EmptyPlan | ConnectionPoolError(_) => Failure::Refused,
-        LastAttemptError(error) => attempt(error, reach),
-        RequestTimeout(_) => Failure::Unknown,
+        EmptyPlan | ConnectionPoolError(_) => true,
+        LastAttemptError(error) => is_refused_attempt(error, reach),
+        RequestTimeout(_) => false,
         // A prepared write should return none of these, so nothing is known about them.
-        PrepareError(_) | UseKeyspaceError(_) | SchemaAgreementError(_) | MetadataError(_) => {
-            Failure::Unknown
-        }
-        _ => Failure::Unknown,
+        PrepareError(_) | UseKeyspaceError(_) | SchemaAgreementError(_) | MetadataError(_) => false,
+        _ => false,
     }
 }
 
 /// The driver rejects values that can't be bound before it sends anything.
-fn bad_query(error: &BadQuery) -> Failure {
-    match error {
+fn is_unbindable(error: &BadQuery) -> bool {
+    matches!(
+        error,
         BadQuery::PartitionKeyExtraction
-        | BadQuery::SerializationError(_)
-        | BadQuery::ValuesTooLongForKey(..)
-        | BadQuery::TooManyQueriesInBatchStatement(_) => Failure::Refused,
-        _ => Failure::Unknown,
-    }
+            | BadQuery::SerializationError(_)
+            | BadQuery::ValuesTooLongForKey(..)
+            | BadQuery::TooManyQueriesInBatchStatement(_)
+    )
 }
 
-fn attempt(error: &RequestAttemptError, reach: Reach) -> Failure {
+fn is_refused_attempt(error: &RequestAttemptError, reach: Reach) -> bool {
     use RequestAttemptError::{
         BodyExtensionsParseError, BrokenConnectionError, CqlErrorParseError,
         CqlRequestSerialization, CqlResultParseError, NonfinishedPagingState, RepreparedIdChanged,
         RepreparedIdMissingInBatch, SerializationError, UnableToAllocStreamId, UnexpectedResponse,
     };
     match error {
-        SerializationError(_) | CqlRequestSerialization(_) | UnableToAllocStreamId => {
-            Failure::Refused
-        }
-        RequestAttemptError::DbError(error, _) => answer(error, reach),
+        SerializationError(_) | CqlRequestSerialization(_) | UnableToAllocStreamId => true,
+        RequestAttemptError::DbError(error, _) => is_refused_answer(error, reach),
         BrokenConnectionError(_)
         | BodyExtensionsParseError(_)
         | CqlResultParseError(_)
@@ -69,18 +65,18 @@ fn attempt(error: &RequestAttemptError, reach: Reach) -> Failure {
         | UnexpectedResponse(_)
         | RepreparedIdChanged { .. }
         | RepreparedIdMissingInBatch
-        | NonfinishedPagingState => Failure::Unknown,
-        _ => Failure::Unknown,
+        | NonfinishedPagingState => false,
+        _ => false,
     }
 }
 
-/// Only the errors listed as refused show that no replica got the write. The others are not worth the risk.
-fn answer(error: &DbError, reach: Reach) -> Failure {
+/// Only the errors listed with `true` show that no replica got the write. The others are not worth the risk.
+fn is_refused_answer(error: &DbError, reach: Reach) -> bool {
     match error {
-        DbError::Unavailable { .. } if reach == Reach::OnePartition => Failure::Refused,
-        DbError::Unavailable { .. } => Failure::Unknown,
+        DbError::Unavailable { .. } if reach == Reach::OnePartition => true,
+        DbError::Unavailable { .. } => false,
         // The coordinator checks the permissions for a whole batch before it sends any part of it.
-        DbError::Unauthorized => Failure::Refused,
+        DbError::Unauthorized => true,
         DbError::SyntaxError
         | DbError::Invalid
         | DbError::AlreadyExists { .. }
@@ -98,8 +94,8 @@ fn answer(error: &DbError, reach: Reach) -> Failure {
         | DbError::ServerError
         | DbError::ProtocolError
         | DbError::RateLimitReached { .. }
-        | DbError::Other(_) => Failure::Unknown,
-        _ => Failure::Unknown,
+        | DbError::Other(_) => false,
+        _ => false,
     }
 }
 
@@ -114,9 +110,11 @@ pub(super) struct Attempts {
 
 impl Attempts {
     pub(super) fn failed(&mut self, error: &ExecutionError, reach: Reach) {
-        match failure(error, reach) {
-            Failure::Refused => self.refused = Some(error.to_string()),
-            Failure::Unknown => self.left_open(&error.to_string()),
+        match write_error(error, reach) {
+            WriteError::Refused(reason) => self.refused = Some(reason),
+            WriteError::Unknown(reason) => {
+                self.unknown.get_or_insert(reason);
+            }
         }
     }
 
@@ -128,9 +126,9 @@ impl Attempts {
     /// The outcome if no attempt was acknowledged. `stopped` is the reason if there was no attempt at all.
     pub(super) fn outcome(self, stopped: &str) -> WriteOutcome {
         match (self.unknown, self.refused) {
-            (Some(reason), _) => WriteOutcome::Unknown(reason),
-            (None, Some(reason)) => WriteOutcome::Refused(reason),
-            (None, None) => WriteOutcome::Refused(stopped.to_owned()),
+            (Some(reason), _) => Err(WriteError::Unknown(reason)),
+            (None, Some(reason)) => Err(WriteError::Refused(reason)),
+            (None, None) => Err(WriteError::Refused(stopped.to_owned())),
         }
     }
 }
@@ -186,7 +184,7 @@ mod tests {
             unavailable(),
             from_node(DbError::Unauthorized),
         ] {
-            assert_eq!(failure(&error, Reach::OnePartition), Failure::Refused, "{error}");
+            assert!(is_refusal(&error, Reach::OnePartition), "{error}");
         }
     }
 
@@ -248,16 +246,16 @@ mod tests {
             }),
             from_node(DbError::Other(0x1600)),
         ] {
-            assert_eq!(failure(&error, Reach::OnePartition), Failure::Unknown, "{error}");
+            assert!(!is_refusal(&error, Reach::OnePartition), "{error}");
         }
     }
 
     #[test]
     fn unavailable_for_several_partitions_is_unknown() {
-        assert_eq!(failure(&unavailable(), Reach::Several), Failure::Unknown);
+        assert!(!is_refusal(&unavailable(), Reach::Several));
         let unauthorized = from_node(DbError::Unauthorized);
-        assert_eq!(failure(&unauthorized, Reach::Several), Failure::Refused);
-        assert_eq!(failure(&ExecutionError::EmptyPlan, Reach::Several), Failure::Refused);
+        assert!(is_refusal(&unauthorized, Reach::Several));
+        assert!(is_refusal(&ExecutionError::EmptyPlan, Reach::Several));
     }
 
     #[test]
@@ -267,9 +265,9 @@ mod tests {
             errors.iter().for_each(|error| attempts.failed(error, Reach::OnePartition));
             attempts.outcome("never sent")
         };
-        assert_eq!(outcome(&[]), WriteOutcome::Refused("never sent".into()));
-        assert!(matches!(outcome(&[unavailable(), unavailable()]), WriteOutcome::Refused(_)));
-        assert!(matches!(outcome(&[timed_out(), unavailable()]), WriteOutcome::Unknown(_)));
-        assert!(matches!(outcome(&[unavailable(), timed_out()]), WriteOutcome::Unknown(_)));
+        assert_eq!(outcome(&[]), Err(WriteError::Refused("never sent".into())));
+        assert!(matches!(outcome(&[unavailable(), unavailable()]), Err(WriteError::Refused(_))));
+        assert!(matches!(outcome(&[timed_out(), unavailable()]), Err(WriteError::Unknown(_))));
+        assert!(matches!(outcome(&[unavailable(), timed_out()]), Err(WriteError::Unknown(_))));
     }
 }

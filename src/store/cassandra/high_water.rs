@@ -106,7 +106,7 @@ impl HighWater {
     pub(super) async fn raise(&self, fence: Timestamp) -> WriteOutcome {
         let stored = Timestamp::from_micros(self.stored_us.load(Ordering::SeqCst));
         if fence <= stored.plus(high_water::quantum(&self.constants)) {
-            return WriteOutcome::Acked;
+            return Ok(());
         }
         let ((kind, group, name), state) = (PLACE, high_water::encode(fence));
         let (never, nil) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
@@ -116,7 +116,7 @@ impl HighWater {
         let sending =
             Sending { patience: Patience::OF_READS_AND_FOLDS, hedges: None, random: &random };
         let outcome = sending.write(Reach::OnePartition, || true, send).await;
-        if outcome == WriteOutcome::Acked {
+        if outcome.is_ok() {
             self.note(fence);
             self.stored_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
         }

@@ -53,7 +53,7 @@ use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
-    Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,
+    Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice, WriteError,
     WriteOutcome,
 };
 use scylla::client::session::Session;
@@ -205,7 +205,7 @@ impl Shards for CassandraStore {
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
-        let Some(first) = writes.first() else { return WriteOutcome::Acked };
+        let Some(first) = writes.first() else { return Ok(()) };
         let reach = Reach::of(writes);
         // Several partitions share only their first replica.
         let turn = if reach == Reach::Several { 0 } else { self.any() };
@@ -370,15 +370,13 @@ impl Folds for CassandraStore {
     }
 
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
-        let Some(first) = folds.first() else { return WriteOutcome::Acked };
+        let Some(first) = folds.first() else { return Ok(()) };
         let partition = first.key().partition();
         let is_one = folds.iter().all(|fold| fold.key().partition() == partition);
         assert!(is_one, "invariant: only the folds of one partition are one mutation");
         let highest = folds.iter().map(Fold::fence).max().unwrap_or(first.fence());
-        if let WriteOutcome::Refused(why) | WriteOutcome::Unknown(why) =
-            self.high_water.raise(highest).await
-        {
-            return WriteOutcome::Refused(format!("its fence could not be stored: {why}"));
+        if let Err(why) = self.high_water.raise(highest).await {
+            return Err(WriteError::Refused(format!("its fence could not be stored: {why}")));
         }
         let values: Vec<_> = folds.iter().flat_map(statements::values_of_fold).collect();
         let route = self.coordinators.route(partition, self.any());

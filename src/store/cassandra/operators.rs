@@ -6,7 +6,7 @@ use std::fmt;
 use futures::StreamExt;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
-use orderfree_core::protocol::{Key, Name, Row, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Key, Name, Row, Timestamp, WriteError, WriteOutcome};
 use scylla::client::session::Session;
 use tokio::sync::mpsc;
 
@@ -129,14 +129,14 @@ pub(super) async fn remove_row(
     };
     let written_at = match found {
         Ok(found) => found.first().and_then(|(written_at,)| *written_at),
-        Err(reason) => return WriteOutcome::Refused(reason),
+        Err(reason) => return Err(WriteError::Refused(reason)),
     };
     // Another process removed it.
-    let Some(written_at) = written_at else { return WriteOutcome::Acked };
+    let Some(written_at) = written_at else { return Ok(()) };
     let (kind, group, name, expires_at, mutator_id) = place;
     let values = (written_at, kind, group, name, expires_at, mutator_id);
     match session.execute_unpaged(&statements.remove, values).await {
-        Ok(_) => WriteOutcome::Acked,
-        Err(error) => WriteOutcome::Unknown(error.to_string()),
+        Ok(_) => Ok(()),
+        Err(error) => Err(WriteError::Unknown(error.to_string())),
     }
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 
 use orderfree_core::protocol::fold::Fold;
-use orderfree_core::protocol::{Key, Row, ShardWrite, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Key, Row, ShardWrite, Timestamp, WriteError, WriteOutcome};
 use redb::{Database, Durability, WriteTransaction};
 use tokio::sync::{mpsc, oneshot};
 
@@ -56,15 +56,15 @@ impl Queue {
         let (answer, outcome) = oneshot::channel();
         match self.0.try_send(Message::Write(Request { write, answer })) {
             Ok(()) => outcome.await.unwrap_or_else(|_| {
-                WriteOutcome::Unknown(
+                Err(WriteError::Unknown(
                     "the store's writer thread ended; restart this process".into(),
-                )
+                ))
             }),
-            Err(mpsc::error::TrySendError::Full(_)) => WriteOutcome::Refused(format!(
+            Err(mpsc::error::TrySendError::Full(_)) => Err(WriteError::Refused(format!(
                 "{WRITE_QUEUE_MAX} writes already wait for the disk; try again later"
-            )),
+            ))),
             Err(mpsc::error::TrySendError::Closed(_)) => {
-                WriteOutcome::Refused("the store is closed".into())
+                Err(WriteError::Refused("the store is closed".into()))
             }
         }
     }
@@ -149,10 +149,10 @@ impl Writer {
         let outcome = match self.commit(&requests) {
             Ok(()) => {
                 self.shared.commits.fetch_add(1, Ordering::Relaxed);
-                WriteOutcome::Acked
+                Ok(())
             }
-            Err(Failed::Before(error)) => WriteOutcome::Refused(self.shared.fail(&error)),
-            Err(Failed::During(error)) => WriteOutcome::Unknown(self.shared.fail(&error)),
+            Err(Failed::Before(error)) => Err(WriteError::Refused(self.shared.fail(&error))),
+            Err(Failed::During(error)) => Err(WriteError::Unknown(self.shared.fail(&error))),
         };
         for request in requests {
             request.answer(outcome.clone());
@@ -200,7 +200,7 @@ impl Writer {
 
 impl Request {
     fn refuse(self, reason: &str) {
-        self.answer(WriteOutcome::Refused(reason.to_owned()));
+        self.answer(Err(WriteError::Refused(reason.to_owned())));
     }
 
     fn answer(self, outcome: WriteOutcome) {

@@ -31,7 +31,7 @@ use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
-    Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,
+    Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice, WriteError,
     WriteOutcome,
 };
 use rand::Rng;
@@ -193,20 +193,20 @@ impl Shards for SimStore {
             tokio::spawn(async move {
                 let _ = network::write_parts(&shared, datacenter, level, parts, patience).await;
             });
-            return WriteOutcome::Acked;
+            return Ok(());
         }
         let outcome = self.write_rows(writes).await;
         let now = self.machine.now().wall;
         let lease_is_over = writes.iter().any(|write| now >= write.expires_at());
-        if outcome == WriteOutcome::Acked && lease_is_over {
+        if outcome.is_ok() && lease_is_over {
             self.shared.met(Hazard::TooLate);
         }
         if self.is(Sabotage::NoCheckAfterAck) {
             self.machine.show_once(sent);
         }
         match outcome {
-            WriteOutcome::Unknown(reason) if self.is(Sabotage::Rollback) => {
-                WriteOutcome::Refused(reason)
+            Err(WriteError::Unknown(reason)) if self.is(Sabotage::Rollback) => {
+                Err(WriteError::Refused(reason))
             }
             outcome => outcome,
         }
@@ -422,7 +422,7 @@ impl Folds for SimStore {
         self.shared.with(|world| {
             names().for_each(|name| world.folding[name].leave(&self.machine));
         });
-        if outcome != WriteOutcome::Acked {
+        if outcome.is_err() {
             self.shared.met(Hazard::FoldUnacked);
         }
         outcome

@@ -30,7 +30,7 @@ use orderfree_core::protocol::group::{Chunk, From as Start};
 use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::{
     Constants, FullRead, Key, MutatorId, Name, Now, Overrides, Row, ShardWrite, Slice, Timestamp,
-    WholeSlice, WriteOutcome,
+    WholeSlice, WriteError, WriteOutcome,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -296,10 +296,10 @@ impl Shards for Faulty {
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         self.writes.fetch_add(writes.len(), Ordering::SeqCst);
         match self.fault() {
-            Fault::Down => WriteOutcome::Refused("no node is up".to_owned()),
+            Fault::Down => Err(WriteError::Refused("no node is up".to_owned())),
             Fault::Silent => {
-                self.inner.write_shards(writes).await;
-                WriteOutcome::Unknown("no answer in time".to_owned())
+                self.inner.write_shards(writes).await?;
+                Err(WriteError::Unknown("no answer in time".to_owned()))
             }
             _ => self.inner.write_shards(writes).await,
         }
@@ -411,7 +411,7 @@ impl Operators for Faulty {
 
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
         match self.fault() {
-            Fault::Silent => WriteOutcome::Unknown("no answer".to_owned()),
+            Fault::Silent => Err(WriteError::Unknown("no answer".to_owned())),
             // The state was damaged on its way here.
             Fault::Damaged => {
                 let mut row = row.clone();

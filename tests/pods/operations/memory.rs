@@ -11,9 +11,7 @@ use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{Shards, Store};
 use orderfree_core::crdt::{Dot, Kind, State};
 use orderfree_core::protocol::transfer::Parcel;
-use orderfree_core::protocol::{
-    Constants, Key, MutatorId, Name, Overrides, Timestamp, WriteOutcome,
-};
+use orderfree_core::protocol::{Constants, Key, MutatorId, Name, Overrides, Timestamp};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -68,7 +66,7 @@ async fn write(setup: &Setup, state: &State, group: &str, keys: u128) -> usize {
         let id = MutatorId::new(Uuid::new_v4());
         let parcel = Parcel::pack(key, id, state, now, Duration::from_secs(3_600));
         bytes = parcel.write().state().len();
-        assert_eq!(store.write_shard(parcel.write()).await, WriteOutcome::Acked);
+        assert_eq!(store.write_shard(parcel.write()).await, Ok(()));
     }
     store.close().await;
     bytes

@@ -10,7 +10,7 @@ use orderfree::store::{StoreError, prefix};
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::fold::{self, Plan, TALLY_BYTES_MAX};
 use orderfree_core::protocol::prefix::{Part, Until};
-use orderfree_core::protocol::{Key, Row, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Key, Row, Timestamp};
 
 use super::{Subject, key, total_of};
 
@@ -23,7 +23,7 @@ impl Subject {
         for at in (0..rows).step_by(TOGETHER) {
             let count = TOGETHER.min(rows - at);
             let writes: Vec<_> = (0..count).map(|_| self.shard(key, 1)).collect();
-            assert_eq!(self.store.write_shards(&writes).await, WriteOutcome::Acked);
+            assert_eq!(self.store.write_shards(&writes).await, Ok(()));
         }
     }
 

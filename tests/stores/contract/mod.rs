@@ -23,7 +23,7 @@ use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::read::{Answer, Reading, assemble};
 use orderfree_core::protocol::{
     Begin, Constants, Durability, Key, Mutator, MutatorId, Name, Now, Overrides, ShardWrite,
-    Timestamp, WriteOutcome,
+    Timestamp, WriteError,
 };
 use uuid::Uuid;
 
@@ -138,7 +138,7 @@ impl Subject {
 
     /// Writes, and panics unless the write is acknowledged.
     pub(crate) async fn write(&self, write: &ShardWrite) {
-        assert_eq!(self.store.write_shard(write).await, WriteOutcome::Acked);
+        assert_eq!(self.store.write_shard(write).await, Ok(()));
     }
 
     /// Writes a new shard.
@@ -154,8 +154,8 @@ impl Subject {
         let results = stream::iter(writes).map(|write| async move {
             for _ in 0..WRITE_TRIES_MAX {
                 match self.store.write_shard(&write).await {
-                    WriteOutcome::Unknown(_) => {}
-                    outcome => return assert_eq!(outcome, WriteOutcome::Acked),
+                    Err(WriteError::Unknown(_)) => {}
+                    outcome => return assert_eq!(outcome, Ok(())),
                 }
             }
             panic!("no answer to {WRITE_TRIES_MAX} tries");
@@ -196,7 +196,7 @@ impl Subject {
 
     /// Executes a fold, and panics unless it is acknowledged.
     pub(crate) async fn execute(&self, fold: &Fold) {
-        assert_eq!(self.store.write_fold(fold).await, WriteOutcome::Acked);
+        assert_eq!(self.store.write_fold(fold).await, Ok(()));
     }
 
     /// Folds a key by a clock at `now`.

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::WriteOutcome;
 
 use super::{Subject, key, next_write};
 
@@ -12,13 +11,13 @@ pub(crate) async fn a_row_is_removed_as_it_was_read_and_nothing_else(subject: Su
     let mut mutator = subject.born(&key);
     let write = next_write(&mut mutator, 1, subject.now());
     subject.write(&write).await;
-    mutator.finish_write(WriteOutcome::Acked, subject.now());
+    mutator.finish_write(Ok(()), subject.now());
     subject.put(&key, 10).await;
     let read = subject.store.read_for_fold(&key).await.expect("a full read");
     let rows = read.slice().shards().cloned().collect::<Vec<_>>();
     let row = rows.iter().find(|row| row.mutator_id == write.mutator_id()).expect("the row");
     for _ in 0..2 {
-        assert_eq!(subject.store.remove_row(&key, row).await, WriteOutcome::Acked);
+        assert_eq!(subject.store.remove_row(&key, row).await, Ok(()));
         assert_eq!(subject.total(&key).await, Some(10));
     }
     // Later writes of its mutator stay.

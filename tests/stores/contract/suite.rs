@@ -11,7 +11,7 @@ use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::protocol::group::{From, Then};
 use orderfree_core::protocol::read::{Answer, RowReader, assemble};
 use orderfree_core::protocol::sweep::Nomination;
-use orderfree_core::protocol::{Key, Mutator, MutatorId, Name, Now, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Key, Mutator, MutatorId, Name, Now, Timestamp, WriteError};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
@@ -109,7 +109,7 @@ pub(crate) async fn a_later_state_replaces_an_earlier_one(subject: Subject) {
     for total in 1..=5 {
         let write = next_write(&mut mutator, 1, subject.now());
         subject.write(&write).await;
-        mutator.finish_write(WriteOutcome::Acked, subject.now());
+        mutator.finish_write(Ok(()), subject.now());
         assert_eq!(subject.total(&key).await, Some(total));
     }
     assert_eq!(subject.rows(&key).await.expect("rows"), 1);
@@ -120,7 +120,7 @@ pub(crate) async fn an_older_write_that_arrives_later_loses(subject: Subject) {
     let mut mutator = subject.born(&key);
     let now = subject.now();
     let older = next_write(&mut mutator, 1, now);
-    mutator.finish_write(WriteOutcome::Unknown("lost".into()), now);
+    mutator.finish_write(Err(WriteError::Unknown("lost".into())), now);
     let newer = next_write(&mut mutator, 10, now);
     assert!(older.timestamp() < newer.timestamp());
     subject.write(&newer).await;
@@ -236,7 +236,7 @@ pub(crate) async fn regression_7_a_row_below_the_fence_changes_nothing(subject: 
     let mut mutator = subject.born(&key);
     let first = next_write(&mut mutator, 1, subject.now());
     subject.write(&first).await;
-    mutator.finish_write(WriteOutcome::Acked, subject.now());
+    mutator.finish_write(Ok(()), subject.now());
     // Two writes in flight: a later state of the folded row, and a row that the fold did not see.
     let later = next_write(&mut mutator, 10, subject.now());
     let unseen = subject.shard(&key, 100);
@@ -473,7 +473,7 @@ pub(crate) async fn an_expired_write_is_refused_and_never_sent(subject: Subject)
     let late_and_fresh = [write.clone(), subject.shard(&fresh, 1)];
     for writes in [&[write][..], &late_and_fresh] {
         let outcome = subject.store.write_shards(writes).await;
-        assert!(matches!(outcome, WriteOutcome::Refused(_)), "{outcome:?}");
+        assert!(matches!(outcome, Err(WriteError::Refused(_))), "{outcome:?}");
     }
     assert_eq!(subject.total(&key).await, None);
     assert_eq!(subject.total(&fresh).await, None);

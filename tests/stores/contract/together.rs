@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use orderfree::store::SweepPart;
 use orderfree_core::protocol::fold::{self, Fold};
-use orderfree_core::protocol::{Key, Mutator, ShardWrite, WriteOutcome};
+use orderfree_core::protocol::{Key, Mutator, ShardWrite};
 use tokio::sync::mpsc;
 
 use super::{Subject, key, next_write};
@@ -14,12 +14,12 @@ pub(crate) async fn rows_written_together_each_win_by_their_own_timestamp(subjec
     let mut mutators: Vec<Mutator> = keys.iter().map(|key| subject.born(key)).collect();
     let mut write = |at: usize, by| next_write(&mut mutators[at], by, subject.now());
     let first: Vec<ShardWrite> = (0..9).map(|at| write(at, 1)).collect();
-    assert_eq!(subject.store.write_shards(&first).await, WriteOutcome::Acked);
+    assert_eq!(subject.store.write_shards(&first).await, Ok(()));
     // A write to one group only. Then an older state of its row arrives late, with a row of another group.
-    mutators[0].finish_write(WriteOutcome::Acked, subject.now());
+    mutators[0].finish_write(Ok(()), subject.now());
     let newer = next_write(&mut mutators[0], 10, subject.now());
-    assert_eq!(subject.store.write_shards(&[newer]).await, WriteOutcome::Acked);
-    assert_eq!(subject.store.write_shards(&first[..2]).await, WriteOutcome::Acked);
+    assert_eq!(subject.store.write_shards(&[newer]).await, Ok(()));
+    assert_eq!(subject.store.write_shards(&first[..2]).await, Ok(()));
     for (at, key) in keys.iter().enumerate() {
         assert_eq!(subject.total(key).await, Some(if at == 0 { 11 } else { 1 }), "{key}");
     }
@@ -73,7 +73,7 @@ pub(crate) async fn keys_of_a_group_are_folded_together(subject: Subject) {
     let folds: Vec<Fold> = plans.filter_map(|plan| plan.fold().cloned()).collect();
     assert_eq!(folds.iter().map(Fold::key).collect::<Vec<_>>(), [b, a, c]);
     for _ in 0..2 {
-        assert_eq!(subject.store.write_folds(&folds).await, WriteOutcome::Acked, "twice is once");
+        assert_eq!(subject.store.write_folds(&folds).await, Ok(()), "twice is once");
         for (key, total, rows) in
             [(a, 3, 1), (b, 6, 1), (c, 13, 1), (d, 7, 1), (&key("g", "bb"), 3, 2)]
         {

@@ -16,7 +16,7 @@ use orderfree_core::crdt::{Kind, Op, Question};
 use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::{
     Begin, Constants, Durability, Key, Mutator, MutatorId, Name, Now, Overrides, ShardWrite,
-    Timestamp, WriteOutcome,
+    Timestamp,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -208,7 +208,7 @@ pub(crate) async fn build(path: &Path, mb: usize) -> Keys {
             clock.tick();
             let write = |one: &&Subject| one.shard(era, ids.random(), clock.now());
             let writes: Vec<_> = some.iter().map(write).collect();
-            assert_eq!(store.write_shards(&writes).await, WriteOutcome::Acked);
+            assert_eq!(store.write_shards(&writes).await, Ok(()));
         }
     }
     let store: Arc<dyn Store> = Arc::new(store);
@@ -235,7 +235,7 @@ async fn fold(store: &EmbeddedStore, clock: &SetClock, subjects: &[Subject]) {
         };
         let reads = store.read_for_folds(keys).await.expect("readable");
         let folds: Vec<Fold> = reads.iter().map(plan).collect();
-        assert_eq!(store.write_folds(&folds).await, WriteOutcome::Acked);
+        assert_eq!(store.write_folds(&folds).await, Ok(()));
     }
 }
 

@@ -14,7 +14,9 @@ use orderfree::store::{Folds, Reads, Shards, Store, StoreClock};
 use orderfree_core::crdt::State;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, Plan};
-use orderfree_core::protocol::{Begin, Durability, Key, Mutator, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{
+    Begin, Durability, Key, Mutator, Timestamp, WriteError, WriteOutcome,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -146,7 +148,7 @@ impl World {
         match told {
             Told::Nothing => true,
             Told::Fold { key, fence, outcome } => {
-                let is_acked = outcome == WriteOutcome::Acked;
+                let is_acked = outcome.is_ok();
                 if is_acked {
                     self.acked_folds += 1;
                     self.keys[key].fence = self.keys[key].fence.max(Some(fence));
@@ -156,17 +158,17 @@ impl World {
             Told::Write { key, mutator, weight, outcome } => {
                 let watched = &mut self.keys[key];
                 match &outcome {
-                    WriteOutcome::Acked => {
+                    Ok(()) => {
                         self.acked_writes += 1;
                         watched.acked += weight;
                     }
-                    WriteOutcome::Unknown(_) => {
+                    Err(WriteError::Unknown(_)) => {
                         self.unknown += 1;
                         watched.unknown.push(weight);
                     }
-                    WriteOutcome::Refused(_) => {}
+                    Err(WriteError::Refused(_)) => {}
                 }
-                let is_acked = outcome == WriteOutcome::Acked;
+                let is_acked = outcome.is_ok();
                 watched.mutators[mutator].finish_write(outcome, self.clock.now());
                 is_acked
             }
@@ -175,7 +177,7 @@ impl World {
 
     async fn refuses_from_now_on(&mut self, store: &EmbeddedStore) -> Result<(), String> {
         let told = self.write(store, 0).expect("a write").await;
-        let Told::Write { outcome: WriteOutcome::Refused(reason), .. } = told else {
+        let Told::Write { outcome: Err(WriteError::Refused(reason)), .. } = told else {
             return Err("a failed file took another write".into());
         };
         if store.failure() != Some(&reason) { Err(reason) } else { Ok(()) }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use orderfree::runtime::clock::Clock;
 use orderfree::store::embedded::{EmbeddedStore, OpenError};
 use orderfree::store::{Folds, Pause, Reads, Shards, Store, StoreClock};
-use orderfree_core::protocol::WriteOutcome;
+use orderfree_core::protocol::WriteError;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, Plan};
 use redb::{Database, TableDefinition};
@@ -88,19 +88,19 @@ async fn a_restart_finds_rows_folds_and_times() {
     let (folded, live) = (key("folded"), key("live"));
     let born = clock.now();
     let mut first = mutator(&folded, born);
-    assert_eq!(store.write_shard(&write(&mut first, 5, born)).await, WriteOutcome::Acked);
+    assert_eq!(store.write_shard(&write(&mut first, 5, born)).await, Ok(()));
     clock.advance(Duration::from_secs(120));
     let read = store.read_for_fold(&folded).await.expect("readable");
     let time = store.fold_time(clock.now()).expect("an honest clock");
     let Ok(Plan::Fold(plan)) = fold::plan(&read, time, &constants()) else { panic!("due") };
-    assert_eq!(store.write_fold(&plan).await, WriteOutcome::Acked);
+    assert_eq!(store.write_fold(&plan).await, Ok(()));
     let now = clock.now();
     let mut second = mutator(&live, now);
-    assert_eq!(store.write_shard(&write(&mut second, 7, now)).await, WriteOutcome::Acked);
+    assert_eq!(store.write_shard(&write(&mut second, 7, now)).await, Ok(()));
     store.close().await;
     assert!(matches!(
         store.write_shard(&write(&mut mutator(&live, now), 1, now)).await,
-        WriteOutcome::Refused(_)
+        Err(WriteError::Refused(_))
     ));
 
     // The next start has a clock that was set back.
@@ -113,7 +113,7 @@ async fn a_restart_finds_rows_folds_and_times() {
     assert!(matches!(store.fold_time(clock.now()), Err(Pause::Clock(error)) if error == behind));
     let mut third = mutator(&live, clock.now());
     let outcome = store.write_shard(&write(&mut third, 9, clock.now())).await;
-    assert!(matches!(&outcome, WriteOutcome::Refused(reason) if reason.contains("behind")));
+    assert!(matches!(&outcome, Err(WriteError::Refused(reason)) if reason.contains("behind")));
     clock.set_wall(now.wall.minus(constants().clock_offset_max()));
     assert_eq!(store.check_clock(clock.now()), Ok(()));
     store.close().await;

@@ -15,7 +15,7 @@ use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::sweep::Nomination;
-use orderfree_core::protocol::{Key, Mutator, MutatorId, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Key, Mutator, MutatorId, Timestamp, WriteError};
 use redb::Database;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -78,7 +78,7 @@ async fn many_writes_at_once_share_few_syncs() {
         .map(|at| write(&mut mutator(&key(&format!("key {at}")), now), 1, now))
         .collect();
     let outcomes = join_all(writes.iter().map(|write| store.write_shard(write))).await;
-    assert!(outcomes.iter().all(|outcome| *outcome == WriteOutcome::Acked));
+    assert!(outcomes.iter().all(Result::is_ok));
     println!("{WRITES} writes in {} transactions", store.commits());
     // Some tens on a busy machine. Without group commit, one per write.
     assert!(store.commits() <= 100, "{} transactions", store.commits());
@@ -91,10 +91,10 @@ async fn an_older_write_that_comes_later_changes_nothing() {
     let (key, now) = (key("n"), clock.now());
     let mut mutator: Mutator = mutator(&key, now);
     let older = write(&mut mutator, 1, now);
-    mutator.finish_write(WriteOutcome::Unknown("slow".into()), now);
+    mutator.finish_write(Err(WriteError::Unknown("slow".into())), now);
     let newer = write(&mut mutator, 2, now);
-    assert_eq!(store.write_shard(&newer).await, WriteOutcome::Acked);
-    assert_eq!(store.write_shard(&older).await, WriteOutcome::Acked);
+    assert_eq!(store.write_shard(&newer).await, Ok(()));
+    assert_eq!(store.write_shard(&older).await, Ok(()));
     assert_eq!(value(&store, &key, now).await.expect("rows").state, counter(3));
 }
 
@@ -117,20 +117,20 @@ async fn rows_that_come_back_below_the_fence_are_deleted_again() {
         assert_eq!(reading.state, counter(5));
         (reading.shards, reading.zombies)
     };
-    assert_eq!(store.write_shard(&late).await, WriteOutcome::Acked);
+    assert_eq!(store.write_shard(&late).await, Ok(()));
     assert_eq!(read().await, (1, 0));
     let first = fold_later(&store, &key, now.wall).await;
-    assert_eq!(store.write_fold(&first).await, WriteOutcome::Acked);
+    assert_eq!(store.write_fold(&first).await, Ok(()));
     assert_eq!(read().await, (0, 0));
-    assert_eq!(store.write_fold(&first).await, WriteOutcome::Acked, "twice is once");
+    assert_eq!(store.write_fold(&first).await, Ok(()), "twice is once");
     assert_eq!(read().await, (0, 0));
 
-    assert_eq!(store.write_shard(&late).await, WriteOutcome::Acked);
+    assert_eq!(store.write_shard(&late).await, Ok(()));
     assert_eq!(read().await, (0, 1));
     let second = fold_later(&store, &key, now.wall.shifted(2_000_000)).await;
-    assert_eq!(store.write_fold(&second).await, WriteOutcome::Acked);
+    assert_eq!(store.write_fold(&second).await, Ok(()));
     assert_eq!(read().await, (0, 0));
-    assert_eq!(store.write_fold(&first).await, WriteOutcome::Acked, "an old fold changes nothing");
+    assert_eq!(store.write_fold(&first).await, Ok(()), "an old fold changes nothing");
     let tally = value(&store, &key, now).await.expect("rows");
     assert_eq!(tally.fence, Some(second.fence()));
 }
@@ -142,7 +142,7 @@ async fn a_write_after_its_lease_is_refused() {
     let late = write(&mut mutator(&key("n"), now), 5, now);
     clock.set_wall(late.expires_at());
     let outcome = store.write_shard(&late).await;
-    assert_eq!(outcome, WriteOutcome::Refused("its lease is over".into()));
+    assert_eq!(outcome, Err(WriteError::Refused("its lease is over".into())));
     assert!(value(&store, &key("n"), now).await.is_none());
     assert_eq!(store.commits(), 0);
 }
@@ -153,14 +153,16 @@ async fn after_a_failed_sync_everything_is_refused() {
     let (store, clock) = on_disk(&disk);
     let (key, now) = (key("n"), clock.now());
     let mut mutator = mutator(&key, now);
-    assert_eq!(store.write_shard(&write(&mut mutator, 1, now)).await, WriteOutcome::Acked);
-    mutator.finish_write(WriteOutcome::Acked, now);
+    assert_eq!(store.write_shard(&write(&mut mutator, 1, now)).await, Ok(()));
+    mutator.finish_write(Ok(()), now);
     assert_eq!(store.failure(), None);
     disk.fail_syncs();
     let second = write(&mut mutator, 2, now);
     let outcome = store.write_shard(&second).await;
-    assert!(matches!(&outcome, WriteOutcome::Unknown(why) if why.contains("input/output error")));
-    assert!(matches!(store.write_shard(&second).await, WriteOutcome::Refused(_)));
+    assert!(
+        matches!(&outcome, Err(WriteError::Unknown(why)) if why.contains("input/output error"))
+    );
+    assert!(matches!(store.write_shard(&second).await, Err(WriteError::Refused(_))));
     let read = store.read_key(&key, None, Level::One).await;
     assert!(matches!(read, Err(StoreError::Unavailable(why)) if why.contains("start again")));
     assert!(store.failure().is_some());

@@ -11,7 +11,7 @@ use crate::protocol::hybrid::HybridClock;
 use crate::protocol::read::{self, Answer};
 use crate::protocol::{
     Accepted, Begin, Constants, Durability, FullRead, Key, Mutator, MutatorId, Name, Now,
-    OP_AGE_MAX, Overrides, Row, Slice, Timestamp, WriteOutcome,
+    OP_AGE_MAX, Overrides, Row, Slice, Timestamp,
 };
 
 const DAYS: u64 = 30;
@@ -62,7 +62,7 @@ impl Place {
         }
         let Begin::Write(write) = mutator.begin_write(now(3_600)) else { panic!("no write") };
         assert!(write.state().len() <= STATE_BYTES_MAX);
-        mutator.finish_write(WriteOutcome::Acked, now(3_601));
+        mutator.finish_write(Ok(()), now(3_601));
         let (expires_at, state) = (write.expires_at(), write.state().to_vec());
         let at = usize::from(self.rows.first().is_some_and(Row::is_tally));
         self.rows.insert(at, Row { expires_at, mutator_id: id, state });

@@ -65,11 +65,11 @@ fn counter(total: i128) -> State {
 }
 
 pub(super) fn refused() -> WriteOutcome {
-    WriteOutcome::Refused("down".into())
+    Err(WriteError::Refused("down".into()))
 }
 
 pub(super) fn unknown() -> WriteOutcome {
-    WriteOutcome::Unknown("timeout".into())
+    Err(WriteError::Unknown("timeout".into()))
 }
 
 #[test]
@@ -80,12 +80,12 @@ fn what_arrives_during_a_flight_goes_with_the_next_write() {
     queued(&mut mutator, 2, Durability::Stored);
     queued(&mut mutator, 4, Durability::Stored);
     assert_eq!(mutator.begin_write(at(1)), Begin::Idle, "one write in flight");
-    assert_eq!(mutator.finish_write(WriteOutcome::Acked, at(1)), Finished::Acked);
+    assert_eq!(mutator.finish_write(Ok(()), at(1)), Finished::Acked);
     let second = begin(&mut mutator, at(1));
     assert_eq!((total(&first), total(&second)), (counter(1), counter(7)));
     assert!(second.timestamp() > first.timestamp(), "same clock reading, greater timestamp");
     assert!(!mutator.is_clean());
-    mutator.finish_write(WriteOutcome::Acked, at(1));
+    mutator.finish_write(Ok(()), at(1));
     assert!(mutator.is_clean());
     assert_eq!(mutator.begin_write(at(2)), Begin::Idle);
 }
@@ -98,7 +98,7 @@ fn each_envelope_holds_the_number_of_its_write() {
         let write = begin(&mut mutator, at(number));
         let seal = KeySeal::of(write.key()).row(write.expires_at(), write.mutator_id());
         assert_eq!(write.state(), encode_shard(seal, &total(&write), number));
-        mutator.finish_write(WriteOutcome::Acked, at(number));
+        mutator.finish_write(Ok(()), at(number));
     }
 }
 
@@ -144,7 +144,7 @@ fn waiting_ops_count_and_a_write_is_unresolved_until_acked() {
     mutator.finish_write(unknown(), at(1));
     assert!(mutator.is_unresolved());
     begin(&mut mutator, at(2));
-    mutator.finish_write(WriteOutcome::Acked, at(2));
+    mutator.finish_write(Ok(()), at(2));
     assert!(!mutator.is_unresolved());
 }
 
@@ -165,7 +165,7 @@ fn timestamps_rise_when_the_clock_is_set_back() {
     let mut mutator = mutator();
     queued(&mut mutator, 1, Durability::Stored);
     let first = begin(&mut mutator, at(100));
-    mutator.finish_write(WriteOutcome::Acked, at(100));
+    mutator.finish_write(Ok(()), at(100));
     queued(&mut mutator, 1, Durability::Stored);
     let second = begin(&mut mutator, at(50));
     assert_eq!(second.timestamp(), first.timestamp().next());
@@ -197,7 +197,7 @@ fn regression_4_an_unknown_write_is_kept_and_written_again() {
     let Finished::Refused { .. } = mutator.finish_write(refused(), at(2)) else { panic!() };
     let third = begin(&mut mutator, at(3));
     assert_eq!(total(&third), counter(1), "only the refused op is undone");
-    assert_eq!(mutator.finish_write(WriteOutcome::Acked, at(3)), Finished::Acked);
+    assert_eq!(mutator.finish_write(Ok(()), at(3)), Finished::Acked);
     assert!(mutator.is_clean());
 }
 
@@ -212,7 +212,7 @@ fn an_ack_after_the_lease_is_no_ack() {
         let mut mutator = mutator();
         queued(&mut mutator, 1, Durability::Stored);
         begin(&mut mutator, at(1));
-        assert_eq!(mutator.finish_write(WriteOutcome::Acked, late), Finished::TooLate);
+        assert_eq!(mutator.finish_write(Ok(()), late), Finished::TooLate);
         assert_eq!(mutator.begin_write(late), Begin::Dead);
     }
 }
@@ -245,7 +245,7 @@ fn what_was_in_flight_is_inherited_only_where_twice_is_once() {
         let op = kind.parse_op(&serde_json::from_str(kind.about().example_op).expect("JSON"));
         let mut ops = vec![op.expect("an op")];
         ops.iter_mut().for_each(|op| op.stamp(at(1).wall));
-        for outcome in [Some(unknown()), Some(WriteOutcome::Acked), None] {
+        for outcome in [Some(unknown()), Some(Ok(())), None] {
             let mut mutator = mutator_of(kind);
             let mut answer = |durability| mutator.accept(ops.clone(), durability, at(1)).map(drop);
             answer(Durability::Memory).expect("accepted");
@@ -257,7 +257,7 @@ fn what_was_in_flight_is_inherited_only_where_twice_is_once() {
                 None => {
                     mutator.finish_write(unknown(), at(1));
                     begin(&mut mutator, at(2));
-                    mutator.finish_write(WriteOutcome::Acked, at(2));
+                    mutator.finish_write(Ok(()), at(2));
                 }
             }
             let Estate { inherited, lost } = mutator.bury();
@@ -302,7 +302,7 @@ fn no_answers_from_memory_after_a_second_without_an_ack() {
     mutator.finish_write(unknown(), later);
     begin(&mut mutator, at(3));
     assert_eq!(memory(&mut mutator, at(3)), Err(Refusal::Unacked), "since the first write");
-    mutator.finish_write(WriteOutcome::Acked, at(3));
+    mutator.finish_write(Ok(()), at(3));
     assert!(memory(&mut mutator, at(9)).is_ok());
 }
 
@@ -340,7 +340,7 @@ fn only_what_was_never_sent_can_be_withdrawn() {
     assert_eq!(mutator.withdraw(sent), None);
     assert_eq!(mutator.withdraw(waiting), Some(vec![]));
     assert_eq!(mutator.withdraw(waiting), None);
-    mutator.finish_write(WriteOutcome::Acked, at(1));
+    mutator.finish_write(Ok(()), at(1));
     assert_eq!(total(&begin(&mut mutator, at(2))), counter(5));
 }
 
@@ -368,7 +368,7 @@ fn an_op_without_effect_is_acked_at_once_iff_it_is_stored() {
     mutator.finish_write(unknown(), at(1));
     queued(&mut mutator, 0, Durability::Stored); // not known to be stored
     begin(&mut mutator, at(2));
-    mutator.finish_write(WriteOutcome::Acked, at(2));
+    mutator.finish_write(Ok(()), at(2));
     assert_eq!(mutator.accept(add(0), Durability::Stored, at(3)), Ok(Accepted::Stored));
 }
 
@@ -434,7 +434,7 @@ proptest! {
                 },
                 Step::Acked | Step::Unknown if in_flight => {
                     let acked = matches!(step, Step::Acked);
-                    mutator.finish_write(if acked { WriteOutcome::Acked } else { unknown() }, at(1));
+                    mutator.finish_write(if acked { Ok(()) } else { unknown() }, at(1));
                     settled += flying.drain(..).map(|(_, by)| i128::from(by)).sum::<i128>();
                     in_flight = false;
                 }

@@ -43,8 +43,8 @@ async fn nothing_is_answered_from_memory_while_writes_hang() {
     assert_eq!(memory().await, Ok(()), "the write is in flight for less than a second");
     pod.clock.advance(Duration::from_millis(1_100));
     assert_eq!(memory().await, Err(Refused::Unacked.into()));
-    reply.send(WriteOutcome::Acked).expect("waits");
-    let again = pod.store.answer(WriteOutcome::Acked);
+    reply.send(Ok(())).expect("waits");
+    let again = pod.store.answer(Ok(()));
     assert_eq!(again.await, 2, "what was answered is written");
     tokio::task::yield_now().await;
     assert_eq!(memory().await, Ok(()));

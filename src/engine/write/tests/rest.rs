@@ -6,7 +6,7 @@ async fn acked(pod: &Pod, name: &str, by: i64) -> ShardWrite {
     let update = pod.start(name, by, STORED).await;
     assert!(!update.0.is_finished(), "{:?}", update.end().await);
     let (write, reply) = pod.store.write().await;
-    reply.send(WriteOutcome::Acked).expect("waits");
+    reply.send(Ok(())).expect("waits");
     assert_eq!(update.end().await, Ok(()));
     write
 }
@@ -70,7 +70,7 @@ async fn a_mutator_with_open_writes_never_rests() {
     let other = pod.start("b", 1, STORED).await.end().await;
     assert!(matches!(other, Err(UpdateError::Refused(Refused::Overloaded(_)))), "{other:?}");
     assert_eq!(pod.mutators.table.at_rest().count, 0);
-    pod.store.answer(WriteOutcome::Acked).await;
+    pod.store.answer(Ok(())).await;
     assert_eq!(open.end().await, Ok(()));
 }
 
@@ -82,7 +82,7 @@ async fn a_mutator_that_finds_no_room_to_wake_rests_on() {
     let open = pod.start("b", 1, STORED).await;
     let refused = pod.start("a", 1, STORED).await.end().await;
     assert!(matches!(refused, Err(UpdateError::Refused(Refused::Overloaded(_)))), "{refused:?}");
-    pod.store.answer(WriteOutcome::Acked).await;
+    pod.store.answer(Ok(())).await;
     assert_eq!(open.end().await, Ok(()));
     assert_eq!(acked(&pod, "a", 1).await.mutator_id(), first.mutator_id());
 }
@@ -117,7 +117,7 @@ async fn a_state_of_another_quota_is_never_driven_out_of_its_share() {
             (Arc::clone(&pod.mutators), vec![Op::Counter(CounterOp::Add { by: 1 })]);
         let update = spawn(async move { mutators.update(&key, ops, STORED).await });
         let (write, reply) = pod.store.write().await;
-        reply.send(WriteOutcome::Acked).expect("waits");
+        reply.send(Ok(())).expect("waits");
         update.await.expect("no panic").expect("acked");
         total(&write)
     };
@@ -197,7 +197,7 @@ async fn large_states_that_make_room_rest() {
         let op = Kind::GSet.parse_op(&op).expect("an op");
         let update = spawn(async move { mutators.update(&key, vec![op], STORED).await });
         let (write, reply) = pod.store.write().await;
-        reply.send(WriteOutcome::Acked).expect("waits");
+        reply.send(Ok(())).expect("waits");
         update.await.expect("no panic").expect("acked");
         write
     };

@@ -56,7 +56,7 @@ impl Shards for Scripted {
         let (reply, outcome) = oneshot::channel();
         self.requests.lock().unwrap().push_back((writes.to_vec(), reply));
         self.arrived.notify_one();
-        outcome.await.unwrap_or(WriteOutcome::Unknown("the test is over".into()))
+        outcome.await.unwrap_or(Err(WriteError::Unknown("the test is over".into())))
     }
 }
 

@@ -52,7 +52,7 @@ async fn send(
     if !update.is_finished() {
         let (write, reply) = pod.store.write().await;
         rows.take(&write);
-        reply.send(WriteOutcome::Acked).expect("waits");
+        reply.send(Ok(())).expect("waits");
     }
     update.await.expect("no panic").map(drop)
 }
@@ -140,13 +140,13 @@ async fn a_full_mutator_still_writes_while_its_successor_goes_on() {
     let (heir, reply) = pod.store.write().await;
     rows.take(&heir);
     assert_ne!(heir.mutator_id(), write.mutator_id());
-    reply.send(WriteOutcome::Acked).expect("waits");
+    reply.send(Ok(())).expect("waits");
     of_heir.await.expect("no panic").expect("acked");
     unknown_reply.send(unknown()).expect("waits");
     let (again, reply) = pod.store.write().await;
     rows.take(&again);
     assert_eq!(again.mutator_id(), write.mutator_id(), "an unknown write is sent again");
-    reply.send(WriteOutcome::Acked).expect("waits");
+    reply.send(Ok(())).expect("waits");
     first.await.expect("no panic").expect("acked");
     waits.await.expect("no panic").expect("acked");
     assert_eq!(rows.read(Kind::GSet)["size"], 300);
@@ -170,7 +170,7 @@ async fn unfolded_states_count_across_rests_until_they_can_be_folded() {
     let (pod, mut rows) = (pod_with(1), Rows::default());
     let rest = async || {
         let update = pod.start("other", 1, STORED).await;
-        pod.store.answer(WriteOutcome::Acked).await;
+        pod.store.answer(Ok(())).await;
         update.end().await.expect("acked");
     };
     for from in [0, 250, 500, 750] {
@@ -202,7 +202,7 @@ async fn ops_answered_from_memory_stay_with_their_mutator() {
         let write = tokio::time::timeout(Duration::from_secs(1), pod.store.write()).await;
         let Ok((write, reply)) = write else { break };
         rows.take(&write);
-        reply.send(WriteOutcome::Acked).expect("waits");
+        reply.send(Ok(())).expect("waits");
         tokio::task::yield_now().await;
     }
     assert_eq!(rows.read(Kind::GSet)["size"], 400);

@@ -10,7 +10,7 @@ use orderfree_core::crdt::envelope::{self, KeySeal};
 use orderfree_core::crdt::{CounterOp, Kind, Op, State};
 use orderfree_core::protocol::{
     Begin, Constants, Durability, Finished, Key, Mutator, MutatorId, Name, Row, Timestamp,
-    WriteOutcome,
+    WriteError,
 };
 use uuid::Uuid;
 
@@ -272,12 +272,12 @@ impl Tables {
                 if self.sabotage == Some(Sabotage::NoCheckAfterAck) {
                     now = self.scope.pod_now(0);
                 }
-                WriteOutcome::Acked
+                Ok(())
             }
             What::Unknown if self.sabotage != Some(Sabotage::Rollback) => {
-                WriteOutcome::Unknown(String::new())
+                Err(WriteError::Unknown(String::new()))
             }
-            What::Refused | What::Unknown => WriteOutcome::Refused(String::new()),
+            What::Refused | What::Unknown => Err(WriteError::Refused(String::new())),
         };
         match mutator.finish_write(outcome, now) {
             Finished::Acked => Became::Acked,

@@ -16,7 +16,7 @@ use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::{
-    Constants, Durability, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp,
+    Constants, Durability, Key, MutatorId, Name, Now, Overrides, ShardWrite, Timestamp, WriteError,
     WriteOutcome,
 };
 use orderfree_shuttle::engine::write::{Bounds, Mutators, UpdateError, Updates};
@@ -100,16 +100,16 @@ impl Shards for Rows {
         a_while().await;
         let luck = thread_rng().gen_range(0..8);
         let (is_applied, outcome) = match luck {
-            0..4 => (true, WriteOutcome::Acked),
-            4 | 5 => (false, WriteOutcome::Refused("down".into())),
-            _ => (luck == 6, WriteOutcome::Unknown("no answer".into())),
+            0..4 => (true, Ok(())),
+            4 | 5 => (false, Err(WriteError::Refused("down".into()))),
+            _ => (luck == 6, Err(WriteError::Unknown("no answer".into()))),
         };
         for write in writes {
             self.with(write, |row| {
                 if is_applied {
                     row.applied = total(write);
                 }
-                if !matches!(outcome, WriteOutcome::Refused(_)) {
+                if !matches!(outcome, Err(WriteError::Refused(_))) {
                     row.kept = total(write);
                 }
             });

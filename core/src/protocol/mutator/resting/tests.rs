@@ -64,7 +64,7 @@ fn outcome(of: u8) -> WriteOutcome {
     match of {
         0 => refused(),
         1 => unknown(),
-        _ => WriteOutcome::Acked,
+        _ => Ok(()),
     }
 }
 
@@ -154,7 +154,7 @@ fn only_a_clean_mutator_may_rest() {
     mutator.finish_write(unknown(), at(1));
     assert_eq!(mutator.rest(), None, "its outcome is unknown");
     begin(&mut mutator, at(2));
-    mutator.finish_write(WriteOutcome::Acked, at(2));
+    mutator.finish_write(Ok(()), at(2));
     assert!(mutator.rest().is_some());
 }
 
@@ -180,7 +180,7 @@ fn dots_and_timestamps_go_on_after_a_rest() {
         let write = begin(&mut mutator, at(5));
         assert!(last < Some(write.timestamp()), "the clock stands still, timestamps rise");
         last = Some(write.timestamp());
-        mutator.finish_write(WriteOutcome::Acked, at(5));
+        mutator.finish_write(Ok(()), at(5));
         let (expires_at, mutator_id) = (mutator.lease().expires_at(), mutator.id);
         ops[0].assign(&mut || Dot { expires_at, mutator_id, seq });
         assert_eq!(expected.apply(&ops[0]), Ok(Effect::Changed));
@@ -196,7 +196,7 @@ fn each_flaw_is_one() {
     let add = vec![Kind::OrSet.parse_op(&json!({"op": "add", "item": 1})).expect("an op")];
     mutator.accept(add.clone(), Durability::Stored, at(5)).expect("accepted");
     begin(&mut mutator, at(5));
-    mutator.finish_write(WriteOutcome::Acked, at(5));
+    mutator.finish_write(Ok(()), at(5));
     let wake = |mutator: &Mutator, flaw| {
         let rested = mutator.rest_with(Some(flaw)).expect("it rests");
         Mutator::wake(key_of(Kind::OrSet), &rested, &constants())
@@ -220,7 +220,7 @@ fn a_counter_rests_in_fifty_bytes() {
         let by = vec![Kind::Counter.parse_op(&Kind::Counter.bare_op("1000000")).expect("an op")];
         mutator.accept(by, Durability::Stored, at(3_000)).expect("accepted");
         begin(&mut mutator, at(3_000));
-        mutator.finish_write(WriteOutcome::Acked, at(3_000));
+        mutator.finish_write(Ok(()), at(3_000));
     }
     let bytes = mutator.rest().expect("clean").len();
     assert!(bytes <= 50, "{bytes}");
@@ -237,7 +237,7 @@ fn what_a_successor_has_to_know_remains_until_it_may_be_folded() {
         let op = vec![Kind::GSet.parse_op(&items(count)).expect("an op")];
         mutator.accept(op, Durability::Stored, at(1)).expect("room");
         begin(&mut mutator, at(1));
-        mutator.finish_write(WriteOutcome::Acked, at(1));
+        mutator.finish_write(Ok(()), at(1));
         let rested = mutator.rest().expect("clean");
         let is_over = |bytes: &[u8], now| Mutator::is_over_at_rest(bytes, at(now), &constants());
         assert!(!is_over(&rested, 2), "it may wake");

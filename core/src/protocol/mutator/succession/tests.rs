@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::super::tests::{at, begin, constants, key_of, mutator_of};
 use super::*;
 use crate::crdt::Kind;
-use crate::protocol::{Durability, Key, MutatorId, Refusal, WriteOutcome};
+use crate::protocol::{Durability, Key, MutatorId, Refusal};
 
 /// An op that adds this many items of about 1,000 bytes each, starting at a number.
 fn add(kind: Kind, from: usize, count: usize) -> Vec<Op> {
@@ -63,7 +63,7 @@ fn predecessors_travel_through_rest() {
     let mut heir = mutator_of(Kind::GSet).succeeding(first.legacy());
     heir.accept(add(Kind::GSet, 250, 10), Durability::Stored, at(1)).expect("room");
     begin(&mut heir, at(1));
-    heir.finish_write(WriteOutcome::Acked, at(1));
+    heir.finish_write(Ok(()), at(1));
     let rested = heir.rest().expect("clean");
     let woken = Mutator::wake(key_of(Kind::GSet), &rested, &constants());
     assert_eq!((woken.legacy(), woken.legacy().0.len()), (heir.legacy(), 2));
