@@ -27,6 +27,9 @@ fn main() -> ExitCode {
         Err(error) => Err(error.into()),
     };
     result.unwrap_or_else(|error| {
+        if let Some(usage) = error.downcast_ref::<clap::Error>() {
+            usage.exit();
+        }
         output::note(format_args!("orderfree: {error:#}"));
         ExitCode::FAILURE
     })

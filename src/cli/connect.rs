@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
@@ -9,6 +10,9 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::{Certificate, Client, ClientBuilder, Url};
 
 use crate::pod::config::Secret;
+
+/// Longest time to find out whether a server speaks TLS.
+const TLS_LOOK_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// See the [module documentation](self).
 #[derive(Debug, Clone, Default, Args)]
@@ -30,6 +34,66 @@ pub(super) fn shown(url: &Url) -> Url {
     // This fails only for addresses that can't have a user or a password.
     let _ = (url.set_username(""), url.set_password(None));
     url
+}
+
+/// Why a request has no answer.
+pub(super) struct NoAnswer {
+    /// One sentence that says what to do.
+    pub(super) error: anyhow::Error,
+    /// Whether the server can have understood the request.
+    pub(super) may_have_arrived: bool,
+}
+
+/// Explains why a request to this address has no answer.
+pub(super) async fn explain(url: &Url, error: reqwest::Error) -> NoAnswer {
+    let (address, is_connect) = (shown(url), error.is_connect());
+    let may_be_plain = url.scheme() == "http" && !is_connect && !error.is_timeout();
+    let error = anyhow::Error::from(error);
+    let sentence = if is_connect {
+        let whole = format!("{error:#}").to_lowercase();
+        if whole.contains("corrupt message") {
+            format!(
+                "{address} does not speak TLS, so nothing was sent; write http:// instead of https://"
+            )
+        } else if whole.contains("certificate") {
+            return NoAnswer {
+                error: error.context(format!(
+                    "the certificate of {address} is not accepted, so nothing was sent; set its CA with --ca, and \
+                     use an address that the certificate covers"
+                )),
+                may_have_arrived: false,
+            };
+        } else {
+            format!(
+                "no server answers at {address}, so nothing was sent; start one with `orderfree serve`, or set its \
+                 address with --url http://…"
+            )
+        }
+    } else if may_be_plain && speaks_tls(url).await {
+        format!(
+            "{address} speaks TLS, so it did not understand the request; write https:// instead of http://"
+        )
+    } else {
+        return NoAnswer { error, may_have_arrived: true };
+    };
+    NoAnswer { error: anyhow::anyhow!(sentence), may_have_arrived: false }
+}
+
+/// Whether the port of an `http` address answers in TLS. Then it can't have read a request in clear text.
+async fn speaks_tls(url: &Url) -> bool {
+    let mut secure = url.clone();
+    let port = url.port_or_known_default();
+    if secure.set_scheme("https").is_err() || secure.set_port(port).is_err() {
+        return false;
+    }
+    let Ok(client) = unchecked() else { return false };
+    let request = client.get(secure).timeout(TLS_LOOK_TIME_MAX);
+    request.send().await.map_or_else(|error| !error.is_connect() && !error.is_timeout(), |_| true)
+}
+
+/// A client that checks no certificate and sends no token, for requests without secrets.
+pub(super) fn unchecked() -> reqwest::Result<Client> {
+    Client::builder().tls_certs_only([]).tls_danger_accept_invalid_certs(true).build()
 }
 
 impl ConnectArgs {

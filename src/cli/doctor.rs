@@ -340,9 +340,14 @@ async fn look_at_pods(report: &mut Report, args: &DoctorArgs) {
 
 async fn look_at_pod(url: &Url, connect: &ConnectArgs) -> anyhow::Result<String> {
     let client = connect.client(url)?;
-    let get = async |path: &str| {
-        let request = client.get(url.join(path)?).timeout(ANSWER_TIME_MAX);
-        Ok::<_, anyhow::Error>(request.send().await?)
+    let get = async |path: &str| match client
+        .get(url.join(path)?)
+        .timeout(ANSWER_TIME_MAX)
+        .send()
+        .await
+    {
+        Ok(answer) => Ok::<_, anyhow::Error>(answer),
+        Err(error) => Err(connect::explain(url, error).await.error),
     };
     let ready = get("readyz?verbose").await?;
     if !ready.status().is_success() {

@@ -3,10 +3,14 @@
 //! Exit codes: 0 done; 1 refused, unreachable, a failed check, or an answer that can't be written; 2 bad
 //! arguments; 3 the key does not exist; 4 the outcome of an update is unknown.
 
+mod add;
 mod client;
 pub mod connect;
 mod doctor;
 mod fold;
+mod input;
+mod key;
+mod list;
 mod load;
 pub mod output;
 mod reload;
@@ -19,7 +23,9 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::pod::config::{self, ServeArgs};
 use crate::pod::serve;
@@ -40,16 +46,24 @@ pub struct Cli {
 enum Command {
     /// Serve HTTP. This is the default without a subcommand.
     Serve(Box<ServeArgs>),
-    /// Add to a key of a running server: `add counter/site/home 5`, `add distinct/site/visitors u1 u2`.
-    Add(client::AddArgs),
+    /// Add to a key of a running server: `add counter/site/home 5`, `add distinct/site/visitors u1 u2`, or
+    /// `add distinct/site/visitors -` for the lines of the standard input.
+    Add(add::AddArgs),
     /// Print the value of a key of a running server: `get counter/site/home`.
     Get(client::GetArgs),
+    /// List the keys of a group of a running server, with their values: `ls counter/site`.
+    Ls(list::ListArgs),
+    /// Merge keys of a group of a running server into one value, and print it: `merge distinct/site mon tue`.
+    /// Nothing is written.
+    Merge(list::MergeArgs),
     /// Fold the final shards of all keys once, without a server. For scheduled jobs.
     Fold(Box<fold::FoldArgs>),
     /// Write keys to standard output, one JSON line each.
+    #[command(mut_args(transfer::hide_from_export))]
     Export(Box<transfer::ExportArgs>),
     /// Import exported or converted keys from standard input. A line counts once, however often it is
     /// imported.
+    #[command(mut_args(transfer::hide_from_import))]
     Import(Box<transfer::ImportArgs>),
     /// Convert CSV with group, name and amount (as `cqlsh` copies native counters) to lines for `import`.
     Convert(transfer::ConvertArgs),
@@ -76,6 +90,16 @@ enum Command {
     Token(token::TokenArgs),
     /// Print the OpenAPI document.
     Openapi,
+    /// Print a script that completes commands in a shell: `source <(orderfree completions bash)`.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+}
+
+/// An error about arguments that the parser itself can't find. It ends the program as the parser's errors do.
+fn wrong_usage(kind: ErrorKind, message: impl std::fmt::Display) -> anyhow::Error {
+    Cli::command().error(kind, message).into()
 }
 
 /// Runs the chosen command.
@@ -86,8 +110,10 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         None => serve(cli.serve).await,
         Some(Command::Serve(args)) => serve(*args).await,
-        Some(Command::Add(args)) => client::add(args).await,
+        Some(Command::Add(args)) => add::add(args).await,
         Some(Command::Get(args)) => client::get(args).await,
+        Some(Command::Ls(args)) => list::ls(args).await,
+        Some(Command::Merge(args)) => list::merge(args).await,
         Some(Command::Health(args)) => client::health(args).await,
         Some(Command::Fold(args)) => fold::run(*args).await,
         Some(Command::Export(args)) => transfer::export(*args).await,
@@ -102,6 +128,12 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Openapi) => {
             let document = serde_json::to_string_pretty(&http::openapi())?;
             output::show_all(&format!("{document}\n"))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Command::Completions { shell }) => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "orderfree", &mut script);
+            output::show_all(&String::from_utf8(script)?)?;
             Ok(ExitCode::SUCCESS)
         }
     }

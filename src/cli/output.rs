@@ -30,9 +30,17 @@ pub(super) fn show(text: impl Display) -> anyhow::Result<()> {
 /// # Errors
 /// The standard output can't be written for another reason.
 pub(super) fn show_all(text: &str) -> anyhow::Result<()> {
+    show_more(text).map(drop)
+}
+
+/// Writes a part of a long text. `false`: the reader has left.
+///
+/// # Errors
+/// Those of [`show_all`].
+pub(super) fn show_more(text: &str) -> anyhow::Result<bool> {
     match stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        result => written(result),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        result => written(result).map(|()| true),
     }
 }
 

@@ -5,6 +5,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, BufRead, Write};
+use std::mem;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use clap::Args;
+use clap::{Arg, Args};
 use futures::{StreamExt, stream};
 use orderfree_core::crdt::{Kind, Question, State};
 use orderfree_core::protocol::fold::proves_moved_clock;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::output::{note, say};
+use super::{input, key};
 use crate::engine::service::{GroupQuery, KeyValue, ReadError};
 use crate::limits;
 use crate::pod::config::{StoreArgs, StoreConfig, Switch};
@@ -44,8 +46,8 @@ pub(super) struct ExportArgs {
     #[command(flatten)]
     store: StoreArgs,
     /// Export only keys of this kind.
-    #[arg(long)]
-    kind: Option<String>,
+    #[arg(long, value_parser = key::kind_of)]
+    kind: Option<Kind>,
     /// Export only keys of groups that begin with this text.
     #[arg(long, default_value = "", value_name = "TEXT")]
     group_prefix: String,
@@ -77,11 +79,38 @@ pub(super) struct ConvertArgs {
     #[arg(long)]
     literal_backslashes: bool,
     /// Kind of the new keys: `counter` or `sum`.
-    #[arg(long, default_value = "counter")]
-    kind: String,
+    #[arg(long, default_value = "counter", value_parser = amount_kind)]
+    kind: Kind,
     /// How long the lines can be imported, up to 90 days.
     #[arg(long, default_value = "7days", value_parser = valid_for, value_name = "DURATION")]
     valid_for: Duration,
+}
+
+/// Settings of the store that an import does not use.
+const NOT_OF_IMPORT: &[&str] = &[
+    "fold_consistency",
+    "lifetime",
+    "drain_margin",
+    "fence_quantum",
+    "batch_rows",
+    "batch_groups",
+    "hint_window",
+];
+
+/// Settings of the store that an export does not use either.
+const NOT_OF_EXPORT: &[&str] = &["write_consistency", "request_budget"];
+
+/// Hides options that an import does not use. It takes them nevertheless, as variables are often shared with
+/// pods.
+pub(super) fn hide_from_import(argument: Arg) -> Arg {
+    let is_used = !NOT_OF_IMPORT.contains(&argument.get_id().as_str());
+    argument.hide(!is_used)
+}
+
+/// Hides options that an export does not use.
+pub(super) fn hide_from_export(argument: Arg) -> Arg {
+    let is_used = !NOT_OF_EXPORT.contains(&argument.get_id().as_str());
+    if is_used { hide_from_import(argument) } else { argument.hide(true) }
 }
 
 /// The line of one key.
@@ -150,24 +179,30 @@ impl Line {
             "its version is {}, but this release reads version {VERSION}; export and import with the same release",
             self.version
         );
-        let key = key(&self.kind, &self.group, &self.name)?;
+        let kind = key::kind_of(&self.kind).map_err(anyhow::Error::msg)?;
+        let key = key_of(kind, &self.group, &self.name)?;
         let bytes = STANDARD.decode(&self.state).context("its state is not base64")?;
         ensure!(bytes.len() <= limits::IMPORT_BYTES_MAX, "its state is too large to be imported");
         let time = Timestamp::from_micros;
         let id = Uuid::parse_str(&self.id).context("its id is not a UUID")?;
         let (id, expires_at) = (MutatorId::new(id), time(self.expires_at_us));
-        Ok(Parcel::arrive(key, id, expires_at, time(self.as_of_us), &bytes)?)
+        let parcel = Parcel::arrive(key, id, expires_at, time(self.as_of_us), &bytes);
+        // Its message has its cause.
+        parcel.map_err(anyhow::Error::msg)
     }
 }
 
-fn key(kind: &str, group: &str, name: &str) -> anyhow::Result<Key> {
+fn key_of(kind: Kind, group: &str, name: &str) -> anyhow::Result<Key> {
     let named = |what, text| Name::new(text).map_err(|error| anyhow::anyhow!("its {what} {error}"));
-    Ok(Key { kind: kind_of(kind)?, group: named("group", group)?, name: named("name", name)? })
+    Ok(Key { kind, group: named("group", group)?, name: named("name", name)? })
 }
 
-fn kind_of(text: &str) -> anyhow::Result<Kind> {
-    Kind::from_name(text)
-        .with_context(|| format!("there is no kind {text:?}; GET /v1/kinds lists the kinds"))
+/// Reads the kind of a converted key.
+fn amount_kind(text: &str) -> Result<Kind, String> {
+    match key::kind_of(text)? {
+        kind @ (Kind::Counter | Kind::Sum) => Ok(kind),
+        kind => Err(format!("amounts become a counter or a sum, not a {kind}")),
+    }
 }
 
 /// Opens the store and makes a pod that neither serves nor folds.
@@ -180,8 +215,8 @@ async fn open(config: StoreConfig, constants: Constants) -> anyhow::Result<(Arc<
 
 pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
     let _telemetry = telemetry::start();
-    let kinds = match &args.kind {
-        Some(kind) => vec![kind_of(kind)?],
+    let kinds = match args.kind {
+        Some(kind) => vec![kind],
         None => Kind::ALL.to_vec(),
     };
     let (store, node) = open(args.store.resolve()?.existing()?, args.store.constants()?).await?;
@@ -303,8 +338,12 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<ExitCode> {
     let _telemetry = telemetry::start();
     let (store, node) = open(args.store.resolve()?, args.store.constants()?).await?;
     let constants = args.store.constants()?;
-    let lines = io::stdin().lock().lines().enumerate();
-    let lines = lines.filter(|(_, line)| !matches!(line, Ok(line) if line.trim().is_empty()));
+    let mut is_broken = false;
+    // After an error the input has nothing more.
+    let lines = input::open()?.split(b'\n');
+    let lines = lines.take_while(move |line| !mem::replace(&mut is_broken, line.is_err()));
+    let lines = lines.enumerate();
+    let lines = lines.filter(|(_, line)| !matches!(line, Ok(line) if line.trim_ascii().is_empty()));
     let mut keys = HashSet::new();
     let deliveries = lines.map(|(index, line)| {
         let (store, node, constants, into_living) = (&store, &node, &constants, args.into_living);
@@ -348,8 +387,8 @@ pub(super) async fn import(args: ImportArgs) -> anyhow::Result<ExitCode> {
     Ok(if refused + unknown == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn parcel_of(line: io::Result<String>) -> anyhow::Result<Parcel> {
-    serde_json::from_str::<Line>(&line?)?.parcel()
+fn parcel_of(line: io::Result<Vec<u8>>) -> anyhow::Result<Parcel> {
+    serde_json::from_slice::<Line>(&line?)?.parcel()
 }
 
 async fn deliver(
@@ -424,13 +463,8 @@ async fn deliver(
 
 /// Converts rows of `group,name,amount` to lines for `import`.
 pub(super) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
-    let kind = kind_of(&args.kind)?;
-    ensure!(
-        matches!(kind, Kind::Counter | Kind::Sum),
-        "amounts become a counter or a sum, not a {kind}"
-    );
-    let (random, now) = (Random::system(), SystemClock.now().wall);
-    let mut rows = csv::ReaderBuilder::new().has_headers(false).from_reader(io::stdin().lock());
+    let (kind, random, now) = (args.kind, Random::system(), SystemClock.now().wall);
+    let mut rows = csv::ReaderBuilder::new().has_headers(false).from_reader(input::open()?);
     let mut keys: BTreeMap<Key, State> = BTreeMap::new();
     for (index, row) in rows.records().enumerate() {
         let place = || format!("line {}", index + 1);
@@ -466,7 +500,7 @@ fn converted(kind: Kind, row: &csv::StringRecord) -> anyhow::Result<(Key, State)
     let [group, name, amount] = row.iter().collect::<Vec<_>>()[..] else {
         bail!("it has {} columns; write group,name,amount", row.len());
     };
-    let key = key(kind.name(), group, name)?;
+    let key = key_of(kind, group, name)?;
     let mut state = State::new(kind, None);
     let op = kind.parse_op(&kind.bare_op(amount.trim()));
     state.apply(&op.map_err(|error| anyhow::anyhow!("{amount:?} is not an amount: {error}"))?)?;

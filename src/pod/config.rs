@@ -149,18 +149,19 @@ pub struct StoreArgs {
 /// Options of `orderfree serve`.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
-    /// Address to listen on, such as 127.0.0.1:8080 or 0.0.0.0:8080.
+    /// Address to listen on, such as localhost:8080 or 0.0.0.0:8080.
     #[arg(
         long,
         env = "ORDERFREE_LISTEN",
         default_value = "127.0.0.1:8080",
+        value_parser = address,
         value_name = "IP:PORT"
     )]
     pub listen: SocketAddr,
 
     /// A second address only for operators: probes, metrics, and every endpoint that needs the verb `admin`.
     /// The first address then no longer serves these endpoints.
-    #[arg(long, env = "ORDERFREE_ADMIN_LISTEN", value_name = "IP:PORT")]
+    #[arg(long, env = "ORDERFREE_ADMIN_LISTEN", value_parser = address, value_name = "IP:PORT")]
     pub admin_listen: Option<SocketAddr>,
 
     /// PEM file with the HTTPS certificate chain, the server's certificate first. Turns on HTTPS. SIGHUP
@@ -414,6 +415,16 @@ impl ServeArgs {
         let files = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
         Ok(files.map(|(certificate, key)| ServerTls::read(certificate, key)).transpose()?)
     }
+}
+
+/// Reads an address to listen on.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let numeric = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+    numeric.as_deref().unwrap_or(text).parse().map_err(|_| {
+        "write an IP address and a port, such as 0.0.0.0:8080 for all addresses of this machine, or \
+         localhost:8080 for this machine alone"
+            .to_owned()
+    })
 }
 
 /// Reads a number of connections.

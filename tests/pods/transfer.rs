@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use clock::ShiftedClock;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use orderfree::engine::write::Bounds;
 use orderfree::pod::node::{Node, Parts};
 use orderfree::runtime::clock::{Clock, SystemClock};
@@ -271,6 +273,44 @@ async fn an_expired_or_damaged_line_is_refused_and_the_others_arrive() {
     ] {
         assert!(err.contains(says), "{says}: {err}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_with_a_byte_order_mark_or_compressed_by_gzip_is_imported() {
+    let from = Place::new();
+    let pod = from.open();
+    add(&pod, &key(Kind::Counter, "g", "n"), "5").await;
+    close(pod).await;
+    let lines = from.run("export", &[], b"").stdout;
+    let mut zipped = GzEncoder::new(Vec::new(), Compression::fast());
+    zipped.write_all(&lines).expect("memory");
+    let zipped = zipped.finish().expect("memory");
+    let cut = &zipped[..zipped.len() - 20];
+    for (input, code, says) in [
+        ([b"\xef\xbb\xbf", &lines[..]].concat(), 0, "1 keys imported"),
+        (zipped.clone(), 0, "1 keys imported"),
+        (cut.to_vec(), 1, "1 refused"),
+    ] {
+        let imported = Place::new().run("import", &[], &input);
+        assert_eq!(imported.status.code(), Some(code), "{}", text(&imported.stderr));
+        assert!(text(&imported.stdout).contains(says), "{}", text(&imported.stdout));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_names_its_cause_once() {
+    let from = Place::new();
+    let pod = from.open();
+    add(&pod, &key(Kind::Counter, "g", "n"), "5").await;
+    close(pod).await;
+    let mut line: serde_json::Value =
+        serde_json::from_slice(&from.run("export", &[], b"").stdout).expect("a line");
+    line["state"] = json!("AAAA");
+    let imported = Place::new().run("import", &[], line.to_string().as_bytes());
+    let said = text(&imported.stderr);
+    let (_, cause) = said.split_once("its state can't be decoded: ").expect(&said);
+    let cause = cause.lines().next().expect("a cause");
+    assert!(!cause.contains(": "), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

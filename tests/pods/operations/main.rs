@@ -8,6 +8,7 @@ mod audit;
 mod bombs;
 mod bystanders;
 mod certificates;
+mod clients;
 mod clocks;
 mod crowds;
 mod delays;

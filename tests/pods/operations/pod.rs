@@ -71,6 +71,13 @@ impl Setup {
         self
     }
 
+    /// The same with these arguments alone.
+    #[must_use]
+    pub(crate) fn only(mut self, arguments: &[&str]) -> Setup {
+        self.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        self
+    }
+
     #[must_use]
     pub(crate) fn env(mut self, name: &str, value: impl ToString) -> Setup {
         self.environment.push((name.to_owned(), value.to_string()));

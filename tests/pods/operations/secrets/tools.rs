@@ -53,7 +53,7 @@ async fn no_tool_prints_a_password_or_a_token() {
         ("doctor", 0),
         ("fold --once", 0),
         ("export", 0),
-        ("export --kind nonsense", 1),
+        ("export --kind nonsense", 2),
         (&format!("doctor --url {url}"), 0),
         (&format!("doctor --url {away}"), 1),
         (&format!("doctor --url https://127.0.0.1:{}", pod.port()), 1),
