@@ -76,8 +76,8 @@ enum Command {
     /// Copy an embedded store's file without the times that a wrong clock wrote into it. Use it when a pod
     /// says that its clock is behind although its clock is right.
     Repair(Box<repair::RepairArgs>),
-    /// Send SIGHUP to a server, so that it reloads its policy file and its certificate. For images without
-    /// `kill`.
+    /// Send SIGHUP to a server, so that it reloads its policy file, its certificate and its files for Cassandra
+    /// now. For images without `kill`.
     Reload(reload::ReloadArgs),
     /// Run a load test: send updates, break things on purpose, and check every number.
     ///

@@ -1,5 +1,5 @@
-//! `reload`: makes a running server reload its policy file and its certificate, in images without a shell to
-//! send a signal.
+//! `reload`: makes a running server reload the files that can change, in images without a shell to send a
+//! signal.
 
 use std::process::ExitCode;
 

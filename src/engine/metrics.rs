@@ -198,7 +198,7 @@ pub struct Metrics {
     pub clock_moved: Counter,
     /// Denied requests and denied updates of batches, by reason.
     pub denied: Family<DeniedLabel, Counter>,
-    /// Reloads on SIGHUP by result.
+    /// Reloads of files by result.
     pub policy_reloads: Family<ReloadLabel, Counter>,
     /// Open connections.
     pub connections: Gauge,
@@ -349,7 +349,8 @@ impl Metrics {
         );
         let help = "Denied requests and denied updates of batches, by reason";
         r.register("denied", help, self.denied.clone());
-        let help = "Reloads of the policy file and the certificate by result";
+        let help =
+            "Reloads of the policy file, the certificate and the access to Cassandra by result";
         r.register("policy_reloads", help, self.policy_reloads.clone());
         r.register("connections", "Open connections", self.connections.clone());
         let help = "Limit of open connections";

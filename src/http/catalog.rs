@@ -64,8 +64,7 @@ catalog! {
          has not expired. Operators: `orderfree token new` makes one.";
     Forbidden: FORBIDDEN, "forbidden", "Not allowed",
         "The token is valid, but none of its grants allows this verb in this group.",
-        "Use another token or another group. Operators: grants are in the policy file. Send SIGHUP to \
-         the pod to reload it.";
+        "Use another token or another group. Operators: grants are in the policy file.";
     TooFast: TOO_MANY_REQUESTS retry 1, "too-fast", "Too many requests with this token",
         "The token sends more requests and updates than its rate allows, or already has the maximum \
          number of streams in progress. Nothing was applied.",

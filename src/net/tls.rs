@@ -6,10 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{ResolvesClientCert, Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig, SignatureScheme,
+};
 use thiserror::Error;
 
 /// Why files can't be used for TLS. The messages never repeat a file's content.
@@ -83,11 +88,7 @@ pub fn client_config(
     authority: &Path,
     own: Option<(&Path, &Path)>,
 ) -> Result<ClientConfig, TlsError> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates("the certificate authority", authority)? {
-        let added = roots.add(certificate);
-        added.map_err(|error| TlsError::Unusable { path: authority.to_owned(), error })?;
-    }
+    let roots = roots(authority)?;
     let config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .expect("invariant: the provider knows TLS 1.2 and 1.3")
@@ -96,6 +97,111 @@ pub fn client_config(
     let chain = certificates("the certificate", certificate)?;
     let config = config.with_client_auth_cert(chain, private_key(key)?);
     config.map_err(|error| TlsError::Unusable { path: certificate.to_owned(), error })
+}
+
+/// The TLS of a client whose CA and own certificate can be replaced, for new connections.
+#[derive(Clone)]
+pub struct ClientTls {
+    current: Arc<ArcSwap<Checks>>,
+    config: Arc<ClientConfig>,
+}
+
+/// What a client trusts and presents.
+#[derive(Debug)]
+struct Checks {
+    server: Arc<WebPkiServerVerifier>,
+    own: Arc<dyn ResolvesClientCert>,
+}
+
+impl ClientTls {
+    /// Reads the files, as [`client_config`] does.
+    pub fn read(authority: &Path, own: Option<(&Path, &Path)>) -> Result<ClientTls, TlsError> {
+        let server =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(roots(authority)?), provider());
+        let server = server.build().expect("invariant: there is a root, and no revocation list");
+        let own = client_config(authority, own)?.client_auth_cert_resolver;
+        let current = Arc::new(ArcSwap::from_pointee(Checks { server, own }));
+        let mut config = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .expect("invariant: the provider knows TLS 1.2 and 1.3")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Current(Arc::clone(&current))))
+            .with_client_cert_resolver(Arc::new(Current(Arc::clone(&current))));
+        // A resumed session is not checked again: the old CA would have let it in.
+        config.resumption = Resumption::disabled();
+        Ok(ClientTls { current, config: Arc::new(config) })
+    }
+
+    /// The configuration. Its connections follow each replacement.
+    #[must_use]
+    pub fn config(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.config)
+    }
+
+    /// Trusts and presents from now on what `new` does.
+    pub fn replace_by(&self, new: &ClientTls) {
+        self.current.store(new.current.load_full());
+    }
+}
+
+/// Passes each question of a handshake on to the current checks.
+#[derive(Debug)]
+struct Current(Arc<ArcSwap<Checks>>);
+
+impl ServerCertVerifier for Current {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let current = self.0.load();
+        current.server.verify_server_cert(
+            end_entity,
+            intermediates,
+            server_name,
+            ocsp_response,
+            now,
+        )
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.load().server.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.load().server.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.load().server.supported_verify_schemes()
+    }
+}
+
+impl ResolvesClientCert for Current {
+    fn resolve(
+        &self,
+        root_hint_subjects: &[&[u8]],
+        schemes: &[SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
+        self.0.load().own.resolve(root_hint_subjects, schemes)
+    }
+
+    fn has_certs(&self) -> bool {
+        self.0.load().own.has_certs()
+    }
 }
 
 fn server_config(certificate: &Path, key: &Path) -> Result<ServerConfig, TlsError> {
@@ -113,6 +219,15 @@ fn server_config(certificate: &Path, key: &Path) -> Result<ServerConfig, TlsErro
 /// The provider is explicit: otherwise rustls needs a process-wide default among those compiled in.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
+}
+
+fn roots(authority: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates("the certificate authority", authority)? {
+        let added = roots.add(certificate);
+        added.map_err(|error| TlsError::Unusable { path: authority.to_owned(), error })?;
+    }
+    Ok(roots)
 }
 
 fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

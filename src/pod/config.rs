@@ -15,9 +15,9 @@ use orderfree_core::protocol::{Constants, ConstantsError, Overrides};
 use thiserror::Error;
 
 use crate::limits::{BATCH_GROUPS_MAX, BATCH_ROWS_MAX, GROUP_ROWS_MAX};
-use crate::net::tls::{self, ServerTls, TlsError};
+use crate::net::tls::{ClientTls, ServerTls, TlsError};
 use crate::store::RequestLimits;
-use crate::store::cassandra::CassandraConfig;
+use crate::store::cassandra::{CassandraConfig, Login};
 
 /// Heading of the settings that few installations change.
 const EXPERT: &str = "Expert";
@@ -48,6 +48,15 @@ pub struct StoreArgs {
     #[arg(long, env = "ORDERFREE_CASSANDRA_USER", value_name = "NAME")]
     pub cassandra_user: Option<String>,
 
+    /// File with the user name for Cassandra, such as a mounted secret. The pod follows its changes.
+    #[arg(
+        long,
+        env = "ORDERFREE_CASSANDRA_USER_FILE", help_heading = EXPERT,
+        value_name = "FILE",
+        conflicts_with = "cassandra_user"
+    )]
+    pub cassandra_user_file: Option<PathBuf>,
+
     /// Password for Cassandra.
     #[arg(
         long,
@@ -57,7 +66,7 @@ pub struct StoreArgs {
     )]
     pub cassandra_password: Option<Secret>,
 
-    /// File with the password for Cassandra, such as a mounted secret.
+    /// File with the password for Cassandra, such as a mounted secret. The pod follows its changes.
     #[arg(
         long,
         env = "ORDERFREE_CASSANDRA_PASSWORD_FILE",
@@ -164,12 +173,12 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_ADMIN_LISTEN", value_parser = address, value_name = "IP:PORT")]
     pub admin_listen: Option<SocketAddr>,
 
-    /// PEM file with the HTTPS certificate chain, the server's certificate first. Turns on HTTPS. SIGHUP
-    /// reloads the file.
+    /// PEM file with the HTTPS certificate chain, the server's certificate first. Turns on HTTPS. The
+    /// pod follows its changes.
     #[arg(long, env = "ORDERFREE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
 
-    /// PEM file with the private key of --tls-cert. SIGHUP reloads the file.
+    /// PEM file with the private key of --tls-cert. The pod follows its changes.
     #[arg(long, env = "ORDERFREE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
@@ -198,7 +207,8 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_UNREADY_GRACE", help_heading = EXPERT, default_value = "5s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub unready_grace: Duration,
 
-    /// TOML file with tokens, quotas and precisions; see docs/operate/security.md. SIGHUP reloads the file.
+    /// TOML file with tokens, quotas and precisions; see docs/operate/security.md. The pod
+    /// follows its changes.
     #[arg(long, env = "ORDERFREE_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
 
@@ -266,6 +276,25 @@ pub enum StoreConfig {
     Cassandra(Box<CassandraConfig>),
 }
 
+/// How a pod gets into Cassandra. Both can be replaced while it runs, for new connections.
+#[derive(Clone, Default)]
+pub struct Access {
+    login: Option<Arc<Login>>,
+    tls: Option<ClientTls>,
+}
+
+impl Access {
+    /// Uses from now on what `new` has.
+    pub(crate) fn replace_by(&self, new: &Access) {
+        if let (Some(login), Some(new)) = (&self.login, &new.login) {
+            login.replace_by(new);
+        }
+        if let (Some(tls), Some(new)) = (&self.tls, &new.tls) {
+            tls.replace_by(new);
+        }
+    }
+}
+
 /// The names of all variables of the environment.
 pub fn environment() -> impl Iterator<Item = String> {
     std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())
@@ -298,8 +327,8 @@ pub enum ConfigError {
     CredentialsInContactPoint(String),
     #[error("set both a user and a password for Cassandra, or neither")]
     Credentials,
-    #[error("the password file {path} can't be read: {error}")]
-    PasswordFile { path: PathBuf, error: std::io::Error },
+    #[error("the {what} file {path} can't be read: {error}")]
+    SecretFile { what: &'static str, path: PathBuf, error: std::io::Error },
     #[error("{0} mutators are too few; allow at least {MUTATORS_MAX_LEAST}")]
     MutatorsMax(usize),
     #[error(
@@ -340,9 +369,17 @@ impl StoreArgs {
     /// # Errors
     /// [`ConfigError`] says which settings contradict each other.
     pub fn resolve(&self) -> Result<StoreConfig, ConfigError> {
+        Ok(self.resolve_with_access()?.0)
+    }
+
+    /// The same, with the handle that replaces how the pod gets into Cassandra.
+    ///
+    /// # Errors
+    /// Those of [`StoreArgs::resolve`].
+    pub fn resolve_with_access(&self) -> Result<(StoreConfig, Access), ConfigError> {
         let constants = self.constants()?;
         if self.cassandra.is_empty() {
-            return Ok(StoreConfig::Embedded { path: self.data.clone() });
+            return Ok((StoreConfig::Embedded { path: self.data.clone() }, Access::default()));
         }
         // The error does not repeat the text before `@`: it can be a password, and a comma in a password
         // splits it over two points.
@@ -355,22 +392,28 @@ impl StoreArgs {
                 return Err(ConfigError::ContactPoint(point.clone()));
             }
         }
-        let password = match (&self.cassandra_password, &self.cassandra_password_file) {
-            (Some(password), _) => Some(password.clone()),
-            (None, Some(path)) => Some(read_password(path)?),
+        let user = match (&self.cassandra_user, &self.cassandra_user_file) {
+            (Some(user), _) => Some(user.clone()),
+            (None, Some(path)) => Some(read_secret("user", path)?.0),
             (None, None) => None,
         };
-        if self.cassandra_user.is_some() != password.is_some() {
-            return Err(ConfigError::Credentials);
-        }
+        let password = match (&self.cassandra_password, &self.cassandra_password_file) {
+            (Some(password), _) => Some(password.clone()),
+            (None, Some(path)) => Some(read_secret("password", path)?),
+            (None, None) => None,
+        };
+        let login = match (user, password) {
+            (Some(user), Some(password)) => Some(Arc::new(Login::new(user, password.0))),
+            (None, None) => None,
+            _ => return Err(ConfigError::Credentials),
+        };
         let own = self.cassandra_cert.as_deref().zip(self.cassandra_key.as_deref());
-        let tls = self.cassandra_ca.as_deref().map(|ca| tls::client_config(ca, own)).transpose()?;
-        Ok(StoreConfig::Cassandra(Box::new(CassandraConfig {
+        let tls = self.cassandra_ca.as_deref().map(|ca| ClientTls::read(ca, own)).transpose()?;
+        let config = StoreConfig::Cassandra(Box::new(CassandraConfig {
             contact_points: self.cassandra.clone(),
             keyspace: self.keyspace.clone(),
-            user: self.cassandra_user.clone(),
-            password: password.map(|password| password.0),
-            tls: tls.map(Arc::new),
+            login: login.clone(),
+            tls: tls.as_ref().map(ClientTls::config),
             local_datacenter: self.local_dc.clone(),
             levels: Levels {
                 write: self.write_consistency,
@@ -384,7 +427,21 @@ impl StoreArgs {
                 partitions_max: self.batch_groups.into(),
                 ..RequestLimits::default()
             },
-        })))
+        }));
+        Ok((config, Access { login, tls }))
+    }
+
+    /// The files with which the pod gets into Cassandra.
+    pub(crate) fn access_files(&self) -> Vec<PathBuf> {
+        let files = [
+            &self.cassandra_user_file,
+            &self.cassandra_password_file,
+            &self.cassandra_ca,
+            &self.cassandra_cert,
+            &self.cassandra_key,
+        ];
+        let files = if self.cassandra.is_empty() { &[][..] } else { &files };
+        files.iter().filter_map(|file| (*file).clone()).collect()
     }
 }
 
@@ -434,9 +491,12 @@ fn connections(text: &str) -> Result<usize, String> {
     count.ok_or_else(|| "give a whole number from 1 to 1000000".to_owned())
 }
 
-fn read_password(path: &PathBuf) -> Result<Secret, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| ConfigError::PasswordFile { path: path.clone(), error })?;
+fn read_secret(what: &'static str, path: &Path) -> Result<Secret, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|error| ConfigError::SecretFile {
+        what,
+        path: path.to_owned(),
+        error,
+    })?;
     // Editors and `echo` end files with a line break that is not part of the secret.
     Ok(Secret(text.trim_end_matches(['\r', '\n']).to_owned()))
 }

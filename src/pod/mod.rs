@@ -2,5 +2,6 @@
 
 pub mod config;
 pub mod node;
+mod rotation;
 pub mod serve;
 pub mod start;

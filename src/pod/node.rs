@@ -10,12 +10,11 @@ use tokio::time::Instant;
 use crate::engine::Context;
 use crate::engine::fold::{Folder, Folding};
 use crate::engine::health::Health;
-use crate::engine::metrics::{Metrics, ReloadLabel};
+use crate::engine::metrics::Metrics;
 use crate::engine::service::Service;
 use crate::engine::write::{Bounds, Mutators};
 use crate::http::{self, AppState, Build};
 use crate::limits;
-use crate::net::tls::ServerTls;
 use crate::pod::config::Switch;
 use crate::policy::Policies;
 use crate::runtime::clock::Clock;
@@ -150,29 +149,6 @@ impl Node {
             policies: self.policies.clone(),
             build: Build::THIS,
             requests_max: self.requests_max,
-        }
-    }
-
-    /// Reloads the files that can change while the pod runs: the policy and the certificate.
-    pub(crate) fn reload(&self, tls: Option<&ServerTls>) {
-        let policy = self.policies.has_file().then(|| ("policy", self.policies.reload()));
-        let certificate = tls.map(|tls| ("certificate", tls.reload().map_err(anyhow::Error::from)));
-        for (what, reloaded) in policy.into_iter().chain(certificate) {
-            let result = match &reloaded {
-                Ok(()) => {
-                    tracing::info!(what, "reloaded");
-                    "ok"
-                }
-                Err(error) => {
-                    tracing::error!(
-                        what,
-                        "the new {what} can't be used, so the old one stays in use: {error:#}"
-                    );
-                    "refused"
-                }
-            };
-            let metrics = self.service.metrics();
-            metrics.policy_reloads.get_or_create(&ReloadLabel { result }).inc();
         }
     }
 

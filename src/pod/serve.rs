@@ -4,12 +4,14 @@ use std::pin::pin;
 
 use thiserror::Error;
 use tokio::signal::unix::{self, SignalKind};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::http;
 use crate::limits;
 use crate::pod::config::ServeArgs;
+use crate::pod::rotation::Rotation;
 use crate::pod::start::{Started, start};
 use crate::policy::Policies;
 use crate::runtime::tasks;
@@ -25,6 +27,7 @@ pub struct SecondSignal;
 /// One sentence that says what is wrong and what to do: the pod can't start or go on, or some writes were not
 /// done when it ended.
 pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    let rotation = Rotation::begin(&args);
     let policies = Policies::open(args.policy.as_deref())?;
     args.check(policies.authenticates())?;
     if let Some(task) = args.faults.panic_in {
@@ -38,10 +41,12 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         _ = signals.end() => return Ok(()),
         started = start(&args, policies) => started?,
     };
-    let Started { node, users, admins, tls } = started;
+    let Started { node, users, admins, readers } = started;
+    let (reload, asked) = watch::channel(());
     if signals.hung_up {
-        node.reload(tls.as_deref());
+        reload.send_replace(());
     }
+    let mut rotating = pin!(rotation.follow(readers, node.metrics(), asked));
     let closing = CancellationToken::new();
     let mut serving = pin!(async {
         match admins {
@@ -59,11 +64,12 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
             signal = signals.next() => signal,
             reason = node.failed() => anyhow::bail!(reason),
             () = &mut serving => anyhow::bail!("the listeners stopped without a signal; restart the pod"),
+            never = &mut rotating => match never {},
         };
         if signal != Signal::Hangup {
             break signal;
         }
-        node.reload(tls.as_deref());
+        reload.send_replace(());
     };
     let ending = async {
         node.health.set_draining();

@@ -18,6 +18,7 @@ use crate::net::listen::Listener;
 use crate::net::tls::ServerTls;
 use crate::pod::config::{ServeArgs, StoreConfig, Switch};
 use crate::pod::node::{Node, Parts};
+use crate::pod::rotation::Reader;
 use crate::policy::Policies;
 use crate::runtime::clock::{Clock, SystemClock};
 use crate::runtime::random::Random;
@@ -66,12 +67,14 @@ pub(crate) struct Started {
     pub(crate) node: Node,
     pub(crate) users: Listener,
     pub(crate) admins: Option<Listener>,
-    pub(crate) tls: Option<Arc<ServerTls>>,
+    /// What reads the files again that change.
+    pub(crate) readers: Vec<Reader>,
 }
 
 /// Opens the store and the listeners, and starts the background work.
 pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Result<Started> {
-    let (store_config, constants) = (args.store.resolve()?, args.store.constants()?);
+    let ((store_config, access), constants) =
+        (args.store.resolve_with_access()?, args.store.constants()?);
     let tls = args.tls()?.map(Arc::new);
     let shown = describe(args, &store_config, &constants, &policies);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
@@ -130,7 +133,7 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
         );
     }
     if let StoreConfig::Cassandra(config) = &store_config
-        && config.password.is_some()
+        && config.login.is_some()
         && config.tls.is_none()
     {
         tracing::warn!(
@@ -143,7 +146,10 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
     }
     banner(scheme, address);
     let (users, admins) = (listener(users), admins.map(listener));
-    Ok(Started { node, users, admins, tls })
+    let mut readers = vec![Reader::Policy(node.policies.clone())];
+    readers.push(Reader::Cassandra(Box::new(args.store.clone()), access));
+    readers.extend(tls.map(Reader::Certificate));
+    Ok(Started { node, users, admins, readers })
 }
 
 /// The addresses on which a pod listens.

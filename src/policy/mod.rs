@@ -143,12 +143,6 @@ impl Policies {
         self.authenticates
     }
 
-    /// Whether there is a file to reload.
-    #[must_use]
-    pub fn has_file(&self) -> bool {
-        self.file.is_some()
-    }
-
     /// Reloads the file. Rates and quotas keep their current counts.
     ///
     /// # Errors

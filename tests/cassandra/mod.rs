@@ -66,8 +66,7 @@ pub(crate) fn config(keyspace: &str, constants: Constants) -> CassandraConfig {
     CassandraConfig {
         contact_points: contact_points(),
         keyspace: keyspace.to_owned(),
-        user: None,
-        password: None,
+        login: None,
         tls: None,
         local_datacenter: None,
         levels: Levels::default(),

@@ -213,9 +213,13 @@ struct Pod {
 
 impl Pod {
     async fn start(place: &Place, role: &Role) -> Pod {
+        Pod::start_with(place, &place.settings(role)).await
+    }
+
+    async fn start_with(place: &Place, settings: &BTreeMap<&str, String>) -> Pod {
         let log = place.files.path().join(format!("{}.log", Uuid::new_v4()));
         let file = std::fs::File::create(&log).expect("a file");
-        let mut program = program("serve", &place.settings(role));
+        let mut program = program("serve", settings);
         let child = program.stdout(Stdio::null()).stderr(file).spawn().expect("the program runs");
         let client = Client::builder().timeout(Duration::from_secs(20)).build();
         let mut pod = Pod { child, log, url: String::new(), client: client.expect("a client") };
@@ -390,6 +394,39 @@ async fn rights_taken_from_a_pod_and_given_back_cost_no_count() {
     change("GRANT", "SELECT", "TO").await;
     let (_, answer) = pod.read().await;
     assert_eq!(answer["value"], 1_101, "{answer}");
+    pod.stop(&pods);
+}
+
+/// The new password is in the file before Cassandra knows it. The old one stays until then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_follows_the_password_in_its_file() {
+    let place = Place::new().await;
+    place.apply_schema().await;
+    let mut pods = place.role_of_pods().await;
+    let user = place.files.path().join("user");
+    std::fs::write(&user, format!("{}\n", pods.name)).expect("a file");
+    let mut settings = place.settings(&pods);
+    settings.remove("ORDERFREE_CASSANDRA_USER");
+    settings.insert("ORDERFREE_CASSANDRA_USER_FILE", user.display().to_string());
+    let pod = Pod::start_with(&place, &settings).await;
+    pod.add_well(1).await;
+    let says = async |text: &str| {
+        let log = pod.log();
+        if log.contains(text) { Ok(log) } else { Err(log) }
+    };
+    let old = std::mem::replace(&mut pods.password, format!("hush-{}", Uuid::new_v4()));
+    std::fs::write(&pods.file, &pods.password).expect("written");
+    let refused =
+        "access to Cassandra can't be used, so the old one stays in use: Cassandra refused";
+    eventually("the new password is refused", async || says(refused).await).await;
+    pod.add_well(10).await;
+    let Role { name, password, .. } = &pods;
+    place.cql(&format!("ALTER ROLE {name} WITH PASSWORD = '{password}'")).await;
+    let log = eventually("the new password is taken", async || says("reloaded").await).await;
+    assert_eq!(log.matches(refused).count(), 1, "{log}");
+    assert!(!log.contains(&old), "a password in the log");
+    pod.add_well(100).await;
+    assert_eq!(pod.read().await.1["value"], 111);
     pod.stop(&pods);
 }
 

@@ -14,7 +14,7 @@ use cassandra::{
 };
 use contract::{Subject, key, next_write, short_constants};
 use orderfree::runtime::clock::SystemClock;
-use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, schema};
+use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, Login, schema};
 use orderfree::store::{RequestLimits, StoreError};
 use orderfree_core::crdt::State;
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
@@ -492,22 +492,22 @@ async fn credentials_are_used_and_wrong_ones_are_named() {
     script(&["start-auth"]);
     let contact_points = vec!["127.0.0.11:9042".to_owned()];
     let keyspace = format!("contract_{}", Uuid::new_v4().simple());
-    let with = |user: Option<&str>, password: Option<&str>| CassandraConfig {
+    let with = |login: Option<(&str, &str)>| CassandraConfig {
         contact_points: contact_points.clone(),
         keyspace: keyspace.clone(),
-        user: user.map(str::to_owned),
-        password: password.map(str::to_owned),
+        login: login
+            .map(|(user, password)| Arc::new(Login::new(user.to_owned(), password.to_owned()))),
         tls: None,
         local_datacenter: None,
         levels: Levels::default(),
         constants: short_constants(),
         request_limits: RequestLimits::default(),
     };
-    for wrong in [with(Some("cassandra"), Some("wrong")), with(None, None)] {
+    for wrong in [with(Some(("cassandra", "wrong"))), with(None)] {
         let error = refusal(&wrong).await;
         assert!(matches!(error, ConnectError::Credentials { .. }), "{error}");
     }
-    let right = with(Some("cassandra"), Some("cassandra"));
+    let right = with(Some(("cassandra", "cassandra")));
     eventually("the schema with credentials", async || schema::apply(&right, None).await).await;
     let subject = Subject::on_cluster(&right).await;
     subject.put(&key("g", "n"), 1).await;

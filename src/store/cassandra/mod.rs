@@ -32,6 +32,7 @@ mod coordinators;
 mod errors;
 pub mod hedges;
 mod high_water;
+mod login;
 mod operators;
 pub mod reach;
 mod rows;
@@ -68,6 +69,7 @@ pub use self::connect_error::ConnectError;
 use self::coordinators::Coordinators;
 use self::hedges::Hedges;
 use self::high_water::HighWater;
+pub use self::login::Login;
 use self::reach::Reach;
 pub use self::settings::CassandraConfig;
 use self::statements::Statements;
@@ -111,6 +113,11 @@ struct AllHedges {
     writes: Hedges,
     reads: Hedges,
     chunks: Hedges,
+}
+
+/// Checks that the nodes let new connections in.
+pub async fn check_access(config: &CassandraConfig) -> Result<(), ConnectError> {
+    session::open(config).await.map(drop)
 }
 
 impl CassandraStore {

@@ -58,8 +58,8 @@ pub(super) async fn open(config: &CassandraConfig) -> Result<Session, ConnectErr
         .keyspaces_to_fetch([&config.keyspace])
         // For queries about the cluster, which any node can answer.
         .default_execution_profile_handle(statements::profile(Level::One, None, QUESTION_TIME_MAX));
-    if let (Some(user), Some(password)) = (&config.user, &config.password) {
-        builder = builder.user(user, password);
+    if let Some(login) = config.login.clone() {
+        builder = builder.authenticator_provider(login);
     }
     if let Some(tls) = &config.tls {
         builder = builder.tls_context(Some(Arc::clone(tls)));

@@ -7,6 +7,7 @@ use orderfree_core::protocol::Constants;
 use orderfree_core::protocol::consistency::Levels;
 use rustls::ClientConfig;
 
+use super::Login;
 use crate::store::RequestLimits;
 
 #[derive(Clone)]
@@ -16,9 +17,7 @@ pub struct CassandraConfig {
     /// The keyspace that holds the table `shards`.
     pub keyspace: String,
     /// For clusters that require a user and a password.
-    pub user: Option<String>,
-    /// Never printed.
-    pub password: Option<String>,
+    pub login: Option<Arc<Login>>,
     /// The TLS configuration for connections to the nodes. `None` means no TLS.
     pub tls: Option<Arc<ClientConfig>>,
     /// The data centre whose replicas answer local levels. `None` means the data centre of the first contact
@@ -36,8 +35,7 @@ impl fmt::Debug for CassandraConfig {
         f.debug_struct("CassandraConfig")
             .field("contact_points", &self.contact_points)
             .field("keyspace", &self.keyspace)
-            .field("user", &self.user)
-            .field("password", &self.password.as_ref().map(|_| "…"))
+            .field("login", &self.login)
             .field("local_datacenter", &self.local_datacenter)
             .field("levels", &self.levels)
             .field("constants", &self.constants)
@@ -55,8 +53,7 @@ mod tests {
         let config = CassandraConfig {
             contact_points: vec!["127.0.0.1:9042".into()],
             keyspace: "orderfree".into(),
-            user: Some("someone".into()),
-            password: Some("secret".into()),
+            login: Some(Arc::new(Login::new("someone".into(), "secret".into()))),
             tls: None,
             local_datacenter: None,
             levels: Levels::default(),

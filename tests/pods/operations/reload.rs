@@ -1,8 +1,10 @@
-//! SIGHUP reloads tokens, quotas and the certificate while the pod serves.
+//! A pod reloads tokens, quotas and the certificate while it serves: on SIGHUP, and when their files change.
 
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use orderfree::net::tls::ClientTls;
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::time::sleep;
@@ -14,6 +16,12 @@ use crate::wire::{bearer, request};
 
 const ALL: &[(&str, &[&str])] = &[("", &["read", "write", "admin"])];
 const WITHIN: Duration = Duration::from_secs(5);
+
+/// How often a pod looks at its files.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// A pod looks twice before it takes a change.
+const LOOKED_WITHIN: Duration = Duration::from_secs(20);
 
 async fn status(pod: &Pod, token: &str) -> u16 {
     let bearer = bearer(token);
@@ -56,12 +64,7 @@ async fn a_new_token_is_accepted_and_an_old_one_refused() {
     let mut pod = Setup::new().policy(&old_lines).start().await;
     assert_eq!((status(&pod, &old).await, status(&pod, &new).await), (200, 401));
     pod.setup.write("policy.toml", &new_lines);
-    sleep(Duration::from_millis(300)).await;
-    assert_eq!(
-        (status(&pod, &old).await, status(&pod, &new).await),
-        (200, 401),
-        "the pod must not reload by itself"
-    );
+    assert_eq!((status(&pod, &old).await, status(&pod, &new).await), (200, 401), "not at once");
     reload(&mut pod, "policy").await;
     assert_eq!((status(&pod, &old).await, status(&pod, &new).await), (401, 200));
     assert!(reloads(&pod, &new, "ok").await >= 1);
@@ -131,6 +134,90 @@ async fn a_new_certificate_is_used_for_later_connections() {
     assert!(refuses(&said, "first.pem"), "{said}");
     let again = tls::connect(pod.port(), &authority.certificate, "localhost").await.expect("TLS");
     assert_eq!(tls::shown(&again), second.der());
+}
+
+/// Waits for this many lines of the log that say something of a file, and for no more.
+async fn said_of(pod: &Pod, what: &str, count: usize) -> Vec<Value> {
+    let began = Instant::now();
+    loop {
+        let mut lines = pod.lines();
+        lines.retain(|line| line["what"] == what);
+        if lines.len() >= count {
+            assert_eq!(lines.len(), count, "{}", pod.log());
+            return lines;
+        }
+        assert!(began.elapsed() < LOOKED_WITHIN, "nothing is said of the {what}: {}", pod.log());
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// As Kubernetes updates a Secret: a link to a folder is replaced, the file's own path stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn changed_files_are_taken_without_a_signal_and_wrong_ones_are_told_once() {
+    let (old, old_lines) = token("old", ALL, "");
+    let (new, new_lines) = token("new", ALL, "");
+    let setup = Setup::new();
+    let authority = Authority::new(&setup.path("ca"));
+    let first = authority.sign("first", "DNS:localhost");
+    let mount = |version: &str, lines: &str| {
+        std::fs::create_dir(setup.path(version)).expect("a folder");
+        setup.write(&format!("{version}/policy.toml"), lines);
+        std::os::unix::fs::symlink(version, setup.path("..new")).expect("a link");
+        std::fs::rename(setup.path("..new"), setup.path("..data")).expect("replaced");
+    };
+    mount("..1", &old_lines);
+    std::os::unix::fs::symlink("..data/policy.toml", setup.path("policy.toml")).expect("a link");
+    let pod = setup.clone().arg("--policy", setup.path("policy.toml").display());
+    let pod = pod.arg("--tls-cert", first.certificate.display());
+    let mut pod = pod.arg("--tls-key", first.key.display()).start().await;
+    let status = async |token: &str| {
+        let late = tls::connect(pod.port(), &authority.certificate, "localhost").await;
+        let bearer = bearer(token);
+        let add = request("POST", "/v1/counter/g/n", &[("authorization", &bearer)], "");
+        late.expect("TLS").ask(&add).await.expect("an answer").status
+    };
+    assert_eq!((status(&old).await, status(&new).await), (200, 401));
+    mount("..2", "[[token]]\nname = ");
+    assert!(refuses(&said_of(&pod, "policy", 1).await[0], "policy.toml"));
+    assert_eq!((status(&old).await, status(&new).await), (200, 401), "the old one stays");
+    // Two more looks say nothing more.
+    sleep(2 * LOOK_EVERY + Duration::from_secs(2)).await;
+    mount("..3", &new_lines);
+    assert_eq!(said_of(&pod, "policy", 2).await[1]["level"], "INFO");
+    assert_eq!((status(&old).await, status(&new).await), (401, 200));
+
+    let second = authority.sign("second", "DNS:localhost");
+    first.replace_by(&second);
+    assert_eq!(said_of(&pod, "certificate", 1).await[0]["level"], "INFO");
+    let late = tls::connect(pod.port(), &authority.certificate, "localhost").await.expect("TLS");
+    assert_eq!(tls::shown(&late), second.der());
+    std::fs::write(&first.key, "no key").expect("written");
+    assert!(refuses(&said_of(&pod, "certificate", 2).await[1], "first.key"));
+    let late = tls::connect(pod.port(), &authority.certificate, "localhost").await.expect("TLS");
+    assert_eq!(tls::shown(&late), second.der(), "the old one stays");
+    reload(&mut pod, "policy").await;
+    said_of(&pod, "policy", 3).await;
+}
+
+/// What pods do with the CA and the client certificate for Cassandra.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_follows_the_authority_of_its_server() {
+    let setup = Setup::new();
+    let authorities = ["ca", "other"].map(|name| Authority::new(&setup.path(name)));
+    let [own, other] =
+        authorities.each_ref().map(|authority| ClientTls::read(&authority.certificate, None));
+    let (own, other) = (own.expect("good files"), other.expect("good files"));
+    let shown = authorities[1].sign("shown", "DNS:localhost");
+    let setup = setup.arg("--tls-cert", shown.certificate.display());
+    let pod = setup.arg("--tls-key", shown.key.display()).start().await;
+    let config = own.config();
+    let refused = tls::connect_by(pod.port(), Arc::clone(&config), "localhost").await;
+    assert!(refused.is_err_and(|error| error.to_string().contains("certificate")));
+    own.replace_by(&other);
+    for name in ["localhost", "elsewhere"] {
+        let connected = tls::connect_by(pod.port(), Arc::clone(&config), name).await;
+        assert_eq!(connected.is_ok(), name == "localhost", "{name}: the name is checked");
+    }
 }
 
 /// A certificate that expires soon must not depend on another file without mistakes.

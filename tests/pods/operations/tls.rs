@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use orderfree::net::tls::client_config;
+use rustls::ClientConfig;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -27,9 +28,18 @@ pub(crate) async fn connect(
     name: &str,
 ) -> io::Result<Connection<TlsStream<TcpStream>>> {
     let config = client_config(authority, None).map_err(io::Error::other)?;
+    connect_by(port, Arc::new(config), name).await
+}
+
+/// Connects by TLS with this configuration.
+pub(crate) async fn connect_by(
+    port: u16,
+    config: Arc<ClientConfig>,
+    name: &str,
+) -> io::Result<Connection<TlsStream<TcpStream>>> {
     let stream = TcpStream::connect(("127.0.0.1", port)).await?;
     let name = name.to_owned().try_into().expect("a name");
-    let connected = TlsConnector::from(Arc::new(config)).connect(name, stream);
+    let connected = TlsConnector::from(config).connect(name, stream);
     let connected = timeout(HANDSHAKE_WITHIN, connected).await;
     Ok(Connection::over(connected.map_err(io::Error::other)??))
 }
