@@ -110,6 +110,11 @@ catalog! {
          the key, or the key's tally has reached its maximum size.",
         "Do what `detail` says: send a smaller op, send it to another pod or again tomorrow, remove \
          items, or spread them over more keys.";
+    OtherItem: CONFLICT, "other-item", "The token of another item",
+        "A remove came with the token of another item, or a clear with the token of one item. It would \
+         remove nothing, or something else. Nothing was applied.",
+        "Read the key again. Send an item's own `seen` or the `context` to remove it, and the `context` to \
+         clear the key.";
     MethodNotAllowed: METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed",
         "The address exists, but not with this method. Keys can't be deleted or set yet: a counter only \
          adds.",

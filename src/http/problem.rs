@@ -313,6 +313,7 @@ impl From<OpError> for Problem {
         let kind = match &error {
             OpError::Overflow { .. } => ProblemType::OutOfRange,
             OpError::TooLarge | OpError::KeyFull | OpError::TallyFull => ProblemType::StateTooLarge,
+            OpError::OtherItem { .. } => ProblemType::OtherItem,
             OpError::WrongKind { .. } | OpError::Invalid(_) => ProblemType::BadOp,
         };
         Problem::new(kind, sentence(&error.to_string())).refused()
@@ -419,6 +420,7 @@ mod tests {
             (Refused::Op(OpError::TooLarge), ProblemType::StateTooLarge),
             (Refused::Op(OpError::KeyFull), ProblemType::StateTooLarge),
             (Refused::Op(OpError::TallyFull), ProblemType::StateTooLarge),
+            (Refused::Op(OpError::OtherItem { field: "seen" }), ProblemType::OtherItem),
             (Refused::BornTooOften, ProblemType::BornTooOften),
             (Refused::Op(OpError::Invalid("x".to_owned())), ProblemType::BadOp),
             (Refused::Clock(ClockError::Moved), ProblemType::Clock),

@@ -17,6 +17,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Deserializer};
 use uuid::Uuid;
 
+use super::item::Item;
 use super::varint::{self, Reader};
 use super::{DecodeError, OpError};
 use crate::protocol::{Key, MutatorId, SPAN_MAX, Timestamp};
@@ -25,8 +26,11 @@ use crate::protocol::{Key, MutatorId, SPAN_MAX, Timestamp};
 /// a read merges. An op with so large a token can still be refused for the size of its state.
 const TOKEN_BYTES_MAX: usize = 512 * 1024;
 
-/// First byte of every token.
-const TOKEN_VERSION: u8 = 1;
+/// First byte of a token for every item of a key.
+const FOR_ALL: u8 = 1;
+
+/// First byte of a token for one item. The item's name follows the checksum.
+const FOR_ONE: u8 = 2;
 
 /// How far an expiry in a token can be beyond what this pod's clock allows.
 const SLACK: Duration = Duration::from_secs(24 * 3600);
@@ -125,20 +129,24 @@ impl Context {
         }
     }
 
-    /// The token of this context, valid only for this key: a version byte, a checksum and the context, as
-    /// base64url without padding.
-    pub(super) fn seal(&self, key: &Key) -> String {
-        let mut context = Vec::new();
-        self.encode(&mut context);
-        let mut bytes = vec![TOKEN_VERSION];
-        bytes.extend_from_slice(&checksum(key, &context).to_le_bytes());
-        bytes.extend_from_slice(&context);
+    /// The token of this context, valid only for this key and, if there is one, for this item: a byte for
+    /// what it is valid for, a checksum, the item's name and the context, as base64url without padding.
+    pub(super) fn seal(&self, key: &Key, item: Option<&Item>) -> String {
+        let mut sealed = Vec::new();
+        if let Some(item) = item {
+            sealed.extend_from_slice(&name_of(item));
+        }
+        self.encode(&mut sealed);
+        let version = if item.is_some() { FOR_ONE } else { FOR_ALL };
+        let mut bytes = vec![version];
+        bytes.extend_from_slice(&checksum(key, version, &sealed).to_le_bytes());
+        bytes.extend_from_slice(&sealed);
         URL_SAFE_NO_PAD.encode(bytes)
     }
 }
 
-/// A [`Context`] on its way from a read to a later op of the same key. A client gets it as opaque text. The
-/// checksum detects accidents; it does not prevent forgery.
+/// A [`Context`] on its way from a read to a later op of the same key, and often of one item. A client gets it
+/// as opaque text. The checksum detects accidents; it does not prevent forgery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Token {
     /// As the client sent it.
@@ -148,14 +156,21 @@ pub enum Token {
 }
 
 impl Token {
-    /// Checks and opens the token in the op's field `field`.
+    /// Checks and opens the token in the op's field `field`, for one item or for all.
     ///
     /// A forged token can't cover the far future: its fence must be in the past, and no mutator lives longer
     /// than the longest span that an operator can configure. One day is added for clock differences.
     ///
     /// # Errors
-    /// [`OpError::Invalid`] with the field and the rule that the token breaks.
-    pub(super) fn open(&mut self, field: &str, key: &Key, now: Timestamp) -> Result<(), OpError> {
+    /// [`OpError::OtherItem`] if the token is of another item, otherwise [`OpError::Invalid`] with the field and
+    /// the rule that the token breaks.
+    pub(super) fn open(
+        &mut self,
+        field: &'static str,
+        key: &Key,
+        item: Option<&Item>,
+        now: Timestamp,
+    ) -> Result<(), OpError> {
         let Token::Sealed(text) = self else { return Ok(()) };
         let refusal = |rule: &str| OpError::Invalid(format!("`{field}` {rule}"));
         if text.len() > TOKEN_BYTES_MAX {
@@ -166,12 +181,24 @@ impl Token {
             refusal("is not base64url without padding; send a token from a read of this key")
         })?;
         let not_a_token = || refusal("is not a token; send one from a read of this key");
-        let [TOKEN_VERSION, sealed @ ..] = &bytes[..] else { return Err(not_a_token()) };
-        let (stored, context) = sealed.split_first_chunk().ok_or_else(not_a_token)?;
-        if u32::from_le_bytes(*stored) != checksum(key, context) {
+        let [version @ (FOR_ALL | FOR_ONE), sealed @ ..] = &bytes[..] else {
+            return Err(not_a_token());
+        };
+        let (stored, sealed) = sealed.split_first_chunk().ok_or_else(not_a_token)?;
+        if u32::from_le_bytes(*stored) != checksum(key, *version, sealed) {
             let rule = "is damaged or from another key; send a token from a read of this key";
             return Err(refusal(rule));
         }
+        let context = match *version {
+            FOR_ALL => sealed,
+            _ => {
+                let (name, context) = sealed.split_first_chunk().ok_or_else(not_a_token)?;
+                if item.map(name_of) != Some(*name) {
+                    return Err(OpError::OtherItem { field });
+                }
+                context
+            }
+        };
         let mut reader = Reader::new(context);
         let context = Context::decode(&mut reader).map_err(|_| not_a_token())?;
         reader.end().map_err(|_| not_a_token())?;
@@ -217,14 +244,22 @@ impl<'de> Deserialize<'de> for Token {
     }
 }
 
-/// CRC-32C (RFC 3720) over the key's kind, group and name, each after its length, and a context.
-fn checksum(key: &Key, context: &[u8]) -> u32 {
+/// The name of an item in its tokens: CRC-32C over its bytes.
+fn name_of(item: &Item) -> [u8; 4] {
     let mut bytes = Vec::new();
+    item.encode(&mut bytes);
+    crc32c::crc32c(&bytes).to_le_bytes()
+}
+
+/// CRC-32C (RFC 3720) over the token's first byte, over the key's kind, group and name, each after its length,
+/// and over the rest of the token.
+fn checksum(key: &Key, version: u8, sealed: &[u8]) -> u32 {
+    let mut bytes = vec![version];
     for part in [key.kind.name(), key.group.as_str(), key.name.as_str()] {
         varint::put(part.len() as u128, &mut bytes);
         bytes.extend_from_slice(part.as_bytes());
     }
-    crc32c::crc32c_append(crc32c::crc32c(&bytes), context)
+    crc32c::crc32c_append(crc32c::crc32c(&bytes), sealed)
 }
 
 /// Appends `0`, or `1` and the time in microseconds in zigzag form.
@@ -330,19 +365,20 @@ pub(super) mod tests {
         let (now, day) = (1_795_248_000_000_000, 86_400_000_000);
         let dots: Vec<_> = (0..10_000).map(|id| (now + day, u128::MAX - id, 1 << 20)).collect();
         let seen = context(Some(now - day), &dots);
-        let text = seen.seal(&key);
+        let text = seen.seal(&key, None);
         assert!(text.len() > 350_000, "{}", text.len());
         let mut token = Token::Sealed(text.into());
-        assert_eq!(token.open("seen", &key, Timestamp::from_micros(now)), Ok(()));
+        assert_eq!(token.open("seen", &key, None, Timestamp::from_micros(now)), Ok(()));
         assert_eq!(token, Token::Opened(seen));
         let mut longest = Token::Sealed("A".repeat(TOKEN_BYTES_MAX).into());
-        let error = longest.open("seen", &key, Timestamp::from_micros(now)).expect_err("no token");
+        let error = longest.open("seen", &key, None, Timestamp::from_micros(now));
+        let error = error.expect_err("no token");
         assert!(error.to_string().contains("is not a token"), "not its length: {error}");
     }
 
     /// A token with a valid checksum around any bytes.
     pub(in crate::crdt) fn sealed(key: &Key, context: &[u8]) -> String {
-        let checksum = checksum(key, context).to_le_bytes();
-        URL_SAFE_NO_PAD.encode([&[TOKEN_VERSION], &checksum[..], context].concat())
+        let checksum = checksum(key, FOR_ALL, context).to_le_bytes();
+        URL_SAFE_NO_PAD.encode([&[FOR_ALL], &checksum[..], context].concat())
     }
 }

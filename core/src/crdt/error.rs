@@ -41,6 +41,16 @@ pub enum OpError {
          remove items, or spread them over more keys"
     )]
     TallyFull,
+    /// The token was made for another item, or for one item where it must be good for all. It would remove
+    /// nothing, or something else.
+    #[error(
+        "`{field}` is the token of another item; send the item's own `seen` or the `context` from a read \
+         of this key, and to clear the key its `context`"
+    )]
+    OtherItem {
+        /// The op's field.
+        field: &'static str,
+    },
     /// The op's JSON is not an op of this kind.
     #[error("{0}")]
     Invalid(String),

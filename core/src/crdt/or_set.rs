@@ -83,7 +83,7 @@ pub enum OrSetOp {
     Remove {
         /// The item.
         item: Item,
-        /// What the read had seen: the item's own token, or any other token of the same key.
+        /// What the read had seen: the item's own token, or that of all items of the same key.
         seen: Token,
     },
     /// Removes the adds of all items that a read had seen.
@@ -249,8 +249,8 @@ impl Crdt for OrSet {
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"a"}"#,
         example_value: r#"{"size":1,
-            "items":[{"item":"a","seen":"AW3MmwkAAYCA0tKbtrAGAAAAAAAAAAAAAAAAAAAAAQE"}],
-            "context":"AW3MmwkAAYCA0tKbtrAGAAAAAAAAAAAAAAAAAAAAAQE"}"#,
+            "items":[{"item":"a","seen":"ArCzwMfE_25xAAGAgNLSm7awBgAAAAAAAAAAAAAAAAAAAAEB"}],
+            "context":"Ae-4U0EAAYCA0tKbtrAGAAAAAAAAAAAAAAAAAAAAAQE"}"#,
         op_schema: concat!(
             r#"{"title":"OrSetOp","oneOf":[
             {"type":"object","description":"Adds `item` or `items`.","oneOf":[
@@ -266,7 +266,7 @@ impl Crdt for OrSet {
             item::one_schema!(),
             r#"},
                 "seen":{"type":"string","maxLength":524288,
-                    "description":"The item's `seen` from a read of this key."}}},
+                    "description":"The item's own `seen`, or the `context`, from a read of this key."}}},
             {"type":"object","description":"Removes all adds that a read had seen.",
                 "required":["op","context"],"additionalProperties":false,"properties":{
                 "op":{"type":"string","enum":["clear"]},
@@ -308,8 +308,8 @@ impl Crdt for OrSet {
     fn open(op: &mut OrSetOp, key: &Key, now: Timestamp) -> Result<(), OpError> {
         match op {
             OrSetOp::Add { .. } => Ok(()),
-            OrSetOp::Remove { seen, .. } => seen.open("seen", key, now),
-            OrSetOp::Clear { context } => context.open("context", key, now),
+            OrSetOp::Remove { item, seen } => seen.open("seen", key, Some(item), now),
+            OrSetOp::Clear { context } => context.open("context", key, None, now),
         }
     }
 
@@ -386,8 +386,9 @@ impl Crdt for OrSet {
     fn value(&self, question: &Question) -> Value {
         let members: Vec<_> = self.members().collect();
         let size = ("size", Value::count(members.len()));
-        let seen = |key, dots: &Newest| {
-            ("seen", Value::text(Context::seen(dots.iter(), self.fence).seal(key)))
+        let seen = |key, item: &Item, dots: &Newest| {
+            let token = Context::seen(dots.iter(), self.fence).seal(key, Some(item));
+            ("seen", Value::text(token))
         };
         match (&question.contains, &question.key) {
             (Some(item), key) => {
@@ -395,17 +396,17 @@ impl Crdt for OrSet {
                 let contains = ("contains", Value::Bool(dots.is_some()));
                 let mut fields = vec![size, ("item", item.into()), contains];
                 if let Some(key) = key {
-                    fields.push(dots.map_or(("seen", Value::Null), |dots| seen(key, dots)));
+                    fields.push(dots.map_or(("seen", Value::Null), |dots| seen(key, item, dots)));
                 }
                 Value::Record(fields)
             }
             (None, None) => item::show_set(members.iter().map(|(item, _)| *item), None),
             (None, Some(key)) => {
                 let show = |(item, dots): &(&Item, &Newest)| {
-                    Value::Record(vec![("item", (*item).into()), seen(key, dots)])
+                    Value::Record(vec![("item", (*item).into()), seen(key, item, dots)])
                 };
                 let all = members.iter().flat_map(|(_, dots)| dots.iter());
-                let context = Context::seen(all, self.fence).seal(key);
+                let context = Context::seen(all, self.fence).seal(key, None);
                 Value::Record(vec![
                     size,
                     ("items", Value::List(members.iter().map(show).collect())),

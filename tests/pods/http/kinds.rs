@@ -353,6 +353,27 @@ async fn an_observed_remove_takes_what_was_seen_and_no_more() {
 }
 
 #[tokio::test]
+async fn a_token_is_good_for_its_item_alone() {
+    let pod = Pod::new();
+    let path = "/v1/or_set/cart/9";
+    post(&pod, path, &json!({"op": "add", "items": ["milk", "tea"]})).await;
+    let read = value(&pod, path).await;
+    let (milk, context) = (&read["items"][0]["seen"], &read["context"]);
+    let before = writes(&pod);
+    let remove = json!({"op": "remove", "item": "tea", "seen": milk}).to_string();
+    let detail = pod.post(path, JSON, &remove).await.detail(409, "other-item");
+    assert!(detail.contains("`seen`") && detail.contains("`context`"), "{detail}");
+    let clear = json!({"op": "clear", "context": milk}).to_string();
+    let detail = pod.post(path, JSON, &clear).await.detail(409, "other-item");
+    assert!(detail.contains("`context`"), "{detail}");
+    assert_eq!(writes(&pod), before);
+    // The token of the whole set is good for each item.
+    post(&pod, path, &json!({"op": "remove", "item": "tea", "seen": context})).await;
+    post(&pod, path, &json!({"op": "remove", "item": "milk", "seen": milk})).await;
+    assert_eq!(value(&pod, path).await["size"], 0);
+}
+
+#[tokio::test]
 async fn concurrent_updates_of_a_key_have_own_outcomes_and_times() {
     let pod = Pod::new();
     post(&pod, "/v1/or_set/cart/7", &json!({"op": "add", "item": "milk"})).await;

@@ -255,11 +255,13 @@ fn reads_answer_items_with_tokens_that_remove_them() {
         let value = state.value(&Question { key, contains, ..Question::default() });
         serde_json::to_value(value.shown(false)).expect("JSON")
     };
-    let (key, one, two) = (key("a"), settled.seal(&key("a")), mixed.seal(&key("a")));
+    let (key, of) = (key("a"), |item| Some(Item::Number(item)));
+    let one = settled.seal(&key, of(1).as_ref());
+    let (two, all) = (mixed.seal(&key, of(2).as_ref()), mixed.seal(&key, None));
     assert_eq!(json(None, None), serde_json::json!({"size": 2, "items": [1, 2]}));
     assert_eq!(
         json(None, Some(key.clone())),
-        serde_json::json!({"size": 2, "context": two,
+        serde_json::json!({"size": 2, "context": all,
             "items": [{"item": 1, "seen": one}, {"item": 2, "seen": two}]})
     );
     let contains = |item, is_in| serde_json::json!({"size": 2, "item": item, "contains": is_in});
@@ -272,6 +274,17 @@ fn reads_answer_items_with_tokens_that_remove_them() {
     let request = serde_json::json!({"op": "remove", "item": 2, "seen": two});
     let mut op = parse(&request).expect("an op");
     OrSet::open(&mut op, &key, now).expect("its own token");
+    for (item, seen, is_good) in
+        [(2, &all, true), (1, &all, true), (1, &two, false), (3, &one, false)]
+    {
+        let request = serde_json::json!({"op": "remove", "item": item, "seen": seen});
+        let refused = OrSet::open(&mut parse(&request).expect("an op"), &key, now);
+        let other = OpError::OtherItem { field: "seen" };
+        assert_eq!(refused, if is_good { Ok(()) } else { Err(other) }, "{item}");
+    }
+    let request = serde_json::json!({"op": "clear", "context": two});
+    let refused = OrSet::open(&mut parse(&request).expect("an op"), &key, now);
+    assert_eq!(refused, Err(OpError::OtherItem { field: "context" }));
     assert_eq!(op, OrSetOp::Remove { item: Item::Number(2), seen: Token::Opened(mixed) });
     // The fence of a token whose dots are all above it would cover nothing.
     assert_eq!(Context::seen(late.iter(), fence), Context::seen(late.iter(), None));
@@ -281,9 +294,9 @@ fn reads_answer_items_with_tokens_that_remove_them() {
 fn bad_tokens_are_refused_with_the_rule() {
     let now = Timestamp::from_micros(400 * DAY_US);
     let by = |expires_at| (expires_at, MutatorId::new(uuid::Uuid::from_u128(1)));
-    let until = |us: i64| Context::up_to(Some(now.shifted(us))).seal(&key("a"));
+    let until = |us: i64| Context::up_to(Some(now.shifted(us))).seal(&key("a"), None);
     let live = |us: i64| {
-        Context::seen(Newest::from([(by(now.shifted(us)), 1)]).iter(), None).seal(&key("a"))
+        Context::seen(Newest::from([(by(now.shifted(us)), 1)]).iter(), None).seal(&key("a"), None)
     };
     let good = live(0);
     let mut damaged = good.clone().into_bytes();
@@ -300,7 +313,7 @@ fn bad_tokens_are_refused_with_the_rule() {
         (format!("{good}=="), "is not base64url without padding"),
         (damaged, "is damaged or from another key"),
         (live(0)[..good.len() - 4].to_owned(), "is damaged or from another key"),
-        (covering(1, 1).seal(&key("b")), "is damaged or from another key"),
+        (covering(1, 1).seal(&key("b"), None), "is damaged or from another key"),
         (until(1), "claims a fence in the future"),
         (live(367 * DAY_US + 1), "claims an expiry in more than 367 days"),
         ("A".repeat(524_289), "has 524289 bytes; a token has at most 524288"),
@@ -322,7 +335,7 @@ fn bad_tokens_are_refused_with_the_rule() {
             assert_eq!(state, before);
         }
     }
-    for token in [good, until(0), live(367 * DAY_US), Context::default().seal(&key("a"))] {
+    for token in [good, until(0), live(367 * DAY_US), Context::default().seal(&key("a"), None)] {
         let request = serde_json::json!({"op": "clear", "context": token});
         let mut op = parse(&request).expect("an op");
         assert_eq!(OrSet::open(&mut op, &key("a"), now), Ok(()));

@@ -1,0 +1,53 @@
+//! What a client sends comes back as it was sent, or is refused. Nothing is rounded, dropped or ignored in
+//! silence.
+
+use orderfree_core::crdt::{Kind, Op, OpError, Question, State};
+use orderfree_core::protocol::{Key, Name, Timestamp};
+use serde_json::{Value as Json, json};
+
+fn parse(kind: Kind, op: &Json) -> Result<Op, OpError> {
+    kind.parse_op(op)
+}
+
+fn state_of(kind: Kind, ops: &[Json]) -> State {
+    let mut state = State::new(kind, None);
+    for op in ops {
+        state.apply(&parse(kind, op).expect("an op")).expect("room");
+    }
+    state
+}
+
+fn shown(state: &State, as_digits: bool) -> Json {
+    serde_json::to_value(state.value(&Question::default()).shown(as_digits)).expect("JSON")
+}
+
+#[test]
+fn a_token_of_another_item_is_refused() {
+    let name = |text| Name::new(text).expect("a name");
+    let key = Key { kind: Kind::OrSet, group: name("team"), name: name("admins") };
+    let mut state = State::new(Kind::OrSet, None);
+    for (seq, item) in [(1, "ann"), (2, "bob")] {
+        let mut op = parse(Kind::OrSet, &json!({"op": "add", "item": item})).expect("an op");
+        op.assign(&mut || orderfree_core::crdt::Dot {
+            expires_at: Timestamp::from_micros(100),
+            mutator_id: orderfree_core::protocol::MutatorId::new(uuid::Uuid::from_u128(1)),
+            seq,
+        });
+        state.apply(&op).expect("room");
+    }
+    let question = Question { key: Some(key.clone()), ..Question::default() };
+    let read = serde_json::to_value(state.value(&question).shown(false)).expect("JSON");
+    let remove = |item: &str, token: &Json| {
+        let mut op = parse(Kind::OrSet, &json!({"op": "remove", "item": item, "seen": token}))?;
+        op.open(&key, Timestamp::from_micros(50))?;
+        let mut state = state.clone();
+        state.apply(&op)?;
+        Ok::<_, OpError>(shown(&state, false)["size"].clone())
+    };
+    let (ann, bob) = (&read["items"][0]["seen"], &read["items"][1]["seen"]);
+    assert_eq!(remove("ann", ann), Ok(json!(1)));
+    assert_eq!(remove("bob", bob), Ok(json!(1)));
+    let error = remove("bob", ann).expect_err("ann's token").to_string();
+    assert!(error.contains("another item"), "{error}");
+    assert_eq!(remove("bob", &read["context"]), Ok(json!(1)), "the context is good for any item");
+}
