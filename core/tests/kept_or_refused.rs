@@ -22,6 +22,27 @@ fn shown(state: &State, as_digits: bool) -> Json {
 }
 
 #[test]
+fn an_observation_without_a_label_takes_no_label_away() {
+    let labelled = json!({"op": "observe", "value": 9, "label": "eu-1"});
+    let bare = json!({"op": "observe", "value": 9});
+    let kind = Kind::Extrema;
+    for ops in [[labelled.clone(), bare.clone()], [bare, labelled]] {
+        assert_eq!(shown(&state_of(kind, &ops), false)["min"]["label"], "eu-1", "{ops:?}");
+        assert_eq!(shown(&state_of(kind, &ops), false)["max"]["label"], "eu-1", "{ops:?}");
+    }
+}
+
+#[test]
+fn a_flat_list_a_little_longer_than_k_is_listed() {
+    let ops: Vec<Json> =
+        (0..257).map(|item| json!({"op": "add", "item": item, "by": 1_000})).collect();
+    let value = shown(&state_of(Kind::TopK, &ops), false);
+    assert_eq!(value["items"].as_array().map(Vec::len), Some(256), "{value}");
+    assert_eq!(value["items"][255]["at_least"], 1_000);
+    assert_eq!(value["error"], 1_000, "the item that is not listed");
+}
+
+#[test]
 fn a_token_of_another_item_is_refused() {
     let name = |text| Name::new(text).expect("a name");
     let key = Key { kind: Kind::OrSet, group: name("team"), name: name("admins") };

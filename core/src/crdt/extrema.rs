@@ -18,7 +18,7 @@ use super::{
 pub const LABEL_BYTES_MAX: usize = 1024;
 
 /// The smallest and the largest observation; both are none without observations. Among equal observations,
-/// one without a label wins, and then the one with the smallest label by bytes.
+/// one with a label wins, and then the one with the smallest label by bytes.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Extrema {
     min: Option<Extreme>,
@@ -47,12 +47,14 @@ pub enum ExtremaOp {
 }
 
 impl Extreme {
-    /// Replaces `held` by an observation that is beyond it on the side of `side`, or equal with a smaller
-    /// label. Returns whether it did.
+    /// Replaces `held` by an observation that is beyond it on the side of `side`, or equal with a label that
+    /// wins. Returns whether it did.
     fn offer(held: &mut Option<Extreme>, side: Ordering, value: f64, label: Option<&str>) -> bool {
         let wins = held.as_ref().is_none_or(|held| match value.total_cmp(&held.value) {
-            // No label comes before any label.
-            Ordering::Equal => label < held.label.as_deref(),
+            Ordering::Equal => match (label, held.label.as_deref()) {
+                (Some(label), Some(held)) => label < held,
+                (label, held) => label.is_some() && held.is_none(),
+            },
             order => order == side,
         });
         if wins {
@@ -116,7 +118,7 @@ impl Crdt for Extrema {
             "label":{"description":"What it was observed on: 1 to 1,024 bytes of UTF-8.",
                 "type":["string","null"],"minLength":1,"maxLength":1024}}}"#,
         value_schema: r#"{"type":"object","required":["min","max"],
-            "description":"Of equal observations the one without a label, or with the smallest.",
+            "description":"Of equal observations the one with the smallest label, if one has a label.",
             "properties":{
             "min":{"type":["object","null"],"required":["value","label"],"properties":{
                 "value":{"type":"number"},"label":{"type":["string","null"]}}},
@@ -163,7 +165,7 @@ impl Crdt for Extrema {
         let mut reader = Reader::new(payload);
         let (min, max) = (Extreme::decode(&mut reader)?, Extreme::decode(&mut reader)?);
         reader.end()?;
-        // If both are equal, then all observations were equal, and one label is the smallest.
+        // If both are equal, then all observations were equal, and the same label won twice.
         if min.value > max.value || (min.value == max.value && min.label != max.label) {
             return Err(DecodeError::NotCanonical);
         }
@@ -253,22 +255,24 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_no_label_then_to_the_smallest() {
+    fn ties_go_to_the_smallest_label_and_none_loses() {
         let mut extrema = Extrema::default();
         assert_eq!(shown(&extrema), r#"{"min":null,"max":null}"#);
         for (value, label, effect) in [
             (1.0, Some("b"), Effect::Changed),
             (1.0, Some("c"), Effect::Unchanged),
             (1.0, Some("a"), Effect::Changed),
-            (2.0, Some("z"), Effect::Changed),
-            (1.5, None, Effect::Unchanged),
+            (1.0, None, Effect::Unchanged),
             (2.0, None, Effect::Changed),
-            (2.0, Some("a"), Effect::Unchanged),
+            (1.5, None, Effect::Unchanged),
+            (2.0, None, Effect::Unchanged),
+            (2.0, Some("z"), Effect::Changed),
+            (2.0, Some("zz"), Effect::Unchanged),
             (2.0, None, Effect::Unchanged),
         ] {
             assert_eq!(extrema.apply(&observe(value, label)), Ok(effect), "{value} {label:?}");
         }
-        let value = r#"{"min":{"value":1.0,"label":"a"},"max":{"value":2.0,"label":null}}"#;
+        let value = r#"{"min":{"value":1.0,"label":"a"},"max":{"value":2.0,"label":"z"}}"#;
         assert_eq!(shown(&extrema), value);
     }
 
