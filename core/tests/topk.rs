@@ -1,4 +1,4 @@
-//! The bounds of `topk` on realistic data: few heavy items and a long tail.
+//! The bounds of `topk` on realistic data, with few heavy items and a long tail, and on flat data.
 
 use std::collections::BTreeMap;
 
@@ -26,9 +26,14 @@ fn check(state: &TopK, weights: &BTreeMap<i64, u128>, k: u128) {
     let mut listed = BTreeMap::new();
     for item in items {
         let (least, most) = (integer(item, "at_least"), integer(item, "at_most"));
-        assert_eq!(most - least, error);
-        listed.insert(item.field("item").expect("an item").to_string(), least);
+        assert!(most - least <= error);
+        let item = item.field("item").expect("an item").to_string();
+        let weight = weights[&item.parse::<i64>().expect("a number")];
+        assert!((least..=most).contains(&weight), "{item}: {weight} is not in {least}..={most}");
+        listed.insert(item, least);
     }
+    let heavy = weights.iter().filter(|(_, weight)| **weight > total / (k + 1));
+    heavy.for_each(|(item, _)| assert!(listed.contains_key(&item.to_string()), "{item}"));
     for (item, weight) in weights {
         let at_least = listed.get(&item.to_string()).copied().unwrap_or_default();
         let bounds = at_least..=at_least + error;
@@ -62,5 +67,76 @@ fn no_bound_is_broken_on_zipf_data() {
         check(&merged(shards.iter()), &weights, u128::from(k));
         let pairs: Vec<TopK> = shards.chunks(2).map(|pair| merged(pair.iter())).collect();
         check(&merged(pairs.iter().rev()), &weights, u128::from(k));
+    }
+}
+
+const OPS: usize = 300_000;
+
+/// Ops of weight 1 on items whose shares follow Zipf's law with the exponent `s`; 0 is flat.
+fn zipf(items: u32, s: f64, dice: &mut SmallRng) -> Vec<i64> {
+    let mut sums = Vec::new();
+    let mut sum = 0.0;
+    for rank in 1..=items {
+        sum += f64::from(rank).powf(-s);
+        sums.push(sum);
+    }
+    let draw = |_| {
+        let at = dice.random::<f64>() * sum;
+        i64::try_from(sums.partition_point(|end| *end < at)).expect("few").min(items.into())
+    };
+    (0..OPS).map(draw).collect()
+}
+
+/// Prints the table of docs/kinds.md.
+#[test]
+fn no_bound_is_broken_on_flat_data() {
+    println!(
+        "| items | Zipf | shards | listed | of the 256 heaviest | error | total / 257 | bytes |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    for (count, s) in [
+        (257, 0.0),
+        (1_000, 0.0),
+        (2_000, 0.0),
+        (100_000, 0.0),
+        (1_000, 0.5),
+        (100_000, 0.5),
+        (1_000, 1.0),
+        (100_000, 1.0),
+    ] {
+        for shards in [1, 10] {
+            let mut dice = SmallRng::seed_from_u64(7);
+            let mut weights = BTreeMap::new();
+            let mut states = vec![TopK::with_precision(256); shards];
+            for item in zipf(count, s, &mut dice) {
+                *weights.entry(item).or_insert(0) += 1;
+                let op = TopKOp::Add { item: Item::Number(item), by: 1 };
+                states[dice.random_range(0..shards)].apply(&op).expect("room");
+            }
+            let state = merged(states.iter());
+            check(&state, &weights, 256);
+            let backwards = merged(states.iter().rev());
+            check(&backwards, &weights, 256);
+            let value = state.value(&Question::default());
+            let Some(Value::List(items)) = value.field("items") else { panic!("{value:?}") };
+            // At least as heavy as the 256th.
+            let mut heaviest: Vec<u128> = weights.values().copied().collect();
+            heaviest.sort_unstable_by(|a, b| b.cmp(a));
+            let least = heaviest[255];
+            let is_heavy = |item: &&Value| {
+                let item = item.field("item").expect("an item").to_string();
+                weights[&item.parse::<i64>().expect("a number")] >= least
+            };
+            let found = items.iter().filter(is_heavy).count();
+            let mut bytes = Vec::new();
+            state.encode(&mut bytes);
+            println!(
+                "| {count} | {s} | {shards} | {} | {found} | {} | {} | {} |",
+                items.len(),
+                integer(&value, "error"),
+                OPS / 257,
+                bytes.len()
+            );
+        }
     }
 }

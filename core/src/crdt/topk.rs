@@ -1,10 +1,16 @@
 //! `topk`: the items with the largest total weight, after Misra and Gries ("Finding repeated
 //! elements", 1982), merged as by Agarwal et al. ("Mergeable summaries", 2012, section 2).
 //!
-//! At most k items have a counter. When an item finds no free counter, the same amount is subtracted from
-//! every counter until one is free; the sum of these amounts is the error e. A counter is never too high, and
-//! is too low by at most e. And e is at most the total divided by k + 1: each amount subtracted from k
-//! counters and one new item takes k + 1 times as much from the total.
+//! A read lists at most k items, and four times as many have a counter: otherwise a list with a few more items
+//! than k, all about as heavy, would keep none of them. When there are more counters than that, the same
+//! amount is subtracted from every counter until a quarter is free; the sum of these amounts is the error e. A
+//! counter is never too high, and is too low by at most e. At least k counters stay, so each amount is
+//! subtracted at least k + 1 times.
+//!
+//! The error that a read shows is e plus the largest counter that it does not list. So it bounds the weight of
+//! every item that is not listed. The k + 1 largest counters together are at most the total less (k + 1) e,
+//! and each is at least the largest one not listed. So the shown error is at most the total divided by k + 1,
+//! and every item that is heavier than that is listed.
 
 use std::collections::BTreeMap;
 
@@ -33,6 +39,9 @@ pub struct TopK {
 /// Maximum bytes of the total, the error and the number of counters.
 const HEADER_BYTES_MAX: usize = 2 * varint::U128_BYTES_MAX + 2;
 
+/// Counters for each item of the list.
+const COUNTERS_PER_ITEM: usize = 4;
+
 /// Maximum bytes of one counter.
 fn counter_bytes(item: &Item) -> usize {
     item.encoded_bytes() + varint::U128_BYTES_MAX
@@ -57,14 +66,25 @@ impl TopK {
         OpError::Overflow { kind: TopK::NAME }
     }
 
-    /// Subtracts from every counter the (k+1)th largest amount, which leaves at most k counters.
-    fn shrink(&mut self) {
-        let k = usize::from(self.k);
-        if self.counters.len() <= k {
+    /// The maximum number of counters, not less than k.
+    fn counters_max(&self) -> usize {
+        (usize::from(self.k) * COUNTERS_PER_ITEM).min(PRECISION.max.into())
+    }
+
+    /// How many of `count` counters stay at most when an op finds no room: three quarters, but not less than
+    /// k. The next ops then find room.
+    fn kept(&self, count: usize) -> usize {
+        (count / 4 * 3).max(self.k.into())
+    }
+
+    /// Subtracts from every counter the largest amount that is not among the `kept` largest, which leaves at
+    /// most so many counters.
+    fn shrink(&mut self, kept: usize) {
+        if self.counters.len() <= kept {
             return;
         }
         let mut counts: Vec<u128> = self.counters.values().copied().collect();
-        let (_, &mut off, _) = counts.select_nth_unstable_by(k, |a, b| b.cmp(a));
+        let (_, &mut off, _) = counts.select_nth_unstable_by(kept, |a, b| b.cmp(a));
         let bytes = &mut self.bytes;
         self.counters.retain(|item, count| {
             *count = count.saturating_sub(off);
@@ -76,7 +96,7 @@ impl TopK {
         self.error += off;
     }
 
-    /// Adds to an existing or new counter, and leaves at most k.
+    /// Adds to an existing or new counter.
     fn count(&mut self, item: &Item, by: u128) {
         match self.counters.get_mut(item) {
             Some(count) => *count += by,
@@ -105,8 +125,9 @@ impl Crdt for TopK {
         class: Class::OrderCanonical,
         is_exact: false,
         size: Size::Large { memory_factor: 12 },
-        bound: "An item's true weight is between `at_least` and `at_most`, which differ by \
-                `error`, at most total / (k + 1); k is 256 unless configured.",
+        bound: "An item's true weight is between `at_least` and `at_most`, and that of any other item \
+                is at most `error`. They differ by at most `error`, which is at most total / (k + 1), and \
+                mostly far less. k is 256 unless configured.",
         is_idempotent: false,
         bare: ("add", "item"),
         example_op: r#"{"op":"add","item":"x","by":3}"#,
@@ -124,9 +145,9 @@ impl Crdt for TopK {
         ),
         value_schema: r#"{"type":"object","required":["total","error","k","items"],"properties":{
             "total":{"type":"integer","description":"Weight of all items together, exact."},
-            "error":{"type":"integer","description":"An item that is not listed weighs at most this."},
+            "error":{"type":"integer","description":"An item that is not listed weighs at most this, and no `at_least` is too low by more."},
             "k":{"type":"integer"},
-            "items":{"type":"array","description":"The heaviest first.","items":{"type":"object",
+            "items":{"type":"array","description":"At most k, the heaviest first. Empty if all items weigh about the same and are many more than k.","items":{"type":"object",
                 "required":["item","at_least","at_most"],"properties":{
                 "item":{"type":["string","integer"]},
                 "at_least":{"type":"integer"},"at_most":{"type":"integer"}}}}}}"#,
@@ -156,12 +177,18 @@ impl Crdt for TopK {
         let bytes = HEADER_BYTES_MAX + self.bytes + counter_bytes(item);
         if self.counters.contains_key(item) || check_size(bytes).is_ok() {
             self.count(item, by);
-            self.shrink();
+            if self.counters.len() > self.counters_max() {
+                self.shrink(self.kept(self.counters_max()));
+            }
         } else {
             // It fits only if it replaces other counters.
             let mut next = self.clone();
             next.count(item, by);
-            next.shrink();
+            while check_size(HEADER_BYTES_MAX + next.bytes).is_err()
+                && next.counters.len() > next.k.into()
+            {
+                next.shrink(next.kept(next.counters.len()));
+            }
             check_size(HEADER_BYTES_MAX + next.bytes)?;
             *self = next;
         }
@@ -175,13 +202,15 @@ impl Crdt for TopK {
         self.error += other.error;
         self.k = self.k.min(other.k);
         other.counters.iter().for_each(|(item, count)| self.count(item, *count));
-        self.shrink();
+        self.shrink(self.counters_max());
         Ok(())
     }
 
     fn value(&self, _question: &Question) -> Value {
         let mut items: Vec<(&Item, u128)> = self.counters.iter().map(|(i, n)| (i, *n)).collect();
         items.sort_by(|(item, a), (other, b)| b.cmp(a).then_with(|| item.cmp(other)));
+        let unlisted = items.get(usize::from(self.k)).map_or(0, |(_, count)| *count);
+        items.truncate(self.k.into());
         let item = |(item, count): (&Item, u128)| {
             Value::Record(vec![
                 ("item", item.into()),
@@ -191,7 +220,7 @@ impl Crdt for TopK {
         };
         Value::Record(vec![
             ("total", Value::count(self.total)),
-            ("error", Value::count(self.error)),
+            ("error", Value::count(self.error + unlisted)),
             ("k", Value::count(self.k)),
             ("items", Value::List(items.into_iter().map(item).collect())),
         ])
@@ -214,7 +243,7 @@ impl Crdt for TopK {
         let mut reader = Reader::new(payload);
         let (total, error) = (reader.u128()?, reader.u128()?);
         let mut counters = BTreeMap::new();
-        // Each subtracted amount was subtracted from k counters and a new item.
+        // Each amount was subtracted from k counters and at least one more.
         let mut counted = error.saturating_mul(u128::from(k) + 1);
         for _ in 0..reader.length()? {
             let (item, count) = (Item::decode(&mut reader)?, reader.u128()?);
@@ -226,11 +255,12 @@ impl Crdt for TopK {
             counters.insert(item, count);
         }
         reader.end()?;
-        if counters.len() > usize::from(k) || counted > total {
+        let bytes = counters.keys().map(counter_bytes).sum();
+        let state = TopK { k, total, error, counters, bytes };
+        if state.counters.len() > state.counters_max() || counted > total {
             return Err(DecodeError::NotCanonical);
         }
-        let bytes = counters.keys().map(counter_bytes).sum();
-        Ok(TopK { k, total, error, counters, bytes })
+        Ok(state)
     }
 }
 
@@ -340,11 +370,47 @@ mod tests {
             items.for_each(|n| assert_eq!(state.apply(&item(n)), Ok(Effect::Changed)));
             state
         };
-        // The third item replaces the others: everything is in the error.
-        let (one, two) = (shrunk(0..3, 1), shrunk(3..6, 2));
+        // The ninth item replaces the others: everything is in the error.
+        let (one, two) = (shrunk(0..9, 1), shrunk(9..18, 2));
         assert_eq!((one.error, two.error, one.counters.len()), (1, 2, 0));
         let both = laws::merged(&one, &two);
-        assert_eq!((both.total, both.error), (9, 3));
+        assert_eq!((both.total, both.error), (27, 3));
+    }
+
+    #[test]
+    fn a_read_lists_k_items_and_bounds_all_others() {
+        let mut state = TopK::with_precision(2);
+        for (item, by) in [(1, 9), (2, 8), (3, 7), (4, 7)] {
+            state.apply(&TopKOp::Add { item: Item::Number(item), by }).expect("room");
+        }
+        let value = state.value(&Question::default()).to_string();
+        let items = r#"[{"item":1,"at_least":9,"at_most":9},{"item":2,"at_least":8,"at_most":8}]"#;
+        assert_eq!(value, format!(r#"{{"total":31,"error":7,"k":2,"items":{items}}}"#));
+        let counters = |k: u16| {
+            let mut state = TopK::with_precision(k);
+            let item = |item| TopKOp::Add { item: Item::Number(item), by: 1 };
+            let most = i64::try_from(state.counters_max()).expect("few");
+            (0..most).for_each(|n| assert_eq!(state.apply(&item(n)), Ok(Effect::Changed)));
+            assert_eq!(TopK::decode(1, Some(k), &laws::bytes(&state)), Ok(state.clone()));
+            let full = state.counters.len();
+            state.apply(&TopKOp::Add { item: Item::Number(0), by: 2 }).expect("room");
+            state.apply(&item(most)).expect("room");
+            (full, state.counters.len(), state.error)
+        };
+        assert_eq!([1, 256, 1_024].map(counters), [(4, 1, 1), (1_024, 1, 1), (4_096, 1, 1)]);
+        assert_eq!(counters(4_096), (4_096, 1, 1), "never more than 4,096");
+    }
+
+    /// Items of 300 bytes: 1,024 of them do not fit, and the list goes on.
+    #[test]
+    fn items_of_any_length_keep_at_least_k_counters() {
+        let mut state = TopK::with_precision(256);
+        for n in 0..5_000_u64 {
+            let item = Item::Text(format!("{:0>300}", n % 2_000).into());
+            state.apply(&TopKOp::Add { item, by: 1 + n % 7 }).expect("room");
+            assert!(laws::bytes(&state).len() <= STATE_BYTES_MAX);
+        }
+        assert!(state.error <= state.total / 257);
     }
 
     #[test]
@@ -358,7 +424,7 @@ mod tests {
         };
         let decoded = |state: &TopK| TopK::decode(1, Some(2), &laws::bytes(state));
         for good in
-            [state(10, 1, &[2, 5]), state(10, 0, &[5, 5]), state(3, 1, &[]), state(0, 0, &[])]
+            [state(10, 1, &[2, 5]), state(8, 0, &[1; 8]), state(3, 1, &[]), state(0, 0, &[])]
         {
             assert_eq!(decoded(&good), Ok(good));
         }
@@ -366,7 +432,7 @@ mod tests {
             state(9, 1, &[2, 5]),
             state(10, 0, &[5, 6]),
             state(2, 1, &[]),
-            state(30, 0, &[2, 3, 5]),
+            state(30, 0, &[1; 9]),
             state(10, 0, &[5, 0]),
         ] {
             assert_eq!(decoded(&bad), Err(DecodeError::NotCanonical), "{bad:?}");
@@ -386,14 +452,14 @@ mod tests {
     fn states_of_different_k_merge_to_the_smaller() {
         let full = |k: u16| {
             let mut state = TopK::with_precision(k);
-            for item in 0..i64::from(k) {
+            for item in 0..4 * i64::from(k) {
                 let by = 100 + item.cast_unsigned();
                 state.apply(&TopKOp::Add { item: Item::Number(item), by }).expect("room");
             }
             state
         };
         let merged = laws::merged(&full(20), &full(5));
-        assert_eq!((merged.k, merged.counters.len()), (5, 5));
+        assert_eq!((merged.k, merged.counters.len()), (5, 20));
         assert_eq!(merged, laws::merged(&full(5), &full(20)));
     }
 }
