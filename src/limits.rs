@@ -92,8 +92,11 @@ pub const STORE_READ_ATTEMPT_TIME_MAX: Duration = Duration::from_secs(3);
 /// several.
 pub const STORE_READ_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Longest wait of a read for memory, or for its turn to read a key in parts.
-pub const READ_ROOM_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Longest wait of a read for the memory of its value.
+pub const READ_MEMORY_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Longest wait of a read for its turn to read a key with many rows.
+pub const LONG_KEY_TURN_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Rows of a key above which a pod logs a warning: pods restart too often, or folds lag.
 pub const ROWS_ALERT: usize = 500;
@@ -351,10 +354,15 @@ pub const WAITING_ROWS_BYTES_MAX: usize =
     LARGE_READS_AT_ONCE / 2 * orderfree_core::protocol::fold::TALLY_BYTES_MAX;
 
 /// Longest time for a read of a key of a kind with large states, including all its attempts.
-pub const LARGE_KEY_READ_TIME_MAX: Duration = Duration::from_secs(90);
+pub const LARGE_KEY_READ_TIME_MAX: Duration = Duration::from_secs(115);
 
+// Two slices and their turns, a turn for the parts, memory for the value, and the walk.
 const _: () = assert!(
-    LONG_KEY_READ_TIME_MAX.as_secs() + STORE_READ_TIME_MAX.as_secs() + READ_ROOM_WAIT_MAX.as_secs()
+    TURN_WAIT_MAX.as_secs()
+        + 2 * STORE_READ_TIME_MAX.as_secs()
+        + 2 * LONG_KEY_TURN_WAIT_MAX.as_secs()
+        + READ_MEMORY_WAIT_MAX.as_secs()
+        + LONG_KEY_READ_TIME_MAX.as_secs()
         < LARGE_KEY_READ_TIME_MAX.as_secs(),
     "a walk through a long key ends before its requests give up"
 );

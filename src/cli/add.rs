@@ -24,7 +24,7 @@ const UNKNOWN: u8 = 4;
 /// Bytes of the ops of one request. A list of ops must fit into one state.
 const BATCH_BYTES_MAX: usize = STATE_BYTES_MAX / 4;
 
-/// Lines that are not acked before the rest of the input is left out.
+/// After this many lines that were not acked, the rest of the input is not sent.
 const FAULTS_MAX: usize = 100;
 
 /// Problems of single ops: the others of the same request may have none.

@@ -69,17 +69,17 @@ pub(super) async fn explain(url: &Url, error: reqwest::Error) -> NoAnswer {
                  address with --url http://…"
             )
         }
-    } else if may_be_plain && speaks_tls(url).await {
-        format!(
-            "{address} speaks TLS, so it did not understand the request; write https:// instead of http://"
-        )
     } else {
+        // A port can take both, so the request may have arrived in spite of the hint.
+        let is_tls = may_be_plain && speaks_tls(url).await;
+        let hint = || format!("{address} speaks TLS; write https:// instead of http://");
+        let error = if is_tls { error.context(hint()) } else { error };
         return NoAnswer { error, may_have_arrived: true };
     };
     NoAnswer { error: anyhow::anyhow!(sentence), may_have_arrived: false }
 }
 
-/// Whether the port of an `http` address answers in TLS. Then it can't have read a request in clear text.
+/// Whether the port of an `http` address answers in TLS.
 async fn speaks_tls(url: &Url) -> bool {
     let mut secure = url.clone();
     let port = url.port_or_known_default();

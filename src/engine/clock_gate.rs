@@ -93,7 +93,7 @@ impl ClockGate {
         self.store.fold_time(now)
     }
 
-    /// Measures the clock offset for the metrics, which nothing else needs.
+    /// Measures the clock offset. Only the metrics need it.
     pub fn measure_offset(&self) {
         if let Some(offset_us) = self.store.clock_offset_us() {
             self.metrics.clock_offset_us.set(offset_us);

@@ -48,8 +48,8 @@ pub(crate) enum Reader {
 /// Files that are used together.
 struct Files {
     paths: Vec<PathBuf>,
-    /// Their contents when they were read last.
-    read: Contents,
+    /// Their contents when they were read last. `None` if they changed meanwhile.
+    read: Option<Contents>,
     /// Their contents at the last look, if they have changed.
     changed: Option<Contents>,
     /// When Cassandra is asked again.
@@ -62,11 +62,10 @@ type Contents = [u8; 32];
 impl Rotation {
     /// Notes the contents, before anything reads them.
     pub(crate) fn begin(args: &ServeArgs) -> Rotation {
-        let files = |paths: Vec<PathBuf>| Files {
-            read: contents(&paths),
-            paths,
-            changed: None,
-            again_at: None,
+        // A pipe can be read only once, by the code that uses it.
+        let files = |mut paths: Vec<PathBuf>| {
+            paths.retain(|path| std::fs::metadata(path).is_ok_and(|found| found.is_file()));
+            Files { read: Some(contents(&paths)), paths, changed: None, again_at: None }
         };
         let certificate = args.tls_cert.iter().chain(&args.tls_key);
         Rotation {
@@ -111,11 +110,8 @@ impl Files {
                 Ok(()) = asked.changed() => true,
                 () = sleep(wait) => false,
             };
-            let paths = self.paths.clone();
-            let Ok(found) = tokio::task::spawn_blocking(move || contents(&paths)).await else {
-                continue;
-            };
-            let is_new = is_asked || found != self.read;
+            let Some(found) = self.look().await else { continue };
+            let is_new = is_asked || self.read != Some(found);
             if is_new && !is_asked && self.changed != Some(found) {
                 self.changed = Some(found);
                 continue;
@@ -124,8 +120,8 @@ impl Files {
             if !is_new && self.again_at.is_none_or(|time| Instant::now() < time) {
                 continue;
             }
-            self.read = found;
             let result = reader.read().await;
+            self.read = self.look().await.filter(|after| *after == found);
             let is_refused = result.as_ref().is_err_and(|error| error.is::<ConnectError>());
             self.again_at = is_refused.then(|| Instant::now() + ASK_AGAIN_EVERY);
             // Another refusal of the same files says nothing new.
@@ -133,6 +129,11 @@ impl Files {
                 tell(reader.what(), &result, metrics);
             }
         }
+    }
+
+    async fn look(&self) -> Option<Contents> {
+        let paths = self.paths.clone();
+        tokio::task::spawn_blocking(move || contents(&paths)).await.ok()
     }
 }
 

@@ -67,7 +67,7 @@ pub(crate) struct Started {
     pub(crate) node: Node,
     pub(crate) users: Listener,
     pub(crate) admins: Option<Listener>,
-    /// What reads the files again that change.
+    /// These read files again that have changed.
     pub(crate) readers: Vec<Reader>,
 }
 

@@ -41,7 +41,7 @@ pub enum OpError {
          remove items, or spread them over more keys"
     )]
     TallyFull,
-    /// The token was made for another item, or for one item where it must be good for all. It would remove
+    /// The token was made for another item, or a clear came with the token of one item. It would remove
     /// nothing, or something else.
     #[error(
         "`{field}` is the token of another item; send the item's own `seen` or the `context` from a read \

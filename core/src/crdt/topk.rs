@@ -4,8 +4,8 @@
 //! A read lists at most k items, and four times as many have a counter: otherwise a list with a few more items
 //! than k, all about as heavy, would keep none of them. When there are more counters than that, the same
 //! amount is subtracted from every counter until a quarter is free; the sum of these amounts is the error e. A
-//! counter is never too high, and is too low by at most e. At least k counters stay, so each amount is
-//! subtracted at least k + 1 times.
+//! counter is never too high, and is too low by at most e. Each amount is that of the k + 1 largest counters or
+//! more, so it is subtracted at least k + 1 times.
 //!
 //! The error that a read shows is e plus the largest counter that it does not list. So it bounds the weight of
 //! every item that is not listed. The k + 1 largest counters together are at most the total less (k + 1) e,
@@ -42,6 +42,9 @@ const HEADER_BYTES_MAX: usize = 2 * varint::U128_BYTES_MAX + 2;
 /// Counters for each item of the list.
 const COUNTERS_PER_ITEM: usize = 4;
 
+/// Maximum counters, unless k is larger. With the longest items they fit into a tally.
+const COUNTERS_MAX: usize = 4_000;
+
 /// Maximum bytes of one counter.
 fn counter_bytes(item: &Item) -> usize {
     item.encoded_bytes() + varint::U128_BYTES_MAX
@@ -68,7 +71,7 @@ impl TopK {
 
     /// The maximum number of counters, not less than k.
     fn counters_max(&self) -> usize {
-        (usize::from(self.k) * COUNTERS_PER_ITEM).min(PRECISION.max.into())
+        (usize::from(self.k) * COUNTERS_PER_ITEM).min(COUNTERS_MAX).max(self.k.into())
     }
 
     /// How many of `count` counters stay at most when an op finds no room: three quarters, but not less than
@@ -397,8 +400,8 @@ mod tests {
             state.apply(&item(most)).expect("room");
             (full, state.counters.len(), state.error)
         };
-        assert_eq!([1, 256, 1_024].map(counters), [(4, 1, 1), (1_024, 1, 1), (4_096, 1, 1)]);
-        assert_eq!(counters(4_096), (4_096, 1, 1), "never more than 4,096");
+        assert_eq!([1, 256, 1_024].map(counters), [(4, 1, 1), (1_024, 1, 1), (4_000, 1, 1)]);
+        assert_eq!(counters(4_096), (4_096, 1, 1), "never fewer than k");
     }
 
     /// Items of 300 bytes: 1,024 of them do not fit, and the list goes on.

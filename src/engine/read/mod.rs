@@ -21,7 +21,7 @@ use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Constants, Key, Timestamp, WholeSlice};
 use thiserror::Error;
 use tokio::sync::SemaphorePermit;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::engine::Context;
 use crate::engine::clock_gate::ClockGate;
@@ -270,7 +270,7 @@ impl Reader {
 
     async fn fetch(&self, asked: &Asking, key: &Key, level: Level) -> Said {
         panic_point(Task::Read);
-        let (as_of, until) = (self.gate.now().wall, Instant::now() + limits::READ_ROOM_WAIT_MAX);
+        let as_of = self.gate.now().wall;
         let cached = lock(&self.fences).get(key).copied();
         // If the answering replicas are older than the cached fence, start again at the oldest row.
         for after in [cached, None] {
@@ -282,13 +282,12 @@ impl Reader {
                 let _turn = self.values.long_turn().await?;
                 // The size of the value is not known, so reserve all the memory.
                 let bytes = limits::VALUES_BYTES_MAX;
-                let until = Instant::now() + limits::READ_ROOM_WAIT_MAX;
-                let room = self.values.room(key.kind, bytes, until, let_go).await?;
+                let room = self.values.room(key.kind, bytes, let_go).await?;
                 let value = self.by_parts(key).await?;
                 return Ok(value.map(|value| Arc::new(Held::new(value, room, usize::MAX))));
             }
             let slice = slice?;
-            let room = self.values.room(key.kind, slice.bytes(), until, let_go).await?;
+            let room = self.values.room(key.kind, slice.bytes(), let_go).await?;
             match self.assemble(key, &slice)? {
                 Answer::ReadAgain => {}
                 answer => {

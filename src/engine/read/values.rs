@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use orderfree_core::crdt::Kind;
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::timeout;
 
 use super::{KeyValue, ReadError};
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
@@ -100,19 +100,18 @@ impl Values {
     pub(super) async fn long_turn(&self) -> Result<SemaphorePermit<'_>, ReadError> {
         const FULL: ReadError =
             ReadError::Overloaded("this pod is reading too many keys with many rows");
-        let turn = timeout(limits::READ_ROOM_WAIT_MAX, self.long_turns.acquire())
+        let turn = timeout(limits::LONG_KEY_TURN_WAIT_MAX, self.long_turns.acquire())
             .await
             .map_err(|_| FULL)?;
         Ok(turn.expect("invariant: the semaphore is never closed"))
     }
 
-    /// Reserves memory for the value of rows of this size; waits for it until `until`. Before a wait,
-    /// `let_go` must release the memory that the caller holds.
+    /// Reserves memory for the value of rows of this size, and waits for it if it must. Before a wait, `let_go`
+    /// must release the memory that the caller holds.
     pub(super) async fn room(
         &self,
         kind: Kind,
         rows_bytes: usize,
-        until: Instant,
         let_go: impl FnOnce(),
     ) -> Result<ValueRoom, ReadError> {
         const FULL: ReadError = ReadError::Overloaded("this pod is reading too many large values");
@@ -129,7 +128,7 @@ impl Values {
         // Rows larger than the budget wait too, but alone.
         let waiting = self.waiting_rows.take(rows_bytes.min(limits::WAITING_ROWS_BYTES_MAX));
         let _waiting = waiting.ok_or(FULL)?;
-        match timeout_at(until, self.all.wait(needed)).await {
+        match timeout(limits::READ_MEMORY_WAIT_MAX, self.all.wait(needed)).await {
             Ok(room) => Ok(ValueRoom { bytes, room: Some(room) }),
             Err(_) => Err(FULL),
         }
@@ -166,6 +165,7 @@ pub(crate) mod tests {
     use orderfree_core::crdt::State;
     use orderfree_core::protocol::consistency::Level;
     use orderfree_core::protocol::{Key, Name, Timestamp};
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -197,8 +197,7 @@ pub(crate) mod tests {
     #[tokio::test(start_paused = true)]
     async fn values_wait_for_room_and_their_rows_have_a_bound() {
         let values = Values::default();
-        let until = Instant::now() + Duration::from_secs(10);
-        let room = |memory_bytes| values.room(KIND, rows(memory_bytes), until, || ());
+        let room = |memory_bytes| values.room(KIND, rows(memory_bytes), || ());
         let large = limits::VALUES_BYTES_MAX / 2;
         let held: Vec<_> =
             repeat_with(|| room(large).now_or_never()).map_while(|room| room).collect();
@@ -223,11 +222,11 @@ pub(crate) mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_has_waited_for_long_is_refused_and_leaves_nothing_behind() {
         let values = Values::default();
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + limits::READ_MEMORY_WAIT_MAX;
         let everything = limits::VALUES_BYTES_MAX + limits::RECENT_BYTES_MAX;
         let held = values.all.take(everything).expect("room");
         let mut has_let_go = false;
-        let refused = values.room(KIND, 10_000, until, || has_let_go = true).await;
+        let refused = values.room(KIND, 10_000, || has_let_go = true).await;
         assert!(matches!(refused, Err(ReadError::Overloaded(_))), "{refused:?}");
         assert!(has_let_go && Instant::now() >= until);
         let turns = (0..limits::LARGE_KEYS_AT_ONCE).map(|_| values.turn(KIND).now_or_never());
@@ -237,7 +236,7 @@ pub(crate) mod tests {
         let refused = values.turn(KIND).await;
         assert!(matches!(refused, Err(ReadError::Overloaded(_))), "{refused:?}");
         let gone = tokio::time::timeout(Duration::from_millis(1), async {
-            let _room = values.room(KIND, 10_000, until + Duration::from_secs(9), || ()).await;
+            let _room = values.room(KIND, 10_000, || ()).await;
             pending::<()>().await;
         });
         gone.await.expect_err("its reader is gone");
@@ -263,9 +262,8 @@ pub(crate) mod tests {
     fn a_value_has_no_more_room_than_it_takes() {
         let values = Values::default();
         let state = State::new(KIND, None);
-        let until = Instant::now() + Duration::from_secs(10);
         for (rows, expected) in [(1, 250_000), (2, state.memory_bytes())] {
-            let room = values.room(KIND, 10_000, until, || ()).now_or_never();
+            let room = values.room(KIND, 10_000, || ()).now_or_never();
             let room = room.expect("it is free").expect("room");
             let value = KeyValue::clone(&held(state.clone(), 0));
             let held = Held::new(value, room, rows);

@@ -119,7 +119,7 @@ impl Permit<'_> {
     }
 }
 
-/// The kind in a path of which it is the only part that varies.
+/// The kind in a path `/v1/{kind}`.
 pub(crate) struct KindPath(String);
 
 /// The key in a path, before the permission check.

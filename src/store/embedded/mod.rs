@@ -54,8 +54,8 @@ use self::guard::ClockGuard;
 use self::rows::{ReadError, SweepCursor};
 use self::writer::{Queue, Write};
 use super::{
-    Folds, GroupCursor, GroupList, Operators, Reads, RequestLimits, Shards, Store, StoreClock,
-    StoreError, SweepPart,
+    Folds, GroupCursor, GroupList, Operators, Pause, Reads, RequestLimits, Shards, Store,
+    StoreClock, StoreError, SweepPart,
 };
 use crate::limits::{AnswerBounds, EMBEDDED_READS_MAX, WRITE_BATCH_MAX};
 use crate::runtime::clock::Clock;
@@ -343,6 +343,11 @@ impl Folds for EmbeddedStore {
 impl StoreClock for EmbeddedStore {
     fn check_clock(&self, now: Now) -> Result<(), ClockError> {
         self.shared.guard.check(now.wall)
+    }
+
+    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
+        self.check_clock(now)?;
+        Ok(now.wall)
     }
 }
 

@@ -71,7 +71,8 @@ fn requests(kind: Kind) -> String {
     let (name, op, json) = (kind.name(), kind.about().example_op, "content-type: application/json");
     let value = |parameter: &&str| match *parameter {
         "q" => "q=0.5,0.99".to_owned(),
-        "buckets" => "buckets=1,2".to_owned(),
+        "buckets" => "buckets=true".to_owned(),
+        "as" => "as=prometheus".to_owned(),
         other => format!("{other}=a"),
     };
     let parameters: Vec<String> = kind.about().parameters.iter().map(value).collect();

@@ -19,7 +19,7 @@ use orderfree::policy::Policies;
 use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{
-    GroupCursor, GroupList, Operators, Reads, Shards, Store, StoreClock, StoreError,
+    GroupCursor, GroupList, Operators, Pause, Reads, Shards, Store, StoreClock, StoreError,
 };
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::crdt::item::Item;
@@ -379,6 +379,11 @@ impl StoreClock for Faulty {
             Fault::Moved => Err(ClockError::Moved),
             _ => self.inner.check_clock(now),
         }
+    }
+
+    fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
+        self.check_clock(now)?;
+        self.inner.fold_time(now)
     }
 
     fn clock_offset_us(&self) -> Option<i64> {

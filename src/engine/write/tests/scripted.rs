@@ -9,7 +9,7 @@ use orderfree_core::protocol::clock::ClockError;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::store::{RequestLimits, StoreClock};
+use crate::store::{Pause, RequestLimits, StoreClock};
 
 /// A store in which each write waits until the test sets its outcome.
 #[derive(Default)]
@@ -63,5 +63,9 @@ impl Shards for Scripted {
 impl StoreClock for Scripted {
     fn check_clock(&self, _: Now) -> Result<(), ClockError> {
         if self.shut.load(Ordering::SeqCst) { Err(ClockError::Moved) } else { Ok(()) }
+    }
+
+    fn fold_time(&self, _: Now) -> Result<Timestamp, Pause> {
+        panic!("an update never folds")
     }
 }

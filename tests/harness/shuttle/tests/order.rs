@@ -11,7 +11,7 @@ use orderfree::engine::Context;
 use orderfree::policy::Policies;
 use orderfree::runtime::clock::Clock;
 use orderfree::runtime::random::Random;
-use orderfree::store::{RequestLimits, Shards, StoreClock};
+use orderfree::store::{Pause, RequestLimits, Shards, StoreClock};
 use orderfree_core::crdt::envelope::decode_shard;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
@@ -125,6 +125,10 @@ impl Shards for Rows {
 impl StoreClock for Rows {
     fn check_clock(&self, _: Now) -> Result<(), ClockError> {
         Ok(())
+    }
+
+    fn fold_time(&self, _: Now) -> Result<Timestamp, Pause> {
+        panic!("an update never folds")
     }
 }
 
