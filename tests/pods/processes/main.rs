@@ -3,6 +3,8 @@
 
 #[path = "../../cassandra/mod.rs"]
 mod cassandra;
+#[path = "../clock/mod.rs"]
+mod clock;
 #[path = "../../stores/contract/mod.rs"]
 mod contract;
 mod ends;
@@ -18,11 +20,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cassandra::connect;
+use clock::ShiftedClock;
 use contract::{Subject, next_write};
 use humantime::format_duration;
-use orderfree::runtime::clock::{Clock, SystemClock};
+use orderfree::runtime::clock::Clock;
 use orderfree::store::cassandra::CassandraConfig;
-use orderfree_core::protocol::{Constants, Key, Mutator, MutatorId, Now, Overrides, ShardWrite};
+use orderfree_core::protocol::{Constants, Key, Mutator, MutatorId, Overrides, ShardWrite};
 use pod::{Pod, Setup};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
@@ -74,15 +77,15 @@ async fn is_refused(port: u16) -> bool {
 async fn write_final(config: &CassandraConfig, adds: impl Iterator<Item = (Key, i64)>) {
     let constants = config.constants;
     let ago = constants.lifetime() + constants.cutoff() + Duration::from_secs(10);
-    let Now { wall, boot } = SystemClock.now();
-    let now = Now { wall: wall.minus(ago), boot };
+    let clock = Arc::new(ShiftedClock::default());
+    clock.set_ahead(-i64::try_from(ago.as_secs()).expect("short"));
     let writes: Vec<ShardWrite> = adds
         .map(|(key, by)| {
-            let id = MutatorId::new(Uuid::new_v4());
+            let (id, now) = (MutatorId::new(Uuid::new_v4()), clock.now());
             next_write(&mut Mutator::born(key, id, None, now, &constants), by, now)
         })
         .collect();
-    let store = connect(config, Arc::new(SystemClock)).await;
+    let store = connect(config, clock).await;
     let then = Subject { store, clock: Arc::default(), constants };
     then.write_all(writes).await;
     then.store.close().await;
