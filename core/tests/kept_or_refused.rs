@@ -72,3 +72,45 @@ fn a_token_of_another_item_is_refused() {
     assert!(error.contains("another item"), "{error}");
     assert_eq!(remove("bob", &read["context"]), Ok(json!(1)), "the context is good for any item");
 }
+
+#[test]
+fn whole_numbers_that_no_double_equals_are_refused() {
+    for (kind, op) in [("stats", "record"), ("extrema", "observe"), ("histogram", "record")] {
+        let kind = Kind::from_name(kind).expect("a kind");
+        let read = |value: Json| parse(kind, &json!({"op": op, "value": value}));
+        for value in [1_795_690_038_174_982_123_i64, -1_795_690_038_174_982_123, (1 << 53) + 1] {
+            let error = read(json!(value)).expect_err("no double").to_string();
+            assert!(error.contains(&value.to_string()), "{kind}: {error}");
+        }
+        let error = read(json!(1_795_690_038_174_982_123_i64)).expect_err("no double").to_string();
+        for near in ["1795690038174981888", "1795690038174982144", "counter", "string"] {
+            assert!(error.contains(near), "{kind}: {error}");
+        }
+        assert!(read(json!(u64::MAX)).is_err(), "2^64 - 1 is no double");
+        for value in [json!(1_i64 << 53), json!((1_i64 << 53) + 2), json!(i64::MIN), json!(0.1)] {
+            assert!(read(value.clone()).is_ok(), "{kind}: {value}");
+        }
+    }
+}
+
+#[test]
+fn numbers_beyond_those_of_javascript_are_quoted_on_request() {
+    let large = 9_007_199_254_740_993_i64;
+    for (kind, at) in
+        [(Kind::GSet, "/items/0"), (Kind::LwwSet, "/items/0"), (Kind::TopK, "/items/0/item")]
+    {
+        let state = state_of(kind, &[json!({"op": "add", "item": large})]);
+        assert_eq!(shown(&state, false).pointer(at), Some(&json!(large)), "{kind}");
+        assert_eq!(shown(&state, true).pointer(at), Some(&json!(large.to_string())), "{kind}");
+    }
+    let state = state_of(Kind::Register, &[json!({"op": "set", "value": {"a": [large, 7, 0.5]}})]);
+    assert_eq!(shown(&state, true)["value"], json!({"a": [large.to_string(), 7, 0.5]}));
+}
+
+#[test]
+fn white_space_around_bare_text_is_no_part_of_it() {
+    for kind in Kind::ALL {
+        assert_eq!(kind.bare_op(" 7\n"), kind.bare_op("7"), "{kind}");
+    }
+    assert!(Kind::GSet.bare_op("\" a \"\n").ends_with(r#""item":" a "}"#));
+}

@@ -9,7 +9,9 @@ use clap::Args;
 use clap::error::ErrorKind;
 use orderfree_core::crdt::{Kind, STATE_BYTES_MAX};
 use orderfree_core::protocol::Key;
+use reqwest::header::CONTENT_TYPE;
 use reqwest::{Client, Url};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::client::{Answer, ServerArgs};
@@ -44,8 +46,8 @@ pub(super) struct AddArgs {
     #[arg(allow_negative_numbers = true)]
     what: Vec<String>,
     /// An op as JSON, instead of values, such as '{"op":"remove","item":"a"}'.
-    #[arg(long, value_name = "JSON", conflicts_with = "what", value_parser = key::json)]
-    op: Option<Value>,
+    #[arg(long, value_name = "JSON", conflicts_with = "what", value_parser = key::json::<Box<RawValue>>)]
+    op: Option<Box<RawValue>>,
 }
 
 pub(super) async fn add(mut args: AddArgs) -> anyhow::Result<ExitCode> {
@@ -62,7 +64,7 @@ pub(super) async fn add(mut args: AddArgs) -> anyhow::Result<ExitCode> {
         }
         args.what = vec![whole(input).context(UNREADABLE)?];
     }
-    let sent = target.post(args.body().as_ref()).await;
+    let sent = target.post(args.body()).await;
     // A failed print does not change the exit code, which is the outcome of the update: after another code, a
     // caller would send the update again.
     match &sent.answer {
@@ -130,13 +132,19 @@ impl AddArgs {
     }
 
     /// The body of the request. `None`: without a body, which adds 1 to a counter.
-    fn body(&self) -> Option<Value> {
+    fn body(&self) -> Option<String> {
         if let Some(op) = &self.op {
-            return Some(op.clone());
+            return Some(op.get().to_owned());
         }
-        let ops: Vec<Value> = self.what.iter().map(|text| self.key.kind.bare_op(text)).collect();
-        (!ops.is_empty()).then(|| json!({"ops": ops}))
+        let ops: Vec<String> = self.what.iter().map(|text| self.key.kind.bare_op(text)).collect();
+        (!ops.is_empty()).then(|| list(&ops))
     }
+}
+
+/// The body for a list of ops. It is put together as text, so that no digit is lost.
+fn list(ops: &[impl AsRef<str>]) -> String {
+    let ops: Vec<&str> = ops.iter().map(AsRef::as_ref).collect();
+    format!(r#"{{"ops":[{}]}}"#, ops.join(","))
 }
 
 /// Where the updates go.
@@ -180,10 +188,10 @@ impl Outcome {
 }
 
 impl Target<'_> {
-    async fn post(&self, body: Option<&Value>) -> Sent {
+    async fn post(&self, body: Option<String>) -> Sent {
         let request = self.client.post(self.url.clone());
         let request = match body {
-            Some(body) => request.json(body),
+            Some(body) => request.header(CONTENT_TYPE, "application/json").body(body),
             None => request,
         };
         match self.server.send(request).await {
@@ -209,7 +217,7 @@ impl Target<'_> {
 }
 
 /// An op, and the number of its line.
-type Line = (usize, Value);
+type Line = (usize, String);
 
 /// The lines of the input, and what became of them.
 struct Lines {
@@ -271,7 +279,7 @@ impl Lines {
             match self.op(&line) {
                 Ok(None) => {}
                 Ok(Some(op)) => {
-                    bytes += op.to_string().len();
+                    bytes += op.len();
                     batch.push((self.at, op));
                 }
                 Err(why) => self.fault(self.at..=self.at, Outcome::Refused, 1, &why),
@@ -281,15 +289,14 @@ impl Lines {
     }
 
     /// The op of a line. `None`: the line is blank.
-    fn op(&self, line: &[u8]) -> Result<Option<Value>, String> {
+    fn op(&self, line: &[u8]) -> Result<Option<String>, String> {
         let text =
             std::str::from_utf8(line).map_err(|_| "the line is not UTF-8".to_owned())?.trim();
         if text.is_empty() {
             return Ok(None);
         }
-        let op = self.kind.bare_op(text);
-        match self.kind.parse_op(&op) {
-            Ok(_) => Ok(Some(op)),
+        match self.kind.read_bare_op(text) {
+            Ok(_) => Ok(Some(self.kind.bare_op(text))),
             Err(error) => Err(format!("this is not an op of kind {}: {error}", self.kind)),
         }
     }
@@ -298,8 +305,8 @@ impl Lines {
     async fn send(&mut self, target: &Target<'_>, batch: Vec<Line>) {
         let mut waiting = vec![batch];
         while let Some(mut part) = waiting.pop() {
-            let ops: Vec<&Value> = part.iter().map(|(_, op)| op).collect();
-            let sent = target.post(Some(&json!({"ops": ops}))).await;
+            let ops: Vec<&String> = part.iter().map(|(_, op)| op).collect();
+            let sent = target.post(Some(list(&ops))).await;
             let is_of_an_op =
                 sent.answer.as_ref().is_some_and(|answer| answer.is_problem(PROBLEMS_OF_OPS));
             match sent.outcome {
@@ -397,15 +404,17 @@ mod tests {
             Command::try_parse_from(line).map(|command| command.add)
         };
         for (line, says) in [
-            ("counter/a/b", "null"),
-            ("counter/a/b -5", r#"{"ops":[{"by":"-5","op":"add"}]}"#),
-            ("sum/a/b -12.30", r#"{"ops":[{"by":"-12.30","op":"add"}]}"#),
-            ("gset/a/b u1 7", r#"{"ops":[{"item":"u1","op":"add"},{"item":7,"op":"add"}]}"#),
+            ("counter/a/b", ""),
+            ("counter/a/b -5", r#"{"ops":[{"op":"add","by":"-5"}]}"#),
+            ("sum/a/b -12.30", r#"{"ops":[{"op":"add","by":"-12.30"}]}"#),
+            ("gset/a/b u1 7", r#"{"ops":[{"op":"add","item":"u1"},{"op":"add","item":7}]}"#),
             ("register/a/b x", r#"{"ops":[{"op":"set","value":"x"}]}"#),
-            (r#"lww_set/a/b --op {"op":"remove","item":"a"}"#, r#"{"item":"a","op":"remove"}"#),
+            (r#"lww_set/a/b --op {"op":"remove","item":"a"}"#, r#"{"op":"remove","item":"a"}"#),
+            ("register/a/b [1e-400]", r#"{"ops":[{"op":"set","value":[1e-400]}]}"#),
+            (r#"register/a/b --op {"op":"set","value":1e-400}"#, r#"{"op":"set","value":1e-400}"#),
         ] {
             let body = add(line).expect("arguments").body();
-            assert_eq!(body.unwrap_or_default().to_string(), says);
+            assert_eq!(body.unwrap_or_default(), says);
         }
         for (line, says) in [
             ("register/a/b x y", "one value"),

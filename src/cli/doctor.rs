@@ -382,7 +382,7 @@ mod tests {
         let kind = Kind::Counter;
         for group in ["a", "b", "c"] {
             let key = Key { kind, group: name(group), name: name("n") };
-            let op = kind.parse_op(&kind.bare_op("5")).expect("an op");
+            let op = kind.read_bare_op("5").expect("an op");
             node.service().update(&key, vec![op], Durability::Stored).await.expect("acked");
         }
         for (start, order) in [(None, "abc"), (Some(0), "abc"), (Some(1), "bca"), (Some(3), "abc")]

@@ -3,6 +3,7 @@
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Key, Name};
 use percent_encoding::percent_decode_str;
+use serde::de::DeserializeOwned;
 
 /// Reads `KIND/GROUP/NAME`. The name can contain slashes.
 pub(super) fn key(text: &str) -> Result<Key, String> {
@@ -31,7 +32,7 @@ pub(super) fn kind_of(text: &str) -> Result<Kind, String> {
 }
 
 /// Reads a value of JSON.
-pub(super) fn json(text: &str) -> Result<serde_json::Value, String> {
+pub(super) fn json<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_str(text).map_err(|error| format!("the value is not JSON: {error}"))
 }
 

@@ -43,7 +43,7 @@ pub(super) struct MergeArgs {
     #[command(flatten)]
     read: ReadArgs,
     /// Set algebra over audiences, instead of names, such as '{"and":["mobile",{"not":"bots"}]}'.
-    #[arg(long, value_name = "JSON", conflicts_with = "names", value_parser = key::json)]
+    #[arg(long, value_name = "JSON", conflicts_with = "names", value_parser = key::json::<Value>)]
     expression: Option<Value>,
 }
 

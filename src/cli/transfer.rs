@@ -502,7 +502,7 @@ fn converted(kind: Kind, row: &csv::StringRecord) -> anyhow::Result<(Key, State)
     };
     let key = key_of(kind, group, name)?;
     let mut state = State::new(kind, None);
-    let op = kind.parse_op(&kind.bare_op(amount.trim()));
+    let op = kind.read_bare_op(amount);
     state.apply(&op.map_err(|error| anyhow::anyhow!("{amount:?} is not an amount: {error}"))?)?;
     Ok((key, state))
 }

@@ -47,7 +47,7 @@ async fn count_on(file: &Path) {
     for kind in Kind::ALL {
         let name = |text| Name::new(text).expect("a name");
         let key = Key { kind: *kind, group: name("g"), name: name("n") };
-        let op = kind.parse_op(&kind.bare_op("5")).expect("an op");
+        let op = kind.read_bare_op("5").expect("an op");
         node.service().update(&key, vec![op], Durability::Stored).await.expect("acked");
     }
     assert_eq!(node.stop(Duration::from_secs(10)).await, 0);

@@ -89,7 +89,7 @@ fn key(kind: Kind, group: &str, name: &str) -> Key {
 }
 
 async fn add(pod: &Node, key: &Key, bare: &str) {
-    let op = key.kind.parse_op(&key.kind.bare_op(bare)).expect("an op");
+    let op = key.kind.read_bare_op(bare).expect("an op");
     pod.service().update(key, vec![op], Durability::Stored).await.expect("acked");
 }
 

@@ -6,7 +6,7 @@ use serde::de::{self, Deserializer, Visitor};
 use super::varint::{self, Reader};
 use super::{
     About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
-    check_format,
+    check_format, json,
 };
 
 /// The running total. 2^63 adds of the largest amount fit into its range, so only a forged state can
@@ -131,6 +131,10 @@ fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
 
         fn visit_str<E: de::Error>(self, value: &str) -> Result<i64, E> {
             value.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(value), &self))
+        }
+
+        fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<i64, E> {
+            Err(E::invalid_value(de::Unexpected::Other(json::token_text(token)), &self))
         }
     }
 

@@ -96,14 +96,13 @@ impl ExactSum {
         self.mantissa.sign() == Sign::Minus
     }
 
-    /// The nearest double, ties to even. Beyond the range of doubles it is the largest finite one, positive
-    /// or negative: JSON has no infinity, and comparisons with the result stay right.
-    pub(crate) fn to_f64(&self) -> f64 {
+    /// The nearest double, ties to even. None if that is infinite, or if it is 0 and the number is not.
+    pub(crate) fn to_f64(&self) -> Option<f64> {
         self.signed(round(self.mantissa.magnitude(), self.exponent, false))
     }
 
     /// The double nearest to the quotient, rounded as in [`ExactSum::to_f64`]. The divisor must not be zero.
-    pub(crate) fn over(&self, divisor: &BigUint) -> f64 {
+    pub(crate) fn over(&self, divisor: &BigUint) -> Option<f64> {
         let magnitude = self.mantissa.magnitude();
         // A quotient of at least 65 bits, so that a remainder only breaks ties.
         let shift = (divisor.bits() + 66).saturating_sub(magnitude.bits());
@@ -115,7 +114,7 @@ impl ExactSum {
 
     /// The double nearest to the square root of the quotient, rounded as in [`ExactSum::to_f64`]. This number
     /// must not be negative, and the divisor must not be zero.
-    pub(crate) fn root_over(&self, divisor: &BigUint) -> f64 {
+    pub(crate) fn root_over(&self, divisor: &BigUint) -> Option<f64> {
         let magnitude = self.mantissa.magnitude();
         // A root of at least 65 bits, times an even power of two.
         let mut shift = (divisor.bits() + 132).saturating_sub(magnitude.bits());
@@ -199,22 +198,22 @@ impl ExactSum {
         }
     }
 
-    /// Gives a magnitude the sign of this number. Zero stays positive.
-    fn signed(&self, magnitude: f64) -> f64 {
-        if self.is_negative() { 0.0 - magnitude } else { magnitude }
+    /// Gives a magnitude the sign of this number.
+    fn signed(&self, magnitude: Option<f64>) -> Option<f64> {
+        if self.is_negative() { magnitude.map(|magnitude| -magnitude) } else { magnitude }
     }
 }
 
-/// The double nearest to `magnitude * 2^exponent`, ties to even, at most `f64::MAX`. `has_rest` means that
-/// the number is a little larger than that, by less than one in the last place of a magnitude of more than 54
-/// bits.
-fn round(magnitude: &BigUint, exponent: i64, has_rest: bool) -> f64 {
+/// The double nearest to `magnitude * 2^exponent`, ties to even. None if that is infinite, or if it is 0 and
+/// the number is not. `has_rest` means that the number is a little larger than that, by less than one in the
+/// last place of a magnitude of more than 54 bits.
+fn round(magnitude: &BigUint, exponent: i64, has_rest: bool) -> Option<f64> {
     if *magnitude == BigUint::ZERO {
-        return 0.0;
+        return Some(0.0);
     }
     let end = exponent + magnitude.bits().cast_signed();
     if end > EXPONENT_END {
-        return f64::MAX;
+        return None;
     }
     // One in the last place of the result is two to this power; subnormals have fewer places.
     let last = (end - SIGNIFICAND_BITS).max(EXPONENT_MIN);
@@ -234,7 +233,7 @@ fn round(magnitude: &BigUint, exponent: i64, has_rest: bool) -> f64 {
     // The bits of a double are its significand plus an exponent that counts from the subnormals'. The hidden
     // bit and a carry from rounding each add one to that exponent, as they should.
     let bits = ((last - EXPONENT_MIN).cast_unsigned() << 52) + significand;
-    f64::from_bits(bits).min(f64::MAX)
+    Some(f64::from_bits(bits)).filter(|double| *double != 0.0 && double.is_finite())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::span::{get_double, put_double};
 use super::varint::{self, Reader};
 use super::{
     About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
-    check_format,
+    check_format, json,
 };
 
 /// Longest label, in bytes of UTF-8.
@@ -114,7 +114,8 @@ impl Crdt for Extrema {
         op_schema: r#"{"title":"ExtremaOp","description":"Observes `value`.",
             "type":"object","required":["op","value"],"additionalProperties":false,"properties":{
             "op":{"type":"string","enum":["observe"]},
-            "value":{"description":"Rounded to the nearest double.","type":"number"},
+            "value":{"description":"A whole number must equal a double. Any other number means the nearest double: 1e-400 is 0. 1e400 is beyond the doubles and refused.",
+                "type":"number","format":"double"},
             "label":{"description":"What it was observed on: 1 to 1,024 bytes of UTF-8.",
                 "type":["string","null"],"minLength":1,"maxLength":1024}}}"#,
         value_schema: r#"{"type":"object","required":["min","max"],
@@ -193,6 +194,10 @@ fn label<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<str>>,
                 1..=LABEL_BYTES_MAX => Ok(Some(label.into())),
                 length => Err(E::invalid_length(length, &self)),
             }
+        }
+
+        fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<Self::Value, E> {
+            Err(E::invalid_value(de::Unexpected::Other(json::token_text(token)), &self))
         }
     }
 

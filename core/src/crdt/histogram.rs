@@ -112,7 +112,8 @@ impl Crdt for Histogram {
         op_schema: r#"{"title":"HistogramOp","description":"Records `value`, `count` times.",
             "type":"object","required":["op","value"],"additionalProperties":false,"properties":{
             "op":{"type":"string","enum":["record"]},
-            "value":{"description":"Rounded to the nearest double.","type":"number"},
+            "value":{"description":"A whole number must equal a double. Any other number means the nearest double: 1e-400 is 0. 1e400 is beyond the doubles and refused.",
+                "type":"number","format":"double"},
             "count":{"description":"In quotes for languages without 64-bit integers.","default":1,
                 "oneOf":[{"type":"integer","minimum":1,"maximum":9223372036854775807},
                 {"type":"string","pattern":"^[+]?[0-9]{1,19}$"}]}}}"#,
@@ -120,7 +121,7 @@ impl Crdt for Histogram {
             {"type":"object","required":["count","sum","min","max","relative_error","quantiles"],
             "properties":{
             "count":{"type":"integer","minimum":0},
-            "sum":{"type":"number"},
+            "sum":{"type":["number","null"],"description":"Null beyond the range of doubles."},
             "min":{"type":["number","null"],"description":"Null without values."},
             "max":{"type":["number","null"]},
             "relative_error":{"type":"number",

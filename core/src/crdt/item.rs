@@ -7,7 +7,7 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 
 use super::varint::{self, Reader};
-use super::{DecodeError, OpError, Value};
+use super::{DecodeError, OpError, Value, json};
 
 /// Longest item, in bytes of UTF-8.
 pub const ITEM_BYTES_MAX: usize = 1024;
@@ -40,11 +40,12 @@ impl Item {
     }
 
     /// Reads an item from bare text: digits are a number, a JSON string is that string, and any other text is
-    /// itself.
+    /// itself. White space around the text is no part of it.
     ///
     /// # Errors
     /// [`OpError::Invalid`] with the rule that the text breaks.
     pub fn parse(text: &str) -> Result<Item, OpError> {
+        let text = text.trim();
         match text.parse::<i64>() {
             Ok(number) if number.to_string() == text => Ok(Item::Number(number)),
             _ => match serde_json::from_str::<String>(text) {
@@ -137,6 +138,10 @@ impl<'de> Deserialize<'de> for Item {
 
             fn visit_str<E: de::Error>(self, value: &str) -> Result<Item, E> {
                 Item::text(value).map_err(E::custom)
+            }
+
+            fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<Item, E> {
+                Err(E::invalid_value(de::Unexpected::Other(json::token_text(token)), &self))
             }
         }
 
@@ -280,6 +285,9 @@ pub(crate) mod tests {
             ("07", Item::Text("07".into())),
             ("\"7\"", Item::Text("7".into())),
             ("a b", Item::Text("a b".into())),
+            (" 7\n", Item::Number(7)),
+            ("\ta b\r\n", Item::Text("a b".into())),
+            ("\" a \"", Item::Text(" a ".into())),
         ] {
             assert_eq!(Item::parse(text), Ok(item));
         }

@@ -28,6 +28,7 @@ mod extrema;
 mod gset;
 mod histogram;
 pub mod item;
+pub mod json;
 #[cfg(test)]
 mod laws;
 mod lww_set;
@@ -38,7 +39,6 @@ mod registry;
 mod sketch;
 mod span;
 mod stats;
-mod strict;
 mod sum;
 mod time;
 mod topk;
@@ -378,20 +378,26 @@ mod tests {
 
     #[test]
     fn bare_text_stands_for_an_op() {
-        let op = |kind: Kind, text| kind.bare_op(text).to_string();
-        assert_eq!(op(Kind::Counter, "-5"), r#"{"by":"-5","op":"add"}"#);
-        assert_eq!(op(Kind::GSet, "7"), r#"{"item":7,"op":"add"}"#);
-        assert_eq!(op(Kind::GSet, "\"7\""), r#"{"item":"7","op":"add"}"#);
-        assert!(Kind::GSet.parse_op(&Kind::GSet.bare_op("\"\"")).is_err(), "an empty item");
-        assert_eq!(op(Kind::GSet, "[1]"), r#"{"item":"[1]","op":"add"}"#);
+        let op = |kind: Kind, text| kind.bare_op(text);
+        assert_eq!(op(Kind::Counter, "-5"), r#"{"op":"add","by":"-5"}"#);
+        assert_eq!(op(Kind::GSet, "7"), r#"{"op":"add","item":7}"#);
+        assert_eq!(op(Kind::GSet, "\"7\""), r#"{"op":"add","item":"7"}"#);
+        assert!(Kind::GSet.read_bare_op("\"\"").is_err(), "an empty item");
+        assert_eq!(op(Kind::GSet, "[1]"), r#"{"op":"add","item":"[1]"}"#);
         assert_eq!(
             op(Kind::TopK, "12345678901234567890"),
-            r#"{"item":"12345678901234567890","op":"add"}"#
+            r#"{"op":"add","item":"12345678901234567890"}"#
         );
         assert_eq!(op(Kind::Register, "a b"), r#"{"op":"set","value":"a b"}"#);
+        assert_eq!(op(Kind::Register, " a b\n"), r#"{"op":"set","value":"a b"}"#);
+        assert_eq!(op(Kind::Register, "[1e-400]\n"), r#"{"op":"set","value":[1e-400]}"#);
+        let version = "1.22.333.4444.55555.666666";
+        let expected = format!(r#"{{"op":"set","value":"{version}"}}"#);
+        assert_eq!(op(Kind::Register, version), expected);
+        let error = Kind::Stats.read_bare_op("18446744073709551617").expect_err("no double");
+        assert!(error.to_string().ends_with("a string"), "{error}");
         for &kind in Kind::ALL {
-            let parsed = kind.parse_op(&kind.bare_op("7"));
-            assert_eq!(parsed.map(|op| op.kind()), Ok(kind));
+            assert_eq!(kind.read_bare_op(" 7\n").map(|op| op.kind()), Ok(kind));
         }
     }
 
@@ -419,7 +425,7 @@ mod tests {
     #[test]
     fn an_op_weighs_what_it_holds_besides_itself() {
         for &kind in Kind::ALL {
-            let bytes = |text| kind.parse_op(&kind.bare_op(text)).map(|op| op.heap_bytes());
+            let bytes = |text| kind.read_bare_op(text).map(|op| op.heap_bytes());
             match kind {
                 Kind::Counter | Kind::Sum | Kind::Stats | Kind::Extrema | Kind::Histogram => {
                     assert_eq!(bytes("7"), Ok(0), "{kind}");

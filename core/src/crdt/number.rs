@@ -4,8 +4,14 @@ use std::fmt;
 
 use serde::de::{self, Deserializer, Visitor};
 
+use super::json;
+
+/// Every whole number up to here is a double.
+const WHOLE_MAX: u64 = 1 << 53;
+
 /// Reads a finite double. JSON has no NaN and no infinities; in quotes they are refused. Negative zero
-/// becomes zero.
+/// becomes zero. A number with a fraction or an exponent means the nearest double. A whole number means
+/// itself, so it is refused unless a double equals it.
 pub(super) fn finite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     struct Finite;
 
@@ -21,18 +27,55 @@ pub(super) fn finite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, 
                 .ok_or_else(|| E::invalid_value(de::Unexpected::Float(value), &self))
         }
 
-        #[allow(clippy::cast_precision_loss, reason = "a value is a double: rounded once, here")]
-        fn visit_i64<E>(self, value: i64) -> Result<f64, E> {
-            Ok(value as f64)
+        #[allow(clippy::cast_precision_loss, reason = "no precision is lost up to 2^53")]
+        fn visit_i64<E: de::Error>(self, value: i64) -> Result<f64, E> {
+            match value.unsigned_abs() {
+                0..=WHOLE_MAX => Ok(value as f64),
+                _ => whole(&value.to_string()),
+            }
         }
 
-        #[allow(clippy::cast_precision_loss, reason = "a value is a double: rounded once, here")]
-        fn visit_u64<E>(self, value: u64) -> Result<f64, E> {
-            Ok(value as f64)
+        #[allow(clippy::cast_precision_loss, reason = "no precision is lost up to 2^53")]
+        fn visit_u64<E: de::Error>(self, value: u64) -> Result<f64, E> {
+            match value {
+                0..=WHOLE_MAX => Ok(value as f64),
+                _ => whole(&value.to_string()),
+            }
+        }
+
+        fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<f64, E> {
+            let text = json::token_text(token);
+            if json::is_whole(text) {
+                return whole(text);
+            }
+            let nearest = text.parse().ok().and_then(positive_zero);
+            nearest.ok_or_else(|| E::invalid_value(de::Unexpected::Other(text), &self))
         }
     }
 
     deserializer.deserialize_any(Finite)
+}
+
+/// The double that equals a whole number.
+fn whole<E: de::Error>(text: &str) -> Result<f64, E> {
+    let nearest: f64 = text.parse().map_err(E::custom)?;
+    // All digits before the point.
+    let digits = format!("{nearest:.0}");
+    if digits == text {
+        return Ok(nearest);
+    }
+    let magnitude = |text: &str| {
+        let digits = text.trim_start_matches('-');
+        (digits.len(), digits.to_owned())
+    };
+    // A magnitude ascends with the bits of its double.
+    let is_below = magnitude(&digits) < magnitude(text);
+    let bits = nearest.to_bits();
+    let other = f64::from_bits(if is_below { bits + 1 } else { bits - 1 });
+    Err(E::custom(format!(
+        "`value` would be rounded: no double equals {text}, and the nearest two are {nearest:.0} and \
+         {other:.0}; send one of them, or keep the number in a counter, a sum or a string"
+    )))
 }
 
 /// A finite number without negative zero; none if it is not finite.
@@ -83,6 +126,10 @@ fn positive<'de, D: Deserializer<'de>>(
             }
         }
 
+        fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<u64, E> {
+            Err(E::invalid_value(de::Unexpected::Other(json::token_text(token)), &self))
+        }
+
         fn visit_str<E: de::Error>(self, value: &str) -> Result<u64, E> {
             match value.parse() {
                 Ok(number) => self.visit_u64(number),
@@ -96,9 +143,41 @@ fn positive<'de, D: Deserializer<'de>>(
 
 #[cfg(test)]
 mod tests {
-    use serde::de::value::{Error, I64Deserializer, U64Deserializer};
+    use serde::de::value::{BytesDeserializer, Error, I64Deserializer, U64Deserializer};
 
     use super::*;
+
+    #[test]
+    fn a_whole_number_is_a_double_or_is_refused_with_the_nearest_two() {
+        let read = |text: &str| match text.parse() {
+            Ok(number) => finite(I64Deserializer::<Error>::new(number)),
+            Err(_) => finite(BytesDeserializer::<Error>::new(text.as_bytes())),
+        };
+        for (text, double) in [
+            ("9007199254740992", 2_f64.powi(53)),
+            ("-9007199254740994", -2_f64.powi(53) - 2.0),
+            ("1180591620717411303424", 2_f64.powi(70)),
+            ("100000000000000000000", 1e20),
+            ("0.1000000000000000055511151231257827", 0.1),
+            ("1e-400", 0.0),
+            ("-1e-400", 0.0),
+        ] {
+            assert_eq!(read(text), Ok(double), "{text}");
+        }
+        for (text, near, other) in [
+            ("9007199254740993", "9007199254740992", "9007199254740994"),
+            ("-9007199254740995", "-9007199254740996", "-9007199254740994"),
+            ("1795690038174982123", "1795690038174982144", "1795690038174981888"),
+            ("99999999999999999999", "100000000000000000000", "99999999999999983616"),
+            ("100000000000000000000000", "99999999999999991611392", "100000000000000008388608"),
+        ] {
+            let error = read(text).expect_err(text).to_string();
+            let says = format!("{text}, and the nearest two are {near} and {other};");
+            assert!(error.contains(&says), "{error}");
+        }
+        let error = finite(U64Deserializer::<Error>::new(u64::MAX)).expect_err("2^64 - 1");
+        assert!(error.to_string().contains("18446744073709551616 and"), "{error}");
+    }
 
     #[test]
     fn zero_has_one_sign() {

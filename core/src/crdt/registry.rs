@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer};
+use serde::de::{Deserialize, IgnoredAny};
 
 use super::item::Item;
 use super::{
     About, Audience, Counter, Crdt, DecodeError, Distinct, Dot, Effect, Extrema, GSet, Histogram,
     LwwSet, MergeError, OpError, OrSet, Precision, Question, Register, Stats, Sum, TopK, Value,
+    json,
 };
 use crate::protocol::{Key, Timestamp};
 
@@ -65,14 +66,22 @@ macro_rules! kinds {
             pub fn forgets(self) -> bool {
                 match self { $(Kind::$variant => <$type>::FORGETS),+ }
             }
-            /// Reads one op of this kind from JSON or a format of the same shape.
+            /// Reads one op of this kind from the text of JSON. All digits of its numbers count.
             ///
             /// # Errors
             /// They say what is wrong and what would be right.
-            pub fn read_op<'de, D: Deserializer<'de>>(self, json: D) -> Result<Op, D::Error> {
-                match self { $(
+            pub fn read_op(self, text: &str) -> Result<Op, serde_json::Error> {
+                match self { $(Kind::$variant => json::read(text).map(Op::$variant)),+ }
+            }
+            /// Reads one op of this kind from JSON.
+            ///
+            /// # Errors
+            /// [`OpError::Invalid`] says what is wrong and what would be right.
+            pub fn parse_op(self, json: &serde_json::Value) -> Result<Op, OpError> {
+                let op = match self { $(
                     Kind::$variant => <$type as Crdt>::Op::deserialize(json).map(Op::$variant)
-                ),+ }
+                ),+ };
+                op.map_err(|error| OpError::Invalid(error.to_string()))
             }
             /// The op that an empty body means.
             #[must_use]
@@ -274,38 +283,44 @@ kinds! {
 }
 
 impl Kind {
-    /// Reads one op of this kind from JSON.
-    ///
-    /// # Errors
-    /// [`OpError::Invalid`] says what is wrong and what would be right.
-    pub fn parse_op(self, json: &serde_json::Value) -> Result<Op, OpError> {
-        self.read_op(json).map_err(|error| OpError::Invalid(error.to_string()))
-    }
-
     /// The kind with this name, if there is one.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Kind> {
         Kind::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 
-    /// The op, as JSON, that bare text means: the amount of a `counter`, the item of a set. An amount is used
-    /// as it is. An item is the number or the JSON string in the text, or else the text itself. For other
-    /// kinds, text that is JSON is that JSON, and any other text is a string.
+    /// The op, as the text of JSON, that bare text means: the amount of a `counter`, the item of a set. An
+    /// amount is used as it is. An item is the number or the JSON string in the text, or else the text itself.
+    /// For other kinds, text that is JSON is that JSON, and any other text is a string. White space around the
+    /// text is no part of it.
     #[must_use]
-    pub fn bare_op(self, text: &str) -> serde_json::Value {
+    pub fn bare_op(self, text: &str) -> String {
+        let text = text.trim();
         let (op, field) = self.about().bare;
-        let string = || serde_json::Value::from(text);
+        let string = || serde_json::Value::from(text).to_string();
         let value = match field {
             "by" => string(),
             "item" => match Item::parse(text) {
-                Ok(item) => serde_json::json!(item),
-                Err(_) => {
-                    serde_json::from_str::<String>(text).map_or_else(|_| string(), Into::into)
-                }
+                Ok(item) => serde_json::json!(item).to_string(),
+                Err(_) => match serde_json::from_str::<String>(text) {
+                    Ok(_) => text.to_owned(),
+                    Err(_) => string(),
+                },
             },
-            _ => serde_json::from_str(text).unwrap_or_else(|_| string()),
+            _ => match serde_json::from_str::<IgnoredAny>(text) {
+                Ok(_) => text.to_owned(),
+                Err(_) => string(),
+            },
         };
-        serde_json::json!({"op": op, field: value})
+        format!(r#"{{"op":"{op}","{field}":{value}}}"#)
+    }
+
+    /// Reads the op that bare text means; see [`Kind::bare_op`].
+    ///
+    /// # Errors
+    /// As for [`Kind::parse_op`].
+    pub fn read_bare_op(self, text: &str) -> Result<Op, OpError> {
+        self.read_op(&self.bare_op(text)).map_err(|error| OpError::Invalid(json::rule(&error)))
     }
 
     /// The kind with this envelope code, if there is one.

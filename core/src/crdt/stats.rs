@@ -56,8 +56,9 @@ impl Crdt for Stats {
         class: Class::Exact,
         is_exact: true,
         size: Size::Small,
-        bound: "Exact sums. Each result is rounded once to the nearest double, or to the largest \
-            one if it is beyond the range. 50 to 100 bytes for values of similar size, at most 900.",
+        bound: "Exact sums. Each result is rounded once to the nearest double. A result beyond their \
+            range, or too near to 0, is null, and `exact` is then false. 50 to 100 bytes for values \
+            of similar size, at most 900.",
         is_idempotent: false,
         bare: ("record", "value"),
         example_op: r#"{"op":"record","value":12.5}"#,
@@ -66,15 +67,17 @@ impl Crdt for Stats {
         op_schema: r#"{"title":"StatsOp","description":"Records `value`, `count` times.",
             "type":"object","required":["op","value"],"additionalProperties":false,"properties":{
             "op":{"type":"string","enum":["record"]},
-            "value":{"description":"Rounded to the nearest double.","type":"number"},
+            "value":{"description":"A whole number must equal a double. Any other number means the nearest double: 1e-400 is 0. 1e400 is beyond the doubles and refused.",
+                "type":"number","format":"double"},
             "count":{"description":"In quotes for languages without 64-bit integers.","default":1,
                 "oneOf":[{"type":"integer","minimum":1,"maximum":9223372036854775807},
                 {"type":"string","pattern":"^[+]?[0-9]{1,19}$"}]}}}"#,
         value_schema: r#"{"type":"object",
             "required":["count","sum","mean","variance","stddev","min","max"],"properties":{
             "count":{"type":"integer","minimum":0},
-            "sum":{"type":"number"},
-            "mean":{"type":["number","null"],"description":"Null without values."},
+            "sum":{"type":["number","null"],
+                "description":"Null beyond the range of doubles; `exact` is then false."},
+            "mean":{"type":["number","null"],"description":"Null without values. This, the variance and the standard deviation are also null if they are beyond the range of doubles or too near to 0; `exact` is then false."},
             "variance":{"type":["number","null"],"description":"Of the population."},
             "stddev":{"type":["number","null"],"description":"Of the population."},
             "min":{"type":["number","null"]},
@@ -103,12 +106,15 @@ impl Crdt for Stats {
     }
 
     fn value(&self, _question: &Question) -> Value {
-        let if_any = |real: &dyn Fn() -> f64| Value::real(self.span.map(|_| real()));
+        let if_any = |result: &dyn Fn() -> Option<f64>| match self.span {
+            None => Value::Null,
+            Some(_) => Value::rounded(result()),
+        };
         let count = BigUint::from(self.count);
         let count_squared = &count * &count;
         Value::Record(vec![
             ("count", Value::count(self.count)),
-            ("sum", Value::Real(self.sum.to_f64())),
+            ("sum", Value::rounded(self.sum.to_f64())),
             ("mean", if_any(&|| self.sum.over(&count))),
             ("variance", if_any(&|| self.spread().over(&count_squared))),
             ("stddev", if_any(&|| self.spread().root_over(&count_squared))),
@@ -179,6 +185,12 @@ mod tests {
         }
     }
 
+    fn out_of_range(stats: &Stats) -> Vec<&'static str> {
+        let Value::Record(fields) = stats.value(&Question::default()) else { panic!("no record") };
+        let is_out = |(_, value): &(&str, Value)| *value == Value::OutOfRange;
+        fields.into_iter().filter(is_out).map(|(field, _)| field).collect()
+    }
+
     #[test]
     fn ops_are_read_from_json() {
         let record = |value, count| Ok(Op::Stats(StatsOp::Record { value, count }));
@@ -228,12 +240,18 @@ mod tests {
         let stats = of(&[1e300, 1e-300, -1e300]);
         assert_eq!(real(&stats, "sum"), 1e-300);
         assert_eq!(real(&stats, "mean"), 1e-300 / 3.0);
-        assert_eq!(real(&stats, "variance"), f64::MAX, "2e600 / 3 is beyond the doubles");
+        assert_eq!(out_of_range(&stats), ["variance"], "2e600 / 3 is beyond the doubles");
         assert_eq!(real(&stats, "stddev"), 8.164965809277261e299);
         let stats = of(&[5e-324, 1.5e-323]);
         assert_eq!(real(&stats, "mean"), 1e-323);
-        assert_eq!(real(&stats, "variance"), 0.0, "2^-2148 is below the doubles");
+        assert_eq!(out_of_range(&stats), ["variance"], "2^-2148 is below the doubles");
         assert_eq!(real(&stats, "stddev"), 5e-324);
+        assert_eq!(out_of_range(&of(&[0.0, 5e-324])), ["mean", "variance", "stddev"]);
+        assert_eq!(out_of_range(&of(&[f64::MAX, f64::MAX])), ["sum"]);
+        let stats = of(&[1e200, -1e200, 3e200]);
+        assert_eq!(out_of_range(&stats), ["variance"]);
+        assert!(!stats.value(&Question::default()).is_exact());
+        assert!(of(&[5e-324, 5e-324]).value(&Question::default()).is_exact(), "all the same");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde::de::{self, Deserializer, Visitor};
 use super::varint::{self, Reader};
 use super::{
     About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
-    check_format,
+    check_format, json,
 };
 
 /// Maximum digits after the point.
@@ -186,6 +186,10 @@ impl<'de> Deserialize<'de> for Decimal {
                 Decimal::parse(value)
                     .ok_or_else(|| E::invalid_value(de::Unexpected::Str(value), &self))
             }
+
+            fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<Decimal, E> {
+                Err(E::invalid_value(de::Unexpected::Other(json::token_text(token)), &self))
+            }
         }
 
         deserializer.deserialize_any(Wanted)
@@ -235,7 +239,7 @@ mod tests {
         assert_eq!(parse(r#"{"op":"add","by":"-12.30"}"#), add(-1230, 2));
         assert_eq!(parse(r#"{"op":"add","by":7}"#), add(7, 0));
         assert_eq!(parse(r#"{"op":"add","by":18446744073709551615}"#), add(u64::MAX.into(), 0));
-        assert_eq!(Kind::Sum.parse_op(&Kind::Sum.bare_op("-5")), add(-5, 0));
+        assert_eq!(Kind::Sum.read_bare_op("-5"), add(-5, 0));
     }
 
     #[test]

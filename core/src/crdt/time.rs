@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::de::{self, Deserializer, Visitor};
 
+use super::json;
 use crate::protocol::Timestamp;
 
 /// The time of an op without a stamp yet: before all others.
@@ -45,6 +46,10 @@ pub(super) fn after<'de, D: Deserializer<'de>>(
                 Ok(micros) => self.visit_u64(micros),
                 Err(_) => Err(E::invalid_value(de::Unexpected::Str(value), &self)),
             }
+        }
+
+        fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<Option<Timestamp>, E> {
+            Err(E::invalid_value(de::Unexpected::Other(json::token_text(token)), &self))
         }
     }
 

@@ -2,10 +2,12 @@
 
 use std::fmt;
 
-use serde::ser::SerializeMap;
+use serde::ser::{Error, SerializeMap};
 use serde::{Serialize, Serializer};
+use serde_json::value::RawValue;
 
 use super::item::Item;
+use super::json;
 use crate::protocol::Key;
 
 /// The value that a read returns, as a tree that is written as JSON.
@@ -13,11 +15,15 @@ use crate::protocol::Key;
 pub enum Value {
     /// No value, such as the maximum of no observations.
     Null,
+    /// A result that no double tells: beyond their range, or not 0 and nearer to 0 than to any other double.
+    /// It is written as null, and the value that it is in is [not exact](Value::is_exact).
+    OutOfRange,
     /// Yes or no.
     Bool(bool),
     /// An exact whole number: a JSON number of any length or, on request, a string of digits.
     Integer(i128),
-    /// An item of a set. It is never put in quotes, because 7 and "7" are two items.
+    /// An item of a set. Because 7 and "7" are two items, it is put in quotes on request only if JavaScript
+    /// would take it for another number.
     Item(Item),
     /// A finite double.
     Real(f64),
@@ -27,8 +33,9 @@ pub enum Value {
     List(Vec<Value>),
     /// Named values, in the order in which they are shown.
     Record(Vec<(&'static str, Value)>),
-    /// JSON that a client stored.
-    Json(serde_json::Value),
+    /// The text of JSON that a client stored. On request, the numbers are put in quotes that JavaScript would
+    /// change.
+    Json(Box<str>),
 }
 
 /// What a read asks for in addition to the value. Each kind supports some of it (see
@@ -76,6 +83,23 @@ impl Value {
         real.map_or(Value::Null, Value::Real)
     }
 
+    /// A result that is rounded to a double, if there is one.
+    #[must_use]
+    pub(super) fn rounded(result: Option<f64>) -> Value {
+        result.map_or(Value::OutOfRange, Value::Real)
+    }
+
+    /// Whether every result in it has a double.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        match self {
+            Value::OutOfRange => false,
+            Value::List(values) => values.iter().all(Value::is_exact),
+            Value::Record(fields) => fields.iter().all(|(_, value)| value.is_exact()),
+            _ => true,
+        }
+    }
+
     /// The field of a record with this name.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&Value> {
@@ -101,6 +125,7 @@ impl fmt::Display for Value {
             Value::Integer(integer) => integer.fmt(f),
             Value::Text(text) => text.fmt(f),
             Value::Item(item) => item.fmt(f),
+            Value::Json(text) => text.fmt(f),
             other => {
                 let json = serde_json::to_string(&other.shown(false)).map_err(|_| fmt::Error)?;
                 f.write_str(&json)
@@ -120,10 +145,15 @@ impl Serialize for ValueJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let as_digits = self.as_digits;
         match self.value {
-            Value::Null => serializer.serialize_unit(),
+            Value::Null | Value::OutOfRange => serializer.serialize_unit(),
             Value::Bool(bool) => serializer.serialize_bool(*bool),
             Value::Integer(integer) if as_digits => serializer.collect_str(integer),
             Value::Integer(integer) => serializer.serialize_i128(*integer),
+            Value::Item(Item::Number(number))
+                if as_digits && !json::is_held_by_javascript(*number) =>
+            {
+                serializer.collect_str(number)
+            }
             Value::Item(item) => item.serialize(serializer),
             Value::Real(real) => serializer.serialize_f64(*real),
             Value::Text(text) => serializer.serialize_str(text),
@@ -137,9 +167,15 @@ impl Serialize for ValueJson<'_> {
                 }
                 map.end()
             }
-            Value::Json(json) => json.serialize(serializer),
+            Value::Json(text) if as_digits => write_json(&json::quoted(text), serializer),
+            Value::Json(text) => write_json(text, serializer),
         }
     }
+}
+
+/// Writes the text of JSON as it is.
+fn write_json<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serde_json::from_str::<&RawValue>(text).map_err(S::Error::custom)?.serialize(serializer)
 }
 
 #[cfg(test)]
@@ -162,6 +198,17 @@ mod tests {
         ]);
         assert_eq!(write(&record, false), r#"{"size":2,"items":[7,7],"max":0.5,"min":null}"#);
         assert_eq!(write(&record, true), r#"{"size":"2","items":[7,"7"],"max":0.5,"min":null}"#);
+        let (item, json) = (Value::Item(Item::Number(1 << 53)), Value::Json("[1e999,7]".into()));
+        let list = Value::List(vec![item, json, Value::OutOfRange]);
+        assert_eq!(write(&list, false), "[9007199254740992,[1e999,7],null]");
+        assert_eq!(write(&list, true), r#"["9007199254740992",[1e999,7],null]"#);
+    }
+
+    #[test]
+    fn a_result_without_a_double_makes_a_value_inexact() {
+        assert!(Value::List(vec![Value::Null, Value::Real(0.0)]).is_exact());
+        let record = Value::Record(vec![("list", Value::List(vec![Value::OutOfRange]))]);
+        assert!(!record.is_exact());
     }
 
     #[test]

@@ -201,7 +201,7 @@ mod tests {
     fn a_set_arrives_whole_removes_nothing_and_outlasts_folds() {
         let time = Timestamp::from_micros;
         let add = |state: &mut State, item: &str, id, expires_at| {
-            let mut op = Kind::OrSet.parse_op(&Kind::OrSet.bare_op(item)).expect("an op");
+            let mut op = Kind::OrSet.read_bare_op(item).expect("an op");
             let mutator_id = MutatorId::new(Uuid::from_u128(id));
             Op::assign(&mut op, &mut || Dot { expires_at: time(expires_at), mutator_id, seq: 1 });
             state.apply(&op).expect("applied");

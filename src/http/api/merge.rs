@@ -45,7 +45,8 @@ pub(crate) struct MergeView {
     absent: Vec<String>,
     /// The value of the ops of all keys together, or the value of the expression.
     value: Shown,
-    /// True if the value is exact, false if it is an estimate.
+    /// True if the value is exact. False if it is an estimate, or if a result in it is null because no double
+    /// is near it.
     exact: bool,
     /// The value includes every update that was acknowledged before this time.
     #[schema(example = "2026-11-21T08:00:00.123456Z", format = DateTime)]
@@ -139,8 +140,8 @@ pub(crate) async fn merge(
         group,
         names,
         absent,
+        exact: value.is_exact(kind),
         value,
-        exact: kind.about().is_exact,
         as_of: rfc3339(as_of),
         consistency: level.unwrap_or(app.service.read_level()).name(),
         shards,

@@ -2,6 +2,7 @@
 //! that is given twice: a parser that keeps the last one could count something different from what a reader
 //! sees.
 
+use orderfree_core::crdt::json::rule;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Error;
@@ -56,13 +57,6 @@ fn explain<'a, T: Deserialize<'a>>(text: &'a str, error: &Error) -> Problem {
         return bad_body(problem::sentence(&rule));
     }
     bad_body(format!("{place}: {rule}."))
-}
-
-/// What is wrong, without the position of the error, because the text can be a part of a body.
-pub(crate) fn rule(error: &Error) -> String {
-    let text = error.to_string();
-    let position = format!(" at line {} column {}", error.line(), error.column());
-    text.strip_suffix(&position).unwrap_or(&text).trim_end_matches('.').to_owned()
 }
 
 pub(crate) fn not_json(error: &Error) -> Problem {

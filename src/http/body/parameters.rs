@@ -70,7 +70,8 @@ pub(crate) const CONSISTENCY: Parameter<Option<Level>> = Parameter {
 /// Whether whole numbers are written in quotes.
 pub(crate) const NUMBERS: Parameter<bool> = Parameter {
     name: "numbers",
-    description: "`number` (default), or `string` to write whole numbers in quotes",
+    description: "`number` (default), or `string` to write whole numbers in quotes. Of items and of a \
+                  register's value, only the numbers that JavaScript would change are in quotes",
     example: None,
     values: Values::OneOf(&[("number", false), ("string", true)]),
     absent: Some(false),

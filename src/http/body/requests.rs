@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
+use orderfree_core::crdt::json::rule;
 use orderfree_core::crdt::{Expression, Kind, Op};
 use orderfree_core::protocol::Key;
 use orderfree_core::protocol::consistency::{Level, UnknownLevel};
@@ -199,13 +200,11 @@ impl OpText<'_> {
                 format!("An op must be a JSON object; an example of kind {kind} is {example}.");
             return Err(Problem::new(ProblemType::BadOp, detail));
         }
-        let mut text = serde_json::Deserializer::from_str(self.0);
-        let op = kind.read_op(&mut text).and_then(|op| text.end().map(|()| op));
-        op.map_err(|error| {
+        kind.read_op(self.0).map_err(|error| {
             if !error.is_data() {
                 return json::not_json(&error);
             }
-            let rule = json::rule(&error).replace("variant identifier", "the name of an op");
+            let rule = rule(&error).replace("variant identifier", "the name of an op");
             let detail = format!("This is not an op of kind {kind}: {rule}. Example: {example}.");
             Problem::new(ProblemType::BadOp, detail)
         })

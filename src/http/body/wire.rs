@@ -32,7 +32,7 @@ pub(crate) fn text_op(kind: Kind, body: &[u8]) -> Result<Op, Problem> {
     let text = std::str::from_utf8(body).map_err(|_| {
         Problem::new(ProblemType::BadOp, "The text is not UTF-8; send UTF-8, or a JSON op.")
     })?;
-    kind.parse_op(&kind.bare_op(text.trim())).map_err(|error| {
+    kind.read_bare_op(text).map_err(|error| {
         let detail = format!(
             "The text is not an op of kind {kind}: {error}. To send a JSON op, set the header \
              content-type: application/json."
@@ -57,6 +57,10 @@ impl Shown {
 
     pub(crate) fn new(value: Value, as_digits: bool) -> Shown {
         Shown { value, as_digits }
+    }
+
+    pub(crate) fn is_exact(&self, kind: Kind) -> bool {
+        kind.about().is_exact && self.value.is_exact()
     }
 }
 
@@ -119,7 +123,8 @@ pub(crate) struct ValueView {
     /// True if the key does not exist. The value is then the one of `?default=`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) absent: bool,
-    /// True if the value is exact, false if it is an estimate.
+    /// True if the value is exact. False if it is an estimate, or if a result in it is null because no double
+    /// is near it.
     exact: bool,
     /// The value includes every update that was acknowledged before this time.
     #[schema(example = "2026-11-21T08:00:00.123456Z", format = DateTime)]
@@ -136,10 +141,11 @@ pub(crate) struct ValueView {
 
 impl ValueView {
     pub(crate) fn new(read: &KeyValue, params: &ValueParams) -> ValueView {
+        let value = Shown::of(&read.state, Some(&read.key), params);
         ValueView {
-            value: Shown::of(&read.state, Some(&read.key), params),
+            exact: value.is_exact(read.key.kind),
+            value,
             absent: false,
-            exact: read.key.kind.about().is_exact,
             as_of: rfc3339(read.as_of),
             consistency: read.level.name(),
             shards: read.shards,

@@ -139,7 +139,7 @@ impl Family {
                 else {
                     return -1;
                 };
-                let shown = shown.as_u64().and_then(|op| usize::try_from(op).ok());
+                let shown = shown.parse::<usize>().ok();
                 of(&|op| {
                     let time = oracle.time(at, op).map(|time| i128::from(time.as_micros()));
                     shown == Some(op) || time.is_some_and(|time| time <= *micros)

@@ -59,6 +59,7 @@ const ROWS: &[Row] = &[
     ("POST", KEY, JSON, r#"{"ops":[{"op":"add"}],"ops":[{"op":"add"}]}"#, 400, "bad-body"),
     ("POST", KEY, JSON, r#"{"ops":[{"op":"add"},{"op":"add","op":"add"}]}"#, 400, "bad-op"),
     ("POST", "/v1/register/site/home", JSON, TWICE_DEEP, 400, "bad-op"),
+    ("POST", "/v1/register/site/home", TEXT, r#"[{"a":1,"a":2}]"#, 400, "bad-op"),
     ("POST", KEY, JSON, r#"{"op":0,"by":1}"#, 400, "bad-op"),
     // A key that has a meaning for a JSON library, in any place.
     ("POST", KEY, JSON, r#"{"op":{"$serde_json::private::RawValue":1}}"#, 400, "bad-op"),
@@ -67,6 +68,14 @@ const ROWS: &[Row] = &[
         "/v1/register/site/home",
         JSON,
         r#"{"op":"set","value":{"$serde_json::private::RawValue":"5"}}"#,
+        400,
+        "bad-op",
+    ),
+    (
+        "POST",
+        "/v1/register/site/home",
+        TEXT,
+        r#"{"$serde_json::private::RawValue":"5"}"#,
         400,
         "bad-op",
     ),

@@ -70,7 +70,7 @@ async fn bare_text_is_an_op_of_every_kind() {
         assert_eq!(pod.get(&path).await.status, 200);
     }
     let items = value(&pod, "/v1/gset/site/bare?numbers=string").await["items"].clone();
-    assert_eq!(items, json!([7]), "an item is never put in quotes");
+    assert_eq!(items, json!([7]), "only an item beyond 2^53 is put in quotes");
     let refused = pod.post("/v1/stats/site/bare", TEXT, "NaN").await;
     assert!(refused.detail(400, "bad-op").contains("`value`"));
 }
@@ -350,6 +350,131 @@ async fn an_observed_remove_takes_what_was_seen_and_no_more() {
     let answer = pod.post("/v1/or_set/cart/8", JSON, &other).await;
     let detail = answer.detail(400, "bad-op");
     assert!(detail.contains("`seen`") && detail.contains("key"), "{detail}");
+}
+
+/// Numbers of more digits than a double has: as they were sent, or refused.
+#[tokio::test]
+async fn a_register_gives_back_every_digit() {
+    let pod = Pod::new();
+    let path = "/v1/register/user/ids";
+    for number in [
+        "10769150350006150715113082367",
+        "100000000000000000000",
+        "0.1000000000000000055511151231257827",
+        "1e-400",
+        "-18446744073709551615",
+        "12345678901234567890123456789012345678901234567890",
+    ] {
+        let value = format!("{{\"id\":[7,{number}]}}");
+        for (media, body) in [
+            (JSON, format!("{{\"op\":\"set\",\"value\":{value}}}")),
+            (JSON, format!("{{\"ops\":[{{\"op\":\"set\",\"value\":{value}}}]}}")),
+            (TEXT, value.clone()),
+        ] {
+            let answer = pod.post(path, media, &body).await;
+            assert_eq!(answer.status, 200, "{body}: {}", answer.json());
+            let read = pod.get(path).await.text;
+            assert!(read.contains(&format!("\"value\":{value}")), "{body}: {read}");
+        }
+        let read = pod.get(&format!("{path}?numbers=string")).await.text;
+        assert!(read.contains(&format!("\"value\":{{\"id\":[7,\"{number}\"]}}")), "{read}");
+    }
+    let answer = pod.post(path, JSON, "{\"op\":\"set\",\"value\":1e400}").await;
+    assert!(answer.detail(400, "bad-body").contains("out of range"));
+    for (kind, op) in
+        [("counter", "add\",\"by"), ("gset", "add\",\"item"), ("stats", "record\",\"value")]
+    {
+        let body = format!("{{\"op\":\"{op}\":10769150350006150715113082367}}");
+        let answer = pod.post(&format!("/v1/{kind}/user/ids"), JSON, &body).await;
+        let detail = answer.detail(400, "bad-op");
+        assert!(detail.contains("10769150350006150715113082367"), "{detail}");
+        assert!(!detail.contains("byte"), "{detail}");
+    }
+    let answer = pod.post("/v1/extrema/user/ids", TEXT, "10769150350006150715113082367").await;
+    assert!(answer.detail(400, "bad-op").contains("10769150350006150715113082367"));
+}
+
+#[tokio::test]
+async fn a_result_without_a_double_is_null_and_not_exact() {
+    let pod = Pod::new();
+    for (name, values, field) in [
+        ("large", ["1e200", "-1e200", "3e200"], "variance"),
+        ("small", ["1e-200", "2e-200", "3e-200"], "variance"),
+        ("sum", ["1e308", "1e308", "1e308"], "sum"),
+    ] {
+        let path = format!("/v1/stats/api/{name}");
+        for value in values {
+            let body = format!("{{\"op\":\"record\",\"value\":{value}}}");
+            assert_eq!(pod.post(&path, JSON, &body).await.status, 200);
+        }
+        let merge = json!({"kind": "stats", "group": "api", "names": [name]}).to_string();
+        let merged = pod.post("/v1/merge", JSON, &merge).await.json();
+        for read in [pod.get(&path).await.json(), merged] {
+            assert_eq!(read["value"][field], Value::Null, "{read}");
+            assert_eq!(read["exact"], false, "{read}");
+            assert!(read["value"]["mean"].is_number(), "{read}");
+        }
+    }
+    post(&pod, "/v1/stats/api/same", &json!({"op": "record", "value": 1e-200, "count": 3})).await;
+    let read = pod.get("/v1/stats/api/same").await.json();
+    assert_eq!((&read["value"]["variance"], &read["exact"]), (&json!(0.0), &json!(true)));
+}
+
+/// Every kind's whole numbers beyond those of JavaScript.
+#[tokio::test]
+async fn with_numbers_as_strings_no_answer_holds_a_number_that_javascript_changes() {
+    let pod = Pod::new();
+    let large = i64::MAX - 1;
+    for kind in Kind::ALL {
+        let path = format!("/v1/{kind}/js/large");
+        let ops: &[Value] = match kind {
+            Kind::Counter => &[json!({"op": "add", "by": large})],
+            Kind::Sum => &[json!({"op": "add", "by": large})],
+            Kind::Stats | Kind::Histogram => {
+                &[json!({"op": "record", "value": 0.5, "count": large})]
+            }
+            Kind::Extrema => &[json!({"op": "observe", "value": i64::MIN})],
+            Kind::Register => &[json!({"op": "set", "value": {"a": [large, -large, 1e300]}})],
+            _ => &[json!({"op": "add", "item": large})],
+        };
+        for op in ops {
+            post(&pod, &path, op).await;
+        }
+        for ask in
+            ["", "&contains=7", "&contains=9223372036854775806", "&buckets=true", "&as=prometheus"]
+        {
+            let answer = pod.get(&format!("{path}?numbers=string{ask}")).await;
+            if answer.status == 200 {
+                check_numbers(&answer.json()["value"]);
+            }
+        }
+    }
+}
+
+fn check_numbers(value: &Value) {
+    match value {
+        Value::Number(number) => {
+            let is_held = number.as_i64().is_none_or(|whole| whole.unsigned_abs() < 1 << 53);
+            assert!(is_held && (number.is_i64() || number.is_f64()), "{number}");
+        }
+        Value::Array(items) => items.iter().for_each(check_numbers),
+        Value::Object(fields) => fields.values().for_each(check_numbers),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn white_space_around_bare_text_is_no_part_of_it() {
+    let pod = Pod::new();
+    let path = "/v1/gset/site/bare-text";
+    for body in [" a b\n", "\"\\tc \"\r\n", "7 "] {
+        assert_eq!(pod.post(path, TEXT, body).await.status, 200);
+    }
+    assert_eq!(value(&pod, path).await["items"], json!([7, "\tc ", "a b"]));
+    for asked in ["%20a%20b%0A", "a%20b", "%09%22%5Ctc%20%22", "%207%0A"] {
+        let read = value(&pod, &format!("{path}?contains={asked}")).await;
+        assert_eq!(read["contains"], true, "{asked}: {read}");
+    }
 }
 
 #[tokio::test]

@@ -104,7 +104,7 @@ pub(crate) fn key(group: &str, text: &str) -> Key {
 /// The mutator's next write. It adds `by`: an amount or an item.
 pub(crate) fn next_write(mutator: &mut Mutator, by: i64, now: Now) -> ShardWrite {
     let kind = mutator.key().kind;
-    let mut op = kind.parse_op(&kind.bare_op(&by.to_string())).expect("an op");
+    let mut op = kind.read_bare_op(&by.to_string()).expect("an op");
     op.stamp(now.wall);
     mutator.accept(vec![op], Durability::Stored, now).expect("accepted");
     match mutator.begin_write(now) {

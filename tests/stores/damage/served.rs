@@ -325,7 +325,7 @@ fn strings(list: &Value) -> BTreeSet<String> {
 /// The value of a key after this one op.
 fn value_of(kind: Kind, bare: &str) -> Value {
     let mut state = State::new(kind, None);
-    let op = kind.parse_op(&kind.bare_op(bare)).expect("an op");
+    let op = kind.read_bare_op(bare).expect("an op");
     state.apply(&op).expect("applied");
     json!(state.value(&Question::default()).shown(true))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::super::strict::Strict;
+use super::super::json::Canonical;
 use super::super::{OpError, Value};
 use super::Audience;
 use super::sample::Sample;
@@ -22,7 +22,7 @@ const NO_POSITIVE: &str = "`and` needs at least one part without `not`";
 /// A set built from the audiences of a group. In JSON, a key's name stands for its audience:
 /// `{"and":["a",{"or":["b","c"]},{"not":"d"}]}`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(try_from = "Strict")]
+#[serde(try_from = "Canonical")]
 pub enum Expression {
     /// The items of one key.
     Key(Name),
@@ -104,10 +104,12 @@ impl Expression {
     }
 }
 
-impl TryFrom<Strict> for Expression {
+impl TryFrom<Canonical> for Expression {
     type Error = OpError;
 
-    fn try_from(Strict(json): Strict) -> Result<Expression, OpError> {
+    fn try_from(Canonical(text): Canonical) -> Result<Expression, OpError> {
+        let json = serde_json::from_str(&text);
+        let json = json.map_err(|error| OpError::Invalid(super::super::json::rule(&error)))?;
         read(&json, 0, &mut 0)
     }
 }

@@ -32,7 +32,7 @@ fn own(histogram: &Histogram, question: &Question) -> Value {
     };
     let mut fields = vec![
         ("count", Value::count(histogram.count)),
-        ("sum", Value::Real(histogram.sum.to_f64())),
+        ("sum", Value::rounded(histogram.sum.to_f64())),
         ("min", Value::real(histogram.span.map(|span| span.min))),
         ("max", Value::real(histogram.span.map(|span| span.max))),
         ("relative_error", Value::Real(relative_error(histogram.scale))),
@@ -86,8 +86,8 @@ pub(super) fn rank(q: f64, count: u128) -> Option<u128> {
 }
 
 /// An `ExponentialHistogramDataPoint` of opentelemetry-proto in OTLP/JSON, with 64-bit numbers in quotes. Its
-/// comments say to omit `sum` if there are negative values. The buckets are dense; if there would be too
-/// many, the scale is lowered.
+/// comments say to omit `sum` if there are negative values; one beyond the doubles is also omitted. The buckets
+/// are dense; if there would be too many, the scale is lowered.
 fn open_telemetry(mut histogram: Histogram) -> Value {
     let sides = loop {
         let sides = sides(&histogram);
@@ -100,8 +100,8 @@ fn open_telemetry(mut histogram: Histogram) -> Value {
     let [negative, positive] = sides;
     let zeros = histogram.buckets.get(&Bucket::Zero).copied().unwrap_or(0);
     let mut fields = vec![("count", Value::text(histogram.count.to_string()))];
-    if negative.is_empty() {
-        fields.push(("sum", Value::Real(histogram.sum.to_f64())));
+    if let Some(sum) = histogram.sum.to_f64().filter(|_| negative.is_empty()) {
+        fields.push(("sum", Value::Real(sum)));
     }
     fields.extend([
         ("scale", Value::count(histogram.scale)),
@@ -171,9 +171,10 @@ fn prometheus(histogram: &Histogram) -> Value {
             Value::text(count.to_string()),
         ])
     };
+    let infinity = || if histogram.sum.is_negative() { "-Inf" } else { "+Inf" }.to_owned();
     Value::Record(vec![
         ("count", Value::text(histogram.count.to_string())),
-        ("sum", Value::text(decimal(histogram.sum.to_f64()))),
+        ("sum", Value::text(histogram.sum.to_f64().map_or_else(infinity, decimal))),
         ("buckets", Value::List(histogram.buckets.iter().map(bucket).collect())),
     ])
 }

@@ -279,7 +279,7 @@ fn an_op_that_waited_for_a_week_is_refused_where_folds_forget() {
     for kind in [Kind::LwwSet, Kind::Register] {
         let oldest = born.wall.plus(constants().lifetime()).minus(OP_AGE_MAX);
         for (time, fits) in [(oldest, true), (oldest.shifted(-1), kind == Kind::Register)] {
-            let mut op = kind.parse_op(&kind.bare_op("7")).expect("an op");
+            let mut op = kind.read_bare_op("7").expect("an op");
             op.stamp(time);
             let mut mutator = mutator_of(kind);
             let accepted = mutator.accept(vec![op], Durability::Memory, born);

@@ -156,7 +156,7 @@ fn op(world: &World, number: u8, now: Timestamp) -> Json {
             }
         }
         (Kind::LwwSet | Kind::OrSet, _) => json!({"op": "add", "item": item}),
-        (kind, _) => kind.bare_op(&number.to_string()),
+        (kind, _) => serde_json::from_str(&kind.bare_op(&number.to_string())).expect("JSON"),
     }
 }
 

@@ -3,6 +3,7 @@ use serde_json::json;
 
 use super::super::tests::{at, begin, constants, key_of, mutator_of, refused, unknown};
 use super::*;
+use crate::crdt::item::Item;
 use crate::crdt::{Dot, Effect, Op, Question, Value};
 use crate::protocol::{Accepted, Begin, Durability, Finished, Refusal, WriteOutcome};
 
@@ -32,14 +33,13 @@ fn step() -> impl Strategy<Value = Step> {
 fn op(kind: Kind, step: &Step, state: &State, now: u64) -> Option<Op> {
     let key = key_of(kind);
     let json = match step {
-        Step::Add(text) => kind.bare_op(text),
+        Step::Add(text) => serde_json::from_str(&kind.bare_op(text)).expect("JSON"),
         Step::Remove(text) if kind == Kind::OrSet => {
-            let contains = Kind::OrSet.bare_op(text)["item"].clone();
-            let item = serde_json::from_value(contains.clone()).expect("an item");
-            let question =
-                Question { key: Some(key.clone()), contains: Some(item), ..Question::default() };
+            let item = Item::parse(text).expect("an item");
+            let contains = Some(item.clone());
+            let question = Question { key: Some(key.clone()), contains, ..Question::default() };
             match state.value(&question).field("seen") {
-                Some(Value::Text(seen)) => json!({"op": "remove", "item": contains, "seen": seen}),
+                Some(Value::Text(seen)) => json!({"op": "remove", "item": item, "seen": seen}),
                 _ => return None,
             }
         }
@@ -217,7 +217,7 @@ fn each_flaw_is_one() {
 fn a_counter_rests_in_fifty_bytes() {
     let mut mutator = mutator_of(Kind::Counter);
     for _ in 0..100 {
-        let by = vec![Kind::Counter.parse_op(&Kind::Counter.bare_op("1000000")).expect("an op")];
+        let by = vec![Kind::Counter.read_bare_op("1000000").expect("an op")];
         mutator.accept(by, Durability::Stored, at(3_000)).expect("accepted");
         begin(&mut mutator, at(3_000));
         mutator.finish_write(Ok(()), at(3_000));
