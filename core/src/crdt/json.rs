@@ -1,7 +1,7 @@
 //! JSON from a client, in which numbers keep their digits and no field is given twice.
 //!
 //! The parser of `serde_json` reads a number as a 64-bit integer, or else as the nearest double. A longer
-//! number would change in silence. [`read`] passes on such a number as its text, in the one type of serde
+//! number would change in silence. `read` passes on such a number as its text, in the one type of serde
 //! that JSON does not have: bytes. A visitor that knows nothing of it refuses it, and one that does can keep
 //! every digit.
 
