@@ -4,6 +4,8 @@
 //! A handler returns a [`Problem`]. Only `render` turns it into bytes, because only there are the request id
 //! and the outcome of an update known.
 
+use std::borrow::Cow;
+
 use axum::Json;
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -13,12 +15,13 @@ use orderfree_core::protocol::fold::FoldError;
 use orderfree_core::protocol::read::RowError;
 use orderfree_core::protocol::{Durability, Outcome};
 use serde::{Serialize, Serializer};
-use utoipa::ToSchema;
+use utoipa::openapi::schema::{Schema, Type};
+use utoipa::openapi::{ObjectBuilder, RefOr};
+use utoipa::{PartialSchema, ToSchema};
 
 use crate::engine::fold::FoldFailure;
 use crate::engine::service::ReadError;
 use crate::engine::write::{Refused, UpdateError};
-use crate::http::body::schemas::NotAckedText;
 use crate::http::catalog::ProblemType;
 use crate::store::StoreError;
 
@@ -52,6 +55,43 @@ pub(crate) struct LineError {
     outcome: Outcome,
     title: &'static str,
     detail: String,
+}
+
+/// The name of an [`Outcome`].
+pub(crate) struct OutcomeText;
+
+impl PartialSchema for OutcomeText {
+    fn schema() -> RefOr<Schema> {
+        outcomes("The outcome of an update.", &Outcome::ALL)
+    }
+}
+
+impl ToSchema for OutcomeText {
+    fn name() -> Cow<'static, str> {
+        "Outcome".into()
+    }
+}
+
+/// The name of an [`Outcome`] that goes with a problem.
+pub(crate) struct NotAckedText;
+
+impl PartialSchema for NotAckedText {
+    fn schema() -> RefOr<Schema> {
+        let not_acked = [Outcome::Refused, Outcome::Unknown];
+        outcomes("The outcome of an update that was not acknowledged.", &not_acked)
+    }
+}
+
+impl ToSchema for NotAckedText {
+    fn name() -> Cow<'static, str> {
+        "NotAcked".into()
+    }
+}
+
+fn outcomes(description: &str, outcomes: &[Outcome]) -> RefOr<Schema> {
+    let names = outcomes.iter().map(|outcome| outcome.name());
+    let text = ObjectBuilder::new().schema_type(Type::String).description(Some(description));
+    text.enum_values(Some(names)).into()
 }
 
 impl Summary {

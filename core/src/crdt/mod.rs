@@ -15,7 +15,7 @@
 //! homomorphic only within its error bound. Every pod still reads the same value, because rows are merged in
 //! one order.
 //!
-//! Adding a kind is one file that implements [`Crdt`] and one line in `registry.rs`.
+//! CONTRIBUTING.md lists what a new kind needs.
 
 mod audience;
 mod counter;

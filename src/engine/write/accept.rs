@@ -8,8 +8,7 @@ use orderfree_core::protocol::{
 };
 
 use super::completion::Completion;
-use super::entry::Entry;
-use super::queue::QueueId;
+use super::entry::{Entry, QueueId};
 use super::table::{Former, Found};
 use super::{Mutators, Refused, Updates};
 use crate::limits;

@@ -8,9 +8,22 @@ use orderfree_core::protocol::{Key, Mutator, Now};
 use super::BACKOFF;
 use super::completion::Completion;
 use super::large_states::LargeState;
-use super::queue::QueueId;
 use crate::policy::{QuotaPermit, SeatsOf};
 use crate::runtime::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
+use crate::store::FirstReplica;
+
+/// Names a write queue. Each first replica has one for small states and one for states that can be large.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct QueueId {
+    pub(super) replica: FirstReplica,
+    pub(super) is_small: bool,
+}
+
+impl QueueId {
+    pub(super) fn of(replica: FirstReplica, key: &Key) -> QueueId {
+        QueueId { replica, is_small: key.kind.about().is_small() }
+    }
+}
 
 /// One key's mutator and its waiters.
 pub(super) struct Entry {

@@ -15,13 +15,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::{Key, Name};
+use orderfree_core::protocol::Name;
 
 use super::Mutators;
-use super::entry::Entry;
+use super::entry::{Entry, QueueId};
 use crate::limits::WRITE_REQUESTS_OF_REPLICA_MAX;
 use crate::runtime::sync::{MutexGuard, PoisonError};
-use crate::store::{FirstReplica, RequestLimits};
+use crate::store::RequestLimits;
 
 impl Mutators {
     /// Queues a mutator that no task has, and starts a request if one is due.
@@ -34,19 +34,6 @@ impl Mutators {
 
     pub(super) fn queue(&self) -> MutexGuard<'_, WriteQueue> {
         self.write_queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// One queue. Each first replica has one for small states and one for states that can be large.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct QueueId {
-    pub(super) replica: FirstReplica,
-    pub(super) is_small: bool,
-}
-
-impl QueueId {
-    pub(super) fn of(replica: FirstReplica, key: &Key) -> QueueId {
-        QueueId { replica, is_small: key.kind.about().is_small() }
     }
 }
 
@@ -206,13 +193,14 @@ impl ReplicaQueue {
 mod tests {
     use std::time::Duration;
 
-    use orderfree_core::protocol::{Constants, Mutator, MutatorId, Now, Overrides, Timestamp};
+    use orderfree_core::protocol::{Constants, Key, Mutator, MutatorId, Now, Overrides, Timestamp};
     use uuid::Uuid;
 
     use super::super::Bounds;
     use super::super::table::MutatorTable;
     use super::*;
     use crate::policy::Policies;
+    use crate::store::FirstReplica;
 
     const LIMITS: RequestLimits =
         RequestLimits { rows_max: 3, group_rows_max: 5, partitions_max: 2, free: 1, backlog: 1 };

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use orderfree_core::protocol::{Begin, ShardWrite, WriteOutcome};
 
 use super::Mutators;
-use super::entry::Entry;
-use super::queue::QueueId;
+use super::entry::{Entry, QueueId};
 use crate::runtime::sync::{timeout, yield_now};
 use crate::runtime::tasks::Task;
 

@@ -13,9 +13,8 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Constants, Key, Mutator, Now, Predecessors, RestFlaw};
 
 use super::births::Births;
-use super::entry::Entry;
+use super::entry::{Entry, QueueId};
 use super::large_states::LargeStates;
-use super::queue::QueueId;
 use super::resting::{HashesKeys, Record, Resting};
 use super::{Bounds, Refused};
 use crate::limits;

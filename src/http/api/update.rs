@@ -14,11 +14,11 @@ use crate::http::body::parameters::{
     ACK, NUMBERS, Parameter, Query, ValueParams, Values, bad_query, params,
 };
 use crate::http::body::requests::{self, UpdateBody};
-use crate::http::body::schemas::{BareText, MaybeValue, OutcomeText};
-use crate::http::body::wire::{self, KeyView, ValueView};
+use crate::http::body::schemas::BareText;
+use crate::http::body::wire::{self, KeyView, MaybeValue, ValueView};
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::KeyPath;
-use crate::http::problem::Problem;
+use crate::http::problem::{OutcomeText, Problem};
 use crate::http::state::Served;
 use crate::http::state::Shared;
 use crate::limits;

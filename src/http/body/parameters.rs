@@ -8,7 +8,7 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use orderfree_core::crdt::item::{ITEM_BYTES_MAX, Item};
 use orderfree_core::crdt::{Form, Kind, Question};
-use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::consistency::{Level, UnknownLevel};
 use orderfree_core::protocol::{Durability, Key, Name};
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
@@ -18,7 +18,6 @@ use utoipa::openapi::schema::Type;
 use utoipa::openapi::{ObjectBuilder, Required};
 
 use crate::http::body::schemas::{self, one_of, text};
-use crate::http::body::wire;
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::{GroupPath, KeyPath, KindPath};
 use crate::http::problem::Problem;
@@ -62,7 +61,7 @@ pub(crate) const CONSISTENCY: Parameter<Option<Level>> = Parameter {
     example: Some("local_quorum"),
     values: Values::Text {
         schema: || one_of(Level::ALL.iter().map(|level| level.name()).collect()),
-        parse: |text| wire::level(text).map(Some),
+        parse: |text| text.parse().map(Some).map_err(|error: UnknownLevel| error.to_string()),
     },
     absent: Some(None),
 };

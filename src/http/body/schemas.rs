@@ -1,53 +1,11 @@
 //! Descriptions for the OpenAPI document: ops and values of the kinds, and a few parts of parameters and answers.
 //! Query parameters describe themselves in `parameters`, request bodies in `requests`.
 
-use std::borrow::Cow;
-
 use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::Outcome;
 use serde_json::{Value, json};
-use utoipa::openapi::schema::{Schema, Type};
-use utoipa::openapi::{ObjectBuilder, RefOr};
-use utoipa::{PartialSchema, ToSchema};
-
-use crate::http::body::wire::Shown;
-
-/// The name of an [`Outcome`].
-pub(crate) struct OutcomeText;
-
-impl PartialSchema for OutcomeText {
-    fn schema() -> RefOr<Schema> {
-        outcomes("The outcome of an update.", &Outcome::ALL)
-    }
-}
-
-impl ToSchema for OutcomeText {
-    fn name() -> Cow<'static, str> {
-        "Outcome".into()
-    }
-}
-
-/// The name of an [`Outcome`] that goes with a problem.
-pub(crate) struct NotAckedText;
-
-impl PartialSchema for NotAckedText {
-    fn schema() -> RefOr<Schema> {
-        let not_acked = [Outcome::Refused, Outcome::Unknown];
-        outcomes("The outcome of an update that was not acknowledged.", &not_acked)
-    }
-}
-
-impl ToSchema for NotAckedText {
-    fn name() -> Cow<'static, str> {
-        "NotAcked".into()
-    }
-}
-
-fn outcomes(description: &str, outcomes: &[Outcome]) -> RefOr<Schema> {
-    let names = outcomes.iter().map(|outcome| outcome.name());
-    let text = ObjectBuilder::new().schema_type(Type::String).description(Some(description));
-    text.enum_values(Some(names)).into()
-}
+use utoipa::ToSchema;
+use utoipa::openapi::ObjectBuilder;
+use utoipa::openapi::schema::Type;
 
 /// The kinds' descriptions of their ops and values, as components of the document: `Op`, `Value`, and one
 /// of each for every kind. The same op can be valid for several kinds, so `anyOf` joins them.
@@ -108,23 +66,6 @@ pub(crate) struct MaybeKey {
     group: Option<String>,
     #[schema(nullable = false)]
     name: Option<String>,
-}
-
-/// The value, if the request asks for it.
-#[derive(ToSchema)]
-pub(crate) struct MaybeValue {
-    #[schema(nullable = false)]
-    value: Option<Shown>,
-    #[schema(nullable = false)]
-    exact: Option<bool>,
-    #[schema(nullable = false, format = DateTime)]
-    as_of: Option<String>,
-    #[schema(nullable = false)]
-    consistency: Option<String>,
-    #[schema(nullable = false)]
-    shards: Option<usize>,
-    #[schema(format = DateTime)]
-    folded_through: Option<String>,
 }
 
 pub(crate) fn text() -> ObjectBuilder {

@@ -139,6 +139,24 @@ pub(crate) struct ValueView {
     folded_through: Option<String>,
 }
 
+/// The value, if the request asks for it.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "it only describes")]
+pub(crate) struct MaybeValue {
+    #[schema(nullable = false)]
+    value: Option<Shown>,
+    #[schema(nullable = false)]
+    exact: Option<bool>,
+    #[schema(nullable = false, format = DateTime)]
+    as_of: Option<String>,
+    #[schema(nullable = false)]
+    consistency: Option<String>,
+    #[schema(nullable = false)]
+    shards: Option<usize>,
+    #[schema(format = DateTime)]
+    folded_through: Option<String>,
+}
+
 impl ValueView {
     pub(crate) fn new(read: &KeyValue, params: &ValueParams) -> ValueView {
         let value = Shown::of(&read.state, Some(&read.key), params);
@@ -199,12 +217,6 @@ pub(crate) fn rfc3339(time: Timestamp) -> String {
     let time =
         DateTime::from_timestamp_micros(time.as_micros()).unwrap_or(DateTime::<Utc>::MAX_UTC);
     time.to_rfc3339_opts(SecondsFormat::Micros, true)
-}
-
-/// Reads a consistency level.
-pub(crate) fn level(text: &str) -> Result<Level, String> {
-    text.parse()
-        .map_err(|error: orderfree_core::protocol::consistency::UnknownLevel| error.to_string())
 }
 
 #[cfg(test)]

@@ -175,7 +175,7 @@ async fn a_key_that_was_born_often_keeps_its_place() {
     let table = &pod.mutators.table;
     let id = pod.mutators.random.mutator_id();
     let born = || Mutator::born(key("often"), id, None, now, &pod.mutators.constants);
-    let queue = || queue::QueueId::of(pod.store.first_replica(&key("often")), &key("often"));
+    let queue = || entry::QueueId::of(pod.store.first_replica(&key("often")), &key("often"));
     let seat = |_| Ok(Policies::default().uncounted_seat(&key("often").group));
     table.find_or_insert(&key("often"), now, None, seat, born, queue).expect("room");
     for at in 0..500 {
@@ -223,7 +223,7 @@ async fn a_mutator_at_rest_holds_no_place_in_a_quota() {
     acked(&pod, "a", 1).await;
     let (now, key) = (pod.clock.now(), key("a"));
     let never = || -> Mutator { panic!("it is awake") };
-    let queue = || queue::QueueId::of(pod.store.first_replica(&key), &key);
+    let queue = || entry::QueueId::of(pod.store.first_replica(&key), &key);
     let seat = |arrival| Ok(pod.mutators.policies.seat(&key.group, arrival)?);
     let held = pod.mutators.table.find_or_insert(&key, now, None, seat, never, queue);
     acked(&pod, "b", 1).await;
