@@ -105,7 +105,10 @@ const CONTAINS: Parameter<Option<Item>> = Parameter {
     description: "return whether the set contains this item, instead of all items",
     example: None,
     values: Values::Text {
-        schema: || text().min_length(Some(1)).max_length(Some(ITEM_BYTES_MAX)),
+        schema: || {
+            // White space around the item is no part of it.
+            text().min_length(Some(1)).max_length(Some(ITEM_BYTES_MAX)).pattern(Some(r"\S"))
+        },
         parse: |text| {
             let item = Item::parse(text);
             item.map(Some).map_err(|error| error.to_string().replace("`item`", "the item"))

@@ -277,8 +277,8 @@ pub(crate) fn describe_choices(components: &mut Map<String, Value>) {
     components["UpdateItem"]["oneOf"] = literal!([{"required": ["op"]}, {"required": ["ops"]}]);
     let audience = literal!({"enum": [Kind::Audience.name()]});
     components["MergeBody"]["oneOf"] = literal!([
-        {"required": ["names"]},
-        {"required": ["expression"], "properties": {"kind": audience}},
+        {"required": ["names"], "not": {"required": ["expression"]}},
+        {"required": ["expression"], "not": {"required": ["names"]}, "properties": {"kind": audience}},
     ]);
 }
 
