@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::Args;
 use clap::error::ErrorKind;
 use orderfree_core::crdt::{Kind, STATE_BYTES_MAX};
-use orderfree_core::protocol::Key;
+use orderfree_core::protocol::{Key, Outcome};
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Client, Url};
 use serde_json::value::RawValue;
@@ -75,7 +75,7 @@ pub(super) async fn add(mut args: AddArgs) -> anyhow::Result<ExitCode> {
         }
         None => note(format_args!("orderfree: {}", sent.why)),
     }
-    Ok(sent.outcome.exit_code())
+    Ok(exit_code(sent.outcome))
 }
 
 const UNREADABLE: &str = "the standard input can't be read";
@@ -154,13 +154,6 @@ struct Target<'a> {
     server: &'a ServerArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    Acked,
-    Refused,
-    Unknown,
-}
-
 /// What became of a request.
 struct Sent {
     outcome: Outcome,
@@ -169,21 +162,11 @@ struct Sent {
     answer: Option<Answer>,
 }
 
-impl Outcome {
-    fn name(self) -> &'static str {
-        match self {
-            Outcome::Acked => "acked",
-            Outcome::Refused => "refused",
-            Outcome::Unknown => "unknown",
-        }
-    }
-
-    fn exit_code(self) -> ExitCode {
-        match self {
-            Outcome::Acked => ExitCode::SUCCESS,
-            Outcome::Refused => ExitCode::FAILURE,
-            Outcome::Unknown => ExitCode::from(UNKNOWN),
-        }
+fn exit_code(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Outcome::Acked | Outcome::Accepted => ExitCode::SUCCESS,
+        Outcome::Refused => ExitCode::FAILURE,
+        Outcome::Unknown => ExitCode::from(UNKNOWN),
     }
 }
 
@@ -343,7 +326,7 @@ impl Lines {
         self.errors
             .push(json!({"first_line": first, "last_line": last, "outcome": name, "detail": why}));
         match outcome {
-            Outcome::Acked => {}
+            Outcome::Acked | Outcome::Accepted => {}
             Outcome::Refused => self.refused += count,
             Outcome::Unknown => self.unknown += count,
         }
@@ -382,7 +365,7 @@ impl Lines {
         if let Err(error) = printed {
             note(format_args!("orderfree: {error:#}"));
         }
-        Ok(outcome.exit_code())
+        Ok(exit_code(outcome))
     }
 }
 

@@ -71,9 +71,12 @@ pub(super) async fn explain(url: &Url, error: reqwest::Error) -> NoAnswer {
         }
     } else {
         // A port can take both, so the request may have arrived in spite of the hint.
-        let is_tls = may_be_plain && speaks_tls(url).await;
-        let hint = || format!("{address} speaks TLS; write https:// instead of http://");
-        let error = if is_tls { error.context(hint()) } else { error };
+        let error = match may_be_plain && speaks_tls(url).await {
+            true => {
+                error.context(format!("{address} speaks TLS; write https:// instead of http://"))
+            }
+            false => error,
+        };
         return NoAnswer { error, may_have_arrived: true };
     };
     NoAnswer { error: anyhow::anyhow!(sentence), may_have_arrived: false }
