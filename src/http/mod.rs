@@ -21,8 +21,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
-use tower_http::decompression::RequestDecompressionLayer;
-use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
+use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use api::{batch, inspect, merge, operations, read, repair, update};
@@ -77,7 +76,7 @@ fn user_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(update::update, read::read))
         .routes(routes!(read::read_group))
-        .routes(routes!(batch::batch).layer(RequestDecompressionLayer::new()))
+        .routes(routes!(batch::batch))
         .routes(routes!(batch::query))
         .routes(routes!(merge::merge))
         .routes(routes!(inspect::kinds))

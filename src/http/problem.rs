@@ -140,6 +140,8 @@ pub struct Problem {
     /// Only for updates: refused or unknown.
     outcome: Option<Outcome>,
     summary: Option<Box<Summary>>,
+    /// The `Accept-Encoding` of the answer.
+    accept_encoding: Option<&'static str>,
 }
 
 /// An error (RFC 9457).
@@ -178,7 +180,7 @@ impl Problem {
             detail.truncate(end.expect("invariant: 0 is one"));
             detail.push('…');
         }
-        Problem { kind, detail, outcome: None, summary: None }
+        Problem { kind, detail, outcome: None, summary: None, accept_encoding: None }
     }
 
     /// Says that the update is certainly not counted: it is safe to send it again.
@@ -218,6 +220,12 @@ impl Problem {
     pub fn within(mut self, place: &str) -> Problem {
         self.detail = format!("{place}: {}", self.detail);
         self
+    }
+
+    /// Names the encoding that the endpoint reads (RFC 9110, section 12.5.3).
+    #[must_use]
+    pub(crate) fn accepting(self, encoding: &'static str) -> Problem {
+        Problem { accept_encoding: Some(encoding), ..self }
     }
 
     #[must_use]
@@ -291,6 +299,9 @@ pub(crate) fn render(
     if let Some(seconds) = problem.kind.entry().retry_after_s {
         parts.headers.insert(header::RETRY_AFTER, seconds.into());
     }
+    if let Some(encoding) = problem.accept_encoding {
+        parts.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(encoding));
+    }
     if problem.kind == ProblemType::Unauthenticated {
         // RFC 9110, section 15.5.2, requires it with every 401.
         let challenge = HeaderValue::from_static("Bearer realm=\"orderfree\"");
@@ -307,11 +318,6 @@ fn of_framework(status: StatusCode) -> Problem {
             (ProblemType::MethodNotAllowed, "Use one of the methods in the Allow header.")
         }
         StatusCode::PAYLOAD_TOO_LARGE => (ProblemType::BodyTooLarge, "Send a smaller body."),
-        StatusCode::UNSUPPORTED_MEDIA_TYPE => (
-            ProblemType::ContentType,
-            "The Content-Encoding is not supported; send the body without one, or with gzip if the \
-             Accept-Encoding header of this answer lists it.",
-        ),
         StatusCode::URI_TOO_LONG => (ProblemType::UriTooLong, "Use a shorter address."),
         status if status.is_client_error() => {
             (ProblemType::BadRequest, "The request is malformed; correct it and send it again.")

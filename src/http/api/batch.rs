@@ -104,8 +104,9 @@ pub(crate) async fn batch(
     request: Request,
 ) -> Result<Response, Problem> {
     let Shared { app, bodies, turns, .. } = &*served;
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     extract::refuse_unsupported(&parts.headers)?;
+    let body = bodies::decoded(&mut parts.headers, body)?;
     match MediaType::of(&parts.headers) {
         MediaType::Json => {
             turns.expect_batch()?;

@@ -6,12 +6,15 @@
 //! nothing. No request waits for memory: such a queue would itself be bounded only by memory. Streams can
 //! last long, so they have a separate budget: any number of them leaves the budget of whole bodies alone.
 
+use std::io;
 use std::ops::Deref;
 
+use async_compression::tokio::bufread::GzipDecoder;
 use axum::body::{Body, HttpBody};
 use axum::http::header::{self, HeaderMap};
-use futures::StreamExt;
+use futures::{StreamExt, TryStreamExt};
 use tokio::time::{Instant, timeout_at};
+use tokio_util::io::{ReaderStream, StreamReader};
 
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
 use crate::http::catalog::ProblemType;
@@ -104,14 +107,47 @@ fn length(body: &Body) -> Option<usize> {
     body.size_hint().exact().and_then(|length| usize::try_from(length).ok())
 }
 
-/// Refuses a body by its headers alone: because of its declared length, or of an encoding that no layer
-/// decoded.
+/// The body without its encoding, which is removed from the headers. Gzip is decoded, with any number of
+/// members.
+///
+/// # Errors
+/// The body has another encoding.
+pub(crate) fn decoded(headers: &mut HeaderMap, body: Body) -> Result<Body, Problem> {
+    // RFC 9110, section 8.4.1.3: both names mean the same.
+    let names: [&[u8]; 2] = [b"gzip", b"x-gzip"];
+    let mut codings = codings(headers);
+    let is_gzip = match (codings.next(), codings.next()) {
+        (None, _) => return Ok(body),
+        (Some(only), None) => names.iter().any(|name| only.eq_ignore_ascii_case(name)),
+        (Some(_), Some(_)) => false,
+    };
+    drop(codings);
+    if !is_gzip {
+        let detail = "The Content-Encoding of the body is not supported; send the body with gzip, applied \
+                      once, or without an encoding.";
+        return Err(Problem::new(ProblemType::ContentType, detail).accepting("gzip"));
+    }
+    headers.remove(header::CONTENT_ENCODING);
+    let chunks = body.into_data_stream().map_err(io::Error::other);
+    let mut decoder = GzipDecoder::new(StreamReader::new(chunks));
+    decoder.multiple_members(true);
+    Ok(Body::from_stream(ReaderStream::new(decoder)))
+}
+
+/// The encodings of a body, first to last. `identity` is none.
+fn codings(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let values = headers.get_all(header::CONTENT_ENCODING).iter();
+    let codings = values.flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
+    let codings = codings.map(<[u8]>::trim_ascii);
+    codings.filter(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
+}
+
+/// Refuses a body by its headers alone: because of its declared length, or of an encoding.
 pub(crate) fn check_declared(headers: &HeaderMap, bytes_max: usize) -> Result<(), Problem> {
-    let encoding = headers.get(header::CONTENT_ENCODING);
-    if encoding.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
-        let detail = "This endpoint reads only bodies without Content-Encoding; POST /v1/batch \
+    if codings(headers).next().is_some() {
+        let detail = "This endpoint reads only bodies without Content-Encoding; only POST /v1/batch \
                       accepts gzip.";
-        return Err(Problem::new(ProblemType::ContentType, detail));
+        return Err(Problem::new(ProblemType::ContentType, detail).accepting("identity"));
     }
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
     match declared.and_then(|text| text.parse::<usize>().ok()) {
@@ -126,7 +162,9 @@ pub(crate) fn too_large(bytes_max: usize) -> Problem {
 }
 
 pub(crate) fn cut_off() -> Problem {
-    Problem::new(ProblemType::BadBody, "The body ended early, or its gzip encoding is damaged.")
+    let detail =
+        "The body ended early, or its gzip encoding is damaged or followed by other bytes.";
+    Problem::new(ProblemType::BadBody, detail)
 }
 
 fn no_room() -> Problem {

@@ -6,6 +6,7 @@ mod bodies;
 #[path = "../clock/mod.rs"]
 mod clock;
 mod good_input;
+mod gzip;
 mod kinds;
 mod matrix;
 mod operations;
