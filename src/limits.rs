@@ -254,6 +254,12 @@ pub const NDJSON_WINDOW_TIME_MAX: Duration = Duration::from_secs(1);
 /// Bytes that one NDJSON stream holds: a window, the line that exceeded it, and the next line.
 pub const NDJSON_HELD_BYTES_MAX: usize = NDJSON_WINDOW_BYTES + 2 * NDJSON_LINE_BYTES_MAX;
 
+/// Ranges of lines in the summary of one NDJSON stream. A stream that could need more ends early.
+pub const ERROR_RANGES_MAX: usize = 10_000;
+
+/// Bytes of all details in the summary of one NDJSON stream. Further ranges have none.
+pub const ERROR_DETAILS_BYTES_MAX: usize = 256 * 1024;
+
 /// Keys that one merge reads.
 pub const MERGE_KEYS_MAX: usize = 1_000;
 

@@ -143,6 +143,17 @@ impl Service {
         self.mutators.update_all(keys, durability).await
     }
 
+    /// Like [`Service::update_all`], but with `leaves` it leaves updates that meet a limit of this pod, and the
+    /// later ones of their keys. Returns them, each key with its place in `keys`. They have no outcome yet.
+    pub async fn update_or_leave(
+        &self,
+        keys: Vec<Updates>,
+        durability: Durability,
+        leaves: bool,
+    ) -> (Vec<Result<Option<Timestamp>, UpdateError>>, Vec<(usize, Updates)>) {
+        self.mutators.update_or_leave(keys, durability, leaves).await
+    }
+
     /// Reads one key. Returns `None` if the key has no row. Without a level, the pod's default applies.
     ///
     /// # Errors

@@ -171,8 +171,10 @@ catalog! {
          Operators: if reads of the value have this problem as well, something else writes to the table.";
     AnswerFull: UNPROCESSABLE_ENTITY, "answer-full", "The answer would be too large",
         "An answer is limited to the values of about 16 MiB of rows, and to about 16 MiB of text. A \
-         merge is limited to 64 MiB of memory.",
-        "Request fewer keys at once. After a query, request the keys with this problem again.";
+         merge is limited to 64 MiB of memory, and the summary of a stream to 10,000 ranges of lines that \
+         were not acknowledged.",
+        "Request fewer keys at once. After a query, request the keys with this problem again. After a stream, \
+         correct the lines that its summary names, and send the remaining lines.";
     Unmergeable: INTERNAL_SERVER_ERROR, "unmergeable", "The key's rows can't be merged",
         "Independent writers together exceeded what the kind can hold, for example with hand-made \
          sketches, or a row was forged. The server leaves nothing out, because a partial value would be \
@@ -226,6 +228,12 @@ impl ProblemType {
     #[must_use]
     pub fn from_slug(slug: &str) -> Option<ProblemType> {
         ProblemType::ALL.iter().copied().find(|kind| kind.entry().slug == slug)
+    }
+
+    /// The address of its page on this server.
+    #[must_use]
+    pub fn address(self) -> String {
+        format!("/problems/{}", self.entry().slug)
     }
 
     /// The page that explains this type to people.

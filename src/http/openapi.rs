@@ -106,7 +106,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         AnswerFull, BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge,
         BodyTooSlow, BornTooOften, Clock, ContentType, Corrupt, DiscardUnknown, FoldBusy,
         FoldPaused, FoldUnknown, Forbidden, Internal, KeyAbsent, NotAcceptable, NotDiscardable,
-        NotReady, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent, StateTooLarge,
+        NotReady, OtherItem, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent, StateTooLarge,
         Stopping, StoreRefused, StoreUnavailable, TooFast, TooManyRows, Unauthenticated,
         Undecodable, UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
     };
@@ -118,6 +118,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     const WRITE: &[ProblemType] = &[
         BadOp,
         BadHeader,
+        OtherItem,
         OutOfRange,
         StateTooLarge,
         OverQuota,
@@ -146,7 +147,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         ],
         ("/v1/{kind}", _) => &[&[UnknownKind, BadQuery, Overloaded, StoreUnavailable, Corrupt]],
         ("/metrics", _) => &[&[Unauthenticated, Forbidden]],
-        ("/v1/batch", _) => &[BODY, &[BadHeader, Stopping, OutcomeUnknown]],
+        ("/v1/batch", _) => &[BODY, WRITE, &[UnknownKind, BadName, AnswerFull]],
         ("/v1/query", _) => &[BODY],
         ("/v1/merge", _) => &[ADDRESSED, BODY, READ, &[KeyAbsent, OutOfRange, AnswerFull]],
         ("/v1/kinds", _) => &[&[BadQuery, Overloaded]],

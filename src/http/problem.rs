@@ -23,11 +23,10 @@ use crate::engine::fold::FoldFailure;
 use crate::engine::service::ReadError;
 use crate::engine::write::{Refused, UpdateError};
 use crate::http::catalog::ProblemType;
+use crate::limits;
 use crate::store::StoreError;
 
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
-
-const ERRORS_SHOWN_MAX: usize = 100;
 
 /// The outcomes of a stream's updates.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, ToSchema)]
@@ -42,19 +41,54 @@ pub(crate) struct Summary {
     refused: usize,
     /// Updates that may be counted.
     unknown: usize,
-    /// The first 100 lines that were not acknowledged.
-    errors: Vec<LineError>,
+    /// All lines that were not acknowledged, in order. Lines that follow each other and have the same outcome
+    /// and type of problem are one range.
+    #[schema(value_type = Vec<LineRangeBody>, max_items = 10_000)]
+    errors: Vec<LineRange>,
+    /// Whether the last line that was recorded is in the last range.
+    #[serde(skip)]
+    is_in_range: bool,
+    #[serde(skip)]
+    details_bytes: usize,
 }
 
-/// One line that was not acknowledged.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-pub(crate) struct LineError {
-    /// The line's number, from 1. Blank lines count.
-    line: usize,
+/// Lines that were not acknowledged. There are only these and blank lines between the first and the last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct LineRange {
+    first: usize,
+    last: usize,
+    outcome: Outcome,
+    kind: ProblemType,
+    detail: Option<Box<str>>,
+}
+
+/// Lines that follow each other and were not acknowledged for the same reason.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = LineRange)]
+struct LineRangeBody<'a> {
+    /// The number of the first line, from 1. Blank lines count.
+    first: usize,
+    /// The number of the last line. A blank line between the two means nothing.
+    last: usize,
     #[schema(value_type = NotAckedText)]
     outcome: Outcome,
+    /// The page that explains this type of problem, on this server.
+    #[schema(example = "/problems/bad-op")]
+    r#type: String,
+    /// Short name of the problem type.
     title: &'static str,
-    detail: String,
+    /// What is wrong with the first of these lines, and what to do. Left out in the last ranges of a long list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    detail: Option<&'a str>,
+}
+
+impl Serialize for LineRange {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let &LineRange { first, last, outcome, kind, ref detail } = self;
+        let (r#type, title, detail) = (kind.address(), kind.entry().title, detail.as_deref());
+        LineRangeBody { first, last, outcome, r#type, title, detail }.serialize(serializer)
+    }
 }
 
 /// The name of an [`Outcome`].
@@ -106,26 +140,58 @@ impl Summary {
         result: Result<(), Problem>,
         durability: Durability,
     ) {
-        let (outcome, problem) = match result {
-            Ok(()) => (Outcome::of(durability), None),
+        self.lines += 1;
+        let outcome = match result {
+            Ok(()) => Outcome::of(durability),
             Err(problem) => {
                 let (outcome, problem) = problem.of_update();
-                (outcome, Some(problem))
+                self.add_error(line, outcome, problem);
+                outcome
             }
         };
-        self.lines += 1;
+        self.is_in_range = matches!(outcome, Outcome::Refused | Outcome::Unknown);
         *match outcome {
             Outcome::Acked => &mut self.acked,
             Outcome::Accepted => &mut self.accepted,
             Outcome::Refused => &mut self.refused,
             Outcome::Unknown => &mut self.unknown,
         } += 1;
-        if let Some(problem) = problem
-            && self.errors.len() < ERRORS_SHOWN_MAX
-        {
-            let (title, detail) = (problem.kind().entry().title, problem.detail().to_owned());
-            self.errors.push(LineError { line, outcome, title, detail });
+    }
+
+    fn add_error(&mut self, line: usize, outcome: Outcome, problem: Problem) {
+        let Problem { kind, detail, .. } = problem;
+        let is_same = |range: &&mut LineRange| (range.outcome, range.kind) == (outcome, kind);
+        match self.errors.last_mut().filter(|_| self.is_in_range).filter(is_same) {
+            Some(range) => range.last = line,
+            None => {
+                let bytes = self.details_bytes + detail.len();
+                let detail = (bytes <= limits::ERROR_DETAILS_BYTES_MAX).then(|| detail.into());
+                self.details_bytes = detail.as_ref().map_or(self.details_bytes, |_| bytes);
+                self.errors.push(LineRange { first: line, last: line, outcome, kind, detail });
+            }
         }
+    }
+
+    /// The answer to a stream that was read to its end. If no line was applied, the answer is a problem, of the
+    /// type that the first line had: a client that looks only at the status must not take it for a success.
+    pub(crate) fn answer(self) -> Result<Summary, Problem> {
+        let Some(first) = self.errors.first().filter(|_| self.is_untouched()) else {
+            return Ok(self);
+        };
+        let place = format!("No line of the stream was applied; line {}", first.first);
+        let detail = first.detail.as_deref().unwrap_or_default().to_owned();
+        let problem = Problem { detail, ..Problem::new(first.kind, "") };
+        Err(problem.within(&place).with_summary(self))
+    }
+
+    /// Whether the outcomes of this many more lines have room.
+    pub(crate) fn has_room(&self, lines: usize) -> bool {
+        self.errors.len() + lines <= limits::ERROR_RANGES_MAX
+    }
+
+    /// Bytes of memory that the errors take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.errors.capacity() * size_of::<LineRange>() + self.details_bytes
     }
 }
 
@@ -164,7 +230,7 @@ pub(crate) struct ProblemBody<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<NotAckedText>)]
     outcome: Option<Outcome>,
-    /// Only for a stream that ended early: the outcomes of the lines before.
+    /// Only for a stream that ended early, or of which no line was applied: the outcomes of the lines.
     #[serde(skip_serializing_if = "Option::is_none")]
     summary: Option<&'a Summary>,
 }
@@ -200,8 +266,8 @@ impl Problem {
         (outcome, self)
     }
 
-    /// Adds the summary of a stream that ended early. A partly applied stream never gets a retryable
-    /// problem type, because clients would send everything again.
+    /// Adds the summary of a stream. A partly applied stream never gets a retryable problem type, because
+    /// clients would send everything again.
     #[must_use]
     pub(crate) fn with_summary(mut self, summary: Summary) -> Problem {
         let is_untouched = summary.is_untouched();
@@ -213,6 +279,13 @@ impl Problem {
             self.kind = ProblemType::OutcomeUnknown;
         }
         self.unknown()
+    }
+
+    /// Adds a sentence to the detail.
+    #[must_use]
+    pub(crate) fn and(mut self, sentence: &str) -> Problem {
+        self.detail = format!("{} {sentence}", self.detail);
+        self
     }
 
     /// Puts `place` before the detail: the part of the request that the problem is about.
@@ -245,7 +318,7 @@ impl Problem {
     fn body<'a>(&'a self, instance: Option<&'a str>) -> ProblemBody<'a> {
         let entry = self.kind.entry();
         ProblemBody {
-            r#type: format!("/problems/{}", entry.slug),
+            r#type: self.kind.address(),
             title: entry.title,
             status: entry.status.as_u16(),
             detail: &self.detail,
@@ -441,6 +514,8 @@ mod tests {
     use orderfree_core::crdt::{Kind, MergeError};
     use orderfree_core::protocol::clock::ClockError;
     use orderfree_core::protocol::{Key, Name};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
     use std::time::Duration;
 
     fn kind_of(problem: impl Into<Problem>) -> (ProblemType, Option<Outcome>) {
@@ -456,6 +531,75 @@ mod tests {
         assert_eq!(of(&format!("{fits}x")), format!("{fits}…"));
         let two_bytes = format!("x{}", "é".repeat(DETAIL_BYTES_MAX));
         assert_eq!(of(&two_bytes), format!("x{}…", "é".repeat(DETAIL_BYTES_MAX / 2 - 1)));
+    }
+
+    /// The outcome of a line, its type of problem, and the number of blank lines before it.
+    fn any_line() -> impl Strategy<Value = (Option<(Outcome, ProblemType)>, usize)> {
+        let kinds = [ProblemType::BadBody, ProblemType::Overloaded];
+        let problem = prop::sample::select(vec![Outcome::Refused, Outcome::Unknown]);
+        (prop::option::of((problem, prop::sample::select(kinds.to_vec()))), 0..2_usize)
+    }
+
+    proptest! {
+        #[test]
+        fn a_summary_has_each_line_once(
+            lines in vec(any_line(), 0..60),
+            is_stored in any::<bool>(),
+        ) {
+            let durability = if is_stored { Durability::Stored } else { Durability::Memory };
+            let (mut summary, mut all, mut number) = (Summary::default(), Vec::new(), 0);
+            for (line, blank) in lines {
+                number += blank + 1;
+                all.push((number, line));
+                let result = match line {
+                    None => Ok(()),
+                    Some((outcome, kind)) => {
+                        Err(Problem { outcome: Some(outcome), ..Problem::new(kind, "x") })
+                    }
+                };
+                summary.record(number, result, durability);
+            }
+            for (number, line) in &all {
+                let has = |range: &&LineRange| (range.first..=range.last).contains(number);
+                let found = summary.errors.iter().filter(has);
+                let found: Vec<_> = found.map(|range| (range.outcome, range.kind)).collect();
+                prop_assert_eq!(found, Vec::from_iter(*line), "line {} of {:?}", number, summary);
+            }
+            let numbers: Vec<usize> = all.iter().map(|(number, _)| *number).collect();
+            for range in &summary.errors {
+                prop_assert!(numbers.contains(&range.first) && numbers.contains(&range.last));
+            }
+            // Neighbours that could be one range are one.
+            let begins = (0..all.len()).filter(|&at| {
+                let before = at.checked_sub(1).and_then(|before| all[before].1);
+                all[at].1.is_some() && all[at].1 != before
+            });
+            prop_assert_eq!(summary.errors.len(), begins.count());
+            let count = |of: Option<Outcome>| {
+                all.iter().filter(|(_, line)| line.map(|(outcome, _)| outcome) == of).count()
+            };
+            let right = if is_stored { (count(None), 0) } else { (0, count(None)) };
+            prop_assert_eq!((summary.acked, summary.accepted), right);
+            prop_assert_eq!(summary.refused, count(Some(Outcome::Refused)));
+            prop_assert_eq!(summary.unknown, count(Some(Outcome::Unknown)));
+            prop_assert_eq!(summary.lines, all.len());
+        }
+    }
+
+    #[test]
+    fn details_are_left_out_when_they_have_no_room() {
+        let mut summary = Summary::default();
+        let long = "x".repeat(DETAIL_BYTES_MAX);
+        for line in 0..limits::ERROR_RANGES_MAX {
+            // The lines between are acked.
+            let problem = Problem::new(ProblemType::BadBody, &*long);
+            summary.record(2 * line, Err(problem), Durability::Stored);
+            summary.record(2 * line + 1, Ok(()), Durability::Stored);
+        }
+        let shown = summary.errors.iter().filter(|range| range.detail.is_some()).count();
+        assert_eq!(shown, limits::ERROR_DETAILS_BYTES_MAX / DETAIL_BYTES_MAX);
+        assert!(summary.errors[shown - 1].detail.is_some(), "the first ones have room");
+        assert!(summary.bytes() < 1024 * 1024 && !summary.has_room(1));
     }
 
     #[test]

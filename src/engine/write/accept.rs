@@ -37,20 +37,44 @@ impl Mutators {
     /// mutator. Accepts each update alone if an op is bad, because a bad op must fail only its own update,
     /// and for last-writer-wins kinds, because each update returns its own time. Appends each result with
     /// the number of updates that it covers.
+    ///
+    /// If an update meets a limit of this pod, the later ones of the key are not tried: one of them could get
+    /// in, and the first would come after it when it is sent again. With `leaves`, returns these updates
+    /// without a result. Otherwise all of them are refused.
     pub(super) fn accept_all(
         self: &Arc<Self>,
         updates: Updates,
         durability: Durability,
+        leaves: bool,
         accepted: &mut Vec<(Result<Receipt, Refused>, usize)>,
-    ) {
+    ) -> Option<Updates> {
         let Updates { key, lists } = updates;
         if lists.len() > 1 && !key.kind.is_timed() {
-            let together = self.accept(&key, lists.concat(), durability);
-            if !matches!(together, Err(Refused::Op(_))) {
-                return accepted.push((together, lists.len()));
+            match self.accept(&key, lists.concat(), durability) {
+                Err(Refused::Op(_)) => {}
+                Err(Refused::Overloaded(_)) if leaves => return Some(Updates { key, lists }),
+                together => {
+                    accepted.push((together, lists.len()));
+                    return None;
+                }
             }
         }
-        accepted.extend(lists.into_iter().map(|ops| (self.accept(&key, ops, durability), 1)));
+        let mut lists = lists.into_iter();
+        while let Some(ops) = lists.next() {
+            let again = leaves.then(|| ops.clone());
+            let result = self.accept(&key, ops, durability);
+            if !matches!(result, Err(Refused::Overloaded(_))) {
+                accepted.push((result, 1));
+                continue;
+            }
+            let Some(ops) = again else {
+                accepted.push((result, 1 + lists.len()));
+                return None;
+            };
+            let lists = std::iter::once(ops).chain(lists).collect();
+            return Some(Updates { key, lists });
+        }
+        None
     }
 
     /// Accepts an op list, unless the pod is stopping.

@@ -145,10 +145,23 @@ impl Mutators {
         keys: Vec<Updates>,
         durability: Durability,
     ) -> Vec<Result<Option<Timestamp>, UpdateError>> {
+        self.update_or_leave(keys, durability, false).await.0
+    }
+
+    /// Like [`Mutators::update_all`], but with `leaves` it leaves updates that meet a limit of this pod, and
+    /// the later ones of their keys. Returns them, each key with its place in `keys`. They have no outcome
+    /// yet.
+    pub async fn update_or_leave(
+        self: &Arc<Self>,
+        keys: Vec<Updates>,
+        durability: Durability,
+        leaves: bool,
+    ) -> (Vec<Result<Option<Timestamp>, UpdateError>>, Vec<(usize, Updates)>) {
         let until = self.deadline();
-        let mut accepted = Vec::with_capacity(keys.len());
-        for updates in keys {
-            self.accept_all(updates, durability, &mut accepted);
+        let (mut accepted, mut left) = (Vec::with_capacity(keys.len()), Vec::new());
+        for (place, updates) in keys.into_iter().enumerate() {
+            let rest = self.accept_all(updates, durability, leaves, &mut accepted);
+            left.extend(rest.map(|rest| (place, rest)));
             // Many refused updates must not starve other tasks.
             consume_budget().await;
         }
@@ -157,7 +170,7 @@ impl Mutators {
             let outcome = self.answer(accepted, updates, durability, until).await;
             outcomes.extend(std::iter::repeat_n(outcome, updates));
         }
-        outcomes
+        (outcomes, left)
     }
 
     /// Puts unused mutators to rest, and drops those that no longer take ops, until the tasks stop.

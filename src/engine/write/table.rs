@@ -29,7 +29,7 @@ const PARTS_MAX: usize = 64;
 const PART_MUTATORS_MIN: usize = 64;
 
 /// How many of the least recently used mutators are checked to find a clean one.
-const EVICTION_LOOKS_MAX: usize = 64;
+pub(super) const EVICTION_LOOKS_MAX: usize = 64;
 
 /// Pause in the search for states that can go to rest after none was found.
 const SHED_PAUSE: Duration = Duration::from_millis(50);

@@ -12,6 +12,7 @@ use orderfree_core::protocol::{
 };
 
 use super::*;
+use crate::engine::metrics::RefusedLabel;
 use crate::limits;
 use crate::runtime::clock::{Clock, SystemClock};
 use scripted::Scripted;
@@ -192,6 +193,48 @@ async fn updates_of_one_client_share_a_request_and_have_own_outcomes() {
     for update in stuck {
         assert!(matches!(update.end().await, Ok(()) | Err(UpdateError::Unknown(_))));
     }
+}
+
+/// A search for room looks at the oldest mutators, so the next search can find some where this one did not.
+#[tokio::test(start_paused = true)]
+async fn a_later_update_does_not_overtake_one_without_room() {
+    const CLEAN: usize = 30;
+    let pod = pod_with(table::EVICTION_LOOKS_MAX + CLEAN);
+    let clean: Vec<String> = (0..CLEAN).map(|at| format!("clean {at}")).collect();
+    for name in &clean {
+        let update = pod.start(name, 1, STORED).await;
+        pod.store.answer(Ok(())).await;
+        assert_eq!(update.end().await, Ok(()));
+    }
+    for at in 0..table::EVICTION_LOOKS_MAX {
+        pod.start(&format!("dirty {at}"), 1, STORED).await;
+    }
+    for name in &clean {
+        // This writes nothing, but the mutator is the last that was used.
+        assert_eq!(pod.start(name, 0, STORED).await.end().await, Ok(()));
+    }
+    let key = Key { kind: Kind::Register, ..key("r") };
+    let set = |value| {
+        let op = serde_json::json!({"op": "set", "value": value});
+        vec![Kind::Register.parse_op(&op).expect("an op")]
+    };
+    let both = vec![Updates { key, lists: vec![set(1), set(2)] }];
+    let (outcomes, left) = pod.mutators.update_or_leave(both.clone(), STORED, true).await;
+    assert_eq!((outcomes, left.len(), left[0].1.lists.len()), (vec![], 1, 2), "both wait");
+    let refused = pod.metrics.refused.get_or_create(&RefusedLabel { reason: "limit" }).get();
+    assert_eq!(refused, 0, "they have no outcome yet");
+    // The clean ones are the oldest now; make them the last again.
+    for name in &clean {
+        assert_eq!(pod.start(name, 0, STORED).await.end().await, Ok(()));
+    }
+    let outcomes = pod.mutators.update_all(both.clone(), STORED).await;
+    let is_full = |outcome: &Result<_, UpdateError>| {
+        matches!(outcome, Err(UpdateError::Refused(Refused::Overloaded(_))))
+    };
+    assert!(outcomes.len() == 2 && outcomes.iter().all(is_full), "{outcomes:?}");
+    let (outcomes, left) = pod.mutators.update_or_leave(both, Durability::Memory, true).await;
+    let times: Vec<_> = outcomes.into_iter().map(|outcome| outcome.expect("room")).collect();
+    assert!(times.len() == 2 && times[0] < times[1] && left.is_empty(), "{times:?}");
 }
 
 /// A node that hangs delays only the mutators in its requests.

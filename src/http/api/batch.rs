@@ -71,9 +71,11 @@ pub(crate) struct UpdateResult {
 /// Update many keys
 ///
 /// As JSON: up to 1,000 updates of any kinds. The results are in the same order, one per update. As NDJSON:
-/// one update per line, up to 64 MiB. The answer is a summary with the first 100 errors. Lines are applied
-/// within about a second. If the stream breaks off, or is silent for 30 s, the answer is a problem with the
-/// summary of the complete lines.
+/// one update per line, up to 64 MiB. The answer is a summary that names every line that was not
+/// acknowledged. Lines are applied within about a second. If the stream ends early, for example because it
+/// breaks off or is silent for 30 s, the answer is a problem with the summary of the lines before. Its detail
+/// names the last one. If no line of a stream was applied, the answer is the problem of the first line, with
+/// the summary.
 #[utoipa::path(
     post, path = "/v1/batch", tag = "many keys",
     params(BatchParams),
@@ -91,9 +93,10 @@ pub(crate) struct UpdateResult {
                 ("JSON" = (value = json!({"results": [
                     {"outcome": "acked", "kind": "counter", "group": "site", "name": "home"},
                     {"outcome": "acked", "kind": "counter", "group": "site", "name": "about"}]}))),
-                ("NDJSON" = (value = json!({"lines": 3, "acked": 2, "accepted": 0, "refused": 1,
-                    "unknown": 0, "errors": [{"line": 2, "outcome": "refused",
-                    "title": "Malformed body", "detail": "Missing field `name`."}]})))
+                ("NDJSON" = (value = json!({"lines": 5, "acked": 3, "accepted": 0, "refused": 2,
+                    "unknown": 0, "errors": [{"first": 2, "last": 3, "outcome": "refused",
+                    "type": "/problems/bad-body", "title": "Malformed body",
+                    "detail": "Missing field `name`."}]})))
             )))),
     )
 )]
@@ -123,8 +126,8 @@ pub(crate) async fn batch(
         MediaType::Ndjson => {
             bodies::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
             let _place = caller.stream_or_refuse()?;
-            let _room = bodies.stream(&body)?;
-            let summary = lines::apply(app, &caller, body, params.durability).await?;
+            let (_room, for_summary) = bodies.stream(&body)?;
+            let summary = lines::apply(app, &caller, body, params.durability, for_summary).await?;
             Ok(wire::json(&BatchAnswer::Summary(summary), RESULT_BYTES))
         }
         media => Err(media.refuse("application/json, or application/x-ndjson for a stream")),

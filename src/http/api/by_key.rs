@@ -19,7 +19,7 @@ pub(crate) struct ByKey {
 }
 
 /// An update's place in the request, and its outcome.
-type Placed = (usize, Result<Option<Timestamp>, UpdateError>);
+pub(crate) type Placed = (usize, Result<Option<Timestamp>, UpdateError>);
 
 impl ByKey {
     /// Adds an update. The updates of one key keep their order.
@@ -33,11 +33,6 @@ impl ByKey {
         self.places[at].push(place);
     }
 
-    /// The places of the updates in the request.
-    pub(crate) fn into_places(self) -> impl Iterator<Item = usize> {
-        self.places.into_iter().flatten()
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.places.iter().map(Vec::len).sum()
     }
@@ -46,5 +41,24 @@ impl ByKey {
     pub(crate) async fn apply(self, service: &Service, durability: Durability) -> Vec<Placed> {
         let outcomes = service.update_all(self.keys, durability).await;
         self.places.into_iter().flatten().zip(outcomes).collect()
+    }
+
+    /// Like [`ByKey::apply`], but with `leaves` it leaves updates that meet a limit of this pod, and the later
+    /// ones of their keys. Returns them, to be applied again.
+    pub(crate) async fn apply_or_leave(
+        mut self,
+        service: &Service,
+        durability: Durability,
+        leaves: bool,
+    ) -> (Vec<Placed>, ByKey) {
+        let (outcomes, left) = service.update_or_leave(self.keys, durability, leaves).await;
+        let mut again = ByKey::default();
+        for (at, updates) in left {
+            let places = &mut self.places[at];
+            again.places.push(places.split_off(places.len() - updates.lists.len()));
+            again.at.insert(updates.key.clone(), again.keys.len());
+            again.keys.push(updates);
+        }
+        (self.places.into_iter().flatten().zip(outcomes).collect(), again)
     }
 }

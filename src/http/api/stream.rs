@@ -1,7 +1,8 @@
 //! An NDJSON stream of updates: no limit on their number, but a limit on memory.
 //!
 //! Lines are read into a window, and the lines of a window are applied together. The next window is read only
-//! after this one has its outcomes: that is the back-pressure. A bad op affects only its own line.
+//! after this one has its outcomes: that is the back-pressure. A bad op affects only its own line. The summary
+//! names every line that was not acknowledged.
 //!
 //! A window is applied when it is full, when the stream ends, or when its first line has waited for a second.
 //! Because of the last rule, a slow live stream counts as it arrives. If a stream breaks off, is silent for
@@ -11,10 +12,16 @@
 //! broken stream, not a 408: HTTP allows clients to repeat a request automatically after a 408, and that
 //! would count lines twice.
 //!
+//! Lines that meet a limit of this pod, such as its number of keys with open writes, wait until there is room,
+//! for up to 30 s. Lines that they would overtake wait with them.
+//!
 //! A pod that shuts down ends its streams in the same way: at once if no line arrives, otherwise after the
-//! window.
+//! window. If a window must not be applied, because of the caller's rate, an invalid token or a summary that is
+//! nearly full, the stream ends before the window. So however a stream ends, its summary has the outcome of
+//! every line up to one line, and no later line was applied.
 
 use std::mem;
+use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
 use futures::StreamExt;
@@ -23,7 +30,8 @@ use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::http::api::by_key::ByKey;
+use crate::engine::memory::MemoryPermit;
+use crate::http::api::by_key::{ByKey, Placed};
 use crate::http::body::bodies;
 use crate::http::body::json;
 use crate::http::body::requests;
@@ -35,29 +43,32 @@ use crate::http::state::AppState;
 use crate::limits;
 use crate::policy::{Caller, Verb};
 
-/// Applies a whole stream.
+/// First and longest pause before lines that met a limit of this pod are tried again.
+const ROOM_PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// Applies a whole stream. `room` is memory for the summary.
 pub(crate) async fn apply(
     app: &AppState,
     caller: &Caller,
     body: Body,
     durability: Durability,
+    mut room: MemoryPermit,
 ) -> Result<Summary, Problem> {
     let draining = app.health.draining();
     let mut lines = Lines::new(body, draining.clone());
     let mut summary = Summary::default();
     let mut caller = caller.clone();
-    loop {
-        let (window, mut end) = Window::read(&caller, &mut lines).await;
-        if matches!(end, Ok(End::More)) && draining.is_cancelled() {
-            end = Err(stopping());
-        }
-        let (mut results, end) = match go_on(app, &caller, window.updates.len()).await {
-            Ok(renewed) => {
-                caller = renewed;
-                (window.apply(app, durability).await, end)
+    // The last line that the summary is about.
+    let mut done = 0;
+    let why = loop {
+        let (window, end) = Window::read(&caller, &mut lines).await;
+        if window.len() > 0 {
+            match go_on(app, &caller, &window, &summary).await {
+                Ok(renewed) => caller = renewed,
+                Err(problem) => break problem,
             }
-            Err(problem) => (window.refuse(&problem), Err(problem)),
-        };
+        }
+        let mut results = window.apply(app, durability).await;
         results.sort_by_key(|(line, _)| *line);
         for (line, result) in results {
             if let Err(problem) = &result {
@@ -65,22 +76,51 @@ pub(crate) async fn apply(
             }
             summary.record(line, result, durability);
         }
+        done = lines.number;
         match end {
+            Err(problem) => break problem,
+            Ok(End::Last) => return summary.answer(),
+            Ok(End::More) if draining.is_cancelled() => break stopping(),
+            Ok(End::More) if room.grow(summary.bytes()).is_none() => break crowded(),
             Ok(End::More) => {}
-            Ok(End::Last) => return Ok(summary),
-            Err(problem) => {
-                let place = format!("The stream ended early, after line {}", lines.number);
-                return Err(problem.within(&place).with_summary(summary));
-            }
         }
+    };
+    let kind = why.kind();
+    let problem = ended_early(why, done).with_summary(summary);
+    if problem.kind() != kind {
+        // The answer no longer tells it.
+        observe::count_denied(app.service.metrics(), kind);
+    }
+    Err(problem)
+}
+
+/// Says which lines are done, so that the client can go on from there.
+fn ended_early(why: Problem, done: usize) -> Problem {
+    match done {
+        0 => {
+            why.within("The stream ended early, before its first line").and("No line was applied.")
+        }
+        done => why.within(&format!("The stream ended early, after line {done}")).and(&format!(
+            "Lines 1 to {done} are done, and the summary names those that were not acknowledged. Send the \
+             lines from line {} on in a new stream.",
+            done + 1
+        )),
     }
 }
 
-/// Waits until the caller's rate allows `updates` more, then checks the caller against the current policy.
-/// Reading and waiting take time, and a stream can outlast its token.
-async fn go_on(app: &AppState, caller: &Caller, updates: usize) -> Result<Caller, Problem> {
+/// Checks that a window can be applied. Waits until the caller's rate allows it, then checks the caller
+/// against the current policy: reading and waiting take time, and a stream can outlast its token.
+async fn go_on(
+    app: &AppState,
+    caller: &Caller,
+    window: &Window,
+    summary: &Summary,
+) -> Result<Caller, Problem> {
+    if !summary.has_room(window.len()) {
+        return Err(too_many_errors());
+    }
     // The wait has a limit, because the stream holds memory that others need.
-    let slowed = timeout(limits::BODY_TIME_MAX, caller.pass_in_time(updates)).await;
+    let slowed = timeout(limits::BODY_TIME_MAX, caller.pass_in_time(window.updates.len())).await;
     slowed.map_err(|_| too_fast(caller))?;
     let renewed = app.policies.renew(caller, app.service.now().wall);
     renewed.map_err(access::unauthenticated)
@@ -133,16 +173,28 @@ impl Window {
         (window, Ok(End::More))
     }
 
-    /// Gives every update the same problem and applies none.
-    fn refuse(self, problem: &Problem) -> Vec<LineResult> {
-        let refused = self.updates.into_places().map(|line| (line, Err(problem.clone())));
-        refused.chain(self.bad).collect()
+    fn len(&self) -> usize {
+        self.updates.len() + self.bad.len()
     }
 
+    /// Applies the updates. Those that meet a limit of this pod are tried again until there is room, and no
+    /// further line is read meanwhile. Updates of a key keep their order.
     async fn apply(self, app: &AppState, durability: Durability) -> Vec<LineResult> {
-        let results = self.updates.apply(&app.service, durability).await.into_iter();
-        let results = results.map(|(line, result)| (line, result.map(drop).map_err(Problem::from)));
-        results.chain(self.bad).collect()
+        let (until, draining) = (Instant::now() + limits::BODY_TIME_MAX, app.health.draining());
+        let (mut updates, mut results, mut pause) = (self.updates, self.bad, ROOM_PAUSE.0);
+        loop {
+            let leaves = Instant::now() < until && !draining.is_cancelled();
+            let (applied, left) = updates.apply_or_leave(&app.service, durability, leaves).await;
+            pause = if applied.is_empty() { ROOM_PAUSE.1.min(2 * pause) } else { ROOM_PAUSE.0 };
+            let outcome = |(line, result): Placed| (line, result.map(drop).map_err(Problem::from));
+            results.extend(applied.into_iter().map(outcome));
+            if left.len() == 0 {
+                return results;
+            }
+            updates = left;
+            let until = until.min(Instant::now() + pause);
+            let _ = timeout_at(until, draining.cancelled()).await;
+        }
     }
 }
 
@@ -234,29 +286,36 @@ fn too_fast(caller: &Caller) -> Problem {
     let (name, seconds) = (caller.name(), limits::BODY_TIME_MAX.as_secs());
     let detail = format!(
         "The token {name:?} exceeds its rate so far that the next lines would wait for more than \
-         {seconds} s; send the remaining lines later, in a new stream."
+         {seconds} s."
     );
     Problem::new(ProblemType::TooFast, detail)
 }
 
+fn too_many_errors() -> Problem {
+    let max = limits::ERROR_RANGES_MAX;
+    let detail = format!(
+        "The lines that were not acknowledged fill nearly all of the {max} ranges that a summary can have."
+    );
+    Problem::new(ProblemType::AnswerFull, detail)
+}
+
+fn crowded() -> Problem {
+    let detail = "The streams in progress here, with their lines that were not acknowledged, use all the memory for \
+         streams.";
+    Problem::new(ProblemType::Overloaded, detail)
+}
+
 fn stopping() -> Problem {
-    Problem::new(
-        ProblemType::Stopping,
-        "This pod is shutting down; send the remaining lines to another pod.",
-    )
+    Problem::new(ProblemType::Stopping, "This pod is shutting down; use another pod.")
 }
 
 fn silent() -> Problem {
     let seconds = limits::BODY_TIME_MAX.as_secs();
-    let detail =
-        format!("No data arrived for {seconds} s; send the remaining lines in a new stream.");
-    Problem::new(ProblemType::BadBody, detail)
+    Problem::new(ProblemType::BadBody, format!("No data arrived for {seconds} s."))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use futures::stream;
 
     use super::*;

@@ -55,13 +55,15 @@ impl Bodies {
         }
     }
 
-    /// Reserves the most memory that a stream holds.
+    /// Reserves the most memory that the lines of a stream take. Also returns a permit of nothing, which grows
+    /// with the stream's summary.
     ///
     /// # Errors
     /// Too little memory is free.
-    pub(crate) fn stream(&self, body: &Body) -> Result<MemoryPermit, Problem> {
+    pub(crate) fn stream(&self, body: &Body) -> Result<(MemoryPermit, MemoryPermit), Problem> {
         let length = length(body).unwrap_or(usize::MAX);
-        self.streams.take(length.min(limits::NDJSON_HELD_BYTES_MAX)).ok_or_else(no_room)
+        let lines = self.streams.take(length.min(limits::NDJSON_HELD_BYTES_MAX));
+        lines.zip(self.streams.take(0)).ok_or_else(no_room)
     }
 
     /// Reads a whole body of up to `bytes_max` bytes.

@@ -2,10 +2,14 @@
 //! verb on every route with tokens that have the right and tokens that do not.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
 
+use axum::body::Body;
 use axum::http::StatusCode;
+use futures::channel::mpsc::unbounded;
 use orderfree::policy::{NewToken, Policies, Policy, Verb};
 use serde_json::json;
+use tokio::time::sleep;
 
 use crate::matrix::{Asked, OPEN_ROUTES, TOKEN_ROUTES, requests};
 use crate::pod::{Answer, Pod, request};
@@ -183,7 +187,7 @@ async fn a_batch_is_judged_item_by_item() {
     let headers = [("authorization", bearer.as_str()), ("content-type", "application/x-ndjson")];
     let answer = guarded.pod.send(request("POST", "/v1/batch", &headers, lines)).await.json();
     assert_eq!((&answer["acked"], &answer["refused"]), (&json!(2), &json!(1)), "{answer}");
-    assert_eq!(answer["errors"][0]["line"], 2);
+    assert_eq!(answer["errors"][0]["first"], 2);
 
     guarded.ask("all", "GET", "/v1/counter/other/n", "").await.problem(404, "key-absent");
     let value = guarded.ask("all", "GET", "/v1/counter/mine/n", "").await.json();
@@ -232,8 +236,39 @@ async fn a_stream_that_is_far_too_fast_ends() {
     let answer = guarded.pod.send(request("POST", "/v1/batch?ack=memory", &headers, lines)).await;
     // Not 429, because clients would then send everything again.
     assert_eq!(answer.problem(504, "outcome-unknown").as_deref(), Some("unknown"));
+    let sentence = "Lines 1 to 1000 are done, and the summary names those that were not acknowledged. \
+                    Send the lines from line 1001 on in a new stream.";
+    assert!(answer.text.contains(sentence), "{}", answer.text);
     let summary = &answer.json()["summary"];
-    assert_eq!((&summary["accepted"], &summary["refused"]), (&json!(1_000), &json!(1_000)));
+    assert_eq!((&summary["accepted"], &summary["refused"]), (&json!(1_000), &json!(0)));
+    assert_eq!((&summary["lines"], &summary["errors"]), (&json!(1_000), &json!([])));
+}
+
+#[tokio::test]
+async fn a_stream_applies_no_line_after_its_token_expired() {
+    let soon = SystemTime::now() + Duration::from_secs(100);
+    let expires = format!("expires = \"{}\"\n", humantime::format_rfc3339_seconds(soon));
+    let tokens = [("w", expires + &grant("", &Verb::ALL)), ("r", grant("", &Verb::ALL))];
+    let guarded = Guarded::new(tokens, "");
+    let line = json!({"kind": "counter", "group": "g", "name": "n", "op": {"op": "add"}});
+    let (sender, chunks) = unbounded::<Result<String, std::io::Error>>();
+    let bearer = format!("Bearer {}", guarded.tokens["w"]);
+    let headers = [("authorization", bearer.as_str()), ("content-type", "application/x-ndjson")];
+    let request = request("POST", "/v1/batch", &headers, Body::from_stream(chunks));
+    let expire = async {
+        sender.unbounded_send(Ok(format!("{line}\n"))).expect("it is being read");
+        while guarded.ask("r", "GET", "/v1/counter/g/n", "").await.status != StatusCode::OK {
+            sleep(Duration::from_millis(20)).await;
+        }
+        guarded.pod.advance(Duration::from_secs(200));
+        sender.unbounded_send(Ok(format!("\n{line}\n{line}\n"))).expect("it is being read");
+        sender.close_channel();
+    };
+    let (answer, ()) = tokio::join!(guarded.pod.send(request), expire);
+    assert_eq!(answer.problem(401, "unauthenticated").as_deref(), Some("unknown"));
+    let summary = &answer.json()["summary"];
+    assert_eq!((&summary["lines"], &summary["acked"]), (&json!(1), &json!(1)), "{summary}");
+    assert!(answer.text.contains("Send the lines from line 2 on"), "{}", answer.text);
 }
 
 #[tokio::test]

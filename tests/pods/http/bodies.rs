@@ -94,6 +94,13 @@ async fn streams_take_the_room_of_a_window() {
     let (_sender, body) = open_body();
     let answer = pod.send(request("POST", BATCH, &[("content-type", NDJSON)], body)).await;
     assert_eq!(answer.problem(503, "overloaded").as_deref(), Some("refused"));
+    // A stream that declares its length fits in, but there is no room for many errors.
+    let errors = format!("x\n{}\n", LINE.replace("counter", "none")).repeat(15_000);
+    let answer = pod.post(BATCH, NDJSON, &errors[..900 * 1024]).await;
+    assert_eq!(answer.problem(503, "overloaded").as_deref(), Some("refused"));
+    let lines = answer.json()["summary"]["lines"].as_u64().expect("a number");
+    assert!((1_000..10_000).contains(&lines), "{lines}");
+    assert!(answer.text.contains(&format!("from line {} on", lines + 1)), "{:.500}", answer.text);
     assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200, "whole bodies have their own room");
     drop(senders);
     for stream in held {

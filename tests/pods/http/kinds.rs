@@ -517,7 +517,7 @@ async fn concurrent_updates_of_a_key_have_own_outcomes_and_times() {
     let lines = items.map(|item| item.to_string()).join("\n");
     let summary = pod.post("/v1/batch", NDJSON, &lines).await.json();
     assert_eq!((&summary["acked"], &summary["refused"]), (&json!(2), &json!(1)), "{summary}");
-    assert_eq!(summary["errors"][0]["line"], 2);
+    assert_eq!(summary["errors"][0]["first"], 2);
 
     let items = ["dark", "light"].map(|text| {
         let op = json!({"op": "set", "value": text});

@@ -12,3 +12,4 @@ mod matrix;
 mod operations;
 mod pod;
 mod repair;
+mod streams;

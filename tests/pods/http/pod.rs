@@ -47,6 +47,8 @@ pub(crate) enum Fault {
     Down,
     /// Writes arrive, but are not acknowledged.
     Silent,
+    /// Writes take as long as this lasts.
+    Stalled,
     /// Reads of a key take as long as this lasts.
     Hanging,
     /// Reads find too many rows.
@@ -106,6 +108,10 @@ impl Pod {
 
     /// A pod with a policy.
     pub(crate) fn with(policies: Policies) -> Pod {
+        Pod::of(policies, Bounds::default())
+    }
+
+    pub(crate) fn of(policies: Policies, bounds: Bounds) -> Pod {
         let directory = tempfile::tempdir().expect("a directory");
         let seconds = |seconds| Some(std::time::Duration::from_secs(seconds));
         // These have a request budget of 2 s: unknown outcomes come soon, and a slow disk still answers in time.
@@ -132,8 +138,7 @@ impl Pod {
         });
         let store = inner.name();
         let context = Context::new(faulty.clone(), constants, clock.clone(), Random::system());
-        let mutators =
-            Mutators::new(faulty.clone(), context.clone(), Bounds::default(), policies.clone());
+        let mutators = Mutators::new(faulty.clone(), context.clone(), bounds, policies.clone());
         let folder = Folder::new(faulty.clone(), inner, context.clone(), Folding::InBackground);
         let service = Service::new(faulty.clone(), faulty, context, mutators, folder.clone());
         let health = Arc::new(Health::default());
@@ -295,6 +300,9 @@ impl Faulty {
 impl Shards for Faulty {
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         self.writes.fetch_add(writes.len(), Ordering::SeqCst);
+        while self.fault() == Fault::Stalled {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         match self.fault() {
             Fault::Down => Err(WriteError::Refused("no node is up".to_owned())),
             Fault::Silent => {

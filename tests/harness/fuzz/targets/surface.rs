@@ -92,8 +92,11 @@ fn check(sent: &Sent, answer: &Answer) -> bool {
             }
         },
     }
-    // The summary says what a broken stream has applied. Everything else is all or nothing.
-    is_error && problem.is_none_or(|problem| problem.get("summary").is_none())
+    // A stream can be applied in part. Everything else is all or nothing.
+    let is_in_part = |problem: Map<String, Json>| {
+        problem.contains_key("summary") && problem["outcome"] != "refused"
+    };
+    is_error && !problem.is_some_and(is_in_part)
 }
 
 fn check_content(response: &Json, answer: &Answer, shown: &str) {
