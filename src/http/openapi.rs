@@ -106,9 +106,9 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         AnswerFull, BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge,
         BodyTooSlow, BornTooOften, Clock, ContentType, Corrupt, DiscardUnknown, FoldBusy,
         FoldPaused, FoldUnknown, Forbidden, Internal, KeyAbsent, NotAcceptable, NotDiscardable,
-        NotReady, OtherItem, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent, StateTooLarge,
-        Stopping, StoreRefused, StoreUnavailable, TooFast, TooManyRows, Unauthenticated,
-        Undecodable, UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
+        NotReady, OtherItem, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent,
+        StateTooLarge, Stopping, StoreRefused, StoreUnavailable, TooFast, TooManyRows,
+        Unauthenticated, Undecodable, UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, UriTooLong, Internal];
     const CALLED: &[ProblemType] = &[Unauthenticated, Forbidden, TooFast];
