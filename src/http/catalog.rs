@@ -126,8 +126,10 @@ catalog! {
          curl -H 'content-type: text/plain' -d 5 URL. Send a sketch as JSON: \
          {\"op\":\"merge\",\"sketch\":\"BASE64\"}.";
     NotAcceptable: NOT_ACCEPTABLE, "not-acceptable", "Format not available",
-        "The request accepts only bytes, and this kind has no binary format.",
-        "Accept application/json. The sketches of distinct and audience have a binary format.";
+        "The request accepts only text or only bytes, and values of this kind have no such format. Nothing was \
+         applied.",
+        "Accept application/json. Numbers, sketches, sets and registers have a bare value as text; the sketches of \
+         distinct and audience have a binary format.";
     BodyTooLarge: PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large",
         "The limit is 1 MiB, or 64 MiB after decompression for an application/x-ndjson stream.",
         "Split the body over several requests.";

@@ -133,7 +133,9 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         &[StoreUnavailable, TooManyRows, Undecodable, Unmergeable, Corrupt];
     const FOLD: &[ProblemType] = &[FoldPaused, FoldBusy, FoldUnknown];
     let of_path: &[&[ProblemType]] = match (path, method) {
-        ("/v1/{kind}/{group}/{name}", HttpMethod::Post) => &[ADDRESSED, BODY, WRITE],
+        ("/v1/{kind}/{group}/{name}", HttpMethod::Post) => {
+            &[ADDRESSED, BODY, WRITE, &[NotAcceptable]]
+        }
         ("/v1/{kind}/{group}/{name}", _) => {
             &[ADDRESSED, READ, &[KeyAbsent, NotAcceptable, AnswerFull]]
         }
@@ -149,7 +151,9 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         ("/metrics", _) => &[&[Unauthenticated, Forbidden]],
         ("/v1/batch", _) => &[BODY, WRITE, &[UnknownKind, BadName, AnswerFull]],
         ("/v1/query", _) => &[BODY],
-        ("/v1/merge", _) => &[ADDRESSED, BODY, READ, &[KeyAbsent, OutOfRange, AnswerFull]],
+        ("/v1/merge", _) => {
+            &[ADDRESSED, BODY, READ, &[KeyAbsent, NotAcceptable, OutOfRange, AnswerFull]]
+        }
         ("/v1/kinds", _) => &[&[BadQuery, Overloaded]],
         ("/readyz", _) => &[&[BadQuery, NotReady]],
         ("/version", _) => &[&[BadQuery]],

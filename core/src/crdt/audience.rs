@@ -33,8 +33,8 @@ use super::item::Item;
 use super::sketch::{self, Sketch, SketchOp};
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Size, Value,
-    check_format,
+    About, BareValue, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question,
+    Size, Value, check_format,
 };
 pub use expression::{Expression, Selection};
 use sample::{Sample, THETA_MAX};
@@ -102,6 +102,7 @@ impl Crdt for Audience {
                 the same for any sharding.",
         is_idempotent: true,
         bare: ("add", "item"),
+        bare_value: BareValue::Field("estimate"),
         example_op: r#"{"op":"add","items":["u1","u2","u1"]}"#,
         example_value: r#"{"estimate":2.0,"lower":2.0,"upper":2.0,"lg_k":11}"#,
         op_schema: sketch::op_schema!("AudienceOp", "Theta"),

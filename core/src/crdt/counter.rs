@@ -5,7 +5,7 @@ use serde::de::{self, Deserializer, Visitor};
 
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    About, BareValue, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
     check_format, json,
 };
 
@@ -54,6 +54,7 @@ impl Crdt for Counter {
         bound: "Exact: the total has 128 bits, in 1 to 19 bytes.",
         is_idempotent: false,
         bare: ("add", "by"),
+        bare_value: BareValue::Whole,
         example_op: r#"{"op":"add","by":5}"#,
         example_value: "5",
         op_schema: r#"{"title":"CounterOp","description":"Adds `by`, or 1 without it.",

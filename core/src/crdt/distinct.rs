@@ -20,8 +20,8 @@ use datasketches::hash::value::raw_bytes;
 use super::sketch::{self, HEADER_BYTES, SEED_HASH, Sketch, SketchOp, refused};
 use super::varint::Reader;
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Size, Value,
-    check_format,
+    About, BareValue, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question,
+    Size, Value, check_format,
 };
 
 /// At 14 the error is 0.5 %, and even a sketch of chosen coupons is refused within a tenth of a second.
@@ -84,6 +84,7 @@ impl Crdt for Distinct {
                 times the bytes. The state itself is exact: the same for any sharding.",
         is_idempotent: true,
         bare: ("add", "item"),
+        bare_value: BareValue::Field("estimate"),
         example_op: r#"{"op":"add","items":["u1","u1"]}"#,
         example_value: r#"{"estimate":1.0,"lower":1.0,"upper":2.0,"lg_k":11}"#,
         op_schema: sketch::op_schema!("DistinctOp", "CPC"),

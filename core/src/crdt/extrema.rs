@@ -10,7 +10,7 @@ use super::number::finite;
 use super::span::{get_double, put_double};
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    About, BareValue, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
     check_format, json,
 };
 
@@ -109,6 +109,7 @@ impl Crdt for Extrema {
         bound: "Exact; 18 bytes and the two labels.",
         is_idempotent: true,
         bare: ("observe", "value"),
+        bare_value: BareValue::Nothing,
         example_op: r#"{"op":"observe","value":9,"label":"eu-1"}"#,
         example_value: r#"{"min":{"value":9.0,"label":"eu-1"},"max":{"value":9.0,"label":"eu-1"}}"#,
         op_schema: r#"{"title":"ExtremaOp","description":"Observes `value`.",

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::item::{self, Item};
 use super::varint::Reader;
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    About, BareValue, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
     check_format, check_size,
 };
 
@@ -66,6 +66,7 @@ impl Crdt for GSet {
         bound: "Exact. A pod takes up to 1 MiB of items for a key in a mutator's lifetime.",
         is_idempotent: true,
         bare: ("add", "item"),
+        bare_value: BareValue::Items,
         example_op: r#"{"op":"add","item":"a"}"#,
         example_value: r#"{"size":1,"items":["a"]}"#,
         op_schema: item::ADD_SCHEMA,

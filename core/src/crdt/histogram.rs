@@ -29,8 +29,8 @@ use super::number::{count, finite, once};
 use super::span::Span;
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Size, Value,
-    check_format,
+    About, BareValue, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question,
+    Size, Value, check_format,
 };
 
 /// Maximum number of populated buckets: positive, negative and that of zero. At scale 0 all finite doubles
@@ -105,6 +105,7 @@ impl Crdt for Histogram {
             bucket; it keeps at most 4,200 by lowering the scale.",
         is_idempotent: false,
         bare: ("record", "value"),
+        bare_value: BareValue::Nothing,
         example_op: r#"{"op":"record","value":0.231,"count":1}"#,
         example_value: r#"{"count":1,"sum":0.231,"min":0.231,"max":0.231,
             "relative_error":0.005415159415903354,"quantiles":[{"q":0.5,"value":0.231},

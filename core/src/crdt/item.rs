@@ -100,11 +100,12 @@ impl Item {
     }
 }
 
+/// One line of bare text, which [`Item::parse`] reads back.
 impl fmt::Display for Item {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Item::Number(number) => number.fmt(f),
-            Item::Text(text) => text.fmt(f),
+            Item::Text(text) => json::bare(text, Item::parse(text).as_ref() == Ok(self)).fmt(f),
         }
     }
 }
@@ -310,9 +311,33 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn items_are_shown_as_they_are() {
+    fn an_item_is_one_line_of_bare_text() {
         assert_eq!(Item::Number(-7).to_string(), "-7");
-        assert_eq!(Item::Text("a b".into()).to_string(), "a b");
+        for (text, line) in [
+            ("a b", "a b"),
+            ("7", "\"7\""),
+            ("007", "007"),
+            ("\"7\"", r#""\"7\"""#),
+            ("\"", "\""),
+            (" a", "\" a\""),
+            ("a\nb", r#""a\nb""#),
+            ("a\u{85}b", "\"a\u{85}b\""),
+        ] {
+            let item = Item::Text(text.into());
+            assert_eq!(item.to_string(), line);
+            assert_eq!(Item::parse(line), Ok(item));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_item_is_read_back_from_its_line(
+            item in prop_oneof![items(), "(?s).{1,20}".prop_map(|text| Item::Text(text.into()))],
+        ) {
+            let line = item.to_string();
+            prop_assert!(!line.contains('\n'));
+            prop_assert_eq!(Item::parse(&line), Ok(item));
+        }
     }
 
     #[test]

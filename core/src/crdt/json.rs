@@ -5,6 +5,7 @@
 //! that JSON does not have: bytes. A visitor that knows nothing of it refuses it, and one that does can keep
 //! every digit.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -54,6 +55,16 @@ pub fn rule(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());
     text.strip_suffix(&position).unwrap_or(&text).trim_end_matches('.').to_owned()
+}
+
+/// A string as one line of bare text: as it is, or in quotes unless it `is_read_back` without them.
+pub(super) fn bare(string: &str, is_read_back: bool) -> Cow<'_, str> {
+    let is_line =
+        !string.is_empty() && string.trim() == string && !string.contains(char::is_control);
+    match is_line && is_read_back {
+        true => string.into(),
+        false => serde_json::Value::from(string).to_string().into(),
+    }
 }
 
 /// Any JSON in which no object has a field twice, as text without spaces and with sorted fields. `serde_json`

@@ -20,8 +20,8 @@ use serde::Deserialize;
 use super::item::{self, Item};
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Dot, Effect, MergeError, OpError, Question, Size, Value,
-    check_format, check_size, time,
+    About, BareValue, Class, Crdt, DecodeError, Dot, Effect, MergeError, OpError, Question, Size,
+    Value, check_format, check_size, time,
 };
 use crate::protocol::{OP_AGE_MAX, Timestamp};
 
@@ -117,6 +117,7 @@ impl Crdt for LwwSet {
                 to 1 MiB in a mutator's lifetime.",
         is_idempotent: false,
         bare: ("add", "item"),
+        bare_value: BareValue::Items,
         example_op: r#"{"op":"add","item":"a"}"#,
         example_value: r#"{"size":1,"items":["a"]}"#,
         op_schema: concat!(

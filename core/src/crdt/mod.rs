@@ -67,7 +67,7 @@ pub use sketch::{SKETCH_TEXT_BYTES_MAX, Sketch, SketchOp};
 pub use stats::{Stats, StatsOp};
 pub use sum::{Decimal, Sum, SumOp};
 pub use topk::{TopK, TopKOp};
-pub use value::{Form, Question, Value};
+pub use value::{BareValue, Form, Question, Value};
 
 /// Largest payload of one mutator's state, in bytes. An op that would make it larger is refused.
 pub const STATE_BYTES_MAX: usize = 256 * 1024;
@@ -127,6 +127,8 @@ pub struct About {
     pub is_idempotent: bool,
     /// The op for bare text, and the field that takes the text; see [`Kind::bare_op`].
     pub bare: (&'static str, &'static str),
+    /// The part of the value that is its bare text; see [`Value::bare`].
+    pub bare_value: BareValue,
     /// An example op as JSON. The tests execute it: applied to the key site/home without ops, it gives
     /// `example_value`.
     pub example_op: &'static str,
@@ -350,21 +352,27 @@ mod tests {
         assert_eq!(Kind::from_name("Counter"), None, "names are exact");
     }
 
+    /// The state of a key that got this op alone.
+    fn applied(mut op: Op) -> State {
+        op.stamp(Timestamp::from_micros(1_795_248_000_123_456));
+        op.assign(&mut || Dot {
+            expires_at: Timestamp::from_micros(1_795_334_400_000_000),
+            mutator_id: MutatorId::new(uuid::Uuid::from_u128(1)),
+            seq: 1,
+        });
+        let mut state = State::new(op.kind(), None);
+        assert_eq!(state.apply(&op), Ok(Effect::Changed));
+        state
+    }
+
     #[test]
     fn examples_do_what_they_say() {
         for &kind in Kind::ALL {
             let about = kind.about();
             let json = |text| serde_json::from_str::<serde_json::Value>(text).expect(text);
-            let mut op = kind.parse_op(&json(about.example_op)).expect("an example is an op");
+            let op = kind.parse_op(&json(about.example_op)).expect("an example is an op");
             assert_eq!(op.kind(), kind);
-            op.stamp(Timestamp::from_micros(1_795_248_000_123_456));
-            op.assign(&mut || Dot {
-                expires_at: Timestamp::from_micros(1_795_334_400_000_000),
-                mutator_id: MutatorId::new(uuid::Uuid::from_u128(1)),
-                seq: 1,
-            });
-            let mut state = State::new(kind, None);
-            assert_eq!(state.apply(&op), Ok(Effect::Changed));
+            let state = applied(op);
             // The key of the examples. Tokens are valid only for it.
             let name = |text| Name::new(text).expect("a name");
             let key = Key { kind, group: name("site"), name: name("home") };
@@ -398,6 +406,22 @@ mod tests {
         assert!(error.to_string().ends_with("a string"), "{error}");
         for &kind in Kind::ALL {
             assert_eq!(kind.read_bare_op(" 7\n").map(|op| op.kind()), Ok(kind));
+        }
+    }
+
+    /// A client can send what it reads.
+    #[test]
+    fn the_bare_text_of_a_value_is_read_as_its_op() {
+        for &kind in Kind::ALL {
+            let part = kind.about().bare_value;
+            if matches!(part, BareValue::Nothing | BareValue::Field("estimate")) {
+                continue;
+            }
+            for text in ["7", "-12", "\"7\"", "a b", "[true]", "\" a\\n\""] {
+                let Ok(op) = kind.read_bare_op(text) else { continue };
+                let value = applied(op).value(&Question::default());
+                assert_eq!(value.bare(part), Some(format!("{text}\n")), "{kind}");
+            }
         }
     }
 

@@ -28,8 +28,8 @@ use super::dots::{self, Context, DOT_BYTES_MAX, Newest, TIME_BYTES_MAX, Token};
 use super::item::{self, Item};
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Dot, Effect, MergeError, OpError, Question, Size, Value,
-    check_format, check_size,
+    About, BareValue, Class, Crdt, DecodeError, Dot, Effect, MergeError, OpError, Question, Size,
+    Value, check_format, check_size,
 };
 use crate::protocol::{Key, MutatorId, Timestamp};
 
@@ -247,6 +247,7 @@ impl Crdt for OrSet {
         // A repeated add has a new dot, and removes that came in between have not seen it.
         is_idempotent: false,
         bare: ("add", "item"),
+        bare_value: BareValue::Items,
         example_op: r#"{"op":"add","item":"a"}"#,
         example_value: r#"{"size":1,
             "items":[{"item":"a","seen":"ArCzwMfE_25xAAGAgNLSm7awBgAAAAAAAAAAAAAAAAAAAAEB"}],

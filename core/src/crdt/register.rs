@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::json::Canonical;
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    About, BareValue, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
     check_format, check_size, time,
 };
 use crate::protocol::Timestamp;
@@ -81,6 +81,7 @@ impl Crdt for Register {
         bound: "Exact: of concurrent writes, the last one by the pods' clocks wins. Up to 256 KiB.",
         is_idempotent: false,
         bare: ("set", "value"),
+        bare_value: BareValue::Field("value"),
         example_op: r#"{"op":"set","value":{"theme":"dark"}}"#,
         example_value: r#"{"value":{"theme":"dark"},"is_set":true,"timestamp":1795248000123456}"#,
         op_schema: concat!(

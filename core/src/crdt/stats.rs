@@ -8,7 +8,7 @@ use super::number::{count, finite, once};
 use super::span::Span;
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    About, BareValue, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
     check_format,
 };
 
@@ -61,6 +61,7 @@ impl Crdt for Stats {
             of similar size, at most 900.",
         is_idempotent: false,
         bare: ("record", "value"),
+        bare_value: BareValue::Nothing,
         example_op: r#"{"op":"record","value":12.5}"#,
         example_value: r#"{"count":1,"sum":12.5,"mean":12.5,"variance":0.0,"stddev":0.0,
             "min":12.5,"max":12.5}"#,

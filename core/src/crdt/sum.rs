@@ -12,7 +12,7 @@ use serde::de::{self, Deserializer, Visitor};
 
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
+    About, BareValue, Class, Crdt, DecodeError, Effect, MergeError, OpError, Question, Size, Value,
     check_format, json,
 };
 
@@ -107,6 +107,7 @@ impl Crdt for Sum {
                 amount.",
         is_idempotent: false,
         bare: ("add", "by"),
+        bare_value: BareValue::Whole,
         example_op: r#"{"op":"add","by":"12.34"}"#,
         example_value: r#""12.34""#,
         op_schema: r#"{"title":"SumOp","description":"Adds `by`.",

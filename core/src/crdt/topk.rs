@@ -19,8 +19,8 @@ use serde::Deserialize;
 use super::item::{self, Item};
 use super::varint::{self, Reader};
 use super::{
-    About, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question, Size, Value,
-    check_format, check_size, number,
+    About, BareValue, Class, Crdt, DecodeError, Effect, MergeError, OpError, Precision, Question,
+    Size, Value, check_format, check_size, number,
 };
 
 /// The heavy items.
@@ -133,6 +133,7 @@ impl Crdt for TopK {
                 mostly far less. k is 256 unless configured.",
         is_idempotent: false,
         bare: ("add", "item"),
+        bare_value: BareValue::Nothing,
         example_op: r#"{"op":"add","item":"x","by":3}"#,
         example_value: r#"{"total":3,"error":0,"k":256,
             "items":[{"item":"x","at_least":3,"at_most":3}]}"#,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde::de::IgnoredAny;
 use serde::ser::{Error, SerializeMap};
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -53,6 +54,19 @@ pub struct Question {
     pub form: Option<Form>,
     /// `contains`: whether a set contains this item.
     pub contains: Option<Item>,
+}
+
+/// The part of a kind's value that is its bare text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BareValue {
+    /// The value itself, which is a number.
+    Whole,
+    /// This field.
+    Field(&'static str),
+    /// The items of a set; or whether it contains one, if the read asks that.
+    Items,
+    /// No part of the value stands for all of it.
+    Nothing,
 }
 
 /// A format in which other systems exchange histograms.
@@ -111,6 +125,25 @@ impl Value {
         }
     }
 
+    /// The value as lines of bare text: as [`Kind::bare_op`](super::Kind::bare_op) reads them. A set has a line
+    /// for each item, all others have one. `None` for a kind without a bare value.
+    #[must_use]
+    pub fn bare(&self, part: BareValue) -> Option<String> {
+        let whole = [self];
+        let lines: &mut dyn Iterator<Item = &Value> = match part {
+            BareValue::Nothing => return None,
+            BareValue::Whole => &mut whole.into_iter(),
+            BareValue::Field(name) => &mut self.field(name).into_iter(),
+            BareValue::Items => match (self.field("contains"), self.field("items")) {
+                (None, Some(Value::List(items))) => {
+                    &mut items.iter().map(|item| item.field("item").unwrap_or(item))
+                }
+                (contains, _) => &mut contains.into_iter(),
+            },
+        };
+        Some(lines.map(|line| format!("{line}\n")).collect())
+    }
+
     /// The value as JSON. `as_digits` writes whole numbers in quotes, for parsers that keep only 53 bits.
     #[must_use]
     pub fn shown(&self, as_digits: bool) -> ValueJson<'_> {
@@ -118,14 +151,20 @@ impl Value {
     }
 }
 
-/// A bare scalar is shown as it is, anything else as JSON on one line.
+/// One line. A scalar is bare text, anything else is JSON.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Integer(integer) => integer.fmt(f),
             Value::Text(text) => text.fmt(f),
             Value::Item(item) => item.fmt(f),
-            Value::Json(text) => text.fmt(f),
+            Value::Json(text) => match serde_json::from_str::<String>(text) {
+                Ok(string) => {
+                    let is_json = serde_json::from_str::<IgnoredAny>(&string).is_ok();
+                    json::bare(&string, !is_json).fmt(f)
+                }
+                Err(_) => text.fmt(f),
+            },
             other => {
                 let json = serde_json::to_string(&other.shown(false)).map_err(|_| fmt::Error)?;
                 f.write_str(&json)
@@ -217,5 +256,15 @@ mod tests {
         assert_eq!(Value::text("12.30").to_string(), "12.30");
         assert_eq!(Value::Real(1.5).to_string(), "1.5");
         assert_eq!(Value::List(vec![Value::Bool(true)]).to_string(), "[true]");
+        for (json, line) in [
+            (r#""dark""#, "dark"),
+            (r#""7""#, r#""7""#),
+            (r#""a\nb""#, r#""a\nb""#),
+            (r#""""#, r#""""#),
+            ("{\"a\":[1]}", "{\"a\":[1]}"),
+            ("1e999", "1e999"),
+        ] {
+            assert_eq!(Value::Json(json.into()).to_string(), line);
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, TryStreamExt, stream};
 use orderfree_core::crdt::{About, Audience, Class, Expression, Kind, State as Merged};
 use orderfree_core::protocol::Key;
@@ -16,7 +17,7 @@ use utoipa::ToSchema;
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
 use crate::engine::service::Held;
 use crate::http::api::read;
-use crate::http::body::extract::MediaType;
+use crate::http::body::extract::{self, JSON, MediaType, TEXT};
 use crate::http::body::json;
 use crate::http::body::parameters::{Query, ValueParams};
 use crate::http::body::requests::{ExpressionBody, LevelName, List, MergeBody};
@@ -83,11 +84,14 @@ struct Wanted {
                 "expression": {"and": ["mobile", {"not": "bots"}]}})))
         )))),
     responses(
-        (status = 200, description = "The merged value", body = MergeView,
-            example = json!({"kind": "counter", "group": "site", "names": ["home", "about"],
-                "absent": [], "value": 1240, "exact": true,
-                "as_of": "2026-11-21T08:00:00.123456Z", "consistency": "local_quorum",
-                "shards": 9})),
+        (status = 200, description = "The merged value", content(
+            (MergeView = "application/json",
+                example = json!({"kind": "counter", "group": "site", "names": ["home", "about"],
+                    "absent": [], "value": 1240, "exact": true,
+                    "as_of": "2026-11-21T08:00:00.123456Z", "consistency": "local_quorum",
+                    "shards": 9})),
+            (String = "text/plain", example = json!("1240\n")),
+        )),
     )
 )]
 pub(crate) async fn merge(
@@ -96,7 +100,7 @@ pub(crate) async fn merge(
     Query(params): Query<ValueParams>,
     headers: HeaderMap,
     request: Request,
-) -> Result<Json<MergeView>, Problem> {
+) -> Result<Response, Problem> {
     let Shared { app, bodies, turns, merged, .. } = &*served;
     match MediaType::of(&headers) {
         MediaType::Json => {}
@@ -108,6 +112,7 @@ pub(crate) async fn merge(
     caller.pass_or_refuse(keys.len() - 1)?;
     let (kind, group) = (keys[0].kind, keys[0].group.to_string());
     params.check(kind)?;
+    let media = extract::negotiate_value(&headers, &[JSON, TEXT], kind)?;
     let _turn = turns.keys(kind, keys.len()).await?;
     // Take the time before the reads: the answer includes every update acknowledged before it.
     let as_of = app.service.now().wall;
@@ -132,10 +137,15 @@ pub(crate) async fn merge(
         None => Shown::of(&found.merged, None, &params),
         Some(expression) => found.select(expression, &params)?,
     };
+    if media == TEXT
+        && let Some(text) = value.bare(kind)
+    {
+        return Ok(text.into_response());
+    }
     let Found { mut absent, shards, .. } = found;
     absent.sort_unstable();
     let absent = absent.into_iter().map(|at| names[at].clone()).collect();
-    Ok(Json(MergeView {
+    let view = MergeView {
         kind: kind.name(),
         group,
         names,
@@ -145,7 +155,8 @@ pub(crate) async fn merge(
         as_of: rfc3339(as_of),
         consistency: level.unwrap_or(app.service.read_level()).name(),
         shards,
-    }))
+    };
+    Ok(Json(view).into_response())
 }
 
 async fn read_one(

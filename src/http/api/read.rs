@@ -17,7 +17,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::engine::service::{GroupQuery, Held, KeyValue, ReadError};
-use crate::http::body::extract;
+use crate::http::body::extract::{self, BYTES, JSON, NDJSON, TEXT};
 use crate::http::body::parameters::{
     self, CONSISTENCY, IfNoneMatch, Parameter, Query, ValueParams, Values, params,
 };
@@ -30,11 +30,6 @@ use crate::http::state::Served;
 use crate::http::state::Shared;
 use crate::limits;
 use crate::policy::Verb;
-
-const JSON: &str = "application/json";
-const NDJSON: &str = "application/x-ndjson";
-const TEXT: &str = "text/plain";
-const BYTES: &str = "application/octet-stream";
 
 params! {
     /// Query parameters of a read.
@@ -104,6 +99,7 @@ pub(crate) async fn read(
     let app = &served.app;
     let (key, _) = path.to(Verb::Read)?;
     params.value.check(key.kind)?;
+    let media = extract::negotiate_value(&headers, &[JSON, TEXT, BYTES], key.kind)?;
     let default = params.default.as_deref().map(|text| Found::by_default(key.kind, text));
     let default = default.transpose()?;
     // Take the time before the read: the answer includes every update acknowledged before it.
@@ -117,15 +113,10 @@ pub(crate) async fn read(
         let detail = format!("{key} does not exist; POST to it, or read with ?default=empty.");
         return Err(Problem::new(ProblemType::KeyAbsent, detail));
     };
-    if extract::negotiate(&headers, &[JSON, TEXT, BYTES]) == BYTES {
-        match found.state().and_then(crdt::State::export) {
-            Some(bytes) => return Ok(respond_bytes(bytes)),
-            None if extract::accepts(&headers, JSON) || extract::accepts(&headers, TEXT) => {}
-            None => {
-                let detail = format!("A {} has no binary format; accept {JSON}.", key.kind);
-                return Err(Problem::new(ProblemType::NotAcceptable, detail));
-            }
-        }
+    if media == BYTES
+        && let Some(bytes) = found.state().and_then(crdt::State::export)
+    {
+        return Ok(respond_bytes(bytes));
     }
     let absent = |value| {
         let level = params.level.unwrap_or(app.service.read_level());
@@ -136,8 +127,9 @@ pub(crate) async fn read(
         Found::Empty(state) => absent(Shown::of(state, Some(&key), &params.value)),
         Found::Bare(value) => absent(Shown::new(value.clone(), params.value.as_digits)),
     };
+    let text = if media == TEXT { value.value.bare(key.kind) } else { None };
     let view = KeyValueView { key: (&key).into(), value };
-    Ok(respond(&view, &headers))
+    Ok(respond(&view, text, &headers))
 }
 
 /// What a read shows.
@@ -188,14 +180,14 @@ fn respond_bytes(bytes: Vec<u8>) -> Response {
     ([media, vary, no_cache], bytes).into_response()
 }
 
-fn respond(view: &KeyValueView, headers: &HeaderMap) -> Response {
-    let (media, body, tag) = match extract::negotiate(headers, &[JSON, TEXT]) == TEXT {
-        true => {
-            let body = format!("{}\n", view.value.value).into_bytes();
-            let tag = format!("\"t{:016x}\"", hash_of(&[&body]));
-            ("text/plain; charset=utf-8", body, tag)
+/// Answers with the text of the value, if there is one, or with the view.
+fn respond(view: &KeyValueView, text: Option<String>, headers: &HeaderMap) -> Response {
+    let (media, body, tag) = match text {
+        Some(text) => {
+            let tag = format!("\"t{:016x}\"", hash_of(&[text.as_bytes()]));
+            ("text/plain; charset=utf-8", text.into_bytes(), tag)
         }
-        false => {
+        None => {
             let body = serde_json::to_vec(view).expect("invariant: a view is JSON");
             let tag = json_tag(&body, &view.value.as_of);
             (JSON, body, tag)

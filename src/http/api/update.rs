@@ -9,7 +9,7 @@ use orderfree_core::protocol::{Durability, Outcome, Timestamp};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::body::extract::{self, MediaType};
+use crate::http::body::extract::{self, JSON, MediaType, TEXT};
 use crate::http::body::parameters::{
     ACK, NUMBERS, Parameter, Query, ValueParams, Values, bad_query, params,
 };
@@ -87,12 +87,18 @@ const RETURN: Parameter<bool> = Parameter {
         )
     ),
     responses(
-        (status = 200, description = "Acknowledged by the store", body = UpdateView,
-            example = json!({"outcome": "acked", "kind": "counter", "group": "site", "name": "home"})),
+        (status = 200, description = "Acknowledged by the store. As text: `acked`, or with `return=value` the \
+            bare value", content(
+            (UpdateView = "application/json",
+                example = json!({"outcome": "acked", "kind": "counter", "group": "site", "name": "home"})),
+            (String = "text/plain", example = json!("acked\n")),
+        )),
         (status = 202, description = "In memory, because of `ack=memory`. The update is lost if the pod dies \
-            before the next write of its key, and may be lost if the outcome of that write stays unknown",
-            body = UpdateView,
-            example = json!({"outcome": "accepted", "kind": "counter", "group": "site", "name": "home"})),
+            before the next write of its key, and may be lost if the outcome of that write stays unknown", content(
+            (UpdateView = "application/json",
+                example = json!({"outcome": "accepted", "kind": "counter", "group": "site", "name": "home"})),
+            (String = "text/plain", example = json!("accepted\n")),
+        )),
     )
 )]
 pub(crate) async fn update(
@@ -112,6 +118,11 @@ pub(crate) async fn update(
     }
     let (parts, body) = request.into_parts();
     extract::refuse_unsupported(&parts.headers)?;
+    let offered = [JSON, TEXT];
+    let media = match params.returns_value {
+        true => extract::negotiate_value(&parts.headers, &offered, key.kind)?,
+        false => extract::negotiate(&parts.headers, &offered),
+    };
     let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
     let ops = ops(key.kind, &parts.headers, &body)?;
     let timed = params.returns_value && key.kind.is_timed();
@@ -145,7 +156,23 @@ pub(crate) async fn update(
         Durability::Stored => StatusCode::OK,
         Durability::Memory => StatusCode::ACCEPTED,
     };
+    if media == TEXT
+        && let Some(text) = answer.text(key.kind, params.returns_value)
+    {
+        return Ok((status, text).into_response());
+    }
     Ok((status, Json(answer)).into_response())
+}
+
+impl UpdateView {
+    /// The answer as text: the value if it was asked for and could be read, otherwise the outcome.
+    fn text(&self, kind: Kind, returns_value: bool) -> Option<String> {
+        match &self.value {
+            Some(view) => view.value.bare(kind),
+            None if returns_value => None,
+            None => Some(format!("{}\n", self.outcome.name())),
+        }
+    }
 }
 
 /// Reads the ops of a body by its content type.

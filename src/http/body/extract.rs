@@ -2,11 +2,17 @@
 //! they are refused, and the problem names the broken rule.
 
 use axum::http::Uri;
-use axum::http::header::{self, HeaderMap};
+use axum::http::header::{self, HeaderMap, HeaderValue};
+use orderfree_core::crdt::{BareValue, Kind, State};
 
 use crate::http::catalog::ProblemType;
 use crate::http::problem::Problem;
 use crate::limits;
+
+pub(crate) const JSON: &str = "application/json";
+pub(crate) const NDJSON: &str = "application/x-ndjson";
+pub(crate) const TEXT: &str = "text/plain";
+pub(crate) const BYTES: &str = "application/octet-stream";
 
 /// Refuses addresses that are too long or have a broken percent-encoding.
 pub(crate) fn check_address(uri: &Uri) -> Result<(), Problem> {
@@ -89,6 +95,11 @@ pub(crate) fn refuse_unsupported(headers: &HeaderMap) -> Result<(), Problem> {
 
 /// The media type of `offered` that the client prefers, or the first one if it has no preference.
 pub(crate) fn negotiate<'a>(headers: &HeaderMap, offered: &[&'a str]) -> &'a str {
+    // Most clients have no preference, and reading one takes time.
+    let is_any = |accept: &HeaderValue| accept == "*/*" || accept == offered[0];
+    if headers.get_all(header::ACCEPT).iter().all(is_any) {
+        return offered[0];
+    }
     let mut chosen = (offered[0], quality(headers, offered[0]));
     for &media in &offered[1..] {
         let quality = quality(headers, media);
@@ -99,9 +110,30 @@ pub(crate) fn negotiate<'a>(headers: &HeaderMap, offered: &[&'a str]) -> &'a str
     chosen.0
 }
 
-/// Whether the client accepts this media type. Without an `Accept` header it accepts all.
-pub(crate) fn accepts(headers: &HeaderMap, media: &str) -> bool {
-    !headers.contains_key(header::ACCEPT) || quality(headers, media) > 0.0
+/// The media type of `offered` that the client prefers for a value of this kind. A kind can lack one that is
+/// not JSON. Another one takes its place if the client accepts that too.
+pub(crate) fn negotiate_value(
+    headers: &HeaderMap,
+    offered: &[&'static str],
+    kind: Kind,
+) -> Result<&'static str, Problem> {
+    let has = |media: &&'static str| match *media {
+        TEXT => kind.about().bare_value != BareValue::Nothing,
+        BYTES => State::new(kind, None).export().is_some(),
+        _ => true,
+    };
+    let preferred = negotiate(headers, offered);
+    if has(&preferred) {
+        return Ok(preferred);
+    }
+    let offered: Vec<&str> = offered.iter().copied().filter(has).collect();
+    let next = negotiate(headers, &offered);
+    if quality(headers, next) > 0.0 {
+        return Ok(next);
+    }
+    let what = if preferred == TEXT { "bare value" } else { "binary format" };
+    let detail = format!("Kind {kind} has no {what}; accept {JSON}.");
+    Err(Problem::new(ProblemType::NotAcceptable, detail))
 }
 
 /// The client's preference for a media type, from 0 to 1 (RFC 9110, section 12.5.1).
@@ -128,7 +160,6 @@ fn quality(headers: &HeaderMap, media: &str) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axum::http::HeaderValue;
 
     #[test]
     fn broken_percent_encodings_are_refused_everywhere() {

@@ -1,7 +1,5 @@
 //! The wire format: it reads bare ops and questions, and writes values.
 
-use std::fmt;
-
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, SecondsFormat, Utc};
@@ -62,11 +60,10 @@ impl Shown {
     pub(crate) fn is_exact(&self, kind: Kind) -> bool {
         kind.about().is_exact && self.value.is_exact()
     }
-}
 
-impl fmt::Display for Shown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.value.fmt(f)
+    /// The bare text of a value of this kind, if it has one.
+    pub(crate) fn bare(&self, kind: Kind) -> Option<String> {
+        self.value.bare(kind.about().bare_value)
     }
 }
 

@@ -35,7 +35,8 @@ SEALED = re.compile(r"`(seen|context|sketch|after)` (?!has \d+ bytes)(is|claims|
 # One path stands for all kinds, but these depend on the kind: parameters, defaults, empty bodies, plain text, forms
 # of an answer.
 OF_THE_KIND = re.compile(
-    r"^Kind \w+ has no parameter |^A (?!distinct|audience)\w+ has no binary format"
+    r"^Kind \w+ has no parameter |^Kind (?!distinct|audience)\w+ has no binary format"
+    r"|^Kind (stats|extrema|histogram|topk) has no bare value"
     r"|is neither `empty` nor a bare value of kind (?!counter|sum)"
     r"|\"[^\"]*\.[^\"]*\" is neither `empty` nor a bare value of kind counter"
     r"|^An empty body is not an op of kind (?!counter)"

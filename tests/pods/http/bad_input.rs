@@ -313,8 +313,12 @@ async fn unreadable_data_is_never_a_number() {
     assert_eq!(answer.status, 200, "acked anyway");
     assert_eq!(answer.json()["outcome"], "acked");
     assert_eq!(answer.json()["read_problem"]["type"], "/problems/undecodable");
+    let headers = [("accept", TEXT), ("content-type", TEXT)];
+    let answer = pod.send(request("POST", &format!("{KEY}?return=value"), &headers, "1")).await;
+    assert_eq!((answer.status.as_u16(), answer.header("content-type")), (200, JSON), "no number");
+    assert_eq!(answer.json()["read_problem"]["type"], "/problems/undecodable");
     pod.set(Fault::None);
-    assert_eq!(pod.value(KEY).await.as_deref(), Some("7"));
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("8"));
 }
 
 #[tokio::test]

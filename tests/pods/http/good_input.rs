@@ -54,6 +54,13 @@ async fn an_update_can_wait_for_less_or_return_more() {
     let answer = answer.json();
     assert_eq!((&answer["outcome"], &answer["value"]), (&json!("acked"), &json!("10")));
     assert_eq!(answer["exact"], true);
+    let headers = [("accept", TEXT), ("content-type", TEXT)];
+    for (query, status, says) in
+        [("", 200, "acked\n"), ("?ack=memory", 202, "accepted\n"), ("?return=value", 200, "25\n")]
+    {
+        let answer = pod.send(request("POST", &format!("{KEY}{query}"), &headers, "5")).await;
+        assert_eq!((answer.status.as_u16(), answer.text.as_str()), (status, says));
+    }
 }
 
 #[tokio::test]

@@ -75,6 +75,73 @@ async fn bare_text_is_an_op_of_every_kind() {
     assert!(refused.detail(400, "bad-op").contains("`value`"));
 }
 
+/// In a read, after an update and in a merge.
+#[tokio::test]
+async fn text_is_the_bare_value_of_each_kind_that_has_one() {
+    let pod = Pod::new();
+    let ask = async |method, path: &str, accept, media, body: &str| {
+        let headers = [("accept", accept), ("content-type", media)];
+        pod.send(request(method, path, &headers, body.to_owned())).await
+    };
+    for kind in Kind::ALL {
+        let bare = match kind {
+            Kind::Counter | Kind::Sum => Some("7\n"),
+            Kind::Distinct | Kind::Audience => Some("1.0\n"),
+            Kind::GSet | Kind::LwwSet | Kind::OrSet | Kind::Register => Some("7\n"),
+            Kind::Stats | Kind::Extrema | Kind::Histogram | Kind::TopK => None,
+        };
+        let (path, second) = (format!("/v1/{kind}/site/bare"), format!("/v1/{kind}/site/second"));
+        let answer = ask("POST", &second, TEXT, TEXT, "7").await;
+        assert_eq!((answer.status.as_u16(), answer.text.as_str()), (200, "acked\n"), "{kind}");
+        let merge = json!({"kind": kind.name(), "group": "site", "names": ["second"]}).to_string();
+        let requests = [
+            ("POST", &*format!("{path}?return=value"), TEXT, "7"),
+            ("GET", &second, "", ""),
+            ("POST", "/v1/merge", JSON, &merge),
+        ];
+        for (method, path, media, body) in requests {
+            let answer = ask(method, path, TEXT, media, body).await;
+            let Some(bare) = bare else {
+                assert!(answer.detail(406, "not-acceptable").contains("no bare value"), "{kind}");
+                continue;
+            };
+            assert_eq!(
+                (answer.status.as_u16(), answer.text.as_str()),
+                (200, bare),
+                "{kind} {path}"
+            );
+            assert_eq!(answer.header("content-type"), "text/plain; charset=utf-8");
+        }
+        let stored = pod.get(&path).await.status.as_u16();
+        assert_eq!(stored, if bare.is_some() { 200 } else { 404 }, "{kind}: refused, not counted");
+        for (method, path, media, body) in requests {
+            let answer = ask(method, path, "text/plain, */*;q=0.1", media, body).await;
+            assert_eq!(answer.status.as_u16(), 200, "{kind} {path}: {}", answer.text);
+            let is_json = answer.header("content-type") == JSON;
+            assert_eq!(is_json, bare.is_none(), "{kind} {path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_bare_text_of_a_set_has_a_line_for_each_item() {
+    let pod = Pod::new();
+    let text = async |path: &str| {
+        let answer = pod.send(request("GET", path, &[("accept", TEXT)], "")).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer.text
+    };
+    for kind in ["gset", "lww_set", "or_set"] {
+        let path = format!("/v1/{kind}/site/lines");
+        post(&pod, &path, &json!({"op": "add", "items": [7, "7", "a b", "a\nb"]})).await;
+        assert_eq!(text(&path).await, "7\n\"7\"\n\"a\\nb\"\na b\n", "{kind}");
+        assert_eq!(text(&format!("{path}?contains=a%20b")).await, "true\n", "{kind}");
+        assert_eq!(text(&format!("{path}?contains=b")).await, "false\n", "{kind}");
+        assert_eq!(text(&format!("/v1/{kind}/site/none?default=empty")).await, "", "{kind}");
+    }
+    assert_eq!(text("/v1/register/site/none?default=empty").await, "null\n");
+}
+
 #[tokio::test]
 async fn bad_ops_name_the_field_and_leave_the_state_as_it_was() {
     let long = "x".repeat(1025);
