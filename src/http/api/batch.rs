@@ -1,9 +1,12 @@
 //! `POST /v1/batch` and `POST /v1/query`: many keys in one request. Each has its own outcome.
 
+use std::collections::BTreeMap;
+
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
+use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Durability, Key, Outcome, Timestamp};
 use serde::Serialize;
@@ -11,15 +14,15 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::http::api::by_key::ByKey;
-use crate::http::api::read;
+use crate::http::api::read::{self, Substitute};
 use crate::http::api::stream as lines;
 use crate::http::body::bodies;
 use crate::http::body::extract::{self, MediaType};
 use crate::http::body::json;
-use crate::http::body::parameters::{ACK, NumbersParams, Query, ValueParams, params};
+use crate::http::body::parameters::{ACK, DEFAULT, Query, ValueParams, params};
 use crate::http::body::requests::{self, BatchBody, LevelName, QueryBody, UpdateItem};
 use crate::http::body::schemas::MaybeKey;
-use crate::http::body::wire::{self, KeyValueView, KeyView};
+use crate::http::body::wire::{self, KeyValueView, KeyView, ValueView};
 use crate::http::catalog::ProblemType;
 use crate::http::observe;
 use crate::http::problem::{OutcomeText, Problem, ProblemBody, Summary};
@@ -179,6 +182,22 @@ fn not_acked(app: &AppState, key: Option<KeyView>, problem: Problem) -> UpdateRe
     UpdateResult { outcome, key, timestamp: None, problem: Some(problem) }
 }
 
+params! {
+    /// Query parameters of a query.
+    struct QueryParams {
+        default: Option<String> = DEFAULT,
+        value: ValueParams,
+    }
+}
+
+/// What a query asks about each of its keys.
+struct Asked {
+    level: Option<Level>,
+    value: ValueParams,
+    /// The values of keys that do not exist.
+    substitutes: BTreeMap<Kind, Substitute>,
+}
+
 /// The answer to a query.
 #[derive(Debug, ToSchema)]
 #[allow(dead_code, reason = "described, and written by `query`")]
@@ -191,7 +210,7 @@ pub(crate) struct QueryView {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum ReadResult {
-    /// The value.
+    /// The value, or the one of `?default=`.
     Found(KeyValueView),
     /// The key does not exist.
     Absent {
@@ -213,12 +232,13 @@ pub(crate) enum ReadResult {
 
 /// Read many keys
 ///
-/// Up to 1,000 keys of any kinds. The results are in the same order. Each value is correct, but the values
-/// together are not a snapshot. After about 16 MiB of rows or of text, the remaining keys get the problem
+/// Up to 1,000 keys of any kinds. The results are in the same order. A parameter that only some kinds have
+/// changes only the values of keys of these kinds. Each value is correct, but the values together are not a
+/// snapshot. After about 16 MiB of rows or of text, the remaining keys get the problem
 /// `answer-full`: request them again.
 #[utoipa::path(
     post, path = "/v1/query", tag = "many keys",
-    params(NumbersParams),
+    params(QueryParams),
     request_body(description = "Keys, and a consistency level (default: the server's setting)",
         content((QueryBody = "application/json", example = json!({
             "keys": [{"kind": "counter", "group": "site", "name": "home"},
@@ -236,7 +256,7 @@ pub(crate) enum ReadResult {
 pub(crate) async fn query(
     State(served): State<Served>,
     caller: Caller,
-    Query(params): Query<NumbersParams>,
+    Query(params): Query<QueryParams>,
     headers: HeaderMap,
     request: Request,
 ) -> Result<Response, Problem> {
@@ -254,14 +274,23 @@ pub(crate) async fn query(
     for problem in keys.iter().filter_map(|key| key.as_ref().err()) {
         observe::count_denied(app.service.metrics(), problem.kind());
     }
-    // The largest kind of the keys.
-    let kinds = keys.iter().flatten().map(|key| key.kind);
-    let _turn = match kinds.max_by_key(|kind| !kind.about().is_small()) {
+    let mut kinds: Vec<Kind> = keys.iter().flatten().map(|key| key.kind).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    params.value.check(&kinds)?;
+    let mut substitutes = BTreeMap::new();
+    for &kind in &kinds {
+        if let Some(substitute) = Substitute::given(params.default.as_deref(), kind)? {
+            substitutes.insert(kind, substitute);
+        }
+    }
+    let asked = Asked { level, value: params.value, substitutes };
+    let largest = kinds.into_iter().max_by_key(|kind| !kind.about().is_small());
+    let _turn = match largest {
         Some(kind) => turns.keys(kind, keys.len()).await?,
         None => None,
     };
-    let params = ValueParams::of_numbers(params.as_digits);
-    let reads = keys.clone().into_iter().map(|key| read_one(app, key, level, &params));
+    let reads = keys.clone().into_iter().map(|key| read_one(app, key, &asked));
     let mut reads = stream::iter(reads).buffered(reads_at_once(&keys));
     // Each result becomes text at once, because its value can be much larger than the text.
     let mut text = br#"{"results":["#.to_vec();
@@ -294,27 +323,34 @@ fn reads_at_once(keys: &[Result<Key, Problem>]) -> usize {
 }
 
 /// Returns the result as text, and the bytes of the rows that were read.
-async fn read_one(
-    app: &AppState,
-    key: Result<Key, Problem>,
-    level: Option<Level>,
-    params: &ValueParams,
-) -> (Vec<u8>, usize) {
+async fn read_one(app: &AppState, key: Result<Key, Problem>, asked: &Asked) -> (Vec<u8>, usize) {
     let (mut text, mut bytes) = (Vec::new(), 0);
     let mut write = |result: &ReadResult| wire::write_json(&mut text, result);
     match key {
         Err(problem) => write(&ReadResult::Error { key: None, problem }),
-        Ok(key) => match app.service.read(&key, level).await {
-            Ok(Some(read)) => {
-                write(&ReadResult::Found(KeyValueView::new(&read, params)));
-                bytes = read.bytes;
+        Ok(key) => {
+            // Take the time before the read: the answer includes every update acknowledged before it.
+            let as_of = app.service.now().wall;
+            match app.service.read(&key, asked.level).await {
+                Ok(Some(read)) => {
+                    write(&ReadResult::Found(KeyValueView::new(&read, &asked.value)));
+                    bytes = read.bytes;
+                }
+                Ok(None) => write(&match asked.substitutes.get(&key.kind) {
+                    None => ReadResult::Absent { key: (&key).into(), absent: true },
+                    Some(substitute) => {
+                        let level = asked.level.unwrap_or(app.service.read_level());
+                        let value = substitute.shown(Some(&key), &asked.value);
+                        let value = ValueView::absent(key.kind, value, as_of, level);
+                        ReadResult::Found(KeyValueView { key: (&key).into(), value })
+                    }
+                }),
+                Err(error) => {
+                    let problem = read::problem_of(error, &key.to_string());
+                    write(&ReadResult::Error { key: Some((&key).into()), problem });
+                }
             }
-            Ok(None) => write(&ReadResult::Absent { key: (&key).into(), absent: true }),
-            Err(error) => {
-                let problem = read::problem_of(error, &key.to_string());
-                write(&ReadResult::Error { key: Some((&key).into()), problem });
-            }
-        },
+        }
     }
     (text, bytes)
 }

@@ -16,10 +16,10 @@ use utoipa::ToSchema;
 
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
 use crate::engine::service::Held;
-use crate::http::api::read;
+use crate::http::api::read::{self, Substitute};
 use crate::http::body::extract::{self, JSON, MediaType, TEXT};
 use crate::http::body::json;
-use crate::http::body::parameters::{Query, ValueParams};
+use crate::http::body::parameters::{DEFAULT, Query, ValueParams, params};
 use crate::http::body::requests::{ExpressionBody, LevelName, List, MergeBody};
 use crate::http::body::wire::{Shown, rfc3339};
 use crate::http::catalog::ProblemType;
@@ -32,6 +32,14 @@ use crate::limits;
 use crate::policy::{Caller, Verb};
 
 const EXAMPLE: &str = r#"{"kind":"distinct","group":"site","names":["2026-11-20","2026-11-21"]}"#;
+
+params! {
+    /// Query parameters of a merge.
+    struct MergeParams {
+        default: Option<String> = DEFAULT,
+        value: ValueParams,
+    }
+}
 
 /// The answer to a merge.
 #[derive(Debug, Serialize, ToSchema)]
@@ -76,7 +84,7 @@ struct Wanted {
 /// `or_set`.
 #[utoipa::path(
     post, path = "/v1/merge", tag = "many keys",
-    params(ValueParams),
+    params(MergeParams),
     request_body(description = "Keys of one group", content(
         (MergeBody = "application/json", examples(
             ("names" = (value = json!({"kind": "counter", "group": "site", "names": ["home", "about"]}))),
@@ -97,7 +105,7 @@ struct Wanted {
 pub(crate) async fn merge(
     State(served): State<Served>,
     caller: Caller,
-    Query(params): Query<ValueParams>,
+    Query(params): Query<MergeParams>,
     headers: HeaderMap,
     request: Request,
 ) -> Result<Response, Problem> {
@@ -111,7 +119,8 @@ pub(crate) async fn merge(
     let Wanted { keys, expression, level } = wanted(caller.to(Verb::Read), body)?;
     caller.pass_or_refuse(keys.len() - 1)?;
     let (kind, group) = (keys[0].kind, keys[0].group.to_string());
-    params.check(kind)?;
+    params.value.check(&[kind])?;
+    let substitute = Substitute::given(params.default.as_deref(), kind)?;
     let media = extract::negotiate_value(&headers, &[JSON, TEXT], kind)?;
     let _turn = turns.keys(kind, keys.len()).await?;
     // Take the time before the reads: the answer includes every update acknowledged before it.
@@ -129,13 +138,18 @@ pub(crate) async fn merge(
     while let Some((at, key, read)) = reads.try_next().await? {
         found.take(at, &key, read)?;
     }
-    if found.absent.len() == names.len() {
-        let detail = format!("None of these keys of {kind}/{group} exists; POST to them first.");
-        return Err(Problem::new(ProblemType::KeyAbsent, detail));
-    }
-    let value = match &expression {
-        None => Shown::of(&found.merged, None, &params),
-        Some(expression) => found.select(expression, &params)?,
+    let is_absent = found.absent.len() == names.len();
+    let value = match (&expression, substitute) {
+        (_, Some(substitute)) if is_absent => substitute.shown(None, &params.value),
+        (_, None) if is_absent => {
+            let detail = format!(
+                "None of these keys of {kind}/{group} exists; POST to them first, or merge with \
+                 ?default=empty."
+            );
+            return Err(Problem::new(ProblemType::KeyAbsent, detail));
+        }
+        (None, _) => Shown::of(&found.merged, None, &params.value),
+        (Some(expression), _) => found.select(expression, &params.value)?,
     };
     if media == TEXT
         && let Some(text) = value.bare(kind)

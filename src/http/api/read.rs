@@ -2,7 +2,6 @@
 
 use std::hash::{DefaultHasher, Hasher};
 use std::mem;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -16,10 +15,10 @@ use orderfree_core::protocol::{Key, Name};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::engine::service::{GroupQuery, Held, KeyValue, ReadError};
+use crate::engine::service::{GroupQuery, KeyValue, ReadError};
 use crate::http::body::extract::{self, BYTES, JSON, NDJSON, TEXT};
 use crate::http::body::parameters::{
-    self, CONSISTENCY, IfNoneMatch, Parameter, Query, ValueParams, Values, params,
+    self, CONSISTENCY, DEFAULT, IfNoneMatch, Parameter, Query, ValueParams, Values, params,
 };
 use crate::http::body::schemas::text;
 use crate::http::body::wire::{KeyValueView, KeyView, Shown, ValueView, write_json};
@@ -51,18 +50,6 @@ const MAX_STALENESS: Parameter<Duration> = Parameter {
         parse: staleness,
     },
     absent: Some(Duration::ZERO),
-};
-
-const DEFAULT: Parameter<Option<String>> = Parameter {
-    name: "default",
-    description: "The value of a key that does not exist: `empty`, or a number for `counter` and `sum`. \
-                  Without it, such a key returns 404",
-    example: Some("empty"),
-    values: Values::Text {
-        schema: || text().pattern(Some("^(empty|[+-]?[0-9]{1,18}([.][0-9]{1,18})?)$")),
-        parse: |text| Ok(Some(text.to_owned())),
-    },
-    absent: Some(None),
 };
 
 fn staleness(text: &str) -> Result<Duration, String> {
@@ -98,10 +85,9 @@ pub(crate) async fn read(
 ) -> Result<Response, Problem> {
     let app = &served.app;
     let (key, _) = path.to(Verb::Read)?;
-    params.value.check(key.kind)?;
+    params.value.check(&[key.kind])?;
     let media = extract::negotiate_value(&headers, &[JSON, TEXT, BYTES], key.kind)?;
-    let default = params.default.as_deref().map(|text| Found::by_default(key.kind, text));
-    let default = default.transpose()?;
+    let substitute = Substitute::given(params.default.as_deref(), key.kind)?;
     // Take the time before the read: the answer includes every update acknowledged before it.
     let as_of = app.service.now().wall.minus(params.max_staleness);
     let read = match params.max_staleness {
@@ -109,56 +95,61 @@ pub(crate) async fn read(
         stale => app.service.read_recent(&key, params.level, stale).await,
     };
     let read = read.map_err(|error| problem_of(error, &key.to_string()))?;
-    let Some(found) = read.map(Found::Stored).or(default) else {
-        let detail = format!("{key} does not exist; POST to it, or read with ?default=empty.");
-        return Err(Problem::new(ProblemType::KeyAbsent, detail));
+    let (state, value) = match (&read, &substitute) {
+        (Some(read), _) => (Some(&read.state), ValueView::new(read, &params.value)),
+        (None, Some(substitute)) => {
+            let level = params.level.unwrap_or(app.service.read_level());
+            let value = substitute.shown(Some(&key), &params.value);
+            (substitute.state(), ValueView::absent(key.kind, value, as_of, level))
+        }
+        (None, None) => {
+            let detail = format!("{key} does not exist; POST to it, or read with ?default=empty.");
+            return Err(Problem::new(ProblemType::KeyAbsent, detail));
+        }
     };
     if media == BYTES
-        && let Some(bytes) = found.state().and_then(crdt::State::export)
+        && let Some(bytes) = state.and_then(crdt::State::export)
     {
         return Ok(respond_bytes(bytes));
     }
-    let absent = |value| {
-        let level = params.level.unwrap_or(app.service.read_level());
-        ValueView::absent(key.kind, value, as_of, level)
-    };
-    let value = match &found {
-        Found::Stored(read) => ValueView::new(read, &params.value),
-        Found::Empty(state) => absent(Shown::of(state, Some(&key), &params.value)),
-        Found::Bare(value) => absent(Shown::new(value.clone(), params.value.as_digits)),
-    };
     let text = if media == TEXT { value.value.bare(key.kind) } else { None };
     let view = KeyValueView { key: (&key).into(), value };
     Ok(respond(&view, text, &headers))
 }
 
-/// What a read shows.
-enum Found {
-    /// The value of the key.
-    Stored(Arc<Held>),
-    /// The key does not exist: the state of a key without ops, for `?default=empty`.
+/// What `?default=` shows for a key that does not exist.
+pub(crate) enum Substitute {
+    /// The state of a key without ops.
     Empty(crdt::State),
-    /// The key does not exist: a value that the client wrote as `?default=`.
+    /// The value that the client wrote.
     Bare(Value),
 }
 
-impl Found {
-    /// Reads the value of `?default=`.
-    fn by_default(kind: Kind, text: &str) -> Result<Found, Problem> {
+impl Substitute {
+    /// Reads the parameter for a key of this kind, if it is given.
+    pub(crate) fn given(text: Option<&str>, kind: Kind) -> Result<Option<Substitute>, Problem> {
+        let Some(text) = text else { return Ok(None) };
         if text == "empty" {
-            return Ok(Found::Empty(crdt::State::new(kind, None)));
+            return Ok(Some(Substitute::Empty(crdt::State::new(kind, None))));
         }
-        kind.parse_value(text).map(Found::Bare).ok_or_else(|| {
+        let value = kind.parse_value(text).ok_or_else(|| {
             let rule = format!("{text:?} is neither `empty` nor a bare value of kind {kind}");
             parameters::refuse(DEFAULT.name, &rule)
-        })
+        })?;
+        Ok(Some(Substitute::Bare(value)))
     }
 
     fn state(&self) -> Option<&crdt::State> {
         match self {
-            Found::Stored(read) => Some(&read.state),
-            Found::Empty(state) => Some(state),
-            Found::Bare(_) => None,
+            Substitute::Empty(state) => Some(state),
+            Substitute::Bare(_) => None,
+        }
+    }
+
+    pub(crate) fn shown(&self, key: Option<&Key>, params: &ValueParams) -> Shown {
+        match self {
+            Substitute::Empty(state) => Shown::of(state, key, params),
+            Substitute::Bare(value) => Shown::new(value.clone(), params.as_digits),
         }
     }
 }
@@ -333,7 +324,7 @@ pub(crate) async fn read_group(
 ) -> Result<Response, Problem> {
     let Shared { app, turns, .. } = &*served;
     let (kind, group) = path.to(Verb::Read)?;
-    params.value.check(kind)?;
+    params.value.check(&[kind])?;
     let query = GroupQuery {
         kind,
         group: group.clone(),

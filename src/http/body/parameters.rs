@@ -66,6 +66,19 @@ pub(crate) const CONSISTENCY: Parameter<Option<Level>> = Parameter {
     absent: Some(None),
 };
 
+pub(crate) const DEFAULT: Parameter<Option<String>> = Parameter {
+    name: "default",
+    description: "The value of a key that does not exist, or of a merge if none of its keys exists: `empty`, or \
+                  a number for `counter` and `sum`. Without it, a read or a merge returns 404, and a query \
+                  `\"absent\":true`",
+    example: Some("empty"),
+    values: Values::Text {
+        schema: || text().pattern(Some("^(empty|[+-]?[0-9]{1,18}([.][0-9]{1,18})?)$")),
+        parse: |text| Ok(Some(text.to_owned())),
+    },
+    absent: Some(None),
+};
+
 /// Whether whole numbers are written in quotes.
 pub(crate) const NUMBERS: Parameter<bool> = Parameter {
     name: "numbers",
@@ -269,10 +282,11 @@ impl ValueParams {
         ValueParams { as_digits, ..ValueParams::default() }
     }
 
-    /// Checks that this kind has every given parameter.
-    pub(crate) fn check(&self, kind: Kind) -> Result<(), Problem> {
-        let known = kind.about().parameters;
-        match self.of_kinds.0.iter().find(|name| !known.contains(name)) {
+    /// Checks that one of these kinds has each given parameter. The values of the others do not change by it.
+    pub(crate) fn check(&self, kinds: &[Kind]) -> Result<(), Problem> {
+        let Some(kind) = kinds.first() else { return Ok(()) };
+        let has = |name| kinds.iter().any(|kind| kind.about().parameters.contains(name));
+        match self.of_kinds.0.iter().find(|name| !has(name)) {
             None => Ok(()),
             Some(name) => Err(bad_query(format!(
                 "Kind {kind} has no parameter {name}; these kinds have it: {}.",

@@ -330,6 +330,61 @@ async fn questions_are_answered_by_the_kinds_that_know_them() {
     assert_eq!(value(&pod, "/v1/sum/site/none?default=0.00").await, json!("0.00"));
 }
 
+/// The parameters of reads have the same meaning in a query and in a merge.
+#[tokio::test]
+async fn a_query_and_a_merge_take_the_questions_of_a_read() {
+    let pod = Pod::new();
+    let ops: Vec<Value> = (1..=9).map(|value| json!({"op": "record", "value": value})).collect();
+    post(&pod, "/v1/histogram/site/a", &json!({"ops": ops})).await;
+    post(&pod, "/v1/counter/site/a", &json!({"op": "add", "by": 5})).await;
+    let key = |kind: &str, name: &str| json!({"kind": kind, "group": "site", "name": name});
+    let query = async |asked: &str, keys: &[Value]| {
+        let body = json!({"keys": keys, "consistency": "one"}).to_string();
+        pod.post(&format!("/v1/query?{asked}"), JSON, &body).await
+    };
+    let merge = async |asked: &str, kind: &str, names: &[&str]| {
+        let body = json!({"kind": kind, "group": "site", "names": names}).to_string();
+        pod.post(&format!("/v1/merge?{asked}"), JSON, &body).await
+    };
+    let keys = [key("histogram", "a"), key("counter", "a"), key("histogram", "none")];
+    let answer = query("q=0.5,1&default=empty", &keys).await.json();
+    let path = |name: &str| format!("/v1/histogram/site/{name}?q=0.5,1&default=empty");
+    assert_eq!(answer["results"][0]["value"], value(&pod, &path("a")).await);
+    assert_eq!(answer["results"][1]["value"], 5, "a counter has no quantiles");
+    let absent = &answer["results"][2];
+    assert_eq!(absent["value"], value(&pod, &path("none")).await);
+    assert_eq!((&absent["absent"], &absent["consistency"]), (&json!(true), &json!("one")));
+    assert_eq!((&absent["shards"], &absent["name"]), (&json!(0), &json!("none")));
+    let counters = [key("counter", "none"), key("sum", "none"), key("counter", "a")];
+    let answer = query("default=-3&numbers=string", &counters).await.json();
+    let values: Vec<&Value> = (0..3).map(|at| &answer["results"][at]["value"]).collect();
+    assert_eq!(values, ["-3", "-3", "5"]);
+    for (asked, keys, says) in [
+        ("q=0.5", &counters[..], "no parameter q; these kinds have it: histogram"),
+        ("default=0", &keys[..], "neither `empty` nor a bare value of kind histogram"),
+        ("default=0.5", &counters[..], "neither `empty` nor a bare value of kind counter"),
+    ] {
+        let detail = query(asked, keys).await.detail(400, "bad-query");
+        assert!(detail.contains(says), "{asked}: {detail}");
+    }
+
+    merge("", "counter", &["none", "nowhere"]).await.problem(404, "key-absent");
+    let absent = merge("default=7", "counter", &["none", "nowhere"]).await.json();
+    assert_eq!((&absent["value"], &absent["exact"]), (&json!(7), &json!(true)), "{absent}");
+    assert_eq!((&absent["absent"], &absent["shards"]), (&json!(["none", "nowhere"]), &json!(0)));
+    let found = merge("default=7", "counter", &["none", "a"]).await.json();
+    assert_eq!((&found["value"], &found["absent"]), (&json!(5), &json!(["none"])));
+    let empty = merge("default=empty&q=0.5,1", "histogram", &["none"]).await.json();
+    assert_eq!(empty["value"], value(&pod, &path("none")).await);
+    let refused = merge("default=7", "histogram", &["none"]).await.detail(400, "bad-query");
+    assert!(refused.contains("neither `empty` nor"), "{refused}");
+    let expression =
+        json!({"kind": "audience", "group": "site", "expression": {"and": ["a", "b"]}});
+    let answer = pod.post("/v1/merge?default=empty", JSON, &expression.to_string()).await.json();
+    let read = value(&pod, "/v1/audience/site/none?default=empty").await;
+    assert_eq!(answer["value"], read, "{answer}");
+}
+
 #[tokio::test]
 async fn the_value_of_an_absent_key_is_shown_as_a_stored_one() {
     let pod = Pod::new();

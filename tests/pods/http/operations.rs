@@ -272,9 +272,12 @@ async fn every_query_parameter_is_described() {
         }
     }
     assert_eq!(endpoints.values().filter(|names| !names.is_empty()).count(), 11);
-    for endpoint in
-        [("GET", "/v1/{kind}/{group}/{name}"), ("GET", "/v1/{kind}/{group}"), ("POST", "/v1/merge")]
-    {
+    for endpoint in [
+        ("GET", "/v1/{kind}/{group}/{name}"),
+        ("GET", "/v1/{kind}/{group}"),
+        ("POST", "/v1/query"),
+        ("POST", "/v1/merge"),
+    ] {
         for name in Kind::ALL.iter().flat_map(|kind| kind.about().parameters) {
             assert!(endpoints[&endpoint].contains(name), "{endpoint:?} does not read {name}");
         }
