@@ -107,9 +107,13 @@ impl Observer {
         caller.pass_or_refuse(1)?;
         request.extensions_mut().insert(caller);
         let may_be_shed = route.starts_with(CLIENTS) && is_read(method, route);
-        let answer = next.run(request).await;
+        if !may_be_shed {
+            return Ok(next.run(request).await);
+        }
         // The outcome of a change must always be reported, so only reads can be shed.
-        Ok(if may_be_shed { self.served.answers.hold(answer).await } else { answer })
+        let accepted = request.headers().get(header::ACCEPT_ENCODING).cloned();
+        let answer = next.run(request).await;
+        Ok(self.served.answers.hold(answer, accepted).await)
     }
 
     /// Whether one more such line may be written: the log must not cause an overload.

@@ -175,7 +175,7 @@ fn respond_bytes(bytes: Vec<u8>) -> Response {
 fn respond(view: &KeyValueView, text: Option<String>, headers: &HeaderMap) -> Response {
     let (media, body, tag) = match text {
         Some(text) => {
-            let tag = format!("\"t{:016x}\"", hash_of(&[text.as_bytes()]));
+            let tag = format!("W/\"t{:016x}\"", hash_of(&[text.as_bytes()]));
             ("text/plain; charset=utf-8", text.into_bytes(), tag)
         }
         None => {
@@ -196,7 +196,8 @@ fn respond(view: &KeyValueView, text: Option<String>, headers: &HeaderMap) -> Re
     }
 }
 
-/// The tag of an answer is weak, because it leaves out `as_of`, which changes with every read.
+/// The tag leaves out `as_of`, which changes with every read. All tags are weak, because the same value has
+/// other bytes when it is compressed.
 fn json_tag(body: &[u8], as_of: &str) -> String {
     const FIELD: &[u8] = b"\"as_of\":\"";
     // The value, which can have such a field too, comes before the answer's own.

@@ -148,13 +148,29 @@ fn quality(headers: &HeaderMap, media: &str) -> f32 {
             "*/*" => 1,
             _ => return None,
         };
-        let q = parts.find_map(|part| part.strip_prefix("q="));
-        let q: f32 = q.map_or(Some(1.0), |q| q.parse().ok())?;
-        Some((specificity, q))
+        Some((specificity, weight(parts)?))
     };
     let values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let ranges = values.flat_map(|value| value.split(',')).filter_map(of_range);
     ranges.max_by_key(|(specificity, _)| *specificity).map_or(0.0, |(_, q)| q)
+}
+
+/// The weight of an element of a list: 1 if it has no `q`.
+fn weight<'a>(mut parameters: impl Iterator<Item = &'a str>) -> Option<f32> {
+    let q = parameters.find_map(|parameter| parameter.strip_prefix("q="));
+    q.map_or(Some(1.0), |q| q.parse().ok())
+}
+
+/// Whether this `Accept-Encoding` has gzip (RFC 9110, section 12.5.3).
+pub(crate) fn accepts_gzip(encodings: &HeaderValue) -> bool {
+    let encodings = String::from_utf8_lossy(encodings.as_bytes()).to_ascii_lowercase();
+    let find = |wanted| {
+        encodings.split(',').find_map(|encoding| {
+            let mut parts = encoding.split(';').map(str::trim);
+            (parts.next() == Some(wanted)).then(|| weight(parts).is_some_and(|q| q > 0.0))
+        })
+    };
+    find("gzip").or_else(|| find("*")).unwrap_or(false)
 }
 
 #[cfg(test)]
@@ -187,6 +203,23 @@ mod tests {
             headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
             let chosen = negotiate(&headers, &["application/json", "text/plain"]);
             assert_eq!(chosen, expected, "{accept}");
+        }
+    }
+
+    #[test]
+    fn gzip_is_sent_only_to_clients_that_accept_it() {
+        for (given, is_accepted) in [
+            ("gzip", true),
+            ("br, GZIP;q=0.5", true),
+            ("deflate, *", true),
+            ("*;q=1, gzip;q=0", false),
+            ("gzip; q=0.000", false),
+            ("gzip;q=nonsense", false),
+            ("br", false),
+            ("", false),
+            ("x-gzip-not", false),
+        ] {
+            assert_eq!(accepts_gzip(&HeaderValue::from_static(given)), is_accepted, "{given}");
         }
     }
 
