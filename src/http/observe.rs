@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::{FutureExt, future};
@@ -19,6 +19,7 @@ use crate::engine::metrics::{DeniedLabel, Metrics, RequestLabel};
 use crate::http::body::extract;
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access;
+use crate::http::guard::cors::Cors;
 use crate::http::problem::{self, Problem};
 use crate::http::state::Served;
 use crate::http::trace::Trace;
@@ -208,7 +209,7 @@ impl Drop for InProgress<'_> {
 /// The only layer: each further layer would cost every request some allocations.
 pub(crate) async fn observe(
     State(observer): State<Arc<Observer>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let app = &observer.served.app;
@@ -220,12 +221,19 @@ pub(crate) async fn observe(
     let route = matched.map_or("unmatched", MatchedPath::as_str).to_owned();
     let may_leave_much = has_large_body(request.headers());
     let trace = Trace::of(request.headers(), method, &route);
+    let cors = Cors::of(&app.policies, &mut request).filter(|_| is_for_clients(&route));
     let pass = observer.pass((method, &route), now.wall, &id, trace.id.as_deref(), request, next);
     // A panic is a bug, but it gets an answer like any other error.
     let pass = future::lazy(|_| panic_point(Task::Request)).then(move |()| pass);
     let answer = AssertUnwindSafe(pass.instrument(trace.span.clone())).catch_unwind();
     let panicked = |panic| panicked(panic, service.metrics());
-    let response = answer.await.map_or_else(panicked, IntoResponse::into_response);
+    let response = match &cors {
+        Some(cors) if cors.is_preflight() => {
+            drop(answer);
+            StatusCode::NO_CONTENT.into_response()
+        }
+        _ => answer.await.map_or_else(panicked, IntoResponse::into_response),
+    };
     let request_id = id.to_str().expect("invariant: printable ASCII");
     let (mut response, problem) = problem::render(response, request_id, is_update(method, &route));
     let took = service.now().boot.saturating_sub(now.boot);
@@ -251,6 +259,9 @@ pub(crate) async fn observe(
         // After this announcement, a client never sends on a connection that is being closed, where it could
         // not learn the outcome of an update.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    if let Some(cors) = cors {
+        cors.write(response.headers_mut());
     }
     response.headers_mut().insert(REQUEST_ID, id);
     response.headers_mut().insert(SERVER_TIMING, timing);
@@ -290,6 +301,11 @@ pub(crate) fn count_denied(metrics: &Metrics, problem: ProblemType) {
 fn is_audited(route: &str) -> bool {
     const ADMIN: [&str; 3] = ["/shards", "/fold", "/discard"];
     route == "/v1/{kind}" || ADMIN.iter().any(|end| route.ends_with(end))
+}
+
+/// Whether a route is for clients and not for operators.
+fn is_for_clients(route: &str) -> bool {
+    route.starts_with(CLIENTS) && !is_audited(route)
 }
 
 /// The client's id if it is fit for a header, a log and a problem, otherwise a new one.

@@ -20,13 +20,20 @@
 //! kind = "distinct"
 //! group_prefix = "campaign:"
 //! lg_k = 13
+//!
+//! [[cors]]
+//! group_prefix = "site:"
+//! origins = ["https://example.org"]
 //! ```
 //!
 //! * `token`: a caller. `orderfree token new` writes these lines. They hold only the hash of the token.
 //!   Anything not granted is denied.
 //! * `quota`: limits, per pod, on the keys of groups with this prefix. The longest matching prefix applies.
 //! * `precision`: how precise keys are, by kind and by the prefix of their group.
+//! * `cors`: the origins whose pages may read answers about groups with this prefix. All matching prefixes
+//!   count.
 
+mod cors;
 mod precision;
 mod quotas;
 mod tokens;
@@ -41,6 +48,7 @@ use arc_swap::ArcSwap;
 use orderfree_core::protocol::{Key, Name, Timestamp};
 use serde::Deserialize;
 
+use cors::Origins;
 use precision::Precisions;
 use quotas::Quotas;
 pub use quotas::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
@@ -55,6 +63,7 @@ pub struct Policy {
     tokens: Tokens,
     quotas: Quotas,
     precisions: Precisions,
+    origins: Origins,
 }
 
 #[derive(Deserialize)]
@@ -66,6 +75,8 @@ struct File {
     quota: Vec<quotas::Entry>,
     #[serde(default)]
     precision: Vec<precision::Entry>,
+    #[serde(default)]
+    cors: Vec<cors::Entry>,
 }
 
 impl Policy {
@@ -114,6 +125,7 @@ impl FromStr for Policy {
             tokens: Tokens::new(file.token)?,
             quotas: Quotas::new(file.quota)?,
             precisions: Precisions::new(file.precision)?,
+            origins: Origins::new(file.cors)?,
         })
     }
 }
@@ -191,6 +203,19 @@ impl Policies {
     #[must_use]
     pub fn precision(&self, key: &Key) -> Option<u16> {
         self.current.load().precision(key)
+    }
+
+    /// Whether pages of any other origin may read answers.
+    #[must_use]
+    pub fn has_origins(&self) -> bool {
+        !self.current.load().origins.is_empty()
+    }
+
+    /// The origin that an answer about this group allows: this one, `*` for all, or none. Without a group,
+    /// the answer can be about any groups.
+    #[must_use]
+    pub fn allowed_origin<'a>(&self, origin: &'a str, group: Option<&str>) -> Option<&'a str> {
+        self.current.load().origins.allowed(origin, group)
     }
 
     /// Takes a seat for one more mutator of a group.

@@ -78,6 +78,74 @@ fn wrong_files_are_refused_with_the_rule() {
 }
 
 #[test]
+fn an_origin_may_read_the_groups_of_its_prefixes() {
+    let policy: Policy = r#"
+        [[cors]]
+        group_prefix = "site:"
+        origins = ["https://example.org", "http://localhost:3000"]
+        [[cors]]
+        group_prefix = "site:public:"
+        origins = ["*"]
+        [[cors]]
+        group_prefix = ""
+        origins = ["https://admin.example.org"]
+    "#
+    .parse()
+    .expect("a policy");
+    let policies = Policies::from(policy);
+    let (page, admin, other) = ("https://example.org", "https://admin.example.org", "https://a.b");
+    for (group, allowed) in [
+        (Some("site:a"), [Some(page), Some(admin), None]),
+        (Some("site:public:a"), [Some("*"); 3]),
+        (Some("site"), [None, Some(admin), None]),
+        (Some("Site:a"), [None, Some(admin), None]),
+        (None, [None, Some(admin), None]),
+    ] {
+        let of = [page, admin, other].map(|origin| policies.allowed_origin(origin, group));
+        assert_eq!(of, allowed, "{group:?}");
+    }
+    for alike in ["http://example.org", "https://example.org:444", "https://EXAMPLE.org", "null"] {
+        assert_eq!(policies.allowed_origin(alike, Some("site:a")), None, "{alike}");
+    }
+    assert!(policies.has_origins() && !Policies::default().has_origins());
+}
+
+#[test]
+fn origins_that_no_browser_sends_are_refused() {
+    let read = |origins: &str| {
+        let text = format!("[[cors]]\ngroup_prefix = \"a\"\norigins = {origins}\n");
+        text.parse::<Policy>().map_err(|error| format!("{error:#}"))
+    };
+    for good in ["http://[::1]:8080", "https://xn--bcher-kva.example", "*", "http://127.0.0.1"] {
+        assert!(read(&format!("[{good:?}]")).is_ok(), "{good}");
+    }
+    for (bad, says) in [
+        ("https://example.org/", "write \"https://example.org\""),
+        ("https://example.org/page", "write \"https://example.org\""),
+        ("https://example.org:443", "write \"https://example.org\""),
+        ("HTTPS://Example.org", "write \"https://example.org\""),
+        ("https://bücher.example", "write \"https://xn--bcher-kva.example\""),
+        ("example.org", "such as https://example.org:8443"),
+        ("localhost:3000", "such as https://example.org:8443"),
+        ("//example.org", "such as https://example.org:8443"),
+        ("https://*.example.org", "such as https://example.org:8443"),
+        ("https://", "such as https://example.org:8443"),
+        ("file:///a", "such as https://example.org:8443"),
+        ("null", "such as https://example.org:8443"),
+        ("", "such as https://example.org:8443"),
+    ] {
+        let error = read(&format!("[\"https://a.b\", {bad:?}]")).expect_err(bad);
+        assert!(error.contains(&format!("{bad:?}")) && error.contains(says), "{error}");
+    }
+    assert!(read("[]").expect_err("none").contains("has no origins"));
+    let twice = "[[cors]]\ngroup_prefix = \"a\"\norigins = [\"*\"]\n".repeat(2);
+    let error = twice.parse::<Policy>().expect_err("one prefix twice").to_string();
+    assert!(error.contains("two cors tables for the prefix \"a\""), "{error}");
+    let error = "[[cors]]\norigins = [\"*\"]".parse::<Policy>().expect_err("no prefix").to_string();
+    assert!(error.contains("group_prefix"), "{error}");
+}
+
+#[test]
 fn a_missing_file_is_named() {
     let error = Policy::read(Path::new("/nowhere/policy.toml")).expect_err("no file");
     assert!(format!("{error:#}").starts_with("the policy file /nowhere/policy.toml: "));

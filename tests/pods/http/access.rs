@@ -17,7 +17,7 @@ use crate::pod::{Answer, Pod, request};
 /// A pod, and its tokens by name.
 pub(crate) struct Guarded {
     pub(crate) pod: Pod,
-    tokens: BTreeMap<String, String>,
+    pub(crate) tokens: BTreeMap<String, String>,
 }
 
 impl Guarded {

@@ -5,6 +5,7 @@ mod bad_input;
 mod bodies;
 #[path = "../clock/mod.rs"]
 mod clock;
+mod cors;
 mod good_input;
 mod gzip;
 mod kinds;
