@@ -114,3 +114,58 @@ fn white_space_around_bare_text_is_no_part_of_it() {
     }
     assert!(Kind::GSet.bare_op("\" a \"\n").ends_with(r#""item":" a "}"#));
 }
+
+/// JSON has one type of number: `1`, `1.0` and `1e0` are the same. A serializer can write any of them.
+#[test]
+fn a_whole_number_is_the_same_however_json_writes_it() {
+    let fields = [
+        ("counter", r#"{"op":"add","by":N}"#),
+        ("sum", r#"{"op":"add","by":N}"#),
+        ("stats", r#"{"op":"record","value":1,"count":N}"#),
+        ("histogram", r#"{"op":"record","value":1,"count":N}"#),
+        ("topk", r#"{"op":"add","item":"a","by":N}"#),
+        ("topk", r#"{"op":"add","item":N}"#),
+        ("distinct", r#"{"op":"add","items":[1,N]}"#),
+        ("audience", r#"{"op":"add","items":[1,N]}"#),
+        ("gset", r#"{"op":"add","item":N}"#),
+        ("lww_set", r#"{"op":"remove","item":N}"#),
+        ("lww_set", r#"{"op":"add","item":"a","after":N}"#),
+        ("or_set", r#"{"op":"add","items":[N]}"#),
+        ("register", r#"{"op":"set","value":1,"after":N}"#),
+    ];
+    for (kind, op) in fields {
+        let kind = Kind::from_name(kind).expect("a kind");
+        let read = |number: &str| kind.read_op(&op.replace('N', number));
+        let expected = |number: &str| read(number).unwrap_or_else(|error| panic!("{op}: {error}"));
+        for (number, others) in [
+            ("100", ["100.0", "1e2", "1.00E+2", "1000e-1"]),
+            // The nearest double is 9007199254740992.
+            (
+                "9007199254740993",
+                [
+                    "9007199254740993.0",
+                    "9007199254740993e0",
+                    "9.007199254740993e15",
+                    "90071992547409930e-1",
+                ],
+            ),
+            (
+                "9223372036854775807",
+                [
+                    "9223372036854775807.000",
+                    "9223372036854775807e0",
+                    "9.223372036854775807e18",
+                    "92233720368547758070E-1",
+                ],
+            ),
+        ] {
+            for other in others {
+                let read = read(other).unwrap_or_else(|error| panic!("{op} {other}: {error}"));
+                assert_eq!(read, expected(number), "{op} {other}");
+            }
+        }
+        for number in ["1.5", "1e-1", "9007199254740993.5", "1e-400", "18446744073709551616.0"] {
+            assert!(read(number).is_err(), "{op} {number}");
+        }
+    }
+}

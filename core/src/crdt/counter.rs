@@ -130,12 +130,16 @@ fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
                 .map_err(|_| E::invalid_value(de::Unexpected::Unsigned(value), &self))
         }
 
+        fn visit_f64<E: de::Error>(self, value: f64) -> Result<i64, E> {
+            json::whole_of_double(value, &self)
+        }
+
         fn visit_str<E: de::Error>(self, value: &str) -> Result<i64, E> {
             value.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(value), &self))
         }
 
         fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<i64, E> {
-            Err(E::invalid_value(de::Unexpected::Other(json::token_text(token)), &self))
+            json::whole_of_bytes(token, &self)
         }
     }
 

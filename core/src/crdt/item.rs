@@ -137,12 +137,16 @@ impl<'de> Deserialize<'de> for Item {
                     .map_err(|_| E::invalid_value(de::Unexpected::Unsigned(value), &self))
             }
 
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Item, E> {
+                json::whole_of_double(value, &self).map(Item::Number)
+            }
+
             fn visit_str<E: de::Error>(self, value: &str) -> Result<Item, E> {
                 Item::text(value).map_err(E::custom)
             }
 
             fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<Item, E> {
-                Err(E::invalid_value(de::Unexpected::Other(json::token_text(token)), &self))
+                json::whole_of_bytes(token, &self).map(Item::Number)
             }
         }
 

@@ -12,7 +12,9 @@ use std::collections::btree_map::Entry;
 use std::fmt;
 use std::ops::Range;
 
-use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Unexpected, Visitor,
+};
 use serde::forward_to_deserialize_any;
 use serde_json::Number;
 
@@ -155,6 +157,40 @@ pub(super) fn token_text(token: &[u8]) -> &str {
     std::str::from_utf8(token).unwrap_or("a number")
 }
 
+/// Reads a whole number from a number that the parser read as a double, for a visitor that wants one. JSON
+/// has only one type of number, so `100.0` and `1e2` are the whole number 100.
+pub(super) fn whole_of_double<T: TryFrom<i128>, E: de::Error>(
+    double: f64,
+    wanted: &dyn de::Expected,
+) -> Result<T, E> {
+    // A double stands for a token that is equal to its shortest decimal. Its own digits can be others.
+    let number = Number::from_f64(double).and_then(|number| whole(&number.to_string()));
+    number.ok_or_else(|| E::invalid_type(Unexpected::Float(double), wanted))
+}
+
+/// Reads a whole number from a number that [`read`] passed on as bytes.
+pub(super) fn whole_of_bytes<T: TryFrom<i128>, E: de::Error>(
+    token: &[u8],
+    wanted: &dyn de::Expected,
+) -> Result<T, E> {
+    let token = token_text(token);
+    whole(token).ok_or_else(|| E::invalid_value(Unexpected::Other(token), wanted))
+}
+
+/// The whole number that a token is equal to; none if it has a fraction or does not fit.
+fn whole<T: TryFrom<i128>>(token: &str) -> Option<T> {
+    /// A number with more digits before the point has more than 128 bits.
+    const PLACES_MAX: i64 = 40;
+    let Decimal { is_negative, digits, point } = Decimal::of(token);
+    let places = usize::try_from(point.min(PLACES_MAX)).ok()?;
+    if digits.len() > places {
+        return None;
+    }
+    let sign = if is_negative { "-" } else { "" };
+    let number: i128 = format!("{sign}0{digits:0<places$}").parse().ok()?;
+    T::try_from(number).ok()
+}
+
 /// Whether a token is written without fraction and exponent.
 pub(super) fn is_whole(token: &str) -> bool {
     token.strip_prefix('-').unwrap_or(token).bytes().all(|byte| byte.is_ascii_digit())
@@ -257,7 +293,7 @@ impl Decimal {
         let significant = digits.trim_start_matches('0');
         let zeros = digits.len() - significant.len();
         // Only the exponent of a zero, or of what no double can tell from zero, is beyond 64 bits.
-        let exponent: i64 = exponent.parse().unwrap_or_default();
+        let exponent: i64 = exponent.parse().unwrap_or(i64::MIN);
         let places = i64::try_from(whole.len()).unwrap_or_default()
             - i64::try_from(zeros).unwrap_or_default();
         let significant = significant.trim_end_matches('0');
@@ -522,6 +558,49 @@ mod tests {
         for text in ["", "[1", "1 2", "18446744073709551616 1", "[18446744073709551616", "1e400"] {
             assert!(read::<Canonical>(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_whole_number_is_read_however_it_is_written() {
+        let (least, most) = (i128::MIN, i128::MAX);
+        for (token, number) in [
+            ("0", 0),
+            ("-0", 0),
+            ("-0.0", 0),
+            ("0e999999999999999999999", 0),
+            ("0.00e-999999999999999999999", 0),
+            ("100", 100),
+            ("1.0", 1),
+            ("-1e2", -100),
+            ("1E+2", 100),
+            ("1200e-2", 12),
+            ("0.0012e4", 12),
+            ("9007199254740993.0", 9_007_199_254_740_993),
+            ("9007199254740993000e-3", 9_007_199_254_740_993),
+            (&format!("{most}.00"), most),
+            (&format!("{least}e0"), least),
+        ] {
+            assert_eq!(whole::<i128>(token), Some(number), "{token}");
+        }
+        for token in [
+            "1.5",
+            "0.1",
+            "12e-2",
+            "9007199254740992.5",
+            "1e-400",
+            "1e-99999999999999999999",
+            "170141183460469231731687303715884105728.0",
+            "1e39",
+            "1e40",
+            "1e300",
+            &"9".repeat(50),
+        ] {
+            assert_eq!(whole::<i128>(token), None, "{token}");
+        }
+        assert_eq!(
+            (whole("2.55e2"), whole::<u8>("2.56e2"), whole::<u8>("-1.0")),
+            (Some(255_u8), None, None)
+        );
     }
 
     #[test]

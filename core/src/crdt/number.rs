@@ -126,8 +126,12 @@ fn positive<'de, D: Deserializer<'de>>(
             }
         }
 
+        fn visit_f64<E: de::Error>(self, value: f64) -> Result<u64, E> {
+            json::whole_of_double(value, &self).and_then(|number| self.visit_i64(number))
+        }
+
         fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<u64, E> {
-            Err(E::invalid_value(de::Unexpected::Other(json::token_text(token)), &self))
+            json::whole_of_bytes(token, &self).and_then(|number| self.visit_i64(number))
         }
 
         fn visit_str<E: de::Error>(self, value: &str) -> Result<u64, E> {

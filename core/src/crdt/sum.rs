@@ -5,6 +5,7 @@
 //! range could be impossible to merge, and their key impossible to read.
 
 use std::fmt;
+use std::num::TryFromIntError;
 
 use num_bigint::BigInt;
 use serde::Deserialize;
@@ -161,6 +162,18 @@ impl Crdt for Sum {
     }
 }
 
+/// A whole number that needs no quotes, because every parser of 64-bit numbers keeps it.
+struct Whole(i128);
+
+impl TryFrom<i128> for Whole {
+    type Error = TryFromIntError;
+
+    fn try_from(number: i128) -> Result<Whole, TryFromIntError> {
+        let signed = i64::try_from(number).map(i128::from);
+        signed.or_else(|_| u64::try_from(number).map(i128::from)).map(Whole)
+    }
+}
+
 const RULE: &str = "a decimal number such as \"-12.30\", of at most 36 digits, at most 18 of them \
                     after the point";
 
@@ -183,13 +196,17 @@ impl<'de> Deserialize<'de> for Decimal {
                 Ok(Decimal { units: i128::from(value), scale: 0 })
             }
 
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Decimal, E> {
+                json::whole_of_double(value, &self).map(|Whole(units)| Decimal { units, scale: 0 })
+            }
+
             fn visit_str<E: de::Error>(self, value: &str) -> Result<Decimal, E> {
                 Decimal::parse(value)
                     .ok_or_else(|| E::invalid_value(de::Unexpected::Str(value), &self))
             }
 
             fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<Decimal, E> {
-                Err(E::invalid_value(de::Unexpected::Other(json::token_text(token)), &self))
+                json::whole_of_bytes(token, &self).map(|Whole(units)| Decimal { units, scale: 0 })
             }
         }
 
@@ -240,6 +257,9 @@ mod tests {
         assert_eq!(parse(r#"{"op":"add","by":"-12.30"}"#), add(-1230, 2));
         assert_eq!(parse(r#"{"op":"add","by":7}"#), add(7, 0));
         assert_eq!(parse(r#"{"op":"add","by":18446744073709551615}"#), add(u64::MAX.into(), 0));
+        assert_eq!(parse(r#"{"op":"add","by":-1e2}"#), add(-100, 0));
+        assert_eq!(parse(r#"{"op":"add","by":1e19}"#), add(10_i128.pow(19), 0));
+        assert_eq!(parse(r#"{"op":"add","by":7.0}"#), add(7, 0));
         assert_eq!(Kind::Sum.read_bare_op("-5"), add(-5, 0));
     }
 
@@ -261,6 +281,7 @@ mod tests {
     fn bad_ops_are_refused_with_the_rule() {
         for by in [
             "12.34",
+            "1e20",
             "null",
             "\"\"",
             "\".5\"",

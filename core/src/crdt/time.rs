@@ -41,6 +41,10 @@ pub(super) fn after<'de, D: Deserializer<'de>>(
                 .map_err(|_| E::invalid_value(de::Unexpected::Unsigned(value), &self))
         }
 
+        fn visit_f64<E: de::Error>(self, value: f64) -> Result<Option<Timestamp>, E> {
+            json::whole_of_double(value, &self).and_then(|micros| self.visit_u64(micros))
+        }
+
         fn visit_str<E: de::Error>(self, value: &str) -> Result<Option<Timestamp>, E> {
             match value.parse() {
                 Ok(micros) => self.visit_u64(micros),
@@ -49,7 +53,7 @@ pub(super) fn after<'de, D: Deserializer<'de>>(
         }
 
         fn visit_bytes<E: de::Error>(self, token: &[u8]) -> Result<Option<Timestamp>, E> {
-            Err(E::invalid_value(de::Unexpected::Other(json::token_text(token)), &self))
+            json::whole_of_bytes(token, &self).and_then(|micros| self.visit_u64(micros))
         }
     }
 
