@@ -272,8 +272,10 @@ impl LoadArgs {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         let group = work.group.as_deref().unwrap_or("load");
         ensure!(
-            (1..=200).contains(&group.len()) && group.chars().all(plain),
-            "--group takes up to 200 letters, digits, `-`, `_` and `.`"
+            (1..=200).contains(&group.len())
+                && group.chars().all(plain)
+                && !matches!(group, "." | ".."),
+            "--group takes up to 200 letters, digits, `-`, `_` and `.`, but not `.` or `..` alone"
         );
         let level = &self.check.consistency;
         ensure!(
@@ -389,6 +391,7 @@ pub(crate) mod tests {
             ("--url http://a:1 --url http://b:1 --connections 1", "without load"),
             ("--url http://a:1 --batch 1001", "--batch takes"),
             ("--url http://a:1 --group a/b", "--group takes"),
+            ("--url http://a:1 --group ..", "--group takes"),
             ("--url http://a:1 --hot-share 2", "--hot-share takes"),
             ("--url http://a:1 --hot-for 10s", "needs --workload tenth"),
             ("--url http://a:1 --workload tenth --hot-for 0s", "be longer"),

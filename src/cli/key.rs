@@ -40,12 +40,7 @@ pub(super) fn json<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 fn part(what: &str, text: &str) -> Result<Name, String> {
     let decoded = percent_decode_str(text).decode_utf8();
     let decoded = decoded.map_err(|_| format!("the percent-encoded {what} is not UTF-8"))?;
-    if matches!(&*decoded, "." | "..") {
-        return Err(format!(
-            "no URL can have the {what} `{decoded}`; send it in a batch or a query"
-        ));
-    }
-    Name::new(&decoded).map_err(|error| format!("the {what} {error}"))
+    Name::requested(&decoded).map_err(|error| format!("the {what} {error}"))
 }
 
 #[cfg(test)]
@@ -75,8 +70,8 @@ mod tests {
             ("counter/a/", "name"),
             ("count/a/b", "counter, sum,"),
             ("counter/a/%ff", "UTF-8"),
-            ("counter/a/..", "no URL"),
-            ("counter/a/%2E", "no URL"),
+            ("counter/a/..", "the name can't be `.` or `..`"),
+            ("counter/%2E/n", "the group can't be `.` or `..`"),
         ] {
             let error = key(text).expect_err(text);
             assert!(error.contains(says), "{text}: {error}");

@@ -193,7 +193,8 @@ impl Line {
 }
 
 fn key_of(kind: Kind, group: &str, name: &str) -> anyhow::Result<Key> {
-    let named = |what, text| Name::new(text).map_err(|error| anyhow::anyhow!("its {what} {error}"));
+    let named =
+        |what, text| Name::requested(text).map_err(|error| anyhow::anyhow!("its {what} {error}"));
     Ok(Key { kind, group: named("group", group)?, name: named("name", name)? })
 }
 

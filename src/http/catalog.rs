@@ -80,7 +80,8 @@ catalog! {
         "Send the update to another pod, or again tomorrow. Operators: give the pod more memory for \
          resting keys (ORDERFREE_RESTING_BYTES).";
     BadName: BAD_REQUEST, "bad-name", "Bad group or name",
-        "Groups and names are 1 to 256 bytes of UTF-8 without control characters.",
+        "Groups and names are 1 to 256 bytes of UTF-8 without control characters. HTTP clients and proxies \
+         remove `.` and `..` from addresses, so neither can be a group or a name.",
         "Change the group or the name to follow this rule. Percent-encode characters that an address \
          can't contain.";
     BadAddress: BAD_REQUEST, "bad-address", "Malformed address",

@@ -395,6 +395,10 @@ fn wrong_tokens_and_quotas_are_refused_with_the_rule() {
             entry("a", &token, "[[token.grant]]\ngroup = \"\"\nverbs = [\"read\"]"),
             "the `group` of a grant of the token \"a\" is empty",
         ),
+        (
+            entry("a", &token, "[[token.grant]]\ngroup = \"..\"\nverbs = [\"read\"]"),
+            "the `group` of a grant of the token \"a\" can't be `.` or `..`",
+        ),
         ("[[quota]]\ngroup_prefix = \"a\"".to_owned(), "limits nothing"),
         (
             "[[quota]]\ngroup_prefix = \"a\"\nlive_mutators = 1\n".repeat(2),

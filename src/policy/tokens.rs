@@ -323,7 +323,7 @@ impl GrantEntry {
         );
         let groups = match (group, group_prefix) {
             (Some(group), None) => {
-                let group = Name::new(&group).map_err(|error| {
+                let group = Name::requested(&group).map_err(|error| {
                     anyhow::anyhow!(
                         "the `group` of a grant of the token {token:?} {error}; for all groups, write an empty `group_prefix`"
                     )

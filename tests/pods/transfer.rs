@@ -339,6 +339,7 @@ async fn values_of_native_counters_arrive() {
         ("site,home\n", "line 1: it has 2 columns"),
         ("site,home,1\nsite,home,x\n", "line 2: \"x\" is not an amount"),
         (",home,1\n", "line 1: its group"),
+        ("site,..,1\n", "line 1: its name can't be `.` or `..`"),
     ] {
         let refused = run("convert", &[], csv.as_bytes());
         assert!(!refused.status.success());
@@ -400,6 +401,44 @@ async fn a_line_may_be_imported_under_another_name() {
     let pod = to.open();
     assert_eq!(shown(&pod, &key(Kind::Counter, "g", "new")).await.as_deref(), Some("5"));
     assert_eq!(shown(&pod, &key(Kind::Counter, "g", "old")).await, None);
+    close(pod).await;
+}
+
+/// No client can use `.` and `..`, but rows with these names stay readable.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_that_no_client_can_name_are_folded_and_exported() {
+    let (from, to) = (Place::new(), Place::new());
+    let keys = [(".", "n"), ("g", ".."), ("g", "n")];
+    let keys = keys.map(|(group, name)| key(Kind::Counter, group, name));
+    for days in [-4, -2] {
+        let pod = from.open_after(days);
+        for key in &keys {
+            add(&pod, key, "5").await;
+        }
+        close(pod).await;
+    }
+    let pod = from.open();
+    for key in &keys {
+        assert_eq!(pod.service().fold(key, false).await.expect("folded").report.folded, 2, "{key}");
+        assert_eq!(shown(&pod, key).await.as_deref(), Some("10"), "{key}");
+    }
+    close(pod).await;
+    let exported = from.run("export", &[], b"");
+    assert!(exported.status.success(), "{}", text(&exported.stderr));
+    let imported = to.run("import", &[], &exported.stdout);
+    assert_eq!(imported.status.code(), Some(1));
+    assert!(text(&imported.stdout).contains("1 keys imported, 0 were there, 2 refused"));
+    let said = text(&imported.stderr);
+    for says in ["its group can't be `.` or `..`", "its name can't be `.` or `..`"] {
+        assert!(said.contains(says), "{says}: {said}");
+    }
+    let renamed = text(&exported.stdout).replace("\"..\"", "\"a\"").replace("\".\"", "\"b\"");
+    assert!(to.run("import", &["--into-living"], renamed.as_bytes()).status.success());
+    let pod = to.open();
+    for (group, name) in [("b", "n"), ("g", "a"), ("g", "n")] {
+        let key = key(Kind::Counter, group, name);
+        assert_eq!(shown(&pod, &key).await.as_deref(), Some("10"), "{key}");
+    }
     close(pod).await;
 }
 

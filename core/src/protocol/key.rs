@@ -26,6 +26,11 @@ pub enum NameError {
         /// Length in bytes of UTF-8.
         bytes: usize,
     },
+    /// The text is `.` or `..`, which a client can't choose.
+    #[error(
+        "can't be `.` or `..`, because HTTP clients and proxies remove these from addresses; choose another"
+    )]
+    Dots,
     /// The text contains a control character.
     #[error("has the control character {character:?} at byte {at}; leave it out")]
     Control {
@@ -51,6 +56,18 @@ impl Name {
         match text.char_indices().find(|(_, character)| character.is_control()) {
             Some((at, character)) => Err(NameError::Control { character, at }),
             None => Ok(Name(text.into())),
+        }
+    }
+
+    /// Checks a text that a client sends as a whole group or name. Rows with `.` and `..` can exist, so only
+    /// clients can't use them.
+    ///
+    /// # Errors
+    /// As for [`Name::new`], and [`NameError::Dots`].
+    pub fn requested(text: &str) -> Result<Name, NameError> {
+        match text {
+            "." | ".." => Err(NameError::Dots),
+            _ => Name::new(text),
         }
     }
 
@@ -117,5 +134,17 @@ pub(super) mod tests {
         assert_eq!(Name::new(&"x".repeat(257)), Err(NameError::TooLong { bytes: 257 }));
         assert_eq!(Name::new("a\u{7f}"), Err(NameError::Control { character: '\u{7f}', at: 1 }));
         assert_eq!(Name::new("é\n"), Err(NameError::Control { character: '\n', at: 2 }));
+    }
+
+    #[test]
+    fn clients_cannot_use_what_addresses_lose_but_rows_can() {
+        for text in [".", ".."] {
+            assert_eq!(Name::requested(text), Err(NameError::Dots));
+            assert_eq!(Name::new(text).expect("a name").as_str(), text);
+        }
+        for text in ["...", ".a", "a.", "..a", "a/.."] {
+            assert_eq!(Name::requested(text), Name::new(text));
+        }
+        assert_eq!(Name::requested(""), Err(NameError::Empty));
     }
 }

@@ -136,10 +136,10 @@ pub(crate) const fn flag(name: &'static str, description: &'static str) -> Param
     Parameter { name, description, example: None, values, absent: Some(false) }
 }
 
-/// A group or a name, or the start of one.
+/// The beginning of a name, or a text between names.
 pub(crate) const fn name(name: &'static str, description: &'static str) -> Parameter<Option<Name>> {
     let values = Values::Text {
-        schema: schemas::name,
+        schema: schemas::name_part,
         parse: |text| Name::new(text).map(Some).map_err(|error| format!("it {error}")),
     };
     Parameter { name, description, example: None, values, absent: Some(None) }

@@ -307,7 +307,8 @@ impl PartialSchema for KindText<'_> {
 
 impl PartialSchema for NameText<'_> {
     fn schema() -> RefOr<Schema> {
-        let description = "1 to 256 bytes of UTF-8 without control characters.";
+        let description =
+            "1 to 256 bytes of UTF-8 without control characters, but not `.` or `..`.";
         schemas::name().description(Some(description)).into()
     }
 }

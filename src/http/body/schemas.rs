@@ -80,10 +80,20 @@ pub(crate) fn kind() -> ObjectBuilder {
     one_of(Kind::ALL.iter().map(|kind| kind.name()).collect())
 }
 
+/// A group or a name.
 pub(crate) fn name() -> ObjectBuilder {
-    let pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$";
-    text().min_length(Some(1)).max_length(Some(256)).pattern(Some(pattern))
+    // `.` and `..` are the texts that none of the three beginnings fits.
+    let begin = format!("[^.{CONTROL}]|[.][^.{CONTROL}]|[.][.][^{CONTROL}]");
+    name_part().pattern(Some(format!("^({begin})[^{CONTROL}]*$")))
 }
+
+/// The beginning of a name, or a text between names.
+pub(crate) fn name_part() -> ObjectBuilder {
+    text().min_length(Some(1)).max_length(Some(256)).pattern(Some(format!("^[^{CONTROL}]+$")))
+}
+
+/// Control characters, inside the brackets of a regular expression.
+const CONTROL: &str = r"\u0000-\u001f\u007f-\u009f";
 
 #[cfg(test)]
 mod tests {

@@ -207,6 +207,6 @@ fn parse_kind(text: &str) -> Result<Kind, Problem> {
 }
 
 fn parse_name(which: &str, text: &str) -> Result<Name, Problem> {
-    Name::new(text)
+    Name::requested(text)
         .map_err(|error| Problem::new(ProblemType::BadName, format!("The {which} {error}.")))
 }

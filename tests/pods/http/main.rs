@@ -11,6 +11,7 @@ mod gzip;
 mod kinds;
 mod matrix;
 mod operations;
+mod ordinary_input;
 mod pod;
 mod repair;
 mod streams;

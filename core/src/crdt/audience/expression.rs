@@ -122,7 +122,7 @@ fn read(json: &Json, depth: usize, keys: &mut usize) -> Result<Expression, OpErr
         if *keys > EXPRESSION_KEYS_MAX {
             return refused(&format!("an expression can have at most {EXPRESSION_KEYS_MAX} keys"));
         }
-        return match Name::new(text) {
+        return match Name::requested(text) {
             Ok(name) => Ok(Expression::Key(name)),
             Err(error) => refused(&format!("a key's name {error}")),
         };
@@ -213,6 +213,7 @@ mod tests {
             (r#"{"or":["a",{"not":"b"}]}"#, "`not` must be inside an `and`"),
             (r#"{"and":["a",{"not":{"not":"b"}}]}"#, "`not` must be inside an `and`"),
             (r#"{"or":[""]}"#, "a key's name is empty"),
+            (r#"{"or":["a",".."]}"#, "a key's name can't be `.` or `..`"),
             (&nested(9), "`and` and `or` can nest at most 8 deep"),
             (&nested_in_not(9), "`and` and `or` can nest at most 8 deep"),
             (&keys(101), "an expression can have at most 100 keys"),
