@@ -123,8 +123,8 @@ catalog! {
          negative of the current value.";
     ContentType: UNSUPPORTED_MEDIA_TYPE, "content-type", "Content type not supported",
         "This endpoint does not read the body's content type or its content encoding.",
-        "Send application/json or, for a bare amount or item, text/plain. With curl, -d needs a header: \
-         curl -H 'content-type: text/plain' -d 5 URL. Send a sketch as JSON: \
+        "Send application/json or, for a bare amount or item, text/plain. With curl, JSON needs a header: \
+         curl -H 'content-type: application/json' -d '{\"op\":\"add\"}' URL. Send a sketch as JSON: \
          {\"op\":\"merge\",\"sketch\":\"BASE64\"}.";
     NotAcceptable: NOT_ACCEPTABLE, "not-acceptable", "Format not available",
         "The request accepts only text or only bytes, and values of this kind have no such format. Nothing was \

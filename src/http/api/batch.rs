@@ -78,7 +78,8 @@ pub(crate) struct UpdateResult {
 /// acknowledged. Lines are applied within about a second. If the stream ends early, for example because it
 /// breaks off or is silent for 30 s, the answer is a problem with the summary of the lines before. Its detail
 /// names the last one. If no line of a stream was applied, the answer is the problem of the first line, with
-/// the summary.
+/// the summary. `application/ndjson`, `application/jsonl`, `application/x-jsonlines` and `text/x-ndjson` mean
+/// the same as `application/x-ndjson`.
 #[utoipa::path(
     post, path = "/v1/batch", tag = "many keys",
     params(BatchParams),
@@ -126,7 +127,7 @@ pub(crate) async fn batch(
             let results = apply(app, &caller, updates, params.durability).await;
             Ok(wire::json(&BatchAnswer::Results(BatchView { results }), bytes))
         }
-        MediaType::Ndjson => {
+        MediaType::Ndjson(_) => {
             bodies::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
             let _place = caller.stream_or_refuse()?;
             let (_room, for_summary) = bodies.stream(&body)?;

@@ -228,6 +228,10 @@ impl Lines {
     async fn next(&mut self) -> Result<Option<Result<Vec<u8>, Problem>>, Problem> {
         loop {
             let rest = &self.buffer[self.at..];
+            // A part of a line that is too long is no beginning.
+            if self.number == 0 && !self.is_too_long {
+                json::check_plain(rest)?;
+            }
             let end = rest.iter().position(|&byte| byte == b'\n');
             self.is_too_long |= end.unwrap_or(rest.len()) > limits::NDJSON_LINE_BYTES_MAX;
             match end {
@@ -239,14 +243,22 @@ impl Lines {
                 _ => {}
             }
             let is_too_long = mem::take(&mut self.is_too_long);
-            let line = &rest[..end.unwrap_or(rest.len())];
+            let whole = &rest[..end.unwrap_or(rest.len())];
+            let line = match self.number {
+                0 => bodies::without_mark(whole),
+                _ => whole,
+            };
             let is_blank = line.iter().all(u8::is_ascii_whitespace) && !is_too_long;
             let line = line.to_vec();
-            self.at += line.len() + usize::from(end.is_some());
+            self.at += whole.len() + usize::from(end.is_some());
             self.number += 1;
             if is_too_long {
                 let max = limits::NDJSON_LINE_BYTES_MAX;
-                return Ok(Some(Err(json::bad_body(format!("The line has over {max} bytes.")))));
+                let detail = format!(
+                    "The line has over {max} bytes. Write one update per line; curl's -d removes line \
+                     breaks, --data-binary keeps them."
+                );
+                return Ok(Some(Err(json::bad_body(detail))));
             }
             if !is_blank {
                 return Ok(Some(Ok(line)));
@@ -338,6 +350,9 @@ mod tests {
         assert_eq!(found, [text(1, "{\"a\":1}"), text(4, "{}"), text(5, "[]")]);
         assert_eq!(split(vec![]).await, []);
         assert_eq!(split(vec![b"\n", b""]).await, []);
+        let marked = split(vec![b"\xef", b"\xbb\xbf", b"{}\n\xef\xbb\xbf[]"]).await;
+        assert_eq!(marked, [text(1, "{}"), text(2, "\u{feff}[]")]);
+        assert_eq!(split(vec![b"\xef\xbb\xbf"]).await, []);
     }
 
     #[tokio::test]

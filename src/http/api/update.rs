@@ -71,9 +71,10 @@ const RETURN: Parameter<bool> = Parameter {
 
 /// Update a key
 ///
-/// Applies one op or a list of ops. Either all ops of a list are applied or none. An empty body adds one
-/// to a counter. An update does not read the key from the store, unless `return=value` requests its value
-/// afterwards. The update continues if the client disconnects.
+/// Applies one op or a list of ops. Either all ops of a list are applied or none. An empty body of any content
+/// type adds one to a counter. Bare text that `curl -d` sends as a form is taken as `text/plain`. An update
+/// does not read the key from the store, unless `return=value` requests its value afterwards. The update
+/// continues if the client disconnects.
 #[utoipa::path(
     post, path = "/v1/{kind}/{group}/{name}", tag = "keys",
     params(KeyPath, UpdateParams),
@@ -179,17 +180,20 @@ impl UpdateView {
 fn ops(kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<Vec<Op>, Problem> {
     const WANTED: &str = "application/json with an op, or text/plain with a bare amount or item";
     match MediaType::of(headers) {
-        MediaType::Json => requests::ops(kind, body),
+        // Clients that send JSON declare it for every request, also for one without a body.
+        MediaType::Json if !body.trim_ascii_start().is_empty() => requests::ops(kind, body),
+        MediaType::Json => Ok(vec![wire::empty_op(kind)?]),
         _ if body.is_empty() => Ok(vec![wire::empty_op(kind)?]),
         MediaType::Text => Ok(vec![wire::text_op(kind, body)?]),
-        MediaType::Other(other) if other == "application/x-www-form-urlencoded" => {
-            Err(MediaType::Other(other).refuse(
-                "application/json with an op, or text/plain with a bare one. By default, curl's -d sends \
-                 form data: add -H 'content-type: application/json' or \
-                 -H 'content-type: text/plain'",
-            ))
-        }
-        media @ MediaType::Ndjson => Err(media.refuse("it to POST /v1/batch")),
-        media @ (MediaType::Other(_) | MediaType::Missing) => Err(media.refuse(WANTED)),
+        MediaType::Form if is_bare(body) => Ok(vec![wire::text_op(kind, body)?]),
+        media @ MediaType::Ndjson(_) => Err(media.refuse("it to POST /v1/batch")),
+        media => Err(media.refuse(WANTED)),
     }
+}
+
+/// Whether a form's body is the bare text that `curl -d TEXT` sends. Names, values and percent-encodings are
+/// those of a real form, and JSON is an op whose content type was forgotten.
+fn is_bare(body: &[u8]) -> bool {
+    let is_json = matches!(body.trim_ascii_start(), [b'{' | b'[', ..]);
+    !is_json && !body.iter().any(|byte| matches!(byte, b'=' | b'&' | b'%'))
 }

@@ -99,9 +99,16 @@ impl Bodies {
             room.grow(bytes.len() + chunk.len()).ok_or_else(no_room)?;
             bytes.extend_from_slice(&chunk);
         }
+        let mark = bytes.len() - without_mark(&bytes).len();
+        bytes.drain(..mark);
         room.shrink(bytes.len());
         Ok(Received { bytes, _room: Some(room) })
     }
+}
+
+/// The text without the byte order mark that some editors and languages write before it.
+pub(crate) fn without_mark(text: &[u8]) -> &[u8] {
+    text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text)
 }
 
 /// The length that a body declares.

@@ -38,12 +38,24 @@ pub(crate) fn check_address(uri: &Uri) -> Result<(), Problem> {
     }
 }
 
+/// All names of NDJSON that are in use. None of them is registered, and answers have the first one.
+const NDJSONS: [&str; 5] = [
+    NDJSON,
+    "application/ndjson",
+    "application/jsonl",
+    "application/x-jsonlines",
+    "text/x-ndjson",
+];
+
 /// The content type of a body, without its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum MediaType {
     Json,
-    Ndjson,
+    /// By one of its names.
+    Ndjson(&'static str),
     Text,
+    /// What curl's `-d` sends by default.
+    Form,
     Other(String),
     Missing,
 }
@@ -54,25 +66,36 @@ impl MediaType {
         let text = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
         match text.split(';').next().unwrap_or("").trim() {
             "application/json" => MediaType::Json,
-            "application/x-ndjson" => MediaType::Ndjson,
             "text/plain" => MediaType::Text,
-            other => MediaType::Other(other.to_owned()),
+            FORM => MediaType::Form,
+            other => match NDJSONS.iter().find(|name| **name == other) {
+                Some(name) => MediaType::Ndjson(name),
+                None => MediaType::Other(other.to_owned()),
+            },
         }
     }
 
     /// The problem for this content type. `wanted` says what to send instead.
     pub(crate) fn refuse(&self, wanted: &str) -> Problem {
-        let given = match self {
-            MediaType::Json => "application/json",
-            MediaType::Ndjson => "application/x-ndjson",
-            MediaType::Text => "text/plain",
-            MediaType::Other(other) => other,
-            MediaType::Missing => "missing",
+        let (given, hint) = match self {
+            MediaType::Json => ("application/json", ""),
+            MediaType::Ndjson(name) => (*name, ""),
+            MediaType::Text => ("text/plain", ""),
+            MediaType::Form => (FORM, CURL),
+            MediaType::Other(other) => (other.as_str(), ""),
+            MediaType::Missing => ("missing", ""),
         };
-        let detail = format!("The content type is {given}; send {wanted}.");
+        let detail = format!("The content type is {given}; send {wanted}.{hint}");
         Problem::new(ProblemType::ContentType, detail)
     }
 }
+
+const FORM: &str = "application/x-www-form-urlencoded";
+
+/// What a user of curl does not know about `-d`.
+const CURL: &str = " curl's -d sends this type unless you add one, such as -H 'content-type: \
+                    application/json'. It also removes the line breaks of a file: send files with \
+                    --data-binary.";
 
 /// Refuses headers that updates do not support yet.
 pub(crate) fn refuse_unsupported(headers: &HeaderMap) -> Result<(), Problem> {
@@ -143,7 +166,7 @@ fn quality(headers: &HeaderMap, media: &str) -> f32 {
         let range = range.trim().to_ascii_lowercase();
         let mut parts = range.split(';').map(str::trim);
         let specificity = match parts.next()? {
-            exact if exact == media => 3,
+            exact if exact == media || both_are_ndjson(exact, media) => 3,
             half if half.strip_suffix("/*") == Some(family) => 2,
             "*/*" => 1,
             _ => return None,
@@ -171,6 +194,10 @@ pub(crate) fn accepts_gzip(encodings: &HeaderValue) -> bool {
         })
     };
     find("gzip").or_else(|| find("*")).unwrap_or(false)
+}
+
+fn both_are_ndjson(one: &str, other: &str) -> bool {
+    NDJSONS.contains(&one) && NDJSONS.contains(&other)
 }
 
 #[cfg(test)]
@@ -231,6 +258,7 @@ mod tests {
         };
         assert_eq!(of("Application/JSON; charset=utf-8"), MediaType::Json);
         assert_eq!(of("text/plain"), MediaType::Text);
+        assert_eq!(of("Application/JSONL; charset=utf-8"), MediaType::Ndjson("application/jsonl"));
         assert_eq!(of("text/html"), MediaType::Other("text/html".to_owned()));
     }
 }

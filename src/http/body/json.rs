@@ -10,9 +10,25 @@ use serde_json::Error;
 use crate::http::catalog::ProblemType;
 use crate::http::problem::{self, Problem};
 
+/// How gzip begins. Neither UTF-8 nor JSON begins like this.
+const GZIP: &[u8] = b"\x1f\x8b";
+
+/// Refuses the beginning of a body that is compressed without saying so.
+pub(crate) fn check_plain(begin: &[u8]) -> Result<(), Problem> {
+    if !begin.starts_with(GZIP) {
+        return Ok(());
+    }
+    let detail = "This is gzip without the header that says so: send it to POST /v1/batch with \
+                  content-encoding: gzip, or send it uncompressed.";
+    Err(bad_body(detail.to_owned()))
+}
+
 /// The text of a body. JSON is always UTF-8.
 pub(crate) fn text(body: &[u8]) -> Result<&str, Problem> {
     str::from_utf8(body).map_err(|error| {
+        if let Err(compressed) = check_plain(body) {
+            return compressed;
+        }
         let at = error.valid_up_to();
         bad_body(format!("This is not valid JSON: the byte at {at} is not UTF-8."))
     })
@@ -44,6 +60,9 @@ pub(crate) fn is_object(text: &str) -> Result<bool, Problem> {
 /// The problem for a text that is not a `T`. The text is read again to find the place of the error: the first
 /// time, that would slow down all the texts without one.
 fn explain<'a, T: Deserialize<'a>>(text: &'a str, error: &Error) -> Problem {
+    if goes_on(text) {
+        return several();
+    }
     if !error.is_data() {
         return not_json(error);
     }
@@ -57,6 +76,20 @@ fn explain<'a, T: Deserialize<'a>>(text: &'a str, error: &Error) -> Problem {
         return bad_body(problem::sentence(&rule));
     }
     bad_body(format!("{place}: {rule}."))
+}
+
+/// Whether another object follows the first value, as in NDJSON whose line breaks are lost.
+fn goes_on(text: &str) -> bool {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<IgnoredAny>();
+    let is_value = matches!(values.next(), Some(Ok(_)));
+    is_value && text[values.byte_offset()..].trim_ascii_start().starts_with('{')
+}
+
+fn several() -> Problem {
+    let detail = "There is more than one JSON object. Send several updates to POST /v1/batch as \
+                  application/x-ndjson, one per line. curl's -d removes line breaks; --data-binary \
+                  keeps them.";
+    bad_body(detail.to_owned())
 }
 
 pub(crate) fn not_json(error: &Error) -> Problem {
@@ -111,6 +144,11 @@ mod tests {
             assert!(says.starts_with("This is not valid JSON: ") || text == deep, "{says}");
         }
         assert!(refused("{\"a\":1} x").ends_with("at line 1 column 9."));
+        for text in ["{\"a\":1}{\"a\":2}", "{\"b\":1}\n{", "{\"a\":1} {\"a\":2}\n{\"a\":3}"] {
+            assert!(refused(text).starts_with("There is more than one JSON object."), "{text}");
+        }
+        let problem = text(b"\x1f\x8b\x08\0").expect_err("gzip");
+        assert!(problem.detail().contains("content-encoding: gzip"), "{}", problem.detail());
         let problem = text(b"\"\xff\"").expect_err("not UTF-8");
         assert_eq!(problem.detail(), "This is not valid JSON: the byte at 1 is not UTF-8.");
     }

@@ -81,11 +81,9 @@ const ROWS: &[Row] = &[
     ),
     // Malformed JSON.
     ("POST", KEY, JSON, r#"{"op":"add","by":"\ud800"}"#, 400, "bad-body"),
-    ("POST", KEY, JSON, "", 400, "bad-body"),
     ("POST", KEY, JSON, "{", 400, "bad-body"),
     ("POST", KEY, JSON, r#"{"op":"add"} x"#, 400, "bad-body"),
     // Wrong content type.
-    ("POST", KEY, FORM, "5", 415, "content-type"),
     ("POST", KEY, FORM, r#"{"op":"add","by":5}"#, 415, "content-type"),
     ("POST", KEY, "application/xml", "<add/>", 415, "content-type"),
     ("POST", KEY, "application/x-ndjson", "{}", 415, "content-type"),

@@ -22,10 +22,16 @@ pub(super) fn run(input: &[u8]) {
     if body.len() > INPUT_BYTES_MAX {
         return;
     }
+    if body.starts_with(b"\x1f\x8b") {
+        let answer = with_pod(|pod| pod.post(BATCH, NDJSON, Body::from(body.to_vec())));
+        assert_eq!(answer.status, 400, "gzip that does not say so: {answer:?}");
+        return;
+    }
     let whole = summary(Body::from(body.to_vec()));
     assert_eq!(summary(chunked(body, usize::from(size).max(1))), whole, "chunks matter");
+    let text = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     let lines: Vec<(usize, &[u8])> = (1..)
-        .zip(body.split(|&byte| byte == b'\n'))
+        .zip(text.split(|&byte| byte == b'\n'))
         .filter(|(_, line)| !line.iter().all(u8::is_ascii_whitespace))
         .collect();
     let count = |field: &str| usize::try_from(whole[field].as_u64().expect("a count")).unwrap();
