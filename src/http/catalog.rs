@@ -220,7 +220,7 @@ catalog! {
         "This server has no problem type of this name.",
         "GET /problems lists them all.";
     BadRequest: BAD_REQUEST, "bad-request", "Malformed request",
-        "The request breaks a rule of HTTP or of this server.",
+        "The request breaks a rule of HTTP, such as the one that requires a Host header, or of this server.",
         "Correct the request. The detail says what is wrong.";
     Internal: INTERNAL_SERVER_ERROR, "internal", "A bug in this server",
         "The request met an impossible state. If it is an update, it may or may not be counted.",

@@ -76,6 +76,7 @@ impl Observer {
         next: Next,
     ) -> Result<Response, Problem> {
         extract::check_address(request.uri())?;
+        extract::check_host(request.version(), request.headers())?;
         let caller = self.caller(route, request.headers(), now);
         let mut audit = (is_audited(route) && (caller.is_ok() || self.may_log())).then(|| Audit {
             caller: caller.as_ref().map_or("nobody", Caller::name).to_owned(),
@@ -355,11 +356,21 @@ fn panicked(panic: Box<dyn Any + Send>, metrics: &Metrics) -> Response {
     Problem::new(ProblemType::Internal, detail).into_response()
 }
 
-/// The answer to paths without a route.
-pub(crate) async fn unknown_route() -> Problem {
-    let detail = "No endpoint has this path. Keys live at /v1/{kind}/{group}/{name}, with a / \
-                  inside a name as %2F; GET /openapi.json lists every endpoint. If operators have \
-                  a separate address, some endpoints are only there and the others only here.";
+/// The answer to paths without a route. An empty part is not left out: it can be a name that the client did
+/// not fill in, and a gateway that checks paths would have read another one.
+pub(crate) async fn unknown_route(uri: Uri) -> Problem {
+    let path = uri.path();
+    let detail = if path.contains("//") {
+        "The path has two slashes in a row, so a part of it is empty. Leave one of them out or, if a group \
+         or a name belongs there, give it at least one byte."
+    } else if path.len() > 1 && path.ends_with('/') {
+        "The path ends with a slash, so its last part is empty. Leave the slash out or, if a group or a name \
+         belongs there, give it at least one byte."
+    } else {
+        "No endpoint has this path. Keys live at /v1/{kind}/{group}/{name}, with a / \
+         inside a name as %2F; GET /openapi.json lists every endpoint. If operators have \
+         a separate address, some endpoints are only there and the others only here."
+    };
     Problem::new(ProblemType::UnknownRoute, detail)
 }
 

@@ -103,14 +103,11 @@ pub(crate) fn head() -> OpenApi {
 /// The problems that an endpoint can return.
 fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     use ProblemType::{
-        AnswerFull, BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BodyTooLarge,
-        BodyTooSlow, BornTooOften, Clock, ContentType, Corrupt, DiscardUnknown, FoldBusy,
-        FoldPaused, FoldUnknown, Forbidden, Internal, KeyAbsent, NotAcceptable, NotDiscardable,
-        NotReady, OtherItem, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent,
+        AnswerFull, BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BadRequest, BodyTooLarge, BodyTooSlow, BornTooOften, Clock, ContentType, Corrupt, DiscardUnknown, FoldBusy, FoldPaused, FoldUnknown, Forbidden, Internal, KeyAbsent, NotAcceptable, NotDiscardable, NotReady, OtherItem, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent,
         StateTooLarge, Stopping, StoreRefused, StoreUnavailable, TooFast, TooManyRows,
         Unauthenticated, Undecodable, UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
     };
-    const ANY: &[ProblemType] = &[BadAddress, UriTooLong, Internal];
+    const ANY: &[ProblemType] = &[BadAddress, BadRequest, UriTooLong, Internal];
     const CALLED: &[ProblemType] = &[Unauthenticated, Forbidden, TooFast];
     const ADDRESSED: &[ProblemType] = &[UnknownKind, BadName, BadQuery, Overloaded];
     const BODY: &[ProblemType] =

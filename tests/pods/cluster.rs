@@ -111,6 +111,7 @@ async fn a_set_that_a_later_time_hides_says_so() {
         let pods = [pod(&subject), pod(&subject)];
         let send = async |pod: &Node, op: &Value| {
             let request = Request::post(format!("/v1/{kind}/g/n?return=value"))
+                .header("host", "pod")
                 .header("content-type", "application/json")
                 .body(Body::from(op.to_string()))
                 .expect("a request");

@@ -1,8 +1,8 @@
 //! Turns a request's parts into checked values. Unknown, repeated and malformed parts are never ignored:
 //! they are refused, and the problem names the broken rule.
 
-use axum::http::Uri;
 use axum::http::header::{self, HeaderMap, HeaderValue};
+use axum::http::{Uri, Version};
 use orderfree_core::crdt::{BareValue, Kind, State};
 
 use crate::http::catalog::ProblemType;
@@ -36,6 +36,18 @@ pub(crate) fn check_address(uri: &Uri) -> Result<(), Problem> {
             format!("The % at byte {at} of the address is not followed by two hexadecimal digits."),
         )),
     }
+}
+
+/// Refuses requests that do not name their host once, as RFC 9112, section 3.2, requires.
+pub(crate) fn check_host(version: Version, headers: &HeaderMap) -> Result<(), Problem> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let detail = match (hosts.next(), hosts.next()) {
+        (Some(_), None) => return Ok(()),
+        (None, _) if version < Version::HTTP_11 => return Ok(()),
+        (None, _) => "The request has no Host header, but HTTP/1.1 requires one; send it.",
+        (Some(_), Some(_)) => "The request has more than one Host header; send one.",
+    };
+    Err(Problem::new(ProblemType::BadRequest, detail))
 }
 
 /// All names of NDJSON that are in use. None of them is registered, and answers have the first one.

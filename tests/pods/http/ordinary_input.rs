@@ -3,9 +3,12 @@
 
 use std::io::Write;
 
+use axum::http::Method;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::pod::{Pod, request};
 
@@ -167,6 +170,35 @@ async fn ndjson_has_five_names_and_one_meaning() {
 }
 
 #[tokio::test]
+async fn an_empty_part_of_a_path_is_explained() {
+    let pod = Pod::new();
+    let (ends, two) = ("ends with a slash", "two slashes in a row");
+    let unknown = "unknown-route";
+    for (method, path, status, slug, says) in [
+        (Method::POST, "/v1/counter/g/n/", 404, unknown, ends),
+        (Method::POST, "/v1/counter/g/", 404, unknown, ends),
+        (Method::POST, "/v1/batch/", 404, unknown, ends),
+        (Method::GET, "/v1/counter/g/n/", 404, unknown, ends),
+        (Method::GET, "/v1/counter/g/", 404, unknown, ends),
+        (Method::GET, "/v1/counter/g/n/shards/", 404, unknown, ends),
+        (Method::GET, "/livez/", 404, unknown, ends),
+        (Method::POST, "/v1/counter//n", 400, "bad-name", "The group is empty"),
+        (Method::GET, "/v1//g/n", 404, "unknown-kind", "There is no kind \"\""),
+        (Method::POST, "//v1/counter/g/n", 404, unknown, two),
+        (Method::POST, "/v1/counter/g//", 404, unknown, two),
+        (Method::GET, "/v1/counter/g/a/b", 404, unknown, "with a / inside a name as %2F"),
+        (Method::GET, "/", 404, unknown, "lists every endpoint"),
+    ] {
+        let answer = pod.send(request(method.as_str(), path, &[], "")).await;
+        let detail = answer.detail(status, slug);
+        assert!(detail.contains(says), "{method} {path}: {detail}");
+        let outcome = answer.problem(status, slug);
+        assert_eq!(outcome.as_deref(), (method == Method::POST).then_some("refused"), "{path}");
+    }
+    assert_eq!(pod.get("/v1/counter/g").await.json()["keys"], json!([]));
+}
+
+#[tokio::test]
 async fn names_that_addresses_lose_are_refused_everywhere() {
     let pod = Pod::new();
     let says = "can't be `.` or `..`";
@@ -208,4 +240,36 @@ async fn names_that_addresses_lose_are_refused_everywhere() {
     }
     let page = pod.get("/v1/counter/g?prefix=.&from=..&to=..c").await.json();
     assert_eq!(page["keys"].as_array().map(Vec::len), Some(2), "{page}");
+}
+
+#[tokio::test]
+async fn a_request_names_its_host_once() {
+    let pod = Pod::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let router = pod.router();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    for (version, hosts, status, says) in [
+        ("1.1", "host: a\r\n", 200, "acked"),
+        ("1.1", "host:\r\n", 200, "acked"),
+        ("1.0", "", 200, "acked"),
+        ("1.0", "host: a\r\n", 200, "acked"),
+        ("1.1", "", 400, "no Host header"),
+        ("1.1", "host: a\r\nhost: b\r\n", 400, "more than one Host header"),
+        ("1.1", "host: a\r\nHost: a\r\n", 400, "more than one Host header"),
+        ("1.0", "host: a\r\nhost: a\r\n", 400, "more than one Host header"),
+    ] {
+        let mut socket = TcpStream::connect(address).await.expect("a connection");
+        let head = format!("POST {KEY} HTTP/{version}\r\n{hosts}connection: close\r\n\r\n");
+        socket.write_all(head.as_bytes()).await.expect("written");
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await.expect("an answer");
+        assert!(answer[9..].starts_with(&status.to_string()), "{head}: {answer}");
+        assert!(answer.contains(says), "{head}: {answer}");
+        if status == 400 {
+            assert!(answer.contains("/problems/bad-request"), "{answer}");
+            assert!(answer.contains(r#""outcome":"refused""#), "{answer}");
+        }
+    }
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("4"));
 }

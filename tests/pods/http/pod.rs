@@ -243,7 +243,7 @@ pub(crate) fn request(
     headers: &[(&str, &str)],
     body: impl Into<Body>,
 ) -> Request<Body> {
-    let mut request = Request::builder().method(method).uri(path);
+    let mut request = Request::builder().method(method).uri(path).header("host", "pod");
     for (name, value) in headers {
         request = request.header(*name, *value);
     }

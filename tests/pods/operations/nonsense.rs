@@ -80,9 +80,14 @@ async fn bytes_that_are_not_http_are_refused_and_do_no_harm() {
         ),
         (
             "an upgrade",
-            b"GET /livez HTTP/1.1\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n".to_vec(),
+            b"GET /livez HTTP/1.1\r\nhost: a\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
+                .to_vec(),
             &[200],
         ),
+        ("HTTP/1.1 without a host", b"GET /livez HTTP/1.1\r\n\r\n".to_vec(), &[400]),
+        ("two hosts", b"GET /livez HTTP/1.1\r\nhost: a\r\nhost: a\r\n\r\n".to_vec(), &[400]),
+        ("HTTP/1.0 without a host", b"GET /livez HTTP/1.0\r\n\r\n".to_vec(), &[200]),
+        ("HTTP/1.0 with a host", b"GET /livez HTTP/1.0\r\nhost: a\r\n\r\n".to_vec(), &[200]),
     ];
     for (name, bytes, expected) in &cases {
         for _ in 0..20 {

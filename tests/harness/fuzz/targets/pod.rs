@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::http::{HeaderMap, Method, Request, StatusCode};
+use axum::http::header::HOST;
+use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use orderfree::engine::Context;
 use orderfree::engine::fold::{Folder, Folding};
 use orderfree::engine::health::Health;
@@ -97,7 +98,9 @@ impl Pod {
         self.clock.passed_us.fetch_add(span_us, Ordering::SeqCst);
     }
 
-    pub(super) fn send(&self, request: Request<Body>) -> Answer {
+    pub(super) fn send(&self, mut request: Request<Body>) -> Answer {
+        // Clients name the host by themselves.
+        request.headers_mut().entry(HOST).or_insert(HeaderValue::from_static("pod"));
         self.runtime.block_on(async {
             let response = self.router.clone().oneshot(request).await.expect("infallible");
             let (parts, body) = response.into_parts();
