@@ -204,6 +204,12 @@ impl TargetArgs {
 }
 
 impl LoadArgs {
+    /// The addresses of running pods.
+    #[must_use]
+    pub fn urls(&self) -> &[String] {
+        &self.target.urls
+    }
+
     /// Refuses arguments that cannot work, with a sentence that says why.
     pub(crate) fn check(&self, connect: Connect<'_>) -> anyhow::Result<()> {
         self.check_target(connect)?;

@@ -218,7 +218,7 @@ impl ServerArgs {
             Err(error) => return Err(connect::explain(&self.url, error).await),
         };
         let value = serde_json::from_str(&text)
-            .context("the server's answer is not JSON; check that --url names an Orderfree server");
+            .context("the server's answer is not JSON; check that --url names an Orderfree server, and its http:// or https://");
         let value = value.map_err(|error| NoAnswer { error, may_have_arrived: true })?;
         Ok(Answer { status, text, value })
     }

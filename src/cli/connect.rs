@@ -4,9 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Chain, Context};
 use clap::Args;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, ClientBuilder, Url};
 
 use crate::pod::config::Secret;
@@ -46,40 +47,76 @@ pub(super) struct NoAnswer {
 
 /// Explains why a request to this address has no answer.
 pub(super) async fn explain(url: &Url, error: reqwest::Error) -> NoAnswer {
-    let (address, is_connect) = (shown(url), error.is_connect());
-    let may_be_plain = url.scheme() == "http" && !is_connect && !error.is_timeout();
+    let address = shown(url);
+    if let Some(wrong) = wrong_address(url, &error).await {
+        // A port can take both, so a request in clear text may have arrived in spite of the hint.
+        let may_have_arrived = !error.is_connect() && !error.is_redirect();
+        return NoAnswer { error: with_cause(wrong, error), may_have_arrived };
+    }
+    let is_connect = error.is_connect();
     let error = anyhow::Error::from(error);
-    let sentence = if is_connect {
-        let whole = format!("{error:#}").to_lowercase();
-        if whole.contains("corrupt message") {
+    if !is_connect {
+        return NoAnswer { error, may_have_arrived: true };
+    }
+    let error = if format!("{error:#}").to_lowercase().contains("certificate") {
+        error.context(format!(
+            "the certificate of {address} is not accepted, so nothing was sent; set its CA with --ca, and use an \
+             address that the certificate covers"
+        ))
+    } else {
+        anyhow::anyhow!(
+            "no server answers at {address}, so nothing was sent; start one with `orderfree serve`, or set its \
+             address with --url http://…"
+        )
+    };
+    NoAnswer { error, may_have_arrived: false }
+}
+
+/// The cause of a failure to connect is only that nothing was understood, so it is left out.
+fn with_cause(wrong: String, error: reqwest::Error) -> anyhow::Error {
+    match error.is_connect() {
+        true => anyhow::anyhow!(wrong),
+        false => anyhow::Error::from(error).context(wrong),
+    }
+}
+
+/// Says which address to write instead, if a request failed because the server takes the other one of `http`
+/// and `https`, or is elsewhere.
+async fn wrong_address(url: &Url, error: &reqwest::Error) -> Option<String> {
+    let address = shown(url);
+    if error.is_redirect() {
+        return Some(format!(
+            "{address} redirects to another address, so nothing was counted; write that one instead"
+        ));
+    }
+    if error.is_connect() {
+        let is_clear_text =
+            Chain::new(error).any(|cause| cause.to_string().contains("corrupt message"));
+        return is_clear_text.then(|| {
             format!(
                 "{address} does not speak TLS, so nothing was sent; write http:// instead of https://"
             )
-        } else if whole.contains("certificate") {
-            return NoAnswer {
-                error: error.context(format!(
-                    "the certificate of {address} is not accepted, so nothing was sent; set its CA with --ca, and \
-                     use an address that the certificate covers"
-                )),
-                may_have_arrived: false,
-            };
-        } else {
-            format!(
-                "no server answers at {address}, so nothing was sent; start one with `orderfree serve`, or set its \
-                 address with --url http://…"
-            )
+        });
+    }
+    let may_be_tls = url.scheme() == "http" && !error.is_timeout();
+    (may_be_tls && speaks_tls(url).await)
+        .then(|| format!("{address} speaks TLS; write https:// instead of http://"))
+}
+
+/// Checks that a server does not take the other one of `http` and `https`. A server that does not answer yet
+/// passes.
+///
+/// # Errors
+/// One sentence that says which address to write.
+pub(super) async fn check_address(url: &Url) -> anyhow::Result<()> {
+    let Ok(look) = url.join("livez") else { return Ok(()) };
+    let sent = unchecked()?.get(look).timeout(TLS_LOOK_TIME_MAX).send().await;
+    match sent {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            wrong_address(url, &error).await.map_or(Ok(()), |wrong| Err(with_cause(wrong, error)))
         }
-    } else {
-        // A port can take both, so the request may have arrived in spite of the hint.
-        let error = match may_be_plain && speaks_tls(url).await {
-            true => {
-                error.context(format!("{address} speaks TLS; write https:// instead of http://"))
-            }
-            false => error,
-        };
-        return NoAnswer { error, may_have_arrived: true };
-    };
-    NoAnswer { error: anyhow::anyhow!(sentence), may_have_arrived: false }
+    }
 }
 
 /// Whether the port of an `http` address answers in TLS.
@@ -96,7 +133,15 @@ async fn speaks_tls(url: &Url) -> bool {
 
 /// A client that checks no certificate and sends no token, for requests without secrets.
 pub(super) fn unchecked() -> reqwest::Result<Client> {
-    Client::builder().tls_certs_only([]).tls_danger_accept_invalid_certs(true).build()
+    builder().tls_certs_only([]).tls_danger_accept_invalid_certs(true).build()
+}
+
+/// A builder of clients that follow no redirect, because most redirects turn an update into a read.
+fn builder() -> ClientBuilder {
+    Client::builder().redirect(Policy::custom(|attempt| {
+        let address = shown(attempt.url());
+        attempt.error(format!("to {address}"))
+    }))
 }
 
 impl ConnectArgs {
@@ -105,7 +150,7 @@ impl ConnectArgs {
     /// # Errors
     /// One sentence that names the file that can't be used. It does not repeat the token.
     pub fn builder(&self, url: &Url) -> anyhow::Result<ClientBuilder> {
-        let mut builder = Client::builder();
+        let mut builder = builder();
         if let Some(token) = self.token()? {
             let value = HeaderValue::try_from(format!("Bearer {}", token.reveal()));
             let mut value = value

@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use reqwest::Url;
 
-use super::connect::ConnectArgs;
+use super::connect::{self, ConnectArgs};
 
 #[derive(Debug, Args)]
 pub(super) struct LoadCommand {
@@ -16,5 +17,9 @@ pub(super) struct LoadCommand {
 
 pub(super) async fn run(args: LoadCommand) -> anyhow::Result<ExitCode> {
     let LoadCommand { load, connect } = args;
+    // The load waits for pods that are not ready yet. At a wrong address it would wait in vain.
+    for url in load.urls().iter().filter_map(|url| Url::parse(url).ok()) {
+        connect::check_address(&url).await?;
+    }
     orderfree_load::run(load, |url| connect.builder(url)).await
 }

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::pod::{Pod, Setup, run, token};
 use crate::tls::Guarded;
+use crate::wire::Connection;
 
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
@@ -273,6 +275,7 @@ async fn http_and_tls_taken_for_each_other_are_told() {
         &["ls", "counter/g"],
         &["merge", "counter/g", "n"],
         &["doctor", "--data", "nowhere"],
+        &["load", "--duration", "1s"],
     ] {
         for (url, says) in [
             (&http, "speaks TLS; write https://"),
@@ -285,6 +288,42 @@ async fn http_and_tls_taken_for_each_other_are_told() {
             assert!(said.code == Some(code) && all.contains(says), "{arguments:?} {url}: {said:?}");
         }
     }
+}
+
+/// Most redirects turn an update into a read. An ingress sends them from `http` to `https`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redirect_is_not_followed_but_told() {
+    let pod = Setup::new().start().await;
+    let ingress = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", ingress.local_addr().expect("an address"));
+    let to = format!("http://127.0.0.1:{}", pod.port());
+    let target = to.clone();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = ingress.accept().await.expect("a connection");
+            let mut connection = Connection::over(stream);
+            let (head, _) = connection.request().await.expect("a request");
+            let path = head.split(' ').nth(1).expect("a path");
+            let answer = format!(
+                "HTTP/1.1 301 Moved\r\nlocation: {target}{path}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            );
+            connection.send(answer.as_bytes()).await.expect("sent");
+        }
+    });
+    for arguments in [
+        &["add", "counter/g/n", "1"][..],
+        &["get", "counter/g/n"],
+        &["health"],
+        &["doctor", "--data", "nowhere"],
+        &["load", "--duration", "1s"],
+    ] {
+        let said = Said::from(run(&[arguments, &["--url", &url]].concat(), &[]).await);
+        let all = format!("{}{}", said.out, said.err);
+        assert_eq!(said.code, Some(1), "{arguments:?}: {said:?}");
+        assert!(all.contains("redirects to another address"), "{arguments:?}: {said:?}");
+        assert!(all.contains(&to), "{arguments:?}: {said:?}");
+    }
+    assert_eq!(call(&pod, &["get", "counter/g/n"]).await.code, Some(3), "nothing was counted");
 }
 
 #[tokio::test(flavor = "multi_thread")]
