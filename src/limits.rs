@@ -157,6 +157,14 @@ const _: () = assert!(GROUP_ROWS_MAX as usize * (SMALL_STATE_BYTES + 2 * 256 + 1
 /// (`unlogged_batch_across_partitions_warn_threshold`).
 pub const BATCH_GROUPS_MAX: u16 = 10;
 
+/// Bytes of packs in one request to Cassandra that writes to several groups. With names and statements it stays
+/// below 5 KiB in most cases, and always far below 50 KiB.
+pub const BATCH_PACK_BYTES_MAX: usize = 4 * 1024;
+
+/// Bytes of packs in one request to Cassandra that writes to one group, which is one mutation. Cassandra refuses
+/// mutations above half a segment of its commit log.
+pub const GROUP_PACK_BYTES_MAX: usize = 1024 * 1024;
+
 /// Requests with shard writes of one first replica that can be in flight at once without a backlog. Another
 /// one is sent only if many rows wait, or if the earlier requests are overdue.
 pub const WRITE_REQUESTS_OF_REPLICA: usize = 1;

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use orderfree_core::crdt::envelope::{
-    KeySeal, decode_shard, decode_tally, encode_shard, encode_tally,
+    KeySeal, decode_state, decode_tally, encode_shard, encode_tally,
 };
 use orderfree_core::crdt::{Dot, Kind, Question, State};
 use orderfree_core::protocol::{Key, MutatorId, Name, Timestamp};
@@ -128,7 +128,7 @@ fn every_format_is_written_and_read_as_it_always_was() {
         let (kind, format) = name.trim_end_matches(".json").rsplit_once('-').expect("KIND-FORMAT");
         let kind = Kind::from_name(kind).expect("a kind");
         let row = seal(kind).row(writer().0, writer().1);
-        let shard = decode_shard(row, kind, &bytes(&golden["shard"])).expect("readable");
+        let shard = decode_state(row, kind, &bytes(&golden["shard"])).expect("readable");
         assert_eq!(shown(&shard), golden["value"], "{name}");
         let tally = bytes(&golden["tally"]);
         let tally = decode_tally(seal(kind), kind, &tally).expect("readable");

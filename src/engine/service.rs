@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orderfree_core::crdt::envelope;
-use orderfree_core::crdt::{Kind, Op, State};
+use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{self, Then};
+use orderfree_core::protocol::op_id::NamedOp;
 use orderfree_core::protocol::read::{self, RowError, RowReader};
 use orderfree_core::protocol::{
     BadSlice, Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp,
@@ -20,7 +21,7 @@ use crate::engine::fold::{FoldFailure, FoldResult, Folder};
 use crate::engine::metrics::Metrics;
 use crate::engine::read::Reader;
 pub use crate::engine::read::{Held, KeyValue, ReadError};
-use crate::engine::write::{Mutators, UpdateError, Updates};
+use crate::engine::write::{Mutators, Update, UpdateError, Updates};
 use crate::limits;
 use crate::store::{GroupCursor, GroupList, Operators, Reads, StoreError, prefix};
 
@@ -128,10 +129,16 @@ impl Service {
     pub async fn update(
         &self,
         key: &Key,
-        ops: Vec<Op>,
+        update: impl Into<Update>,
         durability: Durability,
     ) -> Result<Option<Timestamp>, UpdateError> {
-        self.mutators.update(key, ops, durability).await
+        self.mutators.update(key, update, durability).await
+    }
+
+    /// Until when an update with this name can be sent again.
+    #[must_use]
+    pub fn retry_until(&self, name: &NamedOp, group: &Name) -> Timestamp {
+        name.retry_until(group, &self.constants)
     }
 
     /// Applies updates of many keys. Each update has its own outcome; outcomes keep the order of the updates.
@@ -276,7 +283,7 @@ impl Service {
         };
         let now = self.gate.now().wall;
         let row = row.ok_or(DiscardError::NoRow(mutator_id))?;
-        let error = RowReader::of(key).shard(&row).err().ok_or(DiscardError::Decodable)?;
+        let error = RowReader::of(key).state(&row).err().ok_or(DiscardError::Decodable)?;
         if matches!(&error, RowError::Undecodable { error, .. } if error.may_be_newer()) {
             return Err(DiscardError::Newer);
         }

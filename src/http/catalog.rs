@@ -99,10 +99,33 @@ catalog! {
         "The body is well-formed, but it is not an operation of this kind of key.",
         "GET /v1/kinds shows an example op of each kind.";
     BadHeader: BAD_REQUEST, "unsupported-header", "Unsupported header",
-        "The request has a header for something that this server can't do yet: an idempotency key, or a \
-         precondition on an update. The server rejects such headers and never ignores them.",
-        "Leave the header out. Note that an update that is sent again after the outcome `unknown` may \
-         count twice.";
+        "The request has a header for something that this server can't do: a precondition on an update, or \
+         an id on a request that changes nothing. The server rejects such headers and never ignores them.",
+        "Leave the header out.";
+    BadId: UNPROCESSABLE_ENTITY, "bad-id", "Not an id",
+        "An id, its time or its window is malformed, or the request has two of them.",
+        "Do what `detail` says. Nothing was counted.";
+    IdWithoutTime: UNPROCESSABLE_ENTITY, "id-without-time", "The id has no time",
+        "An id counts once within a window that begins at its time. This one has no time inside it, and none \
+         came with it.",
+        "Send Idempotency-Time (or `time`) with the id, the same at each retry, or use UUIDs of version 7: \
+         POST /v1/ids makes them.";
+    IdAhead: UNPROCESSABLE_ENTITY, "id-ahead", "The id is from the future",
+        "The time of the id is further ahead of this server's clock than two right clocks can differ.",
+        "Set the client's clock, or take ids from POST /v1/ids. Nothing was counted by this request.";
+    IdExpired: UNPROCESSABLE_ENTITY, "id-expired", "The window of the id is over",
+        "The id is too old to be taken. This request counted nothing. An earlier request with the id may be \
+         counted, and no later one can be.",
+        "Stop sending this id. If no earlier request with it was sent, send the update with a new id; \
+         otherwise its outcome stays unknown.";
+    IdReused: UNPROCESSABLE_ENTITY, "id-reused", "The id belongs to another update",
+        "This pod has an update of the key with this id and other content. An id names one update.",
+        "Send the update that the id was made for, or use a new id for this one.";
+    TooManyIds: TOO_MANY_REQUESTS retry 60, "too-many-ids", "Too many ids of one key",
+        "This pod has as many ids of the key for one window as it can have. They are remembered until no \
+         retry can come any more.",
+        "Send the update again with the same id, to another pod or later. Spread what is counted over more \
+         keys, or use the window `minute`.";
     OutOfRange: CONFLICT, "out-of-range", "The value would be out of range",
         "The op, or the merge of the keys, would take the value beyond the range of its kind.",
         "Send a smaller amount, use another key, or merge fewer keys.";

@@ -25,7 +25,7 @@ use axum::middleware::from_fn_with_state;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use api::{batch, inspect, merge, operations, read, repair, update};
+use api::{batch, ids, inspect, merge, operations, read, repair, update};
 use observe::Observer;
 use state::Served;
 
@@ -79,6 +79,7 @@ fn user_routes() -> OpenApiRouter<Served> {
         .routes(routes!(read::read_group))
         .routes(routes!(batch::batch))
         .routes(routes!(batch::query))
+        .routes(routes!(ids::ids))
         .routes(routes!(merge::merge))
         .routes(routes!(inspect::kinds))
 }

@@ -103,9 +103,13 @@ pub(crate) fn head() -> OpenApi {
 /// The problems that an endpoint can return.
 fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     use ProblemType::{
-        AnswerFull, BadAddress, BadBody, BadHeader, BadName, BadOp, BadQuery, BadRequest, BodyTooLarge, BodyTooSlow, BornTooOften, Clock, ContentType, Corrupt, DiscardUnknown, FoldBusy, FoldPaused, FoldUnknown, Forbidden, Internal, KeyAbsent, NotAcceptable, NotDiscardable, NotReady, OtherItem, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, RowAbsent,
-        StateTooLarge, Stopping, StoreRefused, StoreUnavailable, TooFast, TooManyRows,
-        Unauthenticated, Undecodable, UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
+        AnswerFull, BadAddress, BadBody, BadHeader, BadId, BadName, BadOp, BadQuery, BadRequest,
+        BodyTooLarge, BodyTooSlow, BornTooOften, Clock, ContentType, Corrupt, DiscardUnknown,
+        FoldBusy, FoldPaused, FoldUnknown, Forbidden, IdAhead, IdExpired, IdReused, IdWithoutTime,
+        Internal, KeyAbsent, NotAcceptable, NotDiscardable, NotReady, OtherItem, OutOfRange,
+        OutcomeUnknown, OverQuota, Overloaded, RowAbsent, StateTooLarge, Stopping, StoreRefused,
+        StoreUnavailable, TooFast, TooManyIds, TooManyRows, Unauthenticated, Undecodable,
+        UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, BadRequest, UriTooLong, Internal];
     const CALLED: &[ProblemType] = &[Unauthenticated, Forbidden, TooFast];
@@ -126,17 +130,18 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         Stopping,
         OutcomeUnknown,
     ];
+    const IDS: &[ProblemType] = &[BadId, IdWithoutTime, IdAhead, IdExpired, IdReused, TooManyIds];
     const READ: &[ProblemType] =
-        &[StoreUnavailable, TooManyRows, Undecodable, Unmergeable, Corrupt];
+        &[BadHeader, StoreUnavailable, TooManyRows, Undecodable, Unmergeable, Corrupt];
     const FOLD: &[ProblemType] = &[FoldPaused, FoldBusy, FoldUnknown];
     let of_path: &[&[ProblemType]] = match (path, method) {
         ("/v1/{kind}/{group}/{name}", HttpMethod::Post) => {
-            &[ADDRESSED, BODY, WRITE, &[NotAcceptable]]
+            &[ADDRESSED, BODY, WRITE, IDS, &[NotAcceptable]]
         }
         ("/v1/{kind}/{group}/{name}", _) => {
             &[ADDRESSED, READ, &[KeyAbsent, NotAcceptable, AnswerFull]]
         }
-        ("/v1/{kind}/{group}", _) => &[ADDRESSED, &[StoreUnavailable, Corrupt]],
+        ("/v1/{kind}/{group}", _) => &[ADDRESSED, &[BadHeader, StoreUnavailable, Corrupt]],
         ("/v1/{kind}/{group}/{name}/shards", _) => &[ADDRESSED, READ, &[KeyAbsent]],
         ("/v1/{kind}/{group}/{name}/fold", _) => &[ADDRESSED, READ, FOLD],
         ("/v1/{kind}/{group}/{name}/discard", _) => &[
@@ -146,8 +151,9 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         ],
         ("/v1/{kind}", _) => &[&[UnknownKind, BadQuery, Overloaded, StoreUnavailable, Corrupt]],
         ("/metrics", _) => &[&[Unauthenticated, Forbidden]],
-        ("/v1/batch", _) => &[BODY, WRITE, &[UnknownKind, BadName, AnswerFull]],
-        ("/v1/query", _) => &[BODY],
+        ("/v1/batch", _) => &[BODY, WRITE, IDS, &[UnknownKind, BadName, AnswerFull]],
+        ("/v1/query", _) => &[BODY, &[BadHeader]],
+        ("/v1/ids", _) => &[&[BadQuery, Overloaded, Clock]],
         ("/v1/merge", _) => {
             &[ADDRESSED, BODY, READ, &[KeyAbsent, NotAcceptable, OutOfRange, AnswerFull]]
         }

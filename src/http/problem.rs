@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::fold::FoldError;
 use orderfree_core::protocol::read::RowError;
-use orderfree_core::protocol::{Durability, Outcome};
+use orderfree_core::protocol::{Durability, Outcome, Timestamp};
 use serde::{Serialize, Serializer};
 use utoipa::openapi::schema::{Schema, Type};
 use utoipa::openapi::{ObjectBuilder, RefOr};
@@ -22,7 +22,8 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::engine::fold::FoldFailure;
 use crate::engine::service::ReadError;
 use crate::engine::write::{Refused, UpdateError};
-use crate::http::catalog::ProblemType;
+use crate::http::body::wire::rfc3339;
+use crate::http::catalog::{Entry, ProblemType};
 use crate::limits;
 use crate::store::StoreError;
 
@@ -206,6 +207,8 @@ pub struct Problem {
     /// Only for updates: refused or unknown.
     outcome: Option<Outcome>,
     summary: Option<Box<Summary>>,
+    /// Only for updates with an id: until when it can be sent again.
+    retry_until: Option<Timestamp>,
     /// The `Accept-Encoding` of the answer.
     accept_encoding: Option<&'static str>,
 }
@@ -230,6 +233,10 @@ pub(crate) struct ProblemBody<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<NotAckedText>)]
     outcome: Option<Outcome>,
+    /// Only for updates with an id: send the update again with the same id, up to this time. It counts once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, format = DateTime)]
+    retry_until: Option<String>,
     /// Only for a stream that ended early, or of which no line was applied: the outcomes of the lines.
     #[serde(skip_serializing_if = "Option::is_none")]
     summary: Option<&'a Summary>,
@@ -246,7 +253,14 @@ impl Problem {
             detail.truncate(end.expect("invariant: 0 is one"));
             detail.push('…');
         }
-        Problem { kind, detail, outcome: None, summary: None, accept_encoding: None }
+        Problem {
+            kind,
+            detail,
+            outcome: None,
+            summary: None,
+            retry_until: None,
+            accept_encoding: None,
+        }
     }
 
     /// Says that the update is certainly not counted: it is safe to send it again.
@@ -257,6 +271,22 @@ impl Problem {
     /// Says that the update may be counted: sending it again may count it twice.
     fn unknown(self) -> Problem {
         Problem { outcome: Some(Outcome::Unknown), ..self }
+    }
+
+    /// Says until when this update with an id can be sent again, if that can change its outcome.
+    #[must_use]
+    pub(crate) fn of_named(self, until: Option<Timestamp>) -> Problem {
+        let Entry { status, retry_after_s, .. } = self.kind.entry();
+        let is_for_good = status.is_client_error()
+            && retry_after_s.is_none()
+            && self.kind != ProblemType::IdAhead;
+        match until {
+            Some(until) if !is_for_good => {
+                let problem = self.and("Send it again with the same id: it counts once.");
+                Problem { retry_until: Some(until), ..problem }
+            }
+            _ => self,
+        }
     }
 
     /// The outcome of the update with this problem, and the problem with that outcome: refused, unless it
@@ -324,6 +354,7 @@ impl Problem {
             detail: &self.detail,
             instance,
             outcome: self.outcome,
+            retry_until: self.retry_until.map(rfc3339),
             summary: self.summary.as_deref(),
         }
     }
@@ -407,6 +438,9 @@ impl From<UpdateError> for Problem {
             UpdateError::Unknown(_) => {
                 Problem::new(ProblemType::OutcomeUnknown, sentence(&error.to_string())).unknown()
             }
+            UpdateError::IdExpired { .. } => {
+                Problem::new(ProblemType::IdExpired, sentence(&error.to_string())).unknown()
+            }
         }
     }
 }
@@ -419,6 +453,8 @@ impl From<Refused> for Problem {
             Refused::Overloaded(_) => ProblemType::Overloaded,
             Refused::Quota(_) => ProblemType::OverQuota,
             Refused::BornTooOften => ProblemType::BornTooOften,
+            Refused::IdAhead { .. } => ProblemType::IdAhead,
+            Refused::TooManyIds { .. } => ProblemType::TooManyIds,
             Refused::Store(_) | Refused::Unacked => ProblemType::StoreRefused,
             Refused::Deadline(_) => ProblemType::Unsent,
             Refused::Stopping => ProblemType::Stopping,
@@ -433,6 +469,7 @@ impl From<OpError> for Problem {
             OpError::Overflow { .. } => ProblemType::OutOfRange,
             OpError::TooLarge | OpError::KeyFull | OpError::TallyFull => ProblemType::StateTooLarge,
             OpError::OtherItem { .. } => ProblemType::OtherItem,
+            OpError::IdReused => ProblemType::IdReused,
             OpError::WrongKind { .. } | OpError::Invalid(_) => ProblemType::BadOp,
         };
         Problem::new(kind, sentence(&error.to_string())).refused()

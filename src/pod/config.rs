@@ -132,7 +132,7 @@ pub struct StoreArgs {
     pub request_budget: Option<Duration>,
 
     /// Largest measured clock offset at which this pod still takes updates [default: 2/5 of the drain margin,
-    /// up to 30s].
+    /// up to 5s].
     #[arg(long, env = "ORDERFREE_CLOCK_OFFSET_MAX", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub clock_offset_max: Option<Duration>,
 

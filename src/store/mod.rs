@@ -111,6 +111,8 @@ pub struct RequestLimits {
     pub group_rows_max: usize,
     /// Maximum partitions of one request.
     pub partitions_max: usize,
+    /// Maximum bytes of packs in one request over several partitions.
+    pub bytes_max: usize,
     /// Requests that can be in flight at once, however few writes wait.
     pub free: usize,
     /// One more request can be in flight per this many full requests that wait.
@@ -124,6 +126,7 @@ impl Default for RequestLimits {
             rows_max: limits::BATCH_ROWS_MAX.into(),
             group_rows_max: limits::GROUP_ROWS_MAX.into(),
             partitions_max: limits::BATCH_GROUPS_MAX.into(),
+            bytes_max: limits::BATCH_PACK_BYTES_MAX,
             free: limits::WRITE_REQUESTS_OF_REPLICA,
             backlog: limits::WRITE_REQUEST_BACKLOG,
         }

@@ -11,7 +11,7 @@ use orderfree::runtime::clock::Clock;
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, schema};
 use orderfree::store::{RequestLimits, Store};
 use orderfree_core::crdt::Counter;
-use orderfree_core::crdt::envelope::{KeySeal, decode_shard};
+use orderfree_core::crdt::envelope::{KeySeal, decode_state};
 use orderfree_core::protocol::consistency::Levels;
 use orderfree_core::protocol::{Constants, Key, MutatorId, Timestamp};
 use scylla::client::session::Session;
@@ -290,7 +290,7 @@ impl Coordinators {
                 let (expires_us, id, bytes) = row.expect("a row");
                 let (expires_at, id) = (Timestamp::from_micros(expires_us), MutatorId::new(id));
                 let seal = KeySeal::of(key).row(expires_at, id);
-                let state = decode_shard(seal, key.kind, &bytes).expect("decodable");
+                let state = decode_state(seal, key.kind, &bytes).expect("decodable");
                 Counter::try_from(state).expect("a counter").total()
             })
             .sum()

@@ -20,7 +20,7 @@ use orderfree::pod::node::{Node, Parts};
 use orderfree::runtime::clock::SystemClock;
 use orderfree::store::embedded::{EmbeddedStore, SHARDS};
 use orderfree_core::crdt::Kind;
-use orderfree_core::crdt::envelope::{KeySeal, decode_shard, encode_shard};
+use orderfree_core::crdt::envelope::{KeySeal, decode_state, encode_shard};
 use orderfree_core::protocol::{Constants, Durability, Key, MutatorId, Name, Overrides, Timestamp};
 use pod::{Setup, run};
 use redb::{Database, ReadableTable};
@@ -96,7 +96,7 @@ fn grow(file: &Path, names: usize) {
             let mutator_id = MutatorId::new(Uuid::from_u128(id));
             KeySeal::of_parts("counter", &group, name).row(expires_at, mutator_id)
         };
-        let state = decode_shard(seal("n"), Kind::Counter, &value.1).expect("decodable");
+        let state = decode_state(seal("n"), Kind::Counter, &value.1).expect("decodable");
         let row = |index| {
             let name = name(index);
             let sealed = encode_shard(seal(&name), &state, 1);

@@ -14,16 +14,16 @@
 //! | flag | set for | what follows the fence or the write number |
 //! | --- | --- | --- |
 //! | bit 0 | a tally | |
-//! | bit 1 | a pack: a shard whose payload holds ops by their ids | |
+//! | bit 1 | a [pack](super::pack): a shard whose payload holds ops by their ids | |
 //! | bit 2 | a shard born on a key that was reset | varint: the reset's generation |
 //! | bit 3 | the tally of a reset | varint: its generation; varint: for how long it is remembered |
 //! | bit 4 | the tally of a deleted key | |
 //! | bit 5 | a tally that takes no further shard, because it would grow beyond its limit | |
 //!
-//! Bits 1 to 4 are reserved so that ids and resets need no second format. This release writes none of them,
-//! and reads a row with one of them as [undecodable](DecodeError::Feature). The flags come before everything
-//! else that can differ between two tallies with the same fence. So the tally with bit 5 has the greater
-//! bytes, and wins.
+//! Bits 2 to 4 are reserved so that resets need no second format. This release writes none of them, and reads
+//! a row with one of them as [undecodable](DecodeError::Feature). The flags come before everything else that
+//! can differ between two tallies with the same fence. So the tally with bit 5 has the greater bytes, and
+//! wins.
 //!
 //! The checksum begins with the row's address, which is not part of these bytes: see [`RowSeal`]. So a row
 //! that appears at another key, expiry or mutator is as undecodable as a row with a flipped bit.
@@ -31,17 +31,19 @@
 //! There is no room for fields that an older release could skip. Bytes that a reader does not know are
 //! [undecodable](DecodeError): an error for readers, and a fold stops at them.
 
+use super::pack::{Pack, StoredPack};
 use super::varint::{self, Reader};
 use super::{DecodeError, Kind, State};
 use crate::protocol::{Key, MutatorId, Timestamp};
 
 const MAGIC: u8 = 0xCF;
 const FLAG_TALLY: u8 = 0b1;
+const FLAG_PACK: u8 = 0b10;
 const FLAG_FULL: u8 = 0b10_0000;
 const FLAGS_FULL_TALLY: u8 = FLAG_TALLY | FLAG_FULL;
 /// Flags with a meaning that this release does not support.
-const FEATURES: [(u8, &str); 4] =
-    [(0b10, "ids"), (0b100, "a reset"), (0b1000, "a reset"), (0b1_0000, "a deletion")];
+const FEATURES: [(u8, &str); 3] =
+    [(0b100, "a reset"), (0b1000, "a reset"), (0b1_0000, "a deletion")];
 const CHECKSUM_BYTES: usize = 4;
 
 /// The start of the checksums of a key's rows: CRC-32C of its kind's name, its group and its name, each after
@@ -121,10 +123,27 @@ impl RowSeal {
     }
 }
 
+/// What the row of a shard holds.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Shard<'a> {
+    /// The state of a mutator.
+    Plain(State),
+    /// Ops by their ids.
+    Pack(StoredPack<'a>),
+}
+
 /// Encodes a shard. `write` is the number of the mutator's writes so far, starting at 1.
 #[must_use]
 pub fn encode_shard(seal: RowSeal, state: &State, write: u64) -> Vec<u8> {
-    encode(seal, state, 0, write)
+    encode_state(seal, state, 0, write)
+}
+
+/// Encodes a shard that holds ops by their ids. `write` is as in [`encode_shard`].
+#[must_use]
+pub fn encode_pack(seal: RowSeal, pack: &Pack, write: u64) -> Vec<u8> {
+    let mut payload = Vec::new();
+    pack.encode(&mut payload);
+    encode(seal, pack.kind(), pack.precision(), &payload, FLAG_PACK, write)
 }
 
 /// Encodes the tally of a key, which includes every shard with `expires_at <= fence`.
@@ -147,7 +166,7 @@ pub fn encode_full_tally(key: KeySeal, state: &State, fence: Timestamp) -> Vec<u
 
 fn tally(key: KeySeal, state: &State, flags: u8, fence: Timestamp) -> Vec<u8> {
     let fence = u64::try_from(fence.as_micros()).expect("invariant: a fence is after 1970");
-    encode(key.tally(), state, flags, fence)
+    encode_state(key.tally(), state, flags, fence)
 }
 
 /// Whether these are the bytes of a tally that takes no further shard. The row must be decodable.
@@ -162,16 +181,30 @@ pub fn is_full(bytes: &[u8]) -> bool {
     flags().is_some_and(|flags| flags & FLAG_FULL != 0)
 }
 
-/// Decodes the state of a shard of a key of kind `expected`.
+/// Decodes a shard of a key of kind `expected`.
+///
+/// # Errors
+/// [`DecodeError`] for any bytes other than those that [`encode_shard`] or [`encode_pack`] writes with this
+/// seal.
+pub fn decode_shard(seal: RowSeal, expected: Kind, bytes: &[u8]) -> Result<Shard<'_>, DecodeError> {
+    let frame = Frame::decode(seal, expected, bytes)?;
+    match frame.flags {
+        0 => frame.state().map(Shard::Plain),
+        FLAG_PACK if frame.format != frame.kind.format() => Err(DecodeError::Format(frame.format)),
+        FLAG_PACK => StoredPack::decode(frame.precision, frame.payload).map(Shard::Pack),
+        _ => Err(DecodeError::Role { expected: "shard", found: "tally" }),
+    }
+}
+
+/// Decodes the state of a shard of a key of kind `expected` that is no pack.
 ///
 /// # Errors
 /// [`DecodeError`] for any bytes other than those that [`encode_shard`] writes with this seal.
-pub fn decode_shard(seal: RowSeal, expected: Kind, bytes: &[u8]) -> Result<State, DecodeError> {
-    let (flags, _, state) = decode(seal, expected, bytes)?;
-    if flags & FLAG_TALLY != 0 {
-        return Err(DecodeError::Role { expected: "shard", found: "tally" });
+pub fn decode_state(seal: RowSeal, expected: Kind, bytes: &[u8]) -> Result<State, DecodeError> {
+    match decode_shard(seal, expected, bytes)? {
+        Shard::Plain(state) => Ok(state),
+        Shard::Pack(_) => Err(DecodeError::Role { expected: "state", found: "pack" }),
     }
-    Ok(state)
 }
 
 /// Decodes the fence and the state of the tally of a key of kind `expected`.
@@ -183,62 +216,93 @@ pub fn decode_tally(
     expected: Kind,
     bytes: &[u8],
 ) -> Result<(Timestamp, State), DecodeError> {
-    let (flags, fence, state) = decode(key.tally(), expected, bytes)?;
-    if flags & FLAG_TALLY == 0 {
+    let frame = Frame::decode(key.tally(), expected, bytes)?;
+    if frame.flags & FLAG_TALLY == 0 {
         return Err(DecodeError::Role { expected: "tally", found: "shard" });
     }
-    let fence = i64::try_from(fence).map_err(|_| DecodeError::NotCanonical)?;
-    Ok((Timestamp::from_micros(fence), state))
+    let fence = i64::try_from(frame.mark).map_err(|_| DecodeError::NotCanonical)?;
+    Ok((Timestamp::from_micros(fence), frame.state()?))
 }
 
-fn encode(seal: RowSeal, state: &State, flags: u8, mark: u64) -> Vec<u8> {
+fn encode_state(seal: RowSeal, state: &State, flags: u8, mark: u64) -> Vec<u8> {
     let mut payload = Vec::new();
     state.encode_payload(&mut payload);
+    encode(seal, state.kind(), state.precision(), &payload, flags, mark)
+}
+
+fn encode(
+    seal: RowSeal,
+    kind: Kind,
+    precision: Option<u16>,
+    payload: &[u8],
+    flags: u8,
+    mark: u64,
+) -> Vec<u8> {
     let mut out = Vec::with_capacity(payload.len() + 24);
     out.push(MAGIC);
-    varint::put(u128::from(state.kind().code()), &mut out);
-    varint::put(u128::from(state.kind().format()), &mut out);
+    varint::put(u128::from(kind.code()), &mut out);
+    varint::put(u128::from(kind.format()), &mut out);
     out.push(flags);
     varint::put(u128::from(mark), &mut out);
     let mut configuration = Vec::new();
-    if let Some(precision) = state.precision() {
+    if let Some(precision) = precision {
         varint::put(u128::from(precision), &mut configuration);
     }
     varint::put(configuration.len() as u128, &mut out);
     out.extend_from_slice(&configuration);
     varint::put(payload.len() as u128, &mut out);
-    out.extend_from_slice(&payload);
+    out.extend_from_slice(payload);
     out.extend_from_slice(&seal.checksum(&out).to_le_bytes());
     out
 }
 
-fn decode(seal: RowSeal, expected: Kind, bytes: &[u8]) -> Result<(u8, u64, State), DecodeError> {
-    let body = seal.opened(bytes)?;
-    let mut at = 1;
-    let code = varint::get_u64(body, &mut at)?;
-    let kind = Kind::from_code(code).ok_or(DecodeError::Kind(code))?;
-    if kind != expected {
-        return Err(DecodeError::KindMismatch { expected: expected.name(), found: kind.name() });
+/// An envelope whose payload is not decoded yet.
+struct Frame<'a> {
+    kind: Kind,
+    format: u64,
+    flags: u8,
+    /// The tally's fence, or the shard's write number.
+    mark: u64,
+    precision: Option<u16>,
+    payload: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    fn decode(seal: RowSeal, expected: Kind, bytes: &'a [u8]) -> Result<Frame<'a>, DecodeError> {
+        let body = seal.opened(bytes)?;
+        let mut at = 1;
+        let code = varint::get_u64(body, &mut at)?;
+        let kind = Kind::from_code(code).ok_or(DecodeError::Kind(code))?;
+        if kind != expected {
+            return Err(DecodeError::KindMismatch {
+                expected: expected.name(),
+                found: kind.name(),
+            });
+        }
+        let format = varint::get_u64(body, &mut at)?;
+        let flags = *body.get(at).ok_or(DecodeError::Framing { at })?;
+        at += 1;
+        if let Some((_, feature)) = FEATURES.iter().find(|(flag, _)| flags & flag != 0) {
+            return Err(DecodeError::Feature(feature));
+        }
+        if !matches!(flags, 0 | FLAG_PACK | FLAG_TALLY | FLAGS_FULL_TALLY) {
+            return Err(DecodeError::Flags);
+        }
+        let mark = varint::get_u64(body, &mut at)?;
+        let configuration = varint::get_length(body, &mut at)?;
+        let precision = decode_precision(kind, &body[at..at + configuration])?;
+        at += configuration;
+        let length = varint::get_length(body, &mut at)?;
+        let payload = &body[at..];
+        if payload.len() != length {
+            return Err(DecodeError::Framing { at: at + length });
+        }
+        Ok(Frame { kind, format, flags, mark, precision, payload })
     }
-    let format = varint::get_u64(body, &mut at)?;
-    let flags = *body.get(at).ok_or(DecodeError::Framing { at })?;
-    at += 1;
-    if let Some((_, feature)) = FEATURES.iter().find(|(flag, _)| flags & flag != 0) {
-        return Err(DecodeError::Feature(feature));
+
+    fn state(&self) -> Result<State, DecodeError> {
+        State::decode_payload(self.kind, self.format, self.precision, self.payload)
     }
-    if !matches!(flags, 0 | FLAG_TALLY | FLAGS_FULL_TALLY) {
-        return Err(DecodeError::Flags);
-    }
-    let mark = varint::get_u64(body, &mut at)?;
-    let configuration = varint::get_length(body, &mut at)?;
-    let precision = decode_precision(kind, &body[at..at + configuration])?;
-    at += configuration;
-    let length = varint::get_length(body, &mut at)?;
-    let payload = &body[at..];
-    if payload.len() != length {
-        return Err(DecodeError::Framing { at: at + length });
-    }
-    Ok((flags, mark, State::decode_payload(kind, format, precision, payload)?))
 }
 
 /// Reads the configuration: the precision, for kinds that have one.
@@ -282,7 +346,7 @@ mod tests {
     }
 
     fn shard_of(bytes: &[u8]) -> Result<State, DecodeError> {
-        decode_shard(row(), Kind::Counter, bytes)
+        decode_state(row(), Kind::Counter, bytes)
     }
 
     fn tally_of(bytes: &[u8]) -> Result<(Timestamp, State), DecodeError> {
@@ -312,7 +376,7 @@ mod tests {
             let mut bytes = distinct[..body].to_vec();
             assert_eq!(std::mem::replace(&mut bytes[6], lg_k), 4);
             bytes.extend(seal.checksum(&bytes).to_le_bytes());
-            let refused = decode_shard(seal, Kind::Distinct, &bytes) == Err(DecodeError::Flags);
+            let refused = decode_state(seal, Kind::Distinct, &bytes) == Err(DecodeError::Flags);
             assert_eq!(refused, !is_there, "{lg_k}");
         }
     }
@@ -393,8 +457,11 @@ mod tests {
         assert_eq!(sealed(vec![0xCF, 99, 1, 0, 1, 0, 1, 2]), DecodeError::Kind(99));
         assert_eq!(sealed(vec![0xCF, 1, 9, 0, 1, 0, 1, 2]), DecodeError::Format(9));
         assert_eq!(sealed(vec![0xCF, 1, 1, 0x20, 1, 0, 1, 2]), DecodeError::Flags);
-        for (flag, feature) in [(2, "ids"), (4, "a reset"), (8, "a reset"), (16, "a deletion")] {
-            for flags in [flag, flag | FLAG_TALLY] {
+        let pack_tally = FLAG_PACK | FLAG_TALLY;
+        assert_eq!(sealed(vec![0xCF, 1, 1, pack_tally, 1, 0, 1, 2]), DecodeError::Flags);
+        assert_eq!(sealed(vec![0xCF, 1, 9, FLAG_PACK, 1, 0, 1, 0]), DecodeError::Format(9));
+        for (flag, feature) in [(4, "a reset"), (8, "a reset"), (16, "a deletion")] {
+            for flags in [flag, flag | FLAG_PACK, flag | FLAG_TALLY] {
                 let error = sealed(vec![0xCF, 1, 1, flags, 1, 9, 0, 1, 2]);
                 assert!(error == DecodeError::Feature(feature) && error.may_be_newer());
             }

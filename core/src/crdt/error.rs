@@ -35,6 +35,12 @@ pub enum OpError {
          more keys"
     )]
     KeyFull,
+    /// The key has an op with this id and other content.
+    #[error(
+        "this id was used for another op of this key; send the op that it was made for, or a new op with \
+         a new id"
+    )]
+    IdReused,
     /// Its tally is as large as it can be.
     #[error(
         "the folded part of this key has reached its size limit, so nothing can be added; \

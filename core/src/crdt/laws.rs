@@ -76,12 +76,12 @@ pub(super) fn check_bit_flips<C: Crdt + Into<State>>(state: C, mark: u64) {
     let row = key.row(expires_at, id);
     let (shard, tally) =
         (envelope::encode_shard(row, &state, mark), envelope::encode_tally(key, &state, fence));
-    assert_eq!(envelope::decode_shard(row, kind, &shard), Ok(state.clone()));
+    assert_eq!(envelope::decode_state(row, kind, &shard), Ok(state.clone()));
     assert_eq!(envelope::decode_tally(key, kind, &tally), Ok((fence, state)));
     for mut bytes in [shard, tally] {
         for bit in 0..bytes.len() * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(envelope::decode_shard(row, kind, &bytes).is_err(), "bit {bit} of {bytes:x?}");
+            assert!(envelope::decode_state(row, kind, &bytes).is_err(), "bit {bit} of {bytes:x?}");
             assert!(envelope::decode_tally(key, kind, &bytes).is_err(), "bit {bit} of {bytes:x?}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }

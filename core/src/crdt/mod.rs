@@ -34,6 +34,7 @@ mod laws;
 mod lww_set;
 mod number;
 mod or_set;
+pub mod pack;
 mod register;
 mod registry;
 mod sketch;

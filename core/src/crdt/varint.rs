@@ -17,6 +17,12 @@ pub(crate) fn put(mut value: u128, out: &mut Vec<u8>) {
     out.push((value & 0x7f) as u8);
 }
 
+/// Number of bytes that [`put`] appends for `value`.
+pub(crate) fn bytes(value: u128) -> usize {
+    let bits = 128 - value.leading_zeros() as usize;
+    bits.div_ceil(7).max(1)
+}
+
 /// Appends `value` in zigzag form.
 pub(crate) fn put_signed(value: i128, out: &mut Vec<u8>) {
     put(((value << 1) ^ (value >> 127)).cast_unsigned(), out);
@@ -165,6 +171,13 @@ mod tests {
             prop_assert_eq!(get_signed(&bytes, &mut at), Ok(value));
             prop_assert_eq!(at, bytes.len());
             prop_assert!(bytes.len() <= U128_BYTES_MAX);
+        }
+
+        #[test]
+        fn the_length_is_known_before(value: u128, shift in 0..128u32) {
+            let mut written = Vec::new();
+            put(value >> shift, &mut written);
+            prop_assert_eq!(bytes(value >> shift), written.len());
         }
 
         #[test]

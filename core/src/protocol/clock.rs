@@ -13,7 +13,11 @@ use super::{Constants, Now, Timestamp, fold};
 pub const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 
 /// An offset beyond the limit divided by this gets a warning, while there is still time to fix it.
-pub const WARN_SHARE: u32 = 6;
+pub const WARN_SHARE: u32 = 10;
+
+/// A sample whose round trip took longer than the limit divided by this is not used: it could be wrong by half
+/// of that time, and a busy machine would shut its own gate.
+pub const TRIP_SHARE: u32 = 5;
 
 /// How long a sample is used.
 pub const SAMPLE_FRESH: Duration = Duration::from_secs(60);
@@ -227,7 +231,10 @@ mod tests {
     #[test]
     fn a_majority_of_fresh_near_clocks_opens_the_gate() {
         assert_eq!(writes(&[node("a", 5, 1), node("a", -5, 59), silent("a")]), Ok(()));
-        assert_eq!(writes(&[node("a", 30_000_000, 1)]), Ok(()), "exactly the limit");
+        let limit_us = constants().clock_offset_max().as_micros();
+        let limit_us = i64::try_from(limit_us).expect("seconds");
+        assert_eq!(writes(&[node("a", limit_us, 1)]), Ok(()), "exactly the limit");
+        assert!(writes(&[node("a", limit_us + 1, 1)]).is_err());
     }
 
     #[test]

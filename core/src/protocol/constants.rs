@@ -39,7 +39,7 @@ pub struct Overrides {
     pub cutoff: Option<Duration>,
     /// R: no write takes longer than this. Default min(10 s, D/5).
     pub request_budget: Option<Duration>,
-    /// ε: the largest measured clock offset at which a pod serves. Default min(30 s, 2D/5).
+    /// ε: the largest measured clock offset at which a pod serves. Default min(5 s, 2D/5).
     pub clock_offset_max: Option<Duration>,
     /// Fences are rounded down to a multiple of this. Default min(60 s, C/30).
     pub fence_quantum: Option<Duration>,
@@ -133,7 +133,7 @@ impl Constants {
         // Saturating, because nothing is checked yet.
         let clock_offset_max = overrides
             .clock_offset_max
-            .unwrap_or((30 * SECOND).min(drain_margin.saturating_mul(2) / 5));
+            .unwrap_or((5 * SECOND).min(drain_margin.saturating_mul(2) / 5));
         let fence_quantum = overrides.fence_quantum.unwrap_or((60 * SECOND).min(cutoff / 30));
         for (name, value) in [
             ("lifetime", lifetime),
@@ -189,6 +189,13 @@ impl Constants {
     #[must_use]
     pub fn drain_margin(&self) -> Duration {
         self.drain_margin
+    }
+
+    /// R + 2ε: how long before its expiry a mutator of ops with ids stops taking them. This is the shortest
+    /// drain margin that the rules allow, because clients wait for the window between.
+    #[must_use]
+    pub fn id_drain_margin(&self) -> Duration {
+        self.request_budget + 2 * self.clock_offset_max
     }
 
     /// C: how long after its expiry a shard becomes final.
@@ -259,7 +266,7 @@ pub(super) mod tests {
     fn defaults_are_consistent() {
         let constants = Constants::resolve(Overrides::default()).expect("consistent");
         assert_eq!(constants.request_budget(), 10 * SECOND);
-        assert_eq!(constants.clock_offset_max(), 30 * SECOND);
+        assert_eq!(constants.clock_offset_max(), 5 * SECOND);
         assert_eq!(constants.fence_quantum(), 60 * SECOND);
         assert_eq!(constants.attempt_budget(), 2 * SECOND);
         assert_eq!(constants.warning(), None);
@@ -320,7 +327,7 @@ pub(super) mod tests {
             Constants::resolve(Overrides { lifetime, ..Overrides::default() })
         };
         // The default request budget and twice the default offset limit.
-        let longest = 8 * 24 * HOUR - 70 * SECOND;
+        let longest = 8 * 24 * HOUR - 20 * SECOND;
         assert!(living(longest).is_ok());
         let error = living(longest + Duration::from_nanos(1)).expect_err("too long").to_string();
         assert!(error.contains("must be at most 8 days minus request budget 10s"), "{error}");

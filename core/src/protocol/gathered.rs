@@ -3,7 +3,8 @@
 use std::borrow::Borrow;
 
 use super::read::{RowError, RowReader};
-use super::{Row, Timestamp};
+use super::{Row, Timestamp, united};
+use crate::crdt::pack::United;
 use crate::crdt::{Kind, State, envelope};
 
 /// How many more bytes a state that is too large for a tally takes before it is measured again. Encoding it
@@ -18,6 +19,8 @@ pub(super) struct Gathered {
     pub(super) was_full: bool,
     pub(super) state: State,
     pub(super) shards: usize,
+    /// The ops with ids among them.
+    pub(super) united: United,
     /// Upper bound of its envelope's size, known without encoding it.
     pub(super) bytes: usize,
     /// Its size when it was last measured.
@@ -48,8 +51,17 @@ impl Gathered {
             None => (None, State::identity(kind)),
             Some((fence, state)) => (Some(fence), state),
         };
-        let (shards, measured) = (0, bytes);
-        Ok(Gathered { reader, fence, was_full, state, shards, bytes, measured, fitting: None })
+        Ok(Gathered {
+            reader,
+            fence,
+            was_full,
+            state,
+            shards: 0,
+            united: United::default(),
+            bytes,
+            measured: bytes,
+            fitting: None,
+        })
     }
 
     pub(super) fn fence(&self) -> Option<Timestamp> {
@@ -85,9 +97,7 @@ impl Gathered {
             let (state, shards) = (self.state.clone(), self.shards);
             self.fitting = Some(Fitting { state, shards, through: expires_at.shifted(-1) });
         }
-        for row in of_expiry {
-            self.state.merge(&self.reader.shard(row.borrow())?).map_err(RowError::Merge)?;
-        }
+        self.united += united::merge(self.reader, &mut self.state, of_expiry)?;
         self.shards += of_expiry.len();
         // Always measure after the first expiry, so that each fold takes the same shards if they fit.
         let is_first = self.shards == of_expiry.len();
@@ -111,8 +121,8 @@ impl Gathered {
         }
     }
 
-    /// The state of a value, which can be larger than a tally, and how many shards it contains.
-    pub(super) fn into_state(self) -> (State, usize) {
-        (self.state, self.shards)
+    /// The state of a value, which can be larger than a tally, and what it contains.
+    pub(super) fn into_state(self) -> (State, usize, United) {
+        (self.state, self.shards, self.united)
     }
 }

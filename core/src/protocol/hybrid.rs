@@ -40,6 +40,11 @@ impl HybridClock {
         HybridClock { last, ahead_max }
     }
 
+    /// Takes in a time that did not come from this clock. Later times are later than it.
+    pub fn note(&mut self, time: Timestamp) {
+        self.last = self.last.max(time);
+    }
+
     /// The next time: later than every earlier one and than `after`, and not before the wall clock.
     ///
     /// # Errors

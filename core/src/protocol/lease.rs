@@ -43,6 +43,13 @@ impl Lease {
         }
     }
 
+    /// A lease that begins now, of a mutator whose expiry follows from the ids of its ops. Its drain margin is
+    /// the shortest that invariant I4 allows.
+    pub(super) fn until(expires_at: Timestamp, now: Now, constants: &Constants) -> Lease {
+        let lifetime = expires_at.since(now.wall);
+        Lease { born: now, expires_at, lifetime, drain_margin: constants.id_drain_margin() }
+    }
+
     /// The lease of a mutator that rested. It ends when it would have ended without the rest.
     pub(super) fn resumed(
         expires_at: Timestamp,
@@ -54,13 +61,25 @@ impl Lease {
         Lease { born, expires_at, lifetime, drain_margin }
     }
 
+    /// As [`Lease::resumed`], for a lease that was begun by [`Lease::until`].
+    pub(super) fn resumed_until(
+        expires_at: Timestamp,
+        born_boot: Duration,
+        lifetime: Duration,
+        constants: &Constants,
+    ) -> Lease {
+        let born = Now { wall: expires_at.minus(lifetime), boot: born_boot };
+        Lease { born, expires_at, lifetime, drain_margin: constants.id_drain_margin() }
+    }
+
     /// The birth, on the boot-time clock.
     pub(super) fn born_boot(&self) -> Duration {
         self.born.boot
     }
 
     /// The time from birth to expiry.
-    pub(super) fn lifetime(&self) -> Duration {
+    #[must_use]
+    pub fn lifetime(&self) -> Duration {
         self.lifetime
     }
 

@@ -8,6 +8,7 @@
 //! * [`Timestamp`], [`Now`], [`Key`], [`Row`], [`Slice`]: the basic vocabulary;
 //! * [`Constants`]: lifetime, margins and the rules between them;
 //! * [`Lease`]: a mutator can write, or its shard is final, never both;
+//! * [`op_id`]: which rows can hold an op that its client named;
 //! * [`Mutator`]: the state machine from an accepted op to its [`Outcome`];
 //! * [`read`]: rows become a value;
 //! * [`group`]: many keys in chunks, none torn;
@@ -28,6 +29,7 @@ pub mod hybrid;
 mod key;
 mod lease;
 mod mutator;
+pub mod op_id;
 mod outcome;
 pub mod prefix;
 pub mod read;
@@ -36,6 +38,7 @@ mod row;
 pub mod sweep;
 mod time;
 pub mod transfer;
+mod united;
 
 pub(crate) use constants::SPAN_MAX;
 pub use constants::{Constants, ConstantsError, OP_AGE_MAX, Overrides};
@@ -43,8 +46,8 @@ pub use full_read::FullRead;
 pub use key::{Key, Name, NameError};
 pub use lease::{Lease, Phase};
 pub use mutator::{
-    Accepted, Begin, Estate, Finished, KEY_STATES_BYTES_MAX, Mutator, Predecessors, QUEUE_MAX,
-    Refusal, Rejected, RestFlaw, ShardWrite, Ticket, weight,
+    Accepted, Begin, Change, Estate, Finished, KEY_STATES_BYTES_MAX, Mutator, Predecessors,
+    QUEUE_MAX, Refusal, Rejected, RestFlaw, ShardWrite, Ticket,
 };
 pub use outcome::{Durability, Outcome, WriteError, WriteOutcome};
 pub use row::{BadSlice, MutatorId, Row, Slice, WholeSlice};

@@ -15,11 +15,14 @@
 //! Maxima and sketches can't be subtracted, so undoing a write means replaying the waiting ops on the state
 //! from before the write.
 
+mod held;
 mod resting;
 mod succession;
 
 use std::time::Duration;
 
+pub use held::Change;
+use held::Held;
 pub use resting::RestFlaw;
 pub use succession::{KEY_STATES_BYTES_MAX, Predecessors};
 
@@ -27,8 +30,9 @@ use super::{
     Constants, Durability, Key, Lease, MutatorId, Now, OP_AGE_MAX, Timestamp, WriteError,
     WriteOutcome,
 };
-use crate::crdt::envelope::{KeySeal, RowSeal, encode_shard};
-use crate::crdt::{Dot, Effect, Op, OpError, State};
+use crate::crdt::envelope::{KeySeal, RowSeal};
+use crate::crdt::pack::Pack;
+use crate::crdt::{Dot, Effect, OpError, State};
 
 /// Maximum number of op lists that wait for one mutator's next write; further lists are refused.
 pub const QUEUE_MAX: usize = 65_536;
@@ -44,9 +48,9 @@ pub struct Mutator {
     seal: RowSeal,
     lease: Lease,
     /// All ops that were sent and not certainly refused.
-    settled: State,
-    /// `settled`, or the state in flight, with the queue applied.
-    head: State,
+    settled: Held,
+    /// `settled`, or what is in flight, with the queue applied.
+    head: Held,
     /// Accepted but never sent. Ascending by ticket.
     queue: Vec<OpList>,
     /// The weight of the queue; see [`Mutator::queued`].
@@ -55,9 +59,9 @@ pub struct Mutator {
     /// Whether `settled` holds ops that no write has acknowledged.
     unresolved: bool,
     /// Op lists that were answered from memory and whose write has an unknown outcome. Only for kinds in
-    /// which adding twice is the same as adding once.
+    /// which adding twice is the same as adding once, and only without ids.
     unsure: Vec<OpList>,
-    /// Number of such lists in other kinds. They are lost if they stay unresolved.
+    /// Number of other such lists. They are lost if they stay unresolved.
     at_risk: usize,
     /// When the first write since the last acknowledgement began, by the boot-time clock.
     unacked_since: Option<Duration>,
@@ -74,14 +78,14 @@ pub struct Mutator {
 #[derive(Debug)]
 struct OpList {
     ticket: Ticket,
-    ops: Vec<Op>,
+    change: Change,
     durability: Durability,
 }
 
 #[derive(Debug)]
 /// What the write in flight holds.
 struct Sent {
-    state: State,
+    held: Held,
     /// The op lists that were answered from memory. If the write is refused, they wait again. If its outcome
     /// is unknown, they are unsure.
     kept: Vec<OpList>,
@@ -104,9 +108,9 @@ pub enum Accepted {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Refusal {
     /// The mutator takes no more ops; give these to its successor.
-    Draining(Vec<Op>),
-    /// The state has no room for these ops, but an empty state has; give them to a successor.
-    Full(Vec<Op>),
+    Draining(Change),
+    /// The mutator has no room for these ops, but a new one has; give them to a successor.
+    Full(Change),
     /// [`QUEUE_MAX`] op lists are already waiting.
     QueueFull,
     /// No write was acknowledged for more than a second, so nothing is answered from memory.
@@ -153,9 +157,10 @@ pub struct Rejected {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Estate {
     /// For its successor: lists that were never sent, or whose kind can take them twice.
-    pub inherited: Vec<Vec<Op>>,
-    /// Number of op lists that were sent and never acknowledged. If they are not stored, they are lost:
-    /// adding them again could count them twice.
+    pub inherited: Vec<Change>,
+    /// Number of op lists that no mutator can take any more. Those that were sent and never acknowledged are lost
+    /// if they are not stored: adding them again could count them twice. Those with ids are lost because
+    /// their expiry is over.
     pub lost: usize,
 }
 
@@ -179,12 +184,6 @@ pub enum Finished {
     Unknown(String),
 }
 
-/// The weight of a list of ops, used to limit waiting ops: one per op, plus one per 64 bytes that it holds.
-#[must_use]
-pub fn weight(ops: &[Op]) -> usize {
-    ops.iter().map(|op| 1 + op.heap_bytes() / 64).sum()
-}
-
 impl Mutator {
     /// A new mutator. `id` must be fresh and random. Without a `precision` it has the kind's default.
     #[must_use]
@@ -195,20 +194,35 @@ impl Mutator {
         now: Now,
         constants: &Constants,
     ) -> Mutator {
-        let empty = State::new(key.kind, precision);
+        let empty = Held::State(State::new(key.kind, precision));
         Mutator::clean(key, id, Lease::begin(now, constants), empty)
     }
 
-    /// A mutator with this state that has not drawn a dot or written anything yet.
-    fn clean(key: Key, id: MutatorId, lease: Lease, state: State) -> Mutator {
+    /// A new mutator of ops with ids, whose row has the expiry that follows from these ids; see
+    /// [`NamedOp::expiry`](super::op_id::NamedOp::expiry). `id` and `precision` are as in [`Mutator::born`].
+    #[must_use]
+    pub fn born_until(
+        key: Key,
+        id: MutatorId,
+        precision: Option<u16>,
+        expires_at: Timestamp,
+        now: Now,
+        constants: &Constants,
+    ) -> Mutator {
+        let empty = Held::Pack(Pack::new(key.kind, precision));
+        Mutator::clean(key, id, Lease::until(expires_at, now, constants), empty)
+    }
+
+    /// A mutator that holds this and has not drawn a dot or written anything yet.
+    fn clean(key: Key, id: MutatorId, lease: Lease, held: Held) -> Mutator {
         let seal = KeySeal::of(&key).row(lease.expires_at(), id);
         Mutator {
             key,
             id,
             seal,
             lease,
-            settled: state.clone(),
-            head: state,
+            settled: held.clone(),
+            head: held,
             queue: Vec::new(),
             queued: 0,
             in_flight: None,
@@ -237,13 +251,28 @@ impl Mutator {
         &self.lease
     }
 
+    /// Whether it takes ops with ids.
+    #[must_use]
+    pub fn is_pack(&self) -> bool {
+        matches!(self.head, Held::Pack(_))
+    }
+
+    /// The size of what its next write holds, if it takes ops with ids; otherwise 0.
+    #[must_use]
+    pub fn pack_bytes(&self) -> usize {
+        match &self.head {
+            Held::Pack(pack) => pack.bytes(),
+            Held::State(_) => 0,
+        }
+    }
+
     /// Whether it can be forgotten: nothing is in flight, waiting or unresolved.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.in_flight.is_none() && self.queue.is_empty() && !self.unresolved
     }
 
-    /// Weight of the ops that wait for the next write; see [`weight`].
+    /// Weight of the ops that wait for the next write; see [`Change::weight`].
     #[must_use]
     pub fn queued(&self) -> usize {
         self.queued
@@ -261,18 +290,22 @@ impl Mutator {
         self.unresolved
     }
 
-    /// Takes all ops of a list, or none.
+    /// Takes all ops of a change, or none.
     ///
     /// # Errors
     /// [`Refusal`]; then nothing has changed.
+    ///
+    /// # Panics
+    /// If ops with an id come to a mutator without, or the reverse.
     pub fn accept(
         &mut self,
-        mut ops: Vec<Op>,
+        change: impl Into<Change>,
         durability: Durability,
         now: Now,
     ) -> Result<Accepted, Refusal> {
+        let mut change = change.into();
         if !self.lease.is_writable(now) {
-            return Err(Refusal::Draining(ops));
+            return Err(Refusal::Draining(change));
         }
         if self.queue.len() >= QUEUE_MAX {
             return Err(Refusal::QueueFull);
@@ -287,8 +320,8 @@ impl Mutator {
         }
         // Only an op that waited in memory for a week can be this old.
         let oldest = self.lease.expires_at().minus(OP_AGE_MAX);
-        let is_too_old = |op: &Op| op.time().is_some_and(|time| time < oldest);
-        if self.key.kind.forgets() && ops.iter().any(is_too_old) {
+        let mut times = change.ops().iter().filter_map(|op| op.time());
+        if self.key.kind.forgets() && times.any(|time| time < oldest) {
             let why =
                 "the op waited too long: a later op that overrides it may already be forgotten";
             return Err(Refusal::Op(OpError::Invalid(why.into())));
@@ -298,10 +331,14 @@ impl Mutator {
             *dots += 1;
             Dot { expires_at, mutator_id, seq: *dots }
         };
-        ops.iter_mut().for_each(|op| op.assign(&mut next_dot));
-        let effect = match self.head.apply_all(&ops) {
+        if let Change::Ops(ops) = &mut change {
+            ops.iter_mut().for_each(|op| op.assign(&mut next_dot));
+        }
+        let effect = match self.head.apply(&change) {
             Ok(effect) => effect,
-            Err(error) if self.is_room_elsewhere(&ops, &error) => return Err(Refusal::Full(ops)),
+            Err(error) if self.is_room_elsewhere(&change, &error) => {
+                return Err(Refusal::Full(change));
+            }
             Err(error) => return Err(Refusal::Op(error)),
         };
         if effect == Effect::Unchanged && self.persisted && self.is_clean() {
@@ -309,8 +346,8 @@ impl Mutator {
         }
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        self.queued += weight(&ops);
-        self.queue.push(OpList { ticket, ops, durability });
+        self.queued += change.weight();
+        self.queue.push(OpList { ticket, change, durability });
         Ok(Accepted::Queued(ticket))
     }
 
@@ -331,13 +368,13 @@ impl Mutator {
         self.writes += 1;
         self.queued = 0;
         let kept = self.queue.drain(..).filter(|list| list.durability == Durability::Memory);
-        self.in_flight = Some(Sent { kept: kept.collect(), state: self.head.clone() });
+        self.in_flight = Some(Sent { kept: kept.collect(), held: self.head.clone() });
         Begin::Write(ShardWrite {
             key: self.key.clone(),
             expires_at: self.lease.expires_at(),
             mutator_id: self.id,
             timestamp,
-            state: encode_shard(self.seal, &self.head, self.writes),
+            state: self.head.encode(self.seal, self.writes),
         })
     }
 
@@ -349,7 +386,7 @@ impl Mutator {
         let sent = self.in_flight.take().expect("invariant: a write was in flight");
         match outcome {
             Ok(()) => {
-                self.settled = sent.state;
+                self.settled = sent.held;
                 self.persisted = true;
                 self.unresolved = !self.lease.ack_stands(now);
                 if self.unresolved {
@@ -362,7 +399,7 @@ impl Mutator {
                 Finished::Acked
             }
             Err(WriteError::Unknown(reason)) => {
-                self.settled = sent.state;
+                self.settled = sent.held;
                 self.unresolved = true;
                 self.doubt(sent.kept);
                 Finished::Unknown(reason)
@@ -389,15 +426,19 @@ impl Mutator {
         let (again, lost) = (std::mem::take(&mut self.unsure), std::mem::take(&mut self.at_risk));
         let never_sent = self.queue.drain(..);
         let never_sent = never_sent.filter(|list| list.durability == Durability::Memory);
-        let inherited = again.into_iter().chain(never_sent).map(|list| list.ops).collect();
-        Estate { inherited, lost }
+        let inherited: Vec<Change> =
+            again.into_iter().chain(never_sent).map(|list| list.change).collect();
+        match self.is_pack() {
+            true => Estate { lost: lost + inherited.len(), inherited: Vec::new() },
+            false => Estate { inherited, lost },
+        }
     }
 
     /// Notes that lists answered from memory may or may not be stored.
     fn doubt(&mut self, lists: Vec<OpList>) {
         let kind = self.key.kind;
         // Ops of timed kinds keep their times, so they win or lose as they did before.
-        match kind.about().is_idempotent || kind.is_timed() {
+        match !self.is_pack() && (kind.about().is_idempotent || kind.is_timed()) {
             true => self.unsure.extend(lists),
             false => self.at_risk += lists.len(),
         }
@@ -406,11 +447,11 @@ impl Mutator {
     /// Rebuilds the head from the sent ops and the queue, and drops ops that no longer apply.
     fn replay(&mut self) -> Vec<Rejected> {
         let mut head = match &self.in_flight {
-            Some(sent) => sent.state.clone(),
+            Some(sent) => sent.held.clone(),
             None => self.settled.clone(),
         };
         let mut rejected = Vec::new();
-        self.queue.retain(|list| match head.apply_all(&list.ops) {
+        self.queue.retain(|list| match head.apply(&list.change) {
             Ok(_) => true,
             Err(error) => {
                 let was_answered = list.durability == Durability::Memory;
@@ -418,7 +459,7 @@ impl Mutator {
                 false
             }
         });
-        self.queued = self.queue.iter().map(|list| weight(&list.ops)).sum();
+        self.queued = self.queue.iter().map(|list| list.change.weight()).sum();
         self.head = head;
         rejected
     }
@@ -479,5 +520,7 @@ impl ShardWrite {
     }
 }
 
+#[cfg(test)]
+mod pack_tests;
 #[cfg(test)]
 mod tests;

@@ -377,10 +377,10 @@ impl PrefixRead {
     pub fn into_reading(self) -> Option<Reading> {
         assert!(self.is_complete, "invariant: a value needs all shards");
         let (fence, is_full) = (self.gathered.fence(), self.gathered.was_full());
-        let (state, shards) = self.gathered.into_state();
+        let (state, shards, united) = self.gathered.into_state();
         let (final_shards, zombies) = (self.final_shards, 0);
         let is_there = fence.is_some() || shards > 0;
-        is_there.then_some(Reading { state, fence, is_full, shards, final_shards, zombies })
+        is_there.then_some(Reading { state, fence, is_full, shards, final_shards, zombies, united })
     }
 
     /// Bytes of the rows that were taken.

@@ -1,16 +1,18 @@
 //! Reading: rows become a value. Keeps invariants I6, I9 and I10.
 //!
-//! `value = tally ⊕ { shards with expires_at > fence }`, merged in `(expires_at, mutator_id)`
-//! order, from one unpaged slice of the key.
+//! `value = tally ⊕ { shards with expires_at > fence }`, from one unpaged slice of the key, merged expiry by
+//! expiry: first plain shards by mutator, then ops with ids, each id once.
 
 use thiserror::Error;
 
-use super::{Constants, Key, MutatorId, Phase, Row, Timestamp, WholeSlice};
-use crate::crdt::envelope::{self, KeySeal};
+use super::{Constants, Key, MutatorId, Phase, Row, Timestamp, WholeSlice, united};
+use crate::crdt::envelope::{self, KeySeal, Shard};
+use crate::crdt::pack::United;
 use crate::crdt::{DecodeError, Kind, MergeError, State};
 
 /// What a slice says about its key.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "each read makes one, and takes it apart at once")]
 pub enum Answer {
     /// The key has no row.
     Absent,
@@ -36,6 +38,8 @@ pub struct Reading {
     pub final_shards: usize,
     /// Ignored rows at or below the fence: they are included in the tally.
     pub zombies: usize,
+    /// The ops with ids among the merged shards.
+    pub united: United,
 }
 
 /// Why rows could not become a value. A partial sum would be a wrong sum.
@@ -78,18 +82,21 @@ pub fn assemble(
     }
     let state = tally.map_or_else(|| State::identity(key.kind), |(_, state)| state);
     let is_full = slice.tally().is_some_and(|row| envelope::is_full(&row.state));
-    let mut reading = Reading { state, fence, is_full, shards: 0, final_shards: 0, zombies: 0 };
-    for row in slice.shards() {
-        if Some(row.expires_at) <= fence {
-            reader.check(row)?;
-            reading.zombies += 1;
-            continue;
-        }
-        reading.state.merge(&reader.shard(row)?)?;
-        reading.shards += 1;
-        if Phase::of(row.expires_at, now, constants) == Phase::Final {
-            reading.final_shards += 1;
-        }
+    let (zombies, counted): (Vec<&Row>, Vec<&Row>) =
+        slice.shards().partition(|row| Some(row.expires_at) <= fence);
+    zombies.iter().try_for_each(|row| reader.check(row))?;
+    let is_final = |row: &&&Row| Phase::of(row.expires_at, now, constants) == Phase::Final;
+    let mut reading = Reading {
+        state,
+        fence,
+        is_full,
+        shards: counted.len(),
+        final_shards: counted.iter().filter(is_final).count(),
+        zombies: zombies.len(),
+        united: United::default(),
+    };
+    for of_expiry in counted.chunk_by(|a, b| a.expires_at == b.expires_at) {
+        reading.united += united::merge(reader, &mut reading.state, of_expiry)?;
     }
     Ok(Answer::Value(reading))
 }
@@ -105,8 +112,10 @@ pub struct ShardView {
     pub phase: Phase,
     /// At or below the fence: included in the tally, and ignored.
     pub is_zombie: bool,
-    /// Its state, or why it can't be decoded.
+    /// The merge of what it holds, or why it can't be decoded. Other rows can hold the same ops with ids.
     pub state: Result<State, RowError>,
+    /// Number of ops with ids in it; none if it is no pack.
+    pub ids: Option<usize>,
 }
 
 /// The tally's fence and state, or why it can't be decoded; none if there is no tally.
@@ -130,7 +139,11 @@ pub fn shards(
         mutator_id: row.mutator_id,
         phase: Phase::of(row.expires_at, now, constants),
         is_zombie: Some(row.expires_at) <= fence,
-        state: reader.shard(row),
+        state: reader.state(row),
+        ids: match reader.shard(row) {
+            Ok(Shard::Pack(pack)) => Some(pack.entries.len()),
+            _ => None,
+        },
     };
     slice.shards().map(view).collect()
 }
@@ -153,13 +166,17 @@ impl RowReader {
         self.seal
     }
 
+    pub(super) fn kind(self) -> Kind {
+        self.kind
+    }
+
     /// Decodes the fence and the state of a tally.
     ///
     /// # Errors
     /// [`RowError::Undecodable`].
     pub fn tally(self, row: &Row) -> Result<(Timestamp, State), RowError> {
         envelope::decode_tally(self.seal, self.kind, &row.state)
-            .map_err(|error| undecodable(row, error))
+            .map_err(|error| self.undecodable(row, error))
     }
 
     /// Checks that a shard is stored where it was written. A shard with a damaged expiry could look like a
@@ -169,21 +186,31 @@ impl RowReader {
     /// [`RowError::Undecodable`].
     pub(super) fn check(self, row: &Row) -> Result<(), RowError> {
         let seal = self.seal.row(row.expires_at, row.mutator_id);
-        seal.check(&row.state).map_err(|error| undecodable(row, error))
+        seal.check(&row.state).map_err(|error| self.undecodable(row, error))
     }
 
-    /// Decodes the state of a shard.
+    /// Decodes a shard.
     ///
     /// # Errors
     /// [`RowError::Undecodable`].
-    pub fn shard(self, row: &Row) -> Result<State, RowError> {
+    pub fn shard(self, row: &Row) -> Result<Shard<'_>, RowError> {
         envelope::decode_shard(self.seal.row(row.expires_at, row.mutator_id), self.kind, &row.state)
-            .map_err(|error| undecodable(row, error))
+            .map_err(|error| self.undecodable(row, error))
     }
-}
 
-fn undecodable(row: &Row, error: DecodeError) -> RowError {
-    RowError::Undecodable { expires_at: row.expires_at, mutator_id: row.mutator_id, error }
+    /// The merge of what a shard holds.
+    ///
+    /// # Errors
+    /// [`RowError`].
+    pub fn state(self, row: &Row) -> Result<State, RowError> {
+        let mut state = State::identity(self.kind);
+        united::merge(self, &mut state, &[row])?;
+        Ok(state)
+    }
+
+    pub(super) fn undecodable(self, row: &Row, error: DecodeError) -> RowError {
+        RowError::Undecodable { expires_at: row.expires_at, mutator_id: row.mutator_id, error }
+    }
 }
 
 #[cfg(test)]

@@ -175,7 +175,7 @@ impl Repair {
                     fence = Some(of_tally);
                     state.times()
                 }
-                (false, true) if Some(row.expires_at) > fence => reader.shard(row)?.times(),
+                (false, true) if Some(row.expires_at) > fence => reader.state(row)?.times(),
                 (false, _) => Vec::new(),
             });
         }

@@ -52,7 +52,7 @@ impl Timestamp {
     /// If `quantum` is below one microsecond.
     #[must_use]
     pub fn floor_to(self, quantum: Duration) -> Timestamp {
-        Timestamp(self.0 - self.0.rem_euclid(micros(quantum)))
+        Timestamp(self.0.saturating_sub(self.0.rem_euclid(micros(quantum))))
     }
 
     /// How long this time is after `earlier`; zero if it is not.

@@ -95,7 +95,7 @@ impl Parcel {
             return Err(ParcelError::Id(id));
         }
         let seal = KeySeal::NOWHERE.row(expires_at, id);
-        let state = envelope::decode_shard(seal, key.kind, packed)?;
+        let state = envelope::decode_state(seal, key.kind, packed)?;
         let mut attributed = state.clone();
         attributed.attribute_to(Parcel::dot(id, expires_at));
         // Parcels of earlier releases did not raise times.
@@ -189,7 +189,7 @@ mod tests {
         let renamed = Key { name: Name::new("m").expect("a name"), ..key() };
         let moved = Parcel::arrive(renamed.clone(), id, expires_at, at, bytes).expect("a parcel");
         let seal = KeySeal::of(&renamed).row(expires_at, id);
-        assert_eq!(envelope::decode_shard(seal, Kind::Counter, moved.write().state()), Ok(state));
+        assert_eq!(envelope::decode_state(seal, Kind::Counter, moved.write().state()), Ok(state));
         assert_ne!(moved.write().state(), write.state(), "it is sealed for where it went");
         let at = |wall| Now { wall, boot: Duration::ZERO };
         assert!(packed.ack_stands(at(NOW)) && write.may_be_sent(NOW));
@@ -217,7 +217,7 @@ mod tests {
         let write = parcel.write();
         let nowhere = KeySeal::NOWHERE.row(write.expires_at(), id);
         let bytes = parcel.packed();
-        let arrived = envelope::decode_shard(nowhere, Kind::OrSet, bytes).expect("a state");
+        let arrived = envelope::decode_state(nowhere, Kind::OrSet, bytes).expect("a state");
 
         let mut there = State::identity(Kind::OrSet);
         add(&mut there, "there", 4, 90);
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(expires_at, NOW.plus(7 * day), "at most the allowed time");
         let times = [expires_at.minus(OP_AGE_MAX), NOW.minus(day), NOW.minus(300 * day)];
         let seal = KeySeal::of(&key).row(expires_at, id);
-        let packed = envelope::decode_shard(seal, Kind::LwwSet, write.state()).expect("a state");
+        let packed = envelope::decode_state(seal, Kind::LwwSet, write.state()).expect("a state");
         assert_eq!(packed.times(), times, "removals keep their times");
 
         let nowhere = KeySeal::NOWHERE.row(expires_at, id);
@@ -276,7 +276,7 @@ mod tests {
             change(state, "remove", "a", NOW);
         }
         folded.settle(expires_at.shifted(-1));
-        let arrived = envelope::decode_shard(seal, Kind::LwwSet, write.state()).expect("a state");
+        let arrived = envelope::decode_state(seal, Kind::LwwSet, write.state()).expect("a state");
         folded.merge(&arrived).expect("merged");
         let question = crate::crdt::Question::default();
         assert_eq!(folded.value(&question), at_once.value(&question));

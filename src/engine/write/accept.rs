@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use orderfree_core::crdt::{Op, OpError};
+use orderfree_core::protocol::op_id::NamedOp;
 use orderfree_core::protocol::{
-    Accepted, Durability, Key, Mutator, Now, Refusal, Ticket, Timestamp,
+    Accepted, Change, Durability, Key, Mutator, Now, Refusal, Ticket, Timestamp,
 };
 
 use super::completion::Completion;
 use super::entry::{Entry, QueueId};
 use super::table::{Former, Found};
-use super::{Mutators, Refused, Updates};
+use super::writer::{RowSize, Writer};
+use super::{Mutators, Refused, Update, UpdateError, Updates};
 use crate::limits;
 use crate::policy::{Arrival, QuotaPermit};
 use crate::runtime::sync::{Ordering, PoisonError};
@@ -35,8 +37,8 @@ pub(super) struct PendingOps {
 impl Mutators {
     /// Accepts updates of one key as one op list, so many updates of a hot key cost one update of its
     /// mutator. Accepts each update alone if an op is bad, because a bad op must fail only its own update,
-    /// and for last-writer-wins kinds, because each update returns its own time. Appends each result with
-    /// the number of updates that it covers.
+    /// for last-writer-wins kinds, because each update returns its own time, and if any of them has an id.
+    /// Appends each result with the number of updates that it covers.
     ///
     /// If an update meets a limit of this pod, the later ones of the key are not tried: one of them could get
     /// in, and the first would come after it when it is sent again. With `leaves`, returns these updates
@@ -46,13 +48,17 @@ impl Mutators {
         updates: Updates,
         durability: Durability,
         leaves: bool,
-        accepted: &mut Vec<(Result<Receipt, Refused>, usize)>,
+        accepted: &mut Vec<(Result<Receipt, UpdateError>, usize)>,
     ) -> Option<Updates> {
         let Updates { key, lists } = updates;
-        if lists.len() > 1 && !key.kind.is_timed() {
-            match self.accept(&key, lists.concat(), durability) {
-                Err(Refused::Op(_)) => {}
-                Err(Refused::Overloaded(_)) if leaves => return Some(Updates { key, lists }),
+        let has_name = lists.iter().any(|update| update.name.is_some());
+        if lists.len() > 1 && !key.kind.is_timed() && !has_name {
+            let ops: Vec<Op> = lists.iter().flat_map(|update| &update.ops).cloned().collect();
+            match self.accept(&key, ops.into(), durability) {
+                Err(UpdateError::Refused(Refused::Op(_))) => {}
+                Err(UpdateError::Refused(Refused::Overloaded(_))) if leaves => {
+                    return Some(Updates { key, lists });
+                }
                 together => {
                     accepted.push((together, lists.len()));
                     return None;
@@ -60,18 +66,18 @@ impl Mutators {
             }
         }
         let mut lists = lists.into_iter();
-        while let Some(ops) = lists.next() {
-            let again = leaves.then(|| ops.clone());
-            let result = self.accept(&key, ops, durability);
-            if !matches!(result, Err(Refused::Overloaded(_))) {
+        while let Some(update) = lists.next() {
+            let again = leaves.then(|| update.clone());
+            let result = self.accept(&key, update, durability);
+            if !matches!(result, Err(UpdateError::Refused(Refused::Overloaded(_)))) {
                 accepted.push((result, 1));
                 continue;
             }
-            let Some(ops) = again else {
+            let Some(update) = again else {
                 accepted.push((result, 1 + lists.len()));
                 return None;
             };
-            let lists = std::iter::once(ops).chain(lists).collect();
+            let lists = std::iter::once(update).chain(lists).collect();
             return Some(Updates { key, lists });
         }
         None
@@ -81,36 +87,61 @@ impl Mutators {
     pub(super) fn accept(
         self: &Arc<Self>,
         key: &Key,
-        mut ops: Vec<Op>,
+        update: Update,
         durability: Durability,
-    ) -> Result<Receipt, Refused> {
+    ) -> Result<Receipt, UpdateError> {
+        let Update { mut ops, name } = update;
         // Held until a flusher runs, so `close` waits for all updates that passed this check.
         let _pending = self.flushers.token();
         if self.closed.load(Ordering::SeqCst) {
-            return Err(Refused::Stopping);
+            return Err(Refused::Stopping.into());
         }
-        let now = self.gate.open()?;
+        let now = self.gate.open().map_err(Refused::from)?;
         if ops.iter().any(Op::is_refused_when_full) && self.gate.is_full(key) {
-            return Err(OpError::TallyFull.into());
+            return Err(Refused::from(OpError::TallyFull).into());
         }
-        let time = self.prepare(key, &mut ops, now.wall)?;
+        ops.iter_mut().try_for_each(|op| op.open(key, now.wall)).map_err(Refused::from)?;
+        let until = match name {
+            Some(name) => Some(name.expiry(&key.group, now.wall, &self.constants)?),
+            None => None,
+        };
+        // Sending an op of an idempotent kind again changes nothing, so there is nothing to remember.
+        let name = name.filter(|_| !key.kind.about().is_idempotent);
+        let (time, change) = match name {
+            None => (self.timestamp(key, &mut ops, now.wall)?, Change::Ops(ops)),
+            Some(name) => (self.named_time(key, &name), {
+                let named = name.prepare(key.kind, &key.group, &mut ops).map_err(Refused::from)?;
+                Change::Named(named)
+            }),
+        };
+        let writer = Writer { key: key.clone(), until: until.filter(|_| name.is_some()) };
+        let is_state = writer.until.is_none();
         let seat = |arrival| match arrival {
-            Arrival::Born if self.table.is_born_too_often(key, now) => Err(Refused::BornTooOften),
+            Arrival::Born if is_state && self.table.is_born_too_often(key, now) => {
+                Err(Refused::BornTooOften)
+            }
             arrival => Ok(self.policies.seat(&key.group, arrival)?),
         };
         // Vital: a panic here would leave a mutator that no task writes.
-        let admit = || self.admit(key, ops, durability, now, None, seat);
+        let admit = || self.admit(&writer, change, durability, now, None, seat);
         Ok(Receipt { time, pending: self.flushers.vital(Task::Update, admit)? })
     }
 
-    /// Opens sealed tokens that clients send back, and timestamps the ops. Returns the last time.
-    fn prepare(
+    /// The time of an op with an id, which later ops without one must follow.
+    fn named_time(&self, key: &Key, name: &NamedOp) -> Option<Timestamp> {
+        let time = Some(name.op_time()).filter(|_| key.kind.is_timed())?;
+        self.hybrid.lock().unwrap_or_else(PoisonError::into_inner).note(time);
+        self.store.note_stamp(time);
+        Some(time)
+    }
+
+    /// Gives the ops of a last-writer-wins kind their times. Returns the last one.
+    fn timestamp(
         &self,
         key: &Key,
         ops: &mut [Op],
         wall: Timestamp,
     ) -> Result<Option<Timestamp>, Refused> {
-        ops.iter_mut().try_for_each(|op| op.open(key, wall))?;
         if !key.kind.is_timed() {
             return Ok(None);
         }
@@ -128,12 +159,12 @@ impl Mutators {
         Ok(last)
     }
 
-    /// Gives the ops to the key's mutator: the awake one, one that wakes, or a new one. Queues the mutator,
-    /// unless a task has it already. `former` is a retired entry of the key.
+    /// Gives the ops to the writer's mutator: the awake one, one that wakes, or a new one. Queues the mutator,
+    /// unless a task has it already. `former` is a retired entry of the writer.
     pub(super) fn admit(
         self: &Arc<Self>,
-        key: &Key,
-        mut ops: Vec<Op>,
+        writer: &Writer,
+        mut change: Change,
         durability: Durability,
         now: Now,
         mut former: Option<Former>,
@@ -142,7 +173,7 @@ impl Mutators {
         if self.totals.waiting() >= limits::WAITING_OPS_MAX {
             return Err(Refused::Overloaded("too many updates waiting"));
         }
-        if !key.kind.about().is_small() {
+        if writer.row_size() != RowSize::Small {
             let (moves, has_room) = self.table.shed(now);
             self.count_moves(moves);
             if !has_room {
@@ -150,7 +181,7 @@ impl Mutators {
             }
         }
         loop {
-            let entry = self.live_entry(key, now, former.as_ref(), &seat)?;
+            let entry = self.live_entry(writer, now, former.as_ref(), &seat)?;
             let mut state = entry.lock();
             if state.retired {
                 let legacy = state.mutator().legacy();
@@ -161,11 +192,12 @@ impl Mutators {
                 former = Some(Former { entry, legacy, seat });
                 continue;
             }
-            match state.change(&self.totals, |mutator| mutator.accept(ops, durability, now)) {
+            match state.change(&self.totals, |mutator| mutator.accept(change, durability, now)) {
                 Ok(Accepted::Stored) => return Ok(None),
                 Ok(Accepted::Queued(ticket)) => {
                     let completion = Arc::clone(&state.next_write);
                     let must_queue = state.begin_flushing(&self.totals);
+                    entry.note_pack_bytes(state.mutator().pack_bytes());
                     drop(state);
                     if must_queue {
                         self.enqueue(Arc::clone(&entry));
@@ -178,15 +210,17 @@ impl Mutators {
                     return Err(Refused::Overloaded("too many updates of this key waiting"));
                 }
                 Err(Refusal::Draining(back)) => {
-                    ops = back;
+                    change = back;
                     state.retired = true;
                 }
                 Err(Refusal::Full(back)) => {
-                    let legacy = state.mutator().legacy();
-                    if !legacy.unfolded(now.wall, &self.constants).leave_room() {
-                        return Err(OpError::KeyFull.into());
+                    if !state.mutator().leaves_room(now.wall, &self.constants) {
+                        return Err(match writer.until {
+                            None => OpError::KeyFull.into(),
+                            Some(until) => Refused::TooManyIds { until },
+                        });
                     }
-                    ops = back;
+                    change = back;
                     (state.retired, state.was_full) = (true, true);
                 }
             }
@@ -195,17 +229,23 @@ impl Mutators {
 
     fn live_entry(
         &self,
-        key: &Key,
+        writer: &Writer,
         now: Now,
         former: Option<&Former>,
         seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
     ) -> Result<Arc<Entry>, Refused> {
+        let Writer { key, until } = writer;
         let born = || {
             let (precision, id) = (self.policies.precision(key), self.random.mutator_id());
-            Mutator::born(key.clone(), id, precision, now, &self.constants)
+            match *until {
+                None => Mutator::born(key.clone(), id, precision, now, &self.constants),
+                Some(until) => {
+                    Mutator::born_until(key.clone(), id, precision, until, now, &self.constants)
+                }
+            }
         };
-        let queue = || QueueId::of(self.store.first_replica(key), key);
-        let found = self.table.find_or_insert(key, now, former, seat, born, queue)?;
+        let queue = || QueueId::of(self.store.first_replica(key), writer);
+        let found = self.table.find_or_insert(writer, now, former, seat, born, queue)?;
         let Found { entry, arrival, moves } = found;
         self.count_moves(moves);
         match arrival {

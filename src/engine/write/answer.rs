@@ -10,13 +10,13 @@ impl Mutators {
     /// Waits for the outcome of an op list, until a deadline, and counts its updates.
     pub(super) async fn answer(
         &self,
-        accepted: Result<Receipt, Refused>,
+        accepted: Result<Receipt, UpdateError>,
         updates: usize,
         durability: Durability,
         until: Instant,
     ) -> Result<Option<Timestamp>, UpdateError> {
         let result = match accepted {
-            Err(refused) => Err(refused.into()),
+            Err(error) => Err(error),
             Ok(Receipt { time, pending: Some(pending) }) if durability == Durability::Stored => {
                 self.stored(pending, until).await.map(|()| time)
             }

@@ -3,35 +3,38 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use orderfree_core::protocol::{Key, Mutator, Now};
+use orderfree_core::protocol::{Mutator, Now};
 
 use super::BACKOFF;
 use super::completion::Completion;
 use super::large_states::LargeState;
+use super::writer::{RowSize, Writer};
 use crate::policy::{QuotaPermit, SeatsOf};
 use crate::runtime::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
 use crate::store::FirstReplica;
 
-/// Names a write queue. Each first replica has one for small states and one for states that can be large.
+/// Names a write queue. Each first replica has one for each size of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct QueueId {
     pub(super) replica: FirstReplica,
-    pub(super) is_small: bool,
+    pub(super) row_size: RowSize,
 }
 
 impl QueueId {
-    pub(super) fn of(replica: FirstReplica, key: &Key) -> QueueId {
-        QueueId { replica, is_small: key.kind.about().is_small() }
+    pub(super) fn of(replica: FirstReplica, writer: &Writer) -> QueueId {
+        QueueId { replica, row_size: writer.row_size() }
     }
 }
 
-/// One key's mutator and its waiters.
+/// One mutator and its waiters.
 pub(super) struct Entry {
-    pub(super) key: Key,
+    pub(super) writer: Writer,
     /// Its write queue, fixed for its life. If the ring changes, writes get slower, but stay correct.
     pub(super) queue: QueueId,
     /// Size of the state that it last wrote, if it can be large.
     pub(super) weight: LargeState,
+    /// Bytes of its next write, if it writes packs.
+    pack_bytes: AtomicUsize,
     /// Whether it was used since the last pass of `tidy`.
     is_used: AtomicBool,
     state: Mutex<EntryState>,
@@ -82,14 +85,16 @@ impl Totals {
 impl Entry {
     pub(super) fn new(
         queue: QueueId,
+        writer: Writer,
         mutator: Mutator,
         seat: Arc<QuotaPermit>,
         weight: LargeState,
     ) -> Entry {
         Entry {
-            key: mutator.key().clone(),
+            writer,
             queue,
             weight,
+            pack_bytes: AtomicUsize::new(0),
             is_used: AtomicBool::new(true),
             state: Mutex::new(EntryState {
                 mutator,
@@ -111,6 +116,15 @@ impl Entry {
     /// `None` if it is locked.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, EntryState>> {
         self.state.try_lock().ok()
+    }
+
+    pub(super) fn note_pack_bytes(&self, bytes: usize) {
+        self.pack_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of its next write, if it writes packs; otherwise 0.
+    pub(super) fn pack_bytes(&self) -> usize {
+        self.pack_bytes.load(Ordering::Relaxed)
     }
 
     /// Notes that it is used.

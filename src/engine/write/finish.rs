@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use orderfree_core::crdt::Op;
-use orderfree_core::protocol::{Durability, Estate, Finished, Key, Now, Rejected, WriteOutcome};
+use orderfree_core::protocol::{
+    Change, Durability, Estate, Finished, Key, Now, Rejected, WriteOutcome,
+};
 
 use super::completion::Completion;
 use super::entry::{Entry, EntryState};
@@ -65,7 +66,7 @@ impl Mutators {
                 self.metrics.count_store_error("write_unknown");
                 // Drop the completions whose waiters have all given up.
                 state.sent_writes.retain(|write| Arc::strong_count(write) > 1);
-                tracing::warn!(key = %entry.key, reason, "a write's outcome is unknown");
+                tracing::warn!(key = %entry.writer.key, reason, "a write's outcome is unknown");
                 return AfterWrite::RetryLater;
             }
         }
@@ -97,13 +98,13 @@ impl Mutators {
     pub(super) fn reject(&self, entry: &Entry, state: &EntryState, rejected: Vec<Rejected>) {
         let lost = rejected.iter().filter(|list| list.was_answered);
         if let Some(first) = lost.clone().next() {
-            self.lost(&entry.key, lost.count(), &first.error.to_string());
+            self.lost(&entry.writer.key, lost.count(), &first.error.to_string());
         }
         state.next_write.reject(rejected);
     }
 
     /// Ends a mutator whose lease is over. Returns the op lists that its successor inherits.
-    pub(super) fn bury(&self, entry: &Entry, state: &mut EntryState) -> Vec<Vec<Op>> {
+    pub(super) fn bury(&self, entry: &Entry, state: &mut EntryState) -> Vec<Change> {
         let reason = "the writer's lease expired before the store acknowledged";
         for write in state.sent_writes.drain(..) {
             write.resolve(Err(UpdateError::Unknown(reason.into())));
@@ -113,14 +114,18 @@ impl Mutators {
         state.retired = true;
         let Estate { inherited, lost } = state.change(&self.totals, |mutator| mutator.bury());
         if lost > 0 {
-            self.lost(&entry.key, lost, "their write was never acknowledged; they may be stored");
+            self.lost(
+                &entry.writer.key,
+                lost,
+                "their write was never acknowledged; they may be stored",
+            );
         }
         inherited
     }
 
     /// Gives a dead mutator's orphaned ops to its successor. Retries while the clock gate is shut or the
     /// pod is full, and also while the pod stops, because the ops were answered already.
-    pub(super) fn hand_over(self: &Arc<Self>, entry: Arc<Entry>, orphans: Vec<Vec<Op>>) {
+    pub(super) fn hand_over(self: &Arc<Self>, entry: Arc<Entry>, orphans: Vec<Change>) {
         let this = Arc::clone(self);
         self.flushers.spawn(Task::Handover, async move {
             this.readmit(&entry, orphans).await;
@@ -128,19 +133,19 @@ impl Mutators {
         });
     }
 
-    async fn readmit(self: &Arc<Self>, entry: &Arc<Entry>, orphans: Vec<Vec<Op>>) {
-        let key = &entry.key;
+    async fn readmit(self: &Arc<Self>, entry: &Arc<Entry>, orphans: Vec<Change>) {
+        let key = &entry.writer.key;
         self.table.remove(entry);
         let legacy = entry.lock().mutator().legacy();
         let former = Former { entry: Arc::clone(entry), legacy, seat: None };
         // Without a quota: the ops were answered, and the dead mutator can hold the last quota permit.
         let free = |_| Ok(self.policies.uncounted_seat(&key.group));
-        let admit = |ops| {
+        let admit = |change| {
             let now = self.gate.open()?;
-            self.admit(key, ops, Durability::Memory, now, Some(former.clone()), free)
+            self.admit(&entry.writer, change, Durability::Memory, now, Some(former.clone()), free)
         };
-        for ops in orphans {
-            while let Err(error) = admit(ops.clone()) {
+        for change in orphans {
+            while let Err(error) = admit(change.clone()) {
                 if matches!(error, Refused::Op(_)) {
                     self.lost(key, 1, &error.to_string());
                     break;

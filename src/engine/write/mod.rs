@@ -36,12 +36,14 @@ mod refused;
 mod resting;
 mod send;
 mod table;
+mod writer;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use orderfree_core::crdt::Op;
 use orderfree_core::protocol::hybrid::HybridClock;
+use orderfree_core::protocol::op_id::NamedOp;
 use orderfree_core::protocol::{Constants, Durability, Key, Timestamp};
 
 use crate::engine::Context;
@@ -84,12 +86,25 @@ pub struct Mutators {
     policies: Policies,
 }
 
+/// One op list, applied all or none.
+#[derive(Debug, Clone)]
+pub struct Update {
+    pub ops: Vec<Op>,
+    /// The client's name for it, under which it counts once.
+    pub name: Option<NamedOp>,
+}
+
+impl From<Vec<Op>> for Update {
+    fn from(ops: Vec<Op>) -> Update {
+        Update { ops, name: None }
+    }
+}
+
 /// Updates of one key from one client request.
 #[derive(Debug, Clone)]
 pub struct Updates {
     pub key: Key,
-    /// One op list for each update, applied all or none.
-    pub lists: Vec<Vec<Op>>,
+    pub lists: Vec<Update>,
 }
 
 impl Mutators {
@@ -130,11 +145,11 @@ impl Mutators {
     pub async fn update(
         self: &Arc<Self>,
         key: &Key,
-        ops: Vec<Op>,
+        update: impl Into<Update>,
         durability: Durability,
     ) -> Result<Option<Timestamp>, UpdateError> {
         let until = self.deadline();
-        let accepted = self.accept(key, ops, durability);
+        let accepted = self.accept(key, update.into(), durability);
         self.answer(accepted, 1, durability, until).await
     }
 

@@ -9,7 +9,7 @@
 //! Fewer requests are fuller requests, and the longer mutators wait, the more of them belong to one group. So
 //! a further request is sent only if many mutators wait, or if the requests in flight are overdue. A node
 //! that hangs delays only the mutators in its requests. States that can be large are written alone and at
-//! once, because a request has a size limit in bytes.
+//! once, because a request has a size limit in bytes. Packs know their size, so as many go together as fit.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use orderfree_core::protocol::Name;
 
 use super::Mutators;
 use super::entry::{Entry, QueueId};
-use crate::limits::WRITE_REQUESTS_OF_REPLICA_MAX;
+use super::writer::RowSize;
+use crate::limits::{GROUP_PACK_BYTES_MAX, WRITE_REQUESTS_OF_REPLICA_MAX};
 use crate::runtime::sync::{MutexGuard, PoisonError};
 use crate::store::RequestLimits;
 
@@ -45,6 +46,7 @@ const ALONE: RequestLimits = RequestLimits {
     rows_max: 1,
     group_rows_max: 1,
     partitions_max: 1,
+    bytes_max: usize::MAX,
     free: WRITE_REQUESTS_OF_REPLICA_MAX,
     backlog: 1,
 };
@@ -87,7 +89,7 @@ impl WriteQueue {
     /// once.
     pub(super) fn add(&mut self, entry: Arc<Entry>) {
         let waiting = self.queues.entry(entry.queue).or_default();
-        let group = (entry.key.kind, entry.key.group.clone());
+        let group = (entry.writer.key.kind, entry.writer.key.group.clone());
         let of_group = waiting.groups.entry(group.clone()).or_default();
         if of_group.is_empty() {
             waiting.order.push_back(group);
@@ -135,7 +137,7 @@ impl WriteQueue {
     }
 
     fn limits(&self, queue: QueueId) -> RequestLimits {
-        if queue.is_small { self.together } else { ALONE }
+        if queue.row_size == RowSize::Large { ALONE } else { self.together }
     }
 
     fn of(&mut self, queue: QueueId) -> &mut ReplicaQueue {
@@ -168,19 +170,26 @@ impl ReplicaQueue {
             true => (limits.rows_max, limits.partitions_max),
             false => (limits.group_rows_max, 1),
         };
-        let mut taken = Vec::new();
-        for _ in 0..partitions_max {
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        for partition in 0..partitions_max {
             let Some(group) = self.order.pop_front() else { break };
             let of_group = self.groups.get_mut(&group).expect("invariant: it is in the order");
-            let room = rows_max - taken.len();
-            taken.extend(of_group.drain(..room.min(of_group.len())));
+            let room = of_group.len().min(rows_max - taken.len());
+            let most = if partition == 0 { GROUP_PACK_BYTES_MAX } else { limits.bytes_max };
+            let is_first = taken.is_empty();
+            let sizes = of_group.iter().take(room).enumerate().take_while(|(at, entry)| {
+                bytes += entry.pack_bytes();
+                bytes <= most || (is_first && *at == 0)
+            });
+            let rows = sizes.count();
+            taken.extend(of_group.drain(..rows));
             if of_group.is_empty() {
                 self.groups.remove(&group);
             } else {
                 // To the end, or a group that always fills a request would starve the others.
                 self.order.push_back(group);
             }
-            if taken.len() == rows_max {
+            if taken.len() == rows_max || bytes > limits.bytes_max {
                 break;
             }
         }
@@ -198,14 +207,21 @@ mod tests {
 
     use super::super::Bounds;
     use super::super::table::MutatorTable;
+    use super::super::writer::Writer;
     use super::*;
     use crate::policy::Policies;
     use crate::store::FirstReplica;
 
-    const LIMITS: RequestLimits =
-        RequestLimits { rows_max: 3, group_rows_max: 5, partitions_max: 2, free: 1, backlog: 1 };
-    const SMALL: QueueId = QueueId { replica: FirstReplica(7), is_small: true };
-    const LARGE: QueueId = QueueId { replica: FirstReplica(7), is_small: false };
+    const LIMITS: RequestLimits = RequestLimits {
+        rows_max: 3,
+        group_rows_max: 5,
+        partitions_max: 2,
+        bytes_max: 1,
+        free: 1,
+        backlog: 1,
+    };
+    const SMALL: QueueId = QueueId { replica: FirstReplica(7), row_size: RowSize::Small };
+    const LARGE: QueueId = QueueId { replica: FirstReplica(7), row_size: RowSize::Large };
 
     /// Queues the keys, each written as a kind's first letter, a group and a name. Returns which of them
     /// called for a request.
@@ -220,10 +236,11 @@ mod tests {
             let kind = if text.starts_with('c') { Kind::Counter } else { Kind::GSet };
             let key = Key { kind, group: name(&text[1..2]), name: name(&text[2..]) };
             let id = MutatorId::new(Uuid::from_u128(1));
-            let queue = QueueId::of(FirstReplica(7), &key);
+            let writer = Writer::of_state(&key);
+            let queue = QueueId::of(FirstReplica(7), &writer);
             let born = || Mutator::born(key.clone(), id, None, now, &constants);
             let seat = |_| Ok(Policies::default().uncounted_seat(&key.group));
-            let found = table.find_or_insert(&key, now, None, seat, born, || queue);
+            let found = table.find_or_insert(&writer, now, None, seat, born, || queue);
             called.push(queue_of.push(found.expect("room").entry));
         }
         called
@@ -232,7 +249,7 @@ mod tests {
     /// Takes the mutators of a request that was just called for.
     fn take(queue_of: &mut WriteQueue, queue: QueueId) -> (Vec<String>, bool) {
         let (taken, calls) = queue_of.take(queue, true);
-        (taken.iter().map(|entry| entry.key.to_string()).collect(), calls)
+        (taken.iter().map(|entry| entry.writer.key.to_string()).collect(), calls)
     }
 
     fn taken(keys: &[&str]) -> Vec<String> {
@@ -295,7 +312,8 @@ mod tests {
         let mut requests = Vec::new();
         for is_first in [true, false, false] {
             let (taken, _) = of.take(SMALL, is_first);
-            requests.push(taken.iter().map(|entry| entry.key.to_string()).collect::<Vec<_>>());
+            requests
+                .push(taken.iter().map(|entry| entry.writer.key.to_string()).collect::<Vec<_>>());
             taken.into_iter().for_each(|entry| of.add(entry));
         }
         assert!(requests[1].contains(&"counter/b/x".to_owned()), "{requests:?}");

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use orderfree_core::crdt::OpError;
-use orderfree_core::protocol::Outcome;
 use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::op_id::IdRefusal;
+use orderfree_core::protocol::{Outcome, Timestamp};
 use thiserror::Error;
 
 use crate::limits::BIRTHS_MAX;
@@ -16,9 +17,27 @@ pub enum UpdateError {
     /// Not counted, now or later.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// May be counted, now or later. A retry may count it twice.
+    /// May be counted, now or later. A retry may count it twice, unless it has an id.
     #[error("the update may or may not be counted: {0}")]
     Unknown(String),
+    /// The window of the update's id is over. This request wrote nothing, an earlier one may be counted, and no
+    /// later one can be.
+    #[error(
+        "the time to send this id ended; an earlier request with it may be counted, and no later one can be"
+    )]
+    IdExpired {
+        /// When it ended.
+        until: Timestamp,
+    },
+}
+
+impl From<IdRefusal> for UpdateError {
+    fn from(refusal: IdRefusal) -> UpdateError {
+        match refusal {
+            IdRefusal::Ahead { by } => Refused::IdAhead { by }.into(),
+            IdRefusal::Expired { until } => UpdateError::IdExpired { until },
+        }
+    }
 }
 
 impl UpdateError {
@@ -27,7 +46,7 @@ impl UpdateError {
     pub fn outcome(&self) -> Outcome {
         match self {
             UpdateError::Refused(_) => Outcome::Refused,
-            UpdateError::Unknown(_) => Outcome::Unknown,
+            UpdateError::Unknown(_) | UpdateError::IdExpired { .. } => Outcome::Unknown,
         }
     }
 }
@@ -54,6 +73,25 @@ pub enum Refused {
          rest (ORDERFREE_RESTING_BYTES)"
     )]
     BornTooOften,
+    /// The id's time is further ahead than two honest clocks can differ.
+    #[error(
+        "the time of this id is {} ms ahead of this pod's clock; set the client's clock, or take ids from \
+         POST /v1/ids",
+        .by.as_millis()
+    )]
+    IdAhead {
+        /// How far it is ahead.
+        by: Duration,
+    },
+    /// This pod has as many ids of the key for one window as it can have.
+    #[error(
+        "this pod has as many ids of this key as it can remember for one window; send the update again \
+         with the same id to another pod, or spread what is counted over more keys"
+    )]
+    TooManyIds {
+        /// When the window's ids are folded.
+        until: Timestamp,
+    },
     /// The store refused the write.
     #[error("the store refused the write: {0}")]
     Store(String),
@@ -80,6 +118,7 @@ impl Refused {
             Refused::Overloaded(_) => "limit",
             Refused::Quota(_) => "quota",
             Refused::BornTooOften => "births",
+            Refused::IdAhead { .. } | Refused::TooManyIds { .. } => "ids",
             Refused::Store(_) | Refused::Unacked => "store",
             Refused::Deadline(_) => "unsent",
             Refused::Stopping => "stopping",

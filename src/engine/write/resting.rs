@@ -4,14 +4,18 @@
 //! index is a linear hash table (Litwin, "Linear hashing", 1980): each new entry splits one bucket, so no
 //! update ever waits until millions of entries are moved.
 //!
-//! If the table is full, the oldest entry of the tenant with the most bytes is evicted (max-min fairness). A
-//! tenant within its share loses nothing to others.
+//! If the table is full, the oldest entry of the list with the most bytes is evicted (max-min fairness). Each
+//! tenant has a list for mutators of states, and one for each [`Stay`] of mutators of packs. A list within its
+//! share loses nothing to others.
 
 use std::collections::BTreeMap;
 
-use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::{Key, Name};
+use std::time::Duration;
 
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::{Key, Lease, Mutator, Name};
+
+use super::writer::Writer;
 use crate::policy::Tenant;
 
 /// No entry.
@@ -31,7 +35,7 @@ pub(super) struct Resting {
     free: u32,
     /// The first entry of each chain.
     buckets: Vec<u32>,
-    lists: BTreeMap<Tenant, List>,
+    lists: BTreeMap<ListId, List>,
     len: usize,
     records_bytes: usize,
 }
@@ -50,20 +54,51 @@ struct RestingEntry {
 
 const _: () = assert!(size_of::<RestingEntry>() == 32);
 
-/// The entries of one tenant, in the order in which they went to rest.
+/// How long mutators of one list stay at most. Packs of a minute must not wait behind those of a day until they
+/// are dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stay {
+    /// The mutator of a state.
+    State,
+    /// A pack whose lease has at most two minutes.
+    Minutes,
+    /// A pack whose lease has at most half an hour.
+    Half,
+    /// Any other pack.
+    Days,
+}
+
+type ListId = (Tenant, Stay);
+
+/// The entries of one list, in the order in which they went to rest.
 struct List {
     oldest: u32,
     newest: u32,
     bytes: usize,
 }
 
-/// A key and the bytes of its mutator, in the format of the table.
+impl Stay {
+    const ALL: [Stay; 4] = [Stay::State, Stay::Minutes, Stay::Half, Stay::Days];
+
+    pub(super) fn of(writer: &Writer, lease: &Lease) -> Stay {
+        match (writer.until, lease.lifetime()) {
+            (None, _) => Stay::State,
+            (_, lifetime) if lifetime <= Duration::from_secs(2 * 60) => Stay::Minutes,
+            (_, lifetime) if lifetime <= Duration::from_secs(30 * 60) => Stay::Half,
+            _ => Stay::Days,
+        }
+    }
+}
+
+/// A writer and the bytes of its mutator, in the format of the table.
 pub(super) struct Record(Box<[u8]>);
 
 impl Record {
-    pub(super) fn new(key: &Key, mutator: &[u8]) -> Record {
+    pub(super) fn new(writer: &Writer, stay: Stay, mutator: &[u8]) -> Record {
+        let key = &writer.key;
         let mut record = Vec::with_capacity(HEADER_BYTES + key_bytes(key) + mutator.len());
-        record.extend_from_slice(&header(key));
+        let [code, group, name] = header(key);
+        record.extend_from_slice(&[code | ((stay as u8) << STAY_SHIFT), group, name]);
         record.extend_from_slice(key.group.as_str().as_bytes());
         record.extend_from_slice(key.name.as_str().as_bytes());
         record.extend_from_slice(mutator);
@@ -76,13 +111,17 @@ impl Record {
     }
 }
 
-/// The kind's code, and the lengths of group and name, each minus one.
+/// The kind's code and the stay, and the lengths of group and name, each minus one.
 const HEADER_BYTES: usize = 3;
+
+/// Where the stay begins in the first byte of the header.
+const STAY_SHIFT: u32 = 5;
 
 fn header(key: &Key) -> [u8; HEADER_BYTES] {
     let less_one =
         |name: &Name| u8::try_from(name.as_str().len() - 1).expect("invariant: 1 to 256");
     let code = u8::try_from(key.kind.code()).expect("invariant: there are few kinds");
+    assert!(code < 1 << STAY_SHIFT, "invariant: there are few kinds");
     [code, less_one(&key.group), less_one(&key.name)]
 }
 
@@ -103,16 +142,25 @@ fn mutator_of(record: &[u8]) -> &[u8] {
 /// The hashed parts of a record's key: kind, group and name.
 fn parts_of(record: &[u8]) -> (Kind, &[u8], &[u8]) {
     let (group, name) = ends(record);
-    let kind = Kind::from_code(record[0].into()).expect("invariant: the code of a kind");
+    let code = record[0] & ((1 << STAY_SHIFT) - 1);
+    let kind = Kind::from_code(code.into()).expect("invariant: the code of a kind");
     (kind, &record[HEADER_BYTES..group], &record[group..name])
 }
 
-fn is_of(record: &[u8], key: &Key) -> bool {
+fn stay_of(record: &[u8]) -> Stay {
+    Stay::ALL[usize::from(record[0] >> STAY_SHIFT)]
+}
+
+fn is_of(record: &[u8], writer: &Writer) -> bool {
+    let key = &writer.key;
     let (group, name) = (key.group.as_str().as_bytes(), key.name.as_str().as_bytes());
-    record[..HEADER_BYTES] == header(key) && {
-        let (_, of_group, of_name) = parts_of(record);
-        of_group == group && of_name == name
-    }
+    let (kind, of_group, of_name) = parts_of(record);
+    let has_expiry = |until| Mutator::resting_expiry(mutator_of(record)) == until;
+    kind == key.kind
+        && of_group == group
+        && of_name == name
+        && (stay_of(record) == Stay::State) == writer.until.is_none()
+        && writer.until.is_none_or(has_expiry)
 }
 
 /// Hashes keys, both as [`Key`] and as bytes in a record.
@@ -165,8 +213,9 @@ impl Resting {
         if own > self.bytes_max / 4 {
             return 1;
         }
-        while self.bytes() + self.growth(tenant) + own > self.bytes_max {
-            let Some(oldest) = self.victim(tenant, own, hasher, &keeps) else {
+        let list = (tenant, stay_of(&record));
+        while self.bytes() + self.growth(list) + own > self.bytes_max {
+            let Some(oldest) = self.victim(list, own, hasher, &keeps) else {
                 return forgotten + 1;
             };
             self.take(oldest, hasher);
@@ -187,28 +236,28 @@ impl Resting {
         forgotten
     }
 
-    /// The record of a key's mutator.
-    pub(super) fn find(&self, hash: u64, key: &Key) -> Option<&[u8]> {
-        self.index(hash, key).map(|at| mutator_of(&self.entries[at as usize].record))
+    /// The bytes of a writer's mutator.
+    pub(super) fn find(&self, hash: u64, writer: &Writer) -> Option<&[u8]> {
+        self.index(hash, writer).map(|at| mutator_of(&self.entries[at as usize].record))
     }
 
-    /// Removes a key.
+    /// Removes a writer.
     pub(super) fn remove(
         &mut self,
         hash: u64,
-        key: &Key,
+        writer: &Writer,
         hasher: &impl HashesKeys,
     ) -> Option<(Record, Tenant)> {
-        let at = self.index(hash, key)?;
+        let at = self.index(hash, writer)?;
         let tenant = self.entries[at as usize].tenant;
         Some((Record(self.take(at, hasher)), tenant))
     }
 
     /// Drops entries from the old end of each list while `is_over` holds for their bytes.
     pub(super) fn tidy(&mut self, hasher: &impl HashesKeys, is_over: impl Fn(&[u8]) -> bool) {
-        let tenants: Vec<Tenant> = self.lists.keys().copied().collect();
-        for tenant in tenants {
-            while let Some(oldest) = self.lists.get(&tenant).map(|list| list.oldest)
+        let lists: Vec<ListId> = self.lists.keys().copied().collect();
+        for list in lists {
+            while let Some(oldest) = self.lists.get(&list).map(|list| list.oldest)
                 && is_over(mutator_of(&self.entries[oldest as usize].record))
             {
                 self.take(oldest, hasher);
@@ -216,14 +265,14 @@ impl Resting {
         }
     }
 
-    fn index(&self, hash: u64, key: &Key) -> Option<u32> {
+    fn index(&self, hash: u64, writer: &Writer) -> Option<u32> {
         if self.buckets.is_empty() {
             return None;
         }
         let mut at = self.buckets[self.bucket(hash)];
         while at != NONE {
             let entry = &self.entries[at as usize];
-            if entry.tag == tag(hash) && is_of(&entry.record, key) {
+            if entry.tag == tag(hash) && is_of(&entry.record, writer) {
                 return Some(at);
             }
             at = entry.chain;
@@ -232,7 +281,7 @@ impl Resting {
     }
 
     /// Memory of one more entry without its record.
-    fn growth(&self, tenant: Tenant) -> usize {
+    fn growth(&self, list: ListId) -> usize {
         let of = |len: usize, capacity: usize, each: usize| {
             if len == capacity { step(capacity) * each } else { 0 }
         };
@@ -244,26 +293,26 @@ impl Resting {
             true => of(self.buckets.len(), self.buckets.capacity(), size_of::<u32>()),
             false => 0,
         };
-        let list = if self.lists.contains_key(&tenant) { 0 } else { LIST_BYTES };
+        let list = if self.lists.contains_key(&list) { 0 } else { LIST_BYTES };
         entries + buckets + list
     }
 
-    /// The entry to evict for a newcomer: the oldest one of the tenant that would have the most bytes, except
-    /// entries that keep their place. Of tenants with equal bytes, the newcomer's tenant loses.
+    /// The entry to evict for a newcomer: the oldest one of the list that would have the most bytes, except
+    /// entries that keep their place. Of lists with equal bytes, the newcomer's list loses.
     fn victim(
         &mut self,
-        newcomer: Tenant,
+        newcomer: ListId,
         own: usize,
         hasher: &impl HashesKeys,
         keeps: &impl Fn(u64) -> bool,
     ) -> Option<u32> {
-        let has = |(tenant, list): &(&Tenant, &List)| {
-            let is_own = **tenant == newcomer;
+        let has = |(id, list): &(&ListId, &List)| {
+            let is_own = **id == newcomer;
             (list.bytes + if is_own { own } else { 0 }, is_own)
         };
-        let (&tenant, _) = self.lists.iter().max_by_key(has)?;
+        let (&fullest, _) = self.lists.iter().max_by_key(has)?;
         for _ in 0..KEPT_LOOKS_MAX {
-            let oldest = self.lists[&tenant].oldest;
+            let oldest = self.lists[&fullest].oldest;
             let record = &self.entries[oldest as usize].record;
             let (kind, group, name) = parts_of(record);
             if !keeps(hasher.hash_parts(kind, group, name)) {
@@ -273,7 +322,7 @@ impl Resting {
             self.unlink(oldest, own);
             self.append(oldest, own);
         }
-        Some(self.lists[&tenant].oldest)
+        Some(self.lists[&fullest].oldest)
     }
 
     /// Removes an entry and returns its record.
@@ -313,11 +362,11 @@ impl Resting {
         u32::try_from(self.entries.len() - 1).expect("invariant: 4 billion would not fit in memory")
     }
 
-    /// Appends an entry to its tenant's list as the newest.
+    /// Appends an entry to its list as the newest.
     fn append(&mut self, at: u32, own: usize) {
-        let tenant = self.entries[at as usize].tenant;
+        let id = self.entries[at as usize].list();
         let empty = List { oldest: NONE, newest: NONE, bytes: 0 };
-        let list = self.lists.entry(tenant).or_insert(empty);
+        let list = self.lists.entry(id).or_insert(empty);
         list.bytes += own;
         let before = std::mem::replace(&mut list.newest, at);
         match before {
@@ -329,8 +378,9 @@ impl Resting {
     }
 
     fn unlink(&mut self, at: u32, own: usize) {
-        let RestingEntry { older, newer, tenant, .. } = self.entries[at as usize];
-        let list = self.lists.get_mut(&tenant).expect("invariant: an entry is in a list");
+        let id = self.entries[at as usize].list();
+        let RestingEntry { older, newer, .. } = self.entries[at as usize];
+        let list = self.lists.get_mut(&id).expect("invariant: an entry is in a list");
         list.bytes -= own;
         match older {
             NONE => list.oldest = newer,
@@ -341,7 +391,7 @@ impl Resting {
             _ => self.entries[newer as usize].older = older,
         }
         if list.oldest == NONE {
-            self.lists.remove(&tenant);
+            self.lists.remove(&id);
         }
     }
 
@@ -371,6 +421,12 @@ impl Resting {
         // The low bits select the part of the map.
         let bucket = (hash >> 32) as usize & (all - 1);
         if bucket < self.buckets.len() { bucket } else { bucket - all / 2 }
+    }
+}
+
+impl RestingEntry {
+    fn list(&self) -> ListId {
+        (self.tenant, stay_of(&self.record))
     }
 }
 

@@ -7,6 +7,7 @@ use orderfree_core::protocol::{Begin, ShardWrite, WriteOutcome};
 
 use super::Mutators;
 use super::entry::{Entry, QueueId};
+use super::writer::RowSize;
 use crate::runtime::sync::{timeout, yield_now};
 use crate::runtime::tasks::Task;
 
@@ -27,7 +28,7 @@ impl Mutators {
     async fn send_queued(self: Arc<Self>, queue: QueueId) {
         let (mut is_first, mut is_overdue) = (true, false);
         while !is_overdue {
-            if queue.is_small {
+            if queue.row_size != RowSize::Large {
                 self.gather().await;
             }
             let (queued, calls) = self.queue().take(queue, is_first);
@@ -73,14 +74,13 @@ impl Mutators {
             let now = self.gate.now();
             match state.change(&self.totals, |mutator| mutator.begin_write(now)) {
                 Begin::Write(write) => {
-                    if is_first {
-                        self.table.count_birth(&entry.key, now);
+                    if is_first && entry.writer.until.is_none() {
+                        self.table.count_birth(&entry.writer.key, now);
                     }
                     let sent = std::mem::take(&mut state.next_write);
                     state.sent_writes.push(sent);
-                    let about = entry.key.kind.about();
-                    if !about.is_small() {
-                        entry.weight.set(about.memory_bytes(write.state().len()));
+                    if entry.queue.row_size != RowSize::Small {
+                        entry.weight.set(entry.writer.memory_bytes(write.state().len()));
                     }
                     drop(state);
                     #[allow(clippy::cast_precision_loss, reason = "at most WAITING_OPS_MAX")]

@@ -1,7 +1,7 @@
-//! The bounded map from keys to mutators, awake or at rest.
+//! The bounded map from writers to mutators, awake or at rest.
 //!
-//! One lock per part of the map guards both its awake mutators and its table of mutators at rest. So a key
-//! that moves between them is always in one of them.
+//! One lock per part of the map guards both its awake mutators and its table of mutators at rest. So a mutator
+//! that moves between them is always in one of them. All mutators of a key are in one part.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::ops::AddAssign;
@@ -15,7 +15,8 @@ use orderfree_core::protocol::{Constants, Key, Mutator, Now, Predecessors, RestF
 use super::births::Births;
 use super::entry::{Entry, QueueId};
 use super::large_states::LargeStates;
-use super::resting::{HashesKeys, Record, Resting};
+use super::resting::{HashesKeys, Record, Resting, Stay};
+use super::writer::Writer;
 use super::{Bounds, Refused};
 use crate::limits;
 use crate::policy::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
@@ -37,7 +38,7 @@ const SHED_PAUSE: Duration = Duration::from_millis(50);
 /// One part of the map.
 struct Part {
     /// The least recently used mutators go to rest first.
-    awake: LruCache<Key, Arc<Entry>>,
+    awake: LruCache<Writer, Arc<Entry>>,
     resting: Resting,
 }
 
@@ -176,29 +177,29 @@ impl MutatorTable {
         (moves, has_room())
     }
 
-    /// Returns the key's entry: the awake one, one that wakes, or a new one. A clean mutator makes room if
+    /// Returns the writer's entry: the awake one, one that wakes, or a new one. A clean mutator makes room if
     /// necessary, one of the same quota if the quota is full. Refuses if the quota is exhausted or there is
-    /// no room. `former` is a retired entry of the key.
+    /// no room. `former` is a retired entry of the writer.
     pub(super) fn find_or_insert(
         &self,
-        key: &Key,
+        writer: &Writer,
         now: Now,
         former: Option<&Former>,
         seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
         born: impl FnOnce() -> Mutator,
         queue: impl FnOnce() -> QueueId,
     ) -> Result<Found, Refused> {
-        let hash = self.hasher.hash_key(key);
+        let (key, hash) = (&writer.key, self.hasher.hash_key(&writer.key));
         let (mut own_seat, mut moves) = (None, Moves::default());
         let (mut part, arrival, own_seat) = loop {
             let mut part = lock(self.part(hash));
-            if let Some(entry) = part.awake.get(key)
+            if let Some(entry) = part.awake.get(writer)
                 && !former.is_some_and(|former| Arc::ptr_eq(entry, &former.entry))
             {
                 entry.touch();
                 return Ok(Found { entry: Arc::clone(entry), arrival: None, moves });
             }
-            let arrival = self.arrival(&part, hash, key, now);
+            let arrival = self.arrival(&part, hash, writer, now);
             if let Some(seat) = own_seat.take() {
                 break (part, arrival, seat);
             }
@@ -215,8 +216,8 @@ impl MutatorTable {
             }
         };
         // Remove it first: the next mutator that goes to rest could evict it.
-        let rested = part.resting.remove(hash, key, &self.hasher);
-        if part.awake.len() >= self.part_max && !part.awake.contains(key) {
+        let rested = part.resting.remove(hash, writer, &self.hasher);
+        if part.awake.len() >= self.part_max && !part.awake.contains(writer) {
             match self.evict(&mut part, now) {
                 Some(moved) => moves += moved,
                 None => {
@@ -231,7 +232,7 @@ impl MutatorTable {
         let wake = |record: &Record| Mutator::wake(key.clone(), record.mutator(), &self.constants);
         let mutator = match (rested, arrival) {
             (Some((record, _)), Arrival::Woken) => {
-                weight.set(key.kind.about().memory_bytes(record.mutator().len()));
+                weight.set(writer.memory_bytes(record.mutator().len()));
                 wake(&record)
             }
             (rested, _) => {
@@ -241,8 +242,8 @@ impl MutatorTable {
                 born().succeeding(legacy.unfolded(now.wall, &self.constants))
             }
         };
-        let entry = Arc::new(Entry::new(queue(), mutator, own_seat, weight));
-        part.awake.put(key.clone(), Arc::clone(&entry));
+        let entry = Arc::new(Entry::new(queue(), writer.clone(), mutator, own_seat, weight));
+        part.awake.put(writer.clone(), Arc::clone(&entry));
         Ok(Found { entry, arrival: Some(arrival), moves })
     }
 
@@ -263,24 +264,25 @@ impl MutatorTable {
             let mut part = lock(part);
             let part = &mut *part;
             let mut oldest = part.awake.iter().rev().take(EVICTION_LOOKS_MAX);
-            let found = oldest.find_map(|(key, entry)| {
+            let found = oldest.find_map(|(writer, entry)| {
                 let retire = || self.retire(&mut part.resting, entry, now);
                 let moves = entry.has_seat_of(seats).then(retire).flatten();
-                moves.map(|moves| (key.clone(), moves))
+                moves.map(|moves| (writer.clone(), moves))
             });
-            if let Some((key, moves)) = found {
-                part.awake.pop(&key);
+            if let Some((writer, moves)) = found {
+                part.awake.pop(&writer);
                 return moves;
             }
         }
         Moves::default()
     }
 
-    /// Removes this entry from the map, unless the key has another one.
+    /// Removes this entry from the map, unless its writer has another one.
     pub(super) fn remove(&self, entry: &Arc<Entry>) {
-        let mut part = lock(self.part(self.hasher.hash_key(&entry.key)));
-        if part.awake.peek(&entry.key).is_some_and(|found| Arc::ptr_eq(found, entry)) {
-            part.awake.pop(&entry.key);
+        let writer = &entry.writer;
+        let mut part = lock(self.part(self.hasher.hash_key(&writer.key)));
+        if part.awake.peek(writer).is_some_and(|found| Arc::ptr_eq(found, entry)) {
+            part.awake.pop(writer);
         }
     }
 
@@ -315,10 +317,10 @@ impl MutatorTable {
         all
     }
 
-    /// Whether the key has a mutator at rest that can wake.
-    fn arrival(&self, part: &Part, hash: u64, key: &Key, now: Now) -> Arrival {
+    /// Whether the writer is at rest and can wake.
+    fn arrival(&self, part: &Part, hash: u64, writer: &Writer, now: Now) -> Arrival {
         let lease = |mutator: &[u8]| Mutator::resting_lease(mutator, &self.constants);
-        match part.resting.find(hash, key).map(lease) {
+        match part.resting.find(hash, writer).map(lease) {
             Some(lease) if lease.is_writable(now) => Arrival::Woken,
             _ => Arrival::Born,
         }
@@ -329,12 +331,13 @@ impl MutatorTable {
     fn evict(&self, part: &mut Part, now: Now) -> Option<Moves> {
         for _ in 0..EVICTION_LOOKS_MAX.min(part.awake.len()) {
             let oldest = part.awake.peek_lru();
-            let (key, entry) = oldest.map(|(key, entry)| (key.clone(), Arc::clone(entry)))?;
+            let (writer, entry) =
+                oldest.map(|(writer, entry)| (writer.clone(), Arc::clone(entry)))?;
             if let Some(moves) = self.retire(&mut part.resting, &entry, now) {
-                part.awake.pop(&key);
+                part.awake.pop(&writer);
                 return Some(moves);
             }
-            part.awake.promote(&key);
+            part.awake.promote(&writer);
         }
         None
     }
@@ -347,16 +350,16 @@ impl MutatorTable {
         mut goes: impl FnMut(&Entry) -> bool,
     ) -> (usize, Moves) {
         let (mut gone, mut moves) = (Vec::new(), Moves::default());
-        for (key, entry) in part.awake.iter().rev() {
+        for (writer, entry) in part.awake.iter().rev() {
             if goes(entry)
                 && let Some(moved) = self.retire(&mut part.resting, entry, now)
             {
-                gone.push(key.clone());
+                gone.push(writer.clone());
                 moves += moved;
             }
         }
-        for key in &gone {
-            part.awake.pop(key);
+        for writer in &gone {
+            part.awake.pop(writer);
         }
         (gone.len(), moves)
     }
@@ -377,7 +380,9 @@ impl MutatorTable {
             false => state.mutator().remains(now.wall, &self.constants),
         };
         let Some(left) = left else { return Some(Moves::default()) };
-        let (hash, record) = (self.hasher.hash_key(&entry.key), Record::new(&entry.key, &left));
+        let (writer, lease) = (&entry.writer, *state.mutator().lease());
+        let hash = self.hasher.hash_key(&writer.key);
+        let record = Record::new(writer, Stay::of(writer, &lease), &left);
         let forgotten = self.insert(resting, hash, tenant, record, now);
         Some(Moves { rested: usize::from(rests), forgotten })
     }

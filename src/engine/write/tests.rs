@@ -5,7 +5,7 @@ mod succession;
 
 use std::sync::Mutex;
 
-use orderfree_core::crdt::envelope::decode_shard;
+use orderfree_core::crdt::envelope::decode_state;
 use orderfree_core::crdt::{Counter, CounterOp, GSetOp, Kind, OpError};
 use orderfree_core::protocol::{
     Mutator, Name, Now, Overrides, ShardWrite, WriteError, WriteOutcome,
@@ -100,7 +100,7 @@ fn key(name: &str) -> Key {
 }
 
 fn total(write: &ShardWrite) -> i128 {
-    let state = decode_shard(write.seal(), Kind::Counter, write.state()).expect("own bytes");
+    let state = decode_state(write.seal(), Kind::Counter, write.state()).expect("own bytes");
     Counter::try_from(state).expect("a counter").total()
 }
 
@@ -170,7 +170,10 @@ async fn updates_of_one_client_share_a_request_and_have_own_outcomes() {
     let stuck = [pod.start("a", 1, STORED).await, pod.start("b", 1, STORED).await];
     let hanging = [pod.store.write().await, pod.store.write().await];
     let add = |by| Op::Counter(CounterOp::Add { by });
-    let updates = |name, lists| Updates { key: key(name), lists };
+    let updates = |name, lists: Vec<Vec<Op>>| {
+        let lists = lists.into_iter().map(Into::into).collect();
+        Updates { key: key(name), lists }
+    };
     let bad = Op::GSet(GSetOp::Add { items: Vec::new() });
     let mixed = updates("d", vec![vec![add(5), bad], vec![add(6)]]);
     let all = [("c", 3), ("a", 4)].map(|(name, by)| updates(name, vec![vec![add(by)]]));
@@ -218,7 +221,7 @@ async fn a_later_update_does_not_overtake_one_without_room() {
         let op = serde_json::json!({"op": "set", "value": value});
         vec![Kind::Register.parse_op(&op).expect("an op")]
     };
-    let both = vec![Updates { key, lists: vec![set(1), set(2)] }];
+    let both = vec![Updates { key, lists: vec![set(1).into(), set(2).into()] }];
     let (outcomes, left) = pod.mutators.update_or_leave(both.clone(), STORED, true).await;
     assert_eq!((outcomes, left.len(), left[0].1.lists.len()), (vec![], 1, 2), "both wait");
     let refused = pod.metrics.refused.get_or_create(&RefusedLabel { reason: "limit" }).get();

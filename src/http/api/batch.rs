@@ -18,6 +18,7 @@ use crate::http::api::read::{self, Substitute};
 use crate::http::api::stream as lines;
 use crate::http::body::bodies;
 use crate::http::body::extract::{self, MediaType};
+use crate::http::body::ids::{IdHeaders, IdParams};
 use crate::http::body::json;
 use crate::http::body::parameters::{ACK, DEFAULT, Query, ValueParams, params};
 use crate::http::body::requests::{self, BatchBody, LevelName, QueryBody, UpdateItem};
@@ -82,7 +83,7 @@ pub(crate) struct UpdateResult {
 /// the same as `application/x-ndjson`.
 #[utoipa::path(
     post, path = "/v1/batch", tag = "many keys",
-    params(BatchParams),
+    params(BatchParams, IdParams),
     request_body(description = "Updates; the server accepts `Content-Encoding: gzip`", content(
         (BatchBody = "application/json", example = json!({"updates": [
             {"kind": "counter", "group": "site", "name": "home", "op": {"op": "add", "by": 5}},
@@ -112,7 +113,7 @@ pub(crate) async fn batch(
 ) -> Result<Response, Problem> {
     let Shared { app, bodies, turns, .. } = &*served;
     let (mut parts, body) = request.into_parts();
-    extract::refuse_unsupported(&parts.headers)?;
+    let ids = extract::of_update(&parts.headers)?;
     let body = bodies::decoded(&mut parts.headers, body)?;
     match MediaType::of(&parts.headers) {
         MediaType::Json => {
@@ -124,14 +125,16 @@ pub(crate) async fn batch(
             let bytes = updates.len() * RESULT_BYTES;
             // The request itself was already counted as one update.
             caller.pass_or_refuse(updates.len() - 1)?;
-            let results = apply(app, &caller, updates, params.durability).await;
+            let results = apply(app, &caller, &ids, updates, params.durability).await;
             Ok(wire::json(&BatchAnswer::Results(BatchView { results }), bytes))
         }
         MediaType::Ndjson(_) => {
+            ids.refuse_for_lines()?;
             bodies::check_declared(&parts.headers, limits::NDJSON_BYTES_MAX)?;
             let _place = caller.stream_or_refuse()?;
             let (_room, for_summary) = bodies.stream(&body)?;
-            let summary = lines::apply(app, &caller, body, params.durability, for_summary).await?;
+            let summary =
+                lines::apply(app, &caller, &ids, body, params.durability, for_summary).await?;
             Ok(wire::json(&BatchAnswer::Summary(summary), RESULT_BYTES))
         }
         media => Err(media.refuse("application/json, or application/x-ndjson for a stream")),
@@ -152,17 +155,23 @@ pub(crate) enum BatchAnswer {
 async fn apply(
     app: &AppState,
     caller: &Caller,
+    ids: &IdHeaders,
     items: Vec<&RawValue>,
     durability: Durability,
 ) -> Vec<UpdateResult> {
     let mut updates = ByKey::default();
+    // Until when the updates with ids can be sent again.
+    let mut again = BTreeMap::new();
     let add = |(place, item): (usize, &RawValue)| {
-        let (key, ops) = match requests::update(caller.to(Verb::Write), item.get()) {
+        let (key, update) = match requests::update(caller.to(Verb::Write), ids, place, item.get()) {
             Ok(update) => update,
             Err(problem) => return not_acked(app, None, problem),
         };
         let view = KeyView::from(&key);
-        updates.add(place, key, ops);
+        if let Some(name) = &update.name {
+            again.insert(place, app.service.retry_until(name, &key.group));
+        }
+        updates.add(place, key, update);
         let outcome = Outcome::of(durability);
         UpdateResult { outcome, key: Some(view), timestamp: None, problem: None }
     };
@@ -171,7 +180,10 @@ async fn apply(
         let of_item = &mut results[place];
         match result {
             Ok(time) => of_item.timestamp = time.map(Timestamp::as_micros),
-            Err(error) => *of_item = not_acked(app, of_item.key.take(), error.into()),
+            Err(error) => {
+                let problem = Problem::from(error).of_named(again.get(&place).copied());
+                *of_item = not_acked(app, of_item.key.take(), problem);
+            }
         }
     }
     results
@@ -266,6 +278,7 @@ pub(crate) async fn query(
         MediaType::Json => {}
         media => return Err(media.refuse("application/json")),
     }
+    extract::of_read(&headers)?;
     let body = bodies.read(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
     let body: QueryBody<'_> = json::read(json::text(&body)?, QUERY_EXAMPLE)?;
     let (keys, level) = (body.keys.0, body.consistency.map(|LevelName(level)| level));

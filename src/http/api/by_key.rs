@@ -2,11 +2,10 @@
 
 use std::collections::HashMap;
 
-use orderfree_core::crdt::Op;
 use orderfree_core::protocol::{Durability, Key, Timestamp};
 
 use crate::engine::service::Service;
-use crate::engine::write::{UpdateError, Updates};
+use crate::engine::write::{Update, UpdateError, Updates};
 
 /// See the [module documentation](self).
 #[derive(Default)]
@@ -23,13 +22,13 @@ pub(crate) type Placed = (usize, Result<Option<Timestamp>, UpdateError>);
 
 impl ByKey {
     /// Adds an update. The updates of one key keep their order.
-    pub(crate) fn add(&mut self, place: usize, key: Key, ops: Vec<Op>) {
+    pub(crate) fn add(&mut self, place: usize, key: Key, update: Update) {
         let at = *self.at.entry(key.clone()).or_insert(self.keys.len());
         if at == self.keys.len() {
             self.keys.push(Updates { key, lists: Vec::new() });
             self.places.push(Vec::new());
         }
-        self.keys[at].lists.push(ops);
+        self.keys[at].lists.push(update);
         self.places[at].push(place);
     }
 

@@ -110,6 +110,7 @@ pub(crate) async fn merge(
     request: Request,
 ) -> Result<Response, Problem> {
     let Shared { app, bodies, turns, merged, .. } = &*served;
+    extract::of_read(&headers)?;
     match MediaType::of(&headers) {
         MediaType::Json => {}
         media => return Err(media.refuse("application/json")),

@@ -1,11 +1,12 @@
 //! The handlers:
 //!
-//! * `update`, `read`, `batch`, `stream`, `merge`: for clients; `by_key` groups a batch's updates by key;
+//! * `update`, `read`, `batch`, `stream`, `merge`, `ids`: for clients; `by_key` groups a batch's updates by key;
 //! * `inspect`, `repair`, `operations`: for operators;
 //! * `starting`: the answers of a pod that cannot serve yet.
 
 pub(crate) mod batch;
 mod by_key;
+pub(crate) mod ids;
 pub(crate) mod inspect;
 pub(crate) mod merge;
 pub(crate) mod operations;

@@ -84,6 +84,7 @@ pub(crate) async fn read(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let app = &served.app;
+    extract::of_read(&headers)?;
     let (key, _) = path.to(Verb::Read)?;
     params.value.check(&[key.kind])?;
     let media = extract::negotiate_value(&headers, &[JSON, TEXT, BYTES], key.kind)?;
@@ -323,6 +324,7 @@ pub(crate) async fn read_group(
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
+    extract::of_read(&headers)?;
     let Shared { app, turns, .. } = &*served;
     let (kind, group) = path.to(Verb::Read)?;
     params.value.check(&[kind])?;

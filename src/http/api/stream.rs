@@ -33,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use crate::engine::memory::MemoryPermit;
 use crate::http::api::by_key::{ByKey, Placed};
 use crate::http::body::bodies;
+use crate::http::body::ids::IdHeaders;
 use crate::http::body::json;
 use crate::http::body::requests;
 use crate::http::catalog::ProblemType;
@@ -50,6 +51,7 @@ const ROOM_PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::f
 pub(crate) async fn apply(
     app: &AppState,
     caller: &Caller,
+    ids: &IdHeaders,
     body: Body,
     durability: Durability,
     mut room: MemoryPermit,
@@ -61,7 +63,7 @@ pub(crate) async fn apply(
     // The last line that the summary is about.
     let mut done = 0;
     let why = loop {
-        let (window, end) = Window::read(&caller, &mut lines).await;
+        let (window, end) = Window::read(&caller, ids, &mut lines).await;
         if window.len() > 0 {
             match go_on(app, &caller, &window, &summary).await {
                 Ok(renewed) => caller = renewed,
@@ -145,7 +147,11 @@ struct Window {
 impl Window {
     /// Reads lines until the window is full or its first line has waited long enough. Lines that were read
     /// before an error are in the window.
-    async fn read(caller: &Caller, lines: &mut Lines) -> (Window, Result<End, Problem>) {
+    async fn read(
+        caller: &Caller,
+        ids: &IdHeaders,
+        lines: &mut Lines,
+    ) -> (Window, Result<End, Problem>) {
         let mut window = Window::default();
         let (mut count, mut bytes, mut until) = (0, 0, None);
         while count < limits::NDJSON_WINDOW_LINES && bytes < limits::NDJSON_WINDOW_BYTES {
@@ -164,9 +170,12 @@ impl Window {
             until.get_or_insert_with(|| Instant::now() + limits::NDJSON_WINDOW_TIME_MAX);
             count += 1;
             bytes += line.as_ref().map_or(0, Vec::len);
-            match line.and_then(|line| requests::update(caller.to(Verb::Write), json::text(&line)?))
-            {
-                Ok((key, ops)) => window.updates.add(lines.number, key, ops),
+            // Without an id in the headers, the place of a line makes no difference.
+            let read = |line: Vec<u8>| {
+                requests::update(caller.to(Verb::Write), ids, 0, json::text(&line)?)
+            };
+            match line.and_then(read) {
+                Ok((key, update)) => window.updates.add(lines.number, key, update),
                 Err(problem) => window.bad.push((lines.number, Err(problem))),
             }
         }
@@ -377,7 +386,7 @@ mod tests {
 
     /// The line numbers of a window without valid updates.
     async fn window(lines: &mut Lines) -> (Vec<usize>, Result<End, Problem>) {
-        let (window, end) = Window::read(&Caller::anybody(), lines).await;
+        let (window, end) = Window::read(&Caller::anybody(), &IdHeaders::default(), lines).await;
         (window.bad.into_iter().map(|(line, _)| line).collect(), end)
     }
 

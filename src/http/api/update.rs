@@ -4,16 +4,18 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use orderfree_core::crdt::{Kind, Op};
+use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Durability, Outcome, Timestamp};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::engine::write::Update;
 use crate::http::body::extract::{self, JSON, MediaType, TEXT};
+use crate::http::body::ids::IdParams;
 use crate::http::body::parameters::{
     ACK, NUMBERS, Parameter, Query, ValueParams, Values, bad_query, params,
 };
-use crate::http::body::requests::{self, UpdateBody};
+use crate::http::body::requests::{self, Ops, UpdateBody};
 use crate::http::body::schemas::BareText;
 use crate::http::body::wire::{self, KeyView, MaybeValue, ValueView};
 use crate::http::catalog::ProblemType;
@@ -77,7 +79,7 @@ const RETURN: Parameter<bool> = Parameter {
 /// continues if the client disconnects.
 #[utoipa::path(
     post, path = "/v1/{kind}/{group}/{name}", tag = "keys",
-    params(KeyPath, UpdateParams),
+    params(KeyPath, UpdateParams, IdParams),
     request_body(
         description = "Empty (adds one to a counter), a bare amount or item, an op, or a list of ops",
         content(
@@ -118,17 +120,22 @@ pub(crate) async fn update(
         caller.to(Verb::Read).of(&key.group)?;
     }
     let (parts, body) = request.into_parts();
-    extract::refuse_unsupported(&parts.headers)?;
+    let ids = extract::of_update(&parts.headers)?;
     let offered = [JSON, TEXT];
     let media = match params.returns_value {
         true => extract::negotiate_value(&parts.headers, &offered, key.kind)?,
         false => extract::negotiate(&parts.headers, &offered),
     };
     let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
-    let ops = ops(key.kind, &parts.headers, &body)?;
+    let Ops { ops, sequence } = ops(key.kind, &parts.headers, &body)?;
+    let name = ids.name(0, sequence)?;
     let timed = params.returns_value && key.kind.is_timed();
     let asked = if timed { ops.clone() } else { Vec::new() };
-    let time = app.service.update(&key, ops, params.durability).await?;
+    let update = app.service.update(&key, Update { ops, name }, params.durability);
+    let time = update.await.map_err(|error| {
+        let until = name.map(|name| app.service.retry_until(&name, &key.group));
+        Problem::from(error).of_named(until)
+    })?;
     let mut answer = UpdateView {
         outcome: Outcome::of(params.durability),
         key: (&key).into(),
@@ -177,15 +184,15 @@ impl UpdateView {
 }
 
 /// Reads the ops of a body by its content type.
-fn ops(kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<Vec<Op>, Problem> {
+fn ops(kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<Ops, Problem> {
     const WANTED: &str = "application/json with an op, or text/plain with a bare amount or item";
     match MediaType::of(headers) {
         // Clients that send JSON declare it for every request, also for one without a body.
         MediaType::Json if !body.trim_ascii_start().is_empty() => requests::ops(kind, body),
-        MediaType::Json => Ok(vec![wire::empty_op(kind)?]),
-        _ if body.is_empty() => Ok(vec![wire::empty_op(kind)?]),
-        MediaType::Text => Ok(vec![wire::text_op(kind, body)?]),
-        MediaType::Form if is_bare(body) => Ok(vec![wire::text_op(kind, body)?]),
+        MediaType::Json => Ok(vec![wire::empty_op(kind)?].into()),
+        _ if body.is_empty() => Ok(vec![wire::empty_op(kind)?].into()),
+        MediaType::Text => Ok(vec![wire::text_op(kind, body)?].into()),
+        MediaType::Form if is_bare(body) => Ok(vec![wire::text_op(kind, body)?].into()),
         media @ MediaType::Ndjson(_) => Err(media.refuse("it to POST /v1/batch")),
         media => Err(media.refuse(WANTED)),
     }

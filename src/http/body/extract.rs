@@ -5,6 +5,7 @@ use axum::http::header::{self, HeaderMap, HeaderValue};
 use axum::http::{Uri, Version};
 use orderfree_core::crdt::{BareValue, Kind, State};
 
+use crate::http::body::ids::{self, IdHeaders};
 use crate::http::catalog::ProblemType;
 use crate::http::problem::Problem;
 use crate::limits;
@@ -51,13 +52,8 @@ pub(crate) fn check_host(version: Version, headers: &HeaderMap) -> Result<(), Pr
 }
 
 /// All names of NDJSON that are in use. None of them is registered, and answers have the first one.
-const NDJSONS: [&str; 5] = [
-    NDJSON,
-    "application/ndjson",
-    "application/jsonl",
-    "application/x-jsonlines",
-    "text/x-ndjson",
-];
+const NDJSONS: [&str; 5] =
+    [NDJSON, "application/ndjson", "application/jsonl", "application/x-jsonlines", "text/x-ndjson"];
 
 /// The content type of a body, without its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,28 +105,40 @@ const CURL: &str = " curl's -d sends this type unless you add one, such as -H 'c
                     application/json'. It also removes the line breaks of a file: send files with \
                     --data-binary.";
 
-/// Refuses headers that updates do not support yet.
-pub(crate) fn refuse_unsupported(headers: &HeaderMap) -> Result<(), Problem> {
+/// Checks the headers of an update. Refuses those that updates do not support, and returns what the others say
+/// about ids.
+pub(crate) fn of_update(headers: &HeaderMap) -> Result<IdHeaders, Problem> {
     // A request has few headers: one pass over them costs less than a lookup for each of these names.
-    let unsupported = headers.keys().find_map(|name| match name.as_str() {
-        "idempotency-key" => Some((name, "Idempotency keys are")),
-        "if-match" | "if-none-match" | "if-modified-since" | "if-unmodified-since" => {
-            Some((name, "Preconditions on updates are"))
+    let mut has_ids = false;
+    for name in headers.keys() {
+        match name.as_str() {
+            "if-match" | "if-none-match" | "if-modified-since" | "if-unmodified-since" => {
+                let detail = format!(
+                    "Preconditions on updates are not supported; leave out the header {name}."
+                );
+                return Err(Problem::new(ProblemType::BadHeader, detail));
+            }
+            name => has_ids |= ids::is_about_ids(name),
         }
-        _ => None,
-    });
-    match unsupported {
+    }
+    if has_ids { IdHeaders::of(headers) } else { Ok(IdHeaders::default()) }
+}
+
+/// Refuses ids on requests that change nothing.
+pub(crate) fn of_read(headers: &HeaderMap) -> Result<(), Problem> {
+    match headers.keys().find(|name| name.as_str().starts_with("idempotency-")) {
         None => Ok(()),
-        Some((name, what)) => Err(Problem::new(
-            ProblemType::BadHeader,
-            format!("{what} not supported yet; leave out the header {name}."),
-        )),
+        Some(name) => {
+            let detail =
+                format!("This request changes nothing, so it needs no id; leave out {name}.");
+            Err(Problem::new(ProblemType::BadHeader, detail))
+        }
     }
 }
 
 /// The media type of `offered` that the client prefers, or the first one if it has no preference.
 pub(crate) fn negotiate<'a>(headers: &HeaderMap, offered: &[&'a str]) -> &'a str {
-    // Most clients have no preference, and reading one takes time.
+    // Most clients have no preference, and the rest takes time.
     let is_any = |accept: &HeaderValue| accept == "*/*" || accept == offered[0];
     if headers.get_all(header::ACCEPT).iter().all(is_any) {
         return offered[0];
@@ -163,12 +171,17 @@ pub(crate) fn negotiate_value(
     }
     let offered: Vec<&str> = offered.iter().copied().filter(has).collect();
     let next = negotiate(headers, &offered);
-    if quality(headers, next) > 0.0 {
+    if accepts(headers, next) {
         return Ok(next);
     }
     let what = if preferred == TEXT { "bare value" } else { "binary format" };
     let detail = format!("Kind {kind} has no {what}; accept {JSON}.");
     Err(Problem::new(ProblemType::NotAcceptable, detail))
+}
+
+/// Whether the client accepts this media type. Without an `Accept` header it accepts all.
+fn accepts(headers: &HeaderMap, media: &str) -> bool {
+    !headers.contains_key(header::ACCEPT) || quality(headers, media) > 0.0
 }
 
 /// The client's preference for a media type, from 0 to 1 (RFC 9110, section 12.5.1).

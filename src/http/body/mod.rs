@@ -2,6 +2,7 @@
 
 pub(crate) mod bodies;
 pub(crate) mod extract;
+pub(crate) mod ids;
 pub(crate) mod json;
 pub(crate) mod parameters;
 pub(crate) mod requests;

@@ -21,6 +21,8 @@ use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, OneOfBuilder, 
 use utoipa::openapi::{ObjectBuilder, Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::engine::write::Update;
+use crate::http::body::ids::{IdHeaders, ItemId};
 use crate::http::body::json;
 use crate::http::body::schemas;
 use crate::http::catalog::ProblemType;
@@ -43,6 +45,22 @@ pub(crate) struct OpsBody<'a> {
     #[serde(borrow)]
     #[schema(value_type = Vec<OpText>, min_items = 1, max_items = 1000)]
     ops: OpList<'a>,
+    /// Only with an id: the ops are the sender's running total, and the greatest number of an id counts.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(nullable = false)]
+    sequence: Option<u64>,
+}
+
+/// The ops of an update, and the number of its running total.
+pub(crate) struct Ops {
+    pub(crate) ops: Vec<Op>,
+    pub(crate) sequence: Option<u64>,
+}
+
+impl From<Vec<Op>> for Ops {
+    fn from(ops: Vec<Op>) -> Ops {
+        Ops { ops, sequence: None }
+    }
 }
 
 /// An op as JSON. Its kind describes it and reads it.
@@ -77,6 +95,27 @@ pub(crate) struct UpdateItem<'a> {
     #[serde(borrow, default, deserialize_with = "given")]
     #[schema(nullable = false, value_type = Option<Vec<OpText>>, min_items = 1, max_items = 1000)]
     ops: Option<OpList<'a>>,
+    /// The id under which the update counts once, however often and to whichever pod it is sent.
+    #[serde(borrow, default, deserialize_with = "given")]
+    #[schema(nullable = false, value_type = Option<String>, min_length = 1, max_length = 255)]
+    id: Option<NameText<'a>>,
+    /// The time of the id, the same at each retry: RFC 3339, or a Unix time of 10, 13 or 16 digits. UUIDs of
+    /// versions 1, 6 and 7 and ULIDs have one inside.
+    #[serde(borrow, default, deserialize_with = "given")]
+    #[schema(nullable = false)]
+    time: Option<TimeValue<'a>>,
+    /// Only with an id: the ops are the sender's running total, and the greatest number of an id counts.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(nullable = false)]
+    sequence: Option<u64>,
+}
+
+/// A time as text or as a number.
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum TimeValue<'a> {
+    Text(#[serde(borrow)] Cow<'a, str>),
+    Number(u64),
 }
 
 /// Keys to read.
@@ -149,7 +188,7 @@ const UPDATE_EXAMPLE: &str = r#"{"kind":"counter","group":"site","name":"home","
 const KEY_EXAMPLE: &str = r#"{"kind":"counter","group":"site","name":"home"}"#;
 
 /// Reads the ops of a body whose key has this kind.
-pub(crate) fn ops(kind: Kind, body: &[u8]) -> Result<Vec<Op>, Problem> {
+pub(crate) fn ops(kind: Kind, body: &[u8]) -> Result<Ops, Problem> {
     /// Without the other fields, because those of an op are not known here.
     #[derive(Deserialize)]
     struct HasOps {
@@ -166,13 +205,20 @@ pub(crate) fn ops(kind: Kind, body: &[u8]) -> Result<Vec<Op>, Problem> {
         UpdateBody::One(OpText(text))
     };
     match body {
-        UpdateBody::One(op) => Ok(vec![op.read(kind)?]),
-        UpdateBody::Many(OpsBody { ops }) => ops.read(kind).collect(),
+        UpdateBody::One(op) => Ok(vec![op.read(kind)?].into()),
+        UpdateBody::Many(OpsBody { ops, sequence }) => {
+            Ok(Ops { ops: ops.read(kind).collect::<Result<_, _>>()?, sequence })
+        }
     }
 }
 
-/// Reads one update: its key and its ops.
-pub(crate) fn update(permit: Permit<'_>, text: &str) -> Result<(Key, Vec<Op>), Problem> {
+/// Reads one update, at a place of a request with these headers.
+pub(crate) fn update(
+    permit: Permit<'_>,
+    ids: &IdHeaders,
+    place: usize,
+    text: &str,
+) -> Result<(Key, Update), Problem> {
     let item: UpdateItem<'_> = json::read(text, UPDATE_EXAMPLE)?;
     let key = permit.key(&item.kind.0, &item.group.0, &item.name.0)?;
     let ops = match (item.op, item.ops) {
@@ -183,13 +229,25 @@ pub(crate) fn update(permit: Permit<'_>, text: &str) -> Result<(Key, Vec<Op>), P
             return Err(json::bad_body(detail));
         }
     };
-    Ok((key, ops))
+    let UpdateItem { id, time, sequence, .. } = item;
+    let (id, time) = (id.map(|id| id.0), time.map(TimeValue::into_text));
+    let name = ids.name_item(place, ItemId { id, time, sequence })?;
+    Ok((key, Update { ops, name }))
 }
 
 /// Reads one key of a query.
 pub(crate) fn key(permit: Permit<'_>, text: &str) -> Result<Key, Problem> {
     let key: KeyBody<'_> = json::read(text, KEY_EXAMPLE)?;
     permit.key(&key.kind.0, &key.group.0, &key.name.0)
+}
+
+impl<'a> TimeValue<'a> {
+    fn into_text(self) -> Cow<'a, str> {
+        match self {
+            TimeValue::Text(text) => text,
+            TimeValue::Number(number) => number.to_string().into(),
+        }
+    }
 }
 
 impl OpText<'_> {
@@ -275,6 +333,8 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
 /// other.
 pub(crate) fn describe_choices(components: &mut Map<String, Value>) {
     components["UpdateItem"]["oneOf"] = literal!([{"required": ["op"]}, {"required": ["ops"]}]);
+    // An absent key with a default has a value, and otherwise none.
+    components["ReadResult"]["oneOf"][1]["not"] = literal!({"required": ["value"]});
     let audience = literal!({"enum": [Kind::Audience.name()]});
     components["MergeBody"]["oneOf"] = literal!([
         {"required": ["names"], "not": {"required": ["expression"]}},
@@ -353,7 +413,7 @@ mod tests {
     }
 
     fn read(text: &str) -> Result<Vec<Op>, Problem> {
-        ops(Kind::Counter, text.as_bytes())
+        ops(Kind::Counter, text.as_bytes()).map(|read| read.ops)
     }
 
     #[test]
@@ -429,7 +489,8 @@ mod tests {
         let read = |fields: &str| {
             let anybody = Caller::anybody();
             let text = format!(r#"{{"kind":"counter","group":"g","name":"n"{fields}}}"#);
-            update(anybody.to(Verb::Write), &text).map(|(_, ops)| ops)
+            update(anybody.to(Verb::Write), &IdHeaders::default(), 0, &text)
+                .map(|(_, update)| update.ops)
         };
         assert_eq!(read(r#","op":{"op":"add"}"#), Ok(vec![add(1)]));
         assert_eq!(read(r#","ops":[{"op":"add"},{"op":"add"}]"#), Ok(vec![add(1); 2]));

@@ -17,7 +17,8 @@ const PREFLIGHT: [(HeaderName, HeaderValue); 3] = [
     (
         header::ACCESS_CONTROL_ALLOW_HEADERS,
         HeaderValue::from_static(
-            "authorization, content-encoding, content-type, if-none-match, traceparent, x-request-id",
+            "authorization, content-encoding, content-type, idempotency-key, idempotency-time, \
+             idempotency-window, if-none-match, traceparent, x-request-id",
         ),
     ),
     // Browsers keep it for two hours at most.

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use futures::future::{join, join_all};
-use orderfree_core::protocol::clock::{NodeClock, SAMPLE_EVERY, Sample, WARN_SHARE};
+use orderfree_core::protocol::clock::{NodeClock, SAMPLE_EVERY, Sample, TRIP_SHARE, WARN_SHARE};
 use orderfree_core::protocol::{Now, Timestamp};
 use scylla::client::session::Session;
 use scylla::cluster::Node;
@@ -132,6 +132,9 @@ impl Sampler {
         let asked = timeout(SAMPLE_TIME_MAX, self.session.execute_unpaged(&statement, ()));
         let answer = asked.await.map_err(|_| "no answer in time")?;
         let after = self.clock.now();
+        if after.boot.saturating_sub(before.boot) > self.offset_max / TRIP_SHARE {
+            return Err("the answer took too long to tell the time".to_owned());
+        }
         let answer = answer.map_err(|error| error.to_string())?;
         let rows = rows::of_system::<(CqlTimestamp, Uuid)>(answer);
         match rows.map_err(|error| error.to_string())?.as_slice() {

@@ -226,7 +226,8 @@ impl Shards for EmbeddedStore {
     fn request_limits(&self) -> RequestLimits {
         let rows_max = WRITE_BATCH_MAX;
         let (group_rows_max, partitions_max) = (rows_max, usize::MAX);
-        RequestLimits { rows_max, group_rows_max, partitions_max, free: 2, backlog: 1 }
+        let bytes_max = usize::MAX;
+        RequestLimits { rows_max, group_rows_max, partitions_max, bytes_max, free: 2, backlog: 1 }
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {

@@ -68,6 +68,13 @@ hazards! {
     HedgedRead "a read was sent again while it was out"
     SharedRead "a read was shared with others who asked"
     InPart "a request over several partitions was applied in part"
+    Repeated "an op with an id was sent again"
+    RepeatedAcked "an acknowledged op with an id was sent again"
+    OtherAmount "an id was sent with another amount"
+    IdReused "a pod found that an id was sent with another amount"
+    IdAhead "the time of an id was ahead of a pod's clock"
+    IdExpired "the window of an id was over"
+    PackWritten "a pack was written"
 }
 
 /// The hazards of one schedule.

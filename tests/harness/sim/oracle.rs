@@ -96,7 +96,14 @@ struct Op {
     datacenter: usize,
     /// The time that an acked op got, if its kind has times.
     time: Option<Timestamp>,
+    /// Attempts that were not refused.
+    attempts: u32,
+    /// It was also sent with [`OTHER`] times its amount.
+    has_other: bool,
 }
+
+/// How many times its amount an op has if its client sends another amount with the same id.
+pub(crate) const OTHER: i64 = 3;
 
 /// The amount that op number `op` adds.
 pub(crate) fn weight(op: usize) -> i64 {
@@ -110,11 +117,24 @@ impl Oracle {
     }
 
     pub(crate) fn sent(&mut self, name: u8, op: usize) {
-        self.op(name, op).stage = Stage::Open;
+        let op = self.op(name, op);
+        op.attempts += 1;
+        if op.stage != Stage::Acked {
+            op.stage = Stage::Open;
+        }
     }
 
+    pub(crate) fn sent_other(&mut self, name: u8, op: usize) {
+        self.op(name, op).has_other = true;
+    }
+
+    /// One attempt was refused.
     pub(crate) fn refused(&mut self, name: u8, op: usize) {
-        self.op(name, op).stage = Stage::Refused;
+        let op = self.op(name, op);
+        op.attempts -= 1;
+        if op.attempts == 0 && op.stage == Stage::Open {
+            op.stage = Stage::Refused;
+        }
     }
 
     pub(crate) fn acked(
@@ -124,7 +144,10 @@ impl Oracle {
         datacenter: usize,
         time: Option<Timestamp>,
     ) {
-        *self.op(name, op) = Op { stage: Stage::Acked, datacenter, time };
+        let op = self.op(name, op);
+        if op.stage != Stage::Acked {
+            *op = Op { stage: Stage::Acked, datacenter, time, ..*op };
+        }
     }
 
     /// The stage of an op.
@@ -156,11 +179,11 @@ impl Oracle {
         for (op, acked) in before.iter().enumerate() {
             let digit = (value >> (DIGIT_BITS * op)) & ((1 << DIGIT_BITS) - 1);
             let times = u8::try_from(digit).expect("three bits");
-            let stage = self.keys[usize::from(name)][op].stage;
-            if times > 1 {
+            let Op { stage, has_other, .. } = self.keys[usize::from(name)][op];
+            if times > 1 && !(has_other && i64::from(times) == OTHER) {
                 return self.report(Violation::Doubled { name, op, times });
             }
-            if times == 1 && matches!(stage, Stage::NotSent | Stage::Refused) {
+            if times > 0 && matches!(stage, Stage::NotSent | Stage::Refused) {
                 return self.report(Violation::Phantom { name, op });
             }
             if times == 0 && acked.is_some_and(&must_see) {

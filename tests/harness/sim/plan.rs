@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::op_id::Window;
 use orderfree_core::protocol::{Constants, Overrides};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -40,6 +41,14 @@ pub(crate) enum What {
         op: usize,
         in_memory: bool,
         gone_after: Option<Duration>,
+    },
+    /// An op with an id is sent again, whatever became of it.
+    Repeat {
+        pod: usize,
+        name: u8,
+        op: usize,
+        /// With another amount.
+        is_other: bool,
     },
     Read {
         pod: usize,
@@ -142,6 +151,8 @@ pub(crate) struct Plan {
     pub(crate) forgetful: bool,
     /// For updates, each key is in a partition of its own.
     pub(crate) apart: bool,
+    /// Some ops have ids.
+    pub(crate) has_ids: bool,
     pub(crate) weather: Weather,
     pub(crate) steps: Vec<Step>,
 }
@@ -212,6 +223,7 @@ impl Plan {
             row_deletes: dice.random_bool(0.1),
             forgetful,
             apart: (seed / 2) % 2 == 1,
+            has_ids: sabotage.map_or(seed / 10 % 3 == 1, Sabotage::is_about_ids),
             weather,
             steps: Vec::new(),
         };
@@ -233,6 +245,26 @@ impl Plan {
             }
             _ => {}
         }
+    }
+
+    /// Whether an op has an id.
+    pub(crate) fn has_id(&self, op: usize) -> bool {
+        self.has_ids && !op.is_multiple_of(2)
+    }
+
+    /// The window of all ids.
+    pub(crate) fn window(&self) -> Window {
+        Window::Minute
+    }
+
+    /// From the sending of an op until every shard that holds it is final.
+    pub(crate) fn until_final(&self) -> Duration {
+        let window = match self.sabotage {
+            Some(Sabotage::WindowsDiffer) => Window::Short,
+            _ => self.window(),
+        };
+        let ids = if self.has_ids { 2 * window.length() + 3 * OFFSET_MAX } else { Duration::ZERO };
+        self.constants.lifetime().max(ids) + self.constants.cutoff()
     }
 
     /// Other steps, with another weather.

@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use orderfree::engine::metrics::ReadFrom;
 use orderfree::engine::service::{GroupQuery, Held};
-use orderfree::engine::write::{Bounds, UpdateError};
+use orderfree::engine::write::{self, Bounds, Refused, UpdateError};
 use orderfree::pod::node::{Node, Parts};
+use orderfree::runtime::clock::Clock;
 use orderfree::runtime::random::Random;
+use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::consistency::Level;
-use orderfree_core::protocol::{Durability, Key};
+use orderfree_core::protocol::op_id::{ClientId, NamedOp, Window};
+use orderfree_core::protocol::{Durability, Key, Timestamp};
 use rand::Rng;
 use tokio::runtime::Builder;
 use tokio::time::sleep;
@@ -19,13 +22,13 @@ use crate::coverage::{Hazard, Met};
 use crate::family::Family;
 use crate::machine::Machine;
 use crate::network;
-use crate::oracle::{Stage as OpStage, Violation};
+use crate::oracle::{OTHER, Stage as OpStage, Violation, weight};
 use crate::panics::watched;
 use crate::plan::{Plan, Step, What};
 use crate::sabotage::Sabotage;
 use crate::store::{SimStore, name, stop};
 use crate::weather::Weather;
-use crate::world::{Shared, Trap, World};
+use crate::world::{Request, Shared, Trap, World};
 
 /// The result of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +45,7 @@ struct Pod {
     node: Arc<Node>,
     machine: Arc<Machine>,
     datacenter: usize,
+    number: usize,
 }
 
 /// Runs a schedule from start to end, always in the same way.
@@ -116,7 +120,7 @@ impl Stage {
         if self.plan.background_folds {
             node.start();
         }
-        Pod { node, machine, datacenter: self.plan.pods[at].datacenter }
+        Pod { node, machine, datacenter: self.plan.pods[at].datacenter, number: at }
     }
 
     /// A pod that is alive, booted again if it was killed.
@@ -136,6 +140,14 @@ impl Stage {
                 let (pod, family) = (self.alive(pod), self.plan.family);
                 let update = Update { shared, pod, family, name, op, in_memory };
                 tokio::spawn(update.send(gone_after));
+            }
+            What::Repeat { pod, name, op, is_other } => {
+                // Only an amount can be read as another one.
+                let is_other = is_other && self.plan.family == Family::Counter;
+                let (pod, family) = (self.alive(pod), self.plan.family);
+                tokio::spawn(
+                    Update { shared, pod, family, name, op, in_memory: false }.repeat(is_other),
+                );
             }
             What::Read { pod, name } => {
                 tokio::spawn(read(shared, self.alive(pod), name, None));
@@ -236,7 +248,6 @@ impl Stage {
     /// Ends all faults, waits until every shard is final, folds, and reads.
     async fn end(&mut self) {
         let constants = self.plan.constants;
-        let life = constants.lifetime();
         self.pods.iter().for_each(|pod| self.note(pod));
         self.shared.log(|| "everything heals".into());
         self.shared.with(|world| {
@@ -252,7 +263,7 @@ impl Stage {
         sleep(2 * constants.request_budget()).await;
         self.pods.iter().for_each(|pod| self.retire(pod));
         let margin = constants.clock_offset_max() * 3;
-        sleep(life + constants.cutoff() + constants.fence_quantum() + margin).await;
+        sleep(self.plan.until_final() + constants.fence_quantum() + margin).await;
         self.shared.with(|world| world.nodes.iter_mut().for_each(|node| node.is_up = true));
         let pods = [self.boot(0, 0), self.boot(1, 0)];
         self.shared.with(|world| world.is_healed = true);
@@ -360,27 +371,86 @@ impl Update {
                 },
                 None => None,
             };
-            self.shared.with(|world| world.oracle.sent(name, op));
-            let durability = if self.in_memory { Durability::Memory } else { Durability::Stored };
-            let op_body = family.op(op, seen.as_deref());
-            let ops = vec![target.kind.parse_op(&op_body).expect("an op")];
-            let update = self.pod.node.service().update(&target, ops, durability);
-            let outcome = self.pod.machine.run(update).await;
-            self.shared.log(|| format!("  update {name}/{op}: {outcome:?}"));
-            match outcome {
-                Ok(_) if self.in_memory => return self.shared.met(Hazard::MemoryOp),
-                Ok(time) => {
-                    let datacenter = self.pod.datacenter;
-                    let acked = |world: &mut World| world.oracle.acked(name, op, datacenter, time);
-                    return self.shared.with(acked);
-                }
-                Err(UpdateError::Unknown(_)) => return self.shared.met(Hazard::Unknown),
-                Err(UpdateError::Refused(_)) => {
-                    self.shared.met(Hazard::Refused);
-                    self.shared.with(|world| world.oracle.refused(name, op));
-                }
+            let request = Request::new(family.op(op, seen.as_deref()));
+            match self.attempt(request).await {
+                None => return,
+                Some(_) if attempt > 0 => return,
+                Some(()) => {}
             }
         }
+    }
+
+    /// Sends an op with an id that was sent before once more.
+    async fn repeat(self, is_other: bool) {
+        let (name, op) = (self.name, self.op);
+        let sent = self.shared.with(|world| {
+            let sent = world.requests.get(&(name, op)).cloned()?;
+            world.met(Hazard::Repeated);
+            if world.oracle.stage(name, op) == OpStage::Acked {
+                world.met(Hazard::RepeatedAcked);
+            }
+            if is_other {
+                world.met(Hazard::OtherAmount);
+                world.oracle.sent_other(name, op);
+            }
+            Some(sent)
+        });
+        let Some(mut request) = sent else { return };
+        if is_other {
+            request.body["by"] = (weight(op) * OTHER).into();
+        }
+        self.attempt(request).await;
+    }
+
+    /// Sends the op. Returns `Some` if it was refused.
+    async fn attempt(&self, request: Request) -> Option<()> {
+        let (name, op) = (self.name, self.op);
+        let target = self.family.key(name);
+        let body = request.body.clone();
+        let id = self.shared.with(|world| {
+            world.oracle.sent(name, op);
+            let has_id = world.plan.has_id(op);
+            let request = if has_id { world.remember(name, op, request) } else { request };
+            request.time
+        });
+        let durability = if self.in_memory { Durability::Memory } else { Durability::Stored };
+        let ops = vec![target.kind.parse_op(&body).expect("an op")];
+        let update = write::Update { ops, name: id.map(|time| self.named(time)) };
+        let update = self.pod.node.service().update(&target, update, durability);
+        let outcome = self.pod.machine.run(update).await;
+        self.shared.log(|| format!("  update {name}/{op}: {outcome:?}"));
+        match outcome {
+            Ok(_) if self.in_memory => self.shared.met(Hazard::MemoryOp),
+            Ok(time) => {
+                let datacenter = self.pod.datacenter;
+                let acked = |world: &mut World| world.oracle.acked(name, op, datacenter, time);
+                self.shared.with(acked);
+            }
+            Err(UpdateError::Unknown(_)) => self.shared.met(Hazard::Unknown),
+            Err(UpdateError::IdExpired { .. }) => self.shared.met(Hazard::IdExpired),
+            Err(UpdateError::Refused(refused)) => {
+                self.shared.met(match refused {
+                    Refused::IdAhead { .. } => Hazard::IdAhead,
+                    Refused::Op(OpError::IdReused) => Hazard::IdReused,
+                    _ => Hazard::Refused,
+                });
+                self.shared.with(|world| world.oracle.refused(name, op));
+                return Some(());
+            }
+        }
+        None
+    }
+
+    /// The op's name, or what a broken rule makes of it.
+    fn named(&self, time: Timestamp) -> NamedOp {
+        let is = |sabotage| self.shared.with(|world| world.is(sabotage));
+        let id = ClientId::parse(&format!("{}/{}", self.name, self.op)).expect("an id");
+        let time = if is(Sabotage::ExpiryOfPod) { self.pod.machine.now().wall } else { time };
+        let window = match is(Sabotage::WindowsDiffer) && self.pod.number % 2 == 1 {
+            true => Window::Short,
+            false => self.shared.with(|world| world.plan.window()),
+        };
+        NamedOp::new(id, 0, time, window)
     }
 }
 

@@ -68,9 +68,24 @@ sabotages! {
     RestsUnclean 1_000 "a mutator rests whose last write has an unknown outcome"
     WakesWithNewLease 1_000 "a woken mutator begins a new lease"
     PartsTakenForOne 100_000 "an error about several partitions is taken for one about all"
+    ExpiryOfPod 1_000 "the expiry of an id follows from the pod's clock"
+    WindowsDiffer 1_000 "pods disagree on the length of a window"
+    ReadsCountCopies 1_000 "a read counts every copy of an id"
+    FoldsCountCopies 1_000 "a fold counts every copy of an id"
 }
 
 impl Sabotage {
+    /// Whether it breaks a rule of ids.
+    pub(crate) fn is_about_ids(self) -> bool {
+        matches!(
+            self,
+            Sabotage::ExpiryOfPod
+                | Sabotage::WindowsDiffer
+                | Sabotage::ReadsCountCopies
+                | Sabotage::FoldsCountCopies
+        )
+    }
+
     /// The rule that it breaks in resting mutators.
     pub(crate) fn flaw(self) -> Option<RestFlaw> {
         match self {

@@ -42,6 +42,9 @@ pub(crate) fn steps(plan: &Plan, dice: &mut StdRng) -> Vec<Step> {
         let at = span.mul_f64(script.dice.random());
         script.forgotten_fold(at);
     }
+    let mut dice = StdRng::seed_from_u64(plan.seed ^ 0x7265_7065_6174);
+    script.dice = &mut dice;
+    script.repeats();
     script.steps.sort_by_key(|step| step.at);
     script.steps
 }
@@ -267,6 +270,35 @@ impl Script<'_> {
         }
         self.add(before, What::Fold { pod: folder, name });
         self.add(sent + span + SECOND, What::Read { pod: folder, name });
+    }
+
+    /// Ops with ids are sent again: at once, within their window, and when a fold may have taken them.
+    fn repeats(&mut self) {
+        let of_update = |step: &Step| match step.what {
+            What::Update { name, op, .. } if self.plan.has_id(op) => Some((step.at, name, op)),
+            _ => None,
+        };
+        let updates: Vec<_> = self.steps.iter().filter_map(of_update).collect();
+        let window = self.plan.window().length();
+        for (at, name, op) in updates {
+            for _ in 0..self.dice.random_range(0..=3) {
+                let (pod, is_other) = (self.pod(), self.dice.random_bool(0.1));
+                let then = match self.dice.random_range(0..4) {
+                    0 => self.soon(at),
+                    1 => at + self.long(2),
+                    2 => at + (2 * window).mul_f64(self.dice.random()),
+                    _ => {
+                        let done =
+                            at + self.plan.until_final() + self.plan.constants.fence_quantum();
+                        let pod = self.pod();
+                        self.add(done, What::Fold { pod, name });
+                        self.add(done + SECOND, What::Read { pod, name });
+                        self.soon(done)
+                    }
+                };
+                self.add(then, What::Repeat { pod, name, op, is_other });
+            }
+        }
     }
 
     fn stop_at_send(&mut self, pod: usize, at: Duration, span: Duration) {

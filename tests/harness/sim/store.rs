@@ -308,6 +308,10 @@ impl Reads for SimStore {
             self.shared.met(Hazard::FoldFailed);
         }
         let mut rows = rows?;
+        // The second time gives the ids back that every read was shown.
+        if self.is(Sabotage::FoldsCountCopies) || self.is(Sabotage::ReadsCountCopies) {
+            rows.iter_mut().for_each(|(at, row)| self.with_own_ids(*at, row));
+        }
         if self.is(Sabotage::CutList) && keys.len() > 1 {
             rows.truncate(2 * PAGE_ROWS);
         }

@@ -1,5 +1,6 @@
 //! The simulated cluster: nodes, messages on their way, and the state that a schedule shares.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::coverage::{Hazard, Met};
 use crate::family;
 use crate::machine::{EPOCH_US, Machine, TrueTime, micros};
 use crate::oracle::Oracle;
-use crate::plan::Plan;
+use crate::plan::{OFFSET_MAX, Plan, skew};
 use crate::sabotage::Sabotage;
 use crate::weather::Weather;
 
@@ -50,6 +51,8 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) oracle: Oracle,
     pub(crate) met: Met,
+    /// What the clients sent with ids.
+    pub(crate) requests: BTreeMap<(u8, usize), Request>,
     /// All folds that were sent.
     pub(crate) folds: Vec<Arc<Mutation>>,
     /// How long each pod stops at its next send, and how long the network holds what the pod sent before.
@@ -64,6 +67,20 @@ pub(crate) struct World {
     /// Running sweeps.
     pub(crate) sweeps: Within,
     log: Option<String>,
+}
+
+/// What a client sends, the same each time.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub(crate) body: serde_json::Value,
+    /// The time of its id, if it has one.
+    pub(crate) time: Option<Timestamp>,
+}
+
+impl Request {
+    pub(crate) fn new(body: serde_json::Value) -> Request {
+        Request { body, time: None }
+    }
 }
 
 /// Work that is running, by the machine on which it runs.
@@ -141,6 +158,7 @@ impl Shared {
             nodes: plan.nodes.iter().map(node).collect(),
             oracle: Oracle::new(plan.names),
             met: Met::default(),
+            requests: BTreeMap::new(),
             folds: Vec::new(),
             stops_at_send: vec![None; plan.pods.len()],
             trap: None,
@@ -171,6 +189,17 @@ impl World {
         if !self.is_healing {
             self.met.note(hazard);
         }
+    }
+
+    /// Gives a request the time of its id when it is sent first. The client's clock may be wrong, too.
+    pub(crate) fn remember(&mut self, name: u8, op: usize, mut request: Request) -> Request {
+        let most = OFFSET_MAX * if self.dice.random_bool(0.9) { 1 } else { 5 };
+        let made = Timestamp::from_micros(self.time.now_us() + skew(&mut self.dice, most));
+        let first = self.requests.entry((name, op)).or_insert_with(|| {
+            request.time = Some(made);
+            request.clone()
+        });
+        Request { time: first.time, ..request }
     }
 
     /// Writes a line of the timeline, if it was requested.

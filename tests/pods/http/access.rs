@@ -75,7 +75,7 @@ async fn without_a_valid_token_only_probes_and_descriptions_answer() {
         gone,
     ];
     let good = format!("Bearer {token}");
-    let alone = TOKEN_ROUTES.map(|path| Asked::plain("GET", path, path.to_owned()));
+    let alone = TOKEN_ROUTES.map(|(method, path)| Asked::plain(method, path, path.to_owned()));
     for asked in requests("g", "n").iter().chain(&alone) {
         let media = asked.media.unwrap_or("application/json");
         let ask = async |authorization: &[&str]| {

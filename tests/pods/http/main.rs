@@ -8,6 +8,7 @@ mod clock;
 mod cors;
 mod good_input;
 mod gzip;
+mod ids;
 mod kinds;
 mod matrix;
 mod operations;

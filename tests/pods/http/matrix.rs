@@ -28,7 +28,8 @@ pub(crate) const OPEN_ROUTES: [&str; 8] = [
 ];
 
 /// Routes that need a token but name no group. The last one is for tokens with `admin` on some group.
-pub(crate) const TOKEN_ROUTES: [&str; 2] = ["/v1/kinds", "/metrics"];
+pub(crate) const TOKEN_ROUTES: [(&str, &str); 3] =
+    [("POST", "/v1/ids"), ("GET", "/v1/kinds"), ("GET", "/metrics")];
 
 const KEY: &str = "/v1/{kind}/{group}/{name}";
 
@@ -227,9 +228,11 @@ async fn a_matrix_of_tokens_groups_and_verbs_has_no_leak() {
                 added[other] += usize::from(may && asked.adds());
             }
         }
-        let [kinds, metrics] = TOKEN_ROUTES;
-        assert_eq!(guarded.ask(&token, "GET", kinds, "").await.status, StatusCode::OK);
-        let answer = guarded.ask(&token, "GET", metrics, "").await;
+        let [ids, kinds, metrics] = TOKEN_ROUTES;
+        for (method, path) in [ids, kinds] {
+            assert_eq!(guarded.ask(&token, method, path, "").await.status, StatusCode::OK);
+        }
+        let answer = guarded.ask(&token, metrics.0, metrics.1, "").await;
         if verbs_of(index).contains(&Verb::Admin) {
             assert_eq!(answer.status, StatusCode::OK, "{token}");
         } else {
@@ -275,7 +278,8 @@ fn the_matrix_has_every_route_of_the_document() {
     }
     let asked = requests("g", "id");
     let asked = asked.iter().map(|asked| (asked.method, asked.route, asked.media.unwrap_or("")));
-    let others = OPEN_ROUTES.iter().chain(&TOKEN_ROUTES).map(|route| ("GET", *route, ""));
+    let open = OPEN_ROUTES.iter().map(|route| ("GET", *route, ""));
+    let others = open.chain(TOKEN_ROUTES.map(|(method, route)| (method, route, "")));
     let covered: BTreeSet<_> = asked
         .chain(others)
         // An update can also have no body.

@@ -184,7 +184,7 @@ async fn the_document_has_exactly_the_methods_that_are_served() {
     let document = serde_json::to_value(openapi()).expect("JSON");
     assert_eq!(served, document, "the program prints what the server serves");
     let paths = document["paths"].as_object().expect("paths");
-    assert_eq!(paths.len(), 19);
+    assert_eq!(paths.len(), 20);
     for (path, item) in paths {
         let address = path
             .replace("{kind}", "counter")
@@ -271,7 +271,7 @@ async fn every_query_parameter_is_described() {
             endpoints.insert((method, path.as_str()), names);
         }
     }
-    assert_eq!(endpoints.values().filter(|names| !names.is_empty()).count(), 11);
+    assert_eq!(endpoints.values().filter(|names| !names.is_empty()).count(), 12);
     for endpoint in [
         ("GET", "/v1/{kind}/{group}/{name}"),
         ("GET", "/v1/{kind}/{group}"),

@@ -7,7 +7,7 @@ use futures::stream::{self, StreamExt};
 use orderfree::limits::GROUP_CHUNK_ROWS;
 use orderfree::store::{Pause, SweepPart};
 use orderfree_core::crdt::Kind;
-use orderfree_core::crdt::envelope::decode_shard;
+use orderfree_core::crdt::envelope::decode_state;
 use orderfree_core::protocol::group::{From, Then};
 use orderfree_core::protocol::read::{Answer, RowReader, assemble};
 use orderfree_core::protocol::sweep::Nomination;
@@ -143,7 +143,7 @@ pub(crate) async fn greater_bytes_win_a_tie_of_timestamps(subject: Subject) {
             subject.write(write).await;
         }
         let greater = writes.iter().max_by_key(|write| write.state()).expect("two");
-        let state = decode_shard(greater.seal(), Kind::Counter, greater.state());
+        let state = decode_state(greater.seal(), Kind::Counter, greater.state());
         let state = state.expect("own bytes");
         assert_eq!(subject.total(&key).await, Some(total_of(&state)), "{text}");
     }

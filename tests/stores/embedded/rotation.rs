@@ -44,7 +44,8 @@ async fn two_alternating_keys_have_few_rows_after_a_million_updates() {
     let turns = UPDATES / OF_A_TURN as i128;
     for turn in 0..turns {
         let key = &keys[usize::from(turn % 2 == 1)];
-        let lists = vec![vec![Op::Counter(CounterOp::Add { by: 1 })]; OF_A_TURN];
+        let add = || vec![Op::Counter(CounterOp::Add { by: 1 })].into();
+        let lists = (0..OF_A_TURN).map(|_| add()).collect();
         let updates = Updates { key: key.clone(), lists };
         let outcomes = service.update_all(vec![updates], Durability::Stored).await;
         assert!(outcomes.iter().all(Result::is_ok), "turn {turn}: {:?}", outcomes[0]);

@@ -382,7 +382,7 @@ fn rows_that_fit_only_together_are_folded_together() {
     // A client has read the first five rows, and clears the items in them.
     let mut seen = State::identity(Kind::OrSet);
     for row in &rows[..5] {
-        seen.merge(&RowReader::of(&key).shard(row).expect("ours")).expect("mergeable");
+        seen.merge(&RowReader::of(&key).state(row).expect("ours")).expect("mergeable");
     }
     let question = Question { key: Some(key.clone()), ..Question::default() };
     let shown = serde_json::to_value(seen.value(&question).shown(false)).expect("JSON");

@@ -6,12 +6,13 @@
 //! | --- | --- |
 //! | id, expiry | it is the same writer of the same row (I1) |
 //! | birth on the boot clock | its lease ends when it would have ended (I4) |
+//! | length of the lease | the same; only for packs, as that of other mutators is always the same |
 //! | last timestamp | timestamps go on rising (I2) |
 //! | number of writes | the envelope holds it |
 //! | dots | a dot is never drawn twice |
 //! | whether it was persisted | the first op of a key is always written |
 //! | predecessors | they bound what this pod has of the key |
-//! | state with its precision | the next write contains all earlier ones (I2) |
+//! | state or pack, with its precision | the next write contains all earlier ones (I2) |
 //!
 //! Only a clean mutator can rest: ops that are in flight, waiting or unresolved are not kept. The bytes never
 //! leave the process, so the format can change with any release.
@@ -20,7 +21,9 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::held::Held;
 use super::{Mutator, Predecessors};
+use crate::crdt::pack::{Pack, StoredPack};
 use crate::crdt::varint::{self, Reader};
 use crate::crdt::{DecodeError, Kind, State};
 use crate::protocol::{Constants, Key, Lease, MutatorId, Now, Timestamp};
@@ -35,6 +38,7 @@ const PERSISTED: u8 = 0b1;
 const HAS_WRITTEN: u8 = 0b10;
 const HAS_PRECISION: u8 = 0b100;
 const HAS_PREDECESSORS: u8 = 0b1000;
+const IS_PACK: u8 = 0b1_0000;
 
 /// A rule of resting that a simulation breaks, to show that it is needed. Nothing else uses this.
 #[doc(hidden)]
@@ -55,13 +59,14 @@ pub enum RestFlaw {
 struct Rested {
     expires_at: Timestamp,
     born_boot: Duration,
+    lifetime: Duration,
     id: MutatorId,
     persisted: bool,
     last_timestamp: Option<Timestamp>,
     writes: u64,
     dots: u64,
     predecessors: Predecessors,
-    state: State,
+    held: Held,
 }
 
 impl Mutator {
@@ -81,10 +86,7 @@ impl Mutator {
         let forgets = flaw == Some(RestFlaw::ForgetsLastTimestamp);
         let draws_again = flaw == Some(RestFlaw::DrawsDotsAgain);
         // An unclean mutator rests with the state from before everything that is still open.
-        let state = match self.is_clean() {
-            true => self.head.clone(),
-            false => State::new(self.key.kind, self.head.precision()),
-        };
+        let held = if self.is_clean() { self.head.clone() } else { self.head.emptied() };
         let renewed = match flaw {
             Some(RestFlaw::RenewsLease) => self.lease.lifetime(),
             _ => Duration::ZERO,
@@ -92,13 +94,14 @@ impl Mutator {
         let rested = Rested {
             expires_at: self.lease.expires_at().plus(renewed),
             born_boot: self.lease.born_boot() + renewed,
+            lifetime: self.lease.lifetime(),
             id: self.id,
             persisted: self.persisted,
             last_timestamp: self.last_timestamp.filter(|_| !forgets),
             writes: self.writes,
             dots: if draws_again { 0 } else { self.dots },
             predecessors: self.predecessors.clone(),
-            state,
+            held,
         };
         Some(rested.encode())
     }
@@ -114,13 +117,14 @@ impl Mutator {
         let remains = Rested {
             expires_at: self.lease.expires_at(),
             born_boot: self.lease.born_boot(),
+            lifetime: self.lease.lifetime(),
             id: self.id,
             persisted: self.persisted,
             last_timestamp: None,
             writes: self.writes,
             dots: self.dots,
             predecessors: legacy,
-            state: State::new(self.key.kind, self.head.precision()),
+            held: self.head.emptied(),
         };
         Some(remains.encode())
     }
@@ -145,16 +149,27 @@ impl Mutator {
     /// If the bytes are not those of [`Mutator::rest`] for a key of this kind.
     #[must_use]
     pub fn wake(key: Key, bytes: &[u8], constants: &Constants) -> Mutator {
-        let rested = Rested::decode(key.kind, bytes).expect("invariant: own bytes of this process");
-        let lease = Lease::resumed(rested.expires_at, rested.born_boot, constants);
+        let rested = Rested::decode(key.kind, bytes, constants);
+        let rested = rested.expect("invariant: own bytes of this process");
+        let lease = Mutator::resting_lease(bytes, constants);
         Mutator {
             persisted: rested.persisted,
             dots: rested.dots,
             last_timestamp: rested.last_timestamp,
             writes: rested.writes,
             predecessors: rested.predecessors,
-            ..Mutator::clean(key, rested.id, lease, rested.state)
+            ..Mutator::clean(key, rested.id, lease, rested.held)
         }
+    }
+
+    /// The expiry of a resting mutator, read without waking it.
+    ///
+    /// # Panics
+    /// If the bytes are not those of [`Mutator::rest`].
+    #[must_use]
+    pub fn resting_expiry(bytes: &[u8]) -> Timestamp {
+        let (first, _) = bytes.split_first_chunk().expect("invariant: own bytes");
+        Timestamp::from_micros(i64::from_le_bytes(*first))
     }
 
     /// The lease of a resting mutator, read without waking it.
@@ -163,10 +178,23 @@ impl Mutator {
     /// If the bytes are not those of [`Mutator::rest`].
     #[must_use]
     pub fn resting_lease(bytes: &[u8], constants: &Constants) -> Lease {
-        let (expires_at, born_boot) =
-            Rested::decode_lease(&mut Reader::new(bytes)).expect("invariant: own bytes");
-        Lease::resumed(expires_at, born_boot, constants)
+        let head = Rested::decode_head(&mut Reader::new(bytes)).expect("invariant: own bytes");
+        let Head { expires_at, born_boot, lifetime, .. } = head;
+        match lifetime {
+            None => Lease::resumed(expires_at, born_boot, constants),
+            Some(lifetime) => Lease::resumed_until(expires_at, born_boot, lifetime, constants),
+        }
     }
+}
+
+/// The parts that can be read without the rest.
+struct Head {
+    expires_at: Timestamp,
+    born_boot: Duration,
+    id: MutatorId,
+    flags: u8,
+    /// Only of a pack.
+    lifetime: Option<Duration>,
 }
 
 impl Rested {
@@ -180,12 +208,16 @@ impl Rested {
         for (flag, is_set) in [
             (PERSISTED, self.persisted),
             (HAS_WRITTEN, self.last_timestamp.is_some()),
-            (HAS_PRECISION, self.state.precision().is_some()),
+            (HAS_PRECISION, self.held.precision().is_some()),
             (HAS_PREDECESSORS, !self.predecessors.is_empty()),
+            (IS_PACK, matches!(self.held, Held::Pack(_))),
         ] {
             flags |= if is_set { flag } else { 0 };
         }
         out.push(flags);
+        if flags & IS_PACK != 0 {
+            varint::put(u128::from(nanos(self.lifetime)), &mut out);
+        }
         varint::put(u128::from(self.writes), &mut out);
         varint::put(u128::from(self.dots), &mut out);
         if let Some(last) = self.last_timestamp {
@@ -196,25 +228,29 @@ impl Rested {
         if !self.predecessors.is_empty() {
             self.predecessors.encode(&mut out);
         }
-        if let Some(precision) = self.state.precision() {
+        if let Some(precision) = self.held.precision() {
             varint::put(u128::from(precision), &mut out);
         }
-        self.state.encode_payload(&mut out);
+        self.held.encode_payload(&mut out);
         out
     }
 
-    fn decode_lease(reader: &mut Reader<'_>) -> Result<(Timestamp, Duration), DecodeError> {
+    fn decode_head(reader: &mut Reader<'_>) -> Result<Head, DecodeError> {
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-        let expires_at = number(reader.bytes(8)?).cast_signed();
+        let expires_at = Timestamp::from_micros(number(reader.bytes(8)?).cast_signed());
         let born_boot = Duration::from_nanos(number(reader.bytes(8)?));
-        Ok((Timestamp::from_micros(expires_at), born_boot))
-    }
-
-    fn decode(kind: Kind, bytes: &[u8]) -> Result<Rested, DecodeError> {
-        let mut reader = Reader::new(bytes);
-        let (expires_at, born_boot) = Rested::decode_lease(&mut reader)?;
         let id = Uuid::from_slice(reader.bytes(16)?).expect("sixteen bytes");
         let flags = reader.byte()?;
+        let lifetime = match flags & IS_PACK {
+            0 => None,
+            _ => Some(Duration::from_nanos(reader.u64()?)),
+        };
+        Ok(Head { expires_at, born_boot, id: MutatorId::new(id), flags, lifetime })
+    }
+
+    fn decode(kind: Kind, bytes: &[u8], constants: &Constants) -> Result<Rested, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let Head { expires_at, born_boot, id, flags, lifetime } = Rested::decode_head(&mut reader)?;
         let (writes, dots) = (reader.u64()?, reader.u64()?);
         let last_timestamp = match flags & HAS_WRITTEN {
             0 => None,
@@ -232,16 +268,24 @@ impl Rested {
             0 => None,
             _ => Some(u16::try_from(reader.u64()?).map_err(|_| DecodeError::NotCanonical)?),
         };
+        let payload = reader.rest();
+        let held = match flags & IS_PACK {
+            0 => Held::State(State::decode_payload(kind, kind.format(), precision, payload)?),
+            // A pack without an entry is no pack for readers, but a mutator can have one.
+            _ if payload == [0] => Held::Pack(Pack::new(kind, precision)),
+            _ => Held::Pack(Pack::resumed(kind, &StoredPack::decode(precision, payload)?)),
+        };
         Ok(Rested {
             expires_at,
             born_boot,
-            id: MutatorId::new(id),
+            lifetime: lifetime.unwrap_or(constants.lifetime()),
+            id,
             persisted: flags & PERSISTED != 0,
             last_timestamp,
             writes,
             dots,
             predecessors,
-            state: State::decode_payload(kind, kind.format(), precision, reader.rest())?,
+            held,
         })
     }
 }

@@ -3,11 +3,13 @@
 //! The new mutator begins empty, and reads merge both rows. So a key can take more than [`STATE_BYTES_MAX`]
 //! in a mutator's lifetime, but not without limit: each read of the key reads all its states that folds can't
 //! take yet. The size of the predecessors' states in such rows is counted here, and passed on to each
-//! successor.
+//! successor. Mutators of ops with ids have a chain of their own for each expiry.
 
 use super::Mutator;
+use super::held::Change;
+use crate::crdt::pack::PACK_BYTES_MAX;
 use crate::crdt::varint::{self, Reader};
-use crate::crdt::{DecodeError, Op, OpError, STATE_BYTES_MAX, State};
+use crate::crdt::{DecodeError, OpError, STATE_BYTES_MAX};
 use crate::protocol::{Constants, Timestamp};
 
 /// Maximum bytes of states that one pod can have of one key in rows that folds can't take yet.
@@ -38,10 +40,11 @@ impl Predecessors {
         self.0.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Whether there is room for one more state of any size.
-    #[must_use]
-    pub fn leave_room(&self) -> bool {
-        self.bytes() + STATE_BYTES_MAX <= KEY_STATES_BYTES_MAX
+    fn add(&mut self, expires_at: Timestamp, bytes: usize) {
+        match self.0.last_mut().filter(|last| last.0 == expires_at) {
+            Some(last) => last.1 += bytes,
+            None => self.0.push((expires_at, bytes)),
+        }
     }
 
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
@@ -70,24 +73,28 @@ impl Mutator {
         Mutator { predecessors, ..self }
     }
 
-    /// The predecessors of a successor: this mutator's own predecessors, and this one. Small states are not
-    /// counted, because any realistic number of them per day is small.
+    /// The predecessors of a successor: this mutator's own predecessors, and this one.
     #[must_use]
     pub fn legacy(&self) -> Predecessors {
-        if self.key.kind.about().is_small() {
+        if !self.head.is_counted(self.key.kind) {
             return Predecessors::default();
         }
-        let mut payload = Vec::new();
-        self.head.encode_payload(&mut payload);
         let mut legacy = self.predecessors.clone();
-        legacy.0.push((self.lease.expires_at(), payload.len()));
+        legacy.add(self.lease.expires_at(), self.head.payload_bytes());
         legacy
     }
 
-    /// Whether a new mutator would take these ops, which this one has no room for.
-    pub(super) fn is_room_elsewhere(&self, ops: &[Op], error: &OpError) -> bool {
-        let empty = || State::new(self.key.kind, self.head.precision());
-        *error == OpError::TooLarge && empty().apply_all(ops).is_ok()
+    /// Whether this pod can have a successor of this mutator, of any size, in addition to the rows that folds
+    /// can't take yet.
+    #[must_use]
+    pub fn leaves_room(&self, now: Timestamp, constants: &Constants) -> bool {
+        let next = if self.is_pack() { PACK_BYTES_MAX } else { STATE_BYTES_MAX };
+        self.legacy().unfolded(now, constants).bytes() + next <= KEY_STATES_BYTES_MAX
+    }
+
+    /// Whether a new mutator would take this change, which this one has no room for.
+    pub(super) fn is_room_elsewhere(&self, change: &Change, error: &OpError) -> bool {
+        *error == OpError::TooLarge && self.head.emptied().apply(change).is_ok()
     }
 }
 

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
-use crate::crdt::{Counter, CounterOp, Kind};
+use crate::crdt::envelope::encode_shard;
+use crate::crdt::{Counter, CounterOp, Kind, Op};
 use crate::protocol::read::RowReader;
 use crate::protocol::{Name, Overrides, Row};
 
@@ -57,7 +58,7 @@ pub(super) fn begin(mutator: &mut Mutator, now: Now) -> ShardWrite {
 }
 
 fn total(write: &ShardWrite) -> State {
-    RowReader::of(write.key()).shard(&row_of(write)).expect("own bytes")
+    RowReader::of(write.key()).state(&row_of(write)).expect("own bytes")
 }
 
 fn counter(total: i128) -> State {
@@ -110,6 +111,7 @@ fn an_op_weighs_one_and_one_more_for_each_64_bytes() {
     };
     let bytes = set(0).heap_bytes();
     let (light, heavy) = (set(64 * 3 - 1 - bytes % 64), set(64 * 3 - bytes % 64));
+    let weight = |ops: &[Op]| Change::from(ops.to_vec()).weight();
     assert_eq!(weight(&add(1)), 1);
     assert_eq!(weight(std::slice::from_ref(&light)), 1 + bytes / 64 + 2);
     assert_eq!(weight(std::slice::from_ref(&heavy)), 1 + bytes / 64 + 3);
@@ -223,7 +225,7 @@ fn a_draining_mutator_takes_no_ops_but_writes_those_it_has() {
     queued(&mut mutator, 1, Durability::Stored);
     let draining = at((constants().lifetime() - constants().drain_margin()).as_secs());
     let refusal = mutator.accept(add(5), Durability::Stored, draining);
-    assert_eq!(refusal, Err(Refusal::Draining(add(5))));
+    assert_eq!(refusal, Err(Refusal::Draining(add(5).into())));
     assert_eq!(total(&begin(&mut mutator, draining)), counter(1));
 }
 
@@ -234,7 +236,7 @@ fn a_successor_inherits_what_was_never_sent() {
     queued(&mut mutator, 2, Durability::Memory);
     let dead = at(constants().lifetime().as_secs());
     assert_eq!(mutator.begin_write(dead), Begin::Dead);
-    assert_eq!(mutator.bury(), Estate { inherited: vec![add(2)], lost: 0 });
+    assert_eq!(mutator.bury(), Estate { inherited: vec![add(2).into()], lost: 0 });
 }
 
 /// If the outcome of a write is unknown, adding it again could count it twice.
@@ -348,7 +350,7 @@ fn only_what_was_never_sent_can_be_withdrawn() {
 fn an_op_that_only_fitted_on_an_undone_one_is_rejected() {
     let mut mutator = mutator();
     let huge = State::Counter(Counter::from_total(i128::MAX));
-    (mutator.settled, mutator.head) = (huge.clone(), huge);
+    (mutator.settled, mutator.head) = (Held::State(huge.clone()), Held::State(huge));
     let down = queued(&mut mutator, -5, Durability::Stored);
     let up = queued(&mut mutator, 3, Durability::Stored);
     let rejected = mutator.withdraw(down).expect("never sent");

@@ -3,6 +3,8 @@ use std::hash::{BuildHasher, RandomState};
 
 use proptest::prelude::*;
 
+use orderfree_core::protocol::Timestamp;
+
 use super::*;
 
 struct Hashes(RandomState);
@@ -32,6 +34,10 @@ fn key(at: usize) -> Key {
     }
 }
 
+fn writer(at: usize) -> Writer {
+    Writer::of_state(&key(at))
+}
+
 const A: Tenant = Tenant::OTHERS;
 const B: Tenant = Tenant::numbered(1);
 const C: Tenant = Tenant::numbered(2);
@@ -57,20 +63,20 @@ impl<H: HashesKeys> World<H> {
         mutator: &[u8],
         keeps: impl Fn(u64) -> bool,
     ) -> usize {
-        let (key, hash) = (key(at), self.hasher.hash_key(&key(at)));
-        let record = Record::new(&key, mutator);
+        let hash = self.hasher.hash_key(&key(at));
+        let record = Record::new(&writer(at), Stay::State, mutator);
         let forgotten = self.table.insert(hash, tenant, record, &self.hasher, keeps);
         assert!(self.table.bytes() <= self.table.bytes_max, "{}", self.table.bytes());
         forgotten
     }
 
     fn find(&self, at: usize) -> Option<&[u8]> {
-        self.table.find(self.hasher.hash_key(&key(at)), &key(at))
+        self.table.find(self.hasher.hash_key(&key(at)), &writer(at))
     }
 
     fn remove(&mut self, at: usize) -> Option<Vec<u8>> {
         let hash = self.hasher.hash_key(&key(at));
-        let removed = self.table.remove(hash, &key(at), &self.hasher);
+        let removed = self.table.remove(hash, &writer(at), &self.hasher);
         removed.map(|(record, _)| record.mutator().to_vec())
     }
 }
@@ -199,7 +205,7 @@ fn tenants_share_a_full_table_fairly() {
     for at in 20_000..40_000 {
         world.insert(C, at, &[1; 48]);
     }
-    let bytes = |tenant| world.table.lists[&tenant].bytes;
+    let bytes = |tenant| world.table.lists[&(tenant, Stay::State)].bytes;
     assert!(bytes(A).abs_diff(bytes(C)) < 1_000, "{} and {}", bytes(A), bytes(C));
     assert!((0..200).all(|at| world.find(at).is_some()));
     // Beyond its share, the small tenant loses its own entries.
@@ -207,7 +213,7 @@ fn tenants_share_a_full_table_fairly() {
         world.insert(B, at, &[1; 48]);
     }
     assert!(world.find(0).is_none());
-    let bytes = |tenant| world.table.lists[&tenant].bytes;
+    let bytes = |tenant| world.table.lists[&(tenant, Stay::State)].bytes;
     assert!(bytes(A).abs_diff(bytes(B)) < 1_000, "{} and {}", bytes(A), bytes(B));
 }
 
@@ -233,4 +239,46 @@ fn those_that_are_over_go_from_the_old_end() {
     world.table.tidy(&world.hasher, |mutator| mutator == [1]);
     let left: Vec<usize> = (0..6).filter(|at| world.find(*at).is_some()).collect();
     assert_eq!(left, [2, 4, 5], "entries after one that stays also stay");
+}
+
+/// The bytes of a pack's mutator begin with its expiry, as those of every mutator do.
+fn pack(expires_at: i64) -> (Writer, Vec<u8>) {
+    let until = Some(Timestamp::from_micros(expires_at));
+    (Writer { key: key(0), until }, [&expires_at.to_le_bytes()[..], &[1; 40]].concat())
+}
+
+#[test]
+fn a_key_has_a_state_and_packs_by_their_expiries() {
+    let hasher = Hashes(RandomState::new());
+    let hash = hasher.hash_key(&key(0));
+    let mut table = Resting::new(AMPLE);
+    let state = (writer(0), vec![7; 48]);
+    for (writer, mutator) in [state.clone(), pack(100), pack(200)] {
+        let stay = if writer.until.is_some() { Stay::Half } else { Stay::State };
+        table.insert(hash, A, Record::new(&writer, stay, &mutator), &hasher, |_| false);
+    }
+    for (writer, mutator) in [state, pack(200), pack(100)] {
+        assert_eq!(table.find(hash, &writer), Some(&mutator[..]));
+        let (removed, _) = table.remove(hash, &writer, &hasher).expect("it is there");
+        assert_eq!(removed.mutator(), mutator);
+        assert_eq!(table.find(hash, &writer), None);
+    }
+    assert_eq!((table.len(), table.find(hash, &pack(300).0)), (0, None));
+}
+
+/// Otherwise packs whose windows are over would take the place of states until these are dropped.
+#[test]
+fn packs_are_dropped_though_states_that_rest_longer_stay() {
+    let hasher = Hashes(RandomState::new());
+    let hash = hasher.hash_key(&key(0));
+    let mut table = Resting::new(AMPLE);
+    let states = Record::new(&writer(0), Stay::State, &[7; 48]);
+    table.insert(hash, A, states, &hasher, |_| false);
+    for (expires_at, stay) in [(900, Stay::Days), (100, Stay::Minutes), (200, Stay::Half)] {
+        let (writer, mutator) = pack(expires_at);
+        table.insert(hash, A, Record::new(&writer, stay, &mutator), &hasher, |_| false);
+    }
+    table.tidy(&hasher, |mutator| Mutator::resting_expiry(mutator).as_micros() < 500);
+    assert_eq!(table.len(), 2);
+    assert!(table.find(hash, &pack(900).0).is_some() && table.find(hash, &writer(0)).is_some());
 }

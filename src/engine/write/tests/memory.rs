@@ -29,7 +29,7 @@ async fn what_may_be_stored_is_written_again_where_twice_is_once() {
     let op = Kind::GSet.parse_op(&serde_json::json!({"op": "add", "item": "a"})).expect("an op");
     dies_unsure(&pod, Kind::GSet, op).await;
     let (write, _reply) = pod.store.write().await;
-    let state = decode_shard(write.seal(), Kind::GSet, write.state()).expect("own bytes");
+    let state = decode_state(write.seal(), Kind::GSet, write.state()).expect("own bytes");
     assert!(state.value(&Default::default()).to_string().contains("\"a\""));
     assert_eq!(pod.metrics.memory_lost.get(), 0);
 }

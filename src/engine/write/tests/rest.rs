@@ -1,6 +1,7 @@
 //! Mutators that rest and wake.
 
 use super::*;
+use crate::engine::write::writer::Writer;
 
 async fn acked(pod: &Pod, name: &str, by: i64) -> ShardWrite {
     let update = pod.start(name, by, STORED).await;
@@ -175,9 +176,10 @@ async fn a_key_that_was_born_often_keeps_its_place() {
     let table = &pod.mutators.table;
     let id = pod.mutators.random.mutator_id();
     let born = || Mutator::born(key("often"), id, None, now, &pod.mutators.constants);
-    let queue = || entry::QueueId::of(pod.store.first_replica(&key("often")), &key("often"));
+    let often = Writer::of_state(&key("often"));
+    let queue = || entry::QueueId::of(pod.store.first_replica(&key("often")), &often);
     let seat = |_| Ok(Policies::default().uncounted_seat(&key("often").group));
-    table.find_or_insert(&key("often"), now, None, seat, born, queue).expect("room");
+    table.find_or_insert(&often, now, None, seat, born, queue).expect("room");
     for at in 0..500 {
         acked(&pod, &format!("n{at}"), 1).await;
     }
@@ -222,10 +224,11 @@ async fn a_mutator_at_rest_holds_no_place_in_a_quota() {
     let pod = pod_of(Bounds::awake(1_000), one_live_mutator());
     acked(&pod, "a", 1).await;
     let (now, key) = (pod.clock.now(), key("a"));
+    let writer = Writer::of_state(&key);
     let never = || -> Mutator { panic!("it is awake") };
-    let queue = || entry::QueueId::of(pod.store.first_replica(&key), &key);
+    let queue = || entry::QueueId::of(pod.store.first_replica(&key), &writer);
     let seat = |arrival| Ok(pod.mutators.policies.seat(&key.group, arrival)?);
-    let held = pod.mutators.table.find_or_insert(&key, now, None, seat, never, queue);
+    let held = pod.mutators.table.find_or_insert(&writer, now, None, seat, never, queue);
     acked(&pod, "b", 1).await;
     assert_eq!(pod.mutators.table.at_rest().count, 1);
     drop(held);

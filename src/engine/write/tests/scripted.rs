@@ -48,7 +48,14 @@ impl Scripted {
 #[async_trait]
 impl Shards for Scripted {
     fn request_limits(&self) -> RequestLimits {
-        RequestLimits { rows_max: 3, group_rows_max: 3, partitions_max: 2, free: 2, backlog: 1 }
+        RequestLimits {
+            rows_max: 3,
+            group_rows_max: 3,
+            partitions_max: 2,
+            bytes_max: 4_096,
+            free: 2,
+            backlog: 1,
+        }
     }
 
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {

@@ -23,7 +23,7 @@ struct Rows(BTreeMap<orderfree_core::protocol::MutatorId, State>);
 
 impl Rows {
     fn take(&mut self, write: &ShardWrite) {
-        let state = decode_shard(write.seal(), write.key().kind, write.state()).expect("own bytes");
+        let state = decode_state(write.seal(), write.key().kind, write.state()).expect("own bytes");
         assert!(write.state().len() < 257 * 1024);
         self.0.insert(write.mutator_id(), state);
     }

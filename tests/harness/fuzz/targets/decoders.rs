@@ -2,9 +2,10 @@
 //! rule.
 
 use orderfree_core::crdt::envelope::{
-    KeySeal, RowSeal, decode_shard, decode_tally, encode_full_tally, encode_shard, encode_tally,
-    is_full,
+    KeySeal, RowSeal, Shard, decode_shard, decode_state, decode_tally, encode_full_tally,
+    encode_pack, encode_shard, encode_tally, is_full,
 };
+use orderfree_core::crdt::pack::Pack;
 use orderfree_core::crdt::{CounterOp, Kind, Op, OpError, Question, State, Value};
 use orderfree_core::protocol::{Key, MutatorId, Name, Timestamp};
 use serde::Deserialize;
@@ -13,6 +14,9 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 const MAGIC: u8 = 0xCF;
+
+/// The flag of a pack.
+const PACK: u8 = 2;
 
 /// Any bytes as a shard and as a tally, also with a valid checksum, which mutations would not find.
 pub(super) fn envelope(input: &[u8]) {
@@ -77,10 +81,18 @@ fn crc32c(bytes: &[u8]) -> u32 {
 /// Bytes that decode are a shard or a tally and not both, equal the encoding of their state, and have a correct
 /// checksum.
 fn check_envelope(kind: Kind, bytes: &[u8]) {
-    let shard = decode_shard(row(kind), kind, bytes);
+    let shard = decode_state(row(kind), kind, bytes);
     let tally = decode_tally(key(kind), kind, bytes);
     assert!(shard.is_err() || tally.is_err(), "both a shard and a tally: {bytes:x?}");
     let (body, stored) = bytes.split_at(bytes.len().saturating_sub(4));
+    if let Ok(Shard::Pack(pack)) = decode_shard(row(kind), kind, bytes) {
+        assert!(shard.is_err() && tally.is_err(), "a pack and something else: {bytes:x?}");
+        let again = encode_pack(row(kind), &Pack::resumed(kind, &pack), mark(bytes));
+        assert_eq!(again, bytes, "not canonical");
+        let computed = checksum(kind, EXPIRES_AT, MUTATOR, body);
+        assert_eq!(stored, computed.to_le_bytes(), "a wrong checksum was accepted");
+        return;
+    }
     let (state, computed) = match (shard, tally) {
         (Ok(state), _) => {
             let again = encode_shard(row(kind), &state, mark(bytes));
@@ -148,8 +160,11 @@ pub(super) fn payload(input: &[u8]) {
         }
         body.push(u8::try_from(length).expect("seven bits"));
         body.extend_from_slice(input);
+        let mut pack = body.clone();
+        pack[3] = PACK;
+        check_envelope(kind, &sealed(kind, pack));
         let bytes = sealed(kind, body);
-        let decoded = decode_shard(row(kind), kind, &bytes);
+        let decoded = decode_state(row(kind), kind, &bytes);
         if let Ok(state) = &decoded {
             assert_eq!(encode_shard(row(kind), state, 1), bytes, "not canonical");
             assert_eq!(payload_in(&bytes), input);

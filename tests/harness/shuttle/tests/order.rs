@@ -12,7 +12,7 @@ use orderfree::policy::Policies;
 use orderfree::runtime::clock::Clock;
 use orderfree::runtime::random::Random;
 use orderfree::store::{Pause, RequestLimits, Shards, StoreClock};
-use orderfree_core::crdt::envelope::decode_shard;
+use orderfree_core::crdt::envelope::decode_state;
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::{
@@ -85,7 +85,7 @@ impl Shards for Rows {
     async fn write_shards(&self, writes: &[ShardWrite]) -> WriteOutcome {
         let total = |write: &ShardWrite| {
             let state =
-                decode_shard(write.seal(), Kind::Counter, write.state()).expect("decodable");
+                decode_state(write.seal(), Kind::Counter, write.state()).expect("decodable");
             Counter::try_from(state).expect("a counter").total()
         };
         for write in writes {
@@ -173,7 +173,7 @@ async fn client(world: Arc<World>, number: u32) {
             let key = if thread_rng().gen_bool(0.8) { "often" } else { "seldom" };
             let key = Key { kind: Kind::Counter, group: name("g"), name: name(key) };
             let ops = vec![Op::Counter(CounterOp::Add { by: 1 << (3 * id) })];
-            Updates { key, lists: vec![ops] }
+            Updates { key, lists: vec![ops.into()] }
         };
         let mut updates: Vec<Updates> = ids.iter().map(update).collect();
         let told = match count {
@@ -236,6 +236,7 @@ fn one_pod() {
             (Ok(()), Durability::Memory) => counted == 1 || lives_end && counted == 0,
             (Err(UpdateError::Refused(_)), _) => counted == 0,
             (Err(UpdateError::Unknown(_)), _) => counted <= 1,
+            (Err(UpdateError::IdExpired { .. }), _) => panic!("no update has an id"),
         };
         assert!(is_right, "update {id} counts {counted} times: {durability:?} {told:?}");
     }

@@ -7,8 +7,9 @@ use std::time::Duration;
 use orderfree::runtime::clock::Clock;
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{
-    KeySeal, RowSeal, decode_shard, decode_tally, encode_shard, encode_tally,
+    KeySeal, RowSeal, Shard, decode_shard, decode_tally, encode_pack, encode_shard, encode_tally,
 };
+use orderfree_core::crdt::pack::Pack;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::{Key, MutatorId, Row, ShardWrite, Timestamp, WholeSlice};
@@ -27,7 +28,10 @@ fn unplaced() -> RowSeal {
 
 /// A shard with its seal replaced; `None` if it can't be decoded.
 fn resealed(kind: Kind, (from, to): (RowSeal, RowSeal), state: &[u8]) -> Option<Vec<u8>> {
-    decode_shard(from, kind, state).ok().map(|state| encode_shard(to, &state, 1))
+    match decode_shard(from, kind, state).ok()? {
+        Shard::Plain(state) => Some(encode_shard(to, &state, 1)),
+        Shard::Pack(stored) => Some(encode_pack(to, &Pack::resumed(kind, &stored), 1)),
+    }
 }
 
 impl SimStore {
@@ -52,6 +56,10 @@ impl SimStore {
         if self.is(Sabotage::AddressUnchecked) {
             let state = resealed(write.key().kind, (write.seal(), unplaced()), write.state());
             cell.state = state.expect("just made").into();
+        }
+        if matches!(decode_shard(write.seal(), write.key().kind, write.state()), Ok(Shard::Pack(_)))
+        {
+            self.shared.met(Hazard::PackWritten);
         }
         if self.is(Sabotage::FallingTimestamps) {
             cell.timestamp = self.machine.now().wall;
@@ -82,8 +90,24 @@ impl SimStore {
             };
             is_sound.then_some(())?;
         }
-        let row = Row { expires_at: address.expires_at.0, mutator_id: address.id, state };
+        let mut row = Row { expires_at: address.expires_at.0, mutator_id: address.id, state };
+        if self.is(Sabotage::ReadsCountCopies) {
+            self.with_own_ids(address.name, &mut row);
+        }
         Some((address.name, row))
+    }
+
+    /// Gives the ops of a pack ids that no other pack has, or their own ids back. Other shards stay as they are.
+    pub(super) fn with_own_ids(&self, name: u8, row: &mut Row) {
+        let (kind, seal) = (self.plan.family.kind(), self.seal(name));
+        let seal = seal.row(row.expires_at, row.mutator_id);
+        if let Ok(Shard::Pack(mut stored)) = decode_shard(seal, kind, &row.state) {
+            let mask = row.mutator_id.as_uuid().as_u128();
+            for entry in &mut stored.entries {
+                entry.id.id = (u128::from_be_bytes(entry.id.id) ^ mask).to_be_bytes();
+            }
+            row.state = encode_pack(seal, &Pack::resumed(kind, &stored), 1);
+        }
     }
 
     /// For a broken rule: the answer of a read that ended at this instant, which is when the read that was requested

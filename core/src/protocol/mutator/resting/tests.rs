@@ -86,7 +86,7 @@ proptest! {
                 prop_assert_eq!(sleeper.lease(), awake.lease());
                 match step {
                     Step::Add(_) | Step::Remove(_) => {
-                        let Some(op) = op(kind, step, &awake.head, clock) else { continue };
+                        let Some(op) = op(kind, step, awake.head.state(), clock) else { continue };
                         let accept = |mutator: &mut Mutator| {
                             mutator.accept(vec![op.clone()], Durability::Stored, at(clock))
                         };
@@ -131,10 +131,11 @@ proptest! {
                 writes,
                 dots,
                 predecessors: heir.predecessors.clone(),
-                state: State::new(kind, Some(precision)),
+                lifetime: constants().lifetime(),
+                held: Held::State(State::new(kind, Some(precision))),
             };
             let encoded = rested.encode();
-            prop_assert_eq!(Rested::decode(kind, &encoded), Ok(rested));
+            prop_assert_eq!(Rested::decode(kind, &encoded, &constants()), Ok(rested));
             let lease = Mutator::resting_lease(&encoded, &constants());
             let resumed = Lease::resumed(expires_at, Duration::from_nanos(born_ns), &constants());
             prop_assert_eq!(lease, resumed);
@@ -184,7 +185,7 @@ fn dots_and_timestamps_go_on_after_a_rest() {
         let (expires_at, mutator_id) = (mutator.lease().expires_at(), mutator.id);
         ops[0].assign(&mut || Dot { expires_at, mutator_id, seq });
         assert_eq!(expected.apply(&ops[0]), Ok(Effect::Changed));
-        assert_eq!(mutator.head, expected, "no dot is drawn twice");
+        assert_eq!(mutator.head.state(), &expected, "no dot is drawn twice");
         mutator = Mutator::wake(key_of(Kind::OrSet), &mutator.rest().expect("clean"), &constants());
     }
 }

@@ -1,0 +1,111 @@
+//! What a mutator accumulates: a state, or ops by their ids.
+
+use crate::crdt::envelope::{self, RowSeal};
+use crate::crdt::pack::{IdOp, Pack};
+use crate::crdt::{Effect, Kind, Op, OpError, State};
+
+/// Ops that a mutator takes all or none.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    /// For a mutator of a state.
+    Ops(Vec<Op>),
+    /// For a mutator of a pack.
+    Named(IdOp),
+}
+
+/// See the module documentation.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Held {
+    State(State),
+    Pack(Pack),
+}
+
+impl Change {
+    /// The weight, used to limit waiting ops: one per op, plus one per 64 bytes that it holds.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        let weight = |heap_bytes: usize| 1 + heap_bytes / 64;
+        match self {
+            Change::Ops(ops) => ops.iter().map(|op| weight(op.heap_bytes())).sum(),
+            Change::Named(op) => weight(op.heap_bytes()),
+        }
+    }
+
+    pub(super) fn ops(&self) -> &[Op] {
+        match self {
+            Change::Ops(ops) => ops,
+            Change::Named(_) => &[],
+        }
+    }
+}
+
+impl From<Vec<Op>> for Change {
+    fn from(ops: Vec<Op>) -> Change {
+        Change::Ops(ops)
+    }
+}
+
+impl Held {
+    #[cfg(test)]
+    pub(super) fn state(&self) -> &State {
+        match self {
+            Held::State(state) => state,
+            Held::Pack(pack) => panic!("{pack:?}"),
+        }
+    }
+
+    /// Nothing, with the same kind and precision.
+    pub(super) fn emptied(&self) -> Held {
+        match self {
+            Held::State(state) => Held::State(State::new(state.kind(), state.precision())),
+            Held::Pack(pack) => Held::Pack(Pack::new(pack.kind(), pack.precision())),
+        }
+    }
+
+    pub(super) fn precision(&self) -> Option<u16> {
+        match self {
+            Held::State(state) => state.precision(),
+            Held::Pack(pack) => pack.precision(),
+        }
+    }
+
+    /// Whether the size of what earlier mutators of this sort left has to be known. Small states are not
+    /// counted, because any realistic number of them per day is small.
+    pub(super) fn is_counted(&self, kind: Kind) -> bool {
+        matches!(self, Held::Pack(_)) || !kind.about().is_small()
+    }
+
+    /// Takes all of a change or nothing.
+    pub(super) fn apply(&mut self, change: &Change) -> Result<Effect, OpError> {
+        match (self, change) {
+            (Held::State(state), Change::Ops(ops)) => state.apply_all(ops),
+            (Held::Pack(pack), Change::Named(op)) => pack.put(op),
+            (held, change) => unreachable!("invariant: {change:?} is no change of {held:?}"),
+        }
+    }
+
+    pub(super) fn encode_payload(&self, out: &mut Vec<u8>) {
+        match self {
+            Held::State(state) => state.encode_payload(out),
+            Held::Pack(pack) => pack.encode(out),
+        }
+    }
+
+    pub(super) fn payload_bytes(&self) -> usize {
+        match self {
+            Held::State(state) => {
+                let mut payload = Vec::new();
+                state.encode_payload(&mut payload);
+                payload.len()
+            }
+            Held::Pack(pack) => pack.bytes(),
+        }
+    }
+
+    pub(super) fn encode(&self, seal: RowSeal, write: u64) -> Vec<u8> {
+        match self {
+            Held::State(state) => envelope::encode_shard(seal, state, write),
+            Held::Pack(pack) => envelope::encode_pack(seal, pack, write),
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The shards of one expiry become part of a value.
+//!
+//! Plain shards come first, by mutator. Then come the ops of all [packs](crate::crdt::pack), by id, each id
+//! once. All copies of an op lie at one expiry (see [`super::op_id`]), so neither a read nor a fold can meet
+//! some of them without the others.
+
+use std::borrow::Borrow;
+
+use super::Row;
+use super::read::{RowError, RowReader};
+use crate::crdt::State;
+use crate::crdt::envelope::Shard;
+use crate::crdt::pack::{self, StoredPack, United};
+
+/// Merges the shards of one expiry into `state`, in canonical order.
+pub(super) fn merge<R: Borrow<Row>>(
+    reader: RowReader,
+    state: &mut State,
+    of_expiry: &[R],
+) -> Result<United, RowError> {
+    let mut packs: Vec<(&Row, StoredPack<'_>)> = Vec::new();
+    for row in of_expiry {
+        match reader.shard(row.borrow())? {
+            Shard::Plain(other) => state.merge(&other)?,
+            Shard::Pack(pack) => packs.push((row.borrow(), pack)),
+        }
+    }
+    if packs.is_empty() {
+        return Ok(United::default());
+    }
+    // The key becomes as coarse as its coarsest writer, whichever of its ops count.
+    for (_, pack) in packs.iter().filter(|(_, pack)| pack.precision.is_some()) {
+        state.merge(&State::new(reader.kind(), pack.precision))?;
+    }
+    let (entries, united) = pack::unite(packs.iter().map(|(_, pack)| pack));
+    for entry in entries {
+        let delta = entry.state(reader.kind()).map_err(|error| {
+            let holds = |(_, pack): &&(&Row, StoredPack<'_>)| pack.entries.contains(&entry);
+            let (row, _) = packs.iter().find(holds).expect("invariant: it is from one of them");
+            reader.undecodable(row, error)
+        })?;
+        state.merge(&delta)?;
+    }
+    Ok(united)
+}
+
+#[cfg(test)]
+mod tests;

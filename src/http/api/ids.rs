@@ -1,0 +1,87 @@
+//! `POST /v1/ids`: ids for clients whose clock can't be trusted, or that can't make UUIDs of version 7.
+
+use axum::Json;
+use axum::extract::State;
+use orderfree_core::protocol::Timestamp;
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+use utoipa::openapi::ObjectBuilder;
+use utoipa::openapi::schema::Type;
+use uuid::{Builder, Uuid};
+
+use crate::engine::write::{Refused, UpdateError};
+use crate::http::body::parameters::{Parameter, Query, Values, params};
+use crate::http::problem::Problem;
+use crate::http::state::{Served, Shared};
+use crate::limits;
+use crate::policy::Caller;
+
+params! {
+    /// Query parameters of new ids.
+    struct IdParams {
+        count: usize = COUNT,
+    }
+}
+
+const COUNT: Parameter<usize> = Parameter {
+    name: "count",
+    description: "How many ids, 1 to 1000 (default: 1)",
+    example: Some("3"),
+    values: Values::Text {
+        schema: || {
+            ObjectBuilder::new()
+                .schema_type(Type::Integer)
+                .minimum(Some(1))
+                .maximum(Some(limits::BATCH_ITEMS_MAX))
+                .default(Some(Value::from(1)))
+        },
+        parse: |text| match text.parse() {
+            Ok(count) if (1..=limits::BATCH_ITEMS_MAX).contains(&count) => Ok(count),
+            _ => Err(format!("{text:?} is not a number from 1 to {}", limits::BATCH_ITEMS_MAX)),
+        },
+    },
+    absent: Some(1),
+};
+
+/// New ids.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct IdsView {
+    /// UUIDs of version 7.
+    #[schema(example = json!(["019ac3ee-6e80-7abc-8def-0123456789ab"]))]
+    ids: Vec<String>,
+}
+
+/// Make ids
+///
+/// Each is a UUID of version 7 with the time of this pod's clock. Use one as `Idempotency-Key`, or as `id` of
+/// an item: the update then counts once, however often it is sent. A client with a right clock can make them by
+/// itself.
+#[utoipa::path(
+    post, path = "/v1/ids", tag = "keys",
+    params(IdParams),
+    responses((status = 200, description = "New ids", body = IdsView))
+)]
+pub(crate) async fn ids(
+    State(served): State<Served>,
+    caller: Caller,
+    Query(params): Query<IdParams>,
+) -> Result<Json<IdsView>, Problem> {
+    let Shared { app, .. } = &*served;
+    caller.pass_or_refuse(params.count - 1)?;
+    // Ids with a wrong time would be refused later, or end too early.
+    let clock = app.service.check_clock().map_err(|error| UpdateError::from(Refused::from(error)));
+    clock?;
+    let now = app.service.now().wall;
+    Ok(Json(IdsView { ids: (0..params.count).map(|_| new_id(now).to_string()).collect() }))
+}
+
+fn new_id(now: Timestamp) -> Uuid {
+    let micros = u64::try_from(now.as_micros()).unwrap_or(0);
+    let bytes = Uuid::new_v4().into_bytes();
+    // The last bytes: the first ones hold the version and the variant.
+    let mut random = [0; 10];
+    random[..7].copy_from_slice(&bytes[9..]);
+    random[7..].copy_from_slice(&bytes[..3]);
+    Builder::from_unix_timestamp_millis(micros / 1_000, &random).into_uuid()
+}

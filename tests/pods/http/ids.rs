@@ -1,0 +1,282 @@
+//! Updates that count once under their ids.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::pod::{Answer, Fault, Pod, request};
+
+const KEY: &str = "/v1/counter/g/n";
+
+/// The pod's clock when it starts, in ms since 1970.
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    u64::try_from(since.as_millis()).expect("small")
+}
+
+async fn send(pod: &Pod, headers: &[(&str, &str)], body: &str) -> Answer {
+    let headers: Vec<_> = [("content-type", "text/plain")].iter().chain(headers).copied().collect();
+    pod.send(request("POST", KEY, &headers, body.to_owned())).await
+}
+
+/// Sends an amount under an id with this time.
+async fn add(pod: &Pod, id: &str, time_ms: u64, body: &str) -> Answer {
+    let time = time_ms.to_string();
+    send(pod, &[("idempotency-key", id), ("idempotency-time", &time)], body).await
+}
+
+async fn total(pod: &Pod) -> Option<String> {
+    pod.value(KEY).await
+}
+
+fn kind_of(answer: &Answer) -> (StatusCode, String) {
+    let body = answer.json();
+    let kind = body["type"].as_str().unwrap_or_default().trim_start_matches("/problems/");
+    (answer.status, kind.to_owned())
+}
+
+#[tokio::test]
+async fn an_update_with_an_id_counts_once() {
+    let (pod, now) = (Pod::new(), now_ms());
+    for _ in 0..3 {
+        let answer = add(&pod, "\"order 1\"", now, "5").await;
+        assert_eq!((answer.status, &answer.json()["outcome"]), (StatusCode::OK, &json!("acked")));
+    }
+    assert_eq!(add(&pod, "order 1", now, "5").await.status, StatusCode::OK, "without quotes");
+    add(&pod, "order 2", now, "7").await;
+    send(&pod, &[], "100").await;
+    assert_eq!(total(&pod).await.as_deref(), Some("112"));
+    let uuid = pod.send(request("POST", "/v1/ids", &[], "")).await.json()["ids"][0].clone();
+    let uuid = uuid.as_str().expect("an id").to_owned();
+    for window in ["minute", "short", "minute"] {
+        let headers = [("idempotency-key", &*uuid), ("idempotency-window", window)];
+        assert_eq!(send(&pod, &headers, "1000").await.status, StatusCode::OK);
+    }
+    assert_eq!(total(&pod).await.as_deref(), Some("2112"), "in another window it is another op");
+    let event = [("ce-source", "/a"), ("ce-id", "1"), ("ce-time", "2999-01-01T00:00:00Z")];
+    assert_eq!(kind_of(&send(&pod, &event, "1").await).1, "id-ahead");
+    let time = chrono::DateTime::from_timestamp_millis(now.cast_signed()).expect("a time");
+    let time = time.to_rfc3339();
+    let event = [("ce-source", "/a"), ("ce-id", "1"), ("ce-time", &*time)];
+    for _ in 0..2 {
+        assert_eq!(send(&pod, &event, "10000").await.status, StatusCode::OK);
+    }
+    assert_eq!(total(&pod).await.as_deref(), Some("12112"));
+}
+
+/// What is folded counts as what is not.
+#[tokio::test]
+async fn an_update_with_an_id_counts_once_after_a_fold() {
+    let (pod, now) = (Pod::new(), now_ms());
+    let headers = |id: &'static str| {
+        let time = now.to_string();
+        [
+            ("idempotency-key", id.to_owned()),
+            ("idempotency-time", time),
+            ("idempotency-window", "minute".to_owned()),
+        ]
+    };
+    let minute = async |id| {
+        let headers = headers(id);
+        let headers = headers.each_ref().map(|(name, value)| (*name, &**value));
+        send(&pod, &headers, "5").await
+    };
+    assert_eq!(minute("a").await.status, StatusCode::OK);
+    pod.advance(Duration::from_secs(40));
+    assert_eq!(minute("a").await.status, StatusCode::OK);
+    assert_eq!(minute("b").await.status, StatusCode::OK);
+    // The window of a minute ends after two minutes at most, and then 30 s pass until the fold.
+    pod.advance(Duration::from_secs(200));
+    let fold = pod.post(&format!("{KEY}/fold"), "application/json", "").await;
+    assert_eq!((fold.status, &fold.json()["folded"]), (StatusCode::OK, &json!(1)), "{}", fold.text);
+    assert_eq!(total(&pod).await.as_deref(), Some("10"));
+    let late = minute("a").await;
+    assert_eq!(kind_of(&late), (StatusCode::UNPROCESSABLE_ENTITY, "id-expired".into()));
+    assert_eq!(late.json()["outcome"], "unknown");
+    assert_eq!(late.json()["retry_until"], Value::Null);
+    assert_eq!(total(&pod).await.as_deref(), Some("10"));
+}
+
+#[tokio::test]
+async fn an_unknown_outcome_is_resolved_by_a_retry() {
+    let (pod, now) = (Pod::new(), now_ms());
+    pod.set(Fault::Silent);
+    let unknown = add(&pod, "a", now, "5").await;
+    let body = unknown.json();
+    assert_eq!(
+        (unknown.status, &body["outcome"]),
+        (StatusCode::GATEWAY_TIMEOUT, &json!("unknown"))
+    );
+    let until = body["retry_until"].as_str().expect("a time");
+    let until = chrono::DateTime::parse_from_rfc3339(until).expect("RFC 3339").timestamp_millis();
+    let left = until.cast_unsigned() - now;
+    assert!((800_000..1_800_000).contains(&left), "{left} ms of 15 to 30 minutes");
+    assert!(body["detail"].as_str().expect("a detail").ends_with("it counts once."), "{body}");
+    pod.set(Fault::None);
+    assert_eq!(add(&pod, "a", now, "5").await.status, StatusCode::OK);
+    assert_eq!(total(&pod).await.as_deref(), Some("5"));
+}
+
+#[tokio::test]
+async fn the_greatest_running_total_of_an_id_counts() {
+    let (pod, now) = (Pod::new(), now_ms());
+    let total_of = async |sequence: u64, by: i64| {
+        let item = json!({"kind": "counter", "group": "g", "name": "n", "id": "sender 1", "time": now,
+            "sequence": sequence, "op": {"op": "add", "by": by}});
+        let body = json!({"updates": [item]}).to_string();
+        pod.post("/v1/batch", "application/json", &body).await.json()["results"][0].clone()
+    };
+    for (sequence, by, expected) in [(1, 10, "10"), (3, 30, "30"), (2, 20, "30"), (3, 30, "30")] {
+        let result = total_of(sequence, by).await;
+        assert_eq!(result["outcome"], "acked", "{result}");
+        assert_eq!(total(&pod).await.as_deref(), Some(expected));
+    }
+    let other = total_of(3, 31).await;
+    assert_eq!(other["problem"]["type"], "/problems/id-reused", "{other}");
+}
+
+#[tokio::test]
+async fn items_and_lines_have_ids_of_their_own() {
+    let (pod, now) = (Pod::new(), now_ms());
+    let item = |id: &str, by: i64| {
+        json!({"kind": "counter", "group": "g", "name": "n", "id": id, "time": now,
+            "op": {"op": "add", "by": by}})
+    };
+    let lines: String =
+        [item("a", 1), item("b", 2), item("a", 1)].iter().map(|line| format!("{line}\n")).collect();
+    for _ in 0..2 {
+        let answer = pod.post("/v1/batch", "application/x-ndjson", &lines).await;
+        assert_eq!(answer.json()["acked"], 3, "{}", answer.text);
+    }
+    assert_eq!(total(&pod).await.as_deref(), Some("3"));
+    // The same id as of the line, but in a batch: one op.
+    let batch = json!({"updates": [item("a", 1), item("c", 4)]}).to_string();
+    pod.post("/v1/batch", "application/json", &batch).await;
+    assert_eq!(total(&pod).await.as_deref(), Some("7"));
+    // One id for a whole batch: each place is another op.
+    let plain =
+        json!({"kind": "counter", "group": "g", "name": "n", "op": {"op": "add", "by": 100}});
+    let batch = json!({"updates": [plain, plain]}).to_string();
+    let time = now.to_string();
+    let headers = [
+        ("content-type", "application/json"),
+        ("idempotency-key", "batch 1"),
+        ("idempotency-time", &time),
+    ];
+    for _ in 0..2 {
+        let answer = pod.send(request("POST", "/v1/batch", &headers, batch.clone())).await;
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+    assert_eq!(total(&pod).await.as_deref(), Some("207"));
+    let headers = headers.map(|(name, value)| match name {
+        "content-type" => (name, "application/x-ndjson"),
+        _ => (name, value),
+    });
+    let refused = pod.send(request("POST", "/v1/batch", &headers, lines)).await;
+    assert_eq!(kind_of(&refused), (StatusCode::UNPROCESSABLE_ENTITY, "bad-id".into()));
+    assert_eq!(total(&pod).await.as_deref(), Some("207"));
+}
+
+/// Every kind takes ids. For those whose ops can be repeated anyway, they change nothing.
+#[tokio::test]
+async fn every_kind_takes_ids() {
+    let (pod, now) = (Pod::new(), now_ms().to_string());
+    let kinds = pod.get("/v1/kinds").await.json();
+    for kind in kinds["kinds"].as_array().expect("a list") {
+        let name = kind["kind"].as_str().expect("a name");
+        let (path, op) = (format!("/v1/{name}/g/n"), kind["example_op"].to_string());
+        let headers = [
+            ("content-type", "application/json"),
+            ("idempotency-key", "a"),
+            ("idempotency-time", &now),
+        ];
+        let mut values = Vec::new();
+        for _ in 0..2 {
+            let answer = pod.send(request("POST", &path, &headers, op.clone())).await;
+            assert_eq!(answer.status, StatusCode::OK, "{name}: {}", answer.text);
+            values.push(pod.get(&path).await.json()["value"].clone());
+        }
+        assert_eq!(values[0], values[1], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn bad_ids_are_refused_with_a_sentence() {
+    let (pod, now) = (Pod::new(), now_ms().to_string());
+    let long = "x".repeat(256);
+    let (unicode, version_4) = ("2026-11-27 early", "919108f7-52d1-4320-9bac-f847db4148a8");
+    let at = ("idempotency-time", &*now);
+    for (headers, kind, says) in [
+        (vec![("idempotency-key", "a")], "id-without-time", "Idempotency-Time"),
+        (vec![("idempotency-key", version_4)], "id-without-time", "version 7"),
+        (vec![("idempotency-key", ""), at], "bad-id", "is empty"),
+        (vec![("idempotency-key", "\"\""), at], "bad-id", "is empty"),
+        (vec![("idempotency-key", &*long), at], "bad-id", "256 bytes"),
+        (vec![("idempotency-key", "\"a"), at], "bad-id", "quote"),
+        (vec![("idempotency-key", "\"a\"b\""), at], "bad-id", "quote"),
+        (vec![("idempotency-key", "a"), ("idempotency-key", "b"), at], "bad-id", "twice"),
+        (vec![("idempotency-key", "a"), ("idempotency-time", unicode)], "bad-id", "digits"),
+        (vec![("idempotency-key", "a"), ("idempotency-time", "12345")], "bad-id", "digits"),
+        (vec![("idempotency-key", "a"), at, ("idempotency-window", "hour")], "bad-id", "minute"),
+        (vec![at], "bad-id", "no Idempotency-Key"),
+        (vec![("idempotency-key", "a"), at, ("ce-id", "b")], "bad-id", "one of them"),
+        (vec![("ce-id", "b")], "bad-id", "ce-source"),
+        (vec![("ce-id", "b"), ("ce-source", "/a")], "id-without-time", "ce-time"),
+        (vec![("idempotency-key", "a"), ("idempotency-time", "9999999999")], "id-ahead", "ahead"),
+        (vec![("idempotency-key", "a"), ("idempotency-time", "1000000000")], "id-expired", "ended"),
+    ] {
+        let answer = send(&pod, &headers, "1").await;
+        let body = answer.json();
+        assert_eq!(kind_of(&answer).1, kind, "{headers:?}: {}", answer.text);
+        let detail = body["detail"].as_str().expect("a detail");
+        assert!(detail.contains(says), "{headers:?}: {detail}");
+        assert_eq!(answer.status, StatusCode::UNPROCESSABLE_ENTITY);
+    }
+    let item = |more: Value| {
+        let mut item = json!({"kind": "counter", "group": "g", "name": "n", "op": {"op": "add"}});
+        item.as_object_mut()
+            .expect("an object")
+            .extend(more.as_object().expect("an object").clone());
+        json!({"updates": [item]}).to_string()
+    };
+    for (more, kind) in [
+        (json!({"id": "a"}), "id-without-time"),
+        (json!({"id": ""}), "bad-id"),
+        (json!({"time": 1_795_752_000}), "bad-id"),
+        (json!({"sequence": 1}), "bad-id"),
+        (json!({"id": "a", "time": true}), "bad-body"),
+        (json!({"id": 5, "time": 1_795_752_000}), "bad-body"),
+    ] {
+        let answer = pod.post("/v1/batch", "application/json", &item(more.clone())).await;
+        let problem = &answer.json()["results"][0]["problem"];
+        assert_eq!(problem["type"], format!("/problems/{kind}"), "{more}: {problem}");
+    }
+    assert_eq!(total(&pod).await, None);
+    for path in [KEY, "/v1/counter/g"] {
+        let answer = pod.send(request("GET", path, &[("idempotency-key", "a")], "")).await;
+        assert_eq!(kind_of(&answer).1, "unsupported-header", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn ids_are_made_by_the_pods_clock() {
+    let pod = Pod::new();
+    let before = now_ms();
+    let made = pod.send(request("POST", "/v1/ids?count=1000", &[], "")).await.json();
+    let ids = made["ids"].as_array().expect("a list");
+    let distinct: std::collections::BTreeSet<&str> =
+        ids.iter().map(|id| id.as_str().expect("text")).collect();
+    assert_eq!(distinct.len(), 1_000);
+    for id in distinct {
+        let millis = u64::from_str_radix(&id.replace('-', "")[..12], 16).expect("hexadecimal");
+        assert!((before..=now_ms()).contains(&millis) && &id[14..15] == "7", "{id}");
+    }
+    for count in ["0", "1001", "x", "-1"] {
+        let refused = pod.send(request("POST", &format!("/v1/ids?count={count}"), &[], "")).await;
+        assert_eq!(kind_of(&refused).1, "bad-query", "{count}");
+    }
+    pod.set(Fault::Unmeasured);
+    let refused = pod.send(request("POST", "/v1/ids", &[], "")).await;
+    assert_eq!(kind_of(&refused).1, "clock");
+}
