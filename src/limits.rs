@@ -41,13 +41,14 @@ impl AnswerBounds {
         let slice = (SLICE_ROWS_MAX, SLICE_BYTES_MAX);
         let (parts_bytes, steps_bytes) = (4 * 1024 * 1024, 16 * 1024 * 1024);
         match kind.about().is_small() {
+            // Their rows are small, except for packs: those have up to 16 KiB.
             true => AnswerBounds {
                 look_rows: SLICE_ROWS_MAX,
                 slice,
-                fold_rows: 10_000,
+                fold_rows: 2_000,
                 fold_step: (20_000, steps_bytes),
                 part: PartSize {
-                    rows: (5_000, 10_000),
+                    rows: (256, 10_000),
                     bytes: parts_bytes,
                     expiry_rows: EXPIRY_ROWS_MAX,
                 },

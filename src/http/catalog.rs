@@ -121,6 +121,10 @@ catalog! {
     IdReused: UNPROCESSABLE_ENTITY, "id-reused", "The id belongs to another update",
         "This pod has an update of the key with this id and other content. An id names one update.",
         "Send the update that the id was made for, or use a new id for this one.";
+    SequenceBehind: CONFLICT, "sequence-behind", "A later total is stored",
+        "This pod has a later total of this sender: one with the same id and a greater `sequence`.",
+        "Drop this total if it is a late retry: the later one includes it. If the sender lost its total and \
+         began again, use a new id.";
     TooManyIds: TOO_MANY_REQUESTS retry 60, "too-many-ids", "Too many ids of one key",
         "This pod has as many ids of the key for one window as it can have. They are remembered until no \
          retry can come any more.",

@@ -83,8 +83,8 @@ pub(crate) fn head() -> OpenApi {
     let mut info = Info::new("Orderfree", env!("CARGO_PKG_VERSION"));
     info.description = Some(
         "Counters and other mergeable data types over HTTP, without coordination. An update is `acked`, \
-         `refused` (certainly not counted, so it is safe to send it again) or `unknown` (it may be \
-         counted, and may count twice if you send it again). Every error is `application/problem+json`."
+         `refused` (certainly not counted by this request, so it is safe to send it again) or `unknown` (it \
+         may be counted; with an `Idempotency-Key` send it again, without one it may count twice). Every error is `application/problem+json`."
             .to_owned(),
     );
     info.license = Some(License::new("MIT OR Apache-2.0"));
@@ -107,9 +107,9 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         BodyTooLarge, BodyTooSlow, BornTooOften, Clock, ContentType, Corrupt, DiscardUnknown,
         FoldBusy, FoldPaused, FoldUnknown, Forbidden, IdAhead, IdExpired, IdReused, IdWithoutTime,
         Internal, KeyAbsent, NotAcceptable, NotDiscardable, NotReady, OtherItem, OutOfRange,
-        OutcomeUnknown, OverQuota, Overloaded, RowAbsent, StateTooLarge, Stopping, StoreRefused,
-        StoreUnavailable, TooFast, TooManyIds, TooManyRows, Unauthenticated, Undecodable,
-        UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
+        OutcomeUnknown, OverQuota, Overloaded, RowAbsent, SequenceBehind, StateTooLarge, Stopping,
+        StoreRefused, StoreUnavailable, TooFast, TooManyIds, TooManyRows, Unauthenticated,
+        Undecodable, UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, BadRequest, UriTooLong, Internal];
     const CALLED: &[ProblemType] = &[Unauthenticated, Forbidden, TooFast];
@@ -130,7 +130,8 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         Stopping,
         OutcomeUnknown,
     ];
-    const IDS: &[ProblemType] = &[BadId, IdWithoutTime, IdAhead, IdExpired, IdReused, TooManyIds];
+    const IDS: &[ProblemType] =
+        &[BadId, IdWithoutTime, IdAhead, IdExpired, IdReused, SequenceBehind, TooManyIds];
     const READ: &[ProblemType] =
         &[BadHeader, StoreUnavailable, TooManyRows, Undecodable, Unmergeable, Corrupt];
     const FOLD: &[ProblemType] = &[FoldPaused, FoldBusy, FoldUnknown];

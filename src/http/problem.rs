@@ -229,7 +229,8 @@ pub(crate) struct ProblemBody<'a> {
     /// The request id, as in `X-Request-Id`.
     #[serde(skip_serializing_if = "Option::is_none")]
     instance: Option<&'a str>,
-    /// Only for updates: a `refused` update is certainly not counted, an `unknown` one may be.
+    /// Only for updates: a `refused` update is certainly not counted by this request, an `unknown`
+    /// one may be.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<NotAckedText>)]
     outcome: Option<Outcome>,
@@ -470,6 +471,7 @@ impl From<OpError> for Problem {
             OpError::TooLarge | OpError::KeyFull | OpError::TallyFull => ProblemType::StateTooLarge,
             OpError::OtherItem { .. } => ProblemType::OtherItem,
             OpError::IdReused => ProblemType::IdReused,
+            OpError::SequenceBehind(_) => ProblemType::SequenceBehind,
             OpError::WrongKind { .. } | OpError::Invalid(_) => ProblemType::BadOp,
         };
         Problem::new(kind, sentence(&error.to_string())).refused()

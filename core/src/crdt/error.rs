@@ -41,6 +41,12 @@ pub enum OpError {
          a new id"
     )]
     IdReused,
+    /// The key has a later total under this id.
+    #[error(
+        "a later total with the sequence number {0} is stored under this id, so this one would change \
+         nothing; drop it if it is a late retry, and begin again under a new id if the sender lost its total"
+    )]
+    SequenceBehind(u64),
     /// Its tally is as large as it can be.
     #[error(
         "the folded part of this key has reached its size limit, so nothing can be added; \

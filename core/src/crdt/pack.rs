@@ -154,17 +154,22 @@ impl Pack {
     /// Takes an op, or finds that it has it already.
     ///
     /// # Errors
-    /// [`OpError::IdReused`] if it has the id with another delta, and [`OpError::TooLarge`] if it has no
-    /// room. Then it has not changed.
+    /// [`OpError::IdReused`] if it has the id with another delta, or with a sequence number where the other
+    /// has none, [`OpError::SequenceBehind`] if it has a greater number, and [`OpError::TooLarge`] if it has
+    /// no room. Then it has not changed.
     pub fn put(&mut self, op: &IdOp) -> Result<Effect, OpError> {
         let mut replaced = 0;
         if let Some((sequence, delta)) = self.entries.get(&op.id) {
-            if op.sequence == *sequence && op.delta != *delta {
+            if op.sequence == *sequence && op.delta == *delta {
+                return Ok(Effect::Unchanged);
+            }
+            if op.sequence == *sequence || op.sequence == 0 || *sequence == 0 {
                 return Err(OpError::IdReused);
             }
-            // A lower number is an older total, which the newer one includes.
-            if op.sequence <= *sequence {
-                return Ok(Effect::Unchanged);
+            // A late retry of an older total, which the newer one includes, or a sender that began again and
+            // whose ops would be lost.
+            if op.sequence < *sequence {
+                return Err(OpError::SequenceBehind(*sequence));
             }
             replaced = entry_bytes(op.id, *sequence, delta);
         }

@@ -20,14 +20,17 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use thiserror::Error;
-use uuid::{Builder, Uuid};
+use uuid::{Builder, Uuid, Variant};
 
-use super::{Constants, MutatorId, Name, Timestamp};
+use super::{Constants, MutatorId, Name, OP_AGE_MAX, Timestamp};
 use crate::crdt::pack::{IdOp, OpId};
 use crate::crdt::{Dot, Kind, Op, OpError};
 
 /// Longest id, in bytes.
 pub const ID_BYTES_MAX: usize = 255;
+
+/// The last writer wins by times that follow from ids, which lie in their window: see [`OP_AGE_MAX`].
+const _: () = assert!(2 * Window::Long.length().as_secs() < OP_AGE_MAX.as_secs());
 
 const SECOND_US: i64 = 1_000_000;
 const MILLISECOND_US: i64 = 1_000;
@@ -43,6 +46,10 @@ pub enum Window {
     /// 24 hours.
     Long,
 }
+
+/// Times inside ids are before this one, in ms since 1970: the year 2109. Ids that claim a later time are
+/// not ids with a time, but, for example, 26 digits that look like a ULID.
+const INNER_MILLIS_END: u64 = 1 << 42;
 
 /// The id of a client, and what can be read from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,9 +155,19 @@ impl Window {
     }
 }
 
+/// Whether a row of this group with this expiry holds ops by their ids. Of other rows one in sixty million
+/// looks like one.
+#[must_use]
+pub(super) fn is_expiry_of_ids(expires_at: Timestamp, group: &Name) -> bool {
+    // The other windows are whole minutes, and their phases differ from this one by whole minutes.
+    let shortest = Window::Minute;
+    let since_phase = expires_at.as_micros().checked_add(shortest.phase(group));
+    since_phase.is_some_and(|since| since.rem_euclid(shortest.micros()) == 0)
+}
+
 impl ClientId {
-    /// Reads an id. A UUID in its usual form and a ULID stay as they are. Of any other text the first 16
-    /// bytes of a SHA-256 are used.
+    /// Reads an id. A UUID in its usual form and a ULID stay as they are, in upper or lower case. Of any other
+    /// text the first 16 bytes of a SHA-256 are used.
     ///
     /// # Errors
     /// [`BadId`].
@@ -167,9 +184,7 @@ impl ClientId {
         let hyphenated = || Uuid::try_parse(text).ok().filter(|_| text.len() == 36);
         Ok(match (hyphenated(), ulid(text)) {
             (Some(uuid), _) => ClientId::of_uuid(uuid),
-            (None, Some(ulid)) => {
-                let millis = i64::try_from(ulid >> 80).expect("invariant: 48 bits");
-                let time = Timestamp::from_micros(millis * MILLISECOND_US);
+            (None, Some((ulid, time))) => {
                 ClientId { bytes: ulid.to_be_bytes(), time: Some(time), fraction_us: 0 }
             }
             (None, None) => ClientId::hashed(text.as_bytes()),
@@ -200,34 +215,37 @@ impl ClientId {
 
     fn of_uuid(uuid: Uuid) -> ClientId {
         let bytes = *uuid.as_bytes();
-        let millis = uuid.get_timestamp().and_then(|time| {
+        // Only this variant has versions. `uuid` has no times before 1970: they wrap.
+        let is_rfc = uuid.get_variant() == Variant::RFC4122;
+        let time = uuid.get_timestamp().filter(|_| is_rfc).and_then(|time| {
             let (seconds, nanos) = time.to_unix();
-            let millis = seconds.checked_mul(1_000)?.checked_add(u64::from(nanos) / 1_000_000)?;
-            i64::try_from(millis).ok()?.checked_mul(MILLISECOND_US)
+            inner_time(seconds.checked_mul(1_000)?.checked_add(u64::from(nanos) / 1_000_000)?)
         });
         let fraction_us = match uuid.get_version_num() {
             // The 12 bits after the version, as RFC 9562 suggests to use them (section 6.2, method 3).
-            7 => {
+            7 if time.is_some() => {
                 i64::from(u16::from_be_bytes([bytes[6], bytes[7]]) & 0xfff) * MILLISECOND_US / 4096
             }
             _ => 0,
         };
-        ClientId { bytes, time: millis.map(Timestamp::from_micros), fraction_us }
+        ClientId { bytes, time, fraction_us }
     }
 }
 
 impl NamedOp {
     /// Names the op at a place of a request. `time` is what the client sent with the id, or the time inside
-    /// the id; it is rounded down to a millisecond.
+    /// the id; it is rounded down to a millisecond. An id with another time than its own is another id, in
+    /// all windows alike.
     #[must_use]
     pub fn new(id: ClientId, index: u32, time: Timestamp, window: Window) -> NamedOp {
-        NamedOp {
-            id: OpId { id: id.bytes, index },
-            time: time.floor_to(Duration::from_millis(1)),
-            fraction_us: id.fraction_us,
-            window,
-            sequence: 0,
-        }
+        let time = time.floor_to(Duration::from_millis(1));
+        let (id, fraction_us) = if id.time == Some(time) {
+            (id.bytes, id.fraction_us)
+        } else {
+            let both = [&id.bytes[..], &time.as_micros().to_be_bytes()].concat();
+            (hash(b"orderfree id and time", &both), 0)
+        };
+        NamedOp { id: OpId { id, index }, time, fraction_us, window, sequence: 0 }
     }
 
     /// The same name for a sender's running total; see [`IdOp::sequence`].
@@ -262,10 +280,11 @@ impl NamedOp {
         self.window.expires_at(self.time, group).minus(constants.id_drain_margin())
     }
 
-    /// The time of the op in kinds in which the last writer wins.
+    /// The time of the first op in kinds in which the last writer wins. Each further op of a list is a
+    /// microsecond later, as is each further item of a request with one id, so that their order holds.
     #[must_use]
     pub fn op_time(&self) -> Timestamp {
-        self.time.shifted(self.fraction_us)
+        self.time.shifted(self.fraction_us).shifted(self.id.index.into())
     }
 
     /// Prepares the ops for storing: gives them their times and dots, which follow from the name as well.
@@ -275,12 +294,12 @@ impl NamedOp {
     pub fn prepare(&self, kind: Kind, group: &Name, ops: &mut [Op]) -> Result<IdOp, OpError> {
         let time = self.op_time();
         if kind.is_timed() {
-            for op in ops.iter_mut() {
+            for (place, op) in (0..).zip(ops.iter_mut()) {
                 if op.after().is_some_and(|after| after >= time) {
                     let rule = "`after` must be before the time of the op's id; make the id after the read";
                     return Err(OpError::Invalid(rule.to_owned()));
                 }
-                op.stamp(time);
+                op.stamp(time.shifted(place));
             }
         }
         let expires_at = self.window.expires_at(self.time, group);
@@ -301,17 +320,23 @@ impl NamedOp {
     }
 }
 
-/// The number in a [ULID](https://github.com/ulid/spec): 26 letters of Crockford's base 32.
-fn ulid(text: &str) -> Option<u128> {
+/// The number in a [ULID](https://github.com/ulid/spec), 26 letters of Crockford's base 32, and its time.
+fn ulid(text: &str) -> Option<(u128, Timestamp)> {
     const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
     if text.len() != 26 {
         return None;
     }
-    text.bytes().try_fold(0u128, |number, byte| {
+    let number = text.bytes().try_fold(0u128, |number, byte| {
         let letter = byte.to_ascii_uppercase();
         let value = ALPHABET.iter().position(|known| *known == letter)?;
         number.checked_mul(32)?.checked_add(value as u128)
-    })
+    })?;
+    Some((number, inner_time(u64::try_from(number >> 80).expect("invariant: 48 bits"))?))
+}
+
+fn inner_time(millis: u64) -> Option<Timestamp> {
+    let millis = Some(millis).filter(|millis| *millis < INNER_MILLIS_END)?;
+    Some(Timestamp::from_micros(millis.cast_signed() * MILLISECOND_US))
 }
 
 fn hash(domain: &[u8], text: &[u8]) -> [u8; 16] {

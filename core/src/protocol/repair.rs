@@ -12,6 +12,10 @@
 //! bytes and its place, so that an imported line is still recognized when it is imported again. If a tally is
 //! replaced, the rows at or below its fence go too: they are included in it.
 //!
+//! **Packs.** The expiry of a pack follows from the ids in it and not from the clock. So a pack that was written
+//! too late stays, as a write at now: clients can still send its ids again. It goes like other rows if it
+//! expires later than any pack of right clients, or holds a time that has to change. Its ids are then forgotten.
+//!
 //! **Why the value stays the same.** A value is the merge of the tally and the rows above its fence, and
 //! merging parts gives the merge of the whole. Two cases can differ, so the result is read and compared: the
 //! parts of a kind that is [not exact](crate::crdt::Class) depend on their order, and in an `or_set` a row
@@ -30,9 +34,11 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::op_id::Window;
 use super::read::{self, Answer, RowError, RowReader};
 use super::transfer::Parcel;
 use super::{BadSlice, Constants, Key, MutatorId, Row, Slice, Timestamp, fold};
+use crate::crdt::envelope::Shard;
 use crate::crdt::{Dot, State};
 
 /// A row with its write timestamp.
@@ -137,7 +143,10 @@ impl Repair {
         let (gone, kept): (Vec<_>, Vec<_>) = rows.partition(|(_, goes)| *goes);
         let written = |rows: Vec<(Written, bool)>| rows.into_iter().map(|(row, _)| row).collect();
         let (gone, mut kept): (Vec<Written>, Vec<Written>) = (written(gone), written(kept));
+        let late_packs = kept.iter_mut().filter(|written| self.is_ahead(written.at));
+        let stays_late = late_packs.map(|written| written.at = self.now).count() > 0;
         let Some(mut merged) = self.value(key, &gone)? else {
+            self.report.keys += u64::from(stays_late);
             self.leave(fence, &value);
             return Ok(kept);
         };
@@ -201,9 +210,15 @@ impl Repair {
                 self.report.rows.note(*at);
             }
             let has_late = times.iter().any(|time| late.binary_search(time).is_ok());
-            goes.push(is_ahead || has_late || (row.is_tally() && moved.is_some()));
+            let goes_alone = is_ahead && !self.is_pack_of_right_clients(reader, row);
+            goes.push(goes_alone || has_late || (row.is_tally() && moved.is_some()));
         }
         Ok(Looked { fence, late, goes })
+    }
+
+    fn is_pack_of_right_clients(&self, reader: RowReader, row: &Row) -> bool {
+        matches!(reader.shard(row), Ok(Shard::Pack(_)))
+            && !self.is_ahead(row.expires_at.minus(2 * Window::Long.length()))
     }
 
     /// The time that replaces `time`.

@@ -1,7 +1,7 @@
 //! The sweep's rule: which of the keys that a scan of primary keys passes are nominated for a fold. A
 //! nomination does not promise a fold: the fold reads the key again at its own level.
 
-use super::{Constants, Key, Name, Phase, Timestamp};
+use super::{Constants, Key, Name, Phase, Timestamp, op_id};
 use crate::crdt::Kind;
 
 /// Counts the final rows of each key and the keys of each group, as a scan passes them.
@@ -38,6 +38,7 @@ pub struct Nomination {
 struct Tallied {
     has_tally: bool,
     final_rows: usize,
+    holds_ids: bool,
     rows: usize,
 }
 
@@ -58,12 +59,14 @@ impl Nominator {
                 self.current.replace((key, Tallied::default())).and_then(nominated)
             }
         };
-        if let Some((_, seen)) = &mut self.current {
+        if let Some((key, seen)) = &mut self.current {
             seen.rows += 1;
             if expires_at == Timestamp::NEVER {
                 seen.has_tally = true;
             } else if Phase::of(expires_at, self.now, &self.constants) == Phase::Final {
                 seen.final_rows += 1;
+                seen.holds_ids |=
+                    seen.final_rows == 1 && op_id::is_expiry_of_ids(expires_at, &key.group);
             }
         }
         done
@@ -92,9 +95,9 @@ fn larger(one: Option<GroupSize>, other: Option<GroupSize>) -> Option<GroupSize>
     one.into_iter().chain(other).max_by_key(|size| size.names)
 }
 
-/// Two final rows, or one and a tally: a fold would make the key smaller.
+/// Two final rows, one and a tally, or one that holds ids: a fold would make the key smaller.
 fn nominated((key, seen): (Key, Tallied)) -> Option<Nomination> {
-    let is_worth_it = seen.final_rows + usize::from(seen.has_tally) >= 2;
+    let is_worth_it = seen.final_rows + usize::from(seen.has_tally) >= 2 || seen.holds_ids;
     is_worth_it.then_some(Nomination { key, rows: seen.rows })
 }
 
@@ -102,9 +105,11 @@ fn nominated((key, seen): (Key, Tallied)) -> Option<Nomination> {
 mod tests {
     use super::*;
     use crate::protocol::Overrides;
+    use crate::protocol::op_id::Window;
+    use std::time::Duration;
 
     #[test]
-    fn keys_with_two_final_rows_or_one_beside_a_tally_are_nominated() {
+    fn keys_that_a_fold_makes_smaller_are_nominated() {
         let constants = Constants::resolve(Overrides::default()).expect("defaults");
         let now = Timestamp::from_micros(1_700_000_000_000_000);
         let old = now.minus(constants.cutoff());
@@ -115,8 +120,12 @@ mod tests {
             name: Name::new(name).expect("name"),
         };
         let mut nominated = Vec::new();
+        let minutes = |ago: u64| now.minus(Duration::from_secs(60 * ago));
+        let of_ids = |time| Window::Minute.expires_at(time, &key("n").group);
         for (name, expires_at) in [
             ("lone", old),
+            ("lone ids", of_ids(minutes(80))),
+            ("lone young ids", of_ids(minutes(0))),
             ("pair", old),
             ("pair", old.shifted(-1)),
             ("young", now),
@@ -133,8 +142,10 @@ mod tests {
         let (last, largest) = nominator.finish();
         nominated.extend(last);
         let names = |size: GroupSize| (size.group.to_string(), size.names);
-        assert_eq!(largest.map(names), Some(("g".to_owned(), 6)));
+        assert_eq!(largest.map(names), Some(("g".to_owned(), 8)));
         let nomination = |name, rows| Nomination { key: key(name), rows };
-        assert_eq!(nominated, [nomination("pair", 2), nomination("tally and one", 3)]);
+        let expected =
+            [nomination("lone ids", 1), nomination("pair", 2), nomination("tally and one", 3)];
+        assert_eq!(nominated, expected);
     }
 }

@@ -351,7 +351,7 @@ impl Reader {
         if reading.shards > limits::ROWS_ALERT {
             tracing::warn!(%key, shards = reading.shards, "a key has many shards; do folds lag?");
         }
-        if reading.final_shards > 1 {
+        if reading.final_shards > usize::from(reading.united.ids == 0) {
             let rows = reading.shards + usize::from(reading.fence.is_some());
             self.folder.nominate(Nomination { key: key.clone(), rows });
         }

@@ -59,6 +59,9 @@ impl ValueRoom {
     }
 }
 
+/// Memory that it takes to unite packs, for each byte of their rows.
+const UNITED_BYTES: usize = 4;
+
 /// The limits of all reads of a pod.
 #[derive(Debug)]
 pub(super) struct Values {
@@ -115,7 +118,8 @@ impl Values {
         let_go: impl FnOnce(),
     ) -> Result<ValueRoom, ReadError> {
         const FULL: ReadError = ReadError::Overloaded("this pod is reading too many large values");
-        let bytes = kind.about().memory_bytes(rows_bytes);
+        // States of small kinds take no memory worth counting, but the ids in their rows do.
+        let bytes = kind.about().memory_bytes(rows_bytes).max(UNITED_BYTES * rows_bytes);
         if bytes <= limits::VALUE_SMALL_BYTES {
             return Ok(ValueRoom { bytes, room: None });
         }

@@ -1,6 +1,7 @@
 //! Step 1: the key's mutator takes the ops of an update.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use orderfree_core::crdt::{Op, OpError};
 use orderfree_core::protocol::op_id::NamedOp;
@@ -109,7 +110,7 @@ impl Mutators {
         let name = name.filter(|_| !key.kind.about().is_idempotent);
         let (time, change) = match name {
             None => (self.timestamp(key, &mut ops, now.wall)?, Change::Ops(ops)),
-            Some(name) => (self.named_time(key, &name), {
+            Some(name) => (self.named_time(key, &name, ops.len()), {
                 let named = name.prepare(key.kind, &key.group, &mut ops).map_err(Refused::from)?;
                 Change::Named(named)
             }),
@@ -127,9 +128,10 @@ impl Mutators {
         Ok(Receipt { time, pending: self.flushers.vital(Task::Update, admit)? })
     }
 
-    /// The time of an op with an id, which later ops without one must follow.
-    fn named_time(&self, key: &Key, name: &NamedOp) -> Option<Timestamp> {
-        let time = Some(name.op_time()).filter(|_| key.kind.is_timed())?;
+    /// The time of the last of these ops with an id, which later ops without one must follow.
+    fn named_time(&self, key: &Key, name: &NamedOp, ops: usize) -> Option<Timestamp> {
+        let first = Some(name.op_time()).filter(|_| key.kind.is_timed())?;
+        let time = first.plus(Duration::from_micros(ops.saturating_sub(1) as u64));
         self.hybrid.lock().unwrap_or_else(PoisonError::into_inner).note(time);
         self.store.note_stamp(time);
         Some(time)

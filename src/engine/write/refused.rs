@@ -14,7 +14,7 @@ use crate::policy::OverQuota;
 /// Why an update was not acked.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum UpdateError {
-    /// Not counted, now or later.
+    /// Not counted by this request, now or later.
     #[error(transparent)]
     Refused(#[from] Refused),
     /// May be counted, now or later. A retry may count it twice, unless it has an id.

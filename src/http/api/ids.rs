@@ -1,5 +1,7 @@
 //! `POST /v1/ids`: ids for clients whose clock can't be trusted, or that can't make UUIDs of version 7.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::State;
 use orderfree_core::protocol::Timestamp;
@@ -54,7 +56,7 @@ pub(crate) struct IdsView {
 
 /// Make ids
 ///
-/// Each is a UUID of version 7 with the time of this pod's clock. Use one as `Idempotency-Key`, or as `id` of
+/// Each is a UUID of version 7 with the time of this pod's clock, later than the one before it. Use one as `Idempotency-Key`, or as `id` of
 /// an item: the update then counts once, however often it is sent. A client with a right clock can make them by
 /// itself.
 #[utoipa::path(
@@ -73,15 +75,44 @@ pub(crate) async fn ids(
     let clock = app.service.check_clock().map_err(|error| UpdateError::from(Refused::from(error)));
     clock?;
     let now = app.service.now().wall;
-    Ok(Json(IdsView { ids: (0..params.count).map(|_| new_id(now).to_string()).collect() }))
+    let times = (0..).map(|later| now.plus(Duration::from_micros(later)));
+    Ok(Json(IdsView {
+        ids: times.take(params.count).map(|time| new_id(time).to_string()).collect(),
+    }))
 }
 
-fn new_id(now: Timestamp) -> Uuid {
-    let micros = u64::try_from(now.as_micros()).unwrap_or(0);
+/// A UUID of version 7 whose bits after the version are the fraction of the millisecond (RFC 9562, section
+/// 6.2, method 3).
+fn new_id(time: Timestamp) -> Uuid {
+    let micros = u64::try_from(time.as_micros()).unwrap_or(0);
+    let fraction =
+        u16::try_from((micros % 1_000 * 4096).div_ceil(1_000)).expect("invariant: 12 bits");
     let bytes = Uuid::new_v4().into_bytes();
+    let mut rest = [0; 10];
+    rest[..2].copy_from_slice(&fraction.to_be_bytes());
     // The last bytes: the first ones hold the version and the variant.
-    let mut random = [0; 10];
-    random[..7].copy_from_slice(&bytes[9..]);
-    random[7..].copy_from_slice(&bytes[..3]);
-    Builder::from_unix_timestamp_millis(micros / 1_000, &random).into_uuid()
+    rest[2..9].copy_from_slice(&bytes[9..]);
+    rest[9] = bytes[0];
+    Builder::from_unix_timestamp_millis(micros / 1_000, &rest).into_uuid()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orderfree_core::protocol::op_id::{ClientId, NamedOp, Window};
+
+    #[test]
+    fn ids_keep_the_time_to_the_microsecond() {
+        for micros in [0, 1, 499, 500, 998, 999, 1_000] {
+            let time = Timestamp::from_micros(1_795_752_000_000_000 + micros);
+            let id = ClientId::parse(&new_id(time).to_string()).expect("an id");
+            let inner = id.time().expect("a time");
+            let named = NamedOp::new(id, 0, inner, Window::Short);
+            assert_eq!(named.op_time(), time, "{micros}");
+        }
+        let ids = |time| [new_id(time), new_id(time)];
+        let [a, b] = ids(Timestamp::from_micros(1_795_752_000_000_000));
+        assert_ne!(a, b);
+        assert_eq!(a.get_version_num(), 7);
+    }
 }

@@ -81,9 +81,11 @@ impl IdHeaders {
         let time = one("idempotency-time")?;
         let key = one("idempotency-key")?;
         let event = (one("ce-source")?, one("ce-id")?, one("ce-time")?);
+        let is_event = event.0.or(event.1).or(event.2).is_some();
         let id = match (key, event) {
-            (Some(_), (_, Some(_), _)) => {
-                let detail = "The request has an Idempotency-Key and a ce-id; send one of them.";
+            (Some(_), _) if is_event => {
+                let detail = "The request has an Idempotency-Key and an event's headers (ce-id, ce-source, \
+                              ce-time); send one of them.";
                 return Err(bad_id(detail));
             }
             (Some(key), _) => {
@@ -99,15 +101,17 @@ impl IdHeaders {
                 let id = ClientId::of_event(source, event).map_err(|bad| wrong("ce-id", bad))?;
                 Some(with_time(id, "ce-time", of_event)?)
             }
-            (None, (None, Some(_), _)) => {
-                return Err(bad_id("The request has a ce-id, but no ce-source; send both."));
+            (None, _) if is_event => {
+                let detail =
+                    "The request has only a part of an event's headers; send ce-id and ce-source.";
+                return Err(bad_id(detail));
             }
-            (None, (_, None, _)) if time.is_some() => {
+            (None, _) if time.is_some() => {
                 let detail =
                     "The request has an Idempotency-Time, but no Idempotency-Key; send both.";
                 return Err(bad_id(detail));
             }
-            (None, (_, None, _)) => None,
+            (None, _) => None,
         };
         Ok(IdHeaders { id, window })
     }
@@ -154,6 +158,11 @@ impl IdHeaders {
         };
         let id = ClientId::parse(&text).map_err(|bad| wrong("`id`", bad))?;
         let Id { id, time } = with_time(id, "`time`", time.as_deref())?;
+        if self.id.is_some_and(|of_request| of_request.id == id) {
+            return Err(bad_id(
+                "The item has the id of the whole request; leave it out, or give it its own.",
+            ));
+        }
         in_sequence(Some(NamedOp::new(id, 0, time, self.window())), sequence)
     }
 
@@ -165,6 +174,7 @@ impl IdHeaders {
 fn in_sequence(named: Option<NamedOp>, sequence: Option<u64>) -> Result<Option<NamedOp>, Problem> {
     match (named, sequence) {
         (named, None) => Ok(named),
+        (Some(_), Some(0)) => Err(bad_id("`sequence` is 0; number the totals from 1.")),
         (Some(named), Some(sequence)) => Ok(Some(named.with_sequence(sequence))),
         (None, Some(_)) => {
             Err(bad_id("A `sequence` belongs to an id; send the id of the running total with it."))
@@ -188,7 +198,7 @@ fn one_of<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a s
 
 /// A string of structured fields (RFC 9651, 3.3.3), or the text itself if it has no quotes.
 fn unquoted(text: &str) -> Result<Cow<'_, str>, Problem> {
-    let text = text.trim();
+    let text = text.trim_matches([' ', '\t']);
     let Some(rest) = text.strip_prefix('"') else { return Ok(text.into()) };
     let malformed = || bad_id("The Idempotency-Key begins with a quote and is no quoted string.");
     let rest = rest.strip_suffix('"').ok_or_else(malformed)?;

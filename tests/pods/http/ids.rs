@@ -127,13 +127,21 @@ async fn the_greatest_running_total_of_an_id_counts() {
         let body = json!({"updates": [item]}).to_string();
         pod.post("/v1/batch", "application/json", &body).await.json()["results"][0].clone()
     };
-    for (sequence, by, expected) in [(1, 10, "10"), (3, 30, "30"), (2, 20, "30"), (3, 30, "30")] {
+    for (sequence, by, expected) in [(1, 10, "10"), (3, 30, "30"), (3, 30, "30")] {
         let result = total_of(sequence, by).await;
         assert_eq!(result["outcome"], "acked", "{result}");
         assert_eq!(total(&pod).await.as_deref(), Some(expected));
     }
-    let other = total_of(3, 31).await;
-    assert_eq!(other["problem"]["type"], "/problems/id-reused", "{other}");
+    for (sequence, by, kind) in [
+        (3, 31, "id-reused"),
+        (2, 20, "sequence-behind"),
+        (1, 10, "sequence-behind"),
+        (0, 1, "bad-id"),
+    ] {
+        let other = total_of(sequence, by).await;
+        assert_eq!(other["problem"]["type"], format!("/problems/{kind}"), "{other}");
+        assert_eq!(total(&pod).await.as_deref(), Some("30"));
+    }
 }
 
 #[tokio::test]
@@ -221,7 +229,10 @@ async fn bad_ids_are_refused_with_a_sentence() {
         (vec![("idempotency-key", "a"), at, ("idempotency-window", "hour")], "bad-id", "minute"),
         (vec![at], "bad-id", "no Idempotency-Key"),
         (vec![("idempotency-key", "a"), at, ("ce-id", "b")], "bad-id", "one of them"),
+        (vec![("idempotency-key", "a"), at, ("ce-time", "1795752000")], "bad-id", "one of them"),
         (vec![("ce-id", "b")], "bad-id", "ce-source"),
+        (vec![("ce-source", "/a")], "bad-id", "ce-id"),
+        (vec![("ce-time", "1795752000")], "bad-id", "ce-id"),
         (vec![("ce-id", "b"), ("ce-source", "/a")], "id-without-time", "ce-time"),
         (vec![("idempotency-key", "a"), ("idempotency-time", "9999999999")], "id-ahead", "ahead"),
         (vec![("idempotency-key", "a"), ("idempotency-time", "1000000000")], "id-expired", "ended"),

@@ -61,7 +61,7 @@ fn a_greater_total_replaces_a_smaller_one() {
     let mut pack = Pack::new(Kind::Counter, None);
     assert_eq!(pack.put(&op(id(1, 0), 3, 300)), Ok(Effect::Changed));
     assert_eq!(pack.put(&op(id(1, 0), 5, 500)), Ok(Effect::Changed));
-    assert_eq!(pack.put(&op(id(1, 0), 4, 400)), Ok(Effect::Unchanged));
+    assert_eq!(pack.put(&op(id(1, 0), 4, 400)), Err(OpError::SequenceBehind(5)));
     assert_eq!(pack.put(&op(id(1, 0), 5, 501)), Err(OpError::IdReused));
     assert_eq!(bytes(&pack).len(), pack.bytes() + 1);
     assert_eq!(total(&[pack]).0, 500);
@@ -111,6 +111,23 @@ fn a_delta_does_not_depend_on_the_precision_of_the_key() {
     assert_eq!(state.precision(), State::from(Distinct::default()).precision());
 }
 
+/// A sender that lost its total and began again must not be told that its ops count.
+#[test]
+fn a_total_that_goes_back_is_refused() {
+    let mut pack = Pack::new(Kind::Counter, None);
+    pack.put(&op(id(1, 0), 4, 10)).expect("room");
+    pack.put(&op(id(2, 0), 0, 1)).expect("room");
+    let before = pack.clone();
+    assert_eq!(pack.put(&op(id(1, 0), 4, 10)), Ok(Effect::Unchanged));
+    assert_eq!(pack.put(&op(id(1, 0), 3, 10)), Err(OpError::SequenceBehind(4)));
+    assert_eq!(pack.put(&op(id(1, 0), 4, 11)), Err(OpError::IdReused));
+    // An op is no total, nor the other way about.
+    assert_eq!(pack.put(&op(id(1, 0), 0, 1)), Err(OpError::IdReused));
+    assert_eq!(pack.put(&op(id(2, 0), 1, 1)), Err(OpError::IdReused));
+    assert_eq!(pack, before);
+    assert_eq!(pack.put(&op(id(1, 0), 5, 11)), Ok(Effect::Changed));
+}
+
 #[test]
 fn packs_that_no_pack_writes_are_refused() {
     let mut pack = Pack::new(Kind::Counter, None);
@@ -155,7 +172,7 @@ proptest! {
     /// However ops are spread over packs, and whichever copies are missing or doubled, each id counts once.
     #[test]
     fn a_union_counts_each_id_once(
-        sent in prop::collection::vec((0..20u128, 0..3u64, 0..4usize), 0..60),
+        sent in prop::collection::vec((0..20u128, 1..4u64, 0..4usize), 0..60),
     ) {
         let amount = |number: u128, sequence: u64| {
             i64::try_from(number).expect("small") * 1_000 + i64::try_from(sequence).expect("small")
@@ -163,7 +180,13 @@ proptest! {
         let mut packs = vec![Pack::new(Kind::Counter, None); 4];
         let mut greatest = BTreeMap::new();
         for (number, sequence, pod) in sent {
-            packs[pod].put(&op(id(number, 0), sequence, amount(number, sequence))).expect("room");
+            // Half of the ids are those of running totals.
+            let sequence = if number < 10 { 0 } else { sequence };
+            match packs[pod].put(&op(id(number, 0), sequence, amount(number, sequence))) {
+                Ok(_) => {}
+                Err(OpError::SequenceBehind(known)) => prop_assert!(sequence < known),
+                Err(error) => prop_assert!(false, "{error}"),
+            }
             let known = greatest.entry(number).or_insert(sequence);
             *known = sequence.max(*known);
         }

@@ -70,7 +70,11 @@ fn golden_vectors() {
     let event = ClientId::of_event("/sensors/a", "order-4711").expect("ids");
     assert_eq!(hex(&event.bytes), "b23ca36ccd790e3beeda61e95a76be1f");
     let named = NamedOp::new(parse("order-4711"), 3, millis(TIME), Window::Short);
-    assert_eq!(named.writer().to_string(), "caab4b46-a280-81c9-ac92-dad7488b914e");
+    assert_eq!(
+        (hex(&named.id.id), named.id.index),
+        ("b1f2d4909b0ac37217a98b9ddaa9a7bb".to_owned(), 3)
+    );
+    assert_eq!(named.writer().to_string(), "2633da16-aff0-821a-92b2-f1d157cec8a0");
 }
 
 #[test]
@@ -141,6 +145,64 @@ fn an_op_is_taken_within_its_window_by_exact_bounds() {
 }
 
 #[test]
+fn an_id_with_another_time_is_another_id() {
+    let id = |text: &str, time| NamedOp::new(parse(text), 0, time, Window::Short).id;
+    let uuid = "017F22E2-79B0-7CC3-98C4-DC0C0C07398F";
+    let inner = millis(1_645_557_742_000);
+    assert_eq!(id(uuid, inner).id, parse(uuid).bytes, "its own time changes nothing");
+    assert_eq!(id(uuid, inner.shifted(999)), id(uuid, inner), "rounded down");
+    for text in [uuid, "order-4711"] {
+        let all = [0, 1, 60_000].map(|later| id(text, inner.shifted(1_000_000 * later + 1_000)));
+        assert!(all[0] != all[1] && all[0] != all[2] && all[1] != all[2], "{text}: {all:?}");
+        assert_ne!(all[0].id, parse(text).bytes);
+    }
+    let named = NamedOp::new(parse(uuid), 0, inner.shifted(1_000), Window::Short);
+    assert_eq!(named.op_time(), inner.shifted(1_000), "a time that was sent is the time");
+}
+
+#[test]
+fn only_plausible_times_are_read_from_an_id() {
+    for text in [
+        // 26 digits, an order number.
+        "20261127000000000000004711",
+        // Version 1, of 1969.
+        "00000000-ffff-11b1-8000-000000000000",
+        // Version 7 in the variant of Microsoft.
+        "017F22E2-79B0-7CC3-C8C4-DC0C0C07398F",
+    ] {
+        assert_eq!(parse(text).time(), None, "{text}");
+        assert_eq!(parse(text).fraction_us, 0, "{text}");
+    }
+    assert_ne!(parse("20261127000000000000004711"), parse("20261127000000000000004712"));
+}
+
+/// In a list, the later op wins, as without an id.
+#[test]
+fn the_order_of_ops_under_one_id_holds() {
+    let value = |indexes: &[(u32, &str)]| {
+        let mut state = State::identity(Kind::Register);
+        for (index, list) in indexes {
+            let mut ops: Vec<Op> = list
+                .split(' ')
+                .map(|text| Kind::Register.read_bare_op(text).expect("an op"))
+                .collect();
+            let named = NamedOp::new(parse("a"), *index, millis(TIME), Window::Short);
+            named.prepare(Kind::Register, &name("g"), &mut ops).expect("ops");
+            state.apply_all(&ops).expect("ops");
+        }
+        let State::Register(register) = &state else { panic!("{state:?}") };
+        format!("{register:?}")
+    };
+    let ends_with = |lists: &[(u32, &str)], text: &str| {
+        let found = value(lists);
+        assert!(found.contains(&format!("\\\"{text}\\\"")), "{lists:?}: {found}");
+    };
+    ends_with(&[(0, "b a")], "a");
+    ends_with(&[(0, "a b")], "b");
+    ends_with(&[(0, "c"), (1, "a")], "a");
+}
+
+#[test]
 fn times_and_dots_follow_from_the_name() {
     let prepared = |kind: Kind, text: &str, id: &str, index| {
         let mut ops = vec![kind.read_bare_op(text).expect("an op")];
@@ -192,6 +254,8 @@ proptest! {
         let expires_at = window.expires_at(time, &group);
         let span = expires_at.since(time);
         prop_assert!(window.length() < span && span <= 2 * window.length());
+        prop_assert!(is_expiry_of_ids(expires_at, &group));
+        prop_assert!(!is_expiry_of_ids(expires_at.next(), &group));
         let other = window.expires_at(time.shifted(later), &group);
         let apart = other.since(expires_at);
         prop_assert!(other >= expires_at);

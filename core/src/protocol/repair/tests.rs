@@ -7,10 +7,12 @@ use uuid::{Builder, Uuid};
 
 use super::*;
 use crate::crdt::envelope::{self, KeySeal};
+use crate::crdt::pack::Pack;
 use crate::crdt::{Kind, Op, Question};
 use crate::protocol::constants::tests::constants;
 use crate::protocol::fold::Plan;
 use crate::protocol::key::tests::key;
+use crate::protocol::op_id::{ClientId, NamedOp, Window};
 use crate::protocol::{FullRead, OP_AGE_MAX};
 
 /// When a history of a right clock begins.
@@ -392,4 +394,50 @@ fn a_row_that_nobody_can_decode_ends_the_repair() {
     rows[0].row.state[3] ^= 1;
     let error = Repair::new(BEGIN, constants()).key(&world.key, rows, fresh(1));
     assert!(matches!(error, Err(RepairError::Row(RowError::Undecodable { .. }))), "{error:?}");
+}
+
+/// The pod's clock was hours ahead, those of its clients were right. Clients send their ids again.
+#[test]
+fn ids_that_a_wrong_clock_wrote_still_count_once() {
+    let (key, now) = (key(Kind::Counter), BEGIN);
+    let late = now.plus(Duration::from_secs(3 * 3600));
+    let name = |text: &str| {
+        let id = ClientId::parse(text).expect("an id");
+        NamedOp::new(id, 0, now, Window::Long)
+    };
+    let expires_at = Window::Long.expires_at(now, &key.group);
+    let pack = |of: u128, expires_at: Timestamp, ids: &[&str], at| {
+        let mut pack = Pack::new(key.kind, None);
+        for text in ids {
+            let mut ops = vec![key.kind.read_bare_op("5").expect("an op")];
+            let op = name(text).prepare(key.kind, &key.group, &mut ops).expect("an op");
+            pack.put(&op).expect("room");
+        }
+        let mutator_id = fresh(of);
+        let seal = KeySeal::of(&key).row(expires_at, mutator_id);
+        let state = envelope::encode_pack(seal, &pack, 1);
+        Written { row: Row { expires_at, mutator_id, state }, at }
+    };
+    let repair = |rows: Vec<Written>| {
+        let mut repair = Repair::new(now, constants());
+        let kept = repair.key(&key, rows, fresh(9)).expect("repaired");
+        (kept, *repair.report())
+    };
+    let total = |rows: &[Written]| value(&key, rows, now).map(|state| format!("{state:?}"));
+
+    let before = vec![pack(1, expires_at, &["a", "b"], late)];
+    let (mut kept, report) = repair(before.clone());
+    assert_eq!((report.rows.count, report.keys, report.gone), (1, 1, 0));
+    assert_eq!(kept, [Written { at: now, ..before[0].clone() }]);
+    // A pod that has forgotten them takes "a" once more.
+    kept.push(pack(2, expires_at, &["a"], now));
+    assert_eq!(total(&kept), total(&before));
+
+    // A client whose clock was ahead, too: nothing of a right clock expires so late.
+    let far = expires_at.plus(Duration::from_secs(7 * 86_400));
+    let before = vec![pack(1, far, &["a", "b"], late)];
+    let (kept, report) = repair(before.clone());
+    assert_eq!((report.keys, report.gone), (1, 1));
+    assert_eq!(total(&kept), total(&before));
+    assert_eq!(kept[0].row.expires_at, now.plus(constants().lifetime()));
 }
