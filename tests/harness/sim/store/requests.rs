@@ -120,7 +120,7 @@ impl SimStore {
         let hedges = self.hedges[1].as_ref().filter(|_| level != self.levels().fold);
         let rows =
             self.machine.run(self.sending(Patience::OF_READS_AND_FOLDS, hedges).read(ask)).await?;
-        let mut rows = rows.into_iter().filter_map(|row| self.row_of(row)).collect();
+        let mut rows: Vec<_> = rows.into_iter().filter_map(|row| self.row_of(row)).collect();
         if self.is(Sabotage::LastRowWins) {
             self.give_last_copies(&mut rows);
         }

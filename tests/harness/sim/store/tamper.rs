@@ -88,7 +88,7 @@ impl SimStore {
     }
 
     /// Gives all copies of an id the content of the one in the last row.
-    pub(super) fn give_last_copies(&self, rows: &mut Vec<(u8, Row)>) {
+    pub(super) fn give_last_copies(&self, rows: &mut [(u8, Row)]) {
         let kind = self.plan.family.kind();
         let pack_of = |name: u8, row: &Row| {
             let seal = self.seal(name).row(row.expires_at, row.mutator_id);
