@@ -300,8 +300,8 @@ fn broken_rules(report: &ShardsReport, constants: &Constants) -> Vec<String> {
     wrong.extend(
         report.shards.iter().filter_map(|shard| Some(shard.state.as_ref().err()?.to_string())),
     );
-    // A sweep takes about a cutoff.
-    let patience = constants.lifetime() + 10 * constants.cutoff();
+    // Ten sweeps have passed.
+    let patience = constants.lifetime() + constants.cutoff() + 10 * constants.sweep_every();
     let unfolded = report.shards.iter().filter(|shard| {
         shard.phase == Phase::Final && report.now.since(shard.expires_at) > patience
     });

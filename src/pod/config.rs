@@ -123,7 +123,7 @@ pub struct StoreArgs {
     #[arg(long, env = "ORDERFREE_DRAIN_MARGIN", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub drain_margin: Option<Duration>,
 
-    /// How long after its expiry a shard can be folded [default: 1h].
+    /// How long after its expiry a shard can be folded [default: 3min].
     #[arg(long, env = "ORDERFREE_CUTOFF", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub cutoff: Option<Duration>,
 
@@ -139,6 +139,11 @@ pub struct StoreArgs {
     /// Fences are rounded down to a multiple of this time [default: 1/30 of the cutoff, up to 60s].
     #[arg(long, env = "ORDERFREE_FENCE_QUANTUM", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub fence_quantum: Option<Duration>,
+
+    /// Time from one sweep over all keys to the next. Sweeps find keys to fold that are not read [default:
+    /// half of the lifetime, up to 1h].
+    #[arg(long, env = "ORDERFREE_SWEEP_EVERY", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub sweep_every: Option<Duration>,
 
     /// Largest number of keys that one write to several groups sends to Cassandra, from 1. A fold sends half
     /// of that, as it also deletes rows. Raise Cassandra's `batch_size_fail_threshold` before you raise this.
@@ -360,6 +365,7 @@ impl StoreArgs {
             request_budget: self.request_budget,
             clock_offset_max: self.clock_offset_max,
             fence_quantum: self.fence_quantum,
+            sweep_every: self.sweep_every,
             hint_window: is_weak.then(|| self.hint_window.unwrap_or(HINT_WINDOW_DEFAULT)),
         })?)
     }

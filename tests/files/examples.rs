@@ -20,7 +20,8 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 /// Pages with examples.
-const PAGES: &[&str] = &["README.md", "docs/start.md", "docs/kinds.md", "docs/count.md"];
+const PAGES: &[&str] =
+    &["README.md", "docs/start.md", "docs/kinds.md", "docs/count.md", "docs/running-totals.md"];
 
 /// The address of the server in the examples.
 const ADDRESS: &str = "http://127.0.0.1:8080";
@@ -186,6 +187,12 @@ async fn the_page_of_counting_prints_what_it_says() {
     run("docs/count.md").await;
     let blocks = blocks(&text_of("docs/count.md")).len();
     assert!(blocks >= 5, "only {blocks} blocks of code");
+}
+
+#[tokio::test]
+async fn the_page_of_running_totals_prints_what_it_says() {
+    let ran = run("docs/running-totals.md").await;
+    assert!(ran >= 9, "only {ran} commands");
 }
 
 #[test]

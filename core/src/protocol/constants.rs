@@ -5,6 +5,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Write attempts that fit into one request budget.
@@ -26,6 +27,7 @@ pub struct Constants {
     request_budget: Duration,
     clock_offset_max: Duration,
     fence_quantum: Duration,
+    sweep_every: Duration,
 }
 
 /// The operator's choices. The rest follows from the formulas of [`Constants::resolve`].
@@ -35,7 +37,7 @@ pub struct Overrides {
     pub lifetime: Option<Duration>,
     /// D: how long before its expiry a mutator stops taking ops. Default 1 h.
     pub drain_margin: Option<Duration>,
-    /// C: how long after its expiry a shard becomes final. Default 1 h.
+    /// C: how long after its expiry a shard becomes final. Default 3 min.
     pub cutoff: Option<Duration>,
     /// R: no write takes longer than this. Default min(10 s, D/5).
     pub request_budget: Option<Duration>,
@@ -43,6 +45,9 @@ pub struct Overrides {
     pub clock_offset_max: Option<Duration>,
     /// Fences are rounded down to a multiple of this. Default min(60 s, C/30).
     pub fence_quantum: Option<Duration>,
+    /// The time from one sweep of a pod over all keys to the next. Default min(1 h, L/2). No rule depends on
+    /// it: a sweep reads every primary key of the table, and finds the keys that are not read.
+    pub sweep_every: Option<Duration>,
     /// For write consistency below a quorum: the cluster's `max_hint_window`.
     pub hint_window: Option<Duration>,
 }
@@ -127,14 +132,15 @@ impl Constants {
     pub fn resolve(overrides: Overrides) -> Result<Constants, ConstantsError> {
         let lifetime = overrides.lifetime.unwrap_or(24 * HOUR);
         let drain_margin = overrides.drain_margin.unwrap_or(HOUR);
-        let cutoff = overrides.cutoff.unwrap_or(HOUR);
+        let cutoff = overrides.cutoff.unwrap_or(3 * MINUTE);
         let request_budget =
             overrides.request_budget.unwrap_or((10 * SECOND).min(drain_margin / 5));
         // Saturating, because nothing is checked yet.
         let clock_offset_max = overrides
             .clock_offset_max
             .unwrap_or((5 * SECOND).min(drain_margin.saturating_mul(2) / 5));
-        let fence_quantum = overrides.fence_quantum.unwrap_or((60 * SECOND).min(cutoff / 30));
+        let fence_quantum = overrides.fence_quantum.unwrap_or(MINUTE.min(cutoff / 30));
+        let sweep_every = overrides.sweep_every.unwrap_or(HOUR.min(lifetime / 2));
         for (name, value) in [
             ("lifetime", lifetime),
             ("drain margin", drain_margin),
@@ -142,6 +148,7 @@ impl Constants {
             ("request budget", request_budget),
             ("clock offset limit", clock_offset_max),
             ("fence quantum", fence_quantum),
+            ("time between sweeps", sweep_every),
         ] {
             if value < Duration::from_millis(1) || value > SPAN_MAX {
                 return Err(ConstantsError::Range { name, value });
@@ -176,6 +183,7 @@ impl Constants {
             request_budget,
             clock_offset_max,
             fence_quantum,
+            sweep_every,
         })
     }
 
@@ -228,6 +236,12 @@ impl Constants {
         self.fence_quantum
     }
 
+    /// The time from one sweep of a pod over all keys to the next.
+    #[must_use]
+    pub fn sweep_every(&self) -> Duration {
+        self.sweep_every
+    }
+
     /// A warning for the log if mutators take ops for less than an hour, because each birth leaves a row.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
@@ -267,7 +281,9 @@ pub(super) mod tests {
         let constants = Constants::resolve(Overrides::default()).expect("consistent");
         assert_eq!(constants.request_budget(), 10 * SECOND);
         assert_eq!(constants.clock_offset_max(), 5 * SECOND);
-        assert_eq!(constants.fence_quantum(), 60 * SECOND);
+        assert_eq!(constants.cutoff(), 3 * MINUTE);
+        assert_eq!(constants.fence_quantum(), 6 * SECOND);
+        assert_eq!(constants.sweep_every(), HOUR);
         assert_eq!(constants.attempt_budget(), 2 * SECOND);
         assert_eq!(constants.warning(), None);
     }
@@ -278,6 +294,7 @@ pub(super) mod tests {
         assert_eq!(constants.request_budget(), 2 * SECOND);
         assert_eq!(constants.clock_offset_max(), 4 * SECOND);
         assert_eq!(constants.fence_quantum(), SECOND);
+        assert_eq!(constants.sweep_every(), 30 * SECOND);
         assert!(constants.warning().is_some());
     }
 

@@ -26,12 +26,13 @@ pub struct Damaged;
 /// How far a fence can be above the stored one without being stored itself. So a pod writes the row only
 /// every minute or two, however much it folds.
 ///
-/// An update is lost only if its row expires at or below the fence, and then the fence is at least a lifetime
-/// above the pod's clock. The stored fence is at most half a lifetime lower, so it also proves a moved clock.
+/// An update is lost only if its row expires at or below the fence. A mutator is born a lifetime before that,
+/// and one of ops with ids takes its last op R + 2ε before it. So the fence is above the pod's clock, and the
+/// stored one above the clock minus C: it also proves a moved clock.
 #[must_use]
 pub fn quantum(constants: &Constants) -> Duration {
     let minute = Duration::from_secs(60);
-    constants.fence_quantum().max(minute).min(constants.lifetime() / 2)
+    constants.fence_quantum().max(minute).min(constants.lifetime() / 2).min(constants.cutoff())
 }
 
 /// Encodes a fence as the row's state.
@@ -85,7 +86,7 @@ mod tests {
         assert_eq!(decode(&[state, vec![0]].concat()), Err(Damaged));
     }
 
-    /// With the default constants, with short ones and with a long quantum.
+    /// With the default constants, with short ones, with a long quantum and with a short cutoff.
     #[test]
     fn a_fence_that_is_not_stored_itself_loses_no_update() {
         let seconds = |seconds| Some(Duration::from_secs(seconds));
@@ -96,13 +97,16 @@ mod tests {
             ..Overrides::default()
         };
         let long_quantum = Overrides { fence_quantum: seconds(90_000), ..Overrides::default() };
-        for overrides in [Overrides::default(), short, long_quantum] {
+        let short_cutoff = Overrides { cutoff: seconds(21), ..Overrides::default() };
+        for overrides in [Overrides::default(), short, long_quantum, short_cutoff] {
             let constants = Constants::resolve(overrides).expect("consistent");
             let now = Timestamp::from_micros(1_800_000_000_000_000);
-            // The lowest fence that hides a mutator born now, and the lowest that can be stored for it.
-            let fence = now.plus(constants.lifetime());
-            let stored = fence.minus(quantum(&constants));
-            assert!(fold::proves_moved_clock(stored, now, &constants), "{constants:?}");
+            // The lowest fences that hide a mutator born now, and one that takes an op with an id now. Of each
+            // the lowest that can be stored for it.
+            for left in [constants.lifetime(), constants.id_drain_margin()] {
+                let stored = now.plus(left).minus(quantum(&constants));
+                assert!(fold::proves_moved_clock(stored, now, &constants), "{constants:?}");
+            }
         }
     }
 }

@@ -148,7 +148,7 @@ mod tests {
                         request_budget,
                         clock_offset_max,
                         fence_quantum,
-                        hint_window: None,
+                        ..Overrides::default()
                     })
                     .ok()
                 },

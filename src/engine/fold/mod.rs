@@ -37,7 +37,7 @@ use largest::Largest;
 use pace::Pace;
 pub use results::{FoldFailure, FoldResult, SweepReport};
 
-/// The shortest time between two sweeps of the whole key space; a longer cutoff lengthens it.
+/// The shortest time between two sweeps of the whole key space.
 const SWEEP_EVERY_MIN: Duration = Duration::from_secs(10);
 
 /// Maximum number of keys of a sweep that wait for their fold.
@@ -70,7 +70,7 @@ pub struct Folder {
     nominations: Mutex<Option<mpsc::Receiver<Nomination>>>,
     busy: Mutex<HashSet<Key>>,
     /// Keys whose last fold was blocked, and when, by the boot-time clock. Reads can nominate them again
-    /// after a cutoff.
+    /// as often as a sweep does.
     blocked: Mutex<LruCache<Key, Duration>>,
     folding: Folding,
     /// Contains the panics of folds.
@@ -123,7 +123,8 @@ impl Folder {
         }
         // A blocked key would be folded at every read, without effect.
         let blocked = lock(&self.blocked).get(&nomination.key).copied();
-        if blocked.is_some_and(|since| self.gate.now().boot < since + self.constants.cutoff()) {
+        if blocked.is_some_and(|since| self.gate.now().boot < since + self.constants.sweep_every())
+        {
             return;
         }
         let is_new = lock(&self.queued).insert(nomination.key.clone());
@@ -327,7 +328,7 @@ impl Folder {
     }
 
     async fn sweep_for_ever(self: Arc<Self>, tasks: Tasks) {
-        let every = self.constants.cutoff().max(SWEEP_EVERY_MIN);
+        let every = self.constants.sweep_every().max(SWEEP_EVERY_MIN);
         loop {
             let parts = self.parts();
             let mut largest = Largest::default();

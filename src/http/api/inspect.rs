@@ -131,7 +131,7 @@ impl ShardRow {
     params(KeyPath, NumbersParams),
     responses((status = 200, description = "Every row of the key", body = ShardsView, example = json!({
         "kind": "counter", "group": "site", "name": "home",
-        "now": "2026-11-21T08:00:00.123456Z", "cutoff": "2026-11-21T07:00:00.123456Z",
+        "now": "2026-11-21T08:00:00.123456Z", "cutoff": "2026-11-21T07:57:00.123456Z",
         "tally": {"expires_at": null, "fence": "2026-11-20T07:11:00.000000Z", "value": 1200,
             "full": false},
         "shards": [{"mutator_id": "5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77",

@@ -132,13 +132,13 @@ impl Sampler {
         let asked = timeout(SAMPLE_TIME_MAX, self.session.execute_unpaged(&statement, ()));
         let answer = asked.await.map_err(|_| "no answer in time")?;
         let after = self.clock.now();
-        if after.boot.saturating_sub(before.boot) > self.offset_max / TRIP_SHARE {
-            return Err("the answer took too long to tell the time".to_owned());
-        }
         let answer = answer.map_err(|error| error.to_string())?;
         let rows = rows::of_system::<(CqlTimestamp, Uuid)>(answer);
         match rows.map_err(|error| error.to_string())?.as_slice() {
-            [(CqlTimestamp(node_ms), schema)] => Ok((sample(before, after, *node_ms), *schema)),
+            [(CqlTimestamp(node_ms), schema)] => {
+                let sample = sample(before, after, *node_ms, self.offset_max);
+                Ok((sample.ok_or("the answer took too long to tell the time")?, *schema))
+            }
             rows => Err(format!("{} rows instead of one", rows.len())),
         }
     }
@@ -149,16 +149,19 @@ pub(super) fn read<T>(view: &RwLock<View>, look: impl FnOnce(&View) -> T) -> T {
     look(&view.read().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The node read its clock somewhere between the two reads of this pod's clock. We assume the middle.
-fn sample(before: Now, after: Now, node_ms: i64) -> Sample {
-    let half_trip = after.boot.saturating_sub(before.boot) / 2;
+/// The node read its clock somewhere between the two reads of this pod's clock. We assume the middle. After a
+/// long round trip that could be far off, so there is no sample, and the earlier one stays.
+fn sample(before: Now, after: Now, node_ms: i64, offset_max: Duration) -> Option<Sample> {
+    let trip = after.boot.saturating_sub(before.boot);
     let node = Timestamp::from_micros(node_ms.saturating_mul(1_000));
-    Sample { node, taken: before.boot + half_trip }
+    (trip <= offset_max / TRIP_SHARE).then_some(Sample { node, taken: before.boot + trip / 2 })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const OFFSET_MAX: Duration = Duration::from_secs(5);
 
     fn at(wall_us: i64, boot_us: u64) -> Now {
         Now { wall: Timestamp::from_micros(wall_us), boot: Duration::from_micros(boot_us) }
@@ -167,7 +170,10 @@ mod tests {
     #[test]
     fn a_sample_is_corrected_by_half_the_round_trip() {
         let (before, after) = (at(10_000_000, 500), at(10_004_000, 4_500));
-        let offset_us = |node_ms| sample(before, after, node_ms).offset_us(after);
+        let offset_us = |node_ms| {
+            let sample = sample(before, after, node_ms, OFFSET_MAX);
+            sample.expect("a short round trip").offset_us(after)
+        };
         assert_eq!(offset_us(10_002), 0);
         assert_eq!(offset_us(10_009), 7_000);
         assert_eq!(offset_us(9_000), -1_002_000);
@@ -176,6 +182,15 @@ mod tests {
     #[test]
     fn a_wall_clock_set_during_a_sample_counts_as_after_it() {
         let (before, after) = (at(10_000_000, 500), at(99_000_000, 4_500));
-        assert_eq!(sample(before, after, 99_000).offset_us(after), 2_000);
+        let sample = sample(before, after, 99_000, OFFSET_MAX).expect("a short round trip");
+        assert_eq!(sample.offset_us(after), 2_000);
+    }
+
+    /// A busy machine must not shut its gate because answers wait in a queue.
+    #[test]
+    fn an_answer_that_took_long_is_no_sample() {
+        let after = |trip_us: u64| at(10_000_000 + i64::try_from(trip_us).expect("short"), trip_us);
+        assert!(sample(at(10_000_000, 0), after(1_000_000), 10_000, OFFSET_MAX).is_some());
+        assert_eq!(sample(at(10_000_000, 0), after(1_000_001), 10_000, OFFSET_MAX), None);
     }
 }

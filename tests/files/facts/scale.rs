@@ -9,10 +9,11 @@ const DOCUMENT: &str = "docs/operate/capacity.md";
 
 /// Values that the text assumes.
 struct Given {
-    /// Lifetime, drain margin and cutoff in seconds.
+    /// Lifetime, drain margin, cutoff and time between sweeps in seconds.
     l: f64,
     d: f64,
     c: f64,
+    sweep: f64,
     /// Shards per key, pod and lifetime.
     s: f64,
     /// Bytes of a tally and of a shard.
@@ -61,6 +62,7 @@ impl Given {
             l: constants.lifetime().as_secs_f64(),
             d: constants.drain_margin().as_secs_f64(),
             c: constants.cutoff().as_secs_f64(),
+            sweep: constants.sweep_every().as_secs_f64(),
             s: number(text, "the defaults; *s* = "),
             t: number(text, "*t* = "),
             b: number(text, "*b* = "),
@@ -97,7 +99,7 @@ impl Given {
 
     /// Shards in the table.
     fn shards(&self, births: f64) -> f64 {
-        births * (self.l + 1.5 * self.c)
+        births * (self.l + self.c + self.sweep / 2.0)
     }
 
     fn bytes(&self, load: &Load, births: f64) -> f64 {
@@ -119,7 +121,7 @@ impl Given {
             shown(births),
             shown(load.keys + self.shards(births)),
             shown_bytes(self.bytes(load, births)),
-            shown(births.min(load.keys / self.c)),
+            shown(births.min(load.keys * load.pods / self.sweep)),
         ];
         let done = vec![
             shown(written),

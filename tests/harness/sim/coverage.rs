@@ -72,9 +72,12 @@ hazards! {
     RepeatedAcked "an acknowledged op with an id was sent again"
     OtherAmount "an id was sent with another amount"
     IdReused "a pod found that an id was sent with another amount"
+    NewerTotal "a running total was sent that is newer than the acknowledged one"
+    OlderTotal "a running total was sent that is older than an acknowledged one"
     IdAhead "the time of an id was ahead of a pod's clock"
     IdExpired "the window of an id was over"
     PackWritten "a pack was written"
+    PackTooLate "a pack was acknowledged after its lease"
 }
 
 /// The hazards of one schedule.

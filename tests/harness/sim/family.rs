@@ -79,17 +79,24 @@ impl Family {
         if self == Family::OrSet { op - op % 3 } else { op }
     }
 
-    /// An op as JSON. `seen` is the token of the item that it removes.
-    pub(crate) fn op(self, op: usize, seen: Option<&str>) -> serde_json::Value {
+    /// Whether its ops have amounts, so that a value shows which version of an op counted.
+    pub(crate) fn has_amounts(self) -> bool {
+        matches!(self, Family::Counter | Family::Sum | Family::TopK)
+    }
+
+    /// An op as JSON, with its amount this many times. `seen` is the token of the item that it removes.
+    pub(crate) fn op(self, op: usize, times: u8, seen: Option<&str>) -> serde_json::Value {
+        let by = weight(op) * i64::from(times);
         match (self, seen) {
-            (Family::Counter, _) => json!({"op": "add", "by": weight(op)}),
+            (Family::Counter, _) => json!({"op": "add", "by": by}),
             (Family::Sum, _) => {
-                let (one, by) = (10_i64.pow(SCALE), weight(op));
+                let one = 10_i64.pow(SCALE);
                 json!({"op": "add", "by": format!("{}.{:06}", by / one, by % one)})
             }
             (Family::Register, _) => json!({"op": "set", "value": op}),
             (Family::OrSet, Some(seen)) => json!({"op": "remove", "item": op - 1, "seen": seen}),
-            (Family::TopK | Family::Distinct | Family::OrSet, _) => {
+            (Family::TopK, _) => json!({"op": "add", "item": op, "by": times}),
+            (Family::Distinct | Family::OrSet, _) => {
                 json!({"op": "add", "item": self.adds(op)})
             }
         }
@@ -129,7 +136,7 @@ impl Family {
                 items.iter().map(digit).sum()
             }
             (Family::Distinct, _) => of(&|op| {
-                let add = Kind::Distinct.parse_op(&self.op(op, None)).expect("an op");
+                let add = Kind::Distinct.parse_op(&self.op(op, 1, None)).expect("an op");
                 found.state.clone().apply(&add) == Ok(Effect::Unchanged)
             }),
             // An acked op with an earlier time was overwritten, not lost.
@@ -140,8 +147,13 @@ impl Family {
                     return -1;
                 };
                 let shown = shown.parse::<usize>().ok();
+                let time = |op| oracle.time(at, op).map(|time| i128::from(time.as_micros()));
+                // An acked op has the time that its client was told.
+                if shown.and_then(time).is_some_and(|time| time != *micros) {
+                    return -1;
+                }
                 of(&|op| {
-                    let time = oracle.time(at, op).map(|time| i128::from(time.as_micros()));
+                    let time = time(op);
                     shown == Some(op) || time.is_some_and(|time| time <= *micros)
                 })
             }
@@ -180,6 +192,7 @@ pub(crate) fn key_of(kind: Kind, at: u8) -> Key {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::oracle::AMOUNTS;
     use orderfree_core::crdt::State;
     use orderfree_core::protocol::Timestamp;
     use orderfree_core::protocol::consistency::Level;
@@ -188,19 +201,20 @@ mod tests {
     #[test]
     fn each_family_tells_its_ops_apart() {
         for family in (0..11).map(|seed| Family::of(seed, None)) {
-            let (mut oracle, mut state) = (Oracle::new(1), State::new(family.kind(), None));
+            let (mut oracle, mut state) =
+                (Oracle::new(1, |_| &AMOUNTS[..1]), State::new(family.kind(), None));
             let mut expected = 0;
             let is_first = |op: &usize| family.adds(*op) == *op;
             for op in (0..OPS_MAX).filter(is_first) {
-                let mut change = family.kind().parse_op(&family.op(op, None)).expect("an op");
+                let mut change = family.kind().parse_op(&family.op(op, 1, None)).expect("an op");
                 let time = Timestamp::from_micros(i64::try_from(op).expect("small") + 1);
                 let expires_at = time.plus(std::time::Duration::from_secs(1));
                 let mutator_id = orderfree_core::protocol::MutatorId::TALLY;
                 change.stamp(time);
                 change.assign(&mut || orderfree_core::crdt::Dot { expires_at, mutator_id, seq: 1 });
-                oracle.sent(0, op);
+                oracle.sent(0, op, 0);
                 assert_eq!(state.apply(&change), Ok(Effect::Changed), "{family:?} {op}");
-                oracle.acked(0, op, 0, Some(time));
+                oracle.acked(0, op, 0, 0, Some(time));
                 expected += i128::from(weight(op));
                 let found = KeyValue {
                     is_full: false,

@@ -9,6 +9,31 @@ use crate::plan::OPS_MAX;
 
 pub(crate) const DIGIT_BITS: usize = 3;
 
+/// Most data centres of a schedule.
+const DATACENTERS_MAX: usize = 2;
+
+/// What a client can send under one id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Version {
+    pub(crate) sequence: u64,
+    /// How many times the op's amount. So the digit shows which version counted.
+    pub(crate) times: u8,
+}
+
+/// Most versions of an op.
+pub(crate) const VERSIONS_MAX: usize = 3;
+
+/// A version counts before those that stand before it: a greater sequence number first, and then greater bytes.
+pub(crate) const AMOUNTS: &[Version] =
+    &[Version { sequence: 0, times: 1 }, Version { sequence: 0, times: 3 }];
+
+/// A sender's running totals. No two of them add up to another.
+pub(crate) const TOTALS: &[Version] = &[
+    Version { sequence: 1, times: 1 },
+    Version { sequence: 2, times: 3 },
+    Version { sequence: 3, times: 7 },
+];
+
 /// What is known about an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Stage {
@@ -36,6 +61,11 @@ pub(crate) enum Violation {
     },
     /// Counted, although it was never sent or was refused.
     Phantom {
+        name: u8,
+        op: usize,
+    },
+    /// Two attempts of one op with an id got different times.
+    TwoTimes {
         name: u8,
         op: usize,
     },
@@ -68,6 +98,7 @@ impl fmt::Display for Violation {
                 write!(f, "DOUBLED: op {op} of key {name}, {times} times")
             }
             Violation::Phantom { name, op } => write!(f, "PHANTOM: op {op} of key {name}"),
+            Violation::TwoTimes { name, op } => write!(f, "TWO TIMES: op {op} of key {name}"),
             Violation::Nonsense { name, value } => write!(f, "NONSENSE: key {name} reads {value}"),
             Violation::Unreadable { name, error } => write!(f, "UNREADABLE: key {name}: {error}"),
             Violation::Panicked { panic } => write!(f, "PANICKED: {panic}"),
@@ -76,34 +107,30 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The stages of one key's ops at one time.
+/// What was acked of one key's ops at one time.
 pub(crate) type Snapshot = [Acked; OPS_MAX];
 
-/// Whether a pod of this data centre acked the op.
-pub(crate) type Acked = Option<usize>;
+/// The greatest version of an op that a pod of each data centre acked.
+pub(crate) type Acked = [Option<usize>; DATACENTERS_MAX];
 
 /// All ops and their answers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Oracle {
     keys: Vec<[Op; OPS_MAX]>,
+    /// The versions of each op.
+    versions: [&'static [Version]; OPS_MAX],
     pub(crate) violation: Option<Violation>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Op {
     stage: Stage,
-    /// The data centre whose quorum acked it.
-    datacenter: usize,
+    acked: Acked,
     /// The time that an acked op got, if its kind has times.
     time: Option<Timestamp>,
-    /// Attempts that were not refused.
-    attempts: u32,
-    /// It was also sent with [`OTHER`] times its amount.
-    has_other: bool,
+    /// Attempts with each version that may have written something.
+    attempts: [u32; VERSIONS_MAX],
 }
-
-/// How many times its amount an op has if its client sends another amount with the same id.
-pub(crate) const OTHER: i64 = 3;
 
 /// The amount that op number `op` adds.
 pub(crate) fn weight(op: usize) -> i64 {
@@ -111,28 +138,24 @@ pub(crate) fn weight(op: usize) -> i64 {
 }
 
 impl Oracle {
-    pub(crate) fn new(names: u8) -> Oracle {
+    pub(crate) fn new(names: u8, versions: impl Fn(usize) -> &'static [Version]) -> Oracle {
         let keys = vec![[Op::default(); OPS_MAX]; usize::from(names)];
-        Oracle { keys, violation: None }
+        Oracle { keys, versions: std::array::from_fn(versions), violation: None }
     }
 
-    pub(crate) fn sent(&mut self, name: u8, op: usize) {
+    pub(crate) fn sent(&mut self, name: u8, op: usize, version: usize) {
         let op = self.op(name, op);
-        op.attempts += 1;
+        op.attempts[version] += 1;
         if op.stage != Stage::Acked {
             op.stage = Stage::Open;
         }
     }
 
-    pub(crate) fn sent_other(&mut self, name: u8, op: usize) {
-        self.op(name, op).has_other = true;
-    }
-
-    /// One attempt was refused.
-    pub(crate) fn refused(&mut self, name: u8, op: usize) {
+    /// One attempt wrote nothing.
+    pub(crate) fn refused(&mut self, name: u8, op: usize, version: usize) {
         let op = self.op(name, op);
-        op.attempts -= 1;
-        if op.attempts == 0 && op.stage == Stage::Open {
+        op.attempts[version] -= 1;
+        if op.attempts == [0; VERSIONS_MAX] && op.stage == Stage::Open {
             op.stage = Stage::Refused;
         }
     }
@@ -141,13 +164,22 @@ impl Oracle {
         &mut self,
         name: u8,
         op: usize,
+        version: usize,
         datacenter: usize,
         time: Option<Timestamp>,
     ) {
-        let op = self.op(name, op);
-        if op.stage != Stage::Acked {
-            *op = Op { stage: Stage::Acked, datacenter, time, ..*op };
+        let of = self.op(name, op);
+        of.acked[datacenter] = of.acked[datacenter].max(Some(version));
+        if of.stage != Stage::Acked {
+            (of.stage, of.time) = (Stage::Acked, time);
+        } else if of.time != time {
+            self.report(Violation::TwoTimes { name, op });
         }
+    }
+
+    /// Whether a version of an op was acked, or one that counts before it.
+    pub(crate) fn is_acked(&self, name: u8, op: usize, version: usize) -> bool {
+        self.keys[usize::from(name)][op].acked.iter().any(|acked| *acked >= Some(version))
     }
 
     /// The stage of an op.
@@ -162,7 +194,7 @@ impl Oracle {
 
     /// What was acked before a read began.
     pub(crate) fn snapshot(&self, name: u8) -> Snapshot {
-        self.keys[usize::from(name)].map(|op| (op.stage == Stage::Acked).then_some(op.datacenter))
+        self.keys[usize::from(name)].map(|op| op.acked)
     }
 
     /// Checks a read. It must see the acks of the data centres in `must_see`.
@@ -179,14 +211,17 @@ impl Oracle {
         for (op, acked) in before.iter().enumerate() {
             let digit = (value >> (DIGIT_BITS * op)) & ((1 << DIGIT_BITS) - 1);
             let times = u8::try_from(digit).expect("three bits");
-            let Op { stage, has_other, .. } = self.keys[usize::from(name)][op];
-            if times > 1 && !(has_other && i64::from(times) == OTHER) {
+            let seen = (0..DATACENTERS_MAX).filter(|datacenter| must_see(*datacenter));
+            let least = seen.filter_map(|datacenter| acked[datacenter]).max();
+            let counted = self.versions[op].iter().position(|version| version.times == times);
+            if times > 0 && counted.is_none() {
                 return self.report(Violation::Doubled { name, op, times });
             }
-            if times > 0 && matches!(stage, Stage::NotSent | Stage::Refused) {
+            let attempts = self.keys[usize::from(name)][op].attempts;
+            if counted.is_some_and(|version| attempts[version] == 0) {
                 return self.report(Violation::Phantom { name, op });
             }
-            if times == 0 && acked.is_some_and(&must_see) {
+            if counted < least {
                 return self.report(Violation::Lost { name, op });
             }
         }
@@ -209,27 +244,57 @@ mod tests {
     #[test]
     fn each_wrong_answer_has_its_name() {
         let judge = |value: i128| {
-            let mut oracle = Oracle::new(1);
-            for op in 0..4 {
-                oracle.sent(0, op);
+            let totals = |op| if op == 4 { TOTALS } else { &AMOUNTS[..1] };
+            let mut oracle = Oracle::new(1, totals);
+            for op in 0..5 {
+                oracle.sent(0, op, 0);
             }
-            oracle.acked(0, 0, 0, None);
-            oracle.acked(0, 1, 1, None);
-            oracle.refused(0, 2);
+            oracle.acked(0, 0, 0, 0, None);
+            oracle.acked(0, 1, 0, 1, None);
+            oracle.refused(0, 2, 0);
+            oracle.sent(0, 4, 1);
+            oracle.acked(0, 4, 1, 1, None);
+            oracle.acked(0, 4, 0, 0, None);
             let before = oracle.snapshot(0);
             oracle.judge(0, value, &before, |datacenter| datacenter == 0);
             oracle.violation
         };
         let digits = |ops: &[usize]| ops.iter().map(|&op| i128::from(weight(op))).sum::<i128>();
-        assert_eq!(judge(digits(&[0])), None);
-        assert_eq!(judge(digits(&[0, 1, 3])), None);
-        assert_eq!(judge(digits(&[1])), Some(Violation::Lost { name: 0, op: 0 }));
-        assert_eq!(
-            judge(digits(&[0, 3, 3])),
-            Some(Violation::Doubled { name: 0, op: 3, times: 2 })
+        let (lost, phantom) = (
+            |op| Some(Violation::Lost { name: 0, op }),
+            |op| Some(Violation::Phantom { name: 0, op }),
         );
-        assert_eq!(judge(digits(&[0, 2])), Some(Violation::Phantom { name: 0, op: 2 }));
-        assert_eq!(judge(digits(&[0, 9])), Some(Violation::Phantom { name: 0, op: 9 }));
+        let doubled = |op, times| Some(Violation::Doubled { name: 0, op, times });
+        assert_eq!(judge(digits(&[0, 4])), None);
+        assert_eq!(judge(digits(&[0, 1, 3, 4])), None);
+        assert_eq!(judge(digits(&[1, 4])), lost(0));
+        assert_eq!(judge(digits(&[0, 3, 3])), doubled(3, 2));
+        assert_eq!(judge(digits(&[0, 2])), phantom(2));
+        assert_eq!(judge(digits(&[0, 4, 9])), phantom(9));
         assert_eq!(judge(-1), Some(Violation::Nonsense { name: 0, value: -1 }));
+        let total = |times: i128| judge(digits(&[0]) + times * digits(&[4]));
+        assert_eq!(total(0), lost(4));
+        assert_eq!(total(3), None);
+        assert_eq!(total(4), doubled(4, 4));
+        assert_eq!(total(7), phantom(4));
+    }
+
+    /// Of several acked versions the greatest counts, and every attempt gets the time of the id.
+    #[test]
+    fn an_acked_version_replaces_those_before_it() {
+        let mut oracle = Oracle::new(1, |_| TOTALS);
+        (0..3).for_each(|version| oracle.sent(0, 0, version));
+        oracle.acked(0, 0, 1, 0, None);
+        oracle.acked(0, 0, 0, 0, None);
+        assert!(oracle.is_acked(0, 0, 1) && !oracle.is_acked(0, 0, 2));
+        let before = oracle.snapshot(0);
+        oracle.judge(0, 3, &before, |_| true);
+        oracle.judge(0, 7, &before, |_| true);
+        assert_eq!(oracle.violation, None);
+        oracle.judge(0, 1, &before, |_| true);
+        assert_eq!(oracle.violation, Some(Violation::Lost { name: 0, op: 0 }));
+        oracle.violation = None;
+        oracle.acked(0, 0, 0, 0, Some(Timestamp::from_micros(1)));
+        assert_eq!(oracle.violation, Some(Violation::TwoTimes { name: 0, op: 0 }));
     }
 }

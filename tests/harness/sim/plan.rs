@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::op_id::Window;
-use orderfree_core::protocol::{Constants, Overrides};
+use orderfree_core::protocol::{Constants, Overrides, Timestamp};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
 use crate::family::Family;
 use crate::lengths::Lengths;
+use crate::oracle::{AMOUNTS, TOTALS, Version};
 use crate::sabotage::Sabotage;
 use crate::script::steps;
 use crate::weather::Weather;
@@ -41,14 +42,15 @@ pub(crate) enum What {
         op: usize,
         in_memory: bool,
         gone_after: Option<Duration>,
+        /// The time of its id, if its client does not make the id just now.
+        made: Option<Timestamp>,
     },
-    /// An op with an id is sent again, whatever became of it.
+    /// An op with an id is sent again, in this version, whatever became of it.
     Repeat {
         pod: usize,
         name: u8,
         op: usize,
-        /// With another amount.
-        is_other: bool,
+        version: usize,
     },
     Read {
         pod: usize,
@@ -252,6 +254,20 @@ impl Plan {
         self.has_ids && !op.is_multiple_of(2)
     }
 
+    /// Whether an op is a sender's running total.
+    pub(crate) fn is_total(&self, op: usize) -> bool {
+        self.has_id(op) && op % 4 == 3 && self.family.has_amounts()
+    }
+
+    /// What a client sends under the id of an op.
+    pub(crate) fn versions(&self, op: usize) -> &'static [Version] {
+        match (self.is_total(op), self.has_id(op) && self.family == Family::Counter) {
+            (true, _) => TOTALS,
+            (false, true) => AMOUNTS,
+            (false, false) => &AMOUNTS[..1],
+        }
+    }
+
     /// The window of all ids.
     pub(crate) fn window(&self) -> Window {
         Window::Minute
@@ -290,7 +306,7 @@ fn constants(dice: &mut StdRng) -> Constants {
         request_budget: Some(2 * SECOND),
         clock_offset_max: Some(OFFSET_MAX),
         fence_quantum: Some(Duration::from_millis(quantum_ms)),
-        hint_window: None,
+        ..Overrides::default()
     };
     Constants::resolve(chosen).expect("consistent")
 }

@@ -9,24 +9,28 @@ use orderfree::engine::write::{self, Bounds, Refused, UpdateError};
 use orderfree::pod::node::{Node, Parts};
 use orderfree::runtime::clock::Clock;
 use orderfree::runtime::random::Random;
-use orderfree_core::crdt::OpError;
+use orderfree::store::Shards;
+use orderfree_core::crdt::{Op, OpError};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::op_id::{ClientId, NamedOp, Window};
-use orderfree_core::protocol::{Durability, Key, Timestamp};
+use orderfree_core::protocol::{
+    Begin, Change, Durability, Finished, Key, Mutator, MutatorId, Now, Timestamp,
+};
 use rand::Rng;
 use tokio::runtime::Builder;
 use tokio::time::sleep;
+use uuid::Uuid;
 
 use crate::cluster::{Address, Piece, Range};
 use crate::coverage::{Hazard, Met};
 use crate::family::Family;
 use crate::machine::Machine;
 use crate::network;
-use crate::oracle::{OTHER, Stage as OpStage, Violation, weight};
+use crate::oracle::{Stage as OpStage, Violation};
 use crate::panics::watched;
 use crate::plan::{Plan, Step, What};
 use crate::sabotage::Sabotage;
-use crate::store::{SimStore, name, stop};
+use crate::store::{Alias, SimStore, name, stop};
 use crate::weather::Weather;
 use crate::world::{Request, Shared, Trap, World};
 
@@ -43,6 +47,7 @@ pub(crate) struct Outcome {
 #[derive(Clone)]
 struct Pod {
     node: Arc<Node>,
+    store: Arc<SimStore>,
     machine: Arc<Machine>,
     datacenter: usize,
     number: usize,
@@ -115,12 +120,13 @@ impl Stage {
             resting_bytes: self.plan.resting_bytes,
             flaw: self.plan.sabotage.and_then(Sabotage::flaw),
         };
-        let node = Node::new(Parts { random, bounds, ..Parts::new(store, constants, clock) });
+        let node =
+            Node::new(Parts { random, bounds, ..Parts::new(store.clone(), constants, clock) });
         let node = Arc::new(node);
         if self.plan.background_folds {
             node.start();
         }
-        Pod { node, machine, datacenter: self.plan.pods[at].datacenter, number: at }
+        Pod { node, store, machine, datacenter: self.plan.pods[at].datacenter, number: at }
     }
 
     /// A pod that is alive, booted again if it was killed.
@@ -136,18 +142,15 @@ impl Stage {
         let shared = self.shared.clone();
         shared.log(|| format!("{:?}", step.what));
         match step.what {
-            What::Update { pod, name, op, in_memory, gone_after } => {
+            What::Update { pod, name, op, in_memory, gone_after, made } => {
                 let (pod, family) = (self.alive(pod), self.plan.family);
-                let update = Update { shared, pod, family, name, op, in_memory };
-                tokio::spawn(update.send(gone_after));
+                let update = Update { shared, pod, family, name, op, version: 0, in_memory };
+                tokio::spawn(update.send(gone_after, made));
             }
-            What::Repeat { pod, name, op, is_other } => {
-                // Only an amount can be read as another one.
-                let is_other = is_other && self.plan.family == Family::Counter;
-                let (pod, family) = (self.alive(pod), self.plan.family);
-                tokio::spawn(
-                    Update { shared, pod, family, name, op, in_memory: false }.repeat(is_other),
-                );
+            What::Repeat { pod, name, op, version } => {
+                let (pod, family, in_memory) = (self.alive(pod), self.plan.family, false);
+                let update = Update { shared, pod, family, name, op, version, in_memory };
+                tokio::spawn(update.repeat());
             }
             What::Read { pod, name } => {
                 tokio::spawn(read(shared, self.alive(pod), name, None));
@@ -335,22 +338,23 @@ struct Update {
     family: Family,
     name: u8,
     op: usize,
+    version: usize,
     in_memory: bool,
 }
 
 impl Update {
-    async fn send(self, gone_after: Option<Duration>) {
+    async fn send(self, gone_after: Option<Duration>, made: Option<Timestamp>) {
         match gone_after {
-            None => self.insist().await,
+            None => self.insist(made).await,
             Some(patience) => {
-                if tokio::time::timeout(patience, self.insist()).await.is_err() {
+                if tokio::time::timeout(patience, self.insist(made)).await.is_err() {
                     self.shared.met(Hazard::ClientGone);
                 }
             }
         }
     }
 
-    async fn insist(&self) {
+    async fn insist(&self, made: Option<Timestamp>) {
         let (name, op) = (self.name, self.op);
         for attempt in 0..2 {
             if attempt > 0 {
@@ -371,7 +375,7 @@ impl Update {
                 },
                 None => None,
             };
-            let request = Request::new(family.op(op, seen.as_deref()));
+            let request = Request::new(family.op(op, 1, seen.as_deref()), made);
             match self.attempt(request).await {
                 None => return,
                 Some(_) if attempt > 0 => return,
@@ -381,60 +385,77 @@ impl Update {
     }
 
     /// Sends an op with an id that was sent before once more.
-    async fn repeat(self, is_other: bool) {
-        let (name, op) = (self.name, self.op);
+    async fn repeat(self) {
+        let (name, op, version) = (self.name, self.op, self.version);
         let sent = self.shared.with(|world| {
-            let sent = world.requests.get(&(name, op)).cloned()?;
+            let mut sent = world.requests.get(&(name, op)).cloned()?;
             world.met(Hazard::Repeated);
             if world.oracle.stage(name, op) == OpStage::Acked {
                 world.met(Hazard::RepeatedAcked);
             }
-            if is_other {
+            let versions = world.plan.versions(op);
+            if world.plan.is_total(op) && world.oracle.stage(name, op) == OpStage::Acked {
+                match world.oracle.is_acked(name, op, version) {
+                    false => world.met(Hazard::NewerTotal),
+                    true if world.oracle.is_acked(name, op, version + 1) => {
+                        world.met(Hazard::OlderTotal);
+                    }
+                    true => {}
+                }
+            } else if version > 0 {
                 world.met(Hazard::OtherAmount);
-                world.oracle.sent_other(name, op);
+            }
+            if versions.len() > 1 {
+                sent.body = world.plan.family.op(op, versions[version].times, None);
             }
             Some(sent)
         });
-        let Some(mut request) = sent else { return };
-        if is_other {
-            request.body["by"] = (weight(op) * OTHER).into();
+        if let Some(request) = sent {
+            self.attempt(request).await;
         }
-        self.attempt(request).await;
     }
 
     /// Sends the op. Returns `Some` if it was refused.
     async fn attempt(&self, request: Request) -> Option<()> {
-        let (name, op) = (self.name, self.op);
+        let (name, op, version) = (self.name, self.op, self.version);
         let target = self.family.key(name);
         let body = request.body.clone();
         let id = self.shared.with(|world| {
-            world.oracle.sent(name, op);
-            let has_id = world.plan.has_id(op);
-            let request = if has_id { world.remember(name, op, request) } else { request };
-            request.time
+            world.oracle.sent(name, op, version);
+            world.plan.has_id(op).then(|| world.remember(name, op, request).time)?
         });
+        let is = |sabotage| self.shared.with(|world| world.is(sabotage));
         let durability = if self.in_memory { Durability::Memory } else { Durability::Stored };
         let ops = vec![target.kind.parse_op(&body).expect("an op")];
-        let update = write::Update { ops, name: id.map(|time| self.named(time)) };
+        let named = id.map(|time| self.named(time)).filter(|_| !is(Sabotage::IdsIgnored));
+        let update = write::Update { ops: ops.clone(), name: named };
         let update = self.pod.node.service().update(&target, update, durability);
-        let outcome = self.pod.machine.run(update).await;
-        self.shared.log(|| format!("  update {name}/{op}: {outcome:?}"));
+        let mut outcome = self.pod.machine.run(update).await;
+        if let (Err(UpdateError::IdExpired { .. }), Some(named), true) =
+            (&outcome, &named, is(Sabotage::TakenTooLate))
+        {
+            outcome = self.take_too_late(&target, named, ops).await;
+        }
+        self.shared.log(|| format!("  update {name}/{op} version {version}: {outcome:?}"));
         match outcome {
             Ok(_) if self.in_memory => self.shared.met(Hazard::MemoryOp),
             Ok(time) => {
                 let datacenter = self.pod.datacenter;
-                let acked = |world: &mut World| world.oracle.acked(name, op, datacenter, time);
-                self.shared.with(acked);
+                self.shared.with(|world| world.oracle.acked(name, op, version, datacenter, time));
             }
             Err(UpdateError::Unknown(_)) => self.shared.met(Hazard::Unknown),
-            Err(UpdateError::IdExpired { .. }) => self.shared.met(Hazard::IdExpired),
+            // This attempt wrote nothing. An earlier one may count, and no later one can.
+            Err(UpdateError::IdExpired { .. }) => self.shared.with(|world| {
+                world.met(Hazard::IdExpired);
+                world.oracle.refused(name, op, version);
+            }),
             Err(UpdateError::Refused(refused)) => {
                 self.shared.met(match refused {
                     Refused::IdAhead { .. } => Hazard::IdAhead,
                     Refused::Op(OpError::IdReused) => Hazard::IdReused,
                     _ => Hazard::Refused,
                 });
-                self.shared.with(|world| world.oracle.refused(name, op));
+                self.shared.with(|world| world.oracle.refused(name, op, version));
                 return Some(());
             }
         }
@@ -444,13 +465,63 @@ impl Update {
     /// The op's name, or what a broken rule makes of it.
     fn named(&self, time: Timestamp) -> NamedOp {
         let is = |sabotage| self.shared.with(|world| world.is(sabotage));
-        let id = ClientId::parse(&format!("{}/{}", self.name, self.op)).expect("an id");
-        let time = if is(Sabotage::ExpiryOfPod) { self.pod.machine.now().wall } else { time };
+        let is_total = self.shared.with(|world| world.plan.is_total(self.op));
+        let alias = match () {
+            () if is(Sabotage::IdOverwritten) && !is_total => self.version,
+            () if is(Sabotage::DotsOfPod) => self.pod.number,
+            () => 0,
+        };
+        let alias = Alias { name: self.name, op: self.op, alias };
+        self.pod.store.attempted(alias);
+        let id = ClientId::parse(&alias.id()).expect("an id");
+        let (wall, true_us) =
+            (self.pod.machine.now().wall, self.shared.with(|world| world.time.now_us()));
         let window = match is(Sabotage::WindowsDiffer) && self.pod.number % 2 == 1 {
             true => Window::Short,
             false => self.shared.with(|world| world.plan.window()),
         };
-        NamedOp::new(id, 0, time, window)
+        let group = self.family.key(self.name).group;
+        let time = match () {
+            () if is(Sabotage::ExpiryOfPod) => wall,
+            () if is(Sabotage::TimeOfAttempt) => Timestamp::from_micros(true_us),
+            // The expiry is right.
+            () if is(Sabotage::TimeOfPod) => {
+                let number = u64::try_from(self.pod.number).expect("few");
+                let of_pod = [wall, time.plus(Duration::from_millis(number))];
+                let expiry = |time: &Timestamp| window.expires_at(*time, &group);
+                of_pod.into_iter().find(|of_pod| expiry(of_pod) == expiry(&time)).unwrap_or(time)
+            }
+            () => time,
+        };
+        let named = NamedOp::new(id, 0, time, window);
+        match self.shared.with(|world| world.plan.versions(self.op)[self.version].sequence) {
+            0 => named,
+            sequence => named.with_sequence(sequence),
+        }
+    }
+
+    /// What a pod would do that looks neither at the end of an id's window nor, after the write, at the expiry.
+    async fn take_too_late(
+        &self,
+        target: &Key,
+        named: &NamedOp,
+        mut ops: Vec<Op>,
+    ) -> Result<Option<Timestamp>, UpdateError> {
+        let (constants, id) = self.shared.with(|world| (world.plan.constants, world.dice.random()));
+        let last = named.retry_until(&target.group, &constants).shifted(-1);
+        let now = Now { wall: last, boot: Duration::ZERO };
+        let expires_at = named.expiry(&target.group, last, &constants)?;
+        let op = named.prepare(target.kind, &target.group, &mut ops).map_err(Refused::from)?;
+        let id = MutatorId::new(Uuid::from_u128(id));
+        let mut mutator =
+            Mutator::born_until(target.clone(), id, None, expires_at, now, &constants);
+        mutator.accept(Change::Named(op), Durability::Stored, now).expect("room for one op");
+        let Begin::Write(write) = mutator.begin_write(now) else { panic!("it has an op") };
+        let outcome = self.pod.machine.run(self.pod.store.write_shards(&[write])).await;
+        match mutator.finish_write(outcome, now) {
+            Finished::Acked => Ok(None),
+            other => Err(UpdateError::Unknown(format!("{other:?}"))),
+        }
     }
 }
 

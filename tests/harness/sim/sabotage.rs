@@ -72,6 +72,15 @@ sabotages! {
     WindowsDiffer 1_000 "pods disagree on the length of a window"
     ReadsCountCopies 1_000 "a read counts every copy of an id"
     FoldsCountCopies 1_000 "a fold counts every copy of an id"
+    TimeOfAttempt 1_000 "a client sends another time with its id at each attempt"
+    TakenTooLate 1_000 "an id is taken after its window, and acknowledged after its expiry"
+    NoCheckAfterPackAck 1_000 "no look at the clocks after the acknowledgement of a pack"
+    LastRowWins 1_000 "of several copies of an id the one in the last row counts"
+    FoldSplitsPacks 1_000 "a fold takes one of the packs of an expiry"
+    IdOverwritten 1_000 "an id that comes again with another amount overwrites the first"
+    DotsOfPod 1_000 "the dots of an op with an id are those of the pod"
+    TimeOfPod 1_000 "the time of an op with an id is that of the pod"
+    IdsIgnored 1_000 "ids of a kind that counts copies are ignored"
 }
 
 impl Sabotage {
@@ -83,6 +92,15 @@ impl Sabotage {
                 | Sabotage::WindowsDiffer
                 | Sabotage::ReadsCountCopies
                 | Sabotage::FoldsCountCopies
+                | Sabotage::TimeOfAttempt
+                | Sabotage::TakenTooLate
+                | Sabotage::NoCheckAfterPackAck
+                | Sabotage::LastRowWins
+                | Sabotage::FoldSplitsPacks
+                | Sabotage::IdOverwritten
+                | Sabotage::DotsOfPod
+                | Sabotage::TimeOfPod
+                | Sabotage::IdsIgnored
         )
     }
 
@@ -97,10 +115,11 @@ impl Sabotage {
         }
     }
 
-    /// The kinds for the search: counters show doubled and lost ops, but have no dots.
+    /// The kinds for the search: counters show doubled and lost ops, but have no dots and no times.
     pub(crate) fn family(self) -> Family {
         match self {
-            Sabotage::WakesWithoutDots => Family::OrSet,
+            Sabotage::WakesWithoutDots | Sabotage::DotsOfPod => Family::OrSet,
+            Sabotage::TimeOfPod => Family::Register,
             _ => Family::Counter,
         }
     }

@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
+use orderfree_core::protocol::Timestamp;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::machine::{EPOCH_US, micros};
 use crate::plan::{OFFSET_MAX, OPS_MAX, Plan, SECOND, Step, What, skew};
+
+/// How many ops the scene of a late id needs: one to make their number even, one without an id, and its own.
+const LATE_ID_OPS: usize = 3;
 
 /// Draws the events.
 struct Script<'a> {
@@ -24,7 +29,9 @@ pub(crate) fn steps(plan: &Plan, dice: &mut StdRng) -> Vec<Step> {
     let (ops, steps) = (vec![0; usize::from(plan.names)], Vec::new());
     let damage = dice.random_bool(0.05);
     let has_forgotten_fold = plan.forgetful && plan.lengths.slices.is_some();
-    let ops_max = if has_forgotten_fold { OPS_MAX - 5 } else { OPS_MAX };
+    let reserved =
+        if has_forgotten_fold { 5 } else { 0 } + if plan.has_ids { LATE_ID_OPS } else { 0 };
+    let ops_max = OPS_MAX - reserved;
     let mut script = Script { plan, dice, ops, ops_max, steps };
     for _ in 0..script.dice.random_range(20..=70) {
         let at = span.mul_f64(script.dice.random());
@@ -38,13 +45,17 @@ pub(crate) fn steps(plan: &Plan, dice: &mut StdRng) -> Vec<Step> {
     // From its own random numbers, so that other schedules do not change.
     let mut dice = StdRng::seed_from_u64(plan.seed ^ 0x666F_7267_6574);
     if has_forgotten_fold {
-        (script.dice, script.ops_max) = (&mut dice, OPS_MAX);
+        (script.dice, script.ops_max) = (&mut dice, script.ops_max + 5);
         let at = span.mul_f64(script.dice.random());
         script.forgotten_fold(at);
     }
     let mut dice = StdRng::seed_from_u64(plan.seed ^ 0x7265_7065_6174);
     script.dice = &mut dice;
     script.repeats();
+    if plan.has_ids {
+        script.ops_max = OPS_MAX;
+        script.late_id();
+    }
     script.steps.sort_by_key(|step| step.at);
     script.steps
 }
@@ -282,7 +293,12 @@ impl Script<'_> {
         let window = self.plan.window().length();
         for (at, name, op) in updates {
             for _ in 0..self.dice.random_range(0..=3) {
-                let (pod, is_other) = (self.pod(), self.dice.random_bool(0.1));
+                let pod = self.pod();
+                let version = match self.plan.is_total(op) {
+                    true => self.dice.random_range(0..self.plan.versions(op).len()),
+                    false => usize::from(self.dice.random_bool(0.1)),
+                };
+                let version = version.min(self.plan.versions(op).len() - 1);
                 let then = match self.dice.random_range(0..4) {
                     0 => self.soon(at),
                     1 => at + self.long(2),
@@ -296,9 +312,42 @@ impl Script<'_> {
                         self.soon(done)
                     }
                 };
-                self.add(then, What::Repeat { pod, name, op, is_other });
+                self.add(then, What::Repeat { pod, name, op, version });
             }
         }
+    }
+
+    /// A client made an id long ago, and sends its op shortly before the window ends. The network holds the write of the
+    /// pack until its expiry is folded.
+    fn late_id(&mut self) {
+        let (constants, window) = (self.plan.constants, self.plan.window());
+        let names = 0..self.plan.names;
+        let name = names.min_by_key(|&name| self.ops[usize::from(name)]).expect("a name");
+        let pod = self.pod();
+        let folder = (pod + 1) % self.plan.pods.len();
+        let begun = self.dice.random_range(0..micros(2 * window.length()));
+        let made = Timestamp::from_micros(EPOCH_US + begun).minus(window.length());
+        let group = self.plan.family.key(name).group;
+        // By the clock of the pod, which is started again and so has the offset of the plan.
+        let by_pod = window.expires_at(made, &group).minus(constants.id_drain_margin());
+        let sent_us = by_pod.as_micros() - self.plan.pods[pod].skew_us - EPOCH_US;
+        let early = SECOND.mul_f64(self.dice.random());
+        let Some(at) = u64::try_from(sent_us).ok().map(Duration::from_micros) else { return };
+        let at = at.saturating_sub(early);
+        let mut span = constants.lifetime() + constants.cutoff() + constants.fence_quantum();
+        span += OFFSET_MAX.mul_f64(1.0 + self.dice.random::<f64>());
+        // Without another row there would be nothing to fold.
+        if self.plan.has_id(self.ops[usize::from(name)]) {
+            self.update_by(folder, at, name);
+        }
+        self.update_by(folder, at, name);
+        let sent = at + Duration::from_millis(5);
+        self.add(at, What::Kill { pod });
+        let held = Some(span - Duration::from_millis(100));
+        self.add(sent, What::StopAtSend { pod, span, held });
+        self.update_with(pod, sent, name, Some(made));
+        self.add(sent + span - SECOND / 2, What::Fold { pod: folder, name });
+        self.add(sent + span + SECOND, What::Read { pod: folder, name });
     }
 
     fn stop_at_send(&mut self, pod: usize, at: Duration, span: Duration) {
@@ -313,6 +362,10 @@ impl Script<'_> {
     }
 
     fn update_by(&mut self, pod: usize, at: Duration, name: u8) {
+        self.update_with(pod, at, name, None);
+    }
+
+    fn update_with(&mut self, pod: usize, at: Duration, name: u8, made: Option<Timestamp>) {
         let op = self.ops[usize::from(name)];
         if op == self.ops_max {
             return;
@@ -321,7 +374,7 @@ impl Script<'_> {
         let in_memory = self.dice.random_bool(0.04);
         let is_gone = self.dice.random_bool(0.04);
         let gone_after = is_gone.then(|| Duration::from_millis(self.dice.random_range(0..100)));
-        self.add(at, What::Update { pod, name, op, in_memory, gone_after });
+        self.add(at, What::Update { pod, name, op, in_memory, gone_after, made });
     }
 
     fn add(&mut self, at: Duration, what: What) {

@@ -6,7 +6,7 @@ mod requests;
 mod tamper;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ use crate::plan::Plan;
 use crate::sabotage::Sabotage;
 use crate::world::{Shared, seconds};
 
+pub(crate) use tamper::Alias;
+
 /// Rows per page, and rows of a fold's truncated answer, when a rule about them is broken.
 const PAGE_ROWS: usize = 2;
 
@@ -68,6 +70,8 @@ pub(crate) struct SimStore {
     /// The last time that folds were given.
     fold_time: Mutex<Timestamp>,
     walks: Mutex<parts::Walks>,
+    /// For each op, the alias under which it was sent last.
+    attempted: Mutex<BTreeMap<(u8, usize), usize>>,
     /// The last answer about each key, and when it arrived.
     last_answers: Mutex<HashMap<(Key, Level), (Duration, WholeSlice)>>,
 }
@@ -98,6 +102,7 @@ impl SimStore {
             hedges: [hedges(), hedges()],
             fold_time: Mutex::new(Timestamp::NEVER),
             walks: Mutex::default(),
+            attempted: Mutex::default(),
             last_answers: Mutex::default(),
         });
         store.sample();
@@ -198,10 +203,16 @@ impl Shards for SimStore {
         let outcome = self.write_rows(writes).await;
         let now = self.machine.now().wall;
         let lease_is_over = writes.iter().any(|write| now >= write.expires_at());
+        let has_pack = writes.iter().any(SimStore::is_pack);
         if outcome.is_ok() && lease_is_over {
             self.shared.met(Hazard::TooLate);
+            if has_pack {
+                self.shared.met(Hazard::PackTooLate);
+            }
         }
-        if self.is(Sabotage::NoCheckAfterAck) {
+        if self.is(Sabotage::NoCheckAfterAck)
+            || (self.is(Sabotage::NoCheckAfterPackAck) && has_pack)
+        {
             self.machine.show_once(sent);
         }
         match outcome {
@@ -311,6 +322,9 @@ impl Reads for SimStore {
         // The second time gives the ids back that every read was shown.
         if self.is(Sabotage::FoldsCountCopies) || self.is(Sabotage::ReadsCountCopies) {
             rows.iter_mut().for_each(|(at, row)| self.with_own_ids(*at, row));
+        }
+        if self.is(Sabotage::FoldSplitsPacks) {
+            rows.dedup_by_key(|(at, row)| (*at, row.expires_at));
         }
         if self.is(Sabotage::CutList) && keys.len() > 1 {
             rows.truncate(2 * PAGE_ROWS);

@@ -73,13 +73,13 @@ pub(crate) struct World {
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) body: serde_json::Value,
-    /// The time of its id, if it has one.
+    /// The time of its id, as soon as it has one.
     pub(crate) time: Option<Timestamp>,
 }
 
 impl Request {
-    pub(crate) fn new(body: serde_json::Value) -> Request {
-        Request { body, time: None }
+    pub(crate) fn new(body: serde_json::Value, time: Option<Timestamp>) -> Request {
+        Request { body, time }
     }
 }
 
@@ -156,7 +156,7 @@ impl Shared {
             is_healing: false,
             is_healed: false,
             nodes: plan.nodes.iter().map(node).collect(),
-            oracle: Oracle::new(plan.names),
+            oracle: Oracle::new(plan.names, |op| plan.versions(op)),
             met: Met::default(),
             requests: BTreeMap::new(),
             folds: Vec::new(),
@@ -194,7 +194,8 @@ impl World {
     /// Gives a request the time of its id when it is sent first. The client's clock may be wrong, too.
     pub(crate) fn remember(&mut self, name: u8, op: usize, mut request: Request) -> Request {
         let most = OFFSET_MAX * if self.dice.random_bool(0.9) { 1 } else { 5 };
-        let made = Timestamp::from_micros(self.time.now_us() + skew(&mut self.dice, most));
+        let now = Timestamp::from_micros(self.time.now_us() + skew(&mut self.dice, most));
+        let made = request.time.unwrap_or(now);
         let first = self.requests.entry((name, op)).or_insert_with(|| {
             request.time = Some(made);
             request.clone()

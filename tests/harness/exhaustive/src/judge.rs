@@ -69,7 +69,7 @@ fn sights() -> Vec<Property<Small>> {
             let is_unknown = |at: usize, op: usize| world.lives[at].ops[op] == OpState::Unknown;
             world.planned().filter(|fold| fold.landed).any(|fold| {
                 let held = model.tables.tally(fold.id).1;
-                places().any(|(at, op)| digit_of(held, at, op) == 1 && is_unknown(at, op))
+                places().any(|(at, op)| digit_of(model, held, at, op) == 1 && is_unknown(at, op))
             })
         }),
         sometimes("a fold lies on every replica", |_, world| {
@@ -132,7 +132,7 @@ fn judged(model: &Small, world: &World) -> Verdict {
     for quorum in world.quorums(model.tables.scope.reads) {
         let contents = merged(&quorum, &model.tables);
         for after in &cached {
-            judge_read(world, seen(model, contents, *after), &mut verdict);
+            judge_read(model, world, seen(model, contents, *after), &mut verdict);
         }
     }
     judge_folds(model, world, &mut verdict);
@@ -168,7 +168,11 @@ fn read(model: &Small, contents: Contents, after: Option<Timestamp>) -> Seen {
     let tables = &model.tables;
     let is = |sabotage| tables.sabotage == Some(sabotage);
     let believed = if is(Sabotage::CachedFenceTrusted) { None } else { after };
-    let slice = Slice::new(contents.query(after, tables), believed, LIMIT);
+    let mut rows = contents.query(after, tables);
+    if is(Sabotage::ReadsCountCopies) {
+        tables.with_own_ids(&mut rows);
+    }
+    let slice = Slice::new(rows, believed, LIMIT);
     let slice = slice.whole().expect("few rows");
     // Matters only for what a reader tells the folds.
     let now = tables.scope.pod_now(0).wall;
@@ -196,7 +200,7 @@ fn read(model: &Small, contents: Contents, after: Option<Timestamp>) -> Seen {
 }
 
 /// A read that begins now.
-fn judge_read(world: &World, seen: Seen, verdict: &mut Verdict) {
+fn judge_read(model: &Small, world: &World, seen: Seen, verdict: &mut Verdict) {
     let (total, had_zombies, had_both) = match seen {
         Seen::Unreadable => return verdict.unreadable = true,
         Seen::Again => return verdict.read_again = true,
@@ -205,10 +209,9 @@ fn judge_read(world: &World, seen: Seen, verdict: &mut Verdict) {
     verdict.zombie |= had_zombies;
     verdict.both |= had_both;
     for (at, op) in places() {
-        let state = world.lives[at].ops[op];
-        match digit_of(total, at, op) {
-            0 => verdict.lost |= state == OpState::Acked,
-            1 => verdict.phantom |= !state.may_count(),
+        match digit_of(model, total, at, op) {
+            0 => verdict.lost |= world.lives[at].ops[op] == OpState::Acked,
+            1 => verdict.phantom |= !attempts(model, world, at, op).any(OpState::may_count),
             _ => verdict.doubled = true,
         }
     }
@@ -221,11 +224,11 @@ fn judge_folds(model: &Small, world: &World, verdict: &mut Verdict) {
     for (at, op) in places() {
         let life = &world.lives[at];
         let Some(born) = life.born.checked_sub(1) else { continue };
-        let expires_at = scope.pod_now(born).wall.plus(model.tables.constants.lifetime());
+        let expires_at = scope.expires_at(born, &model.tables.constants);
         let is_acked = life.ops[op] == OpState::Acked;
         let mut held_by: Option<Timestamp> = None;
         for &(fence, total) in &folds {
-            let digit = digit_of(total, at, op);
+            let digit = digit_of(model, total, at, op);
             verdict.prefix_broken |= digit > 1
                 || (digit == 1 && expires_at > fence)
                 || (digit == 0 && expires_at <= fence && is_acked);
@@ -236,7 +239,7 @@ fn judge_folds(model: &Small, world: &World, verdict: &mut Verdict) {
         // A write that was never acked may arrive between the reads of two folds.
         verdict.chain_broken |= is_acked
             && folds.iter().any(|&(fence, total)| {
-                held_by.is_some_and(|held| fence > held) && digit_of(total, at, op) == 0
+                held_by.is_some_and(|held| fence > held) && digit_of(model, total, at, op) == 0
             });
     }
 }
@@ -256,7 +259,19 @@ fn places() -> impl Iterator<Item = (usize, usize)> {
     (0..crate::scope::LIVES_MAX).flat_map(|at| (0..OPS_MAX).map(move |op| (at, op)))
 }
 
+/// The states of an op in all lives that got it: one, or every life if it has an id.
+fn attempts(
+    model: &Small,
+    world: &World,
+    at: usize,
+    op: usize,
+) -> impl Iterator<Item = OpState> + use<> {
+    let (lives, has_id) = (world.lives, model.tables.scope.has_id);
+    let lives = lives.into_iter().enumerate();
+    lives.filter(move |(life, _)| has_id || *life == at).map(move |(_, life)| life.ops[op])
+}
+
 /// How often an op is counted in a total.
-fn digit_of(total: i128, life: usize, op: usize) -> i128 {
-    total / i128::from(crate::tables::digit(life, op)) % 8
+fn digit_of(model: &Small, total: i128, life: usize, op: usize) -> i128 {
+    total / i128::from(model.tables.digit(life, op)) % 8
 }

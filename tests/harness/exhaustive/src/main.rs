@@ -10,7 +10,14 @@ fn main() -> ExitCode {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut is_well = true;
     println!("scope: worlds, depth, time");
-    let scopes = [Scope::quick(), Scope::writer(), Scope::quorum(), Scope::folds(), Scope::full()];
+    let scopes = [
+        Scope::quick(),
+        Scope::writer(),
+        Scope::id(),
+        Scope::quorum(),
+        Scope::folds(),
+        Scope::full(),
+    ];
     for scope in scopes {
         let (name, unseen_allowed) = (scope.name, scope.unseen.clone());
         let run = explore(scope, None, threads);

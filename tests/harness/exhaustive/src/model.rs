@@ -188,6 +188,9 @@ impl Small {
         if self.is(Sabotage::FoldSkipsRow) && rows.len() > 1 {
             rows.pop();
         }
+        if self.is(Sabotage::FoldsCountCopies) {
+            self.tables.with_own_ids(&mut rows);
+        }
         let slice = Slice::new(rows, None, LIMIT).whole().expect("few rows");
         let read = FullRead::at_fold_level(self.tables.key.clone(), slice);
         let Ok(Plan::Fold(planned)) = fold::plan(&read, now, constants) else {

@@ -34,11 +34,15 @@ pub enum Sabotage {
     BlockingRepair,
     /// The tally is in two cells.
     SplitTally,
+    /// A read counts every copy of an id.
+    ReadsCountCopies,
+    /// A fold counts every copy of an id.
+    FoldsCountCopies,
 }
 
 impl Sabotage {
     /// Every rule that can be broken in a small world.
-    pub const ALL: [Sabotage; 14] = [
+    pub const ALL: [Sabotage; 16] = [
         Sabotage::FenceIgnored,
         Sabotage::CachedFenceTrusted,
         Sabotage::OlderFence,
@@ -53,6 +57,8 @@ impl Sabotage {
         Sabotage::IdReused,
         Sabotage::BlockingRepair,
         Sabotage::SplitTally,
+        Sabotage::ReadsCountCopies,
+        Sabotage::FoldsCountCopies,
     ];
 
     /// The scope in which the broken rule shows.
@@ -71,6 +77,7 @@ impl Sabotage {
             Sabotage::NoCheckAfterAck => scope.late = 2,
             // Only a second write shows it.
             Sabotage::FallingTimestamps => scope = Scope::writer(),
+            Sabotage::ReadsCountCopies | Sabotage::FoldsCountCopies => scope = Scope::id(),
             _ => {}
         }
         scope

@@ -78,6 +78,8 @@ pub struct Scope {
     pub fold_reads: u32,
     /// True time minus a pod's wall clock, and a folder's wall clock minus true time, in ms.
     pub skew_ms: (u64, u64),
+    /// All lives get one op under one id, sent to each of them, and hold it in packs with one expiry.
+    pub has_id: bool,
     /// Observations for which this scope is too small.
     pub unseen: Vec<&'static str>,
 }
@@ -102,6 +104,7 @@ impl Scope {
             reads: 2,
             fold_reads: 3,
             skew_ms: (OFFSET_MAX_MS, OFFSET_MAX_MS),
+            has_id: false,
             unseen: Vec::new(),
         }
     }
@@ -138,6 +141,25 @@ impl Scope {
         Scope { name: "folds", folds: 3, folders: 3, ..Scope::quick() }
     }
 
+    /// One op with an id, sent to two pods.
+    #[must_use]
+    pub fn id() -> Scope {
+        Scope {
+            name: "id",
+            lives: vec![
+                LifeScope { births: (0, 0), ops: 1, writes: 1 },
+                LifeScope { births: (0, 1), ops: 1, writes: 1 },
+            ],
+            has_id: true,
+            // There is one expiry and one op.
+            unseen: vec![
+                "two folds have one fence and different tallies",
+                "a reader saw a tally and a live shard",
+            ],
+            ..Scope::quick()
+        }
+    }
+
     /// Two mutators, two folds, one of them sent again, and two late messages: everything that a folder can do, in
     /// ten million worlds and one or two minutes.
     #[must_use]
@@ -151,6 +173,14 @@ impl Scope {
         let boot = Duration::from_millis(INSTANTS_MS[usize::from(instant)]);
         let wall = EPOCH.plus(boot).minus(Duration::from_millis(self.skew_ms.0));
         Now { wall, boot }
+    }
+
+    /// The expiry of a mutator that is born at this instant. An id has the expiry of the second life of
+    /// [`Scope::quick`], which leaves it the least time between its last acknowledgement and its fold.
+    #[must_use]
+    pub fn expires_at(&self, born: u8, constants: &Constants) -> Timestamp {
+        let born = if self.has_id { 1 } else { born };
+        self.pod_now(born).wall.plus(constants.lifetime())
     }
 
     /// What a folder's clock shows.
@@ -184,7 +214,7 @@ pub fn constants() -> Constants {
         request_budget: ms(BUDGET_MS),
         clock_offset_max: ms(OFFSET_MAX_MS),
         fence_quantum: ms(1),
-        hint_window: None,
+        ..Overrides::default()
     };
     Constants::resolve(overrides).expect("the tightest constants are allowed")
 }

@@ -6,10 +6,11 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, RwLock};
 
-use orderfree_core::crdt::envelope::{self, KeySeal};
+use orderfree_core::crdt::envelope::{self, KeySeal, Shard};
+use orderfree_core::crdt::pack::{IdOp, OpId, Pack};
 use orderfree_core::crdt::{CounterOp, Kind, Op, State};
 use orderfree_core::protocol::{
-    Begin, Constants, Durability, Finished, Key, Mutator, MutatorId, Name, Row, Timestamp,
+    Begin, Change, Constants, Durability, Finished, Key, Mutator, MutatorId, Name, Row, Timestamp,
     WriteError,
 };
 use uuid::Uuid;
@@ -128,12 +129,6 @@ pub fn total(state: &State) -> i128 {
     }
 }
 
-/// The op of a life: its own digit of base 8.
-#[must_use]
-pub fn digit(life: usize, op: usize) -> i64 {
-    1 << (3 * (life * OPS_MAX + op))
-}
-
 impl Tables {
     /// Tables without entries.
     #[must_use]
@@ -151,6 +146,37 @@ impl Tables {
             steps: RwLock::default(),
             plans: RwLock::default(),
             reads: RwLock::default(),
+        }
+    }
+
+    /// The op of a life: its own digit of base 8, or that of the one op with an id.
+    #[must_use]
+    pub fn digit(&self, life: usize, op: usize) -> i64 {
+        let life = if self.scope.has_id { 0 } else { life };
+        1 << (3 * (life * OPS_MAX + op))
+    }
+
+    fn change(&self, life: usize, op: usize) -> Change {
+        let ops = vec![Op::Counter(CounterOp::Add { by: self.digit(life, op) })];
+        if !self.scope.has_id {
+            return ops.into();
+        }
+        let id = OpId { id: [7; 16], index: 0 };
+        Change::Named(IdOp::new(self.key.kind, id, 0, &ops).expect("an op"))
+    }
+
+    /// The rows as code sees them that counts every copy of an id: as if each row had ids of its own.
+    pub fn with_own_ids(&self, rows: &mut [Row]) {
+        for row in rows {
+            let seal = KeySeal::of(&self.key).row(row.expires_at, row.mutator_id);
+            if let Ok(Shard::Pack(mut pack)) =
+                envelope::decode_shard(seal, self.key.kind, &row.state)
+            {
+                let own = row.mutator_id.as_uuid().into_bytes();
+                pack.entries.iter_mut().for_each(|entry| entry.id.id = own);
+                let pack = Pack::resumed(self.key.kind, &pack);
+                row.state = envelope::encode_pack(seal, &pack, 1);
+            }
         }
     }
 
@@ -258,13 +284,19 @@ impl Tables {
             // The mutator id of a tally is zero.
             let number = if self.sabotage == Some(Sabotage::IdReused) { 0 } else { life };
             let id = MutatorId::new(Uuid::from_u128(1 + number as u128));
-            Mutator::born(self.key.clone(), id, None, now, &self.constants)
+            let (key, constants) = (self.key.clone(), &self.constants);
+            match self.scope.has_id {
+                false => Mutator::born(key, id, None, now, constants),
+                true => {
+                    let expires_at = self.scope.expires_at(event.at, constants);
+                    Mutator::born_until(key, id, None, expires_at, now, constants)
+                }
+            }
         });
         let outcome = match event.what {
             What::Op(op) => {
-                let by = digit(life, usize::from(op));
-                let ops = vec![Op::Counter(CounterOp::Add { by })];
-                let accepted = mutator.accept(ops, Durability::Stored, now);
+                let change = self.change(life, usize::from(op));
+                let accepted = mutator.accept(change, Durability::Stored, now);
                 return if accepted.is_ok() { Became::Queued } else { Became::Nothing };
             }
             What::Begin => return self.begin(mutator, life, event.at),

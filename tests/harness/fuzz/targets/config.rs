@@ -84,6 +84,7 @@ fn constants(lines: &[&str]) {
         clock_offset_max: nth(4),
         fence_quantum: nth(5),
         hint_window: nth(6),
+        sweep_every: nth(7),
     });
     match resolved {
         Ok(constants) => keeps_the_rules(&constants),

@@ -74,7 +74,7 @@ impl SimStore {
         let rows: Vec<_> = writes.iter().map(|write| self.shard_of(write)).collect();
         let may_be_sent = || {
             let now = self.machine.now().wall;
-            writes.iter().all(|write| write.may_be_sent(now))
+            self.is(Sabotage::TakenTooLate) || writes.iter().all(|write| write.may_be_sent(now))
         };
         let is_apart = self.plan.apart && !self.is(Sabotage::PartsTakenForOne);
         let reach = match writes.len() > 1 && is_apart {
@@ -120,7 +120,11 @@ impl SimStore {
         let hedges = self.hedges[1].as_ref().filter(|_| level != self.levels().fold);
         let rows =
             self.machine.run(self.sending(Patience::OF_READS_AND_FOLDS, hedges).read(ask)).await?;
-        Ok(rows.into_iter().filter_map(|row| self.row_of(row)).collect())
+        let mut rows: Vec<_> = rows.into_iter().filter_map(|row| self.row_of(row)).collect();
+        if self.is(Sabotage::LastRowWins) {
+            self.give_last_copies(&mut rows);
+        }
+        Ok(rows)
     }
 }
 

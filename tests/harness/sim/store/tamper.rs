@@ -1,6 +1,7 @@
 //! Changes what is written and read if a rule is broken.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{
     KeySeal, RowSeal, Shard, decode_shard, decode_tally, encode_pack, encode_shard, encode_tally,
 };
-use orderfree_core::crdt::pack::Pack;
+use orderfree_core::crdt::pack::{Entry, OpId, Pack, StoredPack};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::{Key, MutatorId, Row, ShardWrite, Timestamp, WholeSlice};
@@ -34,7 +35,95 @@ fn resealed(kind: Kind, (from, to): (RowSeal, RowSeal), state: &[u8]) -> Option<
     }
 }
 
+/// An op's id as a pod gets it. With a rule broken, several aliases become one id on their way to the replicas. An
+/// alias is a UUID, because ids of this form are stored as they are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Alias {
+    pub(crate) name: u8,
+    pub(crate) op: usize,
+    pub(crate) alias: usize,
+}
+
+impl Alias {
+    pub(crate) fn id(self) -> String {
+        let Alias { name, op, alias } = self;
+        let [op, alias] = [op, alias].map(|number| u8::try_from(number).expect("small"));
+        Uuid::from_u128(u32::from_be_bytes([0, name, op, alias]).into()).to_string()
+    }
+
+    fn of(id: OpId) -> Alias {
+        let [.., name, op, alias] = id.id;
+        Alias { name, op: op.into(), alias: alias.into() }
+    }
+}
+
 impl SimStore {
+    /// A pod is about to take an op.
+    pub(crate) fn attempted(&self, alias: Alias) {
+        let mut attempted = self.attempted.lock().unwrap_or_else(PoisonError::into_inner);
+        attempted.insert((alias.name, alias.op), alias.alias);
+    }
+
+    pub(super) fn is_pack(write: &ShardWrite) -> bool {
+        let shard = decode_shard(write.seal(), write.key().kind, write.state());
+        matches!(shard, Ok(Shard::Pack(_)))
+    }
+
+    /// A pack with one entry for each op, the one that the pod got last, under the op's id.
+    fn unaliased(&self, write: &ShardWrite) -> Option<Vec<u8>> {
+        let kind = write.key().kind;
+        let Ok(Shard::Pack(mut pack)) = decode_shard(write.seal(), kind, write.state()) else {
+            return None;
+        };
+        let attempted = self.attempted.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_last = |entry: &Entry<'_>| {
+            let Alias { name, op, alias } = Alias::of(entry.id);
+            attempted.get(&(name, op)) == Some(&alias)
+        };
+        let place = |entry: &Entry<'_>| Alias { alias: 0, ..Alias::of(entry.id) }.id();
+        pack.entries.sort_by_key(|entry| (place(entry), !is_last(entry)));
+        pack.entries.dedup_by_key(|entry| place(entry));
+        pack.entries.iter_mut().for_each(|entry| entry.id.id[15] = 0);
+        Some(encode_pack(write.seal(), &Pack::resumed(kind, &pack), 1))
+    }
+
+    /// Gives all copies of an id the content of the one in the last row.
+    pub(super) fn give_last_copies(&self, rows: &mut [(u8, Row)]) {
+        let kind = self.plan.family.kind();
+        let pack_of = |name: u8, row: &Row| {
+            let seal = self.seal(name).row(row.expires_at, row.mutator_id);
+            let Ok(Shard::Pack(pack)) = decode_shard(seal, kind, &row.state) else { return None };
+            let entries = pack.entries.iter();
+            Some((
+                seal,
+                pack.precision,
+                entries.map(|entry| (entry.id, entry.sequence, entry.delta.to_vec())).collect(),
+            ))
+        };
+        type Pieces = (RowSeal, Option<u16>, Vec<(OpId, u64, Vec<u8>)>);
+        let packs: Vec<Option<Pieces>> =
+            rows.iter().map(|(name, row)| pack_of(*name, row)).collect();
+        let mut last = BTreeMap::new();
+        for ((name, row), pack) in rows.iter().zip(&packs) {
+            for (id, sequence, delta) in pack.iter().flat_map(|(_, _, entries)| entries) {
+                let place = (*name, row.expires_at, *id);
+                let found = (row.mutator_id, *sequence, delta);
+                let known = last.entry(place).or_insert(found);
+                *known = (*known).max(found);
+            }
+        }
+        for ((name, row), pack) in rows.iter_mut().zip(&packs) {
+            let Some((seal, precision, entries)) = pack else { continue };
+            let entry = |(id, ..): &(OpId, u64, Vec<u8>)| {
+                let (_, sequence, delta) = last[&(*name, row.expires_at, *id)];
+                Entry { id: *id, sequence, delta }
+            };
+            let entries = entries.iter().map(entry).collect();
+            let stored = StoredPack { precision: *precision, entries };
+            row.state = encode_pack(*seal, &Pack::resumed(kind, &stored), 1);
+        }
+    }
+
     /// The position and content of a shard, as written by the shipped code or with a broken rule.
     pub(super) fn shard_of(&self, write: &ShardWrite) -> (Address, Cell) {
         let mut address = Address {
@@ -57,9 +146,11 @@ impl SimStore {
             let state = resealed(write.key().kind, (write.seal(), unplaced()), write.state());
             cell.state = state.expect("just made").into();
         }
-        if matches!(decode_shard(write.seal(), write.key().kind, write.state()), Ok(Shard::Pack(_)))
-        {
+        if SimStore::is_pack(write) {
             self.shared.met(Hazard::PackWritten);
+        }
+        if self.is(Sabotage::IdOverwritten) || self.is(Sabotage::DotsOfPod) {
+            cell.state = self.unaliased(write).map_or(cell.state, Into::into);
         }
         if self.is(Sabotage::FallingTimestamps) {
             cell.timestamp = self.machine.now().wall;
