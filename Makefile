@@ -1,6 +1,6 @@
 # One-line recipes; .ci/run calls the same ones.
 
-.PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak sim exhaustive \
+.PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers advisories fuzz-check schemathesis \
   mutants bench bench-quick overload damage long
 
@@ -54,6 +54,9 @@ MINUTES ?= 30
 
 soak:           ## every kind of fault for MINUTES on the repository's cluster; target/soak/report.md
 	MINUTES=$(MINUTES) tests/pods/soak/run
+
+storm:          ## the soak with ids: each update is repeated to random pods until it is acked, some also after that
+	MINUTES=$(MINUTES) IDS=minute,short tests/pods/soak/run
 
 N ?= 100000
 SEED ?= 0

@@ -1,11 +1,11 @@
 //! The load: many keep-alive connections that send prepared requests, in a closed or an open loop, and count the
 //! acknowledged increments of each key.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use hdrhistogram::Histogram;
@@ -15,6 +15,7 @@ use rand::{Rng, SeedableRng};
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use uuid::Builder;
 
 use crate::wire::{Connection, request};
 
@@ -27,6 +28,9 @@ const LATENCY_DIGITS: u8 = 3;
 /// Pause after an error, so that a server in trouble is not flooded.
 const TROUBLE_PAUSE: Duration = Duration::from_millis(20);
 
+/// Where a prepared request has room for an id. Each time it is sent, it gets new ones.
+pub(crate) const ID_ROOM: &str = "ffffffff-ffff-ffff-ffff-ffffffffffff";
+
 /// A request that is sent many times.
 #[derive(Debug)]
 pub(crate) struct Prepared {
@@ -34,6 +38,35 @@ pub(crate) struct Prepared {
     pub bytes: Vec<u8>,
     /// The keys that the request increments, and by how much.
     pub adds: Vec<(usize, u64)>,
+    /// Where it has room for ids.
+    pub ids: Vec<usize>,
+}
+
+impl Prepared {
+    /// A request that makes these increments.
+    pub(crate) fn new(bytes: Vec<u8>, adds: Vec<(usize, u64)>) -> Prepared {
+        let ids = memchr::memmem::find_iter(&bytes, ID_ROOM).collect();
+        Prepared { bytes, adds, ids }
+    }
+
+    /// The bytes to send, with new ids, which are UUIDs of version 7. `buffer` is where they are written.
+    pub(crate) fn with_new_ids<'a>(
+        &'a self,
+        buffer: &'a mut Vec<u8>,
+        rng: &mut impl Rng,
+    ) -> &'a [u8] {
+        if self.ids.is_empty() {
+            return &self.bytes;
+        }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let millis = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        buffer.clone_from(&self.bytes);
+        for at in &self.ids {
+            let id = Builder::from_unix_timestamp_millis(millis, &rng.random()).into_uuid();
+            id.hyphenated().encode_lower(&mut buffer[*at..*at + ID_ROOM.len()]);
+        }
+        buffer
+    }
 }
 
 /// How often each request is sent.
@@ -43,11 +76,15 @@ pub(crate) enum Choice {
     Uniform,
     /// The probability that this request or one before it is chosen.
     Cumulative(Vec<f64>),
+    /// Each request is sent this often, then the next one is, and the last one from then on.
+    InTurn { times: usize },
 }
 
 impl Choice {
-    fn draw(&self, count: usize, rng: &mut SmallRng) -> usize {
+    /// Draws one of `count` requests after `sent` requests were sent.
+    fn draw(&self, count: usize, sent: usize, rng: &mut SmallRng) -> usize {
         match self {
+            Choice::InTurn { times } => (sent / times).min(count - 1),
             Choice::Uniform => rng.random_range(0..count),
             Choice::Cumulative(sums) => {
                 let point: f64 = rng.random();
@@ -186,6 +223,7 @@ impl Load {
         let length = self.length;
         let run = Rc::new(Run {
             figures: RefCell::new(Figures::new(keys.unwrap_or(0), 1 + self.parts.len())),
+            sent: Cell::new(0),
             load: self,
             start,
             stop: stop.clone(),
@@ -225,16 +263,19 @@ struct Run {
     stop: CancellationToken,
     schedule: Option<Arc<Schedule>>,
     figures: RefCell<Figures>,
+    /// The number of requests so far.
+    sent: Cell<usize>,
 }
 
 impl Run {
     async fn connection(&self, mut connection: Connection, mut rng: SmallRng) {
-        let requests = &self.load.requests;
+        let (requests, mut buffer) = (&self.load.requests, Vec::new());
         while let Some(intended) = self.next().await {
-            let prepared = &requests[self.load.choice.draw(requests.len(), &mut rng)];
+            let sent = self.sent.replace(self.sent.get() + 1);
+            let prepared = &requests[self.load.choice.draw(requests.len(), sent, &mut rng)];
             let due = intended.saturating_duration_since(self.start);
             let part = self.load.parts.partition_point(|begin| *begin <= due);
-            let trouble = match connection.ask(&prepared.bytes).await {
+            let trouble = match connection.ask(prepared.with_new_ids(&mut buffer, &mut rng)).await {
                 Ok(answer) if answer.status == 200 && are_all_acked(answer.body) => {
                     let took = intended.elapsed();
                     self.figures.borrow_mut().acknowledged(prepared, part, took);
@@ -275,9 +316,13 @@ impl Run {
     }
 }
 
-/// Whether an answer with status 200 acknowledges everything: a batch can also contain other outcomes.
+/// Whether an answer with status 200 acknowledges everything: a batch can also contain other outcomes. The summary of a
+/// stream lists the lines that were not acknowledged.
 pub(crate) fn are_all_acked(body: &[u8]) -> bool {
     let holds = |word: &[u8]| memchr::memmem::find(body, word).is_some();
+    if body.starts_with(b"{\"lines\"") {
+        return holds(b"\"errors\":[]");
+    }
     !holds(b"\"refused\"") && !holds(b"\"unknown\"")
 }
 
@@ -343,6 +388,10 @@ mod tests {
         assert!(are_all_acked(br#"{"outcome":"acked"}"#));
         assert!(!are_all_acked(br#"{"results":[{"outcome":"acked"},{"outcome":"refused"}]}"#));
         assert!(!are_all_acked(br#"{"outcome":"unknown"}"#));
+        let summary =
+            |errors| format!(r#"{{"lines":1,"acked":1,"refused":0,"errors":[{errors}]}}"#);
+        assert!(are_all_acked(summary("").as_bytes()));
+        assert!(!are_all_acked(summary(r#"{"first":1}"#).as_bytes()));
     }
 
     #[test]

@@ -7,12 +7,14 @@
 //! * `server`: the measured server as a process;
 //! * `compare`: the rounds of the comparison;
 //! * `pods`: throughput by the number of pods;
+//! * `ids`: the cost of ids;
 //! * `folds`, `memory`, `opening`: the cost of folds, reads, keys and starts;
 //! * `figures`, `report`, `plot`: results, tables and plots.
 
 mod compare;
 mod figures;
 mod folds;
+mod ids;
 mod load;
 mod machine;
 mod memory;
@@ -53,6 +55,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Measure folds, reads after them, and the space that they leave on disk.
     Folds(folds::FoldsArgs),
+    /// Compare increments with ids to increments without.
+    Ids(ids::IdsArgs),
     /// Measure the memory of a pod's keys.
     Memory(memory::MemoryArgs),
     /// Measure the time to open large embedded files.
@@ -70,6 +74,7 @@ fn main() -> anyhow::Result<()> {
         Command::Serve(args) => run(&mut many, peers::serve(args)),
         Command::Compare(args) => run(&mut one, compare::run(args)),
         Command::Folds(args) => run(&mut many, folds::run(args)),
+        Command::Ids(args) => run(&mut one, ids::run(args)),
         Command::Memory(args) => run(&mut one, memory::run(args)),
         Command::Opening(args) => run(&mut many, opening::run(args)),
         Command::Pods(args) => run(&mut one, pods::run(args)),

@@ -155,13 +155,13 @@ impl Scenario {
     /// The requests to a peer, and how often each is sent.
     #[must_use]
     pub(crate) fn requests(self, peer: Peer, keys: &[Key]) -> (Vec<Prepared>, Choice) {
-        let batch = |chosen: Vec<usize>| Prepared {
-            bytes: batch_request(peer, chosen.iter().map(|key| &keys[*key])),
-            adds: chosen.into_iter().map(|key| (key, 1)).collect(),
+        let batch = |chosen: Vec<usize>| {
+            let bytes = batch_request(peer, chosen.iter().map(|key| &keys[*key]));
+            Prepared::new(bytes, chosen.into_iter().map(|key| (key, 1)).collect())
         };
         let requests: Vec<Prepared> = match self {
             Scenario::OpsHot if peer == Peer::Ours => {
-                vec![Prepared { bytes: ops_request(&keys[0]), adds: vec![(0, BATCH as u64)] }]
+                vec![Prepared::new(ops_request(&keys[0]), vec![(0, BATCH as u64)])]
             }
             Scenario::BatchHot | Scenario::OpsHot => vec![batch(vec![0; BATCH])],
             Scenario::BatchUniform => (0..keys.len() / BATCH)
@@ -170,9 +170,8 @@ impl Scenario {
             _ => keys
                 .iter()
                 .enumerate()
-                .map(|(index, key)| Prepared {
-                    bytes: request("POST", &peer.path(key), "", ""),
-                    adds: vec![(index, 1)],
+                .map(|(index, key)| {
+                    Prepared::new(request("POST", &peer.path(key), "", ""), vec![(index, 1)])
                 })
                 .collect(),
         };

@@ -41,9 +41,15 @@ pub(crate) fn request(method: &str, path: &str, content_type: &str, body: &str) 
         "" => String::new(),
         media => format!("content-type: {media}\r\n"),
     };
+    request_with(method, path, &content_type, body)
+}
+
+/// The bytes of a request with these header lines.
+#[must_use]
+pub(crate) fn request_with(method: &str, path: &str, headers: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     format!(
-        "{method} {path} HTTP/1.1\r\nhost: bench\r\n{content_type}content-length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nhost: bench\r\n{headers}content-length: {length}\r\n\r\n{body}"
     )
     .into_bytes()
 }

@@ -11,6 +11,7 @@ use humantime::parse_duration;
 
 use crate::chaos::plan::FaultPlan;
 use crate::client::{Connect, PodClient};
+use crate::ids::Window;
 use crate::soak::args::SoakArgs;
 use crate::workload::{Mix, Shape, Turns};
 
@@ -118,6 +119,12 @@ pub(crate) struct WorkloadArgs {
     /// Number of updates per request (1 to 1000). Requests with more than one update go to /v1/batch
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub batch: usize,
+    /// Give each update an id, a UUID of version 7, and repeat the update to random pods until it is
+    /// acknowledged. One in ten is also repeated after that, at once and later. Each request draws one
+    /// of these windows for its ids, or none; name one twice to draw it more often. Default: no ids, and
+    /// no update is sent again
+    #[arg(long, value_name = "WINDOW,…", value_enum, value_delimiter = ',')]
+    pub ids: Vec<Window>,
     /// Name of the group, or the beginning of the group names if there are several. The values that
     /// its keys already have are read first. No other client may write to these groups. Default: a
     /// new random name
@@ -373,6 +380,7 @@ pub(crate) mod tests {
             "--url http://a:1",
             "--url http://a:1 --url http://b:1 --rate 500 --workload zipf",
             "--url http://a:1 --workload tenth --hot-for 10s",
+            "--url http://a:1 --ids minute,short,none,none",
             "--pods 1",
             "--pods 10 --cassandra 127.0.0.1:9042 --kill-every 7s --pause-every 11s",
             "--url http://a:1 --fold-check --settle 150s --read-every 50ms -o json",
@@ -422,6 +430,7 @@ pub(crate) mod tests {
             "--url http://a:1 --fault-every 10s",
             "--url http://a:1 --heal-command true",
             "--url http://a:1 --duration soon",
+            "--url http://a:1 --ids hour",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

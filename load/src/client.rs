@@ -1,6 +1,6 @@
 //! One pod over HTTP, and what its answers mean for the count.
 //!
-//! The client never sends an update twice, never follows a redirect and never uses a proxy. So each
+//! The client itself never sends an update twice, never follows a redirect and never uses a proxy. So each
 //! answer that it reports is the answer of this pod to this one request.
 
 use std::time::Duration;
@@ -9,8 +9,10 @@ use anyhow::{Context, ensure};
 use reqwest::{Client, ClientBuilder, RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::checker::Outcome;
+use crate::ids::Window;
 use crate::workload::{Key, Kind};
 
 /// Time limit to connect. A port that refuses or does not answer shows long before the time limit of
@@ -32,6 +34,17 @@ pub(crate) struct PodClient {
     base: String,
 }
 
+/// An update to send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Add<'a> {
+    /// The key.
+    pub key: &'a Key,
+    /// The amount to add.
+    pub weight: u64,
+    /// The id under which the update counts once.
+    pub id: Option<Uuid>,
+}
+
 /// The answer of a pod to one update.
 #[derive(Clone, Debug)]
 pub(crate) struct Reply {
@@ -48,11 +61,31 @@ pub(crate) struct Why {
     pub class: String,
     /// The answer or the error.
     pub detail: String,
+    /// The last part of the type of the answer's problem, such as `id-expired`.
+    pub problem: Option<String>,
+}
+
+impl Reply {
+    /// Whether the window of the update's id was over.
+    pub(crate) fn has_expired(&self) -> bool {
+        self.has_problem("id-expired")
+    }
+
+    /// Whether the pod knows the id with another update.
+    pub(crate) fn is_conflict(&self) -> bool {
+        self.has_problem("id-reused")
+    }
+
+    fn has_problem(&self, name: &str) -> bool {
+        self.why.as_ref().is_some_and(|why| why.problem.as_deref() == Some(name))
+    }
 }
 
 /// The fields of an answer to an update that matter here. The answer may have others.
 #[derive(Deserialize)]
 struct UpdateAnswer {
+    #[serde(rename = "type")]
+    problem: Option<String>,
     outcome: Option<Outcome>,
     results: Option<Vec<Value>>,
 }
@@ -88,21 +121,28 @@ impl PodClient {
         shown(&self.base)
     }
 
-    /// Adds to keys. A single update goes to the route of its key, several go to `/v1/batch`. Returns
-    /// one reply per update.
-    pub(crate) async fn add(&self, ops: &[(&Key, u64)]) -> Vec<Reply> {
-        let answer = match ops {
-            [(key, weight)] => {
-                self.ask(self.http.post(self.path(key)).json(&add(key, *weight))).await
+    /// Adds to keys. A single update goes to the route of its key, several go to `/v1/batch`. Their ids,
+    /// if they have some, are of this window. Returns one reply per update.
+    pub(crate) async fn add(&self, window: Window, ops: &[Add<'_>]) -> Vec<Reply> {
+        let request = match ops {
+            [op] => {
+                let request = self.http.post(self.path(op.key)).json(&add(op));
+                match op.id {
+                    Some(id) => request.header("Idempotency-Key", id.to_string()),
+                    None => request,
+                }
             }
             _ => {
-                let updates: Vec<_> = ops.iter().map(|(key, by)| batch_item(key, *by)).collect();
+                let updates: Vec<_> = ops.iter().map(batch_item).collect();
                 let url = format!("{}/v1/batch", self.base);
-                let body = json!({"updates": updates});
-                self.ask(self.http.post(url).json(&body)).await
+                self.http.post(url).json(&json!({"updates": updates}))
             }
         };
-        match answer {
+        let request = match window {
+            Window::None => request,
+            window => request.header("Idempotency-Window", window.name()),
+        };
+        match self.ask(request).await {
             Ok((status, body)) => replies(status, &body, ops.len()),
             Err(reply) => vec![reply; ops.len()],
         }
@@ -173,15 +213,19 @@ impl PodClient {
     }
 }
 
-fn batch_item(key: &Key, weight: u64) -> Value {
-    let Key { kind, group, name } = key;
-    json!({"kind": kind.name(), "group": group, "name": name, "op": add(key, weight)})
+fn batch_item(op: &Add<'_>) -> Value {
+    let Key { kind, group, name } = op.key;
+    let mut item = json!({"kind": kind.name(), "group": group, "name": name, "op": add(op)});
+    if let Some(id) = op.id {
+        item["id"] = json!(id.to_string());
+    }
+    item
 }
 
-fn add(key: &Key, weight: u64) -> Value {
-    match key.kind {
-        Kind::Counter => json!({"op": "add", "by": weight}),
-        Kind::Set => json!({"op": "add", "item": weight}),
+fn add(op: &Add<'_>) -> Value {
+    match op.key.kind {
+        Kind::Counter => json!({"op": "add", "by": op.weight}),
+        Kind::Set => json!({"op": "add", "item": op.weight}),
     }
 }
 
@@ -196,7 +240,13 @@ fn replies(status: StatusCode, body: &str, count: usize) -> Vec<Reply> {
         (Some(Outcome::Acked), _) if status != StatusCode::OK => {
             vec![reply(Outcome::Unknown, &format!("{class} acked"), body); count]
         }
-        (Some(outcome), _) => vec![reply(outcome, class, body); count],
+        (Some(outcome), _) => {
+            let mut reply = reply(outcome, class, body);
+            if let Some(why) = &mut reply.why {
+                why.problem = answer.problem.as_deref().map(problem_name);
+            }
+            vec![reply; count]
+        }
         (None, Some(results)) if results.len() == count => results.iter().map(item_reply).collect(),
         (None, _) => vec![reply(Outcome::Unknown, &format!("{class} no outcome"), body); count],
     }
@@ -205,12 +255,24 @@ fn replies(status: StatusCode, body: &str, count: usize) -> Vec<Reply> {
 fn item_reply(item: &Value) -> Reply {
     let outcome = item.get("outcome").cloned().unwrap_or_default();
     let outcome = serde_json::from_value(outcome).unwrap_or(Outcome::Unknown);
-    reply(outcome, "batch item", &item.to_string())
+    let mut reply = reply(outcome, "batch item", &item.to_string());
+    if let Some(why) = &mut reply.why {
+        why.problem = item["problem"]["type"].as_str().map(problem_name);
+    }
+    reply
+}
+
+/// The last part of the type of a problem.
+fn problem_name(kind: &str) -> String {
+    kind.rsplit('/').next().unwrap_or(kind).to_owned()
 }
 
 fn reply(outcome: Outcome, class: &str, detail: &str) -> Reply {
-    let why = (outcome != Outcome::Acked)
-        .then(|| Why { class: class.to_owned(), detail: shortened(detail) });
+    let why = (outcome != Outcome::Acked).then(|| Why {
+        class: class.to_owned(),
+        detail: shortened(detail),
+        problem: None,
+    });
     Reply { outcome, why }
 }
 
@@ -315,6 +377,17 @@ mod tests {
     }
 
     #[test]
+    fn the_problem_of_an_id_is_found() {
+        let expired = r#"{"type":"https://a/problems/id-expired","outcome":"unknown"}"#;
+        let reply = replies(StatusCode::UNPROCESSABLE_ENTITY, expired, 1).swap_remove(0);
+        assert!(reply.has_expired() && !reply.is_conflict(), "{reply:?}");
+        let body = r#"{"results":[{"outcome":"refused","problem":{"type":"/problems/id-reused"}},
+                                  {"outcome":"acked"}]}"#;
+        let replies = replies(StatusCode::OK, body, 2);
+        assert_eq!(replies.iter().map(Reply::is_conflict).collect::<Vec<_>>(), [true, false]);
+    }
+
+    #[test]
     fn a_value_may_exceed_every_machine_number() {
         let text = r#"{"value":"1180591620717411303424"}"#;
         let counter = |text| parse_value(Kind::Counter, text);
@@ -344,7 +417,8 @@ mod tests {
             Duration::from_secs(1),
         );
         let key = Key { kind: Kind::Counter, group: "g".to_owned(), name: "k".to_owned() };
-        let replies = pod.expect("a client").add(&[(&key, 1)]).await;
+        let op = Add { key: &key, weight: 1, id: None };
+        let replies = pod.expect("a client").add(Window::None, &[op]).await;
         assert_eq!(replies[0].outcome, Outcome::Refused);
         assert_eq!(replies[0].why.as_ref().map(|why| why.class.as_str()), Some("connect"));
     }

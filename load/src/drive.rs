@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::checker::Outcome;
-use crate::client::PodClient;
+use crate::client::{Add, PodClient};
+use crate::ids::{self, Window};
 use crate::run::Run;
 use crate::soak::{checks, service};
 use crate::workload::{Op, Pace};
@@ -55,6 +56,10 @@ pub(crate) async fn drive(run: &Arc<Run>, pace: Pace, drive: Drive) -> anyhow::R
             tasks.spawn(reader(Arc::clone(run), pod, every, rng));
         }
     }
+    for _ in 0..ids::REPEATERS {
+        let (run, rng) = (Arc::clone(run), SmallRng::seed_from_u64(seeds.random()));
+        tasks.spawn(async move { ids::repeat_acked(&run, rng).await });
+    }
     let watched = Arc::clone(run);
     tasks.spawn(async move {
         if let Some(soak) = &watched.soak {
@@ -94,7 +99,7 @@ async fn connection(
         let elapsed = run.elapsed();
         ops.clear();
         ops.extend((0..batch).map(|_| run.workload.draw(elapsed, &mut rng)));
-        if send(&run, pod, &ops, intended).await {
+        if send(&run, pod, &ops, intended, &mut rng).await {
             tokio::select! {
                 biased;
                 () = run.stop.cancelled() => return,
@@ -105,13 +110,25 @@ async fn connection(
 }
 
 /// Sends one request and records its outcomes. Returns whether every update was refused.
-async fn send(run: &Run, pod: &PodClient, ops: &[Op], intended: Instant) -> bool {
+async fn send(
+    run: &Run,
+    pod: &PodClient,
+    ops: &[Op],
+    intended: Instant,
+    rng: &mut SmallRng,
+) -> bool {
     for op in ops {
         run.ledger(op.key).begin(op.weight);
     }
     let keys = run.workload.keys();
-    let wire: Vec<_> = ops.iter().map(|op| (&keys[op.key], op.weight)).collect();
-    let replies = pod.add(&wire).await;
+    let window = run.ids.draw(rng);
+    let mut named =
+        |op: &Op| Add { key: &keys[op.key], weight: op.weight, id: run.ids.make(window, rng) };
+    let wire: Vec<_> = ops.iter().map(&mut named).collect();
+    let mut replies = pod.add(window, &wire).await;
+    if window != Window::None {
+        replies = ids::insist(run, window, &wire, replies, rng).await;
+    }
     let took = intended.elapsed();
     for (op, reply) in ops.iter().zip(&replies) {
         run.ledger(op.key).finish(op.weight, reply.outcome);

@@ -10,6 +10,7 @@
 //! - `client`: one pod over HTTP, and what its answers mean;
 //! - `run`: the state that the tasks of a run share;
 //! - `drive`: the tasks: connections and readers;
+//! - `ids`: updates with ids, which are repeated until they are acknowledged;
 //! - `chaos`: pods are killed and paused, commands cause other faults;
 //! - `progress`: what the terminal shows during the load;
 //! - `verify`: every key is read from every pod, before and after folds;
@@ -27,6 +28,7 @@ mod chaos;
 mod checker;
 mod client;
 mod drive;
+mod ids;
 mod pods;
 mod progress;
 mod report;

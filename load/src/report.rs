@@ -8,6 +8,7 @@ use indicatif::HumanCount;
 use serde::Serialize;
 
 use crate::chaos::log::FaultLog;
+use crate::ids::IdFigures;
 use crate::run::Reason;
 use crate::soak::report::SoakReport;
 use crate::verify::{Finding, Folds, Pass};
@@ -41,6 +42,8 @@ pub(crate) struct Report {
     pub acked_per_second: f64,
     /// Latency of acknowledged updates.
     pub latency: Latency,
+    /// What clients did with ids, if updates had some.
+    pub ids: Option<IdFigures>,
     /// Why updates were not acknowledged.
     pub reasons: BTreeMap<String, Reason>,
     /// Reads during the load.
@@ -151,6 +154,7 @@ impl Report {
             }
         }
         failures.extend(self.chaos.problems.iter().cloned());
+        failures.extend(self.ids.iter().flat_map(IdFigures::failures));
         failures.extend(self.soak.iter().flat_map(SoakReport::failures));
         failures
     }
@@ -204,6 +208,16 @@ impl Report {
             millis(p999_us),
             millis(max_us),
         )?;
+        if let Some(ids) = &self.ids {
+            let [distinct, sent, repeats, again] =
+                [ids.ids, ids.sent, ids.repeats, ids.repeats_after_ack].map(HumanCount);
+            writeln!(
+                out,
+                "  ids          {distinct}, sent {sent} times: {repeats} repeats until acked, {again} after \
+                 that; {} unknown, {} expired, {} conflicts",
+                ids.unknown, ids.expired, ids.conflicts
+            )?;
+        }
         for (class, reason) in &self.reasons {
             let outcome = format!("{:?}", reason.outcome).to_lowercase();
             let updates = HumanCount(reason.count);
@@ -338,6 +352,7 @@ mod tests {
             overdue: 0,
             acked_per_second: 1.0,
             latency: Latency::default(),
+            ids: Some(IdFigures::default()),
             reasons: BTreeMap::new(),
             reads: 0,
             reads_failed: 0,
@@ -379,13 +394,15 @@ mod tests {
     #[test]
     fn whatever_spoils_the_proof_fails() {
         let good = report(pass(1_000, 0, 0, 0));
-        let spoilers: [fn(&mut Report); 6] = [
+        let spoilers: [fn(&mut Report); 8] = [
             |report| report.passes.clear(),
             |report| report.acked = 0,
             |report| report.folds[0].failed = 1,
             |report| (report.folds[0].settled, report.folds[0].unfinished) = (true, 1),
             |report| report.chaos.problems.push("no".to_owned()),
             |report| report.sightings.push("no".to_owned()),
+            |report| report.ids = Some(IdFigures { unknown: 1, ..IdFigures::default() }),
+            |report| report.ids = Some(IdFigures { conflicts: 1, ..IdFigures::default() }),
         ];
         for (number, spoil) in spoilers.into_iter().enumerate() {
             let mut spoiled = good.clone();

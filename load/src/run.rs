@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::checker::{Ledger, Outcome};
 use crate::client::{PodClient, Reply};
+use crate::ids::Ids;
 use crate::soak::state::Soak;
 use crate::workload::{Key, Workload};
 
@@ -34,6 +35,8 @@ pub(crate) struct Run {
     pub consistency: String,
     /// Stops the load. Requests in flight still get their answers.
     pub stop: CancellationToken,
+    /// The ids of updates, if they have some.
+    pub ids: Ids,
     /// The state of a soak, if this run is one.
     pub soak: Option<Soak>,
     started: Instant,
@@ -133,6 +136,7 @@ impl Run {
         pods: Vec<PodClient>,
         consistency: String,
         bases: &[i128],
+        ids: Ids,
         soak: Option<Soak>,
         stop: CancellationToken,
     ) -> Self {
@@ -141,6 +145,7 @@ impl Run {
             pods,
             consistency,
             stop,
+            ids,
             soak,
             started: Instant::now(),
             ledgers: bases.iter().map(|base| Mutex::new(Ledger::starting_at(*base))).collect(),

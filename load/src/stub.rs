@@ -2,7 +2,7 @@
 //!
 //! The pod speaks just enough HTTP/1.1 for the client of this crate, over a plain socket.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,7 +15,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::tests::parse;
+use crate::checker::Fault;
 use crate::client::PodClient;
+use crate::ids::Ids;
 use crate::report::Report;
 use crate::run::Run;
 use crate::session::Session;
@@ -31,10 +33,12 @@ struct Treatment {
     counted: i128,
     status: u16,
     outcome: &'static str,
+    /// Whether the id of the update is forgotten, so that another copy counts as well.
+    forgets: bool,
 }
 
 const fn treatment(counted: i128, status: u16, outcome: &'static str) -> Treatment {
-    Treatment { counted, status, outcome }
+    Treatment { counted, status, outcome, forgets: false }
 }
 
 const HONEST: Treatment = treatment(1, 200, "acked");
@@ -51,40 +55,60 @@ fn honest(number: u64) -> Treatment {
 
 struct Stub {
     manners: Manners,
-    state: Mutex<(u64, BTreeMap<String, i128>)>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The number of updates so far.
+    updates: u64,
+    values: BTreeMap<String, i128>,
+    /// The ids that were counted.
+    ids: BTreeSet<String>,
 }
 
 impl Stub {
-    fn update(&self, path: &str, body: &Value) -> (u16, Value) {
+    fn update(&self, path: &str, body: &Value, id: Option<&str>) -> (u16, Value) {
         let mut state = self.state.lock().expect("the state of the stub");
-        state.0 += 1;
-        let treatment = (self.manners)(state.0);
+        state.updates += 1;
+        let treatment = (self.manners)(state.updates);
         let weight = body["by"].as_i64().expect("a weight");
-        let value = state.1.entry(path.to_owned()).or_default();
-        *value += treatment.counted * i128::from(weight);
-        (treatment.status, json!({"outcome": treatment.outcome}))
+        let is_new = match id {
+            Some(id) if treatment.counted > 0 && !treatment.forgets => {
+                state.ids.insert(id.to_owned())
+            }
+            _ => true,
+        };
+        if is_new {
+            let value = state.values.entry(path.to_owned()).or_default();
+            *value += treatment.counted * i128::from(weight);
+        }
+        let problem = (treatment.status == 422).then_some("/problems/id-expired");
+        (treatment.status, json!({"outcome": treatment.outcome, "type": problem}))
     }
 
-    fn answer(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+    fn answer(&self, method: &str, path: &str, body: &str, id: Option<&str>) -> (u16, Value) {
         let path = path.split('?').next().expect("a path");
         let parsed = || serde_json::from_str::<Value>(body).expect("a JSON body");
         match (method, path) {
             ("GET", "/readyz") => (200, json!({})),
-            ("GET", _) => match self.state.lock().expect("the state of the stub").1.get(path) {
-                Some(value) => (200, json!({"value": value.to_string()})),
-                None => (404, json!({"title": "absent"})),
-            },
+            ("GET", _) => {
+                match self.state.lock().expect("the state of the stub").values.get(path) {
+                    Some(value) => (200, json!({"value": value.to_string()})),
+                    None => (404, json!({"title": "absent"})),
+                }
+            }
             ("POST", "/v1/batch") => {
                 let updates = parsed()["updates"].as_array().expect("updates").clone();
                 let results = updates.iter().map(|update| {
                     let part = |name: &str| update[name].as_str().expect("a name").to_owned();
                     let path = format!("/v1/{}/{}/{}", part("kind"), part("group"), part("name"));
-                    self.update(&path, &update["op"]).1
+                    self.update(&path, &update["op"], update["id"].as_str()).1
                 });
                 (200, json!({"results": results.collect::<Vec<_>>()}))
             }
             ("POST", _) if path.ends_with("/fold") => (200, json!({"kept": 0})),
-            ("POST", _) => self.update(path, &parsed()),
+            ("POST", _) => self.update(path, &parsed(), id),
             _ => (405, json!({"outcome": "refused"})),
         }
     }
@@ -115,7 +139,8 @@ impl Stub {
             let method = words.next().expect("a method").to_ascii_uppercase();
             let path = words.next().expect("a path");
             let body = String::from_utf8(body).expect("text");
-            let (status, answer) = self.answer(&method, path, &body);
+            let id = head.iter().find_map(|line| line.strip_prefix("idempotency-key: "));
+            let (status, answer) = self.answer(&method, path, &body, id);
             let answer = answer.to_string();
             let length = answer.len();
             let text = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{answer}");
@@ -165,12 +190,13 @@ async fn soaked(manners: Manners) -> Vec<String> {
         let bases = vec![0; workload.keys().len()];
         let soak = Some(Soak::new("g", 1, 1));
         let stop = CancellationToken::new();
-        let run = Run::new(workload, vec![pod], "quorum".to_owned(), &bases, soak, stop);
+        let (ids, level) = (Ids::new(Vec::new()), "quorum".to_owned());
+        let run = Run::new(workload, vec![pod], level, &bases, ids, soak, stop);
         let soak = run.soak.as_ref().expect("a soak");
         for _ in 0..1_000 {
             service::try_audited(soak, &run.pods[0]).await;
         }
-        checks::check_audited_keys(&run, soak, true).await;
+        checks::check_audited_keys(&run, soak, "quorum", true).await;
         SoakReport::new(&args.soak, &args.workload, (Vec::new(), Vec::new()), soak).failures()
     })
     .await
@@ -212,6 +238,39 @@ async fn every_lie_turns_the_run_red() {
         assert_eq!(report.passes[0].wrong, 1, "{lie}: {report}");
         assert!(!report.failures().is_empty(), "{lie}");
     }
+}
+
+#[tokio::test]
+async fn updates_with_ids_are_repeated_until_none_is_unknown() {
+    for batch in ["1", "20"] {
+        let flags = format!("--duration 2s --ids minute,short --batch {batch} --read-every 10ms");
+        let report = report(honest, &flags).await;
+        assert_eq!(report.failures(), Vec::<String>::new());
+        assert_eq!((report.unknown, report.refused), (0, 0), "{report}");
+        let ids = report.ids.expect("ids");
+        assert_eq!(ids.ids, report.acked);
+        assert!(ids.repeats > 0 && ids.repeats_after_ack > ids.ids / 20, "{ids:?}");
+        assert_eq!(ids.sent, ids.ids + ids.repeats + ids.repeats_after_ack);
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_counts_copies_turns_the_run_red() {
+    let copies: Manners = |n| Treatment { forgets: n % 100 == 7, ..honest(n) };
+    let report = report(copies, "--duration 2s --ids minute").await;
+    assert!(report.passes[0].wrong > 0, "{report}");
+    assert_eq!(report.passes[0].findings[0].fault, Some(Fault::Excess));
+}
+
+#[tokio::test]
+async fn updates_that_come_after_their_window_turn_the_run_red() {
+    let late: Manners =
+        |n| if (500..600).contains(&n) { treatment(0, 422, "unknown") } else { honest(n) };
+    let report = report(late, "--duration 1s --ids minute").await;
+    let (failures, ids) = (report.failures(), report.ids.as_ref().expect("ids"));
+    assert!(!failures.is_empty() && failures.iter().all(|one| one.contains("with an id")));
+    assert!(ids.expired > 0 && ids.expired == ids.unknown + ids.refused, "{ids:?}");
+    assert_eq!(report.passes[0].wrong, 0, "{report}");
 }
 
 #[tokio::test]

@@ -78,12 +78,17 @@ pub(crate) struct Folds {
     pub errors: Vec<String>,
 }
 
-/// Reads every key from every pod and judges the values. With `settled`, all shards are folded and the
-/// pods must agree.
-pub(crate) async fn read_everything(run: &Run, name: &str, settled: bool) -> Pass {
+/// Reads every key from every pod at this consistency level and judges the values. With `settled`, all
+/// shards are folded and the pods must agree.
+pub(crate) async fn read_everything(
+    run: &Run,
+    name: &str,
+    consistency: &str,
+    settled: bool,
+) -> Pass {
     let keys = run.workload.keys();
     let mut pass = Pass { name: name.to_owned(), ..Pass::default() };
-    for (index, answers) in read_all(run, keys).await {
+    for (index, answers) in read_all(run, keys, consistency).await {
         pass.record(run, index, &keys[index], &answers, settled);
     }
     pass
@@ -172,12 +177,16 @@ pub(crate) async fn count_rows(run: &Run) -> Rows {
 }
 
 /// Reads keys from every pod. Returns the index of each key and the answers of all pods.
-pub(crate) async fn read_all(run: &Run, keys: &[Key]) -> Vec<(usize, Vec<Result<i128, String>>)> {
+pub(crate) async fn read_all(
+    run: &Run,
+    keys: &[Key],
+    consistency: &str,
+) -> Vec<(usize, Vec<Result<i128, String>>)> {
     let failures = AtomicUsize::new(0);
     let reads = stream::iter(keys.iter().enumerate())
         .map(|(index, key)| {
             let failures = &failures;
-            async move { (index, read_from_all(run, key, failures).await) }
+            async move { (index, read_from_all(run, key, consistency, failures).await) }
         })
         .buffer_unordered(KEYS_AT_ONCE);
     reads.collect().await
@@ -225,10 +234,15 @@ pub(crate) async fn read_bases(
     values.into_iter().collect::<Result<_, _>>().map_err(anyhow::Error::msg)
 }
 
-async fn read_from_all(run: &Run, key: &Key, failures: &AtomicUsize) -> Vec<Result<i128, String>> {
+async fn read_from_all(
+    run: &Run,
+    key: &Key,
+    consistency: &str,
+    failures: &AtomicUsize,
+) -> Vec<Result<i128, String>> {
     let mut answers = Vec::with_capacity(run.pods.len());
     for pod in &run.pods {
-        answers.push(read(pod, key, &run.consistency, failures).await);
+        answers.push(read(pod, key, consistency, failures).await);
     }
     answers
 }

@@ -53,7 +53,7 @@ impl Kind {
 }
 
 /// The address of one key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     /// The kind of data.
     pub kind: Kind,

@@ -8,7 +8,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("scylla::", &["src/store/cassandra", "tests/", "src/runtime/telemetry.rs"]),
     ("redb::", &["src/store/embedded", "tests/"]),
     ("axum::", &["src/http", "src/net/listen.rs", "src/pod/node.rs", "load/src/stub.rs", "tests/"]),
-    ("SystemTime", &["src/runtime/clock.rs", "tests/"]),
+    ("SystemTime", &["src/runtime/clock.rs", "load/src/ids.rs", "tests/"]),
     ("rand::", &["src/runtime/random.rs", "load/", "tests/", "core/tests/", "core/examples/"]),
     ("tokio::spawn", &["src/runtime/tasks.rs", "load/", "tests/", "tests.rs"]),
     (

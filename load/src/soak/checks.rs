@@ -38,11 +38,11 @@ pub(crate) async fn scrape_once(run: &Run, soak: &Soak) {
     }
 }
 
-/// Reads every audited key from every pod and records what is wrong. With `settled`, all shards are
-/// folded and the pods must agree.
-pub(crate) async fn check_audited_keys(run: &Run, soak: &Soak, settled: bool) {
+/// Reads every audited key from every pod at this consistency level and records what is wrong. With
+/// `settled`, all shards are folded and the pods must agree.
+pub(crate) async fn check_audited_keys(run: &Run, soak: &Soak, consistency: &str, settled: bool) {
     for audited in &soak.audited {
-        let answers = verify::read_all(run, &audited.keys()).await;
+        let answers = verify::read_all(run, &audited.keys(), consistency).await;
         let mut figures = soak.figures();
         figures.audited_reads += answers.len();
         for (index, values) in answers {

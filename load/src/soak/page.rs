@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use crate::checker::DECIDABLE_UNKNOWN_MAX;
+use crate::ids::IdFigures;
 use crate::report::{Report, millis};
 use crate::soak::audited::{DIGITS, Wrongs};
 use crate::soak::figures::{Memory, PodFigures, Share};
@@ -76,6 +77,9 @@ fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
         writeln!(out, "| {what} | {count} |")?;
     }
     writeln!(out, "| audited keys without an explanation | {} |", unexplained.len())?;
+    if let Some(ids) = &report.ids {
+        write_ids(out, ids)?;
+    }
     for (name, count) in &soak.metrics {
         writeln!(out, "| {} (metrics of all pods) | {count} |", name.replace('_', " "))?;
     }
@@ -90,8 +94,10 @@ fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
          loss. A digit of 2 or more is a double count. A digit above 0 for an update that was refused \
          or never sent is a phantom. For each audited counter there is an audited set, which gets the same numbers as \
          items. Every key is read from every pod after the load, after a fold, and after all shards \
-         became final and were folded. Then all pods must agree. \
-         Latency of acknowledged updates since they were due: p50 {}, p99 {}, p99.9 {}, max {}.",
+         became final and were folded. Then all pods must agree. With ids of a window longer than a \
+         minute, the last reads come after everything else was folded, and ask all replicas. An \
+         update with an id is sent to random pods until it is acknowledged, so it adds to the value \
+         exactly once. Latency of acknowledged updates since they were due: p50 {}, p99 {}, p99.9 {}, max {}.",
         millis(report.latency.p50_us),
         millis(report.latency.p99_us),
         millis(report.latency.p999_us),
@@ -105,6 +111,23 @@ fn write_counts(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Re
             reason.count,
             reason.example.replace('`', "'")
         )?;
+    }
+    Ok(())
+}
+
+fn write_ids(out: &mut String, ids: &IdFigures) -> fmt::Result {
+    for (what, count) in [
+        ("distinct ids, each of one update", ids.ids),
+        ("times that an update with an id was sent", ids.sent),
+        ("repeats to random pods, until the update was acknowledged", ids.repeats),
+        ("repeats of acknowledged updates, at once and later", ids.repeats_after_ack),
+        ("of these, refused because the window was over", ids.expired_after_ack),
+        ("**unknown with an id**", ids.unknown),
+        ("of these, because the window was over", ids.expired),
+        ("refused with an id", ids.refused),
+        ("**conflicts**: an id taken for another update", ids.conflicts),
+    ] {
+        writeln!(out, "| {what} | {count} |")?;
     }
     Ok(())
 }
@@ -146,8 +169,8 @@ fn write_availability(out: &mut String, soak: &SoakReport) -> fmt::Result {
     writeln!(
         out,
         "\nAn update is available if it is acknowledged within {} s after it was due. A refused \
-         update is sent to the next pod. An update with an unknown outcome is never sent again, and \
-         is not available. An update that found no free connection within {} s is not available \
+         update is sent to the next pod. An update with an unknown outcome is sent again only if it \
+         has an id; otherwise it is not available. An update that found no free connection within {} s is not available \
          either. A read is available if a pod answers it within {} s after it was due. A read that \
          fails is sent to the next pod. The clients check every half second whether each pod is \
          ready. A pod that is not ready gets no new requests, as in a Kubernetes service. A node \

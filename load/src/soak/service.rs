@@ -2,8 +2,8 @@
 //!
 //! A request goes to the ready pod with the fewest requests in flight, so a pod that hangs soon gets
 //! none. A refused update is sent again to another pod, because a refused update was certainly not
-//! counted. An update with an unknown outcome is never sent again. A read that fails is sent to
-//! another pod.
+//! counted. An update with an unknown outcome is sent again only if it has an id. A read that fails is
+//! sent to another pod.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -14,7 +14,8 @@ use rand::rngs::SmallRng;
 use tokio::time::{Instant, sleep};
 
 use crate::checker::Outcome;
-use crate::client::{PodClient, Reply};
+use crate::client::{Add, PodClient, Reply};
+use crate::ids::{self, Window};
 use crate::run::Run;
 use crate::soak::audited::AuditedKeys;
 use crate::soak::state::Soak;
@@ -118,8 +119,23 @@ pub(crate) async fn update(
         return;
     }
     let drawn: Vec<Update> = (0..count).flat_map(|_| draw(run, soak, rng)).collect();
-    let ops: Vec<_> = drawn.iter().map(|update| (&update.key, update.weight)).collect();
-    let replies = deliver(run, soak, home, intended, &ops).await;
+    let window = run.ids.draw(rng);
+    let ops: Vec<_> = drawn
+        .iter()
+        .map(|Update { key, weight, .. }| {
+            let id = run.ids.make(window, rng);
+            Add { key, weight: *weight, id }
+        })
+        .collect();
+    let replies = match window {
+        Window::None => deliver(run, soak, home, intended, &ops).await,
+        window => {
+            let (_, pod, in_flight) = pick(run, soak, home, None);
+            let replies = pod.add(window, &ops).await;
+            drop(in_flight);
+            ids::insist(run, window, &ops, replies, rng).await
+        }
+    };
     let took = intended.elapsed();
     let node_was_down = node_was_down || soak.is_node_down();
     for (update, reply) in drawn.iter().zip(&replies) {
@@ -157,10 +173,10 @@ async fn deliver(
     soak: &Soak,
     home: usize,
     intended: Instant,
-    ops: &[(&Key, u64)],
+    ops: &[Add<'_>],
 ) -> Vec<Reply> {
     let (mut chosen, pod, in_flight) = pick(run, soak, home, None);
-    let mut replies = pod.add(ops).await;
+    let mut replies = pod.add(Window::None, ops).await;
     drop(in_flight);
     loop {
         let is_refused = |index: &usize| replies[*index].outcome == Outcome::Refused;
@@ -175,7 +191,7 @@ async fn deliver(
         let (next, pod, _in_flight) = pick(run, soak, home, Some(chosen));
         chosen = next;
         let again: Vec<_> = refused.iter().map(|index| ops[*index]).collect();
-        for (index, reply) in refused.into_iter().zip(pod.add(&again).await) {
+        for (index, reply) in refused.into_iter().zip(pod.add(Window::None, &again).await) {
             replies[index] = reply;
         }
     }
@@ -186,7 +202,8 @@ pub(crate) async fn try_audited(soak: &Soak, pod: &PodClient) -> Reply {
     let counters = &soak.audited[0];
     let number = counters.begin();
     let (key, weight) = counters.op(number);
-    let reply = pod.add(&[(&key, weight)]).await.swap_remove(0);
+    let op = Add { key: &key, weight, id: None };
+    let reply = pod.add(Window::None, &[op]).await.swap_remove(0);
     counters.finish(number, reply.outcome);
     reply
 }
