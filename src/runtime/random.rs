@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use orderfree_core::protocol::MutatorId;
+use orderfree_core::protocol::{MutatorId, Timestamp};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng, TryRngCore};
 use uuid::{Builder, Uuid};
@@ -70,6 +70,18 @@ impl Random {
 #[must_use]
 pub fn request_id() -> Uuid {
     Builder::from_random_bytes(rand::random()).into_uuid()
+}
+
+/// A version 7 UUID with this time, for an update.
+#[must_use]
+pub fn update_id(now: Timestamp) -> Uuid {
+    let micros = u64::try_from(now.as_micros()).unwrap_or(0);
+    let bytes = Uuid::new_v4().into_bytes();
+    // The last bytes: the first ones hold the version and the variant.
+    let mut random = [0; 10];
+    random[..7].copy_from_slice(&bytes[9..]);
+    random[7..].copy_from_slice(&bytes[..3]);
+    Builder::from_unix_timestamp_millis(micros / 1_000, &random).into_uuid()
 }
 
 /// 256 bits from the operating system's generator, for a secret.

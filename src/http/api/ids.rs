@@ -2,13 +2,11 @@
 
 use axum::Json;
 use axum::extract::State;
-use orderfree_core::protocol::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa::openapi::ObjectBuilder;
 use utoipa::openapi::schema::Type;
-use uuid::{Builder, Uuid};
 
 use crate::engine::write::{Refused, UpdateError};
 use crate::http::body::parameters::{Parameter, Query, Values, params};
@@ -16,6 +14,7 @@ use crate::http::problem::Problem;
 use crate::http::state::{Served, Shared};
 use crate::limits;
 use crate::policy::Caller;
+use crate::runtime::random::update_id;
 
 params! {
     /// Query parameters of new ids.
@@ -73,15 +72,5 @@ pub(crate) async fn ids(
     let clock = app.service.check_clock().map_err(|error| UpdateError::from(Refused::from(error)));
     clock?;
     let now = app.service.now().wall;
-    Ok(Json(IdsView { ids: (0..params.count).map(|_| new_id(now).to_string()).collect() }))
-}
-
-fn new_id(now: Timestamp) -> Uuid {
-    let micros = u64::try_from(now.as_micros()).unwrap_or(0);
-    let bytes = Uuid::new_v4().into_bytes();
-    // The last bytes: the first ones hold the version and the variant.
-    let mut random = [0; 10];
-    random[..7].copy_from_slice(&bytes[9..]);
-    random[7..].copy_from_slice(&bytes[..3]);
-    Builder::from_unix_timestamp_millis(micros / 1_000, &random).into_uuid()
+    Ok(Json(IdsView { ids: (0..params.count).map(|_| update_id(now).to_string()).collect() }))
 }
