@@ -9,14 +9,13 @@ use clap::Args;
 use clap::error::ErrorKind;
 use orderfree_core::crdt::{Kind, STATE_BYTES_MAX};
 use orderfree_core::protocol::{Key, Outcome};
-use reqwest::header::CONTENT_TYPE;
-use reqwest::{Client, Url};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::client::{Answer, ServerArgs};
+use super::client::ServerArgs;
 use super::input::{self, Input};
 use super::output::{note, show};
+use super::update::{Target, UpdateArgs};
 use super::{key, wrong_usage};
 use crate::limits::OPS_MAX;
 
@@ -48,32 +47,41 @@ pub(super) struct AddArgs {
     /// An op as JSON, instead of values, such as '{"op":"remove","item":"a"}'.
     #[arg(long, value_name = "JSON", conflicts_with = "what", value_parser = key::json::<Box<RawValue>>)]
     op: Option<Box<RawValue>>,
+    #[command(flatten)]
+    update: UpdateArgs,
 }
 
-pub(super) async fn add(mut args: AddArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn add(args: AddArgs) -> anyhow::Result<ExitCode> {
     args.check()?;
     let target = Target {
         url: args.server.url_of(&args.key)?,
         client: args.server.client()?,
+        kind: args.key.kind,
         server: &args.server,
+        args: &args.update,
     };
-    if args.what == ["-"] {
+    let body = if args.what == ["-"] {
         let input = input::open().context(UNREADABLE)?;
-        if args.key.kind != Kind::Register {
-            return add_lines(&target, args.key.kind, input).await;
+        if args.has_lines() {
+            return add_lines(&target, input).await;
         }
-        args.what = vec![whole(input).context(UNREADABLE)?];
-    }
-    let sent = target.post(args.body()).await;
+        args.body(&[whole(input).context(UNREADABLE)?])
+    } else {
+        args.body(&args.what)
+    };
+    let sent = target.update(body.as_deref()).await;
     // A failed print does not change the exit code, which is the outcome of the update: after another code, a
     // caller would send the update again.
     match &sent.answer {
-        Some(answer) => {
+        Some(answer) if args.server.wants_json() || sent.outcome == Outcome::Acked => {
             if let Err(error) = args.server.print(answer, "outcome") {
                 note(format_args!("orderfree: {error:#}"));
             }
         }
-        None => note(format_args!("orderfree: {}", sent.why)),
+        _ => note(format_args!("orderfree: {}", sent.why)),
+    }
+    if let Some(hint) = &sent.hint {
+        note(format_args!("orderfree: {hint}"));
     }
     Ok(exit_code(sent.outcome))
 }
@@ -96,6 +104,7 @@ impl AddArgs {
     /// Refuses arguments that can't be meant.
     fn check(&self) -> anyhow::Result<()> {
         let kind = self.key.kind;
+        self.update.check(!self.has_lines())?;
         if self.what.len() > 1 {
             if self.what.iter().any(|text| text == "-") {
                 return Err(wrong_usage(
@@ -131,12 +140,17 @@ impl AddArgs {
         Ok(())
     }
 
-    /// The body of the request. `None`: without a body, which adds 1 to a counter.
-    fn body(&self) -> Option<String> {
+    /// Whether the lines of the standard input are added.
+    fn has_lines(&self) -> bool {
+        self.what == ["-"] && self.key.kind != Kind::Register
+    }
+
+    /// The body of a request that adds these. `None`: without a body, which adds 1 to a counter.
+    fn body(&self, what: &[String]) -> Option<String> {
         if let Some(op) = &self.op {
             return Some(op.get().to_owned());
         }
-        let ops: Vec<String> = self.what.iter().map(|text| self.key.kind.bare_op(text)).collect();
+        let ops: Vec<String> = what.iter().map(|text| self.key.kind.bare_op(text)).collect();
         (!ops.is_empty()).then(|| list(&ops))
     }
 }
@@ -147,55 +161,11 @@ fn list(ops: &[impl AsRef<str>]) -> String {
     format!(r#"{{"ops":[{}]}}"#, ops.join(","))
 }
 
-/// Where the updates go.
-struct Target<'a> {
-    url: Url,
-    client: Client,
-    server: &'a ServerArgs,
-}
-
-/// What became of a request.
-struct Sent {
-    outcome: Outcome,
-    /// One sentence, unless it was acked.
-    why: String,
-    answer: Option<Answer>,
-}
-
 fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
         Outcome::Acked | Outcome::Accepted => ExitCode::SUCCESS,
         Outcome::Refused => ExitCode::FAILURE,
         Outcome::Unknown => ExitCode::from(UNKNOWN),
-    }
-}
-
-impl Target<'_> {
-    async fn post(&self, body: Option<String>) -> Sent {
-        let request = self.client.post(self.url.clone());
-        let request = match body {
-            Some(body) => request.header(CONTENT_TYPE, "application/json").body(body),
-            None => request,
-        };
-        match self.server.send(request).await {
-            Ok(answer) => {
-                let outcome = match answer.field("outcome") {
-                    Some("acked") => Outcome::Acked,
-                    Some("refused") => Outcome::Refused,
-                    _ if answer.status.is_client_error() => Outcome::Refused,
-                    _ => Outcome::Unknown,
-                };
-                Sent { outcome, why: answer.sentence(), answer: Some(answer) }
-            }
-            Err(no_answer) if no_answer.may_have_arrived => {
-                let why = format!("{:#}; the update may or may not be counted", no_answer.error);
-                Sent { outcome: Outcome::Unknown, why, answer: None }
-            }
-            Err(no_answer) => {
-                let why = format!("{:#}", no_answer.error);
-                Sent { outcome: Outcome::Refused, why, answer: None }
-            }
-        }
     }
 }
 
@@ -217,9 +187,9 @@ struct Lines {
     unsent_from: Option<usize>,
 }
 
-async fn add_lines(target: &Target<'_>, kind: Kind, input: Input) -> anyhow::Result<ExitCode> {
+async fn add_lines(target: &Target<'_>, input: Input) -> anyhow::Result<ExitCode> {
     let mut lines = Lines {
-        kind,
+        kind: target.kind,
         input,
         at: 0,
         acked: 0,
@@ -289,9 +259,8 @@ impl Lines {
         let mut waiting = vec![batch];
         while let Some(mut part) = waiting.pop() {
             let ops: Vec<&String> = part.iter().map(|(_, op)| op).collect();
-            let sent = target.post(Some(list(&ops))).await;
-            let is_of_an_op =
-                sent.answer.as_ref().is_some_and(|answer| answer.is_problem(PROBLEMS_OF_OPS));
+            let sent = target.update(Some(&list(&ops))).await;
+            let is_of_an_op = sent.is_problem(PROBLEMS_OF_OPS);
             match sent.outcome {
                 Outcome::Acked => self.acked += part.len(),
                 Outcome::Refused if is_of_an_op && part.len() > 1 => {
@@ -396,7 +365,8 @@ mod tests {
             ("register/a/b [1e-400]", r#"{"ops":[{"op":"set","value":[1e-400]}]}"#),
             (r#"register/a/b --op {"op":"set","value":1e-400}"#, r#"{"op":"set","value":1e-400}"#),
         ] {
-            let body = add(line).expect("arguments").body();
+            let add = add(line).expect("arguments");
+            let body = add.body(&add.what);
             assert_eq!(body.unwrap_or_default(), says);
         }
         for (line, says) in [

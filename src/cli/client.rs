@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use orderfree_core::protocol::Key;
+use reqwest::header::RETRY_AFTER;
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -144,10 +145,17 @@ impl ReadArgs {
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) text: String,
+    /// How long the server asks clients to wait.
+    pub(super) retry_after: Option<Duration>,
     value: Value,
 }
 
 impl Answer {
+    /// The answer's first id, if it has ids.
+    pub(super) fn first_id(&self) -> Option<&str> {
+        self.value["ids"][0].as_str()
+    }
+
     /// A field that is text.
     pub(super) fn field(&self, name: &str) -> Option<&str> {
         self.value[name].as_str()
@@ -174,6 +182,11 @@ impl Answer {
             _ => ExitCode::FAILURE,
         }
     }
+}
+
+/// Whether a request with this status can have another one later.
+pub(super) fn is_passing(status: StatusCode) -> bool {
+    status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS
 }
 
 /// A value as text for people: a string without its quotes, anything else as the server wrote it.
@@ -211,16 +224,28 @@ impl ServerArgs {
     pub(super) async fn send(&self, request: RequestBuilder) -> Result<Answer, NoAnswer> {
         let read = async {
             let response = request.timeout(TIMEOUT).send().await?;
-            Ok((response.status(), response.text().await?))
+            let after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+            let after = after.and_then(|text| text.parse().ok()).map(Duration::from_secs);
+            Ok((response.status(), after, response.text().await?))
         };
-        let (status, text) = match read.await {
+        let (status, retry_after, text) = match read.await {
             Ok(answer) => answer,
             Err(error) => return Err(connect::explain(&self.url, error).await),
         };
-        let value = serde_json::from_str(&text)
-            .context("the server's answer is not JSON; check that --url names an Orderfree server, and its http:// or https://");
-        let value = value.map_err(|error| NoAnswer { error, may_have_arrived: true })?;
-        Ok(Answer { status, text, value })
+        match serde_json::from_str(&text) {
+            Ok(value) => Ok(Answer { status, text, retry_after, value }),
+            Err(_) if is_passing(status) => {
+                let error =
+                    anyhow::anyhow!("the answer is {status} without JSON, as proxies send it");
+                Err(NoAnswer { error, may_have_arrived: true, may_pass: true })
+            }
+            Err(error) => {
+                let error = anyhow::Error::from(error).context(
+                    "the server's answer is not JSON; check that --url names an Orderfree server, and its http:// or https://",
+                );
+                Err(NoAnswer { error, may_have_arrived: true, may_pass: false })
+            }
+        }
     }
 
     pub(super) fn wants_json(&self) -> bool {

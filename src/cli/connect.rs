@@ -43,6 +43,8 @@ pub(super) struct NoAnswer {
     pub(super) error: anyhow::Error,
     /// Whether the server can have understood the request.
     pub(super) may_have_arrived: bool,
+    /// Whether the same request can have an answer later.
+    pub(super) may_pass: bool,
 }
 
 /// Explains why a request to this address has no answer.
@@ -51,14 +53,15 @@ pub(super) async fn explain(url: &Url, error: reqwest::Error) -> NoAnswer {
     if let Some(wrong) = wrong_address(url, &error).await {
         // A port can take both, so a request in clear text may have arrived in spite of the hint.
         let may_have_arrived = !error.is_connect() && !error.is_redirect();
-        return NoAnswer { error: with_cause(wrong, error), may_have_arrived };
+        return NoAnswer { error: with_cause(wrong, error), may_have_arrived, may_pass: false };
     }
     let is_connect = error.is_connect();
     let error = anyhow::Error::from(error);
     if !is_connect {
-        return NoAnswer { error, may_have_arrived: true };
+        return NoAnswer { error, may_have_arrived: true, may_pass: true };
     }
-    let error = if format!("{error:#}").to_lowercase().contains("certificate") {
+    let is_of_certificate = format!("{error:#}").to_lowercase().contains("certificate");
+    let error = if is_of_certificate {
         error.context(format!(
             "the certificate of {address} is not accepted, so nothing was sent; set its CA with --ca, and use an \
              address that the certificate covers"
@@ -69,7 +72,7 @@ pub(super) async fn explain(url: &Url, error: reqwest::Error) -> NoAnswer {
              address with --url http://…"
         )
     };
-    NoAnswer { error, may_have_arrived: false }
+    NoAnswer { error, may_have_arrived: false, may_pass: !is_of_certificate }
 }
 
 /// The cause of a failure to connect is only that nothing was understood, so it is left out.

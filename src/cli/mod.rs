@@ -18,6 +18,7 @@ mod repair;
 mod schema;
 mod token;
 mod transfer;
+mod update;
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;

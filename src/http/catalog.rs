@@ -192,8 +192,9 @@ catalog! {
     OutcomeUnknown: GATEWAY_TIMEOUT, "outcome-unknown", "The update may or may not be counted",
         "The write was sent, but the store did not acknowledge it in time. It may be counted, now or \
          later. Or a stream ended early: its summary shows the outcomes of the lines before.",
-        "If you send it again, it may count twice. If you do not, it may not count at all. Choose which \
-         error you can tolerate. Proxies must not retry this status.";
+        "With an id, send it again with the same id: it counts once. Without one, it may count twice if you \
+         send it again, and not at all if you do not. Proxies must retry this status only for requests with an \
+         Idempotency-Key.";
     TooManyRows: INTERNAL_SERVER_ERROR, "too-many-rows", "The key has too many rows",
         "The key has too many shards for one list, or too many shards with the same expiry. Reads and \
          folds process the shards of a key in parts, but can't split the shards of one expiry.",

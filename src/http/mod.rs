@@ -30,6 +30,7 @@ use observe::Observer;
 use state::Served;
 
 pub use api::starting::starting;
+pub use body::ids::id_time;
 pub use catalog::{Entry, ProblemType};
 pub use openapi::openapi;
 pub use problem::Problem;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use orderfree_core::protocol::MutatorId;
+use orderfree_core::protocol::{MutatorId, Timestamp};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng, TryRngCore};
 use uuid::{Builder, Uuid};
@@ -72,6 +72,22 @@ pub fn request_id() -> Uuid {
     Builder::from_random_bytes(rand::random()).into_uuid()
 }
 
+/// A version 7 UUID with this time, for an update. The bits after the version are the fraction of the
+/// millisecond (RFC 9562, section 6.2, method 3).
+#[must_use]
+pub fn update_id(time: Timestamp) -> Uuid {
+    let micros = u64::try_from(time.as_micros()).unwrap_or(0);
+    let fraction = (micros % 1_000 * 4096).div_ceil(1_000);
+    let fraction = u16::try_from(fraction).expect("invariant: 12 bits");
+    let bytes = Uuid::new_v4().into_bytes();
+    let mut rest = [0; 10];
+    rest[..2].copy_from_slice(&fraction.to_be_bytes());
+    // The last bytes: the first ones hold the version and the variant.
+    rest[2..9].copy_from_slice(&bytes[9..]);
+    rest[9] = bytes[0];
+    Builder::from_unix_timestamp_millis(micros / 1_000, &rest).into_uuid()
+}
+
 /// 256 bits from the operating system's generator, for a secret.
 ///
 /// # Panics
@@ -87,6 +103,8 @@ pub fn secret() -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use orderfree_core::protocol::op_id::{ClientId, NamedOp, Window};
+
     use super::*;
 
     #[test]
@@ -97,5 +115,17 @@ mod tests {
         assert_eq!(id, other.mutator_id());
         assert_ne!(id, one.mutator_id());
         assert_ne!(Random::system().mutator_id(), Random::system().mutator_id());
+    }
+
+    #[test]
+    fn ids_of_updates_keep_the_time_to_the_microsecond() {
+        for micros in [0, 1, 499, 500, 998, 999, 1_000] {
+            let time = Timestamp::from_micros(1_795_752_000_000_000 + micros);
+            let id = ClientId::parse(&update_id(time).to_string()).expect("an id");
+            let inner = id.time().expect("a time");
+            assert_eq!(NamedOp::new(id, 0, inner, Window::Short).op_time(), time, "{micros}");
+        }
+        let time = Timestamp::from_micros(1_795_752_000_000_000);
+        assert_ne!(update_id(time), update_id(time));
     }
 }

@@ -4,13 +4,11 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use orderfree_core::protocol::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa::openapi::ObjectBuilder;
 use utoipa::openapi::schema::Type;
-use uuid::{Builder, Uuid};
 
 use crate::engine::write::{Refused, UpdateError};
 use crate::http::body::parameters::{Parameter, Query, Values, params};
@@ -18,6 +16,7 @@ use crate::http::problem::Problem;
 use crate::http::state::{Served, Shared};
 use crate::limits;
 use crate::policy::Caller;
+use crate::runtime::random::update_id;
 
 params! {
     /// Query parameters of new ids.
@@ -76,43 +75,6 @@ pub(crate) async fn ids(
     clock?;
     let now = app.service.now().wall;
     let times = (0..).map(|later| now.plus(Duration::from_micros(later)));
-    Ok(Json(IdsView {
-        ids: times.take(params.count).map(|time| new_id(time).to_string()).collect(),
-    }))
-}
-
-/// A UUID of version 7 whose bits after the version are the fraction of the millisecond (RFC 9562, section
-/// 6.2, method 3).
-fn new_id(time: Timestamp) -> Uuid {
-    let micros = u64::try_from(time.as_micros()).unwrap_or(0);
-    let fraction =
-        u16::try_from((micros % 1_000 * 4096).div_ceil(1_000)).expect("invariant: 12 bits");
-    let bytes = Uuid::new_v4().into_bytes();
-    let mut rest = [0; 10];
-    rest[..2].copy_from_slice(&fraction.to_be_bytes());
-    // The last bytes: the first ones hold the version and the variant.
-    rest[2..9].copy_from_slice(&bytes[9..]);
-    rest[9] = bytes[0];
-    Builder::from_unix_timestamp_millis(micros / 1_000, &rest).into_uuid()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use orderfree_core::protocol::op_id::{ClientId, NamedOp, Window};
-
-    #[test]
-    fn ids_keep_the_time_to_the_microsecond() {
-        for micros in [0, 1, 499, 500, 998, 999, 1_000] {
-            let time = Timestamp::from_micros(1_795_752_000_000_000 + micros);
-            let id = ClientId::parse(&new_id(time).to_string()).expect("an id");
-            let inner = id.time().expect("a time");
-            let named = NamedOp::new(id, 0, inner, Window::Short);
-            assert_eq!(named.op_time(), time, "{micros}");
-        }
-        let ids = |time| [new_id(time), new_id(time)];
-        let [a, b] = ids(Timestamp::from_micros(1_795_752_000_000_000));
-        assert_ne!(a, b);
-        assert_eq!(a.get_version_num(), 7);
-    }
+    let ids = times.take(params.count).map(|time| update_id(time).to_string());
+    Ok(Json(IdsView { ids: ids.collect() }))
 }

@@ -218,7 +218,10 @@ fn unquoted(text: &str) -> Result<Cow<'_, str>, Problem> {
 /// The id with the time that was sent, or with the time inside it.
 fn with_time(id: ClientId, field: &str, sent: Option<&str>) -> Result<Id, Problem> {
     let time = match sent {
-        Some(text) => Some(parse_time(field, text)?),
+        Some(text) => {
+            let time = id_time(text);
+            Some(time.map_err(|how| bad_id(&format!("{field} is {:?}; {how}.", text.trim())))?)
+        }
         None => id.time(),
     };
     let time = time.ok_or_else(|| {
@@ -232,7 +235,10 @@ fn with_time(id: ClientId, field: &str, sent: Option<&str>) -> Result<Id, Proble
 }
 
 /// Reads a time: RFC 3339, or a Unix time in seconds, milliseconds or microseconds, by its number of digits.
-fn parse_time(field: &str, text: &str) -> Result<Timestamp, Problem> {
+///
+/// # Errors
+/// A sentence that says how to write one.
+pub fn id_time(text: &str) -> Result<Timestamp, String> {
     let text = text.trim();
     let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     let number = digits.and_then(|digits| digits.parse::<i64>().ok());
@@ -243,10 +249,8 @@ fn parse_time(field: &str, text: &str) -> Result<Timestamp, Problem> {
         _ => DateTime::parse_from_rfc3339(text).ok().map(|time| time.timestamp_micros()),
     };
     micros.map(Timestamp::from_micros).ok_or_else(|| {
-        bad_id(&format!(
-            "{field} is {text:?}; send a time such as 2026-11-27T08:00:00.123Z, or a Unix time of 10, 13 or \
-             16 digits."
-        ))
+        "send a time such as 2026-11-27T08:00:00.123Z, or a Unix time of 10, 13 or 16 digits"
+            .to_owned()
     })
 }
 

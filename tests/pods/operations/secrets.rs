@@ -342,7 +342,7 @@ async fn no_command_prints_a_password_or_a_token() {
         &["get", "counter/g/n", "--url", &url, "--token", &format!("{token}\u{7f}")],
         &["get", "counter/g/n", "--url", &url, "--token", &format!("{token}ä\n")],
         &["add", "counter/g/n", "--url", &url, "--token", &token],
-        &["add", "counter/g/n", "--url", &away, "--token-file", &token_file],
+        &["add", "counter/g/n", "--no-retry", "--url", &away, "--token-file", &token_file],
         &["health", "--url", &url, "--token", &token],
         &["health", "--url", &away, "--token", &token],
     ] {

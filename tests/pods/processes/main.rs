@@ -1,5 +1,6 @@
 //! The program as processes on the real cluster: pods that start before their store, pods that end during an outage or
-//! during folds, and tools that move keys.
+//! during folds, proxies that repeat
+//! updates, and tools that move keys.
 
 #[path = "../../cassandra/mod.rs"]
 mod cassandra;
@@ -8,8 +9,13 @@ mod clock;
 #[path = "../../stores/contract/mod.rs"]
 mod contract;
 mod ends;
+#[path = "../operations/haproxy.rs"]
+mod haproxy;
 #[path = "../operations/pod.rs"]
 mod pod;
+mod proxies;
+#[path = "../operations/relay.rs"]
+mod relay;
 mod starts;
 mod transfers;
 #[path = "../operations/wire.rs"]

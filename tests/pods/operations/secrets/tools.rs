@@ -89,9 +89,12 @@ async fn no_tool_prints_a_password_or_a_token() {
     for host in [NO_SERVER, &format!("127.0.0.1:{}", pod.port())] {
         for scheme in ["http", "https"] {
             let address = format!("{scheme}://user:{PASSWORD}@{host}");
-            for line in
-                [&["doctor"][..], &["get", "counter/g/n"], &["add", "counter/g/n"], &["health"]]
-            {
+            for line in [
+                &["doctor"][..],
+                &["get", "counter/g/n"],
+                &["add", "counter/g/n", "--no-retry"],
+                &["health"],
+            ] {
                 let output = run(&[line, &["--url", &address]].concat(), &environment[..2]).await;
                 search.look_at(&format!("`{}` of {scheme}://…@{host}", line[0]), &output);
             }
