@@ -151,6 +151,19 @@ impl Pack {
         self.bytes
     }
 
+    /// Number of its entries.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether it has an entry with this id.
+    #[must_use]
+    pub fn has(&self, id: &OpId) -> bool {
+        self.entries.contains_key(id)
+    }
+
     /// Takes an op, or finds that it has it already.
     ///
     /// # Errors

@@ -27,7 +27,7 @@ use crate::engine::Context;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::fold::Folder;
 use crate::engine::memory::MemoryPermit;
-use crate::engine::metrics::Metrics;
+use crate::engine::metrics::{IdConflict, Metrics};
 use crate::limits;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
 use crate::store::{Reads, StoreError, prefix};
@@ -343,6 +343,7 @@ impl Reader {
     fn learn(&self, key: &Key, reading: &Reading) {
         #[allow(clippy::cast_precision_loss, reason = "a figure for people")]
         self.metrics.read_shards.observe(reading.shards as f64);
+        self.metrics.note_conflicts(IdConflict::Read, key, reading.united.conflicts);
         if let Some(fence) = reading.fence {
             self.gate.observe(fence);
             self.gate.observe_tally(key, reading.is_full);

@@ -192,7 +192,14 @@ impl Mutators {
                 former = Some(Former { entry, legacy, seat });
                 continue;
             }
-            match state.change(&self.totals, |mutator| mutator.accept(change, durability, now)) {
+            let is_repeat = state.mutator().has_id_of(&change);
+            let taken =
+                state.change(&self.totals, |mutator| mutator.accept(change, durability, now));
+            if taken.is_ok() && writer.until.is_some() {
+                self.metrics.id_updates.inc();
+                self.metrics.id_repeats.inc_by(u64::from(is_repeat));
+            }
+            match taken {
                 Ok(Accepted::Stored) => return Ok(None),
                 Ok(Accepted::Queued(ticket)) => {
                     let completion = Arc::clone(&state.next_write);

@@ -32,6 +32,11 @@ pub(crate) struct ShardsView {
     tally: Option<TallyRow>,
     /// All other rows, by expiry, the newest last.
     shards: Vec<ShardRow>,
+    /// The number of ids in the rows that count. An id in several rows is one. Null if a row can't be decoded.
+    ids: Option<usize>,
+    /// The number of these ids that were used with several contents. One content of each counts. Null if a row
+    /// can't be decoded.
+    id_conflicts: Option<usize>,
 }
 
 /// The row of the tally.
@@ -62,8 +67,13 @@ pub(crate) struct ShardRow {
     /// True if the shard expired up to the tally's fence. It is then already in the tally, so its row does
     /// not count.
     in_tally: bool,
-    /// The shard's part of the key's value. Null if the shard can't be decoded.
+    /// The shard's part of the key's value. Null if the shard can't be decoded. Shards can have ids in common,
+    /// which count once in the key's value.
     value: Option<Shown>,
+    /// The number of ids in the shard, for shards of updates with ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    ids: Option<usize>,
     /// Why the shard can't be decoded.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -118,6 +128,7 @@ impl ShardRow {
             phase: shard.phase.into(),
             in_tally: shard.is_zombie,
             value,
+            ids: shard.ids,
             error,
         }
     }
@@ -136,7 +147,7 @@ impl ShardRow {
             "full": false},
         "shards": [{"mutator_id": "5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77",
             "expires_at": "2026-11-22T06:30:00.000417Z", "phase": "live", "in_tally": false,
-            "value": 34}]})))
+            "value": 34}], "ids": 0, "id_conflicts": 0})))
 )]
 pub(crate) async fn shards(
     State(served): State<Served>,
@@ -158,6 +169,8 @@ pub(crate) async fn shards(
         cutoff: rfc3339(report.cutoff),
         tally: report.tally.map(|tally| TallyRow::new(&tally, &params)),
         shards: report.shards.iter().map(|shard| ShardRow::new(shard, &params)).collect(),
+        ids: report.united.map(|united| united.ids),
+        id_conflicts: report.united.map(|united| united.conflicts),
     }))
 }
 

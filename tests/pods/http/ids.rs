@@ -5,6 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
+use orderfree::engine::write::Bounds;
+use orderfree::policy::Policies;
+
 use crate::pod::{Answer, Fault, Pod, request};
 
 const KEY: &str = "/v1/counter/g/n";
@@ -279,4 +282,52 @@ async fn ids_are_made_by_the_pods_clock() {
     pod.set(Fault::Unmeasured);
     let refused = pod.send(request("POST", "/v1/ids", &[], "")).await;
     assert_eq!(kind_of(&refused).1, "clock");
+}
+
+/// The value of a metric.
+async fn metric(pod: &Pod, name: &str) -> String {
+    let text = pod.get("/metrics").await.text;
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("orderfree_{name} ")));
+    line.unwrap_or_else(|| panic!("no {name} in {text}")).to_owned()
+}
+
+#[tokio::test]
+async fn metrics_and_shards_tell_of_ids_and_their_conflicts() {
+    // It forgets an id as soon as it writes another key.
+    let pod = Pod::of(Policies::default(), Bounds { resting_bytes: 0, ..Bounds::awake(1) });
+    let now = now_ms();
+    let shards = async || pod.get(&format!("{KEY}/shards")).await.json();
+    for (id, body) in [("a", "1"), ("a", "1"), ("b", "2")] {
+        assert_eq!(add(&pod, id, now, body).await.status, StatusCode::OK);
+    }
+    assert_eq!(kind_of(&add(&pod, "b", now, "3").await).1, "id-reused");
+    pod.post("/v1/counter/g/other", "text/plain", "1").await;
+    for (id, body) in [("a", "5"), ("c", "1")] {
+        assert_eq!(add(&pod, id, now, body).await.status, StatusCode::OK);
+    }
+    let shown = shards().await;
+    assert_eq!((&shown["ids"], &shown["id_conflicts"]), (&json!(3), &json!(1)), "{shown}");
+    assert_eq!(shown["shards"].as_array().expect("a list").len(), 2);
+    assert!(shown["shards"].as_array().expect("a list").iter().all(|row| row["ids"] == 2));
+    for _ in 0..2 {
+        assert_eq!(total(&pod).await.as_deref(), Some("8"), "the greater bytes of a, 2 and 1");
+    }
+    for (name, expected) in [
+        ("id_updates_total", "5"),
+        ("id_repeats_total", "1"),
+        ("id_conflicts_total{by=\"update\"}", "1"),
+        ("id_conflicts_total{by=\"read\"}", "2"),
+        ("id_conflicts_total{by=\"fold\"}", "0"),
+        ("ids_alive", "4"),
+    ] {
+        assert_eq!(metric(&pod, name).await, expected, "{name}");
+    }
+    // Two windows of 15 minutes, and 30 s until the fold.
+    pod.advance(Duration::from_secs(30 * 60 + 40));
+    assert_eq!(metric(&pod, "ids_alive").await, "0");
+    let fold = pod.post(&format!("{KEY}/fold"), "application/json", "").await;
+    assert_eq!(fold.json()["folded"], 2, "{}", fold.text);
+    assert_eq!(metric(&pod, "id_conflicts_total{by=\"fold\"}").await, "1");
+    let shown = shards().await;
+    assert_eq!((&shown["ids"], &shown["id_conflicts"]), (&json!(0), &json!(0)), "{shown}");
 }
