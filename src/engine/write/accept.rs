@@ -120,6 +120,9 @@ impl Mutators {
             Arrival::Born if is_state && self.table.is_born_too_often(key, now) => {
                 Err(Refused::BornTooOften)
             }
+            Arrival::Born if !is_state && self.table.is_known(key, now) => {
+                Ok(self.policies.seat(&key.group, Arrival::Next)?)
+            }
             arrival => Ok(self.policies.seat(&key.group, arrival)?),
         };
         // Vital: a panic here would leave a mutator that no task writes.
@@ -256,7 +259,7 @@ impl Mutators {
         let Found { entry, arrival, moves } = found;
         self.count_moves(moves);
         match arrival {
-            Some(Arrival::Born) => drop(self.metrics.births.inc()),
+            Some(Arrival::Born | Arrival::Next) => drop(self.metrics.births.inc()),
             Some(Arrival::Woken) => drop(self.metrics.wakes.inc()),
             None => {}
         }

@@ -20,7 +20,7 @@
 //! wakes at its key's next op. If memory for mutators at rest runs out, one is evicted, and its key's next
 //! op gets a new mutator and a new row.
 //!
-//! Lock order: shedding, then a map part, then an entry, then births. A task never takes a map lock while it
+//! Lock order: shedding, then a map part, then an entry, then births or known keys. A task never takes a map lock while it
 //! holds an entry's lock, and never holds a lock across an await.
 
 mod accept;
