@@ -122,8 +122,8 @@ catalog! {
         "This pod has an update of the key with this id and other content. An id names one update.",
         "Send the update that the id was made for, or use a new id for this one.";
     TooManyIds: TOO_MANY_REQUESTS retry 60, "too-many-ids", "Too many ids of one key",
-        "This pod has as many ids of the key for one window as it can have. They are remembered until no \
-         retry can come any more.",
+        "This pod has as many ids of the key for one window as it can have, or a read of the key has met too many. \
+         Ids stay until no retry can come any more and a fold has taken them.",
         "Send the update again with the same id, to another pod or later. Spread what is counted over more \
          keys, or use the window `minute`.";
     OutOfRange: CONFLICT, "out-of-range", "The value would be out of range",

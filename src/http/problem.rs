@@ -454,7 +454,7 @@ impl From<Refused> for Problem {
             Refused::Quota(_) => ProblemType::OverQuota,
             Refused::BornTooOften => ProblemType::BornTooOften,
             Refused::IdAhead { .. } => ProblemType::IdAhead,
-            Refused::TooManyIds { .. } => ProblemType::TooManyIds,
+            Refused::TooManyIds { .. } | Refused::KeyHasTooManyIds => ProblemType::TooManyIds,
             Refused::Store(_) | Refused::Unacked => ProblemType::StoreRefused,
             Refused::Deadline(_) => ProblemType::Unsent,
             Refused::Stopping => ProblemType::Stopping,

@@ -196,6 +196,9 @@ impl Mutators {
                 continue;
             }
             let is_repeat = state.mutator().has_id_of(&change);
+            if writer.until.is_some() && !is_repeat && self.gate.has_too_many_ids(&writer.key) {
+                return Err(Refused::KeyHasTooManyIds);
+            }
             let taken =
                 state.change(&self.totals, |mutator| mutator.accept(change, durability, now));
             if taken.is_ok() && writer.until.is_some() {

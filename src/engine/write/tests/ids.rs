@@ -69,3 +69,28 @@ async fn a_pod_takes_so_many_ids_of_a_key_and_a_window() {
     let plain = vec![Op::Counter(CounterOp::Add { by: 1 })];
     assert_eq!(pod.mutators.update(&key("n"), plain, STORED).await, Ok(None));
 }
+
+/// Reads of the key get slow. Other updates of it need no further room.
+#[tokio::test]
+async fn a_key_with_too_many_ids_takes_no_further_ones() {
+    let pod = pod();
+    acknowledge(&pod);
+    let add = async |id: &str| {
+        pod.mutators.update(&key("n"), named(&pod, id, Window::Short), STORED).await.map(drop)
+    };
+    let seen = |ids| pod.mutators.gate.observe_ids(&key("n"), ids);
+    assert_eq!(add("a").await, Ok(()));
+    seen(limits::KEY_IDS_MAX);
+    assert_eq!(add("b").await, Ok(()));
+    seen(limits::KEY_IDS_MAX + 1);
+    assert_eq!(add("c").await, Err(Refused::KeyHasTooManyIds.into()));
+    assert_eq!(add("b").await, Ok(()), "a repeat");
+    let plain = vec![Op::Counter(CounterOp::Add { by: 1 })];
+    assert_eq!(pod.mutators.update(&key("n"), plain, STORED).await, Ok(None));
+    seen(limits::KEY_IDS_MAX);
+    assert_eq!(add("c").await, Ok(()));
+    seen(limits::KEY_IDS_MAX + 1);
+    assert_eq!(add("d").await, Err(Refused::KeyHasTooManyIds.into()));
+    pod.clock.advance(limits::KEY_IDS_TIME_MAX);
+    assert_eq!(add("d").await, Ok(()), "it is forgotten");
+}
