@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::HeaderMap;
 use orderfree_core::crdt::{Kind, Precision};
 use orderfree_core::protocol::Phase;
 use orderfree_core::protocol::read::ShardView;
@@ -11,6 +12,7 @@ use utoipa::ToSchema;
 use crate::engine::fold::FoldResult;
 use crate::engine::service::TallyView;
 use crate::http::api::read;
+use crate::http::body::extract;
 use crate::http::body::parameters::{self, NoParams, NumbersParams, Query, ValueParams, params};
 use crate::http::body::wire::{KeyView, Shown, rfc3339};
 use crate::http::catalog::ProblemType;
@@ -153,7 +155,9 @@ pub(crate) async fn shards(
     State(served): State<Served>,
     path: KeyPath,
     Query(params): Query<NumbersParams>,
+    headers: HeaderMap,
 ) -> Result<Json<ShardsView>, Problem> {
+    extract::of_read(&headers)?;
     let app = &served.app;
     let (key, _) = path.to(Verb::Admin)?;
     let report = app.service.shards(&key).await;

@@ -256,9 +256,18 @@ async fn bad_ids_are_refused_with_a_sentence() {
         assert_eq!(problem["type"], format!("/problems/{kind}"), "{more}: {problem}");
     }
     assert_eq!(total(&pod).await, None);
-    for path in [KEY, "/v1/counter/g"] {
-        let answer = pod.send(request("GET", path, &[("idempotency-key", "a")], "")).await;
-        assert_eq!(kind_of(&answer).1, "unsupported-header", "{path}");
+    for header in ["idempotency-key", "idempotency-window", "ce-id", "ce-source", "ce-time"] {
+        let headers = [("content-type", "application/json"), (header, "a")];
+        for (method, path) in [
+            ("GET", KEY),
+            ("GET", "/v1/counter/g"),
+            ("GET", "/v1/counter/g/n/shards"),
+            ("POST", "/v1/query"),
+            ("POST", "/v1/merge"),
+        ] {
+            let answer = pod.send(request(method, path, &headers, "{}")).await;
+            assert_eq!(kind_of(&answer).1, "unsupported-header", "{path} with {header}");
+        }
     }
 }
 
@@ -330,4 +339,39 @@ async fn metrics_and_shards_tell_of_ids_and_their_conflicts() {
     assert_eq!(metric(&pod, "id_conflicts_total{by=\"fold\"}").await, "1");
     let shown = shards().await;
     assert_eq!((&shown["ids"], &shown["id_conflicts"]), (&json!(0), &json!(0)), "{shown}");
+}
+
+#[tokio::test]
+async fn a_range_of_lines_says_until_when_all_of_it_can_be_sent_again() {
+    let (pod, now) = (Pod::new(), now_ms());
+    let line = |id: Option<&str>, time: u64| {
+        let mut line = json!({"kind": "counter", "group": "g", "name": "n", "op": {"op": "add"}});
+        if let Some(id) = id {
+            line["id"] = json!(id);
+            line["time"] = json!(time);
+        }
+        format!("{line}\n")
+    };
+    // Another window ends earlier by its length, 15 minutes.
+    let before = now - 15 * 60 * 1_000;
+    let lines = [
+        line(Some("a"), now),
+        line(Some("b"), before),
+        line(Some("c"), now),
+        line(None, 0),
+        line(Some("d"), now - 10_000_000),
+    ];
+    pod.set(Fault::Silent);
+    let answer = pod.post("/v1/batch", "application/x-ndjson", &lines.concat()).await.json();
+    let errors = answer["errors"].as_array().expect("a list");
+    let ranges: Vec<_> = errors.iter().map(|range| (&range["first"], &range["last"])).collect();
+    assert_eq!(ranges, [(&json!(1), &json!(3)), (&json!(4), &json!(4)), (&json!(5), &json!(5))]);
+    let until = |range: usize| {
+        let text = errors[range]["retry_until"].as_str()?;
+        let time = chrono::DateTime::parse_from_rfc3339(text).expect("RFC 3339");
+        Some(time.timestamp_millis().cast_unsigned())
+    };
+    let earliest = until(0).expect("lines with ids");
+    assert!((now - 20_000..now + 900_000).contains(&earliest), "that of line 2: {answer}");
+    assert_eq!((until(1), until(2)), (None, None), "without an id, and too late: {answer}");
 }
