@@ -59,7 +59,8 @@ impl AnswerBounds {
             true => AnswerBounds {
                 look_rows: SLICE_ROWS_MAX,
                 slice,
-                fold_rows: SLICE_BYTES_MAX / PACK_BYTES_MAX,
+                // Twice the bytes of a slice if all rows are full packs; there are few folds at once.
+                fold_rows: 2 * SLICE_BYTES_MAX / PACK_BYTES_MAX,
                 fold_step: (20_000, steps_bytes),
                 part: PartSize {
                     rows: (parts_bytes / PACK_BYTES_MAX, 10_000),
@@ -483,7 +484,7 @@ mod tests {
             let AnswerBounds { look_rows, slice, fold_rows, part, .. } = AnswerBounds::of(*kind);
             // The first slice of kinds with small states is not limited by bytes: see `KEY_IDS_MAX`.
             assert!(kind.about().is_small() || look_rows * largest <= slice.1, "{kind}: a read");
-            assert!(fold_rows * largest <= slice.1, "{kind}: a fold's slice");
+            assert!(fold_rows * largest <= 2 * slice.1, "{kind}: a fold's slice");
             assert!(part.rows.0 * largest <= part.bytes, "{kind}: a first part");
         }
     }
