@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use lru::LruCache;
 use orderfree_core::crdt::Kind;
+use orderfree_core::crdt::pack::PACK_BYTES_MAX;
+#[cfg(doc)]
+use orderfree_core::protocol::KEY_STATES_BYTES_MAX;
 use orderfree_core::protocol::prefix::PartSize;
 
 /// How many rows of a key one answer of the store can have, and how to read and fold a key with more rows.
@@ -34,6 +37,17 @@ pub const SLICE_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Rows of a key with the same expiry, for kinds with small states.
 pub const EXPIRY_ROWS_MAX: usize = 200_000;
 
+/// The same for other kinds. Only packs have an expiry in common. A pod has [`KEY_STATES_BYTES_MAX`] of these, in
+/// rows of up to [`PACK_BYTES_MAX`].
+pub const EXPIRY_ROWS_MAX_LARGE: usize = 10_000;
+
+/// Ids in the rows of a key that make reads slow. A pod that meets more takes no further ids of the key for a
+/// while. They have some 5 MB, so reads are far from their own limits.
+pub const KEY_IDS_MAX: usize = 200_000;
+
+/// How long a pod remembers that a key has too many ids. A read of the key renews it.
+pub const KEY_IDS_TIME_MAX: Duration = Duration::from_secs(60);
+
 impl AnswerBounds {
     /// The bounds for keys of a kind.
     #[must_use]
@@ -41,14 +55,15 @@ impl AnswerBounds {
         let slice = (SLICE_ROWS_MAX, SLICE_BYTES_MAX);
         let (parts_bytes, steps_bytes) = (4 * 1024 * 1024, 16 * 1024 * 1024);
         match kind.about().is_small() {
-            // Their rows are small, except for packs: those have up to 16 KiB.
+            // A row has a few bytes, or a pack.
             true => AnswerBounds {
                 look_rows: SLICE_ROWS_MAX,
                 slice,
-                fold_rows: 2_000,
+                // Twice the bytes of a slice if all rows are full packs; there are few folds at once.
+                fold_rows: 2 * SLICE_BYTES_MAX / PACK_BYTES_MAX,
                 fold_step: (20_000, steps_bytes),
                 part: PartSize {
-                    rows: (256, 10_000),
+                    rows: (parts_bytes / PACK_BYTES_MAX, 10_000),
                     bytes: parts_bytes,
                     expiry_rows: EXPIRY_ROWS_MAX,
                 },
@@ -59,7 +74,11 @@ impl AnswerBounds {
                 slice,
                 fold_rows: 128,
                 fold_step: (10_000, steps_bytes / 2),
-                part: PartSize { rows: (16, 1_000), bytes: parts_bytes, expiry_rows: 256 },
+                part: PartSize {
+                    rows: (16, 1_000),
+                    bytes: parts_bytes,
+                    expiry_rows: EXPIRY_ROWS_MAX_LARGE,
+                },
             },
         }
     }
@@ -201,6 +220,9 @@ pub const EMBEDDED_CACHE_BYTES: usize = 128 * 1024 * 1024;
 
 /// Keys that can't be folded and that the pod remembers. Reads of them do not nominate them again.
 pub const FOLD_BLOCKED_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
+
+/// Keys with too many ids that the pod remembers.
+pub const CROWDED_KEYS_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
 /// Keys with a full tally that the pod remembers. It refuses updates that would add to the tally.
 pub const FULL_KEYS_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
@@ -446,7 +468,37 @@ pub fn cache<K: Hash + Eq, V>(entries_max: NonZeroUsize) -> LruCache<K, V> {
 
 #[cfg(test)]
 mod tests {
+    use orderfree_core::crdt::STATE_BYTES_MAX;
+    use orderfree_core::protocol::KEY_STATES_BYTES_MAX;
+
     use super::*;
+
+    /// Before a read, the size of a key's rows is not known.
+    #[test]
+    fn the_largest_rows_fit_into_the_first_answers() {
+        for kind in Kind::ALL {
+            let largest = match kind.about().is_small() {
+                true => PACK_BYTES_MAX,
+                false => STATE_BYTES_MAX,
+            };
+            let AnswerBounds { look_rows, slice, fold_rows, part, .. } = AnswerBounds::of(*kind);
+            // The first slice of kinds with small states is not limited by bytes: see `KEY_IDS_MAX`.
+            assert!(kind.about().is_small() || look_rows * largest <= slice.1, "{kind}: a read");
+            assert!(fold_rows * largest <= 2 * slice.1, "{kind}: a fold's slice");
+            assert!(part.rows.0 * largest <= part.bytes, "{kind}: a first part");
+        }
+    }
+
+    /// An expiry is read at once or not at all, so what pods can give one expiry must fit.
+    #[test]
+    fn tens_of_pods_can_have_all_their_packs_in_one_expiry() {
+        // Two entries of half a pack, and a little, do not fit into one.
+        let rows_of_pod = 2 * KEY_STATES_BYTES_MAX / PACK_BYTES_MAX;
+        for kind in Kind::ALL {
+            let pods = AnswerBounds::of(*kind).part.expiry_rows / rows_of_pod;
+            assert!(pods >= 50, "{kind}: {pods} pods");
+        }
+    }
 
     #[test]
     fn a_cache_keeps_the_latest_up_to_its_bound() {

@@ -1,7 +1,8 @@
 //! The clock gate decides whether a pod accepts updates. It answers "can this pod's clock be trusted now?"
 //! from the store's samples and from every fence that was read (invariants I4 and I12). It also remembers the
-//! keys whose tally is full.
+//! keys whose tally is full, and those with too many ids.
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -23,11 +24,52 @@ pub struct ClockGate {
     fences: Mutex<FenceGuard>,
     /// Whether the store's finding that a clock moved was logged.
     told: AtomicBool,
-    /// Keys with a full tally, and when it was seen, by the boot-time clock.
-    full: Mutex<LruCache<Key, Duration>>,
-    /// Length of `full`. While it is 0, updates need no lock.
-    full_count: AtomicUsize,
+    /// Keys with a full tally.
+    full: SeenKeys,
+    /// Keys with too many ids.
+    crowded: SeenKeys,
     metrics: Arc<Metrics>,
+}
+
+/// Keys of which a read or a fold has seen something.
+struct SeenKeys {
+    /// When it was seen, by the boot-time clock.
+    keys: Mutex<LruCache<Key, Duration>>,
+    /// Length of `keys`. While it is 0, updates need no lock.
+    count: AtomicUsize,
+    /// How long it is remembered.
+    time_max: Duration,
+}
+
+impl SeenKeys {
+    fn new(keys_max: NonZeroUsize, time_max: Duration) -> SeenKeys {
+        let keys = Mutex::new(limits::cache(keys_max));
+        SeenKeys { keys, count: AtomicUsize::new(0), time_max }
+    }
+
+    /// Notes that it was seen of this key, or that it was not. Returns the number of keys.
+    fn note(&self, key: &Key, is_seen: bool, now: Now) -> usize {
+        if !is_seen && self.count.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        match is_seen {
+            true => drop(keys.put(key.clone(), now.boot)),
+            false => drop(keys.pop(key)),
+        }
+        self.count.store(keys.len(), Ordering::Relaxed);
+        keys.len()
+    }
+
+    /// Forgets after a while, because another pod can have changed it since.
+    fn has(&self, key: &Key, now: impl Fn() -> Now) -> bool {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = keys.get(key).copied();
+        seen.is_some_and(|seen| now().boot < seen + self.time_max)
+    }
 }
 
 impl ClockGate {
@@ -44,8 +86,8 @@ impl ClockGate {
             constants,
             fences: Mutex::default(),
             told: AtomicBool::default(),
-            full: Mutex::new(limits::cache(limits::FULL_KEYS_MAX)),
-            full_count: AtomicUsize::new(0),
+            full: SeenKeys::new(limits::FULL_KEYS_MAX, limits::FULL_TIME_MAX),
+            crowded: SeenKeys::new(limits::CROWDED_KEYS_MAX, limits::KEY_IDS_TIME_MAX),
             metrics,
         }
     }
@@ -116,28 +158,25 @@ impl ClockGate {
 
     /// Records whether the tally of a key has no room for another shard.
     pub fn observe_tally(&self, key: &Key, is_full: bool) {
-        if !is_full && self.full_count.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let mut full = self.full.lock().unwrap_or_else(PoisonError::into_inner);
-        match is_full {
-            true => drop(full.put(key.clone(), self.now().boot)),
-            false => drop(full.pop(key)),
-        }
-        self.full_count.store(full.len(), Ordering::Relaxed);
-        self.metrics.full_tallies.set(i64::try_from(full.len()).unwrap_or(i64::MAX));
+        let full = self.full.note(key, is_full, self.now());
+        self.metrics.full_tallies.set(i64::try_from(full).unwrap_or(i64::MAX));
     }
 
-    /// Whether the tally of a key was full when last seen. Forgets after a while, because another pod can
-    /// have made room since.
+    /// Whether the tally of a key was full when last seen.
     #[must_use]
     pub fn is_full(&self, key: &Key) -> bool {
-        if self.full_count.load(Ordering::Relaxed) == 0 {
-            return false;
-        }
-        let mut full = self.full.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = full.get(key).copied();
-        seen.is_some_and(|seen| self.now().boot < seen + limits::FULL_TIME_MAX)
+        self.full.has(key, || self.now())
+    }
+
+    /// Records how many ids are in the rows of a key.
+    pub fn observe_ids(&self, key: &Key, ids: usize) {
+        self.crowded.note(key, ids > limits::KEY_IDS_MAX, self.now());
+    }
+
+    /// Whether a key had too many ids when last read.
+    #[must_use]
+    pub fn has_too_many_ids(&self, key: &Key) -> bool {
+        self.crowded.has(key, || self.now())
     }
 
     fn fences(&self) -> std::sync::MutexGuard<'_, FenceGuard> {

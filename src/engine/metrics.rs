@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use clap::ValueEnum;
-use orderfree_core::protocol::Outcome;
+use orderfree_core::protocol::{Key, Outcome};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -94,6 +94,35 @@ impl FoldEnd {
     }
 }
 
+/// What met an id with several contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdConflict {
+    /// An update, which was refused.
+    Update,
+    /// A read of the key. Each read meets it again until a fold has taken it.
+    Read,
+    /// A fold.
+    Fold,
+}
+
+impl IdConflict {
+    fn label(self) -> IdConflictLabel {
+        let by = match self {
+            IdConflict::Update => "update",
+            IdConflict::Read => "read",
+            IdConflict::Fold => "fold",
+        };
+        IdConflictLabel { by }
+    }
+}
+
+/// Labels of [`Metrics::id_conflicts`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct IdConflictLabel {
+    /// `update`, `read` or `fold`.
+    pub by: &'static str,
+}
+
 /// Labels of [`Metrics::folds`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct FoldLabel {
@@ -118,7 +147,7 @@ pub struct DeniedLabel {
 /// Labels of [`Metrics::refused`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RefusedLabel {
-    /// `op`, `clock`, `limit`, `quota`, `births`, `store`, `unsent` or `stopping`.
+    /// `op`, `clock`, `limit`, `quota`, `births`, `ids`, `store`, `unsent` or `stopping`.
     pub reason: &'static str,
 }
 
@@ -168,6 +197,16 @@ pub struct Metrics {
     pub unresolved_deaths: Counter,
     /// Op lists answered from memory that no acknowledged write includes and no successor inherited.
     pub memory_lost: Counter,
+    /// Updates with an id that went into a pack, with repeats.
+    pub id_updates: Counter,
+    /// Those of them whose id was in the pack already.
+    pub id_repeats: Counter,
+    /// Ids with several contents, by what met them.
+    pub id_conflicts: Family<IdConflictLabel, Counter>,
+    /// Ids in packs of this pod that no fold can have taken yet.
+    pub ids_alive: Gauge,
+    /// Age in seconds of the oldest of these ids.
+    pub ids_age_seconds: Gauge<f64, AtomicU64>,
     /// Panics by task.
     pub panics: Family<TaskLabel, Counter>,
     /// Reads of single keys by source of the answer.
@@ -242,6 +281,11 @@ impl Metrics {
             waiting: Gauge::default(),
             unresolved_deaths: Counter::default(),
             memory_lost: Counter::default(),
+            id_updates: Counter::default(),
+            id_repeats: Counter::default(),
+            id_conflicts: Family::default(),
+            ids_alive: Gauge::default(),
+            ids_age_seconds: Gauge::default(),
             panics: Family::default(),
             reads: Family::default(),
             read_shards: counts(),
@@ -316,6 +360,19 @@ impl Metrics {
             "Lost updates that were answered from memory",
             self.memory_lost.clone(),
         );
+        let help = "Updates with an id that this pod took, with repeats; kinds that need no id are not counted";
+        r.register("id_updates", help, self.id_updates.clone());
+        let help = "Repeated updates whose id was still in the pack that this pod writes for the key; it does \
+                    not see others";
+        r.register("id_repeats", help, self.id_repeats.clone());
+        let help = "Ids with several contents, by what met them: an update, a fold, or a read, and each read \
+                    meets them again";
+        r.register("id_conflicts", help, self.id_conflicts.clone());
+        let help = "Ids that this pod stored since its start and that no fold can have taken yet";
+        r.register("ids_alive", help, self.ids_alive.clone());
+        let help = "Time since this pod stored the oldest id that no fold can have taken yet";
+        let (unit, gauge) = (Unit::Seconds, self.ids_age_seconds.clone());
+        r.register_with_unit("ids_oldest_age", help, unit, gauge);
         r.register("panics", "Panics by task", self.panics.clone());
         let help = "Reads of single keys by source of the answer";
         r.register("reads", help, self.reads.clone());
@@ -367,10 +424,15 @@ impl Metrics {
         for end in [FoldEnd::Folded, FoldEnd::Failed, FoldEnd::Blocked, FoldEnd::Paused] {
             self.folds.get_or_create(&FoldLabel { end: end.name() }).inc_by(0);
         }
+        for met in [IdConflict::Update, IdConflict::Read, IdConflict::Fold] {
+            self.id_conflicts.get_or_create(&met.label()).inc_by(0);
+        }
         for class in ["write_refused", "write_unknown", "unavailable", "too_many_rows", "corrupt"] {
             self.store_errors.get_or_create(&StoreErrorLabel { class }).inc_by(0);
         }
-        for reason in ["op", "clock", "limit", "quota", "births", "store", "unsent", "stopping"] {
+        for reason in
+            ["op", "clock", "limit", "quota", "births", "ids", "store", "unsent", "stopping"]
+        {
             self.refused.get_or_create(&RefusedLabel { reason }).inc_by(0);
         }
         for reason in ["unauthenticated", "forbidden", "rate", "quota"] {
@@ -408,6 +470,19 @@ impl Metrics {
     /// Counts a fold by result.
     pub fn count_fold(&self, end: FoldEnd) {
         self.folds.get_or_create(&FoldLabel { end: end.name() }).inc();
+    }
+
+    /// Counts ids with several contents.
+    pub fn count_conflicts(&self, met: IdConflict, count: usize) {
+        self.id_conflicts.get_or_create(&met.label()).inc_by(count as u64);
+    }
+
+    /// Counts a key's ids with several contents. The log names the key and never an id, which can be a secret.
+    pub fn note_conflicts(&self, met: IdConflict, key: &Key, count: usize) {
+        if count > 0 {
+            self.count_conflicts(met, count);
+            tracing::warn!(%key, ids = count, "ids were used for several contents; one of each counts");
+        }
     }
 
     /// Counts a store error.

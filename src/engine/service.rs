@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orderfree_core::crdt::envelope;
+use orderfree_core::crdt::pack::United;
 use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{self, Then};
 use orderfree_core::protocol::op_id::NamedOp;
-use orderfree_core::protocol::read::{self, RowError, RowReader};
+use orderfree_core::protocol::read::{self, Answer, RowError, RowReader};
 use orderfree_core::protocol::{
     BadSlice, Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp,
 };
@@ -67,6 +68,8 @@ pub struct ShardsReport {
     pub tally: Option<TallyView>,
     /// All other rows, by ascending expiry.
     pub shards: Vec<read::ShardView>,
+    /// The ops with ids among the rows that count. `None` if one of these rows can't be decoded or merged.
+    pub united: Option<United>,
 }
 
 /// A tally, decoded or not.
@@ -97,10 +100,11 @@ impl Service {
         &self.metrics
     }
 
-    /// Updates the clock offset, which is measured only on demand, and returns the metrics.
+    /// Updates the metrics that are measured only on demand, and returns all.
     #[must_use]
     pub fn refresh_metrics(&self) -> &Metrics {
         self.gate.measure_offset();
+        self.mutators.refresh_metrics();
         &self.metrics
     }
 
@@ -261,6 +265,11 @@ impl Service {
                 content,
             }),
             shards: read::shards(key, &slice, now, &self.constants),
+            united: match read::assemble(key, &slice, now, &self.constants) {
+                Ok(Answer::Value(reading)) => Some(reading.united),
+                Ok(Answer::Absent | Answer::ReadAgain) => Some(United::default()),
+                Err(_) => None,
+            },
         })
     }
 

@@ -126,8 +126,8 @@ catalog! {
         "Drop this total if it is a late retry: the later one includes it. If the sender lost its total and \
          began again, use a new id.";
     TooManyIds: TOO_MANY_REQUESTS retry 60, "too-many-ids", "Too many ids of one key",
-        "This pod has as many ids of the key for one window as it can have. They are remembered until no \
-         retry can come any more.",
+        "This pod has as many ids of the key for one window as it can have, or a read of the key has met too many. \
+         Ids stay until no retry can come any more and a fold has taken them.",
         "Send the update again with the same id, to another pod or later. Spread what is counted over more \
          keys, or use the window `minute`.";
     OutOfRange: CONFLICT, "out-of-range", "The value would be out of range",

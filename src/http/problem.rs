@@ -61,9 +61,12 @@ struct LineRange {
     outcome: Outcome,
     kind: ProblemType,
     detail: Option<Box<str>>,
+    /// The earliest time of its lines; none if they have no ids, or need none.
+    retry_until: Option<Timestamp>,
 }
 
-/// Lines that follow each other and were not acknowledged for the same reason.
+/// Lines that follow each other and were not acknowledged for the same reason. All of them can be sent again with
+/// their ids, or none.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = LineRange)]
 struct LineRangeBody<'a> {
@@ -82,13 +85,20 @@ struct LineRangeBody<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     detail: Option<&'a str>,
+    /// Only for lines with ids: send these lines again with the same ids, up to this time. Each counts once. Some
+    /// of the lines can be sent for longer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, format = DateTime)]
+    retry_until: Option<String>,
 }
 
 impl Serialize for LineRange {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let &LineRange { first, last, outcome, kind, ref detail } = self;
+        let &LineRange { first, last, outcome, kind, ref detail, retry_until } = self;
         let (r#type, title, detail) = (kind.address(), kind.entry().title, detail.as_deref());
-        LineRangeBody { first, last, outcome, r#type, title, detail }.serialize(serializer)
+        let retry_until = retry_until.map(rfc3339);
+        let body = LineRangeBody { first, last, outcome, r#type, title, detail, retry_until };
+        body.serialize(serializer)
     }
 }
 
@@ -160,15 +170,28 @@ impl Summary {
     }
 
     fn add_error(&mut self, line: usize, outcome: Outcome, problem: Problem) {
-        let Problem { kind, detail, .. } = problem;
-        let is_same = |range: &&mut LineRange| (range.outcome, range.kind) == (outcome, kind);
+        let Problem { kind, detail, retry_until, .. } = problem;
+        let is_same = |range: &&mut LineRange| {
+            let has_until = range.retry_until.is_some() == retry_until.is_some();
+            (range.outcome, range.kind) == (outcome, kind) && has_until
+        };
         match self.errors.last_mut().filter(|_| self.is_in_range).filter(is_same) {
-            Some(range) => range.last = line,
+            // Both have one, or neither.
+            Some(range) => {
+                range.last = line;
+                range.retry_until = range.retry_until.min(retry_until);
+            }
             None => {
                 let bytes = self.details_bytes + detail.len();
                 let detail = (bytes <= limits::ERROR_DETAILS_BYTES_MAX).then(|| detail.into());
                 self.details_bytes = detail.as_ref().map_or(self.details_bytes, |_| bytes);
-                self.errors.push(LineRange { first: line, last: line, outcome, kind, detail });
+                if self.errors.len() == self.errors.capacity() {
+                    // It doubles, and ends at the limit.
+                    let left = limits::ERROR_RANGES_MAX.saturating_sub(self.errors.len());
+                    self.errors.reserve_exact(self.errors.len().max(4).min(left.max(1)));
+                }
+                let (first, last) = (line, line);
+                self.errors.push(LineRange { first, last, outcome, kind, detail, retry_until });
             }
         }
     }
@@ -455,7 +478,7 @@ impl From<Refused> for Problem {
             Refused::Quota(_) => ProblemType::OverQuota,
             Refused::BornTooOften => ProblemType::BornTooOften,
             Refused::IdAhead { .. } => ProblemType::IdAhead,
-            Refused::TooManyIds { .. } => ProblemType::TooManyIds,
+            Refused::TooManyIds { .. } | Refused::KeyHasTooManyIds => ProblemType::TooManyIds,
             Refused::Store(_) | Refused::Unacked => ProblemType::StoreRefused,
             Refused::Deadline(_) => ProblemType::Unsent,
             Refused::Stopping => ProblemType::Stopping,

@@ -56,8 +56,10 @@ impl Tenant {
 /// How a mutator became awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// It is new, and will have a new row.
+    /// It is new, and so may be its key.
     Born,
+    /// It is new, and its key is not.
+    Next,
     /// It was at rest.
     Woken,
 }

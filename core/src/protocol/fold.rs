@@ -13,6 +13,7 @@ use super::prefix::PrefixRead;
 use super::read::{RowError, RowReader};
 use super::{Constants, FullRead, Key, Row, Timestamp};
 use crate::crdt::envelope;
+use crate::crdt::pack::United;
 
 /// Largest envelope of a tally, in bytes. A larger fold is not executed: Cassandra refuses a batch above half
 /// a segment of its commit log (16 MiB by default), and every read carries the tally.
@@ -53,6 +54,8 @@ pub struct Report {
     pub has_more: bool,
     /// The tally can't take the next final shard: it would be larger than [`TALLY_BYTES_MAX`].
     pub is_full: bool,
+    /// The ops with ids among the shards that go into the tally.
+    pub united: United,
 }
 
 /// Why a key can't be folded. Its rows stay as they are.
@@ -169,14 +172,16 @@ impl Gathered {
             self.measure(fence_of(through), TALLY_BYTES_MAX);
         }
         let is_full = self.fitting.is_some();
-        let all = Fitting { state: self.state, shards: self.shards, through };
-        let Fitting { mut state, shards, through } = self.fitting.unwrap_or(all);
+        let (shards, united) = (self.shards, self.united);
+        let all = Fitting { state: self.state, shards, united, through };
+        let Fitting { mut state, shards, united, through } = self.fitting.unwrap_or(all);
         let fence = fence_of(through);
         let report = Report {
             fence_before: before,
             folded: shards,
             has_more: report.has_more && !is_full,
             is_full,
+            united,
             ..report
         };
         // At an equal fence the greater bytes win: those with the "full" flag.

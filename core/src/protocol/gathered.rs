@@ -34,6 +34,7 @@ pub(super) struct Gathered {
 pub(super) struct Fitting {
     pub(super) state: State,
     pub(super) shards: usize,
+    pub(super) united: United,
     /// Just before the expiry that does not fit.
     pub(super) through: Timestamp,
 }
@@ -94,8 +95,12 @@ impl Gathered {
         self.bytes += of_expiry.iter().map(|row| row.borrow().state.len()).sum::<usize>();
         let doubted = tally_bytes_max.filter(|&max| self.bytes > max);
         if doubted.is_some() && self.fitting.is_none() {
-            let (state, shards) = (self.state.clone(), self.shards);
-            self.fitting = Some(Fitting { state, shards, through: expires_at.shifted(-1) });
+            self.fitting = Some(Fitting {
+                state: self.state.clone(),
+                shards: self.shards,
+                united: self.united,
+                through: expires_at.shifted(-1),
+            });
         }
         self.united += united::merge(self.reader, &mut self.state, of_expiry)?;
         self.shards += of_expiry.len();

@@ -266,6 +266,24 @@ impl Mutator {
         }
     }
 
+    /// Whether it takes ops with ids and has the id of this one.
+    #[must_use]
+    pub fn has_id_of(&self, change: &Change) -> bool {
+        match (&self.head, change) {
+            (Held::Pack(pack), Change::Named(op)) => pack.has(&op.id),
+            _ => false,
+        }
+    }
+
+    /// Number of ids in its row, as far as it knows: those that were sent and not certainly refused.
+    #[must_use]
+    pub fn stored_ids(&self) -> usize {
+        match &self.settled {
+            Held::Pack(pack) => pack.len(),
+            Held::State(_) => 0,
+        }
+    }
+
     /// Whether it can be forgotten: nothing is in flight, waiting or unresolved.
     #[must_use]
     pub fn is_clean(&self) -> bool {

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use crate::engine::Context;
 use crate::engine::clock_gate::ClockGate;
-use crate::engine::metrics::{FoldEnd, Metrics};
+use crate::engine::metrics::{FoldEnd, IdConflict, Metrics};
 use crate::limits;
 use crate::runtime::random::Random;
 use crate::runtime::tasks::{Task, Tasks};
@@ -146,10 +146,11 @@ impl Folder {
             }
             // If this step fails, the earlier steps stand, and `has_more` stays set.
             let Ok(step) = self.fold_step(key, dry_run).await else { break };
-            let Report { folded, zombies, kept, has_more, is_full, .. } = step.report;
+            let Report { folded, zombies, united, kept, has_more, is_full, .. } = step.report;
             all.fence = step.fence;
             all.report.folded += folded;
             all.report.zombies += zombies;
+            all.report.united += united;
             all.report = Report { kept, has_more, is_full, ..all.report };
         }
         Ok(all)
@@ -280,6 +281,7 @@ impl Folder {
             (Plan::Fold(fold), Some(Ok(()))) => {
                 self.metrics.folded_shards.inc_by(report.folded as u64);
                 self.metrics.zombies.inc_by(report.zombies as u64);
+                self.metrics.note_conflicts(IdConflict::Fold, key, report.united.conflicts);
                 Ok(FoldResult { report, fence: Some(fold.fence()), written: true })
             }
             (Plan::Fold(_), Some(Err(error))) => Err(FoldFailure::Write(error.to_string())),

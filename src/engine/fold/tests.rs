@@ -1,7 +1,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use orderfree_core::crdt::{CounterOp, Kind, Op};
-use orderfree_core::protocol::{Begin, Durability, Mutator, Name, Now, Overrides};
+use orderfree_core::protocol::op_id::{ClientId, NamedOp, Window};
+use orderfree_core::protocol::{Begin, Change, Durability, Mutator, Name, Now, Overrides};
 use tempfile::TempDir;
 
 use super::*;
@@ -60,4 +61,39 @@ async fn a_key_being_folded_is_skipped_and_others_have_their_results() {
     assert_eq!(seen, [Some((1, true)), None, Some((0, false)), Some((3, true))]);
     drop(taken);
     assert_eq!(folder.fold(&keys[1], false).await.expect("folded").report.folded, 2);
+}
+
+/// Five pods with their maximum of packs: no expiry can be folded in parts.
+#[tokio::test]
+async fn an_expiry_with_many_packs_is_folded() {
+    const PACKS: usize = 300;
+    let directory = TempDir::new().expect("a directory");
+    let constants = Constants::resolve(Overrides::default()).expect("defaults");
+    let clock = Arc::new(Ahead::default());
+    let store = EmbeddedStore::open(&directory.path().join("rows"), constants, clock.clone());
+    let store = Arc::new(store.expect("a store"));
+    let name = |text| Name::new(text).expect("a name");
+    let key = Key { kind: Kind::OrSet, group: name("g"), name: name("n") };
+    let (random, now) = (Random::system(), clock.now());
+    let mut writes = Vec::new();
+    for at in 0..PACKS {
+        let id = ClientId::parse(&format!("{at}")).expect("an id");
+        let named = NamedOp::new(id, 0, now.wall, Window::Minute);
+        let until = named.expiry(&key.group, now.wall, &constants).expect("in time");
+        let op = serde_json::json!({"op": "add", "items": [at.to_string()]});
+        let mut ops = vec![Kind::OrSet.parse_op(&op).expect("an op")];
+        let op = named.prepare(key.kind, &key.group, &mut ops).expect("valid");
+        let id = random.mutator_id();
+        let mut mutator = Mutator::born_until(key.clone(), id, None, until, now, &constants);
+        mutator.accept(Change::Named(op), Durability::Stored, now).expect("accepted");
+        let Begin::Write(write) = mutator.begin_write(now) else { panic!("nothing to write") };
+        writes.push(write);
+    }
+    assert_eq!(store.write_shards(&writes).await, Ok(()));
+    let age = 2 * Window::Minute.length() + constants.cutoff() + 2 * constants.fence_quantum();
+    clock.0.store(age.as_secs(), Ordering::SeqCst);
+    let context = Context::new(store.clone(), constants, clock, random);
+    let folder = Folder::new(store.clone(), store, context, Folding::WhenAsked);
+    let report = folder.fold(&key, false).await.expect("folded").report;
+    assert_eq!((report.folded, report.united.ids, report.has_more), (PACKS, PACKS, false));
 }

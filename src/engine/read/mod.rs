@@ -27,7 +27,7 @@ use crate::engine::Context;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::fold::Folder;
 use crate::engine::memory::MemoryPermit;
-use crate::engine::metrics::Metrics;
+use crate::engine::metrics::{IdConflict, Metrics};
 use crate::limits;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
 use crate::store::{Reads, StoreError, prefix};
@@ -280,8 +280,11 @@ impl Reader {
             let let_go = || asked.give_up_last();
             if let Err(ReadError::Store(StoreError::TooManyRows { .. })) = slice {
                 let _turn = self.values.long_turn().await?;
-                // The size of the value is not known, so reserve all the memory.
-                let bytes = limits::VALUES_BYTES_MAX;
+                // The size of the value is not known, so reserve all the memory. Packs are merged part by part.
+                let bytes = match key.kind.about().is_small() {
+                    true => self.reads.bounds(key.kind).part.bytes,
+                    false => limits::VALUES_BYTES_MAX,
+                };
                 let room = self.values.room(key.kind, bytes, let_go).await?;
                 let value = self.by_parts(key).await?;
                 return Ok(value.map(|value| Arc::new(Held::new(value, room, usize::MAX))));
@@ -343,6 +346,8 @@ impl Reader {
     fn learn(&self, key: &Key, reading: &Reading) {
         #[allow(clippy::cast_precision_loss, reason = "a figure for people")]
         self.metrics.read_shards.observe(reading.shards as f64);
+        self.metrics.note_conflicts(IdConflict::Read, key, reading.united.conflicts);
+        self.gate.observe_ids(key, reading.united.ids);
         if let Some(fence) = reading.fence {
             self.gate.observe(fence);
             self.gate.observe_tally(key, reading.is_full);

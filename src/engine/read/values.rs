@@ -1,5 +1,6 @@
 //! Memory of values. A value can be many times larger than its rows, so a read reserves memory before it
-//! decodes. The reservation lives as long as the value.
+//! decodes. The reservation lives as long as the value. Values of kinds with small states need none, but their
+//! packs do until they are merged.
 
 use std::ops::Deref;
 
@@ -11,6 +12,10 @@ use super::{KeyValue, ReadError};
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
 use crate::limits;
 
+/// Approximate memory in which the packs of kinds with small states are merged, for each of their bytes: the
+/// rows and their decoded entries.
+const PACKS_MEMORY_FACTOR: usize = 4;
+
 /// A value and its memory reservation.
 #[derive(Debug)]
 pub struct Held {
@@ -21,7 +26,9 @@ pub struct Held {
 impl Held {
     /// Shrinks the reservation to the size of the merged value: rows can have much in common.
     pub(super) fn new(value: KeyValue, mut room: ValueRoom, rows: usize) -> Held {
-        if room.room.is_some() && rows > 1 {
+        if value.key.kind.about().is_small() {
+            room.room = None;
+        } else if room.room.is_some() && rows > 1 {
             room.shrink(value.state.memory_bytes());
         }
         Held { value, room }
@@ -58,9 +65,6 @@ impl ValueRoom {
         }
     }
 }
-
-/// Memory that it takes to unite packs, for each byte of their rows.
-const UNITED_BYTES: usize = 4;
 
 /// The limits of all reads of a pod.
 #[derive(Debug)]
@@ -118,13 +122,16 @@ impl Values {
         let_go: impl FnOnce(),
     ) -> Result<ValueRoom, ReadError> {
         const FULL: ReadError = ReadError::Overloaded("this pod is reading too many large values");
-        // States of small kinds take no memory worth counting, but the ids in their rows do.
-        let bytes = kind.about().memory_bytes(rows_bytes).max(UNITED_BYTES * rows_bytes);
-        if bytes <= limits::VALUE_SMALL_BYTES {
+        let bytes = kind.about().memory_bytes(rows_bytes);
+        let needed = match kind.about().is_small() {
+            true => PACKS_MEMORY_FACTOR * rows_bytes,
+            false => bytes,
+        };
+        if needed <= limits::VALUE_SMALL_BYTES {
             return Ok(ValueRoom { bytes, room: None });
         }
         // Cached values leave this much.
-        let needed = bytes.min(limits::VALUES_BYTES_MAX);
+        let needed = needed.min(limits::VALUES_BYTES_MAX);
         if let Some(room) = self.all.take(needed) {
             return Ok(ValueRoom { bytes, room: Some(room) });
         }
@@ -259,6 +266,24 @@ pub(crate) mod tests {
         assert!(values.keep(1, || kept.pop().is_some()).is_some());
         assert_eq!(kept.len(), limits::RECENT_BYTES_MAX / bytes - 1);
         drop(kept);
+        assert!(whole(&values));
+    }
+
+    /// Ten thousand ids have 230 kB, and their counter has a few bytes.
+    #[tokio::test(start_paused = true)]
+    async fn packs_have_room_until_they_are_merged() {
+        let (values, bytes) = (Values::default(), 230_000);
+        let room = || values.room(Kind::Counter, bytes, || ());
+        let most = (limits::VALUES_BYTES_MAX + limits::RECENT_BYTES_MAX) / bytes;
+        let mut held: Vec<_> =
+            repeat_with(|| room().now_or_never()).take(most).map_while(|room| room).collect();
+        assert!((20..most).contains(&held.len()), "{} at once", held.len());
+        let state = State::new(Kind::Counter, None);
+        let of_one = held.pop().expect("one").expect("room");
+        let value = Held::new(KeyValue::clone(&super::tests::held(state, 0)), of_one, 20);
+        assert_eq!(value.memory_bytes(), 0);
+        assert!(room().now_or_never().is_some_and(|room| room.is_ok()), "its room is free again");
+        drop(held);
         assert!(whole(&values));
     }
 

@@ -121,6 +121,9 @@ impl Mutators {
             Arrival::Born if is_state && self.table.is_born_too_often(key, now) => {
                 Err(Refused::BornTooOften)
             }
+            Arrival::Born if !is_state && self.table.is_known(key, now) => {
+                Ok(self.policies.seat(&key.group, Arrival::Next)?)
+            }
             arrival => Ok(self.policies.seat(&key.group, arrival)?),
         };
         // Vital: a panic here would leave a mutator that no task writes.
@@ -194,7 +197,17 @@ impl Mutators {
                 former = Some(Former { entry, legacy, seat });
                 continue;
             }
-            match state.change(&self.totals, |mutator| mutator.accept(change, durability, now)) {
+            let is_repeat = state.mutator().has_id_of(&change);
+            if writer.until.is_some() && !is_repeat && self.gate.has_too_many_ids(&writer.key) {
+                return Err(Refused::KeyHasTooManyIds);
+            }
+            let taken =
+                state.change(&self.totals, |mutator| mutator.accept(change, durability, now));
+            if taken.is_ok() && writer.until.is_some() {
+                self.metrics.id_updates.inc();
+                self.metrics.id_repeats.inc_by(u64::from(is_repeat));
+            }
+            match taken {
                 Ok(Accepted::Stored) => return Ok(None),
                 Ok(Accepted::Queued(ticket)) => {
                     let completion = Arc::clone(&state.next_write);
@@ -251,7 +264,7 @@ impl Mutators {
         let Found { entry, arrival, moves } = found;
         self.count_moves(moves);
         match arrival {
-            Some(Arrival::Born) => drop(self.metrics.births.inc()),
+            Some(Arrival::Born | Arrival::Next) => drop(self.metrics.births.inc()),
             Some(Arrival::Woken) => drop(self.metrics.wakes.inc()),
             None => {}
         }

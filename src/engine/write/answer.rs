@@ -1,9 +1,11 @@
 //! Step 5: the client gets the outcome of its update.
 
+use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::{Durability, Outcome, Timestamp};
 
 use super::accept::{PendingOps, Receipt};
 use super::{Mutators, Refused, UpdateError};
+use crate::engine::metrics::IdConflict;
 use crate::runtime::sync::{Instant, timeout_at};
 
 impl Mutators {
@@ -29,6 +31,9 @@ impl Mutators {
         self.metrics.count_updates(outcome, updates as u64);
         if let Err(UpdateError::Refused(why)) = &result {
             self.metrics.count_refused(why.reason(), updates as u64);
+            if *why == Refused::Op(OpError::IdReused) {
+                self.metrics.count_conflicts(IdConflict::Update, updates);
+            }
         }
         result
     }

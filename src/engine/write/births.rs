@@ -89,6 +89,37 @@ impl Births {
     }
 }
 
+/// Keys that got a row today or yesterday. A pack of such a key is no new key: a key has a pack for each window
+/// of its ids. Two days, because at the end of a day all keys in use would be new at once. If keys share
+/// cells, a new key can look known, and no known key looks new.
+pub(super) struct KnownKeys {
+    today: Births,
+    yesterday: Births,
+}
+
+impl KnownKeys {
+    pub(super) fn new() -> KnownKeys {
+        KnownKeys { today: Births::of_period(DAY), yesterday: Births::of_period(DAY) }
+    }
+
+    /// Notes that the key with this hash gets a row.
+    pub(super) fn note(&mut self, hash: u64, now: Now) {
+        let current = self.today.period_of(now);
+        if self.today.current != current {
+            let today = Births { current, ..Births::of_period(DAY) };
+            self.yesterday = std::mem::replace(&mut self.today, today);
+        }
+        self.today.note(hash, now);
+    }
+
+    /// Whether the key with this hash got a row today or yesterday.
+    pub(super) fn has(&self, hash: u64, now: Now) -> bool {
+        let current = self.today.period_of(now);
+        let counts = |births: &Births| births.current + 1 >= current && births.count(hash) > 0;
+        counts(&self.today) || counts(&self.yesterday)
+    }
+}
+
 /// The cell of a key in each row.
 fn cells(hash: u64) -> impl Iterator<Item = usize> {
     (0..ROWS).map(move |row| {
@@ -135,6 +166,20 @@ mod tests {
         }
         let usual = Constants::resolve(Overrides::default()).expect("consistent");
         assert_eq!(Births::new(&usual).period, DAY);
+    }
+
+    #[test]
+    fn a_key_is_known_for_a_day_at_least() {
+        let mut known = KnownKeys::new();
+        assert!(!known.has(hash(7), on_day(3)));
+        known.note(hash(7), on_day(3));
+        assert!(known.has(hash(7), on_day(3)) && known.has(hash(7), on_day(4)));
+        assert!(!known.has(hash(8), on_day(3)) && !known.has(hash(7), on_day(5)));
+        known.note(hash(8), on_day(4));
+        assert!(known.has(hash(7), on_day(4)) && known.has(hash(8), on_day(5)));
+        assert!(!known.has(hash(7), on_day(5)));
+        known.note(hash(9), on_day(9));
+        assert!(!known.has(hash(8), on_day(9)));
     }
 
     #[test]

@@ -49,7 +49,13 @@ impl Mutators {
             writes.drain(..).for_each(|write| write.resolve(outcome.clone()));
         };
         let mut state = entry.lock();
-        match state.change(&self.totals, |mutator| mutator.finish_write(outcome, now)) {
+        let ids = state.mutator().stored_ids();
+        let finished = state.change(&self.totals, |mutator| mutator.finish_write(outcome, now));
+        if let Some(until) = entry.writer.until {
+            let new = state.mutator().stored_ids().saturating_sub(ids);
+            self.alive_ids.add(until, new, now, &self.constants);
+        }
+        match finished {
             Finished::Acked => resolve(&mut state.sent_writes, &Ok(())),
             Finished::TooLate => {
                 let reason = "the store acknowledged after the writer's lease had expired";

@@ -20,10 +20,11 @@
 //! wakes at its key's next op. If memory for mutators at rest runs out, one is evicted, and its key's next
 //! op gets a new mutator and a new row.
 //!
-//! Lock order: shedding, then a map part, then an entry, then births. A task never takes a map lock while it
+//! Lock order: shedding, then a map part, then an entry, then births or known keys. A task never takes a map lock while it
 //! holds an entry's lock, and never holds a lock across an await.
 
 mod accept;
+mod alive_ids;
 mod answer;
 mod births;
 mod bounds;
@@ -55,6 +56,7 @@ use crate::runtime::random::Random;
 use crate::runtime::sync::{AtomicBool, Instant, Mutex, Ordering, consume_budget};
 use crate::runtime::tasks::Tasks;
 use crate::store::Shards;
+use alive_ids::AliveIds;
 pub use bounds::Bounds;
 use entry::Totals;
 use queue::WriteQueue;
@@ -80,6 +82,7 @@ pub struct Mutators {
     write_queue: Mutex<WriteQueue>,
     latency: LatencyEstimate,
     totals: Totals,
+    alive_ids: AliveIds,
     closed: AtomicBool,
     /// Timestamps the ops of timed kinds.
     hybrid: Mutex<HybridClock>,
@@ -129,6 +132,7 @@ impl Mutators {
             write_queue: Mutex::new(WriteQueue::new(store.request_limits())),
             latency: LatencyEstimate::default(),
             totals: Totals::default(),
+            alive_ids: AliveIds::default(),
             closed: AtomicBool::new(false),
             hybrid: Mutex::new(hybrid),
             policies,
@@ -195,6 +199,13 @@ impl Mutators {
             self.count_moves(moves);
             self.count_mutators();
         }
+    }
+
+    /// Sets the metrics that are computed only on demand.
+    pub fn refresh_metrics(&self) {
+        let (count, age) = self.alive_ids.look(self.gate.now(), &self.constants);
+        self.metrics.ids_alive.set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.metrics.ids_age_seconds.set(age.as_secs_f64());
     }
 
     /// The number of mutators being written. 0 if all updates answered from memory are stored.

@@ -8,7 +8,7 @@ use orderfree_core::protocol::op_id::IdRefusal;
 use orderfree_core::protocol::{Outcome, Timestamp};
 use thiserror::Error;
 
-use crate::limits::BIRTHS_MAX;
+use crate::limits::{BIRTHS_MAX, KEY_IDS_MAX};
 use crate::policy::OverQuota;
 
 /// Why an update was not acked.
@@ -92,6 +92,12 @@ pub enum Refused {
         /// When the window's ids are folded.
         until: Timestamp,
     },
+    /// A read has found too many ids of the key.
+    #[error(
+        "{KEY_IDS_MAX} ids of this key wait to be folded, the maximum; send the update again with the same id in a \
+         minute, give it a shorter window, or spread what is counted over more keys"
+    )]
+    KeyHasTooManyIds,
     /// The store refused the write.
     #[error("the store refused the write: {0}")]
     Store(String),
@@ -118,7 +124,9 @@ impl Refused {
             Refused::Overloaded(_) => "limit",
             Refused::Quota(_) => "quota",
             Refused::BornTooOften => "births",
-            Refused::IdAhead { .. } | Refused::TooManyIds { .. } => "ids",
+            Refused::IdAhead { .. } | Refused::TooManyIds { .. } | Refused::KeyHasTooManyIds => {
+                "ids"
+            }
             Refused::Store(_) | Refused::Unacked => "store",
             Refused::Deadline(_) => "unsent",
             Refused::Stopping => "stopping",

@@ -74,8 +74,8 @@ impl Mutators {
             let now = self.gate.now();
             match state.change(&self.totals, |mutator| mutator.begin_write(now)) {
                 Begin::Write(write) => {
-                    if is_first && entry.writer.until.is_none() {
-                        self.table.count_birth(&entry.writer.key, now);
+                    if is_first {
+                        self.table.count_birth(&entry.writer, now);
                     }
                     let sent = std::mem::take(&mut state.next_write);
                     state.sent_writes.push(sent);

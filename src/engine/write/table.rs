@@ -12,7 +12,7 @@ use lru::LruCache;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::{Constants, Key, Mutator, Now, Predecessors, RestFlaw};
 
-use super::births::Births;
+use super::births::{Births, KnownKeys};
 use super::entry::{Entry, QueueId};
 use super::large_states::LargeStates;
 use super::resting::{HashesKeys, Record, Resting, Stay};
@@ -50,6 +50,7 @@ pub(super) struct MutatorTable {
     constants: Constants,
     flaw: Option<RestFlaw>,
     births: Mutex<Births>,
+    known: Mutex<KnownKeys>,
     large_states: LargeStates,
     /// Maximum memory of large states, in bytes.
     weight_max: usize,
@@ -133,6 +134,7 @@ impl MutatorTable {
             constants,
             flaw: bounds.flaw,
             births: Mutex::new(Births::new(&constants)),
+            known: Mutex::new(KnownKeys::new()),
             large_states: LargeStates::default(),
             weight_max: mutators_max * limits::LARGE_STATES_BYTES_EACH,
             shedding: Mutex::default(),
@@ -252,9 +254,19 @@ impl MutatorTable {
         lock(&self.births).is_spent(self.hasher.hash_key(key), now)
     }
 
-    /// Counts a birth, when a key's new mutator begins its first write and so gets a row.
-    pub(super) fn count_birth(&self, key: &Key, now: Now) {
-        lock(&self.births).note(self.hasher.hash_key(key), now);
+    /// Whether this pod wrote a row of the key today or yesterday.
+    pub(super) fn is_known(&self, key: &Key, now: Now) -> bool {
+        lock(&self.known).has(self.hasher.hash_key(key), now)
+    }
+
+    /// Counts a birth, when a new mutator begins its first write and so gets a row. Packs do not count towards
+    /// the daily limit of their key, because clients choose how many windows their ids have.
+    pub(super) fn count_birth(&self, writer: &Writer, now: Now) {
+        let hash = self.hasher.hash_key(&writer.key);
+        lock(&self.known).note(hash, now);
+        if writer.until.is_none() {
+            lock(&self.births).note(hash, now);
+        }
     }
 
     /// Puts a clean mutator to rest that holds a permit of this quota and is among the least recently used

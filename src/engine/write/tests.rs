@@ -1,3 +1,4 @@
+mod ids;
 mod memory;
 mod rest;
 mod scripted;

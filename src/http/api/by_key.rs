@@ -32,6 +32,13 @@ impl ByKey {
         self.places[at].push(place);
     }
 
+    /// Each update with its place and its key.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &Key, &Update)> {
+        self.keys.iter().zip(&self.places).flat_map(|(updates, places)| {
+            places.iter().zip(&updates.lists).map(|(place, update)| (*place, &updates.key, update))
+        })
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.places.iter().map(Vec::len).sum()
     }

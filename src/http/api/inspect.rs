@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::HeaderMap;
 use orderfree_core::crdt::{Kind, Precision};
 use orderfree_core::protocol::Phase;
 use orderfree_core::protocol::read::ShardView;
@@ -11,6 +12,7 @@ use utoipa::ToSchema;
 use crate::engine::fold::FoldResult;
 use crate::engine::service::TallyView;
 use crate::http::api::read;
+use crate::http::body::extract;
 use crate::http::body::parameters::{self, NoParams, NumbersParams, Query, ValueParams, params};
 use crate::http::body::wire::{KeyView, Shown, rfc3339};
 use crate::http::catalog::ProblemType;
@@ -32,6 +34,11 @@ pub(crate) struct ShardsView {
     tally: Option<TallyRow>,
     /// All other rows, by expiry, the newest last.
     shards: Vec<ShardRow>,
+    /// The number of ids in the rows that count. An id in several rows is one. Null if a row can't be decoded.
+    ids: Option<usize>,
+    /// The number of these ids that were used with several contents. One content of each counts. Null if a row
+    /// can't be decoded.
+    id_conflicts: Option<usize>,
 }
 
 /// The row of the tally.
@@ -62,8 +69,13 @@ pub(crate) struct ShardRow {
     /// True if the shard expired up to the tally's fence. It is then already in the tally, so its row does
     /// not count.
     in_tally: bool,
-    /// The shard's part of the key's value. Null if the shard can't be decoded.
+    /// The shard's part of the key's value. Null if the shard can't be decoded. Shards can have ids in common,
+    /// which count once in the key's value.
     value: Option<Shown>,
+    /// The number of ids in the shard, for shards of updates with ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    ids: Option<usize>,
     /// Why the shard can't be decoded.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -118,6 +130,7 @@ impl ShardRow {
             phase: shard.phase.into(),
             in_tally: shard.is_zombie,
             value,
+            ids: shard.ids,
             error,
         }
     }
@@ -136,13 +149,15 @@ impl ShardRow {
             "full": false},
         "shards": [{"mutator_id": "5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77",
             "expires_at": "2026-11-22T06:30:00.000417Z", "phase": "live", "in_tally": false,
-            "value": 34}]})))
+            "value": 34}], "ids": 0, "id_conflicts": 0})))
 )]
 pub(crate) async fn shards(
     State(served): State<Served>,
     path: KeyPath,
     Query(params): Query<NumbersParams>,
+    headers: HeaderMap,
 ) -> Result<Json<ShardsView>, Problem> {
+    extract::of_read(&headers)?;
     let app = &served.app;
     let (key, _) = path.to(Verb::Admin)?;
     let report = app.service.shards(&key).await;
@@ -158,6 +173,8 @@ pub(crate) async fn shards(
         cutoff: rfc3339(report.cutoff),
         tally: report.tally.map(|tally| TallyRow::new(&tally, &params)),
         shards: report.shards.iter().map(|shard| ShardRow::new(shard, &params)).collect(),
+        ids: report.united.map(|united| united.ids),
+        id_conflicts: report.united.map(|united| united.conflicts),
     }))
 }
 

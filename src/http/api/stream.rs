@@ -20,12 +20,13 @@
 //! nearly full, the stream ends before the window. So however a stream ends, its summary has the outcome of
 //! every line up to one line, and no later line was applied.
 
+use std::collections::HashMap;
 use std::mem;
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
 use futures::StreamExt;
-use orderfree_core::protocol::Durability;
+use orderfree_core::protocol::{Durability, Timestamp};
 use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -63,13 +64,14 @@ pub(crate) async fn apply(
     // The last line that the summary is about.
     let mut done = 0;
     let why = loop {
-        let (window, end) = Window::read(&caller, ids, &mut lines).await;
+        let (mut window, end) = Window::read(&caller, ids, &mut lines).await;
         if window.len() > 0 {
             match go_on(app, &caller, &window, &summary).await {
                 Ok(renewed) => caller = renewed,
                 Err(problem) => break problem,
             }
         }
+        window.note_again(app);
         let mut results = window.apply(app, durability).await;
         results.sort_by_key(|(line, _)| *line);
         for (line, result) in results {
@@ -142,6 +144,8 @@ enum End {
 struct Window {
     updates: ByKey,
     bad: Vec<LineResult>,
+    /// Until when a line with an id can be sent again.
+    again: HashMap<usize, Timestamp>,
 }
 
 impl Window {
@@ -186,16 +190,28 @@ impl Window {
         self.updates.len() + self.bad.len()
     }
 
+    fn note_again(&mut self, app: &AppState) {
+        let named = self.updates.iter().filter_map(|(line, key, update)| {
+            let name = update.name.as_ref()?;
+            Some((line, app.service.retry_until(name, &key.group)))
+        });
+        self.again = named.collect();
+    }
+
     /// Applies the updates. Those that meet a limit of this pod are tried again until there is room, and no
     /// further line is read meanwhile. Updates of a key keep their order.
     async fn apply(self, app: &AppState, durability: Durability) -> Vec<LineResult> {
         let (until, draining) = (Instant::now() + limits::BODY_TIME_MAX, app.health.draining());
-        let (mut updates, mut results, mut pause) = (self.updates, self.bad, ROOM_PAUSE.0);
+        let Window { mut updates, bad: mut results, again } = self;
+        let mut pause = ROOM_PAUSE.0;
         loop {
             let leaves = Instant::now() < until && !draining.is_cancelled();
             let (applied, left) = updates.apply_or_leave(&app.service, durability, leaves).await;
             pause = if applied.is_empty() { ROOM_PAUSE.1.min(2 * pause) } else { ROOM_PAUSE.0 };
-            let outcome = |(line, result): Placed| (line, result.map(drop).map_err(Problem::from));
+            let outcome = |(line, result): Placed| {
+                let problem = |error| Problem::from(error).of_named(again.get(&line).copied());
+                (line, result.map(drop).map_err(problem))
+            };
             results.extend(applied.into_iter().map(outcome));
             if left.len() == 0 {
                 return results;

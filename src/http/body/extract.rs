@@ -126,7 +126,7 @@ pub(crate) fn of_update(headers: &HeaderMap) -> Result<IdHeaders, Problem> {
 
 /// Refuses ids on requests that change nothing.
 pub(crate) fn of_read(headers: &HeaderMap) -> Result<(), Problem> {
-    match headers.keys().find(|name| name.as_str().starts_with("idempotency-")) {
+    match headers.keys().find(|name| ids::is_about_ids(name.as_str())) {
         None => Ok(()),
         Some(name) => {
             let detail =

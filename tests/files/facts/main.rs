@@ -2,6 +2,7 @@
 //! manifests and documents can't fall behind. `scale` checks computed figures, and `named_tests` the tests that
 //! documents name.
 
+mod ids;
 mod named_tests;
 mod scale;
 

@@ -5,6 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
+use orderfree::engine::write::Bounds;
+use orderfree::policy::Policies;
+
 use crate::pod::{Answer, Fault, Pod, request};
 
 const KEY: &str = "/v1/counter/g/n";
@@ -264,9 +267,18 @@ async fn bad_ids_are_refused_with_a_sentence() {
         assert_eq!(problem["type"], format!("/problems/{kind}"), "{more}: {problem}");
     }
     assert_eq!(total(&pod).await, None);
-    for path in [KEY, "/v1/counter/g"] {
-        let answer = pod.send(request("GET", path, &[("idempotency-key", "a")], "")).await;
-        assert_eq!(kind_of(&answer).1, "unsupported-header", "{path}");
+    for header in ["idempotency-key", "idempotency-window", "ce-id", "ce-source", "ce-time"] {
+        let headers = [("content-type", "application/json"), (header, "a")];
+        for (method, path) in [
+            ("GET", KEY),
+            ("GET", "/v1/counter/g"),
+            ("GET", "/v1/counter/g/n/shards"),
+            ("POST", "/v1/query"),
+            ("POST", "/v1/merge"),
+        ] {
+            let answer = pod.send(request(method, path, &headers, "{}")).await;
+            assert_eq!(kind_of(&answer).1, "unsupported-header", "{path} with {header}");
+        }
     }
 }
 
@@ -290,4 +302,87 @@ async fn ids_are_made_by_the_pods_clock() {
     pod.set(Fault::Unmeasured);
     let refused = pod.send(request("POST", "/v1/ids", &[], "")).await;
     assert_eq!(kind_of(&refused).1, "clock");
+}
+
+/// The value of a metric.
+async fn metric(pod: &Pod, name: &str) -> String {
+    let text = pod.get("/metrics").await.text;
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("orderfree_{name} ")));
+    line.unwrap_or_else(|| panic!("no {name} in {text}")).to_owned()
+}
+
+#[tokio::test]
+async fn metrics_and_shards_tell_of_ids_and_their_conflicts() {
+    // It forgets an id as soon as it writes another key.
+    let pod = Pod::of(Policies::default(), Bounds { resting_bytes: 0, ..Bounds::awake(1) });
+    let now = now_ms();
+    let shards = async || pod.get(&format!("{KEY}/shards")).await.json();
+    for (id, body) in [("a", "1"), ("a", "1"), ("b", "2")] {
+        assert_eq!(add(&pod, id, now, body).await.status, StatusCode::OK);
+    }
+    assert_eq!(kind_of(&add(&pod, "b", now, "3").await).1, "id-reused");
+    pod.post("/v1/counter/g/other", "text/plain", "1").await;
+    for (id, body) in [("a", "5"), ("c", "1")] {
+        assert_eq!(add(&pod, id, now, body).await.status, StatusCode::OK);
+    }
+    let shown = shards().await;
+    assert_eq!((&shown["ids"], &shown["id_conflicts"]), (&json!(3), &json!(1)), "{shown}");
+    assert_eq!(shown["shards"].as_array().expect("a list").len(), 2);
+    assert!(shown["shards"].as_array().expect("a list").iter().all(|row| row["ids"] == 2));
+    for _ in 0..2 {
+        assert_eq!(total(&pod).await.as_deref(), Some("8"), "the greater bytes of a, 2 and 1");
+    }
+    for (name, expected) in [
+        ("id_updates_total", "5"),
+        ("id_repeats_total", "1"),
+        ("id_conflicts_total{by=\"update\"}", "1"),
+        ("id_conflicts_total{by=\"read\"}", "2"),
+        ("id_conflicts_total{by=\"fold\"}", "0"),
+        ("ids_alive", "4"),
+    ] {
+        assert_eq!(metric(&pod, name).await, expected, "{name}");
+    }
+    // Two windows of 15 minutes, and 30 s until the fold.
+    pod.advance(Duration::from_secs(30 * 60 + 40));
+    assert_eq!(metric(&pod, "ids_alive").await, "0");
+    let fold = pod.post(&format!("{KEY}/fold"), "application/json", "").await;
+    assert_eq!(fold.json()["folded"], 2, "{}", fold.text);
+    assert_eq!(metric(&pod, "id_conflicts_total{by=\"fold\"}").await, "1");
+    let shown = shards().await;
+    assert_eq!((&shown["ids"], &shown["id_conflicts"]), (&json!(0), &json!(0)), "{shown}");
+}
+
+#[tokio::test]
+async fn a_range_of_lines_says_until_when_all_of_it_can_be_sent_again() {
+    let (pod, now) = (Pod::new(), now_ms());
+    let line = |id: Option<&str>, time: u64| {
+        let mut line = json!({"kind": "counter", "group": "g", "name": "n", "op": {"op": "add"}});
+        if let Some(id) = id {
+            line["id"] = json!(id);
+            line["time"] = json!(time);
+        }
+        format!("{line}\n")
+    };
+    // Another window ends earlier by its length, 15 minutes.
+    let before = now - 15 * 60 * 1_000;
+    let lines = [
+        line(Some("a"), now),
+        line(Some("b"), before),
+        line(Some("c"), now),
+        line(None, 0),
+        line(Some("d"), now - 10_000_000),
+    ];
+    pod.set(Fault::Silent);
+    let answer = pod.post("/v1/batch", "application/x-ndjson", &lines.concat()).await.json();
+    let errors = answer["errors"].as_array().expect("a list");
+    let ranges: Vec<_> = errors.iter().map(|range| (&range["first"], &range["last"])).collect();
+    assert_eq!(ranges, [(&json!(1), &json!(3)), (&json!(4), &json!(4)), (&json!(5), &json!(5))]);
+    let until = |range: usize| {
+        let text = errors[range]["retry_until"].as_str()?;
+        let time = chrono::DateTime::parse_from_rfc3339(text).expect("RFC 3339");
+        Some(time.timestamp_millis().cast_unsigned())
+    };
+    let earliest = until(0).expect("lines with ids");
+    assert!((now - 20_000..now + 900_000).contains(&earliest), "that of line 2: {answer}");
+    assert_eq!((until(1), until(2)), (None, None), "without an id, and too late: {answer}");
 }

@@ -171,12 +171,11 @@ async fn births_without_a_row_do_not_count() {
 async fn a_key_that_was_born_often_keeps_its_place() {
     let pod = pod_of(bounds(1, 5_000), Policies::default());
     let now = pod.clock.now();
-    (0..limits::BIRTHS_MAX).for_each(|_| pod.mutators.table.count_birth(&key("often"), now));
+    let (table, often) = (&pod.mutators.table, Writer::of_state(&key("often")));
+    (0..limits::BIRTHS_MAX).for_each(|_| table.count_birth(&often, now));
     // Its mutator must exist already: a birth would be refused.
-    let table = &pod.mutators.table;
     let id = pod.mutators.random.mutator_id();
     let born = || Mutator::born(key("often"), id, None, now, &pod.mutators.constants);
-    let often = Writer::of_state(&key("often"));
     let queue = || entry::QueueId::of(pod.store.first_replica(&key("often")), &often);
     let seat = |_| Ok(Policies::default().uncounted_seat(&key("often").group));
     table.find_or_insert(&often, now, None, seat, born, queue).expect("room");

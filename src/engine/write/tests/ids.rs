@@ -1,0 +1,96 @@
+//! Updates with ids: their packs, and how many there can be.
+
+use orderfree_core::protocol::op_id::{ClientId, Window};
+
+use super::*;
+use crate::policy::Policy;
+
+/// Adds 1 under an id of now.
+fn named(pod: &Pod, id: &str, window: Window) -> super::super::Update {
+    let id = ClientId::parse(id).expect("an id");
+    let name = NamedOp::new(id, 0, pod.clock.now().wall, window);
+    let ops = vec![Op::Counter(CounterOp::Add { by: 1 })];
+    super::super::Update { ops, name: Some(name) }
+}
+
+/// A store that acknowledges everything.
+fn acknowledge(pod: &Pod) {
+    let store = Arc::clone(&pod.store);
+    spawn(async move {
+        loop {
+            let (_, reply) = store.request().await;
+            let _ = reply.send(Ok(()));
+        }
+    });
+}
+
+/// Clients choose the windows of their ids, and each window has packs of its own.
+#[tokio::test]
+async fn the_next_pack_of_a_key_is_no_new_key() {
+    let quota = "[[quota]]\ngroup_prefix = \"\"\nnew_keys_per_minute = 1\n";
+    let policy: Policy = quota.parse().expect("a policy");
+    let pod = pod_of(Bounds::awake(1_000), policy.into());
+    acknowledge(&pod);
+    let add = async |name: &str, id: &str, window| {
+        pod.mutators.update(&key(name), named(&pod, id, window), STORED).await.map(drop)
+    };
+    for minute in 0..5 {
+        assert_eq!(add("n", &format!("a{minute}"), Window::Minute).await, Ok(()), "{minute}");
+        assert_eq!(add("n", &format!("b{minute}"), Window::Short).await, Ok(()), "{minute}");
+        pod.clock.advance(Duration::from_secs(60));
+    }
+    assert!(pod.metrics.births.get() >= 6, "{:?}", pod.metrics.births);
+    let refused = add("other", "a", Window::Minute).await;
+    assert!(matches!(refused, Err(UpdateError::Refused(Refused::Quota(_)))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_pod_takes_so_many_ids_of_a_key_and_a_window() {
+    let pod = pod();
+    acknowledge(&pod);
+    let mut taken = Vec::new();
+    for window in [Window::Short, Window::Long] {
+        let mut count = 0;
+        let refused = loop {
+            let ids = (count..count + 1_000).map(|id| named(&pod, &format!("{id}"), window));
+            let updates = Updates { key: key("n"), lists: ids.collect() };
+            let outcomes = pod.mutators.update_all(vec![updates], STORED).await;
+            count += outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+            if let Some(Err(error)) = outcomes.into_iter().find(Result::is_err) {
+                break error;
+            }
+        };
+        assert!(matches!(refused, UpdateError::Refused(Refused::TooManyIds { .. })), "{refused}");
+        taken.push(count);
+    }
+    assert!(taken.iter().all(|count| (50_000..53_000).contains(count)), "{taken:?}");
+    // The births of packs do not spend those of the key.
+    assert!(pod.metrics.births.get() > limits::BIRTHS_MAX.into());
+    let plain = vec![Op::Counter(CounterOp::Add { by: 1 })];
+    assert_eq!(pod.mutators.update(&key("n"), plain, STORED).await, Ok(None));
+}
+
+/// Reads of the key get slow. Other updates of it need no further room.
+#[tokio::test]
+async fn a_key_with_too_many_ids_takes_no_further_ones() {
+    let pod = pod();
+    acknowledge(&pod);
+    let add = async |id: &str| {
+        pod.mutators.update(&key("n"), named(&pod, id, Window::Short), STORED).await.map(drop)
+    };
+    let seen = |ids| pod.mutators.gate.observe_ids(&key("n"), ids);
+    assert_eq!(add("a").await, Ok(()));
+    seen(limits::KEY_IDS_MAX);
+    assert_eq!(add("b").await, Ok(()));
+    seen(limits::KEY_IDS_MAX + 1);
+    assert_eq!(add("c").await, Err(Refused::KeyHasTooManyIds.into()));
+    assert_eq!(add("b").await, Ok(()), "a repeat");
+    let plain = vec![Op::Counter(CounterOp::Add { by: 1 })];
+    assert_eq!(pod.mutators.update(&key("n"), plain, STORED).await, Ok(None));
+    seen(limits::KEY_IDS_MAX);
+    assert_eq!(add("c").await, Ok(()));
+    seen(limits::KEY_IDS_MAX + 1);
+    assert_eq!(add("d").await, Err(Refused::KeyHasTooManyIds.into()));
+    pod.clock.advance(limits::KEY_IDS_TIME_MAX);
+    assert_eq!(add("d").await, Ok(()), "it is forgotten");
+}
