@@ -11,9 +11,8 @@ use humantime::parse_duration;
 
 use crate::chaos::plan::FaultPlan;
 use crate::client::{Connect, PodClient};
-use crate::ids::Window;
 use crate::soak::args::SoakArgs;
-use crate::workload::{Mix, Shape, Turns};
+use crate::workload::{Mix, Shape, Turns, Window};
 
 /// Maximum number of started pods. Each is a process on this machine.
 const PODS_MAX: usize = 64;

@@ -12,8 +12,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::checker::Outcome;
-use crate::ids::Window;
-use crate::workload::{Key, Kind};
+use crate::workload::{Key, Kind, Window};
 
 /// Time limit to connect. A port that refuses or does not answer shows long before the time limit of
 /// the request is over.

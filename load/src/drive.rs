@@ -11,10 +11,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::checker::Outcome;
 use crate::client::{Add, PodClient};
-use crate::ids::{self, Window};
+use crate::repeats;
 use crate::run::Run;
 use crate::soak::{checks, service};
-use crate::workload::{Op, Pace};
+use crate::workload::{Op, Pace, Window};
 
 /// Pause of a connection after a request that was refused as a whole. A pod that is down gets about
 /// forty requests per second from it, instead of as many as the machine can send.
@@ -56,9 +56,9 @@ pub(crate) async fn drive(run: &Arc<Run>, pace: Pace, drive: Drive) -> anyhow::R
             tasks.spawn(reader(Arc::clone(run), pod, every, rng));
         }
     }
-    for _ in 0..ids::REPEATERS {
+    for _ in 0..repeats::REPEATERS {
         let (run, rng) = (Arc::clone(run), SmallRng::seed_from_u64(seeds.random()));
-        tasks.spawn(async move { ids::repeat_acked(&run, rng).await });
+        tasks.spawn(async move { repeats::repeat_acked(&run, rng).await });
     }
     let watched = Arc::clone(run);
     tasks.spawn(async move {
@@ -127,7 +127,7 @@ async fn send(
     let wire: Vec<_> = ops.iter().map(&mut named).collect();
     let mut replies = pod.add(window, &wire).await;
     if window != Window::None {
-        replies = ids::insist(run, window, &wire, replies, rng).await;
+        replies = repeats::insist(run, window, &wire, replies, rng).await;
     }
     let took = intended.elapsed();
     for (op, reply) in ops.iter().zip(&replies) {

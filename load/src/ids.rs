@@ -1,29 +1,19 @@
-//! Updates with ids. A client repeats such an update to random pods until it is acknowledged, and one in
-//! ten also afterwards: at once, and again at a random time until the update's window is over for certain.
-//!
-//! So no outcome is unknown at the end, and every value must be the sum of the distinct ids. Only an
-//! update that no pod acknowledged within its window keeps another outcome. It bounds the value of its key
-//! like an update without an id, and fails the run.
+//! The ids of updates: what clients do with them, and which acknowledged updates they send again.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use clap::ValueEnum;
 use rand::Rng;
 use rand::rngs::SmallRng;
 use serde::Serialize;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use uuid::{Builder, Uuid};
 
-use crate::checker::Outcome;
-use crate::client::{Add, Reply};
-use crate::run::Run;
-use crate::workload::Key;
+use crate::client::Add;
+use crate::workload::{Key, Window};
 
-/// Tasks that repeat acknowledged updates. A paused pod holds up each of them for the time limit of a request.
-pub(crate) const REPEATERS: usize = 8;
 /// One in this number of acknowledged updates is sent again.
 const REPEATED_ONE_IN: u32 = 10;
 /// Repeats that wait until they are due, at about 200 bytes each. Half of them can be for later, so that repeats
@@ -31,51 +21,6 @@ const REPEATED_ONE_IN: u32 = 10;
 const WAITING_MAX: usize = 200_000;
 /// Updates in one request of repeats.
 const REPEATS_AT_ONCE: usize = 100;
-/// Time between two looks for repeats that are due.
-const DUE_POLL: Duration = Duration::from_millis(50);
-/// The first pause before a repeat. Each pause is twice as long as the one before.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-/// The longest pause before a repeat.
-const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How long updates are repeated after the end of the load, when all faults are being undone.
-const AFTER_STOP_MAX: Duration = Duration::from_secs(120);
-
-/// A window in which an id counts once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Window {
-    /// No ids.
-    None,
-    /// A minute.
-    Minute,
-    /// 15 minutes.
-    Short,
-    /// 24 hours.
-    Long,
-}
-
-impl Window {
-    /// Its name in requests.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Window::None => "none",
-            Window::Minute => "minute",
-            Window::Short => "short",
-            Window::Long => "long",
-        }
-    }
-
-    /// The time after which no pod takes an id of this window any more: an id expires at the end of the
-    /// window after its own.
-    fn longest(self) -> Duration {
-        2 * match self {
-            Window::None => Duration::ZERO,
-            Window::Minute => Duration::from_secs(60),
-            Window::Short => Duration::from_secs(900),
-            Window::Long => Duration::from_secs(86_400),
-        }
-    }
-}
 
 /// The ids of a run: the windows that they use, what clients did with them, and what is to be repeated.
 #[derive(Debug)]
@@ -111,12 +56,12 @@ pub(crate) struct IdFigures {
 
 /// An acknowledged update to send again.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Repeat {
-    due: Instant,
-    id: Uuid,
-    window: Window,
-    key: Key,
-    weight: u64,
+pub(crate) struct Repeat {
+    pub(crate) due: Instant,
+    pub(crate) id: Uuid,
+    pub(crate) window: Window,
+    pub(crate) key: Key,
+    pub(crate) weight: u64,
 }
 
 impl Ids {
@@ -154,7 +99,7 @@ impl Ids {
         Some(uuid_v7(rng))
     }
 
-    fn figures(&self) -> MutexGuard<'_, IdFigures> {
+    pub(crate) fn figures(&self) -> MutexGuard<'_, IdFigures> {
         self.figures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -163,7 +108,7 @@ impl Ids {
     }
 
     /// Plans the repeats of an acknowledged update, if it gets any.
-    fn plan(&self, window: Window, op: &Add<'_>, rng: &mut SmallRng) {
+    pub(crate) fn plan(&self, window: Window, op: &Add<'_>, rng: &mut SmallRng) {
         let Some(id) = op.id.filter(|_| rng.random_ratio(1, REPEATED_ONE_IN)) else { return };
         let now = Instant::now();
         let mut waiting = self.waiting();
@@ -177,7 +122,7 @@ impl Ids {
     }
 
     /// Takes repeats of one window that are due.
-    fn take_due(&self) -> Vec<Repeat> {
+    pub(crate) fn take_due(&self) -> Vec<Repeat> {
         let (now, mut waiting) = (Instant::now(), self.waiting());
         let mut taken: Vec<Repeat> = Vec::new();
         while taken.len() < REPEATS_AT_ONCE
@@ -188,89 +133,6 @@ impl Ids {
             taken.extend(waiting.pop().map(|Reverse(repeat)| repeat));
         }
         taken
-    }
-}
-
-/// Repeats the updates that were not acknowledged by `replies`, until they are or their window is over.
-/// Returns what became of each.
-pub(crate) async fn insist(
-    run: &Run,
-    window: Window,
-    ops: &[Add<'_>],
-    mut replies: Vec<Reply>,
-    rng: &mut SmallRng,
-) -> Vec<Reply> {
-    let may_count = |reply: &Reply| reply.outcome == Outcome::Unknown && !reply.has_expired();
-    let mut in_doubt: Vec<bool> = replies.iter().map(may_count).collect();
-    let (begun, mut stopped, mut pause) = (Instant::now(), None, PAUSE_MIN);
-    loop {
-        let open: Vec<usize> = (0..ops.len()).filter(|index| is_open(&replies[*index])).collect();
-        if run.stop.is_cancelled() {
-            stopped.get_or_insert_with(Instant::now);
-        }
-        let is_over = begun.elapsed() > window.longest()
-            || stopped.is_some_and(|stopped| stopped.elapsed() > AFTER_STOP_MAX);
-        if open.is_empty() || is_over {
-            break;
-        }
-        sleep(pause).await;
-        pause = (2 * pause).min(PAUSE_MAX);
-        let again: Vec<Add<'_>> = open.iter().map(|index| ops[*index]).collect();
-        let count = open.len() as u64;
-        {
-            let mut figures = run.ids.figures();
-            figures.sent += count;
-            figures.repeats += count;
-        }
-        let pod = &run.pods[rng.random_range(0..run.pods.len())];
-        for (index, reply) in open.into_iter().zip(pod.add(window, &again).await) {
-            in_doubt[index] |= may_count(&reply);
-            replies[index] = reply;
-        }
-    }
-    for ((op, reply), in_doubt) in ops.iter().zip(&mut replies).zip(in_doubt) {
-        if reply.outcome == Outcome::Acked {
-            run.ids.plan(window, op, rng);
-            continue;
-        }
-        reply.outcome = if in_doubt { Outcome::Unknown } else { Outcome::Refused };
-        let mut figures = run.ids.figures();
-        figures.expired += u64::from(reply.has_expired());
-        figures.conflicts += u64::from(reply.is_conflict());
-        match in_doubt {
-            true => figures.unknown += 1,
-            false => figures.refused += 1,
-        }
-    }
-    replies
-}
-
-/// Whether the update can still be acknowledged.
-fn is_open(reply: &Reply) -> bool {
-    reply.outcome != Outcome::Acked && !reply.has_expired() && !reply.is_conflict()
-}
-
-/// Repeats acknowledged updates when they are due, until the load stops.
-pub(crate) async fn repeat_acked(run: &Run, mut rng: SmallRng) {
-    while !run.stop.is_cancelled() {
-        let due = run.ids.take_due();
-        let Some(window) = due.first().map(|repeat| repeat.window) else {
-            sleep(DUE_POLL).await;
-            continue;
-        };
-        let ops: Vec<Add<'_>> = due
-            .iter()
-            .map(|Repeat { key, weight, id, .. }| Add { key, weight: *weight, id: Some(*id) })
-            .collect();
-        let pod = &run.pods[rng.random_range(0..run.pods.len())];
-        let replies = pod.add(window, &ops).await;
-        let mut figures = run.ids.figures();
-        figures.sent += replies.len() as u64;
-        figures.repeats_after_ack += replies.len() as u64;
-        for reply in replies {
-            figures.expired_after_ack += u64::from(reply.has_expired());
-            figures.conflicts += u64::from(reply.is_conflict());
-        }
     }
 }
 

@@ -31,6 +31,7 @@ mod drive;
 mod ids;
 mod pods;
 mod progress;
+mod repeats;
 mod report;
 mod run;
 mod session;

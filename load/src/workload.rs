@@ -291,6 +291,43 @@ impl Schedule {
     }
 }
 
+/// A window in which an id counts once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Window {
+    /// No ids.
+    None,
+    /// A minute.
+    Minute,
+    /// 15 minutes.
+    Short,
+    /// 24 hours.
+    Long,
+}
+
+impl Window {
+    /// Its name in requests.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Window::None => "none",
+            Window::Minute => "minute",
+            Window::Short => "short",
+            Window::Long => "long",
+        }
+    }
+
+    /// The time after which no pod takes an id of this window any more: an id expires at the end of the
+    /// window after its own.
+    pub(crate) fn longest(self) -> Duration {
+        2 * match self {
+            Window::None => Duration::ZERO,
+            Window::Minute => Duration::from_secs(60),
+            Window::Short => Duration::from_secs(900),
+            Window::Long => Duration::from_secs(86_400),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use rand::SeedableRng;

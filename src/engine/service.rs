@@ -10,7 +10,8 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{self, Then};
 use orderfree_core::protocol::op_id::NamedOp;
-use orderfree_core::protocol::read::{self, Answer, RowError, RowReader};
+use orderfree_core::protocol::read::{self, Answer};
+use orderfree_core::protocol::row_reader::{RowError, RowReader};
 use orderfree_core::protocol::{
     BadSlice, Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp,
 };

@@ -16,6 +16,7 @@ mod observe;
 mod openapi;
 mod problem;
 mod state;
+mod time;
 mod trace;
 
 use std::sync::Arc;

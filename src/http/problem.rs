@@ -12,7 +12,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::fold::FoldError;
-use orderfree_core::protocol::read::RowError;
+use orderfree_core::protocol::row_reader::RowError;
 use orderfree_core::protocol::{Durability, Outcome, Timestamp};
 use serde::{Serialize, Serializer};
 use utoipa::openapi::schema::{Schema, Type};
@@ -22,8 +22,8 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::engine::fold::FoldFailure;
 use crate::engine::service::ReadError;
 use crate::engine::write::{Refused, UpdateError};
-use crate::http::body::wire::rfc3339;
 use crate::http::catalog::{Entry, ProblemType};
+use crate::http::time::rfc3339;
 use crate::limits;
 use crate::store::StoreError;
 

@@ -4,7 +4,7 @@
 //! Public because the simulator uses it too.
 
 use orderfree_core::protocol::prefix::{LAST_EXPIRY, Part, PrefixRead, Until, Walk, WalkError};
-use orderfree_core::protocol::read::RowError;
+use orderfree_core::protocol::row_reader::RowError;
 use orderfree_core::protocol::{Key, MutatorId, Row, Timestamp};
 use thiserror::Error;
 

@@ -19,7 +19,7 @@ use orderfree::store::{RequestLimits, StoreError};
 use orderfree_core::crdt::State;
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::protocol::consistency::{Level, Levels};
-use orderfree_core::protocol::read::RowReader;
+use orderfree_core::protocol::row_reader::RowReader;
 use orderfree_core::protocol::{Constants, Key, MutatorId, Overrides, Timestamp, WriteError};
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::Consistency;

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::gathered::{Fitting, Gathered};
 use super::prefix::PrefixRead;
-use super::read::{RowError, RowReader};
+use super::row_reader::{RowError, RowReader};
 use super::{Constants, FullRead, Key, Row, Timestamp};
 use crate::crdt::envelope;
 use crate::crdt::pack::United;

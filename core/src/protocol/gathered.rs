@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use super::read::{RowError, RowReader};
+use super::row_reader::{RowError, RowReader};
 use super::{Row, Timestamp, united};
 use crate::crdt::pack::United;
 use crate::crdt::{Kind, State, envelope};

@@ -35,6 +35,7 @@ pub mod prefix;
 pub mod read;
 pub mod repair;
 mod row;
+pub mod row_reader;
 pub mod sweep;
 mod time;
 pub mod transfer;

@@ -35,7 +35,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use thiserror::Error;
 
 use super::gathered::Gathered;
-use super::read::{Reading, RowError, RowReader};
+use super::read::Reading;
+use super::row_reader::{RowError, RowReader};
 use super::{BadSlice, Key, Row, Timestamp};
 
 /// Rows to request: those with `after < expires_at <= through`, oldest first, up to `limit`.

@@ -3,12 +3,11 @@
 //! `value = tally ⊕ { shards with expires_at > fence }`, from one unpaged slice of the key, merged expiry by
 //! expiry: first plain shards by mutator, then ops with ids, each id once.
 
-use thiserror::Error;
-
+use super::row_reader::{RowError, RowReader};
 use super::{Constants, Key, MutatorId, Phase, Row, Timestamp, WholeSlice, united};
-use crate::crdt::envelope::{self, KeySeal, Shard};
+use crate::crdt::State;
+use crate::crdt::envelope::{self, Shard};
 use crate::crdt::pack::United;
-use crate::crdt::{DecodeError, Kind, MergeError, State};
 
 /// What a slice says about its key.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,24 +39,6 @@ pub struct Reading {
     pub zombies: usize,
     /// The ops with ids among the merged shards.
     pub united: United,
-}
-
-/// Why rows could not become a value. A partial sum would be a wrong sum.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum RowError {
-    /// A row can't be decoded.
-    #[error("row (expires_at {}, mutator {mutator_id}) is undecodable: {error}", .expires_at.as_micros())]
-    Undecodable {
-        /// The row's expiry.
-        expires_at: Timestamp,
-        /// The row's mutator.
-        mutator_id: MutatorId,
-        /// What is wrong with its state.
-        error: DecodeError,
-    },
-    /// The states can't be merged.
-    #[error("the rows can't be merged: {0}")]
-    Merge(#[from] MergeError),
 }
 
 /// Merges a key's rows.
@@ -148,75 +129,11 @@ pub fn shards(
     slice.shards().map(view).collect()
 }
 
-/// Decodes the rows of one key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RowReader {
-    kind: Kind,
-    seal: KeySeal,
-}
-
-impl RowReader {
-    /// A reader for the rows of this key.
-    #[must_use]
-    pub fn of(key: &Key) -> RowReader {
-        RowReader { kind: key.kind, seal: KeySeal::of(key) }
-    }
-
-    pub(super) fn seal(self) -> KeySeal {
-        self.seal
-    }
-
-    pub(super) fn kind(self) -> Kind {
-        self.kind
-    }
-
-    /// Decodes the fence and the state of a tally.
-    ///
-    /// # Errors
-    /// [`RowError::Undecodable`].
-    pub fn tally(self, row: &Row) -> Result<(Timestamp, State), RowError> {
-        envelope::decode_tally(self.seal, self.kind, &row.state)
-            .map_err(|error| self.undecodable(row, error))
-    }
-
-    /// Checks that a shard is stored where it was written. A shard with a damaged expiry could look like a
-    /// zombie, and zombies are not counted.
-    ///
-    /// # Errors
-    /// [`RowError::Undecodable`].
-    pub(super) fn check(self, row: &Row) -> Result<(), RowError> {
-        let seal = self.seal.row(row.expires_at, row.mutator_id);
-        seal.check(&row.state).map_err(|error| self.undecodable(row, error))
-    }
-
-    /// Decodes a shard.
-    ///
-    /// # Errors
-    /// [`RowError::Undecodable`].
-    pub fn shard(self, row: &Row) -> Result<Shard<'_>, RowError> {
-        envelope::decode_shard(self.seal.row(row.expires_at, row.mutator_id), self.kind, &row.state)
-            .map_err(|error| self.undecodable(row, error))
-    }
-
-    /// The merge of what a shard holds.
-    ///
-    /// # Errors
-    /// [`RowError`].
-    pub fn state(self, row: &Row) -> Result<State, RowError> {
-        let mut state = State::identity(self.kind);
-        united::merge(self, &mut state, &[row])?;
-        Ok(state)
-    }
-
-    pub(super) fn undecodable(self, row: &Row, error: DecodeError) -> RowError {
-        RowError::Undecodable { expires_at: row.expires_at, mutator_id: row.mutator_id, error }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crdt::Counter;
+    use crate::crdt::envelope::KeySeal;
+    use crate::crdt::{Counter, Kind};
     use crate::protocol::{Name, Overrides, Slice};
     use uuid::Uuid;
 

@@ -35,7 +35,8 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::op_id::Window;
-use super::read::{self, Answer, RowError, RowReader};
+use super::read::{self, Answer};
+use super::row_reader::{RowError, RowReader};
 use super::transfer::Parcel;
 use super::{BadSlice, Constants, Key, MutatorId, Row, Slice, Timestamp, fold};
 use crate::crdt::envelope::Shard;

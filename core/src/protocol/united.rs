@@ -7,7 +7,7 @@
 use std::borrow::Borrow;
 
 use super::Row;
-use super::read::{RowError, RowReader};
+use super::row_reader::{RowError, RowReader};
 use crate::crdt::State;
 use crate::crdt::envelope::Shard;
 use crate::crdt::pack::{self, StoredPack, United};
@@ -42,6 +42,18 @@ pub(super) fn merge<R: Borrow<Row>>(
         state.merge(&delta)?;
     }
     Ok(united)
+}
+
+impl RowReader {
+    /// The merge of what a shard holds.
+    ///
+    /// # Errors
+    /// [`RowError`].
+    pub fn state(self, row: &Row) -> Result<State, RowError> {
+        let mut state = State::identity(self.kind());
+        merge(self, &mut state, &[row])?;
+        Ok(state)
+    }
 }
 
 #[cfg(test)]

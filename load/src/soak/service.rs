@@ -15,11 +15,11 @@ use tokio::time::{Instant, sleep};
 
 use crate::checker::Outcome;
 use crate::client::{Add, PodClient, Reply};
-use crate::ids::{self, Window};
+use crate::repeats;
 use crate::run::Run;
 use crate::soak::audited::AuditedKeys;
 use crate::soak::state::Soak;
-use crate::workload::Key;
+use crate::workload::{Key, Window};
 
 /// Time between two readiness checks of a pod.
 const PROBE_EVERY: Duration = Duration::from_millis(500);
@@ -133,7 +133,7 @@ pub(crate) async fn update(
             let (_, pod, in_flight) = pick(run, soak, home, None);
             let replies = pod.add(window, &ops).await;
             drop(in_flight);
-            ids::insist(run, window, &ops, replies, rng).await
+            repeats::insist(run, window, &ops, replies, rng).await
         }
     };
     let took = intended.elapsed();

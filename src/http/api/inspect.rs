@@ -14,11 +14,12 @@ use crate::engine::service::TallyView;
 use crate::http::api::read;
 use crate::http::body::extract;
 use crate::http::body::parameters::{self, NoParams, NumbersParams, Query, ValueParams, params};
-use crate::http::body::wire::{KeyView, Shown, rfc3339};
+use crate::http::body::wire::{KeyView, Shown};
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::KeyPath;
 use crate::http::problem::Problem;
 use crate::http::state::Served;
+use crate::http::time::rfc3339;
 use crate::policy::Verb;
 
 /// A key's rows.

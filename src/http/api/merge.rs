@@ -21,13 +21,14 @@ use crate::http::body::extract::{self, JSON, MediaType, TEXT};
 use crate::http::body::json;
 use crate::http::body::parameters::{DEFAULT, Query, ValueParams, params};
 use crate::http::body::requests::{ExpressionBody, LevelName, List, MergeBody};
-use crate::http::body::wire::{Shown, rfc3339};
+use crate::http::body::wire::Shown;
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::Permit;
 use crate::http::problem::Problem;
 use crate::http::state::AppState;
 use crate::http::state::Served;
 use crate::http::state::Shared;
+use crate::http::time::rfc3339;
 use crate::limits;
 use crate::policy::{Caller, Verb};
 

@@ -13,11 +13,12 @@ use uuid::Uuid;
 use crate::engine::service::{DiscardError, Discardable};
 use crate::http::body::parameters::{self, Parameter, Query, Values, params};
 use crate::http::body::schemas::text;
-use crate::http::body::wire::{KeyView, rfc3339};
+use crate::http::body::wire::KeyView;
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::{KeyPath, KindPath};
 use crate::http::problem::Problem;
 use crate::http::state::Served;
+use crate::http::time::rfc3339;
 use crate::policy::{Caller, Verb};
 use crate::store::GroupCursor;
 

@@ -2,7 +2,6 @@
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use chrono::{DateTime, SecondsFormat, Utc};
 use orderfree_core::crdt::{Kind, Op, State, Value};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{Key, Name, Timestamp};
@@ -15,6 +14,7 @@ use crate::engine::service::KeyValue;
 use crate::http::body::parameters::ValueParams;
 use crate::http::catalog::ProblemType;
 use crate::http::problem::Problem;
+use crate::http::time::rfc3339;
 
 /// The op of an empty body.
 pub(crate) fn empty_op(kind: Kind) -> Result<Op, Problem> {
@@ -206,14 +206,6 @@ pub(crate) fn json(view: &impl Serialize, bytes: usize) -> Response {
 /// Appends a view as JSON.
 pub(crate) fn write_json(text: &mut Vec<u8>, view: &(impl Serialize + ?Sized)) {
     serde_json::to_writer(text, view).expect("invariant: a view is JSON");
-}
-
-/// RFC 3339 in UTC with microseconds. Times beyond the calendar, which only a forged row can have, become
-/// the calendar's last time.
-pub(crate) fn rfc3339(time: Timestamp) -> String {
-    let time =
-        DateTime::from_timestamp_micros(time.as_micros()).unwrap_or(DateTime::<Utc>::MAX_UTC);
-    time.to_rfc3339_opts(SecondsFormat::Micros, true)
 }
 
 #[cfg(test)]

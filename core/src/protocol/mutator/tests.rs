@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::*;
 use crate::crdt::envelope::encode_shard;
 use crate::crdt::{Counter, CounterOp, Kind, Op};
-use crate::protocol::read::RowReader;
+use crate::protocol::row_reader::RowReader;
 use crate::protocol::{Name, Overrides, Row};
 
 const START_US: i64 = 1_700_000_000_000_000;
