@@ -26,6 +26,7 @@ use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::group::From as Start;
+use orderfree_core::protocol::high_water;
 use orderfree_core::protocol::{Durability, Key, Timestamp, WriteError};
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -380,11 +381,12 @@ async fn a_fold_is_not_written_if_its_fence_can_not_be_stored() {
     drop_keyspace(&config).await;
 }
 
-/// One write of the row is enough for all folds of a minute, which is half a lifetime here.
+/// One write of the row is enough for all folds of a minute, or of a cutoff that is shorter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn folds_of_a_minute_share_one_write_of_their_fence() {
+async fn folds_at_nearly_one_time_share_one_write_of_their_fence() {
     let _others_too = CLUSTER.read().await;
     let config = fresh(brief_constants()).await;
+    let quantum = high_water::quantum(&brief_constants());
     let subject = Subject::on_cluster(&config).await;
     let session = cassandra::session(&config).await;
     let stored = async || {
@@ -398,10 +400,11 @@ async fn folds_of_a_minute_share_one_write_of_their_fence() {
         Timestamp::from_micros(time)
     };
     let mut fences = Vec::new();
-    for (name, ahead) in [("a", 60), ("b", 70), ("c", 90)] {
+    let later = [Duration::ZERO, quantum / 3, 2 * quantum];
+    for (name, later) in ["a", "b", "c"].into_iter().zip(later) {
         let key = key("g", name);
         subject.put(&key, 1).await;
-        let fold = fold_ahead(&subject, &key, Duration::from_secs(ahead)).await;
+        let fold = fold_ahead(&subject, &key, Duration::from_secs(60) + later).await;
         assert_eq!(subject.store.write_fold(&fold).await, Ok(()));
         fences.push((fold.fence(), stored().await));
     }
