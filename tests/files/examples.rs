@@ -20,8 +20,14 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 /// Pages with examples.
-const PAGES: &[&str] =
-    &["README.md", "docs/start.md", "docs/kinds.md", "docs/count.md", "docs/running-totals.md"];
+const PAGES: &[&str] = &[
+    "README.md",
+    "docs/start.md",
+    "docs/kinds.md",
+    "docs/count.md",
+    "docs/exactly-once.md",
+    "docs/running-totals.md",
+];
 
 /// The address of the server in the examples.
 const ADDRESS: &str = "http://127.0.0.1:8080";
@@ -187,6 +193,12 @@ async fn the_page_of_counting_prints_what_it_says() {
     run("docs/count.md").await;
     let blocks = blocks(&text_of("docs/count.md")).len();
     assert!(blocks >= 5, "only {blocks} blocks of code");
+}
+
+#[tokio::test]
+async fn the_page_exactly_once_prints_what_it_says() {
+    let ran = run("docs/exactly-once.md").await;
+    assert!(ran >= 4, "only {ran} commands");
 }
 
 #[tokio::test]

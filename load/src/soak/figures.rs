@@ -9,7 +9,7 @@ use crate::client::Reply;
 use crate::soak::audited::Wrongs;
 
 /// Metrics of pods that are summed over restarts: the name in the report, and the line of `/metrics`.
-const METRICS: [(&str, &str); 7] = [
+const METRICS: [(&str, &str); 11] = [
     ("folds", "orderfree_folds_total{end=\"folded\"}"),
     ("folds_failed", "orderfree_folds_total{end=\"failed\"}"),
     ("folds_paused", "orderfree_folds_total{end=\"paused\"}"),
@@ -17,6 +17,10 @@ const METRICS: [(&str, &str); 7] = [
     ("zombies", "orderfree_zombies_total"),
     ("births", "orderfree_births_total"),
     ("clock_moved", "orderfree_clock_moved_total"),
+    ("id_repeats", "orderfree_id_repeats_total"),
+    ("id_conflicts_of_updates", "orderfree_id_conflicts_total{by=\"update\"}"),
+    ("id_conflicts_of_reads", "orderfree_id_conflicts_total{by=\"read\"}"),
+    ("id_conflicts_of_folds", "orderfree_id_conflicts_total{by=\"fold\"}"),
 ];
 
 /// See the [module documentation](self).

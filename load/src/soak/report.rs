@@ -131,7 +131,15 @@ impl SoakReport {
                     .push(format!("{:.3} % of {what} in time, below {target} %", share.percent()));
             }
         }
-        let folds = self.metrics.get("folds").copied().unwrap_or(0);
+        let metric = |name| self.metrics.get(name).copied().unwrap_or(0);
+        for met_by in ["id_conflicts_of_updates", "id_conflicts_of_reads", "id_conflicts_of_folds"]
+        {
+            let count = metric(met_by);
+            if count > 0 {
+                failures.push(format!("{count} {}", met_by.replace('_', " ")));
+            }
+        }
+        let folds = metric("folds");
         if self.targets.folds.is_some_and(|least| folds < least) {
             failures.push(format!("only {folds} folds"));
         }

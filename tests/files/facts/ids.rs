@@ -1,4 +1,4 @@
-//! What a key bears of ids, as `docs/count.md` states it, follows from the limits.
+//! What a key bears of ids, as `docs/operate/capacity.md` states it, follows from the limits.
 
 use orderfree::limits::KEY_IDS_MAX;
 use orderfree_core::crdt::pack::{IdOp, OpId};
@@ -19,7 +19,7 @@ fn shown(limit: f64) -> String {
 
 #[test]
 fn what_a_key_bears_follows_from_the_limits() {
-    let text = read("docs/count.md");
+    let text = read("docs/operate/capacity.md");
     let constants = Constants::resolve(Overrides::default()).expect("the defaults");
     let id = OpId { id: [7; 16], index: 0 };
     let add = IdOp::new(Kind::Counter, id, 0, &[Op::Counter(CounterOp::Add { by: 1 })]);
@@ -33,7 +33,7 @@ fn what_a_key_bears_follows_from_the_limits() {
         format!("finds more than {},000 ids", KEY_IDS_MAX / 1_000),
         format!("bears {},000 / (2 × window + cutoff)", KEY_IDS_MAX / 1_000),
     ] {
-        assert!(text.contains(&fact), "docs/count.md does not say `{fact}`");
+        assert!(text.contains(&fact), "docs/operate/capacity.md does not say `{fact}`");
     }
     #[allow(clippy::cast_precision_loss, reason = "small numbers")]
     let (key, pod) = (KEY_IDS_MAX as f64, of_pod as f64);
@@ -43,5 +43,5 @@ fn what_a_key_bears_follows_from_the_limits() {
         format!("| `{}` | {} | {} |\n", window.name(), shown(all), shown(pod / length))
     });
     let table = rows.concat();
-    assert!(text.contains(&table), "docs/count.md should have these rows:\n{table}");
+    assert!(text.contains(&table), "docs/operate/capacity.md should have these rows:\n{table}");
 }

@@ -24,10 +24,12 @@ use orderfree_core::protocol::Timestamp;
 const FOREIGN_VARIABLES: [&str; 2] = ["ORDERFREE_PORT", "ORDERFREE_COMMIT"];
 
 /// Files for people, whose commands and paths must work.
-const DOCUMENTS: [&str; 20] = [
+const DOCUMENTS: [&str; 22] = [
     "README.md",
     "docs/start.md",
     "docs/count.md",
+    "docs/exactly-once.md",
+    "docs/running-totals.md",
     "docs/kinds.md",
     "docs/reference/http.md",
     "ARCHITECTURE.md",
