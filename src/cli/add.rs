@@ -156,12 +156,12 @@ impl AddArgs {
 }
 
 /// The body for a list of ops. It is put together as text, so that no digit is lost.
-fn list(ops: &[impl AsRef<str>]) -> String {
+pub(super) fn list(ops: &[impl AsRef<str>]) -> String {
     let ops: Vec<&str> = ops.iter().map(AsRef::as_ref).collect();
     format!(r#"{{"ops":[{}]}}"#, ops.join(","))
 }
 
-fn exit_code(outcome: Outcome) -> ExitCode {
+pub(super) fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
         Outcome::Acked | Outcome::Accepted => ExitCode::SUCCESS,
         Outcome::Refused => ExitCode::FAILURE,

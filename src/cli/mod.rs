@@ -16,6 +16,7 @@ pub mod output;
 mod reload;
 mod repair;
 mod schema;
+mod take;
 mod token;
 mod transfer;
 mod update;
@@ -50,6 +51,13 @@ enum Command {
     /// Add to a key of a running server: `add counter/site/home 5`, `add distinct/site/visitors u1 u2`, or
     /// `add distinct/site/visitors -` for the lines of the standard input.
     Add(add::AddArgs),
+    /// Take the total of a counter or a sum, for a bill or a quota: `take counter/bills/acme`.
+    ///
+    /// Reads the value, subtracts it, and prints the amount when the subtraction is acknowledged. Updates that come
+    /// meanwhile stay in the key: what was taken and what is left is always what was added. The subtraction has an
+    /// id, so an interrupted run can be resumed and subtracts once. Two runs for one key at the same time can both
+    /// take the same amount. Then the value is negative until more is added, and the next run takes less.
+    Take(take::TakeArgs),
     /// Print the value of a key of a running server: `get counter/site/home`.
     Get(client::GetArgs),
     /// List the keys of a group of a running server, with their values: `ls counter/site`.
@@ -112,6 +120,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         None => serve(cli.serve).await,
         Some(Command::Serve(args)) => serve(*args).await,
         Some(Command::Add(args)) => add::add(args).await,
+        Some(Command::Take(args)) => take::take(args).await,
         Some(Command::Get(args)) => client::get(args).await,
         Some(Command::Ls(args)) => list::ls(args).await,
         Some(Command::Merge(args)) => list::merge(args).await,

@@ -6,7 +6,7 @@ use clap::Args;
 use clap::error::ErrorKind;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::Outcome;
-use orderfree_core::protocol::op_id::ClientId;
+use orderfree_core::protocol::op_id::{ClientId, Window};
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, RequestBuilder, Url};
 
@@ -28,7 +28,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 const PROBLEMS_OF_TIME: &[&str] = &["id-ahead", "id-expired"];
 
 /// Options of commands that update.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(super) struct UpdateArgs {
     /// Id of the update, 1 to 255 bytes. An update counts once, however often you send it with the same id. Use a
     /// UUID of version 7, or set --time [default: a new id].
@@ -75,31 +75,48 @@ impl UpdateArgs {
 
     fn given(&self) -> Option<Id> {
         let text = self.id.clone()?;
-        Some(Id { text, time: self.time.clone() })
+        Some(Id { time: self.time.clone(), ..Id::with_time(text) })
     }
 }
 
-/// An id, and its time if that is not inside it.
+/// An id, its time if that is not inside it, and its window if that is not the default.
 #[derive(Debug, Clone)]
-struct Id {
+pub(super) struct Id {
     text: String,
     time: Option<String>,
+    window: Option<Window>,
 }
 
 impl Id {
+    /// An id whose time is inside it.
+    pub(super) fn with_time(text: String) -> Id {
+        Id { text, time: None, window: None }
+    }
+
+    pub(super) fn within(self, window: Window) -> Id {
+        Id { window: Some(window), ..self }
+    }
+
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
     fn drawn() -> Id {
-        Id { text: update_id(SystemClock.now().wall).to_string(), time: None }
+        Id::with_time(update_id(SystemClock.now().wall).to_string())
     }
 
     fn name(&self, request: RequestBuilder) -> RequestBuilder {
         let escaped = self.text.replace('\\', "\\\\").replace('"', "\\\"");
         let value = HeaderValue::from_bytes(format!("\"{escaped}\"").as_bytes());
         let value = value.expect("invariant: an id has no control characters");
-        let request = request.header("idempotency-key", value);
-        match &self.time {
-            Some(time) => request.header("idempotency-time", time.trim()),
-            None => request,
+        let mut request = request.header("idempotency-key", value);
+        if let Some(time) = &self.time {
+            request = request.header("idempotency-time", time.trim());
         }
+        if let Some(window) = self.window {
+            request = request.header("idempotency-window", window.name());
+        }
+        request
     }
 }
 
@@ -127,8 +144,13 @@ pub(super) struct Sent {
 impl Target<'_> {
     /// Sends an update until it is acked, or refused for good, or the time for it is over.
     pub(super) async fn update(&self, body: Option<&str>) -> Sent {
+        self.update_as(self.args.given(), body).await
+    }
+
+    /// As [`Target::update`], with this id if there is one.
+    pub(super) async fn update_as(&self, mut id: Option<Id>, body: Option<&str>) -> Sent {
         let mut pauses = Pauses::begin();
-        let mut id = self.args.given();
+        let is_given = id.is_some();
         // The order of sets is that of the times of their ids, so these come from one of the servers' clocks.
         let mut is_from_server = self.kind.is_timed() || self.kind == Kind::OrSet;
         // The last try that may be counted. It decides what is known at the end.
@@ -155,7 +177,7 @@ impl Target<'_> {
             if is_of_time
                 && unknown.is_none()
                 && !is_from_server
-                && self.args.id.is_none()
+                && !is_given
                 && !self.args.no_retry
             {
                 // This machine's clock is wrong. Another id can't count twice, as nothing was written under this one.
@@ -211,7 +233,7 @@ impl Target<'_> {
     }
 
     /// Gets an id from the server.
-    async fn new_id(&self) -> Result<Id, Sent> {
+    pub(super) async fn new_id(&self) -> Result<Id, Sent> {
         let refused =
             |why| Sent { outcome: Outcome::Refused, why, answer: None, hint: None, again: None };
         let url =
@@ -219,7 +241,7 @@ impl Target<'_> {
         // Without an id, nothing is updated.
         let sent = self.send(self.client.post(url), |_| Outcome::Refused).await;
         match sent.answer.as_ref().and_then(Answer::first_id) {
-            Some(text) => Ok(Id { text: text.to_owned(), time: None }),
+            Some(text) => Ok(Id::with_time(text.to_owned())),
             None => Err(Sent { outcome: Outcome::Refused, ..sent }),
         }
     }
@@ -255,11 +277,13 @@ impl Sent {
         self.answer.as_ref().is_some_and(|answer| answer.is_problem(slugs))
     }
 
+    /// Whether sending the update again can change what is known.
+    pub(super) fn can_change(&self) -> bool {
+        self.outcome == Outcome::Unknown && self.again.is_some()
+    }
+
     fn with_hint(self, id: Option<&Id>) -> Sent {
-        let Some(id) = id.filter(|_| self.outcome == Outcome::Unknown && self.again.is_some())
-        else {
-            return self;
-        };
+        let Some(id) = id.filter(|_| self.can_change()) else { return self };
         let until = self.answer.as_ref().and_then(|answer| answer.field("retry_until"));
         let until = until.map(|until| format!(" until {until}")).unwrap_or_default();
         let time = id.time.as_ref().map(|time| format!(" --time '{time}'")).unwrap_or_default();
@@ -315,7 +339,7 @@ mod tests {
         for (text, time, says) in
             [("a", None, "\"a\""), ("say \"é\\\" ", Some(" 1795752000"), "\"say \\\"é\\\\\\\" \"")]
         {
-            let id = Id { text: text.to_owned(), time: time.map(str::to_owned) };
+            let id = Id { time: time.map(str::to_owned), ..Id::with_time(text.to_owned()) };
             let request = id.name(client.post("http://localhost/")).build().expect("a request");
             let headers = request.headers();
             assert_eq!(headers["idempotency-key"].as_bytes(), says.as_bytes());

@@ -1,4 +1,4 @@
-//! `add` sends an update until it is acknowledged, and it counts once.
+//! `add` and `take` send an update until it is acknowledged, and it counts once.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -13,10 +13,17 @@ use crate::relay::{Relay, answered};
 
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Runs `add` against this address. Returns its exit code and both outputs.
 async fn add(url: &str, arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
+    run(url, &[&["add"], arguments].concat(), input).await
+}
+
+async fn take(url: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
+    run(url, &[&["take"], arguments].concat(), "").await
+}
+
+/// Runs a command against this address. Returns its exit code and both outputs.
+async fn run(url: &str, arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_orderfree"))
-        .arg("add")
         .args(arguments)
         .env_clear()
         .env("ORDERFREE_URL", url)
@@ -212,4 +219,108 @@ async fn a_bad_id_is_told_and_nothing_is_sent() {
         assert!(err.contains(says), "{arguments:?}: {err}");
     }
     assert!(relay.seen().is_empty());
+}
+
+/// The value after `--resume` in the words of a run, as arguments.
+fn resumption(err: &str) -> [&str; 3] {
+    let (_, rest) = err.split_once("--resume ").expect("how to go on");
+    let mut words = rest.split_whitespace();
+    let mut word = || words.next().expect("an id and an amount");
+    ["--resume", word(), word()]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_total_is_taken_once_and_later_updates_stay() {
+    let pod = Setup::new().start().await;
+    let port = pod.port();
+    let large = i64::MAX.to_string();
+    for (key, added, total) in [
+        ("counter/g/bill", &["5", "7"][..], "12"),
+        ("counter/g/credit", &["-5"], "-5"),
+        ("counter/g/large", &[&large, &large], "18446744073709551614"),
+        ("sum/g/bill", &["12.30", "-0.01"], "12.29"),
+    ] {
+        for amount in added {
+            assert_eq!(add(&url(&pod), &[key, amount], "").await.0, Some(0), "{key}");
+        }
+        // Another client counts between the read and the subtraction, whose first tries get no answer or a bad one.
+        let relay = Relay::start(move |number, request| async move {
+            match number {
+                0 | 1 => request.to(port).await,
+                2 => {
+                    let other = format!("http://127.0.0.1:{port}");
+                    assert_eq!(add(&other, &[key, "3"], "").await.0, Some(0));
+                    request.to(port).await;
+                    None
+                }
+                3 => Some(answered(502, "", b"")),
+                _ => request.to(port).await,
+            }
+        });
+        let relay = relay.await;
+        let (code, out, err) = take(&relay.url(), &[key]).await;
+        assert_eq!((code, out.trim()), (Some(0), total), "{key}: {err}");
+        let (_, left, _) = run(&url(&pod), &["get", key], "").await;
+        assert!(["3", "3.00"].contains(&left.trim()), "{key}: {left}");
+        let tried =
+            [&["POST /v1/ids".to_owned()], &vec![format!("POST /v1/{key}"); 3][..]].concat();
+        assert_eq!(relay.lines()[1..], tried, "{key}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_goes_on_after_a_crash() {
+    let pod = Setup::new().start().await;
+    let (port, key) = (pod.port(), "counter/g/bill");
+    add(&url(&pod), &[key, "12"], "").await;
+    // The update is counted, and then refused for good: a client that ends here does not know what happened.
+    let refused = br#"{"type":"/problems/unauthenticated","detail":"No.","outcome":"refused"}"#;
+    let relay = Relay::start(move |number, request| async move {
+        match number {
+            0 | 1 => request.to(port).await,
+            2 => {
+                request.to(port).await;
+                None
+            }
+            _ => Some(answered(401, "", refused)),
+        }
+    });
+    let relay = relay.await;
+    let (code, out, err) = take(&relay.url(), &[key, "-o", "json"]).await;
+    let answer: Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!((code, &answer["outcome"]), (Some(4), &Value::from("unknown")), "{answer} {err}");
+    add(&url(&pod), &[key, "3"], "").await;
+    let resumed = resumption(&err);
+    assert_eq!([&answer["id"], &answer["amount"]], [resumed[1], resumed[2]]);
+    for _ in 0..2 {
+        let arguments = [&[key][..], &resumed].concat();
+        let (code, out, err) = take(&url(&pod), &arguments).await;
+        assert_eq!((code, &*out), (Some(0), "12\n"), "{err}");
+        assert_eq!(pod.count("/v1/counter/g/bill").await, 3);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_not_be_taken_is_told_and_nothing_changes() {
+    let pod = Setup::new().start().await;
+    for (key, what) in [("gset/g/n", "x"), ("counter/g/zero", "0"), ("counter/g/n", "5")] {
+        assert_eq!(add(&url(&pod), &[key, what], "").await.0, Some(0));
+    }
+    let uuid = "019ac3ee-6e80-7abc-8def-0123456789ab";
+    for (arguments, code, says) in [
+        (&["gset/g/n"][..], 2, "needs a counter or a sum"),
+        (&["counter/g/absent"], 3, "does not exist"),
+        (&["counter/g/n", "--resume", uuid], 2, "2 values"),
+        (&["counter/g/n", "--resume", "order-1", "5"], 2, "not an id that `take` printed"),
+        (&["counter/g/n", "--resume", uuid, "5.5"], 2, "not an amount of a counter"),
+        // Its window is over.
+        (&["counter/g/n", "--resume", uuid, "5"], 4, "The time to send this id ended"),
+    ] {
+        let (ended, out, err) = take(&url(&pod), arguments).await;
+        assert_eq!((ended, &*out), (Some(code), ""), "{arguments:?}: {err}");
+        assert!(err.contains(says), "{arguments:?}: {err}");
+    }
+    let (code, out, err) = take(&url(&pod), &["counter/g/zero"]).await;
+    assert_eq!((code, &*out, &*err), (Some(0), "0\n", ""));
+    assert_eq!(pod.count("/v1/counter/g/n").await, 5);
 }
