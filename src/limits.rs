@@ -145,7 +145,10 @@ pub const MUTATORS_MAX: usize = 200_000;
 /// oldest ones.
 pub const RESTING_BYTES: usize = 256 * 1024 * 1024;
 
-/// Births of one key in a pod per day. Each birth makes a row.
+/// States up to this many bytes, in rows that a fold can't take yet, are too small for a successor to know about.
+pub const LITTLE_BYTES: usize = 16 * 1024;
+
+/// Births of one key in a pod per day, and of packs with one expiry. Each birth makes a row.
 pub const BIRTHS_MAX: u8 = 100;
 
 /// Bytes of memory for large states, per mutator that the pod may have awake. All large states share the

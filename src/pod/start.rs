@@ -107,7 +107,7 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
     let contents = store.contents().map_or_else(String::new, |contents| format!("; {contents}"));
     let random = Random::system();
     let (mutators_max, resting_bytes) = (args.mutators_max, args.resting_bytes);
-    let bounds = Bounds { mutators_max, resting_bytes, flaw: None };
+    let bounds = Bounds { mutators_max, resting_bytes, ..Bounds::default() };
     let node = {
         let (fold, requests_max) = (args.fold, args.requests_max);
         Node::new(Parts { store, constants, clock, random, bounds, policies, fold, requests_max })

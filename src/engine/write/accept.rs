@@ -116,12 +116,11 @@ impl Mutators {
             }),
         };
         let writer = Writer { key: key.clone(), until: until.filter(|_| name.is_some()) };
-        let is_state = writer.until.is_none();
         let seat = |arrival| match arrival {
-            Arrival::Born if is_state && self.table.is_born_too_often(key, now) => {
-                Err(Refused::BornTooOften)
-            }
-            Arrival::Born if !is_state && self.table.is_known(key, now) => {
+            Arrival::Born if self.table.is_born_too_often(&writer, now) => Err(writer
+                .until
+                .map_or(Refused::BornTooOften, |until| Refused::TooManyIds { until })),
+            Arrival::Born if writer.until.is_some() && self.table.is_known(key, now) => {
                 Ok(self.policies.seat(&key.group, Arrival::Next)?)
             }
             arrival => Ok(self.policies.seat(&key.group, arrival)?),

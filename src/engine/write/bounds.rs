@@ -11,6 +11,9 @@ pub struct Bounds {
     pub mutators_max: usize,
     /// Maximum memory of mutators at rest.
     pub resting_bytes: usize,
+    /// States up to this many bytes are too small for a successor to know about.
+    #[doc(hidden)]
+    pub little_bytes: usize,
     /// A rule of resting to break. Only for the simulator.
     #[doc(hidden)]
     pub flaw: Option<RestFlaw>,
@@ -26,7 +29,11 @@ impl Bounds {
 
 impl Default for Bounds {
     fn default() -> Bounds {
-        let (mutators_max, resting_bytes) = (limits::MUTATORS_MAX, limits::RESTING_BYTES);
-        Bounds { mutators_max, resting_bytes, flaw: None }
+        Bounds {
+            mutators_max: limits::MUTATORS_MAX,
+            resting_bytes: limits::RESTING_BYTES,
+            little_bytes: limits::LITTLE_BYTES,
+            flaw: None,
+        }
     }
 }

@@ -48,6 +48,7 @@ pub(super) struct MutatorTable {
     part_max: usize,
     hasher: Hashes,
     constants: Constants,
+    little_bytes: usize,
     flaw: Option<RestFlaw>,
     births: Mutex<Births>,
     known: Mutex<KnownKeys>,
@@ -119,6 +120,13 @@ impl HashesKeys for Hashes {
     }
 }
 
+impl Hashes {
+    fn hash_writer(&self, writer: &Writer) -> u64 {
+        let key = self.hash_key(&writer.key);
+        writer.until.map_or(key, |until| self.0.hash_one((key, until.as_micros())))
+    }
+}
+
 impl MutatorTable {
     pub(super) fn new(bounds: Bounds, constants: Constants) -> MutatorTable {
         let mutators_max = bounds.mutators_max;
@@ -132,6 +140,7 @@ impl MutatorTable {
             part_max: mutators_max / parts,
             hasher: Hashes(RandomState::new()),
             constants,
+            little_bytes: bounds.little_bytes,
             flaw: bounds.flaw,
             births: Mutex::new(Births::new(&constants)),
             known: Mutex::new(KnownKeys::new()),
@@ -249,9 +258,9 @@ impl MutatorTable {
         Ok(Found { entry, arrival: Some(arrival), moves })
     }
 
-    /// Whether the key has reached its daily limit of births.
-    pub(super) fn is_born_too_often(&self, key: &Key, now: Now) -> bool {
-        lock(&self.births).is_spent(self.hasher.hash_key(key), now)
+    /// Whether the writer has reached its daily limit of births.
+    pub(super) fn is_born_too_often(&self, writer: &Writer, now: Now) -> bool {
+        lock(&self.births).is_spent(self.hasher.hash_writer(writer), now)
     }
 
     /// Whether this pod wrote a row of the key today or yesterday.
@@ -259,14 +268,11 @@ impl MutatorTable {
         lock(&self.known).has(self.hasher.hash_key(key), now)
     }
 
-    /// Counts a birth, when a new mutator begins its first write and so gets a row. Packs do not count towards
-    /// the daily limit of their key, because clients choose how many windows their ids have.
+    /// Counts a birth, when a new mutator begins its first write and so gets a row. Each expiry of packs has a
+    /// limit of its own, because clients choose how many windows their ids have.
     pub(super) fn count_birth(&self, writer: &Writer, now: Now) {
-        let hash = self.hasher.hash_key(&writer.key);
-        lock(&self.known).note(hash, now);
-        if writer.until.is_none() {
-            lock(&self.births).note(hash, now);
-        }
+        lock(&self.known).note(self.hasher.hash_key(&writer.key), now);
+        lock(&self.births).note(self.hasher.hash_writer(writer), now);
     }
 
     /// Puts a clean mutator to rest that holds a permit of this quota and is among the least recently used
@@ -308,7 +314,7 @@ impl MutatorTable {
                 .retire_all(&mut part, now, |entry| !entry.take_used() || !entry.is_writable(now));
             moves += moved;
             part.resting.tidy(&self.hasher, |mutator| {
-                Mutator::is_over_at_rest(mutator, now, &self.constants)
+                Mutator::is_over_at_rest(mutator, now, &self.constants, self.little_bytes)
             });
         }
         moves
@@ -331,9 +337,8 @@ impl MutatorTable {
 
     /// Whether the writer is at rest and can wake.
     fn arrival(&self, part: &Part, hash: u64, writer: &Writer, now: Now) -> Arrival {
-        let lease = |mutator: &[u8]| Mutator::resting_lease(mutator, &self.constants);
-        match part.resting.find(hash, writer).map(lease) {
-            Some(lease) if lease.is_writable(now) => Arrival::Woken,
+        match part.resting.find(hash, writer) {
+            Some(mutator) if Mutator::can_wake(mutator, now, &self.constants) => Arrival::Woken,
             _ => Arrival::Born,
         }
     }
@@ -389,7 +394,10 @@ impl MutatorTable {
         let rests = state.mutator().lease().is_writable(now);
         let left = match rests {
             true => Some(rested),
-            false => state.mutator().remains(now.wall, &self.constants),
+            false => {
+                let mutator = state.mutator();
+                mutator.remains_with(self.flaw, now.wall, &self.constants, self.little_bytes)
+            }
         };
         let Some(left) = left else { return Some(Moves::default()) };
         let (writer, lease) = (&entry.writer, *state.mutator().lease());

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use orderfree::limits;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::op_id::Window;
 use orderfree_core::protocol::{Constants, Overrides, Timestamp};
@@ -247,6 +248,12 @@ impl Plan {
             }
             _ => {}
         }
+    }
+
+    /// Bytes of states that successors need not know about. States of a schedule are small, so it is nothing if
+    /// there is room at rest for what mutators leave.
+    pub(crate) fn little_bytes(&self) -> usize {
+        if self.resting_bytes > TINY_TABLE_BYTES { 0 } else { limits::LITTLE_BYTES }
     }
 
     /// Whether an op has an id.

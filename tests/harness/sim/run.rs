@@ -118,6 +118,7 @@ impl Stage {
         let bounds = Bounds {
             mutators_max: self.plan.mutators_max,
             resting_bytes: self.plan.resting_bytes,
+            little_bytes: self.plan.little_bytes(),
             flaw: self.plan.sabotage.and_then(Sabotage::flaw),
         };
         let node =

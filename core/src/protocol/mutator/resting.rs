@@ -14,6 +14,9 @@
 //! | predecessors | they bound what this pod has of the key |
 //! | state or pack, with its precision | the next write contains all earlier ones (I2) |
 //!
+//! A mutator that takes no more ops can leave [remains](Mutator::remains): the same fields without state and
+//! last timestamp, for its successor. They never wake, also if a later look at a clock finds an earlier time.
+//!
 //! Only a clean mutator can rest: ops that are in flight, waiting or unresolved are not kept. The bytes never
 //! leave the process, so the format can change with any release.
 
@@ -31,14 +34,12 @@ use crate::protocol::{Constants, Key, Lease, MutatorId, Now, Timestamp};
 /// Offset of the flags: after expiry, birth and id.
 const FLAGS_AT: usize = 8 + 8 + 16;
 
-/// States up to this many bytes are too small for a successor to know about.
-const LITTLE_BYTES: usize = 16 * 1024;
-
 const PERSISTED: u8 = 0b1;
 const HAS_WRITTEN: u8 = 0b10;
 const HAS_PRECISION: u8 = 0b100;
 const HAS_PREDECESSORS: u8 = 0b1000;
 const IS_PACK: u8 = 0b1_0000;
+const HAS_ENDED: u8 = 0b10_0000;
 
 /// A rule of resting that a simulation breaks, to show that it is needed. Nothing else uses this.
 #[doc(hidden)]
@@ -52,6 +53,8 @@ pub enum RestFlaw {
     RestsUnclean,
     /// A woken mutator gets a full new lease.
     RenewsLease,
+    /// The remains of a mutator wake as the mutator itself.
+    WakesRemains,
 }
 
 /// What is kept of a resting mutator.
@@ -67,6 +70,8 @@ struct Rested {
     dots: u64,
     predecessors: Predecessors,
     held: Held,
+    /// These are remains.
+    has_ended: bool,
 }
 
 impl Mutator {
@@ -102,16 +107,30 @@ impl Mutator {
             dots: if draws_again { 0 } else { self.dots },
             predecessors: self.predecessors.clone(),
             held,
+            has_ended: false,
         };
         Some(rested.encode())
     }
 
     /// What a mutator that takes no more ops leaves behind, so that its successor knows how much this pod has
-    /// of the key. It never wakes. None if that is little.
+    /// of the key. It never wakes. None if that is at most `little` bytes.
     #[must_use]
-    pub fn remains(&self, now: Timestamp, constants: &Constants) -> Option<Vec<u8>> {
+    pub fn remains(&self, now: Timestamp, constants: &Constants, little: usize) -> Option<Vec<u8>> {
+        self.remains_with(None, now, constants, little)
+    }
+
+    /// As [`Mutator::remains`], with a rule broken.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn remains_with(
+        &self,
+        flaw: Option<RestFlaw>,
+        now: Timestamp,
+        constants: &Constants,
+        little: usize,
+    ) -> Option<Vec<u8>> {
         let legacy = self.legacy().unfolded(now, constants);
-        if legacy.bytes() <= LITTLE_BYTES {
+        if legacy.bytes() <= little {
             return None;
         }
         let remains = Rested {
@@ -125,28 +144,39 @@ impl Mutator {
             dots: self.dots,
             predecessors: legacy,
             held: self.head.emptied(),
+            has_ended: flaw != Some(RestFlaw::WakesRemains),
         };
         Some(remains.encode())
     }
 
-    /// Whether these bytes are no longer needed: their mutator takes no more ops, and its rows are small or a
-    /// fold can take them.
+    /// Whether these bytes are no longer needed: their mutator takes no more ops, and its rows have at most
+    /// `little` bytes or a fold can take them.
     ///
     /// # Panics
-    /// If the bytes are not those of [`Mutator::rest`].
+    /// If the bytes are not those of [`Mutator::rest`] or [`Mutator::remains`].
     #[must_use]
-    pub fn is_over_at_rest(bytes: &[u8], now: Now, constants: &Constants) -> bool {
-        let lease = Mutator::resting_lease(bytes, constants);
-        let is_much = bytes.len() > LITTLE_BYTES || bytes[FLAGS_AT] & HAS_PREDECESSORS != 0;
-        let may_be_folded = now.wall >= lease.expires_at().plus(constants.cutoff());
-        !lease.is_writable(now) && (may_be_folded || !is_much)
+    pub fn is_over_at_rest(bytes: &[u8], now: Now, constants: &Constants, little: usize) -> bool {
+        let is_much = bytes.len() > little || bytes[FLAGS_AT] & HAS_PREDECESSORS != 0;
+        let expires_at = Mutator::resting_lease(bytes, constants).expires_at();
+        let may_be_folded = now.wall >= expires_at.plus(constants.cutoff());
+        !Mutator::can_wake(bytes, now, constants) && (may_be_folded || !is_much)
     }
 
-    /// Wakes the mutator that went to rest. Check its [lease](Mutator::lease) before using it: the lease may
-    /// have ended.
+    /// Whether the mutator can take ops when it wakes.
     ///
     /// # Panics
-    /// If the bytes are not those of [`Mutator::rest`] for a key of this kind.
+    /// If the bytes are not those of [`Mutator::rest`] or [`Mutator::remains`].
+    #[must_use]
+    pub fn can_wake(bytes: &[u8], now: Now, constants: &Constants) -> bool {
+        bytes[FLAGS_AT] & HAS_ENDED == 0
+            && Mutator::resting_lease(bytes, constants).is_writable(now)
+    }
+
+    /// Wakes the mutator that went to rest. If it [can't wake](Mutator::can_wake), use only its
+    /// [legacy](Mutator::legacy).
+    ///
+    /// # Panics
+    /// If the bytes are not those of [`Mutator::rest`] or [`Mutator::remains`] for a key of this kind.
     #[must_use]
     pub fn wake(key: Key, bytes: &[u8], constants: &Constants) -> Mutator {
         let rested = Rested::decode(key.kind, bytes, constants);
@@ -211,6 +241,7 @@ impl Rested {
             (HAS_PRECISION, self.held.precision().is_some()),
             (HAS_PREDECESSORS, !self.predecessors.is_empty()),
             (IS_PACK, matches!(self.held, Held::Pack(_))),
+            (HAS_ENDED, self.has_ended),
         ] {
             flags |= if is_set { flag } else { 0 };
         }
@@ -286,6 +317,7 @@ impl Rested {
             dots,
             predecessors,
             held,
+            has_ended: flags & HAS_ENDED != 0,
         })
     }
 }

@@ -64,10 +64,51 @@ async fn a_pod_takes_so_many_ids_of_a_key_and_a_window() {
         taken.push(count);
     }
     assert!(taken.iter().all(|count| (50_000..53_000).contains(count)), "{taken:?}");
-    // The births of packs do not spend those of the key.
+    // The births of packs spend neither those of the key nor those of another expiry.
     assert!(pod.metrics.births.get() > limits::BIRTHS_MAX.into());
     let plain = vec![Op::Counter(CounterOp::Add { by: 1 })];
     assert_eq!(pod.mutators.update(&key("n"), plain, STORED).await, Ok(None));
+}
+
+/// A fold takes all packs of an expiry at once, so there may not be too many of them.
+#[tokio::test]
+async fn packs_that_are_forgotten_again_and_again_are_refused_at_last() {
+    let pod = pod_of(Bounds { resting_bytes: 0, ..Bounds::awake(1) }, Policies::default());
+    acknowledge(&pod);
+    let add = async |name: &str, id: u8| {
+        pod.mutators.update(&key(name), named(&pod, &id.to_string(), Window::Long), STORED).await
+    };
+    for id in 0..limits::BIRTHS_MAX {
+        assert_eq!(add("a", id).await, Ok(None), "{id}");
+        assert_eq!(add("b", id).await, Ok(None), "{id}");
+    }
+    let told = add("a", limits::BIRTHS_MAX).await;
+    assert!(matches!(told, Err(UpdateError::Refused(Refused::TooManyIds { .. }))), "{told:?}");
+    let minute = named(&pod, "a", Window::Minute);
+    assert_eq!(pod.mutators.update(&key("a"), minute, STORED).await, Ok(None));
+    let plain = vec![Op::Counter(CounterOp::Add { by: 1 })];
+    assert_eq!(pod.mutators.update(&key("a"), plain, STORED).await, Ok(None));
+}
+
+/// A task can have read the clock before another one that was quicker, and a clock can be set back.
+#[tokio::test]
+async fn what_a_pack_leaves_for_its_successor_never_wakes() {
+    let pod = pod_of(Bounds { little_bytes: 0, ..Bounds::awake(1_000) }, Policies::default());
+    acknowledge(&pod);
+    let add = async |id: &str| {
+        pod.mutators.update(&key("n"), named(&pod, id, Window::Minute), STORED).await
+    };
+    let now = pod.clock.now().wall;
+    let name = named(&pod, "a", Window::Minute).name.expect("an id");
+    let until = name.expiry(&key("n").group, now, &pod.mutators.constants).expect("in its window");
+    assert_eq!(add("a").await, Ok(None));
+    let left = until.as_micros() - now.as_micros();
+    pod.clock.advance(Duration::from_micros(left.unsigned_abs()));
+    pod.mutators.table.tidy(pod.clock.now());
+    assert_eq!(pod.mutators.table.at_rest().count, 1, "what it leaves");
+    *pod.clock.0.lock().unwrap() = Duration::ZERO;
+    assert_eq!(add("b").await, Ok(None));
+    assert_eq!((pod.metrics.births.get(), pod.metrics.wakes.get()), (2, 0));
 }
 
 /// Reads of the key get slow. Other updates of it need no further room.

@@ -13,7 +13,7 @@ async fn acked(pod: &Pod, name: &str, by: i64) -> ShardWrite {
 }
 
 fn bounds(mutators_max: usize, resting_bytes: usize) -> Bounds {
-    Bounds { mutators_max, resting_bytes, flaw: None }
+    Bounds { mutators_max, resting_bytes, ..Bounds::default() }
 }
 
 fn one_live_mutator() -> Policies {

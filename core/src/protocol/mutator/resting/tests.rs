@@ -227,6 +227,8 @@ fn a_counter_rests_in_fifty_bytes() {
     assert!(bytes <= 50, "{bytes}");
 }
 
+const LITTLE: usize = 16 * 1024;
+
 #[test]
 fn what_a_successor_has_to_know_remains_until_it_may_be_folded() {
     let item = |at: usize| format!("{at:0>1000}");
@@ -240,14 +242,18 @@ fn what_a_successor_has_to_know_remains_until_it_may_be_folded() {
         begin(&mut mutator, at(1));
         mutator.finish_write(Ok(()), at(1));
         let rested = mutator.rest().expect("clean");
-        let is_over = |bytes: &[u8], now| Mutator::is_over_at_rest(bytes, at(now), &constants());
+        let is_over =
+            |bytes: &[u8], now| Mutator::is_over_at_rest(bytes, at(now), &constants(), LITTLE);
         assert!(!is_over(&rested, 2), "it may wake");
         assert_eq!(is_over(&rested, lifetime), !is_much);
         assert!(is_over(&rested, lifetime + cutoff));
-        let remains = mutator.remains(at(lifetime).wall, &constants());
+        let remains = mutator.remains(at(lifetime).wall, &constants(), LITTLE);
         assert_eq!(remains.is_some(), is_much);
-        assert_eq!(mutator.remains(at(lifetime + cutoff).wall, &constants()), None);
+        assert_eq!(mutator.remains(at(lifetime + cutoff).wall, &constants(), LITTLE), None);
         let Some(remains) = remains else { continue };
+        // Another look at a clock can find an earlier time.
+        assert!(Mutator::can_wake(&rested, at(2), &constants()));
+        assert!(!Mutator::can_wake(&remains, at(2), &constants()));
         assert!(remains.len() < 100 && !is_over(&remains, lifetime));
         assert!(is_over(&remains, lifetime + cutoff));
         let legacy = Mutator::wake(key_of(Kind::GSet), &remains, &constants()).legacy();
