@@ -101,6 +101,7 @@ impl Crdt for Audience {
                 `lg_k` 11; half the error takes four times the bytes. The state itself is exact: \
                 the same for any sharding.",
         is_idempotent: true,
+        has_totals: false,
         bare: ("add", "item"),
         bare_value: BareValue::Field("estimate"),
         example_op: r#"{"op":"add","items":["u1","u2","u1"]}"#,

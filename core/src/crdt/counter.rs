@@ -53,6 +53,7 @@ impl Crdt for Counter {
         size: Size::Small,
         bound: "Exact: the total has 128 bits, in 1 to 19 bytes.",
         is_idempotent: false,
+        has_totals: true,
         bare: ("add", "by"),
         bare_value: BareValue::Whole,
         example_op: r#"{"op":"add","by":5}"#,

@@ -83,6 +83,7 @@ impl Crdt for Distinct {
         bound: "A standard error of 1.5 % in at most 1.3 KB at `lg_k` 11; half the error takes four \
                 times the bytes. The state itself is exact: the same for any sharding.",
         is_idempotent: true,
+        has_totals: false,
         bare: ("add", "item"),
         bare_value: BareValue::Field("estimate"),
         example_op: r#"{"op":"add","items":["u1","u1"]}"#,

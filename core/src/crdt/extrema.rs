@@ -108,6 +108,7 @@ impl Crdt for Extrema {
         size: Size::Large { memory_factor: 10 },
         bound: "Exact; 18 bytes and the two labels.",
         is_idempotent: true,
+        has_totals: false,
         bare: ("observe", "value"),
         bare_value: BareValue::Nothing,
         example_op: r#"{"op":"observe","value":9,"label":"eu-1"}"#,

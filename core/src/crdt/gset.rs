@@ -65,6 +65,7 @@ impl Crdt for GSet {
         size: Size::Large { memory_factor: 10 },
         bound: "Exact. A pod takes up to 1 MiB of items for a key in a mutator's lifetime.",
         is_idempotent: true,
+        has_totals: false,
         bare: ("add", "item"),
         bare_value: BareValue::Items,
         example_op: r#"{"op":"add","item":"a"}"#,

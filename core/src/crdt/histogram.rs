@@ -104,6 +104,7 @@ impl Crdt for Histogram {
             less. Count, sum, minimum and maximum are exact. About 2 bytes for each populated \
             bucket; it keeps at most 4,200 by lowering the scale.",
         is_idempotent: false,
+        has_totals: true,
         bare: ("record", "value"),
         bare_value: BareValue::Nothing,
         example_op: r#"{"op":"record","value":0.231,"count":1}"#,

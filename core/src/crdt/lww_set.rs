@@ -116,6 +116,7 @@ impl Crdt for LwwSet {
                 removed item takes space for 8 days, and then until the next fold. A pod takes up \
                 to 1 MiB in a mutator's lifetime.",
         is_idempotent: false,
+        has_totals: false,
         bare: ("add", "item"),
         bare_value: BareValue::Items,
         example_op: r#"{"op":"add","item":"a"}"#,

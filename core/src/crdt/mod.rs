@@ -126,6 +126,11 @@ pub struct About {
     pub bound: &'static str,
     /// Whether sending an op again after an unknown outcome gives the same value as sending it once.
     pub is_idempotent: bool,
+    /// Whether a sender can send its running total in place of each update: a later total replaces an earlier one
+    /// of the same id. Not for idempotent kinds, whose ops need no id; not for kinds with times, because all
+    /// totals would have the time of the id; not for an `or_set`, whose later total would have adds with the names
+    /// of adds that a client may have removed.
+    pub has_totals: bool,
     /// The op for bare text, and the field that takes the text; see [`Kind::bare_op`].
     pub bare: (&'static str, &'static str),
     /// The part of the value that is its bare text; see [`Value::bare`].

@@ -173,9 +173,14 @@ impl OrSet {
         });
         // This comes last, because until here it had dots to cover.
         is_changed |= self.cleared.subtract(&settled);
-        let entries: usize = self.entries.iter().map(|(item, entry)| entry.bytes(item)).sum();
-        self.bytes = entries + self.cleared.parts_bytes();
+        self.bytes = self.measured();
         is_changed
+    }
+
+    /// The bytes of all entries and of the parts of `cleared`.
+    fn measured(&self) -> usize {
+        let entries: usize = self.entries.iter().map(|(item, entry)| entry.bytes(item)).sum();
+        entries + self.cleared.parts_bytes()
     }
 
     fn add(&mut self, items: &BTreeSet<Item>, dot: Dot) -> Result<Effect, OpError> {
@@ -246,6 +251,7 @@ impl Crdt for OrSet {
                 mutator that added it and each tombstone. Folds remove tombstones.",
         // A repeated add has a new dot, and removes that came in between have not seen it.
         is_idempotent: false,
+        has_totals: false,
         bare: ("add", "item"),
         bare_value: BareValue::Items,
         example_op: r#"{"op":"add","item":"a"}"#,
@@ -333,6 +339,8 @@ impl Crdt for OrSet {
     /// A state knows all dots of the mutators that its fence has passed: a dot that it lacks was removed. So
     /// if both states know a dot, it stays if both have it. If neither knows it, it stays if either has it.
     /// Otherwise the state that knows it decides.
+    ///
+    /// Reads merge thousands of small states, so the cost is that of `other`, unless it concerns all items.
     fn merge(&mut self, other: &OrSet) -> Result<(), MergeError> {
         if other.fence.is_some() {
             for (item, entry) in &mut self.entries {
@@ -346,17 +354,36 @@ impl Crdt for OrSet {
                 });
             }
         }
+        let mut concerns_all = other.fence.is_some();
+        if !other.cleared.is_empty() {
+            let before = self.cleared.clone();
+            self.cleared.join(&other.cleared);
+            concerns_all |= before != self.cleared;
+        }
+        let settled = Context::up_to(self.fence);
+        let (mut before, mut after) = (0, 0);
         for (item, theirs) in &other.entries {
             let entry = self.entries.entry(item.clone()).or_default();
+            before += entry.bytes(item);
             for (&by, &seq) in theirs.dots.iter().filter(|(by, _)| Some(by.0) > self.fence) {
                 let newest = entry.dots.entry(by).or_default();
                 *newest = seq.max(*newest);
             }
             entry.removed.join(&theirs.removed);
+            if !concerns_all {
+                entry.normalize(&self.cleared, &settled);
+            }
+            after += entry.bytes(item);
+            if entry.is_empty() {
+                self.entries.remove(item);
+            }
         }
-        self.cleared.join(&other.cleared);
-        self.fence = self.fence.max(other.fence);
-        self.normalize();
+        if concerns_all {
+            self.fence = self.fence.max(other.fence);
+            self.normalize();
+        } else {
+            self.bytes = self.bytes + after - before;
+        }
         Ok(())
     }
 

@@ -80,6 +80,7 @@ impl Crdt for Register {
         size: Size::Large { memory_factor: 6 },
         bound: "Exact: of concurrent writes, the last one by the pods' clocks wins. Up to 256 KiB.",
         is_idempotent: false,
+        has_totals: false,
         bare: ("set", "value"),
         bare_value: BareValue::Field("value"),
         example_op: r#"{"op":"set","value":{"theme":"dark"}}"#,

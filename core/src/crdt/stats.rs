@@ -60,6 +60,7 @@ impl Crdt for Stats {
             range, or too near to 0, is null, and `exact` is then false. 50 to 100 bytes for values \
             of similar size, at most 900.",
         is_idempotent: false,
+        has_totals: true,
         bare: ("record", "value"),
         bare_value: BareValue::Nothing,
         example_op: r#"{"op":"record","value":12.5}"#,

@@ -107,6 +107,7 @@ impl Crdt for Sum {
         bound: "Exact: with all digits of the sum, and as many after the point as the most precise \
                 amount.",
         is_idempotent: false,
+        has_totals: true,
         bare: ("add", "by"),
         bare_value: BareValue::Whole,
         example_op: r#"{"op":"add","by":"12.34"}"#,

@@ -132,6 +132,7 @@ impl Crdt for TopK {
                 is at most `error`. They differ by at most `error`, which is at most total / (k + 1), and \
                 mostly far less. k is 256 unless configured.",
         is_idempotent: false,
+        has_totals: true,
         bare: ("add", "item"),
         bare_value: BareValue::Nothing,
         example_op: r#"{"op":"add","item":"x","by":3}"#,

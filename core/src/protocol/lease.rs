@@ -111,14 +111,29 @@ impl Lease {
 }
 
 impl Phase {
-    /// The phase of a shard, from its expiry alone, as folds and inspections see it.
+    /// The phase of a shard that is no pack, from its expiry alone, as folds and inspections see it.
     #[must_use]
     pub fn of(expires_at: Timestamp, now: Timestamp, constants: &Constants) -> Phase {
+        Phase::by_margin(constants.drain_margin(), expires_at, now, constants)
+    }
+
+    /// The phase of a pack.
+    #[must_use]
+    pub fn of_pack(expires_at: Timestamp, now: Timestamp, constants: &Constants) -> Phase {
+        Phase::by_margin(constants.id_drain_margin(), expires_at, now, constants)
+    }
+
+    fn by_margin(
+        drain_margin: Duration,
+        expires_at: Timestamp,
+        now: Timestamp,
+        constants: &Constants,
+    ) -> Phase {
         if expires_at <= now.minus(constants.cutoff()) {
             Phase::Final
         } else if now >= expires_at {
             Phase::Expired
-        } else if now >= expires_at.minus(constants.drain_margin()) {
+        } else if now >= expires_at.minus(drain_margin) {
             Phase::Draining
         } else {
             Phase::Live

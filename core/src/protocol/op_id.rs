@@ -70,6 +70,8 @@ pub struct NamedOp {
     fraction_us: i64,
     window: Window,
     sequence: u64,
+    /// The number of ops before it in its request.
+    ops_before: u32,
 }
 
 /// Why a text is not an id.
@@ -245,7 +247,13 @@ impl NamedOp {
             let both = [&id.bytes[..], &time.as_micros().to_be_bytes()].concat();
             (hash(b"orderfree id and time", &both), 0)
         };
-        NamedOp { id: OpId { id, index }, time, fraction_us, window, sequence: 0 }
+        NamedOp { id: OpId { id, index }, time, fraction_us, window, sequence: 0, ops_before: 0 }
+    }
+
+    /// The same name for an op that comes after so many ops of its request.
+    #[must_use]
+    pub fn after_ops(self, ops_before: u32) -> NamedOp {
+        NamedOp { ops_before, ..self }
     }
 
     /// The same name for a sender's running total; see [`IdOp::sequence`].
@@ -281,10 +289,10 @@ impl NamedOp {
     }
 
     /// The time of the first op in kinds in which the last writer wins. Each further op of a list is a
-    /// microsecond later, as is each further item of a request with one id, so that their order holds.
+    /// microsecond later, as are those of the next items of a request with one id, so that their order holds.
     #[must_use]
     pub fn op_time(&self) -> Timestamp {
-        self.time.shifted(self.fraction_us).shifted(self.id.index.into())
+        self.time.shifted(self.fraction_us).shifted(self.ops_before.into())
     }
 
     /// Prepares the ops for storing: gives them their times and dots, which follow from the name as well.

@@ -115,16 +115,20 @@ pub fn shards(
 ) -> Vec<ShardView> {
     let fence = tally(key, slice).and_then(Result::ok).map(|(fence, _)| fence);
     let reader = RowReader::of(key);
-    let view = |row: &Row| ShardView {
-        expires_at: row.expires_at,
-        mutator_id: row.mutator_id,
-        phase: Phase::of(row.expires_at, now, constants),
-        is_zombie: Some(row.expires_at) <= fence,
-        state: reader.state(row),
-        ids: match reader.shard(row) {
+    let view = |row: &Row| {
+        let ids = match reader.shard(row) {
             Ok(Shard::Pack(pack)) => Some(pack.entries.len()),
             _ => None,
-        },
+        };
+        let phase_of = if ids.is_some() { Phase::of_pack } else { Phase::of };
+        ShardView {
+            expires_at: row.expires_at,
+            mutator_id: row.mutator_id,
+            phase: phase_of(row.expires_at, now, constants),
+            is_zombie: Some(row.expires_at) <= fence,
+            state: reader.state(row),
+            ids,
+        }
     };
     slice.shards().map(view).collect()
 }

@@ -18,7 +18,7 @@ use crate::http::api::read::{self, Substitute};
 use crate::http::api::stream as lines;
 use crate::http::body::bodies;
 use crate::http::body::extract::{self, MediaType};
-use crate::http::body::ids::{IdHeaders, IdParams};
+use crate::http::body::ids::{IdHeaders, IdParams, Place};
 use crate::http::body::json;
 use crate::http::body::parameters::{ACK, DEFAULT, Query, ValueParams, params};
 use crate::http::body::requests::{self, BatchBody, LevelName, QueryBody, UpdateItem};
@@ -162,16 +162,21 @@ async fn apply(
     let mut updates = ByKey::default();
     // Until when the updates with ids can be sent again.
     let mut again = BTreeMap::new();
-    let add = |(place, item): (usize, &RawValue)| {
+    let mut ops_before = 0;
+    let add = |(index, item): (usize, &RawValue)| {
+        let place = Place { index, ops_before };
+        if ids.has_id() {
+            ops_before += requests::count_ops(item.get());
+        }
         let (key, update) = match requests::update(caller.to(Verb::Write), ids, place, item.get()) {
             Ok(update) => update,
             Err(problem) => return not_acked(app, None, problem),
         };
         let view = KeyView::from(&key);
         if let Some(name) = &update.name {
-            again.insert(place, app.service.retry_until(name, &key.group));
+            again.insert(index, app.service.retry_until(name, &key.group));
         }
-        updates.add(place, key, update);
+        updates.add(index, key, update);
         let outcome = Outcome::of(durability);
         UpdateResult { outcome, key: Some(view), timestamp: None, problem: None }
     };

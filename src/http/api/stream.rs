@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 use crate::engine::memory::MemoryPermit;
 use crate::http::api::by_key::{ByKey, Placed};
 use crate::http::body::bodies;
-use crate::http::body::ids::IdHeaders;
+use crate::http::body::ids::{IdHeaders, Place};
 use crate::http::body::json;
 use crate::http::body::requests;
 use crate::http::catalog::ProblemType;
@@ -176,7 +176,8 @@ impl Window {
             bytes += line.as_ref().map_or(0, Vec::len);
             // Without an id in the headers, the place of a line makes no difference.
             let read = |line: Vec<u8>| {
-                requests::update(caller.to(Verb::Write), ids, 0, json::text(&line)?)
+                let place = Place::default();
+                requests::update(caller.to(Verb::Write), ids, place, json::text(&line)?)
             };
             match line.and_then(read) {
                 Ok((key, update)) => window.updates.add(lines.number, key, update),

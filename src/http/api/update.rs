@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use crate::engine::write::Update;
 use crate::http::body::extract::{self, JSON, MediaType, TEXT};
-use crate::http::body::ids::IdParams;
+use crate::http::body::ids::{IdParams, Place};
 use crate::http::body::parameters::{
     ACK, NUMBERS, Parameter, Query, ValueParams, Values, bad_query, params,
 };
@@ -128,7 +128,7 @@ pub(crate) async fn update(
     };
     let body = bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
     let Ops { ops, sequence } = ops(key.kind, &parts.headers, &body)?;
-    let name = ids.name(0, sequence)?;
+    let name = ids.name(key.kind, Place::default(), sequence)?;
     let timed = params.returns_value && key.kind.is_timed();
     let asked = if timed { ops.clone() } else { Vec::new() };
     let update = app.service.update(&key, Update { ops, name }, params.durability);

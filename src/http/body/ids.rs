@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use axum::http::{HeaderMap, HeaderValue};
 use chrono::DateTime;
+use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::Timestamp;
 use orderfree_core::protocol::op_id::{BadId, ClientId, NamedOp, Window};
 use utoipa::IntoParams;
@@ -47,6 +48,14 @@ fn windows() -> ObjectBuilder {
 pub(crate) struct IdHeaders {
     id: Option<Id>,
     window: Option<Window>,
+}
+
+/// The place of an update in its request.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Place {
+    pub(crate) index: usize,
+    /// The number of ops in the updates before it.
+    pub(crate) ops_before: usize,
 }
 
 /// What an item of a batch says about its id.
@@ -129,15 +138,19 @@ impl IdHeaders {
     /// Names the update at a place of the request.
     ///
     /// # Errors
-    /// A problem if it has a sequence number and no id.
+    /// A problem if it has a sequence number and no id, or if its kind has no running totals.
     pub(crate) fn name(
         &self,
-        place: usize,
+        kind: Kind,
+        place: Place,
         sequence: Option<u64>,
     ) -> Result<Option<NamedOp>, Problem> {
-        let index = u32::try_from(place).expect("invariant: a batch has 1,000 items at most");
-        let named = self.id.map(|Id { id, time }| NamedOp::new(id, index, time, self.window()));
-        in_sequence(named, sequence)
+        let number = |count| u32::try_from(count).expect("invariant: bodies are bounded");
+        let named = self.id.map(|Id { id, time }| {
+            NamedOp::new(id, number(place.index), time, self.window())
+                .after_ops(number(place.ops_before))
+        });
+        in_sequence(kind, named, sequence)
     }
 
     /// Names an item by its own id, or as [`IdHeaders::name`] does.
@@ -146,7 +159,8 @@ impl IdHeaders {
     /// A problem if the item's id is not one id with one time.
     pub(crate) fn name_item(
         &self,
-        place: usize,
+        kind: Kind,
+        place: Place,
         item: ItemId<'_>,
     ) -> Result<Option<NamedOp>, Problem> {
         let ItemId { id, time, sequence } = item;
@@ -154,7 +168,7 @@ impl IdHeaders {
             if time.is_some() {
                 return Err(bad_id("The item has a `time`, but no `id`; send both."));
             }
-            return self.name(place, sequence);
+            return self.name(kind, place, sequence);
         };
         let id = ClientId::parse(&text).map_err(|bad| wrong("`id`", bad))?;
         let Id { id, time } = with_time(id, "`time`", time.as_deref())?;
@@ -163,17 +177,29 @@ impl IdHeaders {
                 "The item has the id of the whole request; leave it out, or give it its own.",
             ));
         }
-        in_sequence(Some(NamedOp::new(id, 0, time, self.window())), sequence)
+        in_sequence(kind, Some(NamedOp::new(id, 0, time, self.window())), sequence)
     }
 
     fn window(&self) -> Window {
         self.window.unwrap_or_default()
     }
+
+    /// Whether the whole request has an id.
+    pub(crate) fn has_id(&self) -> bool {
+        self.id.is_some()
+    }
 }
 
-fn in_sequence(named: Option<NamedOp>, sequence: Option<u64>) -> Result<Option<NamedOp>, Problem> {
+fn in_sequence(
+    kind: Kind,
+    named: Option<NamedOp>,
+    sequence: Option<u64>,
+) -> Result<Option<NamedOp>, Problem> {
     match (named, sequence) {
         (named, None) => Ok(named),
+        (Some(_), Some(_)) if !kind.about().has_totals => Err(bad_id(&format!(
+            "Kind {kind} has no running totals; leave out `sequence`, and give each update an id of its own."
+        ))),
         (Some(_), Some(0)) => Err(bad_id("`sequence` is 0; number the totals from 1.")),
         (Some(named), Some(sequence)) => Ok(Some(named.with_sequence(sequence))),
         (None, Some(_)) => {

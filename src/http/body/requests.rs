@@ -22,7 +22,7 @@ use utoipa::openapi::{ObjectBuilder, Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::engine::write::Update;
-use crate::http::body::ids::{IdHeaders, ItemId};
+use crate::http::body::ids::{IdHeaders, ItemId, Place};
 use crate::http::body::json;
 use crate::http::body::schemas;
 use crate::http::catalog::ProblemType;
@@ -45,7 +45,8 @@ pub(crate) struct OpsBody<'a> {
     #[serde(borrow)]
     #[schema(value_type = Vec<OpText>, min_items = 1, max_items = 1000)]
     ops: OpList<'a>,
-    /// Only with an id: the ops are the sender's running total, and the greatest number of an id counts.
+    /// Only with an id, and for kinds with amounts: the ops are the sender's running total, and the greatest
+    /// number of an id counts.
     #[serde(default, deserialize_with = "given")]
     #[schema(nullable = false)]
     sequence: Option<u64>,
@@ -104,7 +105,8 @@ pub(crate) struct UpdateItem<'a> {
     #[serde(borrow, default, deserialize_with = "given")]
     #[schema(nullable = false)]
     time: Option<TimeValue<'a>>,
-    /// Only with an id: the ops are the sender's running total, and the greatest number of an id counts.
+    /// Only with an id, and for kinds with amounts: the ops are the sender's running total, and the greatest
+    /// number of an id counts.
     #[serde(default, deserialize_with = "given")]
     #[schema(nullable = false)]
     sequence: Option<u64>,
@@ -216,7 +218,7 @@ pub(crate) fn ops(kind: Kind, body: &[u8]) -> Result<Ops, Problem> {
 pub(crate) fn update(
     permit: Permit<'_>,
     ids: &IdHeaders,
-    place: usize,
+    place: Place,
     text: &str,
 ) -> Result<(Key, Update), Problem> {
     let item: UpdateItem<'_> = json::read(text, UPDATE_EXAMPLE)?;
@@ -231,8 +233,21 @@ pub(crate) fn update(
     };
     let UpdateItem { id, time, sequence, .. } = item;
     let (id, time) = (id.map(|id| id.0), time.map(TimeValue::into_text));
-    let name = ids.name_item(place, ItemId { id, time, sequence })?;
+    let name = ids.name_item(key.kind, place, ItemId { id, time, sequence })?;
     Ok((key, Update { ops, name }))
+}
+
+/// The number of ops of an update, also of one that is refused: the same on every pod. 0 if the text is no
+/// update.
+pub(crate) fn count_ops(text: &str) -> usize {
+    #[derive(Deserialize)]
+    struct Counted {
+        op: Option<IgnoredAny>,
+        #[serde(default)]
+        ops: Vec<IgnoredAny>,
+    }
+    let counted = serde_json::from_str::<Counted>(text);
+    counted.map_or(0, |counted| usize::from(counted.op.is_some()) + counted.ops.len())
 }
 
 /// Reads one key of a query.

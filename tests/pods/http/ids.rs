@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 
 use orderfree::engine::write::Bounds;
 use orderfree::policy::Policies;
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::op_id::Window;
+use orderfree_core::protocol::{Name, Timestamp};
 
 use crate::pod::{Answer, Fault, Pod, request};
 
@@ -145,6 +148,69 @@ async fn the_greatest_running_total_of_an_id_counts() {
         assert_eq!(other["problem"]["type"], format!("/problems/{kind}"), "{other}");
         assert_eq!(total(&pod).await.as_deref(), Some("30"));
     }
+}
+
+/// Elsewhere a later total does not replace an earlier one.
+#[tokio::test]
+async fn only_kinds_with_amounts_have_running_totals() {
+    let (pod, now) = (Pod::new(), now_ms());
+    let mut taken = Vec::new();
+    for kind in Kind::ALL {
+        let op: Value = serde_json::from_str(kind.about().example_op).expect("JSON");
+        let item = json!({"kind": kind.name(), "group": "g", "name": "n", "id": "sender 1", "time": now,
+            "sequence": 1, "op": op});
+        let body = json!({"updates": [item]}).to_string();
+        let result =
+            pod.post("/v1/batch", "application/json", &body).await.json()["results"][0].clone();
+        if result["outcome"] == "acked" {
+            taken.push(kind.name());
+            continue;
+        }
+        assert_eq!(result["problem"]["type"], "/problems/bad-id", "{result}");
+        let detail = result["problem"]["detail"].as_str().expect("a detail");
+        assert!(detail.contains("leave out `sequence`"), "{detail}");
+    }
+    assert_eq!(taken, ["counter", "sum", "stats", "histogram", "topk"]);
+}
+
+/// The times of ops follow from the id of the request.
+#[tokio::test]
+async fn the_items_of_a_batch_with_one_id_keep_their_order() {
+    let (pod, now) = (Pod::new(), now_ms().to_string());
+    let headers = [
+        ("content-type", "application/json"),
+        ("idempotency-key", "a"),
+        ("idempotency-time", &*now),
+    ];
+    let set = |value: &str| json!({"op": "set", "value": value});
+    let item = |ops: Vec<Value>| json!({"kind": "register", "group": "g", "name": "n", "ops": ops});
+    // A malformed item counts as it does on every other pod.
+    let bad = json!({"kind": "register", "group": "g", "ops": [set("x"), set("y")]});
+    let items = [item(vec![set("c"), set("b"), set("a")]), bad, item(vec![set("last")])];
+    let body = json!({"updates": items}).to_string();
+    for _ in 0..2 {
+        let answer = pod.send(request("POST", "/v1/batch", &headers, body.clone())).await.json();
+        let results = answer["results"].as_array().expect("a list").clone();
+        let outcomes: Vec<_> = results.iter().map(|result| result["outcome"].clone()).collect();
+        assert_eq!(outcomes, ["acked", "refused", "acked"], "{results:?}");
+        let times = [0, 2].map(|at| results[at]["timestamp"].as_i64().expect("a time"));
+        assert_eq!(times[1] - times[0], 3, "{times:?}");
+        assert_eq!(pod.value("/v1/register/g/n").await.as_deref(), Some("last"));
+    }
+}
+
+#[tokio::test]
+async fn a_pack_is_live_while_it_takes_ids() {
+    let (pod, now) = (Pod::new(), now_ms());
+    assert_eq!(add(&pod, "a", now, "5").await.status, StatusCode::OK);
+    let phase =
+        async || pod.get(&format!("{KEY}/shards")).await.json()["shards"][0]["phase"].clone();
+    assert_eq!(phase().await, "live");
+    let until = pod.get(&format!("{KEY}/shards")).await.json()["shards"][0]["expires_at"].clone();
+    let until = chrono::DateTime::parse_from_rfc3339(until.as_str().expect("a time"));
+    let left = until.expect("RFC 3339").timestamp_millis().cast_unsigned() - now;
+    pod.advance(Duration::from_millis(left - 1_000));
+    assert_eq!(phase().await, "draining");
 }
 
 #[tokio::test]
@@ -354,7 +420,14 @@ async fn metrics_and_shards_tell_of_ids_and_their_conflicts() {
 
 #[tokio::test]
 async fn a_range_of_lines_says_until_when_all_of_it_can_be_sent_again() {
-    let (pod, now) = (Pod::new(), now_ms());
+    let (pod, mut now) = (Pod::new(), now_ms());
+    // Not at the end of a window: ids of the one before would just have expired.
+    let (time, minute) = (Timestamp::from_micros(now.cast_signed() * 1_000), 60_000);
+    let ends = Window::Short.expires_at(time, &Name::new("g").expect("a name"));
+    if ends.since(time) < Window::Short.length() + Duration::from_millis(minute) {
+        pod.advance(Duration::from_millis(minute));
+        now += minute;
+    }
     let line = |id: Option<&str>, time: u64| {
         let mut line = json!({"kind": "counter", "group": "g", "name": "n", "op": {"op": "add"}});
         if let Some(id) = id {

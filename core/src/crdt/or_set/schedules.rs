@@ -129,6 +129,7 @@ impl World {
                     out.entries.insert(item.clone(), kept);
                 }
             }
+            out.bytes = out.measured();
         }
         out
     }
@@ -143,6 +144,7 @@ impl World {
                 !entry.is_empty()
             });
             state.cleared.subtract(&settled);
+            state.bytes = state.measured();
             return;
         }
         state.settle(time(fence));

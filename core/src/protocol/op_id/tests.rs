@@ -179,14 +179,15 @@ fn only_plausible_times_are_read_from_an_id() {
 /// In a list, the later op wins, as without an id.
 #[test]
 fn the_order_of_ops_under_one_id_holds() {
-    let value = |indexes: &[(u32, &str)]| {
+    let value = |lists: &[(u32, &str)]| {
         let mut state = State::identity(Kind::Register);
-        for (index, list) in indexes {
+        for (index, (ops_before, list)) in (0..).zip(lists) {
             let mut ops: Vec<Op> = list
                 .split(' ')
                 .map(|text| Kind::Register.read_bare_op(text).expect("an op"))
                 .collect();
-            let named = NamedOp::new(parse("a"), *index, millis(TIME), Window::Short);
+            let named = NamedOp::new(parse("a"), index, millis(TIME), Window::Short);
+            let named = named.after_ops(*ops_before);
             named.prepare(Kind::Register, &name("g"), &mut ops).expect("ops");
             state.apply_all(&ops).expect("ops");
         }
@@ -200,6 +201,7 @@ fn the_order_of_ops_under_one_id_holds() {
     ends_with(&[(0, "b a")], "a");
     ends_with(&[(0, "a b")], "b");
     ends_with(&[(0, "c"), (1, "a")], "a");
+    ends_with(&[(0, "z y x"), (3, "a")], "a");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
@@ -6,6 +6,7 @@ use super::*;
 use crate::crdt::envelope::{self, KeySeal};
 use crate::crdt::pack::{IdOp, OpId, Pack};
 use crate::crdt::{Counter, CounterOp, Kind, Op, envelope::encode_shard};
+use crate::protocol::op_id::{ClientId, NamedOp, Window};
 use crate::protocol::read::{Answer, assemble};
 use crate::protocol::{Constants, Key, MutatorId, Name, Overrides, Slice, Timestamp, fold};
 use crate::protocol::{FullRead, fold::Plan};
@@ -126,4 +127,37 @@ fn a_damaged_delta_names_its_row() {
     let error = assemble(&key(), &slice, now(FINAL), &constants()).expect_err("a damaged delta");
     let RowError::Undecodable { mutator_id, .. } = error else { panic!("{error}") };
     assert_eq!(mutator_id, rows[1].mutator_id);
+}
+
+/// A read merges each op with an id for itself.
+#[test]
+fn the_time_to_merge_ids_grows_with_their_number() {
+    let group = Name::new("g").expect("a name");
+    let time = |kind: Kind, count: u32| {
+        let delta = |number: u32| {
+            let bare = match kind.about().bare.1 {
+                "item" => format!("i{number}"),
+                _ => number.to_string(),
+            };
+            let mut ops = [kind.read_bare_op(&bare).expect("an op")];
+            let id = ClientId::parse(&format!("id {number}")).expect("an id");
+            let name = NamedOp::new(id, 0, Timestamp::from_micros(1_000), Window::Short);
+            name.prepare(kind, &group, &mut ops).expect("an op");
+            let mut state = State::identity(kind);
+            state.apply_all(&ops).expect("room");
+            state
+        };
+        let deltas: Vec<State> = (0..count).map(delta).collect();
+        let run = || {
+            let (begun, mut state) = (Instant::now(), State::identity(kind));
+            deltas.iter().for_each(|delta| state.merge(delta).expect("one kind"));
+            begun.elapsed()
+        };
+        (0..3).map(|_| run()).min().expect("three runs")
+    };
+    for kind in Kind::ALL.iter().filter(|kind| !kind.about().is_idempotent) {
+        let (few, many) = (time(*kind, 2_000), time(*kind, 16_000));
+        // Eight times as long, and 64 times if each merge looked at all items.
+        assert!(many < few * 24 + Duration::from_millis(20), "{kind}: {few:?}, {many:?}");
+    }
 }

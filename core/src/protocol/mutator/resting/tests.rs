@@ -114,7 +114,8 @@ proptest! {
     fn everything_is_read_back(
         (expires_us, born_ns, id) in (1..i64::MAX / 2, any::<u64>(), any::<u128>()),
         (writes, dots, before) in (any::<u64>(), any::<u64>(), proptest::option::of(0..1_000_000i64)),
-        (persisted, bytes, precision) in (any::<bool>(), proptest::option::of(0..1 << 20usize), 4..14u16),
+        (persisted, has_ended) in (any::<bool>(), any::<bool>()),
+        (bytes, precision) in (proptest::option::of(0..1 << 20usize), 4..14u16),
     ) {
         let expires_at = Timestamp::from_micros(expires_us);
         let mut heir = mutator_of(Kind::GSet);
@@ -133,6 +134,7 @@ proptest! {
                 predecessors: heir.predecessors.clone(),
                 lifetime: constants().lifetime(),
                 held: Held::State(State::new(kind, Some(precision))),
+                has_ended,
             };
             let encoded = rested.encode();
             prop_assert_eq!(Rested::decode(kind, &encoded, &constants()), Ok(rested));
