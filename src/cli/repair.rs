@@ -1,5 +1,6 @@
 //! `repair`: a copy of an embedded store's file without the times that a wrong clock wrote into it.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
@@ -36,15 +37,14 @@ pub(super) async fn run(args: RepairArgs) -> anyhow::Result<ExitCode> {
     let (file, copy_name) = (path.display().to_string(), copy.display().to_string());
     let repair = move || embedded::repair(&path, &copy, now, constants);
     let found = tokio::task::spawn_blocking(repair).await??;
-    let clock = UNIX_EPOCH + Duration::from_micros(now.as_micros().unsigned_abs());
-    say(format_args!("this machine's clock, taken as right: {}", format_rfc3339_seconds(clock)));
+    say(format_args!("this machine's clock, taken as right: {}", rfc3339(now)));
     let Some(Found { remembered, report }) = found else {
         say(format_args!(
             "nothing in {file} is ahead of this clock, so there is nothing to repair and no copy was made"
         ));
         return Ok(ExitCode::SUCCESS);
     };
-    let Report { rows, fences, stamps, keys, gone, .. } = report;
+    let Report { rows, fences, stamps, keys, gone, ids_until, .. } = report;
     if let Some(time) = remembered {
         say(format_args!("{file} has seen a time {} ahead of this clock", ahead(time, now)));
     }
@@ -60,6 +60,12 @@ pub(super) async fn run(args: RepairArgs) -> anyhow::Result<ExitCode> {
     say(format_args!(
         "next: keep {file} under another name, move {copy_name} to its place, and start the pod"
     ));
+    if let Some(until) = ids_until {
+        say(format_args!(
+            "if clients send ids: start the pod after {}, or ids that are sent again before then can count twice",
+            rfc3339(until)
+        ));
+    }
     if keys > 0 {
         say(
             "do not import lines again that were imported before: lines of repaired keys may count twice",
@@ -72,6 +78,10 @@ fn say_found(what: &str, Ahead { count, latest }: Ahead, now: Timestamp) {
     if let Some(latest) = latest {
         say(format_args!("{what}: {count}, by up to {}", ahead(latest, now)));
     }
+}
+
+fn rfc3339(time: Timestamp) -> impl Display {
+    format_rfc3339_seconds(UNIX_EPOCH + Duration::from_micros(time.as_micros().unsigned_abs()))
 }
 
 /// How far a time is ahead, in its two largest units: 73years 11months.

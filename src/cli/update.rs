@@ -286,10 +286,17 @@ impl Sent {
         let Some(id) = id.filter(|_| self.can_change()) else { return self };
         let until = self.answer.as_ref().and_then(|answer| answer.field("retry_until"));
         let until = until.map(|until| format!(" until {until}")).unwrap_or_default();
-        let time = id.time.as_ref().map(|time| format!(" --time '{time}'")).unwrap_or_default();
-        let hint = format!("add --id '{}'{time} to send it again{until}; it counts once", id.text);
+        let time =
+            id.time.as_ref().map(|time| format!(" --time {}", quoted(time))).unwrap_or_default();
+        let text = quoted(&id.text);
+        let hint = format!("add --id {text}{time} to send it again{until}; it counts once");
         Sent { hint: Some(hint), ..self }
     }
+}
+
+/// The text as one word of a POSIX shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 /// The pauses between the tries of one update.
@@ -331,6 +338,20 @@ mod tests {
             None,
             "the server asks for more time than there is"
         );
+    }
+
+    #[test]
+    fn a_hint_can_be_pasted_into_a_shell() {
+        let sent = Sent {
+            outcome: Outcome::Unknown,
+            why: String::new(),
+            answer: None,
+            hint: None,
+            again: Some(Duration::ZERO),
+        };
+        let id = Id { time: Some("1795752000".to_owned()), ..Id::with_time("it's $1".to_owned()) };
+        let hint = sent.with_hint(Some(&id)).hint.expect("a hint");
+        assert!(hint.starts_with(r"add --id 'it'\''s $1' --time '1795752000' to send"), "{hint}");
     }
 
     #[test]

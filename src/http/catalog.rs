@@ -112,7 +112,8 @@ catalog! {
          POST /v1/ids makes them.";
     IdAhead: UNPROCESSABLE_ENTITY, "id-ahead", "The id is from the future",
         "The time of the id is further ahead of this server's clock than two right clocks can differ.",
-        "Set the client's clock, or take ids from POST /v1/ids. Nothing was counted by this request.";
+        "Set the client's clock. Nothing was counted by this request: an update that was never sent before may \
+         have a new id from POST /v1/ids. Send any other one again with the same id.";
     IdExpired: UNPROCESSABLE_ENTITY, "id-expired", "The window of the id is over",
         "The id is too old to be taken. This request counted nothing. An earlier request with the id may be \
          counted, and no later one can be.",
@@ -121,15 +122,17 @@ catalog! {
     IdReused: UNPROCESSABLE_ENTITY, "id-reused", "The id belongs to another update",
         "This pod has an update of the key with this id and other content. An id names one update.",
         "Send the update that the id was made for, or use a new id for this one.";
-    SequenceBehind: CONFLICT, "sequence-behind", "A later total is stored",
-        "This pod has a later total of this sender: one with the same id and a greater `sequence`.",
-        "Drop this total if it is a late retry: the later one includes it. If the sender lost its total and \
+    SequenceBehind: CONFLICT, "sequence-behind", "A later total is known",
+        "This pod has a later total of this sender: one with the same id and a greater `sequence`. It may not be \
+         stored yet.",
+        "Drop this total if it is a late retry: the later one includes it, so send that one until it \
+         is acked. If the sender lost its total and \
          began again, use a new id.";
     TooManyIds: TOO_MANY_REQUESTS retry 60, "too-many-ids", "Too many ids of one key",
         "This pod has as many ids of the key for one window as it can have, or a read of the key has met too many. \
          Ids stay until no retry can come any more and a fold has taken them.",
-        "Send the update again with the same id, to another pod or later. Spread what is counted over more \
-         keys, or use the window `minute`.";
+        "Send this update again with the same id, window and key, to another pod or later: with another window or \
+         key it can count twice. For later updates, use more keys or the window `minute`.";
     OutOfRange: CONFLICT, "out-of-range", "The value would be out of range",
         "The op, or the merge of the keys, would take the value beyond the range of its kind.",
         "Send a smaller amount, use another key, or merge fewer keys.";

@@ -154,7 +154,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         ("/metrics", _) => &[&[Unauthenticated, Forbidden]],
         ("/v1/batch", _) => &[BODY, WRITE, IDS, &[UnknownKind, BadName, AnswerFull]],
         ("/v1/query", _) => &[BODY, &[BadHeader]],
-        ("/v1/ids", _) => &[&[BadQuery, Overloaded, Clock]],
+        ("/v1/ids", _) => &[&[BadQuery, BadHeader, Overloaded, Clock]],
         ("/v1/merge", _) => {
             &[ADDRESSED, BODY, READ, &[KeyAbsent, NotAcceptable, OutOfRange, AnswerFull]]
         }

@@ -306,7 +306,13 @@ impl Problem {
             && self.kind != ProblemType::IdAhead;
         match until {
             Some(until) if !is_for_good => {
-                let problem = self.and("Send it again with the same id: it counts once.");
+                let again = match self.kind {
+                    ProblemType::IdAhead => {
+                        "Otherwise send it again with the same id: it counts once."
+                    }
+                    _ => "Send it again with the same id: it counts once.",
+                };
+                let problem = self.and(again);
                 Problem { retry_until: Some(until), ..problem }
             }
             _ => self,

@@ -14,7 +14,10 @@
 //!
 //! **Packs.** The expiry of a pack follows from the ids in it and not from the clock. So a pack that was written
 //! too late stays, as a write at now: clients can still send its ids again. It goes like other rows if it
-//! expires later than any pack of right clients, or holds a time that has to change. Its ids are then forgotten.
+//! expires later than any pack of right clients, holds a time that has to change, or is in a key whose whole value
+//! becomes one row. Its ids are then forgotten. So are ids that a fold by the wrong clock took: their windows are
+//! still open, and the fence that kept them out goes. Until these windows end, such an id would count again.
+//! [`Report::ids_until`] says when that is: no pod may take ids before.
 //!
 //! **Why the value stays the same.** A value is the merge of the tally and the rows above its fence, and
 //! merging parts gives the merge of the whole. Two cases can differ, so the result is read and compared: the
@@ -30,6 +33,7 @@
 //! which raises adds that are too old for it.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -77,6 +81,9 @@ pub struct Report {
     pub fence: Option<Timestamp>,
     /// The latest remaining time of a last writer.
     pub stamp: Option<Timestamp>,
+    /// Until when ids of right clients that are counted and forgotten could be taken again, if that is later than
+    /// now.
+    pub ids_until: Option<Timestamp>,
 }
 
 /// Why a key can't be repaired.
@@ -140,6 +147,7 @@ impl Repair {
     ) -> Result<Vec<Written>, RepairError> {
         let Some(mut value) = self.value(key, &rows)? else { return Ok(rows) };
         let Looked { fence, late, goes } = self.look(key, &rows)?;
+        let packs = if goes.contains(&true) { packs(key, &rows) } else { BTreeSet::new() };
         let (count, rows) = (rows.len(), rows.into_iter().zip(goes));
         let (gone, kept): (Vec<_>, Vec<_>) = rows.partition(|(_, goes)| *goes);
         let written = |rows: Vec<(Written, bool)>| rows.into_iter().map(|(row, _)| row).collect();
@@ -169,6 +177,7 @@ impl Repair {
         }
         self.report.keys += 1;
         self.report.gone += (count + 1 - kept.len()) as u64;
+        self.forget(packs, fence.filter(|_| fence_left.is_none()), &kept);
         self.leave(fence_left, &value);
         Ok(kept)
     }
@@ -218,8 +227,22 @@ impl Repair {
     }
 
     fn is_pack_of_right_clients(&self, reader: RowReader, row: &Row) -> bool {
-        matches!(reader.shard(row), Ok(Shard::Pack(_)))
-            && !self.is_ahead(row.expires_at.minus(2 * Window::Long.length()))
+        is_pack(reader, row) && row.expires_at <= self.last_expiry_of_right_clients()
+    }
+
+    fn last_expiry_of_right_clients(&self) -> Timestamp {
+        self.now.plus(2 * self.constants.clock_offset_max()).plus(2 * Window::Long.length())
+    }
+
+    /// Notes the ids of these packs, except of those that were kept, and the ids that a fence kept out.
+    fn forget(&mut self, mut packs: BTreeSet<Place>, fence: Option<Timestamp>, kept: &[Written]) {
+        for Written { row, .. } in kept {
+            packs.remove(&(row.expires_at, row.mutator_id));
+        }
+        let last_pack = packs.last().map(|(expires_at, _)| *expires_at);
+        let until =
+            last_pack.max(fence).map(|until| until.min(self.last_expiry_of_right_clients()));
+        self.report.ids_until = self.report.ids_until.max(until.filter(|until| *until > self.now));
     }
 
     /// The time that replaces `time`.
@@ -273,6 +296,19 @@ impl Repair {
         let row = Row { expires_at, mutator_id: write.mutator_id(), state };
         Written { row, at: write.timestamp() }
     }
+}
+
+/// The place of a row in its key.
+type Place = (Timestamp, MutatorId);
+
+fn packs(key: &Key, rows: &[Written]) -> BTreeSet<Place> {
+    let reader = RowReader::of(key);
+    let rows = rows.iter().map(|written| &written.row);
+    rows.filter(|row| is_pack(reader, row)).map(|row| (row.expires_at, row.mutator_id)).collect()
+}
+
+fn is_pack(reader: RowReader, row: &Row) -> bool {
+    matches!(reader.shard(row), Ok(Shard::Pack(_)))
 }
 
 /// What was found in a key.

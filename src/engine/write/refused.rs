@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, SecondsFormat};
 use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::op_id::IdRefusal;
@@ -23,7 +24,8 @@ pub enum UpdateError {
     /// The window of the update's id is over. This request wrote nothing, an earlier one may be counted, and no
     /// later one can be.
     #[error(
-        "the time to send this id ended; an earlier request with it may be counted, and no later one can be"
+        "the time to send this id ended at {}; an earlier request with it may be counted, and no later one can be",
+        rfc3339(*.until)
     )]
     IdExpired {
         /// When it ended.
@@ -75,9 +77,9 @@ pub enum Refused {
     BornTooOften,
     /// The id's time is further ahead than two honest clocks can differ.
     #[error(
-        "the time of this id is {} ms ahead of this pod's clock; set the client's clock, or take ids from \
-         POST /v1/ids",
-        .by.as_millis()
+        "the time of this id is {:.1} s ahead of this pod's clock; set the client's clock, and only if the \
+         update was never sent before, take a new id from POST /v1/ids",
+        .by.as_secs_f64()
     )]
     IdAhead {
         /// How far it is ahead.
@@ -85,8 +87,8 @@ pub enum Refused {
     },
     /// This pod has as many ids of the key for one window as it can have.
     #[error(
-        "this pod has as many ids of this key as it can remember for one window; send the update again \
-         with the same id to another pod, or spread what is counted over more keys"
+        "this pod has as many ids of this key as it can remember for one window; send this update again \
+         with the same id to another pod; for later updates, use more keys"
     )]
     TooManyIds {
         /// When the window's ids are folded.
@@ -94,8 +96,8 @@ pub enum Refused {
     },
     /// A read has found too many ids of the key.
     #[error(
-        "{KEY_IDS_MAX} ids of this key wait to be folded, the maximum; send the update again with the same id in a \
-         minute, give it a shorter window, or spread what is counted over more keys"
+        "{KEY_IDS_MAX} ids of this key wait to be folded, the maximum; send this update again with the same id \
+         and window in a minute; for later updates, use a shorter window or more keys"
     )]
     KeyHasTooManyIds,
     /// The store refused the write.
@@ -115,6 +117,11 @@ pub enum Refused {
     Stopping,
 }
 
+fn rfc3339(time: Timestamp) -> String {
+    let time = DateTime::from_timestamp_micros(time.as_micros()).unwrap_or(DateTime::UNIX_EPOCH);
+    time.to_rfc3339_opts(SecondsFormat::Millis, true)
+}
+
 impl Refused {
     /// The label in the metrics.
     pub(super) fn reason(&self) -> &'static str {
@@ -131,5 +138,28 @@ impl Refused {
             Refused::Deadline(_) => "unsent",
             Refused::Stopping => "stopping",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The same id in another window or of another key is another update.
+    #[test]
+    fn no_advice_about_ids_makes_a_retry_count_twice() {
+        let until = Timestamp::from_micros(1_795_752_000_123_000);
+        for refused in [Refused::TooManyIds { until }, Refused::KeyHasTooManyIds] {
+            let text = refused.to_string();
+            let (now, later) = text.split_once("; for later updates, ").expect("advice for later");
+            assert!(now.contains("with the same id"), "{text}");
+            assert!(!now.contains("shorter") && !now.contains("more keys"), "{text}");
+            assert!(later.contains("more keys"), "{text}");
+        }
+        let ahead = Refused::IdAhead { by: Duration::from_millis(29_335) }.to_string();
+        assert!(ahead.contains(" 29.3 s ahead"), "{ahead}");
+        assert!(ahead.contains("only if the update was never sent before"), "{ahead}");
+        let expired = UpdateError::IdExpired { until }.to_string();
+        assert!(expired.contains(" ended at 2026-11-27T04:00:00.123Z;"), "{expired}");
     }
 }

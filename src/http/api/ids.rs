@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::HeaderMap;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -11,6 +12,7 @@ use utoipa::openapi::ObjectBuilder;
 use utoipa::openapi::schema::Type;
 
 use crate::engine::write::{Refused, UpdateError};
+use crate::http::body::extract;
 use crate::http::body::parameters::{Parameter, Query, Values, params};
 use crate::http::problem::Problem;
 use crate::http::state::{Served, Shared};
@@ -67,7 +69,9 @@ pub(crate) async fn ids(
     State(served): State<Served>,
     caller: Caller,
     Query(params): Query<IdParams>,
+    headers: HeaderMap,
 ) -> Result<Json<IdsView>, Problem> {
+    extract::of_read(&headers)?;
     let Shared { app, .. } = &*served;
     caller.pass_or_refuse(params.count - 1)?;
     // Ids with a wrong time would be refused later, or end too early.

@@ -121,6 +121,7 @@ pub(crate) async fn update(
     }
     let (parts, body) = request.into_parts();
     let ids = extract::of_update(&parts.headers)?;
+    ids.refuse_lone_window()?;
     let offered = [JSON, TEXT];
     let media = match params.returns_value {
         true => extract::negotiate_value(&parts.headers, &offered, key.kind)?,

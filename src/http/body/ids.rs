@@ -107,6 +107,7 @@ impl IdHeaders {
                     let detail = "The time of an event is its ce-time; leave out Idempotency-Time.";
                     return Err(bad_id(detail));
                 }
+                ClientId::parse(source).map_err(|bad| wrong("ce-source", bad))?;
                 let id = ClientId::of_event(source, event).map_err(|bad| wrong("ce-id", bad))?;
                 Some(with_time(id, "ce-time", of_event)?)
             }
@@ -132,6 +133,16 @@ impl IdHeaders {
             Some(_) => Err(bad_id(
                 "An id for a whole stream is not possible; give each line its own `id`.",
             )),
+        }
+    }
+
+    /// Refuses a window without an id. Only items of a batch and lines of a stream can have ids of their own.
+    pub(crate) fn refuse_lone_window(&self) -> Result<(), Problem> {
+        match self {
+            IdHeaders { id: None, window: Some(_) } => Err(bad_id(
+                "The request has an Idempotency-Window, but no Idempotency-Key; send both.",
+            )),
+            _ => Ok(()),
         }
     }
 
@@ -226,8 +237,11 @@ fn one_of<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a s
 fn unquoted(text: &str) -> Result<Cow<'_, str>, Problem> {
     let text = text.trim_matches([' ', '\t']);
     let Some(rest) = text.strip_prefix('"') else { return Ok(text.into()) };
-    let malformed = || bad_id("The Idempotency-Key begins with a quote and is no quoted string.");
-    let rest = rest.strip_suffix('"').ok_or_else(malformed)?;
+    let unclosed = || bad_id("The Idempotency-Key begins with a quote but has no closing quote.");
+    let bare =
+        r#"The Idempotency-Key has a quote or a backslash within its quotes; write \" or \\."#;
+    let malformed = || bad_id(bare);
+    let rest = rest.strip_suffix('"').ok_or_else(unclosed)?;
     let (mut id, mut letters) = (String::new(), rest.chars());
     while let Some(letter) = letters.next() {
         match letter {
@@ -252,8 +266,8 @@ fn with_time(id: ClientId, field: &str, sent: Option<&str>) -> Result<Id, Proble
     };
     let time = time.ok_or_else(|| {
         let detail = format!(
-            "The id has no time inside it, so it needs a {field}; send one, the same at each retry, or use \
-             UUIDs of version 7."
+            "The id has no time inside it; send its time in {field}, the same at each retry, or use UUIDs of \
+             version 7."
         );
         Problem::new(ProblemType::IdWithoutTime, detail)
     })?;

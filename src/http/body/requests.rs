@@ -14,7 +14,7 @@ use orderfree_core::crdt::{Expression, Kind, Op};
 use orderfree_core::protocol::Key;
 use orderfree_core::protocol::consistency::{Level, UnknownLevel};
 use serde::Deserialize;
-use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Unexpected, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json as literal};
 use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, OneOfBuilder, Schema};
@@ -47,7 +47,7 @@ pub(crate) struct OpsBody<'a> {
     ops: OpList<'a>,
     /// Only with an id, and for kinds with amounts: the ops are the sender's running total, and the greatest
     /// number of an id counts.
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "given_whole_number")]
     #[schema(nullable = false)]
     sequence: Option<u64>,
 }
@@ -107,7 +107,7 @@ pub(crate) struct UpdateItem<'a> {
     time: Option<TimeValue<'a>>,
     /// Only with an id, and for kinds with amounts: the ops are the sender's running total, and the greatest
     /// number of an id counts.
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "given_whole_number")]
     #[schema(nullable = false)]
     sequence: Option<u64>,
 }
@@ -117,7 +117,7 @@ pub(crate) struct UpdateItem<'a> {
 #[serde(untagged)]
 pub(crate) enum TimeValue<'a> {
     Text(#[serde(borrow)] Cow<'a, str>),
-    Number(u64),
+    Number(#[serde(deserialize_with = "whole_number")] u64),
 }
 
 /// Keys to read.
@@ -344,6 +344,38 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     T::deserialize(deserializer).map(Some)
 }
 
+/// As [`given`], for a whole number.
+fn given_whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    whole_number(deserializer).map(Some)
+}
+
+/// Reads a whole number, also from `5.0` or `5e0`.
+fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    struct Written;
+
+    impl Visitor<'_> for Written {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a whole number from 0 to 18446744073709551615")
+        }
+
+        fn visit_u64<E>(self, number: u64) -> Result<u64, E> {
+            Ok(number)
+        }
+
+        fn visit_f64<E: de::Error>(self, double: f64) -> Result<u64, E> {
+            /// From here on, a double can stand for several whole numbers.
+            const END: f64 = 9_007_199_254_740_992.0;
+            // The text has a sign or a point unless the double is a whole number from 0.
+            let number = double.to_string().parse().ok().filter(|_| double < END);
+            number.ok_or_else(|| E::invalid_value(Unexpected::Float(double), &self))
+        }
+    }
+
+    deserializer.deserialize_any(Written)
+}
+
 /// Adds to the components of the document what no attribute of `utoipa` can say: which fields exclude each
 /// other.
 pub(crate) fn describe_choices(components: &mut Map<String, Value>) {
@@ -496,6 +528,25 @@ mod tests {
                 let problem = OpText(text).read(kind).expect_err(text);
                 assert!(problem.detail().contains("expected the name of an op"), "{problem:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_sequence_is_a_whole_number_however_json_writes_it() {
+        let sequence = |text: &str| {
+            let body = format!(r#"{{"ops":[{{"op":"add"}}],"sequence":{text}}}"#);
+            ops(Kind::Counter, body.as_bytes()).map(|read| read.sequence)
+        };
+        for text in ["5", "5.0", "5e0", "0.5e1"] {
+            assert_eq!(sequence(text), Ok(Some(5)), "{text}");
+        }
+        assert_eq!(sequence("18446744073709551615"), Ok(Some(u64::MAX)));
+        for text in
+            ["5.5", "-1", "-1.0", "9007199254740993.0", "18446744073709551616", "\"5\"", "null"]
+        {
+            let problem = sequence(text).expect_err(text);
+            assert_eq!(problem.kind(), ProblemType::BadBody, "{text}");
+            assert!(problem.detail().contains("a whole number"), "{text}: {}", problem.detail());
         }
     }
 

@@ -102,6 +102,7 @@ impl Sabotage {
                 | Sabotage::DotsOfPod
                 | Sabotage::TimeOfPod
                 | Sabotage::IdsIgnored
+                | Sabotage::WakesRemains
         )
     }
 

@@ -138,6 +138,14 @@ async fn the_greatest_running_total_of_an_id_counts() {
         assert_eq!(result["outcome"], "acked", "{result}");
         assert_eq!(total(&pod).await.as_deref(), Some(expected));
     }
+    // JSON has one type of number.
+    let item = format!(
+        r#"{{"updates":[{{"kind":"counter","group":"g","name":"n","id":"sender 1","time":{now}.0,"sequence":3.0,
+            "op":{{"op":"add","by":30.0}}}}]}}"#
+    );
+    let answer = pod.post("/v1/batch", "application/json", &item).await.json();
+    assert_eq!(answer["results"][0]["outcome"], "acked", "{answer}");
+    assert_eq!(total(&pod).await.as_deref(), Some("30"));
     for (sequence, by, kind) in [
         (3, 31, "id-reused"),
         (2, 20, "sequence-behind"),
@@ -227,6 +235,11 @@ async fn items_and_lines_have_ids_of_their_own() {
         assert_eq!(answer.json()["acked"], 3, "{}", answer.text);
     }
     assert_eq!(total(&pod).await.as_deref(), Some("3"));
+    // A window in the headers is that of the items.
+    let in_window = [("content-type", "application/x-ndjson"), ("idempotency-window", "short")];
+    let answer = pod.send(request("POST", "/v1/batch", &in_window, lines.clone())).await;
+    assert_eq!(answer.json()["acked"], 3, "{}", answer.text);
+    assert_eq!(total(&pod).await.as_deref(), Some("3"));
     // The same id as of the line, but in a batch: one op.
     let batch = json!({"updates": [item("a", 1), item("c", 4)]}).to_string();
     pod.post("/v1/batch", "application/json", &batch).await;
@@ -285,26 +298,38 @@ async fn bad_ids_are_refused_with_a_sentence() {
     let (unicode, version_4) = ("2026-11-27 early", "919108f7-52d1-4320-9bac-f847db4148a8");
     let at = ("idempotency-time", &*now);
     for (headers, kind, says) in [
-        (vec![("idempotency-key", "a")], "id-without-time", "Idempotency-Time"),
+        (vec![("idempotency-key", "a")], "id-without-time", "send its time in Idempotency-Time"),
         (vec![("idempotency-key", version_4)], "id-without-time", "version 7"),
         (vec![("idempotency-key", ""), at], "bad-id", "is empty"),
         (vec![("idempotency-key", "\"\""), at], "bad-id", "is empty"),
         (vec![("idempotency-key", &*long), at], "bad-id", "256 bytes"),
-        (vec![("idempotency-key", "\"a"), at], "bad-id", "quote"),
-        (vec![("idempotency-key", "\"a\"b\""), at], "bad-id", "quote"),
+        (vec![("idempotency-key", "\"a"), at], "bad-id", "no closing quote"),
+        (vec![("idempotency-key", "\"a\"b\""), at], "bad-id", "write \\\" or"),
         (vec![("idempotency-key", "a"), ("idempotency-key", "b"), at], "bad-id", "twice"),
         (vec![("idempotency-key", "a"), ("idempotency-time", unicode)], "bad-id", "digits"),
         (vec![("idempotency-key", "a"), ("idempotency-time", "12345")], "bad-id", "digits"),
         (vec![("idempotency-key", "a"), at, ("idempotency-window", "hour")], "bad-id", "minute"),
         (vec![at], "bad-id", "no Idempotency-Key"),
+        (vec![("idempotency-window", "long")], "bad-id", "no Idempotency-Key"),
+        (vec![("ce-id", "b"), ("ce-source", "")], "bad-id", "ce-source is empty"),
+        (vec![("ce-id", "b"), ("ce-source", &*long)], "bad-id", "ce-source has 256 bytes"),
+        (vec![("ce-id", ""), ("ce-source", "/a")], "bad-id", "ce-id is empty"),
         (vec![("idempotency-key", "a"), at, ("ce-id", "b")], "bad-id", "one of them"),
         (vec![("idempotency-key", "a"), at, ("ce-time", "1795752000")], "bad-id", "one of them"),
         (vec![("ce-id", "b")], "bad-id", "ce-source"),
         (vec![("ce-source", "/a")], "bad-id", "ce-id"),
         (vec![("ce-time", "1795752000")], "bad-id", "ce-id"),
         (vec![("ce-id", "b"), ("ce-source", "/a")], "id-without-time", "ce-time"),
-        (vec![("idempotency-key", "a"), ("idempotency-time", "9999999999")], "id-ahead", "ahead"),
-        (vec![("idempotency-key", "a"), ("idempotency-time", "1000000000")], "id-expired", "ended"),
+        (
+            vec![("idempotency-key", "a"), ("idempotency-time", "9999999999")],
+            "id-ahead",
+            "Otherwise",
+        ),
+        (
+            vec![("idempotency-key", "a"), ("idempotency-time", "1000000000")],
+            "id-expired",
+            "at 2001-09-09T0",
+        ),
     ] {
         let answer = send(&pod, &headers, "1").await;
         let body = answer.json();
@@ -341,6 +366,7 @@ async fn bad_ids_are_refused_with_a_sentence() {
             ("GET", "/v1/counter/g/n/shards"),
             ("POST", "/v1/query"),
             ("POST", "/v1/merge"),
+            ("POST", "/v1/ids"),
         ] {
             let answer = pod.send(request(method, path, &headers, "{}")).await;
             assert_eq!(kind_of(&answer).1, "unsupported-header", "{path} with {header}");

@@ -181,6 +181,7 @@ async fn a_repaired_file_continues_from_the_old_values() {
         // One row of `home`, `theme` and `tags`, both of `cart`, and the tally of `folded` too.
         "repaired: 5 keys, in which 7 rows became 5",
         "next: keep",
+        "if clients send ids: start the pod after 2",
         "may count twice",
     ] {
         assert!(said.contains(part), "{part:?} in {said}");

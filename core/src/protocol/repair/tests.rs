@@ -12,7 +12,7 @@ use crate::crdt::{Kind, Op, Question};
 use crate::protocol::constants::tests::constants;
 use crate::protocol::fold::Plan;
 use crate::protocol::key::tests::key;
-use crate::protocol::op_id::{ClientId, NamedOp, Window};
+use crate::protocol::op_id::{ClientId, IdRefusal, NamedOp, Window};
 use crate::protocol::{FullRead, OP_AGE_MAX};
 
 /// When a history of a right clock begins.
@@ -429,6 +429,7 @@ fn ids_that_a_wrong_clock_wrote_still_count_once() {
     let (mut kept, report) = repair(before.clone());
     assert_eq!((report.rows.count, report.keys, report.gone), (1, 1, 0));
     assert_eq!(kept, [Written { at: now, ..before[0].clone() }]);
+    assert_eq!(report.ids_until, None, "its ids are still known");
     // A pod that has forgotten them takes "a" once more.
     kept.push(pack(2, expires_at, &["a"], now));
     assert_eq!(total(&kept), total(&before));
@@ -440,4 +441,27 @@ fn ids_that_a_wrong_clock_wrote_still_count_once() {
     assert_eq!((report.keys, report.gone), (1, 1));
     assert_eq!(total(&kept), total(&before));
     assert_eq!(kept[0].row.expires_at, now.plus(constants().lifetime()));
+    assert!(report.ids_until.is_some_and(|until| until < far), "{report:?}");
+
+    // A pod folded the ids while their window was open. The repair moves them out of reach of any fence.
+    let rows = [pack(1, expires_at, &["a", "b"], late)];
+    let folded_at = expires_at.plus(constants().cutoff()).plus(constants().fence_quantum());
+    let Ok(Plan::Fold(fold)) = fold::plan(&full(&key, &rows), folded_at, &constants()) else {
+        panic!("no fold");
+    };
+    let tally = Row {
+        expires_at: Timestamp::NEVER,
+        mutator_id: MutatorId::TALLY,
+        state: fold.tally().to_vec(),
+    };
+    let (mut kept, report) = repair(vec![Written { row: tally, at: fold.fence().next() }]);
+    assert_eq!((report.fences.count, report.fence), (1, None));
+    let until = report.ids_until.expect("they are forgotten");
+    assert!(until >= expires_at, "{until:?}");
+    assert_eq!(total(&kept), total(&rows));
+    assert!(name("a").expiry(&key.group, now, &constants()).is_ok(), "a pod would take it");
+    kept.insert(0, pack(2, expires_at, &["a"], now));
+    assert_ne!(total(&kept), total(&rows), "and would count it again");
+    let after = name("a").expiry(&key.group, until, &constants());
+    assert!(matches!(after, Err(IdRefusal::Expired { .. })), "{after:?}");
 }
