@@ -43,7 +43,7 @@ pub enum OpError {
     IdReused,
     /// The key has a later total under this id.
     #[error(
-        "a later total with the sequence number {0} is stored under this id, so this one would change \
+        "this pod has a later total under this id, with the sequence number {0}, so this one would change \
          nothing; drop it if it is a late retry, and begin again under a new id if the sender lost its total"
     )]
     SequenceBehind(u64),
