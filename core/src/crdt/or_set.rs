@@ -173,14 +173,9 @@ impl OrSet {
         });
         // This comes last, because until here it had dots to cover.
         is_changed |= self.cleared.subtract(&settled);
-        self.bytes = self.measured();
-        is_changed
-    }
-
-    /// The bytes of all entries and of the parts of `cleared`.
-    fn measured(&self) -> usize {
         let entries: usize = self.entries.iter().map(|(item, entry)| entry.bytes(item)).sum();
-        entries + self.cleared.parts_bytes()
+        self.bytes = entries + self.cleared.parts_bytes();
+        is_changed
     }
 
     fn add(&mut self, items: &BTreeSet<Item>, dot: Dot) -> Result<Effect, OpError> {
@@ -339,8 +334,6 @@ impl Crdt for OrSet {
     /// A state knows all dots of the mutators that its fence has passed: a dot that it lacks was removed. So
     /// if both states know a dot, it stays if both have it. If neither knows it, it stays if either has it.
     /// Otherwise the state that knows it decides.
-    ///
-    /// Reads merge thousands of small states, so the cost is that of `other`, unless it concerns all items.
     fn merge(&mut self, other: &OrSet) -> Result<(), MergeError> {
         if other.fence.is_some() {
             for (item, entry) in &mut self.entries {
@@ -354,36 +347,17 @@ impl Crdt for OrSet {
                 });
             }
         }
-        let mut concerns_all = other.fence.is_some();
-        if !other.cleared.is_empty() {
-            let before = self.cleared.clone();
-            self.cleared.join(&other.cleared);
-            concerns_all |= before != self.cleared;
-        }
-        let settled = Context::up_to(self.fence);
-        let (mut before, mut after) = (0, 0);
         for (item, theirs) in &other.entries {
             let entry = self.entries.entry(item.clone()).or_default();
-            before += entry.bytes(item);
             for (&by, &seq) in theirs.dots.iter().filter(|(by, _)| Some(by.0) > self.fence) {
                 let newest = entry.dots.entry(by).or_default();
                 *newest = seq.max(*newest);
             }
             entry.removed.join(&theirs.removed);
-            if !concerns_all {
-                entry.normalize(&self.cleared, &settled);
-            }
-            after += entry.bytes(item);
-            if entry.is_empty() {
-                self.entries.remove(item);
-            }
         }
-        if concerns_all {
-            self.fence = self.fence.max(other.fence);
-            self.normalize();
-        } else {
-            self.bytes = self.bytes + after - before;
-        }
+        self.cleared.join(&other.cleared);
+        self.fence = self.fence.max(other.fence);
+        self.normalize();
         Ok(())
     }
 

@@ -394,10 +394,7 @@ impl MutatorTable {
         let rests = state.mutator().lease().is_writable(now);
         let left = match rests {
             true => Some(rested),
-            false => {
-                let mutator = state.mutator();
-                mutator.remains_with(self.flaw, now.wall, &self.constants, self.little_bytes)
-            }
+            false => state.mutator().remains(now.wall, &self.constants, self.little_bytes),
         };
         let Some(left) = left else { return Some(Moves::default()) };
         let (writer, lease) = (&entry.writer, *state.mutator().lease());

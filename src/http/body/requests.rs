@@ -555,7 +555,7 @@ mod tests {
         let read = |fields: &str| {
             let anybody = Caller::anybody();
             let text = format!(r#"{{"kind":"counter","group":"g","name":"n"{fields}}}"#);
-            update(anybody.to(Verb::Write), &IdHeaders::default(), 0, &text)
+            update(anybody.to(Verb::Write), &IdHeaders::default(), Place::default(), &text)
                 .map(|(_, update)| update.ops)
         };
         assert_eq!(read(r#","op":{"op":"add"}"#), Ok(vec![add(1)]));

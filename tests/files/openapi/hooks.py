@@ -34,8 +34,9 @@ def before_call(context, case, kwargs):
 SEALED = re.compile(r"`(seen|context|sketch|after)` (?!has \d+ bytes)(is|claims|has|was)\b")
 # The time of an id is compared with the clock, and a quoted id is a string of structured fields.
 OF_AN_ID = re.compile(
-    r"^(Idempotency-Time|`time`) is |^The Idempotency-Key begins with a quote|^The id has no time"
-    r"|^The request has an Idempotency-Time, but no|^The item has a `time`, but no|^A `sequence` belongs to"
+    r"^(Idempotency-Time|`time`) is |^The (quoted )?Idempotency-Key |^The id has no time"
+    r"|^The request has an Idempotency-(Time|Window), but no|^The item has a `time`, but no"
+    r"|^A `sequence` belongs to|^Kind [a-z_]+ has no running totals"
     r"|^The time of this id is |^The time to send this id ended|^An id for a whole stream"
 )
 # One path stands for all kinds, but these depend on the kind: parameters, defaults, empty bodies, plain text, forms

@@ -67,7 +67,6 @@ sabotages! {
     WakesWithoutDots 1_000 "a woken mutator draws its dots from 1 again"
     RestsUnclean 1_000 "a mutator rests whose last write has an unknown outcome"
     WakesWithNewLease 1_000 "a woken mutator begins a new lease"
-    WakesRemains 100_000 "what a mutator left for its successor wakes as the mutator"
     PartsTakenForOne 100_000 "an error about several partitions is taken for one about all"
     ExpiryOfPod 1_000 "the expiry of an id follows from the pod's clock"
     WindowsDiffer 1_000 "pods disagree on the length of a window"
@@ -102,7 +101,6 @@ impl Sabotage {
                 | Sabotage::DotsOfPod
                 | Sabotage::TimeOfPod
                 | Sabotage::IdsIgnored
-                | Sabotage::WakesRemains
         )
     }
 
@@ -113,7 +111,6 @@ impl Sabotage {
             Sabotage::WakesWithoutDots => Some(RestFlaw::DrawsDotsAgain),
             Sabotage::RestsUnclean => Some(RestFlaw::RestsUnclean),
             Sabotage::WakesWithNewLease => Some(RestFlaw::RenewsLease),
-            Sabotage::WakesRemains => Some(RestFlaw::WakesRemains),
             _ => None,
         }
     }

@@ -129,7 +129,6 @@ impl World {
                     out.entries.insert(item.clone(), kept);
                 }
             }
-            out.bytes = out.measured();
         }
         out
     }
@@ -144,7 +143,6 @@ impl World {
                 !entry.is_empty()
             });
             state.cleared.subtract(&settled);
-            state.bytes = state.measured();
             return;
         }
         state.settle(time(fence));

@@ -53,8 +53,6 @@ pub enum RestFlaw {
     RestsUnclean,
     /// A woken mutator gets a full new lease.
     RenewsLease,
-    /// The remains of a mutator wake as the mutator itself.
-    WakesRemains,
 }
 
 /// What is kept of a resting mutator.
@@ -116,19 +114,6 @@ impl Mutator {
     /// of the key. It never wakes. None if that is at most `little` bytes.
     #[must_use]
     pub fn remains(&self, now: Timestamp, constants: &Constants, little: usize) -> Option<Vec<u8>> {
-        self.remains_with(None, now, constants, little)
-    }
-
-    /// As [`Mutator::remains`], with a rule broken.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn remains_with(
-        &self,
-        flaw: Option<RestFlaw>,
-        now: Timestamp,
-        constants: &Constants,
-        little: usize,
-    ) -> Option<Vec<u8>> {
         let legacy = self.legacy().unfolded(now, constants);
         if legacy.bytes() <= little {
             return None;
@@ -144,7 +129,7 @@ impl Mutator {
             dots: self.dots,
             predecessors: legacy,
             held: self.head.emptied(),
-            has_ended: flaw != Some(RestFlaw::WakesRemains),
+            has_ended: true,
         };
         Some(remains.encode())
     }
