@@ -28,7 +28,7 @@ struct Id {
 pub(crate) struct IdParams {
     /// The id under which the update counts once, however often and to whichever pod it is sent: a quoted
     /// string, or bare text of 1 to 255 bytes.
-    #[param(rename = "Idempotency-Key", min_length = 1, max_length = 255)]
+    #[param(rename = "Idempotency-Key", schema_with = schemas::id)]
     key: Option<String>,
     /// The time of the id, the same at each retry: RFC 3339, or a Unix time of 10, 13 or 16 digits. UUIDs of
     /// versions 1, 6 and 7 and ULIDs have one inside.

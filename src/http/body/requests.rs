@@ -98,7 +98,7 @@ pub(crate) struct UpdateItem<'a> {
     ops: Option<OpList<'a>>,
     /// The id under which the update counts once, however often and to whichever pod it is sent.
     #[serde(borrow, default, deserialize_with = "given")]
-    #[schema(nullable = false, value_type = Option<String>, min_length = 1, max_length = 255)]
+    #[schema(schema_with = schemas::id)]
     id: Option<NameText<'a>>,
     /// The time of the id, the same at each retry: RFC 3339, or a Unix time of 10, 13 or 16 digits. UUIDs of
     /// versions 1, 6 and 7 and ULIDs have one inside.

@@ -2,6 +2,7 @@
 //! Query parameters describe themselves in `parameters`, request bodies in `requests`.
 
 use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::op_id::ID_BYTES_MAX;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 use utoipa::openapi::ObjectBuilder;
@@ -90,6 +91,11 @@ pub(crate) fn name() -> ObjectBuilder {
 /// The beginning of a name, or a text between names.
 pub(crate) fn name_part() -> ObjectBuilder {
     text().min_length(Some(1)).max_length(Some(256)).pattern(Some(format!("^[^{CONTROL}]+$")))
+}
+
+/// An id that a client chose.
+pub(crate) fn id() -> ObjectBuilder {
+    name_part().max_length(Some(ID_BYTES_MAX))
 }
 
 /// Control characters, inside the brackets of a regular expression.

@@ -32,9 +32,11 @@ def before_call(context, case, kwargs):
 
 # Rules that no schema expresses: tokens that only a server can make, and values from elsewhere.
 SEALED = re.compile(r"`(seen|context|sketch|after)` (?!has \d+ bytes)(is|claims|has|was)\b")
-# The time of an id is compared with the clock, and a quoted id is a string of structured fields.
+# The time of an id is compared with the clock, a quoted id is a string of structured fields, and a schema counts letters
+# where the limit is in bytes of UTF-8.
 OF_AN_ID = re.compile(
     r"^(Idempotency-Time|`time`) is |^The (quoted )?Idempotency-Key |^The id has no time"
+    r"|^The header idempotency-(key|time) is not UTF-8|^Idempotency-Key has \d+ bytes"
     r"|^The request has an Idempotency-(Time|Window), but no|^The item has a `time`, but no"
     r"|^A `sequence` belongs to|^Kind [a-z_]+ has no running totals"
     r"|^The time of this id is |^The time to send this id ended|^An id for a whole stream"
