@@ -23,8 +23,7 @@ use std::ops::AddAssign;
 use super::varint::{self, Reader};
 use super::{DecodeError, Effect, Kind, Op, OpError, STATE_BYTES_MAX, State};
 
-/// A pack that has more bytes than this takes no further id; its mutator gets a successor. Each write repeats
-/// the whole pack, so a small pack costs less, and a large one leaves fewer rows.
+/// A pack that has more bytes than this takes no further id; its mutator gets a successor.
 pub const PACK_BYTES_MAX: usize = 16 * 1024;
 
 /// The fewest bytes of an entry: the id, and one byte each for the other parts.

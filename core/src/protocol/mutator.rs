@@ -109,7 +109,7 @@ pub enum Accepted {
 pub enum Refusal {
     /// The mutator takes no more ops; give these to its successor.
     Draining(Change),
-    /// The mutator has no room for these ops, but a new one has; give them to a successor.
+    /// The mutator has no room for these ops, or its next write would mostly repeat others; give them to a successor.
     Full(Change),
     /// [`QUEUE_MAX`] op lists are already waiting.
     QueueFull,
@@ -335,6 +335,9 @@ impl Mutator {
         let is_late = |since: Duration| now.boot.saturating_sub(since) > MEMORY_PATIENCE;
         if durability == Durability::Memory && self.unacked_since.is_some_and(is_late) {
             return Err(Refusal::Unacked);
+        }
+        if self.repeats_too_much(&change) {
+            return Err(Refusal::Full(change));
         }
         // Only an op that waited in memory for a week can be this old.
         let oldest = self.lease.expires_at().minus(OP_AGE_MAX);

@@ -269,10 +269,13 @@ impl MutatorTable {
     }
 
     /// Counts a birth, when a new mutator begins its first write and so gets a row. Each expiry of packs has a
-    /// limit of its own, because clients choose how many windows their ids have.
-    pub(super) fn count_birth(&self, writer: &Writer, now: Now) {
+    /// limit of its own, because clients choose how many windows their ids have. Successors do not count: the bytes
+    /// of their predecessors limit them.
+    pub(super) fn count_birth(&self, writer: &Writer, is_successor: bool, now: Now) {
         lock(&self.known).note(self.hasher.hash_key(&writer.key), now);
-        lock(&self.births).note(self.hasher.hash_writer(writer), now);
+        if !is_successor {
+            lock(&self.births).note(self.hasher.hash_writer(writer), now);
+        }
     }
 
     /// Puts a clean mutator to rest that holds a permit of this quota and is among the least recently used

@@ -99,6 +99,80 @@ fn a_full_mutator_hands_on_and_its_bytes_are_counted() {
     assert!(next > 40_000, "{next}");
 }
 
+/// Adds ids until the mutator gets a successor, as many during each write as given. Returns its bytes, and how often it
+/// wrote them on average.
+fn until_succeeded(ids_of_write: u128) -> (usize, usize) {
+    let mut mutator = mutator();
+    let (mut number, mut written) = (0, 0);
+    loop {
+        for _ in 0..ids_of_write {
+            match accept(&mut mutator, op(number, 1), 1) {
+                Ok(_) => number += 1,
+                Err(Refusal::Full(_)) => {
+                    let bytes = mutator.pack_bytes();
+                    return (bytes, written / bytes);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        if written > 0 {
+            mutator.finish_write(Ok(()), at(1));
+        }
+        begin(&mut mutator, at(1));
+        written += mutator.pack_bytes();
+    }
+}
+
+#[test]
+fn small_writes_go_to_small_packs() {
+    for (ids_of_write, bytes, times) in
+        [(1, 1_000..1_100, 26), (8, 1_200..1_500, 5), (100, 15_900..PACK_BYTES_MAX, 5)]
+    {
+        let (filled, average) = until_succeeded(ids_of_write);
+        assert!(bytes.contains(&filled) && average <= times, "{ids_of_write}: {filled}, {average}");
+    }
+}
+
+/// Each mutator knows only the ids in its own row, and a running total is replaced only there.
+#[test]
+fn repeats_and_totals_stay_in_a_pack_that_takes_no_other_id() {
+    let mut mutator = mutator();
+    for number in 0..60 {
+        accept(&mut mutator, op(number, 1), 1).expect("room");
+    }
+    begin(&mut mutator, at(1));
+    mutator.finish_write(Ok(()), at(1));
+    assert_eq!(accept(&mut mutator, op(7, 1), 2), Ok(Accepted::Stored));
+    let full = accept(&mut mutator, op(60, 1), 2);
+    assert_eq!(full, Err(Refusal::Full(op(60, 1))));
+    for sequence in 1..3 {
+        let Change::Named(mut total) = op(60, 1) else { panic!("an op with an id") };
+        total.sequence = sequence;
+        let total = Change::Named(total);
+        assert!(matches!(accept(&mut mutator, total, 2), Ok(Accepted::Queued(_))));
+        begin(&mut mutator, at(2));
+        mutator.finish_write(Ok(()), at(2));
+    }
+    assert_eq!(mutator.stored_ids(), 61);
+}
+
+/// Writes of kinds with large states have few rows with one expiry.
+#[test]
+fn only_small_kinds_get_small_packs() {
+    let topk = key_of(Kind::TopK);
+    let id = MutatorId::new(Uuid::from_u128(7));
+    let mut mutator = Mutator::born_until(topk, id, None, at(100).wall, at(0), &constants());
+    for number in 0..60u128 {
+        let id = OpId { id: number.to_be_bytes(), index: 0 };
+        let add = Kind::TopK.read_op(r#"{"op":"add","item":"an item"}"#).expect("an op");
+        let change = Change::Named(IdOp::new(Kind::TopK, id, 0, &[add]).expect("an op"));
+        assert!(matches!(accept(&mut mutator, change, 1), Ok(Accepted::Queued(_))), "{number}");
+        begin(&mut mutator, at(1));
+        mutator.finish_write(Ok(()), at(1));
+    }
+    assert!(mutator.pack_bytes() > 1_500);
+}
+
 #[test]
 fn a_mutator_that_rested_knows_its_ids() {
     let mut mutator = mutator().succeeding(self::mutator().legacy());

@@ -6,11 +6,19 @@
 //! successor. Mutators of ops with ids have a chain of their own for each expiry.
 
 use super::Mutator;
-use super::held::Change;
+use super::held::{Change, Held};
 use crate::crdt::pack::PACK_BYTES_MAX;
 use crate::crdt::varint::{self, Reader};
 use crate::crdt::{DecodeError, OpError, STATE_BYTES_MAX};
 use crate::protocol::{Constants, Timestamp};
+
+/// A pack of a small kind that has more bytes than this takes a new id only if the last write added enough to it.
+/// Each write repeats the whole pack, so large packs would make small writes costly. Small packs leave more rows,
+/// which slows down reads.
+const PACK_BYTES_CHEAP: usize = 1024;
+
+/// How much of such a pack the last write must have added, as a divisor.
+const PACK_GROWTH: usize = 8;
 
 /// Maximum bytes of states that one pod can have of one key in rows that folds can't take yet.
 pub const KEY_STATES_BYTES_MAX: usize = 4 * STATE_BYTES_MAX;
@@ -73,6 +81,12 @@ impl Mutator {
         Mutator { predecessors, ..self }
     }
 
+    /// Whether the size of what it succeeds is counted.
+    #[must_use]
+    pub fn is_successor(&self) -> bool {
+        !self.predecessors.is_empty()
+    }
+
     /// The predecessors of a successor: this mutator's own predecessors, and this one.
     #[must_use]
     pub fn legacy(&self) -> Predecessors {
@@ -90,6 +104,21 @@ impl Mutator {
     pub fn leaves_room(&self, now: Timestamp, constants: &Constants) -> bool {
         let next = if self.is_pack() { PACK_BYTES_MAX } else { STATE_BYTES_MAX };
         self.legacy().unfolded(now, constants).bytes() + next <= KEY_STATES_BYTES_MAX
+    }
+
+    /// Whether the next write would mostly repeat ids that are stored or on their way. A running total stays in its
+    /// pack, where the next one replaces it.
+    pub(super) fn repeats_too_much(&self, change: &Change) -> bool {
+        let (Held::Pack(settled), Held::Pack(head)) = (&self.settled, &self.head) else {
+            return false;
+        };
+        let is_costly = || {
+            let added = head.bytes().saturating_sub(settled.bytes());
+            head.bytes() > PACK_BYTES_CHEAP && head.bytes() / PACK_GROWTH > added
+        };
+        let is_new =
+            || matches!(change, Change::Named(op) if op.sequence == 0 && !head.has(&op.id));
+        self.queue.is_empty() && self.key.kind.about().is_small() && is_costly() && is_new()
     }
 
     /// Whether a new mutator would take this change, which this one has no room for.

@@ -172,7 +172,7 @@ async fn a_key_that_was_born_often_keeps_its_place() {
     let pod = pod_of(bounds(1, 5_000), Policies::default());
     let now = pod.clock.now();
     let (table, often) = (&pod.mutators.table, Writer::of_state(&key("often")));
-    (0..limits::BIRTHS_MAX).for_each(|_| table.count_birth(&often, now));
+    (0..limits::BIRTHS_MAX).for_each(|_| table.count_birth(&often, false, now));
     // Its mutator must exist already: a birth would be refused.
     let id = pod.mutators.random.mutator_id();
     let born = || Mutator::born(key("often"), id, None, now, &pod.mutators.constants);
