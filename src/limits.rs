@@ -237,6 +237,9 @@ pub const FULL_TIME_MAX: Duration = Duration::from_secs(10 * 60);
 /// Keys that wait to be folded. Further nominations are dropped, as the sweep finds those keys again.
 pub const FOLD_QUEUE_MAX: usize = 10_000;
 
+/// Keys with only a tally whose fence is remembered, so that sweeps need not read it again; 8 bytes each.
+pub const IDLE_LOOKS_MAX: usize = 1 << 20;
+
 /// Concurrent folds from a pod's queue, and the same number from its sweep. Each folds one key or several
 /// keys of a group.
 pub const FOLDS_AT_ONCE: usize = 8;

@@ -1,5 +1,6 @@
 //! `fold --once`: one sweep over all keys, for a scheduled job.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use super::output::say;
 use crate::pod::config::{StoreArgs, Switch};
 use crate::pod::node::Node;
 use crate::pod::start;
+use crate::policy::Policies;
 use crate::runtime::clock::SystemClock;
 use crate::runtime::telemetry;
 
@@ -25,6 +27,9 @@ pub(super) struct FoldArgs {
     /// would do harm now.
     #[arg(long, env = "ORDERFREE_FOLD", default_value = "on", value_name = "ON|MANUAL|OFF")]
     fold: Switch,
+    /// The policy file of the pods. Its `lifecycle` says which idle keys are forgotten.
+    #[arg(long, env = "ORDERFREE_POLICY", value_name = "FILE")]
+    policy: Option<PathBuf>,
 }
 
 pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
@@ -35,15 +40,21 @@ pub(super) async fn run(args: FoldArgs) -> anyhow::Result<ExitCode> {
          `manual` if only jobs fold"
     );
     let (config, constants) = (args.store.resolve()?.existing()?, args.store.constants()?);
+    let policies = Policies::open(args.policy.as_deref(), constants)?;
     let clock = Arc::new(SystemClock);
     let store = start::open_store(config, constants, clock.clone()).await?;
-    let node = Node::for_tool(&store, constants, clock, args.fold);
+    let node = Node::for_folds(&store, constants, clock, args.fold, policies);
     let swept = node.folder().sweep_once().await;
     store.close().await;
     let report = swept?;
     say(format_args!(
-        "{} keys nominated: {} folded, {} already done, {} postponed, {} blocked",
-        report.nominated, report.folded, report.nothing, report.postponed, report.blocked
+        "{} keys nominated: {} folded, {} forgotten, {} already done, {} postponed, {} blocked",
+        report.nominated,
+        report.folded,
+        report.forgotten,
+        report.nothing,
+        report.postponed,
+        report.blocked
     ));
     if report.largest_group > 0 {
         say(format_args!("the largest group has {} names", report.largest_group));

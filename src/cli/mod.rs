@@ -13,6 +13,7 @@ mod key;
 mod list;
 mod load;
 pub mod output;
+mod purge;
 mod reload;
 mod repair;
 mod schema;
@@ -67,6 +68,8 @@ enum Command {
     Merge(list::MergeArgs),
     /// Fold the final shards of all keys once, without a server. For scheduled jobs.
     Fold(Box<fold::FoldArgs>),
+    /// Remove the rows that forgotten keys leave in Cassandra, after a full repair.
+    Purge(Box<purge::PurgeArgs>),
     /// Write keys to standard output, one JSON line each.
     #[command(mut_args(transfer::hide_from_export))]
     Export(Box<transfer::ExportArgs>),
@@ -126,6 +129,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Merge(args)) => list::merge(args).await,
         Some(Command::Health(args)) => client::health(args).await,
         Some(Command::Fold(args)) => fold::run(*args).await,
+        Some(Command::Purge(args)) => purge::run(*args).await,
         Some(Command::Export(args)) => transfer::export(*args).await,
         Some(Command::Import(args)) => transfer::import(*args).await,
         Some(Command::Convert(args)) => transfer::convert(&args),

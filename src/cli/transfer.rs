@@ -441,7 +441,10 @@ async fn deliver(
         _ => {}
     }
     let was_there = found.shards.iter().any(|shard| shard.mutator_id == write.mutator_id());
-    if !was_there && !into_living && (found.tally.is_some() || !found.shards.is_empty()) {
+    // A key that was forgotten is absent, also with rows that its grave covers.
+    let exists = found.tally.is_some_and(|tally| !tally.is_grave)
+        || found.shards.iter().any(|shard| !shard.is_zombie);
+    if !was_there && !into_living && exists {
         return Imported::Refused(format!(
             "{} exists; if this line is from another installation, set --into-living to add to the key",
             write.key()

@@ -71,6 +71,8 @@ pub struct ReadLabel {
 pub enum FoldEnd {
     /// A tally was written.
     Folded,
+    /// The key was forgotten.
+    Forgotten,
     /// There was nothing to do.
     Nothing,
     /// The store could not answer, or the write's outcome is unknown. The fold is retried later.
@@ -86,6 +88,7 @@ impl FoldEnd {
     fn name(self) -> &'static str {
         match self {
             FoldEnd::Folded => "folded",
+            FoldEnd::Forgotten => "forgotten",
             FoldEnd::Nothing => "nothing",
             FoldEnd::Failed => "failed",
             FoldEnd::Blocked => "blocked",
@@ -126,7 +129,7 @@ pub struct IdConflictLabel {
 /// Labels of [`Metrics::folds`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct FoldLabel {
-    /// `folded`, `nothing`, `failed`, `blocked` or `paused`.
+    /// `folded`, `forgotten`, `nothing`, `failed`, `blocked` or `paused`.
     pub end: &'static str,
 }
 
@@ -421,7 +424,8 @@ impl Metrics {
         for from in [ReadFrom::Store, ReadFrom::Shared, ReadFrom::Recent] {
             self.reads.get_or_create(&from.label()).inc_by(0);
         }
-        for end in [FoldEnd::Folded, FoldEnd::Failed, FoldEnd::Blocked, FoldEnd::Paused] {
+        use FoldEnd::{Blocked, Failed, Folded, Forgotten, Paused};
+        for end in [Folded, Forgotten, Failed, Blocked, Paused] {
             self.folds.get_or_create(&FoldLabel { end: end.name() }).inc_by(0);
         }
         for met in [IdConflict::Update, IdConflict::Read, IdConflict::Fold] {

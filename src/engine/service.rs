@@ -80,6 +80,8 @@ pub struct TallyView {
     pub content: Result<(Timestamp, State), RowError>,
     /// The tally has no room for another shard.
     pub is_full: bool,
+    /// The key was forgotten. It stays absent until a shard counts.
+    pub is_grave: bool,
 }
 
 impl Service {
@@ -166,7 +168,8 @@ impl Service {
         self.mutators.update_or_leave(keys, durability, leaves).await
     }
 
-    /// Reads one key. Returns `None` if the key has no row. Without a level, the pod's default applies.
+    /// Reads one key. Returns `None` if the key has no row, or was forgotten. Without a level, the pod's
+    /// default applies.
     ///
     /// # Errors
     /// [`ReadError`]; never a partial value.
@@ -198,8 +201,8 @@ impl Service {
 
     /// Reads one page of a group and passes its keys to `take` by ascending name, one value in memory at a
     /// time. Each value is correct, but the page is not a snapshot. `take` returns the size in bytes of its
-    /// output so far. The page ends when the output or the rows reach the size limit of an answer. Returns
-    /// the last name if there can be more keys after it.
+    /// output so far. The page ends when the output or the rows reach the size limit of an answer, or after
+    /// many keys, also if they were all forgotten. Returns the last name if there can be more keys after it.
     ///
     /// # Errors
     /// [`ReadError`] if the store can't answer. The error of a single key is passed to `take`.
@@ -209,7 +212,8 @@ impl Service {
         mut take: impl FnMut(Name, Result<KeyValue, ReadError>) -> usize,
     ) -> Result<Option<Name>, ReadError> {
         let level = query.level.unwrap_or(self.read_level());
-        let (mut last, mut taken, mut rows_bytes, mut taken_bytes) = (None, 0, 0, 0);
+        let (mut last, mut taken, mut passed) = (None, 0, 0);
+        let (mut rows_bytes, mut taken_bytes) = (0, 0);
         let mut from = query.start();
         loop {
             let as_of = self.gate.now().wall;
@@ -227,7 +231,8 @@ impl Service {
                 if query.is_past(&name) {
                     return Ok(None);
                 }
-                if taken == query.limit || rows_bytes.max(taken_bytes) > limits::ANSWER_BYTES_MAX {
+                let has_enough = taken == query.limit || passed == limits::PAGE_MAX;
+                if has_enough || rows_bytes.max(taken_bytes) > limits::ANSWER_BYTES_MAX {
                     return Ok(last);
                 }
                 let key = query.key(name.clone());
@@ -241,8 +246,9 @@ impl Service {
                 };
                 if let Some(value) = value.transpose() {
                     taken_bytes = take(name.clone(), value);
-                    (last, taken) = (Some(name), taken + 1);
+                    taken += 1;
                 }
+                (last, passed) = (Some(name), passed + 1);
             }
             match next {
                 Some(next) => from = next,
@@ -262,13 +268,16 @@ impl Service {
             now,
             cutoff: now.minus(self.constants.cutoff()),
             tally: read::tally(key, &slice).map(|content| TallyView {
+                is_grave: slice.tally().is_some_and(|row| envelope::is_grave(&row.state)),
                 is_full: slice.tally().is_some_and(|row| envelope::is_full(&row.state)),
                 content,
             }),
             shards: read::shards(key, &slice, now, &self.constants),
             united: match read::assemble(key, &slice, now, &self.constants) {
                 Ok(Answer::Value(reading)) => Some(reading.united),
-                Ok(Answer::Absent | Answer::ReadAgain) => Some(United::default()),
+                Ok(Answer::Absent | Answer::Grave(_) | Answer::ReadAgain) => {
+                    Some(United::default())
+                }
                 Err(_) => None,
             },
         })

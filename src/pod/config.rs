@@ -212,7 +212,7 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_UNREADY_GRACE", help_heading = EXPERT, default_value = "5s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub unready_grace: Duration,
 
-    /// TOML file with tokens, quotas, precisions and CORS; see docs/operate/security.md. The pod
+    /// TOML file with tokens, quotas, precisions, idle times and CORS; see docs/operate/security.md. The pod
     /// follows its changes.
     #[arg(long, env = "ORDERFREE_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,

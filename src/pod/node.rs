@@ -88,7 +88,8 @@ impl Node {
             Switch::Manual => Folding::WhenAsked,
             Switch::Off => Folding::Off,
         };
-        let folder = Folder::new(store.clone(), store.clone(), context.clone(), folding);
+        let folder =
+            Folder::new(store.clone(), store.clone(), context.clone(), folding, policies.clone());
         let service =
             Service::new(store.clone(), store.clone(), context, mutators.clone(), folder.clone());
         let (service, health) = (Arc::new(service), Arc::default());
@@ -103,8 +104,25 @@ impl Node {
         clock: Arc<dyn Clock>,
         fold: Switch,
     ) -> Node {
+        Node::for_folds(store, constants, clock, fold, Policies::default())
+    }
+
+    /// Like [`Node::for_tool`], for a tool that folds: the policy says which keys it forgets.
+    #[must_use]
+    pub fn for_folds(
+        store: &Arc<dyn Store>,
+        constants: Constants,
+        clock: Arc<dyn Clock>,
+        fold: Switch,
+        policies: Policies,
+    ) -> Node {
         let bounds = Bounds { resting_bytes: 0, ..Bounds::awake(1) };
-        Node::new(Parts { bounds, fold, ..Parts::new(Arc::clone(store), constants, clock) })
+        Node::new(Parts {
+            bounds,
+            fold,
+            policies,
+            ..Parts::new(Arc::clone(store), constants, clock)
+        })
     }
 
     /// Starts the background work.

@@ -28,7 +28,7 @@ pub struct SecondSignal;
 /// done when it ended.
 pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let rotation = Rotation::begin(&args);
-    let policies = Policies::open(args.policy.as_deref())?;
+    let policies = Policies::open(args.policy.as_deref(), args.store.constants()?)?;
     args.check(policies.authenticates())?;
     if let Some(task) = args.faults.panic_in {
         tracing::warn!("this is a test: the task {:?} will panic", task.name());

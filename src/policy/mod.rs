@@ -1,5 +1,5 @@
-//! The policy: what each caller can do with which groups, how many keys groups can have, and how precise they
-//! are. The policy is one TOML file, which a running pod can reload.
+//! The policy: what each caller can do with which groups, how many keys groups can have, how precise they are,
+//! and when they are forgotten. The policy is one TOML file, which a running pod can reload.
 //!
 //! ```toml
 //! [[token]]
@@ -21,6 +21,10 @@
 //! group_prefix = "campaign:"
 //! lg_k = 13
 //!
+//! [[lifecycle]]
+//! group_prefix = "session:"
+//! idle_ttl = "30d"
+//!
 //! [[cors]]
 //! group_prefix = "site:"
 //! origins = ["https://example.org"]
@@ -30,10 +34,13 @@
 //!   Anything not granted is denied.
 //! * `quota`: limits, per pod, on the keys of groups with this prefix. The longest matching prefix applies.
 //! * `precision`: how precise keys are, by kind and by the prefix of their group.
+//! * `lifecycle`: after how long without updates keys of groups with this prefix, and of this kind if one is
+//!   named, are forgotten.
 //! * `cors`: the origins whose pages may read answers about groups with this prefix. All matching prefixes
 //!   count.
 
 mod cors;
+mod lifecycle;
 mod precision;
 mod quotas;
 mod tokens;
@@ -42,13 +49,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use arc_swap::ArcSwap;
-use orderfree_core::protocol::{Key, Name, Timestamp};
+use orderfree_core::protocol::sweep::IdleRules;
+use orderfree_core::protocol::{Constants, Key, Name, Timestamp};
 use serde::Deserialize;
 
 use cors::Origins;
+use lifecycle::Lifecycles;
 use precision::Precisions;
 use quotas::Quotas;
 pub use quotas::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
@@ -63,6 +73,7 @@ pub struct Policy {
     tokens: Tokens,
     quotas: Quotas,
     precisions: Precisions,
+    lifecycles: Lifecycles,
     origins: Origins,
 }
 
@@ -75,6 +86,8 @@ struct File {
     quota: Vec<quotas::Entry>,
     #[serde(default)]
     precision: Vec<precision::Entry>,
+    #[serde(default)]
+    lifecycle: Vec<lifecycle::Entry>,
     #[serde(default)]
     cors: Vec<cors::Entry>,
 }
@@ -125,6 +138,7 @@ impl FromStr for Policy {
             tokens: Tokens::new(file.token)?,
             quotas: Quotas::new(file.quota)?,
             precisions: Precisions::new(file.precision)?,
+            lifecycles: Lifecycles::new(file.lifecycle)?,
             origins: Origins::new(file.cors)?,
         })
     }
@@ -137,16 +151,20 @@ pub struct Policies {
     current: Arc<ArcSwap<Policy>>,
     /// Fixed for the life of the pod: an emptied file locks all callers out, instead of letting all in.
     authenticates: bool,
+    /// What the times of a reloaded file are checked against.
+    constants: Option<Constants>,
 }
 
 impl Policies {
     /// Reads the file, if there is one. If it has tokens, unknown callers are denied.
     ///
     /// # Errors
-    /// Those of [`Policy::read`].
-    pub fn open(file: Option<&Path>) -> anyhow::Result<Policies> {
-        let policy = file.map(Policy::read).transpose()?.unwrap_or_default();
-        Ok(Policies { file: file.map(|file| Arc::new(file.to_owned())), ..policy.into() })
+    /// Those of [`Policy::read`], and a lifecycle that these constants do not allow.
+    pub fn open(file: Option<&Path>, constants: Constants) -> anyhow::Result<Policies> {
+        let policy = file.map(|file| read_checked(file, &constants)).transpose()?;
+        let file = file.map(|file| Arc::new(file.to_owned()));
+        let constants = Some(constants);
+        Ok(Policies { file, constants, ..policy.unwrap_or_default().into() })
     }
 
     /// Whether requests need a token.
@@ -161,8 +179,8 @@ impl Policies {
     /// Those of [`Policy::read`], and a file with new tokens on a pod that does not require them. The old
     /// policy stays in use.
     pub fn reload(&self) -> anyhow::Result<()> {
-        let Some(file) = &self.file else { return Ok(()) };
-        let mut policy = Policy::read(file)?;
+        let (Some(file), Some(constants)) = (&self.file, &self.constants) else { return Ok(()) };
+        let mut policy = read_checked(file, constants)?;
         ensure!(
             self.authenticates || !policy.has_tokens(),
             "the policy file {} has tokens now, but had none when this pod started; restart it, so that it \
@@ -233,11 +251,25 @@ impl Policies {
     }
 }
 
+impl IdleRules for Policies {
+    fn idle_ttl(&self, key: &Key) -> Option<Duration> {
+        self.current.load().lifecycles.idle_ttl(key)
+    }
+}
+
 impl From<Policy> for Policies {
     fn from(policy: Policy) -> Policies {
         let authenticates = policy.has_tokens();
-        Policies { file: None, current: Arc::new(ArcSwap::from_pointee(policy)), authenticates }
+        let current = Arc::new(ArcSwap::from_pointee(policy));
+        Policies { file: None, current, authenticates, constants: None }
     }
+}
+
+fn read_checked(file: &Path, constants: &Constants) -> anyhow::Result<Policy> {
+    let policy = Policy::read(file)?;
+    let what = || format!("the policy file {}", file.display());
+    policy.lifecycles.check(constants).with_context(what)?;
+    Ok(policy)
 }
 
 #[cfg(test)]

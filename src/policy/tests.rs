@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::Name;
+use orderfree_core::protocol::{Name, Overrides};
 
 use super::*;
 use crate::limits;
@@ -14,6 +14,10 @@ fn name(text: &str) -> Name {
 
 fn key(kind: Kind, group: &str) -> Key {
     Key { kind, group: name(group), name: name("n") }
+}
+
+fn constants() -> Constants {
+    Constants::resolve(Overrides::default()).expect("defaults")
 }
 
 const NOW: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
@@ -55,6 +59,63 @@ fn the_longest_prefix_decides() {
 }
 
 #[test]
+fn keys_are_forgotten_by_the_longest_prefix_and_then_by_kind() {
+    let policies: Policies = r#"
+        [[lifecycle]]
+        group_prefix = "session:"
+        idle_ttl = "30d"
+
+        [[lifecycle]]
+        group_prefix = "session:"
+        kind = "distinct"
+        idle_ttl = "7d"
+
+        [[lifecycle]]
+        group_prefix = "session:vip:"
+        idle_ttl = "365days"
+    "#
+    .parse::<Policy>()
+    .expect("a policy")
+    .into();
+    let days = |kind, group| policies.idle_ttl(&key(kind, group)).map(|ttl| ttl.as_secs() / 86_400);
+    assert_eq!(days(Kind::Counter, "session:a"), Some(30));
+    assert_eq!(days(Kind::Distinct, "session:a"), Some(7));
+    assert_eq!(days(Kind::Distinct, "session:vip:a"), Some(365));
+    assert_eq!(days(Kind::Counter, "session"), None);
+}
+
+/// The pod keeps its old policy, whatever the new one forgets.
+#[test]
+fn a_lifecycle_that_the_times_do_not_allow_is_refused() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let file = folder.path().join("policy.toml");
+    let write = |idle_ttl: &str| {
+        let text = format!("[[lifecycle]]\ngroup_prefix = \"g\"\nidle_ttl = {idle_ttl:?}\n");
+        fs::write(&file, text).expect("written");
+    };
+    write("24h");
+    let error = Policies::open(Some(&file), constants()).map(drop).expect_err("too short");
+    let error = format!("{error:#}");
+    assert!(
+        error.contains("the lifecycle of the prefix \"g\": idle_ttl 86400s is too short"),
+        "{error}"
+    );
+    write("26h");
+    let policies = Policies::open(Some(&file), constants()).expect("long enough");
+    write("1s");
+    assert!(policies.reload().is_err());
+    let ttl = || policies.idle_ttl(&key(Kind::Counter, "g")).expect("a rule").as_secs();
+    assert_eq!(ttl(), 26 * 3_600);
+    write("40d");
+    policies.reload().expect("long enough");
+    assert_eq!(ttl(), 40 * 86_400);
+    let cutoff = Some(Duration::from_secs(42));
+    let short = Constants::resolve(Overrides { cutoff, ..Overrides::default() }).expect("short");
+    let error = Policies::open(Some(&file), short).map(drop).expect_err("a short cutoff");
+    assert!(format!("{error:#}").contains("choose a longer cutoff"), "{error:#}");
+}
+
+#[test]
 fn wrong_files_are_refused_with_the_rule() {
     for (text, says) in [
         ("[[precision]]\nkind = \"topk\"", "topk needs exactly `k`"),
@@ -70,6 +131,18 @@ fn wrong_files_are_refused_with_the_rule() {
         (
             "[[precision]]\nkind = \"topk\"\nk = 5\n[[precision]]\nkind = \"topk\"\nk = 6",
             "two precisions",
+        ),
+        ("[[lifecycle]]\nidle_ttl = \"9d\"", "missing field `group_prefix`"),
+        ("[[lifecycle]]\ngroup_prefix = \"a\"", "missing field `idle_ttl`"),
+        ("[[lifecycle]]\ngroup_prefix = \"a\"\nidle_ttl = 9", "invalid type"),
+        ("[[lifecycle]]\ngroup_prefix = \"a\"\nidle_ttl = \"soon\"", "such as \"30d\""),
+        (
+            "[[lifecycle]]\ngroup_prefix = \"a\"\nkind = \"top\"\nidle_ttl = \"9d\"",
+            "no kind \"top\"",
+        ),
+        (
+            "[[lifecycle]]\ngroup_prefix = \"a\"\nidle_ttl = \"9d\"\n[[lifecycle]]\ngroup_prefix = \"a\"\nidle_ttl = \"9d\"",
+            "two lifecycles for the prefix \"a\" and all kinds; keep one",
         ),
     ] {
         let error = format!("{:#}", Policy::from_str(text).expect_err(text));
@@ -235,7 +308,7 @@ fn a_caller_is_slowed_down_and_a_reload_is_no_way_around_it() {
     let file = folder.path().join("policy.toml");
     let token = NewToken::draw();
     std::fs::write(&file, entry("a", &token, "rate = 1")).expect("written");
-    let policies = Policies::open(Some(&file)).expect("a policy");
+    let policies = Policies::open(Some(&file), constants()).expect("a policy");
     let caller = || find(&policies, &format!("Bearer {}", token.token)).expect("known");
     caller().pass(1_001).expect("a batch and its request fit");
     let slow = caller().pass(1).expect_err("too fast");
@@ -253,7 +326,7 @@ fn a_token_has_its_streams_and_a_reload_is_no_way_around_it() {
     let file = folder.path().join("policy.toml");
     let token = NewToken::draw();
     std::fs::write(&file, entry("a", &token, "")).expect("written");
-    let policies = Policies::open(Some(&file)).expect("a policy");
+    let policies = Policies::open(Some(&file), constants()).expect("a policy");
     let caller = || find(&policies, &format!("Bearer {}", token.token)).expect("known");
     let mut streams: Vec<_> =
         (0..limits::STREAMS_OF_TOKEN_MAX).map(|_| caller().stream().expect("a place")).collect();
@@ -284,7 +357,7 @@ fn a_changed_file_is_taken_over_and_a_wrong_one_is_not() {
     let file = folder.path().join("policy.toml");
     let (old, new) = (NewToken::draw(), NewToken::draw());
     std::fs::write(&file, entry("old", &old, "")).expect("written");
-    let policies = Policies::open(Some(&file)).expect("a policy");
+    let policies = Policies::open(Some(&file), constants()).expect("a policy");
     let knows = |token: &NewToken| find(&policies, &format!("Bearer {}", token.token)).is_ok();
     assert!(knows(&old) && !knows(&new));
     let early = find(&policies, &format!("Bearer {}", old.token)).expect("known");
@@ -299,7 +372,7 @@ fn a_changed_file_is_taken_over_and_a_wrong_one_is_not() {
     policies.reload().expect("nobody");
     assert!(!knows(&new) && policies.authenticate(None, NOW).is_err(), "nothing opens");
 
-    let open = Policies::open(Some(&file)).expect("a policy");
+    let open = Policies::open(Some(&file), constants()).expect("a policy");
     assert!(open.authenticate(None, NOW).is_ok());
     std::fs::write(&file, entry("new", &new, "")).expect("written");
     let refused = open.reload().expect_err("tokens are fixed at the start").to_string();
@@ -349,7 +422,7 @@ fn a_tenant_keeps_its_number_when_the_policy_is_read_anew() {
         std::fs::write(&file, prefixes.iter().map(quota).collect::<String>()).expect("written");
     };
     write(&["a", "bb"]);
-    let policies = Policies::open(Some(&file)).expect("a policy");
+    let policies = Policies::open(Some(&file), constants()).expect("a policy");
     let tenant = |group: &str| policies.uncounted_seat(&name(group)).tenant();
     let (a, b) = (tenant("a1"), tenant("bb1"));
     assert!(a != b && tenant("c1") == Tenant::OTHERS && tenant("b1") == Tenant::OTHERS);

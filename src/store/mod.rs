@@ -23,10 +23,10 @@ use async_trait::async_trait;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels};
-use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::group::{self, BadRows, Chunk};
 use orderfree_core::protocol::prefix::Part;
-use orderfree_core::protocol::sweep::{GroupSize, Nomination};
+use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     BadSlice, FullRead, Key, Name, Now, Row, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
 };
@@ -257,7 +257,7 @@ pub trait Folds: Send + Sync + 'static {
     async fn sweep(
         &self,
         part: SweepPart,
-        now: Timestamp,
+        nominator: Nominator,
         found: mpsc::Sender<Nomination>,
     ) -> Result<Option<GroupSize>, StoreError>;
 
@@ -267,6 +267,14 @@ pub trait Folds: Send + Sync + 'static {
 
     /// Executes folds of one partition as one batch. All folds share one outcome.
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome;
+
+    /// Whether a deleted row can never come back, because there is one replica. Graves then go once they are old.
+    fn rows_never_return(&self) -> bool {
+        false
+    }
+
+    /// Removes a grave. A tally written since then stays.
+    async fn remove_grave(&self, grave: &Grave) -> WriteOutcome;
 
     /// Executes a fold as one batch.
     async fn write_fold(&self, fold: &Fold) -> WriteOutcome {

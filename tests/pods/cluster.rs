@@ -27,6 +27,7 @@ use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::group::From as Start;
 use orderfree_core::protocol::high_water;
+use orderfree_core::protocol::sweep::Nominator;
 use orderfree_core::protocol::{Durability, Key, Timestamp, WriteError};
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -352,7 +353,11 @@ async fn a_fence_from_the_future_shuts_pods_that_start_later() {
     for index in 0..of {
         let (found, mut nominated) = tokio::sync::mpsc::channel(10);
         let now = later.now().wall.plus(2 * TWO_DAYS);
-        later.store.sweep(SweepPart { index, of }, now, found).await.expect("swept");
+        later
+            .store
+            .sweep(SweepPart { index, of }, Nominator::new(now, later.constants), found)
+            .await
+            .expect("swept");
         assert_eq!(nominated.recv().await.map(|found| found.key), None);
     }
     for subject in [subject, other, later] {

@@ -212,6 +212,32 @@ async fn folds_that_are_switched_off_are_off_for_a_job_too() {
     assert!(output.status.success(), "{output:?}");
 }
 
+#[tokio::test]
+async fn a_job_that_folds_reads_the_policy_and_a_purge_needs_a_repair() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, policy) = (folder.path().join("orderfree.redb"), folder.path().join("policy.toml"));
+    count_on(&file).await;
+    let data = ["--data", file.to_str().expect("UTF-8")];
+    let says = async |args: &[&str], code: i32, said: &str| {
+        let output = run(&[args, &data].concat(), &[]).await;
+        let all = [output.stdout, output.stderr].concat();
+        let all = String::from_utf8_lossy(&all);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {all}");
+        assert!(all.contains(said), "{args:?}: {all}");
+    };
+    let fold = ["fold", "--once", "--policy", policy.to_str().expect("UTF-8")];
+    let lifecycle =
+        |idle_ttl| format!("[[lifecycle]]\ngroup_prefix = ''\nidle_ttl = '{idle_ttl}'\n");
+    std::fs::write(&policy, lifecycle("24h")).expect("written");
+    says(&fold, 1, "it must be at least 90180s").await;
+    std::fs::write(&policy, lifecycle("30d")).expect("written");
+    says(&fold, 0, "0 keys nominated: 0 folded, 0 forgotten,").await;
+    let purge = |since| ["purge", "--repaired-since", since];
+    says(&purge("yesterday"), 2, "it is not a time such as").await;
+    says(&purge("2999-01-01T00:00:00Z"), 1, "lies in the future").await;
+    says(&purge("2020-01-01T00:00:00Z"), 1, "an embedded store removes old graves itself").await;
+}
+
 /// A server that answers like a pod of a version, ready or not.
 async fn stub(version: &'static str, ready: bool) -> String {
     let probe = match ready {

@@ -12,6 +12,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use orderfree::engine::write::Bounds;
 use orderfree::pod::node::{Node, Parts};
+use orderfree::policy::{Policies, Policy};
 use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Kind, Question, State};
@@ -40,12 +41,17 @@ impl Place {
 
     /// A pod whose clock is off by this many days.
     fn open_after(&self, days: i64) -> Node {
+        self.open_with(days, Policies::default())
+    }
+
+    fn open_with(&self, days: i64, policies: Policies) -> Node {
         let constants = Constants::resolve(Overrides::default()).expect("defaults");
         let clock = Arc::new(ShiftedClock::default());
         clock.set_ahead(days * 24 * 3_600);
         let store = EmbeddedStore::open(&self.file(), constants, clock.clone()).expect("a store");
         Node::new(Parts {
             bounds: Bounds::awake(1_000),
+            policies,
             ..Parts::new(Arc::new(store), constants, clock)
         })
     }
@@ -239,6 +245,28 @@ async fn a_living_key_is_added_to_only_on_request() {
     }
     let pod = to.open();
     assert_eq!(shown(&pod, &key).await.as_deref(), Some("101"));
+    close(pod).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forgotten_key_is_not_exported_and_can_be_imported() {
+    let (from, to) = (Place::new(), Place::new());
+    let key = key(Kind::Counter, "g", "n");
+    for (pod, amount) in [(from.open(), "100"), (to.open_after(-40), "1")] {
+        add(&pod, &key, amount).await;
+        close(pod).await;
+    }
+    let policy = "[[lifecycle]]\ngroup_prefix = ''\nidle_ttl = '30d'\n";
+    let pod = to.open_with(0, policy.parse::<Policy>().expect("a policy").into());
+    assert!(pod.folder().fold(&key, false).await.expect("folded").report.forgotten);
+    close(pod).await;
+    assert!(to.run("export", &[], b"").stdout.is_empty());
+    let lines = from.run("export", &[], b"").stdout;
+    for _ in 0..2 {
+        assert!(to.run("import", &[], &lines).status.success());
+    }
+    let pod = to.open();
+    assert_eq!(shown(&pod, &key).await.as_deref(), Some("100"));
     close(pod).await;
 }
 

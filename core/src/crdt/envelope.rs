@@ -17,10 +17,10 @@
 //! | bit 1 | a [pack](super::pack): a shard whose payload holds ops by their ids | |
 //! | bit 2 | a shard born on a key that was reset | varint: the reset's generation |
 //! | bit 3 | the tally of a reset | varint: its generation; varint: for how long it is remembered |
-//! | bit 4 | the tally of a deleted key | |
+//! | bit 4 | a *grave*: the tally of a forgotten or deleted key, whose state is the identity | |
 //! | bit 5 | a tally that takes no further shard, because it would grow beyond its limit | |
 //!
-//! Bits 2 to 4 are reserved so that resets need no second format. This release writes none of them, and reads
+//! Bits 2 and 3 are reserved so that resets need no second format. This release writes none of them, and reads
 //! a row with one of them as [undecodable](DecodeError::Feature). The flags come before everything else that
 //! can differ between two tallies with the same fence. So the tally with bit 5 has the greater bytes, and
 //! wins.
@@ -39,11 +39,12 @@ use crate::protocol::{Key, MutatorId, Timestamp};
 const MAGIC: u8 = 0xCF;
 const FLAG_TALLY: u8 = 0b1;
 const FLAG_PACK: u8 = 0b10;
+const FLAG_GRAVE: u8 = 0b1_0000;
 const FLAG_FULL: u8 = 0b10_0000;
 const FLAGS_FULL_TALLY: u8 = FLAG_TALLY | FLAG_FULL;
+const FLAGS_GRAVE: u8 = FLAG_TALLY | FLAG_GRAVE;
 /// Flags with a meaning that this release does not support.
-const FEATURES: [(u8, &str); 3] =
-    [(0b100, "a reset"), (0b1000, "a reset"), (0b1_0000, "a deletion")];
+const FEATURES: [(u8, &str); 2] = [(0b100, "a reset"), (0b1000, "a reset")];
 const CHECKSUM_BYTES: usize = 4;
 
 /// The start of the checksums of a key's rows: CRC-32C of its kind's name, its group and its name, each after
@@ -164,6 +165,15 @@ pub fn encode_full_tally(key: KeySeal, state: &State, fence: Timestamp) -> Vec<u
     tally(key, state, FLAGS_FULL_TALLY, fence)
 }
 
+/// Encodes the grave of a forgotten key: nothing with `expires_at <= fence` counts any more.
+///
+/// # Panics
+/// As [`encode_tally`].
+#[must_use]
+pub fn encode_grave(key: KeySeal, kind: Kind, fence: Timestamp) -> Vec<u8> {
+    tally(key, &State::identity(kind), FLAGS_GRAVE, fence)
+}
+
 fn tally(key: KeySeal, state: &State, flags: u8, fence: Timestamp) -> Vec<u8> {
     let fence = u64::try_from(fence.as_micros()).expect("invariant: a fence is after 1970");
     encode_state(key.tally(), state, flags, fence)
@@ -172,13 +182,20 @@ fn tally(key: KeySeal, state: &State, flags: u8, fence: Timestamp) -> Vec<u8> {
 /// Whether these are the bytes of a tally that takes no further shard. The row must be decodable.
 #[must_use]
 pub fn is_full(bytes: &[u8]) -> bool {
-    let flags = || {
-        let mut at = 1;
-        varint::get_u64(bytes, &mut at).ok()?;
-        varint::get_u64(bytes, &mut at).ok()?;
-        bytes.get(at)
-    };
-    flags().is_some_and(|flags| flags & FLAG_FULL != 0)
+    flags_of(bytes).is_some_and(|flags| flags & FLAG_FULL != 0)
+}
+
+/// Whether these are the bytes of a grave. The row must be decodable.
+#[must_use]
+pub fn is_grave(bytes: &[u8]) -> bool {
+    flags_of(bytes).is_some_and(|flags| flags & FLAG_GRAVE != 0)
+}
+
+fn flags_of(bytes: &[u8]) -> Option<u8> {
+    let mut at = 1;
+    varint::get_u64(bytes, &mut at).ok()?;
+    varint::get_u64(bytes, &mut at).ok()?;
+    bytes.get(at).copied()
 }
 
 /// Decodes a shard of a key of kind `expected`.
@@ -210,7 +227,7 @@ pub fn decode_state(seal: RowSeal, expected: Kind, bytes: &[u8]) -> Result<State
 /// Decodes the fence and the state of the tally of a key of kind `expected`.
 ///
 /// # Errors
-/// [`DecodeError`] for any bytes other than those that [`encode_tally`] writes.
+/// [`DecodeError`] for any bytes other than those that [`encode_tally`] or [`encode_grave`] writes.
 pub fn decode_tally(
     key: KeySeal,
     expected: Kind,
@@ -221,7 +238,11 @@ pub fn decode_tally(
         return Err(DecodeError::Role { expected: "tally", found: "shard" });
     }
     let fence = i64::try_from(frame.mark).map_err(|_| DecodeError::NotCanonical)?;
-    Ok((Timestamp::from_micros(fence), frame.state()?))
+    let state = frame.state()?;
+    if frame.flags & FLAG_GRAVE != 0 && state != State::identity(expected) {
+        return Err(DecodeError::NotCanonical);
+    }
+    Ok((Timestamp::from_micros(fence), state))
 }
 
 fn encode_state(seal: RowSeal, state: &State, flags: u8, mark: u64) -> Vec<u8> {
@@ -285,7 +306,7 @@ impl<'a> Frame<'a> {
         if let Some((_, feature)) = FEATURES.iter().find(|(flag, _)| flags & flag != 0) {
             return Err(DecodeError::Feature(feature));
         }
-        if !matches!(flags, 0 | FLAG_PACK | FLAG_TALLY | FLAGS_FULL_TALLY) {
+        if !matches!(flags, 0 | FLAG_PACK | FLAG_TALLY | FLAGS_FULL_TALLY | FLAGS_GRAVE) {
             return Err(DecodeError::Flags);
         }
         let mark = varint::get_u64(body, &mut at)?;
@@ -364,6 +385,26 @@ mod tests {
         let tally = encode_tally(tally(), &counter(-42), Timestamp::from_micros(2_000_000));
         assert_eq!(hex(&shard), "cf01010003000154124fdd1f");
         assert_eq!(hex(&tally), "cf01010180897a00015386212abd");
+    }
+
+    /// A grave is as canonical as every row: it has one form, and its state is the identity.
+    #[test]
+    fn a_grave_is_a_tally_without_a_state() {
+        let fence = Timestamp::from_micros(2_000_000);
+        let grave = encode_grave(tally(), Kind::Counter, fence);
+        assert_eq!(hex(&grave), "cf01011180897a00010007f20463");
+        assert_eq!(tally_of(&grave), Ok((fence, counter(0))));
+        assert!(is_grave(&grave) && !is_full(&grave));
+        assert!(grave > encode_tally(tally(), &counter(-42), fence), "at one fence the grave wins");
+        assert!(!is_grave(&encode_full_tally(tally(), &counter(0), fence)));
+        assert!(!is_grave(&encode_tally(tally(), &counter(0), fence)));
+        let full = super::tally(tally(), &counter(1), FLAGS_GRAVE, fence);
+        assert_eq!(tally_of(&full), Err(DecodeError::NotCanonical));
+        for kind in Kind::ALL {
+            let key = KeySeal::of(&key(*kind));
+            let grave = encode_grave(key, *kind, fence);
+            assert_eq!(decode_tally(key, *kind, &grave), Ok((fence, State::identity(*kind))));
+        }
     }
 
     #[test]
@@ -460,7 +501,10 @@ mod tests {
         let pack_tally = FLAG_PACK | FLAG_TALLY;
         assert_eq!(sealed(vec![0xCF, 1, 1, pack_tally, 1, 0, 1, 2]), DecodeError::Flags);
         assert_eq!(sealed(vec![0xCF, 1, 9, FLAG_PACK, 1, 0, 1, 0]), DecodeError::Format(9));
-        for (flag, feature) in [(4, "a reset"), (8, "a reset"), (16, "a deletion")] {
+        for flags in [FLAG_GRAVE, FLAG_GRAVE | FLAG_PACK, FLAGS_GRAVE | FLAG_FULL] {
+            assert_eq!(sealed(vec![0xCF, 1, 1, flags, 1, 0, 1, 2]), DecodeError::Flags);
+        }
+        for (flag, feature) in [(4, "a reset"), (8, "a reset")] {
             for flags in [flag, flag | FLAG_PACK, flag | FLAG_TALLY] {
                 let error = sealed(vec![0xCF, 1, 1, flags, 1, 9, 0, 1, 2]);
                 assert!(error == DecodeError::Feature(feature) && error.may_be_newer());

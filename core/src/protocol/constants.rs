@@ -7,6 +7,7 @@ use thiserror::Error;
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Write attempts that fit into one request budget.
 const ATTEMPTS_PER_BUDGET: u32 = 5;
@@ -121,6 +122,27 @@ pub enum ConstantsError {
         cutoff: Duration,
         /// The cluster's `max_hint_window`.
         hint_window: Duration,
+    },
+    /// C <= R + 2ε + Δ: an update of a key that is being forgotten could lie below the grave.
+    #[error(
+        "keys can be forgotten only if cutoff {cutoff:?} is longer than {least:?} (request budget plus twice \
+         the clock offset limit plus the head start of a grave); choose a longer cutoff"
+    )]
+    ForgetCutoff {
+        /// C.
+        cutoff: Duration,
+        /// R + 2ε + Δ.
+        least: Duration,
+    },
+    /// A key that is in use can be without a final row for L + C.
+    #[error(
+        "idle_ttl {idle_ttl:?} is too short: with this lifetime and cutoff it must be at least {least:?}"
+    )]
+    IdleTtl {
+        /// The chosen time.
+        idle_ttl: Duration,
+        /// L + C + 1 h.
+        least: Duration,
     },
 }
 
@@ -242,6 +264,35 @@ impl Constants {
         self.sweep_every
     }
 
+    /// Δ: how far above its fence a grave is written. Folds that were planned before it, by any right clock, lie
+    /// below that; see [`fold::plan_or_forget`](super::fold::plan_or_forget).
+    #[must_use]
+    pub fn grave_head_start(&self) -> Duration {
+        2 * self.clock_offset_max + self.request_budget + 2 * self.fence_quantum
+    }
+
+    /// For how long a grave is written again: until every replica that is up has it.
+    #[must_use]
+    pub fn grave_repeats_for(&self) -> Duration {
+        self.cutoff + DAY
+    }
+
+    /// Checks that keys can be forgotten after being idle for this long.
+    ///
+    /// # Errors
+    /// [`ConstantsError::ForgetCutoff`] or [`ConstantsError::IdleTtl`].
+    pub fn check_idle_ttl(&self, idle_ttl: Duration) -> Result<(), ConstantsError> {
+        let least = self.request_budget + 2 * self.clock_offset_max + self.grave_head_start();
+        if self.cutoff <= least {
+            return Err(ConstantsError::ForgetCutoff { cutoff: self.cutoff, least });
+        }
+        let least = self.lifetime + self.cutoff + HOUR;
+        match idle_ttl < least {
+            true => Err(ConstantsError::IdleTtl { idle_ttl, least }),
+            false => Ok(()),
+        }
+    }
+
     /// A warning for the log if mutators take ops for less than an hour, because each birth leaves a row.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
@@ -324,6 +375,28 @@ pub(super) mod tests {
         assert!(cutoff.starts_with("cutoff 10s must be longer"), "{cutoff}");
         let hints = broken(Overrides { hint_window: seconds(3 * 3600), ..base });
         assert!(hints.contains("hint window 10800s"), "{hints}");
+    }
+
+    #[test]
+    fn keys_are_forgotten_only_with_times_that_allow_it() {
+        let defaults = Constants::resolve(Overrides::default()).expect("defaults");
+        assert_eq!(defaults.grave_head_start(), Duration::from_secs(2 * 5 + 10 + 2 * 6));
+        let least = 25 * HOUR + 3 * MINUTE;
+        assert_eq!(defaults.check_idle_ttl(least), Ok(()));
+        let idle_ttl = least - SECOND;
+        let error = ConstantsError::IdleTtl { idle_ttl, least };
+        assert_eq!(defaults.check_idle_ttl(idle_ttl), Err(error));
+        let of = |cutoff| {
+            let chosen = Overrides { cutoff: seconds(cutoff), ..Overrides::default() };
+            Constants::resolve(chosen).expect("consistent").check_idle_ttl(100 * HOUR)
+        };
+        // R + 2ε + Δ is 40 s and two quanta of C/30.
+        let least = Duration::from_micros(42_800_000);
+        assert_eq!(
+            of(42),
+            Err(ConstantsError::ForgetCutoff { cutoff: Duration::from_secs(42), least })
+        );
+        assert_eq!(of(43), Ok(()));
     }
 
     #[test]

@@ -5,6 +5,20 @@
 //! That timestamp is above every write of a deleted row, because each write is below its row's `expires_at`.
 //! A greater fence replaces a smaller one as a whole. So any pod can execute a fold, any number of times,
 //! after any delay.
+//!
+//! **Forgetting.** A fold can also forget a key that has been idle for long: it writes a *grave*, an empty
+//! tally with an ordinary fence F', at F' + Δ, and deletes the rows up to F' at F' + 1. The grave is above F' + 1
+//! because of folds that were planned before it and are sent after it. Their fences can lie above F', by the
+//! difference of two clocks (2ε), by the time between the read and the sending of the grave (R), and by the
+//! rounding of both fences. Δ is longer than all of that, so no such fold can bring the value back.
+//!
+//! This loses nothing that was acknowledged while the key was idle. The key is idle if neither its tally's
+//! fence nor a row lies above `now - idle_ttl`, so everything that is forgotten was acknowledged before that
+//! time + ε. No acknowledged row expires between there and F' + Δ: the read would have seen it, because C > R +
+//! 2ε + Δ makes every such row final at the time of the read. And a row acknowledged after the read expires
+//! above F' + Δ, so it outlives the grave and every fold of it has a greater timestamp.
+
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -35,7 +49,28 @@ pub struct Fold {
     key: Key,
     fence: Timestamp,
     tally: Vec<u8>,
+    /// The timestamp of the tally's write, if it is not that of the deletion.
+    tally_timestamp: Option<Timestamp>,
+    /// Until when it may be sent, by the boot-time clock; at any time if none.
+    send_until: Option<Duration>,
     report: Report,
+}
+
+/// When a key is forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Idle {
+    /// The time without updates after which it is forgotten.
+    pub ttl: Duration,
+    /// When its read began, by the boot-time clock.
+    pub read_at: Duration,
+}
+
+/// A grave that can be removed: no row that it covers can come back. Only [`Grave::of`] makes one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grave {
+    key: Key,
+    row: Row,
+    timestamp: Timestamp,
 }
 
 /// What a plan saw.
@@ -43,7 +78,7 @@ pub struct Fold {
 pub struct Report {
     /// The fence before the fold; none without a tally.
     pub fence_before: Option<Timestamp>,
-    /// Shards that go into the tally.
+    /// Shards that go into the tally, or that are forgotten.
     pub folded: usize,
     /// Rows at or below the old fence that are deleted again without being counted.
     pub zombies: usize,
@@ -56,6 +91,10 @@ pub struct Report {
     pub is_full: bool,
     /// The ops with ids among the shards that go into the tally.
     pub united: United,
+    /// The fold forgets the key.
+    pub forgotten: bool,
+    /// The key is forgotten already, and the plan leaves it so.
+    pub is_grave: bool,
 }
 
 /// Why a key can't be folded. Its rows stay as they are.
@@ -94,6 +133,20 @@ pub fn cut(now: Timestamp, constants: &Constants) -> Timestamp {
 /// # Errors
 /// [`FoldError`]; then write nothing.
 pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Plan, FoldError> {
+    plan_or_forget(read, None, now, constants)
+}
+
+/// Plans the fold of one key, which forgets the key if it is idle; see the [module documentation](self). The
+/// constants must pass [`Constants::check_idle_ttl`].
+///
+/// # Errors
+/// [`FoldError`]; then write nothing.
+pub fn plan_or_forget(
+    read: &FullRead,
+    idle: Option<Idle>,
+    now: Timestamp,
+    constants: &Constants,
+) -> Result<Plan, FoldError> {
     let (reader, slice) = (RowReader::of(read.key()), read.slice());
     let mut gathered = Gathered::of(reader, read.key().kind, slice.tally())?;
     let before = gathered.checked_fence(now, constants)?;
@@ -110,7 +163,62 @@ pub fn plan(read: &FullRead, now: Timestamp, constants: &Constants) -> Result<Pl
         gathered.take(of_expiry, Some(TALLY_BYTES_MAX))?;
     }
     let report = Report { zombies, kept, ..Report::default() };
+    let newest = slice.shards().last().map(|row| row.expires_at).max(before);
+    // A row above the fence ends a grave. Of rows that are not final yet, some replicas may have only zombies.
+    if gathered.is_grave && finals.is_empty() {
+        return Ok(gathered.into_grave_again(read.key(), report, zombies > 0, now, constants));
+    }
+    if let (Some(idle), Some(newest)) = (idle, newest)
+        && newest <= cut.min(now.minus(idle.ttl))
+    {
+        return Ok(gathered.into_grave(read.key(), cut, report, idle, constants));
+    }
+    // Right after a key was forgotten, a fold would lose against the grave and delete its rows all the same.
+    if gathered.is_grave && before.is_some_and(|before| fence.next() <= grave_at(before, constants))
+    {
+        let kept = report.kept + finals.len();
+        return Ok(Plan::Nothing(Report { fence_before: before, kept, ..report }));
+    }
     Ok(gathered.into_plan(read.key(), fence, report, Zombies::Seen(zombies)))
+}
+
+impl Grave {
+    /// The grave of a key that has no other row, if it was written before `settled`, for the last time too. Since
+    /// then every replica must have it, or be the only one.
+    #[must_use]
+    pub fn of(read: &FullRead, settled: Timestamp, constants: &Constants) -> Option<Grave> {
+        let row = read.slice().tally().filter(|_| read.slice().len() == 1)?;
+        let (fence, _) = RowReader::of(read.key()).tally(row).ok()?;
+        let is_settled = fence.plus(constants.grave_repeats_for()) <= settled;
+        (read.is_grave() && is_settled).then(|| Grave {
+            key: read.key().clone(),
+            row: row.clone(),
+            timestamp: grave_at(fence, constants),
+        })
+    }
+
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// Its row.
+    #[must_use]
+    pub fn row(&self) -> &Row {
+        &self.row
+    }
+
+    /// F + Δ: the timestamp of its write. A tally that was written later has a greater one.
+    #[must_use]
+    pub fn timestamp(&self) -> Timestamp {
+        self.timestamp
+    }
+}
+
+/// F + Δ: the timestamp of a grave with this fence.
+fn grave_at(fence: Timestamp, constants: &Constants) -> Timestamp {
+    fence.plus(constants.grave_head_start())
 }
 
 /// Plans the fold of a key with more rows than one answer can hold. It also deletes the key's zombies, which
@@ -132,6 +240,9 @@ pub fn plan_prefix(
     let final_through = before.map_or(cut, |before| cut.max(before));
     assert!(through <= final_through, "invariant: a fold takes only final shards");
     let report = Report { has_more: !is_complete, ..Report::default() };
+    if gathered.is_grave && gathered.shards == 0 {
+        return Ok(gathered.into_grave_again(&key, report, true, now, constants));
+    }
     Ok(gathered.into_plan(&key, through, report, Zombies::Unseen))
 }
 
@@ -155,6 +266,54 @@ impl Gathered {
             Some(fence) => Err(FoldError::ClockMoved { fence }),
             None => Ok(self.fence),
         }
+    }
+
+    /// Forgets the key: a grave with the fence `cut` covers every row that was gathered.
+    fn into_grave(
+        self,
+        key: &Key,
+        cut: Timestamp,
+        report: Report,
+        idle: Idle,
+        constants: &Constants,
+    ) -> Plan {
+        let (folded, forgotten) = (self.shards, true);
+        let report = Report { fence_before: self.fence, folded, forgotten, ..report };
+        Plan::Fold(Fold {
+            key: key.clone(),
+            fence: cut,
+            tally: envelope::encode_grave(self.reader.seal(), key.kind, cut),
+            tally_timestamp: Some(grave_at(cut, constants)),
+            send_until: Some(idle.read_at + constants.request_budget()),
+            report,
+        })
+    }
+
+    /// Writes a grave again as it is, while it is young or if it has zombies. A replica that missed it would
+    /// show the forgotten value again. Another pod's cutoff can be shorter, and so can its head start. So this waits
+    /// until it could write the fence itself: a fold that its head start beats has been read by then.
+    fn into_grave_again(
+        self,
+        key: &Key,
+        report: Report,
+        has_zombies: bool,
+        now: Timestamp,
+        constants: &Constants,
+    ) -> Plan {
+        let fence = self.fence.expect("invariant: a grave has a fence");
+        let report = Report { fence_before: Some(fence), is_grave: true, ..report };
+        let is_old = now >= fence.plus(constants.grave_repeats_for());
+        if fence > cut(now, constants) || (is_old && !has_zombies) {
+            return Plan::Nothing(report);
+        }
+        Plan::Fold(Fold {
+            key: key.clone(),
+            fence,
+            tally: envelope::encode_grave(self.reader.seal(), key.kind, fence),
+            tally_timestamp: Some(grave_at(fence, constants)),
+            send_until: None,
+            report,
+        })
     }
 
     /// `through` is the fence if the fold takes everything that was gathered.
@@ -203,7 +362,8 @@ impl Gathered {
             true => envelope::encode_full_tally(seal, &state, fence),
             false => envelope::encode_tally(seal, &state, fence),
         };
-        Plan::Fold(Fold { key: key.clone(), fence, tally, report })
+        let (tally_timestamp, send_until) = (None, None);
+        Plan::Fold(Fold { key: key.clone(), fence, tally, tally_timestamp, send_until, report })
     }
 }
 
@@ -239,10 +399,23 @@ impl Fold {
         self.fence
     }
 
-    /// F' + 1: the timestamp of the tally's write and of the deletion.
+    /// F' + 1: the timestamp of the deletion.
     #[must_use]
     pub fn timestamp(&self) -> Timestamp {
         self.fence.next()
+    }
+
+    /// The timestamp of the tally's write: F' + Δ for a grave, else that of the deletion.
+    #[must_use]
+    pub fn tally_timestamp(&self) -> Timestamp {
+        self.tally_timestamp.unwrap_or(self.timestamp())
+    }
+
+    /// Whether it may be sent now, by the boot-time clock. A fold that forgets its key may be sent only within
+    /// the request budget after its read; others at any time.
+    #[must_use]
+    pub fn may_be_sent(&self, boot: Duration) -> bool {
+        self.send_until.is_none_or(|until| boot <= until)
     }
 
     /// The tally's envelope.

@@ -17,6 +17,8 @@ pub(super) struct Gathered {
     pub(super) reader: RowReader,
     pub(super) fence: Option<Timestamp>,
     pub(super) was_full: bool,
+    /// The tally is a grave.
+    pub(super) is_grave: bool,
     pub(super) state: State,
     pub(super) shards: usize,
     /// The ops with ids among them.
@@ -48,6 +50,7 @@ impl Gathered {
     ) -> Result<Gathered, RowError> {
         let (bytes, was_full) =
             tally.map_or((0, false), |row| (row.state.len(), envelope::is_full(&row.state)));
+        let is_grave = tally.is_some_and(|row| envelope::is_grave(&row.state));
         let (fence, state) = match tally.map(|row| reader.tally(row)).transpose()? {
             None => (None, State::identity(kind)),
             Some((fence, state)) => (Some(fence), state),
@@ -56,6 +59,7 @@ impl Gathered {
             reader,
             fence,
             was_full,
+            is_grave,
             state,
             shards: 0,
             united: United::default(),

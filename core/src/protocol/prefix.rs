@@ -370,7 +370,7 @@ impl Ids {
 }
 
 impl PrefixRead {
-    /// The value of a key whose shards were all taken; none if the key has no rows.
+    /// The value of a key whose shards were all taken; none if the key has no rows, or only a grave.
     ///
     /// # Panics
     /// If the walk was not meant to take all shards, or ended early.
@@ -378,9 +378,10 @@ impl PrefixRead {
     pub fn into_reading(self) -> Option<Reading> {
         assert!(self.is_complete, "invariant: a value needs all shards");
         let (fence, is_full) = (self.gathered.fence(), self.gathered.was_full());
+        let has_tally = fence.is_some() && !self.gathered.is_grave;
         let (state, shards, united) = self.gathered.into_state();
         let (final_shards, zombies) = (self.final_shards, 0);
-        let is_there = fence.is_some() || shards > 0;
+        let is_there = has_tally || shards > 0;
         is_there.then_some(Reading { state, fence, is_full, shards, final_shards, zombies, united })
     }
 

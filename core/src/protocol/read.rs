@@ -15,6 +15,9 @@ use crate::crdt::pack::United;
 pub enum Answer {
     /// The key has no row.
     Absent,
+    /// The key was forgotten or deleted, and nothing was added since. It has a grave with this fence, and is
+    /// as absent as a key without rows.
+    Grave(Timestamp),
     /// The key's value and how it was made.
     Value(Reading),
     /// The slice started after a fence that its own tally has not reached. This replica is older than the
@@ -66,6 +69,10 @@ pub fn assemble(
     let (zombies, counted): (Vec<&Row>, Vec<&Row>) =
         slice.shards().partition(|row| Some(row.expires_at) <= fence);
     zombies.iter().try_for_each(|row| reader.check(row))?;
+    let is_grave = slice.tally().is_some_and(|row| envelope::is_grave(&row.state));
+    if let Some(fence) = fence.filter(|_| is_grave && counted.is_empty()) {
+        return Ok(Answer::Grave(fence));
+    }
     let is_final = |row: &&&Row| Phase::of(row.expires_at, now, constants) == Phase::Final;
     let mut reading = Reading {
         state,
@@ -197,6 +204,23 @@ mod tests {
         assert_eq!(value(vec![shard(2000, 7)], None).fence, None);
         assert_eq!(value(vec![tally(500, 7)], None).state, State::Counter(Counter::from_total(7)));
         assert_eq!(read(vec![], None), Ok(Answer::Absent));
+    }
+
+    #[test]
+    fn a_grave_is_absent_until_a_row_above_it_counts() {
+        let at = Timestamp::from_micros;
+        let mut grave = tally(500, 0);
+        grave.state = envelope::encode_grave(KeySeal::of(&key()), Kind::Counter, at(500));
+        for rows in [vec![grave.clone()], vec![grave.clone(), shard(500, 4)]] {
+            assert_eq!(read(rows, None), Ok(Answer::Grave(at(500))));
+        }
+        assert_eq!(read(vec![grave.clone()], Some(501)), Ok(Answer::ReadAgain));
+        let reading = value(vec![grave.clone(), shard(900, 7), shard(500, 4)], None);
+        assert_eq!(reading.state, State::Counter(Counter::from_total(7)));
+        assert_eq!((reading.fence, reading.zombies), (Some(at(500)), 1));
+        let mut bad = shard(400, 4);
+        bad.state[3] ^= 1;
+        assert!(read(vec![grave, bad], None).is_err(), "a damaged row could be one that counts");
     }
 
     #[test]

@@ -145,7 +145,7 @@ impl Repair {
         rows: Vec<Written>,
         id: MutatorId,
     ) -> Result<Vec<Written>, RepairError> {
-        let Some(mut value) = self.value(key, &rows)? else { return Ok(rows) };
+        let Some(mut value) = self.value(key, &rows)? else { return self.forgotten(key, rows) };
         let Looked { fence, late, goes } = self.look(key, &rows)?;
         let packs = if goes.contains(&true) { packs(key, &rows) } else { BTreeSet::new() };
         let (count, rows) = (rows.len(), rows.into_iter().zip(goes));
@@ -154,16 +154,18 @@ impl Repair {
         let (gone, mut kept): (Vec<Written>, Vec<Written>) = (written(gone), written(kept));
         let late_packs = kept.iter_mut().filter(|written| self.is_ahead(written.at));
         let stays_late = late_packs.map(|written| written.at = self.now).count() > 0;
-        let Some(mut merged) = self.value(key, &gone)? else {
-            self.report.keys += u64::from(stays_late);
-            self.leave(fence, &value);
-            return Ok(kept);
-        };
         let mut fence_left = fence;
         if gone.iter().any(|written| written.row.is_tally()) {
             kept.retain(|written| Some(written.row.expires_at) > fence);
             fence_left = None;
         }
+        // Nothing is gone, or only a grave.
+        let Some(mut merged) = self.value(key, &gone)? else {
+            self.report.keys += u64::from(stays_late || fence_left != fence);
+            self.report.gone += (count - kept.len()) as u64;
+            self.leave(fence_left, &value);
+            return Ok(kept);
+        };
         for state in [&mut value, &mut merged] {
             state.retime(&|time| self.new_time(&late, time));
         }
@@ -179,6 +181,21 @@ impl Repair {
         self.report.gone += (count + 1 - kept.len()) as u64;
         self.forget(packs, fence.filter(|_| fence_left.is_none()), &kept);
         self.leave(fence_left, &value);
+        Ok(kept)
+    }
+
+    /// A key without a value. Nothing of it stays if the fence of its grave proves a moved clock.
+    fn forgotten(&mut self, key: &Key, rows: Vec<Written>) -> Result<Vec<Written>, RepairError> {
+        let Looked { fence, goes, .. } = self.look(key, &rows)?;
+        let (count, rows) = (rows.len(), rows.into_iter().zip(goes));
+        let mut kept: Vec<Written> =
+            rows.filter(|(_, goes)| !goes).map(|(written, _)| written).collect();
+        match kept.first().is_some_and(|written| written.row.is_tally()) {
+            true => self.report.fence = self.report.fence.max(fence),
+            false => kept.clear(),
+        }
+        self.report.keys += u64::from(kept.len() < count);
+        self.report.gone += (count - kept.len()) as u64;
         Ok(kept)
     }
 
@@ -266,7 +283,7 @@ impl Repair {
         let slice = Slice::new(rows, None, limit).whole()?;
         Ok(match read::assemble(key, &slice, self.now, &self.constants)? {
             Answer::Value(reading) => Some(reading.state),
-            Answer::Absent | Answer::ReadAgain => None,
+            Answer::Absent | Answer::Grave(_) | Answer::ReadAgain => None,
         })
     }
 

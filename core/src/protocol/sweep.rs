@@ -1,14 +1,25 @@
 //! The sweep's rule: which of the keys that a scan of primary keys passes are nominated for a fold. A
 //! nomination does not promise a fold: the fold reads the key again at its own level.
 
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
 use super::{Constants, Key, Name, Phase, Timestamp, op_id};
 use crate::crdt::Kind;
+
+/// Which keys are forgotten after a time without updates.
+pub trait IdleRules: Debug + Send + Sync {
+    /// After how long; none if the key is never forgotten.
+    fn idle_ttl(&self, key: &Key) -> Option<Duration>;
+}
 
 /// Counts the final rows of each key and the keys of each group, as a scan passes them.
 #[derive(Debug)]
 pub struct Nominator {
     now: Timestamp,
     constants: Constants,
+    idle: Option<Arc<dyn IdleRules>>,
     current: Option<(Key, Tallied)>,
     group: Option<GroupSize>,
     largest: Option<GroupSize>,
@@ -32,6 +43,8 @@ pub struct Nomination {
     pub key: Key,
     /// Its approximate number of rows. The fold reads them again.
     pub rows: usize,
+    /// It has only a tally. Only a read of it can tell whether it is idle.
+    pub is_tally_alone: bool,
 }
 
 #[derive(Debug, Default)]
@@ -40,13 +53,21 @@ struct Tallied {
     final_rows: usize,
     holds_ids: bool,
     rows: usize,
+    /// Expiry of its newest row that is no tally.
+    newest: Option<Timestamp>,
 }
 
 impl Nominator {
     /// Starts one pass over a token range.
     #[must_use]
     pub fn new(now: Timestamp, constants: Constants) -> Nominator {
-        Nominator { now, constants, current: None, group: None, largest: None }
+        Nominator { now, constants, idle: None, current: None, group: None, largest: None }
+    }
+
+    /// Also nominates keys that these rules may forget.
+    #[must_use]
+    pub fn forgetting(self, rules: Arc<dyn IdleRules>) -> Nominator {
+        Nominator { idle: Some(rules), ..self }
     }
 
     /// Passes one row. The rows of a key must follow each other. Returns the previous key, if this row begins
@@ -56,14 +77,18 @@ impl Nominator {
             Some((current, _)) if *current == key => None,
             _ => {
                 self.count(&key);
-                self.current.replace((key, Tallied::default())).and_then(nominated)
+                let done = self.current.replace((key, Tallied::default()));
+                done.and_then(|done| self.nominated(done))
             }
         };
         if let Some((key, seen)) = &mut self.current {
             seen.rows += 1;
             if expires_at == Timestamp::NEVER {
                 seen.has_tally = true;
-            } else if Phase::of(expires_at, self.now, &self.constants) == Phase::Final {
+                return done;
+            }
+            seen.newest = seen.newest.max(Some(expires_at));
+            if Phase::of(expires_at, self.now, &self.constants) == Phase::Final {
                 seen.final_rows += 1;
                 seen.holds_ids |=
                     seen.final_rows == 1 && op_id::is_expiry_of_ids(expires_at, &key.group);
@@ -86,19 +111,31 @@ impl Nominator {
 
     /// Ends the pass. Returns the last key, if it is nominated, and the largest group.
     #[must_use]
-    pub fn finish(self) -> (Option<Nomination>, Option<GroupSize>) {
-        (self.current.and_then(nominated), larger(self.largest, self.group))
+    pub fn finish(mut self) -> (Option<Nomination>, Option<GroupSize>) {
+        let last = self.current.take().and_then(|last| self.nominated(last));
+        (last, larger(self.largest, self.group))
+    }
+
+    /// Two final rows, one and a tally, or one that holds ids: a fold would make the key smaller. Or the key may
+    /// be idle: its lone row is old enough, or it has only a tally, whose fence is not part of the primary key.
+    fn nominated(&self, (key, seen): (Key, Tallied)) -> Option<Nomination> {
+        let is_smaller = seen.final_rows + usize::from(seen.has_tally) >= 2 || seen.holds_ids;
+        let idle_ttl = || self.idle.as_ref().and_then(|rules| rules.idle_ttl(&key));
+        let may_be_idle = || match seen.newest {
+            None => idle_ttl().is_some(),
+            Some(newest) if !seen.has_tally => {
+                idle_ttl().is_some_and(|ttl| newest <= self.now.minus(ttl))
+            }
+            Some(_) => false,
+        };
+        let is_worth_it = is_smaller || may_be_idle();
+        let is_tally_alone = seen.newest.is_none();
+        is_worth_it.then_some(Nomination { key, rows: seen.rows, is_tally_alone })
     }
 }
 
 fn larger(one: Option<GroupSize>, other: Option<GroupSize>) -> Option<GroupSize> {
     one.into_iter().chain(other).max_by_key(|size| size.names)
-}
-
-/// Two final rows, one and a tally, or one that holds ids: a fold would make the key smaller.
-fn nominated((key, seen): (Key, Tallied)) -> Option<Nomination> {
-    let is_worth_it = seen.final_rows + usize::from(seen.has_tally) >= 2 || seen.holds_ids;
-    is_worth_it.then_some(Nomination { key, rows: seen.rows })
 }
 
 #[cfg(test)]
@@ -143,9 +180,52 @@ mod tests {
         nominated.extend(last);
         let names = |size: GroupSize| (size.group.to_string(), size.names);
         assert_eq!(largest.map(names), Some(("g".to_owned(), 8)));
-        let nomination = |name, rows| Nomination { key: key(name), rows };
+        let nomination = |name, rows| Nomination { key: key(name), rows, is_tally_alone: false };
         let expected =
             [nomination("lone ids", 1), nomination("pair", 2), nomination("tally and one", 3)];
         assert_eq!(nominated, expected);
+    }
+
+    /// After a day, in one group.
+    #[derive(Debug)]
+    struct OfGroup(Name);
+
+    impl IdleRules for OfGroup {
+        fn idle_ttl(&self, key: &Key) -> Option<Duration> {
+            (key.group == self.0).then_some(Duration::from_secs(86_400))
+        }
+    }
+
+    #[test]
+    fn keys_that_may_be_idle_are_nominated_where_a_rule_says_so() {
+        let constants = Constants::resolve(Overrides::default()).expect("defaults");
+        let now = Timestamp::from_micros(1_700_000_000_000_000);
+        let day_ago = now.minus(Duration::from_secs(86_400));
+        let name = |text| Name::new(text).expect("name");
+        let key = |group, text| Key { kind: Kind::Counter, group: name(group), name: name(text) };
+        let swept = |nominator: Nominator| {
+            let (mut nominator, mut nominated) = (nominator, Vec::new());
+            for (group, text, expires_at) in [
+                ("g", "tally", Timestamp::NEVER),
+                ("g", "lone", day_ago),
+                ("g", "lone young", day_ago.next()),
+                ("g", "tally and an expired one", Timestamp::NEVER),
+                ("g", "tally and an expired one", now.shifted(-1)),
+                ("h", "tally", Timestamp::NEVER),
+                ("h", "lone", day_ago),
+            ] {
+                nominated.extend(nominator.pass(key(group, text), expires_at));
+            }
+            nominated.extend(nominator.finish().0);
+            nominated
+        };
+        let nomination = |text, is_tally_alone| {
+            let key = key("g", text);
+            Nomination { key, rows: 1, is_tally_alone }
+        };
+        assert_eq!(swept(Nominator::new(now, constants)), []);
+        let rules = Arc::new(OfGroup(name("g")));
+        let found = swept(Nominator::new(now, constants).forgetting(rules));
+        assert_eq!(found, [nomination("tally", true), nomination("lone", false)]);
     }
 }

@@ -10,15 +10,20 @@ use crate::limits::group_chunk_rows;
 /// Maximum number of nominations that are grouped at once.
 const LOOK_MAX: usize = 256;
 
+/// The nominations of a channel.
+pub(super) fn stream(
+    mut nominations: mpsc::Receiver<Nomination>,
+) -> impl Stream<Item = Nomination> {
+    stream::poll_fn(move |context| nominations.poll_recv(context))
+}
+
 /// Groups nominations into lists of keys to fold together. A list has only what is in the queue already; it
 /// does not wait for more.
 pub(super) fn lists(
-    mut nominations: mpsc::Receiver<Nomination>,
+    nominations: impl Stream<Item = Nomination>,
     keys_max: usize,
 ) -> impl Stream<Item = Vec<Key>> {
-    stream::poll_fn(move |context| nominations.poll_recv(context))
-        .ready_chunks(LOOK_MAX)
-        .flat_map(move |all| stream::iter(divide(all, keys_max)))
+    nominations.ready_chunks(LOOK_MAX).flat_map(move |all| stream::iter(divide(all, keys_max)))
 }
 
 /// Divides nominations into lists of one partition. One answer carries all rows of a list, so a list has no
@@ -27,7 +32,7 @@ fn divide(mut all: Vec<Nomination>, keys_max: usize) -> Vec<Vec<Key>> {
     all.sort_unstable();
     let mut lists: Vec<Vec<Key>> = Vec::new();
     let mut rows = 0;
-    for Nomination { key, rows: its_rows } in all {
+    for Nomination { key, rows: its_rows, .. } in all {
         rows += its_rows;
         match lists.last_mut() {
             Some(list)
@@ -57,7 +62,8 @@ mod tests {
 
     fn nomination(kind: Kind, group: &str, name: &str, rows: usize) -> Nomination {
         let text = |text| Name::new(text).expect("a name");
-        Nomination { key: Key { kind, group: text(group), name: text(name) }, rows }
+        let key = Key { kind, group: text(group), name: text(name) };
+        Nomination { key, rows, is_tally_alone: false }
     }
 
     fn names(lists: &[Vec<Key>]) -> Vec<Vec<&str>> {

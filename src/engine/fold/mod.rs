@@ -7,7 +7,9 @@
 mod busy;
 mod by_partition;
 mod largest;
+mod looks;
 mod pace;
+mod purge;
 mod results;
 
 use std::collections::HashSet;
@@ -18,9 +20,11 @@ use std::time::Duration;
 use futures::StreamExt;
 use lru::LruCache;
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::fold::{self, Fold, FoldError, Plan, Report, TALLY_BYTES_MAX};
+use orderfree_core::protocol::fold::{
+    self, Fold, FoldError, Grave, Idle, Plan, Report, TALLY_BYTES_MAX,
+};
 use orderfree_core::protocol::prefix::Until;
-use orderfree_core::protocol::sweep::Nomination;
+use orderfree_core::protocol::sweep::{IdleRules, Nomination, Nominator};
 use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -29,16 +33,22 @@ use crate::engine::Context;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::metrics::{FoldEnd, IdConflict, Metrics};
 use crate::limits;
+use crate::policy::Policies;
 use crate::runtime::random::Random;
 use crate::runtime::tasks::{Task, Tasks};
 use crate::store::{Folds, Pause, Reads, StoreError, SweepPart, prefix};
 use busy::Busy;
 use largest::Largest;
+use looks::Looks;
 use pace::Pace;
+pub use purge::PurgeReport;
 pub use results::{FoldFailure, FoldResult, SweepReport};
 
 /// The shortest time between two sweeps of the whole key space.
 const SWEEP_EVERY_MIN: Duration = Duration::from_secs(10);
+
+/// The time between two writes of a young grave by one pod.
+const GRAVE_AGAIN_AFTER: Duration = Duration::from_secs(6 * 3600);
 
 /// Maximum number of keys of a sweep that wait for their fold.
 const SWEEP_AHEAD_MAX: usize = 256;
@@ -73,6 +83,8 @@ pub struct Folder {
     /// as often as a sweep does.
     blocked: Mutex<LruCache<Key, Duration>>,
     folding: Folding,
+    policies: Policies,
+    looks: Looks,
     /// Contains the panics of folds.
     tasks: Tasks,
 }
@@ -85,6 +97,7 @@ impl Folder {
         folds: Arc<dyn Folds>,
         context: Context,
         folding: Folding,
+        policies: Policies,
     ) -> Arc<Folder> {
         let Context { gate, constants, metrics, random } = context;
         let (queue, nominations) = mpsc::channel(limits::FOLD_QUEUE_MAX);
@@ -103,6 +116,8 @@ impl Folder {
             busy: Mutex::default(),
             blocked: Mutex::new(limits::cache(limits::FOLD_BLOCKED_MAX)),
             folding,
+            policies,
+            looks: Looks::default(),
         })
     }
 
@@ -214,9 +229,16 @@ impl Folder {
             return Ok(Vec::new());
         }
         // Take the time before the read: a write of a shard that is final now can't be acknowledged later.
+        // A pause between the two must not make the time that is left for forgetting a key longer.
+        let read_at = self.gate.now().boot;
         let now = self.gate.fold_time()?;
         let plans: Vec<_> = match (self.reads.read_for_folds(keys).await, keys) {
-            (Ok(reads), _) => reads.iter().map(|read| self.plan(read, now)).collect(),
+            (Ok(reads), _) => {
+                if self.folds.rows_never_return() && !dry_run {
+                    self.remove_old_graves(&reads, now).await;
+                }
+                reads.iter().map(|read| self.plan(read, now, read_at)).collect()
+            }
             (Err(StoreError::TooManyRows { .. }), [key]) => vec![self.plan_part(key, now).await],
             (Err(error), _) => return Err(error.into()),
         };
@@ -234,11 +256,27 @@ impl Folder {
         Ok(results.collect())
     }
 
-    fn plan(&self, read: &FullRead, now: Timestamp) -> Result<Plan, FoldFailure> {
-        let plan = fold::plan(read, now, &self.constants)
+    fn plan(
+        &self,
+        read: &FullRead,
+        now: Timestamp,
+        read_at: Duration,
+    ) -> Result<Plan, FoldFailure> {
+        let idle = self.policies.idle_ttl(read.key()).map(|ttl| Idle { ttl, read_at });
+        let plan = fold::plan_or_forget(read, idle, now, &self.constants)
             .map_err(|error| self.blocked(read.key(), error))?;
         self.note(read, plan.report(), now);
         Ok(plan)
+    }
+
+    /// A grave keeps rows from coming back. Where none can, an old grave has no use. If this fails, the next fold of
+    /// the key tries again.
+    async fn remove_old_graves(&self, reads: &[FullRead], now: Timestamp) {
+        for grave in reads.iter().filter_map(|read| Grave::of(read, now, &self.constants)) {
+            if let Err(error) = self.folds.remove_grave(&grave).await {
+                tracing::debug!(key = %grave.key(), %error, "a grave was not removed");
+            }
+        }
     }
 
     /// Plans a fold of the oldest final shards of a key that has too many rows for one answer.
@@ -278,6 +316,11 @@ impl Folder {
             (Plan::Fold(fold), None) => {
                 Ok(FoldResult { report, fence: Some(fold.fence()), written: false })
             }
+            (Plan::Fold(fold), Some(Ok(()))) if report.forgotten => {
+                self.metrics.zombies.inc_by(report.zombies as u64);
+                tracing::debug!(%key, "a key was forgotten, because it was idle");
+                Ok(FoldResult { report, fence: Some(fold.fence()), written: true })
+            }
             (Plan::Fold(fold), Some(Ok(()))) => {
                 self.metrics.folded_shards.inc_by(report.folded as u64);
                 self.metrics.zombies.inc_by(report.zombies as u64);
@@ -309,14 +352,17 @@ impl Folder {
         let scan = async move {
             let mut largest = 0;
             for &part in parts {
-                let now = self.gate.fold_time()?;
-                if let Some(size) = self.folds.sweep(part, now, found.clone()).await? {
+                let nominator = Nominator::new(self.gate.fold_time()?, self.constants)
+                    .forgetting(Arc::new(self.policies.clone()));
+                if let Some(size) = self.folds.sweep(part, nominator, found.clone()).await? {
                     largest::look_at(&size);
                     largest = largest.max(size.names);
                 }
             }
             Ok::<usize, FoldFailure>(largest)
         };
+        let nominations = by_partition::stream(nominations)
+            .filter(|nomination| std::future::ready(self.is_worth_a_read(nomination)));
         let folds = by_partition::lists(nominations, self.folds.folds_max())
             .map(|keys| self.fold_politely(keys))
             .buffer_unordered(limits::FOLDS_AT_ONCE)
@@ -325,8 +371,34 @@ impl Folder {
                 futures::future::ready(())
             });
         let (scanned, ()) = futures::join!(scan, folds);
+        if report.forgotten > 0 {
+            tracing::info!(keys = report.forgotten, "forgot idle keys");
+        }
         report.largest_group = report.largest_group.max(scanned?);
         Ok(())
+    }
+
+    /// Of keys with only a tally, only those that may be idle by what this pod knows of them are read.
+    fn is_worth_a_read(&self, nomination: &Nomination) -> bool {
+        let Nomination { key, is_tally_alone, .. } = nomination;
+        let idle_ttl = || self.policies.idle_ttl(key);
+        let is_due = |ttl| self.looks.is_due(key, ttl, self.gate.now().wall);
+        !is_tally_alone || idle_ttl().is_some_and(is_due)
+    }
+
+    /// Remembers since when a key can be idle at the earliest.
+    fn note_look(&self, key: &Key, result: &FoldResult) {
+        let (Some(fence), Some(ttl)) = (result.fence, self.policies.idle_ttl(key)) else { return };
+        let now = self.gate.now().wall;
+        let since = match result.report.is_grave || result.report.forgotten {
+            false => fence,
+            // It is written again while it is young. After that, anything that ends it has a later fence.
+            true if now < fence.plus(self.constants.grave_repeats_for()) => {
+                now.plus(GRAVE_AGAIN_AFTER).minus(ttl)
+            }
+            true => now,
+        };
+        self.looks.note(key, since);
     }
 
     async fn sweep_for_ever(self: Arc<Self>, tasks: Tasks) {
@@ -355,6 +427,7 @@ impl Folder {
     }
 
     async fn work(self: Arc<Self>, nominations: mpsc::Receiver<Nomination>, tasks: Tasks) {
+        let nominations = by_partition::stream(nominations);
         let lists = by_partition::lists(nominations, self.folds.folds_max());
         let folds = lists.for_each_concurrent(limits::FOLDS_AT_ONCE, |keys| {
             let folder = &self;
@@ -423,6 +496,7 @@ impl Folder {
     fn count(&self, key: &Key, result: &Result<FoldResult, FoldFailure>) -> FoldEnd {
         let end = match result {
             Ok(FoldResult { report, .. }) if report.is_full => FoldEnd::Blocked,
+            Ok(FoldResult { written: true, report, .. }) if report.forgotten => FoldEnd::Forgotten,
             Ok(FoldResult { written: true, .. }) => FoldEnd::Folded,
             Ok(_) | Err(FoldFailure::Busy) => FoldEnd::Nothing,
             Err(FoldFailure::Paused(_)) => FoldEnd::Paused,
@@ -440,9 +514,10 @@ impl Folder {
                 "the tally of a key is full: nothing more can be folded or added to the key"
             ),
             Ok(FoldResult { report, .. }) if report.has_more => {
-                self.nominate(Nomination { key: key.clone(), rows: limits::ROWS_ALERT });
+                let (key, rows) = (key.clone(), limits::ROWS_ALERT);
+                self.nominate(Nomination { key, rows, is_tally_alone: false });
             }
-            Ok(_) => {}
+            Ok(result) => self.note_look(key, result),
         }
         end
     }
@@ -473,7 +548,9 @@ impl Folder {
         }
         let unfolded =
             |row: &&orderfree_core::protocol::Row| Some(row.expires_at) > report.fence_before;
+        // A lone row that was forgotten needed no fold before.
         if report.folded > 0
+            && !report.forgotten
             && let Some(oldest) = read.slice().shards().find(unfolded)
         {
             let final_since = oldest.expires_at.plus(self.constants.cutoff());

@@ -54,10 +54,12 @@ impl FoldFailure {
 /// The result of one sweep of the whole key space.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SweepReport {
-    /// Keys that needed a fold: the sum of the next four.
+    /// Keys that needed a fold: the sum of the next five.
     pub nominated: usize,
     /// Keys whose tally was written.
     pub folded: usize,
+    /// Keys that were forgotten because they were idle.
+    pub forgotten: usize,
     /// Keys that had nothing left to fold, or that another fold had taken.
     pub nothing: usize,
     /// Keys not folded for a temporary reason.
@@ -73,6 +75,7 @@ impl SweepReport {
         self.nominated += 1;
         match end {
             FoldEnd::Folded => self.folded += 1,
+            FoldEnd::Forgotten => self.forgotten += 1,
             FoldEnd::Nothing => self.nothing += 1,
             FoldEnd::Failed | FoldEnd::Paused => self.postponed += 1,
             FoldEnd::Blocked => self.blocked += 1,

@@ -6,6 +6,7 @@ use orderfree_core::protocol::{Begin, Change, Durability, Mutator, Name, Now, Ov
 use tempfile::TempDir;
 
 use super::*;
+use crate::policy::Policy;
 use crate::runtime::clock::{Clock, SystemClock};
 use crate::store::Shards;
 use crate::store::embedded::EmbeddedStore;
@@ -50,7 +51,8 @@ async fn a_key_being_folded_is_skipped_and_others_have_their_results() {
     clock.0.store(age.as_secs(), Ordering::SeqCst);
 
     let context = Context::new(store.clone(), constants, clock, random);
-    let folder = Folder::new(store.clone(), store, context, Folding::InBackground);
+    let folder =
+        Folder::new(store.clone(), store, context, Folding::InBackground, Policies::default());
     let taken = Busy::take(&folder.busy, &keys[1]).expect("no fold runs yet");
     let results = folder.fold_together(&keys, false).await;
     assert!(matches!(results[1], Err(FoldFailure::Busy)), "{results:?}");
@@ -61,6 +63,65 @@ async fn a_key_being_folded_is_skipped_and_others_have_their_results() {
     assert_eq!(seen, [Some((1, true)), None, Some((0, false)), Some((3, true))]);
     drop(taken);
     assert_eq!(folder.fold(&keys[1], false).await.expect("folded").report.folded, 2);
+}
+
+/// Rows of before can come back in Cassandra, so only an operator knows that a grave may go.
+#[tokio::test]
+async fn a_purge_removes_graves_that_are_older_than_the_repair() {
+    let directory = TempDir::new().expect("a directory");
+    let constants = Constants::resolve(Overrides::default()).expect("defaults");
+    let clock = Arc::new(Ahead::default());
+    let store = EmbeddedStore::open(&directory.path().join("rows"), constants, clock.clone());
+    let store = Arc::new(store.expect("a store"));
+    let policy = "[[lifecycle]]\ngroup_prefix = 'g'\nidle_ttl = '26h'\n";
+    let policies = Policies::from(policy.parse::<Policy>().expect("a policy"));
+    let random = Random::system();
+    let context = Context::new(store.clone(), constants, clock.clone(), random.clone());
+    let folder = Folder::new(store.clone(), store.clone(), context, Folding::WhenAsked, policies);
+    let name = |text| Name::new(text).expect("a name");
+    let key = |group, text| Key { kind: Kind::Counter, group: name(group), name: name(text) };
+    let add = async |key: Key| {
+        let now = clock.now();
+        let mut mutator = Mutator::born(key, random.mutator_id(), None, now, &constants);
+        let ops = vec![Op::Counter(CounterOp::Add { by: 1 })];
+        mutator.accept(ops, Durability::Stored, now).expect("accepted");
+        let Begin::Write(write) = mutator.begin_write(now) else { panic!("nothing to write") };
+        assert_eq!(store.write_shard(&write).await, Ok(()));
+    };
+    let wait = |hours: u64| clock.0.fetch_add(hours * 3600, Ordering::SeqCst);
+    for text in ["a", "b"] {
+        add(key("g", text)).await;
+        add(key("h", text)).await;
+    }
+    wait(24 + 27);
+    let swept = folder.sweep_once().await.expect("swept");
+    assert_eq!((swept.nominated, swept.forgotten), (2, 2), "no rule is about the others");
+    let forgotten = clock.now().wall;
+    wait(25);
+    add(key("g", "c")).await;
+    add(key("g", "a")).await;
+    wait(24 + 27);
+    for text in ["a", "c"] {
+        let result = folder.fold(&key("g", text), false).await.expect("folded");
+        assert!(result.report.forgotten, "{result:?}");
+    }
+
+    // "a" and "c" were forgotten just now, and "b" two days before.
+    let purge = async |since, dry_run| {
+        let PurgeReport { graves, removed, postponed } =
+            folder.purge(since, dry_run).await.expect("purged");
+        assert_eq!(postponed, 0);
+        (graves, removed)
+    };
+    let day_after = forgotten.plus(Duration::from_secs(25 * 3600));
+    assert_eq!(purge(forgotten, true).await, (3, 0));
+    assert_eq!(purge(day_after, true).await, (3, 1));
+    assert_eq!(purge(day_after, false).await, (3, 1));
+    assert_eq!(purge(clock.now().wall, false).await, (2, 0));
+    let rows = async |key: Key| store.read_for_fold(&key).await.expect("a full read");
+    assert!(rows(key("g", "b")).await.slice().is_empty());
+    assert!(rows(key("g", "a")).await.is_grave());
+    assert_eq!(rows(key("h", "a")).await.slice().len(), 1);
 }
 
 /// Five pods with their maximum of packs: no expiry can be folded in parts.
@@ -93,7 +154,8 @@ async fn an_expiry_with_many_packs_is_folded() {
     let age = 2 * Window::Minute.length() + constants.cutoff() + 2 * constants.fence_quantum();
     clock.0.store(age.as_secs(), Ordering::SeqCst);
     let context = Context::new(store.clone(), constants, clock, random);
-    let folder = Folder::new(store.clone(), store, context, Folding::WhenAsked);
+    let folder =
+        Folder::new(store.clone(), store, context, Folding::WhenAsked, Policies::default());
     let report = folder.fold(&key, false).await.expect("folded").report;
     assert_eq!((report.folded, report.united.ids, report.has_more), (PACKS, PACKS, false));
 }

@@ -325,6 +325,10 @@ impl Reader {
     ) -> Option<KeyValue> {
         let reading = match answer {
             Answer::Absent => return None,
+            Answer::Grave(fence) => {
+                self.learn_fence(key, fence, false);
+                return None;
+            }
             Answer::Value(reading) => reading,
             Answer::ReadAgain => {
                 unreachable!("invariant: only a slice after a fence is read again")
@@ -350,17 +354,22 @@ impl Reader {
         self.metrics.note_conflicts(IdConflict::Read, key, reading.united.conflicts);
         self.gate.observe_ids(key, reading.united.ids);
         if let Some(fence) = reading.fence {
-            self.gate.observe(fence);
-            self.gate.observe_tally(key, reading.is_full);
-            lock(&self.fences).put(key.clone(), fence);
+            self.learn_fence(key, fence, reading.is_full);
         }
         if reading.shards > limits::ROWS_ALERT {
             tracing::warn!(%key, shards = reading.shards, "a key has many shards; do folds lag?");
         }
         if reading.final_shards > usize::from(reading.united.ids == 0) {
             let rows = reading.shards + usize::from(reading.fence.is_some());
-            self.folder.nominate(Nomination { key: key.clone(), rows });
+            let is_tally_alone = false;
+            self.folder.nominate(Nomination { key: key.clone(), rows, is_tally_alone });
         }
+    }
+
+    fn learn_fence(&self, key: &Key, fence: Timestamp, is_full: bool) {
+        self.gate.observe(fence);
+        self.gate.observe_tally(key, is_full);
+        lock(&self.fences).put(key.clone(), fence);
     }
 }
 

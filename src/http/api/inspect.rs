@@ -53,6 +53,8 @@ pub(crate) struct TallyRow {
     value: Option<Shown>,
     /// True if the tally has its maximum size. Shards that do not fit stay, and the key accepts no additions.
     full: bool,
+    /// True if the key was forgotten after a time without updates. It is absent until a shard counts.
+    forgotten: bool,
     /// Why the tally can't be decoded.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -115,7 +117,14 @@ impl TallyRow {
             }
             Err(error) => (None, None, Some(error.to_string())),
         };
-        TallyRow { expires_at: None, fence, value, full: tally.is_full, error }
+        TallyRow {
+            expires_at: None,
+            fence,
+            value,
+            full: tally.is_full,
+            forgotten: tally.is_grave,
+            error,
+        }
     }
 }
 
@@ -147,7 +156,7 @@ impl ShardRow {
         "kind": "counter", "group": "site", "name": "home",
         "now": "2026-11-21T08:00:00.123456Z", "cutoff": "2026-11-21T07:57:00.123456Z",
         "tally": {"expires_at": null, "fence": "2026-11-20T07:11:00.000000Z", "value": 1200,
-            "full": false},
+            "full": false, "forgotten": false},
         "shards": [{"mutator_id": "5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77",
             "expires_at": "2026-11-22T06:30:00.000417Z", "phase": "live", "in_tally": false,
             "value": 34}], "ids": 0, "id_conflicts": 0})))
@@ -209,19 +218,21 @@ pub(crate) struct FoldView {
     more: bool,
     /// True if the tally has its maximum size. The oldest final shard does not fit and stays.
     full: bool,
+    /// True if the fold forgets the key, because it had no update for the policy's `idle_ttl`.
+    forgotten: bool,
 }
 
 /// Fold a key now
 ///
-/// Merges the key's final shards into its tally. The value stays the same. Folds also run in the
-/// background; this endpoint is for operators.
+/// Merges the key's final shards into its tally. The value stays the same, unless the fold forgets an idle
+/// key. Folds also run in the background; this endpoint is for operators.
 #[utoipa::path(
     post, path = "/v1/{kind}/{group}/{name}/fold", tag = "inspection",
     params(KeyPath, FoldParams),
     responses((status = 200, description = "What the fold did", body = FoldView, example = json!({
         "kind": "counter", "group": "site", "name": "home", "dry_run": false, "written": true,
         "fence_before": null, "fence": "2026-11-20T07:11:00.000000Z", "folded": 12, "zombies": 0,
-        "kept": 3, "more": false, "full": false})))
+        "kept": 3, "more": false, "full": false, "forgotten": false})))
 )]
 pub(crate) async fn fold(
     State(served): State<Served>,
@@ -244,6 +255,7 @@ pub(crate) async fn fold(
         kept: report.kept,
         more: report.has_more,
         full: report.is_full,
+        forgotten: report.forgotten,
     }))
 }
 

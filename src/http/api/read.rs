@@ -297,8 +297,8 @@ impl ValueOrProblem {
 /// Read the keys of a group
 ///
 /// Each value is correct, but the page is not a snapshot. The `Link` header and `next` lead to the next
-/// page. A page has fewer keys if they are large. A key that can't be read has a `problem` instead of a value
-/// and does not affect the other keys.
+/// page. A page has fewer keys if they are large, and can be empty if many keys of the group were forgotten. A
+/// key that can't be read has a `problem` instead of a value and does not affect the other keys.
 #[utoipa::path(
     get, path = "/v1/{kind}/{group}", tag = "keys",
     params(GroupPath, GroupParams),

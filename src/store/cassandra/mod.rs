@@ -49,7 +49,7 @@ use async_trait::async_trait;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::{self as gate, ClockError};
 use orderfree_core::protocol::consistency::{Level, Levels};
-use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
@@ -364,11 +364,10 @@ impl Folds for CassandraStore {
     async fn sweep(
         &self,
         part: SweepPart,
-        now: Timestamp,
+        nominator: Nominator,
         found: mpsc::Sender<Nomination>,
     ) -> Result<Option<GroupSize>, StoreError> {
         let range = (token_bound(part.index, part.of), token_bound(part.index + 1, part.of));
-        let nominator = Nominator::new(now, self.constants);
         operators::sweep(&self.session, &self.statements, range, nominator, found).await
     }
 
@@ -395,10 +394,18 @@ impl Folds for CassandraStore {
             attempt.ended(&answer);
             answer
         };
-        // Any pod may execute a fold at any time (invariant I8), and no client waits for it.
+        // Any pod may execute a fold at any time (invariant I8), unless it forgets a key. No client waits for it.
+        let may_be_sent = || {
+            let boot = self.clock.now().boot;
+            folds.iter().all(|fold| fold.may_be_sent(boot))
+        };
         self.sending(Patience::OF_READS_AND_FOLDS, None)
-            .write(Reach::OnePartition, || true, send)
+            .write(Reach::OnePartition, may_be_sent, send)
             .await
+    }
+
+    async fn remove_grave(&self, grave: &Grave) -> WriteOutcome {
+        operators::remove_grave(&self.session, &self.statements, grave).await
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 
 use futures::StreamExt;
 use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::fold::Grave;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{Key, Name, Row, Timestamp, WriteError, WriteOutcome};
 use scylla::client::session::Session;
@@ -133,7 +134,27 @@ pub(super) async fn remove_row(
     };
     // Another process removed it.
     let Some(written_at) = written_at else { return Ok(()) };
-    let (kind, group, name, expires_at, mutator_id) = place;
+    remove_at(session, statements, written_at, key, row).await
+}
+
+/// Removes a grave at the timestamp of its write. A later tally stays.
+pub(super) async fn remove_grave(
+    session: &Session,
+    statements: &Statements,
+    grave: &Grave,
+) -> WriteOutcome {
+    remove_at(session, statements, grave.timestamp().as_micros(), grave.key(), grave.row()).await
+}
+
+async fn remove_at(
+    session: &Session,
+    statements: &Statements,
+    written_at: i64,
+    key: &Key,
+    row: &Row,
+) -> WriteOutcome {
+    let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
+    let (expires_at, mutator_id) = (row.expires_at.as_micros(), row.mutator_id.as_uuid());
     let values = (written_at, kind, group, name, expires_at, mutator_id);
     match session.execute_unpaged(&statements.remove, values).await {
         Ok(_) => Ok(()),

@@ -96,11 +96,11 @@ pub(super) fn values_of_write(write: &ShardWrite) -> impl SerializeRow {
 
 /// The values of one fold's two statements, in the order of [`Statements::folds`].
 pub(super) fn values_of_fold(fold: &Fold) -> [Box<dyn SerializeRow + Send + Sync + '_>; 2] {
-    let (key, timestamp) = (fold.key(), fold.timestamp().as_micros());
+    let (key, deleted_at) = (fold.key(), fold.timestamp().as_micros());
     let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
     let (never, id) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
-    let tally = (kind, group, name, never, id, fold.tally(), timestamp);
-    let deletion = (timestamp, kind, group, name, fold.fence().as_micros());
+    let tally = (kind, group, name, never, id, fold.tally(), fold.tally_timestamp().as_micros());
+    let deletion = (deleted_at, kind, group, name, fold.fence().as_micros());
     [Box::new(tally), Box::new(deletion)]
 }
 

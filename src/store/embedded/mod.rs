@@ -37,7 +37,7 @@ use async_trait::async_trait;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
-use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
@@ -69,7 +69,6 @@ pub use verify::{Contents, Progress};
 /// A store in one file; see the [module documentation](self).
 #[derive(Debug)]
 pub struct EmbeddedStore {
-    constants: Constants,
     shared: Arc<Shared>,
     queue: Queue,
     contents: Contents,
@@ -146,7 +145,6 @@ impl EmbeddedStore {
                 OpenError::Io { file: shared.file.clone(), reason: error.to_string() }
             })?;
         Ok(EmbeddedStore {
-            constants,
             shared,
             queue,
             contents,
@@ -310,11 +308,11 @@ impl Folds for EmbeddedStore {
     async fn sweep(
         &self,
         part: SweepPart,
-        now: Timestamp,
+        nominator: Nominator,
         found: mpsc::Sender<Nomination>,
     ) -> Result<Option<GroupSize>, StoreError> {
         assert_eq!(part, SweepPart { index: 0, of: 1 }, "invariant: there is one part");
-        let mut cursor = SweepCursor::new(Nominator::new(now, self.constants));
+        let mut cursor = SweepCursor::new(nominator);
         loop {
             let (nominated, then) = self.read(move |table| cursor.step(table)).await?;
             for nomination in nominated {
@@ -335,9 +333,18 @@ impl Folds for EmbeddedStore {
     }
 
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
-        let is_past = |fold: &Fold| fold.timestamp() < Timestamp::NEVER;
+        let is_past = |fold: &Fold| fold.tally_timestamp() < Timestamp::NEVER;
         assert!(folds.iter().all(is_past), "invariant: a fence lies in the past");
         self.queue.write(Write::Folds(folds.to_vec())).await
+    }
+
+    /// A deletion removes rows from the file for good, and the writer refuses a shard after its expiry.
+    fn rows_never_return(&self) -> bool {
+        true
+    }
+
+    async fn remove_grave(&self, grave: &Grave) -> WriteOutcome {
+        self.queue.write(Write::Removal(grave.key().clone(), grave.row().clone())).await
     }
 }
 

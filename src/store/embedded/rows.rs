@@ -281,14 +281,14 @@ pub(super) fn insert(
 }
 
 /// Executes a fold: writes the tally's row, and deletes all rows at or below the fence that were written at
-/// or before the fold's timestamp. The transaction makes both one change.
+/// or before the timestamp of the deletion. The transaction makes both one change.
 pub(super) fn write_fold(
     table: &mut Table<'_, RowKey<'static>, RowValue<'static>>,
     fold: &Fold,
 ) -> Result<(), StorageError> {
     let tally = at(fold.key(), descending(Timestamp::NEVER), id(MutatorId::TALLY));
     let timestamp_us = fold.timestamp().as_micros();
-    upsert(table, tally, (timestamp_us, fold.tally()))?;
+    upsert(table, tally, (fold.tally_timestamp().as_micros(), fold.tally()))?;
     let newest = at(fold.key(), descending(fold.fence()), 0);
     let oldest = at(fold.key(), u64::MAX, u128::MAX);
     table.retain_in::<RowKey, _>(newest..=oldest, |_, (written_us, _)| written_us > timestamp_us)

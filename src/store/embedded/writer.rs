@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 
 use orderfree_core::protocol::fold::Fold;
-use orderfree_core::protocol::{Key, Row, ShardWrite, Timestamp, WriteError, WriteOutcome};
+use orderfree_core::protocol::{Key, Now, Row, ShardWrite, Timestamp, WriteError, WriteOutcome};
 use redb::{Database, Durability, WriteTransaction};
 use tokio::sync::{mpsc, oneshot};
 
@@ -133,16 +133,20 @@ impl Writer {
     }
 
     fn execute(&self, batch: Batch) {
-        let now = self.clock.now().wall;
+        let Now { wall: now, boot } = self.clock.now();
         let mut requests = batch.requests;
         if let Err(reason) = self.may_write(now, batch.bytes) {
             return requests.into_iter().for_each(|request| request.refuse(&reason));
         }
         let late = requests.extract_if(.., |request| match &request.write {
             Write::Shards(writes) => writes.iter().any(|write| !write.may_be_sent(now)),
-            Write::Folds(_) | Write::Removal(..) => false,
+            Write::Folds(folds) => folds.iter().any(|fold| !fold.may_be_sent(boot)),
+            Write::Removal(..) => false,
         });
-        late.for_each(|request| request.refuse("its lease is over"));
+        late.for_each(|request| match &request.write {
+            Write::Shards(_) => request.refuse("its lease is over"),
+            Write::Folds(_) | Write::Removal(..) => request.refuse("its key was read too long ago"),
+        });
         if requests.is_empty() {
             return;
         }

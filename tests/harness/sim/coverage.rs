@@ -78,11 +78,16 @@ hazards! {
     IdExpired "the window of an id was over"
     PackWritten "a pack was written"
     PackTooLate "a pack was acknowledged after its lease"
+    Forgotten "an idle key was forgotten"
+    ForgottenInUse "a key was forgotten while an update of it was stored"
+    GraveAgain "a grave was written again"
+    GraveEnded "an update ended a grave"
+    StaleFoldOnGrave "a fold of before arrived where a grave was, with a greater fence"
 }
 
 /// The hazards of one schedule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Met(u64);
+pub(crate) struct Met(u128);
 
 impl Met {
     pub(crate) fn note(&mut self, hazard: Hazard) {

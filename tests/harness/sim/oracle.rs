@@ -79,6 +79,11 @@ pub(crate) enum Violation {
         name: u8,
         error: String,
     },
+    /// A key was forgotten for certain, and shows an op of before.
+    Revived {
+        name: u8,
+        op: usize,
+    },
     /// Shards are left after all faults have ended and everything was folded.
     Leftover {
         name: u8,
@@ -102,13 +107,20 @@ impl fmt::Display for Violation {
             Violation::Nonsense { name, value } => write!(f, "NONSENSE: key {name} reads {value}"),
             Violation::Unreadable { name, error } => write!(f, "UNREADABLE: key {name}: {error}"),
             Violation::Panicked { panic } => write!(f, "PANICKED: {panic}"),
+            Violation::Revived { name, op } => write!(f, "REVIVED: op {op} of key {name}"),
             Violation::Leftover { name, rows } => write!(f, "LEFTOVER: key {name}: {rows} rows"),
         }
     }
 }
 
-/// What was acked of one key's ops at one time.
-pub(crate) type Snapshot = [Acked; OPS_MAX];
+/// What was known of one key at one time.
+#[derive(Debug, Clone)]
+pub(crate) struct Snapshot {
+    /// What was acked of its ops.
+    acked: [Acked; OPS_MAX],
+    /// For each data centre, when the ops were acked that are gone for certain: up to this, in µs.
+    forgotten_us: [i64; DATACENTERS_MAX],
+}
 
 /// The greatest version of an op that a pod of each data centre acked.
 pub(crate) type Acked = [Option<usize>; DATACENTERS_MAX];
@@ -119,11 +131,22 @@ pub(crate) struct Oracle {
     keys: Vec<[Op; OPS_MAX]>,
     /// The versions of each op.
     versions: [&'static [Version]; OPS_MAX],
+    /// For each key, when the ops were sent that may have been forgotten: up to this, in µs.
+    may_be_gone_us: Vec<i64>,
+    /// For each key, as in [`Snapshot::forgotten_us`].
+    forgotten_us: Vec<[i64; DATACENTERS_MAX]>,
+    /// For each key, the ops that a read missed after everything idle was forgotten.
+    gone: Vec<[bool; OPS_MAX]>,
+    /// Everything idle was forgotten on a healthy cluster.
+    pub(crate) is_settled: bool,
     pub(crate) violation: Option<Violation>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Op {
+    /// When the last acked attempt was sent, in µs, and when it was acked.
+    sent_us: i64,
+    acked_us: i64,
     stage: Stage,
     acked: Acked,
     /// The time that an acked op got, if its kind has times.
@@ -140,7 +163,16 @@ pub(crate) fn weight(op: usize) -> i64 {
 impl Oracle {
     pub(crate) fn new(names: u8, versions: impl Fn(usize) -> &'static [Version]) -> Oracle {
         let keys = vec![[Op::default(); OPS_MAX]; usize::from(names)];
-        Oracle { keys, versions: std::array::from_fn(versions), violation: None }
+        let names = usize::from(names);
+        Oracle {
+            keys,
+            versions: std::array::from_fn(versions),
+            may_be_gone_us: vec![i64::MIN; names],
+            forgotten_us: vec![[i64::MIN; DATACENTERS_MAX]; names],
+            gone: vec![[false; OPS_MAX]; names],
+            is_settled: false,
+            violation: None,
+        }
     }
 
     pub(crate) fn sent(&mut self, name: u8, op: usize, version: usize) {
@@ -177,6 +209,24 @@ impl Oracle {
         }
     }
 
+    /// The last acked attempt of an op was sent and acked at these times.
+    pub(crate) fn timed(&mut self, name: u8, op: usize, sent_us: i64, acked_us: i64) {
+        let op = self.op(name, op);
+        (op.sent_us, op.acked_us) = (op.sent_us.max(sent_us), op.acked_us.max(acked_us));
+    }
+
+    /// A key is about to be forgotten: ops that were sent up to this time may be gone from now on.
+    pub(crate) fn forgets(&mut self, name: u8, until_us: i64) {
+        let of = &mut self.may_be_gone_us[usize::from(name)];
+        *of = (*of).max(until_us);
+    }
+
+    /// A key was forgotten for certain: ops that were acked up to this time are gone, in this data centre.
+    pub(crate) fn forgot(&mut self, name: u8, until_us: i64, datacenter: usize) {
+        let of = &mut self.forgotten_us[usize::from(name)][datacenter];
+        *of = (*of).max(until_us);
+    }
+
     /// Whether a version of an op was acked, or one that counts before it.
     pub(crate) fn is_acked(&self, name: u8, op: usize, version: usize) -> bool {
         self.keys[usize::from(name)][op].acked.iter().any(|acked| *acked >= Some(version))
@@ -194,7 +244,8 @@ impl Oracle {
 
     /// What was acked before a read began.
     pub(crate) fn snapshot(&self, name: u8) -> Snapshot {
-        self.keys[usize::from(name)].map(|op| op.acked)
+        let acked = self.keys[usize::from(name)].map(|op| op.acked);
+        Snapshot { acked, forgotten_us: self.forgotten_us[usize::from(name)] }
     }
 
     /// Checks a read. It must see the acks of the data centres in `must_see`.
@@ -208,7 +259,7 @@ impl Oracle {
         if value < 0 || value >> (DIGIT_BITS * OPS_MAX) != 0 {
             return self.report(Violation::Nonsense { name, value });
         }
-        for (op, acked) in before.iter().enumerate() {
+        for (op, acked) in before.acked.iter().enumerate() {
             let digit = (value >> (DIGIT_BITS * op)) & ((1 << DIGIT_BITS) - 1);
             let times = u8::try_from(digit).expect("three bits");
             let seen = (0..DATACENTERS_MAX).filter(|datacenter| must_see(*datacenter));
@@ -220,6 +271,22 @@ impl Oracle {
             let attempts = self.keys[usize::from(name)][op].attempts;
             if counted.is_some_and(|version| attempts[version] == 0) {
                 return self.report(Violation::Phantom { name, op });
+            }
+            let at = usize::from(name);
+            let &Op { sent_us, acked_us, stage, .. } = &self.keys[at][op];
+            let is_sure = |datacenter: usize| {
+                must_see(datacenter) && acked_us <= before.forgotten_us[datacenter]
+            };
+            if counted.is_some() && stage == Stage::Acked && (0..DATACENTERS_MAX).any(is_sure) {
+                return self.report(Violation::Revived { name, op });
+            }
+            let is_back = self.is_settled && self.gone[at][op] && counted.is_some();
+            if is_back && stage == Stage::Acked {
+                return self.report(Violation::Revived { name, op });
+            }
+            self.gone[at][op] |= self.is_settled && counted.is_none();
+            if counted.is_none() && sent_us <= self.may_be_gone_us[at] {
+                continue;
             }
             if counted < least {
                 return self.report(Violation::Lost { name, op });
@@ -277,6 +344,32 @@ mod tests {
         assert_eq!(total(3), None);
         assert_eq!(total(4), doubled(4, 4));
         assert_eq!(total(7), phantom(4));
+    }
+
+    #[test]
+    fn an_op_of_a_forgotten_key_may_go_and_then_must_not_come_back() {
+        let mut oracle = Oracle::new(1, |_| &AMOUNTS[..1]);
+        for (op, sent_us) in [(0, 10), (1, 30)] {
+            oracle.sent(0, op, 0);
+            oracle.acked(0, op, 0, 0, None);
+            oracle.timed(0, op, sent_us, sent_us + 5);
+        }
+        let [first, second] = [0, 1].map(|op| i128::from(weight(op)));
+        oracle.forgets(0, 20);
+        let before = oracle.snapshot(0);
+        for value in [second, first + second] {
+            oracle.judge(0, value, &before, |_| true);
+            assert_eq!(oracle.violation, None, "it is forgotten at some time");
+        }
+        oracle.judge(0, first, &before, |_| true);
+        assert_eq!(oracle.violation.take(), Some(Violation::Lost { name: 0, op: 1 }));
+        oracle.forgot(0, 20, 0);
+        let after = oracle.snapshot(0);
+        oracle.judge(0, first + second, &before, |_| true);
+        oracle.judge(0, second, &after, |_| true);
+        assert_eq!(oracle.violation, None);
+        oracle.judge(0, first + second, &after, |_| true);
+        assert_eq!(oracle.violation.take(), Some(Violation::Revived { name: 0, op: 0 }));
     }
 
     /// Of several acked versions the greatest counts, and every attempt gets the time of the id.

@@ -156,6 +156,8 @@ pub(crate) struct Plan {
     pub(crate) apart: bool,
     /// Some ops have ids.
     pub(crate) has_ids: bool,
+    /// After how long without updates a key is forgotten, by pods with that rule.
+    pub(crate) idle_ttl: Option<Duration>,
     pub(crate) weather: Weather,
     pub(crate) steps: Vec<Step>,
 }
@@ -171,7 +173,14 @@ impl Plan {
     pub(crate) fn draw(seed: u64, sabotage: Option<Sabotage>) -> Plan {
         let mut dice = StdRng::seed_from_u64(seed);
         let dice = &mut dice;
-        let constants = constants(dice);
+        let mut constants = constants(dice);
+        let family = Family::of(seed, sabotage);
+        let forgets = sabotage.map_or(seed / 4 % 2 == 1, Sabotage::is_about_forgetting);
+        let idle_ttl = (forgets && family == Family::Counter).then(|| {
+            constants = that_forget(&constants);
+            constants.cutoff()
+                + [0, 0, 5, 20][usize::try_from(seed / 16 % 4).expect("small")] * SECOND
+        });
         let datacenters: &[usize] =
             [&[3][..], &[3], &[3], &[5], &[3, 3], &[3, 2]].choose(dice).expect("some");
         let wrong_node = dice.random_bool(0.05);
@@ -209,7 +218,7 @@ impl Plan {
             seed,
             salt: 0,
             sabotage,
-            family: Family::of(seed, sabotage),
+            family,
             constants,
             levels,
             gc_grace: dice.random_range(5..45) * SECOND,
@@ -227,6 +236,7 @@ impl Plan {
             forgetful,
             apart: (seed / 2) % 2 == 1,
             has_ids: sabotage.map_or(seed / 10 % 3 == 1, Sabotage::is_about_ids),
+            idle_ttl,
             weather,
             steps: Vec::new(),
         };
@@ -290,6 +300,20 @@ impl Plan {
         self.constants.lifetime().max(ids) + self.constants.cutoff()
     }
 
+    /// The rule of a pod, if it has one. Pods need not have the same.
+    pub(crate) fn idle_ttl(&self, pod: usize) -> Option<Duration> {
+        self.idle_ttl.filter(|_| pod == self.slowest() || (self.seed / 64).is_multiple_of(3))
+    }
+
+    /// The pods whose clocks are behind and ahead of all others.
+    pub(crate) fn slowest(&self) -> usize {
+        (0..self.pods.len()).min_by_key(|&pod| self.pods[pod].skew_us).expect("pods")
+    }
+
+    pub(crate) fn fastest(&self) -> usize {
+        (0..self.pods.len()).max_by_key(|&pod| self.pods[pod].skew_us).expect("pods")
+    }
+
     /// Other steps, with another weather.
     pub(crate) fn with_steps(&self, steps: Vec<Step>, salt: u64) -> Plan {
         Plan { steps, salt, ..self.clone() }
@@ -316,6 +340,24 @@ fn constants(dice: &mut StdRng) -> Constants {
         ..Overrides::default()
     };
     Constants::resolve(chosen).expect("consistent")
+}
+
+/// The tightest constants with which a key can be forgotten.
+fn that_forget(of: &Constants) -> Constants {
+    let quantum = of.fence_quantum().min(8 * SECOND);
+    let slack = of.request_budget() + 2 * OFFSET_MAX;
+    let chosen = Overrides {
+        lifetime: Some(of.lifetime()),
+        drain_margin: Some(of.drain_margin()),
+        cutoff: Some(2 * (slack + quantum) + Duration::from_millis(1)),
+        request_budget: Some(of.request_budget()),
+        clock_offset_max: Some(OFFSET_MAX),
+        fence_quantum: Some(quantum),
+        ..Overrides::default()
+    };
+    let constants = Constants::resolve(chosen).expect("consistent");
+    constants.check_idle_ttl(100 * 24 * 3600 * SECOND).expect("long enough");
+    constants
 }
 
 /// A clock's error: at most `most` in either direction, and often exactly that.

@@ -7,6 +7,7 @@ use orderfree::engine::metrics::ReadFrom;
 use orderfree::engine::service::{GroupQuery, Held};
 use orderfree::engine::write::{self, Bounds, Refused, UpdateError};
 use orderfree::pod::node::{Node, Parts};
+use orderfree::policy::{Policies, Policy};
 use orderfree::runtime::clock::Clock;
 use orderfree::runtime::random::Random;
 use orderfree::store::Shards;
@@ -115,14 +116,28 @@ impl Stage {
         let (machine, random) = (Machine::boot(time, before, skew_us, tick), Random::seeded(seed));
         let store = SimStore::connect(&self.shared, &self.plan, at, &machine, random.clone());
         let (constants, clock) = (self.plan.constants, Arc::clone(&machine) as _);
+        let policies = match self.plan.idle_ttl(at) {
+            None => Policies::default(),
+            Some(ttl) => {
+                let text = format!(
+                    "[[lifecycle]]\ngroup_prefix = ''\nidle_ttl = '{}us'\n",
+                    ttl.as_micros()
+                );
+                text.parse::<Policy>().expect("a policy").into()
+            }
+        };
         let bounds = Bounds {
             mutators_max: self.plan.mutators_max,
             resting_bytes: self.plan.resting_bytes,
             little_bytes: self.plan.little_bytes(),
             flaw: self.plan.sabotage.and_then(Sabotage::flaw),
         };
-        let node =
-            Node::new(Parts { random, bounds, ..Parts::new(store.clone(), constants, clock) });
+        let node = Node::new(Parts {
+            random,
+            bounds,
+            policies,
+            ..Parts::new(store.clone(), constants, clock)
+        });
         let node = Arc::new(node);
         if self.plan.background_folds {
             node.start();
@@ -267,15 +282,21 @@ impl Stage {
         sleep(2 * constants.request_budget()).await;
         self.pods.iter().for_each(|pod| self.retire(pod));
         let margin = constants.clock_offset_max() * 3;
-        sleep(self.plan.until_final() + constants.fence_quantum() + margin).await;
+        let idle = self.plan.idle_ttl.unwrap_or(constants.cutoff()) - constants.cutoff();
+        sleep(self.plan.until_final() + idle + constants.fence_quantum() + margin).await;
         self.shared.with(|world| world.nodes.iter_mut().for_each(|node| node.is_up = true));
-        let pods = [self.boot(0, 0), self.boot(1, 0)];
+        // The first forgets what is idle, if any pod does.
+        let first = if self.plan.idle_ttl.is_some() { self.plan.slowest() } else { 0 };
+        let pods = [first, (first + 1) % self.plan.pods.len()].map(|at| self.boot(at, 0));
         self.shared.with(|world| world.is_healed = true);
         self.check(&pods).await;
         for round in 0..3 {
             for pod in &pods {
                 self.fold_all(pod).await;
             }
+            // A loss of unsynced data can bring a key back after it was seen absent.
+            let settles = self.plan.idle_ttl.is_some() && !self.plan.forgetful;
+            self.shared.with(|world| world.oracle.is_settled = settles);
             self.check(&pods).await;
             if self.is_over() {
                 return;
@@ -421,6 +442,7 @@ impl Update {
         let (name, op, version) = (self.name, self.op, self.version);
         let target = self.family.key(name);
         let body = request.body.clone();
+        let sent_us = self.shared.with(|world| world.time.now_us());
         let id = self.shared.with(|world| {
             world.oracle.sent(name, op, version);
             world.plan.has_id(op).then(|| world.remember(name, op, request).time)?
@@ -442,7 +464,10 @@ impl Update {
             Ok(_) if self.in_memory => self.shared.met(Hazard::MemoryOp),
             Ok(time) => {
                 let datacenter = self.pod.datacenter;
-                self.shared.with(|world| world.oracle.acked(name, op, version, datacenter, time));
+                self.shared.with(|world| {
+                    world.oracle.acked(name, op, version, datacenter, time);
+                    world.oracle.timed(name, op, sent_us, world.time.now_us());
+                });
             }
             Err(UpdateError::Unknown(_)) => self.shared.met(Hazard::Unknown),
             // This attempt wrote nothing. An earlier one may count, and no later one can.

@@ -81,6 +81,10 @@ sabotages! {
     DotsOfPod 1_000 "the dots of an op with an id are those of the pod"
     TimeOfPod 1_000 "the time of an op with an id is that of the pod"
     IdsIgnored 1_000 "ids of a kind that counts copies are ignored"
+    AgeOfTallyAlone 1_000 "a key is forgotten by the age of its tally, whatever lies above it"
+    NoGrave 1_000 "a forgotten key leaves no grave"
+    GraveOnce 1_000 "a grave is written once"
+    LowGraveTimestamp 1_000 "a grave has the timestamp of an ordinary fold"
 }
 
 impl Sabotage {
@@ -101,6 +105,17 @@ impl Sabotage {
                 | Sabotage::DotsOfPod
                 | Sabotage::TimeOfPod
                 | Sabotage::IdsIgnored
+        )
+    }
+
+    /// Whether it breaks a rule of forgetting.
+    pub(crate) fn is_about_forgetting(self) -> bool {
+        matches!(
+            self,
+            Sabotage::AgeOfTallyAlone
+                | Sabotage::NoGrave
+                | Sabotage::GraveOnce
+                | Sabotage::LowGraveTimestamp
         )
     }
 

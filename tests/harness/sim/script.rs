@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use orderfree_core::protocol::Timestamp;
+use orderfree_core::protocol::clock::SAMPLE_EVERY;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -11,6 +12,9 @@ use crate::plan::{OFFSET_MAX, OPS_MAX, Plan, SECOND, Step, What, skew};
 
 /// How many ops the scene of a late id needs: one to make their number even, one without an id, and its own.
 const LATE_ID_OPS: usize = 3;
+
+/// How many ops of a key may come while it is forgotten, or after that.
+const IDLE_OPS: usize = 4;
 
 /// Draws the events.
 struct Script<'a> {
@@ -29,8 +33,10 @@ pub(crate) fn steps(plan: &Plan, dice: &mut StdRng) -> Vec<Step> {
     let (ops, steps) = (vec![0; usize::from(plan.names)], Vec::new());
     let damage = dice.random_bool(0.05);
     let has_forgotten_fold = plan.forgetful && plan.lengths.slices.is_some();
-    let reserved =
-        if has_forgotten_fold { 5 } else { 0 } + if plan.has_ids { LATE_ID_OPS } else { 0 };
+    let idle_ops = if plan.idle_ttl.is_some() { IDLE_OPS } else { 0 };
+    let reserved = idle_ops
+        + if has_forgotten_fold { 5 } else { 0 }
+        + if plan.has_ids { LATE_ID_OPS } else { 0 };
     let ops_max = OPS_MAX - reserved;
     let mut script = Script { plan, dice, ops, ops_max, steps };
     for _ in 0..script.dice.random_range(20..=70) {
@@ -48,6 +54,11 @@ pub(crate) fn steps(plan: &Plan, dice: &mut StdRng) -> Vec<Step> {
         (script.dice, script.ops_max) = (&mut dice, script.ops_max + 5);
         let at = span.mul_f64(script.dice.random());
         script.forgotten_fold(at);
+    }
+    let mut dice = StdRng::seed_from_u64(plan.seed ^ 0x6964_6C65);
+    if let Some(idle_ttl) = plan.idle_ttl {
+        (script.dice, script.ops_max) = (&mut dice, script.ops_max + idle_ops);
+        script.idleness(span, idle_ttl);
     }
     let mut dice = StdRng::seed_from_u64(plan.seed ^ 0x7265_7065_6174);
     script.dice = &mut dice;
@@ -230,6 +241,86 @@ impl Script<'_> {
         match self.dice.random_bool(0.8) {
             true => self.add(begun, What::Fold { pod: walker, name }),
             false => self.add(begun, What::Read { pod: walker, name }),
+        }
+    }
+
+    /// After the last scene all keys become idle, twice. They are forgotten while nodes miss writes, folds that were
+    /// planned before wait, zombies come back, and clients begin to use the keys again.
+    fn idleness(&mut self, span: Duration, idle_ttl: Duration) {
+        let constants = self.plan.constants;
+        let idle = self.plan.until_final() + idle_ttl - constants.cutoff();
+        let mut at = span;
+        for _ in 0..2 {
+            for name in 0..self.plan.names {
+                self.update(at, name);
+            }
+            at += idle + constants.fence_quantum() + 2 * OFFSET_MAX;
+            if self.dice.random_bool(0.8) {
+                self.part_clocks(at - SAMPLE_EVERY - SECOND);
+            }
+            for name in 0..self.plan.names {
+                self.forget(at, name);
+                at += 10 * SECOND;
+            }
+            at += self.plan.gc_grace + self.long(1);
+            for node in 0..self.plan.nodes.len() {
+                self.add(at, What::Purge { node });
+            }
+            for name in 0..self.plan.names {
+                for _ in 0..2 {
+                    let (pod, soon) = (self.pod(), self.soon(at));
+                    self.add(soon, What::Read { pod, name });
+                    let (pod, then) = (self.pod(), self.within(at, 8_000_000));
+                    self.add(then, What::Fold { pod, name });
+                }
+            }
+            at += 8 * SECOND;
+        }
+    }
+
+    /// The clocks of two pods are as far apart as is allowed.
+    fn part_clocks(&mut self, at: Duration) {
+        let most_us = micros(OFFSET_MAX - SECOND / 2);
+        for (pod, skew_us) in [(self.plan.slowest(), -most_us), (self.plan.fastest(), most_us)] {
+            self.add(at, What::SetClock { pod, skew_us });
+        }
+    }
+
+    /// A key that may be idle is forgotten, and folded by others that planned before or a little later.
+    fn forget(&mut self, at: Duration, name: u8) {
+        for node in 0..self.plan.nodes.len() {
+            if self.dice.random_bool(0.3) {
+                let (then, span) = (self.within(at + SECOND, 6_000_000), self.long(1) / 2);
+                self.add(then, What::Drops { node, span });
+            }
+        }
+        // A pod whose clock is ahead folds, and its fold waits until another pod has forgotten the key.
+        if self.dice.random_bool(0.8) {
+            let (pod, span) = (self.plan.fastest(), 2 * SECOND + self.long(1) / 4);
+            self.stop_at_send(pod, at, span);
+            self.add(at, What::Fold { pod, name });
+            let soon = self.within(at + SECOND / 10, 1_000_000);
+            self.add(soon, What::Fold { pod: self.plan.slowest(), name });
+        }
+        for _ in 0..self.dice.random_range(2..=4) {
+            let (pod, then) = (self.pod(), self.within(at, 8_000_000));
+            if self.dice.random_bool(0.4) {
+                let span = SECOND.mul_f64(8.0 * self.dice.random::<f64>());
+                self.stop_at_send(pod, then, span);
+            }
+            self.add(then, What::Fold { pod, name });
+        }
+        if self.dice.random_bool(0.6) {
+            let then = self.within(at, 10_000_000);
+            self.update(then, name);
+        }
+        for _ in 0..3 {
+            let (pod, then) = (self.pod(), self.within(at, 20_000_000));
+            self.add(then, What::Read { pod, name });
+        }
+        if self.dice.random_bool(0.5) {
+            let (nth, then) = (self.dice.random_range(0..20), self.within(at, 30_000_000));
+            self.add(then, What::FoldAgain { nth });
         }
     }
 

@@ -26,7 +26,7 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{KeySeal, decode_tally};
 use orderfree_core::protocol::clock::{self, ClockError, NodeClock, SAMPLE_EVERY, Sample};
 use orderfree_core::protocol::consistency::{Level, Levels};
-use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
@@ -319,6 +319,9 @@ impl Reads for SimStore {
             self.shared.met(Hazard::FoldFailed);
         }
         let mut rows = rows?;
+        if self.is(Sabotage::AgeOfTallyAlone) {
+            rows = self.without_rows_above_old_tallies(rows);
+        }
         // The second time gives the ids back that every read was shown.
         if self.is(Sabotage::FoldsCountCopies) || self.is(Sabotage::ReadsCountCopies) {
             rows.iter_mut().for_each(|(at, row)| self.with_own_ids(*at, row));
@@ -351,7 +354,7 @@ impl Folds for SimStore {
     async fn sweep(
         &self,
         part: SweepPart,
-        now: Timestamp,
+        mut nominator: Nominator,
         found: mpsc::Sender<Nomination>,
     ) -> Result<Option<GroupSize>, StoreError> {
         self.shared.with(|world| {
@@ -363,7 +366,6 @@ impl Folds for SimStore {
         let rows = self.rows(Range::names(0, u8::MAX), Level::LocalOne).await;
         self.shared.with(|world| world.sweeps.leave(&self.machine));
         let rows = rows?;
-        let mut nominator = Nominator::new(now, self.plan.constants);
         let mut nominated = Vec::new();
         // Neighbours are in one part, so that some are folded together.
         let is_in_part = |at: u8| u32::from(at) / 2 % part.of == part.index;
@@ -384,7 +386,14 @@ impl Folds for SimStore {
         2
     }
 
+    async fn remove_grave(&self, _: &Grave) -> WriteOutcome {
+        panic!("nobody removes graves here")
+    }
+
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
+        if self.is(Sabotage::GraveOnce) && folds.iter().any(|fold| fold.report().is_grave) {
+            return Ok(());
+        }
         let names = || folds.iter().map(|fold| usize::from(index(&fold.key().name)));
         if folds.len() > 1 {
             self.shared.met(Hazard::FoldedTogether);
@@ -413,6 +422,7 @@ impl Folds for SimStore {
             world.folds.push(Arc::clone(&mutation));
             for fold in folds {
                 let report = fold.report();
+                self.note_grave(world, fold);
                 if report.folded > 0 {
                     world.met(Hazard::Folded);
                 }
@@ -436,8 +446,14 @@ impl Folds for SimStore {
         let send =
             |_| network::write(&self.shared, self.datacenter, level, &mutation, patience.attempt);
         let sending = self.sending(patience, None);
-        let outcome = self.machine.run(sending.write(Reach::OnePartition, || true, send)).await;
+        let may_be_sent = || {
+            let boot = self.machine.now().boot;
+            folds.iter().all(|fold| fold.may_be_sent(boot))
+        };
+        let outcome = self.machine.run(sending.write(Reach::OnePartition, may_be_sent, send)).await;
         self.shared.with(|world| {
+            let forgotten = folds.iter().filter(|fold| fold.report().forgotten);
+            forgotten.filter(|_| outcome.is_ok()).for_each(|fold| self.note_forgotten(world, fold));
             names().for_each(|name| world.folding[name].leave(&self.machine));
         });
         if outcome.is_err() {

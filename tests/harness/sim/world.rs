@@ -1,12 +1,12 @@
 //! The simulated cluster: nodes, messages on their way, and the state that a schedule shares.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use orderfree_core::crdt::Kind;
-use orderfree_core::crdt::envelope::{KeySeal, decode_tally};
+use orderfree_core::crdt::envelope::{KeySeal, decode_tally, is_grave};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{MutatorId, Timestamp};
 use rand::rngs::StdRng;
@@ -60,6 +60,8 @@ pub(crate) struct World {
     pub(crate) trap: Option<Trap>,
     /// Keys with a damaged row.
     pub(crate) damaged: Vec<bool>,
+    /// Keys that were forgotten, and not folded since.
+    pub(crate) graves: BTreeSet<u8>,
     /// Running writes of folds, by key.
     pub(crate) folding: Vec<Within>,
     /// Group reads between their first and last chunk.
@@ -163,6 +165,7 @@ impl Shared {
             stops_at_send: vec![None; plan.pods.len()],
             trap: None,
             damaged: vec![false; names],
+            graves: BTreeSet::new(),
             folding: vec![Within::default(); names],
             group_reads: Within::default(),
             sweeps: Within::default(),
@@ -341,13 +344,23 @@ impl World {
             let (is_stale, is_tie) =
                 (old.timestamp > cell.timestamp, old.timestamp == cell.timestamp);
             let differs = old.state != cell.state;
+            let fence = |cell: &Cell| self.fence_of(address, &cell.state);
+            let is_above_grave = is_grave(&old.state) && fence(cell) > fence(old);
             if is_stale {
                 self.met(Hazard::StaleFold);
+            }
+            if is_stale && is_above_grave {
+                self.met(Hazard::StaleFoldOnGrave);
             }
             if is_tie && differs {
                 self.met(Hazard::SameFence);
             }
         }
+    }
+
+    fn fence_of(&self, address: &Address, state: &[u8]) -> Option<Timestamp> {
+        let key = KeySeal::of(&self.plan.family.key(address.name));
+        decode_tally(key, self.plan.family.kind(), state).ok().map(|(fence, _)| fence)
     }
 
     pub(crate) fn node_now(&self, node: usize) -> Timestamp {

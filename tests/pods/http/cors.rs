@@ -2,6 +2,7 @@
 
 use axum::http::{HeaderMap, StatusCode};
 use orderfree::policy::{Policies, Verb};
+use orderfree_core::protocol::{Constants, Overrides};
 
 use crate::access::{Guarded, grant};
 use crate::pod::{Answer, Pod, request};
@@ -175,7 +176,8 @@ async fn origins_follow_a_reload_and_wrong_ones_do_not_replace_them() {
         std::fs::write(&file, text).expect("written");
     };
     write(PAGE);
-    let policies = Policies::open(Some(&file)).expect("a policy");
+    let constants = Constants::resolve(Overrides::default()).expect("defaults");
+    let policies = Policies::open(Some(&file), constants).expect("a policy");
     let pod = Pod::with(policies.clone());
     let allowed = async || {
         let mut allowed = Vec::new();

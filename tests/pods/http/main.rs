@@ -10,6 +10,7 @@ mod good_input;
 mod gzip;
 mod ids;
 mod kinds;
+mod lifecycle;
 mod matrix;
 mod operations;
 mod ordinary_input;

@@ -139,7 +139,13 @@ impl Pod {
         let store = inner.name();
         let context = Context::new(faulty.clone(), constants, clock.clone(), Random::system());
         let mutators = Mutators::new(faulty.clone(), context.clone(), bounds, policies.clone());
-        let folder = Folder::new(faulty.clone(), inner, context.clone(), Folding::InBackground);
+        let folder = Folder::new(
+            faulty.clone(),
+            inner,
+            context.clone(),
+            Folding::InBackground,
+            policies.clone(),
+        );
         let service = Service::new(faulty.clone(), faulty, context, mutators, folder.clone());
         let health = Arc::new(Health::default());
         health.set_started();

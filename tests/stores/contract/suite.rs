@@ -11,14 +11,14 @@ use orderfree_core::crdt::envelope::decode_state;
 use orderfree_core::protocol::group::{From, Then};
 use orderfree_core::protocol::read::{Answer, assemble};
 use orderfree_core::protocol::row_reader::RowReader;
-use orderfree_core::protocol::sweep::Nomination;
+use orderfree_core::protocol::sweep::{Nomination, Nominator};
 use orderfree_core::protocol::{Key, Mutator, MutatorId, Name, Now, Timestamp, WriteError};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::{Subject, key, name, next_write, total_of};
 #[allow(unused_imports, reason = "test binaries that do not run the suite compile this too")]
-pub(crate) use super::{long::*, operators::*, together::*};
+pub(crate) use super::{graves::*, long::*, operators::*, together::*};
 
 /// Makes a `#[tokio::test]` of each test in the suite. `$with_store` is an
 /// `async fn(test: impl AsyncFnOnce(Subject))`.
@@ -52,6 +52,9 @@ macro_rules! every_test {
             keys_of_one_lane_share_their_replicas,
             an_expired_write_is_refused_and_never_sent,
             a_row_is_removed_as_it_was_read_and_nothing_else,
+            a_grave_wins_over_folds_that_were_planned_before,
+            a_grave_is_written_again_and_removed_once_it_is_old,
+            a_key_is_not_forgotten_long_after_its_read,
             groups_of_a_kind_are_listed_page_by_page,
             names_of_a_group_are_counted_up_to_a_bound,
             the_clock_is_trusted_and_folds_never_go_by_a_later_one,
@@ -437,13 +440,14 @@ pub(crate) async fn a_sweep_nominates_exactly_the_keys_worth_folding(subject: Su
     }
     let of = subject.store.sweep_parts();
     assert!(of > 0);
+    let nominator = || Nominator::new(now, subject.constants);
     let (sender, mut receiver) = mpsc::channel(1);
     let sweeping = async {
         let parts = stream::iter(0..of).map(|index| {
             let sender = sender.clone();
             let part = SweepPart { index, of };
             let store = &subject.store;
-            async move { store.sweep(part, now, sender).await.expect("swept") }
+            async move { store.sweep(part, nominator(), sender).await.expect("swept") }
         });
         let largest: Vec<_> = parts.buffer_unordered(8).collect().await;
         drop(sender);
@@ -451,7 +455,7 @@ pub(crate) async fn a_sweep_nominates_exactly_the_keys_worth_folding(subject: Su
     };
     let listening = async {
         let mut nominated = Vec::new();
-        while let Some(Nomination { key, rows }) = receiver.recv().await {
+        while let Some(Nomination { key, rows, .. }) = receiver.recv().await {
             assert_eq!(rows, if key.name.as_str() == "many" { 9 } else { 2 }, "{key}");
             nominated.push(key);
         }

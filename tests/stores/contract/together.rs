@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use orderfree::store::SweepPart;
 use orderfree_core::protocol::fold::{self, Fold};
+use orderfree_core::protocol::sweep::Nominator;
 use orderfree_core::protocol::{Key, Mutator, ShardWrite};
 use tokio::sync::mpsc;
 
@@ -44,7 +45,11 @@ pub(crate) async fn a_sweep_ends_when_its_receiver_is_gone(subject: Subject) {
     drop(receiver);
     for index in 0..of {
         let part = SweepPart { index, of };
-        subject.store.sweep(part, now, sender.clone()).await.expect("an early end");
+        subject
+            .store
+            .sweep(part, Nominator::new(now, subject.constants), sender.clone())
+            .await
+            .expect("an early end");
     }
 }
 

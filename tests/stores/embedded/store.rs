@@ -14,7 +14,7 @@ use orderfree::store::{Folds, Reads, Shards, Store, StoreError, SweepPart};
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::{self, Fold, Plan};
-use orderfree_core::protocol::sweep::Nomination;
+use orderfree_core::protocol::sweep::{Nomination, Nominator};
 use orderfree_core::protocol::{Key, Mutator, MutatorId, Timestamp, WriteError};
 use redb::Database;
 use tempfile::TempDir;
@@ -206,13 +206,15 @@ async fn a_sweep_goes_through_all_keys_in_steps() {
     let forged = Forged::new(rows).await;
     let (store, now) = (forged.open(), forged.clock.now().wall);
     let (sender, mut receiver) = mpsc::channel(KEYS);
-    let largest = store.sweep(WHOLE, now, sender).await.expect("swept");
+    let nominator = |now| Nominator::new(now, constants());
+    let largest = store.sweep(WHOLE, nominator(now), sender).await.expect("swept");
     assert_eq!(largest.map(|size| size.names), Some(KEYS), "across steps");
     let mut found = Vec::new();
     while let Some(nomination) = receiver.recv().await {
         found.push(nomination);
     }
-    let nomination = |at| Nomination { key: key(&format!("{at:05}")), rows: 3 };
+    let is_tally_alone = false;
+    let nomination = |at| Nomination { key: key(&format!("{at:05}")), rows: 3, is_tally_alone };
     let due: Vec<_> = (0..KEYS).filter(|at| at % 3 != 0).map(nomination).collect();
     assert_eq!(found.len(), due.len());
     assert_eq!(found, due);
@@ -223,11 +225,14 @@ async fn a_sweep_goes_through_all_keys_in_steps() {
         receiver.close();
         first
     };
-    let (swept, first) = tokio::join!(store.sweep(WHOLE, now, sender), first);
+    let (swept, first) = tokio::join!(store.sweep(WHOLE, nominator(now), sender), first);
     assert_eq!(first, Some(due[0].clone()));
     swept.expect("ending early is not an error");
     let (sender, _) = mpsc::channel(1);
-    store.sweep(WHOLE, Timestamp::from_micros(0), sender).await.expect("nothing is final");
+    store
+        .sweep(WHOLE, nominator(Timestamp::from_micros(0)), sender)
+        .await
+        .expect("nothing is final");
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ impl Rows {
         self.0.retain(|&(expires_at, _), (timestamp, _)| {
             expires_at > fold.fence() || *timestamp > fold.timestamp()
         });
-        let cell = (fold.timestamp(), fold.tally().to_vec());
+        let cell = (fold.tally_timestamp(), fold.tally().to_vec());
         let tally = self.0.entry((Timestamp::NEVER, MutatorId::TALLY)).or_insert(cell.clone());
         *tally = cell.max(tally.clone());
     }
@@ -59,7 +59,7 @@ impl Rows {
             .expect("readable")
         {
             Answer::Value(reading) => Counter::try_from(reading.state).expect("a counter").total(),
-            Answer::Absent => 0,
+            Answer::Absent | Answer::Grave(_) => 0,
             Answer::ReadAgain => panic!("no fence was cached"),
         }
     }
@@ -432,5 +432,188 @@ proptest! {
             rows.execute(&last);
         }
         prop_assert_eq!(rows, at_once);
+    }
+}
+
+/// Longer than L + C + 1 h.
+const IDLE_TTL: Duration = Duration::from_secs(4_000);
+
+fn idle() -> Option<Idle> {
+    constants().check_idle_ttl(IDLE_TTL).expect("long enough");
+    Some(Idle { ttl: IDLE_TTL, read_at: Duration::from_secs(9) })
+}
+
+fn forgotten(rows: &Rows, now: Timestamp) -> Option<Fold> {
+    let plan = plan_or_forget(&rows.read(), idle(), now, &constants()).expect("a plan");
+    plan.fold().filter(|fold| fold.report().forgotten).cloned()
+}
+
+impl Rows {
+    fn is_absent(&self) -> bool {
+        let read = assemble(&key(Kind::Counter), self.read().slice(), NOW, &constants());
+        matches!(read.expect("readable"), Answer::Grave(_))
+    }
+}
+
+#[test]
+fn a_key_is_forgotten_once_its_fence_and_its_rows_are_old() {
+    let of_row = |seconds| {
+        let mut rows = Rows::default();
+        rows.shard(ago(seconds), 1, 1);
+        rows
+    };
+    assert_eq!(forgotten(&of_row(3_999), NOW), None);
+    let mut lone = of_row(4_000);
+    let fold = forgotten(&lone, NOW).expect("idle to the microsecond");
+    let head_start = Duration::from_secs(2 * 4 + 2 + 2);
+    assert_eq!((fold.fence(), fold.timestamp()), (ago(30), ago(30).next()));
+    assert_eq!(fold.tally_timestamp(), ago(30).plus(head_start));
+    assert_eq!((fold.report().folded, fold.report().fence_before), (1, None));
+    lone.execute(&fold);
+    assert_eq!((lone.0.len(), lone.is_absent()), (1, true));
+
+    // The fence of a tally is the time of its fold.
+    let folded = |seconds: u64| {
+        let mut rows = of_row(seconds + 100);
+        rows.execute(&planned(&rows, ago(seconds - 30)));
+        rows
+    };
+    assert_eq!(forgotten(&folded(3_999), NOW), None);
+    assert_eq!(forgotten(&folded(4_000), NOW).expect("idle").report().folded, 0);
+    let plan = plan_or_forget(&folded(4_000).read(), None, NOW, &constants());
+    assert!(matches!(plan, Ok(Plan::Nothing(_))), "no rule says so");
+    let mut zombies = folded(4_000);
+    zombies.shard(ago(4_001), 2, 5);
+    assert_eq!(forgotten(&zombies, NOW).expect("idle").report().zombies, 1);
+    for (seconds, id) in [(3_999, 2), (30, 2), (29, 2), (0, 2)] {
+        let mut used = folded(4_000);
+        used.shard(ago(seconds), id, 5);
+        assert_eq!(forgotten(&used, NOW), None, "a row that expired {seconds} s ago");
+    }
+}
+
+#[test]
+fn a_damaged_row_keeps_a_key_from_being_forgotten() {
+    let mut rows = Rows::default();
+    rows.shard(ago(5_000), 1, 1);
+    rows.0.values_mut().next().expect("a row").1[3] ^= 1;
+    let plan = plan_or_forget(&rows.read(), idle(), NOW, &constants());
+    assert!(matches!(plan, Err(FoldError::Row(RowError::Undecodable { .. }))), "{plan:?}");
+}
+
+/// Sent later, the grave would lose against folds that were planned meanwhile, and the key would come back.
+#[test]
+fn a_key_is_forgotten_within_the_request_budget_after_its_read() {
+    let mut rows = Rows::default();
+    rows.shard(ago(5_000), 1, 1);
+    let fold = forgotten(&rows, NOW).expect("idle");
+    let last = Duration::from_secs(9) + constants().request_budget();
+    assert!(fold.may_be_sent(last) && !fold.may_be_sent(last + Duration::from_nanos(1)));
+    assert!(planned(&rows, NOW).may_be_sent(Duration::MAX));
+}
+
+#[test]
+fn a_grave_is_written_again_as_it_is_while_it_is_young_or_has_zombies() {
+    let mut rows = Rows::default();
+    rows.shard(ago(5_000), 1, 1);
+    let zombie = rows.clone();
+    let grave = forgotten(&rows, NOW).expect("idle");
+    rows.execute(&grave);
+    let same = |fold: &Fold| {
+        assert_eq!((fold.fence(), fold.tally()), (grave.fence(), grave.tally()));
+        assert_eq!(fold.tally_timestamp(), grave.tally_timestamp());
+        assert!(fold.report().is_grave && !fold.report().forgotten);
+        assert!(fold.may_be_sent(Duration::MAX));
+    };
+    let behind = plan(&rows.read(), NOW.shifted(-1), &constants()).expect("a plan");
+    assert!(matches!(behind, Plan::Nothing(Report { is_grave: true, .. })), "{behind:?}");
+    same(&planned(&rows, NOW));
+    let repeats_until = grave.fence().plus(constants().grave_repeats_for());
+    same(&planned(&rows, repeats_until.shifted(-1)));
+    let plan = plan_or_forget(&rows.read(), idle(), repeats_until, &constants()).expect("a plan");
+    assert!(matches!(plan, Plan::Nothing(Report { is_grave: true, .. })), "{plan:?}");
+    rows.0.extend(zombie.0);
+    assert!(rows.is_absent());
+    same(&planned(&rows, repeats_until));
+    let all: Vec<Row> = rows.read().slice().tally().cloned().into_iter().collect();
+    let parts = plan_in_parts(&key(Kind::Counter), &all, repeats_until);
+    same(parts.fold().expect("it may have zombies"));
+    rows.execute(&grave);
+    assert_eq!(rows.0.len(), 1);
+}
+
+#[test]
+fn an_update_ends_a_grave() {
+    let mut rows = Rows::default();
+    rows.shard(ago(5_000), 1, 1);
+    rows.execute(&forgotten(&rows, NOW).expect("idle"));
+    rows.shard(NOW, 2, 7);
+    assert_eq!((rows.is_absent(), rows.total()), (false, 7));
+    let later = NOW.plus(Duration::from_secs(30));
+    let fold = planned(&rows, later);
+    assert_eq!((fold.fence(), fold.report().is_grave), (NOW, false));
+    let all = |rows: &Rows| {
+        let read = rows.read();
+        read.slice().tally().into_iter().chain(read.slice().shards()).cloned().collect::<Vec<_>>()
+    };
+    let in_parts = plan_in_parts(&key(Kind::Counter), &all(&rows), later);
+    assert_eq!(in_parts.fold().map(Fold::tally), Some(fold.tally()));
+    rows.execute(&fold);
+    assert_eq!((rows.0.len(), rows.is_absent(), rows.total()), (1, false, 7));
+    let idle_again = NOW.plus(IDLE_TTL);
+    assert_eq!(forgotten(&rows, idle_again.shifted(-1)), None);
+    assert!(forgotten(&rows, idle_again).is_some());
+}
+
+/// The fold would delete the row, and its tally would lose against the grave.
+#[test]
+fn rows_right_above_a_grave_are_folded_once_the_fold_wins() {
+    let mut rows = Rows::default();
+    rows.shard(ago(5_000), 1, 1);
+    rows.execute(&forgotten(&rows, NOW).expect("idle"));
+    // No acknowledged row expires here, but one that was never acknowledged can.
+    rows.shard(ago(29), 2, 7);
+    let after = |seconds| NOW.plus(Duration::from_secs(seconds));
+    let plan = plan(&rows.read(), after(11), &constants()).expect("a plan");
+    assert!(matches!(plan, Plan::Nothing(Report { kept: 1, .. })), "{plan:?}");
+    rows.execute(&planned(&rows, after(12)));
+    assert_eq!((rows.0.len(), rows.total()), (1, 7));
+}
+
+proptest! {
+    /// Folds of zombies that were planned up to R after a key was forgotten, by a clock up to 2ε ahead, and
+    /// that are sent at any time, do not bring it back.
+    #[test]
+    fn no_fold_of_before_brings_a_forgotten_key_back(
+        folds in prop::collection::vec((0..10_000u64, any::<bool>(), any::<bool>()), 1..8),
+        sent in prop::collection::vec(any::<prop::sample::Index>(), 1..16),
+    ) {
+        let constants = constants();
+        let mut rows = Rows::default();
+        rows.shard(ago(6_000), 1, 1);
+        rows.execute(&planned(&rows, ago(4_900)));
+        rows.shard(ago(5_500), 2, 2);
+        let grave = forgotten(&rows, NOW).expect("idle");
+        let mut plans = vec![grave.clone()];
+        for (ahead_ms, has_zombies, is_early) in folds {
+            let mut seen = rows.clone();
+            if !has_zombies {
+                seen.0.retain(|(expires_at, _), _| *expires_at == Timestamp::NEVER);
+                seen.shard(ago(4_500), 3, 4);
+            }
+            let ahead = Duration::from_millis(ahead_ms);
+            prop_assert!(ahead <= 2 * constants.clock_offset_max() + constants.request_budget());
+            let now = if is_early { NOW.minus(ahead) } else { NOW.plus(ahead) };
+            plans.push(planned(&seen, now));
+        }
+        for index in sent {
+            rows.execute(index.get(&plans));
+        }
+        rows.execute(&grave);
+        prop_assert!(rows.is_absent());
+        for fold in &plans {
+            rows.execute(fold);
+            prop_assert!(rows.is_absent());
+        }
     }
 }

@@ -124,7 +124,7 @@ fn full(key: &Key, rows: &[Written]) -> FullRead {
 fn value(key: &Key, rows: &[Written], now: Timestamp) -> Option<State> {
     match read::assemble(key, full(key, rows).slice(), now, &constants()).expect("readable") {
         Answer::Value(reading) => Some(reading.state),
-        Answer::Absent | Answer::ReadAgain => None,
+        Answer::Absent | Answer::Grave(_) | Answer::ReadAgain => None,
     }
 }
 
@@ -293,6 +293,36 @@ fn a_fence_ahead_takes_its_tally_and_what_it_covers() {
     assert_eq!(report.fence, None);
     let state = value(&world.key, &rows, BEGIN).expect("a value");
     assert_eq!(state.value(&Question::default()).to_string(), "111");
+}
+
+#[test]
+fn a_grave_ahead_goes_and_a_right_one_stays() {
+    let mut world = World::new(Kind::Counter, true);
+    let add = |world: &mut World, at| world.update(&json!({"op": "add", "by": 1}), 0, at);
+    add(&mut world, BEGIN);
+    let graved = |world: &World, fence| {
+        let mut rows = world.rows();
+        let (expires_at, mutator_id) = (Timestamp::NEVER, MutatorId::TALLY);
+        let state = envelope::encode_grave(KeySeal::of(&world.key), Kind::Counter, fence);
+        rows.insert(0, Written { row: Row { expires_at, mutator_id, state }, at: fence.next() });
+        rows
+    };
+    let repaired = |rows: Vec<Written>, now| {
+        let mut repair = Repair::new(now, constants());
+        let rows = repair.key(&key(Kind::Counter), rows, fresh(1)).expect("repaired");
+        (rows, *repair.report())
+    };
+    let lifetime = constants().lifetime();
+    let (fence, now) = (BEGIN.plus(lifetime), BEGIN.plus(2 * lifetime));
+    let (rows, report) = repaired(graved(&world, fence), now);
+    assert_eq!((rows, report.fence, report.keys), (graved(&world, fence), Some(fence), 0));
+    let (rows, report) = repaired(graved(&world, years_later(0)), now);
+    assert_eq!((rows, report.fence, report.gone), (vec![], None, 2), "with its zombie");
+    // A row above the fence counts, and stays.
+    add(&mut world, years_later(100));
+    let (rows, report) = repaired(graved(&world, years_later(100)), years_later(100));
+    assert_eq!((rows.len(), report.fence, report.gone), (1, None, 2));
+    assert!(value(&world.key, &rows, years_later(100)).is_some());
 }
 
 /// The clock was 50 s ahead for one fold, so there are honest rows above and below its fence.

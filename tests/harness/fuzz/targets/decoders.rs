@@ -3,7 +3,7 @@
 
 use orderfree_core::crdt::envelope::{
     KeySeal, RowSeal, Shard, decode_shard, decode_state, decode_tally, encode_full_tally,
-    encode_pack, encode_shard, encode_tally, is_full,
+    encode_grave, encode_pack, encode_shard, encode_tally, is_full, is_grave,
 };
 use orderfree_core::crdt::pack::Pack;
 use orderfree_core::crdt::{CounterOp, Kind, Op, OpError, Question, State, Value};
@@ -101,9 +101,10 @@ fn check_envelope(kind: Kind, bytes: &[u8]) {
         }
         (_, Ok((fence, state))) => {
             assert_eq!(fence.as_micros(), i64::try_from(mark(bytes)).expect("a fence"));
-            let again = match is_full(bytes) {
-                true => encode_full_tally(key(kind), &state, fence),
-                false => encode_tally(key(kind), &state, fence),
+            let again = match (is_full(bytes), is_grave(bytes)) {
+                (true, _) => encode_full_tally(key(kind), &state, fence),
+                (_, true) => encode_grave(key(kind), kind, fence),
+                _ => encode_tally(key(kind), &state, fence),
             };
             assert_eq!(again, bytes, "not canonical");
             (state, checksum(kind, Timestamp::NEVER, 0, body))

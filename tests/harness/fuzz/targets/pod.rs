@@ -80,8 +80,13 @@ impl Pod {
         let context = Context::new(store.clone(), constants, clock.clone(), Random::seeded(0));
         let mutators =
             Mutators::new(store.clone(), context.clone(), Bounds::default(), Policies::default());
-        let folder =
-            Folder::new(store.clone(), store.clone(), context.clone(), Folding::InBackground);
+        let folder = Folder::new(
+            store.clone(),
+            store.clone(),
+            context.clone(),
+            Folding::InBackground,
+            Policies::default(),
+        );
         let service = Service::new(store.clone(), store.clone(), context, mutators.clone(), folder);
         let (service, health) = (Arc::new(service), Arc::new(Health::default()));
         health.set_started();

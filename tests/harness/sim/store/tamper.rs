@@ -9,6 +9,7 @@ use orderfree::runtime::clock::Clock;
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{
     KeySeal, RowSeal, Shard, decode_shard, decode_tally, encode_pack, encode_shard, encode_tally,
+    is_grave,
 };
 use orderfree_core::crdt::pack::{Entry, OpId, Pack, StoredPack};
 use orderfree_core::protocol::consistency::Level;
@@ -247,6 +248,14 @@ impl SimStore {
         if self.is(Sabotage::LowFoldTimestamp) {
             timestamp = timestamp.minus(2 * self.plan.constants.lifetime());
         }
+        let mut tally_timestamp = match timestamp == fold.timestamp() {
+            true => fold.tally_timestamp(),
+            false => timestamp,
+        };
+        if self.is(Sabotage::LowGraveTimestamp) {
+            tally_timestamp = timestamp;
+        }
+        let leaves_nothing = self.is(Sabotage::NoGrave) && fold.report().forgotten;
         self.shared.with(|world| {
             let range = Tombstone {
                 name,
@@ -256,13 +265,83 @@ impl SimStore {
                 timestamp,
                 made_us: world.time.now_us(),
             };
-            let tombstones = match self.plan.row_deletes {
-                false => vec![range],
+            let mut tombstones = match self.plan.row_deletes {
+                false => vec![range.clone()],
                 true => row_deletes(world, &range),
             };
-            let tally = Cell { timestamp, state: state.into() };
+            if leaves_nothing {
+                let after = Timestamp::from_micros(Timestamp::NEVER.as_micros() - 1);
+                let (through, id) = (Timestamp::NEVER, Some(MutatorId::TALLY));
+                tombstones.push(Tombstone { after, through, id, ..range });
+                return Mutation { cells: Vec::new(), tombstones };
+            }
+            let tally = Cell { timestamp: tally_timestamp, state: state.into() };
             Mutation { cells: vec![(Address::tally(name), tally)], tombstones }
         })
+    }
+}
+
+impl SimStore {
+    /// For a broken rule: the rows of keys whose tally is old, without those above its fence.
+    pub(super) fn without_rows_above_old_tallies(&self, rows: Vec<(u8, Row)>) -> Vec<(u8, Row)> {
+        let Some(ttl) = self.plan.idle_ttl(self.pod) else { return rows };
+        let old = self.machine.now().wall.minus(ttl);
+        let kind = self.plan.family.kind();
+        let tallies = rows.iter().filter(|(_, row)| row.is_tally() && !is_grave(&row.state));
+        let fences = tallies.filter_map(|(name, row)| {
+            Some((*name, decode_tally(self.seal(*name), kind, &row.state).ok()?.0))
+        });
+        let fences: BTreeMap<u8, Timestamp> = fences.filter(|(_, fence)| *fence <= old).collect();
+        let stays = |name: &u8, row: &Row| {
+            row.is_tally() || fences.get(name).is_none_or(|fence| row.expires_at <= *fence)
+        };
+        rows.into_iter().filter(|(name, row)| stays(name, row)).collect()
+    }
+
+    /// Ops that were sent up to this time, in µs, are forgotten by a fold: the latest time of its read minus the
+    /// time for which the key was idle, by the worst clocks.
+    fn forgotten_us(&self, fold: &Fold) -> i64 {
+        let constants = &self.plan.constants;
+        let planned = fold.fence().plus(constants.cutoff() + constants.fence_quantum());
+        let idle = self.plan.idle_ttl.expect("a rule");
+        planned.minus(idle).plus(2 * constants.clock_offset_max()).as_micros()
+    }
+
+    /// A fold is about to be sent.
+    pub(super) fn note_grave(&self, world: &mut World, fold: &Fold) {
+        let report = fold.report();
+        if report.is_grave {
+            world.met(Hazard::GraveAgain);
+        }
+        if report.forgotten {
+            let name = index(&fold.key().name);
+            world.oracle.forgets(name, self.forgotten_us(fold));
+            world.met(Hazard::Forgotten);
+            let is_above = |row: &Address| {
+                row.name == name && !row.is_tally() && row.expires_at.0 > fold.fence()
+            };
+            if world.nodes.iter().any(|node| node.disk.rows.keys().any(is_above)) {
+                world.met(Hazard::ForgottenInUse);
+            }
+        } else if report.folded > 0 && world.graves.contains(&index(&fold.key().name)) {
+            world.graves.remove(&index(&fold.key().name));
+            world.met(Hazard::GraveEnded);
+        }
+    }
+
+    /// A grave was acknowledged. It is certain if every fold that was planned from a read before that loses against it.
+    pub(super) fn note_forgotten(&self, world: &mut World, fold: &Fold) {
+        let name = index(&fold.key().name);
+        world.graves.insert(name);
+        let constants = &self.plan.constants;
+        let acked = Timestamp::from_micros(world.time.now_us());
+        let highest = acked.plus(constants.clock_offset_max()).minus(constants.cutoff());
+        if highest < fold.fence().plus(constants.grave_head_start()) {
+            let idle = self.plan.idle_ttl.expect("a rule");
+            let until = fold.fence().plus(constants.cutoff()).minus(idle);
+            let until_us = until.minus(constants.clock_offset_max()).as_micros();
+            world.oracle.forgot(name, until_us, self.datacenter);
+        }
     }
 }
 
