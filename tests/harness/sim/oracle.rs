@@ -135,7 +135,8 @@ pub(crate) struct Oracle {
     may_be_gone_us: Vec<i64>,
     /// For each key, as in [`Snapshot::forgotten_us`].
     forgotten_us: Vec<[i64; DATACENTERS_MAX]>,
-    /// For each key, the ops that a read missed after everything idle was forgotten.
+    /// For each key, the acked ops that a read missed, which had to see them unless they were forgotten, after
+    /// everything idle was forgotten.
     gone: Vec<[bool; OPS_MAX]>,
     /// Everything idle was forgotten on a healthy cluster.
     pub(crate) is_settled: bool,
@@ -284,7 +285,8 @@ impl Oracle {
             if is_back && stage == Stage::Acked {
                 return self.report(Violation::Revived { name, op });
             }
-            self.gone[at][op] |= self.is_settled && counted.is_none();
+            // A read of another data centre can miss an op that no fold has taken.
+            self.gone[at][op] |= self.is_settled && counted.is_none() && least.is_some();
             if counted.is_none() && sent_us <= self.may_be_gone_us[at] {
                 continue;
             }
@@ -369,6 +371,23 @@ mod tests {
         oracle.judge(0, second, &after, |_| true);
         assert_eq!(oracle.violation, None);
         oracle.judge(0, first + second, &after, |_| true);
+        assert_eq!(oracle.violation.take(), Some(Violation::Revived { name: 0, op: 0 }));
+    }
+
+    #[test]
+    fn an_op_that_a_read_need_not_see_is_not_gone() {
+        let mut oracle = Oracle::new(1, |_| &AMOUNTS[..1]);
+        oracle.sent(0, 0, 0);
+        oracle.acked(0, 0, 0, 1, None);
+        oracle.timed(0, 0, 10, 15);
+        oracle.forgets(0, 20);
+        oracle.is_settled = true;
+        let (snapshot, value) = (oracle.snapshot(0), i128::from(weight(0)));
+        oracle.judge(0, 0, &snapshot, |datacenter| datacenter == 0);
+        oracle.judge(0, value, &snapshot, |_| true);
+        assert_eq!(oracle.violation, None);
+        oracle.judge(0, 0, &snapshot, |_| true);
+        oracle.judge(0, value, &snapshot, |_| true);
         assert_eq!(oracle.violation.take(), Some(Violation::Revived { name: 0, op: 0 }));
     }
 
