@@ -78,6 +78,8 @@ pub struct Pack {
     entries: BTreeMap<OpId, (u64, Box<[u8]>)>,
     /// Size of the entries in the payload.
     bytes: usize,
+    /// Size of those that are not running totals.
+    bytes_of_ops: usize,
 }
 
 /// How many ops a union counted.
@@ -129,7 +131,7 @@ impl Pack {
     #[must_use]
     pub fn new(kind: Kind, precision: Option<u16>) -> Pack {
         let precision = State::new(kind, precision).precision();
-        Pack { kind, precision, entries: BTreeMap::new(), bytes: 0 }
+        Pack { kind, precision, entries: BTreeMap::new(), bytes: 0, bytes_of_ops: 0 }
     }
 
     /// The kind of its key.
@@ -148,6 +150,13 @@ impl Pack {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Size of its entries that are not running totals, in bytes. Of a sender's totals it has one, whatever
+    /// their number.
+    #[must_use]
+    pub fn bytes_of_ops(&self) -> usize {
+        self.bytes_of_ops
     }
 
     /// Number of its entries.
@@ -190,6 +199,9 @@ impl Pack {
             return Err(OpError::TooLarge);
         }
         self.bytes = bytes;
+        if op.sequence == 0 {
+            self.bytes_of_ops += op.bytes();
+        }
         self.entries.insert(op.id, (op.sequence, op.delta.clone()));
         Ok(Effect::Changed)
     }
@@ -211,13 +223,12 @@ impl Pack {
     #[must_use]
     pub fn resumed(kind: Kind, stored: &StoredPack<'_>) -> Pack {
         let entries = stored.entries.iter();
+        let bytes = |entry: &Entry<'_>| entry_bytes(entry.id, entry.sequence, entry.delta);
         Pack {
             kind,
             precision: stored.precision,
-            bytes: entries
-                .clone()
-                .map(|entry| entry_bytes(entry.id, entry.sequence, entry.delta))
-                .sum(),
+            bytes: entries.clone().map(bytes).sum(),
+            bytes_of_ops: entries.clone().filter(|entry| entry.sequence == 0).map(bytes).sum(),
             entries: entries
                 .map(|entry| (entry.id, (entry.sequence, entry.delta.into())))
                 .collect(),

@@ -291,7 +291,7 @@ impl Gathered {
 
     /// Writes a grave again as it is, while it is young or if it has zombies. A replica that missed it would
     /// show the forgotten value again. Another pod's cutoff can be shorter, and so can its head start. So this waits
-    /// until it could write the fence itself: a fold that its head start beats has been read by then.
+    /// until all rows below its own timestamp are final: if there was one that a fold could take, it has been read.
     fn into_grave_again(
         self,
         key: &Key,
@@ -303,7 +303,8 @@ impl Gathered {
         let fence = self.fence.expect("invariant: a grave has a fence");
         let report = Report { fence_before: Some(fence), is_grave: true, ..report };
         let is_old = now >= fence.plus(constants.grave_repeats_for());
-        if fence > cut(now, constants) || (is_old && !has_zombies) {
+        let is_young = grave_at(fence, constants) > cut(now, constants);
+        if is_young || (is_old && !has_zombies) {
             return Plan::Nothing(report);
         }
         Plan::Fold(Fold {

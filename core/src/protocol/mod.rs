@@ -47,8 +47,8 @@ pub use full_read::FullRead;
 pub use key::{Key, Name, NameError};
 pub use lease::{Lease, Phase};
 pub use mutator::{
-    Accepted, Begin, Change, Estate, Finished, KEY_STATES_BYTES_MAX, Mutator, Predecessors,
-    QUEUE_MAX, Refusal, Rejected, RestFlaw, ShardWrite, Ticket,
+    Accepted, Begin, Change, Estate, Finished, KEY_STATES_BYTES_MAX, Mutator, PACK_BYTES_CHEAP,
+    Predecessors, QUEUE_MAX, Refusal, Rejected, RestFlaw, ShardWrite, Ticket,
 };
 pub use outcome::{Durability, Outcome, WriteError, WriteOutcome};
 pub use row::{BadSlice, MutatorId, Row, Slice, WholeSlice};

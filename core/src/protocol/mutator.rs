@@ -24,7 +24,7 @@ use std::time::Duration;
 pub use held::Change;
 use held::Held;
 pub use resting::RestFlaw;
-pub use succession::{KEY_STATES_BYTES_MAX, Predecessors};
+pub use succession::{KEY_STATES_BYTES_MAX, PACK_BYTES_CHEAP, Predecessors};
 
 use super::{
     Constants, Durability, Key, Lease, MutatorId, Now, OP_AGE_MAX, Timestamp, WriteError,
@@ -72,6 +72,8 @@ pub struct Mutator {
     dots: u64,
     last_timestamp: Option<Timestamp>,
     writes: u64,
+    /// Bytes that the last write added to a pack.
+    added: usize,
     predecessors: Predecessors,
 }
 
@@ -235,6 +237,7 @@ impl Mutator {
             dots: 0,
             last_timestamp: None,
             writes: 0,
+            added: 0,
             predecessors: Predecessors::default(),
         }
     }
@@ -388,6 +391,10 @@ impl Mutator {
         self.unacked_since.get_or_insert(now.boot);
         self.writes += 1;
         self.queued = 0;
+        self.added = self.pack_bytes().saturating_sub(match &self.settled {
+            Held::Pack(settled) => settled.bytes(),
+            Held::State(_) => 0,
+        });
         let kept = self.queue.drain(..).filter(|list| list.durability == Durability::Memory);
         self.in_flight = Some(Sent { kept: kept.collect(), held: self.head.clone() });
         Begin::Write(ShardWrite {

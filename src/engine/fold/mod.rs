@@ -25,7 +25,7 @@ use orderfree_core::protocol::fold::{
 };
 use orderfree_core::protocol::prefix::Until;
 use orderfree_core::protocol::sweep::{IdleRules, Nomination, Nominator};
-use orderfree_core::protocol::{Constants, FullRead, Key, Timestamp, WriteOutcome};
+use orderfree_core::protocol::{Constants, FullRead, Key, Now, Timestamp, WriteOutcome};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -161,12 +161,12 @@ impl Folder {
             }
             // If this step fails, the earlier steps stand, and `has_more` stays set.
             let Ok(step) = self.fold_step(key, dry_run).await else { break };
-            let Report { folded, zombies, united, kept, has_more, is_full, .. } = step.report;
             all.fence = step.fence;
-            all.report.folded += folded;
-            all.report.zombies += zombies;
-            all.report.united += united;
-            all.report = Report { kept, has_more, is_full, ..all.report };
+            let mut report = Report { fence_before: all.report.fence_before, ..step.report };
+            report.folded += all.report.folded;
+            report.zombies += all.report.zombies;
+            report.united += all.report.united;
+            all.report = report;
         }
         Ok(all)
     }
@@ -230,14 +230,14 @@ impl Folder {
         }
         // Take the time before the read: a write of a shard that is final now can't be acknowledged later.
         // A pause between the two must not make the time that is left for forgetting a key longer.
-        let read_at = self.gate.now().boot;
+        let began = self.gate.now();
         let now = self.gate.fold_time()?;
         let plans: Vec<_> = match (self.reads.read_for_folds(keys).await, keys) {
             (Ok(reads), _) => {
                 if self.folds.rows_never_return() && !dry_run {
                     self.remove_old_graves(&reads, now).await;
                 }
-                reads.iter().map(|read| self.plan(read, now, read_at)).collect()
+                reads.iter().map(|read| self.plan(read, now, began)).collect()
             }
             (Err(StoreError::TooManyRows { .. }), [key]) => vec![self.plan_part(key, now).await],
             (Err(error), _) => return Err(error.into()),
@@ -256,13 +256,12 @@ impl Folder {
         Ok(results.collect())
     }
 
-    fn plan(
-        &self,
-        read: &FullRead,
-        now: Timestamp,
-        read_at: Duration,
-    ) -> Result<Plan, FoldFailure> {
-        let idle = self.policies.idle_ttl(read.key()).map(|ttl| Idle { ttl, read_at });
+    fn plan(&self, read: &FullRead, now: Timestamp, began: Now) -> Result<Plan, FoldFailure> {
+        // The time of folds is that of the slowest clock. If a node's clock is slower than allowed, a grave would lie too
+        // low to win against folds by pods that do not ask this node.
+        let is_sound = began.wall <= now.plus(2 * self.constants.clock_offset_max());
+        let idle_ttl = self.policies.idle_ttl(read.key()).filter(|_| is_sound);
+        let idle = idle_ttl.map(|ttl| Idle { ttl, read_at: began.boot });
         let plan = fold::plan_or_forget(read, idle, now, &self.constants)
             .map_err(|error| self.blocked(read.key(), error))?;
         self.note(read, plan.report(), now);

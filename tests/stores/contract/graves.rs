@@ -40,7 +40,8 @@ pub(crate) async fn a_grave_wins_over_folds_that_were_planned_before(subject: Su
     assert_eq!(subject.total(&key).await, Some(11));
     subject.execute(&grave).await;
     // The same again, which may be sent at any time.
-    let again = subject.plan(&key, subject.now().wall).await;
+    let later = subject.now().wall.plus(constants.grave_head_start());
+    let again = subject.plan(&key, later).await;
     assert_eq!((again.tally(), again.fence()), (grave.tally(), grave.fence()));
     assert_eq!(again.tally_timestamp(), grave.tally_timestamp());
     for fold in [&ahead, &behind, &again, &ahead] {
@@ -64,7 +65,7 @@ pub(crate) async fn a_grave_is_written_again_and_removed_once_it_is_old(subject:
     wait(&subject);
     let grave = forgotten(&subject, &key).await;
     subject.execute(&grave).await;
-    subject.fold(&key, subject.now().wall).await;
+    subject.fold(&key, subject.now().wall.plus(constants.grave_head_start())).await;
     let read = subject.store.read_for_fold(&key).await.expect("a full read");
     let settled = grave.fence().plus(constants.grave_repeats_for());
     assert_eq!(Grave::of(&read, settled.shifted(-1), &constants), None);

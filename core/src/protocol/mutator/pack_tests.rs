@@ -99,9 +99,9 @@ fn a_full_mutator_hands_on_and_its_bytes_are_counted() {
     assert!(next > 40_000, "{next}");
 }
 
-/// Adds ids until the mutator gets a successor, as many during each write as given. Returns its bytes, and how often it
-/// wrote them on average.
-fn until_succeeded(ids_of_write: u128) -> (usize, usize) {
+/// Adds ids until the mutator gets a successor, as many in each write as given. They come while the write before is in
+/// flight, or after its end. Returns the mutator's bytes, and how often it wrote them on average.
+fn until_succeeded(ids_of_write: u128, in_flight: bool) -> (usize, usize) {
     let mut mutator = mutator();
     let (mut number, mut written) = (0, 0);
     loop {
@@ -115,11 +115,14 @@ fn until_succeeded(ids_of_write: u128) -> (usize, usize) {
                 other => panic!("{other:?}"),
             }
         }
-        if written > 0 {
+        if in_flight && written > 0 {
             mutator.finish_write(Ok(()), at(1));
         }
         begin(&mut mutator, at(1));
         written += mutator.pack_bytes();
+        if !in_flight {
+            mutator.finish_write(Ok(()), at(1));
+        }
     }
 }
 
@@ -128,9 +131,43 @@ fn small_writes_go_to_small_packs() {
     for (ids_of_write, bytes, times) in
         [(1, 1_000..1_100, 26), (8, 1_200..1_500, 5), (100, 15_900..PACK_BYTES_MAX, 5)]
     {
-        let (filled, average) = until_succeeded(ids_of_write);
-        assert!(bytes.contains(&filled) && average <= times, "{ids_of_write}: {filled}, {average}");
+        for in_flight in [false, true] {
+            let (filled, average) = until_succeeded(ids_of_write, in_flight);
+            let is_right = bytes.contains(&filled) && average <= times;
+            assert!(is_right, "{ids_of_write}, {in_flight}: {filled}, {average}");
+        }
     }
+}
+
+/// A sender has one entry in its pack, which each of its totals replaces.
+#[test]
+fn totals_close_no_pack() {
+    let mut mutator = mutator();
+    for sequence in 1..4 {
+        for number in 0..60 {
+            let Change::Named(mut total) = op(number, 1) else { panic!("an op with an id") };
+            total.sequence = sequence;
+            accept(&mut mutator, Change::Named(total), 1).expect("room");
+        }
+        accept(&mut mutator, op(u128::from(1_000 + sequence), 1), 1).expect("room");
+        begin(&mut mutator, at(1));
+        mutator.finish_write(Ok(()), at(1));
+    }
+    assert_eq!(mutator.stored_ids(), 63);
+}
+
+/// Each write repeats what is unknown, in however many packs it lies.
+#[test]
+fn a_pack_with_an_unknown_write_is_not_closed_early() {
+    let mut mutator = mutator();
+    for number in 0..60 {
+        accept(&mut mutator, op(number, 1), 1).expect("room");
+    }
+    begin(&mut mutator, at(1));
+    mutator.finish_write(Err(WriteError::Unknown("no answer".into())), at(1));
+    begin(&mut mutator, at(1));
+    mutator.finish_write(Err(WriteError::Unknown("no answer".into())), at(1));
+    assert!(matches!(accept(&mut mutator, op(60, 1), 1), Ok(Accepted::Queued(_))));
 }
 
 /// Each mutator knows only the ids in its own row, and a running total is replaced only there.
@@ -143,17 +180,21 @@ fn repeats_and_totals_stay_in_a_pack_that_takes_no_other_id() {
     begin(&mut mutator, at(1));
     mutator.finish_write(Ok(()), at(1));
     assert_eq!(accept(&mut mutator, op(7, 1), 2), Ok(Accepted::Stored));
-    let full = accept(&mut mutator, op(60, 1), 2);
-    assert_eq!(full, Err(Refusal::Full(op(60, 1))));
+    accept(&mut mutator, op(59, 1), 2).expect("a repeat");
+    accept(&mut mutator, op(60, 1), 2).expect("the write before added much");
+    begin(&mut mutator, at(2));
+    mutator.finish_write(Ok(()), at(2));
+    let full = accept(&mut mutator, op(61, 1), 2);
+    assert_eq!(full, Err(Refusal::Full(op(61, 1))));
     for sequence in 1..3 {
-        let Change::Named(mut total) = op(60, 1) else { panic!("an op with an id") };
+        let Change::Named(mut total) = op(61, 1) else { panic!("an op with an id") };
         total.sequence = sequence;
         let total = Change::Named(total);
         assert!(matches!(accept(&mut mutator, total, 2), Ok(Accepted::Queued(_))));
         begin(&mut mutator, at(2));
         mutator.finish_write(Ok(()), at(2));
     }
-    assert_eq!(mutator.stored_ids(), 61);
+    assert_eq!(mutator.stored_ids(), 62);
 }
 
 /// Writes of kinds with large states have few rows with one expiry.

@@ -15,7 +15,7 @@ use crate::protocol::{Constants, Timestamp};
 /// A pack of a small kind that has more bytes than this takes a new id only if the last write added enough to it.
 /// Each write repeats the whole pack, so large packs would make small writes costly. Small packs leave more rows,
 /// which slows down reads.
-const PACK_BYTES_CHEAP: usize = 1024;
+pub const PACK_BYTES_CHEAP: usize = 1024;
 
 /// How much of such a pack the last write must have added, as a divisor.
 const PACK_GROWTH: usize = 8;
@@ -109,16 +109,14 @@ impl Mutator {
     /// Whether the next write would mostly repeat ids that are stored or on their way. A running total stays in its
     /// pack, where the next one replaces it.
     pub(super) fn repeats_too_much(&self, change: &Change) -> bool {
-        let (Held::Pack(settled), Held::Pack(head)) = (&self.settled, &self.head) else {
-            return false;
-        };
-        let is_costly = || {
-            let added = head.bytes().saturating_sub(settled.bytes());
-            head.bytes() > PACK_BYTES_CHEAP && head.bytes() / PACK_GROWTH > added
-        };
+        let Held::Pack(head) = &self.head else { return false };
+        let repeated = head.bytes_of_ops();
+        let is_costly = || repeated > PACK_BYTES_CHEAP && repeated / PACK_GROWTH > self.added;
         let is_new =
             || matches!(change, Change::Named(op) if op.sequence == 0 && !head.has(&op.id));
-        self.queue.is_empty() && self.key.kind.about().is_small() && is_costly() && is_new()
+        // Unknown writes are repeated anyway, and a successor would not know for how long.
+        let is_free = self.queue.is_empty() && !self.unresolved;
+        is_free && self.key.kind.about().is_small() && is_costly() && is_new()
     }
 
     /// Whether a new mutator would take this change, which this one has no room for.
