@@ -2,7 +2,7 @@
 
 .PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers advisories fuzz-check schemathesis \
-  mutants bench bench-quick overload damage long
+  mutants bench bench-quick overload idle damage long
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	@tests/prerequisites build
@@ -104,6 +104,9 @@ containers:     ## pods of this build in real containers, rolled under load; tar
 
 overload:       ## ten times what a pod can do, for two minutes each way, and what becomes of it
 	OVERLOAD_SECONDS=$${OVERLOAD_SECONDS:-120} cargo test --release --locked --test operations -- --nocapture --test-threads 1 overload::
+
+idle:           ## a million idle keys are forgotten while others are counted
+	IDLE_KEYS=$${IDLE_KEYS:-1000000} cargo test --release --locked --test operations -- --nocapture idle::
 
 fuzz-check:     ## the fuzz targets compile for libFuzzer; tests/harness/fuzz/README.md says how to run them
 	cargo clippy --manifest-path tests/harness/fuzz/libfuzzer/Cargo.toml --target-dir target --all-targets --locked -- -D warnings

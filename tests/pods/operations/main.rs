@@ -15,6 +15,7 @@ mod delays;
 mod disk;
 mod early;
 mod haproxy;
+mod idle;
 mod lifecycle;
 mod listeners;
 mod machine;
