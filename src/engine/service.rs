@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use orderfree_core::crdt::envelope;
 use orderfree_core::crdt::pack::United;
 use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::clock::ClockError;
@@ -268,8 +267,8 @@ impl Service {
             now,
             cutoff: now.minus(self.constants.cutoff()),
             tally: read::tally(key, &slice).map(|content| TallyView {
-                is_grave: slice.tally().is_some_and(|row| envelope::is_grave(&row.state)),
-                is_full: slice.tally().is_some_and(|row| envelope::is_full(&row.state)),
+                is_grave: slice.has_grave(),
+                is_full: slice.has_full_tally(),
                 content,
             }),
             shards: read::shards(key, &slice, now, &self.constants),

@@ -43,6 +43,7 @@ mod cors;
 mod lifecycle;
 mod precision;
 mod quotas;
+mod rules;
 mod tokens;
 
 use std::fs;
@@ -151,7 +152,7 @@ pub struct Policies {
     current: Arc<ArcSwap<Policy>>,
     /// Fixed for the life of the pod: an emptied file locks all callers out, instead of letting all in.
     authenticates: bool,
-    /// What the times of a reloaded file are checked against.
+    /// A reload checks the times of the file against these.
     constants: Option<Constants>,
 }
 

@@ -1,24 +1,17 @@
-//! How precise keys are, by kind and by the prefix of their group.
+//! How precise keys are.
 //!
-//! The longest matching prefix applies, or the kind's default if none matches. Each stored state has its own
-//! precision, so pods with different files and keys with changing precision stay correct: states merge to the
-//! coarser precision.
+//! The kind's default applies if no rule does. Each stored state has its own precision, so pods with different files and
+//! keys with changing precision stay correct: states merge to the coarser precision.
 
-use anyhow::{bail, ensure};
-use orderfree_core::crdt::Kind;
+use anyhow::bail;
 use orderfree_core::protocol::Key;
 use serde::Deserialize;
 
-/// All rules, the longest prefix first.
-#[derive(Debug, Default)]
-pub(super) struct Precisions(Vec<Rule>);
+use super::rules::{self, Rule, Rules};
 
-#[derive(Debug, PartialEq, Eq)]
-struct Rule {
-    kind: Kind,
-    group_prefix: String,
-    precision: u16,
-}
+/// The precision of new states.
+#[derive(Debug, Default)]
+pub(super) struct Precisions(Rules<u16>);
 
 /// A `[[precision]]` table of the file.
 #[derive(Deserialize)]
@@ -34,36 +27,23 @@ pub(super) struct Entry {
 
 impl Precisions {
     pub(super) fn new(entries: Vec<Entry>) -> anyhow::Result<Precisions> {
-        let mut rules: Vec<Rule> =
-            entries.into_iter().map(Entry::rule).collect::<Result<_, _>>()?;
-        rules.sort_by_key(|rule| std::cmp::Reverse(rule.group_prefix.len()));
-        for (index, rule) in rules.iter().enumerate() {
-            let is_same =
-                |other: &Rule| (other.kind, &other.group_prefix) == (rule.kind, &rule.group_prefix);
-            ensure!(
-                !rules[..index].iter().any(is_same),
-                "{} has two precisions for the prefix {:?}; keep one",
-                rule.kind,
-                rule.group_prefix
-            );
-        }
-        Ok(Precisions(rules))
+        let rules = entries.into_iter().map(Entry::rule).collect::<Result<_, _>>()?;
+        let twice = |rule: &Rule<u16>| {
+            let kind = rule.kind.expect("invariant: each precision is that of a kind");
+            format!("{kind} has two precisions for the prefix {:?}", rule.group_prefix)
+        };
+        Ok(Precisions(Rules::new(rules, twice)?))
     }
 
     pub(super) fn of(&self, key: &Key) -> Option<u16> {
-        let fits = |rule: &&Rule| {
-            rule.kind == key.kind && key.group.as_str().starts_with(&rule.group_prefix)
-        };
-        self.0.iter().find(fits).map(|rule| rule.precision)
+        self.0.of(key).copied()
     }
 }
 
 impl Entry {
-    fn rule(self) -> anyhow::Result<Rule> {
+    fn rule(self) -> anyhow::Result<Rule<u16>> {
         let Entry { kind, group_prefix, scale, lg_k, k } = self;
-        let Some(kind) = Kind::from_name(&kind) else {
-            bail!("there is no kind {kind:?}; GET /v1/kinds lists them");
-        };
+        let kind = rules::kind(&kind)?;
         let Some(range) = kind.precision() else {
             bail!("{kind} has no precision to configure; remove this table");
         };
@@ -75,7 +55,7 @@ impl Entry {
             [(name, precision)]
                 if name == range.name && (range.min..=range.max).contains(&precision) =>
             {
-                Ok(Rule { kind, group_prefix, precision })
+                Ok(Rule { kind: Some(kind), group_prefix, value: precision })
             }
             _ => bail!(
                 "{kind} needs exactly `{}` as a whole number from {} to {}",

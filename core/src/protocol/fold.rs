@@ -190,7 +190,7 @@ impl Grave {
         let row = read.slice().tally().filter(|_| read.slice().len() == 1)?;
         let (fence, _) = RowReader::of(read.key()).tally(row).ok()?;
         let is_settled = fence.plus(constants.grave_repeats_for()) <= settled;
-        (read.is_grave() && is_settled).then(|| Grave {
+        (read.slice().has_grave() && is_settled).then(|| Grave {
             key: read.key().clone(),
             row: row.clone(),
             timestamp: grave_at(fence, constants),

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use super::group::{self, BadRows};
 use super::{BadSlice, Key, Name, Row, WholeSlice};
-use crate::crdt::envelope;
 
 /// A key's whole slice, read at the fold's consistency level. A fold can be planned only from this or from a
 /// [`PrefixRead`](super::prefix::PrefixRead), and only a store's fold read may make one.
@@ -60,12 +59,6 @@ impl FullRead {
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
-    }
-
-    /// Whether its tally is a grave. The tally may not be decodable.
-    #[must_use]
-    pub fn is_grave(&self) -> bool {
-        self.slice.tally().is_some_and(|row| envelope::is_grave(&row.state))
     }
 
     /// Its rows.

@@ -263,10 +263,7 @@ impl Mutator {
     /// The size of what its next write holds, if it takes ops with ids; otherwise 0.
     #[must_use]
     pub fn pack_bytes(&self) -> usize {
-        match &self.head {
-            Held::Pack(pack) => pack.bytes(),
-            Held::State(_) => 0,
-        }
+        self.head.pack_bytes()
     }
 
     /// Whether it takes ops with ids and has the id of this one.
@@ -391,10 +388,7 @@ impl Mutator {
         self.unacked_since.get_or_insert(now.boot);
         self.writes += 1;
         self.queued = 0;
-        self.added = self.pack_bytes().saturating_sub(match &self.settled {
-            Held::Pack(settled) => settled.bytes(),
-            Held::State(_) => 0,
-        });
+        self.added = self.head.pack_bytes().saturating_sub(self.settled.pack_bytes());
         let kept = self.queue.drain(..).filter(|list| list.durability == Durability::Memory);
         self.in_flight = Some(Sent { kept: kept.collect(), held: self.head.clone() });
         Begin::Write(ShardWrite {

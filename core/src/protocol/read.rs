@@ -6,7 +6,7 @@
 use super::row_reader::{RowError, RowReader};
 use super::{Constants, Key, MutatorId, Phase, Row, Timestamp, WholeSlice, united};
 use crate::crdt::State;
-use crate::crdt::envelope::{self, Shard};
+use crate::crdt::envelope::Shard;
 use crate::crdt::pack::United;
 
 /// What a slice says about its key.
@@ -65,12 +65,11 @@ pub fn assemble(
         return Ok(Answer::Absent);
     }
     let state = tally.map_or_else(|| State::identity(key.kind), |(_, state)| state);
-    let is_full = slice.tally().is_some_and(|row| envelope::is_full(&row.state));
+    let is_full = slice.has_full_tally();
     let (zombies, counted): (Vec<&Row>, Vec<&Row>) =
         slice.shards().partition(|row| Some(row.expires_at) <= fence);
     zombies.iter().try_for_each(|row| reader.check(row))?;
-    let is_grave = slice.tally().is_some_and(|row| envelope::is_grave(&row.state));
-    if let Some(fence) = fence.filter(|_| is_grave && counted.is_empty()) {
+    if let Some(fence) = fence.filter(|_| slice.has_grave() && counted.is_empty()) {
         return Ok(Answer::Grave(fence));
     }
     let is_final = |row: &&&Row| Phase::of(row.expires_at, now, constants) == Phase::Final;
@@ -143,7 +142,7 @@ pub fn shards(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crdt::envelope::KeySeal;
+    use crate::crdt::envelope::{self, KeySeal};
     use crate::crdt::{Counter, Kind};
     use crate::protocol::{Name, Overrides, Slice};
     use uuid::Uuid;

@@ -5,6 +5,7 @@ use std::fmt;
 use uuid::{Uuid, Variant, Version};
 
 use super::Timestamp;
+use crate::crdt::envelope;
 
 /// Identity of one mutator: random, drawn at birth, never persisted, never reused (invariant I1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -144,6 +145,18 @@ impl WholeSlice {
     #[must_use]
     pub fn tally(&self) -> Option<&Row> {
         self.rows.first().filter(|row| row.is_tally())
+    }
+
+    /// Whether its tally is a grave. The tally may not be decodable.
+    #[must_use]
+    pub fn has_grave(&self) -> bool {
+        self.tally().is_some_and(|row| envelope::is_grave(&row.state))
+    }
+
+    /// Whether its tally is full. The tally may not be decodable.
+    #[must_use]
+    pub fn has_full_tally(&self) -> bool {
+        self.tally().is_some_and(|row| envelope::is_full(&row.state))
     }
 
     /// The shards in canonical merge order: ascending by `(expires_at, mutator_id)`.

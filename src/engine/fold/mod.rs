@@ -315,15 +315,14 @@ impl Folder {
             (Plan::Fold(fold), None) => {
                 Ok(FoldResult { report, fence: Some(fold.fence()), written: false })
             }
-            (Plan::Fold(fold), Some(Ok(()))) if report.forgotten => {
-                self.metrics.zombies.inc_by(report.zombies as u64);
-                tracing::debug!(%key, "a key was forgotten, because it was idle");
-                Ok(FoldResult { report, fence: Some(fold.fence()), written: true })
-            }
             (Plan::Fold(fold), Some(Ok(()))) => {
-                self.metrics.folded_shards.inc_by(report.folded as u64);
                 self.metrics.zombies.inc_by(report.zombies as u64);
-                self.metrics.note_conflicts(IdConflict::Fold, key, report.united.conflicts);
+                if report.forgotten {
+                    tracing::debug!(%key, "a key was forgotten, because it was idle");
+                } else {
+                    self.metrics.folded_shards.inc_by(report.folded as u64);
+                    self.metrics.note_conflicts(IdConflict::Fold, key, report.united.conflicts);
+                }
                 Ok(FoldResult { report, fence: Some(fold.fence()), written: true })
             }
             (Plan::Fold(_), Some(Err(error))) => Err(FoldFailure::Write(error.to_string())),

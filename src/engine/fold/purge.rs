@@ -89,7 +89,7 @@ impl Folder {
             }
         };
         for read in &reads {
-            if !read.is_grave() {
+            if !read.slice().has_grave() {
                 continue;
             }
             report.graves += 1;

@@ -71,11 +71,11 @@ impl Mutators {
         for entry in queued {
             let mut state = entry.lock();
             let (ops, is_first) = (state.mutator().queued(), state.mutator().is_unwritten());
-            let is_successor = state.mutator().is_successor();
             let now = self.gate.now();
             match state.change(&self.totals, |mutator| mutator.begin_write(now)) {
                 Begin::Write(write) => {
                     if is_first {
+                        let is_successor = state.mutator().is_successor();
                         self.table.count_birth(&entry.writer, is_successor, now);
                     }
                     let sent = std::mem::take(&mut state.next_write);

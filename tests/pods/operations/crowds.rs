@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::bystanders::Bystander;
 use crate::machine;
-use crate::pod::{MIB, Pod, Setup, free_port, token};
+use crate::pod::{MIB, Pod, Setup, free_port, metric, token};
 use crate::wire::{self, Connection, bearer, request};
 
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
@@ -45,8 +45,7 @@ async fn ten_thousand_idle_connections_delay_no_request() {
     sleep(Duration::from_secs(2)).await;
     bystander.was_served(OTHERS_WAIT).await;
     let metrics = pod.get("/metrics").await.text();
-    let open = metrics.lines().find_map(|line| line.strip_prefix("orderfree_connections "));
-    let open = open.and_then(|count| count.parse::<usize>().ok()).expect("a number");
+    let open = usize::try_from(metric(&metrics, "orderfree_connections")).expect("a number");
     assert!((IDLE..IDLE + 10).contains(&open), "{open}");
     let grown = pod.memory() - before;
     println!("{} MiB, {} bytes each", grown / MIB, grown / IDLE);

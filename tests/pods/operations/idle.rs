@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
-use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use crate::bystanders::Bystander;
 use crate::machine;
-use crate::pod::{Pod, Setup};
+use crate::pod::{Pod, Setup, metric};
 
 const POLICY: &str = "[[lifecycle]]\ngroup_prefix = 'session:'\nidle_ttl = '65m'\n";
 const TWO_HOURS: i64 = 2 * 3600;
@@ -18,13 +18,10 @@ const GROUPS: usize = 100;
 const LINES: usize = 10_000;
 const CLIENTS: usize = 8;
 
-/// Between two updates of a client.
-const PAUSE: Duration = Duration::from_millis(10);
-
 /// How long the pod is observed before the first key is forgotten, and after the last one.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The longest p99 of updates, however busy the machine is.
+/// The longest p99 of requests, however busy the machine is.
 const P99_MAX: Duration = Duration::from_millis(500);
 
 fn keys() -> usize {
@@ -45,45 +42,23 @@ async fn fill(pod: &Pod, keys: usize) {
     }
 }
 
-async fn forgotten(pod: &Pod) -> usize {
+async fn forgotten(pod: &Pod) -> u64 {
     let metrics = pod.get("/metrics").await.text();
-    let line = "orderfree_folds_total{end=\"forgotten\"} ";
-    let count = metrics.lines().find_map(|text| text.strip_prefix(line));
-    count.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{line} in {metrics}"))
+    metric(&metrics, "orderfree_folds_total{end=\"forgotten\"}")
 }
 
-/// Counts other keys until `is_over`. Returns the number of updates, and prints how long they took.
-async fn count(pod: &Pod, what: &str, is_over: impl AsyncFn(Duration) -> bool) -> u64 {
-    let (port, mut clients) = (pod.port(), JoinSet::new());
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    for client in 0..CLIENTS {
-        let stopped = stopped.clone();
-        clients.spawn(async move {
-            let mut times = Vec::new();
-            let update =
-                crate::wire::request("POST", &format!("/v1/counter/live/{client}"), &[], "");
-            while !*stopped.borrow() {
-                let began = Instant::now();
-                let answer = crate::wire::ask(port, &update).await.expect("an answer");
-                times.push(began.elapsed());
-                assert_eq!(answer.status, 200, "{}", answer.text());
-                sleep(PAUSE).await;
-            }
-            times
-        });
-    }
+/// Other clients work until `is_over`, and are served in time.
+async fn others_are_served(pod: &Pod, when: &str, is_over: impl AsyncFn(Duration) -> bool) {
+    let start = |client| Bystander::of_key(pod.port(), &format!("{when}-{client}"));
+    let bystanders: Vec<Bystander> = (0..CLIENTS).map(start).collect();
     let began = Instant::now();
     while !is_over(began.elapsed()).await {
         sleep(Duration::from_millis(100)).await;
     }
-    stop.send(true).expect("clients listen");
-    let mut times: Vec<Duration> = clients.join_all().await.into_iter().flatten().collect();
-    times.sort_unstable();
-    let of = |percent: usize| times[(times.len() - 1) * percent / 100];
-    let (span, p99) = (began.elapsed(), of(99));
-    println!("{what}: {:.1?}, {} updates, p50 {:.1?}, p99 {p99:.1?}", span, times.len(), of(50));
-    assert!(p99 < P99_MAX, "{what}: {p99:?}");
-    times.len() as u64
+    println!("{when}: {:.1?}", began.elapsed());
+    for bystander in bystanders {
+        bystander.was_served(P99_MAX).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,19 +76,13 @@ async fn keys_are_forgotten_while_others_are_counted() {
     let pod = setup.start().await;
 
     let for_a_while = async |span| span >= LOOK;
-    let mut updates = count(&pod, "before", for_a_while).await;
+    others_are_served(&pod, "before", for_a_while).await;
     assert_eq!(forgotten(&pod).await, 0);
     setup.write("policy.toml", POLICY);
     pod.signal(Signal::HUP);
-    updates +=
-        count(&pod, "while keys are forgotten", async |_| forgotten(&pod).await == keys).await;
-    updates += count(&pod, "after", for_a_while).await;
-
-    let mut counted = 0;
-    for client in 0..CLIENTS {
-        counted += pod.count(&format!("/v1/counter/live/{client}")).await;
-    }
-    assert_eq!(counted, updates);
-    assert_eq!(forgotten(&pod).await, keys, "each once");
+    let all = keys as u64;
+    others_are_served(&pod, "meanwhile", async |_| forgotten(&pod).await == all).await;
+    others_are_served(&pod, "after", for_a_while).await;
+    assert_eq!(forgotten(&pod).await, all, "each once");
     assert_eq!(pod.get("/v1/counter/session:7/k7").await.status, 404);
 }

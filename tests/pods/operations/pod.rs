@@ -261,6 +261,13 @@ impl Drop for Pod {
     }
 }
 
+/// The number behind this name and these labels in a page of metrics.
+pub(crate) fn metric(metrics: &str, name: &str) -> u64 {
+    let line = format!("{name} ");
+    let found = metrics.lines().find_map(|text| text.strip_prefix(&line));
+    found.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{line} in {metrics}"))
+}
+
 /// Current memory of a process in bytes.
 pub(crate) fn memory_of(process: u32) -> usize {
     status_of(process, "VmRSS:")

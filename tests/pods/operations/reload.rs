@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use crate::certificates::Authority;
-use crate::pod::{Pod, Setup, token};
+use crate::pod::{Pod, Setup, metric, token};
 use crate::tls;
 use crate::wire::{bearer, request};
 
@@ -52,9 +52,7 @@ fn refuses(line: &Value, file: &str) -> bool {
 async fn reloads(pod: &Pod, token: &str, result: &str) -> u64 {
     let bearer = bearer(token);
     let metrics = pod.ask("GET", "/metrics", &[("authorization", &bearer)], "").await.text();
-    let line = format!("orderfree_policy_reloads_total{{result=\"{result}\"}} ");
-    let found = metrics.lines().find_map(|text| text.strip_prefix(&line));
-    found.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{line} in {metrics}"))
+    metric(&metrics, &format!("orderfree_policy_reloads_total{{result=\"{result}\"}}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]

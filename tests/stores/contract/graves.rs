@@ -49,7 +49,7 @@ pub(crate) async fn a_grave_wins_over_folds_that_were_planned_before(subject: Su
         assert_eq!(subject.total(&key).await, None);
         assert_eq!(subject.rows(&key).await.expect("rows"), 1);
     }
-    // What is counted after that is untouched, and a fold of it ends the grave.
+    // Neither the grave nor the folds touch a later update, and a fold of that update ends the grave.
     subject.put(&key, 100).await;
     subject.execute(&again).await;
     assert_eq!(subject.total(&key).await, Some(100));

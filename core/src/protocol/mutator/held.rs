@@ -106,6 +106,14 @@ impl Held {
         }
     }
 
+    /// The size of a pack's entries; 0 for a state.
+    pub(super) fn pack_bytes(&self) -> usize {
+        match self {
+            Held::State(_) => 0,
+            Held::Pack(pack) => pack.bytes(),
+        }
+    }
+
     pub(super) fn encode(&self, seal: RowSeal, write: u64) -> Vec<u8> {
         match self {
             Held::State(state) => envelope::encode_shard(seal, state, write),

@@ -33,6 +33,12 @@ fn op(number: u128, by: i64) -> Change {
     Change::Named(IdOp::new(Kind::Counter, id, 0, &add).expect("an op"))
 }
 
+fn total(number: u128, sequence: u64) -> Change {
+    let Change::Named(mut total) = op(number, 1) else { unreachable!("an op with an id") };
+    total.sequence = sequence;
+    Change::Named(total)
+}
+
 fn accept(mutator: &mut Mutator, change: Change, seconds: u64) -> Result<Accepted, Refusal> {
     mutator.accept(change, Durability::Stored, at(seconds))
 }
@@ -145,9 +151,7 @@ fn totals_close_no_pack() {
     let mut mutator = mutator();
     for sequence in 1..4 {
         for number in 0..60 {
-            let Change::Named(mut total) = op(number, 1) else { panic!("an op with an id") };
-            total.sequence = sequence;
-            accept(&mut mutator, Change::Named(total), 1).expect("room");
+            accept(&mut mutator, total(number, sequence), 1).expect("room");
         }
         accept(&mut mutator, op(u128::from(1_000 + sequence), 1), 1).expect("room");
         begin(&mut mutator, at(1));
@@ -187,10 +191,8 @@ fn repeats_and_totals_stay_in_a_pack_that_takes_no_other_id() {
     let full = accept(&mut mutator, op(61, 1), 2);
     assert_eq!(full, Err(Refusal::Full(op(61, 1))));
     for sequence in 1..3 {
-        let Change::Named(mut total) = op(61, 1) else { panic!("an op with an id") };
-        total.sequence = sequence;
-        let total = Change::Named(total);
-        assert!(matches!(accept(&mut mutator, total, 2), Ok(Accepted::Queued(_))));
+        let taken = accept(&mut mutator, total(61, sequence), 2);
+        assert!(matches!(taken, Ok(Accepted::Queued(_))));
         begin(&mut mutator, at(2));
         mutator.finish_write(Ok(()), at(2));
     }
