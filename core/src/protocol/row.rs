@@ -47,7 +47,7 @@ pub struct Row {
     pub expires_at: Timestamp,
     /// The mutator that writes it; [`MutatorId::TALLY`] for the tally.
     pub mutator_id: MutatorId,
-    /// The state's [envelope](crate::crdt::envelope).
+    /// The state's [envelope].
     pub state: Vec<u8>,
 }
 
