@@ -254,14 +254,14 @@ fn expected_op(text: &str, json: &Json) -> Option<Op> {
 /// The whole number that a JSON number is equal to. Its digits are shifted one at a time.
 fn whole(number: &str) -> Option<i64> {
     /// A number that is shifted further is zero, or has a fraction or more than 64 bits.
-    const SHIFT_MAX: i64 = 1 << 20;
+    const SHIFT_MAX: u64 = 1 << 20;
     let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
     let mut digits = format!("{whole}{fraction}");
     if digits.bytes().all(|byte| matches!(byte, b'0' | b'-')) {
         return Some(0);
     }
-    let shift: i64 = exponent.parse().ok().filter(|shift: &i64| shift.abs() < SHIFT_MAX)?;
+    let shift: i64 = exponent.parse().ok().filter(|shift: &i64| shift.unsigned_abs() < SHIFT_MAX)?;
     let places = i64::try_from(fraction.len()).expect("short") - shift;
     for _ in 0..places {
         if digits.pop() != Some('0') {
