@@ -261,7 +261,8 @@ fn whole(number: &str) -> Option<i64> {
     if digits.bytes().all(|byte| matches!(byte, b'0' | b'-')) {
         return Some(0);
     }
-    let shift: i64 = exponent.parse().ok().filter(|shift: &i64| shift.unsigned_abs() < SHIFT_MAX)?;
+    let shift: i64 =
+        exponent.parse().ok().filter(|shift: &i64| shift.unsigned_abs() < SHIFT_MAX)?;
     let places = i64::try_from(fraction.len()).expect("short") - shift;
     for _ in 0..places {
         if digits.pop() != Some('0') {
