@@ -37,8 +37,8 @@ pub enum OpError {
     KeyFull,
     /// The key has an op with this id and other content.
     #[error(
-        "this id was used for another op of this key; send the op that it was made for, or a new op with \
-         a new id"
+        "this id was used for another op of this key; send the op that it was made for, give \
+         a later running total a greater `sequence`, and give any other new op a new id"
     )]
     IdReused,
     /// The key has a later total under this id.
