@@ -2,7 +2,7 @@
 
 .PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers advisories fuzz-check schemathesis \
-  mutants bench bench-quick overload idle damage long
+  mutants bench bench-quick overload idle damage long deletes
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	@tests/prerequisites build
@@ -52,7 +52,7 @@ load:           ## the multi-process load test on the repository's cluster
 
 MINUTES ?= 30
 
-soak:           ## every kind of fault for MINUTES on the repository's cluster; target/soak/report.md
+soak:           ## every kind of fault for MINUTES on the repository's cluster, RESETS=1s with resets; target/soak/report.md
 	MINUTES=$(MINUTES) tests/pods/soak/run
 
 storm:          ## the soak with ids: each update is repeated to random pods until it is acked, some also after that
@@ -76,6 +76,11 @@ laws:           ## every law of every kind, N cases each
 long:           ## a key of 600,000 rows, read and folded in parts on both stores
 	tests/cassandra/cluster start
 	LONG_ROWS=300000 cargo test --locked --test contract_embedded --test contract_cassandra -- --nocapture a_long_key
+
+deletes:        ## a key is deleted and counted again, 10,000 times on a file and 100 times on three nodes
+	DELETES=10000 cargo test --release --locked --test operations -- --nocapture deletes::
+	tests/cassandra/cluster start
+	DELETES=100 cargo test --release --locked --test resets -- --nocapture deletes::
 
 # Fewer than of the others: each copy is met by three processes.
 damage: N = 200

@@ -45,6 +45,37 @@ pub const EXPIRY_ROWS_MAX_LARGE: usize = 10_000;
 /// while. They have some 5 MB, so reads are far from their own limits.
 pub const KEY_IDS_MAX: usize = 200_000;
 
+/// Resets that a pod makes at once. Each takes some ten seconds.
+pub const RESETS_AT_ONCE_MAX: usize = 1_000;
+
+/// Keys that a pod resets in a second, on average. Each pod reads the rows of the last two minutes every second.
+pub const RESETS_PER_SECOND_MAX: NonZeroU32 = NonZeroU32::new(100).expect("not zero");
+
+/// Keys that a pod resets at once after a pause: those of the largest order.
+pub const RESETS_BURST_MAX: NonZeroU32 = NonZeroU32::new(1_000).expect("not zero");
+
+/// Keys whose resets a pod remembers. Above this it makes no more.
+pub const RESETS_REMEMBERED_MAX: usize = 200_000;
+
+/// Rows in a part of the log. Above this a pod makes no more resets there. When they have expired, Cassandra reads five
+/// deleted cells of each for a while, and it refuses reads of 100,000.
+pub const LOG_ROWS_MAX: usize = 15_000;
+
+/// Rows of the log in a file. Above this no key is reset.
+pub const OWN_LOG_ROWS_MAX: usize = 200_000;
+
+/// Reads of resets whose rows a pod has in memory, as many as folds at once.
+pub const RESET_READS_MAX: usize = 16;
+
+/// Bytes of markers that are written together. Each lists ids. Cassandra's largest mutation has 16 MiB.
+pub const RESET_BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Locks for the ids of orders. Orders with one id, and a few others, wait for each other.
+pub const RESET_ID_LOCKS: usize = 1_024;
+
+/// Resets of clients whose end a pod knows without asking the store.
+pub const RESET_TICKETS_MAX: NonZeroUsize = NonZeroUsize::new(2_000).expect("not zero");
+
 /// How long a pod remembers that a key has too many ids. A read of the key renews it.
 pub const KEY_IDS_TIME_MAX: Duration = Duration::from_secs(60);
 

@@ -302,7 +302,7 @@ fn peers(args: &CompareArgs) -> Vec<Peer> {
 }
 
 /// Processes of this machine whose command line contains a word.
-fn pids_with(word: &str) -> Vec<u32> {
+pub(crate) fn pids_with(word: &str) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let holds = |pid: &u32| {

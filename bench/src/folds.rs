@@ -122,7 +122,7 @@ impl Place<'_> {
         let StoreConfig::Cassandra(config) = store.resolve()? else {
             unreachable!("invariant: contact points are required")
         };
-        schema::apply(&config, None).await?;
+        schema::apply(&config, None, true).await?;
         let session = SessionBuilder::new().known_nodes(&args.cassandra).build().await?;
         session.use_keyspace(&store.keyspace, false).await?;
         Ok(Place { args, store, constants, session })

@@ -8,6 +8,7 @@
 //! * `compare`: the rounds of the comparison;
 //! * `pods`: throughput by the number of pods;
 //! * `ids`: the cost of ids;
+//! * `resets`: the cost of the log of resets, and the time of a reset;
 //! * `folds`, `memory`, `opening`: the cost of folds, reads, keys and starts;
 //! * `figures`, `report`, `plot`: results, tables and plots.
 
@@ -23,6 +24,7 @@ mod peers;
 mod plot;
 mod pods;
 mod report;
+mod resets;
 mod scenario;
 mod server;
 mod wire;
@@ -63,6 +65,8 @@ enum Command {
     Opening(opening::OpeningArgs),
     /// Measure one hot key with one, two and four pods.
     Pods(pods::PodsArgs),
+    /// Measure pods that look at the log of resets, and the time of a reset.
+    Resets(resets::ResetsArgs),
     /// Write the figures of compare into the report.
     Report(report::ReportArgs),
 }
@@ -78,6 +82,7 @@ fn main() -> anyhow::Result<()> {
         Command::Memory(args) => run(&mut one, memory::run(args)),
         Command::Opening(args) => run(&mut many, opening::run(args)),
         Command::Pods(args) => run(&mut one, pods::run(args)),
+        Command::Resets(args) => run(&mut one, resets::run(args)),
         Command::Report(args) => report::write(&args),
     }
 }

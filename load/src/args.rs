@@ -12,7 +12,7 @@ use humantime::parse_duration;
 use crate::chaos::plan::FaultPlan;
 use crate::client::{Connect, PodClient};
 use crate::soak::args::SoakArgs;
-use crate::workload::{Mix, Shape, Turns, Window};
+use crate::workload::{Kind, Mix, Shape, Turns, Window};
 
 /// Maximum number of started pods. Each is a process on this machine.
 const PODS_MAX: usize = 64;
@@ -124,6 +124,11 @@ pub(crate) struct WorkloadArgs {
     /// no update is sent again
     #[arg(long, value_name = "WINDOW,…", value_enum, value_delimiter = ',')]
     pub ids: Vec<Window>,
+    /// Reset a random key at this interval, such as 1s, or delete it. The value of a key and everything that its
+    /// resets returned must then be the sum of its acknowledged updates. The keys are of all kinds with an exact total:
+    /// counter, sum, stats, histogram and topk. The table of resets must be older than five minutes. Default: no resets
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "group")]
+    pub reset_every: Option<Duration>,
     /// Name of the group, or the beginning of the group names if there are several. The values that
     /// its keys already have are read first. No other client may write to these groups. Default: a
     /// new random name
@@ -306,6 +311,7 @@ impl LoadArgs {
             ("--pause-every", self.chaos.pause_every),
             ("--fault-every", self.chaos.fault_every),
             ("--read-every", self.check.read_every),
+            ("--reset-every", self.workload.reset_every),
         ];
         for (name, period) in periods {
             let Some(period) = period else { continue };
@@ -337,6 +343,10 @@ impl LoadArgs {
             zipf_exponent: self.workload.zipf_exponent,
             hot_share: self.workload.hot_share,
             turns: self.workload.hot_for.map(|length| Turns { length, count: self.turns(length) }),
+            kinds: match self.workload.reset_every {
+                Some(_) => &Kind::WITH_TOTAL,
+                None => &[Kind::Counter],
+            },
         }
     }
 
@@ -380,6 +390,7 @@ pub(crate) mod tests {
             "--url http://a:1 --url http://b:1 --rate 500 --workload zipf",
             "--url http://a:1 --workload tenth --hot-for 10s",
             "--url http://a:1 --ids minute,short,none,none",
+            "--url http://a:1 --reset-every 1s",
             "--pods 1",
             "--pods 10 --cassandra 127.0.0.1:9042 --kill-every 7s --pause-every 11s",
             "--url http://a:1 --fold-check --settle 150s --read-every 50ms -o json",
@@ -413,6 +424,7 @@ pub(crate) mod tests {
             ("--pods 1 --kill-every 31s", "never happens"),
             ("--pods 1 --kill-every 0s", "at least"),
             ("--pods 1 --pause-every 3s", "overlap"),
+            ("--url http://a:1 --reset-every 0s", "at least"),
         ] {
             let args = parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
             let checked = args.check(&|_| Ok(Client::builder()));
@@ -430,6 +442,7 @@ pub(crate) mod tests {
             "--url http://a:1 --heal-command true",
             "--url http://a:1 --duration soon",
             "--url http://a:1 --ids hour",
+            "--url http://a:1 --reset-every 1s --group g",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

@@ -10,6 +10,10 @@
 //! as right with a probability of 2^-25. A key with more than 40 unknown weights is reported as
 //! undecided, but a value outside its bounds is still wrong.
 //!
+//! A reset takes a part of the sum away and returns it. So for a key that is reset, the judge adds up the value and
+//! everything that resets returned. A reset without an answer may have taken away any part; then only the upper bound
+//! is left.
+//!
 //! This module is pure: it uses no clock, no input and no output.
 
 use std::ops::RangeInclusive;
@@ -45,6 +49,33 @@ pub(crate) struct Ledger {
     unknown_count: usize,
     /// The first unknown weights. More than can be decided are never needed, so this list stays short.
     unknown_weights: Vec<u64>,
+    /// The sum of what resets returned.
+    cleared: i128,
+    /// The number of resets.
+    resets: u64,
+    /// Whether the last reset has no answer. No other one begins before that.
+    is_resetting: bool,
+}
+
+/// What is known about a key at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    acked: i128,
+    /// With everything that is in doubt.
+    most: i128,
+    cleared: i128,
+    resets: u64,
+    is_resetting: bool,
+}
+
+impl Known {
+    /// The least and the greatest value that a read may return, if this was known before it began, and `after` when
+    /// it ended. The value then lies between them, whichever updates and resets were in flight during the read.
+    pub(crate) fn until(&self, after: &Known) -> RangeInclusive<i128> {
+        let none_reset = !self.is_resetting && self.resets == after.resets;
+        let least = if none_reset { self.acked - self.cleared } else { 0 };
+        least..=after.most - self.cleared
+    }
 }
 
 /// The judgement of a value of a key, after all its updates have an outcome.
@@ -115,18 +146,55 @@ impl Ledger {
         }
     }
 
-    /// The least and the greatest value that a read may return.
-    ///
-    /// Take the least before a read starts and the greatest after it ends. The value then lies between
-    /// them, whichever updates were in flight during the read.
-    pub(crate) fn bounds(&self) -> RangeInclusive<i128> {
-        let least = self.base + self.acked;
-        least..=least + self.unknown + self.pending
+    /// What is known now.
+    pub(crate) fn known(&self) -> Known {
+        let acked = self.base + self.acked;
+        let (cleared, resets, is_resetting) = (self.cleared, self.resets, self.is_resetting);
+        Known { acked, most: acked + self.unknown + self.pending, cleared, resets, is_resetting }
     }
 
     /// The value that a read returns if no unknown update was counted.
     pub(crate) fn acked_value(&self) -> i128 {
-        self.base + self.acked
+        self.base + self.acked - self.cleared
+    }
+
+    /// Records that a reset is about to be sent. Returns what is known now; `None` if another one has no answer.
+    pub(crate) fn begin_reset(&mut self) -> Option<Known> {
+        if self.is_resetting {
+            return None;
+        }
+        let known = self.known();
+        self.resets += 1;
+        self.is_resetting = true;
+        Some(known)
+    }
+
+    /// Records what a reset returned. Every update that was acknowledged before it must be in that, and none that was
+    /// sent after it. If one is on the wrong side, returns the range of right answers.
+    pub(crate) fn finish_reset(
+        &mut self,
+        began: &Known,
+        cleared: i128,
+    ) -> Result<(), RangeInclusive<i128>> {
+        let right = began.acked - began.cleared..=self.known().most - began.cleared;
+        self.cleared += cleared;
+        self.is_resetting = false;
+        if right.contains(&cleared) { Ok(()) } else { Err(right) }
+    }
+
+    /// Records that a reset has certainly changed nothing.
+    pub(crate) fn refuse_reset(&mut self) {
+        self.is_resetting = false;
+    }
+
+    /// Whether the key was reset.
+    pub(crate) fn was_reset(&self) -> bool {
+        self.resets > 0
+    }
+
+    /// Whether a reset has no answer, so that no client knows what it took away.
+    pub(crate) fn is_resetting(&self) -> bool {
+        self.is_resetting
     }
 
     /// The number of acknowledged updates.
@@ -156,15 +224,18 @@ impl Ledger {
         }
     }
 
-    /// Judges a value that was read after the last update got its outcome.
+    /// Judges a value that was read after the last update and the last reset got their outcome.
     pub(crate) fn judge(&self, value: i128) -> Verdict {
-        let difference = value - self.base - self.acked;
+        let difference = value + self.cleared - self.base - self.acked;
         let in_doubt = self.unknown + self.pending;
-        if difference < 0 {
-            return wrong(Fault::Lost, difference);
-        }
         if difference > in_doubt {
             return wrong(Fault::Excess, difference);
+        }
+        if self.is_resetting {
+            return Verdict::Undecided;
+        }
+        if difference < 0 {
+            return wrong(Fault::Lost, difference);
         }
         if difference == 0 || difference == in_doubt {
             return Verdict::Right;
@@ -340,16 +411,73 @@ mod tests {
         assert_eq!(fault_of(ledger.judge(5)), Some(Fault::Lost));
     }
 
+    /// The bounds of a read in a moment without news.
+    fn bounds(ledger: &Ledger) -> RangeInclusive<i128> {
+        ledger.known().until(&ledger.known())
+    }
+
     #[test]
     fn bounds_hold_what_is_in_flight() {
         let mut ledger = Ledger::starting_at(0);
         ledger.begin(7);
-        assert_eq!(ledger.bounds(), 0..=7);
+        assert_eq!(bounds(&ledger), 0..=7);
         ledger.finish(7, Outcome::Acked);
         ledger.begin(11);
-        assert_eq!(ledger.bounds(), 7..=18);
+        assert_eq!(bounds(&ledger), 7..=18);
         ledger.finish(11, Outcome::Refused);
-        assert_eq!(ledger.bounds(), 7..=7);
+        assert_eq!(bounds(&ledger), 7..=7);
+    }
+
+    #[test]
+    fn a_value_and_what_was_cleared_are_the_sum() {
+        let mut ledger = ledger_of(0, &[(7, Outcome::Acked), (100, Outcome::Unknown)]);
+        let before = ledger.known();
+        let began = ledger.begin_reset().expect("no other one");
+        assert!(ledger.begin_reset().is_none(), "two would overlap");
+        assert_eq!((bounds(&ledger), before.until(&ledger.known())), (0..=107, 0..=107));
+        ledger.begin(30);
+        ledger.finish(30, Outcome::Acked);
+        assert_eq!(ledger.finish_reset(&began, 37), Ok(()));
+        assert_eq!(bounds(&ledger), 0..=100);
+        assert_eq!(began.until(&ledger.known()), 0..=137, "it began before");
+        assert_eq!((ledger.judge(0), ledger.judge(100)), (Verdict::Right, Verdict::Right));
+        assert_eq!(fault_of(ledger.judge(7)), Some(Fault::Unexplained), "on both sides");
+        assert_eq!(fault_of(ledger.judge(137)), Some(Fault::Excess), "nothing was cleared");
+        ledger.begin(9);
+        ledger.finish(9, Outcome::Acked);
+        assert_eq!(fault_of(ledger.judge(0)), Some(Fault::Lost), "on no side");
+        let began = ledger.begin_reset().expect("the other one is over");
+        ledger.refuse_reset();
+        assert_eq!(bounds(&ledger), 9..=109);
+        assert_eq!(began.until(&ledger.known()).end(), &109);
+    }
+
+    #[test]
+    fn a_reset_returns_what_was_acked_before_it_and_nothing_of_later() {
+        let reset = |cleared| {
+            let mut ledger = ledger_of(0, &[(5, Outcome::Acked), (50, Outcome::Unknown)]);
+            let began = ledger.begin_reset().expect("no other one");
+            ledger.begin(300);
+            ledger.finish(300, Outcome::Acked);
+            ledger.finish_reset(&began, cleared)
+        };
+        for right in [5, 55, 305, 355] {
+            assert_eq!(reset(right), Ok(()));
+        }
+        for wrong in [0, 4, 356] {
+            assert_eq!(reset(wrong), Err(5..=355));
+        }
+    }
+
+    #[test]
+    fn a_reset_without_an_answer_leaves_the_upper_bound() {
+        let mut ledger = ledger_of(0, &[(7, Outcome::Acked)]);
+        ledger.begin_reset().expect("no other one");
+        assert!(ledger.is_resetting() && ledger.was_reset());
+        for value in [0, 3, 7] {
+            assert_eq!(ledger.judge(value), Verdict::Undecided);
+        }
+        assert_eq!(fault_of(ledger.judge(8)), Some(Fault::Excess));
     }
 
     #[test]
@@ -425,7 +553,7 @@ mod tests {
             let ledger = ledger_from(i128::from(base), &history);
             let value = i128::from(base) + honest_value(&history);
             prop_assert_eq!(ledger.judge(value), Verdict::Right);
-            prop_assert!(ledger.bounds().contains(&value));
+            prop_assert!(bounds(&ledger).contains(&value));
         }
 
         #[test]

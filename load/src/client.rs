@@ -19,6 +19,11 @@ use crate::workload::{Key, Kind, Window};
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 /// Time limit of `/readyz` and `/metrics`, which pods answer from memory.
 const READY_WITHIN: Duration = Duration::from_secs(2);
+/// Time limit of a reset. A pod looks at the log and reads the key before it answers, each for up to 10 s, and then
+/// waits for [`RESET_WAIT`]. A client that gave up before that and asked another pod could order the reset twice.
+const RESET_WITHIN: Duration = Duration::from_secs(30);
+/// How long a pod waits for the end of a reset, as it is asked to.
+const RESET_WAIT: &str = "wait=5";
 /// Characters of an answer that are kept for the report.
 const DETAIL_CHARS_MAX: usize = 300;
 
@@ -62,6 +67,21 @@ pub(crate) struct Why {
     pub detail: String,
     /// The last part of the type of the answer's problem, such as `id-expired`.
     pub problem: Option<String>,
+}
+
+/// The answer of a pod to a reset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ResetReply {
+    /// The key begins again, and had this.
+    Done(i128),
+    /// The key has nothing.
+    Absent,
+    /// The reset runs.
+    Running,
+    /// This request changed nothing, for this reason.
+    Refused(String),
+    /// The reset may have taken effect.
+    Unknown(String),
 }
 
 impl Reply {
@@ -163,6 +183,25 @@ impl PodClient {
         }
     }
 
+    /// Resets a key, or deletes it. Sent again with the same id, it is the same reset.
+    pub(crate) async fn reset(&self, key: &Key, id: Uuid, is_deletion: bool) -> ResetReply {
+        let path = self.path(key);
+        let request = match is_deletion {
+            true => self.http.delete(format!("{path}?numbers=string")),
+            false => self.http.post(format!("{path}/reset?numbers=string")),
+        };
+        let request = request
+            .header("Idempotency-Key", id.to_string())
+            .header("Prefer", RESET_WAIT)
+            .timeout(RESET_WITHIN);
+        match answered(request).await {
+            Ok((status, body)) => reset_reply(key.kind, status, &body),
+            Err(error) if error.is_connect() => ResetReply::Refused("connect".to_owned()),
+            Err(error) if error.is_timeout() => ResetReply::Unknown("timeout".to_owned()),
+            Err(_) => ResetReply::Unknown("connection lost".to_owned()),
+        }
+    }
+
     /// Folds a key now. Returns the number of shards that were not folded because they are not final.
     pub(crate) async fn fold(&self, key: &Key) -> anyhow::Result<u64> {
         #[derive(Deserialize)]
@@ -223,7 +262,9 @@ fn batch_item(op: &Add<'_>) -> Value {
 
 fn add(op: &Add<'_>) -> Value {
     match op.key.kind {
-        Kind::Counter => json!({"op": "add", "by": op.weight}),
+        Kind::Counter | Kind::Sum => json!({"op": "add", "by": op.weight}),
+        Kind::Stats | Kind::Histogram => json!({"op": "record", "value": 1, "count": op.weight}),
+        Kind::TopK => json!({"op": "add", "item": "a", "by": op.weight}),
         Kind::Set => json!({"op": "add", "item": op.weight}),
     }
 }
@@ -301,7 +342,24 @@ fn is_problem(body: &str) -> bool {
     serde_json::from_str::<Value>(body).is_ok_and(|body| body.is_object())
 }
 
-/// The value of a counter, or the sum of the items of a set.
+/// What the answer to a reset says.
+fn reset_reply(kind: Kind, status: StatusCode, body: &str) -> ResetReply {
+    let answer: Value = serde_json::from_str(body).unwrap_or_default();
+    let problem = answer["type"].as_str().map(problem_name);
+    let why = || problem.clone().unwrap_or_else(|| format!("{status}: {}", shortened(body)));
+    match (status, answer["outcome"].as_str(), problem.as_deref()) {
+        (StatusCode::OK, Some("acked"), _) => match total(kind, &answer["cleared"]["value"]) {
+            Some(cleared) => ResetReply::Done(cleared),
+            None => ResetReply::Unknown(format!("not told what was cleared: {}", shortened(body))),
+        },
+        (StatusCode::ACCEPTED, ..) => ResetReply::Running,
+        (_, _, Some("key-absent")) => ResetReply::Absent,
+        (_, Some("refused"), _) => ResetReply::Refused(why()),
+        _ => ResetReply::Unknown(why()),
+    }
+}
+
+/// The total in the answer to a read.
 fn parse_value(kind: Kind, body: &str) -> anyhow::Result<i128> {
     #[derive(Deserialize)]
     struct ReadAnswer {
@@ -309,19 +367,20 @@ fn parse_value(kind: Kind, body: &str) -> anyhow::Result<i128> {
     }
     let unreadable = || format!("not a value: {}", shortened(body));
     let answer: ReadAnswer = serde_json::from_str(body).with_context(unreadable)?;
-    let number = |value: &Value| -> anyhow::Result<i128> {
-        let digits = match value {
-            Value::String(digits) => digits.clone(),
-            other => other.to_string(),
-        };
-        digits.parse().with_context(unreadable)
+    total(kind, &answer.value).with_context(unreadable)
+}
+
+/// The total of a value: the weights of all updates in it.
+fn total(kind: Kind, value: &Value) -> Option<i128> {
+    let number = |value: &Value| match value {
+        Value::String(digits) => digits.parse().ok(),
+        other => other.to_string().parse().ok(),
     };
     match kind {
-        Kind::Counter => number(&answer.value),
-        Kind::Set => {
-            let items = answer.value["items"].as_array().with_context(unreadable)?;
-            items.iter().map(number).sum()
-        }
+        Kind::Counter | Kind::Sum => number(value),
+        Kind::Stats | Kind::Histogram => number(&value["count"]),
+        Kind::TopK => number(&value["total"]),
+        Kind::Set => value["items"].as_array()?.iter().map(number).sum(),
     }
 }
 
@@ -394,6 +453,48 @@ mod tests {
         assert_eq!(counter(r#"{"value":-5}"#).expect("a value"), -5);
         assert!(counter(r#"{"value":1.5}"#).is_err());
         assert!(counter("{}").is_err());
+    }
+
+    #[test]
+    fn each_kind_has_a_total() {
+        for (kind, body) in [
+            (Kind::Sum, r#"{"value":"1180591620717411303424"}"#),
+            (Kind::Stats, r#"{"value":{"count":"1180591620717411303424","sum":1e21}}"#),
+            (Kind::Histogram, r#"{"value":{"count":"1180591620717411303424","quantiles":[]}}"#),
+            (Kind::TopK, r#"{"value":{"total":"1180591620717411303424","items":[]}}"#),
+        ] {
+            assert_eq!(parse_value(kind, body).expect("a total"), 1_i128 << 70, "{kind:?}");
+            assert!(parse_value(kind, r#"{"value":{"size":1}}"#).is_err(), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn the_answer_to_a_reset_means_what_it_says() {
+        let refused = |why: &str| ResetReply::Refused(why.to_owned());
+        for (status, body, expected) in [
+            (200, r#"{"outcome":"acked","cleared":{"value":"7"}}"#, ResetReply::Done(7)),
+            (202, r#"{"outcome":"accepted"}"#, ResetReply::Running),
+            (404, r#"{"type":"/problems/key-absent","outcome":"refused"}"#, ResetReply::Absent),
+            (
+                409,
+                r#"{"type":"/problems/reset-overtaken","outcome":"refused"}"#,
+                refused("reset-overtaken"),
+            ),
+            (503, r#"{"type":"/problems/clock","outcome":"refused"}"#, refused("clock")),
+        ] {
+            let status = StatusCode::from_u16(status).expect("a status");
+            assert_eq!(reset_reply(Kind::Counter, status, body), expected, "{body}");
+        }
+        for (status, body) in [
+            (200, r#"{"outcome":"acked","cleared":null}"#),
+            (200, "<html>"),
+            (504, r#"{"type":"/problems/reset-unknown","outcome":"unknown"}"#),
+            (500, r#"{"outcome":"acked","cleared":{"value":"7"}}"#),
+        ] {
+            let status = StatusCode::from_u16(status).expect("a status");
+            let reply = reset_reply(Kind::Counter, status, body);
+            assert!(matches!(reply, ResetReply::Unknown(_)), "{body}: {reply:?}");
+        }
     }
 
     #[test]

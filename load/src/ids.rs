@@ -41,6 +41,8 @@ pub(crate) struct IdFigures {
     pub repeats: u64,
     /// Repeats of acknowledged updates.
     pub repeats_after_ack: u64,
+    /// Of these, those of keys that were reset since.
+    pub repeats_after_reset: u64,
     /// Repeats of acknowledged updates that came too late for their window.
     pub expired_after_ack: u64,
     /// Updates whose window ended before a pod acknowledged them.
@@ -55,9 +57,11 @@ pub(crate) struct IdFigures {
 }
 
 /// An acknowledged update to send again.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Repeat {
     pub(crate) due: Instant,
+    /// When it was acknowledged.
+    pub(crate) acked: Instant,
     pub(crate) id: Uuid,
     pub(crate) window: Window,
     pub(crate) key: Key,
@@ -109,15 +113,24 @@ impl Ids {
 
     /// Plans the repeats of an acknowledged update, if it gets any.
     pub(crate) fn plan(&self, window: Window, op: &Add<'_>, rng: &mut SmallRng) {
-        let Some(id) = op.id.filter(|_| rng.random_ratio(1, REPEATED_ONE_IN)) else { return };
-        let now = Instant::now();
+        let Some(repeat) = Repeat::now(window, op).filter(|_| rng.random_ratio(1, REPEATED_ONE_IN))
+        else {
+            return;
+        };
+        let later = repeat.due + rng.random_range(Duration::ZERO..window.longest());
+        self.push(Repeat { due: later, ..repeat.clone() }, WAITING_MAX / 2);
+        self.repeat(repeat);
+    }
+
+    /// Plans one repeat of an acknowledged update.
+    pub(crate) fn repeat(&self, repeat: Repeat) {
+        self.push(repeat, WAITING_MAX);
+    }
+
+    fn push(&self, repeat: Repeat, room: usize) {
         let mut waiting = self.waiting();
-        for due in [now, now + rng.random_range(Duration::ZERO..window.longest())] {
-            let room = if due == now { WAITING_MAX } else { WAITING_MAX / 2 };
-            if waiting.len() < room {
-                let (key, weight) = (op.key.clone(), op.weight);
-                waiting.push(Reverse(Repeat { due, id, window, key, weight }));
-            }
+        if waiting.len() < room {
+            waiting.push(Reverse(repeat));
         }
     }
 
@@ -136,8 +149,16 @@ impl Ids {
     }
 }
 
+impl Repeat {
+    /// The repeat of an update that was acknowledged now, if it has an id.
+    pub(crate) fn now(window: Window, op: &Add<'_>) -> Option<Self> {
+        let (now, key, weight) = (Instant::now(), op.key.clone(), op.weight);
+        op.id.map(|id| Self { due: now, acked: now, id, window, key, weight })
+    }
+}
+
 /// A UUID of version 7 by the wall clock of this machine.
-fn uuid_v7(rng: &mut SmallRng) -> Uuid {
+pub(crate) fn uuid_v7(rng: &mut SmallRng) -> Uuid {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let millis = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
     Builder::from_unix_timestamp_millis(millis, &rng.random()).into_uuid()

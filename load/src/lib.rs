@@ -10,7 +10,8 @@
 //! - `client`: one pod over HTTP, and what its answers mean;
 //! - `run`: the state that the tasks of a run share;
 //! - `drive`: the tasks: connections and readers;
-//! - `ids`: updates with ids, which are repeated until they are acknowledged;
+//! - `ids`, `repeats`: updates with ids, which are repeated until they are acknowledged;
+//! - `resets`: keys that are reset or deleted meanwhile;
 //! - `chaos`: pods are killed and paused, commands cause other faults;
 //! - `progress`: what the terminal shows during the load;
 //! - `verify`: every key is read from every pod, before and after folds;
@@ -33,6 +34,7 @@ mod pods;
 mod progress;
 mod repeats;
 mod report;
+mod resets;
 mod run;
 mod session;
 mod soak;

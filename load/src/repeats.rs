@@ -68,6 +68,9 @@ pub(crate) async fn insist(
     for ((op, reply), in_doubt) in ops.iter().zip(&mut replies).zip(in_doubt) {
         if reply.outcome == Outcome::Acked {
             run.ids.plan(window, op, rng);
+            if let (Some(resets), Some(repeat)) = (&run.resets, Repeat::now(window, op)) {
+                resets.note_acked(repeat);
+            }
             continue;
         }
         reply.outcome = if in_doubt { Outcome::Unknown } else { Outcome::Refused };
@@ -100,10 +103,12 @@ pub(crate) async fn repeat_acked(run: &Run, mut rng: SmallRng) {
             .map(|Repeat { key, weight, id, .. }| Add { key, weight: *weight, id: Some(*id) })
             .collect();
         let pod = &run.pods[rng.random_range(0..run.pods.len())];
+        let are_reset = run.resets.as_ref().map_or(0, |resets| resets.reset_since_ack(&due));
         let replies = pod.add(window, &ops).await;
         let mut figures = run.ids.figures();
         figures.sent += replies.len() as u64;
         figures.repeats_after_ack += replies.len() as u64;
+        figures.repeats_after_reset += are_reset;
         for reply in replies {
             figures.expired_after_ack += u64::from(reply.has_expired());
             figures.conflicts += u64::from(reply.is_conflict());

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::chaos::log::FaultLog;
 use crate::ids::IdFigures;
+use crate::resets::ResetReport;
 use crate::run::Reason;
 use crate::soak::report::SoakReport;
 use crate::verify::{Finding, Folds, Pass};
@@ -44,6 +45,8 @@ pub(crate) struct Report {
     pub latency: Latency,
     /// What clients did with ids, if updates had some.
     pub ids: Option<IdFigures>,
+    /// What became of resets, if there were some.
+    pub resets: Option<ResetReport>,
     /// Why updates were not acknowledged.
     pub reasons: BTreeMap<String, Reason>,
     /// Reads during the load.
@@ -155,6 +158,12 @@ impl Report {
         }
         failures.extend(self.chaos.problems.iter().cloned());
         failures.extend(self.ids.iter().flat_map(IdFigures::failures));
+        failures.extend(self.resets.iter().flat_map(ResetReport::failures));
+        let ids = self.ids.as_ref().filter(|_| self.resets.is_some());
+        if ids.is_some_and(|ids| ids.repeats_after_ack > 0 && ids.repeats_after_reset == 0) {
+            failures
+                .push("no update was repeated after a reset that came after its ack".to_owned());
+        }
         failures.extend(self.soak.iter().flat_map(SoakReport::failures));
         failures
     }
@@ -216,6 +225,23 @@ impl Report {
                 "  ids          {distinct}, sent {sent} times: {repeats} repeats until acked, {again} after \
                  that; {} unknown, {} expired, {} conflicts",
                 ids.unknown, ids.expired, ids.conflicts
+            )?;
+        }
+        if let Some(resets) = &self.resets {
+            let ResetReport { ordered, deletions, done, absent, refused, unknown, .. } = *resets;
+            writeln!(
+                out,
+                "  resets       {ordered}, {deletions} of them deletions: {done} done, {absent} absent, {refused} \
+                 refused, {unknown} unknown; p50 {}   p99 {}",
+                millis(resets.latency.p50_us),
+                millis(resets.latency.p99_us),
+            )?;
+            writeln!(
+                out,
+                "               {} keys, {} of them in doubt; {} requests",
+                count(resets.keys),
+                count(resets.keys_in_doubt),
+                HumanCount(resets.requests),
             )?;
         }
         for (class, reason) in &self.reasons {
@@ -353,6 +379,7 @@ mod tests {
             acked_per_second: 1.0,
             latency: Latency::default(),
             ids: Some(IdFigures::default()),
+            resets: Some(ResetReport { ordered: 1, done: 1, ..ResetReport::default() }),
             reasons: BTreeMap::new(),
             reads: 0,
             reads_failed: 0,
@@ -394,7 +421,7 @@ mod tests {
     #[test]
     fn whatever_spoils_the_proof_fails() {
         let good = report(pass(1_000, 0, 0, 0));
-        let spoilers: [fn(&mut Report); 8] = [
+        let spoilers: [fn(&mut Report); 9] = [
             |report| report.passes.clear(),
             |report| report.acked = 0,
             |report| report.folds[0].failed = 1,
@@ -403,6 +430,9 @@ mod tests {
             |report| report.sightings.push("no".to_owned()),
             |report| report.ids = Some(IdFigures { unknown: 1, ..IdFigures::default() }),
             |report| report.ids = Some(IdFigures { conflicts: 1, ..IdFigures::default() }),
+            |report| {
+                report.resets = Some(ResetReport { done: 1, ordered: 2, ..ResetReport::default() })
+            },
         ];
         for (number, spoil) in spoilers.into_iter().enumerate() {
             let mut spoiled = good.clone();

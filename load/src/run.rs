@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::checker::{Ledger, Outcome};
 use crate::client::{PodClient, Reply};
 use crate::ids::Ids;
+use crate::resets::Resets;
 use crate::soak::state::Soak;
 use crate::workload::{Key, Workload};
 
@@ -37,6 +38,8 @@ pub(crate) struct Run {
     pub stop: CancellationToken,
     /// The ids of updates, if they have some.
     pub ids: Ids,
+    /// The resets of keys, if there are some.
+    pub resets: Option<Resets>,
     /// The state of a soak, if this run is one.
     pub soak: Option<Soak>,
     started: Instant,
@@ -80,8 +83,7 @@ pub(crate) struct Reason {
 
 impl Figures {
     fn new() -> Self {
-        let latency = Histogram::new_with_max(LATENCY_MAX_US, LATENCY_DIGITS)
-            .expect("invariant: the bounds of the histogram are constants");
+        let latency = latencies();
         Self {
             acked: 0,
             refused: 0,
@@ -146,11 +148,17 @@ impl Run {
             consistency,
             stop,
             ids,
+            resets: None,
             soak,
             started: Instant::now(),
             ledgers: bases.iter().map(|base| Mutex::new(Ledger::starting_at(*base))).collect(),
             figures: Mutex::new(Figures::new()),
         }
+    }
+
+    /// The same with resets.
+    pub(crate) fn with_resets(self, resets: Option<Resets>) -> Self {
+        Self { resets, ..self }
     }
 
     /// Time since the run was created, which is when its load starts.
@@ -163,6 +171,15 @@ impl Run {
         locked(&self.ledgers[key])
     }
 
+    /// The number of keys that were reset, and of those with a reset that has no answer.
+    pub(crate) fn keys_reset(&self) -> (usize, usize) {
+        let ledgers = || (0..self.ledgers.len()).map(|key| self.ledger(key));
+        (
+            ledgers().filter(|ledger| ledger.was_reset()).count(),
+            ledgers().filter(|ledger| ledger.is_resetting()).count(),
+        )
+    }
+
     /// The figures so far. Never held across an await.
     pub(crate) fn figures(&self) -> MutexGuard<'_, Figures> {
         locked(&self.figures)
@@ -172,9 +189,9 @@ impl Run {
     /// whether the pod returned a value. A wrong value stops the load.
     pub(crate) async fn watch(&self, pod: &PodClient, index: usize) -> bool {
         let key = &self.workload.keys()[index];
-        let least = *self.ledger(index).bounds().start();
+        let before = self.ledger(index).known();
         let read = pod.value(key, &self.consistency).await;
-        let greatest = *self.ledger(index).bounds().end();
+        let bounds = before.until(&self.ledger(index).known());
         let mut figures = self.figures();
         let Ok(value) = read else {
             figures.reads_failed += 1;
@@ -182,23 +199,36 @@ impl Run {
         };
         figures.reads += 1;
         let value = value.unwrap_or(0);
-        if (least..=greatest).contains(&value) {
+        if bounds.contains(&value) {
             return true;
         }
+        drop(figures);
+        let Key { group, name, .. } = key;
+        let (least, greatest) = bounds.into_inner();
+        self.sight(format!(
+            "{group}/{name} read as {value} from {} while it had to lie between {least} and {greatest}",
+            pod.shown()
+        ));
+        true
+    }
+
+    /// Records something wrong that was seen during the load, and stops the load.
+    pub(crate) fn sight(&self, what: String) {
+        let mut figures = self.figures();
         if figures.sightings.len() < SIGHTINGS_MAX {
-            let Key { group, name, .. } = key;
-            figures.sightings.push(format!(
-                "{group}/{name} read as {value} from {} while it had to lie between {least} and \
-                 {greatest}",
-                pod.shown()
-            ));
+            figures.sightings.push(what);
         }
         self.stop.cancel();
-        true
     }
 }
 
+/// A histogram of latencies in µs.
+pub(crate) fn latencies() -> Histogram<u64> {
+    Histogram::new_with_max(LATENCY_MAX_US, LATENCY_DIGITS)
+        .expect("invariant: the bounds of the histogram are constants")
+}
+
 /// Locks a mutex. A poisoned lock means that a task panicked; joining the tasks reports the panic.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -28,6 +28,7 @@ use crate::ids::Ids;
 use crate::pods::{Fleet, Launch};
 use crate::progress::{self, note};
 use crate::report::{Latency, Report, Setup};
+use crate::resets::Resets;
 use crate::run::Run;
 use crate::soak::checks;
 use crate::soak::faults::NodeFaults;
@@ -184,7 +185,10 @@ impl<'a> Session<'a> {
         let rate = self.args.workload.rate.map_or(1, NonZeroU32::get);
         let soak = self.args.soak.soak.is_some().then(|| Soak::new(&self.group, pods.len(), rate));
         let ids = Ids::new(self.args.workload.ids.clone());
-        Ok(Run::new(workload, pods, level.clone(), &bases, ids, soak, self.stop.clone()))
+        let resets = self.args.workload.reset_every.map(Resets::new);
+        let stop = self.stop.clone();
+        let run = Run::new(workload, pods, level.clone(), &bases, ids, soak, stop);
+        Ok(run.with_resets(resets))
     }
 
     /// Sends updates while things break, then undoes all faults.
@@ -326,6 +330,7 @@ impl<'a> Session<'a> {
             acked_per_second: figures.acked as f64 / load.seconds,
             latency: Latency::of(&figures.latency),
             ids: run.ids.report(),
+            resets: run.resets.as_ref().map(|resets| resets.report(run.keys_reset())),
             reasons: figures.reasons.clone(),
             reads: figures.reads,
             reads_failed: figures.reads_failed,

@@ -35,10 +35,26 @@ struct Treatment {
     outcome: &'static str,
     /// Whether the id of the update is forgotten, so that another copy counts as well.
     forgets: bool,
+    /// What happens to the next reset.
+    reset: Fate,
+}
+
+/// How a stub treats a reset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Fate {
+    /// The key begins again, and the answer says what it had.
+    #[default]
+    Honest,
+    /// The key begins again, and the answer says too little.
+    Short,
+    /// The answer says what the key had, and the key keeps it.
+    Kept,
+    /// The ids of the key's updates are forgotten.
+    Forgetful,
 }
 
 const fn treatment(counted: i128, status: u16, outcome: &'static str) -> Treatment {
-    Treatment { counted, status, outcome, forgets: false }
+    Treatment { counted, status, outcome, forgets: false, reset: Fate::Honest }
 }
 
 const HONEST: Treatment = treatment(1, 200, "acked");
@@ -63,8 +79,27 @@ struct State {
     /// The number of updates so far.
     updates: u64,
     values: BTreeMap<String, i128>,
-    /// The ids that were counted.
-    ids: BTreeSet<String>,
+    /// The ids that were counted, each with its path.
+    ids: BTreeSet<(String, String)>,
+    /// The answers to resets that were done, by their ids.
+    resets: BTreeMap<String, Value>,
+    fate: Fate,
+}
+
+/// The weight of an update of any kind.
+fn weight(op: &Value) -> i128 {
+    let weight = op["by"].as_i64().or(op["count"].as_i64());
+    i128::from(weight.expect("a weight"))
+}
+
+/// A value of the kind in a path.
+fn shown(path: &str, total: i128) -> Value {
+    let digits = total.to_string();
+    match path.split('/').nth(2).expect("a kind") {
+        "stats" | "histogram" => json!({"count": digits}),
+        "topk" => json!({"total": digits}),
+        _ => json!(digits),
+    }
 }
 
 impl Stub {
@@ -72,19 +107,42 @@ impl Stub {
         let mut state = self.state.lock().expect("the state of the stub");
         state.updates += 1;
         let treatment = (self.manners)(state.updates);
-        let weight = body["by"].as_i64().expect("a weight");
+        state.fate = treatment.reset;
         let is_new = match id {
             Some(id) if treatment.counted > 0 && !treatment.forgets => {
-                state.ids.insert(id.to_owned())
+                state.ids.insert((path.to_owned(), id.to_owned()))
             }
             _ => true,
         };
         if is_new {
             let value = state.values.entry(path.to_owned()).or_default();
-            *value += treatment.counted * i128::from(weight);
+            *value += treatment.counted * weight(body);
         }
         let problem = (treatment.status == 422).then_some("/problems/id-expired");
         (treatment.status, json!({"outcome": treatment.outcome, "type": problem}))
+    }
+
+    /// The first request for a reset is told that it runs, and the next one what it cleared.
+    fn reset(&self, path: &str, id: &str) -> (u16, Value) {
+        let mut state = self.state.lock().expect("the state of the stub");
+        if let Some(answer) = state.resets.get(id) {
+            return (200, answer.clone());
+        }
+        let fate = state.fate;
+        let total = match fate {
+            Fate::Kept => state.values.get(path).copied(),
+            _ => state.values.remove(path),
+        };
+        let Some(total) = total else {
+            return (404, json!({"type": "/problems/key-absent", "outcome": "refused"}));
+        };
+        if fate == Fate::Forgetful {
+            state.ids.retain(|(of, _)| of != path);
+        }
+        let told = total - i128::from(fate == Fate::Short);
+        let answer = json!({"outcome": "acked", "cleared": {"value": shown(path, told)}});
+        state.resets.insert(id.to_owned(), answer);
+        (202, json!({"outcome": "accepted"}))
     }
 
     fn answer(&self, method: &str, path: &str, body: &str, id: Option<&str>) -> (u16, Value) {
@@ -94,7 +152,7 @@ impl Stub {
             ("GET", "/readyz") => (200, json!({})),
             ("GET", _) => {
                 match self.state.lock().expect("the state of the stub").values.get(path) {
-                    Some(value) => (200, json!({"value": value.to_string()})),
+                    Some(value) => (200, json!({"value": shown(path, *value)})),
                     None => (404, json!({"title": "absent"})),
                 }
             }
@@ -106,6 +164,10 @@ impl Stub {
                     self.update(&path, &update["op"], update["id"].as_str()).1
                 });
                 (200, json!({"results": results.collect::<Vec<_>>()}))
+            }
+            ("DELETE", _) => self.reset(path, id.expect("an id")),
+            ("POST", _) if path.ends_with("/reset") => {
+                self.reset(path.trim_end_matches("/reset"), id.expect("an id"))
             }
             ("POST", _) if path.ends_with("/fold") => (200, json!({"kept": 0})),
             ("POST", _) => self.update(path, &parsed(), id),
@@ -271,6 +333,34 @@ async fn updates_that_come_after_their_window_turn_the_run_red() {
     assert!(!failures.is_empty() && failures.iter().all(|one| one.contains("with an id")));
     assert!(ids.expired > 0 && ids.expired == ids.unknown + ids.refused, "{ids:?}");
     assert_eq!(report.passes[0].wrong, 0, "{report}");
+}
+
+#[tokio::test]
+async fn keys_of_all_kinds_are_reset_and_their_parts_are_the_sum() {
+    let flags = "--duration 2s --ids none,minute --reset-every 10ms --read-every 10ms --rate 2000 --batch 10";
+    let report = report(honest, flags).await;
+    assert_eq!(report.failures(), Vec::<String>::new());
+    let (resets, ids) =
+        (report.resets.as_ref().expect("resets"), report.ids.as_ref().expect("ids"));
+    assert!(resets.done > 50 && resets.deletions > 10 && resets.requests > resets.done, "{report}");
+    assert!(resets.keys > 40 && resets.keys_in_doubt == 0, "{report}");
+    assert!(ids.repeats_after_reset > 10 && report.acked > 1_000, "{report}");
+    assert_eq!((report.passes[0].right, report.passes[0].wrong), (201, 0), "{report}");
+}
+
+/// The readers of a load would find most of these lies as well, and end it.
+#[tokio::test]
+async fn resets_that_lie_turn_the_run_red() {
+    let short: Manners = |n| Treatment { reset: Fate::Short, ..honest(n) };
+    let kept: Manners = |n| Treatment { reset: Fate::Kept, ..honest(n) };
+    let forgetful: Manners = |n| Treatment { reset: Fate::Forgetful, ..honest(n) };
+    for (lie, manners) in [("short", short), ("kept", kept), ("forgetful", forgetful)] {
+        let flags = "--duration 2s --ids none,minute --reset-every 10ms --rate 2000 --batch 10";
+        let report = report(manners, flags).await;
+        let wrong = report.passes[0].wrong;
+        assert!(wrong > 0 || !report.sightings.is_empty(), "{lie}: {report}");
+        assert!(!report.failures().is_empty(), "{lie}");
+    }
 }
 
 #[tokio::test]

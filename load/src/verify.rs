@@ -36,6 +36,8 @@ pub(crate) struct Pass {
     pub right: usize,
     /// Keys within their bounds that have too many unknown updates to say more.
     pub undecided: usize,
+    /// Keys within their upper bound that have a reset without an answer.
+    pub in_doubt: usize,
     /// Keys with a wrong value.
     pub wrong: usize,
     /// Keys that could not be read from some pod.
@@ -55,7 +57,7 @@ pub(crate) struct Finding {
     pub key: String,
     /// What is wrong, or `None` if the key could not be read.
     pub fault: Option<Fault>,
-    /// The least right value: the base plus the acknowledged sum.
+    /// The least right value: the base plus the acknowledged sum, less what resets returned.
     pub acked: String,
     /// The part of the value that unknown updates do not explain.
     pub difference: Option<String>,
@@ -109,6 +111,7 @@ impl Pass {
         let ledger = run.ledger(index);
         let verdict = ledger.judge_all(&values, settled);
         let (acked, acked_count) = (ledger.acked_value(), ledger.acked_count());
+        let is_resetting = ledger.is_resetting();
         drop(ledger);
 
         let wrong = match verdict {
@@ -118,6 +121,7 @@ impl Pass {
         match verdict {
             Verdict::Wrong(_) => self.wrong += 1,
             _ if answers.iter().any(Result::is_err) => self.unread += 1,
+            Verdict::Undecided if is_resetting => self.in_doubt += 1,
             Verdict::Undecided => self.undecided += 1,
             Verdict::Right => {
                 self.right += 1;
@@ -139,7 +143,7 @@ impl Pass {
 
     /// The number of keys of the pass.
     pub(crate) fn keys(&self) -> usize {
-        self.right + self.undecided + self.wrong + self.unread
+        self.right + self.undecided + self.in_doubt + self.wrong + self.unread
     }
 }
 

@@ -38,15 +38,32 @@ pub(crate) enum Shape {
 pub(crate) enum Kind {
     /// An update adds its weight.
     Counter,
+    /// An update adds its weight.
+    Sum,
+    /// An update records a value as often as its weight says. A read returns how many there are.
+    Stats,
+    /// Like `Stats`.
+    Histogram,
+    /// An update adds its weight to an item. A read returns the weight of all items.
+    TopK,
     /// An update adds its weight as an item. A read returns the sum of the items.
     Set,
 }
 
 impl Kind {
+    /// The kinds that have an exact total and count an id once. A set ignores ids, so an update that is repeated after a
+    /// reset would be in the value again. The other kinds have no total.
+    pub(crate) const WITH_TOTAL: [Self; 5] =
+        [Self::Counter, Self::Sum, Self::Stats, Self::Histogram, Self::TopK];
+
     /// The name of the kind in addresses.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
+            Self::Sum => "sum",
+            Self::Stats => "stats",
+            Self::Histogram => "histogram",
+            Self::TopK => "topk",
             Self::Set => "gset",
         }
     }
@@ -120,7 +137,7 @@ impl Workload {
         let groups = groups.min(count);
         let keys = (0..count)
             .map(|index| Key {
-                kind: Kind::Counter,
+                kind: shape.kinds[index % shape.kinds.len()],
                 group: match groups {
                     1 => group.to_owned(),
                     _ => format!("{group}-{}", index % groups),
@@ -141,6 +158,27 @@ impl Workload {
         Op { key: self.draw_key(elapsed, rng), weight: rng.random_range(1..1 << WEIGHT_BITS) }
     }
 
+    /// Draws one of the keys that get updates now, all of them alike.
+    pub(crate) fn draw_in_use(&self, elapsed: Duration, rng: &mut impl Rng) -> usize {
+        let last = self.keys.len() - 1;
+        match &self.choice {
+            Choice::Uniform | Choice::Cumulative(_) => rng.random_range(0..=last),
+            Choice::HotFirst { hot, turns, .. } => {
+                let cold = hot * turns;
+                match rng.random_range(0..hot + last + 1 - cold) {
+                    index if index < *hot => hot * self.turn(elapsed, *turns) + index,
+                    index => cold + index - hot,
+                }
+            }
+        }
+    }
+
+    /// The turn of the hot keys. A load may last slightly longer than planned.
+    fn turn(&self, elapsed: Duration, turns: usize) -> usize {
+        let passed = self.turn.map_or(0, |turn| elapsed.as_nanos() / turn.as_nanos());
+        usize::try_from(passed).unwrap_or(usize::MAX).min(turns - 1)
+    }
+
     /// Draws the key of an update.
     pub(crate) fn draw_key(&self, elapsed: Duration, rng: &mut impl Rng) -> usize {
         let last = self.keys.len() - 1;
@@ -151,10 +189,7 @@ impl Workload {
                 shares.partition_point(|share| *share <= point).min(last)
             }
             Choice::HotFirst { hot, turns, share } if rng.random_bool(*share) => {
-                let passed = self.turn.map_or(0, |turn| elapsed.as_nanos() / turn.as_nanos());
-                // A load may last slightly longer than planned.
-                let turn = usize::try_from(passed).unwrap_or(usize::MAX).min(turns - 1);
-                hot * turn + rng.random_range(0..*hot)
+                hot * self.turn(elapsed, *turns) + rng.random_range(0..*hot)
             }
             Choice::HotFirst { hot, turns, .. } => rng.random_range(hot * turns..=last),
         }
@@ -174,6 +209,8 @@ pub(crate) struct Mix {
     pub hot_share: f64,
     /// The turns of the hot keys of `Tenth`, if they change.
     pub turns: Option<Turns>,
+    /// The kinds of the keys, in turn.
+    pub kinds: &'static [Kind],
 }
 
 /// The turns of the hot keys.
@@ -336,7 +373,8 @@ mod tests {
     use super::*;
 
     fn mix(shape: Shape, key_count: usize) -> Mix {
-        Mix { shape, key_count, zipf_exponent: 0.99, hot_share: 0.5, turns: None }
+        let kinds = &[Kind::Counter];
+        Mix { shape, key_count, zipf_exponent: 0.99, hot_share: 0.5, turns: None, kinds }
     }
 
     fn draws(mix: &Mix, count: usize) -> Vec<usize> {
@@ -400,6 +438,29 @@ mod tests {
             let as_expected = |(index, count): (usize, &usize)| (*count > 0) == is_drawn(index);
             assert!(drawn.iter().enumerate().all(as_expected), "{elapsed_s} s: {drawn:?}");
         }
+    }
+
+    #[test]
+    fn resets_reach_every_key_in_use_alike() {
+        let turns = Some(Turns { length: Duration::from_secs(10), count: 3 });
+        let workload = Workload::new(&Mix { turns, ..mix(Shape::Tenth, 20) }, "g", 1);
+        let (mut rng, mut drawn) = (SmallRng::seed_from_u64(1), [0; 2 * 3 + 18]);
+        for _ in 0..20_000 {
+            drawn[workload.draw_in_use(Duration::from_secs(10), &mut rng)] += 1;
+        }
+        for (index, count) in drawn.into_iter().enumerate() {
+            let is_in_use = (2..4).contains(&index) || index >= 6;
+            let expected = if is_in_use { 850..1_150 } else { 0..1 };
+            assert!(expected.contains(&count), "{index}: {drawn:?}");
+        }
+    }
+
+    #[test]
+    fn keys_take_the_kinds_in_turn() {
+        let workload =
+            Workload::new(&Mix { kinds: &Kind::WITH_TOTAL, ..mix(Shape::Uniform, 7) }, "g", 2);
+        let kinds: Vec<_> = workload.keys().iter().map(|key| key.kind.name()).collect();
+        assert_eq!(kinds, ["counter", "sum", "stats", "histogram", "topk", "counter", "sum"]);
     }
 
     #[test]

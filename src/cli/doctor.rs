@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::fold::proves_moved_clock;
+use orderfree_core::protocol::reset::{Remembered, evidence};
 use orderfree_core::protocol::{Constants, Key, Name, Phase};
 use reqwest::Url;
 use serde_json::Value;
@@ -290,9 +291,11 @@ impl<'a> Look<'a> {
 /// The rules that the rows of a key break.
 fn broken_rules(report: &ShardsReport, constants: &Constants) -> Vec<String> {
     let mut wrong = Vec::new();
+    let reset = report.tally.as_ref().and_then(|tally| tally.reset.as_ref());
+    let evidence = |fence| evidence(fence, reset.map(Remembered::generation), constants);
     match report.tally.as_ref().map(|tally| &tally.content) {
         Some(Err(error)) => wrong.push(error.to_string()),
-        Some(Ok((fence, _))) if proves_moved_clock(*fence, report.now, constants) => {
+        Some(Ok((fence, _))) if proves_moved_clock(evidence(*fence), report.now, constants) => {
             wrong.push("its fence is in the future: a clock has moved".to_owned());
         }
         _ => {}

@@ -16,6 +16,7 @@ pub mod output;
 mod purge;
 mod reload;
 mod repair;
+mod reset;
 mod schema;
 mod take;
 mod token;
@@ -59,6 +60,14 @@ enum Command {
     /// id, so an interrupted run can be resumed and subtracts once. Two runs for one key at the same time can both
     /// take the same amount. Then the value is negative until more is added, and the next run takes less.
     Take(take::TakeArgs),
+    /// Reset a key of a running server, and print what it had: `reset counter/site/home`.
+    Reset(reset::ResetArgs),
+    /// Delete a key of a running server, and print what it had: `delete counter/site/home`. Or delete keys of a group, and
+    /// print their number: `delete counter/site --prefix 2026-11-`.
+    ///
+    /// Many keys are deleted up to 1000 at a time, with progress on standard error. If the command is interrupted, run it
+    /// again: it deletes the keys that are left.
+    Delete(reset::DeleteArgs),
     /// Print the value of a key of a running server: `get counter/site/home`.
     Get(client::GetArgs),
     /// List the keys of a group of a running server, with their values: `ls counter/site`.
@@ -124,6 +133,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Serve(args)) => serve(*args).await,
         Some(Command::Add(args)) => add::add(args).await,
         Some(Command::Take(args)) => take::take(args).await,
+        Some(Command::Reset(args)) => reset::reset(args).await,
+        Some(Command::Delete(args)) => reset::delete(args).await,
         Some(Command::Get(args)) => client::get(args).await,
         Some(Command::Ls(args)) => list::ls(args).await,
         Some(Command::Merge(args)) => list::merge(args).await,

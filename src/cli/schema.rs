@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use super::output::{say, show_all};
-use crate::pod::config::{StoreArgs, StoreConfig};
+use crate::pod::config::{Resets, StoreArgs, StoreConfig};
 use crate::runtime::telemetry;
 use crate::store::cassandra::schema;
 
@@ -20,7 +20,7 @@ pub(super) struct SchemaArgs {
 enum Action {
     /// Print the CQL statements.
     Print(Box<PlaceArgs>),
-    /// Create the keyspace and the table if they are missing.
+    /// Create the keyspace and the tables if they are missing.
     Apply(Box<PlaceArgs>),
 }
 
@@ -32,13 +32,18 @@ struct PlaceArgs {
     /// data centre, or its number of nodes if that is lower].
     #[arg(long, env = "ORDERFREE_REPLICATION", value_name = "DC:COUNT")]
     replication: Option<String>,
+    /// Whether the schema has a table for resets. With it, keys can be reset and deleted, and every pod looks at the
+    /// table each second. First upgrade all pods.
+    #[arg(long, env = "ORDERFREE_RESETS", default_value = "on", value_name = "ON|OFF")]
+    resets: Resets,
 }
 
 pub(super) async fn run(args: SchemaArgs) -> anyhow::Result<ExitCode> {
     match args.action {
         Action::Print(place) => {
             let replication = place.replication.as_deref().unwrap_or("datacenter1:3");
-            show_all(&schema::print(&place.store.keyspace, replication)?)?;
+            let with_resets = place.resets == Resets::On;
+            show_all(&schema::print(&place.store.keyspace, replication, with_resets)?)?;
         }
         Action::Apply(place) => {
             let _telemetry = telemetry::start();
@@ -47,7 +52,8 @@ pub(super) async fn run(args: SchemaArgs) -> anyhow::Result<ExitCode> {
                     "no Cassandra is set; set --cassandra host:port (ORDERFREE_CASSANDRA)"
                 );
             };
-            schema::apply(&config, place.replication.as_deref()).await?;
+            let with_resets = place.resets == Resets::On;
+            schema::apply(&config, place.replication.as_deref(), with_resets).await?;
             say(format_args!("keyspace {} is ready", config.keyspace));
         }
     }

@@ -37,7 +37,7 @@ struct NewArgs {
     #[arg(long)]
     name: String,
     /// What the token can do with all groups that begin with a prefix, such as `shop:=read,write`. An empty
-    /// prefix, as in `=admin`, means all groups. Verbs are read, write and admin. Can be repeated.
+    /// prefix, as in `=admin`, means all groups. Verbs are read, write, reset and admin. Can be repeated.
     #[arg(long = "grant", value_name = "GROUP_PREFIX=VERBS", required_unless_present = "groups", value_parser = grant)]
     prefixes: Vec<(String, Vec<String>)>,
     /// What the token can do with one group, such as `site=read,write`. Can be repeated.
@@ -79,8 +79,11 @@ fn grant(text: &str) -> Result<(String, Vec<String>), String> {
         text.rsplit_once('=').ok_or("write groups=verbs, such as shop:=read,write")?;
     let verb = |text: &str| {
         let known = Verb::ALL.iter().any(|verb| verb.name() == text);
-        let unknown =
-            || format!("`{text}` is not a verb; write read, write or admin, separated by commas");
+        let unknown = || {
+            format!(
+                "`{text}` is not a verb; write read, write, reset or admin, separated by commas"
+            )
+        };
         known.then(|| text.to_owned()).ok_or_else(unknown)
     };
     Ok((groups.to_owned(), verbs.split(',').map(str::trim).map(verb).collect::<Result<_, _>>()?))

@@ -17,6 +17,7 @@ use clap::{Arg, Args};
 use futures::{StreamExt, stream};
 use orderfree_core::crdt::{Kind, Question, State};
 use orderfree_core::protocol::fold::proves_moved_clock;
+use orderfree_core::protocol::reset::{Remembered, evidence};
 use orderfree_core::protocol::transfer::Parcel;
 use orderfree_core::protocol::{Constants, Key, MutatorId, Name, Timestamp, WriteError};
 use serde::{Deserialize, Serialize};
@@ -427,14 +428,26 @@ async fn deliver(
     if let Err(error) = store.check_clock(now) {
         return Imported::Refused(error.to_string());
     }
+    let resetter = node.resetter();
+    resetter.look_if_due().await;
     let found = match node.service().shards(write.key()).await {
         Ok(found) => found,
         Err(error) => return Imported::Refused(error.to_string()),
     };
+    let reset = found.tally.as_ref().and_then(|tally| tally.reset.as_ref());
+    if reset.is_some_and(|reset| !reset.counts(None, write.expires_at()))
+        || resetter.was_reset(write.key())
+    {
+        return refused(
+            "the key was reset lately, so the line would count nothing; import it under another name",
+        );
+    }
+    let evidence = |fence| evidence(fence, reset.map(Remembered::generation), constants);
     match found.tally.as_ref().map(|tally| &tally.content) {
         Some(Err(error)) => return Imported::Refused(error.to_string()),
         Some(Ok((fence, _)))
-            if *fence >= write.expires_at() || proves_moved_clock(*fence, now.wall, constants) =>
+            if *fence >= write.expires_at()
+                || proves_moved_clock(evidence(*fence), now.wall, constants) =>
         {
             return refused("the key's fence is in the future: a clock has moved");
         }
@@ -457,6 +470,9 @@ async fn deliver(
     match store.write_shard(write).await {
         Ok(()) if !parcel.ack_stands(SystemClock.now()) => {
             Imported::Unknown("the line expired during the import".to_owned())
+        }
+        Ok(()) if !resetter.parcel_stands(write.key(), SystemClock.now()) => {
+            Imported::Unknown("the key may be reset during the import; read it".to_owned())
         }
         Ok(()) if was_there => Imported::Before,
         Ok(()) => Imported::Now,

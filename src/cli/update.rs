@@ -101,11 +101,13 @@ impl Id {
         &self.text
     }
 
-    fn drawn() -> Id {
+    /// A new id.
+    pub(super) fn drawn() -> Id {
         Id::with_time(update_id(SystemClock.now().wall).to_string())
     }
 
-    fn name(&self, request: RequestBuilder) -> RequestBuilder {
+    /// Adds the id to a request.
+    pub(super) fn name(&self, request: RequestBuilder) -> RequestBuilder {
         let escaped = self.text.replace('\\', "\\\\").replace('"', "\\\"");
         let value = HeaderValue::from_bytes(format!("\"{escaped}\"").as_bytes());
         let value = value.expect("invariant: an id has no control characters");

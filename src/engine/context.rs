@@ -6,6 +6,7 @@ use orderfree_core::protocol::Constants;
 
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::metrics::Metrics;
+use crate::engine::resets::Resets;
 use crate::runtime::clock::Clock;
 use crate::runtime::random::Random;
 use crate::store::StoreClock;
@@ -17,6 +18,8 @@ pub struct Context {
     pub constants: Constants,
     pub metrics: Arc<Metrics>,
     pub random: Random,
+    /// What this pod knows of resets.
+    pub resets: Arc<Resets>,
 }
 
 impl Context {
@@ -30,6 +33,7 @@ impl Context {
     ) -> Context {
         let metrics = Arc::new(Metrics::new());
         let gate = ClockGate::new(clock, store, constants, Arc::clone(&metrics));
-        Context { gate: Arc::new(gate), constants, metrics, random }
+        let resets = Arc::new(Resets::new(constants));
+        Context { gate: Arc::new(gate), constants, metrics, random, resets }
     }
 }

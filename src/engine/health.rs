@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 /// Set by the server, read by `/readyz`.
 ///
 /// A pod is ready if and only if it has started, is not shutting down, its clock gate was open at least
-/// once, and its clock is not *measured* to be wrong.
+/// once, its clock is not *measured* to be wrong, and it has read the log of resets.
 #[derive(Debug, Default)]
 pub struct Health {
     started: AtomicBool,
@@ -17,11 +17,14 @@ pub struct Health {
     gate_was_open: AtomicBool,
 }
 
+/// What a check says if there is nothing to say.
+pub const OK: &str = "ok";
+
 /// The readiness checks and their results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Readiness {
-    /// The name of each check, and why it fails.
-    pub checks: [(&'static str, Result<(), String>); 3],
+    /// The name of each check, and what it says if it passes, or why it fails.
+    pub checks: [(&'static str, Result<String, String>); 4],
 }
 
 impl Health {
@@ -51,23 +54,29 @@ impl Health {
         &self.draining
     }
 
-    /// Checks whether the pod should get requests, given the current result of the clock gate.
+    /// Checks whether the pod should get requests, given the current result of the clock gate and what it knows of the
+    /// log of resets.
     #[must_use]
-    pub fn readiness(&self, clock: Result<(), ClockError>) -> Readiness {
+    pub fn readiness(
+        &self,
+        clock: Result<(), ClockError>,
+        resets: Result<String, String>,
+    ) -> Readiness {
         if clock.is_ok() {
             self.gate_was_open.store(true, Ordering::SeqCst);
         }
         let gate_was_open = self.gate_was_open.load(Ordering::SeqCst);
         let clock = match clock {
             Err(error) if error.is_measured() || !gate_was_open => Err(error.to_string()),
-            Ok(()) | Err(_) => Ok(()),
+            Ok(()) | Err(_) => Ok(OK.to_owned()),
         };
-        let passes = |is_so, why: &str| if is_so { Ok(()) } else { Err(why.to_owned()) };
+        let passes = |is_so, why: &str| if is_so { Ok(OK.to_owned()) } else { Err(why.to_owned()) };
         Readiness {
             checks: [
                 ("started", passes(self.is_started(), "still starting")),
                 ("serving", passes(!self.is_draining(), "shutting down")),
                 ("clock", clock),
+                ("resets", resets),
             ],
         }
     }
@@ -84,6 +93,11 @@ impl Readiness {
 mod tests {
     use super::*;
 
+    #[allow(clippy::unnecessary_wraps, reason = "the type of a check")]
+    fn read() -> Result<String, String> {
+        Ok(OK.to_owned())
+    }
+
     fn unmeasured() -> Result<(), ClockError> {
         Err(ClockError::Unmeasured { datacenter: "a".to_owned(), fresh: 0, nodes: 3 })
     }
@@ -91,23 +105,27 @@ mod tests {
     #[test]
     fn ready_once_started_until_draining() {
         let health = Health::default();
-        assert!(!health.readiness(Ok(())).is_ready(), "not started");
+        assert!(!health.readiness(Ok(()), read()).is_ready(), "not started");
         health.set_started();
-        assert!(health.readiness(Ok(())).is_ready());
+        assert!(health.readiness(Ok(()), read()).is_ready());
+        assert!(
+            !health.readiness(Ok(()), Err("unread".to_owned())).is_ready(),
+            "the log was not read"
+        );
         health.set_draining();
-        assert!(!health.readiness(Ok(())).is_ready(), "draining");
+        assert!(!health.readiness(Ok(()), read()).is_ready(), "draining");
     }
 
     #[test]
     fn only_a_measured_offset_makes_a_ready_pod_unready() {
         let health = Health::default();
         health.set_started();
-        assert!(!health.readiness(unmeasured()).is_ready(), "the gate was never open");
-        assert!(health.readiness(Ok(())).is_ready());
-        assert!(health.readiness(unmeasured()).is_ready(), "a dead node is not an outage");
-        let moved = health.readiness(Err(ClockError::Moved));
+        assert!(!health.readiness(unmeasured(), read()).is_ready(), "the gate was never open");
+        assert!(health.readiness(Ok(()), read()).is_ready());
+        assert!(health.readiness(unmeasured(), read()).is_ready(), "a dead node is not an outage");
+        let moved = health.readiness(Err(ClockError::Moved), read());
         assert!(!moved.is_ready());
         assert!(moved.checks[2].1.as_ref().is_err_and(|why| why.contains("NTP")));
-        assert!(health.readiness(Ok(())).is_ready(), "ready again");
+        assert!(health.readiness(Ok(()), read()).is_ready(), "ready again");
     }
 }

@@ -97,6 +97,38 @@ impl FoldEnd {
     }
 }
 
+/// How a reset ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResetEnd {
+    /// The keys begin again.
+    Done,
+    /// Nothing was changed.
+    Refused,
+    /// It did not begin, because this pod makes no more resets now.
+    Limited,
+    /// It is not known.
+    Unknown,
+}
+
+impl ResetEnd {
+    fn label(self) -> ResetLabel {
+        let end = match self {
+            ResetEnd::Done => "done",
+            ResetEnd::Refused => "refused",
+            ResetEnd::Limited => "limited",
+            ResetEnd::Unknown => "unknown",
+        };
+        ResetLabel { end }
+    }
+}
+
+/// Labels of [`Metrics::resets`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ResetLabel {
+    /// `done`, `refused`, `limited` or `unknown`.
+    pub end: &'static str,
+}
+
 /// What met an id with several contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdConflict {
@@ -210,6 +242,12 @@ pub struct Metrics {
     pub ids_alive: Gauge,
     /// Age in seconds of the oldest of these ids.
     pub ids_age_seconds: Gauge<f64, AtomicU64>,
+    /// Resets and deletes of keys by result.
+    pub resets: Family<ResetLabel, Counter>,
+    /// Resets that this pod remembers.
+    pub resets_remembered: Gauge,
+    /// Time in seconds since the oldest last look at a part of the log of resets.
+    pub reset_log_age_seconds: Gauge<f64, AtomicU64>,
     /// Panics by task.
     pub panics: Family<TaskLabel, Counter>,
     /// Reads of single keys by source of the answer.
@@ -289,6 +327,9 @@ impl Metrics {
             id_conflicts: Family::default(),
             ids_alive: Gauge::default(),
             ids_age_seconds: Gauge::default(),
+            resets: Family::default(),
+            resets_remembered: Gauge::default(),
+            reset_log_age_seconds: Gauge::default(),
             panics: Family::default(),
             reads: Family::default(),
             read_shards: counts(),
@@ -376,6 +417,13 @@ impl Metrics {
         let help = "Time since this pod stored the oldest id that no fold can have taken yet";
         let (unit, gauge) = (Unit::Seconds, self.ids_age_seconds.clone());
         r.register_with_unit("ids_oldest_age", help, unit, gauge);
+        r.register("resets", "Resets and deletes of keys by result", self.resets.clone());
+        let help = "Resets that this pod remembers, because rows of before can come back";
+        r.register("resets_remembered", help, self.resets_remembered.clone());
+        let help =
+            "Time since this pod read the log of resets; it takes no updates above a few seconds";
+        let (unit, gauge) = (Unit::Seconds, self.reset_log_age_seconds.clone());
+        r.register_with_unit("reset_log_age", help, unit, gauge);
         r.register("panics", "Panics by task", self.panics.clone());
         let help = "Reads of single keys by source of the answer";
         r.register("reads", help, self.reads.clone());
@@ -431,12 +479,16 @@ impl Metrics {
         for met in [IdConflict::Update, IdConflict::Read, IdConflict::Fold] {
             self.id_conflicts.get_or_create(&met.label()).inc_by(0);
         }
+        for end in [ResetEnd::Done, ResetEnd::Refused, ResetEnd::Limited, ResetEnd::Unknown] {
+            self.resets.get_or_create(&end.label()).inc_by(0);
+        }
         for class in ["write_refused", "write_unknown", "unavailable", "too_many_rows", "corrupt"] {
             self.store_errors.get_or_create(&StoreErrorLabel { class }).inc_by(0);
         }
-        for reason in
-            ["op", "clock", "limit", "quota", "births", "ids", "store", "unsent", "stopping"]
-        {
+        for reason in [
+            "op", "clock", "resets", "limit", "quota", "births", "ids", "store", "unsent",
+            "stopping",
+        ] {
             self.refused.get_or_create(&RefusedLabel { reason }).inc_by(0);
         }
         for reason in ["unauthenticated", "forbidden", "rate", "quota"] {
@@ -474,6 +526,11 @@ impl Metrics {
     /// Counts a fold by result.
     pub fn count_fold(&self, end: FoldEnd) {
         self.folds.get_or_create(&FoldLabel { end: end.name() }).inc();
+    }
+
+    /// Counts a reset by result.
+    pub fn count_reset(&self, end: ResetEnd) {
+        self.resets.get_or_create(&end.label()).inc();
     }
 
     /// Counts ids with several contents.

@@ -3,6 +3,7 @@
 //! * [`clock_gate`]: whether this pod's clock can be trusted;
 //! * [`mod@write`]: updates, collected per key and written; [`read`]; [`fold`]: merges expired shards into
 //!   tallies;
+//! * [`resets`]: what this pod knows of resets, and how it makes one;
 //! * [`service`]: the operations that other folders call;
 //! * [`health`]: whether the pod is ready; [`metrics`]; `memory`: budgets that requests share.
 //!
@@ -15,6 +16,7 @@ pub mod health;
 pub(crate) mod memory;
 pub mod metrics;
 pub mod read;
+pub mod resets;
 pub mod service;
 pub mod write;
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use orderfree_core::crdt::envelope;
 use orderfree_core::crdt::pack::United;
 use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::clock::ClockError;
@@ -10,6 +11,7 @@ use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::group::{self, Then};
 use orderfree_core::protocol::op_id::NamedOp;
 use orderfree_core::protocol::read::{self, Answer};
+use orderfree_core::protocol::reset::Remembered;
 use orderfree_core::protocol::row_reader::{RowError, RowReader};
 use orderfree_core::protocol::{
     BadSlice, Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp,
@@ -75,6 +77,8 @@ pub struct ShardsReport {
 /// A tally, decoded or not.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TallyView {
+    /// The reset that it remembers.
+    pub reset: Option<Remembered>,
     /// Its fence and state.
     pub content: Result<(Timestamp, State), RowError>,
     /// The tally has no room for another shard.
@@ -267,6 +271,7 @@ impl Service {
             now,
             cutoff: now.minus(self.constants.cutoff()),
             tally: read::tally(key, &slice).map(|content| TallyView {
+                reset: slice.tally().and_then(|row| envelope::reset(&row.state)),
                 is_grave: slice.has_grave(),
                 is_full: slice.has_full_tally(),
                 content,
@@ -274,7 +279,7 @@ impl Service {
             shards: read::shards(key, &slice, now, &self.constants),
             united: match read::assemble(key, &slice, now, &self.constants) {
                 Ok(Answer::Value(reading)) => Some(reading.united),
-                Ok(Answer::Absent | Answer::Grave(_) | Answer::ReadAgain) => {
+                Ok(Answer::Absent | Answer::Grave(..) | Answer::ReadAgain) => {
                     Some(United::default())
                 }
                 Err(_) => None,

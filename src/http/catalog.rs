@@ -99,9 +99,10 @@ catalog! {
         "The body is well-formed, but it is not an operation of this kind of key.",
         "GET /v1/kinds shows an example op of each kind.";
     BadHeader: BAD_REQUEST, "unsupported-header", "Unsupported header",
-        "The request has a header for something that this server can't do: a precondition on an update, or \
-         an id on a request that changes nothing. The server rejects such headers and never ignores them.",
-        "Leave the header out.";
+        "The request has a header for something that this server can't do: a precondition on an update, an id on a \
+         request that changes nothing, or a time to wait that is no number of seconds. The server rejects such headers \
+         and never ignores them.",
+        "Leave the header out, or correct it as the detail says.";
     BadId: UNPROCESSABLE_ENTITY, "bad-id", "Not an id",
         "An id, its time or its window is malformed, or the request has two of them.",
         "Do what `detail` says. Nothing was counted.";
@@ -119,6 +120,12 @@ catalog! {
          counted, and no later one can be.",
         "Stop sending this id. If no earlier request with it was sent, send the update with a new id; \
          otherwise its outcome stays unknown.";
+    IdBeforeReset: UNPROCESSABLE_ENTITY, "id-before-reset", "The key was reset at about the time of the id",
+        "The key was reset after the time of this id, or up to a minute before. This request counted nothing. An \
+         earlier request with the id may be counted, in what the reset cleared or after it. Only running totals \
+         and kinds that ignore ids have this problem.",
+        "Stop sending this id. If no earlier request with it was sent, send the update with a new id, a minute \
+         after the reset or later.";
     IdReused: UNPROCESSABLE_ENTITY, "id-reused", "The id belongs to another update",
         "This pod has an update of the key with this id and other content. An id names one update.",
         "Send the update that the id was made for, or use a new id for this one.";
@@ -129,10 +136,11 @@ catalog! {
          is acked. If the sender lost its total and \
          began again, use a new id.";
     TooManyIds: TOO_MANY_REQUESTS retry 60, "too-many-ids", "Too many ids of one key",
-        "This pod has as many ids of the key for one window as it can have, or a read of the key has met too many. \
-         Ids stay until no retry can come any more and a fold has taken them.",
+        "This pod has as many ids of the key for one window as it can have, or a read of the key has met too many, \
+         or a reset would clear too many. Ids stay until no retry can come any more and a fold has taken them.",
         "Send this update again with the same id, window and key, to another pod or later: with another window or \
-         key it can count twice. For later updates, use more keys or the window `minute`.";
+         key it can count twice. For later updates, use more keys or the window `minute`. Send a reset again when \
+         the windows of its ids have ended.";
     OutOfRange: CONFLICT, "out-of-range", "The value would be out of range",
         "The op, or the merge of the keys, would take the value beyond the range of its kind.",
         "Send a smaller amount, use another key, or merge fewer keys.";
@@ -147,10 +155,8 @@ catalog! {
         "Read the key again. Send an item's own `seen` or the `context` to remove it, and the `context` to \
          clear the key.";
     MethodNotAllowed: METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed",
-        "The address exists, but not with this method. Keys can't be deleted or set yet: a counter only \
-         adds.",
-        "Use one of the methods in the Allow header. To start again at zero, use a new name, or add the \
-         negative of the current value.";
+        "The address exists, but not with this method. Keys can't be set: a counter only adds.",
+        "Use one of the methods in the Allow header. To start again at zero, POST to the key's /reset.";
     ContentType: UNSUPPORTED_MEDIA_TYPE, "content-type", "Content type not supported",
         "This endpoint does not read the body's content type or its content encoding.",
         "Send application/json or, for a bare amount or item, text/plain. With curl, JSON needs a header: \
@@ -179,6 +185,11 @@ catalog! {
         "This pod has not compared its clock with the store's recently, or they differ too much. Updates \
          and folds wait, because counts could be lost. Reads continue. Nothing was applied.",
         "Send the update to another pod. Operators: check NTP on this machine and on the store's.";
+    ResetLogUnread: SERVICE_UNAVAILABLE retry 1, "reset-log-unread", "The log of resets was not read lately",
+        "Keys of this installation can be reset, and this pod could not read the log of resets for some seconds. \
+         An update could belong to a key that was reset meanwhile. Reads continue. Nothing was applied.",
+        "Send the update again, or to another pod. Operators: too few nodes of the store answer this pod, or its \
+         clock is behind.";
     StoreRefused: SERVICE_UNAVAILABLE retry 1, "store-refused", "The store did not take the write",
         "The update was not applied: too few nodes of the store were available, the store's disk is \
          full, or the update used ?ack=memory while no write of its key was being acknowledged.",
@@ -222,6 +233,37 @@ catalog! {
     Corrupt: INTERNAL_SERVER_ERROR, "corrupt", "The store returned invalid data",
         "An answer from the store breaks a rule that every row keeps.",
         "Operators: look at this pod's log. Something else may be writing to the table.";
+    ResetAbsent: NOT_FOUND, "reset-absent", "There is no such reset",
+        "No reset of the key has this id, or it was more than three days ago.",
+        "Check the id. If the request that reset the key got no answer, send it again with its Idempotency-Key.";
+    NotResettable: CONFLICT, "not-resettable", "The key can't be reset",
+        "A row of the key can't be decoded, so it is not known what would be cleared, or the key has more rows than a \
+         reset reads. Nothing was changed.",
+        "If a row can't be decoded, the key's /shards name it: upgrade all pods, or discard the row, then reset the key. \
+         If there are too many rows, wait until folds have taken some. To reset a key often, use names with a date.";
+    ResetOvertaken: CONFLICT retry 1, "reset-overtaken", "Something else came before the reset",
+        "Another reset, a fold or a clock came before this reset. Nothing was changed.",
+        "Reset the key again.";
+    ResetPaused: SERVICE_UNAVAILABLE retry 60, "reset-paused", "Keys can't be reset now",
+        "Resets are switched off, the store has no table for them or made it minutes ago, the cluster has several \
+         data centres, the cutoff is too short for them, the file of the embedded store has 200,000 resets, or folds are \
+         not safe now. Nothing was changed.",
+        "The detail says which. Operators: run `orderfree schema apply`, or set ORDERFREE_RESETS, ORDERFREE_FOLD or \
+         ORDERFREE_CUTOFF.";
+    TooManyResets: TOO_MANY_REQUESTS retry 60, "too-many-resets", "Too many resets",
+        "This pod makes 1,000 resets at the same time, and remembers 200,000 keys that were reset in the last two days. \
+         With Cassandra, pods keep 15,000 resets of an eighth of all groups, each for about three days. Nothing was \
+         changed.",
+        "Send the request again later; the detail says when. To begin again often, use names with a date or a time.";
+    ResetsTooFast: TOO_MANY_REQUESTS retry 10, "resets-too-fast", "Too many resets a second",
+        "A pod resets 100 keys a second on average, and 1,000 at once after a pause. Every pod reads the log of \
+         resets all the time, so a longer log would slow down all of them. Nothing was changed.",
+        "Send the request again after Retry-After. To begin again often, use names with a date or a time.";
+    ResetUnknown: GATEWAY_TIMEOUT, "reset-unknown", "The reset was not acknowledged",
+        "The key is reset as of the time of the request, or never. Until that is settled, reads can show either value. \
+         What it had can be lost.",
+        "Send the request again with its Idempotency-Key: within some two minutes, a pod can find out. Otherwise read \
+         the key, or reset it with a new id.";
     FoldPaused: SERVICE_UNAVAILABLE retry 10, "fold-paused", "Folding is paused",
         "The clocks or the nodes' schema do not allow a fold now, or folds are switched off \
          (ORDERFREE_FOLD=off). The key is unchanged.",

@@ -26,7 +26,7 @@ use axum::middleware::from_fn_with_state;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use api::{batch, ids, inspect, merge, operations, read, repair, update};
+use api::{batch, ids, inspect, merge, operations, read, repair, reset, update};
 use observe::Observer;
 use state::Served;
 
@@ -77,8 +77,10 @@ fn all_routes() -> OpenApiRouter<Served> {
 
 fn user_routes() -> OpenApiRouter<Served> {
     OpenApiRouter::with_openapi(openapi::head())
-        .routes(routes!(update::update, read::read))
-        .routes(routes!(read::read_group))
+        .routes(routes!(update::update, read::read, reset::delete))
+        .routes(routes!(read::read_group, reset::delete_group))
+        .routes(routes!(reset::reset))
+        .routes(routes!(reset::progress))
         .routes(routes!(batch::batch))
         .routes(routes!(batch::query))
         .routes(routes!(ids::ids))

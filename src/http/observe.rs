@@ -78,14 +78,15 @@ impl Observer {
         extract::check_address(request.uri())?;
         extract::check_host(request.version(), request.headers())?;
         let caller = self.caller(route, request.headers(), now);
-        let mut audit = (is_audited(route) && (caller.is_ok() || self.may_log())).then(|| Audit {
-            caller: caller.as_ref().map_or("nobody", Caller::name).to_owned(),
-            method: request.method().clone(),
-            uri: request.uri().clone(),
-            request_id: request_id.to_str().unwrap_or_default(),
-            trace_id,
-            status: None,
-        });
+        let mut audit = (is_audited(request.method(), route) && (caller.is_ok() || self.may_log()))
+            .then(|| Audit {
+                caller: caller.as_ref().map_or("nobody", Caller::name).to_owned(),
+                method: request.method().clone(),
+                uri: request.uri().clone(),
+                request_id: request_id.to_str().unwrap_or_default(),
+                trace_id,
+                status: None,
+            });
         let answer = match caller {
             Ok(caller) => self.admit((method, route), caller, request, next).await,
             Err(problem) => Err(problem),
@@ -298,15 +299,20 @@ pub(crate) fn count_denied(metrics: &Metrics, problem: ProblemType) {
     metrics.denied.get_or_create(&DeniedLabel { reason }).inc();
 }
 
+/// Whether a request is logged: it is for operators, or clears keys.
+fn is_audited(method: &Method, route: &str) -> bool {
+    is_for_operators(route) || method == Method::DELETE || route.ends_with("/reset")
+}
+
 /// Whether a route is for operators: it shows or changes rows of the store.
-fn is_audited(route: &str) -> bool {
+fn is_for_operators(route: &str) -> bool {
     const ADMIN: [&str; 3] = ["/shards", "/fold", "/discard"];
     route == "/v1/{kind}" || ADMIN.iter().any(|end| route.ends_with(end))
 }
 
 /// Whether a route is for clients and not for operators.
 fn is_for_clients(route: &str) -> bool {
-    route.starts_with(CLIENTS) && !is_audited(route)
+    route.starts_with(CLIENTS) && !is_for_operators(route)
 }
 
 /// The client's id if it is fit for a header, a log and a problem, otherwise a new one.
@@ -345,7 +351,7 @@ fn is_read(method: &str, route: &str) -> bool {
 
 /// Whether a request is an update, so that its problem must have an outcome.
 fn is_update(method: &str, route: &str) -> bool {
-    !is_read(method, route) && !is_audited(route)
+    !is_read(method, route) && !is_for_operators(route)
 }
 
 fn panicked(panic: Box<dyn Any + Send>, metrics: &Metrics) -> Response {
@@ -377,10 +383,6 @@ pub(crate) async fn unknown_route(uri: Uri) -> Problem {
 /// The answer to routes without this method. The router adds the `Allow` header.
 pub(crate) async fn method_not_allowed(method: Method) -> Problem {
     let detail = match method {
-        Method::DELETE => {
-            "Keys can't be deleted or reset yet. Use a new name, or add the negative of the current \
-             value."
-        }
         Method::PUT | Method::PATCH => {
             "A key can't be set, only updated: POST an op, such as {\"op\":\"add\",\"by\":5}."
         }

@@ -49,9 +49,11 @@ fn typed() -> OpenApi {
         body.required = Some(Required::False);
     }
     for (path, item) in &mut document.paths.paths {
-        for (method, operation) in
-            [(HttpMethod::Get, &mut item.get), (HttpMethod::Post, &mut item.post)]
-        {
+        for (method, operation) in [
+            (HttpMethod::Get, &mut item.get),
+            (HttpMethod::Post, &mut item.post),
+            (HttpMethod::Delete, &mut item.delete),
+        ] {
             if let Some(operation) = operation {
                 add_problems(operation, &problems_of(path, &method));
             }
@@ -105,11 +107,13 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
     use ProblemType::{
         AnswerFull, BadAddress, BadBody, BadHeader, BadId, BadName, BadOp, BadQuery, BadRequest,
         BodyTooLarge, BodyTooSlow, BornTooOften, Clock, ContentType, Corrupt, DiscardUnknown,
-        FoldBusy, FoldPaused, FoldUnknown, Forbidden, IdAhead, IdExpired, IdReused, IdWithoutTime,
-        Internal, KeyAbsent, NotAcceptable, NotDiscardable, NotReady, OtherItem, OutOfRange,
-        OutcomeUnknown, OverQuota, Overloaded, RowAbsent, SequenceBehind, StateTooLarge, Stopping,
-        StoreRefused, StoreUnavailable, TooFast, TooManyIds, TooManyRows, Unauthenticated,
-        Undecodable, UnknownKind, UnknownProblem, Unmergeable, Unsent, UriTooLong,
+        FoldBusy, FoldPaused, FoldUnknown, Forbidden, IdAhead, IdBeforeReset, IdExpired, IdReused,
+        IdWithoutTime, Internal, KeyAbsent, NotAcceptable, NotDiscardable, NotReady, NotResettable,
+        OtherItem, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, ResetAbsent, ResetLogUnread,
+        ResetOvertaken, ResetPaused, ResetUnknown, ResetsTooFast, RowAbsent, SequenceBehind,
+        StateTooLarge, Stopping, StoreRefused, StoreUnavailable, TooFast, TooManyIds,
+        TooManyResets, TooManyRows, Unauthenticated, Undecodable, UnknownKind, UnknownProblem,
+        Unmergeable, Unsent, UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, BadRequest, UriTooLong, Internal];
     const CALLED: &[ProblemType] = &[Unauthenticated, Forbidden, TooFast];
@@ -125,19 +129,48 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         OverQuota,
         BornTooOften,
         Clock,
+        ResetLogUnread,
         StoreRefused,
         Unsent,
         Stopping,
         OutcomeUnknown,
     ];
-    const IDS: &[ProblemType] =
-        &[BadId, IdWithoutTime, IdAhead, IdExpired, IdReused, SequenceBehind, TooManyIds];
+    const IDS: &[ProblemType] = &[
+        BadId,
+        IdWithoutTime,
+        IdAhead,
+        IdExpired,
+        IdBeforeReset,
+        IdReused,
+        SequenceBehind,
+        TooManyIds,
+    ];
     const READ: &[ProblemType] =
         &[BadHeader, StoreUnavailable, TooManyRows, Undecodable, Unmergeable, Corrupt];
     const FOLD: &[ProblemType] = &[FoldPaused, FoldBusy, FoldUnknown];
+    const RESET: &[ProblemType] = &[
+        BadHeader,
+        KeyAbsent,
+        NotResettable,
+        ResetOvertaken,
+        ResetPaused,
+        ResetUnknown,
+        TooManyResets,
+        ResetsTooFast,
+        TooManyIds,
+        Clock,
+        StoreUnavailable,
+    ];
+    const RESET_IDS: &[ProblemType] = &[BadId, IdWithoutTime, IdAhead, IdExpired, IdReused];
     let of_path: &[&[ProblemType]] = match (path, method) {
         ("/v1/{kind}/{group}/{name}", HttpMethod::Post) => {
             &[ADDRESSED, BODY, WRITE, IDS, &[NotAcceptable]]
+        }
+        ("/v1/{kind}/{group}/{name}", HttpMethod::Delete)
+        | ("/v1/{kind}/{group}/{name}/reset", _) => &[ADDRESSED, RESET, RESET_IDS],
+        ("/v1/{kind}/{group}/{name}/resets/{id}", _) => &[ADDRESSED, RESET, &[ResetAbsent]],
+        ("/v1/{kind}/{group}", HttpMethod::Delete) => {
+            &[ADDRESSED, READ, RESET, &[BadId, IdWithoutTime]]
         }
         ("/v1/{kind}/{group}/{name}", _) => {
             &[ADDRESSED, READ, &[KeyAbsent, NotAcceptable, AnswerFull]]
@@ -225,7 +258,7 @@ mod tests {
     #[test]
     fn every_endpoint_says_what_it_is_and_answers() {
         for (path, item) in typed().paths.paths {
-            for operation in [item.get, item.post].into_iter().flatten() {
+            for operation in [item.get, item.post, item.delete].into_iter().flatten() {
                 assert!(operation.summary.is_some_and(|text| !text.is_empty()), "{path}");
                 let answers: Vec<&String> = operation.responses.responses.keys().collect();
                 assert!(answers.iter().any(|status| *status == "200"), "{path}: {answers:?}");

@@ -12,6 +12,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::fold::FoldError;
+use orderfree_core::protocol::reset::ResetError;
 use orderfree_core::protocol::row_reader::RowError;
 use orderfree_core::protocol::{Durability, Outcome, Timestamp};
 use serde::{Serialize, Serializer};
@@ -20,6 +21,7 @@ use utoipa::openapi::{ObjectBuilder, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::engine::fold::FoldFailure;
+use crate::engine::resets::ResetFailure;
 use crate::engine::service::ReadError;
 use crate::engine::write::{Refused, UpdateError};
 use crate::http::catalog::{Entry, ProblemType};
@@ -471,6 +473,9 @@ impl From<UpdateError> for Problem {
             UpdateError::IdExpired { .. } => {
                 Problem::new(ProblemType::IdExpired, sentence(&error.to_string())).unknown()
             }
+            UpdateError::IdBeforeReset => {
+                Problem::new(ProblemType::IdBeforeReset, sentence(&error.to_string())).unknown()
+            }
         }
     }
 }
@@ -480,6 +485,7 @@ impl From<Refused> for Problem {
         let kind = match &refused {
             Refused::Op(error) => return Problem::from(error.clone()),
             Refused::Clock(_) => ProblemType::Clock,
+            Refused::Resets(_) => ProblemType::ResetLogUnread,
             Refused::Overloaded(_) => ProblemType::Overloaded,
             Refused::Quota(_) => ProblemType::OverQuota,
             Refused::BornTooOften => ProblemType::BornTooOften,
@@ -555,6 +561,34 @@ impl From<FoldFailure> for Problem {
             }
         };
         Problem::new(kind, sentence(&failure.to_string()))
+    }
+}
+
+impl From<ResetFailure> for Problem {
+    fn from(failure: ResetFailure) -> Problem {
+        let kind = match &failure {
+            ResetFailure::Refused(ResetError::Absent) => ProblemType::KeyAbsent,
+            ResetFailure::Refused(ResetError::Row(_)) => ProblemType::NotResettable,
+            ResetFailure::Refused(ResetError::TooManyIds) => ProblemType::TooManyIds,
+            ResetFailure::Refused(ResetError::Overtaken) => ProblemType::ResetOvertaken,
+            ResetFailure::Refused(ResetError::Ahead) => ProblemType::Clock,
+            ResetFailure::TooManyRows { .. } => ProblemType::NotResettable,
+            ResetFailure::IdAhead { .. } => ProblemType::IdAhead,
+            ResetFailure::IdExpired => ProblemType::IdExpired,
+            ResetFailure::Obstacle(_) | ResetFailure::Constants(_) => ProblemType::ResetPaused,
+            ResetFailure::Clock(_) => ProblemType::Clock,
+            ResetFailure::TooFast { .. } => ProblemType::ResetsTooFast,
+            ResetFailure::TooManyAtOnce | ResetFailure::TooManyRemembered => {
+                ProblemType::TooManyResets
+            }
+            ResetFailure::Store(_) => ProblemType::StoreUnavailable,
+            ResetFailure::Unknown(_) => ProblemType::ResetUnknown,
+        };
+        let problem = Problem::new(kind, sentence(&failure.to_string()));
+        match failure {
+            ResetFailure::Unknown(_) | ResetFailure::IdExpired => problem.unknown(),
+            _ => problem,
+        }
     }
 }
 

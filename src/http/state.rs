@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::engine::health::Health;
 use crate::engine::memory::MemoryBudget;
+use crate::engine::resets::Resetter;
 use crate::engine::service::Service;
 use crate::http::body::bodies::Bodies;
 use crate::http::guard::answers::Answers;
@@ -17,6 +18,7 @@ pub struct AppState {
     /// The store's name.
     pub store: &'static str,
     pub service: Arc<Service>,
+    pub resetter: Arc<Resetter>,
     pub health: Arc<Health>,
     pub policies: Policies,
     pub build: Build,

@@ -199,7 +199,12 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_FOLD", default_value = "on", value_name = "ON|MANUAL|OFF")]
     pub fold: Switch,
 
-    /// Create the keyspace and the table at start if they are missing. For development only.
+    /// Whether keys can be reset and deleted over HTTP. Pods look at the log of resets wherever its table exists,
+    /// whatever this says.
+    #[arg(long, env = "ORDERFREE_RESETS", help_heading = EXPERT, default_value = "on", value_name = "ON|OFF")]
+    pub resets: Resets,
+
+    /// Create the keyspace and the tables at start if they are missing. For development only.
     #[arg(long, env = "ORDERFREE_APPLY_SCHEMA", help_heading = EXPERT)]
     pub apply_schema: bool,
 
@@ -249,6 +254,15 @@ pub enum Switch {
     /// Only on request; another process folds in the background.
     Manual,
     /// Never: a fold would do harm now.
+    Off,
+}
+
+/// Whether an installation resets keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Resets {
+    /// Keys can be reset.
+    On,
+    /// The endpoints are closed, and the schema has no table for resets.
     Off,
 }
 
@@ -366,6 +380,7 @@ impl StoreArgs {
             clock_offset_max: self.clock_offset_max,
             fence_quantum: self.fence_quantum,
             sweep_every: self.sweep_every,
+            reset_memory: None,
             hint_window: is_weak.then(|| self.hint_window.unwrap_or(HINT_WINDOW_DEFAULT)),
         })?)
     }

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use axum::Router;
 use orderfree_core::protocol::Constants;
+use orderfree_core::protocol::reset::ResetFlaw;
 use tokio::time::Instant;
 
 use crate::engine::Context;
 use crate::engine::fold::{Folder, Folding};
 use crate::engine::health::Health;
 use crate::engine::metrics::Metrics;
+use crate::engine::resets::Resetter;
 use crate::engine::service::Service;
 use crate::engine::write::{Bounds, Mutators};
 use crate::http::{self, AppState, Build};
@@ -31,6 +33,7 @@ pub struct Node {
     mutators: Arc<Mutators>,
     service: Arc<Service>,
     folder: Arc<Folder>,
+    resetter: Arc<Resetter>,
     pub(crate) health: Arc<Health>,
     pub(crate) policies: Policies,
     /// For each address.
@@ -49,6 +52,11 @@ pub struct Parts {
     pub fold: Switch,
     /// Requests in progress at once, for each address.
     pub requests_max: usize,
+    /// Whether this pod resets keys for clients.
+    pub has_resets: bool,
+    /// A rule that a simulation breaks.
+    #[doc(hidden)]
+    pub reset_flaw: Option<ResetFlaw>,
 }
 
 impl Parts {
@@ -64,6 +72,8 @@ impl Parts {
             policies: Policies::default(),
             fold: Switch::On,
             requests_max: limits::REQUESTS_MAX,
+            has_resets: true,
+            reset_flaw: None,
         }
     }
 }
@@ -72,7 +82,9 @@ impl Node {
     /// Wires a pod over a store; nothing runs in the background yet.
     #[must_use]
     pub fn new(parts: Parts) -> Node {
-        let Parts { store, constants, clock, random, bounds, policies, fold, requests_max } = parts;
+        let (requests_max, has_resets, reset_flaw) =
+            (parts.requests_max, parts.has_resets, parts.reset_flaw);
+        let Parts { store, constants, clock, random, bounds, policies, fold, .. } = parts;
         let context = Context::new(store.clone(), constants, clock, random);
         let metrics = &context.metrics;
         for (gauge, most) in [
@@ -88,12 +100,23 @@ impl Node {
             Switch::Manual => Folding::WhenAsked,
             Switch::Off => Folding::Off,
         };
+        let resetter = Resetter::new(
+            store.clone(),
+            store.clone(),
+            &context,
+            match (has_resets, folding) {
+                (false, _) => Some("they are switched off (ORDERFREE_RESETS=off)"),
+                (true, Folding::Off) => Some("folds are switched off (ORDERFREE_FOLD=off)"),
+                (true, _) => None,
+            },
+            reset_flaw,
+        );
         let folder =
             Folder::new(store.clone(), store.clone(), context.clone(), folding, policies.clone());
         let service =
             Service::new(store.clone(), store.clone(), context, mutators.clone(), folder.clone());
         let (service, health) = (Arc::new(service), Arc::default());
-        Node { store, mutators, service, folder, health, policies, requests_max, tasks }
+        Node { store, mutators, service, folder, resetter, health, policies, requests_max, tasks }
     }
 
     /// Wires a pod for a tool, which has no clients and no background work.
@@ -130,12 +153,18 @@ impl Node {
         let tidy = Arc::clone(&self.mutators).tidy(self.tasks.clone());
         self.tasks.spawn(Task::Tidy, tidy);
         self.folder.start(&self.tasks);
+        self.tasks.spawn(Task::ResetPoll, Arc::clone(&self.resetter).poll(self.tasks.clone()));
         self.health.set_started();
     }
 
     #[must_use]
     pub fn folder(&self) -> &Arc<Folder> {
         &self.folder
+    }
+
+    #[must_use]
+    pub fn resetter(&self) -> &Arc<Resetter> {
+        &self.resetter
     }
 
     #[must_use]
@@ -163,6 +192,7 @@ impl Node {
         AppState {
             store: self.store.name(),
             service: Arc::clone(&self.service),
+            resetter: Arc::clone(&self.resetter),
             health: Arc::clone(&self.health),
             policies: self.policies.clone(),
             build: Build::THIS,

@@ -16,7 +16,7 @@ use crate::http;
 use crate::limits;
 use crate::net::listen::Listener;
 use crate::net::tls::ServerTls;
-use crate::pod::config::{ServeArgs, StoreConfig, Switch};
+use crate::pod::config::{Resets, ServeArgs, StoreConfig, Switch};
 use crate::pod::node::{Node, Parts};
 use crate::pod::rotation::Reader;
 use crate::policy::Policies;
@@ -103,6 +103,9 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
             store?
         }
     };
+    if store.has_resets() && store.own_resets().is_none() {
+        constants.check_resets()?;
+    }
     ports.bind(args)?;
     let contents = store.contents().map_or_else(String::new, |contents| format!("; {contents}"));
     let random = Random::system();
@@ -110,7 +113,16 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
     let bounds = Bounds { mutators_max, resting_bytes, ..Bounds::default() };
     let node = {
         let (fold, requests_max) = (args.fold, args.requests_max);
-        Node::new(Parts { store, constants, clock, random, bounds, policies, fold, requests_max })
+        let parts = Parts {
+            random,
+            bounds,
+            policies,
+            fold,
+            requests_max,
+            has_resets: args.resets == Resets::On,
+            ..Parts::new(store, constants, clock)
+        };
+        Node::new(parts)
     };
     node.start();
     let metrics = node.metrics();
@@ -229,7 +241,8 @@ async fn wait_for_store(
             if args.apply_schema
                 && let StoreConfig::Cassandra(config) = config
             {
-                cassandra::schema::apply(config, None).await?;
+                let with_resets = args.resets == Resets::On;
+                cassandra::schema::apply(config, None, with_resets).await?;
             }
             open_store(config.clone(), constants, Arc::clone(clock)).await
         };

@@ -41,10 +41,12 @@ pub enum Verb {
     Write,
     /// Inspects shards, folds, lists groups, and discards a row.
     Admin,
+    /// Resets and deletes keys.
+    Reset,
 }
 
 impl Verb {
-    pub const ALL: [Verb; 3] = [Verb::Read, Verb::Write, Verb::Admin];
+    pub const ALL: [Verb; 4] = [Verb::Read, Verb::Write, Verb::Admin, Verb::Reset];
 
     /// The verb's name in the file.
     #[must_use]
@@ -53,6 +55,7 @@ impl Verb {
             Verb::Read => "read",
             Verb::Write => "write",
             Verb::Admin => "admin",
+            Verb::Reset => "reset",
         }
     }
 }
@@ -319,7 +322,7 @@ impl GrantEntry {
         let GrantEntry { group, group_prefix, verbs } = self;
         ensure!(
             !verbs.is_empty(),
-            "a grant of the token {token:?} has no verbs; write read, write or admin"
+            "a grant of the token {token:?} has no verbs; write read, write, reset or admin"
         );
         let groups = match (group, group_prefix) {
             (Some(group), None) => {

@@ -46,6 +46,10 @@ pub enum Task {
     Handover,
     /// Forgets mutators that take no more ops.
     Tidy,
+    /// Looks at the log of resets.
+    ResetPoll,
+    /// Resets keys for a client.
+    Reset,
     /// Compares the clocks of Cassandra's nodes.
     ClockSampler,
     /// The thread that writes the embedded store's file.
@@ -66,13 +70,19 @@ enum Role {
 impl Task {
     fn role(self) -> Role {
         match self {
-            Task::Connection | Task::Request | Task::Read | Task::Fold => Role::Contained,
+            Task::Connection | Task::Request | Task::Read | Task::Fold | Task::Reset => {
+                Role::Contained
+            }
             Task::Update
             | Task::WriteRequest
             | Task::Retry
             | Task::Handover
             | Task::StoreWriter => Role::Vital,
-            Task::FoldQueue | Task::FoldSweep | Task::Tidy | Task::ClockSampler => Role::Lasting,
+            Task::FoldQueue
+            | Task::FoldSweep
+            | Task::Tidy
+            | Task::ResetPoll
+            | Task::ClockSampler => Role::Lasting,
         }
     }
 
@@ -97,6 +107,8 @@ impl Task {
             Task::Retry => "retry",
             Task::Handover => "handover",
             Task::Tidy => "tidy",
+            Task::ResetPoll => "reset-poll",
+            Task::Reset => "reset",
             Task::ClockSampler => "clock-sampler",
             Task::StoreWriter => "store-writer",
         }

@@ -2,8 +2,8 @@
 //! file for one machine. One contract suite (`tests/stores/contract`) runs on both.
 //!
 //! Each part of the engine gets the traits that it needs: mutators [`Shards`], readers [`Reads`], folders
-//! [`Reads`] and [`Folds`], the clock gate [`StoreClock`], operators' requests [`Operators`]. A [`Store`] is
-//! all of them.
+//! [`Reads`] and [`Folds`], the clock gate [`StoreClock`], resets [`ResetLog`], operators' requests
+//! [`Operators`]. A [`Store`] is all of them.
 //!
 //! Stores execute; they decide nothing about the protocol. They promise:
 //!
@@ -18,6 +18,7 @@ pub mod embedded;
 pub mod prefix;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use orderfree_core::crdt::Kind;
@@ -26,12 +27,15 @@ use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::group::{self, BadRows, Chunk};
 use orderfree_core::protocol::prefix::Part;
+use orderfree_core::protocol::reset::{Generation, LogRow};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
-    BadSlice, FullRead, Key, Name, Now, Row, ShardWrite, Timestamp, WholeSlice, WriteOutcome,
+    BadSlice, FullRead, Key, Name, Now, Row, ShardWrite, Timestamp, WholeSlice, WriteError,
+    WriteOutcome,
 };
 use thiserror::Error;
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use self::embedded::Contents;
 use crate::limits::{self, AnswerBounds};
@@ -329,9 +333,79 @@ pub trait Operators: Send + Sync + 'static {
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome;
 }
 
+/// How long the log keeps the row of a reset after pods have forgotten it, for its client.
+pub const RESET_KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
+
+/// What the log knows of a reset beyond what pods need.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Receipt {
+    /// What was cleared, since before the markers were sent.
+    pub cleared: Option<Vec<u8>>,
+    /// Its end: the markers were acknowledged in time, or none was sent and none ever will be. None if neither is known.
+    pub done: Option<bool>,
+}
+
+/// The log of resets. A store without one has nothing to implement.
+#[async_trait]
+pub trait ResetLog: Folds {
+    /// Whether there is a log. Then every pod must look at it before it takes updates.
+    fn has_resets(&self) -> bool {
+        false
+    }
+
+    /// When the last look for a log began that found none, by the boot-time clock, if a log can appear while this
+    /// process runs.
+    fn log_absent_at(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Looks whether there is a log.
+    async fn find_log(&self) -> Result<bool, StoreError> {
+        Ok(self.has_resets())
+    }
+
+    /// Why no key can be reset now.
+    fn reset_obstacle(&self, _: Now) -> Option<String> {
+        None
+    }
+
+    /// The rows of the log when the store was opened, if this process is alone with the store. Then it needs no looks.
+    fn own_resets(&self) -> Option<Vec<LogRow>> {
+        None
+    }
+
+    /// Reads the rows of one part whose generation is above a time, from replicas that every acknowledged write of
+    /// the log has reached.
+    async fn read_resets(&self, _bucket: u8, _after: Timestamp) -> Result<Vec<LogRow>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    /// Writes a row. It stays until pods have forgotten it, and [`RESET_KEPT_FOR`] longer. What the receipt lacks stays as
+    /// it is in the store.
+    async fn write_reset(&self, _: &LogRow, _: &Receipt) -> WriteOutcome {
+        Err(WriteError::Refused("the store has no log of resets".to_owned()))
+    }
+
+    /// Writes the markers of a reset. A process that is alone with its store also writes the log's row, in the same
+    /// transaction.
+    async fn write_markers(&self, _: &LogRow, _: &Receipt, markers: &[Fold]) -> WriteOutcome {
+        self.write_folds(markers).await
+    }
+
+    /// The row of a reset of a group's keys, and its receipt.
+    async fn read_receipt(
+        &self,
+        _: (Kind, &Name),
+        _: Generation,
+        _id: Uuid,
+    ) -> Result<Option<(LogRow, Receipt)>, StoreError> {
+        Ok(None)
+    }
+}
+
 /// A whole store, from its opening to its end; see the [module documentation](self).
 #[async_trait]
-pub trait Store: Shards + Reads + Folds + StoreClock + Operators {
+pub trait Store: Shards + Reads + Folds + StoreClock + ResetLog + Operators {
     /// `cassandra` or `embedded`, for people.
     fn name(&self) -> &'static str;
 

@@ -102,7 +102,7 @@ fn split(points: &str) -> Vec<String> {
 async fn fresh_at(contact_points: Vec<String>, constants: Constants) -> CassandraConfig {
     let config = unmade_at(contact_points, constants);
     let _one_at_a_time = DEFINING.lock().await;
-    schema::apply(&config, None).await.expect("a fresh keyspace");
+    schema::apply(&config, None, true).await.expect("a fresh keyspace");
     config
 }
 

@@ -27,6 +27,7 @@ const PAGES: &[&str] = &[
     "docs/count.md",
     "docs/exactly-once.md",
     "docs/running-totals.md",
+    "docs/reset.md",
 ];
 
 /// The address of the server in the examples.
@@ -205,6 +206,12 @@ async fn the_page_exactly_once_prints_what_it_says() {
 async fn the_page_of_running_totals_prints_what_it_says() {
     let ran = run("docs/running-totals.md").await;
     assert!(ran >= 9, "only {ran} commands");
+}
+
+#[tokio::test]
+async fn the_page_of_resets_prints_what_it_says() {
+    let ran = run("docs/reset.md").await;
+    assert!(ran >= 4, "only {ran} commands");
 }
 
 #[test]

@@ -40,7 +40,9 @@ async fn add(pod: &Node, key: &Key, told: &mut Told) {
     let ops = vec![Op::Counter(CounterOp::Add { by: 1 })];
     match pod.service().update(key, ops, Durability::Stored).await {
         Ok(_) => told.acked += 1,
-        Err(UpdateError::Unknown(_) | UpdateError::IdExpired { .. }) => told.unknown += 1,
+        Err(
+            UpdateError::Unknown(_) | UpdateError::IdExpired { .. } | UpdateError::IdBeforeReset,
+        ) => told.unknown += 1,
         Err(UpdateError::Refused(_)) => {}
     }
 }

@@ -15,6 +15,10 @@ use uuid::Uuid;
 const SHORT_LIVES: [(&str, &str); 3] =
     [("ORDERFREE_LIFETIME", "20s"), ("ORDERFREE_DRAIN_MARGIN", "5s"), ("ORDERFREE_CUTOFF", "10s")];
 
+/// Keys can be reset.
+const LONGER_CUTOFF: [(&str, &str); 3] =
+    [("ORDERFREE_LIFETIME", "60s"), ("ORDERFREE_DRAIN_MARGIN", "10s"), ("ORDERFREE_CUTOFF", "30s")];
+
 /// Runs `orderfree load` and returns its report. A wrong number is exit code 1.
 fn load(arguments: &[&str], environment: &[(&str, &str)]) -> Value {
     let logs = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("load-{}", Uuid::new_v4()));
@@ -48,6 +52,20 @@ fn the_embedded_store_loses_no_acked_update_in_twenty_kills() {
                      --kill-every 2s --restart-after 300ms --fold-check";
     let report = load(&arguments.split_whitespace().collect::<Vec<_>>(), &[]);
     assert!(count(&report, "kills") >= 20, "twenty kills");
+}
+
+/// Keys of all kinds with a total are reset and deleted while the server is killed. Half of the updates have ids, and some
+/// are sent again after a reset. What a key has and what its resets returned is the sum of its acknowledged updates.
+#[test]
+fn what_resets_return_and_what_is_left_is_the_sum_in_ten_kills() {
+    let arguments = "--pods 1 --workload tenth --keys 200 --hot-share 0.8 --connections 16 --rate 600 --duration 30s \
+                     --ids none,minute --reset-every 50ms --read-every 20ms --kill-every 2500ms --restart-after 300ms \
+                     --fold-check";
+    let report = load(&arguments.split_whitespace().collect::<Vec<_>>(), &LONGER_CUTOFF);
+    assert!(count(&report, "kills") >= 10, "ten kills");
+    let resets = |what: &str| report["resets"][what].as_u64().expect("a count");
+    assert!(resets("done") > 100 && resets("deletions") > 50, "{}", report["resets"]);
+    assert!(report["ids"]["repeats_after_reset"].as_u64() > Some(100), "{}", report["ids"]);
 }
 
 /// The main test: ten pods on three real nodes. Pods are killed and paused, a node is killed and restarted, and short

@@ -267,7 +267,7 @@ async fn the_schema_may_be_applied_by_many_pods_at_once_and_again() {
     let config = config(&format!("contract_{}", Uuid::new_v4().simple()), short_constants());
     {
         let _one_at_a_time = DEFINING.lock().await;
-        let apply = || schema::apply(&config, Some("datacenter1:3"));
+        let apply = || schema::apply(&config, Some("datacenter1:3"), true);
         let (a, b, c, d) = tokio::join!(apply(), apply(), apply(), apply());
         for applied in [a, b, c, d, apply().await] {
             applied.expect("applied");
@@ -378,7 +378,8 @@ async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
         .await;
     let error = refusal(&good).await.to_string();
     assert!(error.contains("read_repair is BLOCKING"), "{error}");
-    let again = schema::apply(&good, None).await.expect_err("the table is as wrong as before");
+    let again =
+        schema::apply(&good, None, true).await.expect_err("the table is as wrong as before");
     assert!(again.to_string().contains("read_repair"), "{again}");
 
     cql(&good, &format!("DROP TABLE {}.shards", good.keyspace)).await;
@@ -471,7 +472,7 @@ async fn a_failed_first_look_at_the_cluster_is_repeated() {
             CassandraConfig { contact_points: vec![way.contact_point.clone()], ..plain.clone() };
         {
             let _one_at_a_time = DEFINING.lock().await;
-            schema::apply(&by_way, None).await.expect("replicas in the data centre there is");
+            schema::apply(&by_way, None, true).await.expect("replicas in the data centre there is");
         }
         way.trouble_again();
         let question = "SELECT replication['datacenter1'] FROM system_schema.keyspaces WHERE keyspace_name = ?";
@@ -508,7 +509,8 @@ async fn credentials_are_used_and_wrong_ones_are_named() {
         assert!(matches!(error, ConnectError::Credentials { .. }), "{error}");
     }
     let right = with(Some(("cassandra", "cassandra")));
-    eventually("the schema with credentials", async || schema::apply(&right, None).await).await;
+    eventually("the schema with credentials", async || schema::apply(&right, None, true).await)
+        .await;
     let subject = Subject::on_cluster(&right).await;
     subject.put(&key("g", "n"), 1).await;
     subject.store.close().await;

@@ -132,6 +132,9 @@ pub(crate) struct ServeArgs {
     /// Memory for resting mutators.
     #[arg(long, default_value_t = limits::RESTING_BYTES, value_name = "BYTES")]
     resting_bytes: usize,
+    /// The keyspace has its tables already, with or without the table of resets.
+    #[arg(long)]
+    as_it_is: bool,
 }
 
 /// Serves the peers until it is killed.
@@ -171,8 +174,10 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
 async fn ours(args: &ServeArgs) -> anyhow::Result<Node> {
     let store = store_args(&args.cassandra, &args.keyspace, &args.data)?;
     let (config, constants) = (store.resolve()?, store.constants()?);
-    if let StoreConfig::Cassandra(config) = &config {
-        rows::schema::apply(config, None).await?;
+    if let StoreConfig::Cassandra(config) = &config
+        && !args.as_it_is
+    {
+        rows::schema::apply(config, None, true).await?;
     }
     let clock = Arc::new(SystemClock);
     let store = start::open_store(config, constants, clock.clone()).await?;

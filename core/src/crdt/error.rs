@@ -131,9 +131,6 @@ pub enum DecodeError {
     /// The flags or the configuration contain something unknown in this release.
     #[error("unknown flags or configuration; it may have been written by a newer release")]
     Flags,
-    /// The row uses a feature of the format that this release does not have.
-    #[error("it holds {0}, which only a newer release understands")]
-    Feature(&'static str),
     /// A tally's bytes in a shard's row, or a shard's bytes in a tally's row.
     #[error("a {found} stored where a {expected} belongs")]
     Role {
@@ -151,12 +148,6 @@ impl DecodeError {
     /// Whether a newer release may have written the bytes, and can decode them.
     #[must_use]
     pub fn may_be_newer(&self) -> bool {
-        matches!(
-            self,
-            DecodeError::Kind(_)
-                | DecodeError::Format(_)
-                | DecodeError::Flags
-                | DecodeError::Feature(_)
-        )
+        matches!(self, DecodeError::Kind(_) | DecodeError::Format(_) | DecodeError::Flags)
     }
 }

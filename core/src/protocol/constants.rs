@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::op_id::Window;
+
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -29,6 +31,7 @@ pub struct Constants {
     clock_offset_max: Duration,
     fence_quantum: Duration,
     sweep_every: Duration,
+    reset_memory: Option<Duration>,
 }
 
 /// The operator's choices. The rest follows from the formulas of [`Constants::resolve`].
@@ -49,6 +52,10 @@ pub struct Overrides {
     /// The time from one sweep of a pod over all keys to the next. Default min(1 h, L/2). No rule depends on
     /// it: a sweep reads every primary key of the table, and finds the keys that are not read.
     pub sweep_every: Option<Duration>,
+    /// The longest time from an id to its expiry, for a simulation that has only short windows. See
+    /// [`Constants::reset_memory`].
+    #[doc(hidden)]
+    pub reset_memory: Option<Duration>,
     /// For write consistency below a quorum: the cluster's `max_hint_window`.
     pub hint_window: Option<Duration>,
 }
@@ -122,6 +129,17 @@ pub enum ConstantsError {
         cutoff: Duration,
         /// The cluster's `max_hint_window`.
         hint_window: Duration,
+    },
+    /// C <= M + R + 2ε + Δ: a fold that was planned before a reset could have a fence above it.
+    #[error(
+        "keys can be reset only if cutoff {cutoff:?} is longer than {least:?} (time for a reset, request \
+         budget, twice the clock offset limit and the head start of a grave); choose a longer cutoff"
+    )]
+    ResetCutoff {
+        /// C.
+        cutoff: Duration,
+        /// M + R + 2ε + Δ.
+        least: Duration,
     },
     /// C <= R + 2ε + Δ: an update of a key that is being forgotten could lie below the grave.
     #[error(
@@ -206,6 +224,7 @@ impl Constants {
             clock_offset_max,
             fence_quantum,
             sweep_every,
+            reset_memory: overrides.reset_memory,
         })
     }
 
@@ -264,6 +283,37 @@ impl Constants {
         self.sweep_every
     }
 
+    /// ℓ: how long a look at the log of resets lets a pod take and acknowledge updates.
+    #[must_use]
+    pub fn reset_lease(&self) -> Duration {
+        (10 * SECOND).min(self.cutoff / 15)
+    }
+
+    /// The time from one look at the log of resets to the next.
+    #[must_use]
+    pub fn reset_poll(&self) -> Duration {
+        SECOND.min(self.reset_lease() / 4)
+    }
+
+    /// M: the time that a reset has, from its first look at the log to the last sending of its marker.
+    #[must_use]
+    pub fn reset_budget(&self) -> Duration {
+        self.reset_lease() * 5 / 2 + self.request_budget
+    }
+
+    /// Λ: how long a reset is remembered. A row that was born before all pods knew of it expires before that.
+    #[must_use]
+    pub fn reset_memory(&self) -> Duration {
+        let rows = self.reset_memory.unwrap_or(2 * Window::Long.length()).max(self.lifetime);
+        rows + self.reset_budget() + 2 * self.reset_lease() + 4 * self.clock_offset_max
+    }
+
+    /// M + 4ε: for this long after a reset, an id's time does not tell on which side of the reset its copies lie.
+    #[must_use]
+    pub fn reset_blur(&self) -> Duration {
+        self.reset_budget() + 4 * self.clock_offset_max
+    }
+
     /// Δ: how far above its fence a grave is written. Folds that were planned before it, by any right clock, lie
     /// below that; see [`fold::plan_or_forget`](super::fold::plan_or_forget).
     #[must_use]
@@ -275,6 +325,20 @@ impl Constants {
     #[must_use]
     pub fn grave_repeats_for(&self) -> Duration {
         self.cutoff + DAY
+    }
+
+    /// Checks that keys can be reset. Folds that do not know of a reset were planned before its marker was sent.
+    /// Their fences, and those of graves with their head start, must lie below the reset.
+    ///
+    /// # Errors
+    /// [`ConstantsError::ResetCutoff`].
+    pub fn check_resets(&self) -> Result<(), ConstantsError> {
+        let slack = self.request_budget + 2 * self.clock_offset_max;
+        let least = self.reset_budget() + slack + self.grave_head_start();
+        match self.cutoff <= least {
+            true => Err(ConstantsError::ResetCutoff { cutoff: self.cutoff, least }),
+            false => Ok(()),
+        }
     }
 
     /// Checks that keys can be forgotten after being idle for this long.
@@ -375,6 +439,24 @@ pub(super) mod tests {
         assert!(cutoff.starts_with("cutoff 10s must be longer"), "{cutoff}");
         let hints = broken(Overrides { hint_window: seconds(3 * 3600), ..base });
         assert!(hints.contains("hint window 10800s"), "{hints}");
+    }
+
+    #[test]
+    fn keys_are_reset_only_with_a_cutoff_that_allows_it() {
+        let defaults = Constants::resolve(Overrides::default()).expect("defaults");
+        assert_eq!((defaults.reset_lease(), defaults.reset_poll()), (10 * SECOND, SECOND));
+        assert_eq!(defaults.reset_budget(), 35 * SECOND);
+        assert_eq!(defaults.reset_memory(), 48 * HOUR + 75 * SECOND);
+        assert_eq!(defaults.reset_blur(), 55 * SECOND);
+        assert_eq!(defaults.check_resets(), Ok(()));
+        let short = constants();
+        assert_eq!((short.reset_lease(), short.reset_poll()), (2 * SECOND, SECOND / 2));
+        assert_eq!(short.reset_budget(), 7 * SECOND);
+        assert_eq!(short.check_resets(), Ok(()), "30 s, and 29 s are needed");
+        let longer = Overrides { fence_quantum: Some(3 * SECOND / 2), ..self::short() };
+        let error = Constants::resolve(longer).expect("consistent").check_resets();
+        let (cutoff, least) = (30 * SECOND, 30 * SECOND);
+        assert_eq!(error, Err(ConstantsError::ResetCutoff { cutoff, least }));
     }
 
     #[test]

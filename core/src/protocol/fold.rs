@@ -17,6 +17,11 @@
 //! time + ε. No acknowledged row expires between there and F' + Δ: the read would have seen it, because C > R +
 //! 2ε + Δ makes every such row final at the time of the read. And a row acknowledged after the read expires
 //! above F' + Δ, so it outlives the grave and every fold of it has a greater timestamp.
+//!
+//! **Graves of two sorts.** A key that was [deleted](super::reset) has a grave too. Rows that count can expire
+//! right above its fence, so it has no head start: it is written at F' + 1, as every fold over it. To tell the
+//! two sorts apart, the grave of a deletion remembers its reset for as long as it is there. A key that still
+//! needs its reset is not forgotten, and its grave is not removed.
 
 use std::time::Duration;
 
@@ -24,6 +29,7 @@ use thiserror::Error;
 
 use super::gathered::{Fitting, Gathered};
 use super::prefix::PrefixRead;
+use super::reset::{self, Remembered};
 use super::row_reader::{RowError, RowReader};
 use super::{Constants, FullRead, Key, Row, Timestamp};
 use crate::crdt::envelope;
@@ -42,13 +48,14 @@ pub enum Plan {
     Fold(Fold),
 }
 
-/// One batch over one key's rows. Only [`plan`] makes one, from a [`FullRead`], and [`plan_prefix`], from a
-/// [`PrefixRead`].
+/// One batch over one key's rows. Only [`plan`] and a [reset](super::reset) make one, from a [`FullRead`], and
+/// [`plan_prefix`], from a [`PrefixRead`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fold {
     key: Key,
     fence: Timestamp,
     tally: Vec<u8>,
+    evidence: Timestamp,
     /// The timestamp of the tally's write, if it is not that of the deletion.
     tally_timestamp: Option<Timestamp>,
     /// Until when it may be sent, by the boot-time clock; at any time if none.
@@ -78,8 +85,12 @@ pub struct Grave {
 pub struct Report {
     /// The fence before the fold; none without a tally.
     pub fence_before: Option<Timestamp>,
+    /// What that fence says about clocks; see [`reset::evidence`].
+    pub evidence_before: Option<Timestamp>,
     /// Shards that go into the tally, or that are forgotten.
     pub folded: usize,
+    /// Shards that are deleted without being counted, because the key was reset.
+    pub cleared: usize,
     /// Rows at or below the old fence that are deleted again without being counted.
     pub zombies: usize,
     /// Shards that are not final yet and stay. 0 for a partial fold of a long key, which looks at neither
@@ -111,6 +122,8 @@ pub enum FoldError {
     ClockMoved {
         /// The fence.
         fence: Timestamp,
+        /// What it says about clocks; see [`reset::evidence`].
+        evidence: Timestamp,
     },
 }
 
@@ -168,18 +181,21 @@ pub fn plan_or_forget(
     if gathered.is_grave && finals.is_empty() {
         return Ok(gathered.into_grave_again(read.key(), report, zombies > 0, now, constants));
     }
+    let needs_reset = gathered.reset_after(cut).is_some();
     if let (Some(idle), Some(newest)) = (idle, newest)
         && newest <= cut.min(now.minus(idle.ttl))
+        && !needs_reset
     {
         return Ok(gathered.into_grave(read.key(), cut, report, idle, constants));
     }
     // Right after a key was forgotten, a fold would lose against the grave and delete its rows all the same.
-    if gathered.is_grave && before.is_some_and(|before| fence.next() <= grave_at(before, constants))
-    {
+    let is_forgotten = gathered.is_grave && gathered.counting.reset().is_none();
+    if is_forgotten && before.is_some_and(|before| fence.next() <= grave_at(before, constants)) {
         let kept = report.kept + finals.len();
-        return Ok(Plan::Nothing(Report { fence_before: before, kept, ..report }));
+        let (fence_before, evidence_before) = (before, gathered.evidence(constants));
+        return Ok(Plan::Nothing(Report { fence_before, evidence_before, kept, ..report }));
     }
-    Ok(gathered.into_plan(read.key(), fence, report, Zombies::Seen(zombies)))
+    Ok(gathered.into_plan(read.key(), fence, report, Zombies::Seen(zombies), constants))
 }
 
 impl Grave {
@@ -189,11 +205,15 @@ impl Grave {
     pub fn of(read: &FullRead, settled: Timestamp, constants: &Constants) -> Option<Grave> {
         let row = read.slice().tally().filter(|_| read.slice().len() == 1)?;
         let (fence, _) = RowReader::of(read.key()).tally(row).ok()?;
-        let is_settled = fence.plus(constants.grave_repeats_for()) <= settled;
+        let reset = envelope::reset(&row.state);
+        // Rows that a deletion has cleared can expire up to its end.
+        let covered = reset.as_ref().map_or(fence, |reset| fence.max(reset.until()));
+        let is_settled = covered.plus(constants.grave_repeats_for()) <= settled;
+        let timestamp = if reset.is_some() { fence.next() } else { grave_at(fence, constants) };
         (read.slice().has_grave() && is_settled).then(|| Grave {
             key: read.key().clone(),
             row: row.clone(),
-            timestamp: grave_at(fence, constants),
+            timestamp,
         })
     }
 
@@ -209,14 +229,15 @@ impl Grave {
         &self.row
     }
 
-    /// F + Δ: the timestamp of its write. A tally that was written later has a greater one.
+    /// The timestamp of its write: F + 1 after a deletion, else F + Δ. A tally that was written later has a greater
+    /// one.
     #[must_use]
     pub fn timestamp(&self) -> Timestamp {
         self.timestamp
     }
 }
 
-/// F + Δ: the timestamp of a grave with this fence.
+/// F + Δ: the timestamp of the grave of an idle key with this fence.
 fn grave_at(fence: Timestamp, constants: &Constants) -> Timestamp {
     fence.plus(constants.grave_head_start())
 }
@@ -243,7 +264,7 @@ pub fn plan_prefix(
     if gathered.is_grave && gathered.shards == 0 {
         return Ok(gathered.into_grave_again(&key, report, true, now, constants));
     }
-    Ok(gathered.into_plan(&key, through, report, Zombies::Unseen))
+    Ok(gathered.into_plan(&key, through, report, Zombies::Unseen, constants))
 }
 
 /// Rows at or below the earlier fence.
@@ -256,15 +277,23 @@ enum Zombies {
 }
 
 impl Gathered {
+    /// What the tally's fence says about clocks.
+    fn evidence(&self, constants: &Constants) -> Option<Timestamp> {
+        let generation = self.counting.reset().map(Remembered::generation);
+        self.fence.map(|fence| reset::evidence(fence, generation, constants))
+    }
+
     /// The tally's fence, unless it proves that a clock moved.
     fn checked_fence(
         &self,
         now: Timestamp,
         constants: &Constants,
     ) -> Result<Option<Timestamp>, FoldError> {
-        match self.fence.filter(|&fence| proves_moved_clock(fence, now, constants)) {
-            Some(fence) => Err(FoldError::ClockMoved { fence }),
-            None => Ok(self.fence),
+        match self.fence.zip(self.evidence(constants)) {
+            Some((fence, evidence)) if proves_moved_clock(evidence, now, constants) => {
+                Err(FoldError::ClockMoved { fence, evidence })
+            }
+            _ => Ok(self.fence),
         }
     }
 
@@ -277,12 +306,19 @@ impl Gathered {
         idle: Idle,
         constants: &Constants,
     ) -> Plan {
-        let (folded, forgotten) = (self.shards, true);
-        let report = Report { fence_before: self.fence, folded, forgotten, ..report };
+        let report = Report {
+            fence_before: self.fence,
+            evidence_before: self.evidence(constants),
+            folded: self.shards - self.cleared,
+            cleared: self.cleared,
+            forgotten: true,
+            ..report
+        };
         Plan::Fold(Fold {
             key: key.clone(),
             fence: cut,
-            tally: envelope::encode_grave(self.reader.seal(), key.kind, cut),
+            tally: envelope::encode_grave(self.reader.seal(), key.kind, cut, None),
+            evidence: cut,
             tally_timestamp: Some(grave_at(cut, constants)),
             send_until: Some(idle.read_at + constants.request_budget()),
             report,
@@ -301,17 +337,22 @@ impl Gathered {
         constants: &Constants,
     ) -> Plan {
         let fence = self.fence.expect("invariant: a grave has a fence");
-        let report = Report { fence_before: Some(fence), is_grave: true, ..report };
+        let reset = self.counting.reset();
+        let evidence = self.evidence(constants).expect("invariant: a grave has a fence");
+        let (fence_before, evidence_before) = (Some(fence), Some(evidence));
+        let report = Report { fence_before, evidence_before, is_grave: true, ..report };
         let is_old = now >= fence.plus(constants.grave_repeats_for());
-        let is_young = grave_at(fence, constants) > cut(now, constants);
+        // The grave of a deleted key has no head start, and can be written again at any time.
+        let is_young = reset.is_none() && grave_at(fence, constants) > cut(now, constants);
         if is_young || (is_old && !has_zombies) {
             return Plan::Nothing(report);
         }
         Plan::Fold(Fold {
             key: key.clone(),
             fence,
-            tally: envelope::encode_grave(self.reader.seal(), key.kind, fence),
-            tally_timestamp: Some(grave_at(fence, constants)),
+            tally: envelope::encode_grave(self.reader.seal(), key.kind, fence, reset),
+            evidence,
+            tally_timestamp: reset.is_none().then(|| grave_at(fence, constants)),
             send_until: None,
             report,
         })
@@ -324,21 +365,25 @@ impl Gathered {
         through: Timestamp,
         report: Report,
         zombies: Zombies,
+        constants: &Constants,
     ) -> Plan {
-        let before = self.fence;
+        let (before, evidence_before) = (self.fence, self.evidence(constants));
         let fence_of = |through: Timestamp| before.map_or(through, |before| through.max(before));
         if self.fitting.is_some() {
             // The fence can be far above the last expiry, and then the state forgets more.
             self.measure(fence_of(through), TALLY_BYTES_MAX);
         }
         let is_full = self.fitting.is_some();
-        let (shards, united) = (self.shards, self.united);
-        let all = Fitting { state: self.state, shards, united, through };
-        let Fitting { mut state, shards, united, through } = self.fitting.unwrap_or(all);
+        let was_grave = self.is_grave;
+        let (shards, cleared, united) = (self.shards, self.cleared, self.united);
+        let all = Fitting { state: self.state, shards, cleared, united, through };
+        let Fitting { mut state, shards, cleared, united, through } = self.fitting.unwrap_or(all);
         let fence = fence_of(through);
         let report = Report {
             fence_before: before,
-            folded: shards,
+            evidence_before,
+            folded: shards - cleared,
+            cleared,
             has_more: report.has_more && !is_full,
             is_full,
             united,
@@ -359,12 +404,27 @@ impl Gathered {
         }
         state.settle(fence);
         let seal = self.reader.seal();
-        let tally = match is_full {
-            true => envelope::encode_full_tally(seal, &state, fence),
-            false => envelope::encode_tally(seal, &state, fence),
+        // Only rows that count end a grave. Until then it remembers why it is one.
+        let is_grave = was_grave && shards == cleared;
+        let reset = match (is_grave, self.counting.into_reset()) {
+            (true, reset) => reset.map(|reset| reset.without_ids_up_to(fence)),
+            (false, reset) => reset.and_then(|reset| reset.after(fence)),
         };
-        let (tally_timestamp, send_until) = (None, None);
-        Plan::Fold(Fold { key: key.clone(), fence, tally, tally_timestamp, send_until, report })
+        let generation = reset.as_ref().map(Remembered::generation);
+        let tally = match is_grave {
+            true => envelope::encode_grave(seal, key.kind, fence, reset.as_ref()),
+            false => envelope::encode_reset_tally(seal, &state, fence, is_full, reset.as_ref()),
+        };
+        let evidence = reset::evidence(fence, generation, constants);
+        Plan::Fold(Fold {
+            key: key.clone(),
+            fence,
+            tally,
+            evidence,
+            tally_timestamp: None,
+            send_until: None,
+            report,
+        })
     }
 }
 
@@ -388,6 +448,18 @@ impl Plan {
 }
 
 impl Fold {
+    /// The marker of a reset.
+    pub(super) fn of_reset(
+        key: Key,
+        fence: Timestamp,
+        tally: Vec<u8>,
+        evidence: Timestamp,
+        send_until: Option<Duration>,
+        report: Report,
+    ) -> Fold {
+        Fold { key, fence, tally, evidence, tally_timestamp: None, send_until, report }
+    }
+
     /// The key.
     #[must_use]
     pub fn key(&self) -> &Key {
@@ -406,17 +478,31 @@ impl Fold {
         self.fence.next()
     }
 
-    /// The timestamp of the tally's write: F' + Δ for a grave, else that of the deletion.
+    /// What its fence says about clocks once it is stored; see [`reset::evidence`].
+    #[must_use]
+    pub fn evidence(&self) -> Timestamp {
+        self.evidence
+    }
+
+    /// The timestamp of the tally's write: F' + Δ for the grave of an idle key, else that of the deletion.
     #[must_use]
     pub fn tally_timestamp(&self) -> Timestamp {
         self.tally_timestamp.unwrap_or(self.timestamp())
     }
 
-    /// Whether it may be sent now, by the boot-time clock. A fold that forgets its key may be sent only within
-    /// the request budget after its read; others at any time.
+    /// Whether it may be sent now, by the boot-time clock. A fold that forgets its key, and the marker of a reset,
+    /// may be sent only for a time; others at any time.
     #[must_use]
     pub fn may_be_sent(&self, boot: Duration) -> bool {
         self.send_until.is_none_or(|until| boot <= until)
+    }
+
+    /// Whether an acknowledgement stands that came at this time: the fold was sent R before, or later. Until then no fold
+    /// that was planned without this one has a fence above it.
+    #[must_use]
+    pub fn ack_stands(&self, boot: Duration, constants: &Constants) -> bool {
+        let stands = |until: Duration| boot <= until.saturating_add(constants.request_budget());
+        self.send_until.is_none_or(stands)
     }
 
     /// The tally's envelope.

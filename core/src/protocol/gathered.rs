@@ -2,8 +2,10 @@
 
 use std::borrow::Borrow;
 
+use super::reset::Remembered;
 use super::row_reader::{RowError, RowReader};
-use super::{Row, Timestamp, united};
+use super::united::Counting;
+use super::{Row, Timestamp};
 use crate::crdt::pack::United;
 use crate::crdt::{Kind, State, envelope};
 
@@ -19,8 +21,11 @@ pub(super) struct Gathered {
     pub(super) was_full: bool,
     /// The tally is a grave.
     pub(super) is_grave: bool,
+    pub(super) counting: Counting,
     pub(super) state: State,
     pub(super) shards: usize,
+    /// Those of them that a reset cleared: they are in no state.
+    pub(super) cleared: usize,
     /// The ops with ids among them.
     pub(super) united: United,
     /// Upper bound of its envelope's size, known without encoding it.
@@ -36,6 +41,7 @@ pub(super) struct Gathered {
 pub(super) struct Fitting {
     pub(super) state: State,
     pub(super) shards: usize,
+    pub(super) cleared: usize,
     pub(super) united: United,
     /// Just before the expiry that does not fit.
     pub(super) through: Timestamp,
@@ -60,8 +66,10 @@ impl Gathered {
             fence,
             was_full,
             is_grave,
+            counting: Counting::of(tally),
             state,
             shards: 0,
+            cleared: 0,
             united: United::default(),
             bytes,
             measured: bytes,
@@ -82,10 +90,6 @@ impl Gathered {
         self.fitting.is_some()
     }
 
-    pub(super) fn was_full(&self) -> bool {
-        self.was_full
-    }
-
     /// Merges the shards of one expiry, in canonical order. If they make the tally too large, it remembers
     /// the state before them and continues: later shards can remove what earlier ones added.
     pub(super) fn take<R: Borrow<Row>>(
@@ -102,12 +106,15 @@ impl Gathered {
             self.fitting = Some(Fitting {
                 state: self.state.clone(),
                 shards: self.shards,
+                cleared: self.cleared,
                 united: self.united,
                 through: expires_at.shifted(-1),
             });
         }
-        self.united += united::merge(self.reader, &mut self.state, of_expiry)?;
+        let counts = self.counting.merge(self.reader, &mut self.state, of_expiry, None)?;
+        self.united += counts.united;
         self.shards += of_expiry.len();
+        self.cleared += of_expiry.len() - counts.shards;
         // Always measure after the first expiry, so that each fold takes the same shards if they fit.
         let is_first = self.shards == of_expiry.len();
         if let Some(max) = doubted
@@ -123,15 +130,18 @@ impl Gathered {
         // Leave out what a fold would drop. Dropping it now does not change any later tally: settling in
         // steps gives the same state as settling at once.
         self.state.settle(fence);
-        self.bytes = envelope::encode_tally(self.reader.seal(), &self.state, fence).len();
+        let reset = self.reset_after(fence);
+        let (seal, is_full) = (self.reader.seal(), false);
+        self.bytes =
+            envelope::encode_reset_tally(seal, &self.state, fence, is_full, reset.as_ref()).len();
         self.measured = self.bytes;
         if self.bytes <= max {
             self.fitting = None;
         }
     }
 
-    /// The state of a value, which can be larger than a tally, and what it contains.
-    pub(super) fn into_state(self) -> (State, usize, United) {
-        (self.state, self.shards, self.united)
+    /// What a tally with this fence has to remember of the key's reset.
+    pub(super) fn reset_after(&self, fence: Timestamp) -> Option<Remembered> {
+        self.counting.reset().cloned().and_then(|reset| reset.after(fence))
     }
 }

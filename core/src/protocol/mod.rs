@@ -13,6 +13,7 @@
 //! * [`read`]: rows become a value;
 //! * [`group`]: many keys in chunks, none torn;
 //! * [`fold`]: expired rows become a tally; [`sweep`] finds the keys that need it;
+//! * [`reset`]: a key begins again, and what it had is returned;
 //! * [`prefix`]: keys with too many rows for one answer, oldest rows first;
 //! * [`clock`]: whether this pod's clock can be trusted; [`repair`] corrects what a wrong clock has written;
 //! * [`consistency`]: whether two consistency levels share a replica.
@@ -34,6 +35,7 @@ mod outcome;
 pub mod prefix;
 pub mod read;
 pub mod repair;
+pub mod reset;
 mod row;
 pub mod row_reader;
 pub mod sweep;

@@ -26,6 +26,7 @@ use held::Held;
 pub use resting::RestFlaw;
 pub use succession::{KEY_STATES_BYTES_MAX, PACK_BYTES_CHEAP, Predecessors};
 
+use super::reset::Generation;
 use super::{
     Constants, Durability, Key, Lease, MutatorId, Now, OP_AGE_MAX, Timestamp, WriteError,
     WriteOutcome,
@@ -46,6 +47,9 @@ pub struct Mutator {
     key: Key,
     id: MutatorId,
     seal: RowSeal,
+    stamp: Option<Generation>,
+    /// It was retired by a reset: ops that it has sent belong to the time before.
+    was_reset: bool,
     lease: Lease,
     /// All ops that were sent and not certainly refused.
     settled: Held,
@@ -222,6 +226,8 @@ impl Mutator {
             key,
             id,
             seal,
+            stamp: None,
+            was_reset: false,
             lease,
             settled: held.clone(),
             head: held,
@@ -252,6 +258,32 @@ impl Mutator {
     #[must_use]
     pub fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// A mutator born while its pod remembers resets of the key, of which this is the latest; see
+    /// [`Log::admit`](super::reset::Log::admit). Without a reset it is the same as before.
+    #[must_use]
+    pub fn stamped(self, stamp: Option<Generation>) -> Mutator {
+        Mutator { stamp, ..self }
+    }
+
+    /// Its stamp.
+    #[must_use]
+    pub fn stamp(&self) -> Option<Generation> {
+        self.stamp
+    }
+
+    /// Number of op lists that [`Mutator::bury`] hands on first although they were sent, and may be stored.
+    #[must_use]
+    pub fn sent_to_inherit(&self) -> usize {
+        self.unsure.len()
+    }
+
+    /// Notes that the key was reset. If it dies with ops that were sent and never acknowledged, these may be
+    /// cleared, so no successor may take them again.
+    pub fn note_reset(&mut self) {
+        self.was_reset = true;
+        self.at_risk += std::mem::take(&mut self.unsure).len();
     }
 
     /// Whether it takes ops with ids.
@@ -396,7 +428,7 @@ impl Mutator {
             expires_at: self.lease.expires_at(),
             mutator_id: self.id,
             timestamp,
-            state: self.head.encode(self.seal, self.writes),
+            state: self.head.encode(self.seal, self.writes, self.stamp),
         })
     }
 
@@ -460,7 +492,8 @@ impl Mutator {
     fn doubt(&mut self, lists: Vec<OpList>) {
         let kind = self.key.kind;
         // Ops of timed kinds keep their times, so they win or lose as they did before.
-        match !self.is_pack() && (kind.about().is_idempotent || kind.is_timed()) {
+        let is_inherited = !self.is_pack() && !self.was_reset;
+        match is_inherited && (kind.about().is_idempotent || kind.is_timed()) {
             true => self.unsure.extend(lists),
             false => self.at_risk += lists.len(),
         }

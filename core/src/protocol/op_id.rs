@@ -282,6 +282,24 @@ impl NamedOp {
         Ok(self.window.expires_at(self.time, group))
     }
 
+    /// The time that belongs to its id.
+    #[must_use]
+    pub fn time(&self) -> Timestamp {
+        self.time
+    }
+
+    /// The op's id within its key.
+    #[must_use]
+    pub fn id(&self) -> OpId {
+        self.id
+    }
+
+    /// Whether it names a sender's running total.
+    #[must_use]
+    pub fn is_total(&self) -> bool {
+        self.sequence > 0
+    }
+
     /// Until when the op can be repeated.
     #[must_use]
     pub fn retry_until(&self, group: &Name, constants: &Constants) -> Timestamp {

@@ -36,6 +36,7 @@ use thiserror::Error;
 
 use super::gathered::Gathered;
 use super::read::Reading;
+use super::reset::Remembered;
 use super::row_reader::{RowError, RowReader};
 use super::{BadSlice, Key, Row, Timestamp};
 
@@ -370,19 +371,39 @@ impl Ids {
 }
 
 impl PrefixRead {
-    /// The value of a key whose shards were all taken; none if the key has no rows, or only a grave.
+    /// The fence of the tally, and the reset that it remembers.
+    #[must_use]
+    pub fn tally(&self) -> Option<(Timestamp, Option<&Remembered>)> {
+        let fence = self.gathered.fence()?;
+        Some((fence, self.gathered.counting.reset()))
+    }
+
+    /// The value of a key whose shards were all taken; none if the key has no rows, or only
+    /// a grave and rows that do not count.
     ///
     /// # Panics
     /// If the walk was not meant to take all shards, or ended early.
     #[must_use]
     pub fn into_reading(self) -> Option<Reading> {
         assert!(self.is_complete, "invariant: a value needs all shards");
-        let (fence, is_full) = (self.gathered.fence(), self.gathered.was_full());
-        let has_tally = fence.is_some() && !self.gathered.is_grave;
-        let (state, shards, united) = self.gathered.into_state();
         let (final_shards, zombies) = (self.final_shards, 0);
-        let is_there = has_tally || shards > 0;
-        is_there.then_some(Reading { state, fence, is_full, shards, final_shards, zombies, united })
+        // The value can be larger than a tally.
+        let Gathered { fence, was_full: is_full, is_grave, counting, state, shards, .. } =
+            self.gathered;
+        let (cleared, united) = (self.gathered.cleared, self.gathered.united);
+        let (shards, reset) = (shards - cleared, counting.into_reset());
+        let is_there = shards > 0 || (fence.is_some() && !is_grave);
+        is_there.then_some(Reading {
+            state,
+            fence,
+            reset,
+            is_full,
+            shards,
+            final_shards,
+            zombies,
+            cleared,
+            united,
+        })
     }
 
     /// Bytes of the rows that were taken.
@@ -393,8 +414,9 @@ impl PrefixRead {
 }
 
 impl Until {
-    /// All shards, for a value that is read from `now` on, by the wall clock. A right fence lies below `now`,
-    /// and a mutator born later expires a lifetime after its birth.
+    /// All shards, for a value that is read from `now` on, by the wall clock. The fence of a right fold lies below `now`,
+    /// and a mutator born later expires a lifetime after its birth. The marker of a reset that is made meanwhile can have a
+    /// fence above `now`. Both looks at the tally find it, unless a replica loses it between them.
     #[must_use]
     pub fn the_end(now: Timestamp) -> Until {
         let (through, rows, bytes) = (LAST_EXPIRY, usize::MAX, usize::MAX);

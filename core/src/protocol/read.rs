@@ -1,12 +1,15 @@
 //! Reading: rows become a value. Keeps invariants I6, I9 and I10.
 //!
 //! `value = tally ⊕ { shards with expires_at > fence }`, from one unpaged slice of the key, merged expiry by
-//! expiry: first plain shards by mutator, then ops with ids, each id once.
+//! expiry: first plain shards by mutator, then ops with ids, each id once. Shards and ids that a
+//! [reset](super::reset) cleared do not count.
 
+use super::reset::{self, Generation, Remembered};
 use super::row_reader::{RowError, RowReader};
-use super::{Constants, Key, MutatorId, Phase, Row, Timestamp, WholeSlice, united};
+use super::united::Counting;
+use super::{Constants, Key, MutatorId, Phase, Row, Timestamp, WholeSlice};
 use crate::crdt::State;
-use crate::crdt::envelope::Shard;
+use crate::crdt::envelope::{self, Shard};
 use crate::crdt::pack::United;
 
 /// What a slice says about its key.
@@ -17,7 +20,7 @@ pub enum Answer {
     Absent,
     /// The key was forgotten or deleted, and nothing was added since. It has a grave with this fence, and is
     /// as absent as a key without rows.
-    Grave(Timestamp),
+    Grave(Timestamp, Option<Remembered>),
     /// The key's value and how it was made.
     Value(Reading),
     /// The slice started after a fence that its own tally has not reached. This replica is older than the
@@ -32,6 +35,8 @@ pub struct Reading {
     pub state: State,
     /// The tally's fence; none without a tally.
     pub fence: Option<Timestamp>,
+    /// The reset that the tally remembers.
+    pub reset: Option<Remembered>,
     /// The tally takes no further shard, because it would grow beyond its limit.
     pub is_full: bool,
     /// Number of merged shards, without the tally.
@@ -40,8 +45,19 @@ pub struct Reading {
     pub final_shards: usize,
     /// Ignored rows at or below the fence: they are included in the tally.
     pub zombies: usize,
+    /// Ignored rows above the fence: a reset cleared them.
+    pub cleared: usize,
     /// The ops with ids among the merged shards.
     pub united: United,
+}
+
+impl Reading {
+    /// What the fence says about clocks; see [`reset::evidence`].
+    #[must_use]
+    pub fn evidence(&self, constants: &Constants) -> Option<Timestamp> {
+        let generation = self.reset.as_ref().map(Remembered::generation);
+        self.fence.map(|fence| reset::evidence(fence, generation, constants))
+    }
 }
 
 /// Merges a key's rows.
@@ -69,23 +85,30 @@ pub fn assemble(
     let (zombies, counted): (Vec<&Row>, Vec<&Row>) =
         slice.shards().partition(|row| Some(row.expires_at) <= fence);
     zombies.iter().try_for_each(|row| reader.check(row))?;
-    if let Some(fence) = fence.filter(|_| slice.has_grave() && counted.is_empty()) {
-        return Ok(Answer::Grave(fence));
-    }
     let is_final = |row: &&&Row| Phase::of(row.expires_at, now, constants) == Phase::Final;
+    let counting = Counting::of(slice.tally());
     let mut reading = Reading {
         state,
         fence,
+        reset: None,
         is_full,
-        shards: counted.len(),
+        shards: 0,
         final_shards: counted.iter().filter(is_final).count(),
         zombies: zombies.len(),
+        cleared: counted.len(),
         united: United::default(),
     };
     for of_expiry in counted.chunk_by(|a, b| a.expires_at == b.expires_at) {
-        reading.united += united::merge(reader, &mut reading.state, of_expiry)?;
+        let counts = counting.merge(reader, &mut reading.state, of_expiry, None)?;
+        reading.united += counts.united;
+        reading.shards += counts.shards;
+        reading.cleared -= counts.shards;
     }
-    Ok(Answer::Value(reading))
+    reading.reset = counting.into_reset();
+    match fence.filter(|_| slice.has_grave() && reading.shards == 0) {
+        Some(fence) => Ok(Answer::Grave(fence, reading.reset)),
+        None => Ok(Answer::Value(reading)),
+    }
 }
 
 /// One shard as it is stored, for inspection.
@@ -99,6 +122,10 @@ pub struct ShardView {
     pub phase: Phase,
     /// At or below the fence: included in the tally, and ignored.
     pub is_zombie: bool,
+    /// Above the fence, but cleared by a reset: ignored.
+    pub is_cleared: bool,
+    /// The generation of the reset after which its mutator was born, if it knew of one.
+    pub stamp: Option<Generation>,
     /// The merge of what it holds, or why it can't be decoded. Other rows can hold the same ops with ids.
     pub state: Result<State, RowError>,
     /// Number of ops with ids in it; none if it is no pack.
@@ -121,17 +148,23 @@ pub fn shards(
 ) -> Vec<ShardView> {
     let fence = tally(key, slice).and_then(Result::ok).map(|(fence, _)| fence);
     let reader = RowReader::of(key);
+    let reset = slice.tally().and_then(|row| envelope::reset(&row.state));
     let view = |row: &Row| {
         let ids = match reader.shard(row) {
             Ok(Shard::Pack(pack)) => Some(pack.entries.len()),
             _ => None,
         };
         let phase_of = if ids.is_some() { Phase::of_pack } else { Phase::of };
+        let stamp = envelope::stamp(&row.state);
+        let is_zombie = Some(row.expires_at) <= fence;
+        let is_cleared = reset.as_ref().is_some_and(|reset| !reset.counts(stamp, row.expires_at));
         ShardView {
             expires_at: row.expires_at,
             mutator_id: row.mutator_id,
             phase: phase_of(row.expires_at, now, constants),
-            is_zombie: Some(row.expires_at) <= fence,
+            is_zombie,
+            is_cleared: is_cleared && !is_zombie,
+            stamp,
             state: reader.state(row),
             ids,
         }
@@ -142,7 +175,7 @@ pub fn shards(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crdt::envelope::{self, KeySeal};
+    use crate::crdt::envelope::KeySeal;
     use crate::crdt::{Counter, Kind};
     use crate::protocol::{Name, Overrides, Slice};
     use uuid::Uuid;
@@ -209,9 +242,9 @@ mod tests {
     fn a_grave_is_absent_until_a_row_above_it_counts() {
         let at = Timestamp::from_micros;
         let mut grave = tally(500, 0);
-        grave.state = envelope::encode_grave(KeySeal::of(&key()), Kind::Counter, at(500));
+        grave.state = envelope::encode_grave(KeySeal::of(&key()), Kind::Counter, at(500), None);
         for rows in [vec![grave.clone()], vec![grave.clone(), shard(500, 4)]] {
-            assert_eq!(read(rows, None), Ok(Answer::Grave(at(500))));
+            assert_eq!(read(rows, None), Ok(Answer::Grave(at(500), None)));
         }
         assert_eq!(read(vec![grave.clone()], Some(501)), Ok(Answer::ReadAgain));
         let reading = value(vec![grave.clone(), shard(900, 7), shard(500, 4)], None);

@@ -40,10 +40,11 @@ use thiserror::Error;
 
 use super::op_id::Window;
 use super::read::{self, Answer};
+use super::reset::{self, Generation, Remembered};
 use super::row_reader::{RowError, RowReader};
 use super::transfer::Parcel;
 use super::{BadSlice, Constants, Key, MutatorId, Row, Slice, Timestamp, fold};
-use crate::crdt::envelope::Shard;
+use crate::crdt::envelope::{self, Shard};
 use crate::crdt::{Dot, State};
 
 /// A row with its write timestamp.
@@ -77,7 +78,7 @@ pub struct Report {
     pub keys: u64,
     /// Rows that were removed, including tallies; each repaired key has one new row.
     pub gone: u64,
-    /// The highest remaining fence.
+    /// The highest remaining fence, as it tells of clocks: see [`reset::evidence`].
     pub fence: Option<Timestamp>,
     /// The latest remaining time of a last writer.
     pub stamp: Option<Timestamp>,
@@ -146,8 +147,9 @@ impl Repair {
         id: MutatorId,
     ) -> Result<Vec<Written>, RepairError> {
         let Some(mut value) = self.value(key, &rows)? else { return self.forgotten(key, rows) };
-        let Looked { fence, late, goes } = self.look(key, &rows)?;
+        let Looked { fence, evidence, late, goes } = self.look(key, &rows)?;
         let packs = if goes.contains(&true) { packs(key, &rows) } else { BTreeSet::new() };
+        let listed = listed_until(&rows);
         let (count, rows) = (rows.len(), rows.into_iter().zip(goes));
         let (gone, kept): (Vec<_>, Vec<_>) = rows.partition(|(_, goes)| *goes);
         let written = |rows: Vec<(Written, bool)>| rows.into_iter().map(|(row, _)| row).collect();
@@ -163,7 +165,8 @@ impl Repair {
         let Some(mut merged) = self.value(key, &gone)? else {
             self.report.keys += u64::from(stays_late || fence_left != fence);
             self.report.gone += (count - kept.len()) as u64;
-            self.leave(fence_left, &value);
+            self.forget(BTreeSet::new(), listed.filter(|_| fence_left.is_none()), &kept);
+            self.leave(fence_left.and(evidence), &value);
             return Ok(kept);
         };
         for state in [&mut value, &mut merged] {
@@ -179,20 +182,24 @@ impl Repair {
         }
         self.report.keys += 1;
         self.report.gone += (count + 1 - kept.len()) as u64;
-        self.forget(packs, fence.filter(|_| fence_left.is_none()), &kept);
-        self.leave(fence_left, &value);
+        self.forget(packs, fence.max(listed).filter(|_| fence_left.is_none()), &kept);
+        self.leave(fence_left.and(evidence), &value);
         Ok(kept)
     }
 
     /// A key without a value. Nothing of it stays if the fence of its grave proves a moved clock.
     fn forgotten(&mut self, key: &Key, rows: Vec<Written>) -> Result<Vec<Written>, RepairError> {
-        let Looked { fence, goes, .. } = self.look(key, &rows)?;
+        let Looked { evidence, goes, .. } = self.look(key, &rows)?;
+        let listed = listed_until(&rows);
         let (count, rows) = (rows.len(), rows.into_iter().zip(goes));
         let mut kept: Vec<Written> =
             rows.filter(|(_, goes)| !goes).map(|(written, _)| written).collect();
         match kept.first().is_some_and(|written| written.row.is_tally()) {
-            true => self.report.fence = self.report.fence.max(fence),
-            false => kept.clear(),
+            true => self.report.fence = self.report.fence.max(evidence),
+            false => {
+                kept.clear();
+                self.forget(BTreeSet::new(), listed, &kept);
+            }
         }
         self.report.keys += u64::from(kept.len() < count);
         self.report.gone += (count - kept.len()) as u64;
@@ -227,9 +234,13 @@ impl Repair {
                 self.report.stamps.note(time);
             }
         }
-        let moved =
-            fence.filter(|fence| fold::proves_moved_clock(*fence, self.now, &self.constants));
-        moved.into_iter().for_each(|fence| self.report.fences.note(fence));
+        let tally = rows.iter().find(|written| written.row.is_tally());
+        let reset = tally.and_then(|written| envelope::reset(&written.row.state));
+        let generation = reset.as_ref().map(Remembered::generation);
+        let evidence = fence.map(|fence| reset::evidence(fence, generation, &self.constants));
+        let moved = evidence
+            .filter(|evidence| fold::proves_moved_clock(*evidence, self.now, &self.constants));
+        moved.into_iter().for_each(|evidence| self.report.fences.note(evidence));
         let mut goes = Vec::new();
         for (Written { row, at }, times) in rows.iter().zip(times) {
             let is_ahead = !row.is_tally() && self.is_ahead(*at);
@@ -238,9 +249,15 @@ impl Repair {
             }
             let has_late = times.iter().any(|time| late.binary_search(time).is_ok());
             let goes_alone = is_ahead && !self.is_pack_of_right_clients(reader, row);
-            goes.push(goes_alone || has_late || (row.is_tally() && moved.is_some()));
+            // A right clock would refuse every reset of the key until the time of the stamp.
+            let stamp = envelope::stamp(&row.state).map(Generation::time);
+            let ahead = stamp.filter(|stamp| !row.is_tally() && self.is_ahead(*stamp));
+            ahead.into_iter().for_each(|stamp| self.report.rows.note(stamp));
+            let is_stamped_ahead = ahead.is_some();
+            let goes_with_tally = row.is_tally() && moved.is_some();
+            goes.push(goes_alone || has_late || is_stamped_ahead || goes_with_tally);
         }
-        Ok(Looked { fence, late, goes })
+        Ok(Looked { fence, evidence, late, goes })
     }
 
     fn is_pack_of_right_clients(&self, reader: RowReader, row: &Row) -> bool {
@@ -251,14 +268,14 @@ impl Repair {
         self.now.plus(2 * self.constants.clock_offset_max()).plus(2 * Window::Long.length())
     }
 
-    /// Notes the ids of these packs, except of those that were kept, and the ids that a fence kept out.
-    fn forget(&mut self, mut packs: BTreeSet<Place>, fence: Option<Timestamp>, kept: &[Written]) {
+    /// Notes the ids of these packs, except of those that were kept, and the ids up to this expiry that a fence or the
+    /// list of a reset kept out.
+    fn forget(&mut self, mut packs: BTreeSet<Place>, out: Option<Timestamp>, kept: &[Written]) {
         for Written { row, .. } in kept {
             packs.remove(&(row.expires_at, row.mutator_id));
         }
         let last_pack = packs.last().map(|(expires_at, _)| *expires_at);
-        let until =
-            last_pack.max(fence).map(|until| until.min(self.last_expiry_of_right_clients()));
+        let until = last_pack.max(out).map(|until| until.min(self.last_expiry_of_right_clients()));
         self.report.ids_until = self.report.ids_until.max(until.filter(|until| *until > self.now));
     }
 
@@ -271,8 +288,8 @@ impl Repair {
     }
 
     /// Notes what remains of a key.
-    fn leave(&mut self, fence: Option<Timestamp>, value: &State) {
-        self.report.fence = self.report.fence.max(fence);
+    fn leave(&mut self, evidence: Option<Timestamp>, value: &State) {
+        self.report.fence = self.report.fence.max(evidence);
         self.report.stamp = self.report.stamp.max(value.times().into_iter().max());
     }
 
@@ -283,7 +300,7 @@ impl Repair {
         let slice = Slice::new(rows, None, limit).whole()?;
         Ok(match read::assemble(key, &slice, self.now, &self.constants)? {
             Answer::Value(reading) => Some(reading.state),
-            Answer::Absent | Answer::Grave(_) | Answer::ReadAgain => None,
+            Answer::Absent | Answer::Grave(..) | Answer::ReadAgain => None,
         })
     }
 
@@ -315,6 +332,13 @@ impl Repair {
     }
 }
 
+/// The last expiry of the ids that the reset in a key's tally lists.
+fn listed_until(rows: &[Written]) -> Option<Timestamp> {
+    let tally = rows.iter().find(|written| written.row.is_tally())?;
+    let reset = envelope::reset(&tally.row.state)?;
+    reset.ids().last().map(|(expires_at, _)| *expires_at)
+}
+
 /// The place of a row in its key.
 type Place = (Timestamp, MutatorId);
 
@@ -332,6 +356,8 @@ fn is_pack(reader: RowReader, row: &Row) -> bool {
 struct Looked {
     /// The fence of its tally.
     fence: Option<Timestamp>,
+    /// What that fence says about clocks; see [`reset::evidence`].
+    evidence: Option<Timestamp>,
     /// Times of last writers that have to change, ascending; empty if none of them is ahead.
     late: Vec<Timestamp>,
     /// For each row, whether it must be replaced.

@@ -5,8 +5,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::reset::Remembered;
 use super::{Constants, Key, Name, Phase, Timestamp, op_id};
-use crate::crdt::Kind;
+use crate::crdt::{Kind, envelope};
 
 /// Which keys are forgotten after a time without updates.
 pub trait IdleRules: Debug + Send + Sync {
@@ -53,6 +54,8 @@ struct Tallied {
     final_rows: usize,
     holds_ids: bool,
     rows: usize,
+    /// Its tally is the grave of a deletion, and all rows that it cleared expired long ago.
+    has_old_grave: bool,
     /// Expiry of its newest row that is no tally.
     newest: Option<Timestamp>,
 }
@@ -97,6 +100,16 @@ impl Nominator {
         done
     }
 
+    /// Looks at the tally that passed last, in a store where no row can come back. There the grave of a deletion has no
+    /// use once it is old, and no rule about idle keys need find it.
+    pub fn look_at(&mut self, tally: &[u8]) {
+        let Some((_, seen)) = &mut self.current else { return };
+        let reset = envelope::reset(tally).filter(|_| envelope::is_grave(tally));
+        let is_old =
+            |reset: Remembered| reset.until().plus(self.constants.grave_repeats_for()) <= self.now;
+        seen.has_old_grave = reset.is_some_and(is_old);
+    }
+
     /// Counts a key that begins. Keys of a group follow each other.
     fn count(&mut self, key: &Key) {
         match &mut self.group {
@@ -117,7 +130,8 @@ impl Nominator {
     }
 
     /// Two final rows, one and a tally, or one that holds ids: a fold would make the key smaller. Or the key may
-    /// be idle: its lone row is old enough, or it has only a tally, whose fence is not part of the primary key.
+    /// be idle: its lone row is old enough, or it has only a tally, whose fence is not part of the primary key. Or it
+    /// has only a grave that can go.
     fn nominated(&self, (key, seen): (Key, Tallied)) -> Option<Nomination> {
         let is_smaller = seen.final_rows + usize::from(seen.has_tally) >= 2 || seen.holds_ids;
         let idle_ttl = || self.idle.as_ref().and_then(|rules| rules.idle_ttl(&key));
@@ -128,8 +142,9 @@ impl Nominator {
             }
             Some(_) => false,
         };
-        let is_worth_it = is_smaller || may_be_idle();
-        let is_tally_alone = seen.newest.is_none();
+        let is_old_grave = seen.has_old_grave && seen.newest.is_none();
+        let is_worth_it = is_smaller || is_old_grave || may_be_idle();
+        let is_tally_alone = seen.newest.is_none() && !is_old_grave;
         is_worth_it.then_some(Nomination { key, rows: seen.rows, is_tally_alone })
     }
 }

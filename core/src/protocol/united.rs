@@ -3,50 +3,115 @@
 //! Plain shards come first, by mutator. Then come the ops of all [packs](crate::crdt::pack), by id, each id
 //! once. All copies of an op lie at one expiry (see [`super::op_id`]), so neither a read nor a fold can meet
 //! some of them without the others.
+//!
+//! Rows and ids that a [reset](super::reset) cleared count nothing, wherever they come from.
 
 use std::borrow::Borrow;
 
 use super::Row;
+use super::reset::{Generation, Remembered};
 use super::row_reader::{RowError, RowReader};
-use crate::crdt::envelope::Shard;
-use crate::crdt::pack::{self, StoredPack, United};
+use crate::crdt::envelope::{self, Shard};
+use crate::crdt::pack::{self, OpId, StoredPack, United};
 use crate::crdt::{Class, MergeError, State};
 
-/// Merges the shards of one expiry into `state`, in canonical order.
-pub(super) fn merge<R: Borrow<Row>>(
-    reader: RowReader,
-    state: &mut State,
-    of_expiry: &[R],
-) -> Result<United, RowError> {
-    let mut packs: Vec<(&Row, StoredPack<'_>)> = Vec::new();
-    for row in of_expiry {
-        match reader.shard(row.borrow())? {
-            Shard::Plain(other) => state.merge(&other)?,
-            Shard::Pack(pack) => packs.push((row.borrow(), pack)),
+/// Which rows above the fence count.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Counting {
+    reset: Option<Remembered>,
+    before: Option<Generation>,
+}
+
+/// What was counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Counts {
+    /// Rows that count.
+    pub(super) shards: usize,
+    /// The ops with ids in them.
+    pub(super) united: United,
+}
+
+impl Counting {
+    /// As a key's tally says. The row must be decodable.
+    pub(super) fn of(tally: Option<&Row>) -> Counting {
+        Counting { reset: tally.and_then(|row| envelope::reset(&row.state)), before: None }
+    }
+
+    /// Only rows that were born before a reset.
+    pub(super) fn before(self, before: Option<Generation>) -> Counting {
+        Counting { before, ..self }
+    }
+
+    /// The reset that the tally remembers.
+    pub(super) fn reset(&self) -> Option<&Remembered> {
+        self.reset.as_ref()
+    }
+
+    pub(super) fn into_reset(self) -> Option<Remembered> {
+        self.reset
+    }
+
+    fn has(&self, row: &Row) -> bool {
+        if self.reset.is_none() && self.before.is_none() {
+            return true;
         }
+        let stamp = envelope::stamp(&row.state);
+        self.reset.as_ref().is_none_or(|reset| reset.counts(stamp, row.expires_at))
+            && self.before.is_none_or(|before| stamp < Some(before))
     }
-    if packs.is_empty() {
-        return Ok(United::default());
-    }
-    // The key becomes as coarse as its coarsest writer, whichever of its ops count.
-    for (_, pack) in packs.iter().filter(|(_, pack)| pack.precision.is_some()) {
-        state.merge(&State::new(reader.kind(), pack.precision))?;
-    }
-    let (entries, united) = pack::unite(packs.iter().map(|(_, pack)| pack));
-    let mut merged = Pairwise::default();
-    for entry in entries {
-        let delta = entry.state(reader.kind()).map_err(|error| {
-            let holds = |(_, pack): &&(&Row, StoredPack<'_>)| pack.entries.contains(&entry);
-            let (row, _) = packs.iter().find(holds).expect("invariant: it is from one of them");
-            reader.undecodable(row, error)
-        })?;
-        match reader.kind().about().class {
-            Class::Exact => merged.add(delta)?,
-            Class::OrderCanonical => state.merge(&delta)?,
+
+    /// Merges the shards of one expiry into `state`, in canonical order. Notes the ids of the ops that count.
+    pub(super) fn merge<R: Borrow<Row>>(
+        &self,
+        reader: RowReader,
+        state: &mut State,
+        of_expiry: &[R],
+        ids: Option<&mut Vec<OpId>>,
+    ) -> Result<Counts, RowError> {
+        let mut packs: Vec<(&Row, StoredPack<'_>)> = Vec::new();
+        let mut shards = 0;
+        for row in of_expiry {
+            let shard = reader.shard(row.borrow())?;
+            if !self.has(row.borrow()) {
+                continue;
+            }
+            shards += 1;
+            match shard {
+                Shard::Plain(other) => state.merge(&other)?,
+                Shard::Pack(pack) => packs.push((row.borrow(), pack)),
+            }
         }
+        let Some((first, _)) = packs.first() else {
+            return Ok(Counts { shards, united: United::default() });
+        };
+        let expires_at = first.expires_at;
+        // The key becomes as coarse as its coarsest writer, whichever of its ops count.
+        for (_, pack) in packs.iter().filter(|(_, pack)| pack.precision.is_some()) {
+            state.merge(&State::new(reader.kind(), pack.precision))?;
+        }
+        let (mut entries, mut united) = pack::unite(packs.iter().map(|(_, pack)| pack));
+        if let Some(reset) = self.reset.as_ref().filter(|reset| !reset.ids().is_empty()) {
+            entries.retain(|entry| !reset.has_cleared(expires_at, entry.id));
+            united.ids = entries.len();
+        }
+        if let Some(ids) = ids {
+            ids.extend(entries.iter().map(|entry| entry.id));
+        }
+        let mut merged = Pairwise::default();
+        for entry in entries {
+            let delta = entry.state(reader.kind()).map_err(|error| {
+                let holds = |(_, pack): &&(&Row, StoredPack<'_>)| pack.entries.contains(&entry);
+                let (row, _) = packs.iter().find(holds).expect("invariant: it is from one of them");
+                reader.undecodable(row, error)
+            })?;
+            match reader.kind().about().class {
+                Class::Exact => merged.add(delta)?,
+                Class::OrderCanonical => state.merge(&delta)?,
+            }
+        }
+        merged.into_state(state)?;
+        Ok(Counts { shards, united })
     }
-    merged.into_state(state)?;
-    Ok(united)
 }
 
 /// Merges states of an exact kind in pairs, then the results in pairs, and so on: a merge costs as much as both
@@ -81,13 +146,13 @@ impl Pairwise {
 }
 
 impl RowReader {
-    /// The merge of what a shard holds.
+    /// The merge of what a shard holds, whether it counts or not.
     ///
     /// # Errors
     /// [`RowError`].
     pub fn state(self, row: &Row) -> Result<State, RowError> {
         let mut state = State::identity(self.kind());
-        merge(self, &mut state, &[row])?;
+        Counting::default().merge(self, &mut state, &[row], None)?;
         Ok(state)
     }
 }

@@ -9,7 +9,7 @@ use crate::client::Reply;
 use crate::soak::audited::Wrongs;
 
 /// Metrics of pods that are summed over restarts: the name in the report, and the line of `/metrics`.
-const METRICS: [(&str, &str); 11] = [
+const METRICS: [(&str, &str); 15] = [
     ("folds", "orderfree_folds_total{end=\"folded\"}"),
     ("folds_failed", "orderfree_folds_total{end=\"failed\"}"),
     ("folds_paused", "orderfree_folds_total{end=\"paused\"}"),
@@ -21,6 +21,10 @@ const METRICS: [(&str, &str); 11] = [
     ("id_conflicts_of_updates", "orderfree_id_conflicts_total{by=\"update\"}"),
     ("id_conflicts_of_reads", "orderfree_id_conflicts_total{by=\"read\"}"),
     ("id_conflicts_of_folds", "orderfree_id_conflicts_total{by=\"fold\"}"),
+    ("resets_done", "orderfree_resets_total{end=\"done\"}"),
+    ("resets_refused", "orderfree_resets_total{end=\"refused\"}"),
+    ("resets_unknown", "orderfree_resets_total{end=\"unknown\"}"),
+    ("refused_without_the_log_of_resets", "orderfree_refused_total{reason=\"resets\"}"),
 ];
 
 /// See the [module documentation](self).

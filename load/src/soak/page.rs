@@ -6,6 +6,7 @@ use std::fmt::{self, Write as _};
 use crate::checker::DECIDABLE_UNKNOWN_MAX;
 use crate::ids::IdFigures;
 use crate::report::{Report, millis};
+use crate::resets::ResetReport;
 use crate::soak::audited::{DIGITS, Wrongs};
 use crate::soak::figures::{Memory, PodFigures, Share};
 use crate::soak::report::{SoakReport, Targets};
@@ -44,6 +45,9 @@ fn write_page(out: &mut String, report: &Report, soak: &SoakReport) -> fmt::Resu
         writeln!(out, "- FAILED: {failure}")?;
     }
     write_counts(out, report, soak)?;
+    if let Some(resets) = &report.resets {
+        write_resets(out, report, resets)?;
+    }
     write_availability(out, soak)?;
     write_faults(out, report, soak)?;
     write_store(out, report, soak)
@@ -121,13 +125,58 @@ fn write_ids(out: &mut String, ids: &IdFigures) -> fmt::Result {
         ("times that an update with an id was sent", ids.sent),
         ("repeats to random pods, until the update was acknowledged", ids.repeats),
         ("repeats of acknowledged updates, at once and later", ids.repeats_after_ack),
-        ("of these, refused because the window was over", ids.expired_after_ack),
+        ("of these, after a reset of their key", ids.repeats_after_reset),
+        (
+            "repeats of acknowledged updates, refused because the window was over",
+            ids.expired_after_ack,
+        ),
         ("**unknown with an id**", ids.unknown),
         ("of these, because the window was over", ids.expired),
         ("refused with an id", ids.refused),
         ("**conflicts**: an id taken for another update", ids.conflicts),
     ] {
         writeln!(out, "| {what} | {count} |")?;
+    }
+    Ok(())
+}
+
+fn write_resets(out: &mut String, report: &Report, resets: &ResetReport) -> fmt::Result {
+    writeln!(out, "\n## Resets\n\n| what | count |\n| --- | ---: |")?;
+    let last = report.passes.last().cloned().unwrap_or_default();
+    for (what, count) in [
+        ("resets and deletions", resets.ordered),
+        ("deletions among them", resets.deletions),
+        ("done: the answer said what was cleared", resets.done),
+        ("the key had nothing", resets.absent),
+        ("refused for two minutes", resets.refused),
+        ("**unknown**", resets.unknown),
+        ("requests for them, to random pods", resets.requests),
+        ("keys that were reset", resets.keys as u64),
+        (
+            "keys with an unknown reset, of which only the upper bound was checked",
+            resets.keys_in_doubt as u64,
+        ),
+        ("keys with a right sum, those that were never reset included", last.right as u64),
+        ("**keys with a wrong sum**", last.wrong as u64),
+    ] {
+        writeln!(out, "| {what} | {count} |")?;
+    }
+    let share = (resets.done + resets.absent) as f64 * 100.0 / resets.ordered.max(1) as f64;
+    writeln!(
+        out,
+        "\n{share:.2} % of the resets were answered. Time from the first request of a reset to its answer: p50 {}, p99 \
+         {}, max {}.\n\nA key in use is reset or deleted at each interval, never twice at once. The request has an id and \
+         is repeated to random pods until one says what became of it. The keys are of all kinds with an exact total that \
+         count an id once: counter, sum, stats, histogram and topk. The value of a key and everything that its resets \
+         returned must be the sum of its acknowledged updates, each counted once, plus that of some unknown ones. A reset \
+         must also return every update that was acknowledged before it, and none that was sent after it. After a reset, the \
+         last acknowledged update of its key with an id is sent again. Audited keys are not reset: sets ignore ids.",
+        millis(resets.latency.p50_us),
+        millis(resets.latency.p99_us),
+        millis(resets.latency.max_us),
+    )?;
+    if !resets.reasons.is_empty() {
+        writeln!(out, "\nRequests whose answer was not final: {}.", sum(&resets.reasons))?;
     }
     Ok(())
 }

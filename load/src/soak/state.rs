@@ -43,6 +43,11 @@ impl Soak {
         self.figures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a pod was ready when it was last asked.
+    pub(crate) fn is_ready(&self, pod: usize) -> bool {
+        self.ready[pod].load(Ordering::Relaxed)
+    }
+
     /// Records whether a node is as good as down from now on.
     pub(crate) fn set_node_down(&self, is_down: bool) {
         self.node_is_down.store(is_down, Ordering::SeqCst);

@@ -32,6 +32,7 @@ use tokio::time::Instant;
 use crate::engine::Context;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::metrics::{FoldEnd, IdConflict, Metrics};
+use crate::engine::resets::Resets;
 use crate::limits;
 use crate::policy::Policies;
 use crate::runtime::random::Random;
@@ -72,6 +73,7 @@ pub struct Folder {
     constants: Constants,
     metrics: Arc<Metrics>,
     random: Random,
+    resets: Arc<Resets>,
     pace: Pace,
     /// Keys in the queue, so that a hot key is queued only once.
     queued: Mutex<HashSet<Key>>,
@@ -99,7 +101,7 @@ impl Folder {
         folding: Folding,
         policies: Policies,
     ) -> Arc<Folder> {
-        let Context { gate, constants, metrics, random } = context;
+        let Context { gate, constants, metrics, random, resets } = context;
         let (queue, nominations) = mpsc::channel(limits::FOLD_QUEUE_MAX);
         Arc::new(Folder {
             reads,
@@ -110,6 +112,7 @@ impl Folder {
             metrics,
             pace: Pace::new(random.clone()),
             random,
+            resets,
             queued: Mutex::default(),
             queue,
             nominations: Mutex::new(Some(nominations)),
@@ -162,8 +165,10 @@ impl Folder {
             // If this step fails, the earlier steps stand, and `has_more` stays set.
             let Ok(step) = self.fold_step(key, dry_run).await else { break };
             all.fence = step.fence;
-            let mut report = Report { fence_before: all.report.fence_before, ..step.report };
+            let Report { fence_before, evidence_before, .. } = all.report;
+            let mut report = Report { fence_before, evidence_before, ..step.report };
             report.folded += all.report.folded;
+            report.cleared += all.report.cleared;
             report.zombies += all.report.zombies;
             report.united += all.report.united;
             all.report = report;
@@ -290,9 +295,13 @@ impl Folder {
                 prefix::Failed::Row(error) => blocked(FoldError::Row(error)),
                 prefix::Failed::TooLarge => unreachable!("invariant: a fold has no such bound"),
             })?;
+        let reset = read.tally().and_then(|(_, reset)| reset.cloned());
         let plan = fold::plan_prefix(read, now, &self.constants).map_err(blocked)?;
-        if let Some(fence) = plan.report().fence_before {
-            self.gate.observe(fence);
+        if let Some(evidence) = plan.report().evidence_before {
+            self.gate.observe(evidence);
+        }
+        if let Some(reset) = reset {
+            self.resets.met(key, &reset, self.gate.now().wall);
         }
         Ok(plan)
     }
@@ -529,8 +538,8 @@ impl Folder {
 
     fn blocked(&self, key: &Key, error: FoldError) -> FoldFailure {
         match error {
-            FoldError::ClockMoved { fence } => {
-                self.gate.observe(fence);
+            FoldError::ClockMoved { evidence, .. } => {
+                self.gate.observe(evidence);
                 Pause::Clock(ClockError::Moved).into()
             }
             FoldError::Row(_) => {
@@ -541,9 +550,10 @@ impl Folder {
     }
 
     fn note(&self, read: &FullRead, report: &Report, now: Timestamp) {
-        if let Some(fence) = report.fence_before {
-            self.gate.observe(fence);
+        if let Some(evidence) = report.evidence_before {
+            self.gate.observe(evidence);
         }
+        self.resets.met_in(read, self.gate.now().wall);
         let unfolded =
             |row: &&orderfree_core::protocol::Row| Some(row.expires_at) > report.fence_before;
         // A lone row that was forgotten needed no fold before.

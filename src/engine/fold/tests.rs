@@ -2,10 +2,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use orderfree_core::crdt::{CounterOp, Kind, Op};
 use orderfree_core::protocol::op_id::{ClientId, NamedOp, Window};
+use orderfree_core::protocol::reset::Side;
 use orderfree_core::protocol::{Begin, Change, Durability, Mutator, Name, Now, Overrides};
 use tempfile::TempDir;
 
 use super::*;
+use crate::engine::resets::Resetter;
 use crate::policy::Policy;
 use crate::runtime::clock::{Clock, SystemClock};
 use crate::store::Shards;
@@ -72,6 +74,52 @@ async fn a_key_being_folded_is_skipped_and_others_have_their_results() {
     assert_eq!(seen, [Some((1, true)), None, Some((0, false)), Some((3, true))]);
     drop(taken);
     assert_eq!(folder.fold(&keys[1], false).await.expect("folded").report.folded, 2);
+}
+
+/// No rule says how long the key can be idle. Rows that the deletion cleared expire later than it.
+#[tokio::test]
+async fn the_grave_of_a_deleted_key_goes_once_no_row_needs_it() {
+    let (_directory, store, clock, constants) = store();
+    let context = Context::new(store.clone(), constants, clock.clone(), Random::system());
+    let resetter = Resetter::new(store.clone(), store.clone(), &context, None, None);
+    let folding = Folding::InBackground;
+    let folder = Folder::new(store.clone(), store.clone(), context, folding, Policies::default());
+    let (key, wait) =
+        (key("g", "n"), |hours: u64| clock.0.fetch_add(hours * 3600, Ordering::SeqCst));
+    add(&store, &clock, &constants, key.clone()).await;
+    resetter.reset(&key, true).await.expect("deleted");
+    let rows = async || {
+        folder.sweep_once().await.expect("a sweep");
+        let read = store.read_for_fold(&key).await.expect("a full read");
+        (read.slice().has_grave(), read.slice().len())
+    };
+    assert_eq!(rows().await, (true, 2));
+    wait(26);
+    assert_eq!(rows().await, (true, 1), "the cleared row is folded");
+    wait(24);
+    assert_eq!(rows().await, (true, 1), "rows of before could still come");
+    wait(26);
+    assert_eq!(rows().await, (false, 0));
+}
+
+/// No client reads the key, and a pod that does not know of the reset would give its rows no stamp.
+#[tokio::test]
+async fn a_fold_notes_a_reset_that_the_log_has_lost() {
+    let (_directory, store, clock, constants) = store();
+    let context = || Context::new(store.clone(), constants, clock.clone(), Random::system());
+    let resetter = Resetter::new(store.clone(), store.clone(), &context(), None, None);
+    let key = key("g", "n");
+    add(&store, &clock, &constants, key.clone()).await;
+    resetter.reset(&key, false).await.expect("reset");
+    let other = context();
+    other.resets.see(&key, clock.now(), &[]);
+    let stamp = || other.resets.admit(&key, None, Side::Any, clock.now()).expect("a look");
+    assert_eq!(stamp(), None);
+    let folding = Folding::WhenAsked;
+    let folder =
+        Folder::new(store.clone(), store.clone(), other.clone(), folding, Policies::default());
+    folder.fold(&key, false).await.expect("a look at the key");
+    assert!(stamp().is_some());
 }
 
 /// Rows of before can come back in Cassandra, so only an operator knows that a grave may go.

@@ -17,6 +17,7 @@ use orderfree_core::crdt::State;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::prefix::Until;
 use orderfree_core::protocol::read::{self, Answer, Reading};
+use orderfree_core::protocol::reset::{self, Remembered};
 use orderfree_core::protocol::row_reader::RowError;
 use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Constants, Key, Timestamp, WholeSlice};
@@ -29,6 +30,7 @@ use crate::engine::clock_gate::ClockGate;
 use crate::engine::fold::Folder;
 use crate::engine::memory::MemoryPermit;
 use crate::engine::metrics::{IdConflict, Metrics};
+use crate::engine::resets::Resets;
 use crate::limits;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
 use crate::store::{Reads, StoreError, prefix};
@@ -47,6 +49,7 @@ pub struct Reader {
     folder: Arc<Folder>,
     constants: Constants,
     metrics: Arc<Metrics>,
+    resets: Arc<Resets>,
     fences: Mutex<LruCache<Key, Timestamp>>,
     tasks: Tasks,
     /// Keys that are being read, or were read recently. If a key is evicted during its read, a second read
@@ -114,12 +117,12 @@ type Said = Result<Option<Arc<Held>>, ReadError>;
 impl Reader {
     #[must_use]
     pub fn new(reads: Arc<dyn Reads>, context: Context, folder: Arc<Folder>) -> Reader {
-        let Context { gate, constants, metrics, .. } = context;
+        let Context { gate, constants, metrics, resets, .. } = context;
         let fences = Mutex::new(limits::cache(limits::FENCES_MAX));
         let asked = Mutex::new(limits::cache(limits::RECENT_MAX));
         let tasks = Tasks::counting(metrics.panics.clone());
         let values = Values::default();
-        Reader { reads, gate, folder, constants, metrics, fences, tasks, asked, values }
+        Reader { reads, gate, folder, constants, metrics, resets, fences, tasks, asked, values }
     }
 
     /// Reads one key. Returns `None` if the key has no row. With `max_staleness`, accepts a read that began
@@ -244,8 +247,9 @@ impl Reader {
             prefix::Failed::Row(error) => self.row_error(key, error),
             prefix::Failed::TooLarge => ReadError::TooLarge,
         })?;
-        let bytes = read.bytes();
-        let answer = read.into_reading().map_or(Answer::Absent, Answer::Value);
+        let (bytes, tally) = (read.bytes(), read.tally());
+        let grave = tally.map(|(fence, reset)| Answer::Grave(fence, reset.cloned()));
+        let answer = read.into_reading().map_or(grave.unwrap_or(Answer::Absent), Answer::Value);
         Ok(self.interpret(key, answer, bytes, as_of, Level::All))
     }
 
@@ -325,8 +329,8 @@ impl Reader {
     ) -> Option<KeyValue> {
         let reading = match answer {
             Answer::Absent => return None,
-            Answer::Grave(fence) => {
-                self.learn_fence(key, fence, false);
+            Answer::Grave(fence, reset) => {
+                self.learn_fence(key, fence, reset.as_ref(), false);
                 return None;
             }
             Answer::Value(reading) => reading,
@@ -354,7 +358,7 @@ impl Reader {
         self.metrics.note_conflicts(IdConflict::Read, key, reading.united.conflicts);
         self.gate.observe_ids(key, reading.united.ids);
         if let Some(fence) = reading.fence {
-            self.learn_fence(key, fence, reading.is_full);
+            self.learn_fence(key, fence, reading.reset.as_ref(), reading.is_full);
         }
         if reading.shards > limits::ROWS_ALERT {
             tracing::warn!(%key, shards = reading.shards, "a key has many shards; do folds lag?");
@@ -366,10 +370,14 @@ impl Reader {
         }
     }
 
-    fn learn_fence(&self, key: &Key, fence: Timestamp, is_full: bool) {
-        self.gate.observe(fence);
+    fn learn_fence(&self, key: &Key, fence: Timestamp, reset: Option<&Remembered>, is_full: bool) {
+        let generation = reset.map(Remembered::generation);
+        self.gate.observe(reset::evidence(fence, generation, &self.constants));
         self.gate.observe_tally(key, is_full);
         lock(&self.fences).put(key.clone(), fence);
+        if let Some(reset) = reset {
+            self.resets.met(key, reset, self.gate.now().wall);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use orderfree_core::crdt::{Op, OpError};
 use orderfree_core::protocol::op_id::NamedOp;
+use orderfree_core::protocol::reset::{Generation, Shut, Side};
 use orderfree_core::protocol::{
     Accepted, Change, Durability, Key, Mutator, Now, Refusal, Ticket, Timestamp,
 };
@@ -25,6 +26,13 @@ pub(super) struct Receipt {
     pub(super) time: Option<Timestamp>,
     /// What to wait for, unless the ops are stored already.
     pub(super) pending: Option<PendingOps>,
+}
+
+/// What a mutator is asked to take.
+pub(super) struct Offer {
+    pub(super) change: Change,
+    pub(super) side: Side,
+    pub(super) durability: Durability,
 }
 
 /// An accepted op list that is not stored yet.
@@ -106,6 +114,9 @@ impl Mutators {
             Some(name) => Some(name.expiry(&key.group, now.wall, &self.constants)?),
             None => None,
         };
+        let is_unlisted = |name: &&NamedOp| name.is_total() || key.kind.about().is_idempotent;
+        let unlisted = name.as_ref().filter(is_unlisted);
+        let side = unlisted.map_or(Side::Any, |name| Side::OfId(name.time()));
         // Sending an op of an idempotent kind again changes nothing, so there is nothing to remember.
         let name = name.filter(|_| !key.kind.about().is_idempotent);
         let (time, change) = match name {
@@ -126,8 +137,14 @@ impl Mutators {
             arrival => Ok(self.policies.seat(&key.group, arrival)?),
         };
         // Vital: a panic here would leave a mutator that no task writes.
-        let admit = || self.admit(&writer, change, durability, now, None, seat);
-        Ok(Receipt { time, pending: self.flushers.vital(Task::Update, admit)? })
+        let offer = Offer { change, side, durability };
+        let admit = || self.admit(&writer, offer, now, None, seat);
+        let pending = self.flushers.vital(Task::Update, admit);
+        let pending = pending.map_err(|refused| match refused {
+            Refused::Resets(Shut::OtherSide) => UpdateError::IdBeforeReset,
+            refused => refused.into(),
+        });
+        Ok(Receipt { time, pending: pending? })
     }
 
     /// The time of the last of these ops with an id, which later ops without one must follow.
@@ -168,8 +185,7 @@ impl Mutators {
     pub(super) fn admit(
         self: &Arc<Self>,
         writer: &Writer,
-        mut change: Change,
-        durability: Durability,
+        Offer { mut change, side, durability }: Offer,
         now: Now,
         mut former: Option<Former>,
         seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
@@ -185,17 +201,23 @@ impl Mutators {
             }
         }
         loop {
-            let entry = self.live_entry(writer, now, former.as_ref(), &seat)?;
+            let stamp = self.resets.admit(&writer.key, writer.until, side, now)?;
+            let entry = self.live_entry(writer, stamp, now, former.as_ref(), &seat)?;
             let mut state = entry.lock();
+            if !state.retired && !self.resets.takes(&writer.key, state.mutator().stamp()) {
+                (state.retired, state.hands_seat_on) = (true, true);
+            }
             if state.retired {
                 let legacy = state.mutator().legacy();
-                let seat = state.seat.clone().filter(|_| state.was_full);
+                let seat = state.seat.clone().filter(|_| state.hands_seat_on);
                 drop(state);
                 // Replace a retired entry at once, whichever task retired it. A wait for that task would
                 // spin.
                 former = Some(Former { entry, legacy, seat });
                 continue;
             }
+            // Another task can have learned of a reset since, and the mutator that it made is after that reset.
+            self.resets.check_side(side, state.mutator().stamp())?;
             let is_repeat = state.mutator().has_id_of(&change);
             if writer.until.is_some() && !is_repeat && self.gate.has_too_many_ids(&writer.key) {
                 return Err(Refused::KeyHasTooManyIds);
@@ -235,7 +257,7 @@ impl Mutators {
                         });
                     }
                     change = back;
-                    (state.retired, state.was_full) = (true, true);
+                    (state.retired, state.hands_seat_on) = (true, true);
                 }
             }
         }
@@ -244,6 +266,7 @@ impl Mutators {
     fn live_entry(
         &self,
         writer: &Writer,
+        stamp: Option<Generation>,
         now: Now,
         former: Option<&Former>,
         seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
@@ -251,12 +274,13 @@ impl Mutators {
         let Writer { key, until } = writer;
         let born = || {
             let (precision, id) = (self.policies.precision(key), self.random.mutator_id());
-            match *until {
+            let mutator = match *until {
                 None => Mutator::born(key.clone(), id, precision, now, &self.constants),
                 Some(until) => {
                     Mutator::born_until(key.clone(), id, precision, until, now, &self.constants)
                 }
-            }
+            };
+            mutator.stamped(stamp)
         };
         let queue = || QueueId::of(self.store.first_replica(key), writer);
         let found = self.table.find_or_insert(writer, now, former, seat, born, queue)?;

@@ -43,8 +43,8 @@ pub(super) struct Entry {
 pub(super) struct EntryState {
     /// [`EntryState::change`] changes it.
     mutator: Mutator,
-    /// Its permit from the quota of its group. A full mutator shares it with its successor. A mutator at rest
-    /// has none, even if a task still holds the entry.
+    /// Its permit from the quota of its group. A mutator that is full, or of before a reset, shares it with its
+    /// successor. A mutator at rest has none, even if a task still holds the entry.
     pub(super) seat: Option<Arc<QuotaPermit>>,
     /// The completion of the queued ops.
     pub(super) next_write: Arc<Completion>,
@@ -57,8 +57,10 @@ pub(super) struct EntryState {
     pub(super) backoff: Duration,
     /// It takes no more ops: it was put to rest, or its key has a successor.
     pub(super) retired: bool,
-    /// It is retired because its state is full. Its successor takes over its quota permit.
-    pub(super) was_full: bool,
+    /// It is retired because its state is full or its key was reset. Its successor takes over its quota permit.
+    pub(super) hands_seat_on: bool,
+    /// It took over the quota permit of one that was retired so.
+    pub(super) took_seat_over: bool,
 }
 
 /// Counts over all mutators of a pod. Only [`EntryState`] changes them.
@@ -87,7 +89,7 @@ impl Entry {
         queue: QueueId,
         writer: Writer,
         mutator: Mutator,
-        seat: Arc<QuotaPermit>,
+        (seat, took_seat_over): (Arc<QuotaPermit>, bool),
         weight: LargeState,
     ) -> Entry {
         Entry {
@@ -104,7 +106,8 @@ impl Entry {
                 is_flushing: false,
                 backoff: BACKOFF.0,
                 retired: false,
-                was_full: false,
+                hands_seat_on: false,
+                took_seat_over,
             }),
         }
     }

@@ -2,16 +2,32 @@
 
 use std::sync::Arc;
 
+use orderfree_core::protocol::reset::{Fate, Generation, Shut, Side};
 use orderfree_core::protocol::{
-    Change, Durability, Estate, Finished, Key, Now, Rejected, WriteOutcome,
+    Change, Durability, Estate, Finished, Key, Now, Rejected, WriteError, WriteOutcome,
 };
 
+use super::accept::Offer;
 use super::completion::Completion;
 use super::entry::{Entry, EntryState};
 use super::table::Former;
 use super::{BACKOFF, Mutators, Refused, UpdateError};
 use crate::runtime::sync::sleep;
 use crate::runtime::tasks::Task;
+
+/// The store has it, and it can't be acknowledged.
+fn unknown(why: &str) -> WriteOutcome {
+    Err(WriteError::Unknown(why.to_owned()))
+}
+
+/// What a dead mutator leaves to its successor.
+pub(super) struct Orphans {
+    lists: Vec<Change>,
+    /// Number of the first lists, which were sent.
+    sent: usize,
+    /// The stamp of the dead mutator.
+    stamp: Option<Generation>,
+}
 
 /// What a mutator does after a write.
 enum AfterWrite {
@@ -49,6 +65,12 @@ impl Mutators {
             writes.drain(..).for_each(|write| write.resolve(outcome.clone()));
         };
         let mut state = entry.lock();
+        let fate = self.resets.fate(&entry.writer.key, state.mutator().stamp(), now);
+        let outcome = match fate {
+            Fate::Stands => outcome,
+            Fate::Waits => outcome.and_then(|()| unknown("the log of resets was not read lately")),
+            Fate::Over => outcome.and_then(|()| unknown("the key was reset meanwhile")),
+        };
         let ids = state.mutator().stored_ids();
         let finished = state.change(&self.totals, |mutator| mutator.finish_write(outcome, now));
         if let Some(until) = entry.writer.until {
@@ -109,16 +131,27 @@ impl Mutators {
         state.next_write.reject(rejected);
     }
 
-    /// Ends a mutator whose lease is over. Returns the op lists that its successor inherits.
-    pub(super) fn bury(&self, entry: &Entry, state: &mut EntryState) -> Vec<Change> {
-        let reason = "the writer's lease expired before the store acknowledged";
+    /// Ends a mutator whose lease is over, or whose row belongs to the time before a reset. Returns the op lists that
+    /// its successor inherits: after a reset, only those that were never sent.
+    pub(super) fn bury(&self, entry: &Entry, state: &mut EntryState, fate: Fate) -> Orphans {
+        let reason = match fate {
+            Fate::Over => "the key was reset before the store acknowledged",
+            _ => "the writer's lease expired before the store acknowledged",
+        };
         for write in state.sent_writes.drain(..) {
             write.resolve(Err(UpdateError::Unknown(reason.into())));
         }
         state.next_write.resolve(Err(Refused::Store(reason.into()).into()));
         self.metrics.unresolved_deaths.inc_by(u64::from(state.mutator().is_unresolved()));
         state.retired = true;
-        let Estate { inherited, lost } = state.change(&self.totals, |mutator| mutator.bury());
+        let stamp = state.mutator().stamp();
+        let was_reset = fate == Fate::Over || !self.resets.takes(&entry.writer.key, stamp);
+        let (sent, Estate { inherited, lost }) = state.change(&self.totals, |mutator| {
+            if was_reset {
+                mutator.note_reset();
+            }
+            (mutator.sent_to_inherit(), mutator.bury())
+        });
         if lost > 0 {
             self.lost(
                 &entry.writer.key,
@@ -126,12 +159,12 @@ impl Mutators {
                 "their write was never acknowledged; they may be stored",
             );
         }
-        inherited
+        Orphans { lists: inherited, sent, stamp }
     }
 
     /// Gives a dead mutator's orphaned ops to its successor. Retries while the clock gate is shut or the
     /// pod is full, and also while the pod stops, because the ops were answered already.
-    pub(super) fn hand_over(self: &Arc<Self>, entry: Arc<Entry>, orphans: Vec<Change>) {
+    pub(super) fn hand_over(self: &Arc<Self>, entry: Arc<Entry>, orphans: Orphans) {
         let this = Arc::clone(self);
         self.flushers.spawn(Task::Handover, async move {
             this.readmit(&entry, orphans).await;
@@ -139,24 +172,36 @@ impl Mutators {
         });
     }
 
-    async fn readmit(self: &Arc<Self>, entry: &Arc<Entry>, orphans: Vec<Change>) {
+    async fn readmit(self: &Arc<Self>, entry: &Arc<Entry>, orphans: Orphans) {
         let key = &entry.writer.key;
         self.table.remove(entry);
         let legacy = entry.lock().mutator().legacy();
         let former = Former { entry: Arc::clone(entry), legacy, seat: None };
         // Without a quota: the ops were answered, and the dead mutator can hold the last quota permit.
         let free = |_| Ok(self.policies.uncounted_seat(&key.group));
-        let admit = |change| {
-            let now = self.gate.open()?;
-            self.admit(&entry.writer, change, Durability::Memory, now, Some(former.clone()), free)
+        let admit = |change, side| {
+            let (now, former) = (self.gate.open()?, Some(former.clone()));
+            let offer = Offer { change, side, durability: Durability::Memory };
+            self.admit(&entry.writer, offer, now, former, free)
         };
-        for change in orphans {
-            while let Err(error) = admit(change.clone()) {
-                if matches!(error, Refused::Op(_)) {
-                    self.lost(key, 1, &error.to_string());
-                    break;
+        for (place, change) in orphans.lists.into_iter().enumerate() {
+            // What may be stored before a reset must not count after it. Of kinds that ignore ids, that is any op: it
+            // can have come with an id, and to another pod too.
+            let may_be_stored = place < orphans.sent || key.kind.about().is_idempotent;
+            let side = if may_be_stored { Side::Stored(orphans.stamp) } else { Side::Any };
+            loop {
+                match admit(change.clone(), side) {
+                    Ok(_) => break,
+                    Err(Refused::Resets(Shut::OtherSide)) => {
+                        self.lost(key, 1, "the key was reset, and they may be stored");
+                        break;
+                    }
+                    Err(Refused::Op(error)) => {
+                        self.lost(key, 1, &error.to_string());
+                        break;
+                    }
+                    Err(_) => sleep(BACKOFF.1).await,
                 }
-                sleep(BACKOFF.1).await;
             }
         }
     }

@@ -16,12 +16,15 @@
 //! waits for the write of its ops until its deadline. Ops that were never sent are then withdrawn and
 //! refused; ops that were sent are unknown.
 //!
+//! A mutator that was born before a reset of its key takes no more ops, and its acknowledgements stand only for a
+//! while: see [`orderfree_core::protocol::reset`].
+//!
 //! A clean mutator that is not used goes to rest. It then takes only a few bytes, and the same mutator
 //! wakes at its key's next op. If memory for mutators at rest runs out, one is evicted, and its key's next
 //! op gets a new mutator and a new row.
 //!
-//! Lock order: shedding, then a map part, then an entry, then births or known keys. A task never takes a map lock while it
-//! holds an entry's lock, and never holds a lock across an await.
+//! Lock order: shedding, then a map part, then an entry, then births, known keys or the log of resets. A task
+//! never takes a map lock while it holds an entry's lock, and never holds a lock across an await.
 
 mod accept;
 mod alive_ids;
@@ -50,6 +53,7 @@ use orderfree_core::protocol::{Constants, Durability, Key, Timestamp};
 use crate::engine::Context;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::metrics::Metrics;
+use crate::engine::resets::Resets;
 use crate::policy::Policies;
 use crate::runtime::latency::LatencyEstimate;
 use crate::runtime::random::Random;
@@ -87,6 +91,7 @@ pub struct Mutators {
     /// Timestamps the ops of timed kinds.
     hybrid: Mutex<HybridClock>,
     policies: Policies,
+    resets: Arc<Resets>,
 }
 
 /// One op list, applied all or none.
@@ -118,7 +123,7 @@ impl Mutators {
         bounds: Bounds,
         policies: Policies,
     ) -> Arc<Mutators> {
-        let Context { gate, constants, metrics, random } = context;
+        let Context { gate, constants, metrics, random, resets } = context;
         // Two honest clocks differ by twice the offset limit.
         let hybrid = HybridClock::new(2 * constants.clock_offset_max(), store.latest_stamp());
         let flushers = Tasks::counting(metrics.panics.clone());
@@ -136,6 +141,7 @@ impl Mutators {
             closed: AtomicBool::new(false),
             hybrid: Mutex::new(hybrid),
             policies,
+            resets,
             store,
         })
     }

@@ -6,6 +6,7 @@ use chrono::{DateTime, SecondsFormat};
 use orderfree_core::crdt::OpError;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::op_id::IdRefusal;
+use orderfree_core::protocol::reset::Shut;
 use orderfree_core::protocol::{Outcome, Timestamp};
 use thiserror::Error;
 
@@ -31,6 +32,13 @@ pub enum UpdateError {
         /// When it ended.
         until: Timestamp,
     },
+    /// The key was reset after the time of the update's id, or shortly before. This request wrote nothing, and an
+    /// earlier one may be counted, in what the reset cleared or after it.
+    #[error(
+        "the key was reset at about the time of this id; an earlier request with the id may be counted, before or \
+         after the reset"
+    )]
+    IdBeforeReset,
 }
 
 impl From<IdRefusal> for UpdateError {
@@ -48,7 +56,9 @@ impl UpdateError {
     pub fn outcome(&self) -> Outcome {
         match self {
             UpdateError::Refused(_) => Outcome::Refused,
-            UpdateError::Unknown(_) | UpdateError::IdExpired { .. } => Outcome::Unknown,
+            UpdateError::Unknown(_)
+            | UpdateError::IdExpired { .. }
+            | UpdateError::IdBeforeReset => Outcome::Unknown,
         }
     }
 }
@@ -75,6 +85,9 @@ pub enum Refused {
          rest (ORDERFREE_RESTING_BYTES)"
     )]
     BornTooOften,
+    /// The log of resets was not read lately, or the key was reset in this clock's future.
+    #[error(transparent)]
+    Resets(#[from] Shut),
     /// The id's time is further ahead than two honest clocks can differ.
     #[error(
         "the time of this id is {:.1} s ahead of this pod's clock; set the client's clock, and only if the \
@@ -128,6 +141,7 @@ impl Refused {
         match self {
             Refused::Op(_) => "op",
             Refused::Clock(_) => "clock",
+            Refused::Resets(_) => "resets",
             Refused::Overloaded(_) => "limit",
             Refused::Quota(_) => "quota",
             Refused::BornTooOften => "births",

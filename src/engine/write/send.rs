@@ -3,6 +3,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 
+use orderfree_core::protocol::reset::Fate;
 use orderfree_core::protocol::{Begin, ShardWrite, WriteOutcome};
 
 use super::Mutators;
@@ -72,11 +73,21 @@ impl Mutators {
             let mut state = entry.lock();
             let (ops, is_first) = (state.mutator().queued(), state.mutator().is_unwritten());
             let now = self.gate.now();
-            match state.change(&self.totals, |mutator| mutator.begin_write(now)) {
+            let fate = self.resets.fate(&entry.writer.key, state.mutator().stamp(), now);
+            let has_more = !state.mutator().is_clean();
+            let begin = match has_more && fate == Fate::Over {
+                // Nothing that it writes can be acknowledged any more.
+                true => Begin::Dead,
+                false => state.change(&self.totals, |mutator| mutator.begin_write(now)),
+            };
+            match begin {
                 Begin::Write(write) => {
                     if is_first {
-                        let is_successor = state.mutator().is_successor();
-                        self.table.count_birth(&entry.writer, is_successor, now);
+                        // The mutator of before the reset can be gone, and then there is no seat to take over.
+                        let stamp = state.mutator().stamp();
+                        let is_caused = self.resets.is_first_birth(&entry.writer.key, stamp);
+                        let is_successor = state.mutator().is_successor() || state.took_seat_over;
+                        self.table.count_birth(&entry.writer, is_successor || is_caused, now);
                     }
                     let sent = std::mem::take(&mut state.next_write);
                     state.sent_writes.push(sent);
@@ -91,7 +102,7 @@ impl Mutators {
                 }
                 Begin::Idle => state.end_flushing(&self.totals),
                 Begin::Dead => {
-                    let orphans = self.bury(&entry, &mut state);
+                    let orphans = self.bury(&entry, &mut state, fate);
                     drop(state);
                     self.hand_over(entry, orphans);
                 }

@@ -253,7 +253,9 @@ impl MutatorTable {
                 born().succeeding(legacy.unfolded(now.wall, &self.constants))
             }
         };
-        let entry = Arc::new(Entry::new(queue(), writer.clone(), mutator, own_seat, weight));
+        let took_seat_over = former.is_some_and(|former| former.seat.is_some());
+        let seat = (own_seat, took_seat_over);
+        let entry = Arc::new(Entry::new(queue(), writer.clone(), mutator, seat, weight));
         part.awake.put(writer.clone(), Arc::clone(&entry));
         Ok(Found { entry, arrival: Some(arrival), moves })
     }
@@ -270,7 +272,7 @@ impl MutatorTable {
 
     /// Counts a birth, when a new mutator begins its first write and so gets a row. Each expiry of packs has a
     /// limit of its own, because clients choose how many windows their ids have. Successors do not count: the bytes
-    /// of their predecessors limit them.
+    /// of their predecessors limit them, or the number of resets of the key.
     pub(super) fn count_birth(&self, writer: &Writer, is_successor: bool, now: Now) {
         lock(&self.known).note(self.hasher.hash_key(&writer.key), now);
         if !is_successor {

@@ -1,5 +1,6 @@
 mod ids;
 mod memory;
+mod resets;
 mod rest;
 mod scripted;
 mod succession;

@@ -53,7 +53,7 @@ pub(crate) struct TallyRow {
     value: Option<Shown>,
     /// True if the tally has its maximum size. Shards that do not fit stay, and the key accepts no additions.
     full: bool,
-    /// True if the key was forgotten after a time without updates. It is absent until a shard counts.
+    /// True if the key was deleted, or forgotten after a time without updates. It is absent until a shard counts.
     forgotten: bool,
     /// Why the tally can't be decoded.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,7 +148,8 @@ impl ShardRow {
 
 /// Show a key's shards
 ///
-/// Returns every row of the key as it is in the store. They explain the key's value.
+/// Returns every row of the key as it is in the store. They explain the key's value. Shards that a reset cleared are listed
+/// until a fold deletes them, and do not count.
 #[utoipa::path(
     get, path = "/v1/{kind}/{group}/{name}/shards", tag = "inspection",
     params(KeyPath, NumbersParams),

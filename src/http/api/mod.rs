@@ -1,6 +1,6 @@
 //! The handlers:
 //!
-//! * `update`, `read`, `batch`, `stream`, `merge`, `ids`: for clients; `by_key` groups a batch's updates by key;
+//! * `update`, `read`, `reset`, `batch`, `stream`, `merge`, `ids`: for clients; `by_key` groups a batch's updates by key;
 //! * `inspect`, `repair`, `operations`: for operators;
 //! * `starting`: the answers of a pod that cannot serve yet.
 
@@ -12,6 +12,7 @@ pub(crate) mod merge;
 pub(crate) mod operations;
 pub(crate) mod read;
 pub(crate) mod repair;
+pub(crate) mod reset;
 pub(crate) mod starting;
 mod stream;
 pub(crate) mod update;

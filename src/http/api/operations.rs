@@ -52,8 +52,9 @@ params! {
 
 /// Should requests come here?
 ///
-/// Ready means that the pod has started, is not shutting down, and its clock was not measured to be wrong. It
-/// does not depend on the current state of the store, because then all pods would drop out at once.
+/// Ready means that the pod has started, is not shutting down, its clock was not measured to be wrong, and it has
+/// read the log of resets. It does not depend on the current state of the store, because then all pods would drop
+/// out at once.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     params(ReadyParams),
@@ -65,15 +66,15 @@ pub(crate) async fn readyz(
     Query(params): Query<ReadyParams>,
 ) -> Result<Json<ProbeView>, Problem> {
     let app = &served.app;
-    let readiness = app.health.readiness(app.service.check_clock());
+    let readiness = app.health.readiness(app.service.check_clock(), app.resetter.check_log());
     if !readiness.is_ready() {
-        let reason = |(name, check): &(&str, Result<(), String>)| {
+        let reason = |(name, check): &(&str, Result<String, String>)| {
             check.as_ref().err().map(|why| format!("{name}: {why}"))
         };
         let reasons: Vec<String> = readiness.checks.iter().filter_map(reason).collect();
         return Err(Problem::new(ProblemType::NotReady, format!("{}.", reasons.join("; "))));
     }
-    let checks = readiness.checks.into_iter().map(|(name, _)| (name, "ok".to_owned()));
+    let checks = readiness.checks.into_iter().filter_map(|(name, check)| Some((name, check.ok()?)));
     let checks = params.verbose.then(|| checks.collect());
     Ok(Json(ProbeView { status: "ready", checks }))
 }
@@ -89,6 +90,7 @@ pub(crate) async fn readyz(
 pub(crate) async fn metrics(State(served): State<Served>) -> Response {
     let app = &served.app;
     const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    app.resetter.refresh_metrics();
     ([(header::CONTENT_TYPE, OPENMETRICS)], app.service.refresh_metrics().encode()).into_response()
 }
 

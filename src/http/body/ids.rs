@@ -9,6 +9,7 @@ use orderfree_core::protocol::Timestamp;
 use orderfree_core::protocol::op_id::{BadId, ClientId, NamedOp, Window};
 use utoipa::IntoParams;
 use utoipa::openapi::ObjectBuilder;
+use uuid::Uuid;
 
 use crate::http::body::schemas;
 use crate::http::catalog::ProblemType;
@@ -193,6 +194,13 @@ impl IdHeaders {
 
     fn window(&self) -> Window {
         self.window.unwrap_or_default()
+    }
+
+    /// The id of a reset and its time.
+    pub(crate) fn of_reset(&self) -> Option<(Uuid, Timestamp)> {
+        let Id { id, time } = self.id?;
+        let named = NamedOp::new(id, 0, time, self.window());
+        Some((Uuid::from_bytes(named.id().id), time))
     }
 
     /// Whether the whole request has an id.

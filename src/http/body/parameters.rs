@@ -19,7 +19,7 @@ use utoipa::openapi::{ObjectBuilder, Required};
 
 use crate::http::body::schemas::{self, one_of, text};
 use crate::http::catalog::ProblemType;
-use crate::http::guard::access::{GroupPath, KeyPath, KindPath};
+use crate::http::guard::access::{GroupPath, KeyPath, KindPath, ResetPath};
 use crate::http::problem::Problem;
 use crate::limits;
 
@@ -501,6 +501,18 @@ impl IntoParams for GroupPath {
 impl IntoParams for KeyPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Described> {
         vec![kind_in_path(), name_in_path("group", "site"), name_in_path("name", "home")]
+    }
+}
+
+impl IntoParams for ResetPath {
+    fn into_params(in_place: impl Fn() -> Option<ParameterIn>) -> Vec<Described> {
+        let id = ParameterBuilder::new().name("id").parameter_in(ParameterIn::Path);
+        let id = id.description(Some("The `id` of the answer to the reset"));
+        let id =
+            id.required(Required::True).schema(Some(text().pattern(Some("^[0-9]+-[0-9a-f]{32}$"))));
+        let mut all = KeyPath::into_params(in_place);
+        all.push(id.build());
+        all
     }
 }
 

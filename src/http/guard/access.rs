@@ -130,6 +130,12 @@ pub(crate) struct KeyPath {
     name: String,
 }
 
+/// A key's reset in a path, before the permission check.
+pub(crate) struct ResetPath {
+    key: KeyPath,
+    id: String,
+}
+
 /// The kind and the group in a path, before the permission check.
 pub(crate) struct GroupPath {
     caller: Caller,
@@ -150,7 +156,17 @@ impl KeyPath {
     }
 }
 
+impl ResetPath {
+    pub(crate) fn to(self, verb: Verb) -> Result<(Key, String), Problem> {
+        Ok((self.key.to(verb)?.0, self.id))
+    }
+}
+
 impl GroupPath {
+    pub(crate) fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
     pub(crate) fn to(self, verb: Verb) -> Result<(Kind, Name), Problem> {
         self.caller.to(verb).group(&self.kind, &self.group)
     }
@@ -174,6 +190,17 @@ impl<S: Send + Sync> FromRequestParts<S> for KeyPath {
         let path = Path::<(String, String, String)>::from_request_parts(parts, state).await;
         let Path((kind, group, name)) = path.map_err(|error| bad_path(error.status()))?;
         Ok(KeyPath { caller, kind, group, name })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for ResetPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<ResetPath, Problem> {
+        let caller = Caller::from_request_parts(parts, state).await?;
+        let path = Path::<(String, String, String, String)>::from_request_parts(parts, state).await;
+        let Path((kind, group, name, id)) = path.map_err(|error| bad_path(error.status()))?;
+        Ok(ResetPath { key: KeyPath { caller, kind, group, name }, id })
     }
 }
 

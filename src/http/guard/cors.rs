@@ -13,12 +13,12 @@ use crate::policy::Policies;
 
 /// What the answer to a preflight allows. The headers are those that clients' routes read.
 const PREFLIGHT: [(HeaderName, HeaderValue); 3] = [
-    (header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, POST")),
+    (header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("DELETE, GET, HEAD, POST")),
     (
         header::ACCESS_CONTROL_ALLOW_HEADERS,
         HeaderValue::from_static(
             "authorization, content-encoding, content-type, idempotency-key, idempotency-time, \
-             idempotency-window, if-none-match, traceparent, x-request-id",
+             idempotency-window, if-none-match, prefer, traceparent, x-request-id",
         ),
     ),
     // Browsers keep it for two hours at most.
@@ -26,7 +26,8 @@ const PREFLIGHT: [(HeaderName, HeaderValue); 3] = [
 ];
 
 /// The headers of any other answer that a page may read, in addition to those that it always may.
-const EXPOSED: HeaderValue = HeaderValue::from_static("etag, link, retry-after, x-request-id");
+const EXPOSED: HeaderValue =
+    HeaderValue::from_static("etag, link, location, retry-after, x-request-id");
 
 /// What to tell the browser about the answer to a request.
 pub(crate) struct Cors {

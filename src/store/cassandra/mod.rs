@@ -35,6 +35,7 @@ mod high_water;
 mod login;
 mod operators;
 pub mod reach;
+mod resets;
 mod rows;
 pub mod schema;
 mod session;
@@ -52,6 +53,7 @@ use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::prefix::Part;
+use orderfree_core::protocol::reset::{Generation, LogRow};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice, WriteError,
@@ -62,6 +64,7 @@ use scylla::response::query_result::QueryResult;
 use scylla::serialize::row::SerializeRow;
 use scylla::statement::prepared::PreparedStatement;
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use self::attempts::{Patience, Sending};
 use self::clock::{Sampler, SharedView};
@@ -74,8 +77,8 @@ use self::reach::Reach;
 pub use self::settings::CassandraConfig;
 use self::statements::Statements;
 use super::{
-    FirstReplica, Folds, GroupCursor, GroupList, Operators, Pause, Reads, RequestLimits, Shards,
-    Store, StoreClock, StoreError, SweepPart,
+    FirstReplica, Folds, GroupCursor, GroupList, Operators, Pause, Reads, Receipt, RequestLimits,
+    ResetLog, Shards, Store, StoreClock, StoreError, SweepPart,
 };
 use crate::limits::{AnswerBounds, SLICE_ROWS_MAX, group_chunk_rows};
 use crate::runtime::clock::Clock;
@@ -104,6 +107,7 @@ pub struct CassandraStore {
     random: Random,
     view: SharedView,
     high_water: Arc<HighWater>,
+    resets: resets::Log,
     tasks: Tasks,
 }
 
@@ -138,6 +142,8 @@ impl CassandraStore {
         session::check_rights(&session, &statements, levels).await?;
         let high_water =
             HighWater::open(&session, &keyspace, &local_datacenter, levels, constants).await?;
+        let looked_at = clock.now().boot;
+        let resets = resets::Log::open(&session, &keyspace, &local_datacenter, looked_at).await?;
         let asking = statements.clock.clone();
         let mut sampler = Sampler::new(
             Arc::clone(&session),
@@ -165,6 +171,7 @@ impl CassandraStore {
             random: Random::system(),
             view,
             high_water,
+            resets,
             tasks,
         })
     }
@@ -380,7 +387,7 @@ impl Folds for CassandraStore {
         let partition = first.key().partition();
         let is_one = folds.iter().all(|fold| fold.key().partition() == partition);
         assert!(is_one, "invariant: only the folds of one partition are one mutation");
-        let highest = folds.iter().map(Fold::fence).max().unwrap_or(first.fence());
+        let highest = folds.iter().map(Fold::evidence).max().unwrap_or(first.evidence());
         if let Err(why) = self.high_water.raise(highest).await {
             return Err(WriteError::Refused(format!("its fence could not be stored: {why}")));
         }
@@ -394,7 +401,8 @@ impl Folds for CassandraStore {
             attempt.ended(&answer);
             answer
         };
-        // Any pod may execute a fold at any time (invariant I8), unless it forgets a key. No client waits for it.
+        // Any pod may execute a fold at any time (invariant I8), unless it forgets a key or is the marker of a reset.
+        // No client waits for it.
         let may_be_sent = || {
             let boot = self.clock.now().boot;
             folds.iter().all(|fold| fold.may_be_sent(boot))
@@ -464,6 +472,42 @@ impl Operators for CassandraStore {
 
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
         operators::remove_row(&self.session, &self.statements, key, row).await
+    }
+}
+
+#[async_trait]
+impl ResetLog for CassandraStore {
+    fn has_resets(&self) -> bool {
+        self.resets.exists()
+    }
+
+    fn log_absent_at(&self) -> Option<Duration> {
+        Some(self.resets.looked_at())
+    }
+
+    async fn find_log(&self) -> Result<bool, StoreError> {
+        self.resets.find().await
+    }
+
+    fn reset_obstacle(&self, now: Now) -> Option<String> {
+        self.resets.obstacle(now)
+    }
+
+    async fn read_resets(&self, part: u8, after: Timestamp) -> Result<Vec<LogRow>, StoreError> {
+        self.resets.read(part, after).await
+    }
+
+    async fn write_reset(&self, row: &LogRow, receipt: &Receipt) -> WriteOutcome {
+        self.resets.write(row, receipt, self.clock.now()).await
+    }
+
+    async fn read_receipt(
+        &self,
+        group: (Kind, &Name),
+        generation: Generation,
+        id: Uuid,
+    ) -> Result<Option<(LogRow, Receipt)>, StoreError> {
+        self.resets.receipt(group, generation, id).await
     }
 }
 

@@ -1,10 +1,11 @@
-//! Creates the keyspace and the table. Only `schema.cql` defines the table; this module removes the lines
+//! Creates the keyspace and the tables. Only `schema.cql` defines the tables; this module removes the lines
 //! that an engine doesn't know.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use orderfree_core::protocol::Constants;
 use scylla::client::session::Session;
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::unprepared::Statement;
@@ -12,33 +13,42 @@ use scylla::statement::unprepared::Statement;
 use super::CassandraConfig;
 use super::checks::Engine;
 use super::connect_error::ConnectError;
-use super::session;
+use super::{resets, session};
 
 const SCHEMA: &str = include_str!("../../../schema.cql");
 
-/// The statement's beginning in the file.
-const TABLE: &str = "CREATE TABLE IF NOT EXISTS shards";
+/// The beginning of a statement in the file, before the table's name.
+const CREATE: &str = "CREATE TABLE IF NOT EXISTS ";
+
+/// The tables, in the order of the file.
+const TABLES: [&str; 2] = ["shards", "resets"];
 
 /// Default number of replicas per data centre; fewer if the data centre has fewer nodes.
 const REPLICAS: usize = 3;
 
-/// Returns the statements that [`apply`] runs on Apache Cassandra 5, for people and their own tools.
+/// Returns the statements that [`apply`] runs on Apache Cassandra 5, for people and their own tools. Without
+/// `with_resets`, the table of resets is left out.
 ///
 /// # Errors
 /// [`ConnectError::KeyspaceName`] and [`ConnectError::ReplicationText`].
-pub fn print(keyspace: &str, replication: &str) -> Result<String, ConnectError> {
+pub fn print(keyspace: &str, replication: &str, with_resets: bool) -> Result<String, ConnectError> {
     session::check_keyspace_name(keyspace)?;
     let keyspace_statement = create_keyspace(keyspace, &parse(replication)?);
-    let table_statement = create_table(keyspace, Engine::Cassandra((5, 0)));
-    Ok(format!("{keyspace_statement};\n\n{table_statement};\n"))
+    let mut all = format!("{keyspace_statement};\n");
+    for table in &TABLES[..if with_resets { 2 } else { 1 }] {
+        let _ = write!(all, "\n{};\n", create_table(keyspace, table, Engine::Cassandra((5, 0))));
+    }
+    Ok(all)
 }
 
-/// Creates the keyspace and the table if they are missing, and checks an existing table. An existing keyspace
-/// keeps its replication. `replication` is as in [`print()`]; `None` means up to three replicas in every data
-/// centre.
+/// Creates the keyspace and the tables if they are missing, and checks an existing table of shards. An existing
+/// keyspace keeps its replication. `replication` is as in [`print()`]; `None` means up to three replicas in every
+/// data centre. The table of resets is made only `with_resets`, and if keys can be reset with these time constants and
+/// data centres.
 pub async fn apply(
     config: &CassandraConfig,
     replication: Option<&str>,
+    with_resets: bool,
 ) -> Result<(), ConnectError> {
     let wanted = replication.map(parse).transpose()?;
     let session = session::open(config).await?;
@@ -48,13 +58,40 @@ pub async fn apply(
         let wanted = wanted.unwrap_or_else(|| everywhere(&session));
         define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
     }
-    let Err(seen) = session::check_table(&session, &config.keyspace, engine).await else {
+    apply_shards(&session, config, engine).await?;
+    if !with_resets || session::has_table(&session, &config.keyspace, "resets").await? {
+        return Ok(());
+    }
+    match why_no_resets(config.constants, resets::datacenters(&session)) {
+        None => define(&session, create_table(&config.keyspace, "resets", engine)).await,
+        Some(why) => {
+            tracing::warn!(why, "the table of resets is not made");
+            Ok(())
+        }
+    }
+}
+
+/// Why no key could be reset. All pods would look at the table for nothing.
+fn why_no_resets(constants: Constants, datacenters: usize) -> Option<String> {
+    let has_several = "keys can't be reset in a cluster with several data centres";
+    match constants.check_resets() {
+        Err(error) => Some(error.to_string()),
+        Ok(()) => (datacenters > 1).then(|| has_several.to_owned()),
+    }
+}
+
+async fn apply_shards(
+    session: &Session,
+    config: &CassandraConfig,
+    engine: Engine,
+) -> Result<(), ConnectError> {
+    let Err(seen) = session::check_table(session, &config.keyspace, engine).await else {
         return Ok(());
     };
     // The table is missing, or wrong, or incomplete: a node takes over another pod's definition piece by
     // piece. Defining it again changes nothing that exists, and waits until the nodes agree.
-    match define(&session, create_table(&config.keyspace, engine)).await {
-        Ok(()) => session::check_table(&session, &config.keyspace, engine).await,
+    match define(session, create_table(&config.keyspace, "shards", engine)).await {
+        Ok(()) => session::check_table(session, &config.keyspace, engine).await,
         Err(_) if matches!(seen, ConnectError::Table { .. }) => Err(seen),
         Err(error) => Err(error),
     }
@@ -136,9 +173,9 @@ fn create_keyspace(keyspace: &str, wanted: &Wanted) -> String {
     format!("CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {{{options}}}")
 }
 
-/// Returns the file's only statement with the keyspace's name, without comments and without the lines that
+/// Returns the file's statement for a table with the keyspace's name, without comments and without the lines that
 /// the engine doesn't know.
-fn create_table(keyspace: &str, engine: Engine) -> String {
+fn create_table(keyspace: &str, table: &str, engine: Engine) -> String {
     let knows = |line: &&str| {
         let has = |property| line.contains(property);
         (engine.has_read_repair() || !has("read_repair"))
@@ -147,31 +184,56 @@ fn create_table(keyspace: &str, engine: Engine) -> String {
     };
     let code = SCHEMA.lines().map(|line| line.split("--").next().unwrap_or_default().trim_end());
     let lines: Vec<&str> = code.filter(|line| !line.is_empty()).filter(knows).collect();
-    let statement = lines.join("\n");
-    let statement = statement.trim_end_matches(';');
-    statement.replacen(TABLE, &format!("CREATE TABLE IF NOT EXISTS {keyspace}.shards"), 1)
+    let (all, beginning) = (lines.join("\n"), format!("{CREATE}{table} "));
+    let mut statements = all.split(';').map(str::trim_start);
+    let statement = statements.find(|statement| statement.starts_with(&beginning));
+    let statement = statement.expect("invariant: the file has both tables");
+    statement.replacen(&beginning, &format!("{CREATE}{keyspace}.{table} "), 1)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use orderfree_core::protocol::Overrides;
+
     use super::*;
 
     #[test]
-    fn the_file_has_one_statement_with_one_option_a_line() {
-        assert_eq!(SCHEMA.matches(TABLE).count(), 1);
-        let table = create_table("counts", Engine::Cassandra((5, 0)));
+    fn the_file_has_two_statements_with_one_option_a_line() {
+        assert_eq!(SCHEMA.matches(CREATE).count(), TABLES.len());
+        let table = create_table("counts", "shards", Engine::Cassandra((5, 0)));
         assert!(table.starts_with("CREATE TABLE IF NOT EXISTS counts.shards ("), "{table}");
         assert!(table.ends_with("AND read_repair = 'NONE'"), "{table}");
         assert!(!table.contains("--") && !table.contains(';'), "{table}");
         assert!(table.contains("UnifiedCompactionStrategy"), "{table}");
+        let log = create_table("counts", "resets", Engine::Cassandra((5, 0)));
+        assert!(log.starts_with("CREATE TABLE IF NOT EXISTS counts.resets ("), "{log}");
+        assert!(log.contains("PRIMARY KEY (bucket, at, kind, grp, id)"), "{log}");
+        assert!(log.ends_with("'chunk_length_in_kb': 4}"), "{log}");
+        assert!(!log.contains("--") && !log.contains(';'), "{log}");
+        let all = print("counts", "3", true).expect("valid");
+        assert!(all.ends_with(&format!("{table};\n\n{log};\n")), "{all}");
+        assert!(!print("counts", "3", false).expect("valid").contains("resets"));
+    }
+
+    #[test]
+    fn the_table_of_resets_is_made_only_where_keys_can_be_reset() {
+        let short = Overrides { cutoff: Some(Duration::from_secs(60)), ..Overrides::default() };
+        let (constants, short) =
+            (Constants::resolve(Overrides::default()), Constants::resolve(short));
+        let (constants, short) = (constants.expect("defaults"), short.expect("consistent"));
+        assert_eq!(why_no_resets(constants, 1), None);
+        assert!(why_no_resets(constants, 2).expect("a reason").contains("several data centres"));
+        assert!(why_no_resets(short, 1).expect("a reason").contains("cutoff 60s"));
     }
 
     #[test]
     fn what_an_engine_does_not_know_is_left_out() {
-        let old = create_table("counts", Engine::Cassandra((4, 1)));
+        let old = create_table("counts", "shards", Engine::Cassandra((4, 1)));
         assert!(!old.contains("compaction") && old.contains("read_repair"), "{old}");
         assert!(old.contains("speculative_retry = 'MIN("), "{old}");
-        let scylla = create_table("counts", Engine::Scylla);
+        let scylla = create_table("counts", "shards", Engine::Scylla);
         assert!(!scylla.contains("read_repair") && !scylla.contains("compaction"), "{scylla}");
         assert!(!scylla.contains("speculative_retry"), "{scylla}");
         assert!(scylla.contains("default_time_to_live = 0"), "{scylla}");
@@ -180,16 +242,16 @@ mod tests {
     #[test]
     fn replication_is_written_in_two_ways() {
         assert_eq!(
-            print("counts", "dc1:3, dc2:2").expect("valid").lines().next().expect("a line"),
+            print("counts", "dc1:3, dc2:2", true).expect("valid").lines().next().expect("a line"),
             "CREATE KEYSPACE IF NOT EXISTS counts WITH replication = \
              {'class': 'NetworkTopologyStrategy', 'dc1': 3, 'dc2': 2};"
         );
-        assert!(print("counts", "3").expect("valid").contains("'replication_factor': 3"));
+        assert!(print("counts", "3", true).expect("valid").contains("'replication_factor': 3"));
         for bad in
             ["", "0", "-1", "x", "dc1:", ":3", "dc1:3,", "dc1:0", "dc'1:3", "a:1,a:2", "a:1,3"]
         {
             assert!(parse(bad).is_err(), "{bad}");
         }
-        assert!(matches!(print("Counts", "3"), Err(ConnectError::KeyspaceName(_))));
+        assert!(matches!(print("Counts", "3", true), Err(ConnectError::KeyspaceName(_))));
     }
 }

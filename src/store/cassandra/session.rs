@@ -248,11 +248,15 @@ async fn replication_options(
     Ok(found.into_iter().next().map(|(options,)| options))
 }
 
-/// Whether the keyspace has a table `shards`, of any shape.
-async fn has_table(session: &Session, keyspace: &str) -> Result<bool, ConnectError> {
+/// Whether the keyspace has a table of this name, of any shape.
+pub(super) async fn has_table(
+    session: &Session,
+    keyspace: &str,
+    table: &str,
+) -> Result<bool, ConnectError> {
     let cql = "SELECT table_name FROM system_schema.tables \
-               WHERE keyspace_name = ? AND table_name = 'shards'";
-    let found: Vec<(String,)> = ask_settled(session, cql, (keyspace,)).await?;
+               WHERE keyspace_name = ? AND table_name = ?";
+    let found: Vec<(String,)> = ask_settled(session, cql, (keyspace, table)).await?;
     Ok(!found.is_empty())
 }
 
@@ -262,7 +266,7 @@ pub(super) async fn check_table(
     keyspace: &str,
     engine: Engine,
 ) -> Result<(), ConnectError> {
-    if !has_table(session, keyspace).await? {
+    if !has_table(session, keyspace, "shards").await? {
         return Err(ConnectError::TableMissing(keyspace.to_owned()));
     }
     let columns: Vec<(String, String, i32, String, String)> = ask_settled(

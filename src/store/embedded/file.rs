@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use orderfree_core::protocol::Timestamp;
+use orderfree_core::protocol::reset::LogRow;
 use redb::backends::FileBackend;
 use redb::{
     Builder, Database, ReadableDatabase, StorageBackend, TableDefinition, TableHandle,
@@ -16,7 +17,8 @@ use thiserror::Error;
 use uuid::Uuid;
 
 use super::guard::Highest;
-use super::rows::SHARDS;
+use super::resets;
+use super::rows::{ReadError, SHARDS};
 use super::verify::{self, Contents, Counted, Progress};
 use crate::limits::EMBEDDED_CACHE_BYTES;
 use crate::runtime::panics;
@@ -70,6 +72,7 @@ pub(super) struct Opened {
     pub(super) database: Database,
     pub(super) highest: Highest,
     pub(super) contents: Contents,
+    pub(super) resets: Vec<LogRow>,
 }
 
 /// Opens or creates the file, and verifies it.
@@ -147,7 +150,11 @@ pub(super) fn open_backend(
             verify::pages(file, &mut database).map_err(|error| failed(file, error.into()))?;
         }
         let contents = verify::rows(&database, progress).map_err(|error| failed(file, error))?;
-        Ok(Opened { database, highest, contents })
+        let resets = resets::read(&database).map_err(|error| match error {
+            ReadError::Row(reason) => OpenError::Corrupt { file: file.to_owned(), reason },
+            ReadError::File(error) => failed(file, error),
+        })?;
+        Ok(Opened { database, highest, contents, resets })
     };
     // redb panics in many places if the file is damaged. The database is dropped then.
     let opened = verify::telling(file, progress, || panics::caught(open));

@@ -22,10 +22,12 @@ mod disk_space;
 mod file;
 mod guard;
 mod repair;
+mod resets;
 mod rows;
 mod verify;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -40,6 +42,7 @@ use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::prefix::Part;
+use orderfree_core::protocol::reset::{Generation, LogRow, bucket};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, MutatorId, Name, Now, Row, ShardWrite, Timestamp, WholeSlice,
@@ -47,6 +50,7 @@ use orderfree_core::protocol::{
 };
 use redb::{Database, ReadOnlyTable, ReadableDatabase, StorageBackend};
 use tokio::sync::{Semaphore, mpsc};
+use uuid::Uuid;
 
 use self::disk_space::DiskSpace;
 use self::file::Opened;
@@ -54,10 +58,10 @@ use self::guard::ClockGuard;
 use self::rows::{ReadError, SweepCursor};
 use self::writer::{Queue, Write};
 use super::{
-    Folds, GroupCursor, GroupList, Operators, Pause, Reads, RequestLimits, Shards, Store,
-    StoreClock, StoreError, SweepPart,
+    Folds, GroupCursor, GroupList, Operators, Pause, Reads, Receipt, RequestLimits, ResetLog,
+    Shards, Store, StoreClock, StoreError, SweepPart,
 };
-use crate::limits::{AnswerBounds, EMBEDDED_READS_MAX, WRITE_BATCH_MAX};
+use crate::limits::{AnswerBounds, EMBEDDED_READS_MAX, OWN_LOG_ROWS_MAX, WRITE_BATCH_MAX};
 use crate::runtime::clock::Clock;
 use crate::runtime::panics;
 
@@ -72,11 +76,39 @@ pub struct EmbeddedStore {
     shared: Arc<Shared>,
     queue: Queue,
     contents: Contents,
+    /// The log of resets, without receipts: these can be large.
+    resets: Mutex<OwnLog>,
     /// Each read holds a permit; [`Store::close`] takes all of them.
     reads: Arc<Semaphore>,
     /// `None` after closing. The writer's thread holds the other reference, and drops it last.
     database: Mutex<Option<Arc<Database>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The log of resets in memory. Rows that are no longer needed go each hour.
+#[derive(Debug, Default)]
+struct OwnLog {
+    rows: BTreeMap<(Generation, Uuid, Kind, Name), LogRow>,
+    pruned: Option<Timestamp>,
+}
+
+impl OwnLog {
+    fn of(rows: Vec<LogRow>) -> OwnLog {
+        let mut log = OwnLog::default();
+        rows.into_iter().for_each(|row| log.add(row));
+        log
+    }
+
+    fn add(&mut self, row: LogRow) {
+        self.rows.insert((row.generation, row.id, row.kind, row.group.clone()), row);
+    }
+
+    fn prune(&mut self, now: Timestamp) {
+        if self.pruned.is_none_or(|pruned| now >= pruned.plus(resets::PRUNE_EVERY)) {
+            self.rows.retain(|_, row| resets::is_needed(row.until, now));
+            self.pruned = Some(now);
+        }
+    }
 }
 
 /// State that the writer's thread and the readers share.
@@ -131,7 +163,7 @@ impl EmbeddedStore {
         constants: Constants,
         clock: Arc<dyn Clock>,
     ) -> Result<EmbeddedStore, OpenError> {
-        let Opened { database, highest, contents } = opened;
+        let Opened { database, highest, contents, resets } = opened;
         let database = Arc::new(database);
         let shared = Arc::new(Shared {
             file,
@@ -148,6 +180,7 @@ impl EmbeddedStore {
             shared,
             queue,
             contents,
+            resets: Mutex::new(OwnLog::of(resets)),
             reads: Arc::new(Semaphore::new(EMBEDDED_READS_MAX as usize)),
             database: Mutex::new(Some(database)),
             thread: Mutex::new(Some(thread)),
@@ -167,14 +200,22 @@ impl EmbeddedStore {
         + Send
         + 'static,
     ) -> Result<T, StoreError> {
+        self.read_file(move |database| query(&database.begin_read()?.open_table(rows::SHARDS)?))
+            .await
+    }
+
+    /// Runs a query on the file. It runs to its end even if the caller goes away.
+    async fn read_file<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Database) -> Result<T, ReadError> + Send + 'static,
+    ) -> Result<T, StoreError> {
         let closed = || StoreError::Unavailable("the store is closed".into());
         let permit = self.reads.clone().acquire_owned().await.map_err(|_| closed())?;
         self.shared.check_file().map_err(StoreError::Unavailable)?;
         let database = locked(&self.database).clone().ok_or_else(closed)?;
         let reading = tokio::task::spawn_blocking(move || {
             // After a panic the file is not used again; see below.
-            let answer =
-                panics::caught(|| query(&database.begin_read()?.open_table(rows::SHARDS)?));
+            let answer = panics::caught(|| query(&database));
             // Before the permit: if `close` holds all permits, no reader has the file open.
             drop(database);
             drop(permit);
@@ -387,6 +428,64 @@ impl Operators for EmbeddedStore {
 
     async fn remove_row(&self, key: &Key, row: &Row) -> WriteOutcome {
         self.queue.write(Write::Removal(key.clone(), row.clone())).await
+    }
+}
+
+#[async_trait]
+impl ResetLog for EmbeddedStore {
+    fn has_resets(&self) -> bool {
+        true
+    }
+
+    fn own_resets(&self) -> Option<Vec<LogRow>> {
+        Some(locked(&self.resets).rows.values().cloned().collect())
+    }
+
+    fn reset_obstacle(&self, now: Now) -> Option<String> {
+        let mut log = locked(&self.resets);
+        log.prune(now.wall);
+        (log.rows.len() >= OWN_LOG_ROWS_MAX).then(|| {
+            format!("the file keeps {OWN_LOG_ROWS_MAX} resets, each for three days or longer")
+        })
+    }
+
+    async fn read_resets(&self, part: u8, after: Timestamp) -> Result<Vec<LogRow>, StoreError> {
+        let log = locked(&self.resets);
+        let newer = log.rows.values().rev().take_while(|row| row.generation.time() > after);
+        Ok(newer.filter(|row| bucket(row.kind, &row.group) == part).cloned().collect())
+    }
+
+    async fn write_reset(&self, row: &LogRow, receipt: &Receipt) -> WriteOutcome {
+        self.write_markers(row, receipt, &[]).await
+    }
+
+    async fn write_markers(
+        &self,
+        row: &LogRow,
+        receipt: &Receipt,
+        markers: &[Fold],
+    ) -> WriteOutcome {
+        let write = Write::Reset(Box::new((row.clone(), receipt.clone())), markers.to_vec());
+        let outcome = self.queue.write(write).await;
+        if outcome.is_ok() {
+            let mut log = locked(&self.resets);
+            log.prune(row.generation.time());
+            log.add(row.clone());
+        }
+        outcome
+    }
+
+    async fn read_receipt(
+        &self,
+        (kind, group): (Kind, &Name),
+        generation: Generation,
+        id: Uuid,
+    ) -> Result<Option<(LogRow, Receipt)>, StoreError> {
+        let group = group.clone();
+        self.read_file(move |database| {
+            resets::read_receipt(database, (kind, &group), generation, id)
+        })
+        .await
     }
 }
 

@@ -11,14 +11,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use orderfree_core::protocol::repair::{Repair, Report, Written};
+use orderfree_core::protocol::reset::LogRow;
 use orderfree_core::protocol::{Constants, Key, Timestamp};
 use redb::{Database, ReadableDatabase};
 use thiserror::Error;
 
-use super::file::{self, OpenError};
+use super::file::{self, OpenError, Opened};
 use super::guard::{ClockGuard, Highest};
+use super::resets;
 use super::rows::{self, ReadError, SHARDS};
 use crate::runtime::random::Random;
+use crate::store::Receipt;
 
 /// A time before the first release. A clock that shows an earlier time was never set, and would make all rows
 /// new.
@@ -88,7 +91,7 @@ pub fn repair(
         return Ok(None);
     }
     let copy_failed = |reason: String| RepairError::Copy { copy: copy_name(), reason };
-    let linked = file::create(copy, |new| write(database, new, now, constants));
+    let linked = file::create(copy, |new| write(&opened, new, now, constants));
     let linked = linked.map_err(|error| copy_failed(error.to_string()))?;
     let finished = linked.and_then(|()| {
         fs::set_permissions(copy, fs::metadata(file)?.permissions())?;
@@ -110,9 +113,16 @@ fn remembered(highest: Highest, now: Timestamp, constants: Constants) -> Option<
     is_ahead.then(|| wall.max(fence).max(stamp))
 }
 
+fn of_file(error: ReadError) -> redb::Error {
+    match error {
+        ReadError::Row(what) => redb::Error::Corrupted(what),
+        ReadError::File(error) => error,
+    }
+}
+
 /// Writes all repaired rows, and the highest times for the guard.
 fn write(
-    database: &Database,
+    opened: &Opened,
     copy: &Database,
     now: Timestamp,
     constants: Constants,
@@ -121,14 +131,21 @@ fn write(
     let transaction = copy.begin_write()?;
     let report = {
         let mut table = transaction.open_table(SHARDS)?;
-        let written = each_key(database, now, constants, |key, rows| {
+        let written = each_key(&opened.database, now, constants, |key, rows| {
             rows.iter().try_for_each(|row| rows::insert(&mut table, key, row)).map_err(Into::into)
         });
-        written.map_err(|error| match error {
-            ReadError::Row(what) => redb::Error::Corrupted(what),
-            ReadError::File(error) => error,
-        })?
+        written.map_err(of_file)?
     };
+    // The tallies of resets ahead of the clock are gone.
+    let is_ahead = |row: &LogRow| Repair::new(now, constants).is_ahead(row.generation.time());
+    let is_kept = |row: &&LogRow| !is_ahead(row) && resets::is_needed(row.until, now);
+    for row in opened.resets.iter().filter(is_kept) {
+        let partition = (row.kind, &row.group);
+        let found = resets::read_receipt(&opened.database, partition, row.generation, row.id);
+        let (_, receipt) =
+            found.map_err(of_file)?.unwrap_or_else(|| (row.clone(), Receipt::default()));
+        resets::write(&transaction, row, &receipt)?;
+    }
     let fence = report.fence.unwrap_or(Highest::NONE.fence);
     let stamp = report.stamp.unwrap_or(Highest::NONE.stamp);
     file::write_highest(&transaction, Highest { wall: now, fence, stamp })?;

@@ -349,13 +349,17 @@ impl SweepCursor {
         let rows = table.range::<RowKey>((start, Unbounded))?;
         let mut key = before.as_ref().and_then(|row| row.key.clone());
         for entry in rows {
-            let (row, _) = entry?;
+            let (row, value) = entry?;
             let row = row.value();
             if !key.as_ref().is_some_and(|key| is_key_of(key, row)) {
                 key = checked_key(row)?;
             }
             if let Some(key) = &key {
-                nominated.extend(self.nominator.pass(key.clone(), ascending(row.3)));
+                let expires_at = ascending(row.3);
+                nominated.extend(self.nominator.pass(key.clone(), expires_at));
+                if expires_at == Timestamp::NEVER {
+                    self.nominator.look_at(value.value().1);
+                }
             }
             passed += 1;
             if passed == SWEEP_STEP_ROWS {

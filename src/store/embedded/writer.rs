@@ -11,25 +11,30 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::reset::LogRow;
 use orderfree_core::protocol::{Key, Now, Row, ShardWrite, Timestamp, WriteError, WriteOutcome};
 use redb::{Database, Durability, WriteTransaction};
 use tokio::sync::{mpsc, oneshot};
 
+use super::resets;
 use super::rows::{self, SHARDS};
 use super::{Shared, file};
 use crate::limits::{WRITE_BATCH_BYTES_MAX, WRITE_BATCH_MAX, WRITE_QUEUE_MAX};
 use crate::runtime::clock::Clock;
 use crate::runtime::panics;
 use crate::runtime::tasks::{Task, panic_point};
+use crate::store::Receipt;
 
 #[derive(Debug)]
 pub(super) enum Write {
     Shards(Vec<ShardWrite>),
     Folds(Vec<Fold>),
+    /// The log's row, and the markers.
+    Reset(Box<(LogRow, Receipt)>, Vec<Fold>),
     Removal(Key, Row),
 }
 
@@ -83,7 +88,7 @@ pub(super) fn start(
     clock: Arc<dyn Clock>,
 ) -> io::Result<(Queue, JoinHandle<()>)> {
     let (sender, receiver) = mpsc::channel(WRITE_QUEUE_MAX);
-    let writer = Writer { database, shared, clock };
+    let writer = Writer { database, shared, clock, pruned_us: AtomicI64::new(i64::MIN) };
     let thread = Builder::new().name("orderfree-writer".into());
     let run = move || {
         // redb panics at an invalid page. Nothing is written after that.
@@ -102,6 +107,8 @@ struct Writer {
     database: Arc<Database>,
     shared: Arc<Shared>,
     clock: Arc<dyn Clock>,
+    /// When rows of the log of resets were removed last.
+    pruned_us: AtomicI64,
 }
 
 /// Why a transaction failed.
@@ -140,17 +147,21 @@ impl Writer {
         }
         let late = requests.extract_if(.., |request| match &request.write {
             Write::Shards(writes) => writes.iter().any(|write| !write.may_be_sent(now)),
-            Write::Folds(folds) => folds.iter().any(|fold| !fold.may_be_sent(boot)),
+            Write::Folds(folds) | Write::Reset(_, folds) => {
+                folds.iter().any(|fold| !fold.may_be_sent(boot))
+            }
             Write::Removal(..) => false,
         });
         late.for_each(|request| match &request.write {
             Write::Shards(_) => request.refuse("its lease is over"),
-            Write::Folds(_) | Write::Removal(..) => request.refuse("its key was read too long ago"),
+            Write::Folds(_) | Write::Reset(..) | Write::Removal(..) => {
+                request.refuse("its key was read too long ago");
+            }
         });
         if requests.is_empty() {
             return;
         }
-        let outcome = match self.commit(&requests) {
+        let outcome = match self.commit(&requests, now) {
             Ok(()) => {
                 self.shared.commits.fetch_add(1, Ordering::Relaxed);
                 Ok(())
@@ -170,10 +181,10 @@ impl Writer {
         self.shared.guard.observe(now).map_err(|error| error.to_string())
     }
 
-    fn commit(&self, requests: &[Request]) -> Result<(), Failed> {
+    fn commit(&self, requests: &[Request], now: Timestamp) -> Result<(), Failed> {
         let mut transaction =
             self.database.begin_write().map_err(|error| Failed::Before(error.into()))?;
-        self.fill(&mut transaction, requests).map_err(Failed::Before)?;
+        self.fill(&mut transaction, requests, now).map_err(Failed::Before)?;
         transaction.commit().map_err(|error| Failed::During(error.into()))
     }
 
@@ -181,6 +192,7 @@ impl Writer {
         &self,
         transaction: &mut WriteTransaction,
         requests: &[Request],
+        now: Timestamp,
     ) -> Result<(), redb::Error> {
         transaction.set_durability(Durability::Immediate)?;
         let mut table = transaction.open_table(SHARDS)?;
@@ -189,16 +201,34 @@ impl Writer {
                 Write::Shards(writes) => {
                     writes.iter().try_for_each(|write| rows::write_shard(&mut table, write))?;
                 }
-                Write::Folds(folds) => {
+                Write::Folds(folds) | Write::Reset(_, folds) => {
                     for fold in folds {
-                        self.shared.guard.observe_fence(fold.fence());
+                        self.shared.guard.observe_fence(fold.evidence());
                         rows::write_fold(&mut table, fold)?;
+                    }
+                    if let Write::Reset(logged, _) = &request.write {
+                        self.prune_resets(transaction, now)?;
+                        resets::write(transaction, &logged.0, &logged.1)?;
                     }
                 }
                 Write::Removal(key, row) => rows::remove(&mut table, key, row)?,
             }
         }
         file::write_highest(transaction, self.shared.guard.highest())
+    }
+
+    /// Removes rows of the log that are no longer needed, at the first reset and then each hour: it reads the whole log.
+    fn prune_resets(
+        &self,
+        transaction: &WriteTransaction,
+        now: Timestamp,
+    ) -> Result<(), redb::Error> {
+        let due = now.minus(resets::PRUNE_EVERY).as_micros();
+        if self.pruned_us.load(Ordering::Relaxed) <= due {
+            resets::prune(transaction, now)?;
+            self.pruned_us.store(now.as_micros(), Ordering::Relaxed);
+        }
+        Ok(())
     }
 }
 
@@ -224,7 +254,9 @@ impl Batch {
     fn push(&mut self, request: Request) {
         let bytes: usize = match &request.write {
             Write::Shards(writes) => writes.iter().map(|write| write.state().len()).sum(),
-            Write::Folds(folds) => folds.iter().map(|fold| fold.tally().len()).sum(),
+            Write::Folds(folds) | Write::Reset(_, folds) => {
+                folds.iter().map(|fold| fold.tally().len()).sum()
+            }
             Write::Removal(..) => 0,
         };
         self.bytes += bytes;

@@ -69,6 +69,25 @@ pub(crate) enum Violation {
         name: u8,
         op: usize,
     },
+    /// Acked before a reset began that was answered before the read began, and counted.
+    Resurrected {
+        name: u8,
+        op: usize,
+    },
+    /// In the value and in what a reset cleared, or in what two resets cleared.
+    OnBothSides {
+        name: u8,
+        op: usize,
+    },
+    /// Acked, and neither in the value nor in what a reset cleared.
+    OnNoSide {
+        name: u8,
+        op: usize,
+    },
+    /// One order to reset a key was answered with different values.
+    TwoAnswers {
+        name: u8,
+    },
     /// A value that is not a sum of ops.
     Nonsense {
         name: u8,
@@ -104,6 +123,12 @@ impl fmt::Display for Violation {
             }
             Violation::Phantom { name, op } => write!(f, "PHANTOM: op {op} of key {name}"),
             Violation::TwoTimes { name, op } => write!(f, "TWO TIMES: op {op} of key {name}"),
+            Violation::Resurrected { name, op } => write!(f, "RESURRECTED: op {op} of key {name}"),
+            Violation::OnBothSides { name, op } => {
+                write!(f, "ON BOTH SIDES: op {op} of key {name}")
+            }
+            Violation::TwoAnswers { name } => write!(f, "TWO ANSWERS: to one reset of key {name}"),
+            Violation::OnNoSide { name, op } => write!(f, "ON NO SIDE: op {op} of key {name}"),
             Violation::Nonsense { name, value } => write!(f, "NONSENSE: key {name} reads {value}"),
             Violation::Unreadable { name, error } => write!(f, "UNREADABLE: key {name}: {error}"),
             Violation::Panicked { panic } => write!(f, "PANICKED: {panic}"),
@@ -120,6 +145,19 @@ pub(crate) struct Snapshot {
     acked: [Acked; OPS_MAX],
     /// For each data centre, when the ops were acked that are gone for certain: up to this, in µs.
     forgotten_us: [i64; DATACENTERS_MAX],
+    at: u64,
+}
+
+/// A reset of a key.
+#[derive(Debug, Clone, Copy)]
+struct Clearing {
+    began: u64,
+    /// When it was answered.
+    ended: Option<u64>,
+    /// The value that it returned.
+    cleared: i128,
+    /// It has certainly changed nothing.
+    failed: bool,
 }
 
 /// The greatest version of an op that a pod of each data centre acked.
@@ -131,6 +169,10 @@ pub(crate) struct Oracle {
     keys: Vec<[Op; OPS_MAX]>,
     /// The versions of each op.
     versions: [&'static [Version]; OPS_MAX],
+    /// The resets of each key.
+    resets: Vec<Vec<Clearing>>,
+    /// Counts what happens, so that it has an order.
+    now: u64,
     /// For each key, when the ops were sent that may have been forgotten: up to this, in µs.
     may_be_gone_us: Vec<i64>,
     /// For each key, as in [`Snapshot::forgotten_us`].
@@ -154,6 +196,10 @@ struct Op {
     time: Option<Timestamp>,
     /// Attempts with each version that may have written something.
     attempts: [u32; VERSIONS_MAX],
+    /// When each version was sent first.
+    sent_at: [Option<u64>; VERSIONS_MAX],
+    /// When it was acked first.
+    acked_at: Option<u64>,
 }
 
 /// The amount that op number `op` adds.
@@ -168,6 +214,8 @@ impl Oracle {
         Oracle {
             keys,
             versions: std::array::from_fn(versions),
+            resets: vec![Vec::new(); names],
+            now: 0,
             may_be_gone_us: vec![i64::MIN; names],
             forgotten_us: vec![[i64::MIN; DATACENTERS_MAX]; names],
             gone: vec![[false; OPS_MAX]; names],
@@ -176,8 +224,15 @@ impl Oracle {
         }
     }
 
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
     pub(crate) fn sent(&mut self, name: u8, op: usize, version: usize) {
+        let now = self.tick();
         let op = self.op(name, op);
+        op.sent_at[version].get_or_insert(now);
         op.attempts[version] += 1;
         if op.stage != Stage::Acked {
             op.stage = Stage::Open;
@@ -201,7 +256,9 @@ impl Oracle {
         datacenter: usize,
         time: Option<Timestamp>,
     ) {
+        let now = self.tick();
         let of = self.op(name, op);
+        of.acked_at.get_or_insert(now);
         of.acked[datacenter] = of.acked[datacenter].max(Some(version));
         if of.stage != Stage::Acked {
             (of.stage, of.time) = (Stage::Acked, time);
@@ -244,9 +301,76 @@ impl Oracle {
     }
 
     /// What was acked before a read began.
-    pub(crate) fn snapshot(&self, name: u8) -> Snapshot {
+    pub(crate) fn snapshot(&mut self, name: u8) -> Snapshot {
         let acked = self.keys[usize::from(name)].map(|op| op.acked);
-        Snapshot { acked, forgotten_us: self.forgotten_us[usize::from(name)] }
+        Snapshot { acked, forgotten_us: self.forgotten_us[usize::from(name)], at: self.tick() }
+    }
+
+    /// A reset of a key begins. Returns its number.
+    pub(crate) fn reset_began(&mut self, name: u8) -> usize {
+        let began = self.tick();
+        let of_key = &mut self.resets[usize::from(name)];
+        of_key.push(Clearing { began, ended: None, cleared: 0, failed: false });
+        of_key.len() - 1
+    }
+
+    /// Whether a reset of the key has begun.
+    pub(crate) fn was_reset(&self, name: u8) -> bool {
+        !self.resets[usize::from(name)].is_empty()
+    }
+
+    /// A reset that has changed nothing is ordered again.
+    pub(crate) fn reset_goes_on(&mut self, name: u8, number: usize) {
+        self.resets[usize::from(name)][number].failed = false;
+    }
+
+    /// A reset has certainly changed nothing.
+    pub(crate) fn reset_failed(&mut self, name: u8, number: usize) {
+        self.resets[usize::from(name)][number].failed = true;
+    }
+
+    /// A reset was answered with the value that it cleared. It must hold everything that was acked before it began,
+    /// and that no other reset returned.
+    pub(crate) fn reset_done(&mut self, name: u8, number: usize, cleared: i128) {
+        let now = self.tick();
+        let reset = &mut self.resets[usize::from(name)][number];
+        (reset.ended, reset.cleared) = (Some(now), cleared);
+        let began = reset.began;
+        if cleared < 0 || cleared >> (DIGIT_BITS * OPS_MAX) != 0 {
+            return self.report(Violation::Nonsense { name, value: cleared });
+        }
+        for op in 0..OPS_MAX {
+            let times = digit(cleared, op);
+            let known = self.versions[op].iter().position(|version| version.times == times);
+            let Op { attempts, sent_us, acked_at, .. } = self.keys[usize::from(name)][op];
+            if times > 0 && known.is_none() {
+                return self.report(Violation::Doubled { name, op, times });
+            }
+            if known.is_some_and(|version| attempts[version] == 0) {
+                return self.report(Violation::Phantom { name, op });
+            }
+            let Some(sides) = self.cleared_by(name, op) else { continue };
+            if sides > 1 {
+                return self.report(Violation::OnBothSides { name, op });
+            }
+            let may_be_gone = sent_us <= self.may_be_gone_us[usize::from(name)];
+            if sides == 0 && acked_at.is_some_and(|acked| acked < began) && !may_be_gone {
+                return self.report(Violation::OnNoSide { name, op });
+            }
+        }
+    }
+
+    /// How many resets returned an op; `None` if a reset of the key is not answered, or if two of them overlapped.
+    fn cleared_by(&self, name: u8, op: usize) -> Option<usize> {
+        let mut resets = self.resets[usize::from(name)].iter().filter(|reset| !reset.failed);
+        let mut last = 0;
+        // In the order in which they began.
+        let are_apart = resets.clone().all(|reset| {
+            let is_after = reset.began > last;
+            last = reset.ended.unwrap_or(u64::MAX);
+            is_after && reset.ended.is_some()
+        });
+        are_apart.then(|| resets.by_ref().filter(|reset| digit(reset.cleared, op) > 0).count())
     }
 
     /// Checks a read. It must see the acks of the data centres in `must_see`.
@@ -261,8 +385,7 @@ impl Oracle {
             return self.report(Violation::Nonsense { name, value });
         }
         for (op, acked) in before.acked.iter().enumerate() {
-            let digit = (value >> (DIGIT_BITS * op)) & ((1 << DIGIT_BITS) - 1);
-            let times = u8::try_from(digit).expect("three bits");
+            let times = digit(value, op);
             let seen = (0..DATACENTERS_MAX).filter(|datacenter| must_see(*datacenter));
             let least = seen.filter_map(|datacenter| acked[datacenter]).max();
             let counted = self.versions[op].iter().position(|version| version.times == times);
@@ -274,11 +397,32 @@ impl Oracle {
                 return self.report(Violation::Phantom { name, op });
             }
             let at = usize::from(name);
-            let &Op { sent_us, acked_us, stage, .. } = &self.keys[at][op];
-            let is_sure = |datacenter: usize| {
+            let Op { sent_us, acked_us, stage, sent_at, acked_at, .. } = self.keys[at][op];
+            let resets = self.resets[at].iter().filter(|reset| !reset.failed);
+            let (is_sure, was_before) =
+                (must_see(0), |at: u64| acked_at.is_some_and(|acked| acked < at));
+            let has_cleared = |reset: &Clearing| {
+                reset.ended.is_some_and(|ended| ended < before.at) && was_before(reset.began)
+            };
+            let is_over = |reset: &Clearing| reset.ended.is_some_and(|ended| ended < before.at);
+            // A total is more than the earlier ones of its id, and counts as a new op. Other versions are repeats.
+            let is_total = |version: usize| self.versions[op][version].sequence > 0;
+            let sent_at = match least {
+                Some(version) if is_total(version) => sent_at[version],
+                _ => sent_at.into_iter().flatten().min(),
+            };
+            let is_after =
+                |reset: &Clearing| reset.ended.is_some_and(|ended| sent_at > Some(ended));
+            let is_cleared = resets.clone().any(has_cleared);
+            let has_sides = resets.clone().next().is_some() && resets.clone().all(is_over);
+            let is_after_all = resets.clone().all(is_after);
+            if is_sure && counted.is_some() && is_cleared {
+                return self.report(Violation::Resurrected { name, op });
+            }
+            let is_gone = |datacenter: usize| {
                 must_see(datacenter) && acked_us <= before.forgotten_us[datacenter]
             };
-            if counted.is_some() && stage == Stage::Acked && (0..DATACENTERS_MAX).any(is_sure) {
+            if counted.is_some() && stage == Stage::Acked && (0..DATACENTERS_MAX).any(is_gone) {
                 return self.report(Violation::Revived { name, op });
             }
             let is_back = self.is_settled && self.gone[at][op] && counted.is_some();
@@ -290,8 +434,19 @@ impl Oracle {
             if counted.is_none() && sent_us <= self.may_be_gone_us[at] {
                 continue;
             }
-            if counted < least {
+            if counted < least && is_after_all {
                 return self.report(Violation::Lost { name, op });
+            }
+            if !has_sides || !is_sure {
+                continue;
+            }
+            match self.cleared_by(name, op).map(|cleared| cleared + usize::from(counted.is_some()))
+            {
+                Some(0) if least.is_some() => {
+                    return self.report(Violation::OnNoSide { name, op });
+                }
+                Some(2..) => return self.report(Violation::OnBothSides { name, op }),
+                _ => {}
             }
         }
     }
@@ -304,6 +459,12 @@ impl Oracle {
     fn op(&mut self, name: u8, op: usize) -> &mut Op {
         &mut self.keys[usize::from(name)][op]
     }
+}
+
+/// The digit of an op in a value.
+fn digit(value: i128, op: usize) -> u8 {
+    let digit = (value >> (DIGIT_BITS * op)) & ((1 << DIGIT_BITS) - 1);
+    u8::try_from(digit).expect("three bits")
 }
 
 #[cfg(test)]
@@ -348,6 +509,39 @@ mod tests {
         assert_eq!(total(7), phantom(4));
     }
 
+    /// Ops 0 and 1 were acked before the reset, op 2 while it ran, op 3 afterwards.
+    #[test]
+    fn an_answered_reset_has_two_sides() {
+        let judge = |cleared: &[usize], shown: &[usize]| {
+            let mut oracle = Oracle::new(1, |_| &AMOUNTS[..1]);
+            let sum = |ops: &[usize]| ops.iter().map(|&op| i128::from(weight(op))).sum::<i128>();
+            let ack = |oracle: &mut Oracle, op| {
+                oracle.sent(0, op, 0);
+                oracle.acked(0, op, 0, 0, None);
+            };
+            ack(&mut oracle, 0);
+            ack(&mut oracle, 1);
+            let failed = oracle.reset_began(0);
+            oracle.reset_failed(0, failed);
+            let reset = oracle.reset_began(0);
+            ack(&mut oracle, 2);
+            oracle.reset_done(0, reset, sum(cleared));
+            ack(&mut oracle, 3);
+            let before = oracle.snapshot(0);
+            oracle.judge(0, sum(shown), &before, |_| true);
+            oracle.violation
+        };
+        assert_eq!(judge(&[0, 1], &[2, 3]), None);
+        assert_eq!(judge(&[0, 1, 2], &[3]), None);
+        let (name, on_no_side) = (0, |op| Some(Violation::OnNoSide { name: 0, op }));
+        assert_eq!(judge(&[0], &[2, 3]), on_no_side(1));
+        assert_eq!(judge(&[0, 1], &[3]), on_no_side(2));
+        assert_eq!(judge(&[0, 1], &[2]), Some(Violation::Lost { name, op: 3 }));
+        assert_eq!(judge(&[0, 1], &[1, 2, 3]), Some(Violation::Resurrected { name, op: 1 }));
+        assert_eq!(judge(&[0, 1, 2], &[2, 3]), Some(Violation::OnBothSides { name, op: 2 }));
+        assert_eq!(judge(&[0, 1, 3], &[2, 3]), Some(Violation::Phantom { name, op: 3 }));
+    }
+
     #[test]
     fn an_op_of_a_forgotten_key_may_go_and_then_must_not_come_back() {
         let mut oracle = Oracle::new(1, |_| &AMOUNTS[..1]);
@@ -372,6 +566,25 @@ mod tests {
         assert_eq!(oracle.violation, None);
         oracle.judge(0, first + second, &after, |_| true);
         assert_eq!(oracle.violation.take(), Some(Violation::Revived { name: 0, op: 0 }));
+    }
+
+    /// A total that is sent after a reset must count, although an earlier one of its id was cleared.
+    #[test]
+    fn a_total_of_after_a_reset_is_an_op_of_its_own() {
+        for (versions, violation) in
+            [(TOTALS, Some(Violation::Lost { name: 0, op: 0 })), (AMOUNTS, None)]
+        {
+            let mut oracle = Oracle::new(1, |_| versions);
+            oracle.sent(0, 0, 0);
+            oracle.acked(0, 0, 0, 0, None);
+            let reset = oracle.reset_began(0);
+            oracle.reset_done(0, reset, 1);
+            oracle.sent(0, 0, 1);
+            oracle.acked(0, 0, 1, 0, None);
+            let before = oracle.snapshot(0);
+            oracle.judge(0, 0, &before, |_| true);
+            assert_eq!(oracle.violation, violation);
+        }
     }
 
     #[test]

@@ -57,6 +57,23 @@ pub(crate) enum What {
         pod: usize,
         name: u8,
     },
+    /// A key is reset, or deleted.
+    Reset {
+        pod: usize,
+        name: u8,
+        is_deletion: bool,
+    },
+    /// A client orders a reset under an id. The same order is sent again under the same number.
+    Order {
+        pod: usize,
+        name: u8,
+        number: usize,
+    },
+    /// A pod does not look at the log of resets for this long.
+    Deaf {
+        pod: usize,
+        span: Duration,
+    },
     ReadGroup {
         pod: usize,
     },
@@ -156,6 +173,10 @@ pub(crate) struct Plan {
     pub(crate) apart: bool,
     /// Some ops have ids.
     pub(crate) has_ids: bool,
+    /// Keys are reset.
+    pub(crate) resets: bool,
+    /// The rows of pod 1 live longer than the other pods' resets are remembered.
+    pub(crate) has_longer_rows: bool,
     /// After how long without updates a key is forgotten, by pods with that rule.
     pub(crate) idle_ttl: Option<Duration>,
     pub(crate) weather: Weather,
@@ -175,12 +196,12 @@ impl Plan {
         let dice = &mut dice;
         let mut constants = constants(dice);
         let family = Family::of(seed, sabotage);
-        let forgets = sabotage.map_or(seed / 4 % 2 == 1, Sabotage::is_about_forgetting);
-        let idle_ttl = (forgets && family == Family::Counter).then(|| {
+        let forgets = sabotage.map_or(seed / 4 % 2 == 1, Sabotage::is_about_forgetting)
+            && family == Family::Counter;
+        if forgets {
             constants = that_forget(&constants);
-            constants.cutoff()
-                + [0, 0, 5, 20][usize::try_from(seed / 16 % 4).expect("small")] * SECOND
-        });
+        }
+        let idle_slack = [0, 0, 5, 20][usize::try_from(seed / 16 % 4).expect("small")] * SECOND;
         let datacenters: &[usize] =
             [&[3][..], &[3], &[3], &[5], &[3, 3], &[3, 2]].choose(dice).expect("some");
         let wrong_node = dice.random_bool(0.05);
@@ -201,7 +222,17 @@ impl Plan {
                 skew_us: skew(dice, OFFSET_MAX - SECOND / 2),
             })
             .collect();
-        let forgetful = dice.random_bool(0.1);
+        // Not drawn, so that the schedules of other seeds do not change.
+        let resets = sabotage.map_or(seed / 4 % 4 >= 2, Sabotage::is_about_resets)
+            && family == Family::Counter
+            && datacenters.len() == 1;
+        let has_longer_rows = match sabotage {
+            None => resets && !forgets && seed / 64 % 4 == 1,
+            Some(sabotage) => {
+                [Sabotage::RowsOutlive, Sabotage::FirstLookIsShort].contains(&sabotage)
+            }
+        };
+        let forgetful = dice.random_bool(0.1) && !resets;
         let mut levels = Levels::default();
         if datacenters.len() == 1 && !forgetful && dice.random_bool(0.4) {
             levels.fold = Level::Quorum;
@@ -235,11 +266,23 @@ impl Plan {
             row_deletes: dice.random_bool(0.1),
             forgetful,
             apart: (seed / 2) % 2 == 1,
-            has_ids: sabotage.map_or(seed / 10 % 3 == 1, Sabotage::is_about_ids),
-            idle_ttl,
+            has_ids: match sabotage {
+                None => seed / 10 % 3 == 1 || (resets && seed / 16 % 2 == 1),
+                Some(sabotage) => sabotage.needs_ids() || (resets && seed % 3 == 1),
+            },
+            resets,
+            has_longer_rows: has_longer_rows && resets,
+            idle_ttl: forgets.then(|| constants.cutoff() + idle_slack),
             weather,
             steps: Vec::new(),
         };
+        if resets {
+            plan.constants = that_reset(&plan);
+            plan.idle_ttl = forgets.then(|| plan.constants.cutoff() + idle_slack);
+            if sabotage.is_some() || !(seed / 32).is_multiple_of(4) {
+                plan.lengths.slices = None;
+            }
+        }
         plan.steps = steps(&plan, dice);
         plan.break_rule();
         plan
@@ -253,6 +296,7 @@ impl Plan {
             Some(Sabotage::QuorumFoldOneWrite) => {
                 self.levels = Levels { write: Level::One, read: Level::All, fold: Level::Quorum };
             }
+            Some(Sabotage::ExpiryIgnoresReset) => self.levels.fold = Level::Quorum,
             Some(sabotage) if sabotage.flaw().is_some() => {
                 (self.mutators_max, self.resting_bytes) = (1, 1 << 20);
             }
@@ -297,7 +341,39 @@ impl Plan {
             _ => self.window(),
         };
         let ids = if self.has_ids { 2 * window.length() + 3 * OFFSET_MAX } else { Duration::ZERO };
-        self.constants.lifetime().max(ids) + self.constants.cutoff()
+        let longer = if self.has_longer_rows { self.longer_lifetime() } else { Duration::ZERO };
+        self.constants.lifetime().max(longer).max(ids) + self.constants.cutoff()
+    }
+
+    /// From the last update of a key until it is idle for long enough, if it is ever forgotten. A key is not forgotten
+    /// while it needs a reset.
+    pub(crate) fn until_idle(&self) -> Duration {
+        let Some(idle_ttl) = self.idle_ttl else { return self.until_final() };
+        let memory = match self.resets {
+            true => self.constants.reset_memory() + self.constants.cutoff(),
+            false => Duration::ZERO,
+        };
+        self.until_final().max(memory) + idle_ttl - self.constants.cutoff()
+    }
+
+    /// A lifetime after which no reset is remembered.
+    fn longer_lifetime(&self) -> Duration {
+        self.constants.reset_memory() + 60 * SECOND
+    }
+
+    /// The constants of a pod: all have the same, but for the lifetime.
+    pub(crate) fn constants_of(&self, pod: usize) -> Constants {
+        match self.has_longer_rows && pod == 1 {
+            true => with(
+                &self.constants,
+                Overrides {
+                    lifetime: Some(self.longer_lifetime()),
+                    reset_memory: Some(SECOND),
+                    ..Overrides::default()
+                },
+            ),
+            false => self.constants,
+        }
     }
 
     /// The rule of a pod, if it has one. Pods need not have the same.
@@ -342,21 +418,49 @@ fn constants(dice: &mut StdRng) -> Constants {
     Constants::resolve(chosen).expect("consistent")
 }
 
+/// Other constants. Those that are not chosen stay.
+fn with(of: &Constants, chosen: Overrides) -> Constants {
+    let all = Overrides {
+        lifetime: chosen.lifetime.or(Some(of.lifetime())),
+        drain_margin: Some(of.drain_margin()),
+        cutoff: chosen.cutoff.or(Some(of.cutoff())),
+        request_budget: Some(of.request_budget()),
+        clock_offset_max: Some(OFFSET_MAX),
+        fence_quantum: chosen.fence_quantum.or(Some(of.fence_quantum())),
+        reset_memory: chosen.reset_memory,
+        ..Overrides::default()
+    };
+    Constants::resolve(all).expect("consistent")
+}
+
 /// The tightest constants with which a key can be forgotten.
 fn that_forget(of: &Constants) -> Constants {
     let quantum = of.fence_quantum().min(8 * SECOND);
     let slack = of.request_budget() + 2 * OFFSET_MAX;
     let chosen = Overrides {
-        lifetime: Some(of.lifetime()),
-        drain_margin: Some(of.drain_margin()),
         cutoff: Some(2 * (slack + quantum) + Duration::from_millis(1)),
-        request_budget: Some(of.request_budget()),
-        clock_offset_max: Some(OFFSET_MAX),
         fence_quantum: Some(quantum),
         ..Overrides::default()
     };
-    let constants = Constants::resolve(chosen).expect("consistent");
+    let constants = with(of, chosen);
     constants.check_idle_ttl(100 * 24 * 3600 * SECOND).expect("long enough");
+    constants
+}
+
+/// The tightest constants with which keys can be reset.
+fn that_reset(plan: &Plan) -> Constants {
+    let of = &plan.constants;
+    let quantum = of.fence_quantum().min(SECOND);
+    // C > M + R + 2ε + Δ, where M has C / 6 and R, and Δ has R + 2ε and two quanta.
+    let rest = 3 * of.request_budget() + 4 * OFFSET_MAX + 2 * quantum;
+    let chosen = Overrides {
+        cutoff: Some(rest * 6 / 5 + SECOND / 100),
+        fence_quantum: Some(quantum),
+        reset_memory: Some(if plan.has_ids { 2 * plan.window().length() } else { SECOND }),
+        ..Overrides::default()
+    };
+    let constants = with(of, chosen);
+    constants.check_resets().expect("long enough");
     constants
 }
 

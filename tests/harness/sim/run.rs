@@ -4,16 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orderfree::engine::metrics::ReadFrom;
+use orderfree::engine::resets::{
+    IdReused, Logged, Order, Ordered, Progress, ResetFailure, Resetter,
+};
 use orderfree::engine::service::{GroupQuery, Held};
 use orderfree::engine::write::{self, Bounds, Refused, UpdateError};
 use orderfree::pod::node::{Node, Parts};
 use orderfree::policy::{Policies, Policy};
 use orderfree::runtime::clock::Clock;
 use orderfree::runtime::random::Random;
-use orderfree::store::Shards;
-use orderfree_core::crdt::{Op, OpError};
+use orderfree::store::{ResetLog, Shards};
+use orderfree_core::crdt::{Op, OpError, State};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::op_id::{ClientId, NamedOp, Window};
+use orderfree_core::protocol::reset::ResetError;
 use orderfree_core::protocol::{
     Begin, Change, Durability, Finished, Key, Mutator, MutatorId, Now, Timestamp,
 };
@@ -115,7 +119,7 @@ impl Stage {
         let tick = self.plan.lengths.tick;
         let (machine, random) = (Machine::boot(time, before, skew_us, tick), Random::seeded(seed));
         let store = SimStore::connect(&self.shared, &self.plan, at, &machine, random.clone());
-        let (constants, clock) = (self.plan.constants, Arc::clone(&machine) as _);
+        let (constants, clock) = (self.plan.constants_of(at), Arc::clone(&machine) as _);
         let policies = match self.plan.idle_ttl(at) {
             None => Policies::default(),
             Some(ttl) => {
@@ -132,13 +136,12 @@ impl Stage {
             little_bytes: self.plan.little_bytes(),
             flaw: self.plan.sabotage.and_then(Sabotage::flaw),
         };
-        let node = Node::new(Parts {
-            random,
-            bounds,
-            policies,
-            ..Parts::new(store.clone(), constants, clock)
-        });
-        let node = Arc::new(node);
+        let reset_flaw = self.plan.sabotage.and_then(Sabotage::reset_flaw);
+        let parts = Parts::new(store.clone(), constants, clock);
+        let node = Arc::new(Node::new(Parts { random, bounds, policies, reset_flaw, ..parts }));
+        if store.has_resets() {
+            tokio::spawn(look(self.shared.clone(), at, Arc::clone(&machine), Arc::clone(&node)));
+        }
         if self.plan.background_folds {
             node.start();
         }
@@ -170,6 +173,17 @@ impl Stage {
             }
             What::Read { pod, name } => {
                 tokio::spawn(read(shared, self.alive(pod), name, None));
+            }
+            What::Reset { pod, name, is_deletion } => {
+                let (pod, key) = (self.alive(pod), self.plan.family.key(name));
+                tokio::spawn(reset(shared, pod, key, name, is_deletion));
+            }
+            What::Order { pod, name, number } => {
+                let (pod, key) = (self.alive(pod), self.plan.family.key(name));
+                tokio::spawn(order(shared, pod, key, name, number));
+            }
+            What::Deaf { pod, span } => {
+                shared.with(|world| world.deaf_until[pod] = step.at + span);
             }
             What::ReadGroup { pod } => {
                 tokio::spawn(read_group(shared, self.alive(pod), self.plan.names));
@@ -276,14 +290,14 @@ impl Stage {
                 (node.is_up, node.drops_until, node.skew_us) = (true, Duration::ZERO, 0);
             });
             world.stops_at_send.fill(None);
+            world.deaf_until.fill(Duration::ZERO);
             world.trap = None;
         });
         self.pods.iter().for_each(|pod| pod.machine.resume(false));
         sleep(2 * constants.request_budget()).await;
         self.pods.iter().for_each(|pod| self.retire(pod));
         let margin = constants.clock_offset_max() * 3;
-        let idle = self.plan.idle_ttl.unwrap_or(constants.cutoff()) - constants.cutoff();
-        sleep(self.plan.until_final() + idle + constants.fence_quantum() + margin).await;
+        sleep(self.plan.until_idle() + constants.fence_quantum() + margin).await;
         self.shared.with(|world| world.nodes.iter_mut().for_each(|node| node.is_up = true));
         // The first forgets what is idle, if any pod does.
         let first = if self.plan.idle_ttl.is_some() { self.plan.slowest() } else { 0 };
@@ -470,6 +484,9 @@ impl Update {
                 });
             }
             Err(UpdateError::Unknown(_)) => self.shared.met(Hazard::Unknown),
+            Err(UpdateError::IdBeforeReset) => self.shared.with(|world| {
+                world.oracle.refused(name, op, version);
+            }),
             // This attempt wrote nothing. An earlier one may count, and no later one can.
             Err(UpdateError::IdExpired { .. }) => self.shared.with(|world| {
                 world.met(Hazard::IdExpired);
@@ -478,6 +495,7 @@ impl Update {
             Err(UpdateError::Refused(refused)) => {
                 self.shared.met(match refused {
                     Refused::IdAhead { .. } => Hazard::IdAhead,
+                    Refused::Resets(_) => Hazard::ResetUnread,
                     Refused::Op(OpError::IdReused) => Hazard::IdReused,
                     _ => Hazard::Refused,
                 });
@@ -654,6 +672,104 @@ fn shown<E: std::fmt::Display>(
         }
         Ok(None) => "nothing".into(),
         Err(error) => format!("error: {error}"),
+    }
+}
+
+/// A pod looks at the log of resets again and again, unless it is deaf.
+async fn look(shared: Shared, at: usize, machine: Arc<Machine>, node: Arc<Node>) {
+    let every = shared.with(|world| world.plan.constants.reset_poll());
+    while !machine.is_dead() {
+        let is_deaf = |world: &mut World| world.time.elapsed() < world.deaf_until[at];
+        if !shared.with(is_deaf) {
+            machine.run(node.resetter().look()).await;
+        }
+        sleep(every).await;
+    }
+}
+
+async fn reset(shared: Shared, pod: Pod, key: Key, at: u8, is_deletion: bool) {
+    let number = shared.with(|world| world.oracle.reset_began(at));
+    let done = pod.machine.run(pod.node.resetter().reset(&key, is_deletion)).await;
+    shared.with(|world| {
+        world.log(|| format!("  reset {number} of {at}: {done:?}"));
+        match done {
+            Ok(done) => {
+                world.met(Hazard::ResetDone);
+                let Some(State::Counter(cleared)) = done.cleared else { panic!("{done:?}") };
+                world.oracle.reset_done(at, number, cleared.total());
+            }
+            Err(ResetFailure::Unknown(_)) => world.met(Hazard::ResetUnknown),
+            Err(_) => {
+                world.met(Hazard::ResetFailed);
+                world.oracle.reset_failed(at, number);
+            }
+        }
+    });
+}
+
+/// A client orders a reset under an id, and asks until its pod tells the end.
+async fn order(shared: Shared, pod: Pod, key: Key, at: u8, number: usize) {
+    let sent = shared.with(|world| world.order(number, at));
+    let order =
+        Order { keys: vec![key.clone()], is_deletion: false, id: Some((sent.id, sent.time)) };
+    let resetter = Arc::clone(pod.node.resetter());
+    let ordered = pod.machine.run(resetter.order(order)).await;
+    let end = match ordered {
+        Ok(Ok(Ordered::Here(mut ticket))) => {
+            pod.machine.run(ticket.wait()).await;
+            match ticket.ends().as_deref() {
+                Some(Ok(ends)) => match &ends[0].1 {
+                    Ok(done) => Ok(done.cleared.clone()),
+                    Err(failure) => Err(failure.clone()),
+                },
+                Some(Err(failure)) => Err(failure.clone()),
+                None => Err(ResetFailure::Unknown("its task is gone".to_owned())),
+            }
+        }
+        Ok(Ok(Ordered::Logged(logged))) => {
+            shared.met(Hazard::OrderFound);
+            pod.machine.run(follow(&resetter, &key, logged)).await
+        }
+        Ok(Err(IdReused)) => panic!("each order has its own id"),
+        Err(failure) => Err(failure),
+    };
+    shared.with(|world| {
+        world.log(|| format!("  order {number} of {at}: {end:?}"));
+        match end {
+            Ok(cleared) => {
+                world.met(Hazard::OrderDone);
+                let Some(State::Counter(cleared)) = cleared else { panic!("{cleared:?}") };
+                world.order_done(number, at, cleared.total());
+            }
+            Err(ResetFailure::Unknown(_) | ResetFailure::IdExpired) => {
+                world.met(Hazard::OrderUnknown);
+            }
+            Err(_) => world.order_refused(number, at),
+        }
+    });
+}
+
+/// The end of a reset that the log has.
+async fn follow(
+    resetter: &Resetter,
+    key: &Key,
+    mut logged: Logged,
+) -> Result<Option<State>, ResetFailure> {
+    loop {
+        match resetter.progress(&logged).await {
+            Progress::Done(cleared) => {
+                return Ok(cleared.and_then(|all| Some(all.into_iter().next()?.1)));
+            }
+            Progress::Refused => return Err(ResetError::Overtaken.into()),
+            Progress::Unknown => return Err(ResetFailure::Unknown("too late".to_owned())),
+            Progress::Running => sleep(Duration::from_millis(500)).await,
+        }
+        let (generation, id) = (logged.row.generation, logged.row.id);
+        match resetter.find(key, generation, id).await {
+            Ok(Some(Ordered::Logged(now))) => logged = now,
+            // The log can't be read for a while.
+            _ => return Err(ResetFailure::Unknown("it was not found".to_owned())),
+        }
     }
 }
 

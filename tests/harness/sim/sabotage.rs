@@ -3,6 +3,7 @@
 //! so its rules are broken by a hook of the core.
 
 use orderfree_core::protocol::RestFlaw;
+use orderfree_core::protocol::reset::ResetFlaw;
 
 use crate::family::Family;
 
@@ -81,6 +82,33 @@ sabotages! {
     DotsOfPod 1_000 "the dots of an op with an id are those of the pod"
     TimeOfPod 1_000 "the time of an op with an id is that of the pod"
     IdsIgnored 1_000 "ids of a kind that counts copies are ignored"
+    UpdatesWithoutLook 1_000 "updates are taken and acknowledged without a look at the log of resets"
+    NoLookAfterAck 1_000 "after an acknowledgement no pod asks when the last look at the log was"
+    OldMutatorsGoOn 1_000 "mutators of before a reset take further updates and acknowledge them"
+    ResetWithoutWait 1_000 "a reset does not wait until all pods know of it"
+    MarkerAnyTime 100_000 "a marker is sent at any time, over any fence"
+    MarkerAckedLate 100_000 "after the acknowledgement of a marker no pod asks whether it came in time"
+    ReadIsProof 100_000 "a reset is called done if a read finds its marker"
+    OrdersApart 10_000 "a reset does not look for another one with its id"
+    MarkerAtCut 10_000 "a marker has the fence of an ordinary fold"
+    NewerIgnored 100_000 "a reset does not look for stamps that are newer"
+    LoggedAtOne 10_000 "a reset is logged at one replica"
+    LookedAtOne 10_000 "pods look at one replica of the log"
+    NoStamps 1_000 "rows have no stamps"
+    ReadsIgnoreStamps 1_000 "reads count rows that a reset cleared"
+    FoldsIgnoreStamps 1_000 "folds count rows that a reset cleared"
+    FoldsDropResets 10_000 "a fold drops the reset from the tally"
+    FoldsDropIds 10_000 "a fold drops the cleared ids from the tally"
+    ResetsDropIds 10_000 "a reset drops the cleared ids of the one before"
+    OldTotalsTaken 10_000 "running totals of before a reset are taken"
+    ResetForgotten 10_000 "pods forget a reset at once"
+    RowsOutlive 10_000 "a reset clears rows that expire after it is forgotten"
+    LogNotReadAtStart 10_000 "a pod that starts does not read the log of before"
+    FirstLookIsShort 10_000 "a pod that starts reads no resets that are older than its own rows can be"
+    DeletionHasHeadStart 10_000 "the grave of a deleted key has the timestamp of that of an idle key"
+    ExpiryIgnoresReset 100_000 "an idle key is forgotten although it needs its reset"
+    PodWithoutLooks 1_000 "one pod does not know the log of resets"
+    ForgottenWhileShut 10_000 "resets are forgotten and looks count while the clock is not trusted"
     AgeOfTallyAlone 1_000 "a key is forgotten by the age of its tally, whatever lies above it"
     NoGrave 1_000 "a forgotten key leaves no grave"
     GraveOnce 1_000 "a grave is written once"
@@ -108,6 +136,45 @@ impl Sabotage {
         )
     }
 
+    /// Whether it breaks a rule of resets.
+    pub(crate) fn is_about_resets(self) -> bool {
+        let first = Sabotage::UpdatesWithoutLook as usize;
+        (first..=Sabotage::ForgottenWhileShut as usize).contains(&(self as usize))
+    }
+
+    /// Whether ops with ids show it.
+    pub(crate) fn needs_ids(self) -> bool {
+        let of_resets = [
+            Sabotage::FoldsDropIds,
+            Sabotage::ResetsDropIds,
+            Sabotage::OldTotalsTaken,
+            Sabotage::ForgottenWhileShut,
+        ];
+        self.is_about_ids() || of_resets.contains(&self)
+    }
+
+    /// The rule of resets that it breaks in the core.
+    pub(crate) fn reset_flaw(self) -> Option<ResetFlaw> {
+        match self {
+            Sabotage::UpdatesWithoutLook => Some(ResetFlaw::NoLease),
+            Sabotage::NoLookAfterAck => Some(ResetFlaw::NoLookAfterAck),
+            Sabotage::OldMutatorsGoOn => Some(ResetFlaw::OldMutators),
+            Sabotage::ResetWithoutWait => Some(ResetFlaw::NoWait),
+            Sabotage::MarkerAnyTime => Some(ResetFlaw::NoDeadline),
+            Sabotage::NewerIgnored => Some(ResetFlaw::IgnoresNewer),
+            Sabotage::ResetsDropIds => Some(ResetFlaw::DropsIds),
+            Sabotage::OldTotalsTaken => Some(ResetFlaw::TakesOldIds),
+            Sabotage::ResetForgotten => Some(ResetFlaw::ForgetsEarly),
+            Sabotage::RowsOutlive => Some(ResetFlaw::IgnoresLonger),
+            Sabotage::ForgottenWhileShut => Some(ResetFlaw::ForgetsWhileShut),
+            Sabotage::FirstLookIsShort => Some(ResetFlaw::ShortFirstLook),
+            Sabotage::MarkerAckedLate => Some(ResetFlaw::NoLookAfterMarker),
+            Sabotage::ReadIsProof => Some(ResetFlaw::TrustsRead),
+            Sabotage::OrdersApart => Some(ResetFlaw::NoLookForRivals),
+            _ => None,
+        }
+    }
+
     /// Whether it breaks a rule of forgetting.
     pub(crate) fn is_about_forgetting(self) -> bool {
         matches!(
@@ -116,6 +183,7 @@ impl Sabotage {
                 | Sabotage::NoGrave
                 | Sabotage::GraveOnce
                 | Sabotage::LowGraveTimestamp
+                | Sabotage::ExpiryIgnoresReset
         )
     }
 

@@ -13,6 +13,9 @@ use crate::plan::{OFFSET_MAX, OPS_MAX, Plan, SECOND, Step, What, skew};
 /// How many ops the scene of a late id needs: one to make their number even, one without an id, and its own.
 const LATE_ID_OPS: usize = 3;
 
+/// How many ops of a key are left for scenes of resets.
+const RESET_OPS: usize = 10;
+
 /// How many ops of a key may come while it is forgotten, or after that.
 const IDLE_OPS: usize = 4;
 
@@ -25,6 +28,8 @@ struct Script<'a> {
     /// Ops per key that scenes may draw for now.
     ops_max: usize,
     steps: Vec<Step>,
+    /// Resets that were ordered under an id.
+    orders: usize,
 }
 
 /// Draws the steps of a schedule.
@@ -36,9 +41,10 @@ pub(crate) fn steps(plan: &Plan, dice: &mut StdRng) -> Vec<Step> {
     let idle_ops = if plan.idle_ttl.is_some() { IDLE_OPS } else { 0 };
     let reserved = idle_ops
         + if has_forgotten_fold { 5 } else { 0 }
-        + if plan.has_ids { LATE_ID_OPS } else { 0 };
+        + if plan.has_ids { LATE_ID_OPS } else { 0 }
+        + if plan.resets { RESET_OPS } else { 0 };
     let ops_max = OPS_MAX - reserved;
-    let mut script = Script { plan, dice, ops, ops_max, steps };
+    let mut script = Script { plan, dice, ops, ops_max, steps, orders: 0 };
     for _ in 0..script.dice.random_range(20..=70) {
         let at = span.mul_f64(script.dice.random());
         script.scene(at);
@@ -55,10 +61,26 @@ pub(crate) fn steps(plan: &Plan, dice: &mut StdRng) -> Vec<Step> {
         let at = span.mul_f64(script.dice.random());
         script.forgotten_fold(at);
     }
+    let mut dice = StdRng::seed_from_u64(plan.seed ^ 0x72_6573_6574);
+    if plan.resets {
+        (script.dice, script.ops_max) = (&mut dice, script.ops_max + RESET_OPS);
+        if plan.has_longer_rows {
+            let at = span.mul_f64(script.dice.random());
+            script.longer_row(at);
+        }
+        if script.dice.random_bool(0.3) {
+            let at = span.mul_f64(script.dice.random());
+            script.half_logged(at);
+        }
+        for _ in 0..script.dice.random_range(2..=5) {
+            let at = span.mul_f64(script.dice.random());
+            script.reset(at);
+        }
+    }
     let mut dice = StdRng::seed_from_u64(plan.seed ^ 0x6964_6C65);
-    if let Some(idle_ttl) = plan.idle_ttl {
+    if plan.idle_ttl.is_some() {
         (script.dice, script.ops_max) = (&mut dice, script.ops_max + idle_ops);
-        script.idleness(span, idle_ttl);
+        script.idleness(span);
     }
     let mut dice = StdRng::seed_from_u64(plan.seed ^ 0x7265_7065_6174);
     script.dice = &mut dice;
@@ -246,13 +268,18 @@ impl Script<'_> {
 
     /// After the last scene all keys become idle, twice. They are forgotten while nodes miss writes, folds that were
     /// planned before wait, zombies come back, and clients begin to use the keys again.
-    fn idleness(&mut self, span: Duration, idle_ttl: Duration) {
+    fn idleness(&mut self, span: Duration) {
         let constants = self.plan.constants;
-        let idle = self.plan.until_final() + idle_ttl - constants.cutoff();
+        let idle = self.plan.until_idle();
         let mut at = span;
         for _ in 0..2 {
             for name in 0..self.plan.names {
                 self.update(at, name);
+                if self.plan.resets && self.dice.random_bool(0.3) {
+                    let (pod, then) = (self.pod(), self.within(at, 10_000_000));
+                    let is_deletion = self.dice.random_bool(0.5);
+                    self.add(then, What::Reset { pod, name, is_deletion });
+                }
             }
             at += idle + constants.fence_quantum() + 2 * OFFSET_MAX;
             if self.dice.random_bool(0.8) {
@@ -314,6 +341,11 @@ impl Script<'_> {
             let then = self.within(at, 10_000_000);
             self.update(then, name);
         }
+        if self.plan.resets && self.dice.random_bool(0.3) {
+            let (pod, then) = (self.pod(), self.within(at, 10_000_000));
+            let is_deletion = self.dice.random_bool(0.5);
+            self.add(then, What::Reset { pod, name, is_deletion });
+        }
         for _ in 0..3 {
             let (pod, then) = (self.pod(), self.within(at, 20_000_000));
             self.add(then, What::Read { pod, name });
@@ -372,6 +404,214 @@ impl Script<'_> {
         }
         self.add(before, What::Fold { pod: folder, name });
         self.add(sent + span + SECOND, What::Read { pod: folder, name });
+    }
+
+    /// A key is reset while pods update it. Some of them do not look at the log, stop before a send or have a write held by
+    /// the network. Sometimes another reset overlaps, the pod dies or nodes miss the marker.
+    fn reset(&mut self, at: Duration) {
+        let constants = self.plan.constants;
+        let (lease, budget) = (constants.reset_lease(), constants.reset_budget());
+        let (pod, name) = (self.pod(), self.name());
+        let is_deletion = self.dice.random_bool(0.3);
+        let early = at.saturating_sub(self.dice_span(lease));
+        self.update(early, name);
+        for number in 0..self.plan.pods.len() {
+            if self.dice.random_bool(0.3) {
+                let begun = at.saturating_sub(self.dice_span(lease));
+                let span = self.dice_span(3 * lease);
+                self.add(begun, What::Deaf { pod: number, span });
+            }
+        }
+        if self.dice.random_bool(0.4) {
+            let late = self.pod();
+            let then = at.saturating_sub(lease / 4) + self.dice_span(lease);
+            let span = self.dice_span(2 * lease);
+            let held = self.dice.random_bool(0.5).then(|| span.mul_f64(self.dice.random()));
+            self.add(then, What::StopAtSend { pod: late, span, held });
+            self.update_by(late, then, name);
+        }
+        if self.dice.random_bool(0.2) {
+            self.half_written(at.saturating_sub(SECOND / 4), name);
+        }
+        match self.dice.random_bool(0.4) {
+            true => self.order(at, pod, name),
+            false => self.add(at, What::Reset { pod, name, is_deletion }),
+        }
+        for _ in 0..self.dice.random_range(1..=4) {
+            let then = at + self.dice_span(2 * lease);
+            self.update(then, name);
+        }
+        if self.dice.random_bool(0.25) {
+            let (other, then) = (self.pod(), at + self.dice_span(budget));
+            self.add(then, What::Reset { pod: other, name, is_deletion: false });
+        }
+        if self.dice.random_bool(0.1) {
+            let then = at + self.dice_span(budget);
+            self.add(then, What::Kill { pod });
+        }
+        if self.dice.random_bool(0.1) {
+            let (span, then) = (self.dice_span(budget), at + self.dice_span(lease));
+            self.add(then, What::Stop { pod, span });
+        }
+        if self.dice.random_bool(0.15) {
+            self.late_marker(at, pod, name);
+        }
+        // Without ids, no pod remembers a reset for so long.
+        if self.plan.has_ids && self.dice.random_bool(0.3) {
+            self.early_clock(at, name);
+        }
+        if self.dice.random_bool(0.15) {
+            self.void_reset(at, pod, name);
+        }
+        for node in 0..self.plan.nodes.len() {
+            if self.dice.random_bool(0.2) {
+                let begun = at + self.dice_span(lease);
+                let span = self.dice_span(lease);
+                self.add(begun, What::Drops { node, span });
+            }
+        }
+        let done = at + budget;
+        for _ in 0..3 {
+            let (reader, then) = (self.pod(), at + self.dice_span(2 * budget));
+            self.add(then, What::Read { pod: reader, name });
+        }
+        let then = done + self.dice_span(lease);
+        self.update(then, name);
+        // When the rows of before are final, and when the reset is forgotten.
+        let rows = constants.lifetime() + constants.cutoff() + constants.fence_quantum();
+        let memory = constants.reset_memory() + constants.cutoff() + constants.fence_quantum();
+        for span in [budget, constants.cutoff(), rows, memory] {
+            let then = at + span + self.dice_span(OFFSET_MAX);
+            let (folder, reader) = (self.pod(), self.pod());
+            self.add(then, What::Fold { pod: folder, name });
+            self.add(then + SECOND, What::Read { pod: reader, name });
+        }
+    }
+
+    /// A pod dies while few nodes have its write. Later reads at a quorum find the row or not.
+    fn half_written(&mut self, at: Duration, name: u8) {
+        let (pod, kept) = (self.pod(), self.node());
+        for node in (0..self.plan.nodes.len()).filter(|node| *node != kept) {
+            self.add(at, What::Drops { node, span: SECOND / 8 });
+        }
+        self.update_by(pod, at, name);
+        self.add(at + Duration::from_millis(5), What::Kill { pod });
+    }
+
+    /// A reset clears a row of a pod with a longer lifetime. Another pod starts when its own memory of resets would be
+    /// over, and takes an update.
+    fn longer_row(&mut self, at: Duration) {
+        let (constants, name) = (self.plan.constants, self.name());
+        self.update_by(1, at, name);
+        let begun = at + self.dice_span(2 * SECOND);
+        self.add(begun, What::Reset { pod: 0, name, is_deletion: false });
+        let late = begun + constants.reset_memory() + SECOND + self.dice_span(10 * SECOND);
+        self.add(late, What::Kill { pod: 0 });
+        self.update_by(0, late + SECOND / 100, name);
+        for _ in 0..2 {
+            let (pod, then) = (self.pod(), late + SECOND + self.dice_span(10 * SECOND));
+            self.add(then, What::Read { pod, name });
+        }
+    }
+
+    /// A client orders a reset under an id, and sends it again to any pods: at once, while it runs, and long after it.
+    /// Sometimes the pod dies when the marker is sent, or nodes miss it.
+    fn order(&mut self, at: Duration, pod: usize, name: u8) {
+        let constants = self.plan.constants;
+        let (number, budget) = (self.orders, constants.reset_budget());
+        self.orders += 1;
+        self.add(at, What::Order { pod, name, number });
+        for _ in 0..self.dice.random_range(1..=3) {
+            let most = [SECOND / 50, constants.reset_lease(), budget, 8 * budget];
+            let span = most[self.dice.random_range(0..4)];
+            let (other, then) = (self.pod(), at + self.dice_span(span));
+            self.add(then, What::Order { pod: other, name, number });
+        }
+        let marked = at + constants.reset_lease();
+        if self.dice.random_bool(0.4) {
+            for node in 0..self.plan.nodes.len() {
+                if self.dice.random_bool(0.6) {
+                    self.add(marked, What::Drops { node, span: budget });
+                }
+            }
+        }
+        if self.dice.random_bool(0.3) {
+            let then = marked + self.dice_span(SECOND / 5);
+            self.add(then, What::Kill { pod });
+        }
+    }
+
+    /// The pod that resets a key stops before or after it sends the marker, which arrives when folds of other pods have a
+    /// fence above it.
+    fn late_marker(&mut self, at: Duration, pod: usize, name: u8) {
+        let constants = self.plan.constants;
+        // The rows of before are final.
+        let passed =
+            constants.lifetime() + constants.cutoff() + constants.fence_quantum() + 2 * OFFSET_MAX;
+        let sent = at + constants.reset_lease() * 9 / 10;
+        let span = passed + 2 * SECOND;
+        let held = self.dice.random_bool(0.5).then(|| span - SECOND);
+        self.add(sent, What::StopAtSend { pod, span, held });
+        let folder = (pod + 1) % self.plan.pods.len();
+        self.add(at + passed, What::Fold { pod: folder, name });
+    }
+
+    /// Another reset is logged while the first one runs, and its pod stands still until its time is over.
+    fn void_reset(&mut self, at: Duration, pod: usize, name: u8) {
+        let constants = self.plan.constants;
+        let other = (pod + 1) % self.plan.pods.len();
+        let then = at + self.dice_span(constants.reset_lease());
+        self.add(then, What::Reset { pod: other, name, is_deletion: false });
+        let logged = then + SECOND.mul_f64(0.05 + 0.4 * self.dice.random::<f64>());
+        self.add(logged, What::Stop { pod: other, span: 2 * constants.reset_budget() });
+    }
+
+    /// A pod whose clock is ahead logs a reset at one node, and dies. Another pod finds it there, and updates the key. Then
+    /// a pod whose clock is behind resets the key, and may not find it.
+    fn half_logged(&mut self, at: Duration) {
+        let (pods, name) = (self.plan.pods.len(), self.name());
+        let pod = self.pod();
+        let (ahead, finder) = ((pod + 1) % pods, (pod + pods - 1) % pods);
+        let most_us = i64::try_from((OFFSET_MAX - SECOND / 2).as_micros()).expect("short");
+        let at = at + 2 * SECOND;
+        self.update_by(finder, at - SECOND, name);
+        for (pod, skew_us) in [(ahead, most_us), (pod, -most_us)] {
+            self.add(at - 2 * SECOND, What::SetClock { pod, skew_us });
+            self.add(at + 20 * SECOND, What::SetClock { pod, skew_us: 0 });
+        }
+        for node in 1..self.plan.nodes.len() {
+            self.add(at, What::Drops { node, span: SECOND * 7 / 10 });
+        }
+        self.add(at, What::Reset { pod: ahead, name, is_deletion: false });
+        self.add(at + SECOND / 2, What::Kill { pod: ahead });
+        for _ in 0..2 {
+            let then = at + SECOND * 3 / 2 + self.dice_span(SECOND);
+            self.update_by(finder, then, name);
+        }
+        let then = at + 3 * SECOND + self.dice_span(SECOND);
+        self.add(then, What::Reset { pod, name, is_deletion: false });
+        let budget = self.plan.constants.reset_budget();
+        for _ in 0..2 {
+            let then = at + 4 * SECOND + budget + self.dice_span(OFFSET_MAX);
+            let reader = self.pod();
+            self.add(then, What::Read { pod: reader, name });
+        }
+    }
+
+    /// The clock of a pod is so far ahead that it would forget a reset, and right again when looks no longer show it.
+    fn early_clock(&mut self, at: Duration, name: u8) {
+        // Looks reach back two minutes. Forgetting comes every ten seconds.
+        let back = at + 122 * SECOND + self.dice_span(OFFSET_MAX);
+        let (pod, then) = (self.pod(), back - 12 * SECOND);
+        let skew_us = micros(self.plan.constants.reset_memory());
+        self.add(then, What::SetClock { pod, skew_us });
+        self.add(back, What::SetClock { pod, skew_us: 0 });
+        let soon = back + SECOND / 2 + self.dice_span(2 * SECOND);
+        self.update_by(pod, soon, name);
+    }
+
+    fn dice_span(&mut self, most: Duration) -> Duration {
+        most.mul_f64(self.dice.random())
     }
 
     /// Ops with ids are sent again: at once, within their window, and when a fold may have taken them.

@@ -3,6 +3,7 @@
 
 mod parts;
 mod requests;
+mod resets;
 mod tamper;
 
 use std::cmp::Reverse;
@@ -67,6 +68,8 @@ pub(crate) struct SimStore {
     nodes: Mutex<Vec<NodeClock>>,
     /// Estimates for writes and for reads; `None` if the pod does not hedge.
     hedges: [Option<Hedges>; 2],
+    /// When the pod started, by its clock.
+    started: Timestamp,
     /// The last time that folds were given.
     fold_time: Mutex<Timestamp>,
     walks: Mutex<parts::Walks>,
@@ -100,6 +103,7 @@ impl SimStore {
             random,
             nodes: Mutex::new(nodes.collect()),
             hedges: [hedges(), hedges()],
+            started: machine.now().wall,
             fold_time: Mutex::new(Timestamp::NEVER),
             walks: Mutex::default(),
             attempted: Mutex::default(),
@@ -210,6 +214,9 @@ impl Shards for SimStore {
                 self.shared.met(Hazard::PackTooLate);
             }
         }
+        if outcome.is_ok() {
+            self.note_late_rows(writes);
+        }
         if self.is(Sabotage::NoCheckAfterAck)
             || (self.is(Sabotage::NoCheckAfterPackAck) && has_pack)
         {
@@ -256,6 +263,11 @@ impl Reads for SimStore {
             self.shared.met(Hazard::ZombieRead);
         }
         let after = if self.is(Sabotage::CachedFenceTrusted) { None } else { after };
+        self.note_cleared(key, &rows);
+        let mut rows = rows;
+        if self.is(Sabotage::ReadsIgnoreStamps) {
+            self.stamp_again(key, &mut rows);
+        }
         let slice = Slice::new(rows, after, limit).whole()?;
         self.remember(key, level, &slice);
         Ok(slice)
@@ -277,7 +289,7 @@ impl Reads for SimStore {
         level: Level,
     ) -> Result<Chunk, StoreError> {
         let limit = self.plan.chunk_rows;
-        let from_on = |lowest: &str| Range::names(index_from(lowest), u8::MAX);
+        let from_on = |lowest: &str| Range::names(index_from(lowest), resets::LAST_NAME);
         let named = |rows: Vec<(u8, Row)>| -> chunk::Rows {
             rows.into_iter().map(|(at, row)| (name(at), row)).collect()
         };
@@ -322,9 +334,23 @@ impl Reads for SimStore {
         if self.is(Sabotage::AgeOfTallyAlone) {
             rows = self.without_rows_above_old_tallies(rows);
         }
+        if self.is(Sabotage::ExpiryIgnoresReset) {
+            self.without_needed_resets(&mut rows);
+        }
         // The second time gives the ids back that every read was shown.
         if self.is(Sabotage::FoldsCountCopies) || self.is(Sabotage::ReadsCountCopies) {
             rows.iter_mut().for_each(|(at, row)| self.with_own_ids(*at, row));
+        }
+        if self.is(Sabotage::FoldsIgnoreStamps) {
+            for key in keys {
+                let (mut of_key, others): (Vec<_>, Vec<_>) =
+                    rows.into_iter().partition(|(at, _)| *at == index(&key.name));
+                let mut only: Vec<Row> = of_key.drain(..).map(|(_, row)| row).collect();
+                self.stamp_again(key, &mut only);
+                rows = others;
+                rows.extend(only.into_iter().map(|row| (index(&key.name), row)));
+            }
+            rows.sort_by_key(|(at, _)| *at);
         }
         if self.is(Sabotage::FoldSplitsPacks) {
             rows.dedup_by_key(|(at, row)| (*at, row.expires_at));
@@ -363,7 +389,7 @@ impl Folds for SimStore {
                 world.met(Hazard::SweepsAtOnce);
             }
         });
-        let rows = self.rows(Range::names(0, u8::MAX), Level::LocalOne).await;
+        let rows = self.rows(Range::names(0, resets::LAST_NAME), Level::LocalOne).await;
         self.shared.with(|world| world.sweeps.leave(&self.machine));
         let rows = rows?;
         let mut nominated = Vec::new();
@@ -398,8 +424,14 @@ impl Folds for SimStore {
         if folds.len() > 1 {
             self.shared.met(Hazard::FoldedTogether);
         }
+        let is_held = || {
+            let told = self.shared.with(|world| world.stops_at_send[self.pod]);
+            told.is_some_and(|(_, held)| held.is_some())
+        };
         let sent = self.machine.run(async {
-            self.stop_if_told();
+            if !is_held() {
+                self.stop_if_told();
+            }
             tokio::task::yield_now().await;
         });
         self.shared.with(|world| {
@@ -418,14 +450,19 @@ impl Folds for SimStore {
             mutation.tombstones.extend(of_key.tombstones);
         }
         let mutation = Arc::new(mutation);
+        let has_marker = folds.iter().any(SimStore::is_marker);
         self.shared.with(|world| {
-            world.folds.push(Arc::clone(&mutation));
+            // A marker of which nothing was sent must never be sent.
+            if !has_marker {
+                world.folds.push(Arc::clone(&mutation));
+            }
             for fold in folds {
                 let report = fold.report();
                 self.note_grave(world, fold);
                 if report.folded > 0 {
                     world.met(Hazard::Folded);
                 }
+                self.note_fold_of_reset(world, fold);
                 if report.has_more {
                     world.met(Hazard::FoldedInPart);
                 }
@@ -443,8 +480,19 @@ impl Folds for SimStore {
             }
         });
         let (level, patience) = (self.levels().write, Patience::OF_READS_AND_FOLDS);
-        let send =
-            |_| network::write(&self.shared, self.datacenter, level, &mutation, patience.attempt);
+        let send = async |_| {
+            let held = if is_held() { self.stop_if_told().flatten() } else { None };
+            let (shared, datacenter) = (self.shared.clone(), self.datacenter);
+            let mutation = Arc::clone(&mutation);
+            let write = async move {
+                if let Some(held) = held {
+                    tokio::time::sleep(held).await;
+                }
+                network::write(&shared, datacenter, level, &mutation, patience.attempt).await
+            };
+            // The network holds a request that has left the pod.
+            if held.is_some() { tokio::spawn(write).await.expect("no panic") } else { write.await }
+        };
         let sending = self.sending(patience, None);
         let may_be_sent = || {
             let boot = self.machine.now().boot;
@@ -455,6 +503,9 @@ impl Folds for SimStore {
             let forgotten = folds.iter().filter(|fold| fold.report().forgotten);
             forgotten.filter(|_| outcome.is_ok()).for_each(|fold| self.note_forgotten(world, fold));
             names().for_each(|name| world.folding[name].leave(&self.machine));
+            if has_marker && !matches!(outcome, Err(WriteError::Refused(_))) {
+                world.folds.push(Arc::clone(&mutation));
+            }
         });
         if outcome.is_err() {
             self.shared.met(Hazard::FoldUnacked);

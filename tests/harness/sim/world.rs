@@ -8,6 +8,7 @@ use std::time::Duration;
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{KeySeal, decode_tally, is_grave};
 use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::reset::Generation;
 use orderfree_core::protocol::{MutatorId, Timestamp};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -19,7 +20,7 @@ use crate::cluster::{Address, Cell, Mutation, Piece, Range, Replica};
 use crate::coverage::{Hazard, Met};
 use crate::family;
 use crate::machine::{EPOCH_US, Machine, TrueTime, micros};
-use crate::oracle::Oracle;
+use crate::oracle::{Oracle, Violation};
 use crate::plan::{OFFSET_MAX, Plan, skew};
 use crate::sabotage::Sabotage;
 use crate::weather::Weather;
@@ -53,13 +54,19 @@ pub(crate) struct World {
     pub(crate) met: Met,
     /// What the clients sent with ids.
     pub(crate) requests: BTreeMap<(u8, usize), Request>,
+    /// What clients ordered under ids, by the number of the order.
+    pub(crate) orders: BTreeMap<usize, Order>,
     /// All folds that were sent.
     pub(crate) folds: Vec<Arc<Mutation>>,
     /// How long each pod stops at its next send, and how long the network holds what the pod sent before.
     pub(crate) stops_at_send: Vec<Option<(Duration, Option<Duration>)>>,
     pub(crate) trap: Option<Trap>,
+    /// Until when each pod does not look at the log of resets.
+    pub(crate) deaf_until: Vec<Duration>,
     /// Keys with a damaged row.
     pub(crate) damaged: Vec<bool>,
+    /// For each key the last reset whose marker was sent, until a fold passes the time for which it is remembered.
+    pub(crate) marked: Vec<Option<Generation>>,
     /// Keys that were forgotten, and not folded since.
     pub(crate) graves: BTreeSet<u8>,
     /// Running writes of folds, by key.
@@ -83,6 +90,19 @@ impl Request {
     pub(crate) fn new(body: serde_json::Value, time: Option<Timestamp>) -> Request {
         Request { body, time }
     }
+}
+
+/// What a client ordered under an id.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Order {
+    pub(crate) id: Uuid,
+    pub(crate) time: Timestamp,
+    /// Its number in the oracle.
+    reset: usize,
+    /// Attempts that may have an effect.
+    open: usize,
+    /// What it cleared, once an attempt was answered.
+    cleared: Option<i128>,
 }
 
 /// Work that is running, by the machine on which it runs.
@@ -161,10 +181,13 @@ impl Shared {
             oracle: Oracle::new(plan.names, |op| plan.versions(op)),
             met: Met::default(),
             requests: BTreeMap::new(),
+            orders: BTreeMap::new(),
             folds: Vec::new(),
             stops_at_send: vec![None; plan.pods.len()],
             trap: None,
+            deaf_until: vec![Duration::ZERO; plan.pods.len()],
             damaged: vec![false; names],
+            marked: vec![None; names],
             graves: BTreeSet::new(),
             folding: vec![Within::default(); names],
             group_reads: Within::default(),
@@ -204,6 +227,39 @@ impl World {
             request.clone()
         });
         Request { time: first.time, ..request }
+    }
+
+    /// An order is sent, for the first time or again.
+    pub(crate) fn order(&mut self, number: usize, name: u8) -> Order {
+        let (id, skew_us) = (self.dice.random(), skew(&mut self.dice, OFFSET_MAX));
+        let time = Timestamp::from_micros(self.time.now_us() + skew_us);
+        let oracle = &mut self.oracle;
+        let order = self.orders.entry(number).or_insert_with(|| {
+            let (id, reset) = (Uuid::from_u128(id), oracle.reset_began(name));
+            Order { id, time, reset, open: 0, cleared: None }
+        });
+        order.open += 1;
+        oracle.reset_goes_on(name, order.reset);
+        *order
+    }
+
+    /// An attempt of an order has certainly changed nothing.
+    pub(crate) fn order_refused(&mut self, number: usize, name: u8) {
+        let order = self.orders.get_mut(&number).expect("it was sent");
+        order.open -= 1;
+        if order.open == 0 && order.cleared.is_none() {
+            self.oracle.reset_failed(name, order.reset);
+        }
+    }
+
+    /// An attempt of an order was answered with what the reset cleared.
+    pub(crate) fn order_done(&mut self, number: usize, name: u8, cleared: i128) {
+        let order = self.orders.get_mut(&number).expect("it was sent");
+        match order.cleared.replace(cleared) {
+            None => self.oracle.reset_done(name, order.reset, cleared),
+            Some(before) if before == cleared => {}
+            Some(_) => self.oracle.report(Violation::TwoAnswers { name }),
+        }
     }
 
     /// Writes a line of the timeline, if it was requested.

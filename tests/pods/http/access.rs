@@ -224,6 +224,22 @@ async fn a_tokens_rate_limits_no_other_token() {
     assert_eq!(answer.status, StatusCode::OK);
 }
 
+#[tokio::test]
+async fn each_key_of_a_deletion_counts_for_the_rate() {
+    let slow = format!("rate = 1\n{}", grant("", &Verb::ALL));
+    let guarded = Guarded::new([("slow", slow), ("other", grant("", &Verb::ALL))], "");
+    let item = |number| json!({"kind": "counter", "group": "g", "name": format!("n{number}"), "op": {"op": "add"}});
+    let batch = json!({"updates": (0..600).map(item).collect::<Vec<_>>()}).to_string();
+    let answer = guarded.ask("other", "POST", "/v1/batch", &batch).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    let answer = guarded.ask("slow", "POST", "/v1/batch", &batch).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    let answer = guarded.ask("slow", "DELETE", "/v1/counter/g?all=true", "").await;
+    assert_eq!(answer.problem(429, "too-fast").as_deref(), Some("refused"));
+    let answer = guarded.ask("other", "DELETE", "/v1/counter/g?all=true", "").await;
+    assert_eq!(answer.json()["deleted"], 600, "{}", answer.text);
+}
+
 /// A stream waits for its rate, and gives up if that would take too long.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_far_too_fast_ends() {

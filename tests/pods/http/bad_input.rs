@@ -96,7 +96,6 @@ const ROWS: &[Row] = &[
     ("POST", "/v1/counter/site/home?ack=durable&ack=memory", "", "", 400, "bad-query"),
     ("POST", "/v1/counter/site/home?ack=%FF", "", "", 400, "bad-address"),
     // Wrong method, no route.
-    ("DELETE", KEY, "", "", 405, "method-not-allowed"),
     ("PUT", KEY, TEXT, "5", 405, "method-not-allowed"),
     ("PATCH", KEY, JSON, "{}", 405, "method-not-allowed"),
     ("BREW", KEY, "", "", 405, "method-not-allowed"),

@@ -89,9 +89,9 @@ async fn an_origin_gets_what_the_policy_gives_it_and_no_more() {
         };
         assert_eq!((answer.status, answer.text.as_str()), (StatusCode::NO_CONTENT, ""), "{path}");
         assert_eq!(answer.header("access-control-allow-origin"), allowed, "{origin} {path}");
-        assert_eq!(answer.header("access-control-allow-methods"), "GET, HEAD, POST");
+        assert_eq!(answer.header("access-control-allow-methods"), "DELETE, GET, HEAD, POST");
         let headers = answer.header("access-control-allow-headers");
-        for header in ["authorization", "content-type", "if-none-match", "x-request-id"] {
+        for header in ["authorization", "content-type", "if-none-match", "prefer", "x-request-id"] {
             assert!(headers.split(", ").any(|allowed| allowed == header), "{header}: {headers}");
         }
         assert_eq!(answer.header("access-control-max-age"), "7200");
@@ -122,7 +122,7 @@ async fn a_page_can_read_its_answers_and_their_problems() {
     for (method, path, body, status) in [
         ("GET", key, "", 404),
         ("POST", key, "{", 400),
-        ("DELETE", key, "", 405),
+        ("PUT", key, "", 405),
         ("POST", key, add, 200),
         ("GET", key, "", 200),
         ("HEAD", key, "", 200),
@@ -132,7 +132,7 @@ async fn a_page_can_read_its_answers_and_their_problems() {
         assert_eq!(answer.status.as_u16(), status, "{method} {path}: {}", answer.text);
         assert_eq!(answer.header("access-control-allow-origin"), PAGE);
         let exposed = answer.header("access-control-expose-headers");
-        assert_eq!(exposed, "etag, link, retry-after, x-request-id");
+        assert_eq!(exposed, "etag, link, location, retry-after, x-request-id");
         assert_eq!(of_cors(&answer.headers).len(), 2, "no credentials: {:?}", answer.headers);
         assert!(vary(&answer).ends_with("origin"), "{}", vary(&answer));
     }

@@ -93,7 +93,8 @@ impl Asked {
             return false;
         }
         if let (Shown::Absence, StatusCode::NOT_FOUND) = (self.shown, answer.status) {
-            answer.problem(404, "key-absent");
+            let is_reset = self.route.ends_with("/resets/{id}");
+            answer.problem(404, if is_reset { "reset-absent" } else { "key-absent" });
             return true;
         }
         assert_eq!(answer.status, StatusCode::OK, "{} {}", self.path, answer.text);
@@ -125,6 +126,7 @@ pub(crate) fn requests(group: &str, row: &str) -> Vec<Asked> {
     const JSON: &str = "application/json";
     const WRITE: &[Verb] = &[Verb::Write];
     const ADMIN: &[Verb] = &[Verb::Admin];
+    const RESET: &[Verb] = &[Verb::Reset];
     const BOTH: &[Verb] = &[Verb::Write, Verb::Read];
     let of = |kind: &str, rest: Value| {
         let mut whole = json!({"kind": kind, "group": group});
@@ -160,12 +162,25 @@ pub(crate) fn requests(group: &str, row: &str) -> Vec<Asked> {
         })
         .takes(ADMIN),
         Asked::plain("GET", "/v1/{kind}", "/v1/counter".to_owned()).takes(ADMIN).shows(Shown::List),
+        Asked::plain("POST", "/v1/{kind}/{group}/{name}/reset", key("absent/reset"))
+            .takes(RESET)
+            .shows(Shown::Absence),
+        Asked::plain("DELETE", KEY, key("absent")).takes(RESET).shows(Shown::Absence),
+        Asked::plain("DELETE", "/v1/{kind}/{group}", {
+            format!("/v1/counter/{group}?prefix=absent")
+        })
+        .takes(RESET),
+        Asked::plain("GET", "/v1/{kind}/{group}/{name}/resets/{id}", {
+            key("n/resets/1-00000000000000000000000000000000")
+        })
+        .takes(RESET)
+        .shows(Shown::Absence),
     ]
 }
 
 /// The rights of group owners: each combination of verbs, in turn.
 fn verbs_of(index: usize) -> Vec<Verb> {
-    let bits = index % 7 + 1;
+    let bits = index % 15 + 1;
     let chosen = Verb::ALL.iter().enumerate().filter(|(bit, _)| bits >> bit & 1 == 1);
     chosen.map(|(_, verb)| *verb).collect()
 }

@@ -20,7 +20,8 @@ async fn probes_follow_the_pod_and_not_the_store() {
     assert_eq!(pod.get("/livez").await.text, r#"{"status":"alive"}"#);
     assert_eq!(pod.get("/readyz").await.text, r#"{"status":"ready"}"#);
     let verbose = pod.get("/readyz?verbose").await.json();
-    assert_eq!(verbose["checks"], json!({"clock": "ok", "serving": "ok", "started": "ok"}));
+    let all = json!({"clock": "ok", "resets": "ok", "serving": "ok", "started": "ok"});
+    assert_eq!(verbose["checks"], all);
     pod.health.set_draining();
     let answer = pod.get("/readyz").await;
     assert_eq!(answer.problem(503, "not-ready"), None);
@@ -184,12 +185,13 @@ async fn the_document_has_exactly_the_methods_that_are_served() {
     let document = serde_json::to_value(openapi()).expect("JSON");
     assert_eq!(served, document, "the program prints what the server serves");
     let paths = document["paths"].as_object().expect("paths");
-    assert_eq!(paths.len(), 20);
+    assert_eq!(paths.len(), 22);
     for (path, item) in paths {
         let address = path
             .replace("{kind}", "counter")
             .replace("{group}", "g")
             .replace("{name}", "n")
+            .replace("{id}", "1-00000000000000000000000000000000")
             .replace("{slug}", "bad-op");
         for method in ["GET", "POST", "PUT", "PATCH", "DELETE"] {
             let answer = pod.send(request(method, &address, &[], "")).await;
@@ -244,7 +246,12 @@ async fn every_query_parameter_is_described() {
     let mut endpoints = BTreeMap::new();
     for (path, item) in document["paths"].as_object().expect("paths") {
         for (method, operation) in item.as_object().expect("methods") {
-            let method: &'static str = if method == "get" { "GET" } else { "POST" };
+            let method = match method.as_str() {
+                "get" => "GET",
+                "post" => "POST",
+                "delete" => "DELETE",
+                other => panic!("{other} {path}"),
+            };
             let described = operation["parameters"].as_array().into_iter().flatten();
             let all: Vec<_> =
                 described.clone().map(|parameter| parameter["name"].as_str()).collect();
@@ -271,7 +278,7 @@ async fn every_query_parameter_is_described() {
             endpoints.insert((method, path.as_str()), names);
         }
     }
-    assert_eq!(endpoints.values().filter(|names| !names.is_empty()).count(), 12);
+    assert_eq!(endpoints.values().filter(|names| !names.is_empty()).count(), 16);
     for endpoint in [
         ("GET", "/v1/{kind}/{group}/{name}"),
         ("GET", "/v1/{kind}/{group}"),

@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use orderfree::engine::Context;
 use orderfree::engine::fold::{Folder, Folding};
 use orderfree::engine::health::Health;
+use orderfree::engine::resets::Resetter;
 use orderfree::engine::service::Service;
 use orderfree::engine::write::{Bounds, Mutators};
 use orderfree::http::{AppState, Build, router};
@@ -19,7 +20,8 @@ use orderfree::policy::Policies;
 use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{
-    GroupCursor, GroupList, Operators, Pause, Reads, Shards, Store, StoreClock, StoreError,
+    GroupCursor, GroupList, Operators, Pause, Reads, ResetLog, Shards, Store, StoreClock,
+    StoreError,
 };
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::crdt::item::Item;
@@ -38,6 +40,7 @@ use tower::ServiceExt;
 use uuid::Uuid;
 
 use crate::clock::ShiftedClock;
+use crate::log::Logged;
 
 /// How the store fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +56,8 @@ pub(crate) enum Fault {
     Hanging,
     /// Reads find too many rows.
     TooManyRows,
+    /// Folds and resets find too many rows in keys with the name `home`.
+    LongKey,
     /// Reads return invalid rows.
     Corrupt,
     /// One byte is changed in every state of keys with the name `home`.
@@ -86,9 +91,17 @@ pub(crate) struct Pod {
     /// How often a key was read for a fold.
     pub(crate) fold_reads: Arc<AtomicUsize>,
     pub(crate) folder: Arc<Folder>,
+    pub(crate) resetter: Arc<Resetter>,
     fault: Arc<Mutex<Fault>>,
-    clock: Arc<ShiftedClock>,
+    ground: Arc<Ground>,
     router: Router,
+}
+
+/// What pods can share: a clock, and a store in a folder.
+pub(crate) struct Ground {
+    clock: Arc<ShiftedClock>,
+    constants: Constants,
+    pub(crate) store: Arc<EmbeddedStore>,
     _directory: TempDir,
 }
 
@@ -99,6 +112,25 @@ pub(crate) struct Answer {
     pub(crate) headers: HeaderMap,
     pub(crate) text: String,
     pub(crate) bytes: Vec<u8>,
+}
+
+impl Ground {
+    pub(crate) fn new() -> Arc<Ground> {
+        let directory = tempfile::tempdir().expect("a directory");
+        let seconds = |seconds| Some(std::time::Duration::from_secs(seconds));
+        // These have a request budget of 2 s: unknown outcomes come soon, and a slow disk still answers in time.
+        let constants = Constants::resolve(Overrides {
+            lifetime: seconds(60),
+            drain_margin: seconds(10),
+            cutoff: seconds(30),
+            ..Overrides::default()
+        });
+        let constants = constants.expect("consistent");
+        let clock = Arc::new(ShiftedClock::default());
+        let file = directory.path().join("orderfree.redb");
+        let store = EmbeddedStore::open(&file, constants, clock.clone()).expect("a store");
+        Arc::new(Ground { clock, constants, store: Arc::new(store), _directory: directory })
+    }
 }
 
 impl Pod {
@@ -112,23 +144,30 @@ impl Pod {
     }
 
     pub(crate) fn of(policies: Policies, bounds: Bounds) -> Pod {
-        let directory = tempfile::tempdir().expect("a directory");
-        let seconds = |seconds| Some(std::time::Duration::from_secs(seconds));
-        // These have a request budget of 2 s: unknown outcomes come soon, and a slow disk still answers in time.
-        let constants = Constants::resolve(Overrides {
-            lifetime: seconds(60),
-            drain_margin: seconds(10),
-            cutoff: seconds(30),
-            ..Overrides::default()
+        let ground = Ground::new();
+        Pod::on(&ground, ground.store.clone(), policies, bounds)
+    }
+
+    /// A pod that is not alone with its store. It looks at the log of resets all the time.
+    pub(crate) async fn with_log(log: &Arc<Logged>) -> Pod {
+        let pod = Pod::on(&log.ground, log.clone(), Policies::default(), Bounds::default());
+        let resetter = pod.resetter.clone();
+        resetter.look().await;
+        tokio::spawn(async move {
+            loop {
+                resetter.look().await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
         });
-        let constants = constants.expect("consistent");
-        let clock = Arc::new(ShiftedClock::default());
-        let file = directory.path().join("orderfree.redb");
-        let inner = EmbeddedStore::open(&file, constants, clock.clone()).expect("a store");
+        pod
+    }
+
+    fn on(ground: &Arc<Ground>, log: Arc<dyn ResetLog>, policies: Policies, bounds: Bounds) -> Pod {
+        let Ground { clock, constants, store: inner, .. } = &**ground;
+        let (clock, constants, inner) = (clock.clone(), *constants, inner.clone());
         let fault = Arc::new(Mutex::new(Fault::None));
         let offsets_asked = Arc::new(AtomicUsize::new(0));
         let (writes, fold_reads) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
-        let inner = Arc::new(inner);
         let faulty = Arc::new(Faulty {
             inner: inner.clone(),
             fault: fault.clone(),
@@ -137,8 +176,9 @@ impl Pod {
             fold_reads: fold_reads.clone(),
         });
         let store = inner.name();
-        let context = Context::new(faulty.clone(), constants, clock.clone(), Random::system());
+        let context = Context::new(faulty.clone(), constants, clock, Random::system());
         let mutators = Mutators::new(faulty.clone(), context.clone(), bounds, policies.clone());
+        let resetter = Resetter::new(log, faulty.clone(), &context, None, None);
         let folder = Folder::new(
             faulty.clone(),
             inner,
@@ -152,6 +192,7 @@ impl Pod {
         let app = AppState {
             store,
             service: Arc::new(service),
+            resetter: resetter.clone(),
             health: health.clone(),
             policies,
             build: Build::THIS,
@@ -163,10 +204,10 @@ impl Pod {
             writes,
             fold_reads,
             folder,
+            resetter,
             fault,
-            clock,
+            ground: ground.clone(),
             router: router(app),
-            _directory: directory,
         }
     }
 
@@ -176,7 +217,7 @@ impl Pod {
 
     /// Sets the pod's clock ahead.
     pub(crate) fn advance(&self, span: Duration) {
-        self.clock.set_ahead(i64::try_from(span.as_secs()).expect("short"));
+        self.ground.clock.set_ahead(i64::try_from(span.as_secs()).expect("short"));
     }
 
     /// The service, for a test with a socket.
@@ -370,6 +411,9 @@ impl Reads for Faulty {
         let has_bug = self.fault() == Fault::FoldPanics && keys.iter().any(is_home);
         assert!(!has_bug, "invariant: a test of panics");
         self.check_read()?;
+        if self.fault() == Fault::LongKey && keys.iter().any(is_home) {
+            return Err(StoreError::TooManyRows { limit: 128, bytes: 0 });
+        }
         let reads = self.inner.read_for_folds(keys).await?;
         if self.fault() == Fault::Huge {
             let read = |key: &Key| FullRead::at_fold_level(key.clone(), huge(key));

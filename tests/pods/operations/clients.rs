@@ -3,6 +3,8 @@
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use orderfree::runtime::clock::{Clock, SystemClock};
+use orderfree::runtime::random::update_id;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
@@ -187,6 +189,62 @@ async fn a_group_is_listed_page_by_page() {
     assert_eq!(call(&pod, &["ls", "counter/nothing"]).await.out, "");
     let said = call(&pod, &["ls", "counter/a%2Fb", "--param", "no=1"]).await;
     assert!(said.code == Some(1) && said.err.contains("Unknown parameter"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_reset_and_deleted() {
+    let pod = Setup::new().start().await;
+    let out = async |arguments: &[&str]| {
+        let said = call(&pod, arguments).await;
+        assert_eq!(said.code, Some(0), "{said:?}");
+        said.out
+    };
+    out(&["add", "counter/g/a/b", "5"]).await;
+    assert_eq!(out(&["reset", "counter/g/a/b"]).await, "5\n");
+    assert_eq!(value(&pod, "counter/g/a/b").await, "0");
+    out(&["add", "counter/g/a/b", "7"]).await;
+    let id = update_id(SystemClock.now().wall).to_string();
+    let delete = ["delete", "counter/g/a/b", "--id", &id];
+    for _ in 0..2 {
+        assert_eq!(out(&delete).await, "7\n");
+    }
+    let deleted = json_of(&out(&[&delete[..], &["-o", "json"]].concat()).await);
+    assert_eq!((&deleted["deleted"], &deleted["cleared"]["value"]), (&json!(true), &json!(7)));
+    assert_eq!(call(&pod, &["reset", "counter/g/a/b"]).await.code, Some(3));
+    for (arguments, says) in [
+        (&["delete", "counter/g"][..], "--prefix or --all"),
+        (&["delete", "counter/g/n", "--all"], "KIND/GROUP"),
+        (&["delete", "counter/g", "--all", "--prefix", "a"], "cannot be used with"),
+        (&["delete", "counter/g", "--all", "--id", &id], "cannot be used with"),
+        (&["reset", "counter/g"], "KIND/GROUP/NAME"),
+        (&["reset", "counter/g/n", "--id", "x"], "no time inside"),
+    ] {
+        let said = call(&pod, arguments).await;
+        assert!(said.code == Some(2) && said.err.contains(says), "{arguments:?}: {said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_is_deleted_a_thousand_keys_at_a_time() {
+    let pod = Setup::new().start().await;
+    let line = |at: u32| {
+        let op = json!({"op": "add", "by": at});
+        json!({"kind": "counter", "group": "a/b", "name": format!("n{at:04}"), "op": op})
+            .to_string()
+    };
+    let lines: Vec<String> = (0..1_600).map(line).collect();
+    let headers = [("content-type", "application/x-ndjson")];
+    let answer = pod.ask("POST", "/v1/batch", &headers, &(lines.join("\n") + "\n")).await;
+    assert_eq!(answer.json()["acked"], 1_600, "{}", answer.text());
+    let some = ["delete", "counter/a%2Fb", "--prefix", "n15"];
+    for deleted in ["100\n", "0\n"] {
+        let said = call(&pod, &some).await;
+        assert!(said.code == Some(0) && said.out == deleted, "{said:?}");
+    }
+    let said = call(&pod, &["delete", "counter/a%2Fb", "--all", "-o", "json"]).await;
+    assert!(said.err.contains("deleted 1000 keys so far"), "{said:?}");
+    assert_eq!(json_of(&said.out), json!({"deleted": 1_500, "failed": [], "more": false}));
+    assert_eq!(call(&pod, &["ls", "counter/a%2Fb"]).await.out, "");
 }
 
 #[tokio::test(flavor = "multi_thread")]

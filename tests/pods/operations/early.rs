@@ -35,7 +35,7 @@ async fn an_answer_before_the_body_says_whether_the_connection_ends() {
         ("POST", "/v1/counter/g/n?no=such", &all, 300_000, 400),
         ("POST", "/v1/nokind/g/n", &all, 300_000, 404),
         ("POST", "/nowhere", &all, 300_000, 404),
-        ("DELETE", "/v1/counter/g/n", &all, 300_000, 405),
+        ("PATCH", "/v1/counter/g/n", &all, 300_000, 405),
         ("PUT", "/v1/counter/g/n", &all, 300_000, 405),
         ("GET", "/livez", &all, 300_000, 200),
     ] {

@@ -90,7 +90,7 @@ async fn sigterm_ends_a_pod_in_order_and_nothing_acked_is_lost() {
         ("POST", KEY, "", 200),
         ("GET", KEY, "", 200),
         ("GET", "/nowhere", "", 404),
-        ("DELETE", KEY, "", 405),
+        ("PATCH", KEY, "", 405),
         ("POST", KEY, "no op", 415),
     ] {
         let answer = pod.ask(method, path, &[], body).await;

@@ -12,6 +12,7 @@ mod clients;
 mod clocks;
 mod crowds;
 mod delays;
+mod deletes;
 mod disk;
 mod early;
 mod haproxy;

@@ -8,6 +8,7 @@
 mod graves;
 mod long;
 mod operators;
+mod resets;
 pub(crate) mod suite;
 mod together;
 
@@ -75,9 +76,13 @@ pub(crate) fn short_constants() -> Constants {
         // Long enough on a busy machine.
         request_budget: seconds(5),
         clock_offset_max: seconds(2),
+        // Short enough for resets.
+        fence_quantum: Some(Duration::from_millis(900)),
         ..Overrides::default()
     };
-    Constants::resolve(short).expect("consistent")
+    let constants = Constants::resolve(short).expect("consistent");
+    constants.check_resets().expect("keys can be reset");
+    constants
 }
 
 /// For tests in which real time must pass before anything is final: all times are short.
@@ -170,7 +175,7 @@ impl Subject {
         let slice = slice.expect("a slice");
         match assemble(key, &slice, self.now().wall, &self.constants).expect("decodable") {
             Answer::Value(reading) => Some(reading),
-            Answer::Absent | Answer::Grave(_) => None,
+            Answer::Absent | Answer::Grave(..) => None,
             Answer::ReadAgain => panic!("the tally is older than the fence {after:?}"),
         }
     }

@@ -4,6 +4,7 @@
 mod crash_disk;
 mod crashes;
 mod files;
+mod resets;
 mod rotation;
 mod store;
 mod world;

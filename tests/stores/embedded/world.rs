@@ -94,7 +94,7 @@ pub(crate) fn counter(total: i128) -> State {
 pub(crate) async fn value(store: &EmbeddedStore, key: &Key, now: Now) -> Option<Reading> {
     let slice = store.read_key(key, None, Level::LocalQuorum).await.expect("readable");
     match read::assemble(key, &slice, now.wall, &constants()).expect("mergeable") {
-        Answer::Absent | Answer::Grave(_) => None,
+        Answer::Absent | Answer::Grave(..) => None,
         Answer::Value(reading) => Some(reading),
         Answer::ReadAgain => panic!("nothing was left out"),
     }

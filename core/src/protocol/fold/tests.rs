@@ -59,7 +59,7 @@ impl Rows {
             .expect("readable")
         {
             Answer::Value(reading) => Counter::try_from(reading.state).expect("a counter").total(),
-            Answer::Absent | Answer::Grave(_) => 0,
+            Answer::Absent | Answer::Grave(..) => 0,
             Answer::ReadAgain => panic!("no fence was cached"),
         }
     }
@@ -92,7 +92,8 @@ fn everything_final_is_folded_and_nothing_else() {
     assert_eq!(rows.total(), 15);
     let again = plan(&rows.read(), NOW, &constants()).expect("a plan");
     assert!(matches!(again, Plan::Nothing(_)));
-    let saw = Report { fence_before: Some(ago(30)), kept: 2, ..Report::default() };
+    let (fence_before, evidence_before) = (Some(ago(30)), Some(ago(30)));
+    let saw = Report { fence_before, evidence_before, kept: 2, ..Report::default() };
     assert_eq!(*again.report(), saw);
 }
 
@@ -172,7 +173,7 @@ fn a_fence_from_the_future_proves_a_moved_clock() {
     let epsilon = constants().clock_offset_max();
     assert!(plan(&rows.read(), NOW.minus(2 * epsilon), &constants()).is_ok());
     let error = plan(&rows.read(), NOW.minus(2 * epsilon).shifted(-1), &constants());
-    assert_eq!(error, Err(FoldError::ClockMoved { fence: ago(30) }));
+    assert_eq!(error, Err(FoldError::ClockMoved { fence: ago(30), evidence: ago(30) }));
 }
 
 /// A key's rows, each of them a set of texts.
@@ -451,7 +452,7 @@ fn forgotten(rows: &Rows, now: Timestamp) -> Option<Fold> {
 impl Rows {
     fn is_absent(&self) -> bool {
         let read = assemble(&key(Kind::Counter), self.read().slice(), NOW, &constants());
-        matches!(read.expect("readable"), Answer::Grave(_))
+        matches!(read.expect("readable"), Answer::Grave(..))
     }
 }
 

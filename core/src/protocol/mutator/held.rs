@@ -3,6 +3,7 @@
 use crate::crdt::envelope::{self, RowSeal};
 use crate::crdt::pack::{IdOp, Pack};
 use crate::crdt::{Effect, Kind, Op, OpError, State};
+use crate::protocol::reset::Generation;
 
 /// Ops that a mutator takes all or none.
 #[derive(Debug, Clone, PartialEq)]
@@ -114,10 +115,10 @@ impl Held {
         }
     }
 
-    pub(super) fn encode(&self, seal: RowSeal, write: u64) -> Vec<u8> {
+    pub(super) fn encode(&self, seal: RowSeal, write: u64, stamp: Option<Generation>) -> Vec<u8> {
         match self {
-            Held::State(state) => envelope::encode_shard(seal, state, write),
-            Held::Pack(pack) => envelope::encode_pack(seal, pack, write),
+            Held::State(state) => envelope::encode_stamped_shard(seal, state, write, stamp),
+            Held::Pack(pack) => envelope::encode_stamped_pack(seal, pack, write, stamp),
         }
     }
 }

@@ -10,6 +10,7 @@
 //! | last timestamp | timestamps go on rising (I2) |
 //! | number of writes | the envelope holds it |
 //! | dots | a dot is never drawn twice |
+//! | stamp | its row stays on the same side of a reset; only if it has one |
 //! | whether it was persisted | the first op of a key is always written |
 //! | predecessors | they bound what this pod has of the key |
 //! | state or pack, with its precision | the next write contains all earlier ones (I2) |
@@ -29,6 +30,7 @@ use super::{Mutator, Predecessors};
 use crate::crdt::pack::{Pack, StoredPack};
 use crate::crdt::varint::{self, Reader};
 use crate::crdt::{DecodeError, Kind, State};
+use crate::protocol::reset::Generation;
 use crate::protocol::{Constants, Key, Lease, MutatorId, Now, Timestamp};
 
 /// Offset of the flags: after expiry, birth and id.
@@ -39,7 +41,8 @@ const HAS_WRITTEN: u8 = 0b10;
 const HAS_PRECISION: u8 = 0b100;
 const HAS_PREDECESSORS: u8 = 0b1000;
 const IS_PACK: u8 = 0b1_0000;
-const HAS_ENDED: u8 = 0b10_0000;
+const HAS_STAMP: u8 = 0b10_0000;
+const HAS_ENDED: u8 = 0b100_0000;
 
 /// A rule of resting that a simulation breaks, to show that it is needed. Nothing else uses this.
 #[doc(hidden)]
@@ -62,6 +65,7 @@ struct Rested {
     born_boot: Duration,
     lifetime: Duration,
     id: MutatorId,
+    stamp: Option<Generation>,
     persisted: bool,
     last_timestamp: Option<Timestamp>,
     writes: u64,
@@ -99,6 +103,7 @@ impl Mutator {
             born_boot: self.lease.born_boot() + renewed,
             lifetime: self.lease.lifetime(),
             id: self.id,
+            stamp: self.stamp,
             persisted: self.persisted,
             last_timestamp: self.last_timestamp.filter(|_| !forgets),
             writes: self.writes,
@@ -123,6 +128,7 @@ impl Mutator {
             born_boot: self.lease.born_boot(),
             lifetime: self.lease.lifetime(),
             id: self.id,
+            stamp: self.stamp,
             persisted: self.persisted,
             last_timestamp: None,
             writes: self.writes,
@@ -168,6 +174,7 @@ impl Mutator {
         let rested = rested.expect("invariant: own bytes of this process");
         let lease = Mutator::resting_lease(bytes, constants);
         Mutator {
+            stamp: rested.stamp,
             persisted: rested.persisted,
             dots: rested.dots,
             last_timestamp: rested.last_timestamp,
@@ -210,6 +217,7 @@ struct Head {
     flags: u8,
     /// Only of a pack.
     lifetime: Option<Duration>,
+    stamp: Option<Generation>,
 }
 
 impl Rested {
@@ -226,6 +234,7 @@ impl Rested {
             (HAS_PRECISION, self.held.precision().is_some()),
             (HAS_PREDECESSORS, !self.predecessors.is_empty()),
             (IS_PACK, matches!(self.held, Held::Pack(_))),
+            (HAS_STAMP, self.stamp.is_some()),
             (HAS_ENDED, self.has_ended),
         ] {
             flags |= if is_set { flag } else { 0 };
@@ -233,6 +242,9 @@ impl Rested {
         out.push(flags);
         if flags & IS_PACK != 0 {
             varint::put(u128::from(nanos(self.lifetime)), &mut out);
+        }
+        if let Some(stamp) = self.stamp {
+            varint::put_signed(stamp.time().as_micros().into(), &mut out);
         }
         varint::put(u128::from(self.writes), &mut out);
         varint::put(u128::from(self.dots), &mut out);
@@ -261,12 +273,17 @@ impl Rested {
             0 => None,
             _ => Some(Duration::from_nanos(reader.u64()?)),
         };
-        Ok(Head { expires_at, born_boot, id: MutatorId::new(id), flags, lifetime })
+        let stamp = match flags & HAS_STAMP {
+            0 => None,
+            _ => Some(Generation::at(decode_time(reader)?)),
+        };
+        Ok(Head { expires_at, born_boot, id: MutatorId::new(id), flags, lifetime, stamp })
     }
 
     fn decode(kind: Kind, bytes: &[u8], constants: &Constants) -> Result<Rested, DecodeError> {
         let mut reader = Reader::new(bytes);
-        let Head { expires_at, born_boot, id, flags, lifetime } = Rested::decode_head(&mut reader)?;
+        let Head { expires_at, born_boot, id, flags, lifetime, stamp } =
+            Rested::decode_head(&mut reader)?;
         let (writes, dots) = (reader.u64()?, reader.u64()?);
         let last_timestamp = match flags & HAS_WRITTEN {
             0 => None,
@@ -296,6 +313,7 @@ impl Rested {
             born_boot,
             lifetime: lifetime.unwrap_or(constants.lifetime()),
             id,
+            stamp,
             persisted: flags & PERSISTED != 0,
             last_timestamp,
             writes,
@@ -305,6 +323,11 @@ impl Rested {
             has_ended: flags & HAS_ENDED != 0,
         })
     }
+}
+
+fn decode_time(reader: &mut Reader<'_>) -> Result<Timestamp, DecodeError> {
+    let micros = i64::try_from(reader.signed()?).map_err(|_| DecodeError::NotCanonical)?;
+    Ok(Timestamp::from_micros(micros))
 }
 
 /// The range is 584 years since boot.

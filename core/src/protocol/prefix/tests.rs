@@ -9,6 +9,7 @@ use crate::crdt::envelope::{self, KeySeal};
 use crate::crdt::{Counter, Kind, State};
 use crate::protocol::constants::tests::constants;
 use crate::protocol::fold::{self, Fold, Plan};
+use crate::protocol::reset::Generation;
 use crate::protocol::{FullRead, MutatorId, Name, Slice};
 
 const NOW: Timestamp = Timestamp::from_micros(1_000_000_000_000);
@@ -328,4 +329,20 @@ fn rows_that_were_not_asked_for_are_no_answer() {
     }
     let error = in_order(answer[1..3].to_vec(), &asked(1));
     assert!(matches!(error, Err(BadSlice::Cut { limit: 1, .. })), "a store honours the limit");
+}
+
+/// A key without a value can have a grave, which the reader must know of.
+#[test]
+fn a_walk_tells_what_a_grave_remembers() {
+    let (fence, until) = (cut(), cut().plus(SPAN));
+    let reset = Remembered::stored(Generation::at(fence), until, Vec::new()).expect("in order");
+    let mut rows = Rows::default();
+    rows.shard(-5, 1, 7);
+    let grave = envelope::encode_grave(KeySeal::of(&key()), Kind::Counter, fence, Some(&reset));
+    rows.0.insert((Timestamp::NEVER, MutatorId::TALLY), grave);
+    let read = rows.read(Until::the_end(NOW), SIZE);
+    assert_eq!(read.tally(), Some((fence, Some(&reset))));
+    assert_eq!(read.into_reading(), None, "the row is of before the deletion");
+    let none = Rows::default().read(Until::the_end(NOW), SIZE);
+    assert_eq!(none.tally(), None);
 }

@@ -7,8 +7,8 @@ use uuid::{Builder, Uuid};
 
 use super::*;
 use crate::crdt::envelope::{self, KeySeal};
-use crate::crdt::pack::Pack;
-use crate::crdt::{Kind, Op, Question};
+use crate::crdt::pack::{OpId, Pack};
+use crate::crdt::{Counter, Kind, Op, Question};
 use crate::protocol::constants::tests::constants;
 use crate::protocol::fold::Plan;
 use crate::protocol::key::tests::key;
@@ -124,7 +124,7 @@ fn full(key: &Key, rows: &[Written]) -> FullRead {
 fn value(key: &Key, rows: &[Written], now: Timestamp) -> Option<State> {
     match read::assemble(key, full(key, rows).slice(), now, &constants()).expect("readable") {
         Answer::Value(reading) => Some(reading.state),
-        Answer::Absent | Answer::Grave(_) | Answer::ReadAgain => None,
+        Answer::Absent | Answer::Grave(..) | Answer::ReadAgain => None,
     }
 }
 
@@ -303,7 +303,7 @@ fn a_grave_ahead_goes_and_a_right_one_stays() {
     let graved = |world: &World, fence| {
         let mut rows = world.rows();
         let (expires_at, mutator_id) = (Timestamp::NEVER, MutatorId::TALLY);
-        let state = envelope::encode_grave(KeySeal::of(&world.key), Kind::Counter, fence);
+        let state = envelope::encode_grave(KeySeal::of(&world.key), Kind::Counter, fence, None);
         rows.insert(0, Written { row: Row { expires_at, mutator_id, state }, at: fence.next() });
         rows
     };
@@ -494,4 +494,46 @@ fn ids_that_a_wrong_clock_wrote_still_count_once() {
     assert_ne!(total(&kept), total(&rows), "and would count it again");
     let after = name("a").expiry(&key.group, until, &constants());
     assert!(matches!(after, Err(IdRefusal::Expired { .. })), "{after:?}");
+}
+
+/// The list of the reset kept out ids whose windows are open, and goes with its tally.
+#[test]
+fn ids_that_a_reset_ahead_has_cleared_are_told() {
+    let (key, now) = (key(Kind::Counter), BEGIN);
+    let after = |seconds| now.plus(Duration::from_secs(seconds));
+    let (ahead, listed) = (after(3_600), after(7_200));
+    let ids = vec![(listed, OpId { id: [1; 16], index: 0 })];
+    let reset = Remembered::stored(Generation::at(ahead), listed.next(), ids).expect("in order");
+    let (seal, empty) = (KeySeal::of(&key), State::identity(key.kind));
+    for state in [
+        envelope::encode_reset_tally(seal, &empty, ahead, false, Some(&reset)),
+        envelope::encode_grave(seal, key.kind, ahead, Some(&reset)),
+    ] {
+        let (expires_at, mutator_id) = (Timestamp::NEVER, MutatorId::TALLY);
+        let row = Row { expires_at, mutator_id, state };
+        let mut repair = Repair::new(now, constants());
+        let kept = repair.key(&key, vec![Written { row, at: ahead.next() }], fresh(1));
+        let kept = kept.expect("repaired");
+        assert!(kept.iter().all(|written| !written.row.is_tally()), "{kept:?}");
+        assert_eq!(repair.report().ids_until, Some(listed));
+    }
+}
+
+/// It would keep the key from being reset until its time.
+#[test]
+fn a_row_with_a_stamp_ahead_is_replaced() {
+    let (key, now) = (key(Kind::Counter), BEGIN);
+    let ahead = now.plus(Duration::from_secs(3_600));
+    let (expires_at, mutator_id) = (now.plus(constants().lifetime()), fresh(1));
+    let seal = KeySeal::of(&key).row(expires_at, mutator_id);
+    let five = State::Counter(Counter::from_total(5));
+    for (stamp, is_kept) in [(now, true), (ahead, false)] {
+        let state = envelope::encode_stamped_shard(seal, &five, 1, Some(Generation::at(stamp)));
+        let before = vec![Written { row: Row { expires_at, mutator_id, state }, at: now }];
+        let mut repair = Repair::new(now, constants());
+        let kept = repair.key(&key, before.clone(), fresh(2)).expect("repaired");
+        assert_eq!((kept == before, repair.report().rows.count == 0), (is_kept, is_kept));
+        assert_eq!(value(&key, &kept, now), Some(five.clone()));
+        assert_eq!(envelope::stamp(&kept[0].row.state).is_some(), is_kept);
+    }
 }

@@ -161,7 +161,7 @@ fn the_time_to_merge_ids_grows_with_their_number() {
         let reader = RowReader::of(&Key { kind, ..key() });
         let run = || {
             let (begun, mut state) = (Instant::now(), State::identity(kind));
-            merge(reader, &mut state, rows).expect("decodable");
+            Counting::default().merge(reader, &mut state, rows, None).expect("decodable");
             begun.elapsed()
         };
         (0..3).map(|_| run()).min().expect("three runs")

@@ -179,7 +179,7 @@ fn read(model: &Small, contents: Contents, after: Option<Timestamp>) -> Seen {
     let reading = match read::assemble(&tables.key, &slice, now, &tables.constants) {
         Err(_) => return Seen::Unreadable,
         Ok(read::Answer::ReadAgain) => return Seen::Again,
-        Ok(read::Answer::Absent | read::Answer::Grave(_)) => {
+        Ok(read::Answer::Absent | read::Answer::Grave(..)) => {
             return Seen::Total { total: 0, had_zombies: false, had_both: false };
         }
         Ok(read::Answer::Value(reading)) => reading,

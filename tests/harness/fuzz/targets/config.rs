@@ -85,6 +85,7 @@ fn constants(lines: &[&str]) {
         fence_quantum: nth(5),
         hint_window: nth(6),
         sweep_every: nth(7),
+        reset_memory: None,
     });
     match resolved {
         Ok(constants) => keeps_the_rules(&constants),

@@ -103,7 +103,7 @@ fn check_envelope(kind: Kind, bytes: &[u8]) {
             assert_eq!(fence.as_micros(), i64::try_from(mark(bytes)).expect("a fence"));
             let again = match (is_full(bytes), is_grave(bytes)) {
                 (true, _) => encode_full_tally(key(kind), &state, fence),
-                (_, true) => encode_grave(key(kind), kind, fence),
+                (_, true) => encode_grave(key(kind), kind, fence, None),
                 _ => encode_tally(key(kind), &state, fence),
             };
             assert_eq!(again, bytes, "not canonical");

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::http::header::HOST;
+use axum::http::header::{HOST, LOCATION};
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use orderfree::engine::Context;
 use orderfree::engine::fold::{Folder, Folding};
 use orderfree::engine::health::Health;
+use orderfree::engine::resets::Resetter;
 use orderfree::engine::service::Service;
 use orderfree::engine::write::{Bounds, Mutators};
 use orderfree::http::{AppState, Build, router};
@@ -36,8 +37,8 @@ use uuid::Uuid;
 
 /// Longest wait until updates in memory are written.
 const FLUSH_MAX: Duration = Duration::from_secs(20);
-/// Pause between two checks whether they are.
-const FLUSH_POLL: Duration = Duration::from_millis(1);
+/// Pause between two checks whether something has ended: these writes, or a reset.
+const POLL: Duration = Duration::from_millis(1);
 
 /// A pod, and the runtime that it lives in.
 pub(super) struct Pod {
@@ -59,7 +60,7 @@ pub(super) struct Answer {
     pub(super) bytes: Vec<u8>,
 }
 
-/// The value of each key that has a row.
+/// The value of each key that exists.
 pub(super) type Values = BTreeMap<(String, String, String), State>;
 
 impl Pod {
@@ -87,12 +88,14 @@ impl Pod {
             Folding::InBackground,
             Policies::default(),
         );
+        let resetter = Resetter::new(store.clone(), store.clone(), &context, None, None);
         let service = Service::new(store.clone(), store.clone(), context, mutators.clone(), folder);
         let (service, health) = (Arc::new(service), Arc::new(Health::default()));
         health.set_started();
         let (policies, build) = (Policies::default(), Build::THIS);
         let (name, requests_max) = (store.name(), 1);
-        let app = AppState { store: name, service, health, policies, build, requests_max };
+        let app =
+            AppState { store: name, service, resetter, health, policies, build, requests_max };
         let router = router(app);
         Pod { router, mutators, store, clock, memory, constants, runtime }
     }
@@ -112,10 +115,27 @@ impl Pod {
             let bytes = to_bytes(body, usize::MAX).await.expect("a body").to_vec();
             // Otherwise it would be chance whether the next request sees what was acknowledged from memory.
             while parts.status == StatusCode::ACCEPTED && self.mutators.flushing() > 0 {
-                tokio::time::sleep(FLUSH_POLL).await;
+                tokio::time::sleep(POLL).await;
+            }
+            // The same is true of a reset that goes on after its answer.
+            if let Some(place) = parts.headers.get(LOCATION) {
+                while self.is_running(place).await {
+                    tokio::time::sleep(POLL).await;
+                }
             }
             Answer { status: parts.status, headers: parts.headers, bytes }
         })
+    }
+
+    /// Whether the reset at this address has not ended.
+    async fn is_running(&self, place: &HeaderValue) -> bool {
+        let request = Request::builder().uri(place.as_bytes()).header(HOST, "pod");
+        let request = request.body(Body::empty()).expect("a request");
+        let response = self.router.clone().oneshot(request).await.expect("infallible");
+        let is_known = response.status() == StatusCode::OK;
+        let bytes = to_bytes(response.into_body(), usize::MAX).await.expect("a body");
+        let json: Json = serde_json::from_slice(&bytes).expect("JSON");
+        is_known && json["outcome"] == "accepted"
     }
 
     pub(super) fn get(&self, address: &str) -> Answer {
@@ -174,11 +194,13 @@ fn values(memory: Memory, now: Timestamp, constants: &Constants) -> Values {
         let limit = rows.len();
         let slice = Slice::new(rows, None, limit).whole().expect("all rows");
         match read::assemble(&address, &slice, now, constants).expect("rows that decode") {
-            Reading::Value(reading) => (key, reading.state),
-            other => panic!("{key:?}: {other:?}"),
+            Reading::Value(reading) => Some((key, reading.state)),
+            // A deleted key can still have rows.
+            Reading::Absent | Reading::Grave(..) => None,
+            Reading::ReadAgain => panic!("{key:?}: the slice begins at the oldest row"),
         }
     };
-    rows.into_iter().map(value).collect()
+    rows.into_iter().filter_map(value).collect()
 }
 
 /// Both clocks of a machine, which stand still.

@@ -49,7 +49,10 @@ fn play(steps: &[Step]) -> (Vec<Option<(StatusCode, bool)>>, Values) {
         }
         Step::Send(sent) => {
             let answer = pod.send(sent.request());
-            Some((answer.status, check(sent, &answer)))
+            let is_refused = check(sent, &answer);
+            // It is chance whether a reset ends while its request waits.
+            let is_reset = answer.header("location").is_some();
+            Some((if is_reset { StatusCode::OK } else { answer.status }, is_refused))
         }
     };
     let statuses = steps.iter().map(play).collect();
@@ -80,6 +83,7 @@ fn check(sent: &Sent, answer: &Answer) -> bool {
         Some(item) => match item.get(match sent.method {
             Method::GET => "get",
             Method::POST => "post",
+            Method::DELETE => "delete",
             _ => "another",
         }) {
             None => {
@@ -132,7 +136,9 @@ fn problem(answer: &Answer) -> Map<String, Json> {
     assert!(text("detail").ends_with('.'), "no sentence: {json}");
     assert_eq!(Some(text("instance")), answer.header("x-request-id"));
     let is_unknown = problem.get("outcome").is_some_and(|outcome| outcome == "unknown");
-    assert!(!is_unknown || problem.contains_key("summary"), "nothing was torn: {json}");
+    // An earlier request with the id may be counted. This one is not.
+    let is_late = matches!(slug, "id-expired" | "id-before-reset");
+    assert!(!is_unknown || is_late || problem.contains_key("summary"), "nothing was torn: {json}");
     problem
 }
 

@@ -236,7 +236,9 @@ fn one_pod() {
             (Ok(()), Durability::Memory) => counted == 1 || lives_end && counted == 0,
             (Err(UpdateError::Refused(_)), _) => counted == 0,
             (Err(UpdateError::Unknown(_)), _) => counted <= 1,
-            (Err(UpdateError::IdExpired { .. }), _) => panic!("no update has an id"),
+            (Err(UpdateError::IdExpired { .. } | UpdateError::IdBeforeReset), _) => {
+                panic!("no update has an id")
+            }
         };
         assert!(is_right, "update {id} counts {counted} times: {durability:?} {told:?}");
     }

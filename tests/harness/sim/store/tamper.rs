@@ -9,7 +9,7 @@ use orderfree::runtime::clock::Clock;
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{
     KeySeal, RowSeal, Shard, decode_shard, decode_tally, encode_pack, encode_shard, encode_tally,
-    is_grave,
+    is_grave, reset,
 };
 use orderfree_core::crdt::pack::{Entry, OpId, Pack, StoredPack};
 use orderfree_core::protocol::consistency::Level;
@@ -150,6 +150,9 @@ impl SimStore {
         if SimStore::is_pack(write) {
             self.shared.met(Hazard::PackWritten);
         }
+        if self.is(Sabotage::NoStamps) {
+            cell.state = SimStore::unstamped(write).into();
+        }
         if self.is(Sabotage::IdOverwritten) || self.is(Sabotage::DotsOfPod) {
             cell.state = self.unaliased(write).map_or(cell.state, Into::into);
         }
@@ -245,6 +248,9 @@ impl SimStore {
             let (_, value) = decode_tally(key, fold.key().kind, &state).expect("just made");
             state = encode_tally(key, &value, fence);
         }
+        if let Some((tally, at)) = self.broken_tally(fold) {
+            (state, fence, timestamp) = (tally, at, at.next());
+        }
         if self.is(Sabotage::LowFoldTimestamp) {
             timestamp = timestamp.minus(2 * self.plan.constants.lifetime());
         }
@@ -254,6 +260,9 @@ impl SimStore {
         };
         if self.is(Sabotage::LowGraveTimestamp) {
             tally_timestamp = timestamp;
+        }
+        if self.is(Sabotage::DeletionHasHeadStart) && is_grave(fold.tally()) {
+            tally_timestamp = fence.plus(self.plan.constants.grave_head_start());
         }
         let leaves_nothing = self.is(Sabotage::NoGrave) && fold.report().forgotten;
         self.shared.with(|world| {
@@ -312,11 +321,17 @@ impl SimStore {
         let report = fold.report();
         if report.is_grave {
             world.met(Hazard::GraveAgain);
+            if reset(fold.tally()).is_some() {
+                world.met(Hazard::DeletionAgain);
+            }
         }
         if report.forgotten {
             let name = index(&fold.key().name);
             world.oracle.forgets(name, self.forgotten_us(fold));
             world.met(Hazard::Forgotten);
+            if world.oracle.was_reset(name) {
+                world.met(Hazard::ForgottenAfterReset);
+            }
             let is_above = |row: &Address| {
                 row.name == name && !row.is_tally() && row.expires_at.0 > fold.fence()
             };

@@ -127,6 +127,7 @@ proptest! {
                 expires_at,
                 born_boot: Duration::from_nanos(born_ns),
                 id: MutatorId::new(Uuid::from_u128(id)),
+                stamp: before.map(|before| Generation::at(Timestamp::from_micros(before))),
                 persisted,
                 last_timestamp: before.map(|before| expires_at.shifted(-before)),
                 writes,

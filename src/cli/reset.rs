@@ -1,0 +1,234 @@
+//! `reset` and `delete`: a key begins again, or is absent, and what it had is printed. The request has an id, so it is
+//! the same reset however often it is sent. Many keys are deleted by requests without an id: each deletes keys that are
+//! still there.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use clap::error::ErrorKind;
+use orderfree_core::protocol::Key;
+use orderfree_core::protocol::op_id::ClientId;
+use reqwest::{Method, RequestBuilder, StatusCode, Url};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::client::{Answer, ServerArgs, is_passing, plain};
+use super::output::{note, show};
+use super::update::Id;
+use super::{key, wrong_usage};
+
+/// How long the command waits for the end of a reset.
+const TIME_MAX: Duration = Duration::from_secs(120);
+
+/// How long the server waits before it says that the reset still runs.
+const PREFER: &str = "wait=5";
+
+/// The pause after an answer that can pass.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Arguments of `reset`.
+#[derive(Debug, Args)]
+pub(super) struct ResetArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// The key, as `KIND/GROUP/NAME`. The name can contain slashes; write a slash in the group as `%2F`.
+    #[arg(value_parser = key::key)]
+    key: Key,
+    #[command(flatten)]
+    id: IdArgs,
+}
+
+/// Arguments of `delete`.
+#[derive(Debug, Args)]
+pub(super) struct DeleteArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// The key, as `KIND/GROUP/NAME`. With --prefix or --all the group, as `KIND/GROUP`. The name can contain slashes;
+    /// write a slash in the group as `%2F`.
+    target: String,
+    /// Delete the keys of the group whose names begin with this text.
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["all", "id"])]
+    prefix: Option<String>,
+    /// Delete all keys of the group.
+    #[arg(long, conflicts_with = "id")]
+    all: bool,
+    #[command(flatten)]
+    id: IdArgs,
+}
+
+#[derive(Debug, Args)]
+struct IdArgs {
+    /// Id of the reset, with its time inside: a UUID of version 7. A reset with the same id is the same reset. Use it to
+    /// go on with a command that was interrupted [default: a new id].
+    #[arg(long, value_name = "ID", value_parser = id)]
+    id: Option<String>,
+}
+
+fn id(text: &str) -> Result<String, String> {
+    match ClientId::parse(text) {
+        Err(bad) => Err(format!("the id {bad}")),
+        Ok(id) if id.time().is_none() => {
+            Err("the id has no time inside it; use a UUID of version 7".to_owned())
+        }
+        Ok(_) => Ok(text.to_owned()),
+    }
+}
+
+/// The answer to a reset.
+#[derive(Deserialize)]
+struct Reset {
+    cleared: Option<Cleared>,
+}
+
+#[derive(Deserialize)]
+struct Cleared {
+    value: Box<RawValue>,
+}
+
+/// The answer to a deletion of many keys.
+#[derive(Deserialize)]
+struct Deleted {
+    deleted: usize,
+    failed: Vec<NotDeleted>,
+    more: bool,
+}
+
+#[derive(Deserialize)]
+struct NotDeleted {
+    name: String,
+    problem: Value,
+}
+
+pub(super) async fn reset(args: ResetArgs) -> anyhow::Result<ExitCode> {
+    let Key { kind, group, name } = &args.key;
+    let url = args.server.address(&["v1", kind.name(), group.as_str(), name.as_str(), "reset"])?;
+    send(&args.server, args.id.id, Method::POST, url).await
+}
+
+pub(super) async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
+    let is_one = args.prefix.is_none() && !args.all;
+    let key = match (is_one, key::group(&args.target)) {
+        (false, _) => return args.delete_many().await,
+        (true, Ok(_)) => Err(format!(
+            "`{}` is a group; write KIND/GROUP/NAME, or delete its keys with --prefix or --all",
+            args.target
+        )),
+        (true, Err(_)) => key::key(&args.target),
+    };
+    let key = key.map_err(|error| wrong_usage(ErrorKind::InvalidValue, error))?;
+    let url = args.server.url_of(&key)?;
+    send(&args.server, args.id.id, Method::DELETE, url).await
+}
+
+/// Sends one reset until it has ended.
+async fn send(
+    server: &ServerArgs,
+    id: Option<String>,
+    method: Method,
+    url: Url,
+) -> anyhow::Result<ExitCode> {
+    let id = id.map_or_else(Id::drawn, Id::with_time);
+    let (client, begun) = (server.client()?, Instant::now());
+    loop {
+        let request = client.request(method.clone(), url.clone()).header("prefer", PREFER);
+        let Some(answer) = ask(server, id.name(request), begun).await? else { continue };
+        if answer.status == StatusCode::ACCEPTED {
+            let seconds = begun.elapsed().as_secs();
+            note(format_args!(
+                "orderfree: still running after {seconds} s; to go on after an interruption, add --id {}",
+                id.text()
+            ));
+            match begun.elapsed() <= TIME_MAX {
+                true => continue,
+                false => return Ok(ExitCode::FAILURE),
+            }
+        }
+        let cleared =
+            serde_json::from_str(&answer.text).ok().and_then(|reset: Reset| reset.cleared);
+        match cleared {
+            Some(Cleared { value }) if !server.wants_json() => show(plain(&value))?,
+            _ => server.print(&answer, "cleared")?,
+        }
+        return Ok(answer.exit_code());
+    }
+}
+
+/// Sends a request. Returns its last answer, or none after a pause if it can have another one.
+async fn ask(
+    server: &ServerArgs,
+    request: RequestBuilder,
+    begun: Instant,
+) -> anyhow::Result<Option<Answer>> {
+    let is_late = begun.elapsed() > TIME_MAX;
+    let (said, pause) = match server.send(request).await {
+        Ok(answer) if is_late || !can_pass(&answer) => return Ok(Some(answer)),
+        Ok(answer) => (answer.sentence(), answer.retry_after.unwrap_or(PAUSE)),
+        Err(no_answer) if is_late || !no_answer.may_pass => return Err(no_answer.error),
+        Err(no_answer) => (no_answer.error.to_string(), PAUSE),
+    };
+    note(format_args!("orderfree: {said}"));
+    tokio::time::sleep(pause).await;
+    Ok(None)
+}
+
+fn can_pass(answer: &Answer) -> bool {
+    answer.is_problem(&["reset-overtaken"])
+        || is_passing(answer.status)
+            && !answer.is_problem(&[
+                "reset-unknown",
+                "reset-paused",
+                "too-many-ids",
+                "too-many-resets",
+            ])
+}
+
+impl DeleteArgs {
+    /// Deletes the keys of a group, some at a time.
+    async fn delete_many(&self) -> anyhow::Result<ExitCode> {
+        let (kind, group) = key::group(&self.target)
+            .map_err(|error| wrong_usage(ErrorKind::InvalidValue, error))?;
+        let (server, client) = (&self.server, self.server.client()?);
+        let mut url = server.address(&["v1", kind.name(), group.as_str()])?;
+        match &self.prefix {
+            Some(prefix) => url.query_pairs_mut().append_pair("prefix", prefix),
+            None => url.query_pairs_mut().append_pair("all", "true"),
+        };
+        let (mut deleted, mut begun) = (0, Instant::now());
+        let last = loop {
+            let request = client.delete(url.clone());
+            let Some(answer) = ask(server, request, begun).await? else { continue };
+            if answer.status != StatusCode::OK {
+                note(format_args!("orderfree: {deleted} keys were deleted before this answer"));
+                server.print(&answer, "deleted")?;
+                return Ok(answer.exit_code());
+            }
+            let some: Deleted =
+                serde_json::from_str(&answer.text).context("the answer is no deletion")?;
+            deleted += some.deleted;
+            if !some.more || some.deleted == 0 {
+                break some;
+            }
+            note(format_args!("orderfree: deleted {deleted} keys so far"));
+            begun = Instant::now();
+        };
+        for NotDeleted { name, problem } in &last.failed {
+            let why = problem["detail"].as_str().unwrap_or("the answer does not say why");
+            note(format_args!("orderfree: {name} was not deleted: {why}"));
+        }
+        if last.more {
+            note(
+                "orderfree: keys that can't be deleted hide others behind them; delete these one by one",
+            );
+        }
+        let failed: Vec<&str> = last.failed.iter().map(|failed| failed.name.as_str()).collect();
+        let is_done = failed.is_empty() && !last.more;
+        match server.wants_json() {
+            true => show(json!({"deleted": deleted, "failed": failed, "more": last.more}))?,
+            false => show(deleted)?,
+        }
+        Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}

@@ -1,0 +1,345 @@
+//! The log of resets: a table of its own, which need not exist.
+//!
+//! In one data centre it is written and read at a quorum, so a look that began after a row was acknowledged shows
+//! that row. In several data centres no level of ours promises that, so there no key is reset, and looks ask only the
+//! pod's own data centre: otherwise no pod could take updates while another one is away. What was logged before there
+//! were several lies on a quorum of the first one.
+//!
+//! **The table can appear while pods run.** A pod that does not know of it neither looks at the log nor stamps rows. So a
+//! pod looks for the table again and again, and takes no updates if it has not found out for a minute
+//! (`resets` of the engine). No key is reset before the table is [older](AGE_MIN) than that.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::ControlFlow;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::reset::{Generation, LogRow, bucket};
+use orderfree_core::protocol::{Name, Now, Timestamp, WriteError, WriteOutcome};
+use scylla::client::session::Session;
+use scylla::errors::PrepareError;
+use scylla::response::PagingState;
+use scylla::statement::prepared::PreparedStatement;
+use scylla::value::MaybeUnset;
+use uuid::Uuid;
+
+use super::attempts::{Patience, Sending};
+use super::connect_error::ConnectError;
+use super::reach::Reach;
+use super::{rows, statements};
+use crate::runtime::random::Random;
+use crate::store::{RESET_KEPT_FOR, Receipt, StoreError};
+
+/// The time between the making of the table and the first reset. Every pod has found the table by then, or has
+/// stopped taking updates.
+const AGE_MIN: Duration = Duration::from_secs(300);
+
+/// Rows of the log that are read at once. Each can have a thousand names.
+const LOOK_PAGE_ROWS: i32 = 500;
+
+/// Between names. No name has control characters.
+const BETWEEN: char = '\n';
+
+/// See the [module documentation](self).
+pub(super) struct Log {
+    session: Arc<Session>,
+    keyspace: String,
+    local_datacenter: String,
+    random: Random,
+    find: PreparedStatement,
+    /// When the first look for the table began, by the boot-time clock.
+    looked_at: Duration,
+    /// None until the table was found.
+    table: OnceLock<Table>,
+}
+
+/// The prepared statements. Each comment lists the placeholders in their order.
+struct Table {
+    /// When it was made, or altered for the last time.
+    made: Timestamp,
+    /// `bucket, after`
+    look: PreparedStatement,
+    /// The same in one of several data centres.
+    look_here: PreparedStatement,
+    /// `bucket, at, kind, grp, id, names, until, deletes, cleared, done, timestamp, ttl`
+    write: PreparedStatement,
+    /// `bucket, at, kind, grp, id`
+    receipt: PreparedStatement,
+}
+
+/// `at, kind, grp, id, names, until, deletes`
+type Row = (i64, String, String, Uuid, Option<String>, Option<i64>, Option<bool>);
+
+/// The same, and `cleared, done`.
+type ReceiptRow = (
+    i64,
+    String,
+    String,
+    Uuid,
+    Option<String>,
+    Option<i64>,
+    Option<bool>,
+    Option<Vec<u8>>,
+    Option<bool>,
+);
+
+impl Log {
+    pub(super) async fn open(
+        session: &Arc<Session>,
+        keyspace: &str,
+        local_datacenter: &str,
+        looked_at: Duration,
+    ) -> Result<Log, ConnectError> {
+        let find = "SELECT WRITETIME(gc_grace_seconds) FROM system_schema.tables \
+                    WHERE keyspace_name = ? AND table_name = 'resets'";
+        let log = Log {
+            find: prepare(session, local_datacenter, find.to_owned(), Level::One)
+                .await
+                .map_err(ConnectError::question)?,
+            session: Arc::clone(session),
+            keyspace: keyspace.to_owned(),
+            local_datacenter: local_datacenter.to_owned(),
+            random: Random::system(),
+            looked_at,
+            table: OnceLock::new(),
+        };
+        log.find().await.map_err(ConnectError::question)?;
+        Ok(log)
+    }
+
+    pub(super) fn looked_at(&self) -> Duration {
+        self.looked_at
+    }
+
+    pub(super) fn exists(&self) -> bool {
+        self.table.get().is_some()
+    }
+
+    /// Whether there is a table.
+    pub(super) async fn find(&self) -> Result<bool, StoreError> {
+        if self.exists() {
+            return Ok(true);
+        }
+        let place = (self.keyspace.as_str(),);
+        let sending = self.sending();
+        let answer = sending.read(|_| self.session.execute_unpaged(&self.find, place)).await?;
+        let found: Vec<(Option<i64>,)> = rows::of_system(answer)?;
+        let Some((made_us,)) = found.first() else { return Ok(false) };
+        // A time that is missing is as good as now.
+        let made = made_us.map_or(Timestamp::NEVER, Timestamp::from_micros);
+        let table = self.prepared(made).await.map_err(|error| {
+            StoreError::Corrupt(format!(
+                "table {}.resets can't be used: {error}; drop it and run `orderfree schema apply`",
+                self.keyspace
+            ))
+        })?;
+        let _ = self.table.set(table);
+        Ok(true)
+    }
+
+    async fn prepared(&self, made: Timestamp) -> Result<Table, PrepareError> {
+        let (table, row) =
+            (format!("{}.resets", self.keyspace), "at, kind, grp, id, names, until, deletes");
+        let prepare_at = async |cql: String, level: Level| {
+            prepare(&self.session, &self.local_datacenter, cql, level).await
+        };
+        let prepare = async |cql: String| prepare_at(cql, look_level(1)).await;
+        let look = format!("SELECT {row} FROM {table} WHERE bucket = ? AND at > ?");
+        Ok(Table {
+            made,
+            look_here: prepare_at(look.clone(), look_level(2)).await?,
+            look: prepare(look).await?,
+            write: prepare(format!(
+                "INSERT INTO {table} (bucket, {row}, cleared, done) \
+                 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
+            ))
+            .await?,
+            receipt: prepare(format!(
+                "SELECT {row}, cleared, done FROM {table} \
+                 WHERE bucket = ? AND at = ? AND kind = ? AND grp = ? AND id = ?"
+            ))
+            .await?,
+        })
+    }
+
+    /// Why no key can be reset now.
+    pub(super) fn obstacle(&self, now: Now) -> Option<String> {
+        let Some(table) = self.table.get() else {
+            return Some(
+                "the keyspace has no table for it; run `orderfree schema apply`".to_owned(),
+            );
+        };
+        if datacenters(&self.session) > 1 {
+            return Some("the cluster has several data centres".to_owned());
+        }
+        let from = match table.made {
+            Timestamp::NEVER => Timestamp::NEVER,
+            made => made.plus(AGE_MIN),
+        };
+        (now.wall < from).then(|| {
+            format!(
+                "the table resets was made or altered less than {} minutes ago; wait, so that every pod \
+                 has found it",
+                AGE_MIN.as_secs() / 60
+            )
+        })
+    }
+
+    pub(super) async fn read(&self, part: u8, after: Timestamp) -> Result<Vec<LogRow>, StoreError> {
+        let Some(table) = self.table.get() else { return Ok(Vec::new()) };
+        let values = (part.cast_signed(), after.as_micros());
+        let is_one = datacenters(&self.session) <= 1;
+        let (look, sending) = (if is_one { &table.look } else { &table.look_here }, self.sending());
+        // Each page is a query of its own, which begins after the look has begun. So what was acknowledged before that is in
+        // the page where it belongs.
+        let (mut rows, mut page) = (Vec::new(), PagingState::start());
+        loop {
+            let ask = |_| self.session.execute_single_page(look, values, page.clone());
+            let (answer, state) = sending.read(ask).await?;
+            let found: Vec<Row> = rows::of_system(answer)?;
+            for (at, kind, group, id, names, until, deletes) in found {
+                rows.extend(log_row(at, &kind, &group, id, names, until, deletes)?);
+            }
+            match state.into_paging_control_flow() {
+                ControlFlow::Break(()) => return Ok(rows),
+                ControlFlow::Continue(next) => page = next,
+            }
+        }
+    }
+
+    pub(super) async fn write(&self, row: &LogRow, receipt: &Receipt, now: Now) -> WriteOutcome {
+        let Some(table) = self.table.get() else {
+            return Err(WriteError::Refused("the keyspace has no log of resets".to_owned()));
+        };
+        let names: Vec<&str> = row.names.iter().map(Name::as_str).collect();
+        let generation_us = row.generation.time().as_micros();
+        let left = row.until.since(now.wall) + RESET_KEPT_FOR;
+        let cleared = receipt.cleared.as_deref().map_or(MaybeUnset::Unset, MaybeUnset::Set);
+        let done = receipt.done.map_or(MaybeUnset::Unset, MaybeUnset::Set);
+        let values = (
+            bucket(row.kind, &row.group).cast_signed(),
+            generation_us,
+            row.kind.name(),
+            row.group.as_str(),
+            row.id,
+            names.join(&BETWEEN.to_string()),
+            row.until.as_micros(),
+            row.is_deletion,
+            cleared,
+            done,
+            generation_us,
+            i32::try_from(left.as_secs()).unwrap_or(i32::MAX),
+        );
+        let send = async |_| self.session.execute_unpaged(&table.write, &values).await.map(drop);
+        self.sending().write(Reach::OnePartition, || true, send).await
+    }
+
+    pub(super) async fn receipt(
+        &self,
+        (kind, group): (Kind, &Name),
+        generation: Generation,
+        id: Uuid,
+    ) -> Result<Option<(LogRow, Receipt)>, StoreError> {
+        let Some(table) = self.table.get() else { return Ok(None) };
+        let part = bucket(kind, group).cast_signed();
+        let values = (part, generation.time().as_micros(), kind.name(), group.as_str(), id);
+        let ask = |_| self.session.execute_unpaged(&table.receipt, &values);
+        let found: Vec<ReceiptRow> = rows::of_system(self.sending().read(ask).await?)?;
+        let Some((at, kind, group, id, names, until, deletes, cleared, done)) =
+            found.into_iter().next()
+        else {
+            return Ok(None);
+        };
+        let row = log_row(at, &kind, &group, id, names, until, deletes)?;
+        Ok(row.map(|row| (row, Receipt { cleared, done })))
+    }
+
+    fn sending(&self) -> Sending<'_> {
+        Sending { patience: Patience::OF_READS_AND_FOLDS, hedges: None, random: &self.random }
+    }
+}
+
+/// Number of data centres of the cluster.
+pub(super) fn datacenters(session: &Session) -> usize {
+    let cluster = session.get_cluster_state();
+    let names = cluster.get_nodes_info().iter().filter_map(|node| node.datacenter.as_deref());
+    names.collect::<BTreeSet<_>>().len()
+}
+
+/// The level of looks at the log with this number of data centres.
+fn look_level(datacenters: usize) -> Level {
+    if datacenters > 1 { Level::LocalQuorum } else { Level::Quorum }
+}
+
+async fn prepare(
+    session: &Session,
+    local_datacenter: &str,
+    cql: String,
+    level: Level,
+) -> Result<PreparedStatement, PrepareError> {
+    let mut statement = session.prepare(cql).await?;
+    let attempt = Patience::OF_READS_AND_FOLDS.attempt;
+    let profile = statements::profile(level, Some(local_datacenter), attempt);
+    statement.set_execution_profile_handle(Some(profile));
+    statement.set_is_idempotent(true);
+    statement.set_page_size(LOOK_PAGE_ROWS);
+    Ok(statement)
+}
+
+/// None for a kind of a newer release, which no pod of this one has updates of.
+fn log_row(
+    at: i64,
+    kind: &str,
+    group: &str,
+    id: Uuid,
+    names: Option<String>,
+    until: Option<i64>,
+    deletes: Option<bool>,
+) -> Result<Option<LogRow>, StoreError> {
+    let broken = |what: &dyn fmt::Display| {
+        StoreError::Corrupt(format!("row {at} of {kind}/{group} in the table resets: {what}"))
+    };
+    let Some(known) = Kind::from_name(kind) else { return Ok(None) };
+    let name = |text: &str| Name::new(text).map_err(|error| broken(&error));
+    let names = names.ok_or_else(|| broken(&"it has no names"))?;
+    Ok(Some(LogRow {
+        id,
+        kind: known,
+        group: name(group)?,
+        names: names.split(BETWEEN).map(name).collect::<Result<_, _>>()?,
+        generation: Generation::at(Timestamp::from_micros(at)),
+        until: Timestamp::from_micros(until.ok_or_else(|| broken(&"it has no end"))?),
+        is_deletion: deletes == Some(true),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A data centre that is away must not stop the updates of others.
+    #[test]
+    fn looks_at_the_log_ask_no_other_data_centre() {
+        assert_eq!(
+            [1, 2, 3].map(look_level),
+            [Level::Quorum, Level::LocalQuorum, Level::LocalQuorum]
+        );
+    }
+
+    #[test]
+    fn a_row_without_its_names_or_its_end_is_corrupt() {
+        let row = |kind: &str, names: Option<&str>, until| {
+            log_row(7, kind, "g", Uuid::nil(), names.map(str::to_owned), until, None)
+        };
+        let found = row("counter", Some("a\nb"), Some(9)).expect("right").expect("known");
+        let names: Vec<&str> = found.names.iter().map(Name::as_str).collect();
+        assert_eq!((names, found.until.as_micros(), found.is_deletion), (vec!["a", "b"], 9, false));
+        assert_eq!(row("a kind of tomorrow", None, None), Ok(None));
+        for (names, until) in [(None, Some(9)), (Some("a"), None), (Some("a\n"), Some(9))] {
+            assert!(matches!(row("counter", names, until), Err(StoreError::Corrupt(_))));
+        }
+    }
+}
