@@ -48,7 +48,7 @@ pub enum Plan {
     Fold(Fold),
 }
 
-/// One batch over one key's rows. Only [`plan`] and a [reset](super::reset) make one, from a [`FullRead`], and
+/// One batch over one key's rows. Only [`plan`] and a reset ([`super::reset`]) make one, from a [`FullRead`], and
 /// [`plan_prefix`], from a [`PrefixRead`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fold {

@@ -2,7 +2,7 @@
 //!
 //! `value = tally ⊕ { shards with expires_at > fence }`, from one unpaged slice of the key, merged expiry by
 //! expiry: first plain shards by mutator, then ops with ids, each id once. Shards and ids that a
-//! [reset](super::reset) cleared do not count.
+//! reset ([`super::reset`]) cleared do not count.
 
 use super::reset::{self, Generation, Remembered};
 use super::row_reader::{RowError, RowReader};
