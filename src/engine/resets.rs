@@ -228,6 +228,8 @@ pub struct Resetter {
     rooms: Semaphore,
     /// When resets were forgotten last, by the boot-time clock.
     forgot: Mutex<Option<Duration>>,
+    /// Held by the caller that looks because a look was due.
+    looking: tokio::sync::Mutex<()>,
     /// Resets that run at once.
     turns: Arc<Semaphore>,
     /// Keys that are reset in a second.
@@ -367,6 +369,7 @@ impl Resetter {
             ids: (0..limits::RESET_ID_LOCKS).map(|_| tokio::sync::Mutex::default()).collect(),
             rooms: Semaphore::new(limits::RESET_READS_MAX),
             forgot: Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
             pace: RateLimiter::direct(pace),
             turns: Arc::new(Semaphore::new(RESETS_AT_ONCE_MAX)),
             tasks: Tasks::counting(context.metrics.panics.clone()),
@@ -431,8 +434,9 @@ impl Resetter {
         self.log_lost().await;
     }
 
-    /// Looks at the log, unless the last look was a moment ago.
+    /// Looks at the log, unless the last look was a moment ago. Callers at once have one look.
     pub async fn look_if_due(&self) {
+        let _one = self.looking.lock().await;
         let age = self.resets.log().age(self.gate.now().boot);
         if !self.resets.is_on() || age.is_none_or(|age| age >= self.constants.reset_poll()) {
             self.look().await;

@@ -28,6 +28,7 @@ use uuid::Uuid;
 
 use super::attempts::{Patience, Sending};
 use super::connect_error::ConnectError;
+use super::hedges::Hedges;
 use super::reach::Reach;
 use super::{rows, statements};
 use crate::runtime::random::Random;
@@ -49,6 +50,8 @@ pub(super) struct Log {
     keyspace: String,
     local_datacenter: String,
     random: Random,
+    /// No update is acknowledged without looks, so one node that hangs must not delay them.
+    hedges: Hedges,
     find: PreparedStatement,
     /// When the first look for the table began, by the boot-time clock.
     looked_at: Duration,
@@ -103,6 +106,7 @@ impl Log {
             keyspace: keyspace.to_owned(),
             local_datacenter: local_datacenter.to_owned(),
             random: Random::system(),
+            hedges: Hedges::default(),
             looked_at,
             table: OnceLock::new(),
         };
@@ -192,7 +196,8 @@ impl Log {
         let Some(table) = self.table.get() else { return Ok(Vec::new()) };
         let values = (part.cast_signed(), after.as_micros());
         let is_one = datacenters(&self.session) <= 1;
-        let (look, sending) = (if is_one { &table.look } else { &table.look_here }, self.sending());
+        let look = if is_one { &table.look } else { &table.look_here };
+        let sending = Sending { hedges: Some(&self.hedges), ..self.sending() };
         // Each page is a query of its own, which begins after the look has begun. So what was acknowledged before that is in
         // the page where it belongs.
         let (mut rows, mut page) = (Vec::new(), PagingState::start());
