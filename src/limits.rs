@@ -54,15 +54,12 @@ pub const RESETS_PER_SECOND_MAX: NonZeroU32 = NonZeroU32::new(100).expect("not z
 /// Keys that a pod resets at once after a pause: those of the largest order.
 pub const RESETS_BURST_MAX: NonZeroU32 = NonZeroU32::new(1_000).expect("not zero");
 
-/// Keys whose resets a pod remembers. Above this it makes no more.
+/// Keys whose resets a pod remembers, and names in a part of the log or in a file. Above this no key is reset.
 pub const RESETS_REMEMBERED_MAX: usize = 200_000;
 
 /// Rows in a part of the log. Above this a pod makes no more resets there. When they have expired, Cassandra reads five
 /// deleted cells of each for a while, and it refuses reads of 100,000.
 pub const LOG_ROWS_MAX: usize = 15_000;
-
-/// Rows of the log in a file. Above this no key is reset.
-pub const OWN_LOG_ROWS_MAX: usize = 200_000;
 
 /// Reads of resets whose rows a pod has in memory, as many as folds at once.
 pub const RESET_READS_MAX: usize = 16;

@@ -53,9 +53,6 @@ const FORGET_EVERY: Duration = Duration::from_secs(10);
 /// Lists of keys of one order that are read and marked at once.
 const LISTS_AT_ONCE: usize = 4;
 
-/// Rows of the log that are learned under one lock.
-const ROWS_AT_ONCE: usize = 100;
-
 /// How long a pod that found no log may take updates without another look for it.
 const ABSENT_LEASE: Duration = Duration::from_secs(60);
 
@@ -185,10 +182,10 @@ impl Resets {
     #[cfg(test)]
     pub(crate) fn see(&self, key: &Key, began: Now, rows: &[LogRow]) {
         self.is_on.store(true, Ordering::Relaxed);
-        let after = orderfree_core::protocol::reset::ALL_ROWS;
         let part = bucket(key.kind, &key.group);
-        self.log().saw(part, rows);
-        self.log().looked(part, began, after, rows);
+        let asked = self.log().look_after(part, began, &self.constants);
+        rows.iter().for_each(|row| self.log().saw(part, row));
+        self.log().looked(part, began, asked, rows);
     }
 
     /// The store has no log, as a look that began now has found, and one can appear.
@@ -496,15 +493,16 @@ impl Resetter {
 
     async fn look_at(&self, bucket: u8) -> Result<(), ResetFailure> {
         let began = self.open()?;
-        let after = self.resets.log().look_after(bucket, began, &self.constants);
-        let rows = self.store.read_resets(bucket, after).await?;
+        let asked = self.resets.log().look_after(bucket, began, &self.constants);
+        let rows = self.store.read_resets(bucket, asked.after).await?;
         let now = self.open()?;
-        // Updates wait for the lock.
-        for some in rows.chunks(ROWS_AT_ONCE) {
-            self.resets.log().saw(bucket, some);
+        // The log keeps rows for their clients when no pod needs them. Updates wait for the lock.
+        for row in rows.iter().filter(|row| row.until >= now.wall) {
+            self.resets.log().saw(bucket, row);
         }
-        self.resets.log().looked(bucket, began, after, &rows);
-        self.forget(now);
+        if self.resets.log().looked(bucket, began, asked, &rows) {
+            self.forget(now);
+        }
         Ok(())
     }
 

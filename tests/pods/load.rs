@@ -83,6 +83,7 @@ async fn regression_12_ten_pods_count_right_while_things_are_killed() {
         [("ORDERFREE_CASSANDRA", points.as_str()), ("ORDERFREE_KEYSPACE", keyspace.as_str())];
     let applied = Command::new(env!("CARGO_BIN_EXE_orderfree"))
         .args(["schema", "apply"])
+        .envs(SHORT_LIVES)
         .envs(environment)
         .status();
     assert!(applied.expect("the program runs").success(), "the schema is applied");

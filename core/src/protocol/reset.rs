@@ -282,6 +282,8 @@ pub struct Log {
     resets: HashMap<Key, Vec<Entry>>,
     /// Number of entries.
     count: usize,
+    /// How often the log was distrusted.
+    distrusts: u64,
     /// This process alone has the store, so its own memory is the log.
     is_alone: bool,
     flaw: Option<ResetFlaw>,
@@ -331,9 +333,32 @@ struct Look {
     after: Timestamp,
     /// When a look at all rows was begun last, by the boot-time clock.
     all_rows: Duration,
-    /// Rows in the part: those of the last look at all rows, and newer ones since.
-    rows: usize,
+    /// What the last look at all rows showed, and newer rows since.
+    size: Size,
     newest: Option<Generation>,
+}
+
+/// A look that begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asked {
+    /// It asks for rows above this time.
+    pub after: Timestamp,
+    distrusts: u64,
+}
+
+/// What a part of the log has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Size {
+    /// Number of rows.
+    pub rows: usize,
+    /// Number of names in them.
+    pub names: usize,
+}
+
+impl Size {
+    fn with(self, row: &LogRow) -> Size {
+        Size { rows: self.rows + 1, names: self.names + row.names.len() }
+    }
 }
 
 /// A reset of one key. Of two entries the later generation can have been seen first.
@@ -362,10 +387,10 @@ impl Entry {
 }
 
 impl Log {
-    /// The next look at a part, which begins now, must read all rows above this time.
+    /// What the next look at a part, which begins now, must ask for.
     #[must_use]
-    pub fn look_after(&mut self, bucket: u8, now: Now, constants: &Constants) -> Timestamp {
-        match &mut self.looks[usize::from(bucket)] {
+    pub fn look_after(&mut self, bucket: u8, now: Now, constants: &Constants) -> Asked {
+        let after = match &mut self.looks[usize::from(bucket)] {
             // If that look fails, the next one asks for less.
             Some(last) if now.boot.saturating_sub(last.all_rows) >= ALL_ROWS_EVERY => {
                 last.all_rows = now.boot;
@@ -376,48 +401,46 @@ impl Log {
                 now.wall.minus(constants.reset_memory())
             }
             None => ALL_ROWS,
+        };
+        Asked { after, distrusts: self.distrusts }
+    }
+
+    /// A look at a part has shown this row, and can show more.
+    pub fn saw(&mut self, bucket: u8, row: &LogRow) {
+        // A look that did not ask for a row does not tell that it was not there.
+        let last = self.looks[usize::from(bucket)].filter(|last| row.generation.0 > last.after);
+        for key in row.keys() {
+            self.learn(key, Entry::logged(row, last.map(|last| last.began.boot)));
         }
     }
 
-    /// A look at a part for rows above `after` has shown these rows, and can show more.
-    pub fn saw(&mut self, bucket: u8, rows: &[LogRow]) {
+    /// A look at a part, which began at this time and was answered by a quorum, showed these rows, all of which this pod
+    /// [has seen](Log::saw) if pods still need them. The clock gate was open when it began and when it ended. Returns
+    /// whether the look counts: what was asked for before the log was distrusted does not.
+    pub fn looked(&mut self, bucket: u8, began: Now, asked: Asked, rows: &[LogRow]) -> bool {
         let last = self.looks[usize::from(bucket)];
-        for row in rows {
-            // A look that did not ask for a row does not tell that it was not there.
-            let last = last.filter(|last| row.generation.0 > last.after);
-            for key in row.keys() {
-                self.learn(key, Entry::logged(row, last.map(|last| last.began.boot)));
-            }
+        if asked.distrusts != self.distrusts
+            || last.is_some_and(|last| last.began.boot >= began.boot)
+        {
+            return false;
         }
-    }
-
-    /// A look at a part for rows above `after`, which began at this time and was answered by a quorum, showed these
-    /// rows, all of which this pod [has seen](Log::saw). The clock gate was open when it began and when it ended.
-    pub fn looked(&mut self, bucket: u8, began: Now, after: Timestamp, rows: &[LogRow]) {
-        let at = usize::from(bucket);
-        let last = self.looks[at];
-        let has_all = after == ALL_ROWS;
-        // The looks of before can have been distrusted while this one was under way.
-        let is_first = has_all || self.flaw == Some(ResetFlaw::ShortFirstLook);
-        if !last.map_or(is_first, |last| last.began.boot < began.boot) {
-            return;
-        }
-        let known = last.filter(|_| !has_all);
+        let known = last.filter(|_| asked.after != ALL_ROWS);
         let newest = known.and_then(|known| known.newest);
-        let newer = rows.iter().filter(|row| Some(row.generation) > newest);
-        self.looks[at] = Some(Look {
+        let newer = || rows.iter().filter(|row| Some(row.generation) > newest);
+        self.looks[usize::from(bucket)] = Some(Look {
             began,
-            after,
+            after: asked.after,
             all_rows: last.map_or(began.boot, |last| last.all_rows),
-            rows: known.map_or(0, |known| known.rows) + newer.clone().count(),
-            newest: newer.map(|row| row.generation).max().or(newest),
+            size: newer().fold(known.map(|known| known.size).unwrap_or_default(), Size::with),
+            newest: newer().map(|row| row.generation).max().or(newest),
         });
+        true
     }
 
-    /// Number of rows in a part, as far as looks have shown.
+    /// What a part has, as far as looks have shown.
     #[must_use]
-    pub fn rows(&self, bucket: u8) -> usize {
-        self.looks[usize::from(bucket)].map_or(0, |look| look.rows)
+    pub fn size(&self, bucket: u8) -> Size {
+        self.looks[usize::from(bucket)].map(|look| look.size).unwrap_or_default()
     }
 
     fn learn(&mut self, key: Key, new: Entry) {
@@ -516,6 +539,7 @@ impl Log {
     /// the whole log was read again.
     pub fn distrust(&mut self) {
         self.looks = [None; BUCKETS as usize];
+        self.distrusts += 1;
     }
 
     fn last_look(&self, key: &Key) -> Option<Duration> {

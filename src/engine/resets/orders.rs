@@ -174,8 +174,9 @@ impl Resetter {
     fn turn(&self, keys: &[Key]) -> Result<OwnedSemaphorePermit, ResetFailure> {
         let remembered = self.resets.log().remembered() + keys.len();
         let part = keys.first().map(|key| bucket(key.kind, &key.group));
-        let rows = part.map_or(0, |part| self.resets.log().rows(part));
-        if remembered > limits::RESETS_REMEMBERED_MAX || rows >= limits::LOG_ROWS_MAX {
+        let size = part.map(|part| self.resets.log().size(part)).unwrap_or_default();
+        let names = remembered.max(size.names + keys.len());
+        if names > limits::RESETS_REMEMBERED_MAX || size.rows >= limits::LOG_ROWS_MAX {
             return Err(ResetFailure::TooManyRemembered);
         }
         let turn = Arc::clone(&self.turns).try_acquire_owned();

@@ -61,7 +61,7 @@ use super::{
     Folds, GroupCursor, GroupList, Operators, Pause, Reads, Receipt, RequestLimits, ResetLog,
     Shards, Store, StoreClock, StoreError, SweepPart,
 };
-use crate::limits::{AnswerBounds, EMBEDDED_READS_MAX, OWN_LOG_ROWS_MAX, WRITE_BATCH_MAX};
+use crate::limits::{AnswerBounds, EMBEDDED_READS_MAX, RESETS_REMEMBERED_MAX, WRITE_BATCH_MAX};
 use crate::runtime::clock::Clock;
 use crate::runtime::panics;
 
@@ -89,6 +89,8 @@ pub struct EmbeddedStore {
 #[derive(Debug, Default)]
 struct OwnLog {
     rows: BTreeMap<(Generation, Uuid, Kind, Name), LogRow>,
+    /// Number of names in them.
+    names: usize,
     pruned: Option<Timestamp>,
 }
 
@@ -100,12 +102,17 @@ impl OwnLog {
     }
 
     fn add(&mut self, row: LogRow) {
-        self.rows.insert((row.generation, row.id, row.kind, row.group.clone()), row);
+        let (place, names) =
+            ((row.generation, row.id, row.kind, row.group.clone()), row.names.len());
+        if self.rows.insert(place, row).is_none() {
+            self.names += names;
+        }
     }
 
     fn prune(&mut self, now: Timestamp) {
         if self.pruned.is_none_or(|pruned| now >= pruned.plus(resets::PRUNE_EVERY)) {
             self.rows.retain(|_, row| resets::is_needed(row.until, now));
+            self.names = self.rows.values().map(|row| row.names.len()).sum();
             self.pruned = Some(now);
         }
     }
@@ -444,8 +451,10 @@ impl ResetLog for EmbeddedStore {
     fn reset_obstacle(&self, now: Now) -> Option<String> {
         let mut log = locked(&self.resets);
         log.prune(now.wall);
-        (log.rows.len() >= OWN_LOG_ROWS_MAX).then(|| {
-            format!("the file keeps {OWN_LOG_ROWS_MAX} resets, each for three days or longer")
+        (log.names >= RESETS_REMEMBERED_MAX).then(|| {
+            format!(
+                "the file keeps {RESETS_REMEMBERED_MAX} names of keys that were reset, each for three days or longer"
+            )
         })
     }
 

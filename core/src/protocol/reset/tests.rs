@@ -60,12 +60,13 @@ fn part() -> u8 {
 }
 
 fn looked(log: &mut Log, began: u64, rows: &[LogRow]) {
-    looked_after(log, began, ALL_ROWS, rows);
+    let asked = Asked { after: ALL_ROWS, distrusts: log.distrusts };
+    looked_for(log, began, asked, rows);
 }
 
-fn looked_after(log: &mut Log, began: u64, after: Timestamp, rows: &[LogRow]) {
-    log.saw(part(), rows);
-    log.looked(part(), at(began), after, rows);
+fn looked_for(log: &mut Log, began: u64, asked: Asked, rows: &[LogRow]) -> bool {
+    rows.iter().for_each(|row| log.saw(part(), row));
+    log.looked(part(), at(began), asked, rows)
 }
 
 fn admit(log: &Log, seconds: u64) -> Result<Option<Generation>, Shut> {
@@ -250,53 +251,60 @@ fn a_pod_that_starts_reads_resets_that_outlive_its_own_memory() {
     assert!(row.until > row.generation.time().plus(constants.reset_memory()));
     // A day before it is forgotten.
     let started = at(1_000_000 - 86_400);
-    let after = log.look_after(part(), started, &constants);
-    assert!(row.generation.time() > after, "the row is asked for");
-    log.saw(part(), std::slice::from_ref(row));
-    log.looked(part(), started, after, std::slice::from_ref(row));
+    let asked = log.look_after(part(), started, &constants);
+    assert!(row.generation.time() > asked.after, "the row is asked for");
+    log.saw(part(), row);
+    assert!(log.looked(part(), started, asked, std::slice::from_ref(row)));
     assert_eq!(log.admit(&key(), None, Side::Any, started, &constants), Ok(Some(generation(10))));
     log.distrust();
-    assert_eq!(log.look_after(part(), started, &constants), after);
+    assert_eq!(log.look_after(part(), started, &constants).after, asked.after);
 }
 
 #[test]
 fn later_looks_reach_back_far_enough_and_sometimes_read_all_rows() {
     let (mut log, constants) = (Log::default(), constants());
     looked(&mut log, 5, &[]);
-    let later = log.look_after(part(), at(604), &constants);
+    let after = |log: &mut Log, seconds| log.look_after(part(), at(seconds), &constants).after;
+    let later = after(&mut log, 604);
     assert_eq!(later, wall(5).minus(Duration::from_secs(120)), "from the last look, not from now");
-    assert_eq!(log.look_after(part(), at(605), &constants), ALL_ROWS);
-    assert_eq!(log.look_after(part(), at(606), &constants), later, "if that one failed");
-    log.looked(part(), at(606), later, &[]);
-    assert!(log.look_after(part(), at(1_204), &constants) > ALL_ROWS);
-    assert_eq!(log.look_after(part(), at(1_205), &constants), ALL_ROWS);
+    assert_eq!(after(&mut log, 605), ALL_ROWS);
+    assert_eq!(after(&mut log, 606), later, "if that one failed");
+    looked_for(&mut log, 606, Asked { after: later, distrusts: 0 }, &[]);
+    assert!(after(&mut log, 1_204) > ALL_ROWS);
+    assert_eq!(after(&mut log, 1_205), ALL_ROWS);
 }
 
-/// The looks of before were distrusted while a later look was under way.
+/// The clock was found wrong while looks were under way.
 #[test]
-fn a_look_at_some_rows_is_never_the_first_look() {
+fn a_look_of_before_a_distrust_does_not_count() {
     let (mut log, constants) = (Log::default(), constants());
-    looked(&mut log, 0, &[]);
-    let after = log.look_after(part(), at(1), &constants);
+    let all = log.look_after(part(), at(0), &constants);
     log.distrust();
-    looked_after(&mut log, 1, after, &[row(1, 100)]);
+    assert!(!looked_for(&mut log, 0, all, &[]));
+    looked(&mut log, 0, &[]);
+    let some = log.look_after(part(), at(1), &constants);
+    log.distrust();
+    assert!(!looked_for(&mut log, 1, some, &[row(1, 100)]));
     assert_eq!(admit(&log, 1), Err(Shut::NeverRead));
     assert_eq!(log.stamp(&key()), Some(generation(1)), "what it showed is known");
-    assert_eq!(log.look_after(part(), at(2), &constants), ALL_ROWS);
+    assert_eq!(log.look_after(part(), at(2), &constants).after, ALL_ROWS);
 }
 
 #[test]
-fn rows_of_a_part_are_counted() {
+fn rows_and_names_of_a_part_are_counted() {
     let mut log = Log::default();
-    assert_eq!(log.rows(part()), 0);
-    looked(&mut log, 0, &[row(1, 100), row(3, 100), row(2, 100)]);
-    assert_eq!(log.rows(part()), 3);
-    looked_after(&mut log, 4, wall(1), &[row(2, 100), row(3, 100), row(4, 100)]);
-    assert_eq!(log.rows(part()), 4, "later looks show rows again");
-    looked_after(&mut log, 5, wall(1), &[]);
-    assert_eq!(log.rows(part()), 4);
+    let size = |log: &Log| (log.size(part()).rows, log.size(part()).names);
+    assert_eq!(size(&log), (0, 0));
+    let names = vec![key().name, other().name];
+    looked(&mut log, 0, &[row(1, 100), LogRow { names, ..row(3, 100) }, row(2, 100)]);
+    assert_eq!(size(&log), (3, 4));
+    let later = Asked { after: wall(1), distrusts: 0 };
+    looked_for(&mut log, 4, later, &[row(2, 100), row(3, 100), row(4, 100)]);
+    assert_eq!(size(&log), (4, 5), "later looks show rows again");
+    looked_for(&mut log, 5, later, &[]);
+    assert_eq!(size(&log), (4, 5));
     looked(&mut log, 700, &[row(4, 100)]);
-    assert_eq!(log.rows(part()), 1, "of the others, the store keeps none");
+    assert_eq!(size(&log), (1, 1), "of the others, the store keeps none");
 }
 
 /// Another pod has logged an old reset again, which the looks of before did not ask for.
@@ -304,8 +312,8 @@ fn rows_of_a_part_are_counted() {
 fn no_ack_stands_by_a_look_that_did_not_ask_for_the_reset() {
     let mut log = Log::default();
     looked(&mut log, 300, &[]);
-    let after = log.look_after(part(), at(301), &constants());
-    log.looked(part(), at(301), after, &[]);
+    let asked = log.look_after(part(), at(301), &constants());
+    looked_for(&mut log, 301, asked, &[]);
     assert_eq!(fate(&log, None, 301), Fate::Stands);
     let mut recent = log.clone();
     looked(&mut log, 302, &[row(1, 1_000)]);
