@@ -545,21 +545,20 @@ impl Resetter {
     /// # Errors
     /// [`ResetFailure`].
     pub async fn reset(&self, key: &Key, is_deletion: bool) -> Result<Done, ResetFailure> {
-        let id = self.random.mutator_id().as_uuid();
-        let (attempt, _) = self.begin(std::slice::from_ref(key), id, is_deletion).await?;
+        let (attempt, _) = self.begin(std::slice::from_ref(key), None, is_deletion).await?;
         let ends = self.finish(&attempt, None).await?;
         ends.into_iter().next().expect("invariant: the key has its end").1
     }
 
-    /// Reads the keys, and chooses the generation of their reset. They are keys of one group. Also returns those that
-    /// are left out. Nothing is changed.
+    /// Reads the keys, and chooses the generation of their reset, and its id if it has none. They are keys of one group.
+    /// Also returns those that are left out. Nothing is changed.
     ///
     /// # Errors
     /// [`ResetFailure`] of the first key, if all are left out.
     pub async fn begin(
         &self,
         keys: &[Key],
-        id: Uuid,
+        id: Option<Uuid>,
         is_deletion: bool,
     ) -> Result<(Attempt, Vec<LeftOut>), ResetFailure> {
         self.constants.check_resets()?;
@@ -592,10 +591,13 @@ impl Resetter {
             left_out.extend(join_all(lists).await.into_iter().flatten());
         }
         let draft = draft.into_inner().unwrap_or_else(PoisonError::into_inner);
-        match draft.attempt(id, is_deletion, &self.constants) {
-            Some(attempt) => Ok((attempt, left_out)),
-            None => Err(left_out.swap_remove(0).1),
+        if left_out.len() == keys.len() {
+            return Err(left_out.swap_remove(0).1);
         }
+        // A reset that is refused draws nothing.
+        let id = id.unwrap_or_else(|| self.random.mutator_id().as_uuid());
+        let attempt = draft.attempt(id, is_deletion, &self.constants);
+        Ok((attempt.expect("invariant: a key is left"), left_out))
     }
 
     /// Most keys of a list that are read and marked together.

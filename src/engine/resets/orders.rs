@@ -132,14 +132,14 @@ impl Resetter {
         };
         let turn = self.turn(&order.keys);
         let turn = turn.inspect_err(|_| self.metrics.count_reset(ResetEnd::Limited))?;
-        let id = order.id.map_or_else(|| self.random.mutator_id().as_uuid(), |(id, _)| id);
+        let id = order.id.map(|(id, _)| id);
         let begun = self.begin(&order.keys, id, order.is_deletion).await;
         let (attempt, left_out) =
             begun.inspect_err(|_| self.metrics.count_reset(ResetEnd::Refused))?;
         let ((ended, ends), (kept, kept_ends)) = (watch::channel(None), watch::channel(None));
         let (row, left_out) = (Arc::new(attempt.row().clone()), Arc::new(left_out));
         let ticket = Ticket { row, left_out, ends };
-        let place = (ticket.row.kind, ticket.row.group.clone(), id);
+        let place = (ticket.row.kind, ticket.row.group.clone(), ticket.row.id);
         lock(&self.tickets).put(place, Ticket { ends: kept_ends, ..ticket.clone() });
         let this = Arc::clone(self);
         self.tasks.spawn(Task::Reset, async move {

@@ -51,6 +51,11 @@ async fn provoke(task: Task, setup: &Setup) -> Pod {
             let answer = pod.ask("POST", &format!("{KEY}/fold"), &[], "").await;
             assert_eq!(answer.status, 500, "{}", answer.text());
         }
+        Task::Reset => {
+            update(&pod).await;
+            let answer = pod.ask("POST", &format!("{KEY}/reset"), &[], "").await;
+            assert_eq!(answer.status, 504, "{}", answer.text());
+        }
         _ => update(&pod).await,
     }
     pod
