@@ -15,6 +15,7 @@ use scylla::policies::load_balancing::{
     LoadBalancingPolicy, NodeIdentifier, SingleTargetLoadBalancingPolicy,
 };
 use scylla::routing::Shard;
+use scylla::serialize::row::SerializeRow;
 use scylla::statement::prepared::PreparedStatement;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -54,9 +55,12 @@ impl Coordinators {
     /// A partition's replicas in the local data centre, in the order of the ring. Empty while the driver does
     /// not know the table.
     pub(super) fn replicas(&self, partition: (Kind, &Name)) -> Vec<(Arc<Node>, Shard)> {
+        self.replicas_in(TABLE, &(partition.0.name(), partition.1.as_str()))
+    }
+
+    fn replicas_in(&self, table: &str, partition: &dyn SerializeRow) -> Vec<(Arc<Node>, Shard)> {
         let state = self.session.get_cluster_state();
-        let partition = (partition.0.name(), partition.1.as_str());
-        let replicas = state.get_endpoints(&self.keyspace, TABLE, &partition).unwrap_or_default();
+        let replicas = state.get_endpoints(&self.keyspace, table, &partition).unwrap_or_default();
         let is_local = |(node, _): &(Arc<Node>, Shard)| {
             node.datacenter.as_deref() == Some(self.datacenter.as_str())
         };
@@ -66,7 +70,15 @@ impl Coordinators {
     /// The nodes to ask about a partition, starting with the replica of this number. Partitions that are
     /// written together share replica 0.
     pub(super) fn route(&self, partition: (Kind, &Name), first: u32) -> Route {
-        let mut nodes = self.replicas(partition);
+        self.route_over(self.replicas(partition), first)
+    }
+
+    /// The same for a part of the log of resets.
+    pub(super) fn route_of_log(&self, part: i8, first: u32) -> Route {
+        self.route_over(self.replicas_in("resets", &(part,)), first)
+    }
+
+    fn route_over(&self, mut nodes: Vec<(Arc<Node>, Shard)>, first: u32) -> Route {
         let turn = first as usize % nodes.len().max(1);
         nodes.rotate_left(turn);
         // If none is connected, other nodes can tell whether enough replicas are up.

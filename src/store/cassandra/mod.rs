@@ -494,7 +494,7 @@ impl ResetLog for CassandraStore {
     }
 
     async fn read_resets(&self, part: u8, after: Timestamp) -> Result<Vec<LogRow>, StoreError> {
-        self.resets.read(part, after).await
+        self.resets.read(&self.coordinators, part, after).await
     }
 
     async fn write_reset(&self, row: &LogRow, receipt: &Receipt) -> WriteOutcome {

@@ -28,6 +28,7 @@ use uuid::Uuid;
 
 use super::attempts::{Patience, Sending};
 use super::connect_error::ConnectError;
+use super::coordinators::Coordinators;
 use super::hedges::Hedges;
 use super::reach::Reach;
 use super::{rows, statements};
@@ -192,7 +193,12 @@ impl Log {
         })
     }
 
-    pub(super) async fn read(&self, part: u8, after: Timestamp) -> Result<Vec<LogRow>, StoreError> {
+    pub(super) async fn read(
+        &self,
+        coordinators: &Coordinators,
+        part: u8,
+        after: Timestamp,
+    ) -> Result<Vec<LogRow>, StoreError> {
         let Some(table) = self.table.get() else { return Ok(Vec::new()) };
         let values = (part.cast_signed(), after.as_micros());
         let is_one = datacenters(&self.session) <= 1;
@@ -202,7 +208,14 @@ impl Log {
         // the page where it belongs.
         let (mut rows, mut page) = (Vec::new(), PagingState::start());
         loop {
-            let ask = |_| self.session.execute_single_page(look, values, page.clone());
+            let route = coordinators.route_of_log(values.0, self.random.below(1 << 16));
+            let ask = async |number| {
+                let attempt = coordinators.attempt(&route, number);
+                let look = attempt.aim(look);
+                let answer = self.session.execute_single_page(&look, values, page.clone()).await;
+                attempt.ended(&answer);
+                answer
+            };
             let (answer, state) = sending.read(ask).await?;
             let found: Vec<Row> = rows::of_system(answer)?;
             for (at, kind, group, id, names, until, deletes) in found {
