@@ -57,8 +57,8 @@ pub const RESETS_BURST_MAX: NonZeroU32 = NonZeroU32::new(1_000).expect("not zero
 /// Keys whose resets a pod remembers, and names in a part of the log or in a file. Above this no key is reset.
 pub const RESETS_REMEMBERED_MAX: usize = 200_000;
 
-/// Rows in a part of the log. Above this a pod makes no more resets there. When they have expired, Cassandra reads five
-/// deleted cells of each for a while, and it refuses reads of 100,000.
+/// Rows in a part of the log. Above this a pod makes no more resets there. An expired row is five dead cells for three hours,
+/// and Cassandra fails a read that meets 100,000.
 pub const LOG_ROWS_MAX: usize = 15_000;
 
 /// Reads of resets whose rows a pod has in memory, as many as folds at once.

@@ -177,12 +177,7 @@ async fn ask(
 fn can_pass(answer: &Answer) -> bool {
     answer.is_problem(&["reset-overtaken"])
         || is_passing(answer.status)
-            && !answer.is_problem(&[
-                "reset-unknown",
-                "reset-paused",
-                "too-many-ids",
-                "too-many-resets",
-            ])
+            && !answer.is_problem(&["reset-paused", "too-many-ids", "too-many-resets"])
 }
 
 impl DeleteArgs {

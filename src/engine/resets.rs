@@ -60,9 +60,8 @@ const ABSENT_LEASE: Duration = Duration::from_secs(60);
 pub struct Resets {
     /// Whether the store has a log.
     is_on: AtomicBool,
-    /// When the last look for a log began that found none, if one can appear.
+    /// When the last look for a log began that found none. None if no log can appear.
     absent: Mutex<Option<Duration>>,
-    can_appear: AtomicBool,
     log: Mutex<Log>,
     /// Rows that tallies remember and the log has lost.
     lost: Mutex<Vec<LogRow>>,
@@ -76,7 +75,6 @@ impl Resets {
         Resets {
             is_on: AtomicBool::new(false),
             absent: Mutex::default(),
-            can_appear: AtomicBool::new(false),
             log: Mutex::default(),
             lost: Mutex::default(),
             constants,
@@ -103,7 +101,6 @@ impl Resets {
             true => self.log().admit(key, until, side, now, &self.constants),
             false => match self.absence_age(now.boot) {
                 None => Ok(None),
-                Some(_) if lock(&self.absent).is_none() => Err(Shut::NeverRead),
                 Some(age) => Err(Shut::Unread(age)),
             },
         }
@@ -111,13 +108,8 @@ impl Resets {
 
     /// The time since this pod last found that there is no log, if that is too long ago.
     fn absence_age(&self, boot: Duration) -> Option<Duration> {
-        if !self.can_appear.load(Ordering::Relaxed) {
-            return None;
-        }
-        match *lock(&self.absent) {
-            None => Some(boot),
-            Some(found) => Some(boot.saturating_sub(found)).filter(|age| *age >= ABSENT_LEASE),
-        }
+        let found = (*lock(&self.absent))?;
+        Some(boot.saturating_sub(found)).filter(|age| *age >= ABSENT_LEASE)
     }
 
     /// Whether a mutator with this stamp takes further ops.
@@ -191,7 +183,6 @@ impl Resets {
     /// The store has no log, as a look that began now has found, and one can appear.
     #[cfg(test)]
     pub(crate) fn see_no_log(&self, now: Now) {
-        self.can_appear.store(true, Ordering::Relaxed);
         *lock(&self.absent) = Some(now.boot);
     }
 
@@ -217,7 +208,7 @@ pub struct Resetter {
     constants: Constants,
     /// Why this pod makes no resets.
     closed: Option<&'static str>,
-    /// Resets that clients ordered here, by their ids.
+    /// Resets that clients ordered here, by their groups and ids.
     tickets: Mutex<LruCache<(Kind, Name, Uuid), Ticket>>,
     /// Orders with one id come one after another. Each lock is for a part of the ids.
     ids: Vec<tokio::sync::Mutex<()>>,
@@ -317,7 +308,7 @@ pub enum ResetFailure {
          groups, each for two or three days; reset fewer keys, or reset them tomorrow"
     )]
     TooManyRemembered,
-    /// The key is reset already, later or never.
+    /// It is not known whether the key was or will be reset.
     #[error("the key may or may not be reset: {0}; read it, or reset it again")]
     Unknown(String),
 }
@@ -345,9 +336,7 @@ impl Resetter {
         let is_alone = own.is_some();
         *resets.log() = own.map_or_else(Log::default, |rows| Log::alone(&rows)).with_flaw(flaw);
         resets.is_on.store(store.has_resets(), Ordering::Relaxed);
-        let absent = store.log_absent_at();
-        resets.can_appear.store(absent.is_some(), Ordering::Relaxed);
-        *lock(&resets.absent) = absent;
+        *lock(&resets.absent) = store.log_absent_at();
         let (gate, metrics) = (Arc::clone(&context.gate), Arc::clone(&context.metrics));
         let (random, constants) = (context.random.clone(), context.constants);
         let pace = Quota::per_second(RESETS_PER_SECOND_MAX).allow_burst(limits::RESETS_BURST_MAX);
@@ -414,7 +403,11 @@ impl Resetter {
             match self.store.find_log().await {
                 // From now on, no update is taken before the first look.
                 Ok(true) => self.resets.is_on.store(true, Ordering::Relaxed),
-                Ok(false) => return *lock(&self.resets.absent) = Some(began),
+                Ok(false) => {
+                    let mut absent = lock(&self.resets.absent);
+                    *absent = absent.map(|_| began);
+                    return;
+                }
                 Err(error) => return tracing::warn!(%error, "the log of resets was not looked for"),
             }
         }
@@ -578,7 +571,7 @@ impl Resetter {
             for (key, read) in self.read(some, until).await {
                 let known = self.resets.log().stamp(&key);
                 let added = read.and_then(|read| {
-                    self.resets.met_in(&read, begun.wall);
+                    self.resets.met_in(&read, self.gate.now().wall);
                     lock(&draft).add(&read, known, &self.constants).map_err(ResetFailure::from)
                 });
                 left_out.extend(added.err().map(|failure| (key, failure)));

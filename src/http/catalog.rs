@@ -246,14 +246,14 @@ catalog! {
         "Reset the key again.";
     ResetPaused: SERVICE_UNAVAILABLE retry 60, "reset-paused", "Keys can't be reset now",
         "Resets are switched off, the store has no table for them or made it minutes ago, the cluster has several \
-         data centres, the cutoff is too short for them, the file of the embedded store has 200,000 resets, or folds are \
-         not safe now. Nothing was changed.",
+         data centres, the cutoff is too short for them, the file of the embedded store has 200,000 names of keys that \
+         were reset, or folds are not safe now. Nothing was changed.",
         "The detail says which. Operators: run `orderfree schema apply`, or set ORDERFREE_RESETS, ORDERFREE_FOLD or \
          ORDERFREE_CUTOFF.";
     TooManyResets: TOO_MANY_REQUESTS retry 60, "too-many-resets", "Too many resets",
         "This pod makes 1,000 resets at the same time, and remembers 200,000 keys that were reset in the last two days. \
-         With Cassandra, pods keep 15,000 resets of an eighth of all groups, each for about three days. Nothing was \
-         changed.",
+         With Cassandra, pods keep 15,000 resets with 200,000 names for an eighth of all groups, each for about three \
+         days. Nothing was changed.",
         "Send the request again later; the detail says when. To begin again often, use names with a date or a time.";
     ResetsTooFast: TOO_MANY_REQUESTS retry 10, "resets-too-fast", "Too many resets a second",
         "A pod resets 100 keys a second on average, and 1,000 at once after a pause. Every pod reads the log of \

@@ -27,8 +27,8 @@
 //!
 //! **Ops with ids.** The id of a cleared op may come again, at any pod. So the marker lists the cleared ids whose
 //! expiry is above g, folds and later resets carry the list on until their fence passes that expiry, and a listed
-//! id counts nothing. The retry is acknowledged, which is right: its op was counted, and cleared. Kinds that
-//! ignore ids, and running totals, can't be listed. Their ops are refused if the id's time does not tell on which
+//! id counts nothing. The retry is acknowledged, which is right: its op was counted, and cleared. Ids of
+//! running totals, and of kinds that ignore ids, can't be listed. Their ops are refused if the id's time does not tell on which
 //! side of the reset all copies lie: see [`Side`].
 //!
 //! **Resets that end early.** If no marker was sent, the reset had no effect: a generation in the log alone makes
@@ -366,7 +366,7 @@ impl Size {
 struct Entry {
     generation: Generation,
     until: Timestamp,
-    /// When the last look began that did not show it; none if the first look did, or if that look was ℓ ago.
+    /// When the last look began that asked for it and did not show it. None if there is none, or if its ℓ is over.
     unseen: Option<Duration>,
     /// A mutator with this stamp has begun to write.
     has_birth: bool,
@@ -476,8 +476,8 @@ impl Log {
         }
     }
 
-    /// A read found that a tally remembers this reset. Returns the row to log again if the log has lost it: a look
-    /// that began when the row was there for certain did not show it.
+    /// A read found that a tally remembers this reset. Returns the row to log again if a look shows that the log has
+    /// lost it: it began when the row must have been there.
     pub fn met(
         &mut self,
         key: &Key,

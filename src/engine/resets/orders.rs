@@ -341,7 +341,7 @@ impl Resetter {
             return Progress::Refused;
         }
         // Its pod may have died after it has sent the markers. While it lives, it tells the end itself.
-        let may_settle = receipt.cleared.is_some() && self.has_gone(logged, Duration::ZERO);
+        let may_settle = receipt.cleared.is_some() && self.is_past(logged, Duration::ZERO);
         if may_settle && self.settle(row, receipt).await {
             return Progress::Done(cleared());
         }
@@ -360,7 +360,7 @@ impl Resetter {
         let keys: Vec<Key> = row.keys().collect();
         let until = self.gate.now().boot + self.constants.request_budget();
         for some in keys.chunks(self.list_max(&keys)) {
-            let _room = self.room().await;
+            let room = self.room().await;
             let mut markers = Vec::with_capacity(some.len());
             for (_, read) in self.read(some, until).await {
                 let (Ok(read), Ok(now)) = (read, self.open()) else { return false };
@@ -368,6 +368,7 @@ impl Resetter {
                 let Some(marker) = marker else { return false };
                 markers.push(marker);
             }
+            drop(room);
             for batch in batches(&markers) {
                 let is_stored = match self.flaw {
                     Some(ResetFlaw::TrustsRead) => true,
@@ -397,11 +398,11 @@ impl Resetter {
     /// Whether its time was over by every right clock when the log was asked.
     fn is_over(&self, logged: &Logged) -> bool {
         let (budget, offset) = (self.constants.request_budget(), self.constants.clock_offset_max());
-        self.has_gone(logged, budget + 2 * offset)
+        self.is_past(logged, budget + 2 * offset)
     }
 
-    /// Whether its markers were sent this long ago or longer by this clock when the log was asked.
-    fn has_gone(&self, logged: &Logged, span: Duration) -> bool {
+    /// Whether the log was asked more than `span` after the last moment at which its markers could be sent.
+    fn is_past(&self, logged: &Logged, span: Duration) -> bool {
         let last = logged.row.generation.time().plus(self.constants.reset_budget() + span);
         logged.asked.is_some_and(|asked| asked > last)
     }

@@ -72,6 +72,8 @@ pub(crate) struct ShardRow {
     /// True if the shard expired up to the tally's fence. It is then already in the tally, so its row does
     /// not count.
     in_tally: bool,
+    /// True if a reset cleared the shard. It does not count.
+    cleared: bool,
     /// The shard's part of the key's value. Null if the shard can't be decoded. Shards can have ids in common,
     /// which count once in the key's value.
     value: Option<Shown>,
@@ -139,6 +141,7 @@ impl ShardRow {
             expires_at: rfc3339(shard.expires_at),
             phase: shard.phase.into(),
             in_tally: shard.is_zombie,
+            cleared: shard.is_cleared,
             value,
             ids: shard.ids,
             error,
@@ -160,7 +163,7 @@ impl ShardRow {
             "full": false, "forgotten": false},
         "shards": [{"mutator_id": "5f0c4f5e-2a0b-4b6f-9d53-3f4d3a9c1e77",
             "expires_at": "2026-11-22T06:30:00.000417Z", "phase": "live", "in_tally": false,
-            "value": 34}], "ids": 0, "id_conflicts": 0})))
+            "cleared": false, "value": 34}], "ids": 0, "id_conflicts": 0})))
 )]
 pub(crate) async fn shards(
     State(served): State<Served>,
@@ -211,6 +214,8 @@ pub(crate) struct FoldView {
     fence: Option<String>,
     /// The number of final shards that go into the tally.
     folded: usize,
+    /// The number of shards that a reset cleared. They are deleted and do not count.
+    cleared: usize,
     /// The number of rows below the old fence that reappeared. They do not count and are deleted again.
     zombies: usize,
     /// The number of shards that stay because they are not final yet.
@@ -232,7 +237,7 @@ pub(crate) struct FoldView {
     params(KeyPath, FoldParams),
     responses((status = 200, description = "What the fold did", body = FoldView, example = json!({
         "kind": "counter", "group": "site", "name": "home", "dry_run": false, "written": true,
-        "fence_before": null, "fence": "2026-11-20T07:11:00.000000Z", "folded": 12, "zombies": 0,
+        "fence_before": null, "fence": "2026-11-20T07:11:00.000000Z", "folded": 12, "cleared": 0, "zombies": 0,
         "kept": 3, "more": false, "full": false, "forgotten": false})))
 )]
 pub(crate) async fn fold(
@@ -252,6 +257,7 @@ pub(crate) async fn fold(
         fence_before: report.fence_before.map(rfc3339),
         fence: fence.map(rfc3339),
         folded: report.folded,
+        cleared: report.cleared,
         zombies: report.zombies,
         kept: report.kept,
         more: report.has_more,

@@ -203,7 +203,9 @@ pub(crate) async fn delete_group(
 ) -> Result<Json<DeletedView>, Problem> {
     let caller = path.caller().clone();
     let (kind, group) = path.to(Verb::Reset)?;
-    if extract::of_update(&headers)?.has_id() {
+    let ids = extract::of_update(&headers)?;
+    ids.refuse_lone_window()?;
+    if ids.has_id() {
         let detail = "A deletion of many keys takes no id; send it again as it is, and it deletes what is there.";
         return Err(Problem::new(ProblemType::BadId, detail));
     }
