@@ -210,7 +210,7 @@ mod tests {
         let log = create_table("counts", "resets", Engine::Cassandra((5, 0)));
         assert!(log.starts_with("CREATE TABLE IF NOT EXISTS counts.resets ("), "{log}");
         assert!(log.contains("PRIMARY KEY (bucket, at, kind, grp, id)"), "{log}");
-        assert!(log.ends_with("'chunk_length_in_kb': 4}"), "{log}");
+        assert!(log.ends_with("speculative_retry = 'MIN(99p,500ms)'"), "{log}");
         assert!(!log.contains("--") && !log.contains(';'), "{log}");
         let all = print("counts", "3", true).expect("valid");
         assert!(all.ends_with(&format!("{table};\n\n{log};\n")), "{all}");
