@@ -477,6 +477,30 @@ pub const RECENT_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Bytes of memory of one value that the pod keeps. It does not keep larger ones.
 pub const RECENT_VALUE_BYTES_MAX: usize = 256 * 1024;
 
+/// Keys that a pod watches. Each is read once a second.
+pub const WATCHED_KEYS_MAX: usize = 10_000;
+
+/// Keys of all watchers together. Each is an entry of some 50 bytes.
+pub const WATCHED_PLACES_MAX: usize = 200_000;
+
+/// Reads of watched keys at once.
+pub const WATCH_READS_AT_ONCE: usize = 32;
+
+/// The time between two reads of a watched key.
+pub const WATCH_READ_EVERY: Duration = Duration::from_secs(1);
+
+/// The least time between two events of a watched key.
+pub const WATCH_EVENT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The time between two signs of life on a stream without events.
+pub const WATCH_HEARTBEAT_EVERY: Duration = Duration::from_secs(5);
+
+/// How long a client waits before it connects again.
+pub const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The time between two looks for new keys of a watched group.
+pub const WATCH_GROUP_EVERY: Duration = Duration::from_secs(10);
+
 /// Longest staleness that a read may accept.
 pub const STALENESS_MAX: Duration = Duration::from_secs(60 * 60);
 

@@ -22,6 +22,7 @@ mod take;
 mod token;
 mod transfer;
 mod update;
+mod watch;
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -70,6 +71,9 @@ enum Command {
     Delete(reset::DeleteArgs),
     /// Print the value of a key of a running server: `get counter/site/home`.
     Get(client::GetArgs),
+    /// Print the value of a key of a running server again whenever it changes, with its rate: `watch counter/site/home`.
+    /// Goes on until it is interrupted, also over restarts of the server.
+    Watch(watch::WatchArgs),
     /// List the keys of a group of a running server, with their values: `ls counter/site`.
     Ls(list::ListArgs),
     /// Merge keys of a group of a running server into one value, and print it: `merge distinct/site mon tue`.
@@ -136,6 +140,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Reset(args)) => reset::reset(args).await,
         Some(Command::Delete(args)) => reset::delete(args).await,
         Some(Command::Get(args)) => client::get(args).await,
+        Some(Command::Watch(args)) => watch::watch(args).await,
         Some(Command::Ls(args)) => list::ls(args).await,
         Some(Command::Merge(args)) => list::merge(args).await,
         Some(Command::Health(args)) => client::health(args).await,

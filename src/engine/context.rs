@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use orderfree_core::protocol::Constants;
 
+use crate::engine::changes::Changes;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::metrics::Metrics;
 use crate::engine::resets::Resets;
@@ -20,6 +21,8 @@ pub struct Context {
     pub random: Random,
     /// What this pod knows of resets.
     pub resets: Arc<Resets>,
+    /// Tells of acknowledged updates.
+    pub changes: Arc<Changes>,
 }
 
 impl Context {
@@ -34,6 +37,7 @@ impl Context {
         let metrics = Arc::new(Metrics::new());
         let gate = ClockGate::new(clock, store, constants, Arc::clone(&metrics));
         let resets = Arc::new(Resets::new(constants));
-        Context { gate: Arc::new(gate), constants, metrics, random, resets }
+        let changes = Arc::default();
+        Context { gate: Arc::new(gate), constants, metrics, random, resets, changes }
     }
 }

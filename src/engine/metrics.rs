@@ -246,6 +246,8 @@ pub struct Metrics {
     pub resets: Family<ResetLabel, Counter>,
     /// Resets that this pod remembers.
     pub resets_remembered: Gauge,
+    /// Keys that are watched.
+    pub watched_keys: Gauge,
     /// Time in seconds since the oldest last look at a part of the log of resets.
     pub reset_log_age_seconds: Gauge<f64, AtomicU64>,
     /// Panics by task.
@@ -329,6 +331,7 @@ impl Metrics {
             ids_age_seconds: Gauge::default(),
             resets: Family::default(),
             resets_remembered: Gauge::default(),
+            watched_keys: Gauge::default(),
             reset_log_age_seconds: Gauge::default(),
             panics: Family::default(),
             reads: Family::default(),
@@ -420,6 +423,7 @@ impl Metrics {
         r.register("resets", "Resets and deletes of keys by result", self.resets.clone());
         let help = "Resets that this pod remembers, because rows of before can come back";
         r.register("resets_remembered", help, self.resets_remembered.clone());
+        r.register("watched_keys", "Keys that clients watch", self.watched_keys.clone());
         let help =
             "Time since this pod read the log of resets; it takes no updates above a few seconds";
         let (unit, gauge) = (Unit::Seconds, self.reset_log_age_seconds.clone());

@@ -31,6 +31,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
 use crate::engine::Context;
+use crate::engine::changes::Changes;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::health;
 use crate::engine::metrics::Metrics;
@@ -222,6 +223,7 @@ pub struct Resetter {
     turns: Arc<Semaphore>,
     /// Keys that are reset in a second.
     pace: DefaultDirectRateLimiter,
+    changes: Arc<Changes>,
     tasks: Tasks,
     flaw: Option<ResetFlaw>,
 }
@@ -358,6 +360,7 @@ impl Resetter {
             looking: tokio::sync::Mutex::default(),
             pace: RateLimiter::direct(pace),
             turns: Arc::new(Semaphore::new(RESETS_AT_ONCE_MAX)),
+            changes: Arc::clone(&context.changes),
             tasks: Tasks::counting(context.metrics.panics.clone()),
             flaw,
         })
@@ -794,7 +797,10 @@ impl Resetter {
                     true => Err(ResetFailure::Unknown(
                         "its marker was acknowledged too late".to_owned(),
                     )),
-                    false => Ok(()),
+                    false => {
+                        markers.iter().for_each(|marker| self.changes.happened(marker.key()));
+                        Ok(())
+                    }
                 };
             };
             may_be_stored |= matches!(error, WriteError::Unknown(_));

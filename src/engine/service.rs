@@ -24,6 +24,7 @@ use crate::engine::fold::{FoldFailure, FoldResult, Folder};
 use crate::engine::metrics::Metrics;
 use crate::engine::read::Reader;
 pub use crate::engine::read::{Held, KeyValue, ReadError};
+use crate::engine::watch::{Watcher, Watches};
 use crate::engine::write::{Mutators, Update, UpdateError, Updates};
 use crate::limits;
 use crate::store::{GroupCursor, GroupList, Operators, Reads, StoreError, prefix};
@@ -36,6 +37,7 @@ pub struct Service {
     mutators: Arc<Mutators>,
     folder: Arc<Folder>,
     reader: Arc<Reader>,
+    watches: Arc<Watches>,
     constants: Constants,
     metrics: Arc<Metrics>,
 }
@@ -97,8 +99,10 @@ impl Service {
         folder: Arc<Folder>,
     ) -> Service {
         let reader = Reader::new(Arc::clone(&reads), context.clone(), Arc::clone(&folder));
-        let (reader, Context { gate, constants, metrics, .. }) = (Arc::new(reader), context);
-        Service { reads, operators, gate, mutators, folder, reader, constants, metrics }
+        let reader = Arc::new(reader);
+        let watches = Watches::new(Arc::clone(&reader), reads.levels().read, &context);
+        let Context { gate, constants, metrics, .. } = context;
+        Service { reads, operators, gate, mutators, folder, reader, watches, constants, metrics }
     }
 
     #[must_use]
@@ -111,6 +115,7 @@ impl Service {
     pub fn refresh_metrics(&self) -> &Metrics {
         self.gate.measure_offset();
         self.mutators.refresh_metrics();
+        self.metrics.watched_keys.set(i64::try_from(self.watches.count()).unwrap_or(i64::MAX));
         &self.metrics
     }
 
@@ -195,6 +200,12 @@ impl Service {
         max_staleness: Duration,
     ) -> Result<Option<Arc<Held>>, ReadError> {
         self.reader.read(key, level.unwrap_or(self.read_level()), Some(max_staleness)).await
+    }
+
+    /// A watcher of no keys yet. They are read at the pod's default level.
+    #[must_use]
+    pub fn watcher(&self) -> Watcher {
+        self.watches.watcher()
     }
 
     /// Waits up to `within` for running reads.

@@ -255,6 +255,9 @@ catalog! {
          With Cassandra, pods keep 15,000 resets with 200,000 names for an eighth of all groups, each for about three \
          days. Nothing was changed.",
         "Send the request again later; the detail says when. To begin again often, use names with a date or a time.";
+    TooManyWatched: TOO_MANY_REQUESTS retry 10, "too-many-watched", "Too many watched keys",
+        "This pod watches 10,000 keys, or 200,000 for all its watchers together.",
+        "Watch fewer keys, or send the request again later. Other pods can have room.";
     ResetsTooFast: TOO_MANY_REQUESTS retry 10, "resets-too-fast", "Too many resets a second",
         "A pod resets 100 keys a second on average, and 1,000 at once after a pause. Every pod reads the log of \
          resets all the time, so a longer log would slow down all of them. Nothing was changed.",

@@ -26,7 +26,7 @@ use axum::middleware::from_fn_with_state;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use api::{batch, ids, inspect, merge, operations, read, repair, reset, update};
+use api::{batch, ids, inspect, merge, operations, read, repair, reset, update, watch};
 use observe::Observer;
 use state::Served;
 
@@ -85,6 +85,7 @@ fn user_routes() -> OpenApiRouter<Served> {
         .routes(routes!(batch::query))
         .routes(routes!(ids::ids))
         .routes(routes!(merge::merge))
+        .routes(routes!(watch::watch, watch::watch_many))
         .routes(routes!(inspect::kinds))
 }
 

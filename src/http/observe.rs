@@ -346,7 +346,8 @@ fn method_label(method: &Method) -> &'static str {
 
 /// Whether a request changes nothing.
 fn is_read(method: &str, route: &str) -> bool {
-    matches!(method, "GET" | "HEAD" | "OPTIONS") || matches!(route, "/v1/query" | "/v1/merge")
+    matches!(method, "GET" | "HEAD" | "OPTIONS")
+        || matches!(route, "/v1/query" | "/v1/merge" | "/v1/watch")
 }
 
 /// Whether a request is an update, so that its problem must have an outcome.

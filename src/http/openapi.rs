@@ -112,8 +112,8 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         OtherItem, OutOfRange, OutcomeUnknown, OverQuota, Overloaded, ResetAbsent, ResetLogUnread,
         ResetOvertaken, ResetPaused, ResetUnknown, ResetsTooFast, RowAbsent, SequenceBehind,
         StateTooLarge, Stopping, StoreRefused, StoreUnavailable, TooFast, TooManyIds,
-        TooManyResets, TooManyRows, Unauthenticated, Undecodable, UnknownKind, UnknownProblem,
-        Unmergeable, Unsent, UriTooLong,
+        TooManyResets, TooManyRows, TooManyWatched, Unauthenticated, Undecodable, UnknownKind,
+        UnknownProblem, Unmergeable, Unsent, UriTooLong,
     };
     const ANY: &[ProblemType] = &[BadAddress, BadRequest, UriTooLong, Internal];
     const CALLED: &[ProblemType] = &[Unauthenticated, Forbidden, TooFast];
@@ -187,6 +187,10 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         ("/metrics", _) => &[&[Unauthenticated, Forbidden]],
         ("/v1/batch", _) => &[BODY, WRITE, IDS, &[UnknownKind, BadName, AnswerFull]],
         ("/v1/query", _) => &[BODY, &[BadHeader]],
+        ("/v1/watch", HttpMethod::Post) => {
+            &[BODY, &[BadHeader, UnknownKind, BadName, TooManyWatched]]
+        }
+        ("/v1/watch", _) => &[ADDRESSED, &[BadHeader, StoreUnavailable, Corrupt, TooManyWatched]],
         ("/v1/ids", _) => &[&[BadQuery, BadHeader, Overloaded, Clock]],
         ("/v1/merge", _) => {
             &[ADDRESSED, BODY, READ, &[KeyAbsent, NotAcceptable, OutOfRange, AnswerFull]]

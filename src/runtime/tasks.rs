@@ -31,6 +31,8 @@ pub enum Task {
     Update,
     /// Reads one key for all requests that want it.
     Read,
+    /// Reads one key for all clients that watch it.
+    Watch,
     /// Folds keys of one group, within one of the next two tasks.
     Fold,
     /// Folds keys that reads nominate.
@@ -70,9 +72,12 @@ enum Role {
 impl Task {
     fn role(self) -> Role {
         match self {
-            Task::Connection | Task::Request | Task::Read | Task::Fold | Task::Reset => {
-                Role::Contained
-            }
+            Task::Connection
+            | Task::Request
+            | Task::Read
+            | Task::Watch
+            | Task::Fold
+            | Task::Reset => Role::Contained,
             Task::Update
             | Task::WriteRequest
             | Task::Retry
@@ -100,6 +105,7 @@ impl Task {
             Task::Request => "request",
             Task::Update => "update",
             Task::Read => "read",
+            Task::Watch => "watch",
             Task::Fold => "fold",
             Task::FoldQueue => "fold-queue",
             Task::FoldSweep => "fold-sweep",

@@ -101,7 +101,7 @@ impl Folder {
         folding: Folding,
         policies: Policies,
     ) -> Arc<Folder> {
-        let Context { gate, constants, metrics, random, resets } = context;
+        let Context { gate, constants, metrics, random, resets, .. } = context;
         let (queue, nominations) = mpsc::channel(limits::FOLD_QUEUE_MAX);
         Arc::new(Folder {
             reads,

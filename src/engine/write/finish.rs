@@ -78,7 +78,10 @@ impl Mutators {
             self.alive_ids.add(until, new, now, &self.constants);
         }
         match finished {
-            Finished::Acked => resolve(&mut state.sent_writes, &Ok(())),
+            Finished::Acked => {
+                resolve(&mut state.sent_writes, &Ok(()));
+                self.changes.happened(&entry.writer.key);
+            }
             Finished::TooLate => {
                 let reason = "the store acknowledged after the writer's lease had expired";
                 resolve(&mut state.sent_writes, &Err(UpdateError::Unknown(reason.into())));

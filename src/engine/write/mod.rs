@@ -51,6 +51,7 @@ use orderfree_core::protocol::op_id::NamedOp;
 use orderfree_core::protocol::{Constants, Durability, Key, Timestamp};
 
 use crate::engine::Context;
+use crate::engine::changes::Changes;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::metrics::Metrics;
 use crate::engine::resets::Resets;
@@ -92,6 +93,7 @@ pub struct Mutators {
     hybrid: Mutex<HybridClock>,
     policies: Policies,
     resets: Arc<Resets>,
+    changes: Arc<Changes>,
 }
 
 /// One op list, applied all or none.
@@ -123,7 +125,7 @@ impl Mutators {
         bounds: Bounds,
         policies: Policies,
     ) -> Arc<Mutators> {
-        let Context { gate, constants, metrics, random, resets } = context;
+        let Context { gate, constants, metrics, random, resets, changes } = context;
         // Two honest clocks differ by twice the offset limit.
         let hybrid = HybridClock::new(2 * constants.clock_offset_max(), store.latest_stamp());
         let flushers = Tasks::counting(metrics.panics.clone());
@@ -142,6 +144,7 @@ impl Mutators {
             hybrid: Mutex::new(hybrid),
             policies,
             resets,
+            changes,
             store,
         })
     }

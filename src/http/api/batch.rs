@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
+use crate::engine::service::ReadError;
 use crate::http::api::by_key::ByKey;
 use crate::http::api::read::{self, Substitute};
 use crate::http::api::stream as lines;
@@ -35,7 +36,8 @@ use crate::policy::{Caller, Verb};
 
 const BATCH_EXAMPLE: &str =
     r#"{"updates":[{"kind":"counter","group":"site","name":"home","op":{"op":"add"}}]}"#;
-const QUERY_EXAMPLE: &str = r#"{"keys":[{"kind":"counter","group":"site","name":"home"}]}"#;
+pub(crate) const QUERY_EXAMPLE: &str =
+    r#"{"keys":[{"kind":"counter","group":"site","name":"home"}]}"#;
 
 /// The approximate size of one result whose key has short names.
 const RESULT_BYTES: usize = 128;
@@ -356,7 +358,7 @@ async fn read_one(app: &AppState, key: Result<Key, Problem>, asked: &Asked) -> (
                     bytes = read.bytes;
                 }
                 Ok(None) => write(&match asked.substitutes.get(&key.kind) {
-                    None => ReadResult::Absent { key: (&key).into(), absent: true },
+                    None => ReadResult::absent(&key),
                     Some(substitute) => {
                         let level = asked.level.unwrap_or(app.service.read_level());
                         let value = substitute.shown(Some(&key), &asked.value);
@@ -364,10 +366,7 @@ async fn read_one(app: &AppState, key: Result<Key, Problem>, asked: &Asked) -> (
                         ReadResult::Found(KeyValueView { key: (&key).into(), value })
                     }
                 }),
-                Err(error) => {
-                    let problem = read::problem_of(error, &key.to_string());
-                    write(&ReadResult::Error { key: Some((&key).into()), problem });
-                }
+                Err(error) => write(&ReadResult::failed(&key, error)),
             }
         }
     }
@@ -375,6 +374,15 @@ async fn read_one(app: &AppState, key: Result<Key, Problem>, asked: &Asked) -> (
 }
 
 impl ReadResult {
+    pub(crate) fn absent(key: &Key) -> ReadResult {
+        ReadResult::Absent { key: key.into(), absent: true }
+    }
+
+    pub(crate) fn failed(key: &Key, error: ReadError) -> ReadResult {
+        let problem = read::problem_of(error, &key.to_string());
+        ReadResult::Error { key: Some(key.into()), problem }
+    }
+
     /// The result for a key that no longer fits into the answer.
     fn left_out(key: &Result<Key, Problem>) -> ReadResult {
         let detail = "The keys before this one filled the answer; request this key again.";

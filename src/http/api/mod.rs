@@ -16,3 +16,4 @@ pub(crate) mod reset;
 pub(crate) mod starting;
 mod stream;
 pub(crate) mod update;
+pub(crate) mod watch;

@@ -197,6 +197,11 @@ fn respond(view: &KeyValueView, text: Option<String>, headers: &HeaderMap) -> Re
     }
 }
 
+/// The entity tag of the JSON of a read.
+pub(crate) fn tag_of(body: &str, as_of: &str) -> String {
+    json_tag(body.as_bytes(), as_of)
+}
+
 /// The tag leaves out `as_of`, which changes with every read. All tags are weak, because the same value has
 /// other bytes when it is compressed.
 fn json_tag(body: &[u8], as_of: &str) -> String {

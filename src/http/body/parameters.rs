@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 
 use axum::extract::FromRequestParts;
+use axum::http::StatusCode;
 use axum::http::request::Parts;
 use orderfree_core::crdt::item::{ITEM_BYTES_MAX, Item};
 use orderfree_core::crdt::{Form, Kind, Question};
@@ -15,11 +16,11 @@ use serde_json::Value;
 use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter as Described, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::Type;
-use utoipa::openapi::{ObjectBuilder, Required};
+use utoipa::openapi::{ArrayBuilder, ObjectBuilder, Required};
 
 use crate::http::body::schemas::{self, one_of, text};
 use crate::http::catalog::ProblemType;
-use crate::http::guard::access::{GroupPath, KeyPath, KindPath, ResetPath};
+use crate::http::guard::access::{GroupPath, KeyPath, KindPath, Permit, ResetPath, bad_path};
 use crate::http::problem::Problem;
 use crate::limits;
 
@@ -401,7 +402,86 @@ impl<T: Clone + PartialEq> Values<T> {
     }
 }
 
-/// The query of a request: names and decoded values, each name given once.
+/// The only parameter that can be given several times.
+const KEY: &str = "key";
+
+/// The keys in a query, before the permission check.
+pub(crate) struct KeyTexts(Vec<String>);
+
+impl Params for KeyTexts {
+    fn read(given: &Given<'_>) -> Result<KeyTexts, Problem> {
+        let keys = given.0.iter().filter(|(name, _)| name == KEY);
+        let keys: Vec<_> = keys.map(|(_, text)| text.to_string()).collect();
+        if keys.len() > limits::BATCH_ITEMS_MAX {
+            return Err(refuse(KEY, &format!("at most {} keys", limits::BATCH_ITEMS_MAX)));
+        }
+        Ok(KeyTexts(keys))
+    }
+
+    fn each(visit: &mut dyn FnMut(&dyn Describe)) {
+        visit(&KeyTexts(Vec::new()));
+    }
+}
+
+impl Describe for KeyTexts {
+    fn name(&self) -> &'static str {
+        KEY
+    }
+
+    fn describe(&self) -> Described {
+        let text =
+            "A key, as `KIND/GROUP/NAME`; write a slash in the group as `%2F`. Up to 1,000 of them";
+        ParameterBuilder::new()
+            .name(KEY)
+            .parameter_in(ParameterIn::Query)
+            .required(Required::False)
+            .description(Some(text))
+            .schema(Some(ArrayBuilder::new().items(text_of_key()).max_items(Some(1000))))
+            .example(Some(Value::from(vec!["counter/site/home"])))
+            .build()
+    }
+}
+
+fn text_of_key() -> ObjectBuilder {
+    text().pattern(Some("^[a-z_]+/[^/]+/.+$"))
+}
+
+impl KeyTexts {
+    /// The keys. Their parts are percent-encoded, as in a path.
+    pub(crate) fn to(&self, permit: Permit<'_>) -> Result<Vec<Key>, Problem> {
+        let key = |text: &String| match &text.splitn(3, '/').collect::<Vec<_>>()[..] {
+            [kind, group, name] => permit.key(kind, &part(group)?, &part(name)?),
+            _ => Err(refuse(KEY, &format!("{text:?} is not KIND/GROUP/NAME"))),
+        };
+        self.0.iter().map(key).collect()
+    }
+}
+
+pub(crate) const GROUP: Parameter<Option<String>> = Parameter {
+    name: "group",
+    description: "A group, as `KIND/GROUP`, instead of keys: up to 1,000 keys of it",
+    example: None,
+    values: Values::Text {
+        schema: || text().pattern(Some("^[a-z_]+/[^/]+$")),
+        parse: |text| Ok(Some(text.to_owned())),
+    },
+    absent: Some(None),
+};
+
+/// The group that [`GROUP`] names.
+pub(crate) fn group_of(permit: Permit<'_>, text: &str) -> Result<(Kind, Name), Problem> {
+    match text.split('/').collect::<Vec<_>>()[..] {
+        [kind, group] => permit.group(kind, &part(group)?),
+        _ => Err(refuse(GROUP.name, &format!("{text:?} is not KIND/GROUP"))),
+    }
+}
+
+/// A part of a key, which is percent-encoded as in a path.
+fn part(text: &str) -> Result<Cow<'_, str>, Problem> {
+    percent_decode_str(text).decode_utf8().map_err(|_| bad_path(StatusCode::BAD_REQUEST))
+}
+
+/// The query of a request: names and decoded values. Each name but [`KEY`] is given once.
 pub(crate) struct Given<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
 impl Given<'_> {
@@ -419,7 +499,7 @@ impl Given<'_> {
                 };
                 return Err(bad_query(format!("Unknown query parameter {name:?}; {known}.")));
             }
-            if given.iter().any(|(earlier, _)| *earlier == name) {
+            if name != KEY && given.iter().any(|(earlier, _)| *earlier == name) {
                 return Err(bad_query(format!("{name} is given twice; give it once.")));
             }
             given.push((name, value));

@@ -133,6 +133,15 @@ pub(crate) struct QueryBody<'a> {
     pub(crate) consistency: Option<LevelName>,
 }
 
+/// Keys to watch.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WatchBody<'a> {
+    #[serde(borrow)]
+    #[schema(value_type = Vec<KeyBody>, min_items = 1, max_items = 1000)]
+    pub(crate) keys: List<&'a RawValue, { limits::BATCH_ITEMS_MAX }>,
+}
+
 /// A key.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

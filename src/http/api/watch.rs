@@ -1,0 +1,307 @@
+//! `/v1/watch`: the values of keys as a stream of Server-Sent Events, as the HTML standard defines them.
+
+use std::collections::{HashSet, VecDeque};
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
+use futures::stream;
+use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::{Key, Name};
+use serde_json::json;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use utoipa::ToSchema;
+
+use crate::engine::service::{GroupQuery, ReadError};
+use crate::engine::watch::{Seen, TooManyWatched, Watcher};
+use crate::http::api::batch::{QUERY_EXAMPLE, ReadResult};
+use crate::http::api::read;
+use crate::http::body::extract::{self, MediaType};
+use crate::http::body::json;
+use crate::http::body::parameters::{
+    self, KeyTexts, NUMBERS, NumbersParams, Query, ValueParams, bad_query, params,
+};
+use crate::http::body::requests::{self, WatchBody};
+use crate::http::body::wire::{KeyValueView, write_json};
+use crate::http::catalog::ProblemType;
+use crate::http::guard::access;
+use crate::http::problem::{self, Problem};
+use crate::http::state::Served;
+use crate::http::time::rfc3339;
+use crate::limits;
+use crate::policy::{Caller, Verb};
+
+const LAST_EVENT_ID: &str = "last-event-id";
+
+params! {
+    /// Query parameters of a stream of values.
+    struct WatchParams {
+        keys: KeyTexts,
+        group: Option<String> = parameters::GROUP,
+        prefix: Option<Name> = parameters::name("prefix", "With `group`: only names with this prefix"),
+        as_digits: bool = NUMBERS,
+    }
+}
+
+/// A stream of values.
+#[derive(ToSchema)]
+#[schema(value_type = String)]
+#[allow(dead_code, reason = "it only describes")]
+pub(crate) struct Events(String);
+
+/// Watch keys
+///
+/// A stream of Server-Sent Events, for up to 1,000 keys, or for those of a group. It begins with the value of each key. Then
+/// it has the new value of each key that changes: at most ten events a second for a key. An update of this pod shows at
+/// once, and one of another pod within a second. Keys that a watched group gets later are added within ten seconds.
+///
+/// The data of an event is a result of `/v1/query`: the key with its value, with `"absent": true`, or with a `problem`. An
+/// event with a value has its entity tag as id. A client that connects again sends its last id as `Last-Event-ID`, and
+/// does not get that event again. The last event of a stream has the type `end` and a `reason`; connect again then. There
+/// is a comment every five seconds, so a client can notice a dead connection.
+#[utoipa::path(
+    get, path = "/v1/watch", tag = "many keys",
+    params(WatchParams),
+    responses((status = 200, description = "Events, until the client or the pod ends them", content(
+        (Events = "text/event-stream", example = json!("id: W/\"j5f0c4f5e2a0b4b6f\"\ndata: {\"kind\":\"counter\",\
+            \"group\":\"site\",\"name\":\"home\",\"value\":1234,\"exact\":true,\
+            \"as_of\":\"2026-11-21T08:00:00.123456Z\",\"consistency\":\"local_quorum\",\"shards\":7,\
+            \"folded_through\":null}\n\n")))))
+)]
+pub(crate) async fn watch(
+    State(served): State<Served>,
+    caller: Caller,
+    Query(params): Query<WatchParams>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    extract::of_read(&headers)?;
+    let to_read = caller.to(Verb::Read);
+    let keys = params.keys.to(to_read)?;
+    let group = params.group.map(|group| parameters::group_of(to_read, &group)).transpose()?;
+    match (keys.is_empty(), &group) {
+        (true, None) | (false, Some(_)) => {
+            return Err(bad_query(
+                "Say what to watch: `?key=KIND/GROUP/NAME`, several times for several keys, or \
+                 `?group=KIND/GROUP`."
+                    .to_owned(),
+            ));
+        }
+        (false, None) if params.prefix.is_some() => {
+            return Err(bad_query("prefix is for a group; leave it out.".to_owned()));
+        }
+        _ => {}
+    }
+    let group = group.map(|(kind, group)| Group { kind, group, prefix: params.prefix });
+    start(served, caller, keys, group, params.as_digits, &headers).await
+}
+
+/// Watch many keys
+///
+/// Like `GET /v1/watch`, for more keys than an address has room for.
+#[utoipa::path(
+    post, path = "/v1/watch", tag = "many keys",
+    params(NumbersParams),
+    request_body(description = "Up to 1,000 keys",
+        content((WatchBody = "application/json", example = json!({
+            "keys": [{"kind": "counter", "group": "site", "name": "home"}]})))),
+    responses((status = 200, description = "Events, until the client or the pod ends them", content(
+        (Events = "text/event-stream"))))
+)]
+pub(crate) async fn watch_many(
+    State(served): State<Served>,
+    caller: Caller,
+    Query(params): Query<NumbersParams>,
+    headers: HeaderMap,
+    request: Request,
+) -> Result<Response, Problem> {
+    match MediaType::of(&headers) {
+        MediaType::Json => {}
+        media => return Err(media.refuse("application/json")),
+    }
+    extract::of_read(&headers)?;
+    let body = served.bodies.read(&headers, request.into_body(), limits::BODY_BYTES_MAX).await?;
+    let body: WatchBody<'_> = json::read(json::text(&body)?, QUERY_EXAMPLE)?;
+    let to_read = caller.to(Verb::Read);
+    let keys = body.keys.0.iter().map(|key| requests::key(to_read, key.get()));
+    let keys: Vec<Key> = keys.collect::<Result<_, _>>()?;
+    start(served, caller, keys, None, params.as_digits, &headers).await
+}
+
+/// A watched group, or a part of it.
+struct Group {
+    kind: Kind,
+    group: Name,
+    prefix: Option<Name>,
+}
+
+async fn start(
+    served: Served,
+    caller: Caller,
+    keys: Vec<Key>,
+    group: Option<Group>,
+    as_digits: bool,
+    headers: &HeaderMap,
+) -> Result<Response, Problem> {
+    caller.pass_or_refuse(keys.len().saturating_sub(1))?;
+    let last_id = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
+    let mut heart =
+        interval_at(Instant::now() + limits::WATCH_HEARTBEAT_EVERY, limits::WATCH_HEARTBEAT_EVERY);
+    heart.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut events = Watching {
+        watcher: served.app.service.watcher(),
+        served,
+        caller,
+        group,
+        listed: Instant::now(),
+        as_digits,
+        last_id,
+        heart,
+        ready: VecDeque::new(),
+        has_begun: false,
+        has_ended: false,
+    };
+    events.add(keys)?;
+    events.list().await?;
+    let stream = stream::unfold(events, |mut events| async {
+        let event = events.next().await?;
+        Some((Ok::<_, Infallible>(event), events))
+    });
+    // Proxies of nginx's kind would collect events otherwise.
+    let unbuffered = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    Ok(([unbuffered], Sse::new(stream)).into_response())
+}
+
+/// One stream.
+struct Watching {
+    served: Served,
+    caller: Caller,
+    watcher: Watcher,
+    group: Option<Group>,
+    /// When the group was listed last.
+    listed: Instant,
+    as_digits: bool,
+    /// The id of the event that the client has.
+    last_id: Option<String>,
+    heart: Interval,
+    ready: VecDeque<Arc<Seen>>,
+    has_begun: bool,
+    has_ended: bool,
+}
+
+impl Watching {
+    async fn next(&mut self) -> Option<Event> {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            return Some(Event::default().retry(limits::WATCH_RETRY_AFTER).comment("watching"));
+        }
+        let draining = self.served.app.health.draining().clone();
+        loop {
+            if self.has_ended {
+                return None;
+            }
+            if let Some(seen) = self.ready.pop_front() {
+                match self.event(&seen) {
+                    Some(event) => return Some(event),
+                    None => continue,
+                }
+            }
+            tokio::select! {
+                biased;
+                () = draining.cancelled() => return Some(self.end("The pod stops; connect again.")),
+                _ = self.heart.tick() => return Some(self.beat().await),
+                seen = self.watcher.changed() => self.ready.extend(seen),
+            }
+        }
+    }
+
+    /// A sign of life, if the stream may go on. A stream can outlast its token.
+    async fn beat(&mut self) -> Event {
+        let app = &self.served.app;
+        let renewed = app.policies.renew(&self.caller, app.service.now().wall);
+        let checked = renewed.map_err(access::unauthenticated).and_then(|renewed| {
+            self.caller = renewed;
+            let to_read = self.caller.to(Verb::Read);
+            self.watcher.keys().try_for_each(|key| to_read.of(&key.group))?;
+            self.group.iter().try_for_each(|group| to_read.of(&group.group))
+        });
+        let checked = match checked {
+            Ok(()) if self.listed.elapsed() >= limits::WATCH_GROUP_EVERY => self.list().await,
+            checked => checked,
+        };
+        match checked {
+            // It can be over in a moment, and the keys that are known are watched.
+            Err(problem) if problem.status().is_server_error() => Event::default().comment("late"),
+            Err(problem) => self.end(problem.detail()),
+            Ok(()) => Event::default().comment(""),
+        }
+    }
+
+    /// Adds the keys of the group that are new.
+    async fn list(&mut self) -> Result<(), Problem> {
+        let Some(Group { kind, group, prefix }) = &self.group else { return Ok(()) };
+        self.listed = Instant::now();
+        let (kind, group) = (*kind, group.clone());
+        let known = self.watcher.keys().len();
+        let limit = limits::BATCH_ITEMS_MAX;
+        let query =
+            GroupQuery { prefix: prefix.clone(), ..GroupQuery::all(kind, group.clone(), limit) };
+        let _turn = self.served.turns.page(kind, limit).await?;
+        let mut new = Vec::new();
+        let watched: HashSet<&Name> = self.watcher.keys().map(|key| &key.name).collect();
+        let read = self.served.app.service.read_group(&query, |name, _| {
+            if known + new.len() < limit && !watched.contains(&name) {
+                new.push(Key { kind, group: group.clone(), name });
+            }
+            0
+        });
+        let of_group = |error: ReadError| read::problem_of(error, &format!("{kind}/{group}"));
+        read.await.map_err(of_group)?;
+        self.add(new)
+    }
+
+    fn add(&mut self, keys: Vec<Key>) -> Result<(), Problem> {
+        let added = keys.into_iter().try_for_each(|key| self.watcher.add(key));
+        added.map_err(|error: TooManyWatched| {
+            Problem::new(ProblemType::TooManyWatched, problem::sentence(&error.to_string()))
+        })
+    }
+
+    /// None if the client has this event.
+    fn event(&mut self, seen: &Seen) -> Option<Event> {
+        let (text, tag) = self.text(seen);
+        if tag.is_some() && tag == self.last_id {
+            self.last_id = None;
+            return None;
+        }
+        let event = Event::default().data(text);
+        Some(match tag {
+            Some(tag) => event.id(tag),
+            None => event,
+        })
+    }
+
+    /// The data of an event, and its id.
+    fn text(&self, seen: &Seen) -> (Arc<str>, Option<String>) {
+        let params = ValueParams::of_numbers(self.as_digits);
+        let text = seen.text(self.as_digits, |seen| {
+            let result = match &seen.read {
+                Ok(Some(held)) => ReadResult::Found(KeyValueView::new(held, &params)),
+                Ok(None) => ReadResult::absent(&seen.key),
+                Err(error) => ReadResult::failed(&seen.key, error.clone()),
+            };
+            let mut text = Vec::new();
+            write_json(&mut text, &result);
+            String::from_utf8(text).expect("invariant: JSON is UTF-8")
+        });
+        let held = seen.read.as_ref().ok().and_then(Option::as_ref);
+        let tag = held.map(|held| read::tag_of(text, &rfc3339(held.as_of)));
+        (Arc::clone(text), tag)
+    }
+
+    fn end(&mut self, reason: &str) -> Event {
+        self.has_ended = true;
+        Event::default().event("end").data(json!({"reason": reason}).to_string())
+    }
+}
