@@ -202,6 +202,12 @@ impl Service {
         self.reader.read(key, level.unwrap_or(self.read_level()), Some(max_staleness)).await
     }
 
+    /// The keys that this pod updates most; see [`Mutators::hottest`].
+    #[must_use]
+    pub fn hottest(&self, limit: usize) -> Vec<(Key, f64)> {
+        self.mutators.hottest(limit)
+    }
+
     /// A watcher of no keys yet. They are read at the pod's default level.
     #[must_use]
     pub fn watcher(&self) -> Watcher {

@@ -95,6 +95,7 @@ fn admin_routes() -> OpenApiRouter<Served> {
         .routes(routes!(inspect::shards))
         .routes(routes!(inspect::fold))
         .routes(routes!(repair::discard))
+        .routes(routes!(inspect::hottest))
         .routes(routes!(repair::groups))
 }
 

@@ -191,6 +191,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
             &[BODY, &[BadHeader, UnknownKind, BadName, TooManyWatched]]
         }
         ("/v1/watch", _) => &[ADDRESSED, &[BadHeader, StoreUnavailable, Corrupt, TooManyWatched]],
+        ("/v1/hottest", _) => &[&[BadQuery, Overloaded]],
         ("/v1/ids", _) => &[&[BadQuery, BadHeader, Overloaded, Clock]],
         ("/v1/merge", _) => {
             &[ADDRESSED, BODY, READ, &[KeyAbsent, NotAcceptable, OutOfRange, AnswerFull]]

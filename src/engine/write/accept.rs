@@ -222,8 +222,12 @@ impl Mutators {
             if writer.until.is_some() && !is_repeat && self.gate.has_too_many_ids(&writer.key) {
                 return Err(Refused::KeyHasTooManyIds);
             }
+            let ops = change.count();
             let taken =
                 state.change(&self.totals, |mutator| mutator.accept(change, durability, now));
+            if taken.is_ok() {
+                entry.count_ops(ops);
+            }
             if taken.is_ok() && writer.until.is_some() {
                 self.metrics.id_updates.inc();
                 self.metrics.id_repeats.inc_by(u64::from(is_repeat));

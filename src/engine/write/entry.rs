@@ -37,6 +37,9 @@ pub(super) struct Entry {
     pack_bytes: AtomicUsize,
     /// Whether it was used since the last pass of `tidy`.
     is_used: AtomicBool,
+    /// Ops that it took since the last pass of `tidy`, and between the two passes before.
+    ops: AtomicUsize,
+    ops_before: AtomicUsize,
     state: Mutex<EntryState>,
 }
 
@@ -98,6 +101,8 @@ impl Entry {
             weight,
             pack_bytes: AtomicUsize::new(0),
             is_used: AtomicBool::new(true),
+            ops: AtomicUsize::new(0),
+            ops_before: AtomicUsize::new(0),
             state: Mutex::new(EntryState {
                 mutator,
                 seat: Some(seat),
@@ -137,7 +142,18 @@ impl Entry {
 
     /// Whether it was used since the last call.
     pub(super) fn take_used(&self) -> bool {
+        self.ops_before.store(self.ops.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         self.is_used.swap(false, Ordering::Relaxed)
+    }
+
+    /// Notes that its mutator took ops.
+    pub(super) fn count_ops(&self, count: usize) {
+        self.ops.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Ops that it took between the last two passes of `tidy`.
+    pub(super) fn recent_ops(&self) -> usize {
+        self.ops_before.load(Ordering::Relaxed)
     }
 
     /// Whether its mutator is clean. False if the entry is locked.

@@ -204,10 +204,15 @@ impl Mutators {
     /// Puts unused mutators to rest, and drops those that no longer take ops, until the tasks stop.
     pub async fn tidy(self: Arc<Self>, tasks: Tasks) {
         while tasks.sleep(TIDY_EVERY).await {
-            let moves = self.table.tidy(self.gate.now());
-            self.count_moves(moves);
-            self.count_mutators();
+            self.tidy_once();
         }
+    }
+
+    /// One pass of [`Mutators::tidy`].
+    pub fn tidy_once(&self) {
+        let moves = self.table.tidy(self.gate.now());
+        self.count_moves(moves);
+        self.count_mutators();
     }
 
     /// Sets the metrics that are computed only on demand.
@@ -215,6 +220,18 @@ impl Mutators {
         let (count, age) = self.alive_ids.look(self.gate.now(), &self.constants);
         self.metrics.ids_alive.set(i64::try_from(count).unwrap_or(i64::MAX));
         self.metrics.ids_age_seconds.set(age.as_secs_f64());
+    }
+
+    /// The keys that this pod adds the most ops to, hottest first, with their ops per second: over ten seconds that
+    /// ended in the last ten.
+    #[must_use]
+    pub fn hottest(&self, limit: usize) -> Vec<(Key, f64)> {
+        let mut keys: Vec<(Key, usize)> = self.table.recent_ops().into_iter().collect();
+        keys.sort_unstable_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        keys.truncate(limit);
+        #[allow(clippy::cast_precision_loss, reason = "ops of ten seconds are fewer than 2^53")]
+        let rate = |ops: usize| ops as f64 / TIDY_EVERY.as_secs_f64();
+        keys.into_iter().map(|(key, ops)| (key, rate(ops))).collect()
     }
 
     /// The number of mutators being written. 0 if all updates answered from memory are stored.

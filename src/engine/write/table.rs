@@ -3,6 +3,7 @@
 //! One lock per part of the map guards both its awake mutators and its table of mutators at rest. So a mutator
 //! that moves between them is always in one of them. All mutators of a key are in one part.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::ops::AddAssign;
 use std::sync::Arc;
@@ -323,6 +324,20 @@ impl MutatorTable {
             });
         }
         moves
+    }
+
+    /// The keys that took ops between the last two passes of `tidy`, with the number of these ops.
+    pub(super) fn recent_ops(&self) -> HashMap<Key, usize> {
+        let mut keys = HashMap::new();
+        for part in &self.parts {
+            for (writer, entry) in &lock(part).awake {
+                match entry.recent_ops() {
+                    0 => {}
+                    ops => *keys.entry(writer.key.clone()).or_default() += ops,
+                }
+            }
+        }
+        keys
     }
 
     /// The number of awake mutators.

@@ -20,7 +20,8 @@ use crate::http::guard::access::KeyPath;
 use crate::http::problem::Problem;
 use crate::http::state::Served;
 use crate::http::time::rfc3339;
-use crate::policy::Verb;
+use crate::limits;
+use crate::policy::{Caller, Verb};
 
 /// A key's rows.
 #[derive(Debug, Serialize, ToSchema)]
@@ -190,6 +191,51 @@ pub(crate) async fn shards(
         ids: report.united.map(|united| united.ids),
         id_conflicts: report.united.map(|united| united.conflicts),
     }))
+}
+
+params! {
+    /// Query parameters of a list of the hottest keys.
+    struct HottestParams {
+        limit: usize = parameters::limit("Maximum number of keys, 1 to 10000 (default: 1000)"),
+    }
+}
+
+/// The keys that this pod updates most.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct HottestView {
+    /// Those that the token may administer, hottest first.
+    keys: Vec<HotKey>,
+}
+
+/// A key that this pod updates.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct HotKey {
+    #[serde(flatten)]
+    key: KeyView,
+    /// Ops per second, over ten seconds that ended in the last ten.
+    #[schema(example = 120.4)]
+    ops_per_second: f64,
+}
+
+/// Show the hottest keys
+///
+/// Returns the keys that this pod adds the most ops to. Other pods have their own.
+#[utoipa::path(
+    get, path = "/v1/hottest", tag = "inspection",
+    params(HottestParams),
+    responses((status = 200, description = "Keys and their rates", body = HottestView, example = json!({
+        "keys": [{"kind": "counter", "group": "site", "name": "home", "ops_per_second": 120.4}]})))
+)]
+pub(crate) async fn hottest(
+    State(served): State<Served>,
+    caller: Caller,
+    Query(params): Query<HottestParams>,
+) -> Result<Json<HottestView>, Problem> {
+    caller.to(Verb::Admin).somewhere()?;
+    let keys = served.app.service.hottest(limits::PAGE_MAX).into_iter();
+    let mine = keys.filter(|(key, _)| caller.may(Verb::Admin, &key.group)).take(params.limit);
+    let hot = |(key, ops_per_second)| HotKey { key: KeyView::from(&key), ops_per_second };
+    Ok(Json(HottestView { keys: mine.map(hot).collect() }))
 }
 
 params! {

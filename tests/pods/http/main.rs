@@ -19,3 +19,4 @@ mod pod;
 mod repair;
 mod resets;
 mod streams;
+mod watch;

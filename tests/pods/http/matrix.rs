@@ -27,9 +27,9 @@ pub(crate) const OPEN_ROUTES: [&str; 8] = [
     "/problems/{slug}",
 ];
 
-/// Routes that need a token but name no group. The last one is for tokens with `admin` on some group.
-pub(crate) const TOKEN_ROUTES: [(&str, &str); 3] =
-    [("POST", "/v1/ids"), ("GET", "/v1/kinds"), ("GET", "/metrics")];
+/// Routes that need a token but name no group. The last two are for tokens with `admin` on some group.
+pub(crate) const TOKEN_ROUTES: [(&str, &str); 4] =
+    [("POST", "/v1/ids"), ("GET", "/v1/kinds"), ("GET", "/v1/hottest"), ("GET", "/metrics")];
 
 const KEY: &str = "/v1/{kind}/{group}/{name}";
 
@@ -146,6 +146,8 @@ pub(crate) fn requests(group: &str, row: &str) -> Vec<Asked> {
         post("/v1/query")
             .with(JSON, json!({"keys": [of("counter", json!({"name": "n"}))]}))
             .shows(Shown::Item),
+        post("/v1/watch").with(JSON, json!({"keys": [of("counter", json!({"name": "n"}))]})),
+        Asked::plain("GET", "/v1/watch", format!("/v1/watch?key=counter/{group}/n")),
         post("/v1/merge").with(JSON, of("counter", json!({"names": ["n"]}))),
         post("/v1/merge").with(JSON, expression).shows(Shown::Absence),
         update(""),
@@ -243,15 +245,17 @@ async fn a_matrix_of_tokens_groups_and_verbs_has_no_leak() {
                 added[other] += usize::from(may && asked.adds());
             }
         }
-        let [ids, kinds, metrics] = TOKEN_ROUTES;
+        let [ids, kinds, hottest, metrics] = TOKEN_ROUTES;
         for (method, path) in [ids, kinds] {
             assert_eq!(guarded.ask(&token, method, path, "").await.status, StatusCode::OK);
         }
-        let answer = guarded.ask(&token, metrics.0, metrics.1, "").await;
-        if verbs_of(index).contains(&Verb::Admin) {
-            assert_eq!(answer.status, StatusCode::OK, "{token}");
-        } else {
-            answer.problem(403, "forbidden");
+        for (method, path) in [hottest, metrics] {
+            let answer = guarded.ask(&token, method, path, "").await;
+            if verbs_of(index).contains(&Verb::Admin) {
+                assert_eq!(answer.status, StatusCode::OK, "{token}");
+            } else {
+                answer.problem(403, "forbidden");
+            }
         }
     }
     assert!(allowed.iter().all(|count| (5..MANY * MANY / 2).contains(count)), "{allowed:?}");

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
+use axum::response::Response;
 use orderfree::engine::Context;
 use orderfree::engine::fold::{Folder, Folding};
 use orderfree::engine::health::Health;
@@ -41,6 +42,8 @@ use uuid::Uuid;
 
 use crate::clock::ShiftedClock;
 use crate::log::Logged;
+
+const EVENTS: &str = "text/event-stream";
 
 /// How the store fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +95,7 @@ pub(crate) struct Pod {
     pub(crate) fold_reads: Arc<AtomicUsize>,
     pub(crate) folder: Arc<Folder>,
     pub(crate) resetter: Arc<Resetter>,
+    pub(crate) mutators: Arc<Mutators>,
     fault: Arc<Mutex<Fault>>,
     ground: Arc<Ground>,
     router: Router,
@@ -162,7 +166,12 @@ impl Pod {
         pod
     }
 
-    fn on(ground: &Arc<Ground>, log: Arc<dyn ResetLog>, policies: Policies, bounds: Bounds) -> Pod {
+    pub(crate) fn on(
+        ground: &Arc<Ground>,
+        log: Arc<dyn ResetLog>,
+        policies: Policies,
+        bounds: Bounds,
+    ) -> Pod {
         let Ground { clock, constants, store: inner, .. } = &**ground;
         let (clock, constants, inner) = (clock.clone(), *constants, inner.clone());
         let fault = Arc::new(Mutex::new(Fault::None));
@@ -186,7 +195,8 @@ impl Pod {
             Folding::InBackground,
             policies.clone(),
         );
-        let service = Service::new(faulty.clone(), faulty, context, mutators, folder.clone());
+        let service =
+            Service::new(faulty.clone(), faulty, context, mutators.clone(), folder.clone());
         let health = Arc::new(Health::default());
         health.set_started();
         let app = AppState {
@@ -205,6 +215,7 @@ impl Pod {
             fold_reads,
             folder,
             resetter,
+            mutators,
             fault,
             ground: ground.clone(),
             router: router(app),
@@ -225,9 +236,16 @@ impl Pod {
         self.router.clone()
     }
 
+    /// The beginning of an answer.
+    pub(crate) async fn answer(&self, request: Request<Body>) -> Response {
+        self.router.clone().oneshot(request).await.expect("infallible")
+    }
+
+    /// A whole answer. Of a stream of events it has only the head.
     pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
-        let response = self.router.clone().oneshot(request).await.expect("infallible");
-        let (parts, body) = response.into_parts();
+        let (parts, body) = self.answer(request).await.into_parts();
+        let is_stream = parts.headers.get("content-type").is_some_and(|media| media == EVENTS);
+        let body = if is_stream { Body::empty() } else { body };
         let body = to_bytes(body, usize::MAX).await.expect("a body");
         let (bytes, text) = (body.to_vec(), String::from_utf8_lossy(&body).into_owned());
         Answer { status: parts.status, headers: parts.headers, text, bytes }

@@ -32,6 +32,15 @@ impl Change {
         }
     }
 
+    /// Number of ops. A list with an id is one.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        match self {
+            Change::Ops(ops) => ops.len(),
+            Change::Named(_) => 1,
+        }
+    }
+
     pub(super) fn ops(&self) -> &[Op] {
         match self {
             Change::Ops(ops) => ops,

@@ -1,0 +1,289 @@
+//! Streams of the values of watched keys.
+
+use std::time::Duration;
+
+use axum::body::{Body, BodyDataStream};
+use axum::http::StatusCode;
+use futures::StreamExt;
+use orderfree::engine::write::Bounds;
+use orderfree::policy::{Policies, Verb};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::access::{Guarded, grant};
+use crate::pod::{Fault, Ground, Pod, request};
+
+const HOME: &str = "/v1/counter/site/home";
+const WATCH_HOME: &str = "/v1/watch?key=counter/site/home";
+
+/// Longer than an update of another pod takes to show.
+const SOON: Duration = Duration::from_secs(3);
+
+/// A stream that is being read.
+struct Events {
+    body: BodyDataStream,
+    rest: String,
+}
+
+#[derive(Debug, PartialEq)]
+struct Event {
+    id: Option<String>,
+    kind: Option<String>,
+    data: Value,
+}
+
+impl Events {
+    async fn open(pod: &Pod, path: &str, headers: &[(&str, &str)]) -> Events {
+        Events::of(pod, request("GET", path, headers, "")).await
+    }
+
+    async fn of(pod: &Pod, request: axum::http::Request<Body>) -> Events {
+        let answer = pod.answer(request).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!(answer.headers()["content-type"], "text/event-stream");
+        assert_eq!(answer.headers()["cache-control"], "no-cache");
+        Events { body: answer.into_body().into_data_stream(), rest: String::new() }
+    }
+
+    /// The next event; none at the end of the stream.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            while let Some(end) = self.rest.find("\n\n") {
+                let text: String = self.rest.drain(..end + 2).collect();
+                let field = |name: &str| {
+                    let lines = text.lines().filter_map(|line| line.strip_prefix(name));
+                    lines.map(str::to_owned).next()
+                };
+                if let Some(data) = field("data: ") {
+                    let data = serde_json::from_str(&data).expect("JSON");
+                    return Some(Event { id: field("id: "), kind: field("event: "), data });
+                }
+            }
+            let bytes = self.body.next().await?.expect("a piece");
+            self.rest += std::str::from_utf8(&bytes).expect("UTF-8");
+        }
+    }
+
+    async fn soon(&mut self) -> Event {
+        timeout(SOON, self.next()).await.expect("an event in time").expect("an event")
+    }
+
+    /// The value of the next event.
+    async fn value(&mut self) -> Value {
+        self.soon().await.data["value"].clone()
+    }
+
+    /// Waits for this value. Returns the number of events until then.
+    async fn until(&mut self, value: i64) -> usize {
+        for events in 1.. {
+            if self.value().await == value {
+                return events;
+            }
+        }
+        unreachable!()
+    }
+}
+
+#[tokio::test]
+async fn a_watched_key_shows_every_change() {
+    let pod = Pod::new();
+    let mut events = Events::open(&pod, WATCH_HOME, &[]).await;
+    let absent = json!({"kind": "counter", "group": "site", "name": "home", "absent": true});
+    assert_eq!(events.soon().await, Event { id: None, kind: None, data: absent.clone() });
+    pod.post(HOME, "text/plain", "5").await;
+    let event = events.soon().await;
+    let read = pod.get(HOME).await;
+    assert_eq!(event.id.as_deref(), Some(read.header("etag")));
+    let (mut data, mut read) = (event.data, read.json());
+    [&mut data, &mut read].map(|view| view.as_object_mut().expect("an object").remove("as_of"));
+    assert_eq!(data, read);
+    pod.post(HOME, "text/plain", "-7").await;
+    assert_eq!(events.value().await, -2);
+    pod.send(request("POST", &format!("{HOME}/reset"), &[], "")).await;
+    assert_eq!(events.value().await, 0);
+    pod.send(request("DELETE", HOME, &[], "")).await;
+    assert_eq!(events.soon().await.data, absent);
+}
+
+#[tokio::test]
+async fn many_updates_are_few_events_and_the_last_one_shows() {
+    let pod = Pod::new();
+    let mut events = Events::open(&pod, WATCH_HOME, &[]).await;
+    let began = Instant::now();
+    let update = async {
+        for _ in 0..200 {
+            pod.post(HOME, "text/plain", "1").await;
+        }
+    };
+    let (count, ()) = tokio::join!(events.until(200), update);
+    let most = began.elapsed().as_millis() / 100 + 2;
+    assert!(count as u128 <= most, "{count} events, at most {most}");
+}
+
+#[tokio::test]
+async fn an_update_of_another_pod_shows_within_a_second() {
+    let ground = Ground::new();
+    let pod = || Pod::on(&ground, ground.store.clone(), Policies::default(), Bounds::default());
+    let (pod, other) = (pod(), pod());
+    let mut events = Events::open(&pod, WATCH_HOME, &[]).await;
+    events.soon().await;
+    for total in 1..=3 {
+        other.post(HOME, "text/plain", "1").await;
+        let began = Instant::now();
+        assert_eq!(events.value().await, total);
+        assert!(began.elapsed() < Duration::from_millis(1_300), "{:?}", began.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn many_keys_are_one_stream() {
+    let pod = Pod::new();
+    let key = |at: usize| json!({"kind": "counter", "group": "site", "name": at.to_string()});
+    let keys = |count: usize| json!({"keys": (0..count).map(key).collect::<Vec<_>>()}).to_string();
+    let post = |count| {
+        let json = [("content-type", "application/json")];
+        request("POST", "/v1/watch?numbers=string", &json, keys(count))
+    };
+    let mut events = Events::of(&pod, post(1_000)).await;
+    for _ in 0..1_000 {
+        assert_eq!(events.soon().await.data["absent"], true);
+    }
+    pod.post("/v1/counter/site/777", "text/plain", "3").await;
+    assert_eq!(events.soon().await.data["value"], "3");
+    assert_eq!(pod.send(post(1_001)).await.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn a_group_shows_its_keys_and_those_that_come_later() {
+    let pod = Pod::new();
+    for name in ["a1", "a2", "b"] {
+        pod.post(&format!("/v1/counter/site/{name}"), "text/plain", "1").await;
+    }
+    let path = "/v1/watch?group=counter/site&prefix=a";
+    let mut events = Events::open(&pod, path, &[]).await;
+    let mut names =
+        [events.soon().await, events.soon().await].map(|event| event.data["name"].clone());
+    names.sort_by_key(ToString::to_string);
+    assert_eq!(names, ["a1", "a2"]);
+    pod.post("/v1/counter/site/a3", "text/plain", "1").await;
+    let event = timeout(Duration::from_secs(20), events.next()).await.expect("in time");
+    assert_eq!(event.expect("an event").data["name"], "a3");
+}
+
+#[tokio::test]
+async fn a_client_that_connects_again_does_not_get_the_event_that_it_has() {
+    let pod = Pod::new();
+    pod.post(HOME, "text/plain", "5").await;
+    let id = Events::open(&pod, WATCH_HOME, &[]).await.soon().await.id.expect("an id");
+    let again = [("last-event-id", id.as_str())];
+    let mut events = Events::open(&pod, WATCH_HOME, &again).await;
+    assert!(timeout(SOON, events.next()).await.is_err(), "nothing has changed");
+    pod.post(HOME, "text/plain", "1").await;
+    assert_eq!(events.value().await, 6);
+    let mut events = Events::open(&pod, WATCH_HOME, &again).await;
+    assert_eq!(events.value().await, 6, "it has changed meanwhile");
+}
+
+#[tokio::test]
+async fn a_stream_ends_with_a_reason_when_its_pod_stops() {
+    let pod = Pod::new();
+    let mut events = Events::open(&pod, WATCH_HOME, &[]).await;
+    events.soon().await;
+    pod.health.set_draining();
+    let end = events.soon().await;
+    assert_eq!((end.kind.as_deref(), end.data["reason"].is_string()), (Some("end"), true));
+    assert_eq!(timeout(SOON, events.next()).await, Ok(None));
+}
+
+#[tokio::test]
+async fn a_key_that_can_not_be_read_says_why_and_comes_back() {
+    let pod = Pod::new();
+    pod.post(HOME, "text/plain", "5").await;
+    pod.set(Fault::Down);
+    let mut events = Events::open(&pod, WATCH_HOME, &[]).await;
+    let event = events.soon().await;
+    assert_eq!(event.data["problem"]["type"], "/problems/store-unavailable");
+    assert_eq!((event.id, event.data["name"].as_str()), (None, Some("home")));
+    pod.set(Fault::None);
+    assert_eq!(events.value().await, 5);
+}
+
+#[tokio::test]
+async fn every_key_needs_a_grant_as_long_as_it_is_watched() {
+    let mine = grant("site", &[Verb::Read, Verb::Write]);
+    let guarded = Guarded::new([("mine", mine), ("nothing", String::new())], "");
+    let both = "/v1/watch?key=counter/site/home&key=counter/other/home";
+    for (token, path) in
+        [("mine", both), ("mine", "/v1/watch?group=counter/other"), ("nothing", WATCH_HOME)]
+    {
+        guarded.ask(token, "GET", path, "").await.problem(403, "forbidden");
+    }
+    let bearer = format!("Bearer {}", guarded.tokens["mine"]);
+    let headers = [("authorization", bearer.as_str())];
+    let mut events = Events::open(&guarded.pod, WATCH_HOME, &headers).await;
+    events.soon().await;
+}
+
+#[tokio::test]
+async fn a_pod_watches_up_to_its_limit_and_forgets_what_nobody_watches() {
+    let pod = Pod::new();
+    let json = [("content-type", "application/json")];
+    let many = |from: usize| {
+        let key = |at| json!({"kind": "counter", "group": "site", "name": format!("{at}")});
+        let keys: Vec<Value> = (from..from + 1_000).map(key).collect();
+        request("POST", "/v1/watch", &json, json!({"keys": keys}).to_string())
+    };
+    let mut streams = Vec::new();
+    for at in 0..10 {
+        streams.push(Events::of(&pod, many(at * 1_000)).await);
+    }
+    pod.get(WATCH_HOME).await.problem(429, "too-many-watched");
+    // A key that is watched already has room.
+    Events::open(&pod, "/v1/watch?key=counter/site/5", &[]).await.soon().await;
+    let watched = async || {
+        let metrics = pod.get("/metrics").await.text;
+        let line = metrics.lines().find(|line| line.starts_with("orderfree_watched_keys "));
+        line.expect("the metric").rsplit(' ').next().expect("a number").to_owned()
+    };
+    assert_eq!(watched().await, "10000");
+    drop(streams);
+    let began = Instant::now();
+    while watched().await != "0" {
+        assert!(began.elapsed() < Duration::from_secs(30), "{}", watched().await);
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_names_nothing_or_too_much_says_what_to_do() {
+    let pod = Pod::new();
+    for (query, says) in [
+        ("", "Say what to watch"),
+        ("?key=counter/site/home&group=counter/site", "Say what to watch"),
+        ("?key=counter/site/home&prefix=a", "prefix is for a group"),
+        ("?key=counter/site", "KIND/GROUP/NAME"),
+        ("?group=counter/site/home", "KIND/GROUP"),
+        ("?key=counter/site/home&numbers=string&numbers=string", "twice"),
+    ] {
+        let detail = pod.get(&format!("/v1/watch{query}")).await.detail(400, "bad-query");
+        assert!(detail.contains(says), "{query}: {detail}");
+    }
+    pod.get("/v1/watch?key=none/site/home").await.problem(400, "unknown-kind");
+    let slash = "/v1/watch?key=counter/a%252Fb/x/y";
+    assert_eq!(Events::open(&pod, slash, &[]).await.soon().await.data["group"], "a/b");
+}
+
+#[tokio::test]
+async fn the_hottest_keys_are_those_with_the_most_ops() {
+    let pod = Pod::new();
+    for (name, amounts) in [("cold", 1), ("hot", 30), ("warm", 5)] {
+        let op = json!({"op": "add"});
+        let body = json!({"ops": vec![op; amounts]}).to_string();
+        pod.post(&format!("/v1/counter/site/{name}"), "application/json", &body).await;
+    }
+    assert_eq!(pod.get("/v1/hottest").await.json()["keys"], json!([]), "no period has ended");
+    pod.mutators.tidy_once();
+    let keys = pod.get("/v1/hottest?limit=2").await.json()["keys"].clone();
+    let hot = |name: &str, rate: f64| json!({"kind": "counter", "group": "site", "name": name, "ops_per_second": rate});
+    assert_eq!(keys, json!([hot("hot", 3.0), hot("warm", 0.5)]));
+}
