@@ -8,7 +8,7 @@ const TOKEN = "orderfree.token";
 /** The token of this tab; null without one. */
 export const token = new Store<string | null>(sessionStorage.getItem(TOKEN));
 
-export function useToken(text: string | null): void {
+export function setToken(text: string | null): void {
   if (text === null) sessionStorage.removeItem(TOKEN);
   else sessionStorage.setItem(TOKEN, text);
   denials.set(new Map());

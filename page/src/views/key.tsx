@@ -1,0 +1,129 @@
+// One key: its number, why it is that number, and what can be done with it.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { clock, double, plural } from "../logic/format.ts";
+import { path, toGroup, toKey } from "../logic/route.ts";
+import { askForRights, call, token } from "../live/api.ts";
+import { usePolled } from "../live/polled.ts";
+import { useStore } from "../live/store.ts";
+import { type Obstacle, useWatch } from "../live/watch.ts";
+import { Copy, ProblemNote, Trouble } from "../parts/ui.tsx";
+import type { Key, KindView, ProblemBody, Reading } from "../types.ts";
+import { AddCard } from "./add.tsx";
+import { EndCard } from "./end.tsx";
+import { ValueCard } from "./value.tsx";
+import { WhyCard } from "./why.tsx";
+
+interface Props {
+  address: Key;
+  kind: KindView | undefined;
+}
+
+/** What is known about a key. */
+export type State =
+  | { is: "loading" }
+  | { is: "there"; reading: Reading }
+  | { is: "absent" }
+  | { is: "trouble"; problem: ProblemBody };
+
+export interface Point {
+  at: number;
+  value: number;
+}
+
+const POINTS_MAX = 1_200;
+const POLL_MS = 3_000;
+const RATE_MS = 10_000;
+
+export function KeyView({ address, kind }: Props) {
+  const { kind: kindName, group, name } = address;
+  const keyPath = `/v1/${path(kindName, group, name)}`;
+  const credentials = useStore(token);
+  const [state, setState] = useState<State>({ is: "loading" });
+  const points = useRef<Point[]>([]);
+
+  const take = (reading: Reading) => {
+    setState({ is: "there", reading });
+    if (kindName !== "counter" && kindName !== "sum") return;
+    points.current = [...points.current.slice(-POINTS_MAX), { at: Date.now(), value: Number(reading.value) }];
+  };
+  const obstacle = useWatch([address], (change) => {
+    if (change.type === "value") take(change.reading);
+    else if (change.type === "absent") setState({ is: "absent" });
+    else setState({ is: "trouble", problem: change.problem });
+  });
+  // Without the stream, the key is read every few seconds.
+  const isRefused = obstacle instanceof Error;
+  const read = usePolled((signal) => call<Reading>(`${keyPath}?numbers=string`, { signal, needs: `read ${group}` }), isRefused ? POLL_MS : null, [keyPath]);
+  useEffect(() => {
+    if (read.data && (isRefused || state.is === "loading")) take(read.data);
+    const problem = read.error && "problem" in read.error ? (read.error.problem as ProblemBody) : undefined;
+    if (!problem || (!isRefused && state.is !== "loading")) return;
+    setState(problem.type.endsWith("/key-absent") ? { is: "absent" } : { is: "trouble", problem });
+  }, [read.data, read.error, isRefused]);
+
+  useEffect(() => void askForRights(group, keyPath), [keyPath, credentials]);
+
+  const reading = state.is === "there" ? state.reading : undefined;
+  return (
+    <>
+      <header class="key-head">
+        <p class="where">
+          <a href={toGroup(kindName)}>{kindName}</a> <span aria-hidden="true">›</span> <a href={toGroup(kindName, group)}>{group}</a>
+        </p>
+        <h1 tabIndex={-1}>{name}</h1>
+        <Live obstacle={obstacle} />
+      </header>
+      {state.is === "trouble" && <ProblemNote problem={state.problem} />}
+      {state.is === "absent" && (
+        <p class="note">
+          This key does not exist. Add to it, and it does.
+        </p>
+      )}
+      {state.is === "loading" && read.error && !("problem" in read.error) && <Trouble error={read.error} />}
+      <div class="key-body">
+        <div class="key-main">
+          {reading && <ValueCard reading={reading} points={points.current} keyPath={keyPath} bound={kind?.bound} />}
+          {reading && <Facts reading={reading} points={points.current} />}
+          {state.is !== "absent" && state.is !== "loading" && <WhyCard address={address} keyPath={keyPath} reading={reading} />}
+        </div>
+        <aside class="key-side" aria-label="Change this key">
+          {kind && <AddCard key={kindName} address={address} keyPath={keyPath} kind={kind} />}
+          <EndCard address={address} keyPath={keyPath} isThere={state.is === "there"} />
+        </aside>
+      </div>
+    </>
+  );
+}
+
+function Live({ obstacle }: { obstacle: Obstacle }) {
+  if (obstacle instanceof Error) return <span class="live soft" title={obstacle.message}>not live: read every {POLL_MS / 1000} s</span>;
+  return (
+    <span class={`live ${obstacle ? "soft" : ""}`}>
+      <span class={`dot ${obstacle ? "none" : "good"}`} aria-hidden="true" />
+      {obstacle ? "connecting" : "live"}
+    </span>
+  );
+}
+
+function Facts({ reading, points }: { reading: Reading; points: Point[] }) {
+  const address = location.origin + location.pathname + toKey(reading);
+  const rate = rateOf(points);
+  return (
+    <p class="key-facts soft">
+      <span title="Every update that was acknowledged before this time is in the value.">as of {clock(reading.as_of)}</span>
+      <span>{plural(reading.shards, "shard")}</span>
+      <span>{reading.exact ? "exact" : "estimate"}</span>
+      {rate !== undefined && rate !== 0 && <span>{rate > 0 ? "+" : ""}{double(rate, 3)} a second</span>}
+      <Copy text={address} label="Copy link" />
+    </p>
+  );
+}
+
+/** How fast the number moved in the last seconds. */
+function rateOf(points: Point[]): number | undefined {
+  const now = Date.now();
+  const recent = points.filter(({ at }) => at > now - RATE_MS);
+  const [first, last] = [recent[0], recent.at(-1)];
+  if (!first || !last || last.at - first.at < 1_000) return undefined;
+  return ((last.value - first.value) * 1000) / (last.at - first.at);
+}

@@ -1,0 +1,139 @@
+// The first page: the keys that are updated most, and how to begin.
+import { useState } from "preact/hooks";
+import { double } from "../logic/format.ts";
+import { path, toKey } from "../logic/route.ts";
+import { call } from "../live/api.ts";
+import { usePolled } from "../live/polled.ts";
+import { Card, Copy, Trouble } from "../parts/ui.tsx";
+import type { Hottest, Key, KindView } from "../types.ts";
+import { UpdateForm, useDraft } from "./add.tsx";
+
+const EVERY_MS = 2_000;
+const HOTTEST = 20;
+
+export function KeysPage({ kinds }: { kinds: KindView[] }) {
+  const hottest = usePolled((signal) => call<Hottest>(`/v1/hottest?limit=${HOTTEST}`, { signal, needs: "admin" }), EVERY_MS, []);
+  const keys = hottest.data?.keys;
+  const isQuiet = keys !== undefined && keys.length === 0;
+  return (
+    <>
+      <h1 class="hidden" tabIndex={-1}>
+        Keys
+      </h1>
+      {hottest.error && !keys && (
+        <Card title="Hottest keys">
+          <Trouble error={hottest.error} />
+        </Card>
+      )}
+      {keys && keys.length > 0 && <HottestCard keys={keys} />}
+      {isQuiet && (
+        <Card title="Hottest keys">
+          <p class="soft">This pod updates no key at the moment. Choose one at the left, or begin one here.</p>
+        </Card>
+      )}
+      {kinds.length > 0 && <StartCard kinds={kinds} />}
+    </>
+  );
+}
+
+function HottestCard({ keys }: Hottest) {
+  const most = Math.max(1e-9, ...keys.map((key) => key.updates_per_second));
+  return (
+    <Card title="Hottest keys" aside={<span class="soft">updates a second, of this pod</span>}>
+      <table class="bars">
+        <thead class="hidden">
+          <tr>
+            <th scope="col">Key</th>
+            <th scope="col">Bar</th>
+            <th scope="col">Updates a second</th>
+          </tr>
+        </thead>
+        <tbody>
+          {keys.map((key) => (
+            <tr key={path(key.kind, key.group, key.name)}>
+              <th scope="row" class="name">
+                <a href={toKey(key)}>
+                  <span class="soft">
+                    {key.kind} › {key.group} ›{" "}
+                  </span>
+                  {key.name}
+                </a>
+              </th>
+              <td class="track">
+                <span class="bar" style={{ width: `${(100 * key.updates_per_second) / most}%` }} />
+              </td>
+              <td class="number">{double(key.updates_per_second, 3)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Card>
+  );
+}
+
+function StartCard({ kinds }: { kinds: KindView[] }) {
+  const [address, setAddress] = useState<Key>({ kind: "counter", group: "site", name: "home" });
+  const kind = kinds.find(({ kind: name }) => name === address.kind);
+  const url = `${location.origin}/v1/counter/site/home`;
+  const curls: [string, string][] = [
+    ["Add one", `curl -X POST ${url}`],
+    ["Read it", `curl ${url}`],
+    ["See why it is that number", `curl ${url}/shards`],
+  ];
+  const set = (change: Partial<Key>) => setAddress({ ...address, ...change });
+  return (
+    <Card title="Count something" className="start">
+      <div class="halves">
+        <div>
+          <div class="address">
+            <label class="field">
+              Kind
+              <select value={address.kind} onChange={(event) => set({ kind: event.currentTarget.value })}>
+                {kinds.map(({ kind: name }) => (
+                  <option key={name}>{name}</option>
+                ))}
+              </select>
+            </label>
+            <label class="field">
+              Group
+              <input value={address.group} onInput={(event) => set({ group: event.currentTarget.value })} />
+            </label>
+            <label class="field">
+              Name
+              <input value={address.name} onInput={(event) => set({ name: event.currentTarget.value })} />
+            </label>
+          </div>
+          {kind && <p class="soft">{kind.summary}</p>}
+          {kind && address.group !== "" && address.name !== "" && <First key={kind.kind} kind={kind} address={address} />}
+        </div>
+        <div>
+          {curls.map(([what, command]) => (
+            <div class="try" key={what}>
+              <p>{what}</p>
+              <Copy text={command} />
+              <pre class="code" tabIndex={0} aria-label={what}>
+                {command}
+              </pre>
+            </div>
+          ))}
+        </div>
+      </div>
+    </Card>
+  );
+}
+
+function First({ kind, address }: { kind: KindView; address: Key }) {
+  const draft = useDraft(kind);
+  const keyPath = `/v1/${path(address.kind, address.group, address.name)}`;
+  return (
+    <UpdateForm
+      address={address}
+      keyPath={keyPath}
+      kind={kind}
+      draft={draft}
+      label="Send, and open the key"
+      onAcked={() => (location.hash = toKey(address))}
+    />
+  );
+}
+

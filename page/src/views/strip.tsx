@@ -1,0 +1,110 @@
+// The rows of a key between the future and the tally. They move left as time runs.
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { Part } from "../logic/addition.ts";
+import { clock, digits, span } from "../logic/format.ts";
+import { CUTOFF_AT, FENCE_AT, NOW_AT, type Times, place } from "../logic/timeline.ts";
+
+interface Props {
+  parts: Part[];
+  times: Times;
+  chosen: ReadonlySet<string>;
+  onChoose: (ids: string[]) => void;
+}
+
+/** How long a row takes to move into the tally, as in the style sheet. */
+const FOLDING_MS = 900;
+
+export function Strip({ parts, times, chosen, onChoose }: Props) {
+  const shards = parts.filter((part) => part.expiresAt !== undefined);
+  const expiries = shards.map(({ expiresAt }) => expiresAt as number);
+  const [oldest, latest] = [Math.min(times.cutoff, ...expiries), Math.max(times.now, ...expiries)];
+  const most = Math.max(1e-9, ...shards.filter(({ ignored }) => !ignored).map(({ size }) => size));
+  const folded = useFolded(shards, times.fence);
+  const tally = parts.find((part) => part.phase === "tally");
+  const left = (expiresAt: number) => `${100 * place(expiresAt, times, oldest, latest)}%`;
+  const count = (of: (part: Part) => boolean) => shards.filter(of).length;
+  const label =
+    `${tally ? "A tally" : "No tally yet"}, ${digits(count((part) => part.phase === "final"))} final, ` +
+    `${digits(count((part) => part.phase === "expired"))} expired, ${digits(count((part) => part.phase === "draining"))} draining ` +
+    `and ${digits(count((part) => part.phase === "live"))} live shards.`;
+  return (
+    <div class="strip" role="img" aria-label={label}>
+      <Zone name="tally" from={0} to={FENCE_AT} text={tally ? "in the tally" : "no tally yet"} />
+      <Zone name="final" from={FENCE_AT} to={CUTOFF_AT} text="final" />
+      <Zone name="expired" from={CUTOFF_AT} to={NOW_AT} text="expired" />
+      <Zone name="live" from={NOW_AT} to={1} text="live and draining" />
+      <div class="stems">
+        {tally && (
+          <span
+            class={`tally-block ${chosen.has("tally") ? "chosen" : ""} ${folded.length > 0 ? "taking" : ""}`}
+            style={{ width: `${100 * FENCE_AT}%` }}
+            onMouseEnter={() => onChoose(["tally"])}
+            onMouseLeave={() => onChoose([])}
+          />
+        )}
+        {shards.map((part) => (
+          <span
+            key={part.id}
+            class={`stem ${part.phase} ${part.ignored ? "ignored" : ""} ${part.ids !== undefined ? "pack" : ""} ${chosen.has(part.id) ? "chosen" : ""}`}
+            style={{ left: left(part.expiresAt as number), height: `${height(part.size, most)}%` }}
+            onMouseEnter={() => onChoose([part.id])}
+            onMouseLeave={() => onChoose([])}
+          />
+        ))}
+        {folded.map((part) => (
+          <span
+            key={part.id}
+            class="stem final folding"
+            style={{ left: `${50 * FENCE_AT}%`, height: `${height(part.size, most)}%` }}
+          />
+        ))}
+      </div>
+      <Border name="fence" at={FENCE_AT} time={times.fence} />
+      <Border name="cutoff" at={CUTOFF_AT} time={times.cutoff} />
+      <Border name="now" at={NOW_AT} time={times.now} />
+      {latest > times.now && <span class="horizon">{span(latest - times.now)} from now</span>}
+    </div>
+  );
+}
+
+/** Small parts stay visible. */
+function height(size: number, most: number): number {
+  return 14 + 86 * Math.sqrt(Math.min(1, size / most));
+}
+
+/** Shards that a fold has just taken: they leave the list, and the fence has moved past them. */
+function useFolded(shards: Part[], fence: number | undefined): Part[] {
+  const before = useRef<Part[]>([]);
+  const [folded, setFolded] = useState<Part[]>([]);
+  const ids = shards.map(({ id }) => id).join();
+  useEffect(() => {
+    const present = new Set(shards.map(({ id }) => id));
+    const gone = before.current.filter(
+      (part) => !present.has(part.id) && !part.ignored && fence !== undefined && (part.expiresAt as number) <= fence,
+    );
+    before.current = shards;
+    if (gone.length === 0) return;
+    setFolded(gone);
+    const timer = setTimeout(() => setFolded([]), FOLDING_MS);
+    return () => clearTimeout(timer);
+  }, [ids]);
+  return folded;
+}
+
+function Zone({ name, from, to, text }: { name: string; from: number; to: number; text: string }) {
+  return (
+    <span class={`zone ${name}`} style={{ left: `${100 * from}%`, width: `${100 * (to - from)}%` }}>
+      <span>{text}</span>
+    </span>
+  );
+}
+
+function Border({ name, at, time }: { name: string; at: number; time: number | undefined }) {
+  return (
+    <span class={`border ${name}`} style={{ left: `${100 * at}%` }}>
+      <span class="border-text">
+        <b>{name}</b> {time === undefined ? "–" : clock(time)}
+      </span>
+    </span>
+  );
+}
