@@ -95,7 +95,7 @@ function Banner() {
     return () => clearTimeout(timer);
   }, [returns, isUp]);
   return (
-    <div class="banners">
+    <>
       <div role="status">
         {!isUp && (
           <p class="banner bad">
@@ -103,16 +103,16 @@ function Banner() {
           </p>
         )}
         {isUp && isBack && <p class="banner good">The server is back.</p>}
+        {isUp && needsToken && (
+          <p class="banner look">
+            <strong>{hasToken ? "The server does not take this token." : "This server asks for a token."}</strong>{" "}
+            <button type="button" class="small" onClick={() => setAsksToken(true)}>
+              Enter a token
+            </button>
+          </p>
+        )}
       </div>
-      {isUp && needsToken && (
-        <p class="banner look">
-          <strong>{hasToken ? "The server does not take this token." : "This server asks for a token."}</strong>{" "}
-          <button type="button" class="small" onClick={() => setAsksToken(true)}>
-            Enter a token
-          </button>
-        </p>
-      )}
       {asksToken && <TokenDialog onClose={() => setAsksToken(false)} />}
-    </div>
+    </>
   );
 }

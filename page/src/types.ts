@@ -118,5 +118,5 @@ export interface Register {
 export type Value = Whole | Histogram | Stats | Extrema | Estimate | TopList | ItemSet | Register;
 
 export interface Hottest {
-  keys: (Key & { updates_per_second: number })[];
+  keys: (Key & { ops_per_second: number })[];
 }

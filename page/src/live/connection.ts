@@ -26,7 +26,7 @@ export function unanswered(): void {
 
 async function probe(): Promise<void> {
   while (!connection.value.isUp) {
-    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    await pause(RETRY_MS);
     try {
       const answer = await fetch("/livez", { cache: "no-store", signal: AbortSignal.timeout(5_000) });
       if (answer.ok) answered();
@@ -57,12 +57,16 @@ export function whenUseful(signal: AbortSignal): Promise<void> {
 }
 
 /** Resolves after this time. Rejects when the signal aborts. */
-export function pause(ms: number, signal: AbortSignal): Promise<void> {
+export function pause(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, ms);
-    signal.addEventListener("abort", () => {
+    const abort = () => {
       clearTimeout(timer);
-      reject(signal.reason);
-    });
+      reject(signal?.reason);
+    };
+    const timer = setTimeout(() => {
+      signal?.removeEventListener("abort", abort);
+      resolve();
+    }, ms);
+    signal?.addEventListener("abort", abort, { once: true });
   });
 }

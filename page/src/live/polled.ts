@@ -18,7 +18,9 @@ export interface Polled<T> {
  */
 export function usePolled<T>(load: (signal: AbortSignal) => Promise<T>, every: number | null, inputs: unknown[]): Polled<T> {
   const [, render] = useReducer((count: number) => count + 1, 0);
-  const state = useRef<Polled<T> & { inputs: unknown[] }>({ data: undefined, error: undefined, refresh: () => {}, inputs });
+  const wake = useRef(() => {});
+  const refresh = useRef(() => wake.current()).current;
+  const state = useRef<Polled<T> & { inputs: unknown[] }>({ data: undefined, error: undefined, refresh, inputs });
   const { returns } = useStore(connection);
   const credentials = useStore(token);
   if (inputs.some((input, index) => !Object.is(input, state.current.inputs[index]))) {
@@ -26,13 +28,11 @@ export function usePolled<T>(load: (signal: AbortSignal) => Promise<T>, every: n
   }
   useEffect(() => {
     const stop = new AbortController();
-    let wake = () => {};
-    state.current.refresh = () => wake();
     const run = async () => {
       for (;;) {
         await whenUseful(stop.signal);
         let asksAgain = false;
-        wake = () => (asksAgain = true);
+        wake.current = () => (asksAgain = true);
         try {
           const data = await load(stop.signal);
           if (stop.signal.aborted) return;
@@ -43,7 +43,7 @@ export function usePolled<T>(load: (signal: AbortSignal) => Promise<T>, every: n
         }
         render(undefined);
         if (asksAgain) continue;
-        const woken = new Promise<void>((resolve) => (wake = resolve));
+        const woken = new Promise<void>((resolve) => (wake.current = resolve));
         await (every === null ? woken : Promise.race([woken, pause(every, stop.signal)]));
       }
     };

@@ -1,6 +1,5 @@
 // The watch stream, read by fetch because an EventSource can't send a token.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { path } from "../logic/route.ts";
 import { EventParser } from "../logic/sse.ts";
 import type { Key, ProblemBody, Reading } from "../types.ts";
 import { Refused, send, token } from "./api.ts";
@@ -16,20 +15,18 @@ export type Change =
 const SILENCE_MS = 15_000;
 const RETRY_MS = 1_000;
 const RETRY_MAX_MS = 30_000;
-/** The server takes addresses of up to 8 KiB. */
-const QUERY_MAX = 7_500;
 
 /** Why nothing comes, or undefined while the stream is open. */
 export type Obstacle = Error | "opening" | undefined;
 
-/** Follows these keys, as far as their names fit into an address. Reports changes until the signal aborts. */
+/** Follows these keys, up to 1,000, and reports changes until the signal aborts. */
 export async function watch(
   keys: Key[],
   onChange: (change: Change) => void,
   onState: (obstacle: Obstacle) => void,
   signal: AbortSignal,
 ): Promise<void> {
-  const query = queryOf(keys);
+  const body = JSON.stringify({ keys: keys.map(({ kind, group, name }) => ({ kind, group, name })) });
   let retry = RETRY_MS;
   for (;;) {
     await whenUseful(signal);
@@ -41,8 +38,7 @@ export async function watch(
     signal.addEventListener("abort", end);
     document.addEventListener("visibilitychange", endIfHidden);
     try {
-      const request = { headers: { Accept: "text/event-stream" }, signal: stream.signal };
-      const answer = await send(`/v1/watch?${query}`, request);
+      const answer = await send("/v1/watch?numbers=string", { method: "POST", body, signal: stream.signal });
       onState(undefined);
       retry = (await read(answer, onChange, stream)) ?? RETRY_MS;
     } catch (error) {
@@ -54,6 +50,7 @@ export async function watch(
         retry = error.retryAfter !== undefined ? error.retryAfter * 1000 : Math.min(RETRY_MAX_MS, retry * 2);
       } else if (!stream.signal.aborted) unanswered();
     } finally {
+      end();
       signal.removeEventListener("abort", end);
       document.removeEventListener("visibilitychange", endIfHidden);
     }
@@ -75,26 +72,18 @@ async function read(answer: Response, onChange: (change: Change) => void, stream
       silence = setTimeout(() => stream.abort(), SILENCE_MS);
       for (const { type, data } of parser.push(decoder.decode(value, { stream: true }))) {
         if (type === "end") return parser.retry;
-        const content = JSON.parse(data);
-        if (type === "value") onChange({ type, reading: content });
-        else if (type === "absent") onChange({ type, key: content });
-        else if (type === "problem") onChange({ type, key: content, problem: content });
+        onChange(changeOf(JSON.parse(data)));
       }
     }
   } finally {
     clearTimeout(silence);
-    stream.abort();
   }
 }
 
-function queryOf(keys: Key[]): string {
-  let query = "numbers=string";
-  for (const { kind, group, name } of keys) {
-    const more = `&key=${encodeURIComponent(path(kind, group, name))}`;
-    if (query.length + more.length > QUERY_MAX) break;
-    query += more;
-  }
-  return query;
+/** An event has what `/v1/query` answers for a key: its value, that it is absent, or why it can't be read. */
+function changeOf(result: Reading & { absent?: boolean; problem?: ProblemBody }): Change {
+  if (result.problem) return { type: "problem", key: result, problem: result.problem };
+  return result.absent ? { type: "absent", key: result } : { type: "value", reading: result };
 }
 
 /** Follows these keys while the component is there. Returns why nothing comes. */

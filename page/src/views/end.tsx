@@ -134,7 +134,7 @@ async function end(deed: Deed, keyPath: string, group: string, id: string): Prom
   const answer = await send(`${path}?numbers=string`, { method, headers, needs: `reset ${group}` });
   let reset = (await answer.json()) as ResetView;
   while (reset.outcome === "accepted") {
-    await pause(AGAIN_MS, new AbortController().signal);
+    await pause(AGAIN_MS);
     reset = await call<ResetView>(`${keyPath}/resets/${reset.id}?numbers=string`, { needs: `reset ${group}` });
   }
   return ((reset.cleared as { value: Value } | null | undefined)?.value ?? null) as Value | null;

@@ -91,13 +91,17 @@ function Figures({ minute }: { minute: LastMinute | undefined }) {
     <>
       <div>
         <dt>updates/s</dt>
-        <dd class="figure">{rate === undefined ? "–" : double(rate, 3)}</dd>
-        <Spark values={minute?.series(rateOf(UPDATES)).map(({ value }) => value) ?? []} room={READINGS} />
+        <dd class="figure">
+          <span>{rate === undefined ? "–" : double(rate, 3)}</span>
+          <Spark values={minute?.series(rateOf(UPDATES)).map(({ value }) => value) ?? []} room={READINGS} />
+        </dd>
       </div>
       <div>
         <dt title="99 of 100 requests of the last minute were faster">p99</dt>
-        <dd class="figure">{p99 === undefined ? "–" : span(p99 * 1000)}</dd>
-        <Spark values={minute?.series(quantileOf(0.99, SECONDS)).map(({ value }) => value) ?? []} room={READINGS} />
+        <dd class="figure">
+          <span>{p99 === undefined ? "–" : span(p99 * 1000)}</span>
+          <Spark values={minute?.series(quantileOf(0.99, SECONDS)).map(({ value }) => value) ?? []} room={READINGS} />
+        </dd>
       </div>
     </>
   );

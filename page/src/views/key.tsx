@@ -86,10 +86,10 @@ export function KeyView({ address, kind }: Props) {
           {reading && <Facts reading={reading} points={points.current} />}
           {state.is !== "absent" && state.is !== "loading" && <WhyCard address={address} keyPath={keyPath} reading={reading} />}
         </div>
-        <aside class="key-side" aria-label="Change this key">
+        <div class="key-side">
           {kind && <AddCard key={kindName} address={address} keyPath={keyPath} kind={kind} />}
           <EndCard address={address} keyPath={keyPath} isThere={state.is === "there"} />
-        </aside>
+        </div>
       </div>
     </>
   );

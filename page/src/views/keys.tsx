@@ -12,7 +12,7 @@ const EVERY_MS = 2_000;
 const HOTTEST = 20;
 
 export function KeysPage({ kinds }: { kinds: KindView[] }) {
-  const hottest = usePolled((signal) => call<Hottest>(`/v1/hottest?limit=${HOTTEST}`, { signal, needs: "admin" }), EVERY_MS, []);
+  const hottest = usePolled((signal) => call<Hottest>(`/v1/hottest?limit=${HOTTEST}`, { signal }), EVERY_MS, []);
   const keys = hottest.data?.keys;
   const isQuiet = keys !== undefined && keys.length === 0;
   return (
@@ -37,15 +37,15 @@ export function KeysPage({ kinds }: { kinds: KindView[] }) {
 }
 
 function HottestCard({ keys }: Hottest) {
-  const most = Math.max(1e-9, ...keys.map((key) => key.updates_per_second));
+  const most = Math.max(1e-9, ...keys.map((key) => key.ops_per_second));
   return (
-    <Card title="Hottest keys" aside={<span class="soft">updates a second, of this pod</span>}>
+    <Card title="Hottest keys" aside={<span class="soft">ops a second, of this pod</span>}>
       <table class="bars">
         <thead class="hidden">
           <tr>
             <th scope="col">Key</th>
             <th scope="col">Bar</th>
-            <th scope="col">Updates a second</th>
+            <th scope="col">Ops a second</th>
           </tr>
         </thead>
         <tbody>
@@ -60,9 +60,9 @@ function HottestCard({ keys }: Hottest) {
                 </a>
               </th>
               <td class="track">
-                <span class="bar" style={{ width: `${(100 * key.updates_per_second) / most}%` }} />
+                <span class="bar" style={{ width: `${(100 * key.ops_per_second) / most}%` }} />
               </td>
-              <td class="number">{double(key.updates_per_second, 3)}</td>
+              <td class="number">{double(key.ops_per_second, 3)}</td>
             </tr>
           ))}
         </tbody>
