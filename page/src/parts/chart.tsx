@@ -25,6 +25,8 @@ interface Props {
 }
 
 const [LEFT, RIGHT, BOTTOM] = [54, 10, 20];
+/** Half of a time. */
+const LABEL_HALF_PX = 26;
 
 export function Chart({ label, x, y, axis, height, marks = [], fromZero = false, shape = "line", format = compact }: Props) {
   const box = useRef<HTMLDivElement>(null);
@@ -84,7 +86,7 @@ export function Chart({ label, x, y, axis, height, marks = [], fromZero = false,
           </g>
         ))}
         {xTicks.map((value) => (
-          <text key={value} x={scale.at(value)} y={height - 4} text-anchor="middle">
+          <text key={value} x={Math.min(scale.at(value), width - LABEL_HALF_PX)} y={height - 4} text-anchor="middle">
             {xText(value)}
           </text>
         ))}

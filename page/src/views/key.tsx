@@ -96,9 +96,9 @@ export function KeyView({ address, kind }: Props) {
 }
 
 function Live({ obstacle }: { obstacle: Obstacle }) {
-  if (obstacle instanceof Error) return <span class="live soft" title={obstacle.message}>not live: read every {POLL_MS / 1000} s</span>;
+  if (obstacle instanceof Error) return <span class="liveness soft" title={obstacle.message}>not live: read every {POLL_MS / 1000} s</span>;
   return (
-    <span class={`live ${obstacle ? "soft" : ""}`}>
+    <span class={`liveness ${obstacle ? "soft" : ""}`}>
       <span class={`dot ${obstacle ? "none" : "good"}`} aria-hidden="true" />
       {obstacle ? "connecting" : "live"}
     </span>

@@ -1,6 +1,6 @@
 // The first page: the keys that are updated most, and how to begin.
 import { useState } from "preact/hooks";
-import { double } from "../logic/format.ts";
+import { digits } from "../logic/format.ts";
 import { path, toKey } from "../logic/route.ts";
 import { call } from "../live/api.ts";
 import { usePolled } from "../live/polled.ts";
@@ -62,7 +62,7 @@ function HottestCard({ keys }: Hottest) {
               <td class="track">
                 <span class="bar" style={{ width: `${(100 * key.ops_per_second) / most}%` }} />
               </td>
-              <td class="number">{double(key.ops_per_second, 3)}</td>
+              <td class="number">{key.ops_per_second < 100 ? key.ops_per_second.toFixed(1) : digits(Math.round(key.ops_per_second))}</td>
             </tr>
           ))}
         </tbody>
