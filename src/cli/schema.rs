@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use super::output::{say, show_all};
-use crate::pod::config::{Resets, StoreArgs, StoreConfig};
+use crate::pod::config::{OnOff, StoreArgs, StoreConfig};
 use crate::runtime::telemetry;
 use crate::store::cassandra::schema;
 
@@ -35,14 +35,14 @@ struct PlaceArgs {
     /// Whether the schema has a table for resets. With it, keys can be reset and deleted, and every pod looks at the
     /// table each second. First upgrade all pods.
     #[arg(long, env = "ORDERFREE_RESETS", default_value = "on", value_name = "ON|OFF")]
-    resets: Resets,
+    resets: OnOff,
 }
 
 pub(super) async fn run(args: SchemaArgs) -> anyhow::Result<ExitCode> {
     match args.action {
         Action::Print(place) => {
             let replication = place.replication.as_deref().unwrap_or("datacenter1:3");
-            let with_resets = place.resets == Resets::On;
+            let with_resets = place.resets == OnOff::On;
             show_all(&schema::print(&place.store.keyspace, replication, with_resets)?)?;
         }
         Action::Apply(place) => {
@@ -52,7 +52,7 @@ pub(super) async fn run(args: SchemaArgs) -> anyhow::Result<ExitCode> {
                     "no Cassandra is set; set --cassandra host:port (ORDERFREE_CASSANDRA)"
                 );
             };
-            let with_resets = place.resets == Resets::On;
+            let with_resets = place.resets == OnOff::On;
             schema::apply(&config, place.replication.as_deref(), with_resets).await?;
             say(format_args!("keyspace {} is ready", config.keyspace));
         }

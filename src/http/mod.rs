@@ -26,7 +26,7 @@ use axum::middleware::from_fn_with_state;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use api::{batch, ids, inspect, merge, operations, read, repair, reset, update, watch};
+use api::{batch, ids, inspect, merge, operations, page, read, repair, reset, update, watch};
 use observe::Observer;
 use state::Served;
 
@@ -44,15 +44,23 @@ pub fn router(app: AppState) -> Router {
 
 /// All routes of this pod and `others`, which get the same ids, log lines and metrics.
 pub fn router_with(app: AppState, others: Router) -> Router {
-    serve(Served::new(app), all_routes(), others, true)
+    let page = page_routes(app.has_page);
+    let routes = user_routes().merge(admin_routes()).merge(probe_routes()).merge(operator_routes());
+    serve(Served::new(app), routes.merge(page), others, true)
 }
 
-/// The routes for users, and the routes for operators at a separate address.
+/// The routes for users, and the routes for operators at a separate address. The live page is there, and needs the routes
+/// for users at its own address.
 pub fn routers_apart(app: AppState) -> (Router, Router) {
+    let has_page = app.has_page;
     // Both share one limit on bodies.
     let served = Served::new(app);
     let users = user_routes().merge(probe_routes());
     let operators = admin_routes().merge(probe_routes()).merge(operator_routes());
+    let operators = match has_page {
+        true => operators.merge(user_routes()).merge(page_routes(true)),
+        false => operators,
+    };
     (
         serve(served.clone(), users, Router::new(), true),
         serve(served, operators, Router::new(), false),
@@ -72,7 +80,19 @@ fn serve(served: Served, routes: OpenApiRouter<Served>, others: Router, is_share
 
 /// Every route, for the OpenAPI document.
 fn all_routes() -> OpenApiRouter<Served> {
-    user_routes().merge(admin_routes()).merge(probe_routes()).merge(operator_routes())
+    let routes = user_routes().merge(admin_routes()).merge(probe_routes()).merge(operator_routes());
+    routes.merge(page_routes(true))
+}
+
+fn page_routes(has_page: bool) -> OpenApiRouter<Served> {
+    let routes = OpenApiRouter::default();
+    match has_page {
+        true => routes
+            .routes(routes!(page::page))
+            .routes(routes!(page::script))
+            .routes(routes!(page::styles)),
+        false => routes,
+    }
 }
 
 fn user_routes() -> OpenApiRouter<Served> {
@@ -105,8 +125,7 @@ fn probe_routes() -> OpenApiRouter<Served> {
         .routes(routes!(operations::livez))
         .routes(routes!(operations::readyz))
         .routes(routes!(operations::openapi_json))
-        .routes(routes!(operations::docs))
-        .routes(routes!(operations::docs_script))
+        .routes(routes!(page::docs))
         .routes(routes!(operations::problems))
         .routes(routes!(operations::problem))
 }

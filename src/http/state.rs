@@ -22,6 +22,8 @@ pub struct AppState {
     pub health: Arc<Health>,
     pub policies: Policies,
     pub build: Build,
+    /// Whether the live page is served.
+    pub has_page: bool,
     /// Limit on concurrent requests, per listening address.
     pub requests_max: usize,
 }

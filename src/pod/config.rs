@@ -202,7 +202,11 @@ pub struct ServeArgs {
     /// Whether keys can be reset and deleted over HTTP. Pods look at the log of resets wherever its table exists,
     /// whatever this says.
     #[arg(long, env = "ORDERFREE_RESETS", help_heading = EXPERT, default_value = "on", value_name = "ON|OFF")]
-    pub resets: Resets,
+    pub resets: OnOff,
+
+    /// Whether the live page is served at `/`. With --admin-listen it is served there, with the endpoints for users.
+    #[arg(long, env = "ORDERFREE_PAGE", default_value = "on", value_name = "ON|OFF")]
+    pub page: OnOff,
 
     /// Create the keyspace and the tables at start if they are missing. For development only.
     #[arg(long, env = "ORDERFREE_APPLY_SCHEMA", help_heading = EXPERT)]
@@ -257,12 +261,10 @@ pub enum Switch {
     Off,
 }
 
-/// Whether an installation resets keys.
+/// Whether a pod offers something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Resets {
-    /// Keys can be reset.
+pub enum OnOff {
     On,
-    /// The endpoints are closed, and the schema has no table for resets.
     Off,
 }
 

@@ -38,6 +38,7 @@ pub struct Node {
     pub(crate) policies: Policies,
     /// For each address.
     requests_max: usize,
+    has_page: bool,
     tasks: Tasks,
 }
 
@@ -54,6 +55,8 @@ pub struct Parts {
     pub requests_max: usize,
     /// Whether this pod resets keys for clients.
     pub has_resets: bool,
+    /// Whether the live page is served.
+    pub has_page: bool,
     /// A rule that a simulation breaks.
     #[doc(hidden)]
     pub reset_flaw: Option<ResetFlaw>,
@@ -73,6 +76,7 @@ impl Parts {
             fold: Switch::On,
             requests_max: limits::REQUESTS_MAX,
             has_resets: true,
+            has_page: true,
             reset_flaw: None,
         }
     }
@@ -82,8 +86,8 @@ impl Node {
     /// Wires a pod over a store; nothing runs in the background yet.
     #[must_use]
     pub fn new(parts: Parts) -> Node {
-        let (requests_max, has_resets, reset_flaw) =
-            (parts.requests_max, parts.has_resets, parts.reset_flaw);
+        let (requests_max, has_resets, has_page, reset_flaw) =
+            (parts.requests_max, parts.has_resets, parts.has_page, parts.reset_flaw);
         let Parts { store, constants, clock, random, bounds, policies, fold, .. } = parts;
         let context = Context::new(store.clone(), constants, clock, random);
         let metrics = &context.metrics;
@@ -116,7 +120,18 @@ impl Node {
         let service =
             Service::new(store.clone(), store.clone(), context, mutators.clone(), folder.clone());
         let (service, health) = (Arc::new(service), Arc::default());
-        Node { store, mutators, service, folder, resetter, health, policies, requests_max, tasks }
+        Node {
+            store,
+            mutators,
+            service,
+            folder,
+            resetter,
+            health,
+            policies,
+            requests_max,
+            has_page,
+            tasks,
+        }
     }
 
     /// Wires a pod for a tool, which has no clients and no background work.
@@ -196,6 +211,7 @@ impl Node {
             health: Arc::clone(&self.health),
             policies: self.policies.clone(),
             build: Build::THIS,
+            has_page: self.has_page,
             requests_max: self.requests_max,
         }
     }

@@ -16,7 +16,7 @@ use crate::http;
 use crate::limits;
 use crate::net::listen::Listener;
 use crate::net::tls::ServerTls;
-use crate::pod::config::{Resets, ServeArgs, StoreConfig, Switch};
+use crate::pod::config::{OnOff, ServeArgs, StoreConfig, Switch};
 use crate::pod::node::{Node, Parts};
 use crate::pod::rotation::Reader;
 use crate::policy::Policies;
@@ -119,7 +119,8 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
             policies,
             fold,
             requests_max,
-            has_resets: args.resets == Resets::On,
+            has_resets: args.resets == OnOff::On,
+            has_page: args.page == OnOff::On,
             ..Parts::new(store, constants, clock)
         };
         Node::new(parts)
@@ -241,7 +242,7 @@ async fn wait_for_store(
             if args.apply_schema
                 && let StoreConfig::Cassandra(config) = config
             {
-                let with_resets = args.resets == Resets::On;
+                let with_resets = args.resets == OnOff::On;
                 cassandra::schema::apply(config, None, with_resets).await?;
             }
             open_store(config.clone(), constants, Arc::clone(clock)).await

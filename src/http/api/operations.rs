@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use serde_json::json;
 use utoipa::ToSchema;
 
 use crate::http::body::parameters::{self, NoParams, Query, params};
@@ -130,53 +128,6 @@ pub(crate) async fn version(
 pub(crate) async fn openapi_json() -> Response {
     static DOCUMENT: LazyLock<String> = LazyLock::new(|| openapi().to_string());
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
-}
-
-/// Try this interface in a browser
-///
-/// A page that loads everything from this server. It loads no scripts and no fonts from other servers.
-#[utoipa::path(
-    get, path = "/docs", tag = "operations",
-    responses((status = 200, description = "The page", content((String = "text/html"))))
-)]
-pub(crate) async fn docs() -> Response {
-    static PAGE: LazyLock<String> = LazyLock::new(|| {
-        let settings = json!({"url": "openapi.json", "withDefaultFonts": false, "telemetry": false,
-            "agent": {"disabled": true}, "hideClientButton": true, "showDeveloperTools": "never",
-            "documentDownloadType": "none", "title": "Orderfree"});
-        scalar_api_reference::scalar_html(&settings, Some("docs/script.js"))
-    });
-    // The page's script creates styles and uses embedded images.
-    const POLICY: &str = "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'unsafe-inline'; \
-                          img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; \
-                          base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    let headers = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-    ];
-    (headers, PAGE.as_str()).into_response()
-}
-
-/// The script of that page
-#[utoipa::path(
-    get, path = "/docs/script.js", tag = "operations",
-    responses((status = 200, description = "The script", content((String = "text/javascript"))))
-)]
-pub(crate) async fn docs_script() -> Response {
-    static SCRIPT: LazyLock<Option<Bytes>> =
-        LazyLock::new(|| scalar_api_reference::get_asset("scalar.js").map(Bytes::from));
-    let Some(script) = SCRIPT.clone() else {
-        return Problem::new(ProblemType::Internal, "The page's script is missing.")
-            .into_response();
-    };
-    let headers = [
-        (header::CONTENT_TYPE, "text/javascript; charset=utf-8"),
-        (header::CACHE_CONTROL, "max-age=3600"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
-    (headers, script).into_response()
 }
 
 /// List the types of problems

@@ -16,13 +16,15 @@ use crate::pod::{Answer, Fault};
 const MANY: usize = 20;
 
 /// Routes that need no token.
-pub(crate) const OPEN_ROUTES: [&str; 8] = [
+pub(crate) const OPEN_ROUTES: [&str; 10] = [
+    "/",
+    "/page/app.js",
+    "/page/app.css",
     "/livez",
     "/readyz",
     "/version",
     "/openapi.json",
     "/docs",
-    "/docs/script.js",
     "/problems",
     "/problems/{slug}",
 ];

@@ -206,6 +206,7 @@ impl Pod {
             health: health.clone(),
             policies,
             build: Build::THIS,
+            has_page: true,
             requests_max: limits::REQUESTS_MAX,
         };
         Pod {

@@ -50,7 +50,8 @@ async fn users_and_operators_have_an_address_each() {
     let (all, lines) = token("all", &[("", &["read", "write", "admin"])], "");
     let (user, more) = token("user", &[("", &["read", "write"])], "");
     let (admins, setup) = (free_port(), Setup::new().policy(&(lines + &more)));
-    let pod = setup.arg("--admin-listen", format!("127.0.0.1:{admins}")).start().await;
+    let setup = setup.arg("--admin-listen", format!("127.0.0.1:{admins}"));
+    let pod = setup.arg("--page", "off").start().await;
     let users = pod.port();
 
     for (method, path, body) in USERS {
