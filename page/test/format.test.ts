@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { clock, compact, digits, double, full, item, span } from "../src/logic/format.ts";
+import { clock, compact, digits, double, full, item, shortClock, span } from "../src/logic/format.ts";
 
 test("digits keep everything and get commas", () => {
   assert.equal(digits(0), "0");
@@ -38,6 +38,9 @@ test("a time of today has no date", () => {
   const now = new Date(2026, 10, 28, 9, 0, 0);
   assert.equal(clock(new Date(2026, 10, 28, 8, 5, 9), now), "08:05:09");
   assert.equal(clock(new Date(2026, 10, 27, 8, 5, 9), now), "2026-11-27 08:05:09");
+  assert.equal(shortClock(new Date(2026, 10, 27, 8, 5, 9), now), "11-27 08:05");
+  assert.equal(shortClock(new Date(2026, 10, 28, 8, 5, 9), now), "08:05:09");
+  assert.equal(clock("never", now), "never");
 });
 
 test("an item is quoted if it could be taken for something else", () => {

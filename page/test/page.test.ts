@@ -4,7 +4,7 @@ import { binsOf } from "../src/logic/bins.ts";
 import { foldReport } from "../src/logic/fold.ts";
 import { uuid7 } from "../src/logic/ids.ts";
 import { parse, toKey } from "../src/logic/route.ts";
-import { CUTOFF_AT, FENCE_AT, NOW_AT, later, place } from "../src/logic/timeline.ts";
+import { CUTOFF_AT, FENCE_AT, NOW_AT, horizon, later, place } from "../src/logic/timeline.ts";
 import type { FoldView } from "../src/types.ts";
 
 test("addresses of keys survive any name", () => {
@@ -27,7 +27,7 @@ test("ids are UUIDs of version 7 with the time inside, and sort by it", () => {
 const TIMES = { fence: 1_000, cutoff: 5_000, now: 8_000 };
 
 test("rows stand in the zone of their phase and never jump", () => {
-  const at = (expiry: number) => place(expiry, TIMES, 500, 100_000);
+  const at = (expiry: number) => place(expiry, TIMES, 500, 92_000);
   assert.ok(at(900) < FENCE_AT);
   assert.equal(at(1_001).toFixed(3), FENCE_AT.toFixed(3));
   assert.equal(at(5_000), CUTOFF_AT);
@@ -40,9 +40,13 @@ test("rows stand in the zone of their phase and never jump", () => {
   }
 });
 
+test("the picture looks ahead to a round time", () => {
+  assert.deepEqual([0, 60_001, 80_000_000, 9e9].map(horizon), [60_000, 120_000, 86_400_000, 9e9]);
+});
+
 test("time moves the cutoff and leaves the fence", () => {
   assert.deepEqual(later(TIMES, 250), { fence: 1_000, cutoff: 5_250, now: 8_250 });
-  assert.ok(place(9_000, later(TIMES, 500), 0, 100_000) < place(9_000, TIMES, 0, 100_000));
+  assert.ok(place(9_000, later(TIMES, 500), 0, 60_000) < place(9_000, TIMES, 0, 60_000));
 });
 
 test("bins hold every value once", () => {

@@ -62,12 +62,33 @@ export function span(milliseconds: number): string {
 
 /** The time of day here; with the date if it is not today. */
 export function clock(time: string | number | Date, now: Date = new Date()): string {
+  const parts = partsOf(time);
+  if (!parts) return String(time);
+  const { year, day, minute, second } = parts;
+  return isToday(time, now) ? `${minute}:${second}` : `${year}-${day} ${minute}:${second}`;
+}
+
+/** The same with less room: the day and the minute, or the second of today. */
+export function shortClock(time: string | number | Date, now: Date = new Date()): string {
+  const parts = partsOf(time);
+  if (!parts) return String(time);
+  return isToday(time, now) ? `${parts.minute}:${parts.second}` : `${parts.day} ${parts.minute}`;
+}
+
+function isToday(time: string | number | Date, now: Date): boolean {
+  return new Date(time).toDateString() === now.toDateString();
+}
+
+function partsOf(time: string | number | Date) {
   const date = new Date(time);
-  if (Number.isNaN(date.getTime())) return String(time);
+  if (Number.isNaN(date.getTime())) return undefined;
   const two = (number: number) => String(number).padStart(2, "0");
-  const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
-  const hour = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
-  return date.toDateString() === now.toDateString() ? hour : `${day} ${hour}`;
+  return {
+    year: date.getFullYear(),
+    day: `${two(date.getMonth() + 1)}-${two(date.getDate())}`,
+    minute: `${two(date.getHours())}:${two(date.getMinutes())}`,
+    second: two(date.getSeconds()),
+  };
 }
 
 /** An item as JSON shows it, so that 7 and "7" differ; strings without quotes if they can't be taken for something else. */

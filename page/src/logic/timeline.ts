@@ -10,14 +10,22 @@ export interface Times {
 }
 
 /** Shares of the width at which zones begin. */
-export const FENCE_AT = 0.15;
-export const CUTOFF_AT = 0.36;
-export const NOW_AT = 0.54;
+export const FENCE_AT = 0.14;
+export const CUTOFF_AT = 0.37;
+export const NOW_AT = 0.56;
 
 const HOUR = 3_600_000;
 
+const MINUTE = 60_000;
+const HORIZONS = [1, 2, 5, 15, 30, 60, 120, 360, 720, 1_440, 2_880, 11_520].map((minutes) => minutes * MINUTE);
+
+/** How far the picture looks ahead in ms, for a latest expiry that is so far ahead. */
+export function horizon(ahead: number): number {
+  return HORIZONS.find((span) => span >= ahead) ?? ahead;
+}
+
 /** The place of an expiry as a share of the width, from 0 to 1. */
-export function place(expiresAt: number, { fence, cutoff, now }: Times, oldest: number, latest: number): number {
+export function place(expiresAt: number, { fence, cutoff, now }: Times, oldest: number, ahead: number): number {
   if (fence !== undefined && expiresAt <= fence) return FENCE_AT / 2;
   if (expiresAt <= cutoff) {
     const from = fence ?? Math.min(oldest, cutoff - HOUR);
@@ -25,7 +33,7 @@ export function place(expiresAt: number, { fence, cutoff, now }: Times, oldest: 
   }
   if (expiresAt <= now) return within(CUTOFF_AT, NOW_AT, (expiresAt - cutoff) / Math.max(1, now - cutoff));
   // Near now a second is wide, and far away an hour is narrow.
-  return within(NOW_AT, 0.98, Math.sqrt((expiresAt - now) / Math.max(1, latest - now)));
+  return within(NOW_AT, 0.98, Math.sqrt((expiresAt - now) / ahead));
 }
 
 function within(from: number, to: number, share: number): number {

@@ -77,7 +77,7 @@ export function Chart({ label, x, y, axis, height, marks = [], fromZero = false,
   return (
     <div class="chart" ref={box} onPointerMove={point} onPointerLeave={() => setPointed(undefined)}>
       <svg width={width} height={height} role="img" aria-label={label}>
-        {ticks(scale.low, scale.high, Math.max(2, Math.floor(height / 44))).map((value) => (
+        {ticks(scale.low, scale.high, Math.max(2, Math.floor(height / 36))).map((value) => (
           <g key={value}>
             <line class="grid" x1={LEFT} x2={width - RIGHT} y1={scale.up(value)} y2={scale.up(value)} />
             <text x={LEFT - 7} y={scale.up(value) + 4} text-anchor="end">

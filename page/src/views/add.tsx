@@ -167,7 +167,7 @@ function SnippetCard({ address, op }: { address: Key; op: string }) {
   return (
     <Card title="Copy as" aside={<Copy text={text} />}>
       <Choice label="Language" all={LANGUAGES} chosen={language} onChoose={setLanguage} />
-      <pre class="code" tabIndex={0} aria-label={`The update and a read in ${language}`}>
+      <pre class="code" role="group" tabIndex={0} aria-label={`The update and a read in ${language}`}>
         {text}
       </pre>
     </Card>

@@ -111,7 +111,7 @@ function StartCard({ kinds }: { kinds: KindView[] }) {
             <div class="try" key={what}>
               <p>{what}</p>
               <Copy text={command} />
-              <pre class="code" tabIndex={0} aria-label={what}>
+              <pre class="code" role="group" tabIndex={0} aria-label={what}>
                 {command}
               </pre>
             </div>

@@ -1,8 +1,8 @@
 // The rows of a key between the future and the tally. They move left as time runs.
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Part } from "../logic/addition.ts";
-import { clock, digits, span } from "../logic/format.ts";
-import { CUTOFF_AT, FENCE_AT, NOW_AT, type Times, place } from "../logic/timeline.ts";
+import { digits, shortClock, span } from "../logic/format.ts";
+import { CUTOFF_AT, FENCE_AT, NOW_AT, type Times, horizon, place } from "../logic/timeline.ts";
 
 interface Props {
   parts: Part[];
@@ -18,10 +18,13 @@ export function Strip({ parts, times, chosen, onChoose }: Props) {
   const shards = parts.filter((part) => part.expiresAt !== undefined);
   const expiries = shards.map(({ expiresAt }) => expiresAt as number);
   const [oldest, latest] = [Math.min(times.cutoff, ...expiries), Math.max(times.now, ...expiries)];
+  // It grows and never shrinks, so that rows move and the picture does not.
+  const ahead = useRef(0);
+  ahead.current = Math.max(ahead.current, horizon(latest - times.now));
   const most = Math.max(1e-9, ...shards.filter(({ ignored }) => !ignored).map(({ size }) => size));
   const folded = useFolded(shards, times.fence);
   const tally = parts.find((part) => part.phase === "tally");
-  const left = (expiresAt: number) => `${100 * place(expiresAt, times, oldest, latest)}%`;
+  const left = (expiresAt: number) => `${100 * place(expiresAt, times, oldest, ahead.current)}%`;
   const count = (of: (part: Part) => boolean) => shards.filter(of).length;
   const label =
     `${tally ? "A tally" : "No tally yet"}, ${digits(count((part) => part.phase === "final"))} final, ` +
@@ -33,7 +36,7 @@ export function Strip({ parts, times, chosen, onChoose }: Props) {
       <Zone name="final" from={FENCE_AT} to={CUTOFF_AT} text="final" />
       <Zone name="expired" from={CUTOFF_AT} to={NOW_AT} text="expired" />
       <Zone name="live" from={NOW_AT} to={1} text="live and draining" />
-      <div class="stems">
+      <div class={`stems ${shards.length > 150 ? "crowded" : shards.length > 30 ? "dense" : ""}`}>
         {tally && (
           <span
             class={`tally-block ${chosen.has("tally") ? "chosen" : ""} ${folded.length > 0 ? "taking" : ""}`}
@@ -62,7 +65,7 @@ export function Strip({ parts, times, chosen, onChoose }: Props) {
       <Border name="fence" at={FENCE_AT} time={times.fence} />
       <Border name="cutoff" at={CUTOFF_AT} time={times.cutoff} />
       <Border name="now" at={NOW_AT} time={times.now} />
-      {latest > times.now && <span class="horizon">{span(latest - times.now)} from now</span>}
+      <span class="horizon">{span(ahead.current)} from now</span>
     </div>
   );
 }
@@ -103,7 +106,7 @@ function Border({ name, at, time }: { name: string; at: number; time: number | u
   return (
     <span class={`border ${name}`} style={{ left: `${100 * at}%` }}>
       <span class="border-text">
-        <b>{name}</b> {time === undefined ? "–" : clock(time)}
+        <b>{name}</b> {time === undefined ? "–" : shortClock(time)}
       </span>
     </span>
   );

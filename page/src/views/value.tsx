@@ -51,7 +51,7 @@ export function ValueCard({ reading, points, keyPath, bound }: Props) {
 
 function Big({ text, copy, unit }: { text: string; copy: string; unit?: string }) {
   // Long numbers get smaller letters, so that most stay on one line.
-  const size = text.length > 30 ? "long" : text.length > 16 ? "middle" : "";
+  const size = text.length > 36 ? "longest" : text.length > 23 ? "long" : text.length > 15 ? "middle" : "";
   return (
     <div class="big-row">
       <output class={`big ${size}`} aria-live="off">
@@ -114,27 +114,14 @@ function HistogramCard({ reading, keyPath }: { reading: Reading; keyPath: string
           shape="bins"
         />
       )}
-      <table class="quantiles">
-        <caption class="hidden">Quantiles</caption>
-        <thead>
-          <tr>
-            {value.quantiles.map(({ q }) => (
-              <th key={q} scope="col">
-                {q === 0 ? "min" : q === 1 ? "max" : `p${double(q * 100, 4)}`}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          <tr>
-            {value.quantiles.map(({ q, value: at }) => (
-              <td key={q} title={full(at)}>
-                {double(at, 4)}
-              </td>
-            ))}
-          </tr>
-        </tbody>
-      </table>
+      <dl class="figures quantiles">
+        {value.quantiles.map(({ q, value: at }) => (
+          <div key={q}>
+            <dt>{q === 0 ? "min" : q === 1 ? "max" : `p${double(q * 100, 4)}`}</dt>
+            <dd title={full(at)}>{double(at, 4)}</dd>
+          </div>
+        ))}
+      </dl>
       <Figures all={[["sum", value.sum], ["mean", count > 0 && value.sum !== null ? value.sum / count : null]]} />
     </Card>
   );

@@ -120,14 +120,18 @@ interface EquationProps {
   choose: (ids: string[]) => void;
 }
 
+/** Numbers with more digits than this are written smaller. */
+const LONG = 15;
+
 /** The addition in one line: 1,200 + 34 + 5 = 1,239. */
 function Equation({ sum, unit, read, choose }: EquationProps) {
   const { terms, shared, total } = sum;
   const spoken = `${terms.map(({ amount }) => digits(text(amount))).join(" + ")}${shared ? ` − ${digits(text(shared))}` : ""} = ${digits(text(total))} ${unit}`;
+  const isLong = terms.some(({ amount }) => text(amount).length > LONG);
   const isSame = read !== undefined && equals(read, total);
   return (
     <div class="equation-row">
-      <p class="equation">
+      <p class={isLong ? "equation small" : "equation"}>
         <span class="hidden">{spoken}</span>
         {terms.map(({ phase, amount, ids }, index) => {
           const isNegative = amount.units < 0n;
@@ -161,13 +165,13 @@ function Equation({ sum, unit, read, choose }: EquationProps) {
           <span class="op">=</span>
           <span class="term total">
             <b>{digits(text(total))}</b>
-            <small>{unit || "the number"}</small>
+            <small title={isSame ? "A read has the same value." : undefined}>
+              {unit || "the number"}
+              <span class={isSame ? "same" : "same off"}> ✓ as read</span>
+            </small>
           </span>
         </span>
       </p>
-      <span class={`same ${isSame ? "" : "off"}`} title="The addition of the rows and the value of a read are the same.">
-        <span aria-hidden="true">✓</span> a read says the same
-      </span>
     </div>
   );
 }
@@ -246,7 +250,7 @@ function Ledger({ parts, times, sum, kind, chosen, onChoose }: LedgerProps) {
     <Line key={part.id} part={part} kind={kind} most={most} times={times} isChosen={chosen.has(part.id)} onChoose={onChoose} />
   );
   return (
-    <table class="ledger">
+    <table class={sum && text(sum.total).length > LONG ? "ledger long" : "ledger"}>
       <caption class="hidden">The rows of this key and their parts of the value</caption>
       <thead>
         <tr>
