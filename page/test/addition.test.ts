@@ -27,7 +27,7 @@ function written(of: ShardsView, read?: string): string | undefined {
 }
 
 test("the tally and the rows that count add up", () => {
-  assert.equal(written(view("counter", "1200", [row("live", "34"), row("final", "5")])), "1200 + 34 + 5 = 1239");
+  assert.equal(written(view("counter", "1200", [row("live", "34"), row("final", "5")])), "1200 + 5 + 34 = 1239");
 });
 
 test("rows that are in the tally or were cleared do not count", () => {

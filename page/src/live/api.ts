@@ -34,6 +34,11 @@ export class Refused extends Error {
     super(problem.detail || problem.title);
   }
 
+  /** The token is missing, or has no grant for this. */
+  get isDenied(): boolean {
+    return this.problem.status === 401 || this.problem.status === 403;
+  }
+
   get slug(): string {
     return this.problem.type.split("/").pop() ?? "";
   }
@@ -83,7 +88,7 @@ export async function send(path: string, request: Request = {}): Promise<Respons
     return answer;
   }
   const refused = await refusal(answer);
-  if (request.needs && (answer.status === 401 || answer.status === 403)) deny(request.needs, refused.problem);
+  if (request.needs && refused.isDenied) deny(request.needs, refused.problem);
   else if (request.needs) allow(request.needs);
   throw refused;
 }

@@ -1,6 +1,6 @@
 // Answers that are asked for again and again, while the server answers and the page is visible.
 import { useEffect, useReducer, useRef } from "preact/hooks";
-import { token } from "./api.ts";
+import { Refused, token } from "./api.ts";
 import { connection, pause, whenUseful } from "./connection.ts";
 import { useStore } from "./store.ts";
 
@@ -44,7 +44,9 @@ export function usePolled<T>(load: (signal: AbortSignal) => Promise<T>, every: n
         render(undefined);
         if (asksAgain) continue;
         const woken = new Promise<void>((resolve) => (wake.current = resolve));
-        await (every === null ? woken : Promise.race([woken, pause(every, stop.signal)]));
+        // What the token may not see, it may not see in 2 s either.
+        const isOver = every === null || (state.current.error instanceof Refused && state.current.error.isDenied);
+        await (isOver ? woken : Promise.race([woken, pause(every, stop.signal)]));
       }
     };
     run().catch(() => undefined);

@@ -92,10 +92,9 @@ export function addition(parts: Part[], ids: number | null | undefined, read: De
 }
 
 function grouped(terms: Term[]): Term[] {
-  if (terms.length <= TERMS_MAX) return terms;
   return PHASES.flatMap((phase) => {
     const of = terms.filter((term) => term.phase === phase);
-    if (of.length <= 2) return of;
+    if (terms.length <= TERMS_MAX || of.length <= 2) return of;
     return [{ phase, amount: of.map(({ amount }) => amount).reduce(plus), ids: of.flatMap((term) => term.ids) }];
   });
 }

@@ -102,3 +102,8 @@ export function item(value: Item): string {
 export function plural(count: number, one: string, many = `${one}s`): string {
   return `${digits(count)} ${count === 1 ? one : many}`;
 }
+
+/** Text with at most this many characters. */
+export function cut(text: string, most: number): string {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}

@@ -14,6 +14,8 @@ export interface Shape {
   brief: (value: Value) => string;
   /** How rows become one value, as a sentence. */
   merge: string;
+  /** The value is one number in the first place. */
+  isNumber?: boolean;
   /** Values can be large, so the page reads few of them at once. */
   isLarge?: boolean;
   /** Reads of a group can leave out the items. */
@@ -22,9 +24,10 @@ export interface Shape {
 
 const whole = (value: Whole): number => Number(value);
 
-const SUM = { unit: "", size: (value: Value) => Math.abs(Number(value)), brief: (value: Value) => digits(value as Whole) };
+const SUM = { isNumber: true, unit: "", size: (value: Value) => Math.abs(Number(value)), brief: (value: Value) => digits(value as Whole) };
 
 const estimate = (merge: string): Shape => ({
+  isNumber: true,
   unit: "items",
   size: (value) => (value as Estimate).estimate,
   brief: (value) => `≈ ${digits(Math.round((value as Estimate).estimate))}`,
@@ -44,6 +47,7 @@ const SHAPES: Record<string, Shape> = {
   counter: { ...SUM, amount: (value) => decimal(value as Whole), merge: "The rows are added." },
   sum: { ...SUM, amount: (value) => decimal(value as Whole), merge: "The rows are added." },
   stats: {
+    isNumber: true,
     amount: (value) => decimal((value as Stats).count),
     unit: "values",
     size: (value) => whole((value as Stats).count),
@@ -60,6 +64,7 @@ const SHAPES: Record<string, Shape> = {
     merge: "The smallest minimum and the largest maximum of all rows win.",
   },
   histogram: {
+    isNumber: true,
     amount: (value) => decimal((value as Histogram).count),
     unit: "values",
     size: (value) => whole((value as Histogram).count),
@@ -83,6 +88,7 @@ const SHAPES: Record<string, Shape> = {
     isLarge: true,
   },
   topk: {
+    isNumber: true,
     amount: (value) => decimal((value as TopList).total),
     unit: "weight",
     size: (value) => whole((value as TopList).total),

@@ -37,6 +37,8 @@ export function Trouble({ error, children }: { error: Error; children?: Componen
 }
 
 export function ProblemNote({ problem, children }: { problem: ProblemBody; children?: ComponentChildren }) {
+  const reason = denialOf(problem);
+  if (reason) return <p class="note reason">{reason}</p>;
   return (
     <p class="note bad">
       {problem.title && <strong>{problem.title}. </strong>}
@@ -48,7 +50,12 @@ export function ProblemNote({ problem, children }: { problem: ProblemBody; child
 /** Why the token may not do this; undefined if it may, or if that is not known yet. */
 export function useDenial(right: Right): string | undefined {
   const problem = useStore(denials).get(right);
-  return problem && (problem.status === 401 ? "This needs a token." : problem.detail);
+  return problem && denialOf(problem);
+}
+
+/** Why the token may not do something; undefined for other problems. */
+function denialOf({ status, detail }: ProblemBody): string | undefined {
+  return status === 401 ? "This needs a token." : status === 403 ? detail : undefined;
 }
 
 interface GuardedProps {

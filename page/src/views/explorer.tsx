@@ -1,6 +1,6 @@
 // Kinds, the groups of a kind, and the keys of a group with their values.
 import { useCallback, useEffect, useReducer, useRef, useState } from "preact/hooks";
-import { plural } from "../logic/format.ts";
+import { cut, plural } from "../logic/format.ts";
 import { type Route, path, toGroup, toKey } from "../logic/route.ts";
 import { shapeOf } from "../logic/shapes.ts";
 import { call, token } from "../live/api.ts";
@@ -21,12 +21,14 @@ export function Explorer({ kinds, route }: Props) {
   const kind = "kind" in route ? route.kind : lastKind;
   useEffect(() => setLastKind(kind), [kind]);
   const group = "group" in route ? route.group : undefined;
+  const known = kinds.map(({ kind: name }) => name);
+  const names = known.includes(kind) ? known : [kind, ...known];
   return (
     <nav class="explorer" aria-label="Keys">
       <label class="field">
         Kind
         <select value={kind} onChange={(event) => (location.hash = toGroup(event.currentTarget.value))}>
-          {kinds.map(({ kind: name }) => (
+          {names.map((name) => (
             <option key={name}>{name}</option>
           ))}
         </select>
@@ -181,8 +183,7 @@ const BRIEF_MAX = 40;
 function brief(kind: string, entry: Entry): string {
   if (entry.problem) return entry.problem.title;
   if (entry.value === undefined) return "";
-  const text = shapeOf(kind).brief(entry.value);
-  return text.length > BRIEF_MAX ? `${text.slice(0, BRIEF_MAX)}…` : text;
+  return cut(shapeOf(kind).brief(entry.value), BRIEF_MAX);
 }
 
 function Open({ href, text }: { href: string; text: string }) {

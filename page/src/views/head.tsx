@@ -46,7 +46,7 @@ export function Head({ page, minute, health }: Props) {
           </div>
         )}
         <HealthFact health={health} isUp={isUp} />
-        <Figures minute={minute.data} />
+        {(minute.data || !minute.error) && <Figures minute={minute.data} />}
       </dl>
       <nav class="pages" aria-label="Pages">
         <a href="#/" aria-current={page !== "installation" ? "page" : undefined}>

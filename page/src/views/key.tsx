@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { clock, double, plural } from "../logic/format.ts";
 import { path, toGroup, toKey } from "../logic/route.ts";
-import { askForRights, call, token } from "../live/api.ts";
+import { Refused, askForRights, call, token } from "../live/api.ts";
 import { usePolled } from "../live/polled.ts";
 import { useStore } from "../live/store.ts";
 import { type Obstacle, useWatch } from "../live/watch.ts";
@@ -96,7 +96,14 @@ export function KeyView({ address, kind }: Props) {
 }
 
 function Live({ obstacle }: { obstacle: Obstacle }) {
-  if (obstacle instanceof Error) return <span class="liveness soft" title={obstacle.message}>not live: read every {POLL_MS / 1000} s</span>;
+  if (obstacle instanceof Error) {
+    const isDenied = obstacle instanceof Refused && obstacle.isDenied;
+    return (
+      <span class="liveness soft" title={obstacle.message}>
+        {isDenied ? "not allowed" : `not live: read every ${POLL_MS / 1000} s`}
+      </span>
+    );
+  }
   return (
     <span class={`liveness ${obstacle ? "soft" : ""}`}>
       <span class={`dot ${obstacle ? "none" : "good"}`} aria-hidden="true" />

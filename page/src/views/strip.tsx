@@ -26,17 +26,19 @@ export function Strip({ parts, times, chosen, onChoose }: Props) {
   const tally = parts.find((part) => part.phase === "tally");
   const left = (expiresAt: number) => `${100 * place(expiresAt, times, oldest, ahead.current)}%`;
   const count = (of: (part: Part) => boolean) => shards.filter(of).length;
+  const final = count((part) => part.phase === "final");
+  const width = (part: Part) => widthOf(part.phase === "final" ? final : shards.length - final);
   const label =
-    `${tally ? "A tally" : "No tally yet"}, ${digits(count((part) => part.phase === "final"))} final, ` +
+    `${tally ? "A tally" : "No tally yet"}, ${digits(final)} final, ` +
     `${digits(count((part) => part.phase === "expired"))} expired, ${digits(count((part) => part.phase === "draining"))} draining ` +
     `and ${digits(count((part) => part.phase === "live"))} live shards.`;
   return (
     <div class="strip" role="img" aria-label={label}>
-      <Zone name="tally" from={0} to={FENCE_AT} text={tally ? "in the tally" : "no tally yet"} />
+      <Zone name="tally" from={0} to={FENCE_AT} text={tally ? "in the tally" : "no tally"} />
       <Zone name="final" from={FENCE_AT} to={CUTOFF_AT} text="final" />
       <Zone name="expired" from={CUTOFF_AT} to={NOW_AT} text="expired" />
       <Zone name="live" from={NOW_AT} to={1} text="live and draining" />
-      <div class={`stems ${shards.length > 150 ? "crowded" : shards.length > 30 ? "dense" : ""}`}>
+      <div class="stems">
         {tally && (
           <span
             class={`tally-block ${chosen.has("tally") ? "chosen" : ""} ${folded.length > 0 ? "taking" : ""}`}
@@ -48,7 +50,7 @@ export function Strip({ parts, times, chosen, onChoose }: Props) {
         {shards.map((part) => (
           <span
             key={part.id}
-            class={`stem ${part.phase} ${part.ignored ? "ignored" : ""} ${part.ids !== undefined ? "pack" : ""} ${chosen.has(part.id) ? "chosen" : ""}`}
+            class={`stem ${part.phase} ${width(part)} ${part.ignored ? "ignored" : ""} ${part.ids !== undefined ? "pack" : ""} ${chosen.has(part.id) ? "chosen" : ""}`}
             style={{ left: left(part.expiresAt as number), height: `${height(part.size, most)}%` }}
             onMouseEnter={() => onChoose([part.id])}
             onMouseLeave={() => onChoose([])}
@@ -68,6 +70,11 @@ export function Strip({ parts, times, chosen, onChoose }: Props) {
       <span class="horizon">{span(ahead.current)} from now</span>
     </div>
   );
+}
+
+/** Stems are thinner where many stand together. */
+function widthOf(neighbours: number): string {
+  return neighbours > 60 ? "thinnest" : neighbours > 20 ? "thin" : "";
 }
 
 /** Small parts stay visible. */

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type Addition, type Part, type Phase, PHASES, addition, partsOf } from "../logic/addition.ts";
 import { type Decimal, equals, text } from "../logic/decimal.ts";
 import { foldReport } from "../logic/fold.ts";
-import { clock, digits, plural, span } from "../logic/format.ts";
+import { clock, cut, digits, plural, span } from "../logic/format.ts";
 import { shapeOf } from "../logic/shapes.ts";
 import { type Times, later } from "../logic/timeline.ts";
 import { call } from "../live/api.ts";
@@ -32,9 +32,10 @@ export function WhyCard({ address, keyPath, reading }: Props) {
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
   const now = useTicks(1_000);
 
-  if (!data) return error ? <Card title="Why is it this number?">{<Trouble error={error} />}</Card> : null;
+  const shape = shapeOf(address.kind);
+  const title = `Why is it this ${shape.isNumber ? "number" : "value"}?`;
+  if (!data) return error ? <Card title={title}>{<Trouble error={error} />}</Card> : null;
   const { view } = data;
-  const shape = shapeOf(view.kind);
   const parts = partsOf(view);
   const read = reading && shape.amount?.(reading.value);
   const sum = addition(parts, view.ids, read);
@@ -46,7 +47,7 @@ export function WhyCard({ address, keyPath, reading }: Props) {
   const times = later(answered, Math.max(0, now - data.at));
   const choose = (ids: string[]) => setChosen(new Set(ids));
   return (
-    <Card title="Why is it this number?" className="why" aside={<ReadingGuide merge={shape.merge} />}>
+    <Card title={title} className="why" aside={<ReadingGuide merge={shape.merge} />}>
       {sum ? (
         <Equation sum={sum} unit={shape.unit} read={read} choose={choose} />
       ) : (
@@ -185,6 +186,7 @@ interface MergedProps {
 }
 
 const MERGED_MAX = 6;
+const BRIEF_MAX = 28;
 
 /** The same for kinds whose rows are merged in another way: 1,200 ∪ 34 → 1,210. */
 function Merged({ parts, kind, merge, reading, choose }: MergedProps) {
@@ -200,7 +202,7 @@ function Merged({ parts, kind, merge, reading, choose }: MergedProps) {
             <span class="step" key={part.id}>
               {index > 0 && <span class="op">∪</span>}
               <span class={`term ${part.phase}`} onMouseEnter={() => choose([part.id])} onMouseLeave={() => choose([])}>
-                <b>{brief(part.value as Value)}</b>
+                <b>{cut(brief(part.value as Value), BRIEF_MAX)}</b>
                 <small>{part.phase}</small>
               </span>
             </span>
@@ -209,7 +211,7 @@ function Merged({ parts, kind, merge, reading, choose }: MergedProps) {
             <span class="step">
               <span class="op">=</span>
               <span class="term total">
-                <b>{brief(reading.value)}</b>
+                <b>{cut(brief(reading.value), BRIEF_MAX)}</b>
                 <small>the value</small>
               </span>
             </span>
@@ -379,7 +381,7 @@ function Summary({ id, phase, rows, kind, most, isOpen, isChosen, onToggle }: Su
 
 function partText(part: Part, kind: string): string {
   if (part.value === null) return "–";
-  return part.amount ? digits(text(part.amount)) : shapeOf(kind).brief(part.value);
+  return part.amount ? digits(text(part.amount)) : cut(shapeOf(kind).brief(part.value), BRIEF_MAX);
 }
 
 function stateOf({ phase, ignored, expiresAt }: Part, { fence, cutoff, now }: Times): string {
