@@ -1,5 +1,5 @@
 // Kinds, the groups of a kind, and the keys of a group with their values.
-import { useCallback, useEffect, useReducer, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useMemo, useReducer, useRef, useState } from "preact/hooks";
 import { cut, plural } from "../logic/format.ts";
 import { type Route, path, toGroup, toKey } from "../logic/route.ts";
 import { shapeOf } from "../logic/shapes.ts";
@@ -86,7 +86,8 @@ function Groups({ kind }: { kind: string }) {
   );
 }
 
-const KEYS_AT_ONCE = 1_000;
+/** So many that a page is parsed within a frame. */
+const KEYS_AT_ONCE = 300;
 const LARGE_KEYS_AT_ONCE = 50;
 
 interface GroupPage {
@@ -114,13 +115,11 @@ function Keys({ kind, group, current }: { kind: string; group: string; current: 
     [kind, group, prefix],
   );
   const pages = usePages(load);
-  const byName = useRef(new Map<string, Entry>());
-  byName.current = new Map();
-  for (const entry of pages.items) byName.current.set(entry.name, entry);
+  const byName = useMemo(() => new Map(pages.items.map((entry) => [entry.name, entry])), [pages.items]);
 
   const onChange = (change: Change) => {
     if (change.type !== "value") return;
-    const entry = byName.current.get(change.reading.name);
+    const entry = byName.get(change.reading.name);
     if (!entry) return;
     entry.value = change.reading.value;
     delete entry.problem;
@@ -130,7 +129,7 @@ function Keys({ kind, group, current }: { kind: string; group: string; current: 
   useWatch(shape.isLarge ? [] : visible.map((name) => ({ kind, group, name })), onChange);
 
   const names = pages.items;
-  const isUnknown = prefix !== "" && !pages.isBusy && !byName.current.has(prefix);
+  const isUnknown = prefix !== "" && !pages.isBusy && !byName.has(prefix);
   return (
     <>
       <p class="where">
