@@ -30,9 +30,9 @@ export async function watch(
   let retry = RETRY_MS;
   for (;;) {
     await whenUseful(signal);
-    onState("opening");
     // It ends with the caller's signal, with a silence, or with the page going to the background.
     const stream = new AbortController();
+    let refused = false;
     const end = () => stream.abort();
     const endIfHidden = () => document.hidden && stream.abort();
     signal.addEventListener("abort", end);
@@ -44,6 +44,7 @@ export async function watch(
     } catch (error) {
       if (signal.aborted) throw error;
       if (error instanceof Refused) {
+        refused = true;
         onState(error);
         const isTemporary = error.problem.status === 429 || error.problem.status >= 500;
         if (!isTemporary) return;
@@ -51,6 +52,7 @@ export async function watch(
       } else if (!stream.signal.aborted) unanswered();
     } finally {
       end();
+      if (!signal.aborted && !refused) onState("opening");
       signal.removeEventListener("abort", end);
       document.removeEventListener("visibilitychange", endIfHidden);
     }

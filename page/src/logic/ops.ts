@@ -28,6 +28,20 @@ export function fieldsOf(example: Op): Field[] {
 /** What the op is about comes first, then how much of it. */
 const RANK = ["item", "items", "value", "by", "label", "count"];
 
+/** What people call a field. */
+export function labelOf(name: string): string {
+  return LABELS[name] ?? name;
+}
+
+const LABELS: Record<string, string> = {
+  by: "Amount",
+  value: "Value",
+  item: "Item",
+  items: "Items, one a line",
+  label: "Label",
+  count: "How many times",
+};
+
 export class BadField extends Error {}
 
 /** The op as JSON text. Numbers keep all the digits that were typed. A field that is left empty is left out. */
@@ -46,7 +60,7 @@ function literal(name: string, input: Input, text: string): string {
     case "number":
     case "decimal": {
       const plain = text.trim().replace(/^−/, "-").replace(/^\+/, "").replaceAll(",", "");
-      if (!/^-?\d+(\.\d+)?([eE][+-]?\d+)?$/.test(plain)) throw new BadField(`“${name}” is a number, such as 5.`);
+      if (!/^-?\d+(\.\d+)?([eE][+-]?\d+)?$/.test(plain)) throw new BadField(`${labelOf(name)}: type a number, such as 5.`);
       // JSON has no leading zeros.
       const number = plain.replace(/^(-?)0+(?=\d)/, "$1");
       return input === "decimal" ? JSON.stringify(number) : number;

@@ -1,7 +1,8 @@
 // An op of a key, from a form, and the same op for a shell and programs.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { clock } from "../logic/format.ts";
 import { uuid7 } from "../logic/ids.ts";
-import { fieldsOf, isJson, opText } from "../logic/ops.ts";
+import { fieldsOf, isJson, labelOf, opText } from "../logic/ops.ts";
 import { LANGUAGES, type Language, snippet } from "../logic/snippets.ts";
 import { NoAnswer, Refused, call, serverNow, token } from "../live/api.ts";
 import { useStore } from "../live/store.ts";
@@ -66,16 +67,6 @@ export function useDraft(kind: KindView): Draft {
   return { mode, setMode, typed, type: (name, text) => setTyped({ ...typed, [name]: text }), json, setJson, op, shown };
 }
 
-/** What a field is called in the form. */
-const LABELS: Record<string, string> = {
-  by: "Amount",
-  value: "Value",
-  item: "Item",
-  items: "Items, one a line",
-  label: "Label",
-  count: "How many times",
-};
-
 export function UpdateForm({ address, keyPath, kind, onAcked, draft, label = "Send" }: Props & { draft: Draft }) {
   const [outcome, setOutcome] = useState<Outcome>();
   // An update keeps its id until it is acknowledged or certainly not counted, so that sending it again is safe.
@@ -94,7 +85,7 @@ export function UpdateForm({ address, keyPath, kind, onAcked, draft, label = "Se
         needs: `write ${address.group}`,
       });
       pending.current = undefined;
-      setOutcome({ is: "acked", at: new Date().toLocaleTimeString() });
+      setOutcome({ is: "acked", at: clock(Date.now()) });
       onAcked?.();
     } catch (error) {
       const isRefused = error instanceof Refused && error.problem.outcome !== "unknown";
@@ -120,7 +111,7 @@ export function UpdateForm({ address, keyPath, kind, onAcked, draft, label = "Se
             };
             return (
               <label class="field" key={name}>
-                {LABELS[name] ?? name}
+                {labelOf(name)}
                 {input === "lines" || input === "json" ? (
                   <textarea class={input === "json" ? "code" : ""} rows={3} {...field} />
                 ) : (

@@ -14,6 +14,8 @@ interface Props {
   address: Key;
   keyPath: string;
   isThere: boolean;
+  /** After the key began again. */
+  onEnd: () => void;
 }
 
 const WORDS: Record<Deed, { title: string; button: string; text: string; busy: string; done: string }> = {
@@ -33,7 +35,7 @@ const WORDS: Record<Deed, { title: string; button: string; text: string; busy: s
   },
 };
 
-export function EndCard({ address, keyPath, isThere }: Props) {
+export function EndCard({ address, keyPath, isThere, onEnd }: Props) {
   const [asked, setAsked] = useState<Deed>();
   const [cleared, setCleared] = useState<{ deed: Deed; value: Value | null }>();
   useEffect(() => setCleared(undefined), [keyPath]);
@@ -58,6 +60,7 @@ export function EndCard({ address, keyPath, isThere }: Props) {
           onClose={() => setAsked(undefined)}
           onDone={(value) => {
             setCleared({ deed: asked, value });
+            onEnd();
             setAsked(undefined);
           }}
         />

@@ -89,6 +89,7 @@ function Groups({ kind }: { kind: string }) {
 /** So many that a page is parsed within a frame. */
 const KEYS_AT_ONCE = 300;
 const LARGE_KEYS_AT_ONCE = 50;
+const RENDER_MS = 150;
 
 interface GroupPage {
   keys: Entry[];
@@ -99,6 +100,7 @@ function Keys({ kind, group, current }: { kind: string; group: string; current: 
   const [prefix, setPrefix] = useState("");
   const [visible, setVisible] = useState<string[]>([]);
   const [, render] = useReducer((count: number) => count + 1, 0);
+  const later = useRef<ReturnType<typeof setTimeout> | undefined>(undefined);
   const shape = shapeOf(kind);
   const load = useCallback(
     async (cursor: string | null, signal: AbortSignal) => {
@@ -123,8 +125,13 @@ function Keys({ kind, group, current }: { kind: string; group: string; current: 
     if (!entry) return;
     entry.value = change.reading.value;
     delete entry.problem;
-    render(undefined);
+    // Many keys can change at once.
+    later.current ??= setTimeout(() => {
+      later.current = undefined;
+      render(undefined);
+    }, RENDER_MS);
   };
+  useEffect(() => () => clearTimeout(later.current), []);
   // Large values would come whole with each change.
   useWatch(shape.isLarge ? [] : visible.map((name) => ({ kind, group, name })), onChange);
 

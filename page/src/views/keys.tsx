@@ -26,12 +26,7 @@ export function KeysPage({ kinds }: { kinds: KindView[] }) {
         </Card>
       )}
       {keys && keys.length > 0 && <HottestCard keys={keys} />}
-      {isQuiet && (
-        <Card title="Hottest keys">
-          <p class="soft">This pod updates no key at the moment. Choose one at the left, or begin one here.</p>
-        </Card>
-      )}
-      {kinds.length > 0 && <StartCard kinds={kinds} />}
+      {kinds.length > 0 && <StartCard kinds={kinds} isQuiet={isQuiet} />}
     </>
   );
 }
@@ -71,7 +66,7 @@ function HottestCard({ keys }: Hottest) {
   );
 }
 
-function StartCard({ kinds }: { kinds: KindView[] }) {
+function StartCard({ kinds, isQuiet }: { kinds: KindView[]; isQuiet: boolean }) {
   const [address, setAddress] = useState<Key>({ kind: "counter", group: "site", name: "home" });
   const kind = kinds.find(({ kind: name }) => name === address.kind);
   const url = `${location.origin}/v1/counter/site/home`;
@@ -83,6 +78,7 @@ function StartCard({ kinds }: { kinds: KindView[] }) {
   const set = (change: Partial<Key>) => setAddress({ ...address, ...change });
   return (
     <Card title="Count something" className="start">
+      {isQuiet && <p class="lead">No key of this pod is updated at the moment. Choose a key at the left, or begin one here.</p>}
       <div class="halves">
         <div>
           <div class="address">
