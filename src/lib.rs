@@ -9,12 +9,14 @@
 //! * [`engine`]: updates, reads and folds, behind [`engine::service`];
 //! * [`net`]: from a port to requests; [`http`]: the interface;
 //! * [`pod`]: one pod from start to end;
+//! * [`demo`]: a whole installation in one process, to be broken;
 //! * [`cli`]: the command line.
 
 // See `cli::output`.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 pub mod cli;
+pub mod demo;
 pub mod engine;
 pub mod http;
 pub mod limits;

@@ -35,7 +35,7 @@ use clap_complete::Shell;
 use crate::pod::config::{self, ServeArgs};
 use crate::pod::serve;
 use crate::runtime::telemetry;
-use crate::{http, limits};
+use crate::{demo, http, limits};
 
 /// Counters and other mergeable data types over HTTP on Apache Cassandra, without coordination.
 #[derive(Debug, Parser)]
@@ -51,6 +51,11 @@ pub struct Cli {
 enum Command {
     /// Serve HTTP. This is the default without a subcommand.
     Serve(Box<ServeArgs>),
+    /// Show a whole installation in this process, and break it: pods, replicas, and clients that check every number.
+    ///
+    /// The live page at the printed address has buttons that kill pods, cut off or pause replicas, set clocks apart and
+    /// send everything again. Exit code: 0 if every number was right.
+    Demo(demo::DemoArgs),
     /// Add to a key of a running server: `add counter/site/home 5`, `add distinct/site/visitors u1 u2`, or
     /// `add distinct/site/visitors -` for the lines of the standard input.
     Add(add::AddArgs),
@@ -135,6 +140,10 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         None => serve(cli.serve).await,
         Some(Command::Serve(args)) => serve(*args).await,
+        Some(Command::Demo(args)) => Ok(match demo::run(&args).await? {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        }),
         Some(Command::Add(args)) => add::add(args).await,
         Some(Command::Take(args)) => take::take(args).await,
         Some(Command::Reset(args)) => reset::reset(args).await,

@@ -203,7 +203,7 @@ fn finish(
         }
         if world.is(Sabotage::BlockingRepair) && pieces.len() > 1 {
             let answers: Vec<Piece> = pieces.iter().map(|(_, piece)| piece.clone()).collect();
-            let repair = repair(&answers, range, cut_at);
+            let repair = repair(&answers, range, cut_at.as_ref());
             for (node, _) in pieces {
                 world.nodes[*node].disk.apply(&repair, false);
             }
