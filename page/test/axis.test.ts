@@ -7,6 +7,8 @@ test("ticks are round and within the range", () => {
   assert.deepEqual(ticks(-0.03, 0.31, 4), [0, 0.1, 0.2, 0.3]);
   assert.deepEqual(ticks(-7, 7, 3), [-5, 0, 5]);
   assert.deepEqual(ticks(1_000_003, 1_000_009, 3), [1_000_004, 1_000_006, 1_000_008]);
+  assert.deepEqual(ticks(9_007_199_254_740_000, 9_007_199_254_740_100, 2), [9_007_199_254_740_000, 9_007_199_254_740_050, 9_007_199_254_740_100]);
+  assert.deepEqual(ticks(0, 0.0003, 3), [0, 0.0001, 0.0002, 0.0003]);
   assert.deepEqual(ticks(5, 5, 3), [5]);
   assert.deepEqual(ticks(0, Infinity, 3), [0]);
 });

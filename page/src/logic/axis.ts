@@ -9,7 +9,9 @@ export function ticks(low: number, high: number, wanted: number): number[] {
   const step = ([1, 2, 5].find((factor) => factor * power >= rough * 0.999) ?? 10) * power;
   const first = Math.ceil(low / step - 1e-9);
   const last = Math.floor(high / step + 1e-9);
-  return Array.from({ length: Math.max(0, last - first + 1) }, (_, index) => Number(((first + index) * step).toPrecision(12)));
+  const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  const round = (value: number) => (decimals > 0 ? Number(value.toFixed(Math.min(100, decimals))) : Math.round(value));
+  return Array.from({ length: Math.max(0, last - first + 1) }, (_, index) => round((first + index) * step));
 }
 
 /** Powers of ten within a range; with 2 and 5 between them if there are few. */

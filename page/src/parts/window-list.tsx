@@ -24,6 +24,7 @@ export function WindowList({ label, count, row, onNearEnd, onVisible }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const [view, setView] = useState({ top: 0, height: 600 });
   const focusNext = useRef<number | undefined>(undefined);
+  const [active, setActive] = useState<number>();
 
   const first = Math.max(0, Math.floor(view.top / ROW_PX) - SPARE);
   const last = Math.min(count, Math.ceil((view.top + view.height) / ROW_PX) + SPARE);
@@ -70,18 +71,23 @@ export function WindowList({ label, count, row, onNearEnd, onVisible }: Props) {
     event.preventDefault();
     const to = Math.min(count - 1, Math.max(0, index + step));
     focusNext.current = to;
+    setActive(to);
     const [top, bottom] = [to * ROW_PX, (to + 1) * ROW_PX];
     if (top < element.scrollTop) element.scrollTop = top;
     else if (bottom > element.scrollTop + element.clientHeight) element.scrollTop = bottom - element.clientHeight;
     setView({ top: element.scrollTop, height: element.clientHeight });
   };
 
+  // One row is a stop of the Tab key, and arrow keys lead to the others.
+  const drawn = Array.from({ length: last - first }, (_, offset) => ({ index: first + offset, ...row(first + offset) }));
+  const isDrawn = (index: number | undefined) => index !== undefined && index >= first && index < last;
+  const current = drawn.find(({ isCurrent }) => isCurrent)?.index;
+  const stop = isDrawn(active) ? active : (current ?? Math.min(last - 1, Math.ceil(view.top / ROW_PX)));
   const rows = [];
-  for (let index = first; index < last; index++) {
-    const { href, isCurrent, content } = row(index);
+  for (const { index, href, isCurrent, content } of drawn) {
     rows.push(
       <li key={index} style={{ top: `${index * ROW_PX}px` }} aria-posinset={index + 1} aria-setsize={count}>
-        <a href={href} data-index={index} aria-current={isCurrent ? "page" : undefined}>
+        <a href={href} data-index={index} tabIndex={index === stop ? 0 : -1} onFocus={() => setActive(index)} aria-current={isCurrent ? "page" : undefined}>
           {content}
         </a>
       </li>,

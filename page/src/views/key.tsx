@@ -1,5 +1,6 @@
 // One key: its number, why it is that number, and what can be done with it.
 import { useEffect, useRef, useState } from "preact/hooks";
+import { type Decimal, decimal, minus, near } from "../logic/decimal.ts";
 import { clock, double, plural } from "../logic/format.ts";
 import { path, toGroup, toKey } from "../logic/route.ts";
 import { Refused, askForRights, call, token } from "../live/api.ts";
@@ -7,7 +8,7 @@ import { usePolled } from "../live/polled.ts";
 import { useStore } from "../live/store.ts";
 import { type Obstacle, useWatch } from "../live/watch.ts";
 import { Copy, ProblemNote, Trouble } from "../parts/ui.tsx";
-import type { Key, KindView, ProblemBody, Reading } from "../types.ts";
+import type { Key, KindView, ProblemBody, Reading, Whole } from "../types.ts";
 import { AddCard } from "./add.tsx";
 import { EndCard } from "./end.tsx";
 import { ValueCard } from "./value.tsx";
@@ -27,7 +28,7 @@ export type State =
 
 export interface Point {
   at: number;
-  value: number;
+  value: Decimal;
 }
 
 const POINTS_MAX = 1_200;
@@ -44,7 +45,7 @@ export function KeyView({ address, kind }: Props) {
   const take = (reading: Reading) => {
     setState({ is: "there", reading });
     if (kindName !== "counter" && kindName !== "sum") return;
-    points.current = [...points.current.slice(-POINTS_MAX), { at: Date.now(), value: Number(reading.value) }];
+    points.current = [...points.current.slice(-POINTS_MAX), { at: Date.now(), value: decimal(reading.value as Whole) }];
   };
   const obstacle = useWatch([address], (change) => {
     if (change.type === "value") take(change.reading);
@@ -132,5 +133,5 @@ function rateOf(points: Point[]): number | undefined {
   const recent = points.filter(({ at }) => at > now - RATE_MS);
   const [first, last] = [recent[0], recent.at(-1)];
   if (!first || !last || last.at - first.at < 1_000) return undefined;
-  return ((last.value - first.value) * 1000) / (last.at - first.at);
+  return (near(minus(last.value, first.value)) * 1000) / (last.at - first.at);
 }

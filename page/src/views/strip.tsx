@@ -1,7 +1,8 @@
 // The rows of a key between the future and the tally. They move left as time runs.
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Part } from "../logic/addition.ts";
-import { digits, shortClock, span } from "../logic/format.ts";
+import { near } from "../logic/decimal.ts";
+import { compact, digits, shortClock, span } from "../logic/format.ts";
 import { CUTOFF_AT, FENCE_AT, NOW_AT, type Times, horizon, place } from "../logic/timeline.ts";
 
 interface Props {
@@ -24,7 +25,8 @@ export function Strip({ parts, times, chosen, onChoose }: Props) {
   const most = Math.max(1e-9, ...shards.filter(({ ignored }) => !ignored).map(({ size }) => size));
   const folded = useFolded(shards, times.fence);
   const tally = parts.find((part) => part.phase === "tally");
-  const left = (expiresAt: number) => `${100 * place(expiresAt, times, oldest, ahead.current)}%`;
+  const at = (part: Part) => place(part.expiresAt as number, times, oldest, ahead.current);
+  const labels = labelled(shards, at);
   const count = (of: (part: Part) => boolean) => shards.filter(of).length;
   const final = count((part) => part.phase === "final");
   const width = (part: Part) => widthOf(part.phase === "final" ? final : shards.length - final);
@@ -45,16 +47,20 @@ export function Strip({ parts, times, chosen, onChoose }: Props) {
             style={{ width: `${100 * FENCE_AT}%` }}
             onMouseEnter={() => onChoose(["tally"])}
             onMouseLeave={() => onChoose([])}
-          />
+          >
+            {tally.amount && compact(near(tally.amount))}
+          </span>
         )}
         {shards.map((part) => (
           <span
             key={part.id}
             class={`stem ${part.phase} ${width(part)} ${part.ignored ? "ignored" : ""} ${part.ids !== undefined ? "pack" : ""} ${chosen.has(part.id) ? "chosen" : ""}`}
-            style={{ left: left(part.expiresAt as number), height: `${height(part.size, most)}%` }}
+            style={{ left: `${100 * at(part)}%`, height: `${height(part.size, most)}%` }}
             onMouseEnter={() => onChoose([part.id])}
             onMouseLeave={() => onChoose([])}
-          />
+          >
+            {labels.has(part.id) && part.amount && <i>{compact(near(part.amount))}</i>}
+          </span>
         ))}
         {folded.map((part) => (
           <span
@@ -70,6 +76,20 @@ export function Strip({ parts, times, chosen, onChoose }: Props) {
       <span class="horizon">{span(ahead.current)} from now</span>
     </div>
   );
+}
+
+/** The least distance of two labels, as a share of the width. */
+const LABEL = 0.08;
+
+/** The stems that have room for their number. */
+function labelled(shards: Part[], at: (part: Part) => number): Set<string> {
+  const labels = new Set<string>();
+  const sorted = shards.filter(({ ignored }) => !ignored).map((part) => ({ part, place: at(part) })).sort((a, b) => a.place - b.place);
+  sorted.forEach(({ part, place: here }, index) => {
+    const [before, after] = [sorted[index - 1]?.place ?? -1, sorted[index + 1]?.place ?? 2];
+    if (here - before >= LABEL && after - here >= LABEL) labels.add(part.id);
+  });
+  return labels;
 }
 
 /** Stems are thinner where many stand together. */

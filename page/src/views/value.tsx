@@ -1,7 +1,8 @@
 // A value as its kind is read best.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { binsOf } from "../logic/bins.ts";
-import { clock, digits, double, full, item, percent, plural } from "../logic/format.ts";
+import { ZERO, minus, near } from "../logic/decimal.ts";
+import { clock, compact, digits, double, full, item, percent, plural } from "../logic/format.ts";
 import { call } from "../live/api.ts";
 import { usePolled } from "../live/polled.ts";
 import { Chart } from "../parts/chart.tsx";
@@ -64,15 +65,40 @@ function Big({ text, copy, unit }: { text: string; copy: string; unit?: string }
 }
 
 function NumberCard({ value, points }: { value: Whole; points: Point[] }) {
-  const [x, y] = useMemo(() => [points.map(({ at }) => at), points.map(({ value: number }) => number)], [points]);
+  const curve = useMemo(() => curveOf(points), [points]);
   return (
     <Card title="The number" className="value">
       <Big text={digits(value)} copy={String(value)} />
       {points.length > 2 && (
-        <Chart label={`The number since ${clock(points[0]?.at ?? 0)}, now ${digits(value)}`} x={x} y={y} axis="time" height={120} shape="steps" />
+        <Chart
+          label={`The number since ${clock(points[0]?.at ?? 0)}, now ${digits(value)}`}
+          x={curve.x}
+          y={curve.y}
+          format={curve.isChange ? change : compact}
+          axis="time"
+          height={120}
+          shape="steps"
+        />
       )}
     </Card>
   );
+}
+
+/** A number that moves by less than this share of itself is drawn as its change, because its first digits stay the same. */
+const SMALL_CHANGE = 0.01;
+/** Numbers below this are written with all their digits. */
+const SHORT = 1e4;
+
+function curveOf(points: Point[]) {
+  const base = points[0]?.value ?? ZERO;
+  const changes = points.map(({ value }) => near(minus(value, base)));
+  const [start, most] = [near(base), Math.max(...changes.map(Math.abs))];
+  const isChange = Math.abs(start) >= SHORT && most < Math.abs(start) * SMALL_CHANGE;
+  return { x: points.map(({ at }) => at), y: isChange ? changes : changes.map((by) => start + by), isChange };
+}
+
+function change(by: number): string {
+  return by > 0 ? `+${compact(by)}` : compact(by);
 }
 
 const QUANTILES = [0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1];
