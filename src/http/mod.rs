@@ -26,7 +26,9 @@ use axum::middleware::from_fn_with_state;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use api::{batch, ids, inspect, merge, operations, page, read, repair, reset, update, watch};
+use api::{
+    batch, ids, inspect, merge, operations, page, picture, read, repair, reset, update, watch,
+};
 use observe::Observer;
 use state::Served;
 
@@ -106,6 +108,8 @@ fn user_routes() -> OpenApiRouter<Served> {
         .routes(routes!(ids::ids))
         .routes(routes!(merge::merge))
         .routes(routes!(watch::watch, watch::watch_many))
+        .routes(routes!(picture::badge))
+        .routes(routes!(picture::hit))
         .routes(routes!(inspect::kinds))
 }
 

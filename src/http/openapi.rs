@@ -191,6 +191,8 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
             &[BODY, &[BadHeader, UnknownKind, BadName, TooManyWatched]]
         }
         ("/v1/watch", _) => &[ADDRESSED, &[BadHeader, StoreUnavailable, Corrupt, TooManyWatched]],
+        ("/v1/{kind}/{group}/{name}/badge.svg", _) => &[ADDRESSED, READ, &[NotAcceptable]],
+        ("/hit/{group}/{file}", _) => &[WRITE, READ, &[BadName, BadQuery, Forbidden, TooFast]],
         ("/v1/hottest", _) => &[&[BadQuery, Overloaded]],
         ("/v1/ids", _) => &[&[BadQuery, BadHeader, Overloaded, Clock]],
         ("/v1/merge", _) => {

@@ -25,6 +25,10 @@
 //! group_prefix = "session:"
 //! idle_ttl = "30d"
 //!
+//! [[pixel]]
+//! group_prefix = "hits:"
+//! per_second = 50
+//!
 //! [[cors]]
 //! group_prefix = "site:"
 //! origins = ["https://example.org"]
@@ -36,11 +40,14 @@
 //! * `precision`: how precise keys are, by kind and by the prefix of their group.
 //! * `lifecycle`: after how long without updates keys of groups with this prefix, and of this kind if one is
 //!   named, are forgotten.
+//! * `pixel`: groups with this prefix have counters that pictures count in, without a token, this often on each
+//!   pod.
 //! * `cors`: the origins whose pages may read answers about groups with this prefix. All matching prefixes
 //!   count.
 
 mod cors;
 mod lifecycle;
+mod pixels;
 mod precision;
 mod quotas;
 mod rules;
@@ -60,6 +67,7 @@ use serde::Deserialize;
 
 use cors::Origins;
 use lifecycle::Lifecycles;
+use pixels::Pixels;
 use precision::Precisions;
 use quotas::Quotas;
 pub use quotas::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
@@ -75,6 +83,7 @@ pub struct Policy {
     quotas: Quotas,
     precisions: Precisions,
     lifecycles: Lifecycles,
+    pixels: Pixels,
     origins: Origins,
 }
 
@@ -89,6 +98,8 @@ struct File {
     precision: Vec<precision::Entry>,
     #[serde(default)]
     lifecycle: Vec<lifecycle::Entry>,
+    #[serde(default)]
+    pixel: Vec<pixels::Entry>,
     #[serde(default)]
     cors: Vec<cors::Entry>,
 }
@@ -140,6 +151,7 @@ impl FromStr for Policy {
             quotas: Quotas::new(file.quota)?,
             precisions: Precisions::new(file.precision)?,
             lifecycles: Lifecycles::new(file.lifecycle)?,
+            pixels: Pixels::new(file.pixel)?,
             origins: Origins::new(file.cors)?,
         })
     }
@@ -235,6 +247,12 @@ impl Policies {
     #[must_use]
     pub fn allowed_origin<'a>(&self, origin: &'a str, group: Option<&str>) -> Option<&'a str> {
         self.current.load().origins.allowed(origin, group)
+    }
+
+    /// Whether one more picture may count in the key. None if no picture may.
+    #[must_use]
+    pub fn pass_pixel(&self, key: &Key) -> Option<Result<(), TooFast>> {
+        self.current.load().pixels.pass(key)
     }
 
     /// Takes a seat for one more mutator of a group.

@@ -14,6 +14,7 @@ use flate2::write::GzEncoder;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::http::api::picture::escaped;
 use crate::http::body::extract;
 use crate::http::openapi;
 
@@ -164,10 +165,6 @@ fn endpoint(page: &mut String, method: &str, path: &str, operation: &Value) {
     let answers = answers.filter(|(status, _)| status.starts_with('2'));
     list(answers.map(|(status, one)| (escaped(status), text(&one["description"]))).collect());
     *page += "</section>\n";
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

@@ -119,6 +119,30 @@ impl Permit<'_> {
     }
 }
 
+/// The counter in which a picture counts. The policy allows it, instead of a grant.
+pub(crate) fn key_of_pixel(policies: &Policies, group: &str, name: &str) -> Result<Key, Problem> {
+    let (group, name) = (parse_name("group", group)?, parse_name("name", name)?);
+    let key = Key { kind: Kind::Counter, group, name };
+    match policies.pass_pixel(&key) {
+        Some(Ok(())) => Ok(key),
+        None => {
+            let detail = format!(
+                "No [[pixel]] table of the policy lets pictures count in the group {:?}.",
+                key.group.as_str()
+            );
+            Err(Problem::new(ProblemType::Forbidden, detail))
+        }
+        Some(Err(TooFast { again_in })) => {
+            let detail = format!(
+                "Pictures of the group {:?} are loaded faster than the policy allows; send the request again in {} ms.",
+                key.group.as_str(),
+                again_in.as_millis().max(1)
+            );
+            Err(Problem::new(ProblemType::TooFast, detail))
+        }
+    }
+}
+
 /// The kind in a path `/v1/{kind}`.
 pub(crate) struct KindPath(String);
 

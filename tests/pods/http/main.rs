@@ -15,6 +15,7 @@ mod log;
 mod matrix;
 mod operations;
 mod ordinary_input;
+mod pictures;
 mod pod;
 mod repair;
 mod resets;

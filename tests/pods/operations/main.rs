@@ -13,6 +13,7 @@ mod clocks;
 mod crowds;
 mod delays;
 mod deletes;
+mod demo;
 mod disk;
 mod early;
 mod haproxy;
