@@ -122,6 +122,8 @@ export interface components {
             /** @description Two standard deviations above the estimate. */
             upper: number;
         };
+        /** @description A stream of values. */
+        Events: string;
         ExpressionBody: string | {
             and: string[];
         } | {
@@ -259,6 +261,20 @@ export interface components {
             /** @description Null beyond the range of doubles. */
             sum: number | null;
         } | Record<string, never> | Record<string, never>;
+        /** @description A key that this pod updates. */
+        HotKey: components["schemas"]["KeyView"] & {
+            /**
+             * Format: double
+             * @description Ops per second, over ten seconds that ended in the last ten.
+             * @example 120.4
+             */
+            ops_per_second: number;
+        };
+        /** @description The keys that this pod updates most. */
+        HottestView: {
+            /** @description Those that the token may administer, hottest first. */
+            keys: components["schemas"]["HotKey"][];
+        };
         /** @description New ids. */
         IdsView: {
             /**
@@ -870,6 +886,10 @@ export interface components {
             store: string;
             /** @example 0.1.0 */
             version: string;
+        };
+        /** @description Keys to watch. */
+        WatchBody: {
+            keys: components["schemas"]["KeyBody"][];
         };
     };
     responses: never;

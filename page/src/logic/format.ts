@@ -49,8 +49,8 @@ export function percent(share: number): string {
 /** A time span: 0.8 ms, 12.5 s, 2:05 min, 13 h 04 min, 3 d 4 h. */
 export function span(milliseconds: number): string {
   const ms = Math.abs(milliseconds);
-  if (ms < 1e3) return `${double(ms, 2)} ms`;
-  const seconds = Math.floor(ms / 1e3);
+  if (ms < 995) return `${double(ms, 2)} ms`;
+  const seconds = Math.floor(ms / 1e3 + 0.005);
   if (seconds < 60) return `${seconds} s`;
   const two = (number: number) => String(number).padStart(2, "0");
   const minutes = Math.floor(seconds / 60);

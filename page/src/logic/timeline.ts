@@ -33,7 +33,7 @@ export function place(expiresAt: number, { fence, cutoff, now }: Times, oldest: 
   }
   if (expiresAt <= now) return within(CUTOFF_AT, NOW_AT, (expiresAt - cutoff) / Math.max(1, now - cutoff));
   // Near now a second is wide, and far away an hour is narrow.
-  return within(NOW_AT, 0.98, Math.sqrt((expiresAt - now) / ahead));
+  return within(NOW_AT, 0.96, Math.sqrt((expiresAt - now) / ahead));
 }
 
 function within(from: number, to: number, share: number): number {
