@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { EventParser } from "../logic/sse.ts";
 import type { Key, ProblemBody, Reading } from "../types.ts";
 import { Refused, send, token } from "./api.ts";
-import { pause, unanswered, whenUseful } from "./connection.ts";
+import { connection, pause, unanswered, whenUseful } from "./connection.ts";
 import { useStore } from "./store.ts";
 
 export type Change =
@@ -30,11 +30,13 @@ export async function watch(
   let retry = RETRY_MS;
   for (;;) {
     await whenUseful(signal);
-    // It ends with the caller's signal, with a silence, or with the page going to the background.
+    // It ends with the caller's signal, with a silence, when the page goes to the background, and when another request
+    // finds that the server is away: a proxy may hold the stream open.
     const stream = new AbortController();
     let refused = false;
     const end = () => stream.abort();
     const endIfHidden = () => document.hidden && stream.abort();
+    const stopListening = connection.listen(() => connection.value.isUp || stream.abort());
     signal.addEventListener("abort", end);
     document.addEventListener("visibilitychange", endIfHidden);
     try {
@@ -52,6 +54,7 @@ export async function watch(
       } else if (!stream.signal.aborted) unanswered();
     } finally {
       end();
+      stopListening();
       if (!signal.aborted && !refused) onState("opening");
       signal.removeEventListener("abort", end);
       document.removeEventListener("visibilitychange", endIfHidden);

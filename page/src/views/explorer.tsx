@@ -24,7 +24,7 @@ export function Explorer({ kinds, route }: Props) {
   const known = kinds.map(({ kind: name }) => name);
   const names = known.includes(kind) ? known : [kind, ...known];
   return (
-    <nav class="explorer" aria-label="Keys">
+    <nav class="explorer" aria-label="Keys" onKeyDown={enterList}>
       <label class="field">
         Kind
         <select value={kind} onChange={(event) => (location.hash = toGroup(event.currentTarget.value))}>
@@ -40,6 +40,13 @@ export function Explorer({ kinds, route }: Props) {
       )}
     </nav>
   );
+}
+
+/** The down arrow leads from a field into the list below it. */
+function enterList(event: KeyboardEvent & { currentTarget: HTMLElement }): void {
+  if (event.key !== "ArrowDown" || !(event.target instanceof HTMLInputElement)) return;
+  event.preventDefault();
+  event.currentTarget.querySelector<HTMLElement>(".window a[tabindex='0']")?.focus();
 }
 
 const GROUPS_AT_ONCE = 1_000;

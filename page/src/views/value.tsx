@@ -118,7 +118,7 @@ function HistogramCard({ reading, keyPath }: { reading: Reading; keyPath: string
       refresh();
     }, wait);
     return () => clearTimeout(timer);
-  }, [JSON.stringify(reading.value)]);
+  }, [reading]);
   const value = (data?.value ?? reading.value) as Histogram;
   const bins = useMemo(() => binsOf(value.buckets ?? [], BINS), [data]);
   const marks = value.quantiles

@@ -28,7 +28,7 @@ export function WhyCard({ address, keyPath, reading }: Props) {
     return { view, at: performance.now() };
   };
   const { data, error, refresh } = usePolled(load, EVERY_MS, [keyPath]);
-  useRefreshOn(JSON.stringify(reading?.value), refresh);
+  useRefreshOn(reading, refresh);
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
   const now = useTicks(1_000);
 
@@ -62,7 +62,7 @@ export function WhyCard({ address, keyPath, reading }: Props) {
 }
 
 /** Asks again when the value changes, but not all the time. */
-function useRefreshOn(change: string | undefined, refresh: () => void): void {
+function useRefreshOn(change: Reading | undefined, refresh: () => void): void {
   const last = useRef(0);
   useEffect(() => {
     const wait = Math.max(0, last.current + AGAIN_MS - performance.now());
