@@ -27,6 +27,8 @@ export type Whole = number | string;
 /** A key with its value, as a read or the watch stream gives it. */
 export interface Reading extends Key {
   value: Value;
+  /** The key does not exist, and the value is that of an empty one. */
+  absent?: boolean;
   exact: boolean;
   as_of: string;
   consistency: string;

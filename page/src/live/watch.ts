@@ -86,7 +86,7 @@ async function read(answer: Response, onChange: (change: Change) => void, stream
 }
 
 /** An event has what `/v1/query` answers for a key: its value, that it is absent, or why it can't be read. */
-function changeOf(result: Reading & { absent?: boolean; problem?: ProblemBody }): Change {
+function changeOf(result: Reading & { problem?: ProblemBody }): Change {
   if (result.problem) return { type: "problem", key: result, problem: result.problem };
   return result.absent ? { type: "absent", key: result } : { type: "value", reading: result };
 }

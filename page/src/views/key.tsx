@@ -54,12 +54,12 @@ export function KeyView({ address, kind }: Props) {
   });
   // Without the stream, the key is read every few seconds.
   const isRefused = obstacle instanceof Error;
-  const read = usePolled((signal) => call<Reading>(`${keyPath}?numbers=string`, { signal, needs: `read ${group}` }), isRefused ? POLL_MS : null, [keyPath]);
+  const read = usePolled((signal) => call<Reading>(`${keyPath}?numbers=string&default=empty`, { signal, needs: `read ${group}` }), isRefused ? POLL_MS : null, [keyPath]);
   useEffect(() => {
-    if (read.data && (isRefused || state.is === "loading")) take(read.data);
-    const problem = read.error && "problem" in read.error ? (read.error.problem as ProblemBody) : undefined;
-    if (!problem || (!isRefused && state.is !== "loading")) return;
-    setState(problem.type.endsWith("/key-absent") ? { is: "absent" } : { is: "trouble", problem });
+    if (!isRefused && state.is !== "loading") return;
+    if (read.error instanceof Refused) setState({ is: "trouble", problem: read.error.problem });
+    else if (read.data?.absent) setState({ is: "absent" });
+    else if (read.data) take(read.data);
   }, [read.data, read.error, isRefused]);
 
   useEffect(() => void askForRights(group, keyPath), [keyPath, credentials]);
@@ -80,7 +80,7 @@ export function KeyView({ address, kind }: Props) {
           This key does not exist. Add to it, and it does.
         </p>
       )}
-      {state.is === "loading" && read.error && !("problem" in read.error) && <Trouble error={read.error} />}
+      {state.is === "loading" && read.error && <Trouble error={read.error} />}
       <div class="key-body">
         <div class="key-main">
           {reading && <ValueCard reading={reading} points={points.current} keyPath={keyPath} bound={kind?.bound} />}
