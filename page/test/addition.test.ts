@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { addition, partsOf } from "../src/logic/addition.ts";
+import { addition, isGrave, partsOf } from "../src/logic/addition.ts";
 import { decimal, equals, near, text } from "../src/logic/decimal.ts";
 import type { ShardRow, ShardsView, Value } from "../src/types.ts";
 
@@ -63,6 +63,8 @@ test("a forgotten tally adds nothing", () => {
   const of = view("counter", "0", [row("live", "4")]);
   if (of.tally) of.tally.forgotten = true;
   assert.equal(written(of), "4 = 4");
+  assert.deepEqual(partsOf(of).map(isGrave), [true, false]);
+  assert.deepEqual(partsOf(view("counter", "0", [])).map(isGrave), [false]);
 });
 
 test("ids in two packs count once", () => {

@@ -25,6 +25,11 @@ export interface Part {
   error: string | undefined;
 }
 
+/** The tally of a key that was deleted, or forgotten because it was idle: it has a fence and no value. */
+export function isGrave(part: Part): boolean {
+  return part.phase === "tally" && part.value === null && part.error === undefined;
+}
+
 export function partsOf(view: ShardsView): Part[] {
   const shape = shapeOf(view.kind);
   const measure = (value: unknown) => ({

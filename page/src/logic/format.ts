@@ -54,10 +54,10 @@ export function span(milliseconds: number): string {
   if (seconds < 60) return `${seconds} s`;
   const two = (number: number) => String(number).padStart(2, "0");
   const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes}:${two(seconds % 60)} min`;
+  if (minutes < 60) return seconds % 60 === 0 ? `${minutes} min` : `${minutes}:${two(seconds % 60)} min`;
   const hours = Math.floor(minutes / 60);
-  if (hours < 24) return `${hours} h ${two(minutes % 60)} min`;
-  return `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  if (hours < 24) return minutes % 60 === 0 ? `${hours} h` : `${hours} h ${two(minutes % 60)} min`;
+  return hours % 24 === 0 ? `${hours / 24} d` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
 /** The time of day here; with the date if it is not today. */

@@ -81,7 +81,7 @@ export function KeyView({ address, kind }: Props) {
         </p>
       )}
       {state.is === "loading" && read.error && <Trouble error={read.error} />}
-      <div class="key-body">
+      <div class={state.is === "absent" ? "key-body alone" : "key-body"}>
         <div class="key-main">
           {reading && <ValueCard reading={reading} points={points.current} keyPath={keyPath} bound={kind?.bound} />}
           {reading && <Facts reading={reading} points={points.current} />}

@@ -1,6 +1,6 @@
 // The rows of a key between the future and the tally. They move left as time runs.
 import { useEffect, useRef, useState } from "preact/hooks";
-import type { Part } from "../logic/addition.ts";
+import { type Part, isGrave } from "../logic/addition.ts";
 import { near } from "../logic/decimal.ts";
 import { compact, digits, shortClock, span } from "../logic/format.ts";
 import { CUTOFF_AT, FENCE_AT, NOW_AT, type Times, horizon, place } from "../logic/timeline.ts";
@@ -36,14 +36,14 @@ export function Strip({ parts, times, chosen, onChoose }: Props) {
     `and ${digits(count((part) => part.phase === "live"))} live shards.`;
   return (
     <div class="strip" role="img" aria-label={label}>
-      <Zone name="tally" from={0} to={FENCE_AT} text={tally ? "in the tally" : "no tally"} />
+      <Zone name="tally" from={0} to={FENCE_AT} text={!tally ? "no tally" : isGrave(tally) ? "deleted" : "in the tally"} />
       <Zone name="final" from={FENCE_AT} to={CUTOFF_AT} text="final" />
       <Zone name="expired" from={CUTOFF_AT} to={NOW_AT} text="expired" />
       <Zone name="live" from={NOW_AT} to={1} text="live and draining" />
       <div class="stems">
         {tally && (
           <span
-            class={`tally-block ${chosen.has("tally") ? "chosen" : ""} ${folded.length > 0 ? "taking" : ""}`}
+            class={`tally-block ${isGrave(tally) ? "grave" : ""} ${chosen.has("tally") ? "chosen" : ""} ${folded.length > 0 ? "taking" : ""}`}
             style={{ width: `${100 * FENCE_AT}%` }}
             onMouseEnter={() => onChoose(["tally"])}
             onMouseLeave={() => onChoose([])}

@@ -1,6 +1,6 @@
 // Why a key has its number: its rows on their way into the tally, the addition, and each row with its part.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { type Addition, type Part, type Phase, PHASES, addition, partsOf } from "../logic/addition.ts";
+import { type Addition, type Part, type Phase, PHASES, addition, isGrave, partsOf } from "../logic/addition.ts";
 import { type Decimal, equals, text } from "../logic/decimal.ts";
 import { foldReport } from "../logic/fold.ts";
 import { clock, cut, digits, plural, span } from "../logic/format.ts";
@@ -384,7 +384,9 @@ function partText(part: Part, kind: string): string {
   return part.amount ? digits(text(part.amount)) : cut(shapeOf(kind).brief(part.value), BRIEF_MAX);
 }
 
-function stateOf({ phase, ignored, expiresAt }: Part, { fence, cutoff, now }: Times): string {
+function stateOf(part: Part, { fence, cutoff, now }: Times): string {
+  const { phase, ignored, expiresAt } = part;
+  if (isGrave(part) && fence !== undefined) return `deleted or forgotten: what expired up to ${clock(fence)} is gone`;
   if (ignored === "in_tally") return "came back below the fence: it is in the tally already";
   if (ignored === "cleared") return "a reset cleared it";
   if (expiresAt === undefined) return fence === undefined ? "" : `all that expired up to ${clock(fence)}`;
