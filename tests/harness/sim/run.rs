@@ -143,7 +143,7 @@ impl Stage {
             tokio::spawn(look(self.shared.clone(), at, Arc::clone(&machine), Arc::clone(&node)));
         }
         if self.plan.background_folds {
-            node.start();
+            node.start_without_looks();
         }
         Pod { node, store, machine, datacenter: self.plan.pods[at].datacenter, number: at }
     }
