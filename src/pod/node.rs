@@ -165,10 +165,15 @@ impl Node {
 
     /// Starts the background work.
     pub fn start(&self) {
+        self.start_without_looks();
+        self.tasks.spawn(Task::ResetPoll, Arc::clone(&self.resetter).poll(self.tasks.clone()));
+    }
+
+    /// Starts the background work, but for the looks at the log of resets. A simulation makes them itself.
+    pub fn start_without_looks(&self) {
         let tidy = Arc::clone(&self.mutators).tidy(self.tasks.clone());
         self.tasks.spawn(Task::Tidy, tidy);
         self.folder.start(&self.tasks);
-        self.tasks.spawn(Task::ResetPoll, Arc::clone(&self.resetter).poll(self.tasks.clone()));
         self.health.set_started();
     }
 

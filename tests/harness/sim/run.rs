@@ -139,11 +139,13 @@ impl Stage {
         let reset_flaw = self.plan.sabotage.and_then(Sabotage::reset_flaw);
         let parts = Parts::new(store.clone(), constants, clock);
         let node = Arc::new(Node::new(Parts { random, bounds, policies, reset_flaw, ..parts }));
+        match (store.has_resets(), self.plan.background_folds) {
+            (true, true) => node.start_without_looks(),
+            (false, true) => node.start(),
+            (_, false) => {}
+        }
         if store.has_resets() {
             tokio::spawn(look(self.shared.clone(), at, Arc::clone(&machine), Arc::clone(&node)));
-        }
-        if self.plan.background_folds {
-            node.start();
         }
         Pod { node, store, machine, datacenter: self.plan.pods[at].datacenter, number: at }
     }
