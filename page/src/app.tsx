@@ -5,7 +5,7 @@ import { type Route, parse, toKey } from "./logic/route.ts";
 import { call, denials, token } from "./live/api.ts";
 import { connection } from "./live/connection.ts";
 import { usePolled } from "./live/polled.ts";
-import { useHealth, useLastMinute } from "./live/sampler.ts";
+import { useHealth, useLastMinute, useVersion } from "./live/sampler.ts";
 import { useStore } from "./live/store.ts";
 import type { KindView } from "./types.ts";
 import { Explorer } from "./views/explorer.tsx";
@@ -19,6 +19,7 @@ export function App() {
   const route = useRoute();
   const minute = useLastMinute();
   const health = useHealth();
+  const version = useVersion().data;
   const kinds = usePolled((signal) => call<{ kinds: KindView[] }>("/v1/kinds", { signal, needs: "read" }), null, []).data?.kinds ?? [];
   const main = useRef<HTMLElement>(null);
   useFocusOnRoute(route, main.current);
@@ -28,7 +29,7 @@ export function App() {
       <a class="skip" href="#main" onClick={(event) => skip(event, main.current)}>
         Skip to the content
       </a>
-      <Head page={route.page} minute={minute} health={health} />
+      <Head page={route.page} version={version} minute={minute} health={health} />
       <Banner />
       <div class={`body ${route.page}`}>
         {route.page !== "installation" && <Explorer kinds={kinds} route={route} />}
@@ -38,7 +39,7 @@ export function App() {
           ) : route.page === "key" ? (
             <KeyView key={toKey(route)} address={route} kind={kindOf(route.kind)} />
           ) : (
-            <KeysPage kinds={kinds} />
+            <KeysPage kinds={kinds} isDemo={version?.store === "demo"} />
           )}
         </main>
       </div>

@@ -5,9 +5,10 @@ import { type LastMinute, quantileOf, rateOf } from "../logic/metrics.ts";
 import { token } from "../live/api.ts";
 import { connection } from "../live/connection.ts";
 import type { Polled } from "../live/polled.ts";
-import { type Health, useVersion } from "../live/sampler.ts";
+import type { Health } from "../live/sampler.ts";
 import { useStore } from "../live/store.ts";
 import { Spark } from "../parts/spark.tsx";
+import type { VersionView } from "../types.ts";
 import { TokenDialog } from "./token.tsx";
 
 const UPDATES = "orderfree_updates_total";
@@ -17,12 +18,12 @@ const READINGS = 30;
 
 interface Props {
   page: string;
+  version: VersionView | undefined;
   minute: Polled<LastMinute>;
   health: Polled<Health>;
 }
 
-export function Head({ page, minute, health }: Props) {
-  const version = useVersion();
+export function Head({ page, version, minute, health }: Props) {
   const { isUp } = useStore(connection);
   const hasToken = useStore(token) !== null;
   const [asksToken, setAsksToken] = useState(false);
@@ -37,11 +38,11 @@ export function Head({ page, minute, health }: Props) {
         Orderfree
       </a>
       <dl class="facts">
-        {version.data && (
+        {version && (
           <div>
             <dt class="hidden">Version and store</dt>
-            <dd class="soft" title={version.data.commit ? `commit ${version.data.commit}` : undefined}>
-              {version.data.version} · {version.data.store}
+            <dd class="soft" title={version.commit ? `commit ${version.commit}` : undefined}>
+              {version.version} · {version.store}
             </dd>
           </div>
         )}

@@ -7,11 +7,12 @@ import { usePolled } from "../live/polled.ts";
 import { Card, Copy, Trouble } from "../parts/ui.tsx";
 import type { Hottest, Key, KindView } from "../types.ts";
 import { UpdateForm, useDraft } from "./add.tsx";
+import { DemoPanel } from "./demo.tsx";
 
 const EVERY_MS = 2_000;
 const HOTTEST = 20;
 
-export function KeysPage({ kinds }: { kinds: KindView[] }) {
+export function KeysPage({ kinds, isDemo }: { kinds: KindView[]; isDemo: boolean }) {
   const hottest = usePolled((signal) => call<Hottest>(`/v1/hottest?limit=${HOTTEST}`, { signal }), EVERY_MS, []);
   const keys = hottest.data?.keys;
   const isQuiet = keys !== undefined && keys.length === 0;
@@ -20,6 +21,7 @@ export function KeysPage({ kinds }: { kinds: KindView[] }) {
       <h1 class="hidden" tabIndex={-1}>
         Keys
       </h1>
+      {isDemo && <DemoPanel />}
       {hottest.error && !keys && (
         <Card title="Hottest keys">
           <Trouble error={hottest.error} />
