@@ -171,10 +171,10 @@ def judge_only_denials(page):
     assert [text for text in page.noted if not re.search("status of 40[13]", text)] == []
 
 
-# What the Tab key must reach: everything that can be used, but of a list and of a choice only one.
+# What the Tab key must reach: everything that can be used, but one row of a list, and one button of a choice.
 CONTROLS = """() => {
   const all = [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex="0"]')];
-  window.controls = all.filter((one) => one.tabIndex >= 0 && !one.matches(':disabled') && one.checkVisibility({visibilityProperty: true})
+  window.controls = all.filter((one) => !one.matches(':disabled, .window a[tabindex="-1"]') && one.checkVisibility({visibilityProperty: true})
     && !(one.type === 'radio' && !one.checked));
   window.reached = new Set();
   return window.controls.length;
