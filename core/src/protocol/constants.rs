@@ -234,6 +234,13 @@ impl Constants {
         self.lifetime
     }
 
+    /// From birth to expiry of a mutator that is born while its pod remembers a reset of the key: twice D, and at most
+    /// L. A key that is reset often gets many rows, so folds must be able to take them soon.
+    #[must_use]
+    pub fn lifetime_after_reset(&self) -> Duration {
+        self.lifetime.min(2 * self.drain_margin)
+    }
+
     /// D: how long before its expiry a mutator stops taking ops.
     #[must_use]
     pub fn drain_margin(&self) -> Duration {

@@ -275,7 +275,9 @@ impl Mutators {
         let born = || {
             let (precision, id) = (self.policies.precision(key), self.random.mutator_id());
             let mutator = match *until {
-                None => Mutator::born(key.clone(), id, precision, now, &self.constants),
+                None => {
+                    Mutator::born_after(stamp, key.clone(), id, precision, now, &self.constants)
+                }
                 Some(until) => {
                     Mutator::born_until(key.clone(), id, precision, until, now, &self.constants)
                 }

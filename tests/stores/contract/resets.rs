@@ -103,9 +103,9 @@ impl Subject {
     /// Writes a new shard that was born after a reset.
     async fn put_after(&self, key: &Key, reset: &LogRow, by: i64) {
         let id = MutatorId::new(Uuid::new_v4());
-        let born = Mutator::born(key.clone(), id, None, self.now(), &self.constants);
-        let mut stamped = born.stamped(Some(reset.generation));
-        self.write(&next_write(&mut stamped, by, self.now())).await;
+        let (stamp, now) = (Some(reset.generation), self.now());
+        let mut stamped = Mutator::born_after(stamp, key.clone(), id, None, now, &self.constants);
+        self.write(&next_write(&mut stamped, by, now)).await;
     }
 }
 
@@ -149,4 +149,23 @@ pub(crate) async fn a_marker_is_not_sent_after_its_time(subject: Subject) {
     let outcome = subject.store.write_markers(&row, &Receipt::default(), markers).await;
     assert!(outcome.is_err(), "{outcome:?}");
     assert_eq!(subject.total(&key).await, Some(7));
+}
+
+pub(crate) async fn a_removed_row_counts_nothing_if_it_comes_back(subject: Subject) {
+    let key = key("g", "n");
+    let first = subject.shard(&key, 3);
+    subject.write(&first).await;
+    subject.put(&key, 1).await;
+    let (row, reset) = subject.reset(&key, false).await;
+    assert_eq!(reset.leftovers.len(), 2);
+    subject.mark(&(row.clone(), reset.clone())).await;
+    subject.put_after(&key, &row, 5).await;
+    assert_eq!(subject.rows(&key).await.expect("rows"), 4);
+    assert_eq!(subject.store.remove_cleared(&key, &reset.leftovers).await, Ok(()));
+    assert_eq!(subject.rows(&key).await.expect("rows"), 2, "the marker, and the row of after");
+    subject.write(&first).await;
+    assert_eq!(subject.total(&key).await, Some(5));
+    let folded = subject.fold(&key, subject.when_final()).await;
+    assert_eq!(folded.report().folded, 1);
+    assert_eq!(subject.total(&key).await, Some(5));
 }
