@@ -24,7 +24,7 @@ use orderfree_core::protocol::reset::{
     ResetFlaw, Shut, Side, bucket,
 };
 use orderfree_core::protocol::{
-    Constants, ConstantsError, FullRead, Key, MutatorId, Name, Now, Timestamp, WriteError,
+    Constants, ConstantsError, FullRead, Key, Name, Now, Timestamp, WriteError,
 };
 use thiserror::Error;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -38,7 +38,7 @@ use crate::limits::{
     self, LOG_ROWS_MAX, RESETS_AT_ONCE_MAX, RESETS_PER_SECOND_MAX, RESETS_REMEMBERED_MAX,
 };
 use crate::runtime::random::Random;
-use crate::runtime::tasks::{Task, Tasks};
+use crate::runtime::tasks::Tasks;
 use crate::store::{Pause, Reads, Receipt, ResetLog, StoreError};
 
 /// Pause before a write is tried again that is not known to be stored.
@@ -667,7 +667,7 @@ impl Resetter {
         let mut reads = self.read(std::slice::from_ref(key), self.send_until(attempt)).await;
         let reset = attempt.plan(&reads.remove(0).1?, &self.constants)?;
         drop(room);
-        let Reset { fold, cleared, shards, leftovers } = reset;
+        let Reset { fold, cleared, shards } = reset;
         let generation = attempt.row().generation;
         let kept = receipt::encode(&[(key, &cleared)], generation);
         let is_kept = !kept.is_empty();
@@ -676,11 +676,7 @@ impl Resetter {
         if !self.is_alone {
             self.log(attempt, &receipt).await?;
         }
-        if self.flaw == Some(ResetFlaw::RemovesEarly) {
-            let _ = self.store.remove_cleared(key, &leftovers).await;
-        }
         self.mark(attempt, &receipt, &[fold]).await?;
-        self.remove(vec![(key.clone(), leftovers)]);
         self.note_done(attempt.row(), receipt).await;
         Ok(Done { generation, cleared: Some(cleared), is_kept, shards })
     }
@@ -706,43 +702,27 @@ impl Resetter {
     async fn finish_list(&self, attempt: &Attempt, receipt: &Receipt, keys: &[Key]) -> Vec<End> {
         let room = self.room().await;
         let (generation, mut ends) = (attempt.row().generation, Vec::with_capacity(keys.len()));
-        let (mut markers, mut others) = (Vec::new(), Vec::new());
+        let (mut markers, mut shards) = (Vec::new(), Vec::new());
         for (key, read) in self.read(keys, self.send_until(attempt)).await {
             let reset = read.and_then(|read| Ok(attempt.plan(&read, &self.constants)?));
             match reset {
                 Ok(reset) => {
                     markers.push(reset.fold);
-                    others.push((reset.shards, reset.leftovers));
+                    shards.push(reset.shards);
                 }
                 Err(failure) => ends.push((key, Err(failure))),
             }
         }
         drop(room);
-        let mut others = others.into_iter();
+        let mut shards = shards.into_iter();
         for batch in batches(&markers) {
-            let (outcome, mut cleared) = (self.mark(attempt, receipt, batch).await, Vec::new());
-            ends.extend(batch.iter().zip(others.by_ref()).map(|(marker, (shards, leftovers))| {
-                cleared.push((marker.key().clone(), leftovers));
+            let outcome = self.mark(attempt, receipt, batch).await;
+            ends.extend(batch.iter().zip(shards.by_ref()).map(|(marker, shards)| {
                 let done = Done { generation, cleared: None, is_kept: false, shards };
                 (marker.key().clone(), outcome.clone().map(|()| done))
             }));
-            if outcome.is_ok() {
-                self.remove(cleared);
-            }
         }
         ends
-    }
-
-    /// Removes what resets have left, in the background. What stays is folded when it has expired.
-    fn remove(&self, leftovers: Vec<(Key, Vec<(Timestamp, MutatorId)>)>) {
-        let store = Arc::clone(&self.store);
-        self.tasks.spawn(Task::Reset, async move {
-            for (key, rows) in leftovers.iter().filter(|(_, rows)| !rows.is_empty()) {
-                if let Err(error) = store.remove_cleared(key, rows).await {
-                    tracing::debug!(%key, %error, "cleared rows were not removed");
-                }
-            }
-        });
     }
 
     fn send_until(&self, attempt: &Attempt) -> Duration {

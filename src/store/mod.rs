@@ -30,8 +30,8 @@ use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::reset::{Generation, LogRow};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
-    BadSlice, FullRead, Key, MutatorId, Name, Now, Row, ShardWrite, Timestamp, WholeSlice,
-    WriteError, WriteOutcome,
+    BadSlice, FullRead, Key, Name, Now, Row, ShardWrite, Timestamp, WholeSlice, WriteError,
+    WriteOutcome,
 };
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -390,12 +390,6 @@ pub trait ResetLog: Folds {
     /// transaction.
     async fn write_markers(&self, _: &LogRow, _: &Receipt, markers: &[Fold]) -> WriteOutcome {
         self.write_folds(markers).await
-    }
-
-    /// Removes rows that count nothing, because a reset whose marker is acknowledged has cleared them. Writes to them can
-    /// bring them back, and count nothing either.
-    async fn remove_cleared(&self, _: &Key, _: &[(Timestamp, MutatorId)]) -> WriteOutcome {
-        Ok(())
     }
 
     /// The row of a reset of a group's keys, and its receipt.

@@ -51,7 +51,7 @@ use uuid::Uuid;
 use super::fold::{Fold, Report};
 use super::row_reader::{RowError, RowReader};
 use super::united::{Counting, Counts};
-use super::{Constants, FullRead, Key, MutatorId, Name, Now, Row, Timestamp};
+use super::{Constants, FullRead, Key, Name, Now, Row, Timestamp};
 use crate::crdt::pack::OpId;
 use crate::crdt::{Kind, State, envelope};
 
@@ -323,8 +323,6 @@ pub enum ResetFlaw {
     TrustsRead,
     /// A reset does not look for another one with its id (R5).
     NoLookForRivals,
-    /// What is cleared is removed before the marker is acknowledged.
-    RemovesEarly,
 }
 
 /// A look at a part of the log.
@@ -722,9 +720,6 @@ pub struct Reset {
     pub cleared: State,
     /// Number of rows that are cleared, without the tally.
     pub shards: usize,
-    /// Rows above the fence that count nothing once the marker is acknowledged. They may be removed then: the deletion of
-    /// the batch does not reach them, and a key that is reset often would have many.
-    pub leftovers: Vec<(Timestamp, MutatorId)>,
 }
 
 impl Draft {
@@ -848,11 +843,6 @@ impl Attempt {
         }
         let reset = Remembered { generation, until, ids };
         let fence = generation.0;
-        let is_left = |row: &&Row| {
-            row.expires_at > fence && !reset.counts(envelope::stamp(&row.state), row.expires_at)
-        };
-        let leftovers = read.slice().shards().filter(is_left);
-        let leftovers = leftovers.map(|row| (row.expires_at, row.mutator_id)).collect();
         let (seal, kind) = (RowReader::of(key).seal(), key.kind);
         let tally = match is_deletion {
             true => envelope::encode_grave(seal, kind, fence, Some(&reset)),
@@ -872,7 +862,7 @@ impl Attempt {
         let evidence = evidence(fence, Some(generation), constants);
         let send_until = Some(self.send_until(constants));
         let fold = Fold::of_reset(key.clone(), fence, tally, evidence, send_until, report);
-        Ok(Reset { fold, cleared: seen.state, shards: seen.shards, leftovers })
+        Ok(Reset { fold, cleared: seen.state, shards: seen.shards })
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) struct Births {
 
 impl Births {
     pub(super) fn new(constants: &Constants) -> Births {
-        let takes_ops = constants.lifetime_after_reset() - constants.drain_margin();
+        let takes_ops = constants.lifetime() - constants.drain_margin();
         let ordinary = u32::from(BIRTHS_MAX) / 2;
         Births::of_period(DAY.min(takes_ops.saturating_mul(ordinary)))
     }

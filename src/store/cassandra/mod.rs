@@ -56,8 +56,8 @@ use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::reset::{Generation, LogRow};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
-    Constants, FullRead, Key, MutatorId, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,
-    WriteError, WriteOutcome,
+    Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice, WriteError,
+    WriteOutcome,
 };
 use scylla::client::session::Session;
 use scylla::response::query_result::QueryResult;
@@ -499,11 +499,6 @@ impl ResetLog for CassandraStore {
 
     async fn write_reset(&self, row: &LogRow, receipt: &Receipt) -> WriteOutcome {
         self.resets.write(row, receipt, self.clock.now()).await
-    }
-
-    async fn remove_cleared(&self, key: &Key, rows: &[(Timestamp, MutatorId)]) -> WriteOutcome {
-        operators::remove_cleared(&self.session, &self.statements, key, rows, self.clock.now())
-            .await
     }
 
     async fn read_receipt(

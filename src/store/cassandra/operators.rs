@@ -7,9 +7,7 @@ use futures::StreamExt;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::fold::Grave;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
-use orderfree_core::protocol::{
-    Key, MutatorId, Name, Now, Row, Timestamp, WriteError, WriteOutcome,
-};
+use orderfree_core::protocol::{Key, Name, Row, Timestamp, WriteError, WriteOutcome};
 use scylla::client::session::Session;
 use tokio::sync::mpsc;
 
@@ -136,22 +134,7 @@ pub(super) async fn remove_row(
     };
     // Another process removed it.
     let Some(written_at) = written_at else { return Ok(()) };
-    remove_at(session, statements, written_at, key, (row.expires_at, row.mutator_id)).await
-}
-
-/// Removes rows one after the other: a batch of deletions would be one large mutation. Their last writes can be later
-/// than now by another pod's clock. Such rows stay, and count nothing.
-pub(super) async fn remove_cleared(
-    session: &Session,
-    statements: &Statements,
-    key: &Key,
-    rows: &[(Timestamp, MutatorId)],
-    now: Now,
-) -> WriteOutcome {
-    for row in rows {
-        remove_at(session, statements, now.wall.as_micros(), key, *row).await?;
-    }
-    Ok(())
+    remove_at(session, statements, written_at, key, row).await
 }
 
 /// Removes a grave at the timestamp of its write. A later tally stays.
@@ -160,9 +143,7 @@ pub(super) async fn remove_grave(
     statements: &Statements,
     grave: &Grave,
 ) -> WriteOutcome {
-    let Row { expires_at, mutator_id, .. } = grave.row();
-    let (key, written_at) = (grave.key(), grave.timestamp().as_micros());
-    remove_at(session, statements, written_at, key, (*expires_at, *mutator_id)).await
+    remove_at(session, statements, grave.timestamp().as_micros(), grave.key(), grave.row()).await
 }
 
 async fn remove_at(
@@ -170,10 +151,10 @@ async fn remove_at(
     statements: &Statements,
     written_at: i64,
     key: &Key,
-    (expires_at, mutator_id): (Timestamp, MutatorId),
+    row: &Row,
 ) -> WriteOutcome {
     let (kind, group, name) = (key.kind.name(), key.group.as_str(), key.name.as_str());
-    let (expires_at, mutator_id) = (expires_at.as_micros(), mutator_id.as_uuid());
+    let (expires_at, mutator_id) = (row.expires_at.as_micros(), row.mutator_id.as_uuid());
     let values = (written_at, kind, group, name, expires_at, mutator_id);
     match session.execute_unpaged(&statements.remove, values).await {
         Ok(_) => Ok(()),

@@ -484,10 +484,6 @@ impl ResetLog for EmbeddedStore {
         outcome
     }
 
-    async fn remove_cleared(&self, key: &Key, rows: &[(Timestamp, MutatorId)]) -> WriteOutcome {
-        self.queue.write(Write::Cleared(key.clone(), rows.to_vec())).await
-    }
-
     async fn read_receipt(
         &self,
         (kind, group): (Kind, &Name),

@@ -16,9 +16,7 @@ use std::thread::{Builder, JoinHandle};
 
 use orderfree_core::protocol::fold::Fold;
 use orderfree_core::protocol::reset::LogRow;
-use orderfree_core::protocol::{
-    Key, MutatorId, Now, Row, ShardWrite, Timestamp, WriteError, WriteOutcome,
-};
+use orderfree_core::protocol::{Key, Now, Row, ShardWrite, Timestamp, WriteError, WriteOutcome};
 use redb::{Database, Durability, WriteTransaction};
 use tokio::sync::{mpsc, oneshot};
 
@@ -38,8 +36,6 @@ pub(super) enum Write {
     /// The log's row, and the markers.
     Reset(Box<(LogRow, Receipt)>, Vec<Fold>),
     Removal(Key, Row),
-    /// Rows that a reset has cleared, whatever they hold.
-    Cleared(Key, Vec<(Timestamp, MutatorId)>),
 }
 
 #[derive(Debug)]
@@ -154,11 +150,11 @@ impl Writer {
             Write::Folds(folds) | Write::Reset(_, folds) => {
                 folds.iter().any(|fold| !fold.may_be_sent(boot))
             }
-            Write::Removal(..) | Write::Cleared(..) => false,
+            Write::Removal(..) => false,
         });
         late.for_each(|request| match &request.write {
             Write::Shards(_) => request.refuse("its lease is over"),
-            Write::Folds(_) | Write::Reset(..) | Write::Removal(..) | Write::Cleared(..) => {
+            Write::Folds(_) | Write::Reset(..) | Write::Removal(..) => {
                 request.refuse("its key was read too long ago");
             }
         });
@@ -216,7 +212,6 @@ impl Writer {
                     }
                 }
                 Write::Removal(key, row) => rows::remove(&mut table, key, row)?,
-                Write::Cleared(key, cleared) => rows::remove_all(&mut table, key, cleared)?,
             }
         }
         file::write_highest(transaction, self.shared.guard.highest())
@@ -262,7 +257,7 @@ impl Batch {
             Write::Folds(folds) | Write::Reset(_, folds) => {
                 folds.iter().map(|fold| fold.tally().len()).sum()
             }
-            Write::Removal(..) | Write::Cleared(..) => 0,
+            Write::Removal(..) => 0,
         };
         self.bytes += bytes;
         self.requests.push(request);

@@ -85,7 +85,6 @@ hazards! {
     OrderFound "a pod found an order of another pod in the log"
     OrderUnknown "the outcome of an order stayed unknown"
     ResetUnread "an update was refused because the log of resets was not read"
-    ClearedRemoved "a row that a reset cleared was removed"
     LateRow "a row of before a reset was stored after its marker was sent"
     ClearedRead "a read ignored rows that a reset had cleared"
     ClearedFolded "a fold deleted rows that a reset had cleared"

@@ -90,7 +90,6 @@ sabotages! {
     MarkerAckedLate 100_000 "after the acknowledgement of a marker no pod asks whether it came in time"
     ReadIsProof 100_000 "a reset is called done if a read finds its marker"
     OrdersApart 10_000 "a reset does not look for another one with its id"
-    RemovedEarly 10_000 "cleared rows are removed before the marker is acknowledged"
     MarkerAtCut 10_000 "a marker has the fence of an ordinary fold"
     NewerIgnored 100_000 "a reset does not look for stamps that are newer"
     LoggedAtOne 10_000 "a reset is logged at one replica"
@@ -172,7 +171,6 @@ impl Sabotage {
             Sabotage::MarkerAckedLate => Some(ResetFlaw::NoLookAfterMarker),
             Sabotage::ReadIsProof => Some(ResetFlaw::TrustsRead),
             Sabotage::OrdersApart => Some(ResetFlaw::NoLookForRivals),
-            Sabotage::RemovedEarly => Some(ResetFlaw::RemovesEarly),
             _ => None,
         }
     }

@@ -150,22 +150,3 @@ pub(crate) async fn a_marker_is_not_sent_after_its_time(subject: Subject) {
     assert!(outcome.is_err(), "{outcome:?}");
     assert_eq!(subject.total(&key).await, Some(7));
 }
-
-pub(crate) async fn a_removed_row_counts_nothing_if_it_comes_back(subject: Subject) {
-    let key = key("g", "n");
-    let first = subject.shard(&key, 3);
-    subject.write(&first).await;
-    subject.put(&key, 1).await;
-    let (row, reset) = subject.reset(&key, false).await;
-    assert_eq!(reset.leftovers.len(), 2);
-    subject.mark(&(row.clone(), reset.clone())).await;
-    subject.put_after(&key, &row, 5).await;
-    assert_eq!(subject.rows(&key).await.expect("rows"), 4);
-    assert_eq!(subject.store.remove_cleared(&key, &reset.leftovers).await, Ok(()));
-    assert_eq!(subject.rows(&key).await.expect("rows"), 2, "the marker, and the row of after");
-    subject.write(&first).await;
-    assert_eq!(subject.total(&key).await, Some(5));
-    let folded = subject.fold(&key, subject.when_final()).await;
-    assert_eq!(folded.report().folded, 1);
-    assert_eq!(subject.total(&key).await, Some(5));
-}

@@ -59,7 +59,6 @@ macro_rules! every_test {
             a_receipt_stays_with_its_reset,
             a_marker_clears_rows_of_before_for_ever,
             a_marker_is_not_sent_after_its_time,
-            a_removed_row_counts_nothing_if_it_comes_back,
             groups_of_a_kind_are_listed_page_by_page,
             names_of_a_group_are_counted_up_to_a_bound,
             the_clock_is_trusted_and_folds_never_go_by_a_later_one,

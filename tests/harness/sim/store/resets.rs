@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use orderfree::runtime::clock::Clock;
 use orderfree::store::cassandra::attempts::Patience;
 use orderfree::store::cassandra::reach::Reach;
-use orderfree::store::{Reads, Receipt, ResetLog, StoreError};
+use orderfree::store::{Receipt, ResetLog, StoreError};
 use orderfree_core::crdt::envelope::{
     self, KeySeal, Shard, decode_shard, decode_tally, encode_reset_tally, encode_stamped_pack,
     encode_stamped_shard,
@@ -21,7 +21,7 @@ use orderfree_core::protocol::{Key, MutatorId, Name, Row, ShardWrite, Timestamp,
 use uuid::Uuid;
 
 use super::{SimStore, index, name};
-use crate::cluster::{Address, Cell, Mutation, Range, Tombstone};
+use crate::cluster::{Address, Cell, Mutation, Range};
 use crate::coverage::Hazard;
 use crate::network;
 use crate::sabotage::Sabotage;
@@ -59,29 +59,6 @@ impl ResetLog for SimStore {
         let was_before = |row: &LogRow| row.generation.time() < self.started;
         let is_shown = |row: &LogRow| !self.is(Sabotage::LogNotReadAtStart) || !was_before(row);
         Ok(rows.iter().map(|row| self.log_row(row).0).filter(is_shown).collect())
-    }
-
-    /// Each row in a mutation of its own.
-    async fn remove_cleared(&self, key: &Key, rows: &[(Timestamp, MutatorId)]) -> WriteOutcome {
-        for (expires_at, id) in rows {
-            let tombstone = self.shared.with(|world| Tombstone {
-                name: index(&key.name),
-                after: expires_at.shifted(-1),
-                through: *expires_at,
-                id: Some(*id),
-                timestamp: self.machine.now().wall,
-                made_us: world.time.now_us(),
-            });
-            let mutation = Arc::new(Mutation { cells: Vec::new(), tombstones: vec![tombstone] });
-            let patience = Patience::OF_READS_AND_FOLDS;
-            let (level, datacenter) = (self.levels().write, self.datacenter);
-            let send =
-                |_| network::write(&self.shared, datacenter, level, &mutation, patience.attempt);
-            let sending = self.sending(patience, None);
-            self.machine.run(sending.write(Reach::OnePartition, || true, send)).await?;
-            self.shared.met(Hazard::ClearedRemoved);
-        }
-        Ok(())
     }
 
     async fn read_receipt(
