@@ -32,15 +32,11 @@ pub enum Phase {
 }
 
 impl Lease {
-    /// A lease that begins now.
+    /// A lease of this lifetime that begins now.
     #[must_use]
-    pub fn begin(now: Now, constants: &Constants) -> Lease {
-        Lease {
-            born: now,
-            expires_at: now.wall.plus(constants.lifetime()),
-            lifetime: constants.lifetime(),
-            drain_margin: constants.drain_margin(),
-        }
+    pub fn begin(now: Now, lifetime: Duration, constants: &Constants) -> Lease {
+        let expires_at = now.wall.plus(lifetime);
+        Lease { born: now, expires_at, lifetime, drain_margin: constants.drain_margin() }
     }
 
     /// A lease that begins now, of a mutator whose expiry follows from the ids of its ops. Its drain margin is
@@ -54,11 +50,11 @@ impl Lease {
     pub(super) fn resumed(
         expires_at: Timestamp,
         born_boot: Duration,
+        lifetime: Duration,
         constants: &Constants,
     ) -> Lease {
-        let born = Now { wall: expires_at.minus(constants.lifetime()), boot: born_boot };
-        let (lifetime, drain_margin) = (constants.lifetime(), constants.drain_margin());
-        Lease { born, expires_at, lifetime, drain_margin }
+        let born = Now { wall: expires_at.minus(lifetime), boot: born_boot };
+        Lease { born, expires_at, lifetime, drain_margin: constants.drain_margin() }
     }
 
     /// As [`Lease::resumed`], for a lease that was begun by [`Lease::until`].
@@ -190,7 +186,11 @@ mod tests {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "test data")]
             let age_us = (lifetime_us * life_share) as u64;
             let boot = Duration::from_secs(77);
-            let lease = Lease::begin(Now { wall: clock(born_us, birth, &constants), boot }, &constants);
+            let lease = Lease::begin(
+                Now { wall: clock(born_us, birth, &constants), boot },
+                constants.lifetime(),
+                &constants,
+            );
             let true_us = born_us + i64::try_from(age_us).unwrap();
             let pod_now = Now {
                 wall: clock(true_us, pod, &constants),
@@ -216,7 +216,7 @@ mod tests {
         let constants = Constants::resolve(Overrides::default()).unwrap();
         let wall = Timestamp::from_micros(1_000_000 * SECOND_US);
         let born = Now { wall, boot: Duration::from_secs(5) };
-        let lease = Lease::begin(born, &constants);
+        let lease = Lease::begin(born, constants.lifetime(), &constants);
         let later = Now { wall, boot: born.boot + constants.lifetime() };
         assert!(!lease.is_writable(later));
         assert!(!lease.ack_stands(later));
@@ -229,7 +229,7 @@ mod tests {
             wall: Timestamp::from_micros(1_000_000 * SECOND_US),
             boot: Duration::from_secs(5),
         };
-        let lease = Lease::begin(born, &constants);
+        let lease = Lease::begin(born, constants.lifetime(), &constants);
         let taking = constants.lifetime() - constants.drain_margin();
         let tick = Duration::from_micros(1);
         let (wall, boot) = (born.wall.plus(taking), born.boot + taking);

@@ -190,6 +190,14 @@ pub enum Finished {
     Unknown(String),
 }
 
+/// The lifetime of a mutator of a state with this stamp.
+fn lifetime_of(stamp: Option<Generation>, constants: &Constants) -> Duration {
+    match stamp {
+        None => constants.lifetime(),
+        Some(_) => constants.lifetime_after_reset(),
+    }
+}
+
 impl Mutator {
     /// A new mutator. `id` must be fresh and random. Without a `precision` it has the kind's default.
     #[must_use]
@@ -200,8 +208,23 @@ impl Mutator {
         now: Now,
         constants: &Constants,
     ) -> Mutator {
+        Mutator::born_after(None, key, id, precision, now, constants)
+    }
+
+    /// A new mutator with a stamp: its pod remembers resets of the key, of which this is the latest; see
+    /// [`Log::admit`](super::reset::Log::admit). Its row expires sooner. The rest is as in [`Mutator::born`].
+    #[must_use]
+    pub fn born_after(
+        stamp: Option<Generation>,
+        key: Key,
+        id: MutatorId,
+        precision: Option<u16>,
+        now: Now,
+        constants: &Constants,
+    ) -> Mutator {
         let empty = Held::State(State::new(key.kind, precision));
-        Mutator::clean(key, id, Lease::begin(now, constants), empty)
+        let lease = Lease::begin(now, lifetime_of(stamp, constants), constants);
+        Mutator::clean(key, id, lease, empty).stamped(stamp)
     }
 
     /// A new mutator of ops with ids, whose row has the expiry that follows from these ids; see
@@ -260,8 +283,7 @@ impl Mutator {
         &self.lease
     }
 
-    /// A mutator born while its pod remembers resets of the key, of which this is the latest; see
-    /// [`Log::admit`](super::reset::Log::admit). Without a reset it is the same as before.
+    /// The same with the stamp that [`Mutator::born_after`] gives. The expiry of a pack follows from its ids.
     #[must_use]
     pub fn stamped(self, stamp: Option<Generation>) -> Mutator {
         Mutator { stamp, ..self }

@@ -278,13 +278,14 @@ impl Mutators {
         let Writer { key, until } = writer;
         let born = || {
             let (precision, id) = (self.policies.precision(key), self.random.mutator_id());
-            let mutator = match *until {
-                None => Mutator::born(key.clone(), id, precision, now, &self.constants),
+            let constants = &self.constants;
+            match *until {
+                None => Mutator::born_after(stamp, key.clone(), id, precision, now, constants),
                 Some(until) => {
-                    Mutator::born_until(key.clone(), id, precision, until, now, &self.constants)
+                    let key = key.clone();
+                    Mutator::born_until(key, id, precision, until, now, constants).stamped(stamp)
                 }
-            };
-            mutator.stamped(stamp)
+            }
         };
         let queue = || QueueId::of(self.store.first_replica(key), writer);
         let found = self.table.find_or_insert(writer, now, former, seat, born, queue)?;

@@ -103,9 +103,9 @@ impl Subject {
     /// Writes a new shard that was born after a reset.
     async fn put_after(&self, key: &Key, reset: &LogRow, by: i64) {
         let id = MutatorId::new(Uuid::new_v4());
-        let born = Mutator::born(key.clone(), id, None, self.now(), &self.constants);
-        let mut stamped = born.stamped(Some(reset.generation));
-        self.write(&next_write(&mut stamped, by, self.now())).await;
+        let (stamp, now) = (Some(reset.generation), self.now());
+        let mut stamped = Mutator::born_after(stamp, key.clone(), id, None, now, &self.constants);
+        self.write(&next_write(&mut stamped, by, now)).await;
     }
 }
 

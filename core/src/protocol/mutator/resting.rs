@@ -26,7 +26,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::held::Held;
-use super::{Mutator, Predecessors};
+use super::{Mutator, Predecessors, lifetime_of};
 use crate::crdt::pack::{Pack, StoredPack};
 use crate::crdt::varint::{self, Reader};
 use crate::crdt::{DecodeError, Kind, State};
@@ -201,9 +201,12 @@ impl Mutator {
     #[must_use]
     pub fn resting_lease(bytes: &[u8], constants: &Constants) -> Lease {
         let head = Rested::decode_head(&mut Reader::new(bytes)).expect("invariant: own bytes");
-        let Head { expires_at, born_boot, lifetime, .. } = head;
+        let Head { expires_at, born_boot, lifetime, stamp, .. } = head;
         match lifetime {
-            None => Lease::resumed(expires_at, born_boot, constants),
+            None => {
+                let lifetime = lifetime_of(stamp, constants);
+                Lease::resumed(expires_at, born_boot, lifetime, constants)
+            }
             Some(lifetime) => Lease::resumed_until(expires_at, born_boot, lifetime, constants),
         }
     }
@@ -311,7 +314,7 @@ impl Rested {
         Ok(Rested {
             expires_at,
             born_boot,
-            lifetime: lifetime.unwrap_or(constants.lifetime()),
+            lifetime: lifetime.unwrap_or(lifetime_of(stamp, constants)),
             id,
             stamp,
             persisted: flags & PERSISTED != 0,

@@ -4,7 +4,7 @@ use crate::crdt::pack::{IdOp, Pack};
 use crate::crdt::{Counter, CounterOp, Op};
 use crate::protocol::fold::{self, FoldError, Grave, Idle, Plan};
 use crate::protocol::read::{self, Answer};
-use crate::protocol::{MutatorId, Overrides, Slice, WholeSlice};
+use crate::protocol::{Mutator, MutatorId, Overrides, Slice, WholeSlice};
 use uuid::Uuid;
 
 /// ℓ is 2 s, M 7 s, C 30 s and ε 4 s.
@@ -383,7 +383,7 @@ impl Rows {
     fn slice(&self) -> WholeSlice {
         let mut rows = self.0.clone();
         rows.sort_by_key(|row| (std::cmp::Reverse(row.expires_at), row.mutator_id));
-        Slice::new(rows, None, 1_000).whole().expect("whole")
+        Slice::new(rows, None, 10_000).whole().expect("whole")
     }
 
     fn read(&self) -> FullRead {
@@ -807,4 +807,42 @@ fn the_parts_of_the_log_are_used_alike() {
     }
     assert!(counts.iter().all(|count| (60..140).contains(count)), "{counts:?}");
     assert_ne!(bucket(Kind::Sum, &key().group), bucket(Kind::Counter, &key().group));
+}
+
+/// Ten pods update a key that one of them resets each minute, for a day. Folds come each hour.
+#[test]
+fn a_key_that_is_reset_each_minute_stays_far_below_the_bound_of_a_slice() {
+    let constants = Constants::resolve(Overrides::default()).expect("defaults");
+    let (mut rows, mut stamp, mut ids, mut most) = (Rows::default(), None, 0, 0);
+    for minute in 0..24 * 60 {
+        for _pod in 0..10 {
+            ids += 1;
+            let id = MutatorId::new(Uuid::from_u128(ids));
+            let now = at(60 * minute);
+            let born = Mutator::born_after(stamp, key(), id, None, now, &constants);
+            let expires_at = born.lease().expires_at();
+            let seal = KeySeal::of(&key()).row(expires_at, id);
+            let one = State::Counter(Counter::from_total(1));
+            let state = encode_stamped_shard(seal, &one, 1, stamp);
+            rows.0.push(Row { expires_at, mutator_id: id, state });
+        }
+        most = most.max(rows.0.len());
+        let now = at(60 * minute + 30);
+        let mut draft = Draft::begin(now);
+        draft.add(&rows.read(), stamp, &constants).expect("it exists");
+        let attempt = draft.attempt(Uuid::nil(), false, &constants).expect("a key");
+        let reset = attempt.plan(&rows.read(), &constants).expect("a plan");
+        let State::Counter(cleared) = &reset.cleared else { panic!("{reset:?}") };
+        assert_eq!((cleared.total(), reset.shards), (10, 10));
+        rows = rows.folded(&reset.fold, false);
+        stamp = Some(attempt.row().generation);
+        let plan = fold::plan(&rows.read(), now.wall, &constants).expect("a plan");
+        if let Plan::Fold(fold) = plan
+            && minute % 60 == 59
+        {
+            rows = rows.folded(&fold, false);
+        }
+    }
+    // Those of two hours, of the cutoff, and of the time until the next fold.
+    assert!((1_200..2_000).contains(&most), "{most}");
 }

@@ -123,24 +123,27 @@ proptest! {
             heir = heir.succeeding(mutator_of(Kind::GSet).legacy());
         }
         for kind in [Kind::Counter, Kind::Distinct, Kind::GSet] {
+            let stamp = before.map(|before| Generation::at(Timestamp::from_micros(before)));
+            let lifetime = lifetime_of(stamp, &constants());
             let rested = Rested {
                 expires_at,
                 born_boot: Duration::from_nanos(born_ns),
                 id: MutatorId::new(Uuid::from_u128(id)),
-                stamp: before.map(|before| Generation::at(Timestamp::from_micros(before))),
+                stamp,
                 persisted,
                 last_timestamp: before.map(|before| expires_at.shifted(-before)),
                 writes,
                 dots,
                 predecessors: heir.predecessors.clone(),
-                lifetime: constants().lifetime(),
+                lifetime,
                 held: Held::State(State::new(kind, Some(precision))),
                 has_ended,
             };
             let encoded = rested.encode();
             prop_assert_eq!(Rested::decode(kind, &encoded, &constants()), Ok(rested));
             let lease = Mutator::resting_lease(&encoded, &constants());
-            let resumed = Lease::resumed(expires_at, Duration::from_nanos(born_ns), &constants());
+            let born = Duration::from_nanos(born_ns);
+            let resumed = Lease::resumed(expires_at, born, lifetime, &constants());
             prop_assert_eq!(lease, resumed);
         }
     }
