@@ -1,7 +1,7 @@
 # One-line recipes; .ci/run calls the same ones.
 
 .PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm sim exhaustive \
-  shuttle laws kinds kinds-table interchange manifests monitoring containers advisories fuzz-check schemathesis \
+  shuttle laws kinds kinds-table interchange manifests monitoring containers page advisories fuzz-check schemathesis \
   mutants bench bench-quick overload idle damage long deletes
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
@@ -34,6 +34,9 @@ CARGO_DENY = cargo deny --version >/dev/null 2>&1 || cargo install --debug --loc
 deny:           ## licences, bans, sources; installs cargo-deny if it is missing
 	$(CARGO_DENY)
 	cargo deny check bans licenses sources
+
+page:           ## the live page from its source, into page/dist; needs Node 20.19 or newer
+	page/build
 
 advisories:     ## known vulnerabilities of dependencies, by a list that is fetched: not part of .ci/run
 	$(CARGO_DENY)

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::http::header::{HOST, LOCATION};
+use axum::http::header::{CONTENT_TYPE, HOST, LOCATION};
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use orderfree::engine::Context;
 use orderfree::engine::fold::{Folder, Folding};
@@ -112,6 +112,10 @@ impl Pod {
         self.runtime.block_on(async {
             let response = self.router.clone().oneshot(request).await.expect("infallible");
             let (parts, body) = response.into_parts();
+            // A stream of values has no end.
+            let media = parts.headers.get(CONTENT_TYPE);
+            let is_stream = media.is_some_and(|media| media == "text/event-stream");
+            let body = if is_stream { Body::empty() } else { body };
             let bytes = to_bytes(body, usize::MAX).await.expect("a body").to_vec();
             // Otherwise it would be chance whether the next request sees what was acknowledged from memory.
             while parts.status == StatusCode::ACCEPTED && self.mutators.flushing() > 0 {
