@@ -205,7 +205,7 @@ function NodeCard({ name, path, health, press }: PartProps & { health: keyof typ
       <Toggle
         isOn={health === "paused"}
         label={`Pause ${name}`}
-        onPress={() => set("paused", `${name} answers nothing, and nobody knows. Once it goes on, it does everything that it was asked. Folds wait.`)}
+        onPress={() => set("paused", `${name} answers nothing, and no pod is told. Once it goes on, it does everything that it was asked. Folds wait.`)}
       >
         Pause
       </Toggle>

@@ -56,6 +56,16 @@ async fn provoke(task: Task, setup: &Setup) -> Pod {
             let answer = pod.ask("POST", &format!("{KEY}/reset"), &[], "").await;
             assert_eq!(answer.status, 504, "{}", answer.text());
         }
+        Task::Watch => {
+            let url = format!("http://127.0.0.1:{}/v1/watch?key=counter/site/home", pod.port());
+            let (mut stream, mut text) =
+                (reqwest::get(url).await.expect("a stream"), String::new());
+            while !text.contains("/problems/internal") {
+                let piece = tokio::time::timeout(Duration::from_secs(10), stream.chunk()).await;
+                let piece = piece.expect("in time").expect("a piece").expect("no end");
+                text += std::str::from_utf8(&piece).expect("UTF-8");
+            }
+        }
         _ => update(&pod).await,
     }
     pod
