@@ -2,6 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useRef, useState } from "preact/hooks";
 import { clock, digits, plural, span } from "../logic/format.ts";
+import { path as pathOf, toKey } from "../logic/route.ts";
 import { foldReport } from "../logic/fold.ts";
 import { call } from "../live/api.ts";
 import { type Polled, usePolled } from "../live/polled.ts";
@@ -30,7 +31,8 @@ interface Books {
 }
 
 const EVERY_MS = 500;
-const GROUP = "/v1/counter/shop";
+const ORDERS = { kind: "counter", group: "shop", name: "orders" };
+const GROUP = `/v1/${pathOf(ORDERS.kind, ORDERS.group)}`;
 /** The counters of the demo's clients. */
 const COUNTERS = new Set(["orders", "visits", "carts", "refunds", "signups", "searches"]);
 const AHEAD_MS = 3_000;
@@ -70,6 +72,7 @@ export function DemoPanel() {
         <h2 id="demo">Break it. The number stays right.</h2>
         <p class="soft">
           Three pods count what clients send. Clients that hear no answer send their update again, under the same id.
+          One of the keys is <a href={toKey(ORDERS)}>{ORDERS.name}</a>: see why it has its number.
         </p>
       </header>
       <Numbers books={books} status={data} />
@@ -91,7 +94,7 @@ export function DemoPanel() {
           >
             Retry storm
           </Toggle>
-          <button type="button" onClick={() => press(`${GROUP}/orders/fold`, foldReport)}>
+          <button type="button" onClick={() => press(`${GROUP}/${ORDERS.name}/fold`, foldReport)}>
             Fold now
           </button>
           <button type="button" class={isBroken ? "main" : ""} onClick={() => press("/demo/heal", "All replicas answer, all clocks are right, and no storm blows.")}>

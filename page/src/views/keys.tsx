@@ -28,7 +28,7 @@ export function KeysPage({ kinds, isDemo }: { kinds: KindView[]; isDemo: boolean
         </Card>
       )}
       {keys && keys.length > 0 && <HottestCard keys={keys} />}
-      {kinds.length > 0 && <StartCard kinds={kinds} isQuiet={isQuiet} />}
+      {kinds.length > 0 && <StartCard kinds={kinds} isQuiet={isQuiet && !isDemo} />}
     </>
   );
 }
