@@ -98,11 +98,12 @@ def server(tmp_path_factory):
     for item in range(12):
         server.ask("POST", "/v1/topk/site/home", {"op": "add", "item": f"page {item}", "by": 1 + item * item})
         server.ask("POST", "/v1/gset/site/home", {"op": "add", "item": f"country {item}"})
-    for part in range(10):
-        keys = [f"key-{1000 * part + at:05}" for at in range(1000)]
-        updates = [{"kind": "counter", "group": "many", "name": name, "op": {"op": "add", "by": 1}} for name in keys]
-        results = server.ask("POST", "/v1/batch", {"updates": updates})["results"]
-        assert {result["outcome"] for result in results} == {"acked"}
+    for group, count in [("few", 100), ("many", 10_000)]:
+        for first in range(0, count, 1000):
+            names = [f"key-{at:05}" for at in range(first, min(count, first + 1000))]
+            updates = [{"kind": "counter", "group": group, "name": name, "op": {"op": "add", "by": 1}} for name in names]
+            results = server.ask("POST", "/v1/batch", {"updates": updates})["results"]
+            assert {result["outcome"] for result in results} == {"acked"}
     ends = threading.Event()
 
     def update():
