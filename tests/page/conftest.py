@@ -101,7 +101,8 @@ def server(tmp_path_factory):
     for group, count in [("few", 100), ("many", 10_000)]:
         for first in range(0, count, 1000):
             names = [f"key-{at:05}" for at in range(first, min(count, first + 1000))]
-            updates = [{"kind": "counter", "group": group, "name": name, "op": {"op": "add", "by": 1}} for name in names]
+            one = {"kind": "counter", "group": group, "op": {"op": "add", "by": 1}}
+            updates = [{**one, "name": name} for name in names]
             results = server.ask("POST", "/v1/batch", {"updates": updates})["results"]
             assert {result["outcome"] for result in results} == {"acked"}
     ends = threading.Event()
@@ -142,7 +143,8 @@ def open_page(browser):
         contexts.append(context)
         context.set_default_timeout(PATIENCE_S * 1000)
         context.add_init_script(
-            "addEventListener('securitypolicyviolation', (event) => console.error(`violates ${event.violatedDirective}`))"
+            "addEventListener('securitypolicyviolation',"
+            " (event) => console.error(`violates ${event.violatedDirective}`))"
         )
         page = context.new_page()
         page.noted, page.asked = [], []

@@ -15,7 +15,10 @@ from conftest import PATIENCE_S, TIMES
 
 DIST = pathlib.Path("page/dist")
 DIST_BYTES_MAX = 60 * 1024
-KINDS = ["counter", "sum", "stats", "extrema", "histogram", "distinct", "audience", "gset", "lww_set", "or_set", "register", "topk"]
+KINDS = [
+    "counter", "sum", "stats", "extrema", "histogram", "distinct", "audience", "gset", "lww_set", "or_set", "register",
+    "topk",
+]
 
 # Each view with its fragment, and an element that is there when the view is.
 VIEWS = {
@@ -109,7 +112,8 @@ def test_an_update_shows_within_a_second(server, open_page):
         """() => {
           window.shown = {};
           const look = () => (window.shown[document.querySelector('.big .hidden').textContent] ??= Date.now());
-          new MutationObserver(look).observe(document.querySelector('.big'), {subtree: true, childList: true, characterData: true});
+          const all = {subtree: true, childList: true, characterData: true};
+          new MutationObserver(look).observe(document.querySelector('.big'), all);
         }"""
     )
     times = []
@@ -174,8 +178,8 @@ def judge_only_denials(page):
 # What the Tab key must reach: everything that can be used, but one row of a list, and one button of a choice.
 CONTROLS = """() => {
   const all = [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex="0"]')];
-  window.controls = all.filter((one) => !one.matches(':disabled, .window a[tabindex="-1"]') && one.checkVisibility({visibilityProperty: true})
-    && !(one.type === 'radio' && !one.checked));
+  const isOne = (one) => !one.matches(':disabled, .window a[tabindex="-1"], [type=radio]:not(:checked)');
+  window.controls = all.filter((one) => isOne(one) && one.checkVisibility({visibilityProperty: true}));
   window.reached = new Set();
   return window.controls.length;
 }"""
@@ -184,17 +188,24 @@ REACHED = """() => {
   window.reached.add(focused);
   const shown = focused.matches('.choice input') ? focused.nextElementSibling : focused;
   const {outlineStyle, outlineWidth} = getComputedStyle(shown);
-  return focused === document.body || (outlineStyle !== 'none' && parseFloat(outlineWidth) > 0) ? '' : focused.outerHTML;
+  const isShown = focused === document.body || (outlineStyle !== 'none' && parseFloat(outlineWidth) > 0);
+  return isShown ? '' : focused.outerHTML;
 }"""
-MISSED = "() => window.controls.filter((one) => one.isConnected && !window.reached.has(one)).map((one) => one.outerHTML)"
+MISSED = """() => window.controls.filter((one) => one.isConnected && !window.reached.has(one))
+  .map((one) => one.outerHTML)"""
+VIEWS_WITH_CONTROLS = ["start", "kind", "group", "key-counter", "key-histogram", "key-gset", "absent", "installation"]
 
 
-@pytest.mark.parametrize("view", ["start", "kind", "group", "key-counter", "key-histogram", "key-gset", "absent", "installation"])
+@pytest.mark.parametrize("view", VIEWS_WITH_CONTROLS)
 def test_the_tab_key_reaches_every_control_and_shows_where_it_is(server, open_page, view):
     fragment, selector = VIEWS[view]
     page = open_page(server.origin, fragment)
     see(page, selector)
     page.wait_for_timeout(1000)
+    reach_every_control(page)
+
+
+def reach_every_control(page):
     for _ in range(page.evaluate(CONTROLS) + 5):
         page.keyboard.press("Tab")
         assert page.evaluate(REACHED) == "", "the focus does not show"
@@ -411,6 +422,7 @@ def test_the_panel_of_the_demo_breaks_no_rule_and_is_accessible(demo, open_page,
     page = open_page(demo.origin, scheme=scheme)
     see(page, f"{PANEL} .right strong")
     judge(page, f"demo-{scheme}")
+    reach_every_control(page)
     for name in ["Kill Pod 1", "Cut off Replica 2", "Retry storm"]:
         page.locator(PANEL).get_by_role("button", name=name).click()
     see(page, ".numbers .excess")

@@ -109,6 +109,8 @@ export function DemoPanel() {
   );
 }
 
+const RULE = "Each look reads all counters. Their sum must have everything that was acknowledged before, and nothing that was not sent.";
+
 function Numbers({ books: { data, error }, status }: { books: Polled<Books>; status: Status }) {
   const { looks, wrong, attempts } = status;
   const isRight = wrong === 0 && (!data || (data.acknowledged <= data.counted && data.counted <= data.sent));
@@ -127,7 +129,7 @@ function Numbers({ books: { data, error }, status }: { books: Polled<Books>; sta
       <div class={isRight ? "right" : "wrong"}>
         <dt>Counted by the pods</dt>
         <dd class="big">{show(data?.counted)}</dd>
-        <dd class="sign-of">
+        <dd class="sign-of" title={RULE}>
           {!isRight ? (
             <>
               <strong>✗ wrong in {plural(wrong, "look")}</strong> of {digits(looks)}. Updates and resets by anyone else show here, too.
