@@ -319,13 +319,13 @@ def trace_tasks(browser, page, action):
     session, events, ended = browser.new_browser_cdp_session(), [], []
     session.on("Tracing.dataCollected", lambda part: events.extend(part["value"]))
     session.on("Tracing.tracingComplete", lambda _: ended.append(True))
-    categories = ["toplevel", "blink.user_timing", "disabled-by-default-devtools.timeline"]
+    categories = ["blink.user_timing", "disabled-by-default-devtools.timeline"]
     config = {"includedCategories": categories, "recordMode": "recordAsMuchAsPossible"}
     session.send("Tracing.start", {"traceConfig": config, "transferMode": "ReportEvents"})
     page.evaluate("performance.mark('of this page')")
     action(page)
     session.send("Tracing.end")
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + 4 * PATIENCE_S
     while not ended:
         assert time.monotonic() < deadline, "the trace does not end"
         page.wait_for_timeout(50)
