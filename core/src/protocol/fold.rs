@@ -31,7 +31,7 @@ use super::gathered::{Fitting, Gathered};
 use super::prefix::PrefixRead;
 use super::reset::{self, Remembered};
 use super::row_reader::{RowError, RowReader};
-use super::{Constants, FullRead, Key, Row, Timestamp};
+use super::{Constants, FullRead, Key, MutatorId, Row, Timestamp};
 use crate::crdt::envelope;
 use crate::crdt::pack::United;
 
@@ -60,6 +60,7 @@ pub struct Fold {
     tally_timestamp: Option<Timestamp>,
     /// Until when it may be sent, by the boot-time clock; at any time if none.
     send_until: Option<Duration>,
+    leftovers: Vec<(Timestamp, MutatorId)>,
     report: Report,
 }
 
@@ -321,6 +322,7 @@ impl Gathered {
             evidence: cut,
             tally_timestamp: Some(grave_at(cut, constants)),
             send_until: Some(idle.read_at + constants.request_budget()),
+            leftovers: Vec::new(),
             report,
         })
     }
@@ -354,6 +356,7 @@ impl Gathered {
             evidence,
             tally_timestamp: reset.is_none().then(|| grave_at(fence, constants)),
             send_until: None,
+            leftovers: Vec::new(),
             report,
         })
     }
@@ -423,6 +426,7 @@ impl Gathered {
             evidence,
             tally_timestamp: None,
             send_until: None,
+            leftovers: Vec::new(),
             report,
         })
     }
@@ -455,9 +459,18 @@ impl Fold {
         tally: Vec<u8>,
         evidence: Timestamp,
         send_until: Option<Duration>,
+        leftovers: Vec<(Timestamp, MutatorId)>,
         report: Report,
     ) -> Fold {
-        Fold { key, fence, tally, evidence, tally_timestamp: None, send_until, report }
+        let tally_timestamp = None;
+        Fold { key, fence, tally, evidence, tally_timestamp, send_until, leftovers, report }
+    }
+
+    /// Rows above the fence that the marker of a reset clears. A store with one copy of each row removes them together with
+    /// the marker. Elsewhere a deletion of them could reach a replica without the marker, against I7.
+    #[must_use]
+    pub fn leftovers(&self) -> &[(Timestamp, MutatorId)] {
+        &self.leftovers
     }
 
     /// The key.

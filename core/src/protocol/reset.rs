@@ -843,6 +843,11 @@ impl Attempt {
         }
         let reset = Remembered { generation, until, ids };
         let fence = generation.0;
+        let is_left = |row: &&Row| {
+            row.expires_at > fence && !reset.counts(envelope::stamp(&row.state), row.expires_at)
+        };
+        let leftovers = read.slice().shards().filter(is_left);
+        let leftovers = leftovers.map(|row| (row.expires_at, row.mutator_id)).collect();
         let (seal, kind) = (RowReader::of(key).seal(), key.kind);
         let tally = match is_deletion {
             true => envelope::encode_grave(seal, kind, fence, Some(&reset)),
@@ -861,7 +866,8 @@ impl Attempt {
         };
         let evidence = evidence(fence, Some(generation), constants);
         let send_until = Some(self.send_until(constants));
-        let fold = Fold::of_reset(key.clone(), fence, tally, evidence, send_until, report);
+        let fold =
+            Fold::of_reset(key.clone(), fence, tally, evidence, send_until, leftovers, report);
         Ok(Reset { fold, cleared: seen.state, shards: seen.shards })
     }
 }
@@ -888,7 +894,8 @@ pub fn marker_again(
     let left = acked_by.since(now.wall).checked_sub(constants.request_budget())?;
     let evidence = evidence(fence, Some(generation), constants);
     let (tally, send_until) = (row.state.clone(), Some(now.boot + left));
-    Some(Fold::of_reset(read.key().clone(), fence, tally, evidence, send_until, Report::default()))
+    let (key, leftovers) = (read.key().clone(), Vec::new());
+    Some(Fold::of_reset(key, fence, tally, evidence, send_until, leftovers, Report::default()))
 }
 
 /// What a whole key holds that counts and that a reset clears.

@@ -155,6 +155,18 @@ pub(super) fn remove(
     Ok(())
 }
 
+/// Removes rows, whatever they hold.
+pub(super) fn remove_all(
+    table: &mut Table<'_, RowKey<'static>, RowValue<'static>>,
+    key: &Key,
+    rows: &[(Timestamp, MutatorId)],
+) -> Result<(), StorageError> {
+    for (expires_at, mutator_id) in rows {
+        table.remove(at(key, descending(*expires_at), id(*mutator_id)))?;
+    }
+    Ok(())
+}
+
 /// Returns the groups of a kind in order, without the first `passed` ones.
 pub(super) fn groups(
     table: &impl ReadableTable<RowKey<'static>, RowValue<'static>>,

@@ -205,6 +205,7 @@ impl Writer {
                     for fold in folds {
                         self.shared.guard.observe_fence(fold.evidence());
                         rows::write_fold(&mut table, fold)?;
+                        rows::remove_all(&mut table, fold.key(), fold.leftovers())?;
                     }
                     if let Write::Reset(logged, _) = &request.write {
                         self.prune_resets(transaction, now)?;

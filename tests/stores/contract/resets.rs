@@ -130,7 +130,9 @@ pub(crate) async fn a_marker_clears_rows_of_before_for_ever(subject: Subject) {
     assert_eq!(subject.total(&key).await, None, "an older marker loses");
     subject.put_after(&key, &second.0, 8).await;
     let folded = subject.fold(&key, subject.when_final()).await;
-    assert_eq!((folded.report().cleared, folded.report().folded), (3, 1));
+    // A store with one copy has removed the cleared rows with the markers.
+    let cleared = if subject.store.rows_never_return() { 0 } else { 3 };
+    assert_eq!((folded.report().cleared, folded.report().folded), (cleared, 1));
     assert!(envelope::reset(folded.tally()).is_some() && !folded.report().is_grave);
     assert_eq!(subject.total(&key).await, Some(8));
     for reset in [&first, &second] {
