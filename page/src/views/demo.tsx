@@ -71,7 +71,7 @@ export function DemoPanel() {
       <header>
         <h2 id="demo">Break it. The number stays right.</h2>
         <p class="soft">
-          Three pods count what clients send. Clients that hear no answer send their update again, under the same id.
+          Three pods count what clients send. A client without an answer sends again, under the same id.
           One of the keys is <a href={toKey(ORDERS)}>{ORDERS.name}</a>: see why it has its number.
         </p>
       </header>
@@ -162,7 +162,7 @@ interface PartProps {
 
 function PodCard({ name, path, pod, press }: PartProps & { pod: Status["pods"][number] }) {
   const isAhead = pod.ahead_ms !== 0;
-  const state = !pod.is_alive ? "killed, comes back" : isAhead ? `clock ${span(pod.ahead_ms)} ahead` : "runs";
+  const state = !pod.is_alive ? "killed" : isAhead ? `${span(pod.ahead_ms)} ahead` : "runs";
   return (
     <Part name={name} mark={!pod.is_alive ? "bad" : isAhead ? "look" : "good"} state={state}>
       <button
