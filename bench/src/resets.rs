@@ -1,4 +1,4 @@
-//! What resets cost while no key is reset: the CPU time of the nodes and of a pod with 1, 10 and 50 pods that only
+//! Measures the cost of resets while no key is reset: the CPU time of the nodes and of a pod with 1, 10 and 50 pods that only
 //! look at the log of resets, against pods of a keyspace without a log. And the time of a reset.
 
 use std::fmt::Write;

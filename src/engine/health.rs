@@ -17,7 +17,7 @@ pub struct Health {
     gate_was_open: AtomicBool,
 }
 
-/// What a check says if there is nothing to say.
+/// The text of a check that passes.
 pub const OK: &str = "ok";
 
 /// The readiness checks and their results.

@@ -336,6 +336,15 @@ pub trait Operators: Send + Sync + 'static {
 /// How long the log keeps the row of a reset after pods have forgotten it, for its client.
 pub const RESET_KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 
+/// Between the names of a row of the log, as both stores keep them. No name has control characters.
+pub(crate) const BETWEEN_NAMES: char = '\n';
+
+/// Joins the names of a row of the log.
+pub(crate) fn joined(names: &[Name]) -> String {
+    let names: Vec<&str> = names.iter().map(Name::as_str).collect();
+    names.join(&BETWEEN_NAMES.to_string())
+}
+
 /// What the log knows of a reset beyond what pods need.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Receipt {

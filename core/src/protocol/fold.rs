@@ -491,7 +491,7 @@ impl Fold {
         self.fence.next()
     }
 
-    /// What its fence says about clocks once it is stored; see [`reset::evidence`].
+    /// The time that the stored fence proves some clock to have shown; see [`reset::evidence`].
     #[must_use]
     pub fn evidence(&self) -> Timestamp {
         self.evidence

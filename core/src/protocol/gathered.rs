@@ -140,7 +140,7 @@ impl Gathered {
         }
     }
 
-    /// What a tally with this fence has to remember of the key's reset.
+    /// The part of the key's reset that a tally with this fence must remember.
     pub(super) fn reset_after(&self, fence: Timestamp) -> Option<Remembered> {
         self.counting.reset().cloned().and_then(|reset| reset.after(fence))
     }

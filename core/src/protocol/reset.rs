@@ -161,7 +161,7 @@ impl Remembered {
         self.ids.binary_search(&(expires_at, id)).is_ok()
     }
 
-    /// What a tally with this fence still has to remember.
+    /// The part that a tally with this fence must still remember.
     pub(super) fn after(self, fence: Timestamp) -> Option<Remembered> {
         (self.until > fence).then(|| self.without_ids_up_to(fence))
     }

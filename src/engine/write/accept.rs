@@ -28,7 +28,7 @@ pub(super) struct Receipt {
     pub(super) pending: Option<PendingOps>,
 }
 
-/// What a mutator is asked to take.
+/// Ops for a mutator, and how their client waits for them.
 pub(super) struct Offer {
     pub(super) change: Change,
     pub(super) side: Side,

@@ -152,8 +152,8 @@ impl ShardRow {
 
 /// Show a key's shards
 ///
-/// Returns every row of the key as it is in the store. They explain the key's value. Shards that a reset cleared are listed
-/// until a fold deletes them, and do not count.
+/// Returns every row of the key as it is in the store. They explain the key's value. On Cassandra, shards that a reset
+/// cleared are listed until a fold deletes them, and do not count.
 #[utoipa::path(
     get, path = "/v1/{kind}/{group}/{name}/shards", tag = "inspection",
     params(KeyPath, NumbersParams),

@@ -33,7 +33,7 @@ use super::hedges::Hedges;
 use super::reach::Reach;
 use super::{rows, statements};
 use crate::runtime::random::Random;
-use crate::store::{RESET_KEPT_FOR, Receipt, StoreError};
+use crate::store::{BETWEEN_NAMES, RESET_KEPT_FOR, Receipt, StoreError, joined};
 
 /// The time between the making of the table and the first reset. Every pod has found the table by then, or has
 /// stopped taking updates.
@@ -41,9 +41,6 @@ const AGE_MIN: Duration = Duration::from_secs(300);
 
 /// Rows of the log that are read at once. Each can have a thousand names.
 const LOOK_PAGE_ROWS: i32 = 500;
-
-/// Between names. No name has control characters.
-const BETWEEN: char = '\n';
 
 /// See the [module documentation](self).
 pub(super) struct Log {
@@ -232,7 +229,6 @@ impl Log {
         let Some(table) = self.table.get() else {
             return Err(WriteError::Refused("the keyspace has no log of resets".to_owned()));
         };
-        let names: Vec<&str> = row.names.iter().map(Name::as_str).collect();
         let generation_us = row.generation.time().as_micros();
         let left = row.until.since(now.wall) + RESET_KEPT_FOR;
         let cleared = receipt.cleared.as_deref().map_or(MaybeUnset::Unset, MaybeUnset::Set);
@@ -243,7 +239,7 @@ impl Log {
             row.kind.name(),
             row.group.as_str(),
             row.id,
-            names.join(&BETWEEN.to_string()),
+            joined(&row.names),
             row.until.as_micros(),
             row.is_deletion,
             cleared,
@@ -327,7 +323,7 @@ fn log_row(
         id,
         kind: known,
         group: name(group)?,
-        names: names.split(BETWEEN).map(name).collect::<Result<_, _>>()?,
+        names: names.split(BETWEEN_NAMES).map(name).collect::<Result<_, _>>()?,
         generation: Generation::at(Timestamp::from_micros(at)),
         until: Timestamp::from_micros(until.ok_or_else(|| broken(&"it has no end"))?),
         is_deletion: deletes == Some(true),

@@ -13,7 +13,7 @@ use redb::{
 use uuid::Uuid;
 
 use super::rows::ReadError;
-use crate::store::{RESET_KEPT_FOR, Receipt};
+use crate::store::{BETWEEN_NAMES, RESET_KEPT_FOR, Receipt, joined};
 
 /// Kind, group, generation in µs, id.
 type ResetKey<'a> = (&'a str, &'a str, i64, u128);
@@ -24,9 +24,6 @@ type ResetValue<'a> = (i64, &'a str, bool, Option<&'a [u8]>);
 /// A file without it has no resets.
 const RESETS: TableDefinition<'static, ResetKey<'static>, ResetValue<'static>> =
     TableDefinition::new("resets");
-
-/// Between names. No name has control characters.
-const BETWEEN: char = '\n';
 
 /// How often rows that are no longer needed are looked for.
 pub(super) const PRUNE_EVERY: Duration = Duration::from_secs(3600);
@@ -51,8 +48,7 @@ pub(super) fn write(
 ) -> Result<(), redb::Error> {
     let mut table = transaction.open_table(RESETS)?;
     let key = place((row.kind, &row.group), row.generation, row.id);
-    let names: Vec<&str> = row.names.iter().map(Name::as_str).collect();
-    let names = names.join(&BETWEEN.to_string());
+    let names = joined(&row.names);
     // What the receipt lacks stays.
     let stored = table.get(key)?.and_then(|value| value.value().3.map(<[u8]>::to_vec));
     let (until_us, cleared) = (row.until.as_micros(), receipt.cleared.as_deref());
@@ -116,7 +112,7 @@ fn row(
         id: Uuid::from_u128(id),
         kind,
         group: name(group)?,
-        names: names.split(BETWEEN).map(name).collect::<Result<_, _>>()?,
+        names: names.split(BETWEEN_NAMES).map(name).collect::<Result<_, _>>()?,
         generation: Generation::at(Timestamp::from_micros(generation_us)),
         until: Timestamp::from_micros(until_us),
         is_deletion,

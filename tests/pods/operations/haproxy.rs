@@ -1,5 +1,6 @@
 //! HAProxy as a process, with the rules of `compose/haproxy.cfg`.
 
+use std::io;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -64,7 +65,8 @@ impl Proxy {
     }
 
     /// Adds 1 to the counter at this path, with this id. The body comes after the headers, as many clients send it.
-    pub(crate) async fn add(&self, path: &str, id: Option<&str>) -> Answer {
+    /// Fails if the connection ends without an answer.
+    pub(crate) async fn add(&self, path: &str, id: Option<&str>) -> io::Result<Answer> {
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
         let mut headers = vec![("content-type", "application/json".to_owned())];
         if let Some(id) = id {
@@ -75,10 +77,9 @@ impl Proxy {
         let body = r#"{"op":"add"}"#;
         let whole = request("POST", path, &headers, body);
         let (head, body) = whole.split_at(whole.len() - body.len());
-        let connection = Connection::open(self.port).await;
-        let mut connection = connection.expect("a connection to the proxy");
-        connection.send(head).await.expect("sent");
+        let mut connection = Connection::open(self.port).await?;
+        connection.send(head).await?;
         sleep(Duration::from_millis(20)).await;
-        connection.ask(body).await.expect("an answer of the proxy")
+        connection.ask(body).await
     }
 }

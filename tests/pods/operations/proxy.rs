@@ -53,14 +53,14 @@ async fn a_proxy_repeats_only_updates_with_ids() {
         };
         for at in 0..4 {
             let id = format!("{failure:?} {at}");
-            let answer = proxy.add(PATH, Some(&id)).await;
+            let answer = proxy.add(PATH, Some(&id)).await.expect("an answer");
             assert_eq!(answer.status, 200, "{id}: {}", answer.text());
         }
         counted += 4;
         assert_eq!(pod.count(PATH).await, counted, "{failure:?}: each id counts once");
         assert_eq!(tries(), 8, "{failure:?}: each id was sent twice");
         for _ in 0..3 {
-            let answer = proxy.add(PATH, None).await;
+            let answer = proxy.add(PATH, None).await.expect("an answer");
             let status = match failure {
                 Failure::Dies => 502,
                 Failure::Hangs => 504,
