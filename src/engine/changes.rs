@@ -30,7 +30,7 @@ impl Changes {
     }
 
     /// An update of the key was acknowledged.
-    pub(crate) fn happened(&self, key: &Key) {
+    pub fn happened(&self, key: &Key) {
         if self.count.load(Ordering::Relaxed) > 0
             && let Some(changed) = self.keys.read().unwrap_or_else(PoisonError::into_inner).get(key)
         {

@@ -5,7 +5,8 @@ use std::io::Write;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use crate::pod::{Answer, Setup, free_port};
+use crate::pod::{Setup, free_port};
+use crate::wire::Answer;
 
 /// Most bytes of the live page, compressed.
 const PAGE_BYTES_MAX: usize = 60 * 1024;

@@ -94,8 +94,16 @@ impl Pod {
         health.set_started();
         let (policies, build) = (Policies::default(), Build::THIS);
         let (name, requests_max) = (store.name(), 1);
-        let app =
-            AppState { store: name, service, resetter, health, policies, build, requests_max };
+        let app = AppState {
+            store: name,
+            service,
+            resetter,
+            health,
+            policies,
+            build,
+            requests_max,
+            has_page: true,
+        };
         let router = router(app);
         Pod { router, mutators, store, clock, memory, constants, runtime }
     }
