@@ -527,7 +527,8 @@ impl Script<'_> {
             let (other, then) = (self.pod(), at + self.dice_span(span));
             self.add(then, What::Order { pod: other, name, number });
         }
-        let marked = at + constants.reset_lease();
+        // Nodes that miss the marker must have what it clears, or no other pod can write it again.
+        let marked = at + constants.reset_lease() + self.dice_span(SECOND / 25);
         if self.dice.random_bool(0.4) {
             for node in 0..self.plan.nodes.len() {
                 if self.dice.random_bool(0.6) {
