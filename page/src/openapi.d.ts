@@ -261,6 +261,14 @@ export interface components {
             /** @description Null beyond the range of doubles. */
             sum: number | null;
         } | Record<string, never> | Record<string, never>;
+        /** @description The number after a picture has counted. */
+        Hit: {
+            /**
+             * Format: int64
+             * @example 1234
+             */
+            value: number;
+        };
         /** @description A key that this pod updates. */
         HotKey: components["schemas"]["KeyView"] & {
             /**

@@ -190,7 +190,7 @@ struct Screen {
 }
 
 impl Screen {
-    /// Returns false if nobody reads any more.
+    /// Returns false if the reader of the output is gone.
     fn show(&mut self, data: &str) -> anyhow::Result<bool> {
         if self.wants_json {
             return show_more(&format!("{data}\n"));

@@ -67,7 +67,7 @@ pub(super) enum Health {
     Up,
     /// Nothing reaches it. Others know, and keep what it misses.
     Cut,
-    /// It answers nothing, and does everything once it goes on. Nobody knows.
+    /// It answers nothing, and does everything once it goes on. Others do not know.
     Paused,
 }
 

@@ -125,6 +125,7 @@ pub async fn run(args: &DemoArgs) -> anyhow::Result<bool> {
         }
     };
     tokio::select! {
+        biased;
         () = until => {}
         _ = ctrl_c() => {}
         () = demo.press_buttons(), if args.chaos => {}

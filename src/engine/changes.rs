@@ -1,4 +1,4 @@
-//! Keys whose acknowledged updates somebody in this pod waits for.
+//! Tells of acknowledged updates of the keys that are watched.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Watched keys: each is read while somebody watches it, and those who watch it get its new values.
+//! Watched keys: each is read while it has watchers, and they get its new values.
 //!
 //! A key has one task and one read at a time, however many watch it. The task reads when an update of this pod was
 //! acknowledged, and once a second for the updates of other pods. A watcher that takes nothing costs no more than its
@@ -107,7 +107,7 @@ impl Watches {
         lock(&self.keys).watched.len()
     }
 
-    /// Reads a key until nobody watches it.
+    /// Reads a key until it has no watchers.
     async fn follow(self: Arc<Self>, watched: Arc<Watched>) {
         let following = Following { watches: &self, watched: &watched };
         panic_point(Task::Watch);

@@ -205,7 +205,7 @@ pub struct ServeArgs {
     pub resets: OnOff,
 
     /// Whether the live page is served at `/`. With --admin-listen it is served there, with the endpoints for users.
-    #[arg(long, env = "ORDERFREE_PAGE", default_value = "on", value_name = "ON|OFF")]
+    #[arg(long, env = "ORDERFREE_PAGE", help_heading = EXPERT, default_value = "on", value_name = "ON|OFF")]
     pub page: OnOff,
 
     /// Create the keyspace and the tables at start if they are missing. For development only.

@@ -1,4 +1,4 @@
-//! The groups in which pictures count: whoever loads one adds to a counter, without a token.
+//! The groups in which pictures count: loading one adds to a counter, without a token.
 
 use std::num::NonZeroU32;
 

@@ -1,9 +1,9 @@
-//! Pictures of numbers: badges of keys, and pictures that count whoever loads them.
+//! Pictures of numbers: badges of keys, and pictures that count each time they are loaded.
 
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use orderfree_core::crdt::{CounterOp, Kind, Op};
+use orderfree_core::crdt::{BareValue, CounterOp, Op};
 use orderfree_core::protocol::{Durability, Key};
 
 use crate::http::api::read;
@@ -25,6 +25,9 @@ const CHARACTER_WIDTH: usize = 7;
 
 /// Longest label of a badge, in characters.
 const LABEL_MAX: usize = 60;
+
+/// A longer value is cut, in characters.
+const VALUE_MAX: usize = 60;
 
 params! {
     /// Query parameters of a badge.
@@ -49,7 +52,7 @@ const LABEL: Parameter<Option<String>> = Parameter {
 
 /// Show a key as a badge
 ///
-/// A picture of the name and the value, for kinds with a bare value. An absent key is `0` for kinds that add, and `none` for
+/// A picture of the name and the value, for kinds with a bare value that is not a list. An absent key is `0` for kinds that add, and `none` for
 /// others. A page that shows it must send a token where pods have some: for pages of others, use `/hit`.
 #[utoipa::path(
     get, path = "/v1/{kind}/{group}/{name}/badge.svg", tag = "keys",
@@ -126,15 +129,17 @@ async fn value(app: &AppState, key: &Key) -> Result<String, Problem> {
     let read = app.service.read(key, None).await;
     let read = read.map_err(|error| read::problem_of(error, &key.to_string()))?;
     let params = ValueParams::of_numbers(false);
-    let bare = match &read {
-        Some(read) => Shown::of(&read.state, Some(key), &params).bare(key.kind),
-        None if matches!(key.kind, Kind::Counter | Kind::Sum) => Some("0".to_owned()),
-        None => Some("none".to_owned()),
+    let bare = match (key.kind.about().bare_value, &read) {
+        (BareValue::Nothing | BareValue::Items, _) => None,
+        (_, Some(read)) => Shown::of(&read.state, Some(key), &params).bare(key.kind),
+        (BareValue::Whole, None) => Some("0".to_owned()),
+        (BareValue::Field(_), None) => Some("none".to_owned()),
     };
-    bare.map(|text| text.trim_end().to_owned()).ok_or_else(|| {
+    let text = bare.ok_or_else(|| {
         let detail = format!("A badge shows one value, and kind {} has none.", key.kind);
         Problem::new(ProblemType::NotAcceptable, detail)
-    })
+    })?;
+    Ok(text.trim_end().chars().take(VALUE_MAX).collect())
 }
 
 fn svg(label: &str, value: &str, cache: &'static str) -> Response {

@@ -101,7 +101,7 @@ const ROWS: &[Row] = &[
     ("BREW", KEY, "", "", 405, "method-not-allowed"),
     ("POST", "/v1/counter/site", "", "", 405, "method-not-allowed"),
     ("POST", "/livez", "", "", 405, "method-not-allowed"),
-    ("POST", "/", "", "", 404, "unknown-route"),
+    ("POST", "/", "", "", 405, "method-not-allowed"),
     // Batches.
     ("POST", "/v1/batch", JSON, "{}", 400, "bad-body"),
     ("POST", "/v1/batch", JSON, r#"{"updates":[]}"#, 400, "bad-body"),

@@ -185,7 +185,7 @@ async fn the_document_has_exactly_the_methods_that_are_served() {
     let document = serde_json::to_value(openapi()).expect("JSON");
     assert_eq!(served, document, "the program prints what the server serves");
     let paths = document["paths"].as_object().expect("paths");
-    assert_eq!(paths.len(), 22);
+    assert_eq!(paths.len(), 28);
     for (path, item) in paths {
         let address = path
             .replace("{kind}", "counter")
@@ -234,7 +234,7 @@ async fn every_documented_request_is_answered_as_documented() {
             }
         }
     }
-    assert_eq!(sent, 7 + Kind::ALL.len());
+    assert_eq!(sent, 8 + Kind::ALL.len());
 }
 
 /// The refusal of an unknown parameter lists those that the endpoint reads.
@@ -278,7 +278,7 @@ async fn every_query_parameter_is_described() {
             endpoints.insert((method, path.as_str()), names);
         }
     }
-    assert_eq!(endpoints.values().filter(|names| !names.is_empty()).count(), 16);
+    assert_eq!(endpoints.values().filter(|names| !names.is_empty()).count(), 20);
     for endpoint in [
         ("GET", "/v1/{kind}/{group}/{name}"),
         ("GET", "/v1/{kind}/{group}"),
