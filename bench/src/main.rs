@@ -9,6 +9,7 @@
 //! * `pods`: throughput by the number of pods;
 //! * `ids`: the cost of ids;
 //! * `resets`: the cost of the log of resets, and the time of a reset;
+//! * `watch`: the cost of watchers;
 //! * `folds`, `memory`, `opening`: the cost of folds, reads, keys and starts;
 //! * `figures`, `report`, `plot`: results, tables and plots.
 
@@ -27,6 +28,7 @@ mod report;
 mod resets;
 mod scenario;
 mod server;
+mod watch;
 mod wire;
 
 use std::future::Future;
@@ -67,6 +69,8 @@ enum Command {
     Pods(pods::PodsArgs),
     /// Measure pods that look at the log of resets, and the time of a reset.
     Resets(resets::ResetsArgs),
+    /// Compare increments of a watched key to increments of one that is not watched.
+    Watch(watch::WatchArgs),
     /// Write the figures of compare into the report.
     Report(report::ReportArgs),
 }
@@ -83,6 +87,7 @@ fn main() -> anyhow::Result<()> {
         Command::Opening(args) => run(&mut many, opening::run(args)),
         Command::Pods(args) => run(&mut one, pods::run(args)),
         Command::Resets(args) => run(&mut one, resets::run(args)),
+        Command::Watch(args) => run(&mut one, watch::run(args)),
         Command::Report(args) => report::write(&args),
     }
 }

@@ -48,6 +48,7 @@ pub(super) struct Load {
     /// Updates that were sent, acknowledged, and counted by the pods when they were read last.
     sent: AtomicI64,
     acked: AtomicI64,
+    unknown: AtomicI64,
     counted: AtomicI64,
     /// Looks at the counters, and those that found another number than there can be.
     pub(super) looks: AtomicU64,
@@ -61,9 +62,18 @@ pub(super) struct Load {
 pub(super) struct Books {
     pub(super) sent: i64,
     pub(super) acked: i64,
+    /// Given up without an acknowledgement, because their ids had expired.
+    pub(super) unknown: i64,
     pub(super) counted: i64,
     pub(super) native: i64,
     pub(super) attempts: u64,
+}
+
+impl Books {
+    /// Whether the pods count what was acknowledged. What was given up can be counted or not.
+    pub(super) fn are_right(&self) -> bool {
+        (self.acked..=self.acked + self.unknown).contains(&self.counted)
+    }
 }
 
 impl Load {
@@ -76,6 +86,7 @@ impl Load {
             storms: AtomicBool::new(false),
             sent: AtomicI64::new(0),
             acked: AtomicI64::new(0),
+            unknown: AtomicI64::new(0),
             counted: AtomicI64::new(0),
             looks: AtomicU64::new(0),
             wrong: AtomicU64::new(0),
@@ -89,6 +100,7 @@ impl Load {
         Books {
             // Acknowledged ones were sent before.
             acked: get(&self.acked),
+            unknown: get(&self.unknown),
             counted: get(&self.counted),
             sent: get(&self.sent),
             native: self.cluster.native(),
@@ -127,6 +139,10 @@ impl Load {
         loop {
             match self.post(&path, Some(&id), "1").await {
                 Some(StatusCode::OK) => break,
+                Some(StatusCode::UNPROCESSABLE_ENTITY) => {
+                    self.unknown.fetch_add(1, Ordering::SeqCst);
+                    return;
+                }
                 // Certainly not counted.
                 Some(StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) => {}
                 // The answer is lost. A native counter was increased before that or not, and is increased again.
@@ -173,7 +189,9 @@ impl Load {
         let mut request = Request::builder().method(Method::POST).uri(path).header("host", "demo");
         request = request.header("content-type", "text/plain");
         if let Some(id) = id {
+            // The shortest window, so that folds take the ids within minutes.
             request = request.header("idempotency-key", format!("\"{id}\""));
+            request = request.header("idempotency-window", "minute");
         }
         let request = request.body(Body::from(body.to_owned())).expect("invariant: a request");
         let answer = timeout(ANSWER_TIME_MAX, self.pods.send(self.pick(PODS), request)).await;

@@ -12,6 +12,7 @@ import type { FoldView } from "../types.ts";
 interface Status {
   sent: number;
   acknowledged: number;
+  unknown: number;
   native: number;
   attempts: number;
   looks: number;
@@ -112,7 +113,7 @@ export function DemoPanel() {
 const RULE = "Each look reads all counters. Their sum must have everything that was acknowledged before, and nothing that was not sent.";
 
 function Numbers({ books: { data, error }, status }: { books: Polled<Books>; status: Status }) {
-  const { looks, wrong, attempts } = status;
+  const { looks, wrong, attempts, unknown } = status;
   const isRight = wrong === 0 && (!data || (data.acknowledged <= data.counted && data.counted <= data.sent));
   // An update whose answer is still under way may be there or not. More than all that were sent is too much.
   const excess = data ? Math.max(0, data.native - data.sent) : 0;
@@ -123,7 +124,8 @@ function Numbers({ books: { data, error }, status }: { books: Polled<Books>; sta
         <dt>Acknowledged to clients</dt>
         <dd class="big">{show(data?.acknowledged)}</dd>
         <dd class="soft">
-          {data ? `of ${digits(data.sent)} sent` : "…"}, in {plural(attempts, "request")}
+          {data ? `of ${digits(data.sent)} sent` : "…"}
+          {unknown > 0 && `, ${digits(unknown)} given up`}, in {plural(attempts, "request")}
         </dd>
       </div>
       <div class={isRight ? "right" : "wrong"}>

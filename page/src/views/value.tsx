@@ -219,6 +219,9 @@ function TopCard({ list }: { list: TopList }) {
   );
 }
 
+/** Of fewer items, one item is more than a hundredth. */
+const SHARES_FROM = 100;
+
 function EstimateCard({ estimate }: { estimate: Estimate }) {
   const { lower, upper } = estimate;
   const middle = estimate.estimate;
@@ -243,8 +246,10 @@ function EstimateCard({ estimate }: { estimate: Estimate }) {
             </span>
           </div>
           <figcaption>
-            With 95 % confidence between {digits(Math.round(lower))} and {digits(Math.round(upper))}: −
-            {percent((middle - lower) / middle)}, +{percent((upper - middle) / middle)}.
+            With 95 % confidence between {digits(Math.round(lower))} and {digits(Math.round(upper))}
+            {middle >= SHARES_FROM &&
+              `: −${percent((middle - lower) / middle)}, +${percent((upper - middle) / middle)}`}
+            .
           </figcaption>
         </figure>
       )}

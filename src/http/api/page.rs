@@ -125,6 +125,7 @@ fn description(document: &Value) -> String {
     let mut page = String::from(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n<title>Orderfree: HTTP</title>\n\
+         <link rel=\"icon\" href=\"data:,\">\n\
          <link rel=\"stylesheet\" href=\"/page/app.css\">\n</head>\n<body class=\"docs\">\n<main>\n\
          <h1>HTTP</h1>\n<p>For programs: <a href=\"/openapi.json\">/openapi.json</a>. Errors: \
          <a href=\"/problems\">/problems</a>.</p>\n",
@@ -139,7 +140,7 @@ fn description(document: &Value) -> String {
 }
 
 fn endpoint(page: &mut String, method: &str, path: &str, operation: &Value) {
-    let text = |value: &Value| escaped(value.as_str().unwrap_or_default());
+    let text = |value: &Value| marked(value.as_str().unwrap_or_default());
     let _ = write!(
         page,
         "<section>\n<h2><code>{method} {}</code></h2>\n<p><strong>{}</strong></p>\n",
@@ -167,6 +168,18 @@ fn endpoint(page: &mut String, method: &str, path: &str, operation: &Value) {
     *page += "</section>\n";
 }
 
+/// Escaped text. What is between backticks becomes code.
+fn marked(text: &str) -> String {
+    let mut all = String::new();
+    for (at, part) in escaped(text).split('`').enumerate() {
+        let _ = match at % 2 {
+            0 => write!(all, "{part}"),
+            _ => write!(all, "<code>{part}</code>"),
+        };
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,6 +195,7 @@ mod tests {
             }
         }
         assert!(!page.contains("<script") && !page.contains(" style="), "the policy forbids both");
-        assert_eq!(escaped("<a href=\"b\">&"), "&lt;a href=&quot;b&quot;&gt;&amp;");
+        assert!(!page.contains('`'), "backticks mark code");
+        assert_eq!(marked("<a> `x`"), "&lt;a&gt; <code>x</code>");
     }
 }

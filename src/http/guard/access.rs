@@ -100,7 +100,7 @@ impl Permit<'_> {
             return Ok(());
         }
         let (name, verb) = (self.caller.name(), self.verb.name());
-        let detail = format!("The token {name:?} has no grant to {verb} anything.");
+        let detail = format!("The token {name:?} has the verb {verb} for no group.");
         Err(Problem::new(ProblemType::Forbidden, detail))
     }
 
@@ -110,7 +110,7 @@ impl Permit<'_> {
             return Ok(());
         }
         let detail = format!(
-            "The token {:?} has no grant to {} in the group {:?}.",
+            "The token {:?} does not have the verb {} for the group {:?}.",
             self.caller.name(),
             self.verb.name(),
             group.as_str()
