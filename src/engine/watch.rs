@@ -12,7 +12,7 @@ use orderfree_core::protocol::Key;
 use orderfree_core::protocol::consistency::Level;
 use thiserror::Error;
 use tokio::sync::{Notify, Semaphore};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::engine::Context;
 use crate::engine::changes::Changes;
@@ -116,9 +116,13 @@ impl Watches {
                 self.turns.acquire().await.expect("invariant: the semaphore is never closed");
             let read = self.reader.read(&watched.key, self.level, None).await;
             drop(turn);
-            watched.show(read);
-            // First the pause: many updates are one event.
             let begun = Instant::now();
+            // Few at a time, so that updates need not wait until a thousand watchers have theirs.
+            for some in watched.show(read).chunks(limits::WATCHERS_AT_ONCE) {
+                some.iter().for_each(|inbox| inbox.any.notify_one());
+                sleep(limits::WATCHERS_PAUSE).await;
+            }
+            // First the pause: many updates are one event.
             sleep_until(begun + limits::WATCH_EVENT_PAUSE).await;
             let _ = timeout_at(begun + limits::WATCH_READ_EVERY, watched.changed.notified()).await;
             let mut keys = lock(&self.keys);
@@ -145,24 +149,28 @@ impl Drop for Following<'_> {
     /// Those who watch the key learn of the bug, and later ones begin again.
     fn drop(&mut self) {
         self.watches.remove(&mut lock(&self.watches.keys), self.watched);
-        self.watched.show(Err(ReadError::Bug));
+        let told = self.watched.show(Err(ReadError::Bug));
+        told.iter().for_each(|inbox| inbox.any.notify_one());
     }
 }
 
 impl Watched {
-    /// Tells the watchers if the value is another one.
-    fn show(&self, read: Result<Option<Arc<Held>>, ReadError>) {
+    /// Notes the value for the watchers if it is another one, and returns those to be notified.
+    fn show(&self, read: Result<Option<Arc<Held>>, ReadError>) -> Vec<Arc<Inbox>> {
         let mut state = lock(&self.state);
         if state.seen.as_ref().is_some_and(|seen| seen.is_like(&read)) {
-            return;
+            return Vec::new();
         }
         let seen = Seen { key: self.key.clone(), read, texts: [const { OnceLock::new() }; 2] };
         let before = state.seen.replace(Arc::new(seen));
-        for (inbox, place) in &state.watchers {
+        let told = |(inbox, place): &(Arc<Inbox>, usize)| {
             inbox.put(*place);
-        }
+            Arc::clone(inbox)
+        };
+        let told = state.watchers.iter().map(told).collect();
         drop(state);
         drop(before);
+        told
     }
 }
 
@@ -185,7 +193,6 @@ impl Seen {
 impl Inbox {
     fn put(&self, place: usize) {
         lock(&self.changed).insert(place);
-        self.any.notify_one();
     }
 }
 
@@ -218,6 +225,7 @@ impl Watcher {
         state.watchers.push((Arc::clone(&self.inbox), place));
         if state.seen.is_some() {
             self.inbox.put(place);
+            self.inbox.any.notify_one();
         }
         drop(state);
         self.keys.push(watched);
