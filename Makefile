@@ -1,7 +1,7 @@
 # One-line recipes; .ci/run calls the same ones.
 
 .PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm sim exhaustive \
-  shuttle laws kinds kinds-table interchange manifests monitoring containers page page-check advisories fuzz-check schemathesis \
+  shuttle laws kinds kinds-table interchange manifests monitoring containers page page-check picture advisories fuzz-check schemathesis \
   mutants bench bench-quick overload idle damage long deletes
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
@@ -40,6 +40,9 @@ page:           ## the live page from its source, into page/dist; needs Node 20.
 
 page-check:     ## the live page in a real browser; screenshots in target/page
 	tests/page/check
+
+picture:        ## docs/live.png: a key of the demo in the moment of a fold
+	FILE=tests/page/picture.py tests/page/check docs
 
 advisories:     ## known vulnerabilities of dependencies, by a list that is fetched: not part of .ci/run
 	$(CARGO_DENY)
