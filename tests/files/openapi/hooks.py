@@ -46,6 +46,7 @@ OF_AN_ID = re.compile(
 OF_THE_KIND = re.compile(
     r"^Kind \w+ has no parameter |^Kind (?!distinct|audience)\w+ has no binary format"
     r"|^Kind (stats|extrema|histogram|topk) has no bare value"
+    r"|^A badge shows one value, and kind (stats|extrema|histogram|topk|gset|lww_set|or_set) has none"
     r"|is neither `empty` nor a bare value of kind (?!counter|sum)"
     r"|\"[^\"]*\.[^\"]*\" is neither `empty` nor a bare value of kind counter"
     r"|^An empty body is not an op of kind (?!counter)"
