@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(curve.bars(at(20)), "█".repeat(20));
         curve.add(at(21), 100.0);
         curve.add(at(22), 110.0);
-        assert!(curve.bars(at(22)).ends_with("▄▁█"), "{}", curve.bars(at(22)));
+        assert!(curve.bars(at(22)).ends_with("▅▁█"), "{}", curve.bars(at(22)));
         assert!(Curve::default().bars(begun).is_empty());
     }
 }

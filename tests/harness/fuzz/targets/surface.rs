@@ -150,7 +150,7 @@ fn documented(path: &str) -> Option<&'static Json> {
         let is_same = |(known, part): (&&str, &&str)| known == part || known.starts_with('{');
         template.len() == parts.len()
             && template.iter().zip(&parts).all(is_same)
-            && parts.last() != Some(&"")
+            && (parts.last() != Some(&"") || path == "/")
     };
     let mut routes = DOCUMENT["paths"].as_object().expect("paths").iter();
     // Literal parts win over parameters, in the order of the document as in the router.
