@@ -45,7 +45,7 @@ pub const EXPIRY_ROWS_MAX_LARGE: usize = 10_000;
 /// while. They have some 5 MB, so reads are far from their own limits.
 pub const KEY_IDS_MAX: usize = 200_000;
 
-/// Resets that a pod makes at once. Each takes some ten seconds.
+/// Resets that a pod makes at once. Each takes about ten seconds.
 pub const RESETS_AT_ONCE_MAX: usize = 1_000;
 
 /// Keys that a pod resets in a second, on average. Each pod reads the rows of the last two minutes every second.

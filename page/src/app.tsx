@@ -100,13 +100,13 @@ function Banner() {
       <div role="status">
         {!isUp && (
           <p class="banner bad">
-            <strong>The server has not answered since {clock(since)}.</strong> The page asks every second, and goes on by itself.
+            <strong>The server has not answered since {clock(since)}.</strong> The page tries again every second, and continues by itself.
           </p>
         )}
         {isUp && isBack && <p class="banner good">The server is back.</p>}
         {isUp && needsToken && (
           <p class="banner look">
-            <strong>{hasToken ? "The server does not take this token." : "This server asks for a token."}</strong>{" "}
+            <strong>{hasToken ? "The server does not accept this token." : "This server asks for a token."}</strong>{" "}
             <button type="button" class="small" onClick={() => setAsksToken(true)}>
               Enter a token
             </button>

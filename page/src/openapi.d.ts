@@ -280,7 +280,7 @@ export interface components {
         };
         /** @description The keys that this pod updates most. */
         HottestView: {
-            /** @description Those that the token may administer, hottest first. */
+            /** @description The keys of groups that the token can administer, hottest first. */
             keys: components["schemas"]["HotKey"][];
         };
         /** @description New ids. */

@@ -37,7 +37,7 @@ test("the limits are those of the alerts", () => {
   assert.deepEqual(look(minuteOf(`${WELL}orderfree_fold_backlog_age_seconds 21601\n`)), ["Fold backlog"]);
   assert.deepEqual(look(minuteOf(`${WELL}orderfree_group_names 100001\n`)), ["Largest group"]);
   assert.deepEqual(look(minuteOf(`${WELL}orderfree_reset_log_age_seconds 11\n`)), ["Log of resets"]);
-  assert.deepEqual(look(minuteOf(WELL.replace("mutators 10", "mutators 190000"))), ["Keys that are updated"]);
+  assert.deepEqual(look(minuteOf(WELL.replace("mutators 10", "mutators 190000"))), ["Mutators awake"]);
 });
 
 test("a client's mistakes are no reason to look, the server's are", () => {

@@ -51,10 +51,10 @@ pub struct Cli {
 enum Command {
     /// Serve HTTP. This is the default without a subcommand.
     Serve(Box<ServeArgs>),
-    /// Show a whole installation in this process, and break it: pods, replicas, and clients that check every number.
+    /// Run a whole installation in this process, for you to break: pods, replicas, and clients that check every number.
     ///
-    /// The live page at the printed address has buttons that kill pods, cut off or pause replicas, set clocks apart and
-    /// send everything again. Exit code: 0 if every number was right.
+    /// The live page at the printed address has buttons that kill pods, cut off or pause replicas, set a pod's clock ahead,
+    /// and make clients repeat all updates. Exit code: 0 if every number was right.
     Demo(demo::DemoArgs),
     /// Add to a key of a running server: `add counter/site/home 5`, `add distinct/site/visitors u1 u2`, or
     /// `add distinct/site/visitors -` for the lines of the standard input.
@@ -67,17 +67,21 @@ enum Command {
     /// take the same amount. Then the value is negative until more is added, and the next run takes less.
     Take(take::TakeArgs),
     /// Reset a key of a running server, and print what it had: `reset counter/site/home`.
+    ///
+    /// Exit code 1: the reset was refused, or its outcome is not known. The message says what happened.
     Reset(reset::ResetArgs),
     /// Delete a key of a running server, and print what it had: `delete counter/site/home`. Or delete keys of a group, and
     /// print their number: `delete counter/site --prefix 2026-11-`.
     ///
     /// Many keys are deleted up to 1000 at a time, with progress on standard error. If the command is interrupted, run it
     /// again: it deletes the keys that are left.
+    ///
+    /// Exit code 1: a key was not deleted, or it is not known whether it was. The message says what happened.
     Delete(reset::DeleteArgs),
     /// Print the value of a key of a running server: `get counter/site/home`.
     Get(client::GetArgs),
-    /// Print the value of a key of a running server again whenever it changes, with its rate: `watch counter/site/home`.
-    /// Goes on until it is interrupted, also over restarts of the server.
+    /// Print the values of keys of a running server now and after each change, with the rate: `watch counter/site/home`.
+    /// Runs until it is interrupted, and connects again after a restart of the server.
     Watch(watch::WatchArgs),
     /// List the keys of a group of a running server, with their values: `ls counter/site`.
     Ls(list::ListArgs),

@@ -61,8 +61,9 @@ pub(super) struct DeleteArgs {
 
 #[derive(Debug, Args)]
 struct IdArgs {
-    /// Id of the reset, with its time inside: a UUID of version 7. A reset with the same id is the same reset. Use it to
-    /// go on with a command that was interrupted [default: a new id].
+    /// Id of the request, with its time inside: a UUID of version 7. If the command was interrupted, run it again with the
+    /// same id: the key is not reset or deleted a second time. Only for a single key, and not for both a reset and a
+    /// deletion [default: a new id].
     #[arg(long, value_name = "ID", value_parser = id)]
     id: Option<String>,
 }

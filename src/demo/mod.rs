@@ -169,7 +169,7 @@ impl Demo {
             if is_right || begun.elapsed() > END_TIME_MAX {
                 let wrong = self.load.wrong.load(Ordering::Relaxed);
                 note(format_args!(
-                    "acknowledged {}, given up {}, counted {}; a counter without ids says {}; {} requests, {wrong} wrong sums in {} looks",
+                    "acknowledged {}, given up {}, counted {}; a counter without ids says {}; {} requests, {wrong} wrong sums in {} checks",
                     books.acked,
                     books.unknown,
                     books.counted,

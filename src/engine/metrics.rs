@@ -242,7 +242,7 @@ pub struct Metrics {
     pub ids_alive: Gauge,
     /// Age in seconds of the oldest of these ids.
     pub ids_age_seconds: Gauge<f64, AtomicU64>,
-    /// Resets and deletes of keys by result.
+    /// Resets and deletions of keys by result.
     pub resets: Family<ResetLabel, Counter>,
     /// Resets that this pod remembers.
     pub resets_remembered: Gauge,
@@ -420,7 +420,7 @@ impl Metrics {
         let help = "Time since this pod stored the oldest id that no fold can have taken yet";
         let (unit, gauge) = (Unit::Seconds, self.ids_age_seconds.clone());
         r.register_with_unit("ids_oldest_age", help, unit, gauge);
-        r.register("resets", "Resets and deletes of keys by result", self.resets.clone());
+        r.register("resets", "Resets and deletions of keys by result", self.resets.clone());
         let help = "Resets that this pod remembers, because rows of before can come back";
         r.register("resets_remembered", help, self.resets_remembered.clone());
         r.register("watched_keys", "Keys that clients watch", self.watched_keys.clone());

@@ -88,7 +88,8 @@ catalog! {
         "The path or the query has a broken percent-encoding, or bytes that are not UTF-8.",
         "Percent-encode the UTF-8 bytes of every part. Write a percent sign as %25.";
     BadQuery: BAD_REQUEST, "bad-query", "Bad query parameter",
-        "A query parameter is unknown to this endpoint, is given twice, or has an invalid value.",
+        "A query parameter is unknown to this endpoint, is given twice although this endpoint takes it once, or has an \
+         invalid value.",
         "Remove or correct it. The server rejects unknown parameters, because a misspelt one would \
          otherwise be silently ignored.";
     BadBody: BAD_REQUEST, "bad-body", "Malformed body",
@@ -100,8 +101,8 @@ catalog! {
         "GET /v1/kinds shows an example op of each kind.";
     BadHeader: BAD_REQUEST, "unsupported-header", "Unsupported header",
         "The request has a header for something that this server can't do: a precondition on an update, an id on a \
-         request that changes nothing, or a time to wait that is no number of seconds. The server rejects such headers \
-         and never ignores them.",
+         request that changes nothing, or a time to wait that is not a whole number of seconds. The server rejects such \
+         headers and never ignores them.",
         "Leave the header out, or correct it as the detail says.";
     BadId: UNPROCESSABLE_ENTITY, "bad-id", "Not an id",
         "An id, its time or its window is malformed, or the request has two of them.",
@@ -185,9 +186,9 @@ catalog! {
         "This pod has not compared its clock with the store's recently, or they differ too much. Updates \
          and folds wait, because counts could be lost. Reads continue. Nothing was applied.",
         "Send the update to another pod. Operators: check NTP on this machine and on the store's.";
-    ResetLogUnread: SERVICE_UNAVAILABLE retry 1, "reset-log-unread", "The log of resets was not read lately",
-        "Keys of this installation can be reset, and this pod could not read the log of resets for some seconds. \
-         An update could belong to a key that was reset meanwhile. Reads continue. Nothing was applied.",
+    ResetLogUnread: SERVICE_UNAVAILABLE retry 1, "reset-log-unread", "The log of resets was not read recently",
+        "Keys of this installation can be reset, and for ten seconds this pod could not read the part of the log of resets \
+         that has this group. The key could have been reset meanwhile. Reads continue. Nothing was applied.",
         "Send the update again, or to another pod. Operators: too few nodes of the store answer this pod, or its \
          clock is behind.";
     StoreRefused: SERVICE_UNAVAILABLE retry 1, "store-refused", "The store did not take the write",
@@ -239,34 +240,37 @@ catalog! {
     NotResettable: CONFLICT, "not-resettable", "The key can't be reset",
         "A row of the key can't be decoded, so it is not known what would be cleared, or the key has more rows than a \
          reset reads. Nothing was changed.",
-        "If a row can't be decoded, the key's /shards name it: upgrade all pods, or discard the row, then reset the key. \
-         If there are too many rows, wait until folds have taken some. To reset a key often, use names with a date.";
+        "If a row can't be decoded, GET the key's /shards to see which row it is. Upgrade all pods, or discard the row, then \
+         reset the key. If there are too many rows, wait until folds have taken some. If you reset a key often, use names \
+         with a date instead.";
     ResetOvertaken: CONFLICT retry 1, "reset-overtaken", "Something else came before the reset",
         "Another reset, a fold or a clock came before this reset. Nothing was changed.",
         "Reset the key again.";
     ResetPaused: SERVICE_UNAVAILABLE retry 60, "reset-paused", "Keys can't be reset now",
-        "Resets are switched off, the store has no table for them or made it minutes ago, the cluster has several \
-         data centres, the cutoff is too short for them, the file of the embedded store has 200,000 names of keys that \
-         were reset, or folds are not safe now. Nothing was changed.",
+        "Resets are switched off, the store has no table for them or one that is less than five minutes old, the cluster \
+         has several data centres, the cutoff is too short for them, the file of the embedded store has 200,000 names of \
+         keys that were reset, or folds are not safe now. Nothing was changed.",
         "The detail says which. Operators: run `orderfree schema apply`, or set ORDERFREE_RESETS, ORDERFREE_FOLD or \
          ORDERFREE_CUTOFF.";
     TooManyResets: TOO_MANY_REQUESTS retry 60, "too-many-resets", "Too many resets",
-        "This pod makes 1,000 resets at the same time, and remembers 200,000 keys that were reset in the last two days. \
-         With Cassandra, pods keep 15,000 resets with 200,000 names for an eighth of all groups, each for about three \
-         days. Nothing was changed.",
-        "Send the request again later; the detail says when. To begin again often, use names with a date or a time.";
+        "This pod already makes 1,000 resets at the same time, or remembers 200,000 keys that were reset in the last two \
+         days. Or, with Cassandra, the part of the log that has this group already has 15,000 resets or 200,000 names, each \
+         kept for about three days. Nothing was changed.",
+        "Send the request again later; the detail says when. If you reset a key often, use names with a date or a time \
+         instead.";
     TooManyWatched: TOO_MANY_REQUESTS retry 10, "too-many-watched", "Too many watched keys",
-        "This pod watches 10,000 keys, or 200,000 for all its watchers together.",
-        "Watch fewer keys, or send the request again later. Other pods can have room.";
-    ResetsTooFast: TOO_MANY_REQUESTS retry 10, "resets-too-fast", "Too many resets a second",
-        "A pod resets 100 keys a second on average, and 1,000 at once after a pause. Every pod reads the log of \
+        "This pod already watches 10,000 different keys, or its clients together watch 200,000. A key counts once for each \
+         client.",
+        "Watch fewer keys, send the request again later, or send it to another pod.";
+    ResetsTooFast: TOO_MANY_REQUESTS retry 10, "resets-too-fast", "Too many resets per second",
+        "A pod resets 100 keys per second on average, and 1,000 at once after a pause. Every pod reads the log of \
          resets all the time, so a longer log would slow down all of them. Nothing was changed.",
-        "Send the request again after Retry-After. To begin again often, use names with a date or a time.";
+        "Send the request again after Retry-After. If you reset a key often, use names with a date or a time instead.";
     ResetUnknown: GATEWAY_TIMEOUT, "reset-unknown", "The reset was not acknowledged",
         "The key is reset as of the time of the request, or never. Until that is settled, reads can show either value. \
-         What it had can be lost.",
-        "Send the request again with its Idempotency-Key: within some two minutes, a pod can find out. Otherwise read \
-         the key, or reset it with a new id.";
+         The value from before the reset can be lost.",
+        "Send the request again with its Idempotency-Key: for about two minutes, a pod can find out the outcome. Otherwise \
+         read the key, or reset it with a new id.";
     FoldPaused: SERVICE_UNAVAILABLE retry 10, "fold-paused", "Folding is paused",
         "The clocks or the nodes' schema do not allow a fold now, or folds are switched off \
          (ORDERFREE_FOLD=off). The key is unchanged.",

@@ -173,8 +173,9 @@ pub struct ServeArgs {
     )]
     pub listen: SocketAddr,
 
-    /// A second address only for operators: probes, metrics, and every endpoint that needs the verb `admin`.
-    /// The first address then no longer serves these endpoints.
+    /// A second address only for operators: probes, metrics, every endpoint that needs the verb `admin`, and the live
+    /// page with the endpoints that it calls. The first address then serves neither the page nor the endpoints for
+    /// operators.
     #[arg(long, env = "ORDERFREE_ADMIN_LISTEN", value_parser = address, value_name = "IP:PORT")]
     pub admin_listen: Option<SocketAddr>,
 
@@ -204,7 +205,8 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_RESETS", help_heading = EXPERT, default_value = "on", value_name = "ON|OFF")]
     pub resets: OnOff,
 
-    /// Whether the live page is served at `/`. With --admin-listen it is served there, with the endpoints for users.
+    /// Whether to serve the live page at `/`. With --admin-listen, only the second address serves it, with the endpoints
+    /// for users.
     #[arg(long, env = "ORDERFREE_PAGE", help_heading = EXPERT, default_value = "on", value_name = "ON|OFF")]
     pub page: OnOff,
 

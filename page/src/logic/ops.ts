@@ -37,7 +37,7 @@ const LABELS: Record<string, string> = {
   by: "Amount",
   value: "Value",
   item: "Item",
-  items: "Items, one a line",
+  items: "Items, one per line",
   label: "Label",
   count: "How many times",
 };

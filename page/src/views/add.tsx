@@ -98,7 +98,7 @@ export function UpdateForm({ address, keyPath, kind, onAcked, draft, label = "Se
       <Guarded right={`write ${address.group}`}>
         {draft.mode === "JSON" ? (
           <label class="field">
-            The op, or a list of ops
+            An op, or a list of ops: {'{"ops":[…]}'}
             <textarea class="code" rows={4} spellcheck={false} value={draft.json} onInput={(event) => draft.setJson(event.currentTarget.value)} />
           </label>
         ) : (

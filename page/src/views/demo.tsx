@@ -50,7 +50,7 @@ async function readBooks(signal: AbortSignal): Promise<Books> {
 export function DemoPanel() {
   const status = usePolled((signal) => call<Status>("/demo", { signal }), EVERY_MS, []);
   const books = usePolled(readBooks, EVERY_MS, []);
-  const [told, setTold] = useState<string | Error>("Press something. Then compare the first two numbers.");
+  const [told, setTold] = useState<string | Error>("Press a button. Then compare the first two numbers.");
   const turn = useRef(0);
   const { data, refresh } = status;
   const press = async (path: string, report: string | ((answer: FoldView) => string)) => {
@@ -72,8 +72,8 @@ export function DemoPanel() {
       <header>
         <h2 id="demo">Break it. The number stays right.</h2>
         <p class="soft">
-          Three pods count what clients send. A client without an answer sends again, under the same id.
-          One of the keys is <a href={toKey(ORDERS)}>{ORDERS.name}</a>: see why it has its number.
+          Three pods count what clients send. A client that gets no answer sends its update again, with the same id.
+          Open one of the counters, <a href={toKey(ORDERS)}>{ORDERS.name}</a>, to see why it has this number.
         </p>
       </header>
       <Numbers books={books} status={data} />
@@ -90,7 +90,7 @@ export function DemoPanel() {
           <Toggle
             isOn={data.storms}
             onPress={() =>
-              press("/demo/storm", data.storms ? "Clients no longer repeat what was acknowledged." : "Clients send each acknowledged update two more times. Only the counter without ids counts them.")
+              press("/demo/storm", data.storms ? "Clients no longer repeat acknowledged updates." : "Clients send each acknowledged update two more times. Only the counter without ids counts them again.")
             }
           >
             Retry storm
@@ -98,7 +98,7 @@ export function DemoPanel() {
           <button type="button" onClick={() => press(`${GROUP}/${ORDERS.name}/fold`, foldReport)}>
             Fold now
           </button>
-          <button type="button" class={isBroken ? "main" : ""} onClick={() => press("/demo/heal", "All replicas answer, all clocks are right, and no storm blows.")}>
+          <button type="button" class={isBroken ? "main" : ""} onClick={() => press("/demo/heal", "All replicas answer, all clocks are right, and the retry storm is over.")}>
             Heal everything
           </button>
         </div>
@@ -110,7 +110,7 @@ export function DemoPanel() {
   );
 }
 
-const RULE = "Each look reads all counters. Their sum must have everything that was acknowledged before, and nothing that was not sent.";
+const RULE = "Each check reads all counters. Their sum must be at least what was acknowledged when the check began, and at most what had been sent when it ended.";
 
 function Numbers({ books: { data, error }, status }: { books: Polled<Books>; status: Status }) {
   const { looks, wrong, attempts, unknown } = status;
@@ -134,13 +134,13 @@ function Numbers({ books: { data, error }, status }: { books: Polled<Books>; sta
         <dd class="sign-of" title={RULE}>
           {!isRight ? (
             <>
-              <strong>✗ wrong in {plural(wrong, "look")}</strong> of {digits(looks)}. Updates and resets by anyone else show here, too.
+              <strong>✗ wrong in {digits(wrong)}</strong> of {plural(looks, "check")}. Updates and resets by other clients can also cause this.
             </>
           ) : error && data ? (
-            <>No pod can be read. This is the number of {clock(data.at)}.</>
+            <>No pod answers. This number is from {clock(data.at)}.</>
           ) : (
             <>
-              <strong>✓ right</strong> in all {plural(looks, "look")}
+              <strong>✓ right</strong> in all {plural(looks, "check")}
             </>
           )}
         </dd>
@@ -164,14 +164,14 @@ interface PartProps {
 
 function PodCard({ name, path, pod, press }: PartProps & { pod: Status["pods"][number] }) {
   const isAhead = pod.ahead_ms !== 0;
-  const state = !pod.is_alive ? "killed" : isAhead ? `${span(pod.ahead_ms)} ahead` : "runs";
+  const state = !pod.is_alive ? "killed" : isAhead ? `clock ${span(pod.ahead_ms)} ahead` : "running";
   return (
     <Part name={name} mark={!pod.is_alive ? "bad" : isAhead ? "look" : "good"} state={state}>
       <button
         type="button"
         class="small"
         aria-label={`Kill ${name}`}
-        onClick={() => press(`${path}/kill`, `${name} is gone, with everything in its memory. Its clients send again, to the other pods. It comes back in 3 s.`)}
+        onClick={() => press(`${path}/kill`, `${name} was killed, and its memory is lost. Its clients send their updates again, to the other pods. It starts again in 3 s.`)}
       >
         Kill
       </button>
@@ -181,7 +181,7 @@ function PodCard({ name, path, pod, press }: PartProps & { pod: Status["pods"][n
         onPress={() =>
           press(
             `${path}/clock?ahead_ms=${isAhead ? 0 : AHEAD_MS}`,
-            isAhead ? `${name} has the right time again.` : `The clock of ${name} is 3 s ahead. The pod notices, and refuses updates until the clock is right.`,
+            isAhead ? `The clock of ${name} is right again.` : `The clock of ${name} is 3 s ahead. The demo allows 2 s: the pod notices, and refuses updates until its clock is right.`,
           )
         }
       >
@@ -192,7 +192,7 @@ function PodCard({ name, path, pod, press }: PartProps & { pod: Status["pods"][n
 }
 
 const HEALTH = {
-  up: { mark: "good", state: "answers" },
+  up: { mark: "good", state: "up" },
   cut: { mark: "bad", state: "cut off" },
   paused: { mark: "look", state: "paused" },
 } as const;
@@ -205,14 +205,14 @@ function NodeCard({ name, path, health, press }: PartProps & { health: keyof typ
       <Toggle
         isOn={health === "cut"}
         label={`Cut off ${name}`}
-        onPress={() => set("cut", `Nothing reaches ${name}. The others keep what it misses. Two of three are enough for updates and reads; folds wait.`)}
+        onPress={() => set("cut", `Nothing reaches ${name}. The others store the writes that it misses. Two of three replicas are enough for updates and reads; folds wait.`)}
       >
         Cut off
       </Toggle>
       <Toggle
         isOn={health === "paused"}
         label={`Pause ${name}`}
-        onPress={() => set("paused", `${name} answers nothing, and no pod is told. Once it goes on, it does everything that it was asked. Folds wait.`)}
+        onPress={() => set("paused", `${name} does not answer, and pods still believe that it is up. When it goes on, it applies all writes that it received. Folds wait until then.`)}
       >
         Pause
       </Toggle>

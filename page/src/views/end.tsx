@@ -14,22 +14,22 @@ interface Props {
   address: Key;
   keyPath: string;
   isThere: boolean;
-  /** After the key began again. */
+  /** After the key was reset or deleted. */
   onEnd: () => void;
 }
 
 const WORDS: Record<Deed, { title: string; button: string; text: string; busy: string; done: string }> = {
   reset: {
     title: "Reset this key?",
-    button: "Reset it",
-    text: "The key begins again at nothing. The answer says what it had.",
+    button: "Reset",
+    text: "The key is emptied, and you see the value that it had.",
     busy: "Resetting…",
     done: "It was reset. It had",
   },
   delete: {
     title: "Delete this key?",
-    button: "Delete it",
-    text: "The key does not exist until its next update. The answer says what it had.",
+    button: "Delete",
+    text: "The key is absent until its next update, and you see the value that it had.",
     busy: "Deleting…",
     done: "It was deleted. It had",
   },
@@ -40,7 +40,7 @@ export function EndCard({ address, keyPath, isThere, onEnd }: Props) {
   const [cleared, setCleared] = useState<{ deed: Deed; value: Value | null }>();
   useEffect(() => setCleared(undefined), [keyPath]);
   return (
-    <Card title="Begin again">
+    <Card title="Reset or delete">
       <Guarded right={`reset ${address.group}`}>
         <div class="row">
           <button type="button" disabled={!isThere} onClick={() => setAsked("reset")}>
@@ -70,7 +70,7 @@ export function EndCard({ address, keyPath, isThere, onEnd }: Props) {
 }
 
 function Cleared({ deed, value, kind }: { deed: Deed; value: Value | null; kind: string }) {
-  if (value === null) return <p class="note">{WORDS[deed].done} more than the log keeps.</p>;
+  if (value === null) return <p class="note">{WORDS[deed].done} a value of more than 256 KiB, which the log does not keep.</p>;
   const isPlain = typeof value === "string" || typeof value === "number";
   return (
     <p class="note">
@@ -117,12 +117,13 @@ function Confirm({ deed, address, keyPath, onClose, onDone }: ConfirmProps) {
           {state === "busy" ? words.busy : state instanceof Error ? "Try again" : words.button}
         </button>
         <button type="button" onClick={onClose} autofocus>
-          Cancel
+          {state === "busy" ? "Close" : "Cancel"}
         </button>
       </div>
       {state === "busy" && (
         <p class="soft" role="status">
-          With Cassandra this takes some ten seconds. It goes on if you close this.
+          With Cassandra this takes about ten seconds. You can close this dialog: the{" "}
+          {deed === "reset" ? "reset" : "deletion"} goes on.
         </p>
       )}
     </Dialog>

@@ -87,7 +87,7 @@ function Groups({ kind }: { kind: string }) {
         onNearEnd={pages.more}
       />
       <p class="soft count">
-        {pages.isBusy ? "Loading…" : shown.length === 0 && !pages.error ? `No group of this kind${text ? " fits" : " yet"}.` : plural(shown.length, "group")}
+        {pages.isBusy ? "Loading…" : shown.length === 0 && !pages.error ? `No group of this kind${text ? " matches" : " yet"}.` : plural(shown.length, "group")}
       </p>
     </>
   );
@@ -184,7 +184,7 @@ function Keys({ kind, group, current }: { kind: string; group: string; current: 
         {names.length === 0 && pages.isBusy
           ? "Loading…"
           : names.length === 0 && !pages.error
-            ? `No key${prefix ? " fits" : " yet"}.`
+            ? `No key${prefix ? " matches" : " yet"}.`
             : `${plural(names.length, "key")}${pages.hasMore ? ", more below" : ""}`}
       </p>
     </>

@@ -112,7 +112,7 @@ function HealthCard({ health, open }: { health: Polled<Health>; open: number | u
       )}
       {open !== undefined && (
         <p class="soft">
-          {open === 0 ? "Every figure below is within the limits of the alerts." : `${open === 1 ? "One figure" : `${open} figures`} below needs a look.`.replace("figures below needs", "figures below need")}
+          {open === 0 ? "Every figure of this pod is within the limits of the alerts. Other pods have their own." : `${open === 1 ? "One figure" : `${open} figures`} below needs a look.`.replace("figures below needs", "figures below need")}
         </p>
       )}
     </Card>
@@ -127,9 +127,9 @@ function Curves({ minute, readings }: { minute: LastMinute; readings: number }) 
   }, [minute.readings.at(-1)]);
   return (
     <div class="halves">
-      <Card title="Updates a second">
+      <Card title="Updates per second">
         {readings > 2 ? (
-          <Chart label={`Updates a second in the last minute, now ${double(updates.at(-1), 3)}`} x={times} y={updates} axis="time" height={130} fromZero shape="steps" />
+          <Chart label={`Updates per second in the last minute, now ${double(updates.at(-1), 3)}`} x={times} y={updates} axis="time" height={130} fromZero shape="steps" />
         ) : (
           <p class="soft">The curve begins in a few seconds.</p>
         )}

@@ -77,7 +77,7 @@ export function KeyView({ address, kind }: Props) {
       {state.is === "trouble" && <ProblemNote problem={state.problem} />}
       {state.is === "absent" && (
         <p class="note">
-          This key does not exist. Add to it, and it does.
+          This key does not exist. Its first update creates it.
         </p>
       )}
       {state.is === "loading" && read.error && <Trouble error={read.error} />}
@@ -121,7 +121,7 @@ function Facts({ reading, points }: { reading: Reading; points: Point[] }) {
       <span title="Every update that was acknowledged before this time is in the value.">as of {clock(reading.as_of)}</span>
       <span>{plural(reading.shards, "shard")}</span>
       <span>{reading.exact ? "exact" : "estimate"}</span>
-      {rate !== undefined && rate !== 0 && <span>{rate > 0 ? "+" : ""}{double(rate, 3)} a second</span>}
+      {rate !== undefined && rate !== 0 && <span>{rate > 0 ? "+" : ""}{double(rate, 3)} per second</span>}
       <Copy text={address} label="Copy link" />
     </p>
   );

@@ -36,13 +36,13 @@ export function KeysPage({ kinds, isDemo }: { kinds: KindView[]; isDemo: boolean
 function HottestCard({ keys }: Hottest) {
   const most = Math.max(1e-9, ...keys.map((key) => key.ops_per_second));
   return (
-    <Card title="Hottest keys" aside={<span class="soft">ops a second, of this pod</span>}>
+    <Card title="Hottest keys" aside={<span class="soft">ops per second on this pod</span>}>
       <table class="bars">
         <thead class="hidden">
           <tr>
             <th scope="col">Key</th>
             <th scope="col">Bar</th>
-            <th scope="col">Ops a second</th>
+            <th scope="col">Ops per second</th>
           </tr>
         </thead>
         <tbody>
@@ -80,7 +80,7 @@ function StartCard({ kinds, isQuiet }: { kinds: KindView[]; isQuiet: boolean }) 
   const set = (change: Partial<Key>) => setAddress({ ...address, ...change });
   return (
     <Card title="Count something" className="start">
-      {isQuiet && <p class="lead">No key of this pod is updated at the moment. Choose a key at the left, or begin one here.</p>}
+      {isQuiet && <p class="lead">No key of this pod gets updates at the moment. Choose a key on the left, or create one here.</p>}
       <div class="halves">
         <div>
           <div class="address">

@@ -28,7 +28,7 @@ export function TokenDialog({ onClose }: { onClose: () => void }) {
             required
           />
         </label>
-        {text.trim() !== "" && !isToken && <p class="note">A token is orderfree_ and 64 hexadecimal digits.</p>}
+        {text.trim() !== "" && !isToken && <p class="note">A token is “orderfree_” followed by 64 hexadecimal digits.</p>}
         <div class="row">
           <button class="main" disabled={text.trim() === ""}>
             Use this token
@@ -41,7 +41,7 @@ export function TokenDialog({ onClose }: { onClose: () => void }) {
                 onClose();
               }}
             >
-              Forget the present one
+              Remove the current token
             </button>
           )}
           <button type="button" onClick={onClose}>

@@ -176,7 +176,7 @@ function TopCard({ list }: { list: TopList }) {
     <Card
       title="Top items"
       className="value"
-      aside={<span class="soft">an item that is not listed has at most {digits(list.error)}</span>}
+      aside={<span class="soft">an unlisted item weighs at most {digits(list.error)}</span>}
     >
       <Big text={digits(list.total)} copy={String(list.total)} unit="total weight" />
       <table class="bars">
@@ -232,7 +232,7 @@ function EstimateCard({ estimate }: { estimate: Estimate }) {
     <Card title="Different items" className="value" aside={<span class="soft">lg_k {estimate.lg_k}</span>}>
       <Big text={`${isExact ? "" : "≈ "}${digits(Math.round(middle))}`} copy={String(middle)} />
       {isExact ? (
-        <p class="soft">So few items are counted exactly.</p>
+        <p class="soft">With so few items, the count is exact.</p>
       ) : (
         <figure class="band">
           <div class="band-line" aria-hidden="true">
@@ -268,7 +268,7 @@ function SetCard({ set }: { set: ItemSet }) {
       <Big text={digits(set.size)} copy={items.map(item).join("\n")} unit={String(set.size) === "1" ? "item" : "items"} />
       {items.length > 10 && (
         <label class="field">
-          Items with this text
+          Items that contain
           <input value={text} placeholder="all" onInput={(event) => setText(event.currentTarget.value)} />
         </label>
       )}
@@ -287,7 +287,7 @@ function RegisterCard({ register }: { register: Register }) {
   const time = register.timestamp === null ? undefined : Number(register.timestamp) / 1000;
   return (
     <Card title="Value" className="value" aside={register.is_set && <Copy text={text} />}>
-      {register.is_set ? <pre class="code">{text}</pre> : <p>It is not set.</p>}
+      {register.is_set ? <pre class="code">{text}</pre> : <p>No value is set.</p>}
       {time !== undefined && <p class="soft">Written at {clock(time)}, by the clock of the pod that took it. The last write wins.</p>}
     </Card>
   );

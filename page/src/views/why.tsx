@@ -97,17 +97,18 @@ function ReadingGuide({ merge }: { merge: string }) {
           <dt class="chip live">live</dt>
           <dd>Its writer takes updates.</dd>
           <dt class="chip draining">draining</dt>
-          <dd>Its writer takes no more updates, but can still write those that it has.</dd>
+          <dd>Its writer takes no more updates, but can still write those that it has taken.</dd>
           <dt class="chip expired">expired</dt>
-          <dd>Its writer is dead. Late acknowledgements are not ruled out yet.</dd>
+          <dd>Its writer is dead. A late acknowledgement is still possible.</dd>
           <dt class="chip final">final</dt>
-          <dd>Nothing of it can change any more. A fold can take it.</dd>
+          <dd>It can no longer change. A fold can take it.</dd>
           <dt class="chip tally">tally</dt>
-          <dd>All rows that were folded, as one. Rows up to its fence never count again, however often they come back.</dd>
+          <dd>All folded rows, merged into one. Rows up to its fence never count again, however often they come back.</dd>
         </dl>
         <p>
-          In the picture, rows move to the left as time runs: past <em>now</em> they expire, past the <em>cutoff</em> they are
-          final. When a fold moves the <em>fence</em> past them, they are in the tally. The number stays the same all the way.
+          In the picture, rows move to the left as time passes. Past <em>now</em> they are expired, and past the{" "}
+          <em>cutoff</em> they are final. When a fold moves the <em>fence</em> past them, they are in the tally. The number
+          does not change on the way.
         </p>
       </div>
     </details>
@@ -158,7 +159,7 @@ function Equation({ sum, unit, read, choose }: EquationProps) {
             <span class="op">−</span>
             <span class="term">
               <b>{digits(text(shared))}</b>
-              <small>ids in two packs</small>
+              <small>counted in two packs</small>
             </span>
           </span>
         )}
@@ -168,7 +169,7 @@ function Equation({ sum, unit, read, choose }: EquationProps) {
             <b>{digits(text(total))}</b>
             <small title={isSame ? "A read has the same value." : undefined}>
               {unit || "the number"}
-              <span class={isSame ? "same" : "same off"}> ✓ as read</span>
+              <span class={isSame ? "same" : "same off"}> ✓ same as a read</span>
             </small>
           </span>
         </span>
@@ -386,17 +387,17 @@ function partText(part: Part, kind: string): string {
 
 function stateOf(part: Part, { fence, cutoff, now }: Times): string {
   const { phase, ignored, expiresAt } = part;
-  if (isGrave(part) && fence !== undefined) return `deleted or forgotten: what expired up to ${clock(fence)} is gone`;
-  if (ignored === "in_tally") return "came back below the fence: it is in the tally already";
+  if (isGrave(part) && fence !== undefined) return `deleted or forgotten: shards that expired up to ${clock(fence)} do not count`;
+  if (ignored === "in_tally") return "came back after a fold: already in the tally";
   if (ignored === "cleared") return "a reset cleared it";
-  if (expiresAt === undefined) return fence === undefined ? "" : `all that expired up to ${clock(fence)}`;
+  if (expiresAt === undefined) return fence === undefined ? "" : `all shards that expired up to ${clock(fence)}`;
   switch (phase) {
     case "live":
       return `takes updates, expires in ${span(Math.max(0, expiresAt - now))}`;
     case "draining":
       return `takes no more updates, expires in ${span(Math.max(0, expiresAt - now))}`;
     case "expired":
-      return `is final in ${span(Math.max(0, expiresAt - cutoff))}`;
+      return `becomes final in ${span(Math.max(0, expiresAt - cutoff))}`;
     default:
       return "waits for a fold";
   }
@@ -407,10 +408,10 @@ function Ids({ view }: { view: ShardsView }) {
   if (!packed) return null;
   return (
     <p class="soft">
-      Updates with ids are kept in packs until a fold takes them. All copies of an id lie at one expiry, and count once
+      A pack is a row of updates with ids. All copies of an id are in packs with the same expiry, and count once
       {typeof view.ids === "number" && `: ${plural(view.ids, "id")} now`}.
       {(view.id_conflicts ?? 0) > 0 && (
-        <strong> {plural(view.id_conflicts ?? 0, "id")} came with different contents. One content of each counts.</strong>
+        <strong> {plural(view.id_conflicts ?? 0, "id")} came with different contents. For each id, only one content counts.</strong>
       )}
     </p>
   );
@@ -444,7 +445,7 @@ function Fold({ keyPath, group, onDone }: FoldProps) {
           <button type="button" disabled={state === "busy"} onClick={() => fold(false)}>
             Fold now
           </button>
-          <span class="soft">Pods fold by themselves. A fold changes no number.</span>
+          <span class="soft">Pods fold automatically. A fold changes no value, unless it forgets an idle key.</span>
         </div>
       </Guarded>
       <div role="status">

@@ -203,7 +203,7 @@ params! {
 /// The keys that this pod updates most.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct HottestView {
-    /// Those that the token may administer, hottest first.
+    /// The keys of groups that the token can administer, hottest first.
     keys: Vec<HotKey>,
 }
 

@@ -1,5 +1,5 @@
-//! The live page at `/`, and the description of the interface for people at `/docs`. `page/` has the page's source. Its built
-//! files are part of the program, so nothing is loaded from elsewhere.
+//! The live page at `/`, and the documentation of the HTTP interface at `/docs`. The source of the page is in `page/`. Its
+//! built files are part of the program, so nothing is loaded from elsewhere.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -18,7 +18,7 @@ use crate::http::api::picture::escaped;
 use crate::http::body::extract;
 use crate::http::openapi;
 
-/// What the page may do: nothing but talk to this server.
+/// The content security policy: the page can talk only to this server.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -69,7 +69,7 @@ impl File {
 
 /// The live page
 ///
-/// What this server counts, in a browser: keys, their values as they change, and the shards behind each number.
+/// Shows in a browser what this server counts: keys, their values as they change, and the shards behind each number.
 #[utoipa::path(
     get, path = "/", tag = "operations",
     responses((status = 200, description = "The page", content((String = "text/html"))))
@@ -105,7 +105,7 @@ pub(crate) async fn styles(request: Request) -> Response {
     FILE.answer(request.headers())
 }
 
-/// This interface for people
+/// The HTTP interface as a page
 ///
 /// A page with every endpoint, made from `/openapi.json`.
 #[utoipa::path(

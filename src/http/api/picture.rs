@@ -52,8 +52,9 @@ const LABEL: Parameter<Option<String>> = Parameter {
 
 /// Show a key as a badge
 ///
-/// A picture of the name and the value, for kinds with a bare value that is not a list. An absent key is `0` for kinds that add, and `none` for
-/// others. A page that shows it must send a token where pods have some: for pages of others, use `/hit`.
+/// A picture of the key's name and value, for kinds with a bare value that is not a list. An absent `counter` or `sum` shows
+/// `0`, an absent key of another kind `none`. Where pods have tokens, the request needs one. An `<img>` can't send a token, so
+/// use `/hit` there.
 #[utoipa::path(
     get, path = "/v1/{kind}/{group}/{name}/badge.svg", tag = "keys",
     params(KeyPath, BadgeParams),
@@ -75,8 +76,8 @@ pub(crate) async fn badge(
 /// Count with a picture
 ///
 /// Adds 1 to a counter, and shows its number: `.svg` is a badge, `.json` has the number, `.gif` is one transparent pixel.
-/// Only in groups that a `[[pixel]]` table of the policy allows, and as often as that says. It needs no token. It counts at
-/// least once for each time that it is loaded: proxies and browsers can load it more often.
+/// No token is needed. The policy must have a `[[pixel]]` table for the group, which also limits the rate. The request has no
+/// id: a picture that a browser or a proxy loads again counts again.
 #[utoipa::path(
     get, path = "/hit/{group}/{file}", tag = "keys",
     params(("group" = String, Path, description = "The counter's group", example = "site"),

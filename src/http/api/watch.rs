@@ -54,14 +54,14 @@ pub(crate) struct Events(String);
 
 /// Watch keys
 ///
-/// A stream of Server-Sent Events, for up to 1,000 keys, or for those of a group. It begins with the value of each key. Then
-/// it has the new value of each key that changes: at most ten events a second for a key. An update of this pod shows at
-/// once, and one of another pod within a second. Keys that a watched group gets later are added within ten seconds.
+/// A stream of Server-Sent Events for up to 1,000 keys, or for up to 1,000 keys of a group. It starts with the value of each
+/// key. Each change is then an event, at most ten per second for a key. An update that this pod takes shows at once, an update
+/// that another pod takes within a second. New keys of a watched group are added within 15 seconds.
 ///
 /// The data of an event is a result of `/v1/query`: the key with its value, with `"absent": true`, or with a `problem`. An
 /// event with a value has its entity tag as id. A client that connects again sends its last id as `Last-Event-ID`, and
-/// does not get that event again. The last event of a stream has the type `end` and a `reason`; connect again then. There
-/// is a comment every five seconds, so a client can notice a dead connection.
+/// does not get that event again. The last event of a stream has the type `end` and a `reason`: connect again then. The pod
+/// sends a comment every five seconds, so a client can notice a dead connection.
 #[utoipa::path(
     get, path = "/v1/watch", tag = "many keys",
     params(WatchParams),
@@ -169,7 +169,7 @@ async fn start(
         let event = events.next().await?;
         Some((Ok::<_, Infallible>(event), events))
     });
-    // Proxies of nginx's kind would collect events otherwise.
+    // Without this header, nginx and similar proxies buffer the events.
     let unbuffered = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     Ok(([unbuffered], Sse::new(stream)).into_response())
 }
@@ -216,7 +216,7 @@ impl Watching {
         }
     }
 
-    /// A sign of life, if the stream may go on. A stream can outlast its token.
+    /// A comment as a sign of life, or the end of the stream if its token no longer allows it: a stream can outlast its token.
     async fn beat(&mut self) -> Event {
         let app = &self.served.app;
         let renewed = app.policies.renew(&self.caller, app.service.now().wall);
@@ -231,7 +231,7 @@ impl Watching {
             checked => checked,
         };
         match checked {
-            // It can be over in a moment, and the keys that are known are watched.
+            // The problem can pass within seconds, and the keys that are already known stay watched.
             Err(problem) if problem.status().is_server_error() => Event::default().comment("late"),
             Err(problem) => self.end(problem.detail()),
             Ok(()) => Event::default().comment(""),
@@ -268,7 +268,7 @@ impl Watching {
         })
     }
 
-    /// None if the client has this event.
+    /// None if the client already has this event.
     fn event(&mut self, seen: &Seen) -> Option<Event> {
         let (text, tag) = self.text(seen);
         if tag.is_some() && tag == self.last_id {

@@ -429,8 +429,8 @@ impl Describe for KeyTexts {
     }
 
     fn describe(&self) -> Described {
-        let text =
-            "A key, as `KIND/GROUP/NAME`; write a slash in the group as `%2F`. Up to 1,000 of them";
+        let text = "A key, as `KIND/GROUP/NAME`. Up to 1,000 of them. Each part is percent-encoded as in a path, and all \
+                    of it again as in a query: a slash in the group is `%252F` in the URL";
         ParameterBuilder::new()
             .name(KEY)
             .parameter_in(ParameterIn::Query)
@@ -459,7 +459,8 @@ impl KeyTexts {
 
 pub(crate) const GROUP: Parameter<Option<String>> = Parameter {
     name: "group",
-    description: "A group, as `KIND/GROUP`, instead of keys: up to 1,000 keys of it",
+    description: "A group, as `KIND/GROUP`, instead of `key`: up to 1,000 keys of it. A slash in the group is `%252F` \
+                  in the URL",
     example: None,
     values: Values::Text {
         schema: || text().pattern(Some("^[a-z_]+/[^/]+$")),
