@@ -483,7 +483,16 @@ pub const WATCHED_KEYS_MAX: usize = 10_000;
 /// Keys of all watchers together. Each is an entry of some 50 bytes.
 pub const WATCHED_PLACES_MAX: usize = 200_000;
 
-/// Reads of watched keys at once.
+/// Bytes of the texts that are kept for watchers.
+pub const WATCHED_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Longest text of a watched key, in bytes. Each of its watchers gets a copy.
+pub const WATCHED_TEXT_BYTES_MAX: usize = 32 * 1024;
+
+/// Longest read of a watched key.
+pub const WATCH_READ_TIME_MAX: Duration = Duration::from_secs(15);
+
+/// Reads of watched keys of small kinds at once.
 pub const WATCH_READS_AT_ONCE: usize = 32;
 
 /// The time between two reads of a watched key.

@@ -132,7 +132,10 @@ async fn connect(
         return Ok(Connected::Stream(response));
     }
     let status = response.status();
-    let problem: Option<Problem> = serde_json::from_str(&response.text().await?).ok();
+    let Ok(text) = response.text().await else {
+        return Ok(Connected::Later("the connection ended".to_owned()));
+    };
+    let problem: Option<Problem> = serde_json::from_str(&text).ok();
     let said = problem.map_or_else(|| format!("the answer is {status}"), |problem| problem.detail);
     Ok(if is_passing(status) { Connected::Later(said) } else { Connected::Refused(said) })
 }
@@ -202,10 +205,14 @@ impl Screen {
             (None, Some(problem)) => problem.detail.clone(),
             (None, None) => "absent".to_owned(),
         };
+        // A key that is absent counts from 0; one that can't be read has no number for now.
+        let is_absent = data.value.is_none() && data.problem.is_none();
         let number = value.parse().ok();
         let now = Instant::now();
         let curve = self.curves.entry(key.clone()).or_default();
-        curve.add(now, number.unwrap_or(0.0));
+        if let Some(number) = number.or(is_absent.then_some(0.0)) {
+            curve.add(now, number);
+        }
         let key = if self.has_several { format!("{key} ") } else { String::new() };
         let rate = match number {
             Some(_) => format!("  {:+.1}/s  {}", curve.rate(now), curve.bars(now)),

@@ -27,6 +27,9 @@ pub(super) const NODES: usize = 3;
 /// How long a message takes, in µs: from the least to the most.
 const TRAVEL_US: (u32, u32) = (300, 2_500);
 
+/// How long a message waits at a paused node. After that the other nodes keep what it says.
+const MESSAGE_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// The log of resets. It is never lost here.
 pub(super) type Log = BTreeMap<(Generation, Uuid), (LogRow, Receipt)>;
 
@@ -53,8 +56,8 @@ struct Node {
 struct State {
     health: Health,
     partitions: HashMap<Partition, Replica<String>>,
-    /// Mutations that it missed. Other nodes keep them for it.
-    hints: Vec<(Partition, Arc<Mutation<String>>)>,
+    /// What it missed. Other nodes keep it, the latest cell of each row.
+    hints: HashMap<Partition, Replica<String>>,
     /// Its part of the native counter.
     native: i64,
 }
@@ -87,8 +90,9 @@ impl Cluster {
         let mut state = lock(&node.state);
         state.health = health;
         if health == Health::Up {
-            for (partition, mutation) in std::mem::take(&mut state.hints) {
-                state.partitions.entry(partition).or_default().apply(&mutation, false);
+            for (partition, Replica { rows, tombstones }) in std::mem::take(&mut state.hints) {
+                let missed = Mutation { cells: rows.into_iter().collect(), tombstones };
+                state.partitions.entry(partition).or_default().apply(&missed, false);
             }
         }
         drop(state);
@@ -109,12 +113,14 @@ impl Cluster {
             let (this, acks) = (Arc::clone(self), Arc::clone(&acks));
             let (partition, mutation) = (partition.clone(), Arc::clone(mutation));
             self.network.spawn(async move {
-                if this.arrive(at).await {
-                    let mut state = lock(&this.nodes[at].state);
+                this.arrive(at).await;
+                let mut state = lock(&this.nodes[at].state);
+                // Looked at again under the lock: a node that is up takes no more hints.
+                if state.health == Health::Up {
                     state.partitions.entry(partition).or_default().apply(&mutation, false);
                     acks.add_permits(1);
                 } else {
-                    lock(&this.nodes[at].state).hints.push((partition, mutation));
+                    state.hints.entry(partition).or_default().apply(&mutation, false);
                 }
             });
         }
@@ -153,10 +159,12 @@ impl Cluster {
         let mut pieces: Vec<Piece<String>> = Vec::new();
         let gathered = timeout(patience, async {
             for _ in 0..quota {
-                pieces.extend(answers.recv().await.flatten());
+                // Nodes that were cut off meanwhile do not answer.
+                pieces.extend(answers.recv().await.ok_or_else(unavailable)?);
             }
+            Ok(())
         });
-        gathered.await.map_err(|_| ExecutionError::RequestTimeout(patience))?;
+        gathered.await.map_err(|_| ExecutionError::RequestTimeout(patience))??;
         self.travel().await;
         let mut rows: Vec<_> = merge(&pieces, false).into_iter().collect();
         if range.is_backwards {
@@ -226,20 +234,22 @@ impl Cluster {
         (reachable >= quota).then_some(quota)
     }
 
-    /// A message travels to a node. False if it is cut off.
+    /// A message travels to a node, and waits there while the node is paused. False if the node takes it no more.
     async fn arrive(&self, at: usize) -> bool {
         self.travel().await;
         let node = &self.nodes[at];
-        loop {
-            let changed = node.changed.notified();
-            match lock(&node.state).health {
-                Health::Up => return true,
-                Health::Cut => return false,
-                Health::Paused => {}
+        let taken = async {
+            loop {
+                // Notified from here on, also by a change before the wait.
+                let changed = node.changed.notified();
+                match lock(&node.state).health {
+                    Health::Up => return true,
+                    Health::Cut => return false,
+                    Health::Paused => changed.await,
+                }
             }
-            // The health can change between the look and the wait.
-            let _ = timeout(Duration::from_millis(100), changed).await;
-        }
+        };
+        timeout(MESSAGE_TIME_MAX, taken).await.unwrap_or(false)
     }
 
     async fn travel(&self) {

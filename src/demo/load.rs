@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::cluster::Cluster;
-use super::pods::{PODS, Pods};
+use super::pods::{Gone, PODS, Pods};
 use crate::runtime::clock::{Clock, SystemClock};
 use crate::runtime::random::{Random, update_id};
 
@@ -120,7 +120,8 @@ impl Load {
                 this.count_one().await;
                 drop(open);
             });
-            self.add_color().await;
+            let this = Arc::clone(&self);
+            tokio::spawn(async move { this.add_color().await });
         }
     }
 
@@ -195,7 +196,12 @@ impl Load {
         }
         let request = request.body(Body::from(body.to_owned())).expect("invariant: a request");
         let answer = timeout(ANSWER_TIME_MAX, self.pods.send(self.pick(PODS), request)).await;
-        Some(answer.ok()?.ok()?.status())
+        match answer.ok()? {
+            Ok(answer) => Some(answer.status()),
+            // As the server of an address that is closed.
+            Err(Gone::Before) => Some(StatusCode::SERVICE_UNAVAILABLE),
+            Err(Gone::Meanwhile) => None,
+        }
     }
 
     /// Reads the counters. The sum must be at least what was acknowledged before, and at most what was sent.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -133,10 +133,17 @@ pub async fn run(args: &DemoArgs) -> anyhow::Result<bool> {
         () = demo.press_buttons(), if args.chaos => {}
     }
     note("Waiting until everything that was sent is acknowledged.");
-    demo.heal();
-    demo.load.stop().await;
-    looks.abort();
-    let is_right = demo.settle().await;
+    let end = async {
+        demo.heal();
+        demo.load.stop().await;
+        looks.abort();
+        demo.settle().await
+    };
+    let is_right = tokio::select! {
+        biased;
+        _ = ctrl_c() => bail!("interrupted before everything was acknowledged"),
+        is_right = end => is_right,
+    };
     clients.abort();
     serving.abort();
     demo.pods.end();
@@ -304,7 +311,7 @@ fn no_such(what: &str) -> Response {
 async fn pass_on(State(demo): State<Demo>, request: Request) -> Response {
     match demo.pods.send_to_any(request).await {
         Ok(response) => response,
-        Err(pods::Gone) => {
+        Err(_) => {
             let detail = json!({"detail": "The pod of this request was killed; send it again."});
             (StatusCode::BAD_GATEWAY, Json(detail)).into_response()
         }

@@ -40,9 +40,14 @@ struct Pod {
     router: Router,
 }
 
-/// Why a request got no answer: its pod was killed, or all pods are.
+/// Why a request got no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Gone;
+pub(super) enum Gone {
+    /// There is no such pod now, so nothing was sent.
+    Before,
+    /// The pod was killed when it had the request.
+    Meanwhile,
+}
 
 impl Pods {
     pub(super) fn start(cluster: Arc<Cluster>, constants: Constants) -> Arc<Pods> {
@@ -95,7 +100,7 @@ impl Pods {
         let (answered, answer) = oneshot::channel();
         {
             let slot = self.slot(at);
-            let pod = slot.as_ref().ok_or(Gone)?;
+            let pod = slot.as_ref().ok_or(Gone::Before)?;
             let router = pod.router.clone();
             pod.runtime.spawn(async move {
                 let response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
@@ -117,12 +122,12 @@ impl Pods {
                 }
             });
         }
-        answer.await.map_err(|_| Gone)
+        answer.await.map_err(|_| Gone::Meanwhile)
     }
 
     /// Sends a request to the first pod that is alive.
     pub(super) async fn send_to_any(&self, request: Request) -> Result<Response, Gone> {
-        let at = self.are_alive().iter().position(|is_alive| *is_alive).ok_or(Gone)?;
+        let at = self.are_alive().iter().position(|is_alive| *is_alive).ok_or(Gone::Before)?;
         self.send(at, request).await
     }
 

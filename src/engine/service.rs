@@ -24,7 +24,7 @@ use crate::engine::fold::{FoldFailure, FoldResult, Folder};
 use crate::engine::metrics::Metrics;
 use crate::engine::read::Reader;
 pub use crate::engine::read::{Held, KeyValue, ReadError};
-use crate::engine::watch::{Watcher, Watches};
+use crate::engine::watch::{Watcher, Watches, Write};
 use crate::engine::write::{Mutators, Update, UpdateError, Updates};
 use crate::limits;
 use crate::store::{GroupCursor, GroupList, Operators, Reads, StoreError, prefix};
@@ -208,10 +208,10 @@ impl Service {
         self.mutators.hottest(limit)
     }
 
-    /// A watcher of no keys yet. They are read at the pod's default level.
+    /// A watcher of no keys yet; see [`Watches::watcher`]. They are read at the pod's default level.
     #[must_use]
-    pub fn watcher(&self) -> Watcher {
-        self.watches.watcher()
+    pub fn watcher(&self, write: Write, form: bool) -> Watcher {
+        self.watches.watcher(write, form)
     }
 
     /// Waits up to `within` for running reads.

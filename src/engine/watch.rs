@@ -1,21 +1,23 @@
 //! Watched keys: each is read while it has watchers, and they get its new values.
 //!
 //! A key has one task and one read at a time, however many watch it. The task reads when an update of this pod was
-//! acknowledged, and once a second for the updates of other pods. A watcher that takes nothing costs no more than its
-//! list of keys: it holds no values, and finds the latest ones when it comes back.
+//! acknowledged, and once a second for the updates of other pods. It keeps the texts that it made of the last value, and not
+//! the value. A watcher holds the places of keys that have changed, and gets their latest texts when its client takes more.
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use orderfree_core::protocol::Key;
 use orderfree_core::protocol::consistency::Level;
 use thiserror::Error;
 use tokio::sync::{Notify, Semaphore};
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::engine::Context;
 use crate::engine::changes::Changes;
+use crate::engine::memory::{MemoryBudget, MemoryPermit};
 use crate::engine::read::{Held, ReadError, Reader};
 use crate::limits;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
@@ -28,7 +30,25 @@ pub struct Watches {
     keys: Mutex<Keys>,
     /// Reads of watched keys that run at once.
     turns: Semaphore,
+    /// Memory for texts.
+    memory: MemoryBudget,
     tasks: Tasks,
+}
+
+/// What a read of a key has shown. None if the key has no row.
+pub type Shown = Result<Option<Arc<Held>>, ReadError>;
+
+/// Makes a text of what a read has shown, in one of two forms.
+pub type Write = fn(&Key, &Shown, bool) -> Text;
+
+/// What the watchers of a key are sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Text {
+    pub data: String,
+    /// The entity tag of the value. The data of equal values can differ. None if there is no value.
+    pub tag: Option<String>,
+    /// The key is not followed any more, because a read met a bug.
+    pub is_last: bool,
 }
 
 #[derive(Default)]
@@ -41,32 +61,41 @@ struct Keys {
 /// A key that is watched.
 struct Watched {
     key: Key,
+    write: Write,
     changed: Arc<Notify>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// None before the first read.
-    seen: Option<Arc<Seen>>,
-    /// The watchers of the key, each with the key's place in its list.
-    watchers: Vec<(Arc<Inbox>, usize)>,
+    /// The latest text of each form that a watcher wants. None before the first read.
+    texts: [Option<Arc<Kept>>; 2],
+    watchers: Vec<Place>,
 }
 
-/// What a read of a watched key has shown. The read before has shown something else.
-pub struct Seen {
-    pub key: Key,
-    /// None if the key has no row.
-    pub read: Result<Option<Arc<Held>>, ReadError>,
-    /// Its texts, which all watchers share.
-    texts: [OnceLock<Arc<str>>; 2],
+/// A text, with its part of the memory for texts.
+struct Kept {
+    text: Text,
+    _memory: Option<MemoryPermit>,
+}
+
+/// A watcher of a key.
+struct Place {
+    inbox: Arc<Inbox>,
+    /// The place of the key in the watcher's list.
+    place: usize,
+    form: bool,
 }
 
 /// Watches keys for one client, until it is dropped.
 pub struct Watcher {
     watches: Arc<Watches>,
+    write: Write,
+    form: bool,
     inbox: Arc<Inbox>,
     keys: Vec<Arc<Watched>>,
+    /// The place that was taken last.
+    last: usize,
 }
 
 /// The places of a watcher's keys that have changed.
@@ -92,13 +121,15 @@ impl Watches {
         let changes = Arc::clone(&context.changes);
         let tasks = Tasks::counting(context.metrics.panics.clone());
         let turns = Semaphore::new(limits::WATCH_READS_AT_ONCE);
-        Arc::new(Watches { reader, changes, level, keys: Mutex::default(), turns, tasks })
+        let memory = MemoryBudget::new(limits::WATCHED_BYTES_MAX);
+        Arc::new(Watches { reader, changes, level, keys: Mutex::default(), turns, memory, tasks })
     }
 
-    /// Watches no key yet.
+    /// Watches no key yet. `write` makes its texts, in this form.
     #[must_use]
-    pub fn watcher(self: &Arc<Self>) -> Watcher {
-        Watcher { watches: Arc::clone(self), inbox: Arc::default(), keys: Vec::new() }
+    pub fn watcher(self: &Arc<Self>, write: Write, form: bool) -> Watcher {
+        let (watches, inbox) = (Arc::clone(self), Arc::default());
+        Watcher { watches, write, form, inbox, keys: Vec::new(), last: 0 }
     }
 
     /// Number of keys that are watched.
@@ -112,24 +143,38 @@ impl Watches {
         let following = Following { watches: &self, watched: &watched };
         panic_point(Task::Watch);
         loop {
-            let turn =
-                self.turns.acquire().await.expect("invariant: the semaphore is never closed");
-            let read = self.reader.read(&watched.key, self.level, None).await;
-            drop(turn);
             let begun = Instant::now();
+            let shown = self.read(&watched).await;
+            let took = begun.elapsed();
             // Few at a time, so that updates need not wait until a thousand watchers have theirs.
-            for some in watched.show(read).chunks(limits::WATCHERS_AT_ONCE) {
+            for some in watched.show(&shown, &self.memory).chunks(limits::WATCHERS_AT_ONCE) {
                 some.iter().for_each(|inbox| inbox.any.notify_one());
                 sleep(limits::WATCHERS_PAUSE).await;
             }
-            // First the pause: many updates are one event.
-            sleep_until(begun + limits::WATCH_EVENT_PAUSE).await;
-            let _ = timeout_at(begun + limits::WATCH_READ_EVERY, watched.changed.notified()).await;
+            drop(shown);
+            // First the pause: many updates are one event. A key that is slow to read rests as long as its read took.
+            let begun = Instant::now();
+            sleep_until(begun + limits::WATCH_EVENT_PAUSE.max(took)).await;
+            let until = begun + limits::WATCH_READ_EVERY.max(took);
+            let _ = timeout_at(until, watched.changed.notified()).await;
             let mut keys = lock(&self.keys);
             if lock(&watched.state).watchers.is_empty() {
                 self.remove(&mut keys, &watched);
                 return mem::forget(following);
             }
+        }
+    }
+
+    /// Reads a key. Large ones have limits of their own, and need no turn.
+    async fn read(&self, watched: &Watched) -> Shown {
+        let _turn = match watched.key.kind.about().is_small() {
+            true => Some(self.turns.acquire().await.expect("invariant: it is never closed")),
+            false => None,
+        };
+        let read = self.reader.read(&watched.key, self.level, None);
+        match timeout(limits::WATCH_READ_TIME_MAX, read).await {
+            Ok(shown) => shown,
+            Err(_) => Err(ReadError::Overloaded("the read of the key took too long")),
         }
     }
 
@@ -146,53 +191,75 @@ struct Following<'a> {
 }
 
 impl Drop for Following<'_> {
-    /// Those who watch the key learn of the bug, and later ones begin again.
+    /// The watchers of the key learn of the bug, and later ones begin again.
     fn drop(&mut self) {
         self.watches.remove(&mut lock(&self.watches.keys), self.watched);
-        let told = self.watched.show(Err(ReadError::Bug));
+        let told = self.watched.show(&Err(ReadError::Bug), &self.watches.memory);
         told.iter().for_each(|inbox| inbox.any.notify_one());
     }
 }
 
 impl Watched {
-    /// Notes the value for the watchers if it is another one, and returns those to be notified.
-    fn show(&self, read: Result<Option<Arc<Held>>, ReadError>) -> Vec<Arc<Inbox>> {
+    /// Notes the texts for the watchers if they are other ones, and returns those to be notified.
+    fn show(&self, shown: &Shown, memory: &MemoryBudget) -> Vec<Arc<Inbox>> {
+        let wanted = |form: bool| lock(&self.state).watchers.iter().any(|place| place.form == form);
+        let texts = [false, true].map(|form| wanted(form).then(|| self.text(shown, form, memory)));
         let mut state = lock(&self.state);
-        if state.seen.as_ref().is_some_and(|seen| seen.is_like(&read)) {
-            return Vec::new();
+        let State { texts: kept, watchers } = &mut *state;
+        let mut told = Vec::new();
+        for (form, text) in [false, true].into_iter().zip(texts) {
+            let kept = &mut kept[usize::from(form)];
+            if let (Some(text), Some(kept)) = (&text, &*kept)
+                && text.is_like(kept)
+            {
+                continue;
+            }
+            *kept = text.map(Arc::new);
+            for place in watchers.iter().filter(|place| place.form == form) {
+                place.inbox.put(place.place);
+                told.push(Arc::clone(&place.inbox));
+            }
         }
-        let seen = Seen { key: self.key.clone(), read, texts: [const { OnceLock::new() }; 2] };
-        let before = state.seen.replace(Arc::new(seen));
-        let told = |(inbox, place): &(Arc<Inbox>, usize)| {
-            inbox.put(*place);
-            Arc::clone(inbox)
-        };
-        let told = state.watchers.iter().map(told).collect();
-        drop(state);
-        drop(before);
         told
+    }
+
+    fn text(&self, shown: &Shown, form: bool, memory: &MemoryBudget) -> Kept {
+        let text = (self.write)(&self.key, shown, form);
+        let memory = match text.data.len() <= limits::WATCHED_TEXT_BYTES_MAX {
+            true => memory.take(text.data.len()),
+            false => None,
+        };
+        match memory {
+            None if shown.is_ok() => {
+                let text = (self.write)(&self.key, &Err(ReadError::TooLargeToWatch), form);
+                Kept { text, _memory: None }
+            }
+            memory => Kept { text, _memory: memory },
+        }
     }
 }
 
-impl Seen {
-    fn is_like(&self, read: &Result<Option<Arc<Held>>, ReadError>) -> bool {
-        match (&self.read, read) {
-            (Ok(None), Ok(None)) => true,
-            (Ok(Some(before)), Ok(Some(now))) => before.state == now.state,
-            (Err(before), Err(now)) => before.to_string() == now.to_string(),
-            _ => false,
+impl Kept {
+    fn is_like(&self, other: &Kept) -> bool {
+        match (&self.text.tag, &other.text.tag) {
+            (Some(one), Some(other)) => one == other,
+            _ => self.text == other.text,
         }
-    }
-
-    /// Its text in one of two forms, which is made once.
-    pub fn text(&self, form: bool, make: impl FnOnce(&Seen) -> String) -> &Arc<str> {
-        self.texts[usize::from(form)].get_or_init(|| make(self).into())
     }
 }
 
 impl Inbox {
     fn put(&self, place: usize) {
         lock(&self.changed).insert(place);
+    }
+
+    /// The next place after this one, or else the first.
+    fn take(&self, after: usize) -> Option<usize> {
+        let mut changed = lock(&self.changed);
+        let next = changed.range((Bound::Excluded(after), Bound::Unbounded)).next();
+        let place = *next.or(changed.first())?;
+        changed.remove(&place);
+        Some(place)
     }
 }
 
@@ -212,20 +279,26 @@ impl Watcher {
         }
         keys.places += 1;
         let place = self.keys.len();
+        let (write, form, is_known) = (self.write, self.form, known.is_some());
         let watched = known.unwrap_or_else(|| {
             let changed = Arc::<Notify>::default();
             watches.changes.follow(key.clone(), Arc::clone(&changed));
-            let watched = Watched { key: key.clone(), changed, state: Mutex::default() };
+            let watched = Watched { key: key.clone(), write, changed, state: Mutex::default() };
             let watched = Arc::new(watched);
             keys.watched.insert(key, Arc::clone(&watched));
             watches.tasks.spawn(Task::Watch, Arc::clone(watches).follow(Arc::clone(&watched)));
             watched
         });
         let mut state = lock(&watched.state);
-        state.watchers.push((Arc::clone(&self.inbox), place));
-        if state.seen.is_some() {
-            self.inbox.put(place);
-            self.inbox.any.notify_one();
+        state.watchers.push(Place { inbox: Arc::clone(&self.inbox), place, form });
+        match state.texts[usize::from(form)] {
+            Some(_) => {
+                self.inbox.put(place);
+                self.inbox.any.notify_one();
+            }
+            // Others can watch the key in another form.
+            None if is_known => watched.changed.notify_one(),
+            None => {}
         }
         drop(state);
         self.keys.push(watched);
@@ -236,13 +309,16 @@ impl Watcher {
         self.keys.iter().map(|watched| &watched.key)
     }
 
-    /// Waits until keys have changed since the last call, and returns what they are now. At first, all keys have.
-    pub async fn changed(&self) -> Vec<Arc<Seen>> {
+    /// Waits until a key has changed since its text was taken last, and returns its place and its text. At first, all
+    /// keys have. If several have, they take turns. Nothing is lost if this is dropped.
+    pub async fn changed(&mut self) -> (usize, Text) {
         loop {
-            let places = mem::take(&mut *lock(&self.inbox.changed));
-            if !places.is_empty() {
-                let seen = |place: usize| lock(&self.keys[place].state).seen.clone();
-                return places.into_iter().filter_map(seen).collect();
+            while let Some(place) = self.inbox.take(self.last) {
+                self.last = place;
+                let texts = &lock(&self.keys[place].state).texts;
+                if let Some(kept) = &texts[usize::from(self.form)] {
+                    return (place, kept.text.clone());
+                }
             }
             self.inbox.any.notified().await;
         }
@@ -253,7 +329,7 @@ impl Drop for Watcher {
     fn drop(&mut self) {
         lock(&self.watches.keys).places -= self.keys.len();
         for watched in &self.keys {
-            let is_other = |(inbox, _): &(Arc<Inbox>, usize)| !Arc::ptr_eq(inbox, &self.inbox);
+            let is_other = |place: &Place| !Arc::ptr_eq(&place.inbox, &self.inbox);
             lock(&watched.state).watchers.retain(is_other);
         }
     }

@@ -217,10 +217,11 @@ catalog! {
          Operators: if reads of the value have this problem as well, something else writes to the table.";
     AnswerFull: UNPROCESSABLE_ENTITY, "answer-full", "The answer would be too large",
         "An answer is limited to the values of about 16 MiB of rows, and to about 16 MiB of text. A \
-         merge is limited to 64 MiB of memory, and the summary of a stream to 10,000 ranges of lines that \
-         were not acknowledged.",
+         merge is limited to 64 MiB of memory, the summary of a stream to 10,000 ranges of lines that were not \
+         acknowledged, and the text of a watched key to 32 KiB.",
         "Request fewer keys at once. After a query, request the keys with this problem again. After a stream, \
-         correct the lines that its summary names, and send the remaining lines.";
+         correct the lines that its summary names, and send the remaining lines. Read a large key instead of \
+         watching it.";
     Unmergeable: INTERNAL_SERVER_ERROR, "unmergeable", "The key's rows can't be merged",
         "Independent writers together exceeded what the kind can hold, for example with hand-made \
          sketches, or a row was forged. The server leaves nothing out, because a partial value would be \

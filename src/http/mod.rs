@@ -89,10 +89,7 @@ fn all_routes() -> OpenApiRouter<Served> {
 fn page_routes(has_page: bool) -> OpenApiRouter<Served> {
     let routes = OpenApiRouter::default();
     match has_page {
-        true => routes
-            .routes(routes!(page::page))
-            .routes(routes!(page::script))
-            .routes(routes!(page::styles)),
+        true => routes.routes(routes!(page::page)).routes(routes!(page::script)),
         false => routes,
     }
 }
@@ -130,6 +127,7 @@ fn probe_routes() -> OpenApiRouter<Served> {
         .routes(routes!(operations::readyz))
         .routes(routes!(operations::openapi_json))
         .routes(routes!(page::docs))
+        .routes(routes!(page::styles))
         .routes(routes!(operations::problems))
         .routes(routes!(operations::problem))
 }

@@ -521,7 +521,7 @@ impl From<ReadError> for Problem {
                 let detail = format!("{error}; send the request again in a second");
                 Problem::new(ProblemType::Overloaded, sentence(&detail))
             }
-            ReadError::TooLarge => {
+            ReadError::TooLarge | ReadError::TooLargeToWatch => {
                 Problem::new(ProblemType::AnswerFull, sentence(&error.to_string()))
             }
             ReadError::Bug => Problem::new(ProblemType::Internal, sentence(&error.to_string())),

@@ -88,6 +88,9 @@ pub enum ReadError {
     /// The value exceeds the memory limit for the value of one key.
     #[error("the value of this key is too large to read; fold the key or remove items from it")]
     TooLarge,
+    /// The text of the value exceeds the limit for watched keys, or the memory for them.
+    #[error("the value of this key is too large to watch; read the key instead")]
+    TooLargeToWatch,
     /// The task of the read panicked.
     #[error("the read of the key met a bug; see the log of this pod")]
     Bug,

@@ -15,6 +15,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::http::api::picture::escaped;
+use crate::http::api::read::matches_tag;
 use crate::http::body::extract;
 use crate::http::openapi;
 
@@ -54,7 +55,7 @@ impl File {
             (header::VARY, "accept-encoding"),
             (header::ETAG, &self.tag),
         ];
-        if headers.get(header::IF_NONE_MATCH).is_some_and(|tag| tag == self.tag.as_str()) {
+        if matches_tag(headers, &self.tag) {
             return (StatusCode::NOT_MODIFIED, fixed).into_response();
         }
         match headers.get(header::ACCEPT_ENCODING).is_some_and(extract::accepts_gzip) {

@@ -1,7 +1,7 @@
 //! Pictures of numbers: badges of keys, and pictures that count each time they are loaded.
 
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, Method, header};
 use axum::response::{IntoResponse, Response};
 use orderfree_core::crdt::{BareValue, CounterOp, Op};
 use orderfree_core::protocol::{Durability, Key};
@@ -87,6 +87,7 @@ pub(crate) async fn badge(
 )]
 pub(crate) async fn hit(
     State(served): State<Served>,
+    method: Method,
     path: Result<Path<(String, String)>, axum::extract::rejection::PathRejection>,
     _params: Query<NoParams>,
 ) -> Result<Response, Problem> {
@@ -98,14 +99,19 @@ pub(crate) async fn hit(
         return Err(no_form());
     }
     let key = access::key_of_pixel(&app.policies, &group, name)?;
-    let op = Op::Counter(CounterOp::Add { by: 1 });
-    app.service.update(&key, vec![op], Durability::Stored).await?;
+    if method != Method::HEAD {
+        let op = Op::Counter(CounterOp::Add { by: 1 });
+        app.service.update(&key, vec![op], Durability::Stored).await?;
+    }
+    if form == "gif" {
+        return Ok(([(header::CONTENT_TYPE, "image/gif"), NO_STORE], PIXEL).into_response());
+    }
+    // It has counted: an error would have the client count again.
+    let value = value(app, &key).await.ok();
     Ok(match form {
-        "gif" => ([(header::CONTENT_TYPE, "image/gif"), NO_STORE], PIXEL).into_response(),
-        "svg" => svg(key.name.as_str(), &value(app, &key).await?, NO_STORE.1),
+        "svg" => svg(key.name.as_str(), value.as_deref().unwrap_or("?"), NO_STORE.1),
         _ => {
-            let value = value(app, &key).await?;
-            let hit = format!("{{\"value\":{value}}}");
+            let hit = format!("{{\"value\":{}}}", value.as_deref().unwrap_or("null"));
             ([(header::CONTENT_TYPE, extract::JSON), NO_STORE], hit).into_response()
         }
     })
@@ -115,8 +121,9 @@ pub(crate) async fn hit(
 #[derive(utoipa::ToSchema)]
 #[allow(dead_code, reason = "described, and written by `hit`")]
 pub(crate) struct Hit {
+    /// Null if the number can't be read now.
     #[schema(example = 1234)]
-    value: i64,
+    value: Option<i64>,
 }
 
 fn no_form() -> Problem {

@@ -159,7 +159,7 @@ impl Substitute {
 pub(crate) fn problem_of(error: ReadError, key: &str) -> Problem {
     match error {
         ReadError::Store(error) => Problem::from(error).within(key),
-        ReadError::TooLarge => Problem::from(error).within(key),
+        ReadError::TooLarge | ReadError::TooLargeToWatch => Problem::from(error).within(key),
         ReadError::Overloaded(_) | ReadError::Bug | ReadError::Row { .. } => error.into(),
     }
 }
@@ -219,7 +219,7 @@ fn hash_of(parts: &[&[u8]]) -> u64 {
 }
 
 /// Uses the weak comparison, as `If-None-Match` requires.
-fn matches_tag(headers: &HeaderMap, tag: &str) -> bool {
+pub(crate) fn matches_tag(headers: &HeaderMap, tag: &str) -> bool {
     let opaque = |tag: &str| tag.trim().trim_start_matches("W/").to_owned();
     let given =
         headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());

@@ -1,11 +1,10 @@
 //! `/v1/watch`: the values of keys as a stream of Server-Sent Events, as the HTML standard defines them.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::convert::Infallible;
-use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
@@ -16,7 +15,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use utoipa::ToSchema;
 
 use crate::engine::service::{GroupQuery, ReadError};
-use crate::engine::watch::{Seen, TooManyWatched, Watcher};
+use crate::engine::watch::{Shown, Text, TooManyWatched, Watcher};
 use crate::http::api::batch::{QUERY_EXAMPLE, ReadResult};
 use crate::http::api::read;
 use crate::http::body::extract::{self, MediaType};
@@ -151,16 +150,16 @@ async fn start(
         interval_at(Instant::now() + limits::WATCH_HEARTBEAT_EVERY, limits::WATCH_HEARTBEAT_EVERY);
     heart.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut events = Watching {
-        watcher: served.app.service.watcher(),
+        watcher: served.app.service.watcher(text, as_digits),
         served,
         caller,
         group,
         listed: Instant::now(),
-        as_digits,
         last_id,
+        told: HashSet::new(),
         heart,
-        ready: VecDeque::new(),
         has_begun: false,
+        has_lost_key: false,
         has_ended: false,
     };
     events.add(keys)?;
@@ -182,12 +181,13 @@ struct Watching {
     group: Option<Group>,
     /// When the group was listed last.
     listed: Instant,
-    as_digits: bool,
-    /// The id of the event that the client has.
+    /// The id of the event that the client has from a stream before, and the places of keys that had an event on this one.
     last_id: Option<String>,
+    told: HashSet<usize>,
     heart: Interval,
-    ready: VecDeque<Arc<Seen>>,
     has_begun: bool,
+    /// A key is not followed any more.
+    has_lost_key: bool,
     has_ended: bool,
 }
 
@@ -201,17 +201,17 @@ impl Watching {
             if self.has_ended {
                 return None;
             }
-            if let Some(seen) = self.ready.pop_front() {
-                match self.event(&seen) {
-                    Some(event) => return Some(event),
-                    None => continue,
-                }
+            if self.has_lost_key {
+                return Some(self.end("A read of a key met a bug; see the log of this pod, and connect again."));
             }
             tokio::select! {
                 biased;
                 () = draining.cancelled() => return Some(self.end("The pod stops; connect again.")),
                 _ = self.heart.tick() => return Some(self.beat().await),
-                seen = self.watcher.changed() => self.ready.extend(seen),
+                (place, text) = self.watcher.changed() => match self.event(place, text) {
+                    Some(event) => return Some(event),
+                    None => {}
+                },
             }
         }
     }
@@ -232,7 +232,7 @@ impl Watching {
         };
         match checked {
             // The problem can pass within seconds, and the keys that are already known stay watched.
-            Err(problem) if problem.status().is_server_error() => Event::default().comment("late"),
+            Err(problem) if can_pass(problem.status()) => Event::default().comment("late"),
             Err(problem) => self.end(problem.detail()),
             Ok(()) => Event::default().comment(""),
         }
@@ -268,40 +268,43 @@ impl Watching {
         })
     }
 
-    /// None if the client already has this event.
-    fn event(&mut self, seen: &Seen) -> Option<Event> {
-        let (text, tag) = self.text(seen);
-        if tag.is_some() && tag == self.last_id {
-            self.last_id = None;
+    /// None if the client already has this event. Later events always come: their value can be an earlier one again.
+    fn event(&mut self, place: usize, text: Text) -> Option<Event> {
+        self.has_lost_key |= text.is_last;
+        let is_first = self.told.insert(place);
+        if is_first && text.tag.is_some() && text.tag == self.last_id {
             return None;
         }
-        let event = Event::default().data(text);
-        Some(match tag {
+        let event = Event::default().data(text.data);
+        Some(match text.tag {
             Some(tag) => event.id(tag),
             None => event,
         })
-    }
-
-    /// The data of an event, and its id.
-    fn text(&self, seen: &Seen) -> (Arc<str>, Option<String>) {
-        let params = ValueParams::of_numbers(self.as_digits);
-        let text = seen.text(self.as_digits, |seen| {
-            let result = match &seen.read {
-                Ok(Some(held)) => ReadResult::Found(KeyValueView::new(held, &params)),
-                Ok(None) => ReadResult::absent(&seen.key),
-                Err(error) => ReadResult::failed(&seen.key, error.clone()),
-            };
-            let mut text = Vec::new();
-            write_json(&mut text, &result);
-            String::from_utf8(text).expect("invariant: JSON is UTF-8")
-        });
-        let held = seen.read.as_ref().ok().and_then(Option::as_ref);
-        let tag = held.map(|held| read::tag_of(text, &rfc3339(held.as_of)));
-        (Arc::clone(text), tag)
     }
 
     fn end(&mut self, reason: &str) -> Event {
         self.has_ended = true;
         Event::default().event("end").data(json!({"reason": reason}).to_string())
     }
+}
+
+/// Whether the same request can succeed later.
+fn can_pass(status: StatusCode) -> bool {
+    status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS
+}
+
+/// The data of an event, and its id.
+fn text(key: &Key, shown: &Shown, as_digits: bool) -> Text {
+    let params = ValueParams::of_numbers(as_digits);
+    let result = match shown {
+        Ok(Some(held)) => ReadResult::Found(KeyValueView::new(held, &params)),
+        Ok(None) => ReadResult::absent(key),
+        Err(error) => ReadResult::failed(key, error.clone()),
+    };
+    let mut text = Vec::new();
+    write_json(&mut text, &result);
+    let data = String::from_utf8(text).expect("invariant: JSON is UTF-8");
+    let held = shown.as_ref().ok().and_then(Option::as_ref);
+    let tag = held.map(|held| read::tag_of(&data, &rfc3339(held.as_of)));
+    Text { data, tag, is_last: matches!(shown, Err(ReadError::Bug)) }
 }

@@ -18,7 +18,7 @@ const PREFLIGHT: [(HeaderName, HeaderValue); 3] = [
         header::ACCESS_CONTROL_ALLOW_HEADERS,
         HeaderValue::from_static(
             "authorization, content-encoding, content-type, idempotency-key, idempotency-time, \
-             idempotency-window, if-none-match, prefer, traceparent, x-request-id",
+             idempotency-window, if-none-match, last-event-id, prefer, traceparent, x-request-id",
         ),
     ),
     // Browsers keep it for two hours at most.

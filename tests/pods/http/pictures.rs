@@ -4,9 +4,9 @@ use axum::http::StatusCode;
 use orderfree::policy::{Policies, Policy, Verb};
 
 use crate::access::{Guarded, grant};
-use crate::pod::Pod;
+use crate::pod::{Pod, request};
 
-const PIXELS: &str = "[[pixel]]\ngroup_prefix = 'site'\nper_second = 3\n";
+const PIXELS: &str = "[[pixel]]\ngroup_prefix = 'site'\nper_second = 5\n";
 
 #[tokio::test]
 async fn a_badge_shows_the_value_of_its_key() {
@@ -41,6 +41,10 @@ async fn a_picture_counts_without_a_token_where_the_policy_allows_it() {
     let value = guarded.ask("a", "GET", "/v1/counter/site/home", "").await.json()["value"].clone();
     assert_eq!(value, 3);
     guarded.pod.get("/hit/shop/home.json").await.problem(403, "forbidden");
+    let head = guarded.pod.send(request("HEAD", "/hit/site/home.gif", &[], "")).await;
+    assert_eq!(head.status, StatusCode::OK);
+    let value = guarded.ask("a", "GET", "/v1/counter/site/home", "").await.json()["value"].clone();
+    assert_eq!(value, 3, "HEAD counts nothing");
 }
 
 #[tokio::test]

@@ -6,7 +6,8 @@ use axum::body::{Body, BodyDataStream};
 use axum::http::StatusCode;
 use futures::StreamExt;
 use orderfree::engine::write::Bounds;
-use orderfree::policy::{Policies, Verb};
+use orderfree::policy::{NewToken, Policies, Verb};
+use orderfree_core::protocol::{Constants, Overrides};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -184,6 +185,45 @@ async fn a_client_that_connects_again_does_not_get_the_event_that_it_has() {
     assert_eq!(events.value().await, 6);
     let mut events = Events::open(&pod, WATCH_HOME, &again).await;
     assert_eq!(events.value().await, 6, "it has changed meanwhile");
+    pod.post(HOME, "text/plain", "-1").await;
+    assert_eq!(events.value().await, 5, "the value that it once had is new to it");
+}
+
+#[tokio::test]
+async fn a_client_that_reads_late_gets_the_latest_value() {
+    let pod = Pod::new();
+    let paths = ["/v1/counter/site/a", "/v1/counter/site/b"];
+    let mut events =
+        Events::open(&pod, "/v1/watch?key=counter/site/a&key=counter/site/b", &[]).await;
+    let add = async || {
+        for path in paths {
+            pod.post(path, "text/plain", "1").await;
+        }
+        sleep(Duration::from_millis(500)).await;
+    };
+    (events.soon().await, events.soon().await);
+    add().await;
+    assert_eq!(events.value().await, 1);
+    add().await;
+    let mut values = [events.value().await, events.value().await];
+    values.sort_by_key(Value::as_i64);
+    assert_eq!(values, [2, 2], "a value of before was kept for the client");
+}
+
+#[tokio::test]
+async fn a_large_value_is_not_sent_to_watchers() {
+    let pod = Pod::new();
+    let add = |at: usize| json!({"op": "add", "item": format!("{at:0200}")});
+    let ops: Vec<Value> = (0..200).map(add).collect();
+    let body = json!({"ops": ops}).to_string();
+    pod.post("/v1/gset/site/large", "application/json", &body).await;
+    let path = "/v1/watch?key=gset/site/large&key=counter/site/home";
+    let mut events = Events::open(&pod, path, &[]).await;
+    let both = [events.soon().await, events.soon().await];
+    let large = both.iter().find(|event| event.data["name"] == "large").expect("its event");
+    assert_eq!(large.data["problem"]["type"], "/problems/answer-full", "{large:?}");
+    pod.post(HOME, "text/plain", "1").await;
+    assert_eq!(events.value().await, 1, "other keys show");
 }
 
 #[tokio::test]
@@ -220,10 +260,25 @@ async fn every_key_needs_a_grant_as_long_as_it_is_watched() {
     {
         guarded.ask(token, "GET", path, "").await.problem(403, "forbidden");
     }
-    let bearer = format!("Bearer {}", guarded.tokens["mine"]);
-    let headers = [("authorization", bearer.as_str())];
-    let mut events = Events::open(&guarded.pod, WATCH_HOME, &headers).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("policy.toml");
+    let NewToken { token, sha256 } = NewToken::draw();
+    let write = |grants: &str| {
+        let text = format!("[[token]]\nname = 'mine'\nsha256 = {sha256:?}\n{grants}\n");
+        std::fs::write(&file, text).expect("written");
+    };
+    write(&grant("site", &[Verb::Read]));
+    let constants = Constants::resolve(Overrides::default()).expect("defaults");
+    let policies = Policies::open(Some(&file), constants).expect("a policy");
+    let pod = Pod::with(policies.clone());
+    let bearer = format!("Bearer {token}");
+    let mut events = Events::open(&pod, WATCH_HOME, &[("authorization", &bearer)]).await;
     events.soon().await;
+    write(&grant("other", &[Verb::Read]));
+    policies.reload().expect("a policy");
+    let end = timeout(Duration::from_secs(10), events.next()).await.expect("in time");
+    assert_eq!(end.expect("an event").kind.as_deref(), Some("end"), "the grant is gone");
+    assert_eq!(events.next().await, None);
 }
 
 #[tokio::test]
