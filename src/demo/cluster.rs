@@ -162,7 +162,7 @@ impl Cluster {
                 // Nodes that were cut off meanwhile do not answer.
                 pieces.extend(answers.recv().await.ok_or_else(unavailable)?);
             }
-            Ok(())
+            Ok::<_, ExecutionError>(())
         });
         gathered.await.map_err(|_| ExecutionError::RequestTimeout(patience))??;
         self.travel().await;
@@ -242,7 +242,8 @@ impl Cluster {
             loop {
                 // Notified from here on, also by a change before the wait.
                 let changed = node.changed.notified();
-                match lock(&node.state).health {
+                let health = lock(&node.state).health;
+                match health {
                     Health::Up => return true,
                     Health::Cut => return false,
                     Health::Paused => changed.await,
