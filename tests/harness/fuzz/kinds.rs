@@ -4,8 +4,9 @@
 use std::fs;
 use std::time::Duration;
 
-use orderfree_core::crdt::envelope::{encode_shard, encode_tally};
+use orderfree_core::crdt::envelope::{encode_shard, encode_stamped_shard, encode_tally};
 use orderfree_core::crdt::{Dot, Kind, State};
+use orderfree_core::protocol::reset::Generation;
 use orderfree_core::protocol::{MutatorId, Timestamp};
 use serde_json::{Value as Json, json};
 use uuid::Uuid;
@@ -24,12 +25,13 @@ fn seeds() -> Vec<Seed> {
     let of_kind = |&kind: &Kind| {
         let (state, fence) = (state(kind), Timestamp::from_micros(1_700_000_000_000_000));
         let (row, tally) = (decoders::row(kind), decoders::key(kind));
-        let shard = encode_shard(row, &state, 1);
+        let (shard, stamp) = (encode_shard(row, &state, 1), Some(Generation::at(fence)));
         let payload = decoders::payload_in(&shard).to_vec();
         [
             ("op", "", kind.about().example_op.as_bytes().to_vec()),
             ("payload", "", payload),
             ("envelope", "-shard", shard),
+            ("envelope", "-stamped", encode_stamped_shard(row, &state, 1, stamp)),
             ("envelope", "-tally", encode_tally(tally, &state, fence)),
             ("ndjson", "", stream(kind).into_bytes()),
             ("http", "", requests(kind).into_bytes()),

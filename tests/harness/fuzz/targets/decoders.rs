@@ -2,8 +2,9 @@
 //! rule.
 
 use orderfree_core::crdt::envelope::{
-    KeySeal, RowSeal, Shard, decode_shard, decode_state, decode_tally, encode_full_tally,
-    encode_grave, encode_pack, encode_shard, encode_tally, is_full, is_grave,
+    KeySeal, RowSeal, Shard, decode_shard, decode_state, decode_tally, encode_grave,
+    encode_reset_tally, encode_shard, encode_stamped_pack, encode_stamped_shard, is_full, is_grave,
+    reset, stamp,
 };
 use orderfree_core::crdt::pack::Pack;
 use orderfree_core::crdt::{CounterOp, Kind, Op, OpError, Question, State, Value};
@@ -87,7 +88,8 @@ fn check_envelope(kind: Kind, bytes: &[u8]) {
     let (body, stored) = bytes.split_at(bytes.len().saturating_sub(4));
     if let Ok(Shard::Pack(pack)) = decode_shard(row(kind), kind, bytes) {
         assert!(shard.is_err() && tally.is_err(), "a pack and something else: {bytes:x?}");
-        let again = encode_pack(row(kind), &Pack::resumed(kind, &pack), mark(bytes));
+        let pack = Pack::resumed(kind, &pack);
+        let again = encode_stamped_pack(row(kind), &pack, mark(bytes), stamp(bytes));
         assert_eq!(again, bytes, "not canonical");
         let computed = checksum(kind, EXPIRES_AT, MUTATOR, body);
         assert_eq!(stored, computed.to_le_bytes(), "a wrong checksum was accepted");
@@ -95,16 +97,19 @@ fn check_envelope(kind: Kind, bytes: &[u8]) {
     }
     let (state, computed) = match (shard, tally) {
         (Ok(state), _) => {
-            let again = encode_shard(row(kind), &state, mark(bytes));
+            let again = encode_stamped_shard(row(kind), &state, mark(bytes), stamp(bytes));
             assert_eq!(again, bytes, "not canonical");
             (state, checksum(kind, EXPIRES_AT, MUTATOR, body))
         }
         (_, Ok((fence, state))) => {
             assert_eq!(fence.as_micros(), i64::try_from(mark(bytes)).expect("a fence"));
-            let again = match (is_full(bytes), is_grave(bytes)) {
-                (true, _) => encode_full_tally(key(kind), &state, fence),
-                (_, true) => encode_grave(key(kind), kind, fence, None),
-                _ => encode_tally(key(kind), &state, fence),
+            let reset = reset(bytes);
+            let again = match is_grave(bytes) {
+                true => encode_grave(key(kind), kind, fence, reset.as_ref()),
+                false => {
+                    let is_full = is_full(bytes);
+                    encode_reset_tally(key(kind), &state, fence, is_full, reset.as_ref())
+                }
             };
             assert_eq!(again, bytes, "not canonical");
             (state, checksum(kind, Timestamp::NEVER, 0, body))
