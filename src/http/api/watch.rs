@@ -202,7 +202,9 @@ impl Watching {
                 return None;
             }
             if self.has_lost_key {
-                return Some(self.end("A read of a key met a bug; see the log of this pod, and connect again."));
+                return Some(self.end(
+                    "A read of a key met a bug; see the log of this pod, and connect again.",
+                ));
             }
             tokio::select! {
                 biased;
