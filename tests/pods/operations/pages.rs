@@ -94,8 +94,12 @@ async fn a_pod_without_the_page_does_not_serve_it() {
         let answer = reqwest::get(format!("http://127.0.0.1:{port}{path}")).await;
         answer.expect("an answer").status().as_u16()
     };
-    for path in ["/", "/page/app.js", "/page/app.css"] {
-        assert_eq!((status(admins, path).await, status(pod.port(), path).await), (404, 404));
+    let both = async |path| (status(admins, path).await, status(pod.port(), path).await);
+    for path in ["/", "/page/app.js"] {
+        assert_eq!(both(path).await, (404, 404), "{path}");
+    }
+    for path in ["/docs", "/page/app.css"] {
+        assert_eq!(both(path).await, (200, 200), "{path}");
     }
     assert_eq!(status(admins, "/v1/counter/site").await, 404, "operators have no routes for users");
     assert_eq!(status(admins, "/v1/hottest").await, 200);
