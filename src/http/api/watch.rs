@@ -210,10 +210,11 @@ impl Watching {
                 biased;
                 () = draining.cancelled() => return Some(self.end("The pod stops; connect again.")),
                 _ = self.heart.tick() => return Some(self.beat().await),
-                (place, text) = self.watcher.changed() => match self.event(place, text) {
-                    Some(event) => return Some(event),
-                    None => {}
-                },
+                (place, text) = self.watcher.changed() => {
+                    if let Some(event) = self.event(place, text) {
+                        return Some(event);
+                    }
+                }
             }
         }
     }

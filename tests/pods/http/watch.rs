@@ -201,7 +201,8 @@ async fn a_client_that_reads_late_gets_the_latest_value() {
         }
         sleep(Duration::from_millis(500)).await;
     };
-    (events.soon().await, events.soon().await);
+    events.soon().await;
+    events.soon().await;
     add().await;
     assert_eq!(events.value().await, 1);
     add().await;
