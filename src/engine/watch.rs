@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use crate::engine::Context;
 use crate::engine::changes::Changes;
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
-use crate::engine::read::{Held, ReadError, Reader};
+use crate::engine::read::{ReadError, Reader, Said};
 use crate::limits;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
 
@@ -35,14 +35,11 @@ pub struct Watches {
     tasks: Tasks,
 }
 
-/// What a read of a key has shown. None if the key has no row.
-pub type Shown = Result<Option<Arc<Held>>, ReadError>;
+/// Writes the result of a read as a text, in one of two forms.
+pub type Write = fn(&Key, &Said, bool) -> Text;
 
-/// Makes a text of what a read has shown, in one of two forms.
-pub type Write = fn(&Key, &Shown, bool) -> Text;
-
-/// What the watchers of a key are sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The text that a pod sends to the watchers of a key.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Text {
     pub data: String,
     /// The entity tag of the value. The data of equal values can differ. None if there is no value.
@@ -69,13 +66,13 @@ struct Watched {
 #[derive(Default)]
 struct State {
     /// The latest text of each form that a watcher wants. None before the first read.
-    texts: [Option<Arc<Kept>>; 2],
+    texts: [Option<Kept>; 2],
     watchers: Vec<Place>,
 }
 
 /// A text, with its part of the memory for texts.
 struct Kept {
-    text: Text,
+    text: Arc<Text>,
     _memory: Option<MemoryPermit>,
 }
 
@@ -166,7 +163,7 @@ impl Watches {
     }
 
     /// Reads a key. Large ones have limits of their own, and need no turn.
-    async fn read(&self, watched: &Watched) -> Shown {
+    async fn read(&self, watched: &Watched) -> Said {
         let _turn = match watched.key.kind.about().is_small() {
             true => Some(self.turns.acquire().await.expect("invariant: it is never closed")),
             false => None,
@@ -201,7 +198,7 @@ impl Drop for Following<'_> {
 
 impl Watched {
     /// Notes the texts for the watchers if they are other ones, and returns those to be notified.
-    fn show(&self, shown: &Shown, memory: &MemoryBudget) -> Vec<Arc<Inbox>> {
+    fn show(&self, shown: &Said, memory: &MemoryBudget) -> Vec<Arc<Inbox>> {
         let wanted = |form: bool| lock(&self.state).watchers.iter().any(|place| place.form == form);
         let texts = [false, true].map(|form| wanted(form).then(|| self.text(shown, form, memory)));
         let mut state = lock(&self.state);
@@ -214,7 +211,7 @@ impl Watched {
             {
                 continue;
             }
-            *kept = text.map(Arc::new);
+            *kept = text;
             for place in watchers.iter().filter(|place| place.form == form) {
                 place.inbox.put(place.place);
                 told.push(Arc::clone(&place.inbox));
@@ -223,7 +220,7 @@ impl Watched {
         told
     }
 
-    fn text(&self, shown: &Shown, form: bool, memory: &MemoryBudget) -> Kept {
+    fn text(&self, shown: &Said, form: bool, memory: &MemoryBudget) -> Kept {
         let text = (self.write)(&self.key, shown, form);
         let memory = match text.data.len() <= limits::WATCHED_TEXT_BYTES_MAX {
             true => memory.take(text.data.len()),
@@ -232,9 +229,9 @@ impl Watched {
         match memory {
             None if shown.is_ok() => {
                 let text = (self.write)(&self.key, &Err(ReadError::TooLargeToWatch), form);
-                Kept { text, _memory: None }
+                Kept { text: Arc::new(text), _memory: None }
             }
-            memory => Kept { text, _memory: memory },
+            memory => Kept { text: Arc::new(text), _memory: memory },
         }
     }
 }
@@ -311,13 +308,13 @@ impl Watcher {
 
     /// Waits until a key has changed since its text was taken last, and returns its place and its text. At first, all
     /// keys have. If several have, they take turns. Nothing is lost if this is dropped.
-    pub async fn changed(&mut self) -> (usize, Text) {
+    pub async fn changed(&mut self) -> (usize, Arc<Text>) {
         loop {
             while let Some(place) = self.inbox.take(self.last) {
                 self.last = place;
                 let texts = &lock(&self.keys[place].state).texts;
                 if let Some(kept) = &texts[usize::from(self.form)] {
-                    return (place, kept.text.clone());
+                    return (place, Arc::clone(&kept.text));
                 }
             }
             self.inbox.any.notified().await;

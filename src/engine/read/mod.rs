@@ -115,7 +115,7 @@ struct Known {
 }
 
 /// The result of a read. `None` if the key has no row.
-type Said = Result<Option<Arc<Held>>, ReadError>;
+pub type Said = Result<Option<Arc<Held>>, ReadError>;
 
 impl Reader {
     #[must_use]

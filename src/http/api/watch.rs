@@ -14,8 +14,9 @@ use serde_json::json;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use utoipa::ToSchema;
 
+use crate::engine::read::Said;
 use crate::engine::service::{GroupQuery, ReadError};
-use crate::engine::watch::{Shown, Text, TooManyWatched, Watcher};
+use crate::engine::watch::{Text, TooManyWatched, Watcher};
 use crate::http::api::batch::{QUERY_EXAMPLE, ReadResult};
 use crate::http::api::read;
 use crate::http::body::extract::{self, MediaType};
@@ -211,7 +212,7 @@ impl Watching {
                 () = draining.cancelled() => return Some(self.end("The pod stops; connect again.")),
                 _ = self.heart.tick() => return Some(self.beat().await),
                 (place, text) = self.watcher.changed() => {
-                    if let Some(event) = self.event(place, text) {
+                    if let Some(event) = self.event(place, &text) {
                         return Some(event);
                     }
                 }
@@ -272,14 +273,14 @@ impl Watching {
     }
 
     /// None if the client already has this event. Later events always come: their value can be an earlier one again.
-    fn event(&mut self, place: usize, text: Text) -> Option<Event> {
+    fn event(&mut self, place: usize, text: &Text) -> Option<Event> {
         self.has_lost_key |= text.is_last;
         let is_first = self.told.insert(place);
         if is_first && text.tag.is_some() && text.tag == self.last_id {
             return None;
         }
-        let event = Event::default().data(text.data);
-        Some(match text.tag {
+        let event = Event::default().data(&text.data);
+        Some(match &text.tag {
             Some(tag) => event.id(tag),
             None => event,
         })
@@ -297,7 +298,7 @@ fn can_pass(status: StatusCode) -> bool {
 }
 
 /// The data of an event, and its id.
-fn text(key: &Key, shown: &Shown, as_digits: bool) -> Text {
+fn text(key: &Key, shown: &Said, as_digits: bool) -> Text {
     let params = ValueParams::of_numbers(as_digits);
     let result = match shown {
         Ok(Some(held)) => ReadResult::Found(KeyValueView::new(held, &params)),
