@@ -109,7 +109,9 @@ async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>) {
     let clock = SystemClock;
     let levels = store.levels();
     let levels = format!("write {}, read {}, fold {}", levels.write, levels.read, levels.fold);
-    report.say("store", Ok(format!("{}, {levels}; the table is correct", store.name())));
+    let placement = store.placement().map_or_else(String::new, |placement| format!("; {placement}"));
+    let found = format!("{}, {levels}{placement}; the table is correct", store.name());
+    report.say("store", Ok(found));
     match store.versions().await.map(|nodes| upgrade(&nodes)) {
         Ok(Err(unfinished)) => report.warn("versions", &unfinished),
         Ok(found) => report.say("versions", found),

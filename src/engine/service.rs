@@ -27,7 +27,7 @@ pub use crate::engine::read::{Held, KeyValue, ReadError};
 use crate::engine::watch::{Watcher, Watches, Write};
 use crate::engine::write::{Mutators, Update, UpdateError, Updates};
 use crate::limits;
-use crate::store::{GroupCursor, GroupList, Operators, Reads, StoreError, prefix};
+use crate::store::{GroupCursor, GroupList, Operators, Placement, Reads, StoreError, prefix};
 
 /// The operations of a pod.
 pub struct Service {
@@ -129,6 +129,28 @@ impl Service {
     #[must_use]
     pub fn read_level(&self) -> Level {
         self.reads.levels().read
+    }
+
+    /// Checks whether a quorum of this pod's data centre has answered lately.
+    ///
+    /// # Errors
+    /// Since when none has, for people.
+    pub fn check_quorum(&self) -> Result<(), String> {
+        self.gate.check_quorum()
+    }
+
+    /// Where the store's replicas are. `None` without replicas.
+    #[must_use]
+    pub fn placement(&self) -> Option<Arc<Placement>> {
+        self.reads.placement()
+    }
+
+    /// The level of a read, and the only data centre whose acknowledged updates it surely sees, if it is only one of
+    /// several.
+    #[must_use]
+    pub fn sight(&self, level: Option<Level>) -> (Level, Option<String>) {
+        let level = level.unwrap_or(self.read_level());
+        (level, self.reads.sees_only(level))
     }
 
     /// Checks that this pod's clock can be trusted with updates now.

@@ -18,12 +18,14 @@ pub mod embedded;
 pub mod prefix;
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::consistency::{Level, Levels, Replication};
 use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::group::{self, BadRows, Chunk};
 use orderfree_core::protocol::prefix::Part;
@@ -97,9 +99,35 @@ pub enum Pause {
     Clock(#[from] ClockError),
     #[error("folding is switched off (ORDERFREE_FOLD=off)")]
     Off,
+    /// The keyspace's replication was changed, and folds could now miss what was counted.
+    #[error("folding waits until the replication fits the consistency levels: {0}")]
+    Replication(String),
     /// Nodes disagree on the schema, so they could interpret a deletion and a tally differently.
     #[error("the nodes disagree on the schema; folding waits until they agree")]
     Schema,
+}
+
+/// Where a store keeps its rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// The data centre of this pod, whose replicas answer local levels.
+    pub local_datacenter: String,
+    pub replication: Replication,
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "data centre {}, replicas {}", self.local_datacenter, self.replication)
+    }
+}
+
+impl Placement {
+    /// Whether a read at this level sees all that pods in any data centre acknowledged at `write`.
+    #[must_use]
+    pub fn sees_all(&self, write: Level, read: Level) -> bool {
+        let meets = |writer| self.replication.meets(write, writer, read, &self.local_datacenter);
+        self.replication.datacenters().all(meets)
+    }
 }
 
 /// The first replica of a key's partition. Keys with the same one cost less if they are written together.
@@ -197,6 +225,19 @@ pub trait Reads: Send + Sync + 'static {
         Levels::default()
     }
 
+    /// Where the replicas are. `None` for a store without replicas.
+    fn placement(&self) -> Option<Arc<Placement>> {
+        None
+    }
+
+    /// The only data centre whose acknowledged updates a read at this level surely sees. `None` if it sees those of all
+    /// data centres.
+    fn sees_only(&self, level: Level) -> Option<String> {
+        let placement = self.placement()?;
+        let sees_all = placement.sees_all(self.levels().write, level);
+        (!sees_all).then(|| placement.local_datacenter.clone())
+    }
+
     /// How many rows of a key of this kind one answer can have.
     fn bounds(&self, kind: Kind) -> AnswerBounds {
         AnswerBounds::of(kind)
@@ -255,6 +296,12 @@ pub trait Folds: Send + Sync + 'static {
     /// The number of equal parts into which a sweep divides the key space.
     fn sweep_parts(&self) -> u32;
 
+    /// Whether a key's only row is folded, too. Without read repair, a data centre whose hint for that row was lost misses
+    /// the row for good. The fold's tally brings it there.
+    fn folds_lone_rows(&self) -> bool {
+        false
+    }
+
     /// Scans the primary keys of one part, and sends the keys that are worth folding. The sweep only
     /// nominates keys, so a paged read of one replica is enough. It ends early, without an error, when the
     /// receiver is closed. Returns the largest group of the part.
@@ -297,6 +344,16 @@ pub trait StoreClock: Send + Sync + 'static {
     /// The worst measured clock offset, in µs. `None` if there is no second clock.
     fn clock_offset_us(&self) -> Option<i64> {
         None
+    }
+
+    /// The nodes with replicas that did not answer lately, each with its data centre, for people.
+    fn silent_nodes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Checks whether a quorum of the local data centre has answered lately. The error says since when none has.
+    fn check_quorum(&self) -> Result<(), String> {
+        Ok(())
     }
 }
 

@@ -360,7 +360,8 @@ impl Folder {
             let mut largest = 0;
             for &part in parts {
                 let nominator = Nominator::new(self.gate.fold_time()?, self.constants)
-                    .forgetting(Arc::new(self.policies.clone()));
+                    .forgetting(Arc::new(self.policies.clone()))
+                    .with_lone_rows(self.folds.folds_lone_rows());
                 if let Some(size) = self.folds.sweep(part, nominator, found.clone()).await? {
                     largest::look_at(&size);
                     largest = largest.max(size.names);
@@ -475,9 +476,14 @@ impl Folder {
         }
         let ends = keys.iter().zip(&results).map(|(key, result)| self.count(key, result));
         let ends: Vec<FoldEnd> = ends.collect();
-        match ends.iter().any(|end| matches!(end, FoldEnd::Failed | FoldEnd::Paused)) {
-            true => self.pace.went_wrong(),
-            false => self.pace.went_well(),
+        match ends.iter().position(|end| matches!(end, FoldEnd::Failed | FoldEnd::Paused)) {
+            Some(at) if self.pace.went_wrong() => {
+                let why = results[at].as_ref().err().map(ToString::to_string);
+                let silent = self.gate.silent_nodes().join(", ");
+                tracing::warn!(why, silent, "folds wait; rows pile up meanwhile, and no count is lost");
+            }
+            None if self.pace.went_well() => tracing::info!("folds go on"),
+            Some(_) | None => {}
         }
         self.pace.rest(begun.elapsed()).await;
         ends

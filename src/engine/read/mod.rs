@@ -72,9 +72,11 @@ pub struct KeyValue {
     pub folded_through: Option<Timestamp>,
     /// The tally has no room for another shard.
     pub is_full: bool,
-    /// When the read began. The value includes every op acked before.
+    /// When the read began. The value includes every op acked before, in the data centres that the read saw.
     pub as_of: Timestamp,
     pub level: Level,
+    /// The only data centre whose acked ops the read surely saw. `None` if it saw those of all.
+    pub datacenter: Option<String>,
 }
 
 /// Why a value could not be read.
@@ -351,6 +353,7 @@ impl Reader {
             is_full: reading.is_full,
             as_of,
             level,
+            datacenter: self.reads.sees_only(level),
         })
     }
 

@@ -189,8 +189,18 @@ pub(crate) mod tests {
         let room = ValueRoom { bytes, room: None };
         let (as_of, level) = (Timestamp::from_micros(1), Level::One);
         let (shards, folded_through) = (1, None);
-        let is_full = false;
-        let value = KeyValue { key, state, shards, bytes, folded_through, is_full, as_of, level };
+        let (is_full, datacenter) = (false, None);
+        let value = KeyValue {
+            key,
+            state,
+            shards,
+            bytes,
+            folded_through,
+            is_full,
+            as_of,
+            level,
+            datacenter,
+        };
         Arc::new(Held { value, room })
     }
 

@@ -360,9 +360,9 @@ async fn read_one(app: &AppState, key: Result<Key, Problem>, asked: &Asked) -> (
                 Ok(None) => write(&match asked.substitutes.get(&key.kind) {
                     None => ReadResult::absent(&key),
                     Some(substitute) => {
-                        let level = asked.level.unwrap_or(app.service.read_level());
+                        let sight = app.service.sight(asked.level);
                         let value = substitute.shown(Some(&key), &asked.value);
-                        let value = ValueView::absent(key.kind, value, as_of, level);
+                        let value = ValueView::absent(key.kind, value, as_of, sight);
                         ReadResult::Found(KeyValueView { key: (&key).into(), value })
                     }
                 }),

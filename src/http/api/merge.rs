@@ -55,8 +55,8 @@ pub(crate) struct MergeView {
     absent: Vec<String>,
     /// The value of the ops of all keys together, or the value of the expression.
     value: Shown,
-    /// True if the value is exact. False if it is an estimate, or if a result in it is null because no double
-    /// is near it.
+    /// True if the value is exact. False if it is an estimate, if a result in it is null because no double is near it,
+    /// or if the answer has a `datacenter`.
     exact: bool,
     /// The value includes every update that was acknowledged before this time.
     #[schema(example = "2026-11-21T08:00:00.123456Z", format = DateTime)]
@@ -64,6 +64,10 @@ pub(crate) struct MergeView {
     /// The consistency level of the reads.
     #[schema(example = "local_quorum")]
     consistency: &'static str,
+    /// As in the answer to a read of one key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    datacenter: Option<String>,
     /// The number of shards that were merged, over all keys.
     shards: usize,
 }
@@ -161,15 +165,17 @@ pub(crate) async fn merge(
     let Found { mut absent, shards, .. } = found;
     absent.sort_unstable();
     let absent = absent.into_iter().map(|at| names[at].clone()).collect();
+    let (level, datacenter) = app.service.sight(level);
     let view = MergeView {
         kind: kind.name(),
         group,
         names,
         absent,
-        exact: value.is_exact(kind),
+        exact: value.is_exact(kind) && datacenter.is_none(),
         value,
         as_of: rfc3339(as_of),
-        consistency: level.unwrap_or(app.service.read_level()).name(),
+        consistency: level.name(),
+        datacenter,
         shards,
     };
     Ok(Json(view).into_response())

@@ -99,12 +99,21 @@ pub(crate) async fn read(
     let (state, value) = match (&read, &substitute) {
         (Some(read), _) => (Some(&read.state), ValueView::new(read, &params.value)),
         (None, Some(substitute)) => {
-            let level = params.level.unwrap_or(app.service.read_level());
+            let sight = app.service.sight(params.level);
             let value = substitute.shown(Some(&key), &params.value);
-            (substitute.state(), ValueView::absent(key.kind, value, as_of, level))
+            (substitute.state(), ValueView::absent(key.kind, value, as_of, sight))
         }
         (None, None) => {
-            let detail = format!("{key} does not exist; POST to it, or read with ?default=empty.");
+            let elsewhere = match app.service.sight(params.level) {
+                (_, None) => String::new(),
+                (level, Some(name)) => format!(
+                    " A read at {level} sees what pods in data centre {name} counted; one with \
+                     ?consistency=each_quorum sees all."
+                ),
+            };
+            let detail = format!(
+                "{key} does not exist; POST to it, or read with ?default=empty.{elsewhere}"
+            );
             return Err(Problem::new(ProblemType::KeyAbsent, detail));
         }
     };

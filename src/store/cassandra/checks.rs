@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use orderfree_core::protocol::consistency::Replication;
 
+use super::connect_error::ConnectError;
+
 /// The oldest Apache Cassandra that works, as major and minor version.
 const CASSANDRA_MIN: (u32, u32) = (4, 1);
 
@@ -115,11 +117,10 @@ pub(super) fn table(
 }
 
 /// Returns the replicas per data centre from a keyspace's `replication` map, or what is wrong with the map.
-/// `SimpleStrategy` places replicas anywhere, and its local levels count all of them, so it counts as one
-/// data centre.
+/// `SimpleStrategy` ignores data centres, so it fits only a cluster with one.
 pub(super) fn replication(
     options: &BTreeMap<String, String>,
-    local_datacenter: &str,
+    datacenters: &[String],
 ) -> Result<Replication, String> {
     let class = options.get("class").map_or("", String::as_str);
     let class = class.rsplit('.').next().unwrap_or_default();
@@ -127,24 +128,47 @@ pub(super) fn replication(
         text.parse::<usize>()
             .map_err(|_| format!("replication factor `{text}` is not a plain number"))
     };
-    let others = || options.iter().filter(|(name, _)| *name != "class");
-    match class {
-        "SimpleStrategy" => {
+    match (class, datacenters) {
+        ("SimpleStrategy", [only]) => {
             let text = options.get("replication_factor").map_or("", String::as_str);
-            Ok(Replication::new([(local_datacenter.to_owned(), factor(text)?)]))
+            Ok(Replication::new([(only.clone(), factor(text)?)]))
         }
-        "NetworkTopologyStrategy" => {
+        ("SimpleStrategy", _) => Err(format!(
+            "SimpleStrategy ignores data centres, and the cluster has {}; use NetworkTopologyStrategy",
+            datacenters.join(", ")
+        )),
+        ("NetworkTopologyStrategy", _) => {
+            let others = options.iter().filter(|(name, _)| *name != "class");
             let factors: Result<Vec<_>, String> =
-                others().map(|(name, text)| Ok((name.clone(), factor(text)?))).collect();
-            let replication = Replication::new(factors?);
-            if replication.factor(local_datacenter) == 0 {
-                return Err(format!("data centre {local_datacenter} has no replica"));
-            }
-            Ok(replication)
+                others.map(|(name, text)| Ok((name.clone(), factor(text)?))).collect();
+            Ok(Replication::new(factors?))
         }
         _ => Err(format!(
             "replication class `{class}` is not supported; use NetworkTopologyStrategy"
         )),
+    }
+}
+
+/// Returns the data centre of this pod: the configured one, or the only one with replicas. It is never guessed, because
+/// pods of one installation could then disagree, and each would miss what was counted by the others.
+pub(super) fn local_datacenter(
+    replication: &Replication,
+    configured: Option<&str>,
+    datacenters: &[String],
+) -> Result<String, ConnectError> {
+    let with_replicas: Vec<&str> = replication.datacenters().collect();
+    let known = || with_replicas.join(", ");
+    let only = || if let [only] = with_replicas[..] { Some(only) } else { None };
+    let Some(name) = configured.or_else(only).map(str::to_owned) else {
+        return Err(ConnectError::WhichDatacenter { known: known() });
+    };
+    if !datacenters.contains(&name) {
+        let known = datacenters.join(", ");
+        return Err(ConnectError::UnknownDatacenter { name, known });
+    }
+    match replication.factor(&name) {
+        0 => Err(ConnectError::NoReplica { name, known: known() }),
+        _ => Ok(name),
     }
 }
 
@@ -225,24 +249,47 @@ mod tests {
         );
     }
 
+    fn read(options: &[(&str, &str)], datacenters: &[&str]) -> Result<Replication, String> {
+        let options = options.iter().map(|&(name, text)| (name.to_owned(), text.to_owned()));
+        replication(&options.collect(), &owned(datacenters))
+    }
+
+    fn owned(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    const SIMPLE: (&str, &str) = ("class", "org.apache.cassandra.locator.SimpleStrategy");
+    const TOPOLOGY: (&str, &str) = ("class", "org.apache.cassandra.locator.NetworkTopologyStrategy");
+
     #[test]
     fn replication_is_read_from_the_keyspace() {
-        let read = |options: &[(&str, &str)]| {
-            let options = options.iter().map(|&(name, text)| (name.to_owned(), text.to_owned()));
-            replication(&options.collect(), "here")
-        };
-        let simple = ("class", "org.apache.cassandra.locator.SimpleStrategy");
-        let topology = ("class", "org.apache.cassandra.locator.NetworkTopologyStrategy");
-        let one = read(&[simple, ("replication_factor", "3")]).expect("simple");
+        let one = read(&[SIMPLE, ("replication_factor", "3")], &["here"]).expect("simple");
         assert_eq!((one.total(), one.factor("here")), (3, 3));
         let weak = Levels { write: Level::LocalOne, read: Level::LocalOne, fold: Level::All };
         assert!(one.check(Levels::default(), "here").is_ok() && one.check(weak, "here").is_err());
-        let two = read(&[topology, ("here", "3"), ("there", "2")]).expect("topology");
+        let two = read(&[TOPOLOGY, ("here", "3"), ("there", "2")], &["here"]).expect("topology");
         assert_eq!((two.total(), two.factor("there")), (5, 2));
-        let wrong = |options: &[(&str, &str)]| read(options).expect_err("wrong");
-        assert!(wrong(&[topology, ("there", "3")]).contains("here has no replica"));
-        assert!(wrong(&[topology, ("here", "3/1")]).contains("`3/1`"));
+        let wrong = |options: &[(&str, &str)]| read(options, &["here", "there"]).expect_err("wrong");
+        assert!(wrong(&[SIMPLE, ("replication_factor", "3")]).contains("has here, there"));
+        assert!(wrong(&[TOPOLOGY, ("here", "3/1")]).contains("`3/1`"));
         assert!(wrong(&[("class", "LocalStrategy")]).contains("LocalStrategy"));
         assert!(wrong(&[]).contains("not supported"));
+    }
+
+    #[test]
+    fn the_own_data_centre_is_never_guessed() {
+        let known = owned(&["a", "b", "c"]);
+        let local = |factors: &[(&str, &str)], configured| {
+            let replication = read(&[&[TOPOLOGY][..], factors].concat(), &[]).expect("right");
+            local_datacenter(&replication, configured, &known).map_err(|error| error.to_string())
+        };
+        let (one, two) = ([("a", "3")], [("a", "3"), ("b", "3")]);
+        assert_eq!(local(&one, None), Ok("a".to_owned()));
+        assert_eq!(local(&two, Some("b")), Ok("b".to_owned()));
+        assert!(local(&two, None).expect_err("two").contains("ORDERFREE_LOCAL_DC to one of a, b"));
+        assert!(local(&[], None).is_err());
+        assert!(local(&two, Some("c")).expect_err("no replica").contains("one of a, b"));
+        assert!(local(&two, Some("d")).expect_err("unknown").contains("a, b, c"));
+        assert!(local(&[("z", "3")], None).expect_err("no node").contains("z"));
     }
 }

@@ -17,9 +17,11 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::high_water::HighWater;
+use super::placement::Look;
 use super::rows;
 use crate::runtime::clock::Clock;
 use crate::runtime::tasks::Tasks;
+use crate::store::Placement;
 
 /// Time limit for one sample: a slower node has no sample in this round. Half of the limit is also the
 /// maximum error of a sample.
@@ -28,11 +30,16 @@ const SAMPLE_TIME_MAX: Duration = Duration::from_secs(3);
 /// Time between rounds while the nodes disagree on the schema.
 const DISAGREEMENT_LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The results of the last round of samples.
-#[derive(Debug, Default)]
+/// The results of the last round.
+#[derive(Debug)]
 pub(super) struct View {
-    /// All nodes of the cluster, each with its newest sample.
+    /// The nodes of all data centres with replicas, each with its newest sample.
     pub(super) nodes: Vec<NodeClock>,
+    pub(super) placement: Arc<Placement>,
+    /// Why the replication does not fit the consistency levels any more.
+    pub(super) unsound: Option<String>,
+    /// The nodes that did not answer in the last round, each with its data centre.
+    pub(super) silent: Vec<String>,
     /// Whether two nodes that answered in the last round have different schemas.
     pub(super) schema_disagrees: bool,
 }
@@ -48,6 +55,7 @@ pub(super) struct Sampler {
     offset_max: Duration,
     /// The newest sample of each node that has answered.
     samples: HashMap<Uuid, Sample>,
+    look: Look,
     view: SharedView,
 }
 
@@ -58,7 +66,17 @@ impl Sampler {
         high_water: Arc<HighWater>,
         clock: Arc<dyn Clock>,
         offset_max: Duration,
+        look: Look,
+        placement: Arc<Placement>,
     ) -> Sampler {
+        let view =
+            View {
+                nodes: Vec::new(),
+                placement,
+                unsound: None,
+                silent: Vec::new(),
+                schema_disagrees: false,
+            };
         Sampler {
             session,
             statement,
@@ -66,7 +84,8 @@ impl Sampler {
             clock,
             offset_max,
             samples: HashMap::new(),
-            view: SharedView::default(),
+            look,
+            view: Arc::new(RwLock::new(view)),
         }
     }
 
@@ -83,12 +102,19 @@ impl Sampler {
         }
     }
 
-    /// Samples every current member. Returns true if the nodes that answered disagree on the schema.
+    /// Samples every current member of a data centre with replicas. Returns true if the nodes that answered disagree on the schema.
     pub(super) async fn round(&mut self) -> bool {
+        let placement = read(&self.view, |view| Arc::clone(&view.placement));
+        let (placement, unsound) = self.look.again(placement, SAMPLE_TIME_MAX).await;
         let cluster = self.session.get_cluster_state();
-        let nodes = cluster.get_nodes_info();
+        let has_replicas = |node: &&Arc<Node>| {
+            let name = node.datacenter.as_deref().unwrap_or_default();
+            placement.replication.factor(name) > 0
+        };
+        let nodes: Vec<&Arc<Node>> =
+            cluster.get_nodes_info().iter().filter(has_replicas).collect();
         let answers = join_all(nodes.iter().map(|node| self.ask(node))).await;
-        let mut schemas = Vec::new();
+        let (mut schemas, mut silent) = (Vec::new(), Vec::new());
         let known: Vec<Uuid> = nodes.iter().map(|node| node.host_id).collect();
         self.samples.retain(|host, _| known.contains(host));
         for (node, answer) in nodes.iter().zip(answers) {
@@ -97,16 +123,21 @@ impl Sampler {
                     self.samples.insert(node.host_id, sample);
                     schemas.push(schema);
                 }
-                Err(reason) => tracing::debug!(node = %node.address, reason, "no clock sample"),
+                Err(reason) => {
+                    tracing::debug!(node = %node.address, reason, "no clock sample");
+                    let datacenter = node.datacenter.as_deref().unwrap_or("an unknown data centre");
+                    silent.push(format!("{} in {datacenter}", node.address.ip()));
+                }
             }
         }
         let schema_disagrees = schemas.windows(2).any(|pair| pair[0] != pair[1]);
-        let clock_of = |node: &Arc<Node>| NodeClock {
+        let clock_of = |node: &&Arc<Node>| NodeClock {
             datacenter: node.datacenter.clone().unwrap_or_default(),
             sample: self.samples.get(&node.host_id).copied(),
         };
         self.warn_early();
-        let view = View { nodes: nodes.iter().map(clock_of).collect(), schema_disagrees };
+        let nodes = nodes.iter().map(clock_of).collect();
+        let view = View { nodes, placement, unsound, silent, schema_disagrees };
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
         schema_disagrees
     }

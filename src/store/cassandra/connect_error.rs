@@ -103,14 +103,25 @@ pub enum ConnectError {
         /// The cluster's data centres.
         known: String,
     },
-    /// The contact points do not show which data centre is local.
+    /// Several data centres have replicas, and none is configured.
     #[error(
-        "none of the contact points is a node's own address; set the local data centre to one of {known}"
+        "the keyspace has replicas in more than one data centre; set ORDERFREE_LOCAL_DC to one of {known}"
     )]
     WhichDatacenter {
-        /// The cluster's data centres.
+        /// The data centres with replicas.
         known: String,
     },
+    /// The configured data centre has no replica.
+    #[error("the keyspace has no replica in data centre {name}; configure one of {known}, or alter its replication")]
+    NoReplica {
+        /// As configured.
+        name: String,
+        /// The data centres with replicas.
+        known: String,
+    },
+    /// The requested replication ignores data centres.
+    #[error("the cluster has the data centres {0}; name the replicas of each, such as `dc1:3,dc2:3`")]
+    SimpleReplication(String),
     /// A node runs a release that does not work.
     #[error("a node runs Cassandra {0}; upgrade it to Apache Cassandra 4.1 or later")]
     EngineTooOld(String),

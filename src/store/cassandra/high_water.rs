@@ -1,18 +1,16 @@
 //! Keeps the highest fence in the cluster, so that a restarted pod knows what clocks have done (invariant
 //! I12). [`orderfree_core::protocol::high_water`] decides what the row means.
 //!
-//! The row's write has the fence as its timestamp, so the highest fence wins. In one data centre the row is
-//! written and read at a quorum, so a node that is down stops only the folds of its own keys. In several data
-//! centres it is written at the level of folds and read at the level of writes. A check at start ensures that
-//! these two levels meet in every data centre. The levels of writes and reads need not meet there.
+//! The row's write has the fence as its timestamp, so the highest fence wins. It is written at a quorum of every data
+//! centre and read at a quorum of the local one, so every pod sees it, a node that is down stops only the folds of its own
+//! keys, and a data centre that is away stops no pod of another one.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
-use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::clock::{ClockError, SAMPLE_EVERY};
+use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::proves_moved_clock;
 use orderfree_core::protocol::high_water::{self, PLACE};
 use orderfree_core::protocol::{Constants, MutatorId, Timestamp, WriteOutcome};
@@ -27,6 +25,9 @@ use super::{rows, statements};
 use crate::runtime::random::Random;
 use crate::store::StoreError;
 
+/// A busy cluster can miss one look, or two.
+const UNANSWERED_MAX: u32 = 3;
+
 /// See the [module documentation](self).
 pub(super) struct HighWater {
     session: Arc<Session>,
@@ -35,6 +36,8 @@ pub(super) struct HighWater {
     constants: Constants,
     /// The highest fence that this pod has seen, in µs.
     seen_us: AtomicI64,
+    /// Looks in a row that no quorum has answered.
+    unanswered: AtomicU32,
     /// The highest fence whose write was acknowledged to this pod, in µs. A fence that was only seen can be
     /// on too few replicas for other pods to see it.
     stored_us: AtomicI64,
@@ -46,7 +49,6 @@ impl HighWater {
         session: &Arc<Session>,
         keyspace: &str,
         local_datacenter: &str,
-        levels: Levels,
         constants: Constants,
     ) -> Result<Arc<HighWater>, ConnectError> {
         let prepare = async |cql: String, level: Level| {
@@ -57,13 +59,6 @@ impl HighWater {
             statement.set_is_idempotent(true);
             Ok::<_, PrepareError>(statement)
         };
-        let nodes = session.get_cluster_state();
-        let datacenters: BTreeSet<_> =
-            nodes.get_nodes_info().iter().filter_map(|node| node.datacenter.as_deref()).collect();
-        let (read_at, write_at) = match datacenters.len() {
-            0 | 1 => (Level::Quorum, Level::Quorum),
-            _ => (levels.write, levels.fold),
-        };
         let key = "kind = ? AND grp = ? AND name = ? AND expires_at = ? AND mutator_id = ?";
         let read = format!("SELECT state FROM {keyspace}.shards WHERE {key}");
         let write = format!(
@@ -72,10 +67,11 @@ impl HighWater {
         );
         let opened = HighWater {
             session: Arc::clone(session),
-            read: prepare(read, read_at).await.map_err(ConnectError::question)?,
-            write: prepare(write, write_at).await.map_err(ConnectError::question)?,
+            read: prepare(read, Level::LocalQuorum).await.map_err(ConnectError::question)?,
+            write: prepare(write, Level::EachQuorum).await.map_err(ConnectError::question)?,
             constants,
             seen_us: AtomicI64::new(i64::MIN),
+            unanswered: AtomicU32::new(0),
             stored_us: AtomicI64::new(i64::MIN),
         };
         match opened.look().await {
@@ -130,19 +126,45 @@ impl HighWater {
         if is_moved { Err(ClockError::Moved) } else { Ok(()) }
     }
 
+    /// Fails while a quorum of the local data centre has not answered several looks in a row.
+    pub(super) fn check_quorum(&self) -> Result<(), String> {
+        match self.unanswered.load(Ordering::Relaxed) {
+            looks if looks < UNANSWERED_MAX => Ok(()),
+            looks => Err(format!("for {:?}", looks * SAMPLE_EVERY)),
+        }
+    }
+
     fn note(&self, fence: Timestamp) {
         self.seen_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
     }
 
     /// Reads the row again. If this fails, the next round tries again.
     pub(super) async fn look_within(&self, limit: Duration) {
-        match tokio::time::timeout(limit, self.look()).await {
-            Ok(Ok(())) => {}
+        let is_answered = match tokio::time::timeout(limit, self.look()).await {
+            Ok(Ok(())) => true,
             Ok(Err(error @ StoreError::Corrupt(_))) => {
                 tracing::error!(%error, "the highest fence can't be read");
+                true
             }
-            Ok(Err(error)) => tracing::debug!(%error, "the highest fence was not read"),
-            Err(_) => tracing::debug!("the highest fence was not read in time"),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the highest fence was not read");
+                false
+            }
+            Err(_) => {
+                tracing::debug!("the highest fence was not read in time");
+                false
+            }
+        };
+        let before = match is_answered {
+            true => self.unanswered.swap(0, Ordering::Relaxed),
+            false => self.unanswered.fetch_add(1, Ordering::Relaxed),
+        };
+        match is_answered {
+            true if before >= UNANSWERED_MAX => tracing::info!("a quorum answers again"),
+            false if before + 1 == UNANSWERED_MAX => {
+                tracing::warn!("no quorum of this data centre answers: updates and reads fail");
+            }
+            true | false => {}
         }
     }
 }

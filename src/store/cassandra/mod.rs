@@ -34,6 +34,7 @@ pub mod hedges;
 mod high_water;
 mod login;
 mod operators;
+mod placement;
 pub mod reach;
 mod resets;
 mod rows;
@@ -77,7 +78,7 @@ use self::reach::Reach;
 pub use self::settings::CassandraConfig;
 use self::statements::Statements;
 use super::{
-    FirstReplica, Folds, GroupCursor, GroupList, Operators, Pause, Reads, Receipt, RequestLimits,
+    FirstReplica, Folds, GroupCursor, GroupList, Operators, Pause, Placement, Reads, Receipt, RequestLimits,
     ResetLog, Shards, Store, StoreClock, StoreError, SweepPart,
 };
 use crate::limits::{AnswerBounds, SLICE_ROWS_MAX, group_chunk_rows};
@@ -131,26 +132,34 @@ impl CassandraStore {
         clock: Arc<dyn Clock>,
     ) -> Result<CassandraStore, ConnectError> {
         let session = Arc::new(session::open(&config).await?);
-        let local_datacenter = session::local_datacenter(&session, &config).await?;
-        let engine = session::engine(&session).await?;
-        session::check(&session, &config, &local_datacenter, engine).await?;
         let CassandraConfig { keyspace, levels, constants, request_limits, .. } = config;
+        let replication = session::replication(&session, &keyspace).await?;
+        let local_datacenter = checks::local_datacenter(
+            &replication,
+            config.local_datacenter.as_deref(),
+            &session::datacenters(&session),
+        )?;
+        replication.check(levels, &local_datacenter)?;
+        let engine = session::engine(&session).await?;
+        session::check(&session, &keyspace, engine).await?;
         let statements =
             Statements::prepare(&session, &keyspace, &local_datacenter, levels, &constants)
                 .await
                 .map_err(ConnectError::question)?;
         session::check_rights(&session, &statements, levels).await?;
         let high_water =
-            HighWater::open(&session, &keyspace, &local_datacenter, levels, constants).await?;
+            HighWater::open(&session, &keyspace, &local_datacenter, constants).await?;
         let looked_at = clock.now().boot;
         let resets = resets::Log::open(&session, &keyspace, &local_datacenter, looked_at).await?;
-        let asking = statements.clock.clone();
+        let placement = Arc::new(Placement { local_datacenter: local_datacenter.clone(), replication });
         let mut sampler = Sampler::new(
             Arc::clone(&session),
-            asking,
+            statements.clock.clone(),
             Arc::clone(&high_water),
             Arc::clone(&clock),
             constants.clock_offset_max(),
+            placement::Look::new(&session, &keyspace, levels).await?,
+            placement,
         );
         sampler.round().await;
         let view = sampler.view();
@@ -254,6 +263,10 @@ impl Shards for CassandraStore {
 impl Reads for CassandraStore {
     fn levels(&self) -> Levels {
         self.levels
+    }
+
+    fn placement(&self) -> Option<Arc<Placement>> {
+        Some(clock::read(&self.view, |view| Arc::clone(&view.placement)))
     }
 
     async fn read_slice(
@@ -368,6 +381,10 @@ impl Folds for CassandraStore {
         SWEEP_PARTS
     }
 
+    fn folds_lone_rows(&self) -> bool {
+        clock::read(&self.view, |view| view.placement.replication.datacenters().count() > 1)
+    }
+
     async fn sweep(
         &self,
         part: SweepPart,
@@ -429,7 +446,21 @@ impl StoreClock for CassandraStore {
         self.high_water.check(now.wall)?;
         clock::read(&self.view, |view| {
             let time = gate::fold_time(&view.nodes, &self.local_datacenter, now, &self.constants)?;
-            if view.schema_disagrees { Err(Pause::Schema) } else { Ok(time) }
+            match &view.unsound {
+                Some(why) => Err(Pause::Replication(why.clone())),
+                None if view.schema_disagrees => Err(Pause::Schema),
+                None => Ok(time),
+            }
+        })
+    }
+
+    fn silent_nodes(&self) -> Vec<String> {
+        clock::read(&self.view, |view| view.silent.clone())
+    }
+
+    fn check_quorum(&self) -> Result<(), String> {
+        self.high_water.check_quorum().map_err(|why| {
+            format!("no quorum of data centre {} has answered {why}", self.local_datacenter)
         })
     }
 

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use orderfree_core::protocol::Constants;
 use scylla::client::session::Session;
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::unprepared::Statement;
@@ -13,7 +12,7 @@ use scylla::statement::unprepared::Statement;
 use super::CassandraConfig;
 use super::checks::Engine;
 use super::connect_error::ConnectError;
-use super::{resets, session};
+use super::session;
 
 const SCHEMA: &str = include_str!("../../../schema.cql");
 
@@ -54,30 +53,27 @@ pub async fn apply(
     let session = session::open(config).await?;
     let engine = session::engine(&session).await?;
     // If the keyspace exists, the role needs no permission to define anything.
-    if !session::has_keyspace(&session, &config.keyspace).await? {
-        let wanted = wanted.unwrap_or_else(|| everywhere(&session));
-        define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
+    match session::has_keyspace(&session, &config.keyspace).await? {
+        true => drop(session::replication(&session, &config.keyspace).await?),
+        false => {
+            let wanted = wanted.unwrap_or_else(|| everywhere(&session));
+            let datacenters = session::datacenters(&session);
+            if matches!(wanted, Wanted::Simple(_)) && datacenters.len() > 1 {
+                return Err(ConnectError::SimpleReplication(datacenters.join(", ")));
+            }
+            define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
+        }
     }
     apply_shards(&session, config, engine).await?;
     if !with_resets || session::has_table(&session, &config.keyspace, "resets").await? {
         return Ok(());
     }
-    match why_no_resets(config.constants, resets::datacenters(&session)) {
-        None => define(&session, create_table(&config.keyspace, "resets", engine)).await,
-        Some(why) => {
-            tracing::warn!(why, "the table of resets is not made");
-            Ok(())
-        }
+    // All pods would look at the table for nothing.
+    if let Err(why) = config.constants.check_resets() {
+        tracing::warn!(%why, "the table of resets is not made");
+        return Ok(());
     }
-}
-
-/// Why no key could be reset. All pods would look at the table for nothing.
-fn why_no_resets(constants: Constants, datacenters: usize) -> Option<String> {
-    let has_several = "keys can't be reset in a cluster with several data centres";
-    match constants.check_resets() {
-        Err(error) => Some(error.to_string()),
-        Ok(()) => (datacenters > 1).then(|| has_several.to_owned()),
-    }
+    define(&session, create_table(&config.keyspace, "resets", engine)).await
 }
 
 async fn apply_shards(
@@ -193,10 +189,6 @@ fn create_table(keyspace: &str, table: &str, engine: Engine) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use orderfree_core::protocol::Overrides;
-
     use super::*;
 
     #[test]
@@ -215,17 +207,6 @@ mod tests {
         let all = print("counts", "3", true).expect("valid");
         assert!(all.ends_with(&format!("{table};\n\n{log};\n")), "{all}");
         assert!(!print("counts", "3", false).expect("valid").contains("resets"));
-    }
-
-    #[test]
-    fn the_table_of_resets_is_made_only_where_keys_can_be_reset() {
-        let short = Overrides { cutoff: Some(Duration::from_secs(60)), ..Overrides::default() };
-        let (constants, short) =
-            (Constants::resolve(Overrides::default()), Constants::resolve(short));
-        let (constants, short) = (constants.expect("defaults"), short.expect("consistent"));
-        assert_eq!(why_no_resets(constants, 1), None);
-        assert!(why_no_resets(constants, 2).expect("a reason").contains("several data centres"));
-        assert!(why_no_resets(short, 1).expect("a reason").contains("cutoff 60s"));
     }
 
     #[test]

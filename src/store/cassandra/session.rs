@@ -1,7 +1,7 @@
 //! From a configuration to a checked connection. Checks everything that must be true before the first write.
 //! Each failed check has an error that says what to do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,40 +147,11 @@ pub(super) fn check_keyspace_name(name: &str) -> Result<(), ConnectError> {
     if fits { Ok(()) } else { Err(ConnectError::KeyspaceName(name.to_owned())) }
 }
 
-/// Returns the configured data centre, which must exist. Without one, returns the only data centre, or that
-/// of the first contact point that is a node's address.
-pub(super) async fn local_datacenter(
-    session: &Session,
-    config: &CassandraConfig,
-) -> Result<String, ConnectError> {
+/// The names of the cluster's data centres, in order.
+pub(super) fn datacenters(session: &Session) -> Vec<String> {
     let cluster = session.get_cluster_state();
-    let nodes = cluster.get_nodes_info();
-    let mut known: Vec<&str> = nodes.iter().filter_map(|node| node.datacenter.as_deref()).collect();
-    known.sort_unstable();
-    known.dedup();
-    if let Some(name) = &config.local_datacenter {
-        if known.contains(&name.as_str()) {
-            return Ok(name.clone());
-        }
-        let known = known.join(", ");
-        return Err(ConnectError::UnknownDatacenter { name: name.clone(), known });
-    }
-    if let [only] = known[..] {
-        return Ok(only.to_owned());
-    }
-    let mut found = Vec::new();
-    for point in &config.contact_points {
-        let Ok(addresses) = tokio::net::lookup_host(point).await else { continue };
-        for address in addresses {
-            found.extend(nodes.iter().filter(|node| node.address.ip() == address.ip()));
-        }
-    }
-    // The first connected one: a dead contact point does not show where this pod is.
-    let chosen = found.iter().find(|node| node.is_connected()).or(found.first());
-    match chosen.and_then(|node| node.datacenter.clone()) {
-        Some(name) => Ok(name),
-        None => Err(ConnectError::WhichDatacenter { known: known.join(", ") }),
-    }
+    let names = cluster.get_nodes_info().iter().filter_map(|node| node.datacenter.clone());
+    names.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 pub(super) async fn engine(session: &Session) -> Result<Engine, ConnectError> {
@@ -203,35 +174,32 @@ pub(super) async fn releases(session: &Session) -> Result<Vec<Option<String>>, C
     Ok(releases.into_iter().map(|(release,)| release).collect())
 }
 
-/// Checks replication, consistency levels and the table.
+/// Checks that what is acknowledged is on disk, and the table.
 pub(super) async fn check(
     session: &Session,
-    config: &CassandraConfig,
-    local_datacenter: &str,
+    keyspace: &str,
     engine: Engine,
 ) -> Result<(), ConnectError> {
-    let replication = replication(session, &config.keyspace, local_datacenter).await?;
     let cql = "SELECT durable_writes FROM system_schema.keyspaces WHERE keyspace_name = ?";
-    let durable: Vec<(Option<bool>,)> = ask_settled(session, cql, (&config.keyspace,)).await?;
+    let durable: Vec<(Option<bool>,)> = ask_settled(session, cql, (keyspace,)).await?;
     match durable.first() {
-        Some((Some(false),)) => return Err(ConnectError::NotDurable(config.keyspace.clone())),
+        Some((Some(false),)) => return Err(ConnectError::NotDurable(keyspace.to_owned())),
         // Without a value, the default applies: durable.
         Some((Some(true) | None,)) => {}
-        None => return Err(ConnectError::KeyspaceMissing(config.keyspace.clone())),
+        None => return Err(ConnectError::KeyspaceMissing(keyspace.to_owned())),
     }
-    replication.check(config.levels, local_datacenter)?;
-    check_table(session, &config.keyspace, engine).await
+    check_table(session, keyspace, engine).await
 }
 
-async fn replication(
+/// Where the replicas of a keyspace are.
+pub(super) async fn replication(
     session: &Session,
     keyspace: &str,
-    local_datacenter: &str,
 ) -> Result<Replication, ConnectError> {
     let Some(options) = replication_options(session, keyspace).await? else {
         return Err(ConnectError::KeyspaceMissing(keyspace.to_owned()));
     };
-    checks::replication(&options, local_datacenter)
+    checks::replication(&options, &datacenters(session))
         .map_err(|rule| ConnectError::Replication { keyspace: keyspace.to_owned(), rule })
 }
 

@@ -225,6 +225,7 @@ mod tests {
                     folded_through: None,
                     as_of: time,
                     level: Level::All,
+                    datacenter: None,
                 };
                 assert_eq!(family.digits(Some(&found), 0, &oracle), expected, "{family:?}");
             }

@@ -97,7 +97,7 @@ async fn values_beyond_64_bits_are_exact() {
 async fn a_read_says_where_its_value_comes_from() {
     let pod = Pod::new();
     assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
-    for level in ["one", "local_one", "local_quorum", "quorum", "all"] {
+    for level in ["one", "local_one", "local_quorum", "quorum", "each_quorum", "all"] {
         let answer = pod.get(&format!("{KEY}?consistency={level}")).await.json();
         assert_eq!(answer["value"], 5);
         assert_eq!(answer["consistency"], level);
