@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::proves_moved_clock;
 use orderfree_core::protocol::reset::{Remembered, evidence};
 use orderfree_core::protocol::{Constants, Key, Name, Phase};
@@ -82,10 +83,11 @@ pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
             }
             let clock = Arc::new(SystemClock);
             // Opening checks reachability, credentials, engine, table properties, replication and levels.
-            match start::open_store(config, constants, clock).await {
+            let constants = constants.assumed();
+            match start::open_store(config.for_tools(), constants, clock).await {
                 Err(error) => report.say("store", Err(format!("{error:#}"))),
                 Ok(store) => {
-                    look_at_store(&mut report, &store).await;
+                    look_at_store(&mut report, &store, args.store.read_consistency).await;
                     match store.contents().map_or(0, |contents| contents.broken_rows) {
                         0 => {}
                         rows => {
@@ -105,10 +107,11 @@ pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     Ok(if report.is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>) {
+/// Looks at the store. Pods read at `read`; the sample of keys is read at the level of folds.
+async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>, read: Level) {
     let clock = SystemClock;
-    let levels = store.levels();
-    let levels = format!("write {}, read {}, fold {}", levels.write, levels.read, levels.fold);
+    let Levels { write, fold, .. } = store.levels();
+    let levels = format!("write {write}, read {read}, fold {fold}");
     let placement = store.placement().map_or_else(String::new, |placement| format!("; {placement}"));
     let found = format!("{}, {levels}{placement}; the table is correct", store.name());
     report.say("store", Ok(found));

@@ -248,8 +248,8 @@ catalog! {
         "Another reset, a fold or a clock came before this reset. Nothing was changed.",
         "Reset the key again.";
     ResetPaused: SERVICE_UNAVAILABLE retry 60, "reset-paused", "Keys can't be reset now",
-        "Resets are switched off, the store has no table for them or one that is less than five minutes old, the cluster \
-         has several data centres, the cutoff is too short for them, the file of the embedded store has 200,000 names of \
+        "Resets are switched off, the store has no table for them or one that is less than five minutes old, the cutoff is \
+         too short for them, the file of the embedded store has 200,000 names of \
          keys that were reset, or folds are not safe now. Nothing was changed.",
         "The detail says which. Operators: run `orderfree schema apply`, or set ORDERFREE_RESETS, ORDERFREE_FOLD or \
          ORDERFREE_CUTOFF.";

@@ -330,6 +330,20 @@ pub fn environment() -> impl Iterator<Item = String> {
 }
 
 impl StoreConfig {
+    /// For tools that look at everything: their reads see what pods in every data centre acknowledged, and they need not
+    /// know the pods' times.
+    #[must_use]
+    pub fn for_tools(self) -> StoreConfig {
+        match self {
+            StoreConfig::Cassandra(mut config) => {
+                config.levels.read = config.levels.fold;
+                config.constants = config.constants.assumed();
+                StoreConfig::Cassandra(config)
+            }
+            config => config,
+        }
+    }
+
     /// For tools that create no file: a missing or empty file is most likely a wrong name.
     ///
     /// # Errors

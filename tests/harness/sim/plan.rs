@@ -230,7 +230,8 @@ impl Plan {
             .collect();
         // Not drawn, so that the schedules of other seeds do not change.
         let resets = sabotage.map_or(seed / 4 % 4 >= 2, Sabotage::is_about_resets)
-            && family == Family::Counter;
+            && family == Family::Counter
+            && (datacenters.len() == 1 || sabotage.is_some() || (seed / 256).is_multiple_of(2));
         let has_longer_rows = match sabotage {
             None => resets && !forgets && seed / 64 % 4 == 1,
             Some(sabotage) => {
@@ -246,9 +247,10 @@ impl Plan {
         if datacenters.len() > 1 && !forgetful && (seed / 128).is_multiple_of(2) {
             levels.fold = Level::EachQuorum;
         }
-        let cut = (datacenters.len() > 1 && seed % 3 > 0).then(|| {
+        let cut = (datacenters.len() > 1 && seed % 4 == 2).then(|| {
             let from = u32::try_from(seed / 3 % 16).expect("small");
-            (from * SECOND, (from + [5, 20, 60, 200][seed as usize % 4]) * SECOND)
+            let length = [5, 20, 60, 200][usize::try_from(seed / 4 % 4).expect("small")];
+            (from * SECOND, (from + length) * SECOND)
         });
         let bad = |dice: &mut StdRng, most: f64| [0.0, most / 4.0, most][dice.random_range(0..3)];
         let weather = Weather {
