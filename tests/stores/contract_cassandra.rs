@@ -13,9 +13,9 @@ use cassandra::{
     fresh_on_own, script, session, unmade_on_own,
 };
 use contract::{Subject, key, next_write, short_constants};
-use orderfree::runtime::clock::SystemClock;
+use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, Login, schema};
-use orderfree::store::{RequestLimits, StoreError};
+use orderfree::store::{Reads, RequestLimits, Store, StoreClock, StoreError};
 use orderfree_core::crdt::State;
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::protocol::consistency::{Level, Levels};
@@ -343,6 +343,53 @@ async fn regression_8_levels_that_need_not_meet_are_refused_at_start() {
     drop_keyspace(&good).await;
 }
 
+/// With more replicas the levels of a pod can miss what was counted. Folds would then lose it for good.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn folds_wait_while_a_changed_replication_does_not_fit_the_levels() {
+    let _others_too = CLUSTER.read().await;
+    let good = fresh(short_constants()).await;
+    let alter = async |replicas: usize| {
+        let datacenter = datacenter(&good).await;
+        let replication = format!("{{'class': 'NetworkTopologyStrategy', '{datacenter}': {replicas}}}");
+        cql(&good, &format!("ALTER KEYSPACE {} WITH replication = {replication}", good.keyspace)).await;
+    };
+    alter(1).await;
+    // One replica of one, and two of three.
+    let levels = Levels { write: Level::One, read: Level::All, fold: Level::Quorum };
+    let store = CassandraStore::connect(
+        CassandraConfig { levels, ..good.clone() },
+        Arc::new(SystemClock),
+    )
+    .await
+    .expect("one replica");
+    let why_not = || store.fold_time(SystemClock.now()).err().map(|pause| pause.to_string());
+    let replicas = || store.placement().expect("replicas").replication.total();
+    assert_eq!((why_not(), replicas()), (None, 1));
+    alter(3).await;
+    eventually("the new replication is seen", async || match replicas() {
+        3 => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    let why = why_not().expect("1 + 2 of 3");
+    assert!(why.contains("write consistency one and fold consistency quorum"), "{why}");
+    alter(1).await;
+    eventually("folds go on", async || why_not().map_or(Ok(()), Err)).await;
+    store.close().await;
+    drop_keyspace(&good).await;
+}
+
+/// The data centre of the nodes.
+async fn datacenter(config: &CassandraConfig) -> String {
+    let answer = session(config)
+        .await
+        .query_unpaged("SELECT data_center FROM system.local", ())
+        .await
+        .expect("an answer");
+    let rows = answer.into_rows_result().expect("rows");
+    rows.single_row::<(String,)>().expect("one row").0
+}
+
 /// A property of the keyspace in the schema.
 async fn one_text(config: &CassandraConfig, question: &str) -> String {
     let answer = session(config)
@@ -368,7 +415,7 @@ async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
     assert_eq!(one_text(&good, question).await, "MIN(99p,500ms)");
     let far = Some("mars".to_owned());
     let error = refusal(&CassandraConfig { local_datacenter: far, ..good.clone() }).await;
-    assert!(error.to_string().contains("datacenter1"), "{error}");
+    assert!(error.to_string().contains(&datacenter(&good).await), "{error}");
 
     let nowhere = vec!["127.0.0.1:1".to_owned()];
     let error = refusal(&CassandraConfig { contact_points: nowhere, ..good.clone() }).await;

@@ -194,6 +194,12 @@ pub struct Levels {
 }
 
 impl Levels {
+    /// Whether some reads need a quorum of every data centre. ScyllaDB has only writes at that level.
+    #[must_use]
+    pub fn reads_each_quorum(self) -> bool {
+        [self.read, self.fold].contains(&Level::EachQuorum)
+    }
+
     /// The level at which folds and resets are written. Every read that sees the updates of some data centre sees them, too,
     /// so a fold brings what was counted to every data centre, and no data centre misses a reset.
     #[must_use]

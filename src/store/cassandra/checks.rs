@@ -44,6 +44,10 @@ impl Engine {
         self != Engine::Scylla
     }
 
+    pub(super) fn has_each_quorum_reads(self) -> bool {
+        self != Engine::Scylla
+    }
+
     pub(super) fn has_unified_compaction(self) -> bool {
         matches!(self, Engine::Cassandra(version) if version >= CASSANDRA_UNIFIED_COMPACTION)
     }

@@ -122,6 +122,9 @@ pub enum ConnectError {
     /// The requested replication ignores data centres.
     #[error("the cluster has the data centres {0}; name the replicas of each, such as `dc1:3,dc2:3`")]
     SimpleReplication(String),
+    /// ScyllaDB refuses this level for reads.
+    #[error("ScyllaDB has no reads at each_quorum; set ORDERFREE_FOLD_CONSISTENCY and ORDERFREE_READ_CONSISTENCY to other levels, such as all and local_quorum")]
+    NoEachQuorumReads,
     /// A node runs a release that does not work.
     #[error("a node runs Cassandra {0}; upgrade it to Apache Cassandra 4.1 or later")]
     EngineTooOld(String),

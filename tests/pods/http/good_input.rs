@@ -114,6 +114,33 @@ async fn a_read_says_where_its_value_comes_from() {
 }
 
 #[tokio::test]
+async fn with_several_data_centres_a_read_says_whose_updates_it_sees() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    pod.set(Fault::Regions);
+    let merge = format!("{}/merge?names=home", KEY.trim_end_matches("/home"));
+    for path in [KEY.to_owned(), format!("{KEY}-absent?default=0"), merge] {
+        let at = async |level: &str| {
+            let joint = if path.contains('?') { '&' } else { '?' };
+            pod.get(&format!("{path}{joint}consistency={level}")).await.json()
+        };
+        for level in ["local_one", "local_quorum", "quorum"] {
+            let answer = at(level).await;
+            assert_eq!((&answer["exact"], &answer["datacenter"]), (&json!(false), &json!("east")));
+        }
+        for level in ["each_quorum", "all"] {
+            let answer = at(level).await;
+            assert_eq!((&answer["exact"], answer.get("datacenter")), (&json!(true), None));
+        }
+    }
+    let absent = pod.get(&format!("{KEY}-absent")).await;
+    assert_eq!(absent.status, 404);
+    assert!(absent.text.contains("each_quorum"), "{}", absent.text);
+    let absent = pod.get(&format!("{KEY}-absent?consistency=each_quorum")).await;
+    assert!(!absent.text.contains("each_quorum"), "{}", absent.text);
+}
+
+#[tokio::test]
 async fn entity_tags_change_with_what_is_shown() {
     let pod = Pod::new();
     assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);

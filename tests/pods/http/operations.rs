@@ -160,6 +160,26 @@ async fn reads_do_not_try_again_to_fold_a_blocked_key() {
 }
 
 #[tokio::test]
+async fn a_pod_says_where_it_is_and_whether_its_data_centre_has_a_quorum() {
+    let pod = Pod::new();
+    let quorum = async || {
+        let ready = pod.get("/readyz?verbose").await;
+        assert_eq!(ready.status, 200, "it does not count");
+        let metrics = pod.get("/metrics").await.text;
+        let gauge = metrics.lines().find(|line| line.starts_with("orderfree_store_quorum "));
+        (ready.json()["checks"]["quorum"].to_string(), gauge.expect("a metric").to_owned())
+    };
+    assert_eq!(quorum().await, (r#""ok""#.to_owned(), "orderfree_store_quorum 1".to_owned()));
+    assert!(pod.get("/version").await.json().get("datacenter").is_none());
+    pod.set(Fault::Regions);
+    let (says, gauge) = quorum().await;
+    assert!(says.contains("east") && says.contains("ORDERFREE_READY_NEEDS_QUORUM"), "{says}");
+    assert_eq!(gauge, "orderfree_store_quorum 0");
+    let version = pod.get("/version").await.json();
+    assert_eq!((&version["datacenter"], &version["replication"]), (&json!("east"), &json!("east:3,west:3")));
+}
+
+#[tokio::test]
 async fn kinds_version_and_problems_explain_themselves() {
     let pod = Pod::new();
     let kinds = pod.get("/v1/kinds").await.json();

@@ -21,14 +21,14 @@ use orderfree::policy::Policies;
 use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{
-    GroupCursor, GroupList, Operators, Pause, Reads, ResetLog, Shards, Store, StoreClock,
+    GroupCursor, GroupList, Operators, Pause, Placement, Reads, ResetLog, Shards, Store, StoreClock,
     StoreError,
 };
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::crdt::item::Item;
 use orderfree_core::crdt::{GSetOp, Kind, Op, State};
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::consistency::{Level, Replication};
 use orderfree_core::protocol::group::{Chunk, From as Start};
 use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::{
@@ -74,6 +74,8 @@ pub(crate) enum Fault {
     /// The clock was never measured, or is wrong.
     Unmeasured,
     Moved,
+    /// Two data centres have replicas, and the pod's own has no quorum.
+    Regions,
 }
 
 struct Faulty {
@@ -382,6 +384,13 @@ impl Shards for Faulty {
 
 #[async_trait]
 impl Reads for Faulty {
+    fn placement(&self) -> Option<Arc<Placement>> {
+        let factors = [("east", 3), ("west", 3)].map(|(name, factor)| (name.to_owned(), factor));
+        let (local_datacenter, replication) = ("east".to_owned(), Replication::new(factors));
+        let placement = Placement { local_datacenter, replication };
+        (self.fault() == Fault::Regions).then(|| Arc::new(placement))
+    }
+
     async fn read_slice(
         &self,
         key: &Key,
@@ -461,6 +470,11 @@ impl StoreClock for Faulty {
     fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
         self.check_clock(now)?;
         self.inner.fold_time(now)
+    }
+
+    fn check_quorum(&self) -> Result<(), String> {
+        let why = "no quorum of data centre east has answered for 30s";
+        if self.fault() == Fault::Regions { Err(why.to_owned()) } else { Ok(()) }
     }
 
     fn clock_offset_us(&self) -> Option<i64> {
