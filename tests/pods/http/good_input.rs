@@ -118,8 +118,7 @@ async fn with_several_data_centres_a_read_says_whose_updates_it_sees() {
     let pod = Pod::new();
     assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
     pod.set(Fault::Regions);
-    let merge = format!("{}/merge?names=home", KEY.trim_end_matches("/home"));
-    for path in [KEY.to_owned(), format!("{KEY}-absent?default=0"), merge] {
+    for path in [KEY.to_owned(), format!("{KEY}-absent?default=0")] {
         let at = async |level: &str| {
             let joint = if path.contains('?') { '&' } else { '?' };
             pod.get(&format!("{path}{joint}consistency={level}")).await.json()
@@ -133,6 +132,9 @@ async fn with_several_data_centres_a_read_says_whose_updates_it_sees() {
             assert_eq!((&answer["exact"], answer.get("datacenter")), (&json!(true), None));
         }
     }
+    let body = json!({"kind": "counter", "group": "site", "names": ["home"]}).to_string();
+    let merged = pod.post("/v1/merge", JSON, &body).await.json();
+    assert_eq!((&merged["exact"], &merged["datacenter"]), (&json!(false), &json!("east")));
     let absent = pod.get(&format!("{KEY}-absent")).await;
     assert_eq!(absent.status, 404);
     assert!(absent.text.contains("each_quorum"), "{}", absent.text);
