@@ -373,6 +373,10 @@ impl Reads for SimStore {
 
 #[async_trait]
 impl Folds for SimStore {
+    fn folds_lone_rows(&self) -> bool {
+        self.plan.nodes.iter().any(|node| node.datacenter > 0)
+    }
+
     fn sweep_parts(&self) -> u32 {
         2
     }
