@@ -1,6 +1,6 @@
 # One-line recipes; .ci/run calls the same ones.
 
-.PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm sim exhaustive \
+.PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm regions growth topology sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers page page-check picture advisories fuzz-check schemathesis \
   mutants bench bench-quick overload idle damage long deletes
 
@@ -66,6 +66,15 @@ soak:           ## every kind of fault for MINUTES on the repository's cluster, 
 
 storm:          ## the soak with ids: each update is repeated to random pods until it is acked, some also after that
 	MINUTES=$(MINUTES) IDS=minute,short tests/pods/soak/run
+
+regions:        ## two data centres count for MINUTES, one is lost, the link is cut, keys are reset; target/regions/report.md
+	MINUTES=$(MINUTES) tests/pods/regions/run regions
+
+growth:         ## a third replica, then a second data centre that is lost again, under load; target/growth/report.md
+	tests/pods/regions/run growth
+
+topology:       ## nodes join, leave, are replaced, repaired and restored under load; target/topology/report.md
+	tests/pods/regions/run topology
 
 N ?= 100000
 SEED ?= 0
