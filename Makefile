@@ -2,7 +2,7 @@
 
 .PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm regions growth topology sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers page page-check picture advisories fuzz-check schemathesis \
-  mutants bench bench-quick overload idle damage long deletes
+  versions upgrade mutants bench bench-quick overload idle damage long deletes
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	@tests/prerequisites build
@@ -53,6 +53,12 @@ cassandra:      ## three nodes on 127.0.0.1 to 127.0.0.3
 
 cassandra-stop:
 	tests/cassandra/cluster stop
+
+versions:       ## the contract suite, the facts and a short load on Cassandra 4.1, 5.0 and 6.0, or on RELEASES; target/versions
+	tests/cassandra/versions
+
+upgrade:        ## three nodes from Cassandra 4.1 to 5.0 under load, one after the other; target/upgrade/report.txt
+	tests/cassandra/upgrade
 
 load:           ## the multi-process load test on the repository's cluster
 	tests/cassandra/cluster start

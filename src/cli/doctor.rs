@@ -23,6 +23,7 @@ use crate::pod::node::Node;
 use crate::pod::start;
 use crate::runtime::clock::{Clock, SystemClock};
 use crate::runtime::random::Random;
+use crate::store::cassandra::scrub_loses_rows;
 use crate::store::{GroupCursor, Operators, Store};
 
 /// Longest time for a pod's answer.
@@ -65,6 +66,11 @@ impl Report {
     /// Prints a warning, which does not change the exit code.
     fn warn(&self, what: &str, why: &str) {
         say(format_args!("warn  {what}: {why}"));
+    }
+
+    /// Prints advice that stays true while nothing is wrong.
+    fn note(&self, what: &str, advice: &str) {
+        say(format_args!("note  {what}: {advice}"));
     }
 }
 
@@ -115,9 +121,16 @@ async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>, read: Level)
     let placement = store.placement().map_or_else(String::new, |placement| format!("; {placement}"));
     let found = format!("{}, {levels}{placement}; the table is correct", store.name());
     report.say("store", Ok(found));
-    match store.versions().await.map(|nodes| upgrade(&nodes)) {
-        Ok(Err(unfinished)) => report.warn("versions", &unfinished),
-        Ok(found) => report.say("versions", found),
+    match store.versions().await {
+        Ok(nodes) => {
+            match upgrade(&nodes) {
+                Err(unfinished) => report.warn("versions", &unfinished),
+                found => report.say("versions", found),
+            }
+            if let Some(advice) = scrub(&nodes) {
+                report.note("scrub", &advice);
+            }
+        }
         Err(error) => report.say("versions", Err(error.to_string())),
     }
     let offset = match store.clock_offset_us() {
@@ -143,6 +156,15 @@ fn upgrade(nodes: &BTreeMap<String, usize>) -> Result<String, String> {
         1 => Ok(all),
         _ => Err(format!("{all}; finish the upgrade before anything else")),
     }
+}
+
+/// A warning of `nodetool scrub`, if a node's release loses rows by it. It ends with exit code 0, so people notice nothing.
+fn scrub(nodes: &BTreeMap<String, usize>) -> Option<String> {
+    let loses = nodes.keys().find(|release| scrub_loses_rows(release))?;
+    Some(format!(
+        "do not run `nodetool scrub` or `sstablescrub` on these tables: on Cassandra {loses} it drops every group in \
+         which keys were folded; docs/operate/cassandra.md says what to do if it happened"
+    ))
 }
 
 /// Checks the rows of some keys of every kind, and the size of their groups.
@@ -411,5 +433,16 @@ mod tests {
         assert_eq!(nodes(&[("5.0.6", 3)]), Ok("3 × 5.0.6".to_owned()));
         let mixed = "1 × 4.1.7, 2 × 5.0.6; finish the upgrade before anything else";
         assert_eq!(nodes(&[("4.1.7", 1), ("5.0.6", 2)]), Err(mixed.to_owned()));
+    }
+
+    #[test]
+    fn scrub_is_warned_of_where_it_loses_rows() {
+        let nodes = |releases: &[&str]| {
+            scrub(&releases.iter().map(|name| ((*name).to_owned(), 3)).collect())
+        };
+        assert_eq!(nodes(&[]), None);
+        assert_eq!(nodes(&["4.1.10", "unknown"]), None);
+        let advice = nodes(&["4.1.10", "5.0.6"]).expect("advice");
+        assert!(advice.contains("nodetool scrub") && advice.contains("5.0.6"), "{advice}");
     }
 }

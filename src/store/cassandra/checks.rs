@@ -13,6 +13,16 @@ const CASSANDRA_MIN: (u32, u32) = (4, 1);
 /// The first release with the compaction strategy of `schema.cql`.
 const CASSANDRA_UNIFIED_COMPACTION: (u32, u32) = (5, 0);
 
+/// The first release whose `nodetool scrub` loses partitions with range deletions. No release without this defect is
+/// known after it: the test `scrub_loses_folded_partitions_from_5_0_on` in `tests/harness/conformance` notices one.
+const CASSANDRA_LOSING_SCRUB: (u32, u32) = (5, 0);
+
+/// The releases for which `schema print` has statements.
+const CASSANDRA_PRINTED: [(u32, u32); 3] = [(4, 1), (5, 0), (6, 0)];
+
+/// How `schema print` calls ScyllaDB.
+const SCYLLA: &str = "scylla";
+
 /// What the nodes run, as far as it changes the statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Engine {
@@ -34,6 +44,20 @@ impl Engine {
         if releases.is_empty() { Err("unknown".into()) } else { Ok(Engine::Cassandra(oldest)) }
     }
 
+    /// Returns the engine that a person names: a release such as `5.0` or `5.0.6`, or `scylla`.
+    pub(super) fn of_name(name: &str) -> Option<Engine> {
+        if name.eq_ignore_ascii_case(SCYLLA) {
+            return Some(Engine::Scylla);
+        }
+        version(name).filter(|version| CASSANDRA_PRINTED.contains(version)).map(Engine::Cassandra)
+    }
+
+    /// The names for [`Engine::of_name`], as a part of a sentence.
+    pub(super) fn names() -> String {
+        let releases = CASSANDRA_PRINTED.map(|(major, minor)| format!("{major}.{minor}"));
+        format!("{} or {SCYLLA}", releases.join(", "))
+    }
+
     pub(super) fn has_read_repair(self) -> bool {
         self != Engine::Scylla
     }
@@ -51,6 +75,12 @@ impl Engine {
     pub(super) fn has_unified_compaction(self) -> bool {
         matches!(self, Engine::Cassandra(version) if version >= CASSANDRA_UNIFIED_COMPACTION)
     }
+}
+
+/// Whether `nodetool scrub` on a node of this release loses folded partitions.
+#[must_use]
+pub fn scrub_loses_rows(release: &str) -> bool {
+    version(release).is_some_and(|version| version >= CASSANDRA_LOSING_SCRUB)
 }
 
 /// Major and minor number of `5.0.6`, `4.1-beta1` and the like.
@@ -212,6 +242,29 @@ mod tests {
         assert!(
             !Engine::Cassandra((4, 1)).has_unified_compaction() && NEW.has_unified_compaction()
         );
+    }
+
+    #[test]
+    fn engines_are_named_by_a_release_of_their_line() {
+        assert_eq!(Engine::of_name("4.1"), Some(Engine::Cassandra((4, 1))));
+        assert_eq!(Engine::of_name("5.0.6"), Some(NEW));
+        assert_eq!(Engine::of_name("6.0-alpha2"), Some(Engine::Cassandra((6, 0))));
+        assert_eq!(Engine::of_name("Scylla"), Some(Engine::Scylla));
+        for unknown in ["", "5", "4.0", "4.0.11", "3.11", "5.1", "50", "latest", "v5.0", "5.x"] {
+            assert_eq!(Engine::of_name(unknown), None, "{unknown}");
+        }
+        assert_eq!(Engine::names(), "4.1, 5.0, 6.0 or scylla");
+    }
+
+    #[test]
+    fn scrub_is_named_from_the_release_on_that_loses_rows() {
+        // ScyllaDB says 3.0.8.
+        for release in ["3.0.8", "4.1.10", "unknown", ""] {
+            assert!(!scrub_loses_rows(release), "{release}");
+        }
+        for release in ["5.0-beta1", "5.0.6", "6.0-alpha2"] {
+            assert!(scrub_loses_rows(release), "{release}");
+        }
     }
 
     #[test]

@@ -128,6 +128,14 @@ pub enum ConnectError {
     /// A node runs a release that does not work.
     #[error("a node runs Cassandra {0}; upgrade it to Apache Cassandra 4.1 or later")]
     EngineTooOld(String),
+    /// The release for which the schema is requested is none that has one.
+    #[error("there is no schema for `{name}`; choose {names}")]
+    UnknownRelease {
+        /// As requested.
+        name: String,
+        /// Those that have a schema.
+        names: String,
+    },
     /// The requested replication is malformed.
     #[error("`{0}` is not a valid replication; write `dc1:3,dc2:3`, or `3` for one data centre")]
     ReplicationText(String),

@@ -68,6 +68,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use self::attempts::{Patience, Sending};
+pub use self::checks::scrub_loses_rows;
 use self::clock::{Sampler, SharedView};
 pub use self::connect_error::ConnectError;
 use self::coordinators::Coordinators;

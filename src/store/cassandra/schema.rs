@@ -25,17 +25,26 @@ const TABLES: [&str; 2] = ["shards", "resets"];
 /// Default number of replicas per data centre; fewer if the data centre has fewer nodes.
 const REPLICAS: usize = 3;
 
-/// Returns the statements that [`apply`] runs on Apache Cassandra 5, for people and their own tools. Without
-/// `with_resets`, the table of resets is left out.
+/// Returns the statements that [`apply`] runs on an engine, for people and their own tools. `engine` is a release of
+/// Apache Cassandra, such as `5.0` or `5.0.6`, or `scylla`. Without `with_resets`, the table of resets is left out.
 ///
 /// # Errors
-/// [`ConnectError::KeyspaceName`] and [`ConnectError::ReplicationText`].
-pub fn print(keyspace: &str, replication: &str, with_resets: bool) -> Result<String, ConnectError> {
+/// [`ConnectError::KeyspaceName`], [`ConnectError::ReplicationText`] and [`ConnectError::UnknownRelease`].
+pub fn print(
+    keyspace: &str,
+    replication: &str,
+    with_resets: bool,
+    engine: &str,
+) -> Result<String, ConnectError> {
     session::check_keyspace_name(keyspace)?;
+    let engine = Engine::of_name(engine).ok_or_else(|| ConnectError::UnknownRelease {
+        name: engine.to_owned(),
+        names: Engine::names(),
+    })?;
     let keyspace_statement = create_keyspace(keyspace, &parse(replication)?);
     let mut all = format!("{keyspace_statement};\n");
     for table in &TABLES[..if with_resets { 2 } else { 1 }] {
-        let _ = write!(all, "\n{};\n", create_table(keyspace, table, Engine::Cassandra((5, 0))));
+        let _ = write!(all, "\n{};\n", create_table(keyspace, table, engine));
     }
     Ok(all)
 }
@@ -204,9 +213,9 @@ mod tests {
         assert!(log.contains("PRIMARY KEY (bucket, at, kind, grp, id)"), "{log}");
         assert!(log.ends_with("speculative_retry = 'MIN(99p,500ms)'"), "{log}");
         assert!(!log.contains("--") && !log.contains(';'), "{log}");
-        let all = print("counts", "3", true).expect("valid");
+        let all = print("counts", "3", true, "5.0").expect("valid");
         assert!(all.ends_with(&format!("{table};\n\n{log};\n")), "{all}");
-        assert!(!print("counts", "3", false).expect("valid").contains("resets"));
+        assert!(!print("counts", "3", false, "5.0").expect("valid").contains("resets"));
     }
 
     #[test]
@@ -221,18 +230,34 @@ mod tests {
     }
 
     #[test]
+    fn the_schema_is_printed_for_the_engine_that_is_named() {
+        let of = |engine| print("counts", "3", true, engine).expect("valid");
+        assert!(of("5.0.9").contains("UnifiedCompaction") && of("5.0.9") == of("6.0-alpha2"));
+        assert!(!of("4.1").contains("UnifiedCompaction") && of("4.1").contains("read_repair"));
+        assert!(!of("scylla").contains("read_repair"), "{}", of("scylla"));
+        let error = print("counts", "3", true, "4.0").expect_err("too old").to_string();
+        assert_eq!(error, "there is no schema for `4.0`; choose 4.1, 5.0, 6.0 or scylla");
+    }
+
+    #[test]
     fn replication_is_written_in_two_ways() {
         assert_eq!(
-            print("counts", "dc1:3, dc2:2", true).expect("valid").lines().next().expect("a line"),
+            print("counts", "dc1:3, dc2:2", true, "5.0")
+                .expect("valid")
+                .lines()
+                .next()
+                .expect("a line"),
             "CREATE KEYSPACE IF NOT EXISTS counts WITH replication = \
              {'class': 'NetworkTopologyStrategy', 'dc1': 3, 'dc2': 2};"
         );
-        assert!(print("counts", "3", true).expect("valid").contains("'replication_factor': 3"));
+        let simple = print("counts", "3", true, "5.0").expect("valid");
+        assert!(simple.contains("'replication_factor': 3"));
         for bad in
             ["", "0", "-1", "x", "dc1:", ":3", "dc1:3,", "dc1:0", "dc'1:3", "a:1,a:2", "a:1,3"]
         {
             assert!(parse(bad).is_err(), "{bad}");
         }
-        assert!(matches!(print("Counts", "3", true), Err(ConnectError::KeyspaceName(_))));
+        let quoted = print("Counts", "3", true, "5.0");
+        assert!(matches!(quoted, Err(ConnectError::KeyspaceName(_))));
     }
 }

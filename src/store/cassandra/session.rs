@@ -6,17 +6,22 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
 use orderfree_core::protocol::consistency::{Level, Levels, Replication};
 use scylla::client::PoolSize;
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
+use scylla::cluster::Node;
 use scylla::deserialize::row::DeserializeRow;
 use scylla::errors::{
     BrokenConnectionErrorKind, ConnectionError, ConnectionPoolError,
     ConnectionSetupRequestErrorKind, DbError, ExecutionError, MetadataError, NewSessionError,
     RequestAttemptError,
 };
+use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::serialize::row::SerializeRow;
+use scylla::statement::unprepared::Statement;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::CassandraConfig;
@@ -30,6 +35,9 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Time limit for one query at start.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Time limit for a node's answer about itself. A slower node counts as down.
+const RELEASE_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// Time limit for a second look at the cluster, including time spent on dead nodes.
 const LOOK_TIME_MAX: Duration = Duration::from_secs(30);
@@ -166,12 +174,41 @@ pub(super) async fn engine(session: &Session) -> Result<Engine, ConnectError> {
     Engine::of_releases(&releases).map_err(ConnectError::EngineTooOld)
 }
 
-/// Returns the release of each node. A joining node can be without one.
+/// Returns the release of each node, as the node itself says. Its peers can still have the release from before an
+/// upgrade. They answer only for a node that does not. A joining node can be without a release.
 pub(super) async fn releases(session: &Session) -> Result<Vec<Option<String>>, ConnectError> {
-    let mut releases: Vec<(Option<String>,)> =
-        ask(session, "SELECT release_version FROM system.local", ()).await?;
-    releases.extend(ask(session, "SELECT release_version FROM system.peers", ()).await?);
-    Ok(releases.into_iter().map(|(release,)| release).collect())
+    let cql = "SELECT host_id, release_version FROM system.peers";
+    let peers: Vec<(Option<Uuid>, Option<String>)> = ask(session, cql, ()).await?;
+    let cluster = session.get_cluster_state();
+    let nodes = cluster.get_nodes_info();
+    let own = join_all(nodes.iter().map(|node| own_release(session, node))).await;
+    let mut releases = Vec::new();
+    for (node, own) in nodes.iter().zip(own) {
+        releases.push(own.unwrap_or_else(|reason| {
+            let known = peers.iter().find(|(id, _)| *id == Some(node.host_id));
+            let release = known.and_then(|(_, release)| release.clone());
+            tracing::debug!(
+                node = %node.address, reason, ?release,
+                "the node does not say its release; taking what its peers say"
+            );
+            release
+        }));
+    }
+    // Nodes that the driver does not know.
+    let is_known = |id| nodes.iter().any(|node| Some(node.host_id) == id);
+    releases.extend(peers.into_iter().filter(|(id, _)| !is_known(*id)).map(|(_, release)| release));
+    Ok(releases)
+}
+
+/// Returns what one node says about its own release, or why it says nothing.
+async fn own_release(session: &Session, node: &Arc<Node>) -> Result<Option<String>, String> {
+    let mut question = Statement::new("SELECT release_version FROM system.local");
+    let only = SingleTargetLoadBalancingPolicy::new(NodeIdentifier::Node(Arc::clone(node)), None);
+    question.set_load_balancing_policy(Some(only));
+    let asked = timeout(RELEASE_TIME_MAX, session.query_unpaged(question, ())).await;
+    let answer = asked.map_err(|_| "no answer in time")?.map_err(|error| error.to_string())?;
+    let found = rows::of_system::<(Option<String>,)>(answer).map_err(|error| error.to_string())?;
+    Ok(found.into_iter().next().and_then(|(release,)| release))
 }
 
 /// Checks that what is acknowledged is on disk, and the table.

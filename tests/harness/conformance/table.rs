@@ -12,7 +12,7 @@ use scylla::statement::Consistency;
 use scylla::statement::unprepared::Statement;
 use uuid::Uuid;
 
-use crate::cassandra::{cql, drop_keyspace, fresh_on_own, session};
+use crate::cassandra::{cql, datacenter, drop_keyspace, fresh_on_own, session};
 use crate::contract::short_constants;
 use orderfree::store::cassandra::CassandraConfig;
 
@@ -49,9 +49,9 @@ impl Table {
     pub(crate) async fn with_one_replica() -> Table {
         let table = Table::fresh().await;
         let statement = format!(
-            "ALTER KEYSPACE {} WITH replication = \
-             {{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}}",
-            table.config.keyspace
+            "ALTER KEYSPACE {} WITH replication = {{'class': 'NetworkTopologyStrategy', '{}': 1}}",
+            table.config.keyspace,
+            datacenter(&table.config).await,
         );
         cql(&table.config, &statement).await;
         table
