@@ -203,6 +203,7 @@ impl Policies {
         let before = self.current.load();
         policy.tokens.go_on_from(&before.tokens);
         policy.quotas.go_on_from(&before.quotas);
+        policy.pixels.go_on_from(&before.pixels);
         self.current.store(Arc::new(policy));
         Ok(())
     }

@@ -339,6 +339,26 @@ fn a_token_has_its_streams_and_a_reload_is_no_way_around_it() {
 }
 
 #[test]
+fn pictures_count_no_faster_after_a_reload() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("policy.toml");
+    let write = |per_second: u32| {
+        let text = format!("[[pixel]]\ngroup_prefix = \"a\"\nper_second = {per_second}\n");
+        std::fs::write(&file, text).expect("written");
+    };
+    write(1);
+    let policies = Policies::open(Some(&file), constants()).expect("a policy");
+    let pass = || policies.pass_pixel(&key(Kind::Counter, "a1")).expect("pictures count");
+    pass().expect("the first");
+    assert!(pass().is_err());
+    policies.reload().expect("the same");
+    assert!(pass().is_err(), "a reload is a way around the rate");
+    write(2);
+    policies.reload().expect("another rate");
+    pass().expect("a new rate starts fresh");
+}
+
+#[test]
 fn a_text_for_the_log_is_cut_where_tokens_begin() {
     let NewToken { token, .. } = NewToken::draw();
     for (text, cut) in [
