@@ -144,7 +144,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         None => serve(cli.serve).await,
         Some(Command::Serve(args)) => serve(*args).await,
-        Some(Command::Demo(args)) => Ok(match demo::run(&args).await? {
+        Some(Command::Demo(args)) => Ok(match demo::run(&args, |line| output::note(line)).await? {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
         }),
