@@ -477,6 +477,12 @@ pub const RECENT_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Bytes of memory of one value that the pod keeps. It does not keep larger ones.
 pub const RECENT_VALUE_BYTES_MAX: usize = 256 * 1024;
 
+/// The least time between two log lines about one key that can't be decoded. A watched key is read every second.
+pub const UNREADABLE_LOG_EVERY: Duration = Duration::from_secs(60);
+
+/// Keys that can't be decoded and whose last log line the pod remembers.
+pub const UNREADABLE_KEYS_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
+
 /// Keys that a pod watches. Each is read once a second.
 pub const WATCHED_KEYS_MAX: usize = 10_000;
 

@@ -1,5 +1,8 @@
 //! Streams of the values of watched keys.
 
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
@@ -82,6 +85,31 @@ impl Events {
             }
         }
         unreachable!()
+    }
+}
+
+fn count_of(of: &Arc<AtomicUsize>) -> usize {
+    of.load(Ordering::SeqCst)
+}
+
+/// What the pods of this thread log.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("lock").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn lines_with(&self, text: &str) -> usize {
+        String::from_utf8_lossy(&self.0.lock().expect("lock")).matches(text).count()
     }
 }
 
@@ -313,6 +341,47 @@ async fn a_pod_watches_up_to_its_limit_and_forgets_what_nobody_watches() {
 }
 
 #[tokio::test]
+async fn a_key_has_one_read_however_many_watch_it() {
+    let pod = Pod::new();
+    pod.post(HOME, "text/plain", "5").await;
+    let mut streams = Vec::new();
+    for _ in 0..50 {
+        let mut events = Events::open(&pod, WATCH_HOME, &[]).await;
+        assert_eq!(events.value().await, 5);
+        streams.push(events);
+    }
+    let (before, began) = (count_of(&pod.reads), Instant::now());
+    sleep(Duration::from_secs(3)).await;
+    let reads = count_of(&pod.reads) - before;
+    assert!((1..=began.elapsed().as_secs() + 1).contains(&(reads as u64)), "{reads} reads");
+    pod.post(HOME, "text/plain", "1").await;
+    for events in &mut streams {
+        assert_eq!(events.value().await, 6);
+    }
+}
+
+/// A watched key is read every second.
+#[tokio::test]
+async fn a_key_that_can_not_be_decoded_is_logged_once_in_a_while() {
+    let log = Log::default();
+    let writer = log.clone();
+    let logs = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+    let _logs = tracing::subscriber::set_default(logs);
+    let pod = Pod::new();
+    pod.post(HOME, "text/plain", "5").await;
+    pod.set(Fault::Damaged);
+    let mut events = Events::open(&pod, WATCH_HOME, &[]).await;
+    assert!(events.soon().await.data["problem"].is_object());
+    let before = count_of(&pod.reads);
+    while count_of(&pod.reads) < before + 3 {
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(log.lines_with("a key can't be read"), 1);
+    pod.set(Fault::None);
+    assert_eq!(events.value().await, 5);
+}
+
+#[tokio::test]
 async fn a_request_that_names_nothing_or_too_much_says_what_to_do() {
     let pod = Pod::new();
     for (query, says) in [
@@ -345,3 +414,4 @@ async fn the_hottest_keys_are_those_with_the_most_ops() {
     let hot = |name: &str, rate: f64| json!({"kind": "counter", "group": "site", "name": name, "ops_per_second": rate});
     assert_eq!(keys, json!([hot("hot", 3.0), hot("warm", 0.5)]));
 }
+
