@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::body::{Body, BodyDataStream};
 use axum::http::StatusCode;
 use futures::StreamExt;
+use orderfree::limits;
 use orderfree::engine::write::Bounds;
 use orderfree::policy::{NewToken, Policies, Verb};
 use orderfree_core::protocol::{Constants, Overrides};
@@ -85,6 +86,19 @@ impl Events {
             }
         }
         unreachable!()
+    }
+}
+
+/// Applies updates, a thousand in a request.
+async fn add_all(pod: &Pod, token: Option<&str>, updates: &[Value]) {
+    let bearer = token.map(|token| format!("Bearer {token}"));
+    let mut headers = vec![("content-type", "application/json")];
+    headers.extend(bearer.iter().map(|bearer| ("authorization", bearer.as_str())));
+    for updates in updates.chunks(1_000) {
+        let body = json!({"updates": updates}).to_string();
+        let answer = pod.send(request("POST", "/v1/batch", &headers, body)).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        assert!(!answer.text.contains("problem"), "{}", answer.text);
     }
 }
 
@@ -415,3 +429,24 @@ async fn the_hottest_keys_are_those_with_the_most_ops() {
     assert_eq!(keys, json!([hot("hot", 3.0), hot("warm", 0.5)]));
 }
 
+#[tokio::test]
+async fn the_hottest_keys_are_those_of_the_callers_groups_however_cold() {
+    let (admin, read) = (grant("quiet", &[Verb::Admin]), grant("quiet", &[Verb::Read]));
+    let tokens = [("quiet", admin), ("none", read), ("all", grant("", &Verb::ALL))];
+    let guarded = Guarded::new(tokens, "");
+    let add = json!({"op": "add"});
+    let loud = |at: usize| json!({"kind": "counter", "group": "loud", "name": at.to_string(), "ops": [add, add]});
+    let mut updates: Vec<Value> = (0..=limits::PAGE_MAX).map(loud).collect();
+    updates.push(json!({"kind": "counter", "group": "quiet", "name": "n", "op": add}));
+    add_all(&guarded.pod, Some(&*guarded.tokens["all"]), &updates).await;
+    guarded.pod.mutators.tidy_once();
+    let hottest = async |token: &str, limit: usize| {
+        guarded.ask(token, "GET", &format!("/v1/hottest?limit={limit}"), "").await
+    };
+    let hot = |group: &str, name: &str, rate: f64| json!({"kind": "counter", "group": group, "name": name, "ops_per_second": rate});
+    let of_quiet = hottest("quiet", 10).await.json()["keys"].clone();
+    assert_eq!(of_quiet, json!([hot("quiet", "n", 0.1)]));
+    let of_all = hottest("all", 2).await.json()["keys"].clone();
+    assert_eq!(of_all, json!([hot("loud", "0", 0.2), hot("loud", "1", 0.2)]));
+    hottest("none", 10).await.problem(403, "forbidden");
+}
