@@ -27,6 +27,7 @@ pub use crate::engine::read::{Held, KeyValue, ReadError};
 use crate::engine::watch::{Watcher, Watches, Write};
 use crate::engine::write::{Mutators, Update, UpdateError, Updates};
 use crate::limits;
+use crate::policy::WatchRoom;
 use crate::store::{GroupCursor, GroupList, Operators, Reads, StoreError, prefix};
 
 /// The operations of a pod.
@@ -210,8 +211,8 @@ impl Service {
 
     /// A watcher of no keys yet; see [`Watches::watcher`]. They are read at the pod's default level.
     #[must_use]
-    pub fn watcher(&self, write: Write, form: bool) -> Watcher {
-        self.watches.watcher(write, form)
+    pub fn watcher(&self, write: Write, form: bool, room: Option<WatchRoom>) -> Watcher {
+        self.watches.watcher(write, form, room)
     }
 
     /// Waits up to `within` for running reads.

@@ -73,7 +73,8 @@ use quotas::Quotas;
 pub use quotas::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
 use tokens::Tokens;
 pub use tokens::{
-    Caller, Denied, NewToken, TOKEN_PREFIX, TooFast, TooManyStreams, Verb, without_tokens,
+    Caller, Denied, NewToken, TOKEN_PREFIX, TooFast, TooManyStreams, Verb, WatchRoom,
+    without_tokens,
 };
 
 /// A parsed policy file.

@@ -151,7 +151,7 @@ async fn start(
         interval_at(Instant::now() + limits::WATCH_HEARTBEAT_EVERY, limits::WATCH_HEARTBEAT_EVERY);
     heart.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut events = Watching {
-        watcher: served.app.service.watcher(text, as_digits),
+        watcher: served.app.service.watcher(text, as_digits, caller.watch_room()),
         served,
         caller,
         group,
@@ -247,7 +247,7 @@ impl Watching {
         let Some(Group { kind, group, prefix }) = &self.group else { return Ok(()) };
         self.listed = Instant::now();
         let (kind, group) = (*kind, group.clone());
-        let known = self.watcher.keys().len();
+        let known = self.watcher.keys().count();
         let limit = limits::BATCH_ITEMS_MAX;
         let query =
             GroupQuery { prefix: prefix.clone(), ..GroupQuery::all(kind, group.clone(), limit) };
@@ -310,5 +310,6 @@ fn text(key: &Key, shown: &Said, as_digits: bool) -> Text {
     let data = String::from_utf8(text).expect("invariant: JSON is UTF-8");
     let held = shown.as_ref().ok().and_then(Option::as_ref);
     let tag = held.map(|held| read::tag_of(&data, &rfc3339(held.as_of)));
-    Text { data, tag, is_last: matches!(shown, Err(ReadError::Bug)) }
+    let (is_absent, is_last) = (matches!(shown, Ok(None)), matches!(shown, Err(ReadError::Bug)));
+    Text { data, tag, is_absent, is_last }
 }

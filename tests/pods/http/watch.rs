@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
-use axum::http::StatusCode;
+use axum::http::{Request, StatusCode};
 use futures::StreamExt;
 use orderfree::limits;
 use orderfree::engine::write::Bounds;
@@ -42,7 +42,7 @@ impl Events {
         Events::of(pod, request("GET", path, headers, "")).await
     }
 
-    async fn of(pod: &Pod, request: axum::http::Request<Body>) -> Events {
+    async fn of(pod: &Pod, request: Request<Body>) -> Events {
         let answer = pod.answer(request).await;
         assert_eq!(answer.status(), StatusCode::OK);
         assert_eq!(answer.headers()["content-type"], "text/event-stream");
@@ -87,6 +87,16 @@ impl Events {
         }
         unreachable!()
     }
+}
+
+/// A request to watch the thousand keys from this one on.
+fn a_thousand(from: usize, token: Option<&str>) -> Request<Body> {
+    let key = |at| json!({"kind": "counter", "group": "site", "name": format!("{at}")});
+    let keys: Vec<Value> = (from..from + 1_000).map(key).collect();
+    let bearer = token.map(|token| format!("Bearer {token}"));
+    let mut headers = vec![("content-type", "application/json")];
+    headers.extend(bearer.iter().map(|bearer| ("authorization", bearer.as_str())));
+    request("POST", "/v1/watch", &headers, json!({"keys": keys}).to_string())
 }
 
 /// Applies updates, a thousand in a request.
@@ -327,15 +337,9 @@ async fn every_key_needs_a_grant_as_long_as_it_is_watched() {
 #[tokio::test]
 async fn a_pod_watches_up_to_its_limit_and_forgets_what_nobody_watches() {
     let pod = Pod::new();
-    let json = [("content-type", "application/json")];
-    let many = |from: usize| {
-        let key = |at| json!({"kind": "counter", "group": "site", "name": format!("{at}")});
-        let keys: Vec<Value> = (from..from + 1_000).map(key).collect();
-        request("POST", "/v1/watch", &json, json!({"keys": keys}).to_string())
-    };
     let mut streams = Vec::new();
     for at in 0..10 {
-        streams.push(Events::of(&pod, many(at * 1_000)).await);
+        streams.push(Events::of(&pod, a_thousand(at * 1_000, None)).await);
     }
     pod.get(WATCH_HOME).await.problem(429, "too-many-watched");
     // A key that is watched already has room.
@@ -352,6 +356,48 @@ async fn a_pod_watches_up_to_its_limit_and_forgets_what_nobody_watches() {
         assert!(began.elapsed() < Duration::from_secs(30), "{}", watched().await);
         sleep(Duration::from_millis(100)).await;
     }
+}
+
+#[tokio::test]
+async fn one_token_watches_half_of_the_keys_that_a_pod_can_watch() {
+    let read = || grant("", &[Verb::Read]);
+    let guarded = Guarded::new([("many", read()), ("other", read())], "");
+    let pod = &guarded.pod;
+    let (many, other) = (Some(&*guarded.tokens["many"]), Some(&*guarded.tokens["other"]));
+    let mut streams = Vec::new();
+    for at in 0..5 {
+        streams.push(Events::of(pod, a_thousand(at * 1_000, many)).await);
+    }
+    let detail = pod.send(a_thousand(5_000, many)).await.detail(429, "too-many-watched");
+    assert!(detail.contains("half"), "{detail}");
+    assert_eq!(pod.send(a_thousand(0, many)).await.status, StatusCode::OK, "it has these keys");
+    // These are the keys of both tokens.
+    let both = Events::of(pod, a_thousand(0, other)).await;
+    let others = Events::of(pod, a_thousand(5_000, other)).await;
+    streams.remove(0);
+    streams.push(Events::of(pod, a_thousand(6_000, many)).await);
+    pod.send(a_thousand(0, many)).await.problem(429, "too-many-watched");
+    drop((both, others));
+}
+
+#[tokio::test]
+async fn a_pod_has_places_for_so_many_keys_of_all_watchers_and_a_token_for_half_of_them() {
+    let read = || grant("", &[Verb::Read]);
+    let guarded = Guarded::new([("many", read()), ("other", read()), ("late", read())], "");
+    let pod = &guarded.pod;
+    let [many, other, late] = ["many", "other", "late"].map(|name| Some(&*guarded.tokens[name]));
+    let mut streams = Vec::new();
+    for token in [many, other] {
+        for _ in 0..limits::WATCHED_PLACES_MAX / 2_000 {
+            streams.push(Events::of(pod, a_thousand(0, token)).await);
+        }
+        if token == many {
+            pod.send(a_thousand(0, many)).await.problem(429, "too-many-watched");
+        }
+    }
+    pod.send(a_thousand(0, late)).await.problem(429, "too-many-watched");
+    streams.pop();
+    assert_eq!(pod.send(a_thousand(0, late)).await.status, StatusCode::OK);
 }
 
 #[tokio::test]
