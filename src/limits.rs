@@ -486,13 +486,16 @@ pub const UNREADABLE_KEYS_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap()
 /// Keys that a pod watches. Each is read once a second.
 pub const WATCHED_KEYS_MAX: usize = 10_000;
 
-/// Keys of all watchers together. Each is an entry of some 50 bytes.
+/// Keys of all watchers together, and their groups. Each is an entry of some 100 bytes.
 pub const WATCHED_PLACES_MAX: usize = 200_000;
 
 /// Different keys that one token watches. A stream can last long, and its keys count only once for the token's rate, so one
 /// token can take only half of the keys, and half of the places.
 pub const WATCHED_KEYS_OF_TOKEN_MAX: usize = WATCHED_KEYS_MAX / 2;
 pub const WATCHED_PLACES_OF_TOKEN_MAX: usize = WATCHED_PLACES_MAX / 2;
+
+/// Bytes of the names of watched groups: a thousand names of each group.
+pub const WATCHED_NAMES_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Bytes of the texts that are kept for watchers.
 pub const WATCHED_BYTES_MAX: usize = 64 * 1024 * 1024;

@@ -6,7 +6,7 @@
 //!
 //! Requests that accept staleness get the last answer at once if it is recent enough.
 
-mod shared_reads;
+pub(crate) mod shared_reads;
 mod values;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

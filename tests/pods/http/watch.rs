@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::body::{Body, BodyDataStream};
 use axum::http::{Request, StatusCode};
 use futures::StreamExt;
+use futures::future::join_all;
 use orderfree::limits;
 use orderfree::engine::write::Bounds;
 use orderfree::policy::{NewToken, Policies, Verb};
@@ -76,6 +77,12 @@ impl Events {
     /// The value of the next event.
     async fn value(&mut self) -> Value {
         self.soon().await.data["value"].clone()
+    }
+
+    /// The value of a key of a watched group, which can take longer to show.
+    async fn value_of_new_key(&mut self) -> i64 {
+        let event = timeout(Duration::from_secs(20), self.next()).await.expect("in time");
+        event.expect("an event").data["value"].as_i64().expect("a number")
     }
 
     /// Waits for this value. Returns the number of events until then.
@@ -223,6 +230,70 @@ async fn a_group_shows_its_keys_and_those_that_come_later() {
     pod.post("/v1/counter/site/a3", "text/plain", "1").await;
     let event = timeout(Duration::from_secs(20), events.next()).await.expect("in time");
     assert_eq!(event.expect("an event").data["name"], "a3");
+}
+
+#[tokio::test]
+async fn streams_of_a_group_share_its_list_and_one_that_stands_still_stops_none() {
+    const GROUP: &str = "/v1/watch?group=counter/site";
+    let pod = Pod::new();
+    pod.post(HOME, "text/plain", "1").await;
+    // Its client takes nothing.
+    let _still = Events::open(&pod, GROUP, &[]).await;
+    let before = count_of(&pod.group_reads);
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        let mut events = Events::open(&pod, GROUP, &[]).await;
+        assert_eq!(events.value().await, 1);
+        streams.push(events);
+    }
+    assert_eq!(count_of(&pod.group_reads), before, "each stream reads the names");
+    pod.post("/v1/counter/site/new", "text/plain", "5").await;
+    let new = streams.iter_mut().map(Events::value_of_new_key);
+    assert_eq!(join_all(new).await, vec![5; 20]);
+    let reads = count_of(&pod.group_reads) - before;
+    assert!(reads <= 2, "{reads} reads of the names in 20 s");
+}
+
+#[tokio::test]
+async fn events_and_the_end_come_while_the_names_of_a_group_are_read() {
+    let pod = Pod::new();
+    pod.post(HOME, "text/plain", "1").await;
+    let mut events = Events::open(&pod, "/v1/watch?group=counter/site", &[]).await;
+    assert_eq!(events.value().await, 1);
+    pod.set(Fault::HangingGroups);
+    let (before, began) = (count_of(&pod.group_reads), Instant::now());
+    while count_of(&pod.group_reads) == before {
+        assert!(began.elapsed() < Duration::from_secs(20), "the names are never read again");
+        let nothing = timeout(Duration::from_millis(200), events.next()).await;
+        assert!(nothing.is_err(), "{nothing:?}");
+    }
+    pod.post(HOME, "text/plain", "1").await;
+    assert_eq!(events.value().await, 2);
+    pod.health.set_draining();
+    assert_eq!(events.soon().await.kind.as_deref(), Some("end"));
+    pod.set(Fault::None);
+}
+
+#[tokio::test]
+async fn keys_of_a_group_that_are_gone_make_room_for_new_ones() {
+    let pod = Pod::new();
+    let update = |at: usize| json!({"kind": "counter", "group": "site", "name": at.to_string(), "op": {"op": "add"}});
+    let updates: Vec<Value> = (0..limits::BATCH_ITEMS_MAX).map(update).collect();
+    add_all(&pod, None, &updates).await;
+    let mut events = Events::open(&pod, "/v1/watch?group=counter/site", &[]).await;
+    for _ in 0..limits::BATCH_ITEMS_MAX {
+        assert_eq!(events.value().await, 1);
+    }
+    let deleted = pod.send(request("DELETE", "/v1/counter/site?all=true", &[], "")).await;
+    assert_eq!(deleted.json()["deleted"], limits::BATCH_ITEMS_MAX, "{}", deleted.text);
+    for _ in 0..limits::BATCH_ITEMS_MAX {
+        assert_eq!(events.soon().await.data["absent"], true);
+    }
+    pod.post("/v1/counter/site/new", "text/plain", "5").await;
+    assert_eq!(events.value_of_new_key().await, 5);
+    // A key that comes back is a new one.
+    pod.post("/v1/counter/site/7", "text/plain", "3").await;
+    assert_eq!(events.value_of_new_key().await, 3);
 }
 
 #[tokio::test]
@@ -396,8 +467,11 @@ async fn a_pod_has_places_for_so_many_keys_of_all_watchers_and_a_token_for_half_
         }
     }
     pod.send(a_thousand(0, late)).await.problem(429, "too-many-watched");
+    // A group takes a place, also without keys.
+    let empty = "/v1/watch?group=counter/empty";
+    guarded.ask("late", "GET", empty, "").await.problem(429, "too-many-watched");
     streams.pop();
-    assert_eq!(pod.send(a_thousand(0, late)).await.status, StatusCode::OK);
+    assert_eq!(guarded.ask("late", "GET", empty, "").await.status, StatusCode::OK);
 }
 
 #[tokio::test]
