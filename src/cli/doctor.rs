@@ -118,7 +118,8 @@ async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>, read: Level)
     let clock = SystemClock;
     let Levels { write, fold, .. } = store.levels();
     let levels = format!("write {write}, read {read}, fold {fold}");
-    let placement = store.placement().map_or_else(String::new, |placement| format!("; {placement}"));
+    let placement =
+        store.placement().map_or_else(String::new, |placement| format!("; {placement}"));
     let found = format!("{}, {levels}{placement}; the table is correct", store.name());
     report.say("store", Ok(found));
     match store.versions().await {

@@ -135,9 +135,15 @@ mod tests {
     fn only_a_measured_offset_makes_a_ready_pod_unready() {
         let health = Health::default();
         health.set_started();
-        assert!(!health.readiness(unmeasured(), read(), Ok(())).is_ready(), "the gate was never open");
+        assert!(
+            !health.readiness(unmeasured(), read(), Ok(())).is_ready(),
+            "the gate was never open"
+        );
         assert!(health.readiness(Ok(()), read(), Ok(())).is_ready());
-        assert!(health.readiness(unmeasured(), read(), Ok(())).is_ready(), "a dead node is not an outage");
+        assert!(
+            health.readiness(unmeasured(), read(), Ok(())).is_ready(),
+            "a dead node is not an outage"
+        );
         let moved = health.readiness(Err(ClockError::Moved), read(), Ok(()));
         assert!(!moved.is_ready());
         assert!(moved.checks[2].1.as_ref().is_err_and(|why| why.contains("NTP")));

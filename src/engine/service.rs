@@ -27,6 +27,7 @@ pub use crate::engine::read::{Held, KeyValue, ReadError};
 use crate::engine::watch::{Watcher, Watches, Write};
 use crate::engine::write::{Mutators, Update, UpdateError, Updates};
 use crate::limits;
+use crate::policy::WatchRoom;
 use crate::store::{GroupCursor, GroupList, Operators, Placement, Reads, StoreError, prefix};
 
 /// The operations of a pod.
@@ -224,16 +225,16 @@ impl Service {
         self.reader.read(key, level.unwrap_or(self.read_level()), Some(max_staleness)).await
     }
 
-    /// The keys that this pod updates most; see [`Mutators::hottest`].
+    /// Those of these keys that this pod updates most; see [`Mutators::hottest`].
     #[must_use]
-    pub fn hottest(&self, limit: usize) -> Vec<(Key, f64)> {
-        self.mutators.hottest(limit)
+    pub fn hottest(&self, limit: usize, is_asked: impl Fn(&Key) -> bool) -> Vec<(Key, f64)> {
+        self.mutators.hottest(limit, is_asked)
     }
 
     /// A watcher of no keys yet; see [`Watches::watcher`]. They are read at the pod's default level.
     #[must_use]
-    pub fn watcher(&self, write: Write, form: bool) -> Watcher {
-        self.watches.watcher(write, form)
+    pub fn watcher(&self, write: Write, form: bool, room: Option<WatchRoom>) -> Watcher {
+        self.watches.watcher(write, form, room)
     }
 
     /// Waits up to `within` for running reads.

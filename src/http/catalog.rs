@@ -261,7 +261,7 @@ catalog! {
          instead.";
     TooManyWatched: TOO_MANY_REQUESTS retry 10, "too-many-watched", "Too many watched keys",
         "This pod already watches 10,000 different keys, or its clients together watch 200,000. A key counts once for each \
-         client.",
+         client, and a group counts as one more key. One token can have half of each.",
         "Watch fewer keys, send the request again later, or send it to another pod.";
     ResetsTooFast: TOO_MANY_REQUESTS retry 10, "resets-too-fast", "Too many resets per second",
         "A pod resets 100 keys per second on average, and 1,000 at once after a pause. Every pod reads the log of \

@@ -108,7 +108,8 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
     }
     ports.bind(args)?;
     let contents = store.contents().map_or_else(String::new, |contents| format!("; {contents}"));
-    let placement = store.placement().map_or_else(String::new, |placement| format!("; {placement}"));
+    let placement =
+        store.placement().map_or_else(String::new, |placement| format!("; {placement}"));
     let random = Random::system();
     let (mutators_max, resting_bytes) = (args.mutators_max, args.resting_bytes);
     let bounds = Bounds { mutators_max, resting_bytes, ..Bounds::default() };

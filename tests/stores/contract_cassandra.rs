@@ -352,18 +352,18 @@ async fn folds_wait_while_a_changed_replication_does_not_fit_the_levels() {
     let good = fresh(short_constants()).await;
     let alter = async |replicas: usize| {
         let datacenter = datacenter(&good).await;
-        let replication = format!("{{'class': 'NetworkTopologyStrategy', '{datacenter}': {replicas}}}");
-        cql(&good, &format!("ALTER KEYSPACE {} WITH replication = {replication}", good.keyspace)).await;
+        let replication =
+            format!("{{'class': 'NetworkTopologyStrategy', '{datacenter}': {replicas}}}");
+        cql(&good, &format!("ALTER KEYSPACE {} WITH replication = {replication}", good.keyspace))
+            .await;
     };
     alter(1).await;
     // One replica of one, and two of three.
     let levels = Levels { write: Level::One, read: Level::All, fold: Level::Quorum };
-    let store = CassandraStore::connect(
-        CassandraConfig { levels, ..good.clone() },
-        Arc::new(SystemClock),
-    )
-    .await
-    .expect("one replica");
+    let store =
+        CassandraStore::connect(CassandraConfig { levels, ..good.clone() }, Arc::new(SystemClock))
+            .await
+            .expect("one replica");
     let why_not = || store.fold_time(SystemClock.now()).err().map(|pause| pause.to_string());
     let replicas = || store.placement().expect("replicas").replication.total();
     assert_eq!((why_not(), replicas()), (None, 1));
@@ -379,17 +379,6 @@ async fn folds_wait_while_a_changed_replication_does_not_fit_the_levels() {
     eventually("folds go on", async || why_not().map_or(Ok(()), Err)).await;
     store.close().await;
     drop_keyspace(&good).await;
-}
-
-/// The data centre of the nodes.
-async fn datacenter(config: &CassandraConfig) -> String {
-    let answer = session(config)
-        .await
-        .query_unpaged("SELECT data_center FROM system.local", ())
-        .await
-        .expect("an answer");
-    let rows = answer.into_rows_result().expect("rows");
-    rows.single_row::<(String,)>().expect("one row").0
 }
 
 /// A property of the keyspace in the schema.

@@ -26,7 +26,9 @@ pub enum Level {
 
 /// A text that is not the name of a level.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("`{0}` is not a consistency level; use one, local_one, local_quorum, quorum, each_quorum or all")]
+#[error(
+    "`{0}` is not a consistency level; use one, local_one, local_quorum, quorum, each_quorum or all"
+)]
 pub struct UnknownLevel(String);
 
 impl Level {
@@ -157,9 +159,11 @@ impl Replication {
             true => level.quota(self.total()),
             false => of_each,
         };
-        let (written, seen) = self.0.iter().map(least_of).fold((0, 0), |sums, (written, seen)| {
-            (sums.0 + written, sums.1 + seen)
-        });
+        let (written, seen) = self
+            .0
+            .iter()
+            .map(least_of)
+            .fold((0, 0), |sums, (written, seen)| (sums.0 + written, sums.1 + seen));
         answering(write, written) + answering(read, seen) > self.total()
     }
 
@@ -273,9 +277,8 @@ mod tests {
                 }
             };
             let reach = parts.iter().fold(0, |all, part| all | part);
-            let fits = |set: &u32| {
-                set & !reach == 0 && parts.iter().all(|part| is_enough(*set, *part))
-            };
+            let fits =
+                |set: &u32| set & !reach == 0 && parts.iter().all(|part| is_enough(*set, *part));
             (0..1u32 << homes.len()).filter(fits).collect()
         };
         let seen = answers(read, to);
@@ -312,12 +315,16 @@ mod tests {
 
     #[test]
     fn reads_that_see_updates_see_folds() {
-        for factors in [&[("a", 1)][..], &[("a", 3)], &[("a", 2), ("b", 3)], &[("a", 1), ("b", 1), ("c", 3)]] {
+        for factors in
+            [&[("a", 1)][..], &[("a", 3)], &[("a", 2), ("b", 3)], &[("a", 1), ("b", 1), ("c", 3)]]
+        {
             let replication = replication(factors);
             let names: Vec<&str> = replication.datacenters().collect();
             for (write, read) in Level::ALL.iter().flat_map(|w| Level::ALL.map(|r| (*w, r))) {
                 let fold = Levels { write, read, fold: All }.fold_write();
-                for (from, to) in names.iter().flat_map(|from| names.iter().map(move |to| (from, to))) {
+                for (from, to) in
+                    names.iter().flat_map(|from| names.iter().map(move |to| (from, to)))
+                {
                     let sees = |level| replication.meets(level, from, read, to);
                     assert!(!sees(write) || sees(fold), "{factors:?} {write} {read}");
                 }

@@ -480,7 +480,11 @@ impl Folder {
             Some(at) if self.pace.went_wrong() => {
                 let why = results[at].as_ref().err().map(ToString::to_string);
                 let silent = self.gate.silent_nodes().join(", ");
-                tracing::warn!(why, silent, "folds wait; rows pile up meanwhile, and no count is lost");
+                tracing::warn!(
+                    why,
+                    silent,
+                    "folds wait; rows pile up meanwhile, and no count is lost"
+                );
             }
             None if self.pace.went_well() => tracing::info!("folds go on"),
             Some(_) | None => {}

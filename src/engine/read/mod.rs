@@ -6,7 +6,7 @@
 //!
 //! Requests that accept staleness get the last answer at once if it is recent enough.
 
-mod shared_reads;
+pub(crate) mod shared_reads;
 mod values;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,6 +51,8 @@ pub struct Reader {
     metrics: Arc<Metrics>,
     resets: Arc<Resets>,
     fences: Mutex<LruCache<Key, Timestamp>>,
+    /// Keys that can't be decoded, and when the log had a line about them, since boot.
+    unreadable: Mutex<LruCache<Key, Duration>>,
     tasks: Tasks,
     /// Keys that are being read, or were read recently. If a key is evicted during its read, a second read
     /// can run at the same time.
@@ -126,8 +128,19 @@ impl Reader {
         let fences = Mutex::new(limits::cache(limits::FENCES_MAX));
         let asked = Mutex::new(limits::cache(limits::RECENT_MAX));
         let tasks = Tasks::counting(metrics.panics.clone());
-        let values = Values::default();
-        Reader { reads, gate, folder, constants, metrics, resets, fences, tasks, asked, values }
+        Reader {
+            reads,
+            gate,
+            folder,
+            constants,
+            metrics,
+            resets,
+            fences,
+            unreadable: Mutex::new(limits::cache(limits::UNREADABLE_KEYS_MAX)),
+            tasks,
+            asked,
+            values: Values::default(),
+        }
     }
 
     /// Reads one key. Returns `None` if the key has no row. With `max_staleness`, accepts a read that began
@@ -320,8 +333,22 @@ impl Reader {
 
     fn row_error(&self, key: &Key, error: RowError) -> ReadError {
         self.metrics.undecodable.inc();
-        tracing::error!(%key, %error, "a key can't be read");
+        if self.is_log_due(key) {
+            tracing::error!(%key, %error, "a key can't be read");
+        }
         ReadError::Row { key: key.clone(), error }
+    }
+
+    /// Whether the log has had no line about a key that can't be decoded for a while.
+    fn is_log_due(&self, key: &Key) -> bool {
+        let now = self.gate.now().boot;
+        let mut logged = lock(&self.unreadable);
+        let is_recent = |at: &Duration| now.saturating_sub(*at) < limits::UNREADABLE_LOG_EVERY;
+        let is_due = !logged.peek(key).is_some_and(is_recent);
+        if is_due {
+            logged.put(key.clone(), now);
+        }
+        is_due
     }
 
     fn interpret(

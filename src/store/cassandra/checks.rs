@@ -316,7 +316,8 @@ mod tests {
     }
 
     const SIMPLE: (&str, &str) = ("class", "org.apache.cassandra.locator.SimpleStrategy");
-    const TOPOLOGY: (&str, &str) = ("class", "org.apache.cassandra.locator.NetworkTopologyStrategy");
+    const TOPOLOGY: (&str, &str) =
+        ("class", "org.apache.cassandra.locator.NetworkTopologyStrategy");
 
     #[test]
     fn replication_is_read_from_the_keyspace() {
@@ -326,7 +327,8 @@ mod tests {
         assert!(one.check(Levels::default(), "here").is_ok() && one.check(weak, "here").is_err());
         let two = read(&[TOPOLOGY, ("here", "3"), ("there", "2")], &["here"]).expect("topology");
         assert_eq!((two.total(), two.factor("there")), (5, 2));
-        let wrong = |options: &[(&str, &str)]| read(options, &["here", "there"]).expect_err("wrong");
+        let wrong =
+            |options: &[(&str, &str)]| read(options, &["here", "there"]).expect_err("wrong");
         assert!(wrong(&[SIMPLE, ("replication_factor", "3")]).contains("has here, there"));
         assert!(wrong(&[TOPOLOGY, ("here", "3/1")]).contains("`3/1`"));
         assert!(wrong(&[("class", "LocalStrategy")]).contains("LocalStrategy"));

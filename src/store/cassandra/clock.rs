@@ -69,14 +69,13 @@ impl Sampler {
         look: Look,
         placement: Arc<Placement>,
     ) -> Sampler {
-        let view =
-            View {
-                nodes: Vec::new(),
-                placement,
-                unsound: None,
-                silent: Vec::new(),
-                schema_disagrees: false,
-            };
+        let view = View {
+            nodes: Vec::new(),
+            placement,
+            unsound: None,
+            silent: Vec::new(),
+            schema_disagrees: false,
+        };
         Sampler {
             session,
             statement,
@@ -111,8 +110,7 @@ impl Sampler {
             let name = node.datacenter.as_deref().unwrap_or_default();
             placement.replication.factor(name) > 0
         };
-        let nodes: Vec<&Arc<Node>> =
-            cluster.get_nodes_info().iter().filter(has_replicas).collect();
+        let nodes: Vec<&Arc<Node>> = cluster.get_nodes_info().iter().filter(has_replicas).collect();
         let answers = join_all(nodes.iter().map(|node| self.ask(node))).await;
         let (mut schemas, mut silent) = (Vec::new(), Vec::new());
         let known: Vec<Uuid> = nodes.iter().map(|node| node.host_id).collect();

@@ -112,7 +112,9 @@ pub enum ConnectError {
         known: String,
     },
     /// The configured data centre has no replica.
-    #[error("the keyspace has no replica in data centre {name}; configure one of {known}, or alter its replication")]
+    #[error(
+        "the keyspace has no replica in data centre {name}; configure one of {known}, or alter its replication"
+    )]
     NoReplica {
         /// As configured.
         name: String,
@@ -120,10 +122,14 @@ pub enum ConnectError {
         known: String,
     },
     /// The requested replication ignores data centres.
-    #[error("the cluster has the data centres {0}; name the replicas of each, such as `dc1:3,dc2:3`")]
+    #[error(
+        "the cluster has the data centres {0}; name the replicas of each, such as `dc1:3,dc2:3`"
+    )]
     SimpleReplication(String),
     /// ScyllaDB refuses this level for reads.
-    #[error("ScyllaDB has no reads at each_quorum; set ORDERFREE_FOLD_CONSISTENCY and ORDERFREE_READ_CONSISTENCY to other levels, such as all and local_quorum")]
+    #[error(
+        "ScyllaDB has no reads at each_quorum; set ORDERFREE_FOLD_CONSISTENCY and ORDERFREE_READ_CONSISTENCY to other levels, such as all and local_quorum"
+    )]
     NoEachQuorumReads,
     /// A node runs a release that does not work.
     #[error("a node runs Cassandra {0}; upgrade it to Apache Cassandra 4.1 or later")]

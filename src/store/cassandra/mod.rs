@@ -79,8 +79,8 @@ use self::reach::Reach;
 pub use self::settings::CassandraConfig;
 use self::statements::Statements;
 use super::{
-    FirstReplica, Folds, GroupCursor, GroupList, Operators, Pause, Placement, Reads, Receipt, RequestLimits,
-    ResetLog, Shards, Store, StoreClock, StoreError, SweepPart,
+    FirstReplica, Folds, GroupCursor, GroupList, Operators, Pause, Placement, Reads, Receipt,
+    RequestLimits, ResetLog, Shards, Store, StoreClock, StoreError, SweepPart,
 };
 use crate::limits::{AnswerBounds, SLICE_ROWS_MAX, group_chunk_rows};
 use crate::runtime::clock::Clock;
@@ -151,11 +151,11 @@ impl CassandraStore {
                 .await
                 .map_err(ConnectError::question)?;
         session::check_rights(&session, &statements, levels).await?;
-        let high_water =
-            HighWater::open(&session, &keyspace, &local_datacenter, constants).await?;
+        let high_water = HighWater::open(&session, &keyspace, &local_datacenter, constants).await?;
         let looked_at = clock.now().boot;
         let resets = resets::Log::open(&session, &keyspace, &local_datacenter, looked_at).await?;
-        let placement = Arc::new(Placement { local_datacenter: local_datacenter.clone(), replication });
+        let placement =
+            Arc::new(Placement { local_datacenter: local_datacenter.clone(), replication });
         let mut sampler = Sampler::new(
             Arc::clone(&session),
             statements.clock.clone(),

@@ -32,7 +32,11 @@ impl Look {
         let cql = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
         let mut statement = session.prepare(cql).await.map_err(ConnectError::question)?;
         let attempt = Patience::OF_READS_AND_FOLDS.attempt;
-        statement.set_execution_profile_handle(Some(statements::profile(Level::One, None, attempt)));
+        statement.set_execution_profile_handle(Some(statements::profile(
+            Level::One,
+            None,
+            attempt,
+        )));
         Ok(Look { session: Arc::clone(session), keyspace: keyspace.to_owned(), levels, statement })
     }
 

@@ -155,7 +155,8 @@ pub(crate) async fn read(
         shared.met(Hazard::ShortRead);
         sleep(shared.with(World::travel)).await;
         let behind = piece.rows.last().map(|(address, _)| *address);
-        let more = ask(shared, datacenter, *node, &Range { behind, ..range }).ok_or_else(no_answer)?;
+        let more =
+            ask(shared, datacenter, *node, &Range { behind, ..range }).ok_or_else(no_answer)?;
         piece.rows.extend(more.rows);
         piece.tombstones.extend(more.tombstones);
         piece.is_cut = more.is_cut;
@@ -173,7 +174,8 @@ pub(crate) async fn read(
 
 /// One replica's answer; `None` if it can't be reached.
 fn ask(shared: &Shared, datacenter: usize, node: usize, range: &Range) -> Option<Piece> {
-    shared.with(|world| world.reaches(datacenter, node).then(|| world.nodes[node].disk.answer(range)))
+    shared
+        .with(|world| world.reaches(datacenter, node).then(|| world.nodes[node].disk.answer(range)))
 }
 
 /// An error because a replica did not answer.

@@ -147,8 +147,7 @@ impl Sabotage {
 
     /// Whether only two data centres show it.
     pub(crate) fn is_about_datacenters(self) -> bool {
-        let all =
-            [Sabotage::LoggedHere, Sabotage::FoldWrittenHere, Sabotage::QuorumFoldTwoSides];
+        let all = [Sabotage::LoggedHere, Sabotage::FoldWrittenHere, Sabotage::QuorumFoldTwoSides];
         all.contains(&self)
     }
 

@@ -176,7 +176,10 @@ async fn a_pod_says_where_it_is_and_whether_its_data_centre_has_a_quorum() {
     assert!(says.contains("east") && says.contains("ORDERFREE_READY_NEEDS_QUORUM"), "{says}");
     assert_eq!(gauge, "orderfree_store_quorum 0");
     let version = pod.get("/version").await.json();
-    assert_eq!((&version["datacenter"], &version["replication"]), (&json!("east"), &json!("east:3,west:3")));
+    assert_eq!(
+        (&version["datacenter"], &version["replication"]),
+        (&json!("east"), &json!("east:3,west:3"))
+    );
 }
 
 #[tokio::test]

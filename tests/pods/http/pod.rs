@@ -21,8 +21,8 @@ use orderfree::policy::Policies;
 use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{
-    GroupCursor, GroupList, Operators, Pause, Placement, Reads, ResetLog, Shards, Store, StoreClock,
-    StoreError,
+    GroupCursor, GroupList, Operators, Pause, Placement, Reads, ResetLog, Shards, Store,
+    StoreClock, StoreError,
 };
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::crdt::item::Item;
@@ -57,6 +57,8 @@ pub(crate) enum Fault {
     Stalled,
     /// Reads of a key take as long as this lasts.
     Hanging,
+    /// Reads of groups take as long as this lasts.
+    HangingGroups,
     /// Reads find too many rows.
     TooManyRows,
     /// Folds and resets find too many rows in keys with the name `home`.
@@ -83,6 +85,8 @@ struct Faulty {
     fault: Arc<Mutex<Fault>>,
     offsets_asked: Arc<AtomicUsize>,
     writes: Arc<AtomicUsize>,
+    reads: Arc<AtomicUsize>,
+    group_reads: Arc<AtomicUsize>,
     fold_reads: Arc<AtomicUsize>,
 }
 
@@ -93,6 +97,10 @@ pub(crate) struct Pod {
     pub(crate) offsets_asked: Arc<AtomicUsize>,
     /// How many shards were written.
     pub(crate) writes: Arc<AtomicUsize>,
+    /// How often a key was read.
+    pub(crate) reads: Arc<AtomicUsize>,
+    /// How often a part of a group was read.
+    pub(crate) group_reads: Arc<AtomicUsize>,
     /// How often a key was read for a fold.
     pub(crate) fold_reads: Arc<AtomicUsize>,
     pub(crate) folder: Arc<Folder>,
@@ -178,12 +186,14 @@ impl Pod {
         let (clock, constants, inner) = (clock.clone(), *constants, inner.clone());
         let fault = Arc::new(Mutex::new(Fault::None));
         let offsets_asked = Arc::new(AtomicUsize::new(0));
-        let (writes, fold_reads) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let [writes, reads, group_reads, fold_reads] = <[Arc<AtomicUsize>; 4]>::default();
         let faulty = Arc::new(Faulty {
             inner: inner.clone(),
             fault: fault.clone(),
             offsets_asked: offsets_asked.clone(),
             writes: writes.clone(),
+            reads: reads.clone(),
+            group_reads: group_reads.clone(),
             fold_reads: fold_reads.clone(),
         });
         let store = inner.name();
@@ -215,6 +225,8 @@ impl Pod {
             health,
             offsets_asked,
             writes,
+            reads,
+            group_reads,
             fold_reads,
             folder,
             resetter,
@@ -398,6 +410,7 @@ impl Reads for Faulty {
         level: Level,
         limit: usize,
     ) -> Result<WholeSlice, StoreError> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
         while self.fault() == Fault::Hanging {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -425,6 +438,10 @@ impl Reads for Faulty {
         from: &Start,
         level: Level,
     ) -> Result<Chunk, StoreError> {
+        self.group_reads.fetch_add(1, Ordering::SeqCst);
+        while self.fault() == Fault::HangingGroups {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         self.check_read()?;
         let mut chunk = self.inner.read_chunk(kind, group, from, level).await?;
         for (name, slice) in &mut chunk.keys {
