@@ -161,7 +161,7 @@ impl Scenario {
         };
         let requests: Vec<Prepared> = match self {
             Scenario::OpsHot if peer == Peer::Ours => {
-                vec![Prepared::new(ops_request(&keys[0]), vec![(0, BATCH as u64)])]
+                vec![Prepared::new(ops_request(&keys[0], BATCH), vec![(0, BATCH as u64)])]
             }
             Scenario::BatchHot | Scenario::OpsHot => vec![batch(vec![0; BATCH])],
             Scenario::BatchUniform => (0..keys.len() / BATCH)
@@ -184,8 +184,8 @@ impl Scenario {
 }
 
 /// A request with one list of that many increments of a key, for Orderfree.
-fn ops_request(key: &Key) -> Vec<u8> {
-    let ops = vec![serde_json::json!({"op": "add"}); BATCH];
+pub(crate) fn ops_request(key: &Key, count: usize) -> Vec<u8> {
+    let ops = vec![serde_json::json!({"op": "add"}); count];
     let body = serde_json::json!({ "ops": ops }).to_string();
     request("POST", &Peer::Ours.path(key), "application/json", &body)
 }

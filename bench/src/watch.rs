@@ -24,6 +24,7 @@ use crate::load::{Choice, Load, Pace, Prepared};
 use crate::machine::{self, Processes};
 use crate::peers::{Key, Peer};
 use crate::report::publish;
+use crate::scenario::ops_request;
 use crate::server::{self, Server, mark};
 use crate::wire::request;
 
@@ -51,6 +52,9 @@ pub(crate) struct WatchArgs {
     /// Increments per second.
     #[arg(long, default_value_t = 10_000, value_name = "COUNT")]
     rate: u32,
+    /// Increments per request. With 1, two processors have little room for watchers.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..), value_name = "COUNT")]
+    batch: u32,
     /// Rounds without watchers, and as many with them.
     #[arg(long, default_value_t = 5, value_name = "COUNT")]
     rounds: usize,
@@ -97,12 +101,15 @@ async fn round(
     watchers: usize,
 ) -> anyhow::Result<Round> {
     let watchers = Watchers::start(server.address, key, watchers).await?;
-    let increment = request("POST", &Peer::Ours.path(key), "", "");
+    let increments = match args.batch {
+        1 => request("POST", &Peer::Ours.path(key), "", ""),
+        count => ops_request(key, count as usize),
+    };
     let load = Load {
         address: server.address,
-        requests: Rc::from([Prepared::new(increment, vec![(0, 1)])]),
+        requests: Rc::from([Prepared::new(increments, vec![(0, args.batch.into())])]),
         choice: Choice::Uniform,
-        pace: Pace::Open(args.rate),
+        pace: Pace::Open(args.rate / args.batch),
         connections: CONNECTIONS,
         length: args.length,
         parts: Vec::new(),
@@ -131,11 +138,12 @@ async fn round(
 
 fn table(args: &WatchArgs, without: &[Round], with: &[Round]) -> anyhow::Result<String> {
     let mut text = format!(
-        "## Watchers: {}\n\n{}; one hot key, {} increments/s; {} rounds of {:?} without watchers and with {}; median (least to \
+        "## Watchers: {}\n\n{}; one hot key, {} increments/s in requests of {}; {} rounds of {:?} without watchers and with {}; median (least to \
          most)\n\n| | without | with | ratio of the medians |\n| --- | --- | --- | --- |\n",
         args.mode,
         machine::describe(),
         thousands(f64::from(args.rate)),
+        args.batch,
         args.rounds,
         args.length,
         thousands(args.watchers as f64)
