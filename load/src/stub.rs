@@ -266,7 +266,8 @@ async fn soaked(manners: Manners) -> Vec<String> {
 
 #[tokio::test]
 async fn an_honest_pod_passes() {
-    let flags = "--duration 1s --read-every 10ms --fold-check --settle 10ms --settled-consistency one";
+    let flags =
+        "--duration 1s --read-every 10ms --fold-check --settle 10ms --settled-consistency one";
     let report = report(honest, flags).await;
     assert_eq!(report.failures(), Vec::<String>::new());
     assert_eq!(report.passes.len(), 4);
