@@ -193,8 +193,8 @@ pub(crate) struct CheckArgs {
     /// that all shards are final. Default: no second fold
     #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "fold_check")]
     pub settle: Option<Duration>,
-    /// After the last fold, also read everything at this consistency level, such as local_quorum, which
-    /// asks only the data centre of each pod. Default: only at the level of all other reads
+    /// After the last fold, also read everything at this consistency level, such as local_quorum,
+    /// which asks only the data centre of each pod. Default: only at the level of all other reads
     #[arg(long, value_name = "LEVEL", requires = "settle")]
     pub settled_consistency: Option<String>,
     /// Format of the report
