@@ -52,7 +52,7 @@ pub(crate) struct WatchArgs {
     /// Increments per second.
     #[arg(long, default_value_t = 10_000, value_name = "COUNT")]
     rate: u32,
-    /// Increments per request. With 1, two processors have little room for watchers.
+    /// Increments per request, a divisor of the rate. With 1, two processors have little room for watchers.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..), value_name = "COUNT")]
     batch: u32,
     /// Rounds without watchers, and as many with them.
@@ -79,6 +79,12 @@ struct Round {
 /// # Errors
 /// If the server can't be started, an update was not acknowledged, or the watchers got no events.
 pub(crate) async fn run(args: WatchArgs) -> anyhow::Result<()> {
+    ensure!(
+        args.rate.is_multiple_of(args.batch),
+        "--rate {} is no multiple of --batch {}; the rate would be another one",
+        args.rate,
+        args.batch
+    );
     let mark = mark();
     let mut arguments = server::stores(&args.cassandra, None);
     arguments.extend(["--keyspace".to_owned(), format!("bench_{mark}")]);
@@ -138,8 +144,8 @@ async fn round(
 
 fn table(args: &WatchArgs, without: &[Round], with: &[Round]) -> anyhow::Result<String> {
     let mut text = format!(
-        "## Watchers: {}\n\n{}; one hot key, {} increments/s in requests of {}; {} rounds of {:?} without watchers and with {}; median (least to \
-         most)\n\n| | without | with | ratio of the medians |\n| --- | --- | --- | --- |\n",
+        "## Watchers: {}\n\n{}; one hot key, {} increments/s in requests of {}; {} rounds of {:?} without \
+         watchers and with {}; median (least to most)\n\n| | without | with | ratio of the medians |\n| --- | --- | --- | --- |\n",
         args.mode,
         machine::describe(),
         thousands(f64::from(args.rate)),
