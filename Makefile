@@ -2,7 +2,7 @@
 
 .PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm regions growth topology sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers page page-check picture advisories fuzz-check schemathesis \
-  versions upgrade mutants bench bench-quick overload idle damage long deletes
+  versions upgrade scylla mutants bench bench-quick overload idle damage long deletes
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	@tests/prerequisites build
@@ -59,6 +59,10 @@ versions:       ## the contract suite, the facts and a short load on Cassandra 4
 
 upgrade:        ## three nodes from Cassandra 4.1 to 5.0 under load, one after the other; target/upgrade/report.txt
 	tests/cassandra/upgrade
+
+scylla:         ## the contract suite and the facts about rows, on the three nodes of CASSANDRA_CONTACT_POINTS or compose/scylla.yml
+	CASSANDRA_CONTACT_POINTS=$${CASSANDRA_CONTACT_POINTS:-172.28.0.11:9042,172.28.0.12:9042,172.28.0.13:9042} \
+	  cargo test --locked --no-fail-fast --test contract_cassandra --test conformance -- suite:: rows::
 
 load:           ## the multi-process load test on the repository's cluster
 	tests/cassandra/cluster start

@@ -29,7 +29,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-every_test!(with_store);
+/// What every store must do. `make scylla` runs these tests alone, on any cluster.
+mod suite {
+    crate::every_test!(super::with_store);
+}
 
 /// The defaults, for tests that kill nodes: a request has ten seconds.
 fn patient_constants() -> Constants {

@@ -188,11 +188,13 @@ fn create_table(keyspace: &str, table: &str, engine: Engine) -> String {
             && (engine.has_unified_compaction() || !has("UnifiedCompactionStrategy"))
     };
     let code = SCHEMA.lines().map(|line| line.split("--").next().unwrap_or_default().trim_end());
-    let lines: Vec<&str> = code.filter(|line| !line.is_empty()).filter(knows).collect();
-    let (all, beginning) = (lines.join("\n"), format!("{CREATE}{table} "));
+    let all: Vec<&str> = code.filter(|line| !line.is_empty()).collect();
+    let (all, beginning) = (all.join("\n"), format!("{CREATE}{table} "));
     let mut statements = all.split(';').map(str::trim_start);
     let statement = statements.find(|statement| statement.starts_with(&beginning));
     let statement = statement.expect("invariant: the file has both tables");
+    let statement: Vec<&str> = statement.lines().filter(knows).collect();
+    let statement = statement.join("\n");
     statement.replacen(&beginning, &format!("{CREATE}{keyspace}.{table} "), 1)
 }
 

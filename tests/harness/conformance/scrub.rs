@@ -21,7 +21,7 @@ async fn readable(table: &Table, group: &str) -> Vec<Row> {
 async fn scrub_loses_folded_partitions_from_5_0_on() {
     // Damaged files can make a node stop.
     let _alone = CLUSTER.write().await;
-    let table = Table::fresh().await;
+    let table = Table::fresh_on_own().await;
     table.write(1, All, "n", (20, &[1]), 5).await;
     table.fold(1, All, "n", 20, &[2]).await;
     table.write(1, All, "n", (30, &[3]), 5).await;

@@ -20,7 +20,9 @@ async fn probes_follow_the_pod_and_not_the_store() {
     assert_eq!(pod.get("/livez").await.text, r#"{"status":"alive"}"#);
     assert_eq!(pod.get("/readyz").await.text, r#"{"status":"ready"}"#);
     let verbose = pod.get("/readyz?verbose").await.json();
-    let all = json!({"clock": "ok", "resets": "ok", "serving": "ok", "started": "ok"});
+    let all = json!({
+        "clock": "ok", "quorum": "ok", "resets": "ok", "serving": "ok", "started": "ok",
+    });
     assert_eq!(verbose["checks"], all);
     pod.health.set_draining();
     let answer = pod.get("/readyz").await;
