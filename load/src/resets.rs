@@ -28,8 +28,8 @@ use crate::workload::Key;
 
 /// How long a reset is repeated. Faults of nodes are over by then.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Pause before a request is repeated that did not say what became of the reset. It doubles each time, so that the resets
-/// that wait for a node do not keep the others busy.
+/// Pause before a reset with an unknown outcome is sent again. It doubles each time, so that resets that wait for a node
+/// that is down do not add to the load of the others.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(8);
 /// Keys that are drawn until one is found that is not being reset.

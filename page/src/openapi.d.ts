@@ -446,7 +446,7 @@ export interface components {
             absent: string[];
             /**
              * Format: date-time
-             * @description The value includes every update that was acknowledged before this time.
+             * @description As in the answer to a read of one key.
              * @example 2026-11-21T08:00:00.123456Z
              */
             as_of: string;
@@ -459,7 +459,7 @@ export interface components {
             datacenter?: string;
             /**
              * @description True if the value is exact. False if it is an estimate, if a result in it is null because no double is near it,
-             *     or if the answer has a `datacenter`.
+             *     or if a read at this level can miss acknowledged updates.
              */
             exact: boolean;
             /** @example site */
@@ -621,6 +621,8 @@ export interface components {
         ReadResult: components["schemas"]["KeyValueView"] | (components["schemas"]["KeyView"] & {
             /** @description Always true. */
             absent: boolean;
+            /** @description As in the answer to a read of one key. */
+            datacenter?: string;
         }) | (components["schemas"]["MaybeKey"] & {
             /** @description Why there is no value. */
             problem: components["schemas"]["Problem"];
@@ -862,7 +864,8 @@ export interface components {
             absent?: boolean;
             /**
              * Format: date-time
-             * @description The value includes every update that was acknowledged before this time, by pods of `datacenter` if that is there.
+             * @description The value includes every update that was acknowledged before this time, by pods of `datacenter` if that is there. It
+             *     need not at a level that does not overlap the level of updates, such as `one`.
              * @example 2026-11-21T08:00:00.123456Z
              */
             as_of: string;
@@ -872,13 +875,14 @@ export interface components {
              */
             consistency: string;
             /**
-             * @description Only where several data centres have replicas, and a read at this level need not see what pods in others
-             *     acknowledged: the data centre of this pod. Updates of others are included as far as they have arrived.
+             * @description Only where several data centres have replicas, and a read at this level surely sees what pods of its own data centre
+             *     acknowledged, but not those of others: the data centre of this pod. Updates of others are included as far as they
+             *     have arrived.
              */
             datacenter?: string;
             /**
              * @description True if the value is exact. False if it is an estimate, if a result in it is null because no double is near it,
-             *     or if the answer has a `datacenter`.
+             *     or if a read at this level can miss acknowledged updates.
              */
             exact: boolean;
             /**

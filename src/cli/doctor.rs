@@ -68,7 +68,7 @@ impl Report {
         say(format_args!("warn  {what}: {why}"));
     }
 
-    /// Prints advice that stays true while nothing is wrong.
+    /// Prints advice. It does not mean that something is wrong.
     fn note(&self, what: &str, advice: &str) {
         say(format_args!("note  {what}: {advice}"));
     }
@@ -116,12 +116,17 @@ pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
 /// Looks at the store. Pods read at `read`; the sample of keys is read at the level of folds.
 async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>, read: Level) {
     let clock = SystemClock;
-    let Levels { write, fold, .. } = store.levels();
-    let levels = format!("write {write}, read {read}, fold {fold}");
-    let placement =
-        store.placement().map_or_else(String::new, |placement| format!("; {placement}"));
-    let found = format!("{}, {levels}{placement}; the table is correct", store.name());
-    report.say("store", Ok(found));
+    let levels = Levels { read, ..store.levels() };
+    let Levels { write, fold, .. } = levels;
+    let placement = store.placement();
+    let place = placement.as_ref().map_or_else(String::new, |placement| format!("; {placement}"));
+    let named = format!("write {write}, read {read}, fold {fold}");
+    report.say("store", Ok(format!("{}, {named}{place}; the table is correct", store.name())));
+    // Opening the store has checked the level at which it is read here.
+    let checked = placement.map(|placement| placement.check(levels));
+    if let Some(Err(error)) = checked {
+        report.say("levels", Err(error.to_string()));
+    }
     match store.versions().await {
         Ok(nodes) => {
             match upgrade(&nodes) {
@@ -159,7 +164,8 @@ fn upgrade(nodes: &BTreeMap<String, usize>) -> Result<String, String> {
     }
 }
 
-/// A warning of `nodetool scrub`, if a node's release loses rows by it. It ends with exit code 0, so people notice nothing.
+/// Advice against `nodetool scrub`, if a node has a release whose scrub loses rows. Scrub ends with exit code 0 then, so
+/// operators do not notice the loss.
 fn scrub(nodes: &BTreeMap<String, usize>) -> Option<String> {
     let loses = nodes.keys().find(|release| scrub_loses_rows(release))?;
     Some(format!(

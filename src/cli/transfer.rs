@@ -89,7 +89,7 @@ pub(super) struct ConvertArgs {
 
 /// Settings of the store that an import does not use.
 const NOT_OF_IMPORT: &[&str] = &[
-    "fold_consistency",
+    "read_consistency",
     "lifetime",
     "drain_margin",
     "fence_quantum",

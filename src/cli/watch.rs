@@ -23,7 +23,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// The pause before the next connection.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The time between two looks of a live line. Without events its rate falls to 0.
+/// The time after which a live line is drawn again, because its rate falls without events.
 const REDRAW_EVERY: Duration = Duration::from_secs(1);
 
 /// The time over which a rate is measured.
@@ -267,7 +267,7 @@ impl Screen {
     }
 }
 
-/// A line in the place of the one before.
+/// A line that replaces the one on the terminal.
 fn over(line: &str) -> String {
     format!("\r\x1b[K{line}")
 }
@@ -275,7 +275,7 @@ fn over(line: &str) -> String {
 /// Returns false if the reader of the output is gone.
 fn write(text: &str) -> anyhow::Result<bool> {
     let is_read = show_more(text)?;
-    // A line in place has no end.
+    // A line that replaces another has no line break, which would flush it.
     let _ = stdout().flush();
     Ok(is_read)
 }

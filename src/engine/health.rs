@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 /// Set by the server, read by `/readyz`.
 ///
 /// A pod is ready if and only if it has started, is not shutting down, its clock gate was open at least
-/// once, its clock is not *measured* to be wrong, and it has read the log of resets. And if it needs a quorum to be
-/// ready, one of its data centre has answered lately.
+/// once, its clock is not *measured* to be wrong, and it has read the log of resets. If it needs a quorum,
+/// one of its data centre must also have answered lately.
 #[derive(Debug, Default)]
 pub struct Health {
     needs_quorum: bool,

@@ -28,6 +28,7 @@ use crate::engine::watch::{Watcher, Watches, Write};
 use crate::engine::write::{Mutators, Update, UpdateError, Updates};
 use crate::limits;
 use crate::policy::WatchRoom;
+pub use crate::store::Sight;
 use crate::store::{GroupCursor, GroupList, Operators, Placement, Reads, StoreError, prefix};
 
 /// The operations of a pod.
@@ -146,12 +147,11 @@ impl Service {
         self.reads.placement()
     }
 
-    /// The level of a read, and the only data centre whose acknowledged updates it surely sees, if it is only one of
-    /// several.
+    /// The level of a read, and what it surely sees.
     #[must_use]
-    pub fn sight(&self, level: Option<Level>) -> (Level, Option<String>) {
+    pub fn sight(&self, level: Option<Level>) -> (Level, Sight) {
         let level = level.unwrap_or(self.read_level());
-        (level, self.reads.sees_only(level))
+        (level, self.reader.sight(level))
     }
 
     /// Checks that this pod's clock can be trusted with updates now.

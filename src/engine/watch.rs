@@ -22,6 +22,7 @@ use crate::engine::read::{ReadError, Reader, Said};
 use crate::limits;
 use crate::policy::WatchRoom;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
+use crate::store::Sight;
 
 /// The keys that are watched here.
 pub struct Watches {
@@ -38,8 +39,8 @@ pub struct Watches {
     tasks: Tasks,
 }
 
-/// Writes the result of a read as a text, in one of two forms.
-pub type Write = fn(&Key, &Said, bool) -> Text;
+/// Writes the result of a read, and what it surely saw, as a text in one of two forms.
+pub type Write = fn(&Key, &Said, &Sight, bool) -> Text;
 
 /// The text that a pod sends to the watchers of a key.
 #[derive(Debug, PartialEq, Eq)]
@@ -82,7 +83,7 @@ struct Place {
     /// The place of the key in the watcher's list.
     place: usize,
     form: bool,
-    /// The key, of those that the watcher's token can have. All its watchers of the key share it.
+    /// The permit for this key from the watcher's token. All watchers of the token that watch the key share it.
     of_token: Option<Arc<OwnedSemaphorePermit>>,
     _seat: Seat,
 }
@@ -163,7 +164,7 @@ impl Watches {
             let shown = self.read(&watched).await;
             let took = begun.elapsed();
             // Few at a time, so that updates need not wait until a thousand watchers have theirs.
-            for some in watched.show(&shown, &self.memory).chunks(limits::WATCHERS_AT_ONCE) {
+            for some in watched.show(&shown, &self).chunks(limits::WATCHERS_AT_ONCE) {
                 some.iter().for_each(|inbox| inbox.any.notify_one());
                 sleep(limits::WATCHERS_PAUSE).await;
             }
@@ -210,16 +211,16 @@ impl Drop for Following<'_> {
     /// The watchers of the key learn of the bug, and later ones begin again.
     fn drop(&mut self) {
         self.watches.remove(&mut lock(&self.watches.keys), self.watched);
-        let told = self.watched.show(&Err(ReadError::Bug), &self.watches.memory);
+        let told = self.watched.show(&Err(ReadError::Bug), self.watches);
         told.iter().for_each(|inbox| inbox.any.notify_one());
     }
 }
 
 impl Watched {
     /// Notes the texts for the watchers if they are other ones, and returns those to be notified.
-    fn show(&self, shown: &Said, memory: &MemoryBudget) -> Vec<Arc<Inbox>> {
+    fn show(&self, shown: &Said, watches: &Watches) -> Vec<Arc<Inbox>> {
         let wanted = |form: bool| lock(&self.state).watchers.iter().any(|place| place.form == form);
-        let texts = [false, true].map(|form| wanted(form).then(|| self.text(shown, form, memory)));
+        let texts = [false, true].map(|form| wanted(form).then(|| self.text(shown, form, watches)));
         let mut state = lock(&self.state);
         let State { texts: kept, watchers } = &mut *state;
         let mut told = Vec::new();
@@ -250,15 +251,17 @@ impl Watched {
         leaves
     }
 
-    fn text(&self, shown: &Said, form: bool, memory: &MemoryBudget) -> Kept {
-        let text = (self.write)(&self.key, shown, form);
+    fn text(&self, shown: &Said, form: bool, watches: &Watches) -> Kept {
+        let sight = watches.reader.sight(watches.level);
+        let text = (self.write)(&self.key, shown, &sight, form);
         let memory = match text.data.len() <= limits::WATCHED_TEXT_BYTES_MAX {
-            true => memory.take(text.data.len()),
+            true => watches.memory.take(text.data.len()),
             false => None,
         };
         match memory {
             None if shown.is_ok() => {
-                let text = (self.write)(&self.key, &Err(ReadError::TooLargeToWatch), form);
+                let too_large = Err(ReadError::TooLargeToWatch);
+                let text = (self.write)(&self.key, &too_large, &sight, form);
                 Kept { text: Arc::new(text), _memory: None }
             }
             memory => Kept { text: Arc::new(text), _memory: memory },
@@ -348,7 +351,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// This key, of those that the client's token can have. The first watcher of the token takes it.
+    /// The permit for a key from the client's token. The token's first watcher of the key takes it. Later ones share it.
     fn of_token(
         &self,
         known: Option<&Watched>,
@@ -366,7 +369,7 @@ impl Watcher {
         }
     }
 
-    /// Watches these keys no longer if they are absent and the client knows it.
+    /// Stops watching those of these keys that are absent, once the client knows it.
     pub fn leave_absent(&mut self, is_gone: impl Fn(&Key) -> bool) {
         for (place, slot) in self.keys.iter_mut().enumerate() {
             let is_left = slot.as_ref().is_some_and(|watched| {

@@ -111,8 +111,8 @@ pub struct StoreArgs {
     )]
     pub read_consistency: Level,
 
-    /// Consistency level for the fold's read: `all`, or a level whose replicas always overlap with those of
-    /// every write, such as `each_quorum`.
+    /// Consistency level for the reads of folds and resets, and of `export`, `import` and `doctor`: `all`, or a level whose
+    /// replicas always overlap with those of every write, such as `each_quorum`.
     #[arg(long, env = "ORDERFREE_FOLD_CONSISTENCY", help_heading = EXPERT, default_value = "all", value_name = "LEVEL")]
     pub fold_consistency: Level,
 

@@ -25,7 +25,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::consistency::{Level, Levels, Replication};
+use orderfree_core::protocol::consistency::{Level, Levels, NoOverlap, Replication};
 use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::group::{self, BadRows, Chunk};
 use orderfree_core::protocol::prefix::Part;
@@ -121,12 +121,36 @@ impl fmt::Display for Placement {
     }
 }
 
+/// Which acknowledged updates a read surely sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sight {
+    /// Those of all pods.
+    All,
+    /// Those of the pods in this data centre. Others have replicas, too.
+    Local(String),
+    /// None: the replicas that answer may have missed any of them.
+    Nothing,
+}
+
 impl Placement {
-    /// Whether a read at this level sees all that pods in any data centre acknowledged at `write`.
+    /// Checks the levels of a pod that is here.
+    ///
+    /// # Errors
+    /// [`NoOverlap`] names two levels that could miss each other.
+    pub fn check(&self, levels: Levels) -> Result<(), NoOverlap> {
+        self.replication.check(levels, &self.local_datacenter)
+    }
+
+    /// What a read at this level sees of updates at `write`.
     #[must_use]
-    pub fn sees_all(&self, write: Level, read: Level) -> bool {
-        let meets = |writer| self.replication.meets(write, writer, read, &self.local_datacenter);
-        self.replication.datacenters().all(meets)
+    pub fn sight(&self, write: Level, read: Level) -> Sight {
+        let Placement { local_datacenter: local, replication } = self;
+        let meets = |writer| replication.meets(write, writer, read, local);
+        match replication.datacenters().all(meets) {
+            true => Sight::All,
+            false if meets(local) => Sight::Local(local.clone()),
+            false => Sight::Nothing,
+        }
     }
 }
 
@@ -230,12 +254,9 @@ pub trait Reads: Send + Sync + 'static {
         None
     }
 
-    /// The only data centre whose acknowledged updates a read at this level surely sees. `None` if it sees those of all
-    /// data centres.
-    fn sees_only(&self, level: Level) -> Option<String> {
-        let placement = self.placement()?;
-        let sees_all = placement.sees_all(self.levels().write, level);
-        (!sees_all).then(|| placement.local_datacenter.clone())
+    /// What a read at this level surely sees.
+    fn sight(&self, level: Level) -> Sight {
+        self.placement().map_or(Sight::All, |placement| placement.sight(self.levels().write, level))
     }
 
     /// How many rows of a key of this kind one answer can have.
@@ -351,7 +372,7 @@ pub trait StoreClock: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Checks whether a quorum of the local data centre has answered lately. The error says since when none has.
+    /// Checks whether a quorum of the local data centre has answered lately. The error says for how long none has.
     fn check_quorum(&self) -> Result<(), String> {
         Ok(())
     }

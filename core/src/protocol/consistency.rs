@@ -154,7 +154,7 @@ impl Replication {
                 written + seen > *place.1
             });
         }
-        // A level whose answers can come from anywhere avoids the replicas of the other one if enough are left.
+        // If enough replicas are left, a level whose answers can come from anywhere avoids those of the other level.
         let answering = |level: Level, of_each: usize| match level.is_of_all() {
             true => level.quota(self.total()),
             false => of_each,
@@ -204,8 +204,8 @@ impl Levels {
         [self.read, self.fold].contains(&Level::EachQuorum)
     }
 
-    /// The level at which folds and resets are written. Every read that sees the updates of some data centre sees them, too,
-    /// so a fold brings what was counted to every data centre, and no data centre misses a reset.
+    /// The level at which folds and resets are written. A read that sees the updates of a data centre also sees what is
+    /// written at this level. So a fold brings what was counted to every data centre, and no data centre misses a reset.
     #[must_use]
     pub fn fold_write(self) -> Level {
         match self.write {
@@ -262,7 +262,7 @@ mod tests {
             (0..homes.len()).filter(|&i| reach(homes[i])).map(|i| 1 << i).sum()
         };
         let answers = |level: Level, home: &str| -> Vec<u32> {
-            // Each answer has a majority, or what else the level needs, of each of these sets of replicas.
+            // The sets of replicas. The level needs a majority, or another number of answers, from each.
             let parts: Vec<u32> = match level {
                 One | Quorum | All => vec![replicas_in(&|_| true)],
                 LocalOne | LocalQuorum => vec![replicas_in(&|name| name == home)],

@@ -236,7 +236,7 @@ impl Constants {
         Constants { is_assumed: true, ..self }
     }
 
-    /// C, or nothing if the pods may have another one.
+    /// C, or zero if the pods can have another one.
     #[must_use]
     pub fn known_cutoff(&self) -> Duration {
         if self.is_assumed { Duration::ZERO } else { self.cutoff }

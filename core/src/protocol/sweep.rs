@@ -144,9 +144,9 @@ impl Nominator {
         (last, larger(self.largest, self.group))
     }
 
-    /// Two final rows, one and a tally, or one that holds ids: a fold would make the key smaller. Or a lone row has to be
-    /// brought to every data centre. Or the key may be idle: its lone row is old enough, or it has only a tally, whose fence is not part of the primary key. Or it
-    /// has only a grave that can go.
+    /// A key is nominated if a fold would make it smaller: it has two final rows, one and a tally, or one that holds ids.
+    /// Or if its lone row has to be brought to every data centre. Or if it may be idle: its lone row is old enough, or it
+    /// has only a tally, whose fence is not part of the primary key. Or if it has only a grave that can go.
     fn nominated(&self, (key, seen): (Key, Tallied)) -> Option<Nomination> {
         let is_smaller = seen.final_rows + usize::from(seen.has_tally) >= 2 || seen.holds_ids;
         let is_lone = self.has_lone_rows && seen.final_rows == 1;

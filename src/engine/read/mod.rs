@@ -33,7 +33,7 @@ use crate::engine::metrics::{IdConflict, Metrics};
 use crate::engine::resets::Resets;
 use crate::limits;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
-use crate::store::{Reads, StoreError, prefix};
+use crate::store::{Reads, Sight, StoreError, prefix};
 use shared_reads::SharedReads;
 use values::Values;
 
@@ -51,7 +51,7 @@ pub struct Reader {
     metrics: Arc<Metrics>,
     resets: Arc<Resets>,
     fences: Mutex<LruCache<Key, Timestamp>>,
-    /// Keys that can't be decoded, and when the log had a line about them, since boot.
+    /// Keys that can't be decoded, each with the time since boot of its last line in the log.
     unreadable: Mutex<LruCache<Key, Duration>>,
     tasks: Tasks,
     /// Keys that are being read, or were read recently. If a key is evicted during its read, a second read
@@ -74,11 +74,10 @@ pub struct KeyValue {
     pub folded_through: Option<Timestamp>,
     /// The tally has no room for another shard.
     pub is_full: bool,
-    /// When the read began. The value includes every op acked before, in the data centres that the read saw.
+    /// When the read began. The value includes every op in `sight` that was acked before.
     pub as_of: Timestamp,
     pub level: Level,
-    /// The only data centre whose acked ops the read surely saw. `None` if it saw those of all.
-    pub datacenter: Option<String>,
+    pub sight: Sight,
 }
 
 /// Why a value could not be read.
@@ -339,7 +338,7 @@ impl Reader {
         ReadError::Row { key: key.clone(), error }
     }
 
-    /// Whether the log has had no line about a key that can't be decoded for a while.
+    /// Whether the log can have another line about this key, which can't be decoded.
     fn is_log_due(&self, key: &Key) -> bool {
         let now = self.gate.now().boot;
         let mut logged = lock(&self.unreadable);
@@ -380,8 +379,13 @@ impl Reader {
             is_full: reading.is_full,
             as_of,
             level,
-            datacenter: self.reads.sees_only(level),
+            sight: self.sight(level),
         })
+    }
+
+    /// What a read at this level surely sees.
+    pub fn sight(&self, level: Level) -> Sight {
+        self.reads.sight(level)
     }
 
     /// Records what the read says about fences, full tallies and keys to fold.

@@ -222,8 +222,8 @@ impl Mutators {
         self.metrics.ids_age_seconds.set(age.as_secs_f64());
     }
 
-    /// Those of these keys that this pod adds the most ops to, hottest first, with their ops per second: over ten seconds
-    /// that ended in the last ten.
+    /// The keys, of those that `is_asked` accepts, to which this pod adds the most ops, hottest first. Each has its ops per
+    /// second, measured over ten seconds that ended at most ten seconds ago.
     #[must_use]
     pub fn hottest(&self, limit: usize, is_asked: impl Fn(&Key) -> bool) -> Vec<(Key, f64)> {
         let keys = self.table.hottest(limit, is_asked);

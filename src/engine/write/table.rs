@@ -327,13 +327,14 @@ impl MutatorTable {
         moves
     }
 
-    /// Those of these keys that took the most ops between the last two passes of `tidy`, with the number of these ops.
+    /// The keys, of those that `is_asked` accepts, that took the most ops between the last two passes of `tidy`, each with
+    /// the number of these ops.
     pub(super) fn hottest(
         &self,
         limit: usize,
         is_asked: impl Fn(&Key) -> bool,
     ) -> Vec<(Key, usize)> {
-        // The coldest of them is the first to go.
+        // The coldest key is the first to leave the heap.
         let mut best = BinaryHeap::new();
         for part in &self.parts {
             let part = lock(part);

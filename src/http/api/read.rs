@@ -15,7 +15,7 @@ use orderfree_core::protocol::{Key, Name};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::engine::service::{GroupQuery, KeyValue, ReadError};
+use crate::engine::service::{GroupQuery, KeyValue, ReadError, Sight};
 use crate::http::body::extract::{self, BYTES, JSON, NDJSON, TEXT};
 use crate::http::body::parameters::{
     self, CONSISTENCY, DEFAULT, IfNoneMatch, Parameter, Query, ValueParams, Values, params,
@@ -105,11 +105,16 @@ pub(crate) async fn read(
         }
         (None, None) => {
             let elsewhere = match app.service.sight(params.level) {
-                (_, None) => String::new(),
-                (level, Some(name)) => format!(
+                (_, Sight::All) => String::new(),
+                (level, Sight::Local(name)) => format!(
                     " A read at {level} sees what pods in data centre {name} counted; one with \
                      ?consistency=each_quorum sees all."
                 ),
+                (level, Sight::Nothing) => {
+                    format!(
+                        " A read at {level} can miss updates; one with ?consistency=all sees all."
+                    )
+                }
             };
             let detail = format!(
                 "{key} does not exist; POST to it, or read with ?default=empty.{elsewhere}"

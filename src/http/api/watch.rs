@@ -17,7 +17,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_unti
 use utoipa::ToSchema;
 
 use crate::engine::read::Said;
-use crate::engine::service::{GroupQuery, ReadError};
+use crate::engine::service::{GroupQuery, ReadError, Sight};
 use crate::engine::watch::{Seat, Text, TooManyWatched, Watcher};
 use crate::http::api::batch::{QUERY_EXAMPLE, ReadResult};
 use crate::http::api::read;
@@ -181,7 +181,7 @@ struct Listing {
     list: Arc<List>,
     /// Its next names. A stream waits for them and for events at the same time, because a list can take long.
     next: BoxFuture<'static, Result<Arc<Names>, Problem>>,
-    /// Also a group without keys is read again and again, so it counts as a key.
+    /// The group counts as a key, because even a group without keys is read again and again.
     _seat: Seat,
 }
 
@@ -243,7 +243,7 @@ async fn read_names(served: &Served, group: &Group) -> Result<Arc<Names>, Proble
     Ok(Arc::new(Names { names, until, _memory: memory }))
 }
 
-/// The next names of a group. Without a group they never come.
+/// The next names of the group. Without a group this waits forever.
 async fn next_names(group: &mut Option<Listing>) -> Result<Arc<Names>, Problem> {
     match group {
         Some(group) => (&mut group.next).await,
@@ -324,7 +324,7 @@ impl Watching {
         }
     }
 
-    /// Watches the keys of the group that are new, and no longer those that are gone.
+    /// Starts to watch the group's new keys, and stops watching those that are gone.
     fn take(&mut self, names: Result<Arc<Names>, Problem>) -> Result<(), Problem> {
         let Some(listing) = &mut self.group else { return Ok(()) };
         let soon = Instant::now() + limits::WATCH_GROUP_EVERY;
@@ -374,11 +374,11 @@ fn can_pass(status: StatusCode) -> bool {
 }
 
 /// The data of an event, and its id.
-fn text(key: &Key, shown: &Said, as_digits: bool) -> Text {
+fn text(key: &Key, shown: &Said, sight: &Sight, as_digits: bool) -> Text {
     let params = ValueParams::of_numbers(as_digits);
     let result = match shown {
         Ok(Some(held)) => ReadResult::Found(KeyValueView::new(held, &params)),
-        Ok(None) => ReadResult::absent(key),
+        Ok(None) => ReadResult::absent(key, sight),
         Err(error) => ReadResult::failed(key, error.clone()),
     };
     let mut text = Vec::new();

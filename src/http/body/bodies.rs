@@ -25,9 +25,9 @@ use crate::limits;
 /// The most bytes that a body reserves before it arrives.
 const FIRST_BYTES: usize = 8 * 1024;
 
-/// Bytes that are decompressed before other requests get their turn. Members of nothing cost time and give no bytes, so the
-/// readers behind the decoder can't count them.
-const DECODED_AT_ONCE: usize = 16 * 1024;
+/// Compressed bytes that are read before other requests get their turn. An empty gzip member costs time and gives no
+/// bytes, so the readers behind the decoder can't count it.
+const DECODED_AT_ONCE: usize = 1024;
 
 /// The memory that all bodies in progress share.
 #[derive(Debug)]

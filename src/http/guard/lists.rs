@@ -1,5 +1,4 @@
-//! The names of watched groups. Streams of a group share its list, so the group is read as often for a thousand streams as
-//! for one.
+//! The names of watched groups. All streams of a group share its list, so a thousand streams cost no more reads than one.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -19,7 +18,7 @@ use crate::runtime::tasks::Tasks;
 pub(crate) struct Lists {
     of: Mutex<HashMap<Group, Weak<List>>>,
     pub(crate) memory: MemoryBudget,
-    /// Reads of names. A stream whose client takes nothing stands still, and must not stop a read that others wait for.
+    /// Reads of names. A stream stops while its client takes nothing, and must not stop a read that others wait for.
     pub(crate) tasks: Tasks,
 }
 
@@ -31,7 +30,7 @@ pub(crate) struct Group {
     pub(crate) prefix: Option<Name>,
 }
 
-/// The list of a group. A pod has it as long as a stream of the group.
+/// The list of a group. A pod keeps it as long as a stream watches the group.
 #[derive(Default)]
 pub(crate) struct List(pub(crate) SharedReads<Arc<Names>, Problem>);
 
@@ -52,7 +51,7 @@ impl Lists {
         }
     }
 
-    /// The list of this group. All its streams have the same.
+    /// The list of this group, which all its streams share.
     pub(crate) fn of(&self, group: &Group) -> Arc<List> {
         let mut lists = self.of.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(list) = lists.get(group).and_then(Weak::upgrade) {

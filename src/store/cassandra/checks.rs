@@ -13,14 +13,14 @@ const CASSANDRA_MIN: (u32, u32) = (4, 1);
 /// The first release with the compaction strategy of `schema.cql`.
 const CASSANDRA_UNIFIED_COMPACTION: (u32, u32) = (5, 0);
 
-/// The first release whose `nodetool scrub` loses partitions with range deletions. No release without this defect is
-/// known after it: the test `scrub_loses_folded_partitions_from_5_0_on` in `tests/harness/conformance` notices one.
+/// The first release whose `nodetool scrub` loses partitions with range deletions. No later release is known to be without
+/// this defect. On one that is, the test `scrub_loses_folded_partitions_from_5_0_on` in `tests/harness/conformance` fails.
 const CASSANDRA_LOSING_SCRUB: (u32, u32) = (5, 0);
 
 /// The releases for which `schema print` has statements.
 const CASSANDRA_PRINTED: [(u32, u32); 3] = [(4, 1), (5, 0), (6, 0)];
 
-/// How `schema print` calls ScyllaDB.
+/// The name of ScyllaDB for `schema print`.
 const SCYLLA: &str = "scylla";
 
 /// What the nodes run, as far as it changes the statements.

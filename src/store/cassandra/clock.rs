@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::high_water::HighWater;
 use super::placement::Look;
+use super::quorum::{self, Quorum};
 use super::rows;
 use crate::runtime::clock::Clock;
 use crate::runtime::tasks::Tasks;
@@ -40,8 +41,19 @@ pub(super) struct View {
     pub(super) unsound: Option<String>,
     /// The nodes that did not answer in the last round, each with its data centre.
     pub(super) silent: Vec<String>,
+    /// How many nodes of the local data centre did.
+    pub(super) local_answers: usize,
+    pub(super) quorum: Quorum,
     /// Whether two nodes that answered in the last round have different schemas.
     pub(super) schema_disagrees: bool,
+}
+
+impl View {
+    /// How many nodes the local data centre has.
+    fn local_nodes(&self) -> usize {
+        let local = &self.placement.local_datacenter;
+        self.nodes.iter().filter(|node| node.datacenter == *local).count()
+    }
 }
 
 /// The newest [`View`], shared by the sampler and the store.
@@ -74,6 +86,8 @@ impl Sampler {
             placement,
             unsound: None,
             silent: Vec::new(),
+            local_answers: 0,
+            quorum: Quorum::default(),
             schema_disagrees: false,
         };
         Sampler {
@@ -96,15 +110,21 @@ impl Sampler {
     pub(super) async fn run(mut self, tasks: Tasks) {
         let mut disagrees = read(&self.view, |view| view.schema_disagrees);
         while tasks.sleep(if disagrees { DISAGREEMENT_LOOK_EVERY } else { SAMPLE_EVERY }).await {
-            let high_water = Arc::clone(&self.high_water);
-            (disagrees, ()) = join(self.round(), high_water.look_within(SAMPLE_TIME_MAX)).await;
+            let (high_water, began) = (Arc::clone(&self.high_water), self.clock.now().boot);
+            let look = high_water.look_within(SAMPLE_TIME_MAX);
+            let is_read;
+            (disagrees, is_read) = join(self.round(), look).await;
+            let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+            let is_there = quorum::is_there(is_read, view.local_answers, view.local_nodes());
+            view.quorum.note(is_there, began, self.clock.now().boot);
         }
     }
 
-    /// Samples every current member of a data centre with replicas. Returns true if the nodes that answered disagree on the schema.
+    /// Samples every current member of a data centre with replicas. Returns true if the nodes that answered disagree on
+    /// the schema.
     pub(super) async fn round(&mut self) -> bool {
-        let placement = read(&self.view, |view| Arc::clone(&view.placement));
-        let (placement, unsound) = self.look.again(placement, SAMPLE_TIME_MAX).await;
+        let before = read(&self.view, |view| (Arc::clone(&view.placement), view.unsound.clone()));
+        let (placement, unsound) = self.look.again(before.0, before.1, SAMPLE_TIME_MAX).await;
         let cluster = self.session.get_cluster_state();
         let has_replicas = |node: &&Arc<Node>| {
             let name = node.datacenter.as_deref().unwrap_or_default();
@@ -112,7 +132,7 @@ impl Sampler {
         };
         let nodes: Vec<&Arc<Node>> = cluster.get_nodes_info().iter().filter(has_replicas).collect();
         let answers = join_all(nodes.iter().map(|node| self.ask(node))).await;
-        let (mut schemas, mut silent) = (Vec::new(), Vec::new());
+        let (mut schemas, mut silent, mut local_answers) = (Vec::new(), Vec::new(), 0);
         let known: Vec<Uuid> = nodes.iter().map(|node| node.host_id).collect();
         self.samples.retain(|host, _| known.contains(host));
         for (node, answer) in nodes.iter().zip(answers) {
@@ -120,6 +140,8 @@ impl Sampler {
                 Ok((sample, schema)) => {
                     self.samples.insert(node.host_id, sample);
                     schemas.push(schema);
+                    let datacenter = node.datacenter.as_deref();
+                    local_answers += usize::from(datacenter == Some(&placement.local_datacenter));
                 }
                 Err(reason) => {
                     tracing::debug!(node = %node.address, reason, "no clock sample");
@@ -135,8 +157,9 @@ impl Sampler {
         };
         self.warn_early();
         let nodes = nodes.iter().map(clock_of).collect();
-        let view = View { nodes, placement, unsound, silent, schema_disagrees };
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
+        let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+        let quorum = view.quorum;
+        *view = View { nodes, placement, unsound, silent, local_answers, quorum, schema_disagrees };
         schema_disagrees
     }
 

@@ -134,7 +134,7 @@ pub enum ConnectError {
     /// A node runs a release that does not work.
     #[error("a node runs Cassandra {0}; upgrade it to Apache Cassandra 4.1 or later")]
     EngineTooOld(String),
-    /// The release for which the schema is requested is none that has one.
+    /// The requested release has no schema.
     #[error("there is no schema for `{name}`; choose {names}")]
     UnknownRelease {
         /// As requested.

@@ -2,14 +2,14 @@
 //! I12). [`orderfree_core::protocol::high_water`] decides what the row means.
 //!
 //! The row's write has the fence as its timestamp, so the highest fence wins. It is written at a quorum of every data
-//! centre and read at a quorum of the local one, so every pod sees it, a node that is down stops only the folds of its own
-//! keys, and a data centre that is away stops no pod of another one.
+//! centre and read at a quorum of the local one. So every pod sees it. A node that is down stops only the folds of its own
+//! keys. While a data centre is away, pods of the others can still start and serve.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use orderfree_core::protocol::clock::{ClockError, SAMPLE_EVERY};
+use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::proves_moved_clock;
 use orderfree_core::protocol::high_water::{self, PLACE};
@@ -25,9 +25,6 @@ use super::{rows, statements};
 use crate::runtime::random::Random;
 use crate::store::StoreError;
 
-/// A busy cluster can miss one look, or two.
-const UNANSWERED_MAX: u32 = 3;
-
 /// See the [module documentation](self).
 pub(super) struct HighWater {
     session: Arc<Session>,
@@ -36,8 +33,6 @@ pub(super) struct HighWater {
     constants: Constants,
     /// The highest fence that this pod has seen, in µs.
     seen_us: AtomicI64,
-    /// Looks in a row that no quorum has answered.
-    unanswered: AtomicU32,
     /// The highest fence whose write was acknowledged to this pod, in µs. A fence that was only seen can be
     /// on too few replicas for other pods to see it.
     stored_us: AtomicI64,
@@ -71,7 +66,6 @@ impl HighWater {
             write: prepare(write, Level::EachQuorum).await.map_err(ConnectError::question)?,
             constants,
             seen_us: AtomicI64::new(i64::MIN),
-            unanswered: AtomicU32::new(0),
             stored_us: AtomicI64::new(i64::MIN),
         };
         match opened.look().await {
@@ -126,21 +120,13 @@ impl HighWater {
         if is_moved { Err(ClockError::Moved) } else { Ok(()) }
     }
 
-    /// Fails while a quorum of the local data centre has not answered several looks in a row.
-    pub(super) fn check_quorum(&self) -> Result<(), String> {
-        match self.unanswered.load(Ordering::Relaxed) {
-            looks if looks < UNANSWERED_MAX => Ok(()),
-            looks => Err(format!("for {:?}", looks * SAMPLE_EVERY)),
-        }
-    }
-
     fn note(&self, fence: Timestamp) {
         self.seen_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
     }
 
-    /// Reads the row again. If this fails, the next round tries again.
-    pub(super) async fn look_within(&self, limit: Duration) {
-        let is_answered = match tokio::time::timeout(limit, self.look()).await {
+    /// Reads the row again. If this fails, the next round tries again. Returns whether a quorum has answered.
+    pub(super) async fn look_within(&self, limit: Duration) -> bool {
+        match tokio::time::timeout(limit, self.look()).await {
             Ok(Ok(())) => true,
             Ok(Err(error @ StoreError::Corrupt(_))) => {
                 tracing::error!(%error, "the highest fence can't be read");
@@ -154,17 +140,6 @@ impl HighWater {
                 tracing::debug!("the highest fence was not read in time");
                 false
             }
-        };
-        let before = match is_answered {
-            true => self.unanswered.swap(0, Ordering::Relaxed),
-            false => self.unanswered.fetch_add(1, Ordering::Relaxed),
-        };
-        match is_answered {
-            true if before >= UNANSWERED_MAX => tracing::info!("a quorum answers again"),
-            false if before + 1 == UNANSWERED_MAX => {
-                tracing::warn!("no quorum of this data centre answers: updates and reads fail");
-            }
-            true | false => {}
         }
     }
 }

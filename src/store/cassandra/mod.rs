@@ -35,6 +35,7 @@ mod high_water;
 mod login;
 mod operators;
 mod placement;
+mod quorum;
 pub mod reach;
 mod resets;
 mod rows;
@@ -449,12 +450,12 @@ impl StoreClock for CassandraStore {
     fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
         self.high_water.check(now.wall)?;
         clock::read(&self.view, |view| {
-            let time = gate::fold_time(&view.nodes, &self.local_datacenter, now, &self.constants)?;
-            match &view.unsound {
-                Some(why) => Err(Pause::Replication(why.clone())),
-                None if view.schema_disagrees => Err(Pause::Schema),
-                None => Ok(time),
+            // First, because a data centre without replicas has no clocks either.
+            if let Some(why) = &view.unsound {
+                return Err(Pause::Replication(why.clone()));
             }
+            let time = gate::fold_time(&view.nodes, &self.local_datacenter, now, &self.constants)?;
+            if view.schema_disagrees { Err(Pause::Schema) } else { Ok(time) }
         })
     }
 
@@ -463,8 +464,10 @@ impl StoreClock for CassandraStore {
     }
 
     fn check_quorum(&self) -> Result<(), String> {
-        self.high_water.check_quorum().map_err(|why| {
-            format!("no quorum of data centre {} has answered {why}", self.local_datacenter)
+        let now = self.clock.now().boot;
+        clock::read(&self.view, |view| view.quorum.check(now)).map_err(|missed| {
+            let (local, seconds) = (&self.local_datacenter, missed.as_secs());
+            format!("no quorum of data centre {local} has answered for {seconds} s")
         })
     }
 

@@ -40,29 +40,18 @@ impl Look {
         Ok(Look { session: Arc::clone(session), keyspace: keyspace.to_owned(), levels, statement })
     }
 
-    /// Returns the newest replication, and why it does not fit the levels. Without an answer it is that of before.
+    /// Returns the newest replication, and why it does not fit the levels. Without an answer these are the ones of before.
     pub(super) async fn again(
         &self,
-        mut placement: Arc<Placement>,
+        placement: Arc<Placement>,
+        unsound: Option<String>,
         limit: Duration,
     ) -> (Arc<Placement>, Option<String>) {
         match timeout(limit, self.ask()).await {
-            Err(_) => tracing::debug!("the replication was not read in time"),
+            Ok(Ok(found)) => return updated(placement, found, self.levels),
             Ok(Err(reason)) => tracing::debug!(reason, "the replication was not read"),
-            // What can't be used is not what folds were planned for.
-            Ok(Ok(Err(rule))) => return (placement, Some(rule)),
-            Ok(Ok(Ok(found))) if found == placement.replication => {}
-            Ok(Ok(Ok(replication))) => {
-                tracing::warn!(
-                    before = %placement.replication,
-                    now = %replication,
-                    "the replication of the keyspace was changed"
-                );
-                let local_datacenter = placement.local_datacenter.clone();
-                placement = Arc::new(Placement { local_datacenter, replication });
-            }
+            Err(_) => tracing::debug!("the replication was not read in time"),
         }
-        let unsound = unsound(&placement, self.levels);
         (placement, unsound)
     }
 
@@ -76,11 +65,37 @@ impl Look {
     }
 }
 
+/// The placement after an answer, and why it does not fit the levels. An error is the rule that the keyspace breaks.
+fn updated(
+    placement: Arc<Placement>,
+    found: Result<Replication, String>,
+    levels: Levels,
+) -> (Arc<Placement>, Option<String>) {
+    let replication = match found {
+        // It can't be used. The one that folds were planned for stays.
+        Err(rule) => return (placement, Some(rule)),
+        Ok(replication) => replication,
+    };
+    if replication == placement.replication {
+        let unsound = unsound(&placement, levels);
+        return (placement, unsound);
+    }
+    tracing::warn!(
+        before = %placement.replication,
+        now = %replication,
+        "the replication of the keyspace was changed"
+    );
+    let local_datacenter = placement.local_datacenter.clone();
+    let placement = Placement { local_datacenter, replication };
+    let unsound = unsound(&placement, levels);
+    (Arc::new(placement), unsound)
+}
+
 fn unsound(placement: &Placement, levels: Levels) -> Option<String> {
     let Placement { local_datacenter, replication } = placement;
     match replication.factor(local_datacenter) {
         0 => Some(format!("data centre {local_datacenter} has no replica")),
-        _ => replication.check(levels, local_datacenter).err().map(|error| error.to_string()),
+        _ => placement.check(levels).err().map(|error| error.to_string()),
     }
 }
 
@@ -104,5 +119,19 @@ mod tests {
         assert_eq!(unsound(&two, Levels { fold: Level::EachQuorum, ..quorum }), None);
         let gone = unsound(&placement(&[("b", 3)]), Levels::default());
         assert!(gone.expect("no replica").contains("data centre a has no replica"));
+    }
+
+    #[test]
+    fn folds_wait_while_the_keyspace_breaks_a_rule() {
+        let replication = |factor| Replication::new([("a".to_owned(), factor)]);
+        let local_datacenter = "a".to_owned();
+        let begun = Arc::new(Placement { local_datacenter, replication: replication(3) });
+        let (same, unsound) =
+            updated(Arc::clone(&begun), Err("no SimpleStrategy".to_owned()), Levels::default());
+        assert_eq!((&same, unsound.as_deref()), (&begun, Some("no SimpleStrategy")));
+        let (same, unsound) = updated(same, Ok(replication(3)), Levels::default());
+        assert_eq!((&same, unsound), (&begun, None));
+        let (changed, unsound) = updated(same, Ok(replication(5)), Levels::default());
+        assert_eq!((&changed.replication, unsound), (&replication(5), None));
     }
 }

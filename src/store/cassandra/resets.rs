@@ -1,8 +1,8 @@
 //! The log of resets: a table of its own, which need not exist.
 //!
-//! It is written at a quorum of every data centre and read at a quorum of the local one, so a look that began after a row
-//! was acknowledged shows that row, and no pod waits for another data centre before it takes updates. A data centre that is
-//! new has what was logged before it only after a repair.
+//! It is written at a quorum of every data centre and read at a quorum of the local one. So a look that began after a row
+//! was acknowledged shows that row, and no pod waits for another data centre before it takes updates. A new data centre has
+//! the older rows only after a repair.
 //!
 //! **The table can appear while pods run.** A pod that does not know of it neither looks at the log nor stamps rows. So a
 //! pod looks for the table again and again, and takes no updates if it has not found out for a minute

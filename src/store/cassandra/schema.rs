@@ -77,7 +77,7 @@ pub async fn apply(
     if !with_resets || session::has_table(&session, &config.keyspace, "resets").await? {
         return Ok(());
     }
-    // All pods would look at the table for nothing.
+    // With these constants no key can be reset, so pods would look at the table for nothing.
     if let Err(why) = config.constants.check_resets() {
         tracing::warn!(%why, "the table of resets is not made");
         return Ok(());

@@ -174,8 +174,8 @@ pub(super) async fn engine(session: &Session) -> Result<Engine, ConnectError> {
     Engine::of_releases(&releases).map_err(ConnectError::EngineTooOld)
 }
 
-/// Returns the release of each node, as the node itself says. Its peers can still have the release from before an
-/// upgrade. They answer only for a node that does not. A joining node can be without a release.
+/// Returns the release of each node, as the node itself says. If a node does not answer, its peers are asked, which can
+/// still have the release from before an upgrade. A joining node can be without a release.
 pub(super) async fn releases(session: &Session) -> Result<Vec<Option<String>>, ConnectError> {
     let cql = "SELECT host_id, release_version FROM system.peers";
     let peers: Vec<(Option<Uuid>, Option<String>)> = ask(session, cql, ()).await?;
@@ -211,7 +211,7 @@ async fn own_release(session: &Session, node: &Arc<Node>) -> Result<Option<Strin
     Ok(found.into_iter().next().and_then(|(release,)| release))
 }
 
-/// Checks that what is acknowledged is on disk, and the table.
+/// Checks that the keyspace writes to the commit log (`durable_writes`), and that the table is correct.
 pub(super) async fn check(
     session: &Session,
     keyspace: &str,

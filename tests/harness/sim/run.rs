@@ -336,7 +336,8 @@ impl Stage {
     }
 
     async fn check(&self, pods: &[Pod]) {
-        for (pod, level) in pods.iter().zip([None, Some(Level::All), Some(Level::EachQuorum)]) {
+        let levels = [None, Some(Level::All), Some(Level::EachQuorum)];
+        for (level, pod) in levels.into_iter().zip(pods.iter().cycle()) {
             for at in 0..self.plan.names {
                 read(self.shared.clone(), pod.clone(), at, level).await;
             }

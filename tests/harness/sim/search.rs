@@ -158,11 +158,12 @@ fn every_broken_rule_is_found() {
 /// generator needs new seeds, which `every_broken_rule_is_found` prints.
 const REGRESSIONS: &[(u64, Sabotage)] = &[
     (35_686, Sabotage::ListedKeys),
-    (15_325, Sabotage::NewestFirst),
+    (29_900, Sabotage::NewestFirst),
     (249, Sabotage::NoRecheck),
     (9_024, Sabotage::ReadIsProof),
     (2_422, Sabotage::LoggedAtOne),
-    (1_570, Sabotage::ExpiryIgnoresReset),
+    (6_112, Sabotage::ExpiryIgnoresReset),
+    (2_263, Sabotage::LoggedHere),
 ];
 
 #[test]

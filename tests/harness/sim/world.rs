@@ -278,8 +278,8 @@ impl World {
         self.plan.sabotage == Some(sabotage)
     }
 
-    /// The nodes that can answer at a level, and how many of them must: those of one data centre, or all, or those of each
-    /// data centre by themselves.
+    /// The nodes that can answer at a level, and how many of them must. For `each_quorum` every data centre is a part of
+    /// its own. Otherwise the only part has the nodes of one data centre, or all nodes.
     pub(crate) fn parts(&self, level: Level, datacenter: usize) -> Vec<(Vec<usize>, usize)> {
         let of = |is_in: &dyn Fn(usize) -> bool| {
             let all = self.nodes.iter().enumerate();

@@ -123,9 +123,16 @@ async fn with_several_data_centres_a_read_says_whose_updates_it_sees() {
             let joint = if path.contains('?') { '&' } else { '?' };
             pod.get(&format!("{path}{joint}consistency={level}")).await.json()
         };
-        for level in ["local_one", "local_quorum", "quorum"] {
+        let answer = at("local_quorum").await;
+        assert_eq!((&answer["exact"], &answer["datacenter"]), (&json!(false), &json!("east")));
+        // Four of six replicas can be without a quorum of the own data centre.
+        for level in ["one", "local_one", "quorum"] {
             let answer = at(level).await;
-            assert_eq!((&answer["exact"], &answer["datacenter"]), (&json!(false), &json!("east")));
+            assert_eq!(
+                (&answer["exact"], answer.get("datacenter")),
+                (&json!(false), None),
+                "{level}"
+            );
         }
         for level in ["each_quorum", "all"] {
             let answer = at(level).await;
@@ -140,6 +147,31 @@ async fn with_several_data_centres_a_read_says_whose_updates_it_sees() {
     assert!(absent.text.contains("each_quorum"), "{}", absent.text);
     let absent = pod.get(&format!("{KEY}-absent?consistency=each_quorum")).await;
     assert!(!absent.text.contains("each_quorum"), "{}", absent.text);
+    let absent = pod.get(&format!("{KEY}-absent?consistency=one")).await;
+    assert!(absent.text.contains("at one can miss updates"), "{}", absent.text);
+    let body =
+        json!({"keys": [{"kind": "counter", "group": "site", "name": "nobody"}]}).to_string();
+    let results = pod.post("/v1/query", JSON, &body).await.json();
+    let [absent, elsewhere] = ["absent", "datacenter"].map(|field| &results["results"][0][field]);
+    assert_eq!((absent, elsewhere), (&json!(true), &json!("east")));
+}
+
+#[tokio::test]
+async fn in_one_data_centre_a_quorum_is_exact_and_one_replica_is_not() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    pod.set(Fault::OneRegion);
+    for (level, is_exact) in [
+        ("one", false),
+        ("local_one", false),
+        ("local_quorum", true),
+        ("quorum", true),
+        ("all", true),
+    ] {
+        let answer = pod.get(&format!("{KEY}?consistency={level}")).await.json();
+        let seen = (&answer["exact"], answer.get("datacenter"));
+        assert_eq!(seen, (&json!(is_exact), None), "{level}");
+    }
 }
 
 #[tokio::test]

@@ -78,6 +78,8 @@ pub(crate) enum Fault {
     Moved,
     /// Two data centres have replicas, and the pod's own has no quorum.
     Regions,
+    /// One data centre has three replicas.
+    OneRegion,
 }
 
 struct Faulty {
@@ -397,10 +399,13 @@ impl Shards for Faulty {
 #[async_trait]
 impl Reads for Faulty {
     fn placement(&self) -> Option<Arc<Placement>> {
-        let factors = [("east", 3), ("west", 3)].map(|(name, factor)| (name.to_owned(), factor));
-        let (local_datacenter, replication) = ("east".to_owned(), Replication::new(factors));
-        let placement = Placement { local_datacenter, replication };
-        (self.fault() == Fault::Regions).then(|| Arc::new(placement))
+        let datacenters = match self.fault() {
+            Fault::Regions => &["east", "west"][..],
+            Fault::OneRegion => &["east"],
+            _ => return None,
+        };
+        let replication = Replication::new(datacenters.iter().map(|name| ((*name).to_owned(), 3)));
+        Some(Arc::new(Placement { local_datacenter: "east".to_owned(), replication }))
     }
 
     async fn read_slice(
@@ -490,7 +495,7 @@ impl StoreClock for Faulty {
     }
 
     fn check_quorum(&self) -> Result<(), String> {
-        let why = "no quorum of data centre east has answered for 30s";
+        let why = "no quorum of data centre east has answered for 30 s";
         if self.fault() == Fault::Regions { Err(why.to_owned()) } else { Ok(()) }
     }
 

@@ -13,7 +13,7 @@ from pods import Broken, Pod, Recipe, cluster, follow, uuid7
 
 EAST, WEST = (1, 2, 3), (4, 5, 6)
 FIRST_PORT = 18_121
-# No row is final before. Then pods fold all the time.
+# The first rows are final after this time. From then on pods fold all the time.
 FOLDING_AFTER_S = 110
 CALM_S = 20
 KEYS = 40

@@ -28,9 +28,9 @@ TIMES = {
 }
 # All rows are final 95 s after the last update, and ids of a minute two minutes and a cutoff after their time.
 SETTLE_S = 155
-# What is wrong is told so many times.
+# The most errors that are printed.
 WRONGS_MAX = 40
-# A pod refuses or gives up long before.
+# Time limit of a request. A pod refuses or gives up long before.
 REQUEST_WITHIN_S = 15
 # A table of resets is used when every pod can have found it.
 RESETS_AGE_S = 310

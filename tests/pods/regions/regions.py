@@ -43,7 +43,7 @@ BEAT_S = 0.25
 # Quiet keys of each side and each time, and the groups that they are spread over.
 QUIET_KEYS, QUIET_GROUPS = 20, 5
 RESET_KEYS = 10
-# No row is final before, so without this time there would be no fold before the first fault.
+# The first rows are final after this time. With less, there would be no fold before the first fault.
 CALM_MIN_S = 110
 # A pod knows after three looks, 10 s apart, that no quorum answers. Nodes notice a dead one after 7 s.
 AWAY_MIN_S, HEALED_MIN_S = 50, 30

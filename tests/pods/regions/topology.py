@@ -16,7 +16,7 @@ from pods import TABLES, Pod, Recipe, cluster, follow, ring
 
 PODS = 3
 FIRST_PORT = 18_111
-# No row is final before. Then pods fold all the time.
+# The first rows are final after this time. From then on pods fold all the time.
 FOLDING_AFTER_S = 110
 CALM_S = 15
 # Deletions are purged that soon, so rows of an old snapshot come back without them.

@@ -621,7 +621,7 @@ proptest! {
     }
 }
 
-/// A tool that was told nothing of a shorter cutoff of the pods must not take their clocks for wrong.
+/// A tool that does not know of the pods' shorter cutoff must not report their clocks as wrong.
 #[test]
 fn a_cutoff_that_is_only_assumed_proves_nothing() {
     let (known, assumed) = (constants(), constants().assumed());
