@@ -1,8 +1,8 @@
 # One-line recipes; .ci/run calls the same ones.
 
-.PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm sim exhaustive \
+.PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm regions growth topology sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers page page-check picture advisories fuzz-check schemathesis \
-  mutants bench bench-quick overload idle damage long deletes
+  versions upgrade scylla mutants bench bench-quick overload idle damage long deletes
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
 	@tests/prerequisites build
@@ -54,6 +54,16 @@ cassandra:      ## three nodes on 127.0.0.1 to 127.0.0.3
 cassandra-stop:
 	tests/cassandra/cluster stop
 
+versions:       ## the contract suite, the facts and a short load on Cassandra 4.1, 5.0 and 6.0, or on RELEASES; target/versions
+	tests/cassandra/versions
+
+upgrade:        ## three nodes from Cassandra 4.1 to 5.0 under load, one after the other; target/upgrade/report.txt
+	tests/cassandra/upgrade
+
+scylla:         ## the contract suite and the facts about rows, on the three nodes of CASSANDRA_CONTACT_POINTS or compose/scylla.yml
+	CASSANDRA_CONTACT_POINTS=$${CASSANDRA_CONTACT_POINTS:-172.28.0.11:9042,172.28.0.12:9042,172.28.0.13:9042} \
+	  cargo test --locked --no-fail-fast --test contract_cassandra --test conformance -- suite:: rows::
+
 load:           ## the multi-process load test on the repository's cluster
 	tests/cassandra/cluster start
 	ORDERFREE_CASSANDRA=$$(tests/cassandra/cluster contact-points) ORDERFREE_APPLY_SCHEMA=true \
@@ -66,6 +76,15 @@ soak:           ## every kind of fault for MINUTES on the repository's cluster, 
 
 storm:          ## the soak with ids: each update is repeated to random pods until it is acked, some also after that
 	MINUTES=$(MINUTES) IDS=minute,short tests/pods/soak/run
+
+regions:        ## two data centres count for MINUTES, one is lost, the link is cut, keys are reset; target/regions/report.md
+	MINUTES=$(MINUTES) tests/pods/regions/run regions
+
+growth:         ## a third replica, then a second data centre that is lost again, under load; target/growth/report.md
+	tests/pods/regions/run growth
+
+topology:       ## nodes join, leave, are replaced, repaired and restored under load; target/topology/report.md
+	tests/pods/regions/run topology
 
 N ?= 100000
 SEED ?= 0

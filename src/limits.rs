@@ -477,11 +477,25 @@ pub const RECENT_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Bytes of memory of one value that the pod keeps. It does not keep larger ones.
 pub const RECENT_VALUE_BYTES_MAX: usize = 256 * 1024;
 
+/// The least time between two log lines about one key that can't be decoded. A watched key is read every second.
+pub const UNREADABLE_LOG_EVERY: Duration = Duration::from_secs(60);
+
+/// Keys that can't be decoded and whose last log line the pod remembers.
+pub const UNREADABLE_KEYS_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
+
 /// Keys that a pod watches. Each is read once a second.
 pub const WATCHED_KEYS_MAX: usize = 10_000;
 
-/// Keys of all watchers together. Each is an entry of some 50 bytes.
+/// Keys of all watchers together, and their groups. Each is an entry of some 100 bytes.
 pub const WATCHED_PLACES_MAX: usize = 200_000;
+
+/// Different keys that one token watches. A stream can last long, and its keys count only once for the token's rate, so one
+/// token can take only half of the keys, and half of the places.
+pub const WATCHED_KEYS_OF_TOKEN_MAX: usize = WATCHED_KEYS_MAX / 2;
+pub const WATCHED_PLACES_OF_TOKEN_MAX: usize = WATCHED_PLACES_MAX / 2;
+
+/// Bytes of the names of watched groups: a thousand names of each group.
+pub const WATCHED_NAMES_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Bytes of the texts that are kept for watchers.
 pub const WATCHED_BYTES_MAX: usize = 64 * 1024 * 1024;

@@ -193,6 +193,10 @@ pub(crate) struct CheckArgs {
     /// that all shards are final. Default: no second fold
     #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "fold_check")]
     pub settle: Option<Duration>,
+    /// After the last fold, also read everything at this consistency level, such as local_quorum,
+    /// which asks only the data centre of each pod. Default: only at the level of all other reads
+    #[arg(long, value_name = "LEVEL", requires = "settle")]
+    pub settled_consistency: Option<String>,
     /// Format of the report
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
     pub output: Output,
@@ -294,11 +298,14 @@ impl LoadArgs {
                 && !matches!(group, "." | ".."),
             "--group takes up to 200 letters, digits, `-`, `_` and `.`, but not `.` or `..` alone"
         );
-        let level = &self.check.consistency;
-        ensure!(
-            level.chars().all(|c| c.is_ascii_lowercase() || c == '_'),
-            "--consistency takes a level such as quorum or local_quorum"
-        );
+        let CheckArgs { consistency, settled_consistency, .. } = &self.check;
+        let settled = settled_consistency.as_ref().map(|level| ("--settled-consistency", level));
+        for (name, level) in [("--consistency", consistency)].into_iter().chain(settled) {
+            ensure!(
+                level.chars().all(|c| c.is_ascii_lowercase() || c == '_'),
+                "{name} takes a level such as quorum or local_quorum"
+            );
+        }
         Ok(())
     }
 
@@ -394,6 +401,7 @@ pub(crate) mod tests {
             "--pods 1",
             "--pods 10 --cassandra 127.0.0.1:9042 --kill-every 7s --pause-every 11s",
             "--url http://a:1 --fold-check --settle 150s --read-every 50ms -o json",
+            "--url http://a:1 --fold-check --settle 1s --settled-consistency local_quorum",
             "--url http://a:1 --fault-every 20s --fault-command false --heal-command true",
         ] {
             let args = parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
@@ -421,6 +429,10 @@ pub(crate) mod tests {
             ("--url http://a:1 --workload tenth --hot-for 0s", "be longer"),
             ("--url http://a:1 --workload tenth --hot-for 1us", "be longer"),
             ("--url http://a:1 --consistency quorum&x", "--consistency takes"),
+            (
+                "--url http://a:1 --fold-check --settle 1s --settled-consistency x&y",
+                "--settled-consistency takes",
+            ),
             ("--pods 1 --kill-every 31s", "never happens"),
             ("--pods 1 --kill-every 0s", "at least"),
             ("--pods 1 --pause-every 3s", "overlap"),
@@ -438,6 +450,7 @@ pub(crate) mod tests {
         for line in [
             "--url http://a:1 --pods 1",
             "--url http://a:1 --settle 10s",
+            "--url http://a:1 --settled-consistency local_quorum",
             "--url http://a:1 --fault-every 10s",
             "--url http://a:1 --heal-command true",
             "--url http://a:1 --duration soon",

@@ -28,8 +28,10 @@ use crate::workload::Key;
 
 /// How long a reset is repeated. Faults of nodes are over by then.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Pause before a request is repeated that did not say what became of the reset.
+/// Pause before a reset with an unknown outcome is sent again. It doubles each time, so that resets that wait for a node
+/// that is down do not add to the load of the others.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(8);
 /// Keys that are drawn until one is found that is not being reset.
 const DRAWS_MAX: usize = 20;
 /// The least share of resets that get an answer, and of keys all of whose resets do, in percent.
@@ -244,6 +246,7 @@ async fn insist(
     rng: &mut SmallRng,
 ) -> ResetReply {
     let (id, begun, mut is_in_doubt) = (uuid_v7(rng), Instant::now(), false);
+    let mut pause = RETRY_PAUSE;
     loop {
         let reply = pod(run, rng).reset(key, id, is_deletion).await;
         let reason = match &reply {
@@ -261,7 +264,8 @@ async fn insist(
             return if is_in_doubt { ResetReply::Unknown(last) } else { reply };
         }
         if reply != ResetReply::Running {
-            sleep(RETRY_PAUSE).await;
+            sleep(pause.mul_f64(rng.random_range(0.5..1.5))).await;
+            pause = (2 * pause).min(RETRY_PAUSE_MAX);
         }
     }
 }

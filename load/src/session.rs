@@ -290,6 +290,12 @@ impl<'a> Session<'a> {
         };
         passes.push(verify::read_everything(run, name, level, settled).await);
         check_audited(run, level, settled).await;
+        if let Some(level) = &check.settled_consistency {
+            tell(&format!("reading {keys} keys at {level}"));
+            let name = format!("folded; at {level}");
+            passes.push(verify::read_everything(run, &name, level, settled).await);
+            check_audited(run, level, settled).await;
+        }
         (passes, folds)
     }
 

@@ -266,9 +266,12 @@ async fn soaked(manners: Manners) -> Vec<String> {
 
 #[tokio::test]
 async fn an_honest_pod_passes() {
-    let report = report(honest, "--duration 1s --read-every 10ms --fold-check --settle 10ms").await;
+    let flags =
+        "--duration 1s --read-every 10ms --fold-check --settle 10ms --settled-consistency one";
+    let report = report(honest, flags).await;
     assert_eq!(report.failures(), Vec::<String>::new());
-    assert_eq!(report.passes.len(), 3);
+    assert_eq!(report.passes.len(), 4);
+    assert_eq!(report.passes[3].name, "folded; at one");
     assert_eq!(report.passes[0].keys(), 201);
     assert_eq!(report.folds.iter().map(|folds| folds.done).sum::<usize>(), 402);
     assert!(report.reads > 0 && report.acked > 100);

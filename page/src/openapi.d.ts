@@ -265,9 +265,10 @@ export interface components {
         Hit: {
             /**
              * Format: int64
+             * @description Null if the number can't be read now.
              * @example 1234
              */
-            value: number;
+            value?: number | null;
         };
         /** @description A key that this pod updates. */
         HotKey: components["schemas"]["KeyView"] & {
@@ -359,7 +360,7 @@ export interface components {
          * @description The consistency level: which replicas must answer.
          * @enum {string}
          */
-        LevelName: "one" | "local_one" | "local_quorum" | "quorum" | "all";
+        LevelName: "one" | "local_one" | "local_quorum" | "quorum" | "each_quorum" | "all";
         /**
          * @description Lines that follow each other and were not acknowledged for the same reason. All of them can be sent again with
          *     their ids, or none.
@@ -419,6 +420,7 @@ export interface components {
             /** Format: date-time */
             as_of?: string;
             consistency?: string;
+            datacenter?: string;
             exact?: boolean;
             /** Format: date-time */
             folded_through?: string | null;
@@ -444,7 +446,7 @@ export interface components {
             absent: string[];
             /**
              * Format: date-time
-             * @description The value includes every update that was acknowledged before this time.
+             * @description As in the answer to a read of one key.
              * @example 2026-11-21T08:00:00.123456Z
              */
             as_of: string;
@@ -453,9 +455,11 @@ export interface components {
              * @example local_quorum
              */
             consistency: string;
+            /** @description As in the answer to a read of one key. */
+            datacenter?: string;
             /**
-             * @description True if the value is exact. False if it is an estimate, or if a result in it is null because no double
-             *     is near it.
+             * @description True if the value is exact. False if it is an estimate, if a result in it is null because no double is near it,
+             *     or if a read at this level can miss acknowledged updates.
              */
             exact: boolean;
             /** @example site */
@@ -617,6 +621,8 @@ export interface components {
         ReadResult: components["schemas"]["KeyValueView"] | (components["schemas"]["KeyView"] & {
             /** @description Always true. */
             absent: boolean;
+            /** @description As in the answer to a read of one key. */
+            datacenter?: string;
         }) | (components["schemas"]["MaybeKey"] & {
             /** @description Why there is no value. */
             problem: components["schemas"]["Problem"];
@@ -858,7 +864,8 @@ export interface components {
             absent?: boolean;
             /**
              * Format: date-time
-             * @description The value includes every update that was acknowledged before this time.
+             * @description The value includes every update that was acknowledged before this time, by pods of `datacenter` if that is there. It
+             *     need not at a level that does not overlap the level of updates, such as `one`.
              * @example 2026-11-21T08:00:00.123456Z
              */
             as_of: string;
@@ -868,8 +875,14 @@ export interface components {
              */
             consistency: string;
             /**
-             * @description True if the value is exact. False if it is an estimate, or if a result in it is null because no double
-             *     is near it.
+             * @description Only where several data centres have replicas, and a read at this level surely sees what pods of its own data centre
+             *     acknowledged, but not those of others: the data centre of this pod. Updates of others are included as far as they
+             *     have arrived.
+             */
+            datacenter?: string;
+            /**
+             * @description True if the value is exact. False if it is an estimate, if a result in it is null because no double is near it,
+             *     or if a read at this level can miss acknowledged updates.
              */
             exact: boolean;
             /**
@@ -887,6 +900,16 @@ export interface components {
         VersionView: {
             /** @description The commit that the server was built from, if known. */
             commit?: string | null;
+            /**
+             * @description Only with replicas: the data centre of this pod.
+             * @example dc1
+             */
+            datacenter?: string;
+            /**
+             * @description Only with replicas: their number in each data centre.
+             * @example dc1:3,dc2:3
+             */
+            replication?: string;
             /**
              * @description The store: `cassandra` or `embedded`.
              * @example embedded

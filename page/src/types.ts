@@ -30,6 +30,8 @@ export interface Reading extends Key {
   /** The key does not exist, and the value is that of an empty one. */
   absent?: boolean;
   exact: boolean;
+  /** Where several data centres have replicas and the read need not see all of them: that of the pod. */
+  datacenter?: string;
   as_of: string;
   consistency: string;
   shards: number;

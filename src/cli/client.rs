@@ -55,7 +55,8 @@ enum Output {
 /// Options of the commands that read values.
 #[derive(Debug, Args)]
 pub(super) struct ReadArgs {
-    /// Consistency level of the read: one, local_one, local_quorum, quorum or all [default: the server's].
+    /// Consistency level of the read: one, local_one, local_quorum, quorum, each_quorum or all
+    /// [default: the server's].
     #[arg(long, value_name = "LEVEL")]
     consistency: Option<String>,
     /// A parameter of the read, such as `q=0.5,0.99`, `contains=a` or `numbers=string`. Can be repeated.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::proves_moved_clock;
 use orderfree_core::protocol::reset::{Remembered, evidence};
 use orderfree_core::protocol::{Constants, Key, Name, Phase};
@@ -22,6 +23,7 @@ use crate::pod::node::Node;
 use crate::pod::start;
 use crate::runtime::clock::{Clock, SystemClock};
 use crate::runtime::random::Random;
+use crate::store::cassandra::scrub_loses_rows;
 use crate::store::{GroupCursor, Operators, Store};
 
 /// Longest time for a pod's answer.
@@ -65,6 +67,11 @@ impl Report {
     fn warn(&self, what: &str, why: &str) {
         say(format_args!("warn  {what}: {why}"));
     }
+
+    /// Prints advice. It does not mean that something is wrong.
+    fn note(&self, what: &str, advice: &str) {
+        say(format_args!("note  {what}: {advice}"));
+    }
 }
 
 pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
@@ -82,10 +89,11 @@ pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
             }
             let clock = Arc::new(SystemClock);
             // Opening checks reachability, credentials, engine, table properties, replication and levels.
-            match start::open_store(config, constants, clock).await {
+            let constants = constants.assumed();
+            match start::open_store(config.for_tools(), constants, clock).await {
                 Err(error) => report.say("store", Err(format!("{error:#}"))),
                 Ok(store) => {
-                    look_at_store(&mut report, &store).await;
+                    look_at_store(&mut report, &store, args.store.read_consistency).await;
                     match store.contents().map_or(0, |contents| contents.broken_rows) {
                         0 => {}
                         rows => {
@@ -105,14 +113,30 @@ pub(super) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     Ok(if report.is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>) {
+/// Looks at the store. Pods read at `read`; the sample of keys is read at the level of folds.
+async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>, read: Level) {
     let clock = SystemClock;
-    let levels = store.levels();
-    let levels = format!("write {}, read {}, fold {}", levels.write, levels.read, levels.fold);
-    report.say("store", Ok(format!("{}, {levels}; the table is correct", store.name())));
-    match store.versions().await.map(|nodes| upgrade(&nodes)) {
-        Ok(Err(unfinished)) => report.warn("versions", &unfinished),
-        Ok(found) => report.say("versions", found),
+    let levels = Levels { read, ..store.levels() };
+    let Levels { write, fold, .. } = levels;
+    let placement = store.placement();
+    let place = placement.as_ref().map_or_else(String::new, |placement| format!("; {placement}"));
+    let named = format!("write {write}, read {read}, fold {fold}");
+    report.say("store", Ok(format!("{}, {named}{place}; the table is correct", store.name())));
+    // Opening the store has checked the level at which it is read here.
+    let checked = placement.map(|placement| placement.check(levels));
+    if let Some(Err(error)) = checked {
+        report.say("levels", Err(error.to_string()));
+    }
+    match store.versions().await {
+        Ok(nodes) => {
+            match upgrade(&nodes) {
+                Err(unfinished) => report.warn("versions", &unfinished),
+                found => report.say("versions", found),
+            }
+            if let Some(advice) = scrub(&nodes) {
+                report.note("scrub", &advice);
+            }
+        }
         Err(error) => report.say("versions", Err(error.to_string())),
     }
     let offset = match store.clock_offset_us() {
@@ -138,6 +162,16 @@ fn upgrade(nodes: &BTreeMap<String, usize>) -> Result<String, String> {
         1 => Ok(all),
         _ => Err(format!("{all}; finish the upgrade before anything else")),
     }
+}
+
+/// Advice against `nodetool scrub`, if a node has a release whose scrub loses rows. Scrub ends with exit code 0 then, so
+/// operators do not notice the loss.
+fn scrub(nodes: &BTreeMap<String, usize>) -> Option<String> {
+    let loses = nodes.keys().find(|release| scrub_loses_rows(release))?;
+    Some(format!(
+        "do not run `nodetool scrub` or `sstablescrub` on these tables: on Cassandra {loses} it drops every group in \
+         which keys were folded; docs/operate/cassandra.md says what to do if it happened"
+    ))
 }
 
 /// Checks the rows of some keys of every kind, and the size of their groups.
@@ -406,5 +440,16 @@ mod tests {
         assert_eq!(nodes(&[("5.0.6", 3)]), Ok("3 × 5.0.6".to_owned()));
         let mixed = "1 × 4.1.7, 2 × 5.0.6; finish the upgrade before anything else";
         assert_eq!(nodes(&[("4.1.7", 1), ("5.0.6", 2)]), Err(mixed.to_owned()));
+    }
+
+    #[test]
+    fn scrub_is_warned_of_where_it_loses_rows() {
+        let nodes = |releases: &[&str]| {
+            scrub(&releases.iter().map(|name| ((*name).to_owned(), 3)).collect())
+        };
+        assert_eq!(nodes(&[]), None);
+        assert_eq!(nodes(&["4.1.10", "unknown"]), None);
+        let advice = nodes(&["4.1.10", "5.0.6"]).expect("advice");
+        assert!(advice.contains("nodetool scrub") && advice.contains("5.0.6"), "{advice}");
     }
 }

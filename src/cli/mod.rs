@@ -144,10 +144,12 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         None => serve(cli.serve).await,
         Some(Command::Serve(args)) => serve(*args).await,
-        Some(Command::Demo(args)) => Ok(match demo::run(&args).await? {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::FAILURE,
-        }),
+        Some(Command::Demo(args)) => {
+            Ok(match demo::run(&args, |line| output::note(line)).await? {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
+            })
+        }
         Some(Command::Add(args)) => add::add(args).await,
         Some(Command::Take(args)) => take::take(args).await,
         Some(Command::Reset(args)) => reset::reset(args).await,

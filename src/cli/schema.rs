@@ -19,9 +19,19 @@ pub(super) struct SchemaArgs {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Print the CQL statements.
-    Print(Box<PlaceArgs>),
+    Print(Box<PrintArgs>),
     /// Create the keyspace and the tables if they are missing.
     Apply(Box<PlaceArgs>),
+}
+
+#[derive(Debug, Args)]
+struct PrintArgs {
+    #[command(flatten)]
+    place: PlaceArgs,
+    /// What the statements are for: a release of Cassandra, such as 4.1, 5.0 or 5.0.6, or `scylla`. For a cluster
+    /// with several releases, name the oldest.
+    #[arg(long = "for", default_value = "5.0", value_name = "RELEASE")]
+    engine: String,
 }
 
 #[derive(Debug, Args)]
@@ -40,10 +50,12 @@ struct PlaceArgs {
 
 pub(super) async fn run(args: SchemaArgs) -> anyhow::Result<ExitCode> {
     match args.action {
-        Action::Print(place) => {
+        Action::Print(args) => {
+            let PrintArgs { place, engine } = *args;
             let replication = place.replication.as_deref().unwrap_or("datacenter1:3");
             let with_resets = place.resets == OnOff::On;
-            show_all(&schema::print(&place.store.keyspace, replication, with_resets)?)?;
+            let keyspace = &place.store.keyspace;
+            show_all(&schema::print(keyspace, replication, with_resets, &engine)?)?;
         }
         Action::Apply(place) => {
             let _telemetry = telemetry::start();

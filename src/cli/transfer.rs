@@ -89,7 +89,7 @@ pub(super) struct ConvertArgs {
 
 /// Settings of the store that an import does not use.
 const NOT_OF_IMPORT: &[&str] = &[
-    "fold_consistency",
+    "read_consistency",
     "lifetime",
     "drain_margin",
     "fence_quantum",
@@ -209,8 +209,8 @@ fn amount_kind(text: &str) -> Result<Kind, String> {
 
 /// Opens the store and makes a pod that neither serves nor folds.
 async fn open(config: StoreConfig, constants: Constants) -> anyhow::Result<(Arc<dyn Store>, Node)> {
-    let clock = Arc::new(SystemClock);
-    let store = start::open_store(config, constants, clock.clone()).await?;
+    let (clock, constants) = (Arc::new(SystemClock), constants.assumed());
+    let store = start::open_store(config.for_tools(), constants, clock.clone()).await?;
     let node = Node::for_tool(&store, constants, clock, Switch::Off);
     Ok((store, node))
 }
@@ -339,7 +339,7 @@ enum Imported {
 pub(super) async fn import(args: ImportArgs) -> anyhow::Result<ExitCode> {
     let _telemetry = telemetry::start();
     let (store, node) = open(args.store.resolve()?, args.store.constants()?).await?;
-    let constants = args.store.constants()?;
+    let constants = args.store.constants()?.assumed();
     let mut is_broken = false;
     // After an error the input has nothing more.
     let lines = input::open()?.split(b'\n');

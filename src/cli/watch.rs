@@ -11,7 +11,7 @@ use reqwest::{Client, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
-use tokio::time::timeout;
+use tokio::time::{interval, timeout, timeout_at};
 
 use super::client::{ServerArgs, is_passing, plain};
 use super::output::{note, show_more};
@@ -22,6 +22,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 
 /// The pause before the next connection.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// The time after which a live line is drawn again, because its rate falls without events.
+const REDRAW_EVERY: Duration = Duration::from_secs(1);
 
 /// The time over which a rate is measured.
 const RATE_OVER: Duration = Duration::from_secs(10);
@@ -61,6 +64,7 @@ pub(super) async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
         wants_json: args.server.wants_json(),
         has_several: args.keys.len() > 1,
         curves: HashMap::new(),
+        live: None,
     };
     let (mut last_id, mut is_lost) = (None, false);
     loop {
@@ -76,8 +80,21 @@ pub(super) async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
             }
             Connected::Stream(mut response) => {
                 is_lost = false;
-                let mut events = Events::default();
-                while let Ok(Ok(Some(bytes))) = timeout(SILENCE_MAX, response.chunk()).await {
+                let (mut events, mut redraw) = (Events::default(), interval(REDRAW_EVERY));
+                let mut until = tokio::time::Instant::now() + SILENCE_MAX;
+                loop {
+                    let bytes = tokio::select! {
+                        biased;
+                        piece = timeout_at(until, response.chunk()) => match piece {
+                            Ok(Ok(Some(bytes))) => bytes,
+                            _ => break,
+                        },
+                        _ = redraw.tick(), if screen.is_live => match screen.redraw()? {
+                            true => continue,
+                            false => return Ok(ExitCode::SUCCESS),
+                        },
+                    };
+                    until = tokio::time::Instant::now() + SILENCE_MAX;
                     for event in events.take(&bytes) {
                         if event.id.is_some() {
                             last_id.clone_from(&event.id);
@@ -190,13 +207,25 @@ struct Screen {
     wants_json: bool,
     has_several: bool,
     curves: HashMap<String, Curve>,
+    /// The key and the value of the live line, if it has a rate.
+    live: Option<(String, String)>,
 }
 
 impl Screen {
     /// Returns false if the reader of the output is gone.
     fn show(&mut self, data: &str) -> anyhow::Result<bool> {
+        let text = self.text(data, Instant::now())?;
+        write(&text)
+    }
+
+    /// Draws the live line as it is now.
+    fn redraw(&self) -> anyhow::Result<bool> {
+        self.live_text(Instant::now()).map_or(Ok(true), |text| write(&text))
+    }
+
+    fn text(&mut self, data: &str, now: Instant) -> anyhow::Result<String> {
         if self.wants_json {
-            return show_more(&format!("{data}\n"));
+            return Ok(format!("{data}\n"));
         }
         let data: Data = serde_json::from_str(data)?;
         let key = format!("{}/{}/{}", data.kind, data.group, data.name);
@@ -208,23 +237,47 @@ impl Screen {
         // A key that is absent counts from 0; one that can't be read has no number for now.
         let is_absent = data.value.is_none() && data.problem.is_none();
         let number = value.parse().ok();
-        let now = Instant::now();
         let curve = self.curves.entry(key.clone()).or_default();
         if let Some(number) = number.or(is_absent.then_some(0.0)) {
             curve.add(now, number);
         }
-        let key = if self.has_several { format!("{key} ") } else { String::new() };
-        let rate = match number {
-            Some(_) => format!("  {:+.1}/s  {}", curve.rate(now), curve.bars(now)),
-            None => String::new(),
-        };
+        let line = self.line(&key, &value, number.is_some(), now);
         if !self.is_live {
-            return show_more(&format!("{key}{value}{rate}\n"));
+            return Ok(format!("{line}\n"));
         }
-        let is_read = show_more(&format!("\r\x1b[K{value}{rate}"))?;
-        let _ = stdout().flush();
-        Ok(is_read)
+        self.live = number.map(|_| (key, value));
+        Ok(over(&line))
     }
+
+    /// The live line at this time, if it has a rate.
+    fn live_text(&self, now: Instant) -> Option<String> {
+        let (key, value) = self.live.as_ref()?;
+        Some(over(&self.line(key, value, true, now)))
+    }
+
+    fn line(&self, key: &str, value: &str, has_rate: bool, now: Instant) -> String {
+        let rate = match self.curves.get(key) {
+            Some(curve) if has_rate => format!("  {:+.1}/s  {}", curve.rate(now), curve.bars(now)),
+            _ => String::new(),
+        };
+        match self.has_several {
+            true => format!("{key} {value}{rate}"),
+            false => format!("{value}{rate}"),
+        }
+    }
+}
+
+/// A line that replaces the one on the terminal.
+fn over(line: &str) -> String {
+    format!("\r\x1b[K{line}")
+}
+
+/// Returns false if the reader of the output is gone.
+fn write(text: &str) -> anyhow::Result<bool> {
+    let is_read = show_more(text)?;
+    // A line that replaces another has no line break, which would flush it.
+    let _ = stdout().flush();
+    Ok(is_read)
 }
 
 /// The last values of a key, with their times.
@@ -299,6 +352,29 @@ mod tests {
             let all: Vec<Event> = parts.flat_map(|part| events.take(part)).collect();
             assert_eq!(all, expected, "{size}");
         }
+    }
+
+    #[test]
+    fn the_rate_of_the_live_line_falls_when_nothing_comes() {
+        let mut screen = Screen {
+            is_live: true,
+            wants_json: false,
+            has_several: false,
+            curves: HashMap::new(),
+            live: None,
+        };
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let data = |value| json!({"kind": "counter", "group": "g", "name": "n", "value": value});
+        screen.text(&data(0).to_string(), at(0)).expect("a value");
+        let last = screen.text(&data(50).to_string(), at(1)).expect("a value");
+        assert_eq!(last, "\r\x1b[K50  +50.0/s  █");
+        let live = |seconds| screen.live_text(at(seconds)).expect("a line");
+        assert_eq!(live(5), "\r\x1b[K50  +10.0/s  █▁▁▁▁");
+        assert_eq!(live(30), format!("\r\x1b[K50  +0.0/s  {}", "▁".repeat(BARS)));
+        let absent = r#"{"kind": "counter", "group": "g", "name": "n"}"#;
+        screen.text(absent, at(31)).expect("no value");
+        assert_eq!(screen.live_text(at(32)), None, "it has no number");
     }
 
     #[test]

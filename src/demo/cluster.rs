@@ -227,7 +227,7 @@ impl Cluster {
     fn quota(&self, level: Level) -> Option<usize> {
         let quota = match level {
             Level::One | Level::LocalOne => 1,
-            Level::LocalQuorum | Level::Quorum => NODES / 2 + 1,
+            Level::LocalQuorum | Level::Quorum | Level::EachQuorum => NODES / 2 + 1,
             Level::All => NODES,
         };
         let reachable = self.health().iter().filter(|health| **health != Health::Cut).count();

@@ -7,6 +7,7 @@ mod load;
 mod pods;
 mod store;
 
+use std::fmt::Arguments;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,7 +28,6 @@ use tokio::runtime::Handle;
 use tokio::signal::ctrl_c;
 use tokio::time::{Instant, sleep};
 
-use crate::cli::output::note;
 use cluster::{Cluster, Health, NODES};
 use load::Load;
 use pods::{PODS, Pods};
@@ -91,11 +91,14 @@ struct PodStatus {
     ahead_ms: i64,
 }
 
+/// Writes a line for people.
+pub type Note = fn(Arguments<'_>);
+
 /// Runs the demo until its time is over or it is interrupted. True if every number was right.
 ///
 /// # Errors
 /// The address can't be used.
-pub async fn run(args: &DemoArgs) -> anyhow::Result<bool> {
+pub async fn run(args: &DemoArgs, note: Note) -> anyhow::Result<bool> {
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| {
         format!("{} can't be used; choose another address with --listen", args.listen)
@@ -132,12 +135,12 @@ pub async fn run(args: &DemoArgs) -> anyhow::Result<bool> {
         _ = ctrl_c() => {}
         () = demo.press_buttons(), if args.chaos => {}
     }
-    note("Waiting until everything that was sent is acknowledged.");
+    note(format_args!("Waiting until everything that was sent is acknowledged."));
     let end = async {
         demo.heal();
         demo.load.stop().await;
         looks.abort();
-        demo.settle().await
+        demo.settle(note).await
     };
     let is_right = tokio::select! {
         biased;
@@ -167,7 +170,7 @@ fn constants() -> Constants {
 
 impl Demo {
     /// Waits until the counters show what was acknowledged, and prints the books.
-    async fn settle(&self) -> bool {
+    async fn settle(&self, note: Note) -> bool {
         let begun = Instant::now();
         loop {
             let counted = self.load.look().await;

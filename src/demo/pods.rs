@@ -1,5 +1,6 @@
 //! The pods of the demo. Each has a runtime of its own, so that it can be killed: nothing of it goes on.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub(super) struct Pods {
     clocks: [Arc<DemoClock>; PODS],
     cluster: Arc<Cluster>,
     constants: Constants,
+    /// No pod comes back any more.
+    has_ended: AtomicBool,
 }
 
 struct Pod {
@@ -56,6 +59,7 @@ impl Pods {
             clocks: Default::default(),
             cluster,
             constants,
+            has_ended: AtomicBool::new(false),
         });
         (0..PODS).for_each(|at| pods.boot(at));
         pods
@@ -73,7 +77,12 @@ impl Pods {
             node.start();
             node.router()
         };
-        *self.slot(at) = Some(Pod { runtime, router });
+        let mut slot = self.slot(at);
+        // `end` takes the pods after it has set this, so it also takes a pod that comes back meanwhile.
+        match self.has_ended.load(Ordering::SeqCst) {
+            true => runtime.shutdown_background(),
+            false => *slot = Some(Pod { runtime, router }),
+        }
     }
 
     /// Kills a pod. It comes back by itself.
@@ -135,12 +144,31 @@ impl Pods {
         self.slots[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends all pods.
+    /// Ends all pods. Killed ones do not come back.
     pub(super) fn end(&self) {
+        self.has_ended.store(true, Ordering::SeqCst);
         for at in 0..PODS {
             if let Some(pod) = self.slot(at).take() {
                 pod.runtime.shutdown_background();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_killed_pod_comes_back_only_before_the_end() {
+        let pods = Pods::start(Cluster::new(Handle::current()), super::super::constants());
+        pods.kill(0);
+        assert_eq!(pods.are_alive(), [false, true, true]);
+        tokio::time::sleep(2 * RESTART_AFTER).await;
+        assert_eq!(pods.are_alive(), [true; PODS]);
+        pods.kill(1);
+        pods.end();
+        tokio::time::sleep(2 * RESTART_AFTER).await;
+        assert_eq!(pods.are_alive(), [false; PODS], "a pod came back after the end");
     }
 }

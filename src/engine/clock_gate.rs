@@ -135,11 +135,26 @@ impl ClockGate {
         self.store.fold_time(now)
     }
 
+    /// The nodes that did not answer lately, for people.
+    #[must_use]
+    pub fn silent_nodes(&self) -> Vec<String> {
+        self.store.silent_nodes()
+    }
+
+    /// Checks whether a quorum of the local data centre has answered lately.
+    ///
+    /// # Errors
+    /// Since when none has, for people.
+    pub fn check_quorum(&self) -> Result<(), String> {
+        self.store.check_quorum()
+    }
+
     /// Measures the clock offset. Only the metrics need it.
     pub fn measure_offset(&self) {
         if let Some(offset_us) = self.store.clock_offset_us() {
             self.metrics.clock_offset_us.set(offset_us);
         }
+        self.metrics.store_quorum.set(i64::from(self.check_quorum().is_ok()));
     }
 
     /// Records a fence that was read.

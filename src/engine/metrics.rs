@@ -276,6 +276,8 @@ pub struct Metrics {
     pub store_errors: Family<StoreErrorLabel, Counter>,
     /// Largest measured clock offset in µs.
     pub clock_offset_us: Gauge<i64, AtomicI64>,
+    /// 1 while a quorum of the local data centre answers, else 0.
+    pub store_quorum: Gauge,
     /// Times that a fence proved that a clock has moved.
     pub clock_moved: Counter,
     /// Denied requests and denied updates of batches, by reason.
@@ -346,6 +348,7 @@ impl Metrics {
             undecodable: Counter::default(),
             store_errors: Family::default(),
             clock_offset_us: Gauge::default(),
+            store_quorum: Gauge::default(),
             clock_moved: Counter::default(),
             denied: Family::default(),
             policy_reloads: Family::default(),
@@ -454,6 +457,8 @@ impl Metrics {
         r.register("store_errors", "Store errors by class", self.store_errors.clone());
         let help = "Largest measured clock offset in microseconds";
         r.register("clock_offset_us", help, self.clock_offset_us.clone());
+        let help = "1 while a quorum of the local data centre answers, else 0";
+        r.register("store_quorum", help, self.store_quorum.clone());
         r.register(
             "clock_moved",
             "Fences that proved that a clock has moved",

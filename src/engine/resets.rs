@@ -613,8 +613,11 @@ impl Resetter {
         keys: &[Key],
         until: Duration,
     ) -> Vec<(Key, Result<FullRead, ResetFailure>)> {
-        if let Ok(reads) = self.read_together(keys, until).await {
-            return keys.iter().cloned().zip(reads.into_iter().map(Ok)).collect();
+        match (self.read_together(keys, until).await, keys) {
+            (Ok(reads), _) => return keys.iter().cloned().zip(reads.into_iter().map(Ok)).collect(),
+            // A second read would only add to the load of nodes that did not answer the first.
+            (Err(failure), [key]) => return vec![(key.clone(), Err(failure))],
+            (Err(_), _) => {}
         }
         let mut all = Vec::with_capacity(keys.len());
         for key in keys {

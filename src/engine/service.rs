@@ -27,7 +27,9 @@ pub use crate::engine::read::{Held, KeyValue, ReadError};
 use crate::engine::watch::{Watcher, Watches, Write};
 use crate::engine::write::{Mutators, Update, UpdateError, Updates};
 use crate::limits;
-use crate::store::{GroupCursor, GroupList, Operators, Reads, StoreError, prefix};
+use crate::policy::WatchRoom;
+pub use crate::store::Sight;
+use crate::store::{GroupCursor, GroupList, Operators, Placement, Reads, StoreError, prefix};
 
 /// The operations of a pod.
 pub struct Service {
@@ -131,6 +133,27 @@ impl Service {
         self.reads.levels().read
     }
 
+    /// Checks whether a quorum of this pod's data centre has answered lately.
+    ///
+    /// # Errors
+    /// Since when none has, for people.
+    pub fn check_quorum(&self) -> Result<(), String> {
+        self.gate.check_quorum()
+    }
+
+    /// Where the store's replicas are. `None` without replicas.
+    #[must_use]
+    pub fn placement(&self) -> Option<Arc<Placement>> {
+        self.reads.placement()
+    }
+
+    /// The level of a read, and what it surely sees.
+    #[must_use]
+    pub fn sight(&self, level: Option<Level>) -> (Level, Sight) {
+        let level = level.unwrap_or(self.read_level());
+        (level, self.reader.sight(level))
+    }
+
     /// Checks that this pod's clock can be trusted with updates now.
     pub fn check_clock(&self) -> Result<(), ClockError> {
         self.gate.open().map(|_| ())
@@ -202,16 +225,16 @@ impl Service {
         self.reader.read(key, level.unwrap_or(self.read_level()), Some(max_staleness)).await
     }
 
-    /// The keys that this pod updates most; see [`Mutators::hottest`].
+    /// Those of these keys that this pod updates most; see [`Mutators::hottest`].
     #[must_use]
-    pub fn hottest(&self, limit: usize) -> Vec<(Key, f64)> {
-        self.mutators.hottest(limit)
+    pub fn hottest(&self, limit: usize, is_asked: impl Fn(&Key) -> bool) -> Vec<(Key, f64)> {
+        self.mutators.hottest(limit, is_asked)
     }
 
     /// A watcher of no keys yet; see [`Watches::watcher`]. They are read at the pod's default level.
     #[must_use]
-    pub fn watcher(&self, write: Write, form: bool) -> Watcher {
-        self.watches.watcher(write, form)
+    pub fn watcher(&self, write: Write, form: bool, room: Option<WatchRoom>) -> Watcher {
+        self.watches.watcher(write, form, room)
     }
 
     /// Waits up to `within` for running reads.

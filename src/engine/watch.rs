@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use orderfree_core::protocol::Key;
 use orderfree_core::protocol::consistency::Level;
 use thiserror::Error;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::engine::Context;
@@ -20,7 +20,9 @@ use crate::engine::changes::Changes;
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
 use crate::engine::read::{ReadError, Reader, Said};
 use crate::limits;
+use crate::policy::WatchRoom;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
+use crate::store::Sight;
 
 /// The keys that are watched here.
 pub struct Watches {
@@ -28,6 +30,8 @@ pub struct Watches {
     changes: Arc<Changes>,
     level: Level,
     keys: Mutex<Keys>,
+    /// The room for keys of all watchers together, and for their groups.
+    places: Arc<Semaphore>,
     /// Reads of watched keys that run at once.
     turns: Semaphore,
     /// Memory for texts.
@@ -35,8 +39,8 @@ pub struct Watches {
     tasks: Tasks,
 }
 
-/// Writes the result of a read as a text, in one of two forms.
-pub type Write = fn(&Key, &Said, bool) -> Text;
+/// Writes the result of a read, and what it surely saw, as a text in one of two forms.
+pub type Write = fn(&Key, &Said, &Sight, bool) -> Text;
 
 /// The text that a pod sends to the watchers of a key.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,16 +48,13 @@ pub struct Text {
     pub data: String,
     /// The entity tag of the value. The data of equal values can differ. None if there is no value.
     pub tag: Option<String>,
+    /// The key has no row.
+    pub is_absent: bool,
     /// The key is not followed any more, because a read met a bug.
     pub is_last: bool,
 }
 
-#[derive(Default)]
-struct Keys {
-    watched: HashMap<Key, Arc<Watched>>,
-    /// Number of keys of all watchers.
-    places: usize,
-}
+type Keys = HashMap<Key, Arc<Watched>>;
 
 /// A key that is watched.
 struct Watched {
@@ -82,6 +83,16 @@ struct Place {
     /// The place of the key in the watcher's list.
     place: usize,
     form: bool,
+    /// The permit for this key from the watcher's token. All watchers of the token that watch the key share it.
+    of_token: Option<Arc<OwnedSemaphorePermit>>,
+    _seat: Seat,
+}
+
+/// The room for a key of a watcher or for its group, until it is dropped.
+#[must_use]
+pub struct Seat {
+    _of_all: OwnedSemaphorePermit,
+    _of_token: Option<OwnedSemaphorePermit>,
 }
 
 /// Watches keys for one client, until it is dropped.
@@ -89,8 +100,13 @@ pub struct Watcher {
     watches: Arc<Watches>,
     write: Write,
     form: bool,
+    /// What the client's token can still watch.
+    room: Option<WatchRoom>,
     inbox: Arc<Inbox>,
-    keys: Vec<Arc<Watched>>,
+    /// By their places.
+    keys: Vec<Option<Arc<Watched>>>,
+    /// Places without a key.
+    free: Vec<usize>,
     /// The place that was taken last.
     last: usize,
 }
@@ -106,7 +122,8 @@ struct Inbox {
 /// The pod watches as many keys as it can.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error(
-    "this pod watches up to {} keys, and up to {} for all its watchers together; watch fewer keys, or ask again later",
+    "this pod watches up to {} keys, and up to {} for all its watchers together, and one token can have half of each; \
+     watch fewer keys, or ask again later",
     limits::WATCHED_KEYS_MAX,
     limits::WATCHED_PLACES_MAX
 )]
@@ -119,20 +136,23 @@ impl Watches {
         let tasks = Tasks::counting(context.metrics.panics.clone());
         let turns = Semaphore::new(limits::WATCH_READS_AT_ONCE);
         let memory = MemoryBudget::new(limits::WATCHED_BYTES_MAX);
-        Arc::new(Watches { reader, changes, level, keys: Mutex::default(), turns, memory, tasks })
+        let places = Arc::new(Semaphore::new(limits::WATCHED_PLACES_MAX));
+        let keys = Mutex::default();
+        Arc::new(Watches { reader, changes, level, keys, places, turns, memory, tasks })
     }
 
-    /// Watches no key yet. `write` makes its texts, in this form.
+    /// Watches no key yet. `write` makes its texts, in this form. `room` is that of the client's token, if it has a limit.
     #[must_use]
-    pub fn watcher(self: &Arc<Self>, write: Write, form: bool) -> Watcher {
+    pub fn watcher(self: &Arc<Self>, write: Write, form: bool, room: Option<WatchRoom>) -> Watcher {
         let (watches, inbox) = (Arc::clone(self), Arc::default());
-        Watcher { watches, write, form, inbox, keys: Vec::new(), last: 0 }
+        let (keys, free) = (Vec::new(), Vec::new());
+        Watcher { watches, write, form, room, inbox, keys, free, last: 0 }
     }
 
     /// Number of keys that are watched.
     #[must_use]
     pub fn count(&self) -> usize {
-        lock(&self.keys).watched.len()
+        lock(&self.keys).len()
     }
 
     /// Reads a key until it has no watchers.
@@ -144,7 +164,7 @@ impl Watches {
             let shown = self.read(&watched).await;
             let took = begun.elapsed();
             // Few at a time, so that updates need not wait until a thousand watchers have theirs.
-            for some in watched.show(&shown, &self.memory).chunks(limits::WATCHERS_AT_ONCE) {
+            for some in watched.show(&shown, &self).chunks(limits::WATCHERS_AT_ONCE) {
                 some.iter().for_each(|inbox| inbox.any.notify_one());
                 sleep(limits::WATCHERS_PAUSE).await;
             }
@@ -177,7 +197,7 @@ impl Watches {
 
     fn remove(&self, keys: &mut Keys, watched: &Watched) {
         self.changes.forget(&watched.key);
-        keys.watched.remove(&watched.key);
+        keys.remove(&watched.key);
     }
 }
 
@@ -191,16 +211,16 @@ impl Drop for Following<'_> {
     /// The watchers of the key learn of the bug, and later ones begin again.
     fn drop(&mut self) {
         self.watches.remove(&mut lock(&self.watches.keys), self.watched);
-        let told = self.watched.show(&Err(ReadError::Bug), &self.watches.memory);
+        let told = self.watched.show(&Err(ReadError::Bug), self.watches);
         told.iter().for_each(|inbox| inbox.any.notify_one());
     }
 }
 
 impl Watched {
     /// Notes the texts for the watchers if they are other ones, and returns those to be notified.
-    fn show(&self, shown: &Said, memory: &MemoryBudget) -> Vec<Arc<Inbox>> {
+    fn show(&self, shown: &Said, watches: &Watches) -> Vec<Arc<Inbox>> {
         let wanted = |form: bool| lock(&self.state).watchers.iter().any(|place| place.form == form);
-        let texts = [false, true].map(|form| wanted(form).then(|| self.text(shown, form, memory)));
+        let texts = [false, true].map(|form| wanted(form).then(|| self.text(shown, form, watches)));
         let mut state = lock(&self.state);
         let State { texts: kept, watchers } = &mut *state;
         let mut told = Vec::new();
@@ -220,15 +240,28 @@ impl Watched {
         told
     }
 
-    fn text(&self, shown: &Said, form: bool, memory: &MemoryBudget) -> Kept {
-        let text = (self.write)(&self.key, shown, form);
+    /// Removes a watcher's place if the key is absent, and the watcher has taken that text.
+    fn leave_if_absent(&self, inbox: &Arc<Inbox>, place: usize, form: bool) -> bool {
+        let mut state = lock(&self.state);
+        let kept = state.texts[usize::from(form)].as_ref();
+        let leaves = kept.is_some_and(|kept| kept.text.is_absent) && !inbox.has(place);
+        if leaves {
+            state.watchers.retain(|at| at.place != place || !Arc::ptr_eq(&at.inbox, inbox));
+        }
+        leaves
+    }
+
+    fn text(&self, shown: &Said, form: bool, watches: &Watches) -> Kept {
+        let sight = watches.reader.sight(watches.level);
+        let text = (self.write)(&self.key, shown, &sight, form);
         let memory = match text.data.len() <= limits::WATCHED_TEXT_BYTES_MAX {
-            true => memory.take(text.data.len()),
+            true => watches.memory.take(text.data.len()),
             false => None,
         };
         match memory {
             None if shown.is_ok() => {
-                let text = (self.write)(&self.key, &Err(ReadError::TooLargeToWatch), form);
+                let too_large = Err(ReadError::TooLargeToWatch);
+                let text = (self.write)(&self.key, &too_large, &sight, form);
                 Kept { text: Arc::new(text), _memory: None }
             }
             memory => Kept { text: Arc::new(text), _memory: memory },
@@ -250,6 +283,10 @@ impl Inbox {
         lock(&self.changed).insert(place);
     }
 
+    fn has(&self, place: usize) -> bool {
+        lock(&self.changed).contains(&place)
+    }
+
     /// The next place after this one, or else the first.
     fn take(&self, after: usize) -> Option<usize> {
         let mut changed = lock(&self.changed);
@@ -261,33 +298,42 @@ impl Inbox {
 }
 
 impl Watcher {
+    /// Takes the room for a key or for a group.
+    ///
+    /// # Errors
+    /// [`TooManyWatched`].
+    pub fn seat(&self) -> Result<Seat, TooManyWatched> {
+        let of_token = self.room.as_ref().map(|room| take(&room.places)).transpose()?;
+        Ok(Seat { _of_all: take(&self.watches.places)?, _of_token: of_token })
+    }
+
     /// Watches one more key.
     ///
     /// # Errors
     /// [`TooManyWatched`]; the keys of before are still watched.
     pub fn add(&mut self, key: Key) -> Result<(), TooManyWatched> {
+        let seat = self.seat()?;
         let watches = &self.watches;
         let mut keys = lock(&watches.keys);
-        let known = keys.watched.get(&key).cloned();
-        if keys.places >= limits::WATCHED_PLACES_MAX
-            || (known.is_none() && keys.watched.len() >= limits::WATCHED_KEYS_MAX)
-        {
+        let known = keys.get(&key).cloned();
+        if known.is_none() && keys.len() >= limits::WATCHED_KEYS_MAX {
             return Err(TooManyWatched);
         }
-        keys.places += 1;
-        let place = self.keys.len();
+        let of_token = self.of_token(known.as_deref())?;
+        let place = self.free.pop().unwrap_or(self.keys.len());
         let (write, form, is_known) = (self.write, self.form, known.is_some());
         let watched = known.unwrap_or_else(|| {
             let changed = Arc::<Notify>::default();
             watches.changes.follow(key.clone(), Arc::clone(&changed));
             let watched = Watched { key: key.clone(), write, changed, state: Mutex::default() };
             let watched = Arc::new(watched);
-            keys.watched.insert(key, Arc::clone(&watched));
+            keys.insert(key, Arc::clone(&watched));
             watches.tasks.spawn(Task::Watch, Arc::clone(watches).follow(Arc::clone(&watched)));
             watched
         });
         let mut state = lock(&watched.state);
-        state.watchers.push(Place { inbox: Arc::clone(&self.inbox), place, form });
+        let inbox = Arc::clone(&self.inbox);
+        state.watchers.push(Place { inbox, place, form, of_token, _seat: seat });
         match state.texts[usize::from(form)] {
             Some(_) => {
                 self.inbox.put(place);
@@ -298,12 +344,46 @@ impl Watcher {
             None => {}
         }
         drop(state);
-        self.keys.push(watched);
+        match self.keys.get_mut(place) {
+            Some(free) => *free = Some(watched),
+            None => self.keys.push(Some(watched)),
+        }
         Ok(())
     }
 
-    pub fn keys(&self) -> impl ExactSizeIterator<Item = &Key> {
-        self.keys.iter().map(|watched| &watched.key)
+    /// The permit for a key from the client's token. The token's first watcher of the key takes it. Later ones share it.
+    fn of_token(
+        &self,
+        known: Option<&Watched>,
+    ) -> Result<Option<Arc<OwnedSemaphorePermit>>, TooManyWatched> {
+        let Some(WatchRoom { keys, .. }) = &self.room else { return Ok(None) };
+        let is_mine = |mine: &&Arc<OwnedSemaphorePermit>| Arc::ptr_eq(mine.semaphore(), keys);
+        let mine = known.and_then(|watched| {
+            let state = lock(&watched.state);
+            let mut all = state.watchers.iter().filter_map(|place| place.of_token.as_ref());
+            all.find(is_mine).cloned()
+        });
+        match mine {
+            Some(mine) => Ok(Some(mine)),
+            None => Ok(Some(Arc::new(take(keys)?))),
+        }
+    }
+
+    /// Stops watching those of these keys that are absent, once the client knows it.
+    pub fn leave_absent(&mut self, is_gone: impl Fn(&Key) -> bool) {
+        for (place, slot) in self.keys.iter_mut().enumerate() {
+            let is_left = slot.as_ref().is_some_and(|watched| {
+                is_gone(&watched.key) && watched.leave_if_absent(&self.inbox, place, self.form)
+            });
+            if is_left {
+                *slot = None;
+                self.free.push(place);
+            }
+        }
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.keys.iter().flatten().map(|watched| &watched.key)
     }
 
     /// Waits until a key has changed since its text was taken last, and returns its place and its text. At first, all
@@ -312,7 +392,8 @@ impl Watcher {
         loop {
             while let Some(place) = self.inbox.take(self.last) {
                 self.last = place;
-                let texts = &lock(&self.keys[place].state).texts;
+                let Some(watched) = &self.keys[place] else { continue };
+                let texts = &lock(&watched.state).texts;
                 if let Some(kept) = &texts[usize::from(self.form)] {
                     return (place, Arc::clone(&kept.text));
                 }
@@ -324,12 +405,15 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        lock(&self.watches.keys).places -= self.keys.len();
-        for watched in &self.keys {
+        for watched in self.keys.iter().flatten() {
             let is_other = |place: &Place| !Arc::ptr_eq(&place.inbox, &self.inbox);
             lock(&watched.state).watchers.retain(is_other);
         }
     }
+}
+
+fn take(room: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, TooManyWatched> {
+    Arc::clone(room).try_acquire_owned().map_err(|_| TooManyWatched)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

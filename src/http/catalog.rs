@@ -248,8 +248,8 @@ catalog! {
         "Another reset, a fold or a clock came before this reset. Nothing was changed.",
         "Reset the key again.";
     ResetPaused: SERVICE_UNAVAILABLE retry 60, "reset-paused", "Keys can't be reset now",
-        "Resets are switched off, the store has no table for them or one that is less than five minutes old, the cluster \
-         has several data centres, the cutoff is too short for them, the file of the embedded store has 200,000 names of \
+        "Resets are switched off, the store has no table for them or one that is less than five minutes old, the cutoff is \
+         too short for them, the file of the embedded store has 200,000 names of \
          keys that were reset, or folds are not safe now. Nothing was changed.",
         "The detail says which. Operators: run `orderfree schema apply`, or set ORDERFREE_RESETS, ORDERFREE_FOLD or \
          ORDERFREE_CUTOFF.";
@@ -261,7 +261,7 @@ catalog! {
          instead.";
     TooManyWatched: TOO_MANY_REQUESTS retry 10, "too-many-watched", "Too many watched keys",
         "This pod already watches 10,000 different keys, or its clients together watch 200,000. A key counts once for each \
-         client.",
+         client, and a group counts as one more key. One token can have half of each.",
         "Watch fewer keys, send the request again later, or send it to another pod.";
     ResetsTooFast: TOO_MANY_REQUESTS retry 10, "resets-too-fast", "Too many resets per second",
         "A pod resets 100 keys per second on average, and 1,000 at once after a pause. Every pod reads the log of \

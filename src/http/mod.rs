@@ -1,8 +1,8 @@
 //! HTTP: the only module that knows status codes. From the bottom up:
 //!
 //! * `problem`, `catalog`: errors as `application/problem+json`, and all problem types;
-//! * `guard`: authentication and permissions, the limits that large requests wait for, and which pages may read
-//!   an answer;
+//! * `guard`: authentication and permissions, the limits that large requests wait for, lists that streams share, and
+//!   which pages may read an answer;
 //! * `body`: turns bytes into checked values, and values into answers;
 //! * `state`: what the handlers share; `observe`, `trace`: the layer around every request;
 //! * `api`: the handlers;

@@ -9,6 +9,7 @@ use crate::engine::resets::Resetter;
 use crate::engine::service::Service;
 use crate::http::body::bodies::Bodies;
 use crate::http::guard::answers::Answers;
+use crate::http::guard::lists::Lists;
 use crate::http::guard::turns::Turns;
 use crate::limits;
 use crate::policy::Policies;
@@ -39,6 +40,7 @@ pub(crate) struct Shared {
     pub(crate) bodies: Bodies,
     pub(crate) answers: Answers,
     pub(crate) turns: Turns,
+    pub(crate) lists: Lists,
     /// Memory for the values that merges build from what they read.
     pub(crate) merged: MemoryBudget,
 }
@@ -46,11 +48,13 @@ pub(crate) struct Shared {
 impl Served {
     pub(crate) fn new(app: AppState) -> Served {
         let bodies = Bodies::new(limits::BODIES_BYTES_MAX, limits::STREAMS_BYTES_MAX);
+        let lists = Lists::new(app.service.metrics());
         Served(Arc::new(Shared {
             app,
             bodies,
             answers: Answers::default(),
             turns: Turns::default(),
+            lists,
             merged: MemoryBudget::new(limits::MERGED_BYTES_MAX),
         }))
     }

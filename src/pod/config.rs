@@ -88,11 +88,11 @@ pub struct StoreArgs {
     #[arg(long, env = "ORDERFREE_CASSANDRA_KEY", value_name = "FILE", requires = "cassandra_cert")]
     pub cassandra_key: Option<PathBuf>,
 
-    /// This pod's data centre [default: that of the first contact point that answers].
+    /// This pod's data centre. Required if the keyspace has replicas in more than one.
     #[arg(long, env = "ORDERFREE_LOCAL_DC", value_name = "NAME")]
     pub local_dc: Option<String>,
 
-    /// Consistency level for updates: one, local_one, local_quorum, quorum or all.
+    /// Consistency level for updates: one, local_one, local_quorum, quorum, each_quorum or all.
     #[arg(
         long,
         env = "ORDERFREE_WRITE_CONSISTENCY",
@@ -101,7 +101,8 @@ pub struct StoreArgs {
     )]
     pub write_consistency: Level,
 
-    /// Consistency level for reads that do not set one: one, local_one, local_quorum, quorum or all.
+    /// Consistency level for reads that do not set one: one, local_one, local_quorum, quorum, each_quorum or
+    /// all.
     #[arg(
         long,
         env = "ORDERFREE_READ_CONSISTENCY",
@@ -110,8 +111,8 @@ pub struct StoreArgs {
     )]
     pub read_consistency: Level,
 
-    /// Consistency level for the fold's read. Either `all`, or a level whose replicas always overlap with
-    /// those of every write.
+    /// Consistency level for the reads of folds and resets, and of `export`, `import` and `doctor`: `all`, or a level whose
+    /// replicas always overlap with those of every write, such as `each_quorum`.
     #[arg(long, env = "ORDERFREE_FOLD_CONSISTENCY", help_heading = EXPERT, default_value = "all", value_name = "LEVEL")]
     pub fold_consistency: Level,
 
@@ -209,6 +210,11 @@ pub struct ServeArgs {
     /// for users.
     #[arg(long, env = "ORDERFREE_PAGE", help_heading = EXPERT, default_value = "on", value_name = "ON|OFF")]
     pub page: OnOff,
+
+    /// Say in /readyz that the pod is not ready while no quorum of its data centre answers. For load balancers that can
+    /// send requests to another data centre: without one, all pods drop out at once.
+    #[arg(long, env = "ORDERFREE_READY_NEEDS_QUORUM", help_heading = EXPERT)]
+    pub ready_needs_quorum: bool,
 
     /// Create the keyspace and the tables at start if they are missing. For development only.
     #[arg(long, env = "ORDERFREE_APPLY_SCHEMA", help_heading = EXPERT)]
@@ -324,6 +330,20 @@ pub fn environment() -> impl Iterator<Item = String> {
 }
 
 impl StoreConfig {
+    /// For tools that look at everything: their reads see what pods in every data centre acknowledged, and they need not
+    /// know the pods' times.
+    #[must_use]
+    pub fn for_tools(self) -> StoreConfig {
+        match self {
+            StoreConfig::Cassandra(mut config) => {
+                config.levels.read = config.levels.fold;
+                config.constants = config.constants.assumed();
+                StoreConfig::Cassandra(config)
+            }
+            config => config,
+        }
+    }
+
     /// For tools that create no file: a missing or empty file is most likely a wrong name.
     ///
     /// # Errors

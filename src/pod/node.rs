@@ -57,6 +57,8 @@ pub struct Parts {
     pub has_resets: bool,
     /// Whether the live page is served.
     pub has_page: bool,
+    /// Whether the pod is ready only while a quorum of its data centre answers.
+    pub needs_quorum: bool,
     /// A rule that a simulation breaks.
     #[doc(hidden)]
     pub reset_flaw: Option<ResetFlaw>,
@@ -77,6 +79,7 @@ impl Parts {
             requests_max: limits::REQUESTS_MAX,
             has_resets: true,
             has_page: true,
+            needs_quorum: false,
             reset_flaw: None,
         }
     }
@@ -119,7 +122,7 @@ impl Node {
             Folder::new(store.clone(), store.clone(), context.clone(), folding, policies.clone());
         let service =
             Service::new(store.clone(), store.clone(), context, mutators.clone(), folder.clone());
-        let (service, health) = (Arc::new(service), Arc::default());
+        let (service, health) = (Arc::new(service), Arc::new(Health::new(parts.needs_quorum)));
         Node {
             store,
             mutators,

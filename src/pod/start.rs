@@ -108,6 +108,8 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
     }
     ports.bind(args)?;
     let contents = store.contents().map_or_else(String::new, |contents| format!("; {contents}"));
+    let placement =
+        store.placement().map_or_else(String::new, |placement| format!("; {placement}"));
     let random = Random::system();
     let (mutators_max, resting_bytes) = (args.mutators_max, args.resting_bytes);
     let bounds = Bounds { mutators_max, resting_bytes, ..Bounds::default() };
@@ -121,6 +123,7 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
             requests_max,
             has_resets: args.resets == OnOff::On,
             has_page: args.page == OnOff::On,
+            needs_quorum: args.ready_needs_quorum,
             ..Parts::new(store, constants, clock)
         };
         Node::new(parts)
@@ -139,7 +142,7 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
         tasks: Tasks::counting(metrics.panics.clone()),
     };
     let (address, scheme) = (users.local_addr()?, if tls.is_some() { "https" } else { "http" });
-    tracing::info!("listening on {scheme}://{address}; {shown}{contents}");
+    tracing::info!("listening on {scheme}://{address}; {shown}{placement}{contents}");
     if node.policies.authenticates() && tls.is_none() && !address.ip().is_loopback() {
         tracing::warn!(
             "tokens arrive in clear text; put a TLS proxy in front of this pod, or set --tls-cert"

@@ -73,7 +73,8 @@ use quotas::Quotas;
 pub use quotas::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
 use tokens::Tokens;
 pub use tokens::{
-    Caller, Denied, NewToken, TOKEN_PREFIX, TooFast, TooManyStreams, Verb, without_tokens,
+    Caller, Denied, NewToken, TOKEN_PREFIX, TooFast, TooManyStreams, Verb, WatchRoom,
+    without_tokens,
 };
 
 /// A parsed policy file.
@@ -203,6 +204,7 @@ impl Policies {
         let before = self.current.load();
         policy.tokens.go_on_from(&before.tokens);
         policy.quotas.go_on_from(&before.quotas);
+        policy.pixels.go_on_from(&before.pixels);
         self.current.store(Arc::new(policy));
         Ok(())
     }

@@ -49,6 +49,10 @@ impl<T> Rules<T> {
         self.0.iter()
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Rule<T>> {
+        self.0.iter_mut()
+    }
+
     /// What applies to this key.
     pub(super) fn of(&self, key: &Key) -> Option<&T> {
         let fits = |rule: &&Rule<T>| {

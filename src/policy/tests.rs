@@ -339,6 +339,46 @@ fn a_token_has_its_streams_and_a_reload_is_no_way_around_it() {
 }
 
 #[test]
+fn what_a_token_watches_is_kept_by_a_reload() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("policy.toml");
+    let token = NewToken::draw();
+    std::fs::write(&file, entry("a", &token, "")).expect("written");
+    let policies = Policies::open(Some(&file), constants()).expect("a policy");
+    let room = || {
+        let caller = find(&policies, &format!("Bearer {}", token.token)).expect("known");
+        caller.watch_room().expect("a token has a limit")
+    };
+    let _keys = room().keys.try_acquire_many_owned(10).expect("room");
+    let _places = room().places.try_acquire_many_owned(20).expect("room");
+    policies.reload().expect("the same");
+    let left = (room().keys.available_permits(), room().places.available_permits());
+    let (keys, places) = (limits::WATCHED_KEYS_MAX / 2, limits::WATCHED_PLACES_MAX / 2);
+    assert_eq!(left, (keys - 10, places - 20));
+    assert!(Caller::anybody().watch_room().is_none());
+}
+
+#[test]
+fn pictures_count_no_faster_after_a_reload() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("policy.toml");
+    let write = |per_second: u32| {
+        let text = format!("[[pixel]]\ngroup_prefix = \"a\"\nper_second = {per_second}\n");
+        std::fs::write(&file, text).expect("written");
+    };
+    write(1);
+    let policies = Policies::open(Some(&file), constants()).expect("a policy");
+    let pass = || policies.pass_pixel(&key(Kind::Counter, "a1")).expect("pictures count");
+    pass().expect("the first");
+    assert!(pass().is_err());
+    policies.reload().expect("the same");
+    assert!(pass().is_err(), "a reload is a way around the rate");
+    write(2);
+    policies.reload().expect("another rate");
+    pass().expect("a new rate starts fresh");
+}
+
+#[test]
 fn a_text_for_the_log_is_cut_where_tokens_begin() {
     let NewToken { token, .. } = NewToken::draw();
     for (text, cut) in [

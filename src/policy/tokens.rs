@@ -76,6 +76,25 @@ struct Token {
     grants: Vec<Grant>,
     rate: Option<(NonZeroU32, Arc<DefaultDirectRateLimiter>)>,
     streams: Arc<Semaphore>,
+    watch_room: WatchRoom,
+}
+
+/// What a token can still watch.
+#[derive(Debug, Clone)]
+pub struct WatchRoom {
+    /// Different keys.
+    pub keys: Arc<Semaphore>,
+    /// The keys of all its streams together, and their groups.
+    pub places: Arc<Semaphore>,
+}
+
+impl Default for WatchRoom {
+    fn default() -> WatchRoom {
+        WatchRoom {
+            keys: Arc::new(Semaphore::new(limits::WATCHED_KEYS_OF_TOKEN_MAX)),
+            places: Arc::new(Semaphore::new(limits::WATCHED_PLACES_OF_TOKEN_MAX)),
+        }
+    }
 }
 
 /// A `[[token.grant]]` table of the file: for one group, or for all groups with a prefix.
@@ -191,7 +210,7 @@ impl Tokens {
         self.by_hash.is_empty()
     }
 
-    /// Takes over each caller's current rate and streams from the policy before.
+    /// Takes over each caller's current rate and streams, and what it watches, from the policy before.
     pub(super) fn go_on_from(&mut self, before: &Tokens) {
         for token in self.by_hash.values_mut() {
             let same = |old: &&Arc<Token>| old.name == token.name;
@@ -199,6 +218,7 @@ impl Tokens {
             let token =
                 Arc::get_mut(token).expect("invariant: nothing else shares a new token yet");
             token.streams = Arc::clone(&old.streams);
+            token.watch_room = old.watch_room.clone();
             if let (Some((rate, limiter)), Some((old_rate, old_limiter))) =
                 (&mut token.rate, &old.rate)
                 && rate == old_rate
@@ -313,7 +333,8 @@ impl Entry {
             (rate, Arc::new(RateLimiter::direct(Pace::per_second(rate).allow_burst(burst))))
         });
         let streams = Arc::new(Semaphore::new(limits::STREAMS_OF_TOKEN_MAX));
-        Ok(Token { name, hash, expires: expires.transpose()?, grants, rate, streams })
+        let (expires, watch_room) = (expires.transpose()?, WatchRoom::default());
+        Ok(Token { name, hash, expires, grants, rate, streams, watch_room })
     }
 }
 
@@ -393,6 +414,12 @@ impl Caller {
         let streams = self.0.as_ref().map(|token| Arc::clone(&token.streams));
         let place = streams.map(Semaphore::try_acquire_owned).transpose();
         place.map_err(|_| TooManyStreams)
+    }
+
+    /// What the caller can still watch. `None`: it has no limit of its own.
+    #[must_use]
+    pub fn watch_room(&self) -> Option<WatchRoom> {
+        self.0.as_ref().map(|token| token.watch_room.clone())
     }
 
     /// Lets `count` requests or updates pass, all or none.

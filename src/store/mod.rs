@@ -18,12 +18,14 @@ pub mod embedded;
 pub mod prefix;
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::consistency::{Level, Levels, NoOverlap, Replication};
 use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::group::{self, BadRows, Chunk};
 use orderfree_core::protocol::prefix::Part;
@@ -97,9 +99,59 @@ pub enum Pause {
     Clock(#[from] ClockError),
     #[error("folding is switched off (ORDERFREE_FOLD=off)")]
     Off,
+    /// The keyspace's replication was changed, and folds could now miss what was counted.
+    #[error("folding waits until the replication fits the consistency levels: {0}")]
+    Replication(String),
     /// Nodes disagree on the schema, so they could interpret a deletion and a tally differently.
     #[error("the nodes disagree on the schema; folding waits until they agree")]
     Schema,
+}
+
+/// Where a store keeps its rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// The data centre of this pod, whose replicas answer local levels.
+    pub local_datacenter: String,
+    pub replication: Replication,
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "data centre {}, replicas {}", self.local_datacenter, self.replication)
+    }
+}
+
+/// Which acknowledged updates a read surely sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sight {
+    /// Those of all pods.
+    All,
+    /// Those of the pods in this data centre. Others have replicas, too.
+    Local(String),
+    /// None: the replicas that answer may have missed any of them.
+    Nothing,
+}
+
+impl Placement {
+    /// Checks the levels of a pod that is here.
+    ///
+    /// # Errors
+    /// [`NoOverlap`] names two levels that could miss each other.
+    pub fn check(&self, levels: Levels) -> Result<(), NoOverlap> {
+        self.replication.check(levels, &self.local_datacenter)
+    }
+
+    /// What a read at this level sees of updates at `write`.
+    #[must_use]
+    pub fn sight(&self, write: Level, read: Level) -> Sight {
+        let Placement { local_datacenter: local, replication } = self;
+        let meets = |writer| replication.meets(write, writer, read, local);
+        match replication.datacenters().all(meets) {
+            true => Sight::All,
+            false if meets(local) => Sight::Local(local.clone()),
+            false => Sight::Nothing,
+        }
+    }
 }
 
 /// The first replica of a key's partition. Keys with the same one cost less if they are written together.
@@ -197,6 +249,16 @@ pub trait Reads: Send + Sync + 'static {
         Levels::default()
     }
 
+    /// Where the replicas are. `None` for a store without replicas.
+    fn placement(&self) -> Option<Arc<Placement>> {
+        None
+    }
+
+    /// What a read at this level surely sees.
+    fn sight(&self, level: Level) -> Sight {
+        self.placement().map_or(Sight::All, |placement| placement.sight(self.levels().write, level))
+    }
+
     /// How many rows of a key of this kind one answer can have.
     fn bounds(&self, kind: Kind) -> AnswerBounds {
         AnswerBounds::of(kind)
@@ -255,6 +317,12 @@ pub trait Folds: Send + Sync + 'static {
     /// The number of equal parts into which a sweep divides the key space.
     fn sweep_parts(&self) -> u32;
 
+    /// Whether a key's only row is folded, too. Without read repair, a data centre whose hint for that row was lost misses
+    /// the row for good. The fold's tally brings it there.
+    fn folds_lone_rows(&self) -> bool {
+        false
+    }
+
     /// Scans the primary keys of one part, and sends the keys that are worth folding. The sweep only
     /// nominates keys, so a paged read of one replica is enough. It ends early, without an error, when the
     /// receiver is closed. Returns the largest group of the part.
@@ -297,6 +365,16 @@ pub trait StoreClock: Send + Sync + 'static {
     /// The worst measured clock offset, in µs. `None` if there is no second clock.
     fn clock_offset_us(&self) -> Option<i64> {
         None
+    }
+
+    /// The nodes with replicas that did not answer lately, each with its data centre, for people.
+    fn silent_nodes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Checks whether a quorum of the local data centre has answered lately. The error says for how long none has.
+    fn check_quorum(&self) -> Result<(), String> {
+        Ok(())
     }
 }
 

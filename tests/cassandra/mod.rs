@@ -112,6 +112,24 @@ pub(crate) async fn session(config: &CassandraConfig) -> Session {
     session.expect("a session")
 }
 
+/// The name of the data centre of the node that answers. The clusters of tests have one.
+pub(crate) async fn datacenter(config: &CassandraConfig) -> String {
+    of_local_node(config, "data_center").await
+}
+
+/// The release of the node that answers.
+pub(crate) async fn release(config: &CassandraConfig) -> String {
+    of_local_node(config, "release_version").await
+}
+
+/// A text in `system.local`.
+async fn of_local_node(config: &CassandraConfig, column: &str) -> String {
+    let question = format!("SELECT {column} FROM system.local");
+    let answer = session(config).await.query_unpaged(question, ()).await.expect("an answer");
+    let rows = answer.into_rows_result().expect("rows");
+    rows.single_row::<(String,)>().expect("one row").0
+}
+
 /// Runs one statement that changes the schema or breaks something.
 pub(crate) async fn cql(config: &CassandraConfig, statement: &str) {
     let session = session(config).await;

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cassandra::{
-    CLUSTER, Coordinators, DEFINING, Hints, Killed, config, cql, drop_keyspace, eventually, fresh,
-    fresh_on_own, script, session, unmade_on_own,
+    CLUSTER, Coordinators, DEFINING, Hints, Killed, config, cql, datacenter, drop_keyspace,
+    eventually, fresh, fresh_on_own, script, session, unmade_on_own,
 };
 use contract::{Subject, key, next_write, short_constants};
-use orderfree::runtime::clock::SystemClock;
+use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::cassandra::{CassandraConfig, CassandraStore, ConnectError, Login, schema};
-use orderfree::store::{RequestLimits, StoreError};
+use orderfree::store::{Reads, RequestLimits, Store, StoreClock, StoreError};
 use orderfree_core::crdt::State;
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::protocol::consistency::{Level, Levels};
@@ -29,7 +29,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-every_test!(with_store);
+/// What every store must do. `make scylla` runs these tests alone, on any cluster.
+mod suite {
+    crate::every_test!(super::with_store);
+}
 
 /// The defaults, for tests that kill nodes: a request has ten seconds.
 fn patient_constants() -> Constants {
@@ -160,7 +163,8 @@ async fn regression_8_reads_see_every_ack_through_any_coordinator() {
         acked += 100;
     }
     // With one replica a read shows what that node has: node 3 lagged to the end.
-    let alone = "{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}";
+    let here = datacenter(&config).await;
+    let alone = format!("{{'class': 'NetworkTopologyStrategy', '{here}': 1}}");
     cql(&config, &format!("ALTER KEYSPACE {} WITH replication = {alone}", config.keyspace)).await;
     let mut behind = 0;
     for key in &keys {
@@ -267,7 +271,8 @@ async fn the_schema_may_be_applied_by_many_pods_at_once_and_again() {
     let config = config(&format!("contract_{}", Uuid::new_v4().simple()), short_constants());
     {
         let _one_at_a_time = DEFINING.lock().await;
-        let apply = || schema::apply(&config, Some("datacenter1:3"), true);
+        let replication = format!("{}:3", datacenter(&config).await);
+        let apply = || schema::apply(&config, Some(replication.as_str()), true);
         let (a, b, c, d) = tokio::join!(apply(), apply(), apply(), apply());
         for applied in [a, b, c, d, apply().await] {
             applied.expect("applied");
@@ -343,6 +348,42 @@ async fn regression_8_levels_that_need_not_meet_are_refused_at_start() {
     drop_keyspace(&good).await;
 }
 
+/// With more replicas the levels of a pod can miss what was counted. Folds would then lose it for good.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn folds_wait_while_a_changed_replication_does_not_fit_the_levels() {
+    let _others_too = CLUSTER.read().await;
+    let good = fresh(short_constants()).await;
+    let alter = async |replicas: usize| {
+        let datacenter = datacenter(&good).await;
+        let replication =
+            format!("{{'class': 'NetworkTopologyStrategy', '{datacenter}': {replicas}}}");
+        cql(&good, &format!("ALTER KEYSPACE {} WITH replication = {replication}", good.keyspace))
+            .await;
+    };
+    alter(1).await;
+    // One replica of one, and two of three.
+    let levels = Levels { write: Level::One, read: Level::All, fold: Level::Quorum };
+    let store =
+        CassandraStore::connect(CassandraConfig { levels, ..good.clone() }, Arc::new(SystemClock))
+            .await
+            .expect("one replica");
+    let why_not = || store.fold_time(SystemClock.now()).err().map(|pause| pause.to_string());
+    let replicas = || store.placement().expect("replicas").replication.total();
+    assert_eq!((why_not(), replicas()), (None, 1));
+    alter(3).await;
+    eventually("the new replication is seen", async || match replicas() {
+        3 => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    let why = why_not().expect("1 + 2 of 3");
+    assert!(why.contains("write consistency one and fold consistency quorum"), "{why}");
+    alter(1).await;
+    eventually("folds go on", async || why_not().map_or(Ok(()), Err)).await;
+    store.close().await;
+    drop_keyspace(&good).await;
+}
+
 /// A property of the keyspace in the schema.
 async fn one_text(config: &CassandraConfig, question: &str) -> String {
     let answer = session(config)
@@ -368,7 +409,7 @@ async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
     assert_eq!(one_text(&good, question).await, "MIN(99p,500ms)");
     let far = Some("mars".to_owned());
     let error = refusal(&CassandraConfig { local_datacenter: far, ..good.clone() }).await;
-    assert!(error.to_string().contains("datacenter1"), "{error}");
+    assert!(error.to_string().contains(&datacenter(&good).await), "{error}");
 
     let nowhere = vec!["127.0.0.1:1".to_owned()];
     let error = refusal(&CassandraConfig { contact_points: nowhere, ..good.clone() }).await;
@@ -475,8 +516,11 @@ async fn a_failed_first_look_at_the_cluster_is_repeated() {
             schema::apply(&by_way, None, true).await.expect("replicas in the data centre there is");
         }
         way.trouble_again();
-        let question = "SELECT replication['datacenter1'] FROM system_schema.keyspaces WHERE keyspace_name = ?";
-        assert_eq!(one_text(&plain, question).await, "3", "{trouble:?}");
+        let here = datacenter(&plain).await;
+        let question = format!(
+            "SELECT replication['{here}'] FROM system_schema.keyspaces WHERE keyspace_name = ?"
+        );
+        assert_eq!(one_text(&plain, &question).await, "3", "{trouble:?}");
         let subject = Subject::on_cluster(&by_way).await;
         way.trouble_again();
         subject.put(&key("g", "n"), 1).await;
@@ -485,6 +529,52 @@ async fn a_failed_first_look_at_the_cluster_is_repeated() {
         subject.store.close().await;
         drop_keyspace(&plain).await;
     }
+}
+
+/// Until this is dropped, every node of the script's own cluster has a false release of the others in its table of peers.
+struct FalsePeers {
+    /// What all nodes run.
+    release: String,
+}
+
+impl FalsePeers {
+    async fn saying(release: &str, config: &CassandraConfig) -> FalsePeers {
+        let peers = FalsePeers { release: cassandra::release(config).await };
+        say_of_peers(release);
+        peers
+    }
+}
+
+impl Drop for FalsePeers {
+    fn drop(&mut self) {
+        say_of_peers(&self.release);
+    }
+}
+
+fn say_of_peers(release: &str) {
+    for (node, peer) in [(1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2)] {
+        let statement = format!(
+            "UPDATE system.peers SET release_version = '{release}' WHERE peer = '127.0.0.{peer}'"
+        );
+        script(&["cql", &node.to_string(), &statement]);
+    }
+}
+
+/// The table of peers can have a release from before an upgrade.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_nodes_own_word_for_its_release_counts_and_its_peers_word_while_it_is_down() {
+    let _alone = CLUSTER.write().await;
+    let config = unmade_on_own(patient_constants());
+    let peers = FalsePeers::saying("3.11.0", &config).await;
+    schema::apply(&config, None, true).await.expect("no node runs 3.11.0");
+    Subject::on_cluster(&config).await.store.close().await;
+    let killed = Killed::nodes(&["3"]);
+    killed.noticed_by("1").await;
+    let error = refusal(&config).await;
+    assert!(matches!(&error, ConnectError::EngineTooOld(said) if said == "3.11.0"), "{error}");
+    drop(killed);
+    drop(peers);
+    drop_keyspace(&config).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

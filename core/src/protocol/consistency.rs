@@ -18,19 +18,29 @@ pub enum Level {
     LocalQuorum,
     /// A majority of all replicas.
     Quorum,
+    /// A majority of the replicas of every data centre.
+    EachQuorum,
     /// Every replica.
     All,
 }
 
 /// A text that is not the name of a level.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("`{0}` is not a consistency level; use one, local_one, local_quorum, quorum or all")]
+#[error(
+    "`{0}` is not a consistency level; use one, local_one, local_quorum, quorum, each_quorum or all"
+)]
 pub struct UnknownLevel(String);
 
 impl Level {
     /// Every level.
-    pub const ALL: [Level; 5] =
-        [Level::One, Level::LocalOne, Level::LocalQuorum, Level::Quorum, Level::All];
+    pub const ALL: [Level; 6] = [
+        Level::One,
+        Level::LocalOne,
+        Level::LocalQuorum,
+        Level::Quorum,
+        Level::EachQuorum,
+        Level::All,
+    ];
 
     /// Its name in configuration, queries and answers.
     #[must_use]
@@ -40,6 +50,7 @@ impl Level {
             Level::LocalOne => "local_one",
             Level::LocalQuorum => "local_quorum",
             Level::Quorum => "quorum",
+            Level::EachQuorum => "each_quorum",
             Level::All => "all",
         }
     }
@@ -50,16 +61,27 @@ impl Level {
         matches!(self, Level::One | Level::LocalOne)
     }
 
-    fn is_local(self) -> bool {
-        matches!(self, Level::LocalOne | Level::LocalQuorum)
+    /// Whether its answers can come from any data centre.
+    fn is_of_all(self) -> bool {
+        matches!(self, Level::One | Level::Quorum | Level::All)
     }
 
-    /// Number of answers it needs from the `replicas` within its reach.
+    /// Number of answers that it needs from the `replicas` within its reach: those of all data centres, of the local one
+    /// or of each one.
     fn quota(self, replicas: usize) -> usize {
         match self {
             Level::One | Level::LocalOne => 1,
-            Level::LocalQuorum | Level::Quorum => replicas / 2 + 1,
+            Level::LocalQuorum | Level::Quorum | Level::EachQuorum => replicas / 2 + 1,
             Level::All => replicas,
+        }
+    }
+
+    /// Number of answers that it needs from a data centre with `replicas` of them.
+    fn quota_here(self, replicas: usize, is_local: bool) -> usize {
+        match self {
+            Level::One | Level::Quorum | Level::All => 0,
+            Level::LocalOne | Level::LocalQuorum if !is_local => 0,
+            Level::LocalOne | Level::LocalQuorum | Level::EachQuorum => self.quota(replicas),
         }
     }
 }
@@ -82,6 +104,16 @@ impl FromStr for Level {
 /// Replicas of a keyspace by data centre.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replication(BTreeMap<String, usize>);
+
+/// As configured: `dc1:3,dc2:3`.
+impl fmt::Display for Replication {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (name, factor)) in self.0.iter().enumerate() {
+            write!(f, "{}{name}:{factor}", if at == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
 
 impl Replication {
     /// From replication factors; data centres without replicas are left out.
@@ -111,17 +143,28 @@ impl Replication {
     /// every possible set of replicas for the write shares a replica with every possible set for the read.
     #[must_use]
     pub fn meets(&self, write: Level, write_from: &str, read: Level, read_from: &str) -> bool {
-        if write.is_local() && read.is_local() && write_from != read_from {
-            return false;
-        }
-        let answering = |level: Level, from: &str| {
-            level.quota(if level.is_local() { self.factor(from) } else { self.total() })
+        let least_of = |(name, replicas): (&String, &usize)| {
+            let of = |level: Level, from: &str| level.quota_here(*replicas, name == from);
+            (of(write, write_from), of(read, read_from))
         };
-        // Two local levels choose among the replicas of the same data centre. Otherwise they choose among all
-        // replicas. The two sets surely share a replica if together they are larger than that number.
-        let both_local = write.is_local() && read.is_local();
-        let among = if both_local { self.factor(write_from) } else { self.total() };
-        answering(write, write_from) + answering(read, read_from) > among
+        if !write.is_of_all() && !read.is_of_all() {
+            // The two sets surely share a replica if together they are larger than some data centre.
+            return self.0.iter().any(|place| {
+                let (written, seen) = least_of(place);
+                written + seen > *place.1
+            });
+        }
+        // If enough replicas are left, a level whose answers can come from anywhere avoids those of the other level.
+        let answering = |level: Level, of_each: usize| match level.is_of_all() {
+            true => level.quota(self.total()),
+            false => of_each,
+        };
+        let (written, seen) = self
+            .0
+            .iter()
+            .map(least_of)
+            .fold((0, 0), |sums, (written, seen)| (sums.0 + written, sums.1 + seen));
+        answering(write, written) + answering(read, seen) > self.total()
     }
 
     /// Checks a pod's three levels: its reads must see its writes, and its folds must see the writes of the
@@ -146,12 +189,30 @@ impl Replication {
 /// The consistency levels of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Levels {
-    /// For updates and the fold's batch.
+    /// For updates.
     pub write: Level,
     /// For reads, unless a request names another level.
     pub read: Level,
     /// For the fold's read.
     pub fold: Level,
+}
+
+impl Levels {
+    /// Whether some reads need a quorum of every data centre. ScyllaDB has only writes at that level.
+    #[must_use]
+    pub fn reads_each_quorum(self) -> bool {
+        [self.read, self.fold].contains(&Level::EachQuorum)
+    }
+
+    /// The level at which folds and resets are written. A read that sees the updates of a data centre also sees what is
+    /// written at this level. So a fold brings what was counted to every data centre, and no data centre misses a reset.
+    #[must_use]
+    pub fn fold_write(self) -> Level {
+        match self.write {
+            Level::All => Level::All,
+            _ => Level::EachQuorum,
+        }
+    }
 }
 
 impl Default for Levels {
@@ -178,7 +239,7 @@ pub struct NoOverlap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Level::{All, LocalOne, LocalQuorum, One, Quorum};
+    use Level::{All, EachQuorum, LocalOne, LocalQuorum, One, Quorum};
 
     #[test]
     fn one_replica_is_below_a_quorum() {
@@ -197,11 +258,27 @@ mod tests {
             r.0.iter()
                 .flat_map(|(name, factor)| std::iter::repeat_n(name.as_str(), *factor))
                 .collect();
+        let replicas_in = |reach: &dyn Fn(&str) -> bool| -> u32 {
+            (0..homes.len()).filter(|&i| reach(homes[i])).map(|i| 1 << i).sum()
+        };
         let answers = |level: Level, home: &str| -> Vec<u32> {
-            let reach = |i: &usize| !level.is_local() || homes[*i] == home;
-            let reach: u32 = (0..homes.len()).filter(reach).map(|i| 1 << i).sum();
-            let quota = level.quota(reach.count_ones() as usize);
-            let fits = |set: &u32| set & !reach == 0 && set.count_ones() as usize >= quota;
+            // The sets of replicas. The level needs a majority, or another number of answers, from each.
+            let parts: Vec<u32> = match level {
+                One | Quorum | All => vec![replicas_in(&|_| true)],
+                LocalOne | LocalQuorum => vec![replicas_in(&|name| name == home)],
+                EachQuorum => r.datacenters().map(|own| replicas_in(&|name| name == own)).collect(),
+            };
+            let is_enough = |set: u32, part: u32| {
+                let (answered, all) = ((set & part).count_ones(), part.count_ones());
+                match level {
+                    One | LocalOne => answered >= 1,
+                    LocalQuorum | Quorum | EachQuorum => answered > all / 2,
+                    All => answered == all,
+                }
+            };
+            let reach = parts.iter().fold(0, |all, part| all | part);
+            let fits =
+                |set: &u32| set & !reach == 0 && parts.iter().all(|part| is_enough(*set, *part));
             (0..1u32 << homes.len()).filter(fits).collect()
         };
         let seen = answers(read, to);
@@ -216,6 +293,7 @@ mod tests {
             &[("a", 2)],
             &[("a", 3), ("b", 3)],
             &[("a", 2), ("b", 1)],
+            &[("a", 3), ("b", 1), ("c", 2)],
         ] {
             let replication = replication(factors);
             let names: Vec<&str> = replication.datacenters().collect();
@@ -230,6 +308,25 @@ mod tests {
                             );
                         }
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn reads_that_see_updates_see_folds() {
+        for factors in
+            [&[("a", 1)][..], &[("a", 3)], &[("a", 2), ("b", 3)], &[("a", 1), ("b", 1), ("c", 3)]]
+        {
+            let replication = replication(factors);
+            let names: Vec<&str> = replication.datacenters().collect();
+            for (write, read) in Level::ALL.iter().flat_map(|w| Level::ALL.map(|r| (*w, r))) {
+                let fold = Levels { write, read, fold: All }.fold_write();
+                for (from, to) in
+                    names.iter().flat_map(|from| names.iter().map(move |to| (from, to)))
+                {
+                    let sees = |level| replication.meets(level, from, read, to);
+                    assert!(!sees(write) || sees(fold), "{factors:?} {write} {read}");
                 }
             }
         }
@@ -254,7 +351,9 @@ mod tests {
         let two = replication(&[("a", 3), ("b", 3)]);
         let levels = Levels { write: LocalQuorum, read: LocalQuorum, fold: Quorum };
         assert_eq!(two.check(levels, "a").expect_err("2 + 4 of 6").reader, "fold");
-        assert_eq!(two.check(Levels { fold: All, ..levels }, "a"), Ok(()));
+        for fold in [All, EachQuorum] {
+            assert_eq!(two.check(Levels { fold, ..levels }, "a"), Ok(()));
+        }
     }
 
     #[test]

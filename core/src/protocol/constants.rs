@@ -32,6 +32,7 @@ pub struct Constants {
     fence_quantum: Duration,
     sweep_every: Duration,
     reset_memory: Option<Duration>,
+    is_assumed: bool,
 }
 
 /// The operator's choices. The rest follows from the formulas of [`Constants::resolve`].
@@ -225,7 +226,20 @@ impl Constants {
             fence_quantum,
             sweep_every,
             reset_memory: overrides.reset_memory,
+            is_assumed: false,
         })
+    }
+
+    /// For tools that do not fold: the pods may have other constants. So the cutoff proves nothing about their clocks.
+    #[must_use]
+    pub fn assumed(self) -> Constants {
+        Constants { is_assumed: true, ..self }
+    }
+
+    /// C, or zero if the pods can have another one.
+    #[must_use]
+    pub fn known_cutoff(&self) -> Duration {
+        if self.is_assumed { Duration::ZERO } else { self.cutoff }
     }
 
     /// L: from a mutator's birth to its expiry.

@@ -132,7 +132,7 @@ pub enum FoldError {
 /// clock could expire at or below the fence, and its acknowledged updates would be lost.
 #[must_use]
 pub fn proves_moved_clock(fence: Timestamp, now: Timestamp, constants: &Constants) -> bool {
-    fence.plus(constants.cutoff()) > now.plus(2 * constants.clock_offset_max())
+    fence.plus(constants.known_cutoff()) > now.plus(2 * constants.clock_offset_max())
 }
 
 /// The latest expiry at which a shard is final. `now` is the minimum of this pod's clock and every fresh

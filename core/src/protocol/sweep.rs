@@ -21,6 +21,7 @@ pub struct Nominator {
     now: Timestamp,
     constants: Constants,
     idle: Option<Arc<dyn IdleRules>>,
+    has_lone_rows: bool,
     current: Option<(Key, Tallied)>,
     group: Option<GroupSize>,
     largest: Option<GroupSize>,
@@ -64,13 +65,27 @@ impl Nominator {
     /// Starts one pass over a token range.
     #[must_use]
     pub fn new(now: Timestamp, constants: Constants) -> Nominator {
-        Nominator { now, constants, idle: None, current: None, group: None, largest: None }
+        Nominator {
+            now,
+            constants,
+            idle: None,
+            has_lone_rows: false,
+            current: None,
+            group: None,
+            largest: None,
+        }
     }
 
     /// Also nominates keys that these rules may forget.
     #[must_use]
     pub fn forgetting(self, rules: Arc<dyn IdleRules>) -> Nominator {
         Nominator { idle: Some(rules), ..self }
+    }
+
+    /// Also nominates keys whose only row is final, if true.
+    #[must_use]
+    pub fn with_lone_rows(self, has_lone_rows: bool) -> Nominator {
+        Nominator { has_lone_rows, ..self }
     }
 
     /// Passes one row. The rows of a key must follow each other. Returns the previous key, if this row begins
@@ -129,11 +144,12 @@ impl Nominator {
         (last, larger(self.largest, self.group))
     }
 
-    /// Two final rows, one and a tally, or one that holds ids: a fold would make the key smaller. Or the key may
-    /// be idle: its lone row is old enough, or it has only a tally, whose fence is not part of the primary key. Or it
-    /// has only a grave that can go.
+    /// A key is nominated if a fold would make it smaller: it has two final rows, one and a tally, or one that holds ids.
+    /// Or if its lone row has to be brought to every data centre. Or if it may be idle: its lone row is old enough, or it
+    /// has only a tally, whose fence is not part of the primary key. Or if it has only a grave that can go.
     fn nominated(&self, (key, seen): (Key, Tallied)) -> Option<Nomination> {
         let is_smaller = seen.final_rows + usize::from(seen.has_tally) >= 2 || seen.holds_ids;
+        let is_lone = self.has_lone_rows && seen.final_rows == 1;
         let idle_ttl = || self.idle.as_ref().and_then(|rules| rules.idle_ttl(&key));
         let may_be_idle = || match seen.newest {
             None => idle_ttl().is_some(),
@@ -143,7 +159,7 @@ impl Nominator {
             Some(_) => false,
         };
         let is_old_grave = seen.has_old_grave && seen.newest.is_none();
-        let is_worth_it = is_smaller || is_old_grave || may_be_idle();
+        let is_worth_it = is_smaller || is_lone || is_old_grave || may_be_idle();
         let is_tally_alone = seen.newest.is_none() && !is_old_grave;
         is_worth_it.then_some(Nomination { key, rows: seen.rows, is_tally_alone })
     }
@@ -199,6 +215,24 @@ mod tests {
         let expected =
             [nomination("lone ids", 1), nomination("pair", 2), nomination("tally and one", 3)];
         assert_eq!(nominated, expected);
+    }
+
+    #[test]
+    fn lone_final_rows_are_nominated_where_they_are_asked_for() {
+        let constants = Constants::resolve(Overrides::default()).expect("defaults");
+        let now = Timestamp::from_micros(1_700_000_000_000_000);
+        let name = |text| Name::new(text).expect("name");
+        let key = |text| Key { kind: Kind::Counter, group: name("g"), name: name(text) };
+        let swept = |has_lone_rows| {
+            let mut nominator = Nominator::new(now, constants).with_lone_rows(has_lone_rows);
+            let old = now.minus(constants.cutoff());
+            let rows = [("lone", old), ("tally", Timestamp::NEVER), ("young", now)];
+            let passed = rows.map(|(text, expires_at)| nominator.pass(key(text), expires_at));
+            let nominated = passed.into_iter().chain([nominator.finish().0]).flatten();
+            nominated.map(|nomination| nomination.key.name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(swept(false), Vec::<String>::new());
+        assert_eq!(swept(true), ["lone"]);
     }
 
     /// After a day, in one group.

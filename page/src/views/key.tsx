@@ -120,7 +120,11 @@ function Facts({ reading, points }: { reading: Reading; points: Point[] }) {
     <p class="key-facts soft">
       <span title="Every update that was acknowledged before this time is in the value.">as of {clock(reading.as_of)}</span>
       <span>{plural(reading.shards, "shard")}</span>
-      <span>{reading.exact ? "exact" : "estimate"}</span>
+      {reading.datacenter ? (
+        <span title="Updates of other data centres are included as far as they have arrived.">as seen in {reading.datacenter}</span>
+      ) : (
+        <span>{reading.exact ? "exact" : "estimate"}</span>
+      )}
       {rate !== undefined && rate !== 0 && <span>{rate > 0 ? "+" : ""}{double(rate, 3)} per second</span>}
       <Copy text={address} label="Copy link" />
     </p>

@@ -360,7 +360,8 @@ impl Folder {
             let mut largest = 0;
             for &part in parts {
                 let nominator = Nominator::new(self.gate.fold_time()?, self.constants)
-                    .forgetting(Arc::new(self.policies.clone()));
+                    .forgetting(Arc::new(self.policies.clone()))
+                    .with_lone_rows(self.folds.folds_lone_rows());
                 if let Some(size) = self.folds.sweep(part, nominator, found.clone()).await? {
                     largest::look_at(&size);
                     largest = largest.max(size.names);
@@ -424,8 +425,14 @@ impl Folder {
                     () = tasks.stopped() => return,
                     swept = self.sweep(slice::from_ref(&part), &mut report) => swept,
                 };
-                if let Err(error) = &swept {
-                    tracing::debug!(%error, "a part of the key space was not swept");
+                match &swept {
+                    Ok(()) if self.pace.is_allowed_again() => tracing::info!("folds go on"),
+                    Ok(()) => {}
+                    Err(error) => tracing::debug!(%error, "a part of the key space was not swept"),
+                }
+                // Without reads, no key comes that a fold could fail for.
+                if let Err(paused @ FoldFailure::Paused(_)) = &swept {
+                    self.went_wrong(paused);
                 }
                 largest.of_part(swept.is_ok(), report.largest_group, &self.metrics.group_names);
             }
@@ -475,12 +482,22 @@ impl Folder {
         }
         let ends = keys.iter().zip(&results).map(|(key, result)| self.count(key, result));
         let ends: Vec<FoldEnd> = ends.collect();
-        match ends.iter().any(|end| matches!(end, FoldEnd::Failed | FoldEnd::Paused)) {
-            true => self.pace.went_wrong(),
-            false => self.pace.went_well(),
+        match ends.iter().position(|end| matches!(end, FoldEnd::Failed | FoldEnd::Paused)) {
+            Some(at) => results[at].as_ref().err().into_iter().for_each(|why| self.went_wrong(why)),
+            None if self.pace.went_well() => tracing::info!("folds go on"),
+            None => {}
         }
         self.pace.rest(begun.elapsed()).await;
         ends
+    }
+
+    /// Makes folds wait after one that failed, or a sweep that was not allowed. The log says it if they wait for long.
+    fn went_wrong(&self, why: &FoldFailure) {
+        if self.pace.went_wrong(matches!(why, FoldFailure::Paused(_))) {
+            let silent = self.gate.silent_nodes().join(", ");
+            let why = why.to_string();
+            tracing::warn!(why, silent, "folds wait; rows pile up meanwhile, and no count is lost");
+        }
     }
 
     /// Folds keys one by one that could not be folded together. If the store does not answer, the remaining

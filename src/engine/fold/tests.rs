@@ -76,6 +76,33 @@ async fn a_key_being_folded_is_skipped_and_others_have_their_results() {
     assert_eq!(folder.fold(&keys[1], false).await.expect("folded").report.folded, 2);
 }
 
+/// No key is read here, so no fold of one can fail.
+#[tokio::test(start_paused = true)]
+async fn the_log_says_that_folds_wait_while_sweeps_are_not_allowed() {
+    let (_directory, store, clock, constants) = store();
+    clock.0.store(3_600, Ordering::SeqCst);
+    add(&store, &clock, &constants, key("g", "one")).await;
+    clock.0.store(0, Ordering::SeqCst);
+    let context = Context::new(store.clone(), constants, clock.clone(), Random::system());
+    let folder =
+        Folder::new(store.clone(), store, context, Folding::InBackground, Policies::default());
+    assert!(matches!(folder.sweep_once().await, Err(FoldFailure::Paused(_))));
+    let tasks = Tasks::new();
+    let sweeps = tokio::spawn(Arc::clone(&folder).sweep_for_ever(tasks.clone()));
+    let waits = async |is_told: bool| {
+        let until = Instant::now() + 3 * constants.sweep_every();
+        while folder.pace.was_told() != is_told {
+            assert!(Instant::now() < until, "{is_told}");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    waits(true).await;
+    clock.0.store(3_600, Ordering::SeqCst);
+    waits(false).await;
+    tasks.stop();
+    sweeps.await.expect("it ends");
+}
+
 /// No rule says how long the key can be idle. Rows that the deletion cleared expire later than it.
 #[tokio::test]
 async fn the_grave_of_a_deleted_key_goes_once_no_row_needs_it() {

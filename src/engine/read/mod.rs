@@ -6,7 +6,7 @@
 //!
 //! Requests that accept staleness get the last answer at once if it is recent enough.
 
-mod shared_reads;
+pub(crate) mod shared_reads;
 mod values;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,7 @@ use crate::engine::metrics::{IdConflict, Metrics};
 use crate::engine::resets::Resets;
 use crate::limits;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
-use crate::store::{Reads, StoreError, prefix};
+use crate::store::{Reads, Sight, StoreError, prefix};
 use shared_reads::SharedReads;
 use values::Values;
 
@@ -51,6 +51,8 @@ pub struct Reader {
     metrics: Arc<Metrics>,
     resets: Arc<Resets>,
     fences: Mutex<LruCache<Key, Timestamp>>,
+    /// Keys that can't be decoded, each with the time since boot of its last line in the log.
+    unreadable: Mutex<LruCache<Key, Duration>>,
     tasks: Tasks,
     /// Keys that are being read, or were read recently. If a key is evicted during its read, a second read
     /// can run at the same time.
@@ -72,9 +74,10 @@ pub struct KeyValue {
     pub folded_through: Option<Timestamp>,
     /// The tally has no room for another shard.
     pub is_full: bool,
-    /// When the read began. The value includes every op acked before.
+    /// When the read began. The value includes every op in `sight` that was acked before.
     pub as_of: Timestamp,
     pub level: Level,
+    pub sight: Sight,
 }
 
 /// Why a value could not be read.
@@ -124,8 +127,19 @@ impl Reader {
         let fences = Mutex::new(limits::cache(limits::FENCES_MAX));
         let asked = Mutex::new(limits::cache(limits::RECENT_MAX));
         let tasks = Tasks::counting(metrics.panics.clone());
-        let values = Values::default();
-        Reader { reads, gate, folder, constants, metrics, resets, fences, tasks, asked, values }
+        Reader {
+            reads,
+            gate,
+            folder,
+            constants,
+            metrics,
+            resets,
+            fences,
+            unreadable: Mutex::new(limits::cache(limits::UNREADABLE_KEYS_MAX)),
+            tasks,
+            asked,
+            values: Values::default(),
+        }
     }
 
     /// Reads one key. Returns `None` if the key has no row. With `max_staleness`, accepts a read that began
@@ -318,8 +332,22 @@ impl Reader {
 
     fn row_error(&self, key: &Key, error: RowError) -> ReadError {
         self.metrics.undecodable.inc();
-        tracing::error!(%key, %error, "a key can't be read");
+        if self.is_log_due(key) {
+            tracing::error!(%key, %error, "a key can't be read");
+        }
         ReadError::Row { key: key.clone(), error }
+    }
+
+    /// Whether the log can have another line about this key, which can't be decoded.
+    fn is_log_due(&self, key: &Key) -> bool {
+        let now = self.gate.now().boot;
+        let mut logged = lock(&self.unreadable);
+        let is_recent = |at: &Duration| now.saturating_sub(*at) < limits::UNREADABLE_LOG_EVERY;
+        let is_due = !logged.peek(key).is_some_and(is_recent);
+        if is_due {
+            logged.put(key.clone(), now);
+        }
+        is_due
     }
 
     fn interpret(
@@ -351,7 +379,13 @@ impl Reader {
             is_full: reading.is_full,
             as_of,
             level,
+            sight: self.sight(level),
         })
+    }
+
+    /// What a read at this level surely sees.
+    pub fn sight(&self, level: Level) -> Sight {
+        self.reads.sight(level)
     }
 
     /// Records what the read says about fences, full tallies and keys to fold.

@@ -17,7 +17,7 @@ use crate::engine::metrics::ReadFrom;
 
 /// See the [module documentation](self).
 #[derive(Debug)]
-pub(super) struct SharedReads<V, E> {
+pub(crate) struct SharedReads<V, E> {
     state: Mutex<State>,
     last: Mutex<Option<Last<V, E>>>,
     /// Notified after each answer.
@@ -63,7 +63,7 @@ impl<V, E> Default for SharedReads<V, E> {
 impl<V: Clone, E: Clone> SharedReads<V, E> {
     /// Returns an answer whose read began after this call, or not before `oldest`, and where it came from.
     /// `None` if the task panicked. `call` starts [`SharedReads::answer`] as a task.
-    pub(super) async fn ask(
+    pub(crate) async fn ask(
         &self,
         oldest: Option<Duration>,
         call: impl FnOnce(),
@@ -107,7 +107,7 @@ impl<V: Clone, E: Clone> SharedReads<V, E> {
     }
 
     /// Reads again until no request came since the last read began.
-    pub(super) async fn answer<Fetch>(
+    pub(crate) async fn answer<Fetch>(
         &self,
         clock: impl Fn() -> Duration,
         fetch: impl Fn() -> Fetch,
@@ -128,7 +128,7 @@ impl<V: Clone, E: Clone> SharedReads<V, E> {
 
     /// Drops the last answer during the next read. Requests that have not taken the last answer yet get the
     /// next one.
-    pub(super) fn give_up_last(&self) {
+    pub(crate) fn give_up_last(&self) {
         *self.last() = None;
     }
 
@@ -141,7 +141,7 @@ impl<V: Clone, E: Clone> SharedReads<V, E> {
     }
 
     /// The last answer, if its read did not begin before `oldest` and it is not an error.
-    pub(super) fn kept(&self, oldest: Duration) -> Option<V> {
+    pub(crate) fn kept(&self, oldest: Duration) -> Option<V> {
         let last = self.last();
         let young = last.as_ref().filter(|last| last.since >= oldest)?;
         young.said.clone()?.ok()

@@ -179,6 +179,7 @@ pub(crate) mod tests {
     use tokio::time::Instant;
 
     use super::*;
+    use crate::store::Sight;
 
     const KIND: Kind = Kind::OrSet;
 
@@ -189,8 +190,9 @@ pub(crate) mod tests {
         let room = ValueRoom { bytes, room: None };
         let (as_of, level) = (Timestamp::from_micros(1), Level::One);
         let (shards, folded_through) = (1, None);
-        let is_full = false;
-        let value = KeyValue { key, state, shards, bytes, folded_through, is_full, as_of, level };
+        let (is_full, sight) = (false, Sight::All);
+        let value =
+            KeyValue { key, state, shards, bytes, folded_through, is_full, as_of, level, sight };
         Arc::new(Held { value, room })
     }
 

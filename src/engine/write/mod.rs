@@ -222,13 +222,11 @@ impl Mutators {
         self.metrics.ids_age_seconds.set(age.as_secs_f64());
     }
 
-    /// The keys that this pod adds the most ops to, hottest first, with their ops per second: over ten seconds that
-    /// ended in the last ten.
+    /// The keys, of those that `is_asked` accepts, to which this pod adds the most ops, hottest first. Each has its ops per
+    /// second, measured over ten seconds that ended at most ten seconds ago.
     #[must_use]
-    pub fn hottest(&self, limit: usize) -> Vec<(Key, f64)> {
-        let mut keys: Vec<(Key, usize)> = self.table.recent_ops().into_iter().collect();
-        keys.sort_unstable_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        keys.truncate(limit);
+    pub fn hottest(&self, limit: usize, is_asked: impl Fn(&Key) -> bool) -> Vec<(Key, f64)> {
+        let keys = self.table.hottest(limit, is_asked);
         #[allow(clippy::cast_precision_loss, reason = "ops of ten seconds are fewer than 2^53")]
         let rate = |ops: usize| ops as f64 / TIDY_EVERY.as_secs_f64();
         keys.into_iter().map(|(key, ops)| (key, rate(ops))).collect()

@@ -3,7 +3,8 @@
 //! One lock per part of the map guards both its awake mutators and its table of mutators at rest. So a mutator
 //! that moves between them is always in one of them. All mutators of a key are in one part.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::ops::AddAssign;
 use std::sync::Arc;
@@ -326,18 +327,42 @@ impl MutatorTable {
         moves
     }
 
-    /// The keys that took ops between the last two passes of `tidy`, with the number of these ops.
-    pub(super) fn recent_ops(&self) -> HashMap<Key, usize> {
-        let mut keys = HashMap::new();
+    /// The keys, of those that `is_asked` accepts, that took the most ops between the last two passes of `tidy`, each with
+    /// the number of these ops.
+    pub(super) fn hottest(
+        &self,
+        limit: usize,
+        is_asked: impl Fn(&Key) -> bool,
+    ) -> Vec<(Key, usize)> {
+        // The coldest key is the first to leave the heap.
+        let mut best = BinaryHeap::new();
         for part in &self.parts {
-            for (writer, entry) in &lock(part).awake {
+            let part = lock(part);
+            // A key can have several writers, all in this part.
+            let mut keys: HashMap<&Key, usize> = HashMap::new();
+            for (writer, entry) in &part.awake {
                 match entry.recent_ops() {
                     0 => {}
-                    ops => *keys.entry(writer.key.clone()).or_default() += ops,
+                    ops if is_asked(&writer.key) => *keys.entry(&writer.key).or_default() += ops,
+                    _ => {}
+                }
+            }
+            for (key, ops) in keys {
+                let is_colder =
+                    |Reverse((most, Reverse(other))): &Reverse<(usize, Reverse<Key>)>| {
+                        (*most, Reverse(other)) < (ops, Reverse(key))
+                    };
+                if best.len() < limit {
+                    best.push(Reverse((ops, Reverse(key.clone()))));
+                } else if let Some(mut coldest) = best.peek_mut()
+                    && is_colder(&coldest)
+                {
+                    *coldest = Reverse((ops, Reverse(key.clone())));
                 }
             }
         }
-        keys
+        let best = best.into_sorted_vec().into_iter();
+        best.map(|Reverse((ops, Reverse(key)))| (key, ops)).collect()
     }
 
     /// The number of awake mutators.

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::engine::service::ReadError;
+use crate::engine::service::{ReadError, Sight};
 use crate::http::api::by_key::ByKey;
 use crate::http::api::read::{self, Substitute};
 use crate::http::api::stream as lines;
@@ -238,6 +238,10 @@ pub(crate) enum ReadResult {
         key: KeyView,
         /// Always true.
         absent: bool,
+        /// As in the answer to a read of one key.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
+        datacenter: Option<String>,
     },
     /// The key could not be read, or is not a valid key.
     Error {
@@ -358,11 +362,11 @@ async fn read_one(app: &AppState, key: Result<Key, Problem>, asked: &Asked) -> (
                     bytes = read.bytes;
                 }
                 Ok(None) => write(&match asked.substitutes.get(&key.kind) {
-                    None => ReadResult::absent(&key),
+                    None => ReadResult::absent(&key, &app.service.sight(asked.level).1),
                     Some(substitute) => {
-                        let level = asked.level.unwrap_or(app.service.read_level());
+                        let sight = app.service.sight(asked.level);
                         let value = substitute.shown(Some(&key), &asked.value);
-                        let value = ValueView::absent(key.kind, value, as_of, level);
+                        let value = ValueView::absent(key.kind, value, as_of, sight);
                         ReadResult::Found(KeyValueView { key: (&key).into(), value })
                     }
                 }),
@@ -374,8 +378,8 @@ async fn read_one(app: &AppState, key: Result<Key, Problem>, asked: &Asked) -> (
 }
 
 impl ReadResult {
-    pub(crate) fn absent(key: &Key) -> ReadResult {
-        ReadResult::Absent { key: key.into(), absent: true }
+    pub(crate) fn absent(key: &Key, sight: &Sight) -> ReadResult {
+        ReadResult::Absent { key: key.into(), absent: true, datacenter: wire::datacenter(sight) }
     }
 
     pub(crate) fn failed(key: &Key, error: ReadError) -> ReadResult {

@@ -4,8 +4,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use orderfree_core::crdt::{Kind, Precision};
-use orderfree_core::protocol::Phase;
 use orderfree_core::protocol::read::ShardView;
+use orderfree_core::protocol::{Key, Phase};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -20,7 +20,6 @@ use crate::http::guard::access::KeyPath;
 use crate::http::problem::Problem;
 use crate::http::state::Served;
 use crate::http::time::rfc3339;
-use crate::limits;
 use crate::policy::{Caller, Verb};
 
 /// A key's rows.
@@ -232,10 +231,10 @@ pub(crate) async fn hottest(
     Query(params): Query<HottestParams>,
 ) -> Result<Json<HottestView>, Problem> {
     caller.to(Verb::Admin).somewhere()?;
-    let keys = served.app.service.hottest(limits::PAGE_MAX).into_iter();
-    let mine = keys.filter(|(key, _)| caller.may(Verb::Admin, &key.group)).take(params.limit);
+    let is_mine = |key: &Key| caller.may(Verb::Admin, &key.group);
+    let keys = served.app.service.hottest(params.limit, is_mine).into_iter();
     let hot = |(key, ops_per_second)| HotKey { key: KeyView::from(&key), ops_per_second };
-    Ok(Json(HottestView { keys: mine.map(hot).collect() }))
+    Ok(Json(HottestView { keys: keys.map(hot).collect() }))
 }
 
 params! {

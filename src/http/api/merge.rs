@@ -15,13 +15,13 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
-use crate::engine::service::Held;
+use crate::engine::service::{Held, Sight};
 use crate::http::api::read::{self, Substitute};
 use crate::http::body::extract::{self, JSON, MediaType, TEXT};
 use crate::http::body::json;
 use crate::http::body::parameters::{DEFAULT, Query, ValueParams, params};
 use crate::http::body::requests::{ExpressionBody, LevelName, List, MergeBody};
-use crate::http::body::wire::Shown;
+use crate::http::body::wire::{self, Shown};
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::Permit;
 use crate::http::problem::Problem;
@@ -55,15 +55,19 @@ pub(crate) struct MergeView {
     absent: Vec<String>,
     /// The value of the ops of all keys together, or the value of the expression.
     value: Shown,
-    /// True if the value is exact. False if it is an estimate, or if a result in it is null because no double
-    /// is near it.
+    /// True if the value is exact. False if it is an estimate, if a result in it is null because no double is near it,
+    /// or if a read at this level can miss acknowledged updates.
     exact: bool,
-    /// The value includes every update that was acknowledged before this time.
+    /// As in the answer to a read of one key.
     #[schema(example = "2026-11-21T08:00:00.123456Z", format = DateTime)]
     as_of: String,
     /// The consistency level of the reads.
     #[schema(example = "local_quorum")]
     consistency: &'static str,
+    /// As in the answer to a read of one key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    datacenter: Option<String>,
     /// The number of shards that were merged, over all keys.
     shards: usize,
 }
@@ -161,15 +165,17 @@ pub(crate) async fn merge(
     let Found { mut absent, shards, .. } = found;
     absent.sort_unstable();
     let absent = absent.into_iter().map(|at| names[at].clone()).collect();
+    let (level, sight) = app.service.sight(level);
     let view = MergeView {
         kind: kind.name(),
         group,
         names,
         absent,
-        exact: value.is_exact(kind),
+        exact: value.is_exact(kind) && sight == Sight::All,
         value,
         as_of: rfc3339(as_of),
-        consistency: level.unwrap_or(app.service.read_level()).name(),
+        consistency: level.name(),
+        datacenter: wire::datacenter(&sight),
         shards,
     };
     Ok(Json(view).into_response())

@@ -64,7 +64,11 @@ pub(crate) async fn readyz(
     Query(params): Query<ReadyParams>,
 ) -> Result<Json<ProbeView>, Problem> {
     let app = &served.app;
-    let readiness = app.health.readiness(app.service.check_clock(), app.resetter.check_log());
+    let readiness = app.health.readiness(
+        app.service.check_clock(),
+        app.resetter.check_log(),
+        app.service.check_quorum(),
+    );
     if !readiness.is_ready() {
         let reason = |(name, check): &(&str, Result<String, String>)| {
             check.as_ref().err().map(|why| format!("{name}: {why}"))
@@ -102,6 +106,14 @@ pub(crate) struct VersionView {
     /// The store: `cassandra` or `embedded`.
     #[schema(example = "embedded")]
     store: &'static str,
+    /// Only with replicas: the data centre of this pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = "dc1")]
+    datacenter: Option<String>,
+    /// Only with replicas: their number in each data centre.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = "dc1:3,dc2:3")]
+    replication: Option<String>,
 }
 
 /// Version
@@ -116,7 +128,10 @@ pub(crate) async fn version(
 ) -> Json<VersionView> {
     let app = &served.app;
     let crate::http::state::Build { version, commit } = app.build;
-    Json(VersionView { version, commit, store: app.store })
+    let placement = app.service.placement();
+    let datacenter = placement.as_ref().map(|placement| placement.local_datacenter.clone());
+    let replication = placement.map(|placement| placement.replication.to_string());
+    Json(VersionView { version, commit, store: app.store, datacenter, replication })
 }
 
 /// This document

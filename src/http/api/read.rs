@@ -15,7 +15,7 @@ use orderfree_core::protocol::{Key, Name};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::engine::service::{GroupQuery, KeyValue, ReadError};
+use crate::engine::service::{GroupQuery, KeyValue, ReadError, Sight};
 use crate::http::body::extract::{self, BYTES, JSON, NDJSON, TEXT};
 use crate::http::body::parameters::{
     self, CONSISTENCY, DEFAULT, IfNoneMatch, Parameter, Query, ValueParams, Values, params,
@@ -99,12 +99,26 @@ pub(crate) async fn read(
     let (state, value) = match (&read, &substitute) {
         (Some(read), _) => (Some(&read.state), ValueView::new(read, &params.value)),
         (None, Some(substitute)) => {
-            let level = params.level.unwrap_or(app.service.read_level());
+            let sight = app.service.sight(params.level);
             let value = substitute.shown(Some(&key), &params.value);
-            (substitute.state(), ValueView::absent(key.kind, value, as_of, level))
+            (substitute.state(), ValueView::absent(key.kind, value, as_of, sight))
         }
         (None, None) => {
-            let detail = format!("{key} does not exist; POST to it, or read with ?default=empty.");
+            let elsewhere = match app.service.sight(params.level) {
+                (_, Sight::All) => String::new(),
+                (level, Sight::Local(name)) => format!(
+                    " A read at {level} sees what pods in data centre {name} counted; one with \
+                     ?consistency=each_quorum sees all."
+                ),
+                (level, Sight::Nothing) => {
+                    format!(
+                        " A read at {level} can miss updates; one with ?consistency=all sees all."
+                    )
+                }
+            };
+            let detail = format!(
+                "{key} does not exist; POST to it, or read with ?default=empty.{elsewhere}"
+            );
             return Err(Problem::new(ProblemType::KeyAbsent, detail));
         }
     };

@@ -2,21 +2,23 @@
 
 use std::collections::HashSet;
 use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
-use futures::stream;
-use orderfree_core::crdt::Kind;
+use futures::future::BoxFuture;
+use futures::{FutureExt, stream};
 use orderfree_core::protocol::{Key, Name};
 use serde_json::json;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
 use utoipa::ToSchema;
 
 use crate::engine::read::Said;
-use crate::engine::service::{GroupQuery, ReadError};
-use crate::engine::watch::{Text, TooManyWatched, Watcher};
+use crate::engine::service::{GroupQuery, ReadError, Sight};
+use crate::engine::watch::{Seat, Text, TooManyWatched, Watcher};
 use crate::http::api::batch::{QUERY_EXAMPLE, ReadResult};
 use crate::http::api::read;
 use crate::http::body::extract::{self, MediaType};
@@ -28,11 +30,13 @@ use crate::http::body::requests::{self, WatchBody};
 use crate::http::body::wire::{KeyValueView, write_json};
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access;
+use crate::http::guard::lists::{Group, List, Names};
 use crate::http::problem::{self, Problem};
 use crate::http::state::Served;
 use crate::http::time::rfc3339;
 use crate::limits;
 use crate::policy::{Caller, Verb};
+use crate::runtime::tasks::Task;
 
 const LAST_EVENT_ID: &str = "last-event-id";
 
@@ -130,13 +134,6 @@ pub(crate) async fn watch_many(
     start(served, caller, keys, None, params.as_digits, &headers).await
 }
 
-/// A watched group, or a part of it.
-struct Group {
-    kind: Kind,
-    group: Name,
-    prefix: Option<Name>,
-}
-
 async fn start(
     served: Served,
     caller: Caller,
@@ -150,12 +147,13 @@ async fn start(
     let mut heart =
         interval_at(Instant::now() + limits::WATCH_HEARTBEAT_EVERY, limits::WATCH_HEARTBEAT_EVERY);
     heart.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let watcher = served.app.service.watcher(text, as_digits, caller.watch_room());
+    let group = group.map(|group| Listing::new(group, &watcher, &served)).transpose()?;
     let mut events = Watching {
-        watcher: served.app.service.watcher(text, as_digits),
+        watcher,
         served,
         caller,
         group,
-        listed: Instant::now(),
         last_id,
         told: HashSet::new(),
         heart,
@@ -164,7 +162,10 @@ async fn start(
         has_ended: false,
     };
     events.add(keys)?;
-    events.list().await?;
+    if let Some(group) = &mut events.group {
+        let names = (&mut group.next).await;
+        events.take(names)?;
+    }
     let stream = stream::unfold(events, |mut events| async {
         let event = events.next().await?;
         Some((Ok::<_, Infallible>(event), events))
@@ -174,14 +175,88 @@ async fn start(
     Ok(([unbuffered], Sse::new(stream)).into_response())
 }
 
+/// The group that a stream watches.
+struct Listing {
+    group: Group,
+    list: Arc<List>,
+    /// Its next names. A stream waits for them and for events at the same time, because a list can take long.
+    next: BoxFuture<'static, Result<Arc<Names>, Problem>>,
+    /// The group counts as a key, because even a group without keys is read again and again.
+    _seat: Seat,
+}
+
+impl Listing {
+    fn new(group: Group, watcher: &Watcher, served: &Served) -> Result<Listing, Problem> {
+        let (list, next) = (served.lists.of(&group), pending().boxed());
+        let mut listing = Listing { group, list, next, _seat: watcher.seat().map_err(too_many)? };
+        listing.ask_at(Instant::now(), served);
+        Ok(listing)
+    }
+
+    /// Gets the names at this time.
+    fn ask_at(&mut self, at: Instant, served: &Served) {
+        let (served, group, list) = (served.clone(), self.group.clone(), Arc::clone(&self.list));
+        self.next = async move {
+            sleep_until(at).await;
+            names(&served, &group, &list).await
+        }
+        .boxed();
+    }
+}
+
+/// The names of a group, from the latest list or from the next one.
+async fn names(served: &Served, group: &Group, list: &Arc<List>) -> Result<Arc<Names>, Problem> {
+    let oldest = served.app.service.now().boot.saturating_sub(limits::WATCH_GROUP_EVERY);
+    let read = || {
+        let (served, group, list) = (served.clone(), group.clone(), Arc::clone(list));
+        let tasks = served.lists.tasks.clone();
+        tasks.spawn(Task::Watch, async move {
+            let clock = || served.app.service.now().boot;
+            list.0.answer(clock, || read_names(&served, &group)).await;
+        });
+    };
+    let (said, _) = list.0.ask(Some(oldest), read).await;
+    said.unwrap_or_else(|| Err(ReadError::Bug.into()))
+}
+
+async fn read_names(served: &Served, group: &Group) -> Result<Arc<Names>, Problem> {
+    /// Bytes of a name beyond its text: its place in the list, and its counts of references.
+    const NAME_BYTES: usize = 2 * size_of::<Name>();
+    let Group { kind, group, prefix } = group;
+    let (begun, limit) = (Instant::now(), limits::BATCH_ITEMS_MAX);
+    let query =
+        GroupQuery { prefix: prefix.clone(), ..GroupQuery::all(*kind, group.clone(), limit) };
+    let _turn = served.turns.page(*kind, limit).await?;
+    let (mut names, mut bytes) = (Vec::new(), 0);
+    let pages = served.app.service.read_group(&query, |name, _| {
+        bytes += NAME_BYTES + name.as_str().len();
+        names.push(name);
+        0
+    });
+    let of_group = |error: ReadError| read::problem_of(error, &format!("{kind}/{group}"));
+    pages.await.map_err(of_group)?;
+    let memory = served.lists.memory.take(bytes).ok_or_else(|| {
+        let detail = "The names of the groups that are watched here use all the memory for them.";
+        Problem::new(ProblemType::Overloaded, detail)
+    })?;
+    let until = begun + limits::WATCH_GROUP_EVERY.max(2 * begun.elapsed());
+    Ok(Arc::new(Names { names, until, _memory: memory }))
+}
+
+/// The next names of the group. Without a group this waits forever.
+async fn next_names(group: &mut Option<Listing>) -> Result<Arc<Names>, Problem> {
+    match group {
+        Some(group) => (&mut group.next).await,
+        None => pending().await,
+    }
+}
+
 /// One stream.
 struct Watching {
     served: Served,
     caller: Caller,
     watcher: Watcher,
-    group: Option<Group>,
-    /// When the group was listed last.
-    listed: Instant,
+    group: Option<Listing>,
     /// The id of the event that the client has from a stream before, and the places of keys that had an event on this one.
     last_id: Option<String>,
     told: HashSet<usize>,
@@ -210,7 +285,12 @@ impl Watching {
             tokio::select! {
                 biased;
                 () = draining.cancelled() => return Some(self.end("The pod stops; connect again.")),
-                _ = self.heart.tick() => return Some(self.beat().await),
+                _ = self.heart.tick() => return Some(self.beat()),
+                names = next_names(&mut self.group) => {
+                    if let Err(problem) = self.take(names) {
+                        return Some(self.late(&problem));
+                    }
+                }
                 (place, text) = self.watcher.changed() => {
                     if let Some(event) = self.event(place, &text) {
                         return Some(event);
@@ -221,55 +301,47 @@ impl Watching {
     }
 
     /// A comment as a sign of life, or the end of the stream if its token no longer allows it: a stream can outlast its token.
-    async fn beat(&mut self) -> Event {
+    fn beat(&mut self) -> Event {
         let app = &self.served.app;
         let renewed = app.policies.renew(&self.caller, app.service.now().wall);
         let checked = renewed.map_err(access::unauthenticated).and_then(|renewed| {
             self.caller = renewed;
             let to_read = self.caller.to(Verb::Read);
             self.watcher.keys().try_for_each(|key| to_read.of(&key.group))?;
-            self.group.iter().try_for_each(|group| to_read.of(&group.group))
+            self.group.iter().try_for_each(|listing| to_read.of(&listing.group.group))
         });
-        let checked = match checked {
-            Ok(()) if self.listed.elapsed() >= limits::WATCH_GROUP_EVERY => self.list().await,
-            checked => checked,
-        };
         match checked {
-            // The problem can pass within seconds, and the keys that are already known stay watched.
-            Err(problem) if can_pass(problem.status()) => Event::default().comment("late"),
-            Err(problem) => self.end(problem.detail()),
             Ok(()) => Event::default().comment(""),
+            Err(problem) => self.end(problem.detail()),
         }
     }
 
-    /// Adds the keys of the group that are new.
-    async fn list(&mut self) -> Result<(), Problem> {
-        let Some(Group { kind, group, prefix }) = &self.group else { return Ok(()) };
-        self.listed = Instant::now();
-        let (kind, group) = (*kind, group.clone());
-        let known = self.watcher.keys().len();
-        let limit = limits::BATCH_ITEMS_MAX;
-        let query =
-            GroupQuery { prefix: prefix.clone(), ..GroupQuery::all(kind, group.clone(), limit) };
-        let _turn = self.served.turns.page(kind, limit).await?;
-        let mut new = Vec::new();
+    /// A problem with the group's names. If it can pass within seconds, the keys that are already known stay watched.
+    fn late(&mut self, problem: &Problem) -> Event {
+        match can_pass(problem.status()) {
+            true => Event::default().comment("late"),
+            false => self.end(problem.detail()),
+        }
+    }
+
+    /// Starts to watch the group's new keys, and stops watching those that are gone.
+    fn take(&mut self, names: Result<Arc<Names>, Problem>) -> Result<(), Problem> {
+        let Some(listing) = &mut self.group else { return Ok(()) };
+        let soon = Instant::now() + limits::WATCH_GROUP_EVERY;
+        listing.ask_at(names.as_ref().map_or(soon, |names| names.until), &self.served);
+        let (kind, group) = (listing.group.kind, listing.group.group.clone());
+        let names = names?;
+        let listed: HashSet<&Name> = names.names.iter().collect();
+        self.watcher.leave_absent(|key| !listed.contains(&key.name));
         let watched: HashSet<&Name> = self.watcher.keys().map(|key| &key.name).collect();
-        let read = self.served.app.service.read_group(&query, |name, _| {
-            if known + new.len() < limit && !watched.contains(&name) {
-                new.push(Key { kind, group: group.clone(), name });
-            }
-            0
-        });
-        let of_group = |error: ReadError| read::problem_of(error, &format!("{kind}/{group}"));
-        read.await.map_err(of_group)?;
+        let room = limits::BATCH_ITEMS_MAX.saturating_sub(watched.len());
+        let new = names.names.iter().filter(|name| !watched.contains(name)).take(room);
+        let new = new.map(|name| Key { kind, group: group.clone(), name: name.clone() }).collect();
         self.add(new)
     }
 
     fn add(&mut self, keys: Vec<Key>) -> Result<(), Problem> {
-        let added = keys.into_iter().try_for_each(|key| self.watcher.add(key));
-        added.map_err(|error: TooManyWatched| {
-            Problem::new(ProblemType::TooManyWatched, problem::sentence(&error.to_string()))
-        })
+        keys.into_iter().try_for_each(|key| self.watcher.add(key)).map_err(too_many)
     }
 
     /// None if the client already has this event. Later events always come: their value can be an earlier one again.
@@ -292,17 +364,21 @@ impl Watching {
     }
 }
 
+fn too_many(error: TooManyWatched) -> Problem {
+    Problem::new(ProblemType::TooManyWatched, problem::sentence(&error.to_string()))
+}
+
 /// Whether the same request can succeed later.
 fn can_pass(status: StatusCode) -> bool {
     status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS
 }
 
 /// The data of an event, and its id.
-fn text(key: &Key, shown: &Said, as_digits: bool) -> Text {
+fn text(key: &Key, shown: &Said, sight: &Sight, as_digits: bool) -> Text {
     let params = ValueParams::of_numbers(as_digits);
     let result = match shown {
         Ok(Some(held)) => ReadResult::Found(KeyValueView::new(held, &params)),
-        Ok(None) => ReadResult::absent(key),
+        Ok(None) => ReadResult::absent(key, sight),
         Err(error) => ReadResult::failed(key, error.clone()),
     };
     let mut text = Vec::new();
@@ -310,5 +386,6 @@ fn text(key: &Key, shown: &Said, as_digits: bool) -> Text {
     let data = String::from_utf8(text).expect("invariant: JSON is UTF-8");
     let held = shown.as_ref().ok().and_then(Option::as_ref);
     let tag = held.map(|held| read::tag_of(&data, &rfc3339(held.as_of)));
-    Text { data, tag, is_last: matches!(shown, Err(ReadError::Bug)) }
+    let (is_absent, is_last) = (matches!(shown, Ok(None)), matches!(shown, Err(ReadError::Bug)));
+    Text { data, tag, is_absent, is_last }
 }

@@ -6,13 +6,14 @@
 //! nothing. No request waits for memory: such a queue would itself be bounded only by memory. Streams can
 //! last long, so they have a separate budget: any number of them leaves the budget of whole bodies alone.
 
-use std::io;
 use std::ops::Deref;
+use std::{io, iter};
 
 use async_compression::tokio::bufread::GzipDecoder;
-use axum::body::{Body, HttpBody};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::{self, HeaderMap};
-use futures::{StreamExt, TryStreamExt};
+use futures::{StreamExt, TryStreamExt, stream};
+use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::io::{ReaderStream, StreamReader};
 
@@ -23,6 +24,10 @@ use crate::limits;
 
 /// The most bytes that a body reserves before it arrives.
 const FIRST_BYTES: usize = 8 * 1024;
+
+/// Compressed bytes that are read before other requests get their turn. An empty gzip member costs time and gives no
+/// bytes, so the readers behind the decoder can't count it.
+const DECODED_AT_ONCE: usize = 1024;
 
 /// The memory that all bodies in progress share.
 #[derive(Debug)]
@@ -138,9 +143,22 @@ pub(crate) fn decoded(headers: &mut HeaderMap, body: Body) -> Result<Body, Probl
     }
     headers.remove(header::CONTENT_ENCODING);
     let chunks = body.into_data_stream().map_err(io::Error::other);
-    let mut decoder = GzipDecoder::new(StreamReader::new(chunks));
+    let pieces =
+        chunks.map_ok(|chunk| stream::iter(pieces(chunk).map(io::Result::Ok))).try_flatten();
+    let in_turn = pieces.and_then(async |piece| {
+        yield_now().await;
+        Ok(piece)
+    });
+    let mut decoder = GzipDecoder::new(StreamReader::new(in_turn));
     decoder.multiple_members(true);
     Ok(Body::from_stream(ReaderStream::new(decoder)))
+}
+
+fn pieces(mut chunk: Bytes) -> impl Iterator<Item = Bytes> {
+    iter::from_fn(move || {
+        let len = chunk.len().min(DECODED_AT_ONCE);
+        (len > 0).then(|| chunk.split_to(len))
+    })
 }
 
 /// The encodings of a body, first to last. `identity` is none.
@@ -195,8 +213,6 @@ mod tests {
     use std::pin::Pin;
     use std::task::{Context, Poll};
 
-    use axum::body::Bytes;
-    use futures::stream;
     use http_body::{Frame, SizeHint};
 
     const UNIT: usize = limits::ROOM_UNIT_BYTES;

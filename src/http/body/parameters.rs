@@ -57,7 +57,7 @@ pub(crate) const ACK: Parameter<Durability> = Parameter {
 
 pub(crate) const CONSISTENCY: Parameter<Option<Level>> = Parameter {
     name: "consistency",
-    description: "`one`, `local_one`, `local_quorum`, `quorum` or `all` (default: the server's \
+    description: "`one`, `local_one`, `local_quorum`, `quorum`, `each_quorum` or `all` (default: the server's \
                   `ORDERFREE_READ_CONSISTENCY`)",
     example: Some("local_quorum"),
     values: Values::Text {

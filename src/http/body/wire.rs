@@ -10,7 +10,7 @@ use utoipa::openapi::schema::Schema;
 use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::engine::service::KeyValue;
+use crate::engine::service::{KeyValue, Sight};
 use crate::http::body::parameters::ValueParams;
 use crate::http::catalog::ProblemType;
 use crate::http::problem::Problem;
@@ -120,15 +120,22 @@ pub(crate) struct ValueView {
     /// True if the key does not exist. The value is then the one of `?default=`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) absent: bool,
-    /// True if the value is exact. False if it is an estimate, or if a result in it is null because no double
-    /// is near it.
+    /// True if the value is exact. False if it is an estimate, if a result in it is null because no double is near it,
+    /// or if a read at this level can miss acknowledged updates.
     exact: bool,
-    /// The value includes every update that was acknowledged before this time.
+    /// The value includes every update that was acknowledged before this time, by pods of `datacenter` if that is there. It
+    /// need not at a level that does not overlap the level of updates, such as `one`.
     #[schema(example = "2026-11-21T08:00:00.123456Z", format = DateTime)]
     pub(crate) as_of: String,
     /// The consistency level of the read.
     #[schema(example = "local_quorum")]
     consistency: &'static str,
+    /// Only where several data centres have replicas, and a read at this level surely sees what pods of its own data centre
+    /// acknowledged, but not those of others: the data centre of this pod. Updates of others are included as far as they
+    /// have arrived.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    datacenter: Option<String>,
     /// The number of shards that were merged.
     shards: usize,
     /// Shards that expired up to this time are folded into one. Null if none are.
@@ -149,6 +156,8 @@ pub(crate) struct MaybeValue {
     #[schema(nullable = false)]
     consistency: Option<String>,
     #[schema(nullable = false)]
+    datacenter: Option<String>,
+    #[schema(nullable = false)]
     shards: Option<usize>,
     #[schema(format = DateTime)]
     folded_through: Option<String>,
@@ -158,26 +167,42 @@ impl ValueView {
     pub(crate) fn new(read: &KeyValue, params: &ValueParams) -> ValueView {
         let value = Shown::of(&read.state, Some(&read.key), params);
         ValueView {
-            exact: value.is_exact(read.key.kind),
+            exact: value.is_exact(read.key.kind) && read.sight == Sight::All,
             value,
             absent: false,
             as_of: rfc3339(read.as_of),
             consistency: read.level.name(),
+            datacenter: datacenter(&read.sight),
             shards: read.shards,
             folded_through: read.folded_through.map(rfc3339),
         }
     }
 
-    pub(crate) fn absent(kind: Kind, value: Shown, as_of: Timestamp, level: Level) -> ValueView {
+    /// The value of a key that a read at this level did not find.
+    pub(crate) fn absent(
+        kind: Kind,
+        value: Shown,
+        as_of: Timestamp,
+        (level, sight): (Level, Sight),
+    ) -> ValueView {
         ValueView {
             value,
             absent: true,
-            exact: kind.about().is_exact,
+            exact: kind.about().is_exact && sight == Sight::All,
             as_of: rfc3339(as_of),
             consistency: level.name(),
+            datacenter: datacenter(&sight),
             shards: 0,
             folded_through: None,
         }
+    }
+}
+
+/// The data centre whose updates a read surely saw, if those of others are not among them.
+pub(crate) fn datacenter(sight: &Sight) -> Option<String> {
+    match sight {
+        Sight::Local(name) => Some(name.clone()),
+        Sight::All | Sight::Nothing => None,
     }
 }
 
@@ -226,6 +251,7 @@ mod tests {
             folded_through: None,
             as_of: Timestamp::from_micros(1_795_248_000_123_456),
             level: Level::LocalQuorum,
+            sight: Sight::All,
         };
         let text = serde_json::to_string(&KeyValueView::new(&read, &ValueParams::default()))
             .expect("JSON");

@@ -5,11 +5,23 @@ use std::collections::BTreeMap;
 
 use orderfree_core::protocol::consistency::Replication;
 
+use super::connect_error::ConnectError;
+
 /// The oldest Apache Cassandra that works, as major and minor version.
 const CASSANDRA_MIN: (u32, u32) = (4, 1);
 
 /// The first release with the compaction strategy of `schema.cql`.
 const CASSANDRA_UNIFIED_COMPACTION: (u32, u32) = (5, 0);
+
+/// The first release whose `nodetool scrub` loses partitions with range deletions. No later release is known to be without
+/// this defect. On one that is, the test `scrub_loses_folded_partitions_from_5_0_on` in `tests/harness/conformance` fails.
+const CASSANDRA_LOSING_SCRUB: (u32, u32) = (5, 0);
+
+/// The releases for which `schema print` has statements.
+const CASSANDRA_PRINTED: [(u32, u32); 3] = [(4, 1), (5, 0), (6, 0)];
+
+/// The name of ScyllaDB for `schema print`.
+const SCYLLA: &str = "scylla";
 
 /// What the nodes run, as far as it changes the statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +44,20 @@ impl Engine {
         if releases.is_empty() { Err("unknown".into()) } else { Ok(Engine::Cassandra(oldest)) }
     }
 
+    /// Returns the engine that a person names: a release such as `5.0` or `5.0.6`, or `scylla`.
+    pub(super) fn of_name(name: &str) -> Option<Engine> {
+        if name.eq_ignore_ascii_case(SCYLLA) {
+            return Some(Engine::Scylla);
+        }
+        version(name).filter(|version| CASSANDRA_PRINTED.contains(version)).map(Engine::Cassandra)
+    }
+
+    /// The names for [`Engine::of_name`], as a part of a sentence.
+    pub(super) fn names() -> String {
+        let releases = CASSANDRA_PRINTED.map(|(major, minor)| format!("{major}.{minor}"));
+        format!("{} or {SCYLLA}", releases.join(", "))
+    }
+
     pub(super) fn has_read_repair(self) -> bool {
         self != Engine::Scylla
     }
@@ -42,9 +68,19 @@ impl Engine {
         self != Engine::Scylla
     }
 
+    pub(super) fn has_each_quorum_reads(self) -> bool {
+        self != Engine::Scylla
+    }
+
     pub(super) fn has_unified_compaction(self) -> bool {
         matches!(self, Engine::Cassandra(version) if version >= CASSANDRA_UNIFIED_COMPACTION)
     }
+}
+
+/// Whether `nodetool scrub` on a node of this release loses folded partitions.
+#[must_use]
+pub fn scrub_loses_rows(release: &str) -> bool {
+    version(release).is_some_and(|version| version >= CASSANDRA_LOSING_SCRUB)
 }
 
 /// Major and minor number of `5.0.6`, `4.1-beta1` and the like.
@@ -115,11 +151,10 @@ pub(super) fn table(
 }
 
 /// Returns the replicas per data centre from a keyspace's `replication` map, or what is wrong with the map.
-/// `SimpleStrategy` places replicas anywhere, and its local levels count all of them, so it counts as one
-/// data centre.
+/// `SimpleStrategy` ignores data centres, so it fits only a cluster with one.
 pub(super) fn replication(
     options: &BTreeMap<String, String>,
-    local_datacenter: &str,
+    datacenters: &[String],
 ) -> Result<Replication, String> {
     let class = options.get("class").map_or("", String::as_str);
     let class = class.rsplit('.').next().unwrap_or_default();
@@ -127,24 +162,47 @@ pub(super) fn replication(
         text.parse::<usize>()
             .map_err(|_| format!("replication factor `{text}` is not a plain number"))
     };
-    let others = || options.iter().filter(|(name, _)| *name != "class");
-    match class {
-        "SimpleStrategy" => {
+    match (class, datacenters) {
+        ("SimpleStrategy", [only]) => {
             let text = options.get("replication_factor").map_or("", String::as_str);
-            Ok(Replication::new([(local_datacenter.to_owned(), factor(text)?)]))
+            Ok(Replication::new([(only.clone(), factor(text)?)]))
         }
-        "NetworkTopologyStrategy" => {
+        ("SimpleStrategy", _) => Err(format!(
+            "SimpleStrategy ignores data centres, and the cluster has {}; use NetworkTopologyStrategy",
+            datacenters.join(", ")
+        )),
+        ("NetworkTopologyStrategy", _) => {
+            let others = options.iter().filter(|(name, _)| *name != "class");
             let factors: Result<Vec<_>, String> =
-                others().map(|(name, text)| Ok((name.clone(), factor(text)?))).collect();
-            let replication = Replication::new(factors?);
-            if replication.factor(local_datacenter) == 0 {
-                return Err(format!("data centre {local_datacenter} has no replica"));
-            }
-            Ok(replication)
+                others.map(|(name, text)| Ok((name.clone(), factor(text)?))).collect();
+            Ok(Replication::new(factors?))
         }
         _ => Err(format!(
             "replication class `{class}` is not supported; use NetworkTopologyStrategy"
         )),
+    }
+}
+
+/// Returns the data centre of this pod: the configured one, or the only one with replicas. It is never guessed, because
+/// pods of one installation could then disagree, and each would miss what was counted by the others.
+pub(super) fn local_datacenter(
+    replication: &Replication,
+    configured: Option<&str>,
+    datacenters: &[String],
+) -> Result<String, ConnectError> {
+    let with_replicas: Vec<&str> = replication.datacenters().collect();
+    let known = || with_replicas.join(", ");
+    let only = || if let [only] = with_replicas[..] { Some(only) } else { None };
+    let Some(name) = configured.or_else(only).map(str::to_owned) else {
+        return Err(ConnectError::WhichDatacenter { known: known() });
+    };
+    if !datacenters.contains(&name) {
+        let known = datacenters.join(", ");
+        return Err(ConnectError::UnknownDatacenter { name, known });
+    }
+    match replication.factor(&name) {
+        0 => Err(ConnectError::NoReplica { name, known: known() }),
+        _ => Ok(name),
     }
 }
 
@@ -187,6 +245,29 @@ mod tests {
     }
 
     #[test]
+    fn engines_are_named_by_a_release_of_their_line() {
+        assert_eq!(Engine::of_name("4.1"), Some(Engine::Cassandra((4, 1))));
+        assert_eq!(Engine::of_name("5.0.6"), Some(NEW));
+        assert_eq!(Engine::of_name("6.0-alpha2"), Some(Engine::Cassandra((6, 0))));
+        assert_eq!(Engine::of_name("Scylla"), Some(Engine::Scylla));
+        for unknown in ["", "5", "4.0", "4.0.11", "3.11", "5.1", "50", "latest", "v5.0", "5.x"] {
+            assert_eq!(Engine::of_name(unknown), None, "{unknown}");
+        }
+        assert_eq!(Engine::names(), "4.1, 5.0, 6.0 or scylla");
+    }
+
+    #[test]
+    fn scrub_is_named_from_the_release_on_that_loses_rows() {
+        // ScyllaDB says 3.0.8.
+        for release in ["3.0.8", "4.1.10", "unknown", ""] {
+            assert!(!scrub_loses_rows(release), "{release}");
+        }
+        for release in ["5.0-beta1", "5.0.6", "6.0-alpha2"] {
+            assert!(scrub_loses_rows(release), "{release}");
+        }
+    }
+
+    #[test]
     fn the_table_must_be_exactly_as_in_the_schema() {
         assert_eq!(table(&columns(), 0, Some("NONE"), NEW), Vec::<String>::new());
         assert_eq!(table(&columns(), 0, None, Engine::Scylla), Vec::<String>::new());
@@ -225,24 +306,49 @@ mod tests {
         );
     }
 
+    fn read(options: &[(&str, &str)], datacenters: &[&str]) -> Result<Replication, String> {
+        let options = options.iter().map(|&(name, text)| (name.to_owned(), text.to_owned()));
+        replication(&options.collect(), &owned(datacenters))
+    }
+
+    fn owned(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    const SIMPLE: (&str, &str) = ("class", "org.apache.cassandra.locator.SimpleStrategy");
+    const TOPOLOGY: (&str, &str) =
+        ("class", "org.apache.cassandra.locator.NetworkTopologyStrategy");
+
     #[test]
     fn replication_is_read_from_the_keyspace() {
-        let read = |options: &[(&str, &str)]| {
-            let options = options.iter().map(|&(name, text)| (name.to_owned(), text.to_owned()));
-            replication(&options.collect(), "here")
-        };
-        let simple = ("class", "org.apache.cassandra.locator.SimpleStrategy");
-        let topology = ("class", "org.apache.cassandra.locator.NetworkTopologyStrategy");
-        let one = read(&[simple, ("replication_factor", "3")]).expect("simple");
+        let one = read(&[SIMPLE, ("replication_factor", "3")], &["here"]).expect("simple");
         assert_eq!((one.total(), one.factor("here")), (3, 3));
         let weak = Levels { write: Level::LocalOne, read: Level::LocalOne, fold: Level::All };
         assert!(one.check(Levels::default(), "here").is_ok() && one.check(weak, "here").is_err());
-        let two = read(&[topology, ("here", "3"), ("there", "2")]).expect("topology");
+        let two = read(&[TOPOLOGY, ("here", "3"), ("there", "2")], &["here"]).expect("topology");
         assert_eq!((two.total(), two.factor("there")), (5, 2));
-        let wrong = |options: &[(&str, &str)]| read(options).expect_err("wrong");
-        assert!(wrong(&[topology, ("there", "3")]).contains("here has no replica"));
-        assert!(wrong(&[topology, ("here", "3/1")]).contains("`3/1`"));
+        let wrong =
+            |options: &[(&str, &str)]| read(options, &["here", "there"]).expect_err("wrong");
+        assert!(wrong(&[SIMPLE, ("replication_factor", "3")]).contains("has here, there"));
+        assert!(wrong(&[TOPOLOGY, ("here", "3/1")]).contains("`3/1`"));
         assert!(wrong(&[("class", "LocalStrategy")]).contains("LocalStrategy"));
         assert!(wrong(&[]).contains("not supported"));
+    }
+
+    #[test]
+    fn the_own_data_centre_is_never_guessed() {
+        let known = owned(&["a", "b", "c"]);
+        let local = |factors: &[(&str, &str)], configured| {
+            let replication = read(&[&[TOPOLOGY][..], factors].concat(), &[]).expect("right");
+            local_datacenter(&replication, configured, &known).map_err(|error| error.to_string())
+        };
+        let (one, two) = ([("a", "3")], [("a", "3"), ("b", "3")]);
+        assert_eq!(local(&one, None), Ok("a".to_owned()));
+        assert_eq!(local(&two, Some("b")), Ok("b".to_owned()));
+        assert!(local(&two, None).expect_err("two").contains("ORDERFREE_LOCAL_DC to one of a, b"));
+        assert!(local(&[], None).is_err());
+        assert!(local(&two, Some("c")).expect_err("no replica").contains("one of a, b"));
+        assert!(local(&two, Some("d")).expect_err("unknown").contains("a, b, c"));
+        assert!(local(&[("z", "3")], None).expect_err("no node").contains("z"));
     }
 }

@@ -17,9 +17,12 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::high_water::HighWater;
+use super::placement::Look;
+use super::quorum::{self, Quorum};
 use super::rows;
 use crate::runtime::clock::Clock;
 use crate::runtime::tasks::Tasks;
+use crate::store::Placement;
 
 /// Time limit for one sample: a slower node has no sample in this round. Half of the limit is also the
 /// maximum error of a sample.
@@ -28,13 +31,29 @@ const SAMPLE_TIME_MAX: Duration = Duration::from_secs(3);
 /// Time between rounds while the nodes disagree on the schema.
 const DISAGREEMENT_LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The results of the last round of samples.
-#[derive(Debug, Default)]
+/// The results of the last round.
+#[derive(Debug)]
 pub(super) struct View {
-    /// All nodes of the cluster, each with its newest sample.
+    /// The nodes of all data centres with replicas, each with its newest sample.
     pub(super) nodes: Vec<NodeClock>,
+    pub(super) placement: Arc<Placement>,
+    /// Why the replication does not fit the consistency levels any more.
+    pub(super) unsound: Option<String>,
+    /// The nodes that did not answer in the last round, each with its data centre.
+    pub(super) silent: Vec<String>,
+    /// How many nodes of the local data centre did.
+    pub(super) local_answers: usize,
+    pub(super) quorum: Quorum,
     /// Whether two nodes that answered in the last round have different schemas.
     pub(super) schema_disagrees: bool,
+}
+
+impl View {
+    /// How many nodes the local data centre has.
+    fn local_nodes(&self) -> usize {
+        let local = &self.placement.local_datacenter;
+        self.nodes.iter().filter(|node| node.datacenter == *local).count()
+    }
 }
 
 /// The newest [`View`], shared by the sampler and the store.
@@ -48,6 +67,7 @@ pub(super) struct Sampler {
     offset_max: Duration,
     /// The newest sample of each node that has answered.
     samples: HashMap<Uuid, Sample>,
+    look: Look,
     view: SharedView,
 }
 
@@ -58,7 +78,18 @@ impl Sampler {
         high_water: Arc<HighWater>,
         clock: Arc<dyn Clock>,
         offset_max: Duration,
+        look: Look,
+        placement: Arc<Placement>,
     ) -> Sampler {
+        let view = View {
+            nodes: Vec::new(),
+            placement,
+            unsound: None,
+            silent: Vec::new(),
+            local_answers: 0,
+            quorum: Quorum::default(),
+            schema_disagrees: false,
+        };
         Sampler {
             session,
             statement,
@@ -66,7 +97,8 @@ impl Sampler {
             clock,
             offset_max,
             samples: HashMap::new(),
-            view: SharedView::default(),
+            look,
+            view: Arc::new(RwLock::new(view)),
         }
     }
 
@@ -78,17 +110,29 @@ impl Sampler {
     pub(super) async fn run(mut self, tasks: Tasks) {
         let mut disagrees = read(&self.view, |view| view.schema_disagrees);
         while tasks.sleep(if disagrees { DISAGREEMENT_LOOK_EVERY } else { SAMPLE_EVERY }).await {
-            let high_water = Arc::clone(&self.high_water);
-            (disagrees, ()) = join(self.round(), high_water.look_within(SAMPLE_TIME_MAX)).await;
+            let (high_water, began) = (Arc::clone(&self.high_water), self.clock.now().boot);
+            let look = high_water.look_within(SAMPLE_TIME_MAX);
+            let is_read;
+            (disagrees, is_read) = join(self.round(), look).await;
+            let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+            let is_there = quorum::is_there(is_read, view.local_answers, view.local_nodes());
+            view.quorum.note(is_there, began, self.clock.now().boot);
         }
     }
 
-    /// Samples every current member. Returns true if the nodes that answered disagree on the schema.
+    /// Samples every current member of a data centre with replicas. Returns true if the nodes that answered disagree on
+    /// the schema.
     pub(super) async fn round(&mut self) -> bool {
+        let before = read(&self.view, |view| (Arc::clone(&view.placement), view.unsound.clone()));
+        let (placement, unsound) = self.look.again(before.0, before.1, SAMPLE_TIME_MAX).await;
         let cluster = self.session.get_cluster_state();
-        let nodes = cluster.get_nodes_info();
+        let has_replicas = |node: &&Arc<Node>| {
+            let name = node.datacenter.as_deref().unwrap_or_default();
+            placement.replication.factor(name) > 0
+        };
+        let nodes: Vec<&Arc<Node>> = cluster.get_nodes_info().iter().filter(has_replicas).collect();
         let answers = join_all(nodes.iter().map(|node| self.ask(node))).await;
-        let mut schemas = Vec::new();
+        let (mut schemas, mut silent, mut local_answers) = (Vec::new(), Vec::new(), 0);
         let known: Vec<Uuid> = nodes.iter().map(|node| node.host_id).collect();
         self.samples.retain(|host, _| known.contains(host));
         for (node, answer) in nodes.iter().zip(answers) {
@@ -96,18 +140,26 @@ impl Sampler {
                 Ok((sample, schema)) => {
                     self.samples.insert(node.host_id, sample);
                     schemas.push(schema);
+                    let datacenter = node.datacenter.as_deref();
+                    local_answers += usize::from(datacenter == Some(&placement.local_datacenter));
                 }
-                Err(reason) => tracing::debug!(node = %node.address, reason, "no clock sample"),
+                Err(reason) => {
+                    tracing::debug!(node = %node.address, reason, "no clock sample");
+                    let datacenter = node.datacenter.as_deref().unwrap_or("an unknown data centre");
+                    silent.push(format!("{} in {datacenter}", node.address.ip()));
+                }
             }
         }
         let schema_disagrees = schemas.windows(2).any(|pair| pair[0] != pair[1]);
-        let clock_of = |node: &Arc<Node>| NodeClock {
+        let clock_of = |node: &&Arc<Node>| NodeClock {
             datacenter: node.datacenter.clone().unwrap_or_default(),
             sample: self.samples.get(&node.host_id).copied(),
         };
         self.warn_early();
-        let view = View { nodes: nodes.iter().map(clock_of).collect(), schema_disagrees };
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
+        let nodes = nodes.iter().map(clock_of).collect();
+        let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+        let quorum = view.quorum;
+        *view = View { nodes, placement, unsound, silent, local_answers, quorum, schema_disagrees };
         schema_disagrees
     }
 

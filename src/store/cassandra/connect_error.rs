@@ -103,17 +103,45 @@ pub enum ConnectError {
         /// The cluster's data centres.
         known: String,
     },
-    /// The contact points do not show which data centre is local.
+    /// Several data centres have replicas, and none is configured.
     #[error(
-        "none of the contact points is a node's own address; set the local data centre to one of {known}"
+        "the keyspace has replicas in more than one data centre; set ORDERFREE_LOCAL_DC to one of {known}"
     )]
     WhichDatacenter {
-        /// The cluster's data centres.
+        /// The data centres with replicas.
         known: String,
     },
+    /// The configured data centre has no replica.
+    #[error(
+        "the keyspace has no replica in data centre {name}; configure one of {known}, or alter its replication"
+    )]
+    NoReplica {
+        /// As configured.
+        name: String,
+        /// The data centres with replicas.
+        known: String,
+    },
+    /// The requested replication ignores data centres.
+    #[error(
+        "the cluster has the data centres {0}; name the replicas of each, such as `dc1:3,dc2:3`"
+    )]
+    SimpleReplication(String),
+    /// ScyllaDB refuses this level for reads.
+    #[error(
+        "ScyllaDB has no reads at each_quorum; set ORDERFREE_FOLD_CONSISTENCY and ORDERFREE_READ_CONSISTENCY to other levels, such as all and local_quorum"
+    )]
+    NoEachQuorumReads,
     /// A node runs a release that does not work.
     #[error("a node runs Cassandra {0}; upgrade it to Apache Cassandra 4.1 or later")]
     EngineTooOld(String),
+    /// The requested release has no schema.
+    #[error("there is no schema for `{name}`; choose {names}")]
+    UnknownRelease {
+        /// As requested.
+        name: String,
+        /// Those that have a schema.
+        names: String,
+    },
     /// The requested replication is malformed.
     #[error("`{0}` is not a valid replication; write `dc1:3,dc2:3`, or `3` for one data centre")]
     ReplicationText(String),

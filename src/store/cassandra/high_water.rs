@@ -1,18 +1,16 @@
 //! Keeps the highest fence in the cluster, so that a restarted pod knows what clocks have done (invariant
 //! I12). [`orderfree_core::protocol::high_water`] decides what the row means.
 //!
-//! The row's write has the fence as its timestamp, so the highest fence wins. In one data centre the row is
-//! written and read at a quorum, so a node that is down stops only the folds of its own keys. In several data
-//! centres it is written at the level of folds and read at the level of writes. A check at start ensures that
-//! these two levels meet in every data centre. The levels of writes and reads need not meet there.
+//! The row's write has the fence as its timestamp, so the highest fence wins. It is written at a quorum of every data
+//! centre and read at a quorum of the local one. So every pod sees it. A node that is down stops only the folds of its own
+//! keys. While a data centre is away, pods of the others can still start and serve.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::consistency::{Level, Levels};
+use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::proves_moved_clock;
 use orderfree_core::protocol::high_water::{self, PLACE};
 use orderfree_core::protocol::{Constants, MutatorId, Timestamp, WriteOutcome};
@@ -46,7 +44,6 @@ impl HighWater {
         session: &Arc<Session>,
         keyspace: &str,
         local_datacenter: &str,
-        levels: Levels,
         constants: Constants,
     ) -> Result<Arc<HighWater>, ConnectError> {
         let prepare = async |cql: String, level: Level| {
@@ -57,13 +54,6 @@ impl HighWater {
             statement.set_is_idempotent(true);
             Ok::<_, PrepareError>(statement)
         };
-        let nodes = session.get_cluster_state();
-        let datacenters: BTreeSet<_> =
-            nodes.get_nodes_info().iter().filter_map(|node| node.datacenter.as_deref()).collect();
-        let (read_at, write_at) = match datacenters.len() {
-            0 | 1 => (Level::Quorum, Level::Quorum),
-            _ => (levels.write, levels.fold),
-        };
         let key = "kind = ? AND grp = ? AND name = ? AND expires_at = ? AND mutator_id = ?";
         let read = format!("SELECT state FROM {keyspace}.shards WHERE {key}");
         let write = format!(
@@ -72,8 +62,8 @@ impl HighWater {
         );
         let opened = HighWater {
             session: Arc::clone(session),
-            read: prepare(read, read_at).await.map_err(ConnectError::question)?,
-            write: prepare(write, write_at).await.map_err(ConnectError::question)?,
+            read: prepare(read, Level::LocalQuorum).await.map_err(ConnectError::question)?,
+            write: prepare(write, Level::EachQuorum).await.map_err(ConnectError::question)?,
             constants,
             seen_us: AtomicI64::new(i64::MIN),
             stored_us: AtomicI64::new(i64::MIN),
@@ -134,15 +124,22 @@ impl HighWater {
         self.seen_us.fetch_max(fence.as_micros(), Ordering::SeqCst);
     }
 
-    /// Reads the row again. If this fails, the next round tries again.
-    pub(super) async fn look_within(&self, limit: Duration) {
+    /// Reads the row again. If this fails, the next round tries again. Returns whether a quorum has answered.
+    pub(super) async fn look_within(&self, limit: Duration) -> bool {
         match tokio::time::timeout(limit, self.look()).await {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => true,
             Ok(Err(error @ StoreError::Corrupt(_))) => {
                 tracing::error!(%error, "the highest fence can't be read");
+                true
             }
-            Ok(Err(error)) => tracing::debug!(%error, "the highest fence was not read"),
-            Err(_) => tracing::debug!("the highest fence was not read in time"),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the highest fence was not read");
+                false
+            }
+            Err(_) => {
+                tracing::debug!("the highest fence was not read in time");
+                false
+            }
         }
     }
 }

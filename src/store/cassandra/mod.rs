@@ -34,6 +34,8 @@ pub mod hedges;
 mod high_water;
 mod login;
 mod operators;
+mod placement;
+mod quorum;
 pub mod reach;
 mod resets;
 mod rows;
@@ -67,6 +69,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use self::attempts::{Patience, Sending};
+pub use self::checks::scrub_loses_rows;
 use self::clock::{Sampler, SharedView};
 pub use self::connect_error::ConnectError;
 use self::coordinators::Coordinators;
@@ -77,8 +80,8 @@ use self::reach::Reach;
 pub use self::settings::CassandraConfig;
 use self::statements::Statements;
 use super::{
-    FirstReplica, Folds, GroupCursor, GroupList, Operators, Pause, Reads, Receipt, RequestLimits,
-    ResetLog, Shards, Store, StoreClock, StoreError, SweepPart,
+    FirstReplica, Folds, GroupCursor, GroupList, Operators, Pause, Placement, Reads, Receipt,
+    RequestLimits, ResetLog, Shards, Store, StoreClock, StoreError, SweepPart,
 };
 use crate::limits::{AnswerBounds, SLICE_ROWS_MAX, group_chunk_rows};
 use crate::runtime::clock::Clock;
@@ -131,26 +134,37 @@ impl CassandraStore {
         clock: Arc<dyn Clock>,
     ) -> Result<CassandraStore, ConnectError> {
         let session = Arc::new(session::open(&config).await?);
-        let local_datacenter = session::local_datacenter(&session, &config).await?;
-        let engine = session::engine(&session).await?;
-        session::check(&session, &config, &local_datacenter, engine).await?;
         let CassandraConfig { keyspace, levels, constants, request_limits, .. } = config;
+        let replication = session::replication(&session, &keyspace).await?;
+        let local_datacenter = checks::local_datacenter(
+            &replication,
+            config.local_datacenter.as_deref(),
+            &session::datacenters(&session),
+        )?;
+        replication.check(levels, &local_datacenter)?;
+        let engine = session::engine(&session).await?;
+        if !engine.has_each_quorum_reads() && levels.reads_each_quorum() {
+            return Err(ConnectError::NoEachQuorumReads);
+        }
+        session::check(&session, &keyspace, engine).await?;
         let statements =
             Statements::prepare(&session, &keyspace, &local_datacenter, levels, &constants)
                 .await
                 .map_err(ConnectError::question)?;
         session::check_rights(&session, &statements, levels).await?;
-        let high_water =
-            HighWater::open(&session, &keyspace, &local_datacenter, levels, constants).await?;
+        let high_water = HighWater::open(&session, &keyspace, &local_datacenter, constants).await?;
         let looked_at = clock.now().boot;
         let resets = resets::Log::open(&session, &keyspace, &local_datacenter, looked_at).await?;
-        let asking = statements.clock.clone();
+        let placement =
+            Arc::new(Placement { local_datacenter: local_datacenter.clone(), replication });
         let mut sampler = Sampler::new(
             Arc::clone(&session),
-            asking,
+            statements.clock.clone(),
             Arc::clone(&high_water),
             Arc::clone(&clock),
             constants.clock_offset_max(),
+            placement::Look::new(&session, &keyspace, levels).await?,
+            placement,
         );
         sampler.round().await;
         let view = sampler.view();
@@ -254,6 +268,10 @@ impl Shards for CassandraStore {
 impl Reads for CassandraStore {
     fn levels(&self) -> Levels {
         self.levels
+    }
+
+    fn placement(&self) -> Option<Arc<Placement>> {
+        Some(clock::read(&self.view, |view| Arc::clone(&view.placement)))
     }
 
     async fn read_slice(
@@ -368,6 +386,10 @@ impl Folds for CassandraStore {
         SWEEP_PARTS
     }
 
+    fn folds_lone_rows(&self) -> bool {
+        clock::read(&self.view, |view| view.placement.replication.datacenters().count() > 1)
+    }
+
     async fn sweep(
         &self,
         part: SweepPart,
@@ -428,8 +450,24 @@ impl StoreClock for CassandraStore {
     fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
         self.high_water.check(now.wall)?;
         clock::read(&self.view, |view| {
+            // First, because a data centre without replicas has no clocks either.
+            if let Some(why) = &view.unsound {
+                return Err(Pause::Replication(why.clone()));
+            }
             let time = gate::fold_time(&view.nodes, &self.local_datacenter, now, &self.constants)?;
             if view.schema_disagrees { Err(Pause::Schema) } else { Ok(time) }
+        })
+    }
+
+    fn silent_nodes(&self) -> Vec<String> {
+        clock::read(&self.view, |view| view.silent.clone())
+    }
+
+    fn check_quorum(&self) -> Result<(), String> {
+        let now = self.clock.now().boot;
+        clock::read(&self.view, |view| view.quorum.check(now)).map_err(|missed| {
+            let (local, seconds) = (&self.local_datacenter, missed.as_secs());
+            format!("no quorum of data centre {local} has answered for {seconds} s")
         })
     }
 

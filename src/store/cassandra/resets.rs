@@ -1,15 +1,13 @@
 //! The log of resets: a table of its own, which need not exist.
 //!
-//! In one data centre it is written and read at a quorum, so a look that began after a row was acknowledged shows
-//! that row. In several data centres no level of ours promises that, so there no key is reset, and looks ask only the
-//! pod's own data centre: otherwise no pod could take updates while another one is away. What was logged before there
-//! were several lies on a quorum of the first one.
+//! It is written at a quorum of every data centre and read at a quorum of the local one. So a look that began after a row
+//! was acknowledged shows that row, and no pod waits for another data centre before it takes updates. A new data centre has
+//! the older rows only after a repair.
 //!
 //! **The table can appear while pods run.** A pod that does not know of it neither looks at the log nor stamps rows. So a
 //! pod looks for the table again and again, and takes no updates if it has not found out for a minute
 //! (`resets` of the engine). No key is reset before the table is [older](AGE_MIN) than that.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
@@ -63,8 +61,6 @@ struct Table {
     made: Timestamp,
     /// `bucket, after`
     look: PreparedStatement,
-    /// The same in one of several data centres.
-    look_here: PreparedStatement,
     /// `bucket, at, kind, grp, id, names, until, deletes, cleared, done, timestamp, ttl`
     write: PreparedStatement,
     /// `bucket, at, kind, grp, id`
@@ -145,25 +141,23 @@ impl Log {
     async fn prepared(&self, made: Timestamp) -> Result<Table, PrepareError> {
         let (table, row) =
             (format!("{}.resets", self.keyspace), "at, kind, grp, id, names, until, deletes");
-        let prepare_at = async |cql: String, level: Level| {
+        let prepare = async |cql: String, level: Level| {
             prepare(&self.session, &self.local_datacenter, cql, level).await
         };
-        let prepare = async |cql: String| prepare_at(cql, look_level(1)).await;
         let look = format!("SELECT {row} FROM {table} WHERE bucket = ? AND at > ?");
+        let write = format!(
+            "INSERT INTO {table} (bucket, {row}, cleared, done) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
+        );
+        let receipt = format!(
+            "SELECT {row}, cleared, done FROM {table} \
+             WHERE bucket = ? AND at = ? AND kind = ? AND grp = ? AND id = ?"
+        );
         Ok(Table {
             made,
-            look_here: prepare_at(look.clone(), look_level(2)).await?,
-            look: prepare(look).await?,
-            write: prepare(format!(
-                "INSERT INTO {table} (bucket, {row}, cleared, done) \
-                 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
-            ))
-            .await?,
-            receipt: prepare(format!(
-                "SELECT {row}, cleared, done FROM {table} \
-                 WHERE bucket = ? AND at = ? AND kind = ? AND grp = ? AND id = ?"
-            ))
-            .await?,
+            look: prepare(look, Level::LocalQuorum).await?,
+            write: prepare(write, Level::EachQuorum).await?,
+            receipt: prepare(receipt, Level::LocalQuorum).await?,
         })
     }
 
@@ -174,9 +168,6 @@ impl Log {
                 "the keyspace has no table for it; run `orderfree schema apply`".to_owned(),
             );
         };
-        if datacenters(&self.session) > 1 {
-            return Some("the cluster has several data centres".to_owned());
-        }
         let from = match table.made {
             Timestamp::NEVER => Timestamp::NEVER,
             made => made.plus(AGE_MIN),
@@ -198,8 +189,6 @@ impl Log {
     ) -> Result<Vec<LogRow>, StoreError> {
         let Some(table) = self.table.get() else { return Ok(Vec::new()) };
         let values = (part.cast_signed(), after.as_micros());
-        let is_one = datacenters(&self.session) <= 1;
-        let look = if is_one { &table.look } else { &table.look_here };
         let sending = Sending { hedges: Some(&self.hedges), ..self.sending() };
         // Each page is a query of its own, which begins after the look has begun. So what was acknowledged before that is in
         // the page where it belongs.
@@ -208,7 +197,7 @@ impl Log {
             let route = coordinators.route_of_log(values.0, self.random.below(1 << 16));
             let ask = async |number| {
                 let attempt = coordinators.attempt(&route, number);
-                let look = attempt.aim(look);
+                let look = attempt.aim(&table.look);
                 let answer = self.session.execute_single_page(&look, values, page.clone()).await;
                 attempt.ended(&answer);
                 answer
@@ -276,18 +265,6 @@ impl Log {
     }
 }
 
-/// Number of data centres of the cluster.
-pub(super) fn datacenters(session: &Session) -> usize {
-    let cluster = session.get_cluster_state();
-    let names = cluster.get_nodes_info().iter().filter_map(|node| node.datacenter.as_deref());
-    names.collect::<BTreeSet<_>>().len()
-}
-
-/// The level of looks at the log with this number of data centres.
-fn look_level(datacenters: usize) -> Level {
-    if datacenters > 1 { Level::LocalQuorum } else { Level::Quorum }
-}
-
 async fn prepare(
     session: &Session,
     local_datacenter: &str,
@@ -333,15 +310,6 @@ fn log_row(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A data centre that is away must not stop the updates of others.
-    #[test]
-    fn looks_at_the_log_ask_no_other_data_centre() {
-        assert_eq!(
-            [1, 2, 3].map(look_level),
-            [Level::Quorum, Level::LocalQuorum, Level::LocalQuorum]
-        );
-    }
 
     #[test]
     fn a_row_without_its_names_or_its_end_is_corrupt() {

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use orderfree_core::protocol::Constants;
 use scylla::client::session::Session;
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::unprepared::Statement;
@@ -13,7 +12,7 @@ use scylla::statement::unprepared::Statement;
 use super::CassandraConfig;
 use super::checks::Engine;
 use super::connect_error::ConnectError;
-use super::{resets, session};
+use super::session;
 
 const SCHEMA: &str = include_str!("../../../schema.cql");
 
@@ -26,17 +25,26 @@ const TABLES: [&str; 2] = ["shards", "resets"];
 /// Default number of replicas per data centre; fewer if the data centre has fewer nodes.
 const REPLICAS: usize = 3;
 
-/// Returns the statements that [`apply`] runs on Apache Cassandra 5, for people and their own tools. Without
-/// `with_resets`, the table of resets is left out.
+/// Returns the statements that [`apply`] runs on an engine, for people and their own tools. `engine` is a release of
+/// Apache Cassandra, such as `5.0` or `5.0.6`, or `scylla`. Without `with_resets`, the table of resets is left out.
 ///
 /// # Errors
-/// [`ConnectError::KeyspaceName`] and [`ConnectError::ReplicationText`].
-pub fn print(keyspace: &str, replication: &str, with_resets: bool) -> Result<String, ConnectError> {
+/// [`ConnectError::KeyspaceName`], [`ConnectError::ReplicationText`] and [`ConnectError::UnknownRelease`].
+pub fn print(
+    keyspace: &str,
+    replication: &str,
+    with_resets: bool,
+    engine: &str,
+) -> Result<String, ConnectError> {
     session::check_keyspace_name(keyspace)?;
+    let engine = Engine::of_name(engine).ok_or_else(|| ConnectError::UnknownRelease {
+        name: engine.to_owned(),
+        names: Engine::names(),
+    })?;
     let keyspace_statement = create_keyspace(keyspace, &parse(replication)?);
     let mut all = format!("{keyspace_statement};\n");
     for table in &TABLES[..if with_resets { 2 } else { 1 }] {
-        let _ = write!(all, "\n{};\n", create_table(keyspace, table, Engine::Cassandra((5, 0))));
+        let _ = write!(all, "\n{};\n", create_table(keyspace, table, engine));
     }
     Ok(all)
 }
@@ -54,30 +62,27 @@ pub async fn apply(
     let session = session::open(config).await?;
     let engine = session::engine(&session).await?;
     // If the keyspace exists, the role needs no permission to define anything.
-    if !session::has_keyspace(&session, &config.keyspace).await? {
-        let wanted = wanted.unwrap_or_else(|| everywhere(&session));
-        define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
+    match session::has_keyspace(&session, &config.keyspace).await? {
+        true => drop(session::replication(&session, &config.keyspace).await?),
+        false => {
+            let wanted = wanted.unwrap_or_else(|| everywhere(&session));
+            let datacenters = session::datacenters(&session);
+            if matches!(wanted, Wanted::Simple(_)) && datacenters.len() > 1 {
+                return Err(ConnectError::SimpleReplication(datacenters.join(", ")));
+            }
+            define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
+        }
     }
     apply_shards(&session, config, engine).await?;
     if !with_resets || session::has_table(&session, &config.keyspace, "resets").await? {
         return Ok(());
     }
-    match why_no_resets(config.constants, resets::datacenters(&session)) {
-        None => define(&session, create_table(&config.keyspace, "resets", engine)).await,
-        Some(why) => {
-            tracing::warn!(why, "the table of resets is not made");
-            Ok(())
-        }
+    // With these constants no key can be reset, so pods would look at the table for nothing.
+    if let Err(why) = config.constants.check_resets() {
+        tracing::warn!(%why, "the table of resets is not made");
+        return Ok(());
     }
-}
-
-/// Why no key could be reset. All pods would look at the table for nothing.
-fn why_no_resets(constants: Constants, datacenters: usize) -> Option<String> {
-    let has_several = "keys can't be reset in a cluster with several data centres";
-    match constants.check_resets() {
-        Err(error) => Some(error.to_string()),
-        Ok(()) => (datacenters > 1).then(|| has_several.to_owned()),
-    }
+    define(&session, create_table(&config.keyspace, "resets", engine)).await
 }
 
 async fn apply_shards(
@@ -183,20 +188,18 @@ fn create_table(keyspace: &str, table: &str, engine: Engine) -> String {
             && (engine.has_unified_compaction() || !has("UnifiedCompactionStrategy"))
     };
     let code = SCHEMA.lines().map(|line| line.split("--").next().unwrap_or_default().trim_end());
-    let lines: Vec<&str> = code.filter(|line| !line.is_empty()).filter(knows).collect();
-    let (all, beginning) = (lines.join("\n"), format!("{CREATE}{table} "));
+    let all: Vec<&str> = code.filter(|line| !line.is_empty()).collect();
+    let (all, beginning) = (all.join("\n"), format!("{CREATE}{table} "));
     let mut statements = all.split(';').map(str::trim_start);
     let statement = statements.find(|statement| statement.starts_with(&beginning));
     let statement = statement.expect("invariant: the file has both tables");
+    let statement: Vec<&str> = statement.lines().filter(knows).collect();
+    let statement = statement.join("\n");
     statement.replacen(&beginning, &format!("{CREATE}{keyspace}.{table} "), 1)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use orderfree_core::protocol::Overrides;
-
     use super::*;
 
     #[test]
@@ -212,20 +215,9 @@ mod tests {
         assert!(log.contains("PRIMARY KEY (bucket, at, kind, grp, id)"), "{log}");
         assert!(log.ends_with("speculative_retry = 'MIN(99p,500ms)'"), "{log}");
         assert!(!log.contains("--") && !log.contains(';'), "{log}");
-        let all = print("counts", "3", true).expect("valid");
+        let all = print("counts", "3", true, "5.0").expect("valid");
         assert!(all.ends_with(&format!("{table};\n\n{log};\n")), "{all}");
-        assert!(!print("counts", "3", false).expect("valid").contains("resets"));
-    }
-
-    #[test]
-    fn the_table_of_resets_is_made_only_where_keys_can_be_reset() {
-        let short = Overrides { cutoff: Some(Duration::from_secs(60)), ..Overrides::default() };
-        let (constants, short) =
-            (Constants::resolve(Overrides::default()), Constants::resolve(short));
-        let (constants, short) = (constants.expect("defaults"), short.expect("consistent"));
-        assert_eq!(why_no_resets(constants, 1), None);
-        assert!(why_no_resets(constants, 2).expect("a reason").contains("several data centres"));
-        assert!(why_no_resets(short, 1).expect("a reason").contains("cutoff 60s"));
+        assert!(!print("counts", "3", false, "5.0").expect("valid").contains("resets"));
     }
 
     #[test]
@@ -240,18 +232,34 @@ mod tests {
     }
 
     #[test]
+    fn the_schema_is_printed_for_the_engine_that_is_named() {
+        let of = |engine| print("counts", "3", true, engine).expect("valid");
+        assert!(of("5.0.9").contains("UnifiedCompaction") && of("5.0.9") == of("6.0-alpha2"));
+        assert!(!of("4.1").contains("UnifiedCompaction") && of("4.1").contains("read_repair"));
+        assert!(!of("scylla").contains("read_repair"), "{}", of("scylla"));
+        let error = print("counts", "3", true, "4.0").expect_err("too old").to_string();
+        assert_eq!(error, "there is no schema for `4.0`; choose 4.1, 5.0, 6.0 or scylla");
+    }
+
+    #[test]
     fn replication_is_written_in_two_ways() {
         assert_eq!(
-            print("counts", "dc1:3, dc2:2", true).expect("valid").lines().next().expect("a line"),
+            print("counts", "dc1:3, dc2:2", true, "5.0")
+                .expect("valid")
+                .lines()
+                .next()
+                .expect("a line"),
             "CREATE KEYSPACE IF NOT EXISTS counts WITH replication = \
              {'class': 'NetworkTopologyStrategy', 'dc1': 3, 'dc2': 2};"
         );
-        assert!(print("counts", "3", true).expect("valid").contains("'replication_factor': 3"));
+        let simple = print("counts", "3", true, "5.0").expect("valid");
+        assert!(simple.contains("'replication_factor': 3"));
         for bad in
             ["", "0", "-1", "x", "dc1:", ":3", "dc1:3,", "dc1:0", "dc'1:3", "a:1,a:2", "a:1,3"]
         {
             assert!(parse(bad).is_err(), "{bad}");
         }
-        assert!(matches!(print("Counts", "3", true), Err(ConnectError::KeyspaceName(_))));
+        let quoted = print("Counts", "3", true, "5.0");
+        assert!(matches!(quoted, Err(ConnectError::KeyspaceName(_))));
     }
 }

@@ -1,22 +1,27 @@
 //! From a configuration to a checked connection. Checks everything that must be true before the first write.
 //! Each failed check has an error that says what to do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
 use orderfree_core::protocol::consistency::{Level, Levels, Replication};
 use scylla::client::PoolSize;
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
+use scylla::cluster::Node;
 use scylla::deserialize::row::DeserializeRow;
 use scylla::errors::{
     BrokenConnectionErrorKind, ConnectionError, ConnectionPoolError,
     ConnectionSetupRequestErrorKind, DbError, ExecutionError, MetadataError, NewSessionError,
     RequestAttemptError,
 };
+use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::serialize::row::SerializeRow;
+use scylla::statement::unprepared::Statement;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::CassandraConfig;
@@ -30,6 +35,9 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Time limit for one query at start.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Time limit for a node's answer about itself. A slower node counts as down.
+const RELEASE_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// Time limit for a second look at the cluster, including time spent on dead nodes.
 const LOOK_TIME_MAX: Duration = Duration::from_secs(30);
@@ -147,40 +155,11 @@ pub(super) fn check_keyspace_name(name: &str) -> Result<(), ConnectError> {
     if fits { Ok(()) } else { Err(ConnectError::KeyspaceName(name.to_owned())) }
 }
 
-/// Returns the configured data centre, which must exist. Without one, returns the only data centre, or that
-/// of the first contact point that is a node's address.
-pub(super) async fn local_datacenter(
-    session: &Session,
-    config: &CassandraConfig,
-) -> Result<String, ConnectError> {
+/// The names of the cluster's data centres, in order.
+pub(super) fn datacenters(session: &Session) -> Vec<String> {
     let cluster = session.get_cluster_state();
-    let nodes = cluster.get_nodes_info();
-    let mut known: Vec<&str> = nodes.iter().filter_map(|node| node.datacenter.as_deref()).collect();
-    known.sort_unstable();
-    known.dedup();
-    if let Some(name) = &config.local_datacenter {
-        if known.contains(&name.as_str()) {
-            return Ok(name.clone());
-        }
-        let known = known.join(", ");
-        return Err(ConnectError::UnknownDatacenter { name: name.clone(), known });
-    }
-    if let [only] = known[..] {
-        return Ok(only.to_owned());
-    }
-    let mut found = Vec::new();
-    for point in &config.contact_points {
-        let Ok(addresses) = tokio::net::lookup_host(point).await else { continue };
-        for address in addresses {
-            found.extend(nodes.iter().filter(|node| node.address.ip() == address.ip()));
-        }
-    }
-    // The first connected one: a dead contact point does not show where this pod is.
-    let chosen = found.iter().find(|node| node.is_connected()).or(found.first());
-    match chosen.and_then(|node| node.datacenter.clone()) {
-        Some(name) => Ok(name),
-        None => Err(ConnectError::WhichDatacenter { known: known.join(", ") }),
-    }
+    let names = cluster.get_nodes_info().iter().filter_map(|node| node.datacenter.clone());
+    names.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 pub(super) async fn engine(session: &Session) -> Result<Engine, ConnectError> {
@@ -195,43 +174,69 @@ pub(super) async fn engine(session: &Session) -> Result<Engine, ConnectError> {
     Engine::of_releases(&releases).map_err(ConnectError::EngineTooOld)
 }
 
-/// Returns the release of each node. A joining node can be without one.
+/// Returns the release of each node, as the node itself says. If a node does not answer, its peers are asked, which can
+/// still have the release from before an upgrade. A joining node can be without a release.
 pub(super) async fn releases(session: &Session) -> Result<Vec<Option<String>>, ConnectError> {
-    let mut releases: Vec<(Option<String>,)> =
-        ask(session, "SELECT release_version FROM system.local", ()).await?;
-    releases.extend(ask(session, "SELECT release_version FROM system.peers", ()).await?);
-    Ok(releases.into_iter().map(|(release,)| release).collect())
+    let cql = "SELECT host_id, release_version FROM system.peers";
+    let peers: Vec<(Option<Uuid>, Option<String>)> = ask(session, cql, ()).await?;
+    let cluster = session.get_cluster_state();
+    let nodes = cluster.get_nodes_info();
+    let own = join_all(nodes.iter().map(|node| own_release(session, node))).await;
+    let mut releases = Vec::new();
+    for (node, own) in nodes.iter().zip(own) {
+        releases.push(own.unwrap_or_else(|reason| {
+            let known = peers.iter().find(|(id, _)| *id == Some(node.host_id));
+            let release = known.and_then(|(_, release)| release.clone());
+            tracing::debug!(
+                node = %node.address, reason, ?release,
+                "the node does not say its release; taking what its peers say"
+            );
+            release
+        }));
+    }
+    // Nodes that the driver does not know.
+    let is_known = |id| nodes.iter().any(|node| Some(node.host_id) == id);
+    releases.extend(peers.into_iter().filter(|(id, _)| !is_known(*id)).map(|(_, release)| release));
+    Ok(releases)
 }
 
-/// Checks replication, consistency levels and the table.
+/// Returns what one node says about its own release, or why it says nothing.
+async fn own_release(session: &Session, node: &Arc<Node>) -> Result<Option<String>, String> {
+    let mut question = Statement::new("SELECT release_version FROM system.local");
+    let only = SingleTargetLoadBalancingPolicy::new(NodeIdentifier::Node(Arc::clone(node)), None);
+    question.set_load_balancing_policy(Some(only));
+    let asked = timeout(RELEASE_TIME_MAX, session.query_unpaged(question, ())).await;
+    let answer = asked.map_err(|_| "no answer in time")?.map_err(|error| error.to_string())?;
+    let found = rows::of_system::<(Option<String>,)>(answer).map_err(|error| error.to_string())?;
+    Ok(found.into_iter().next().and_then(|(release,)| release))
+}
+
+/// Checks that the keyspace writes to the commit log (`durable_writes`), and that the table is correct.
 pub(super) async fn check(
     session: &Session,
-    config: &CassandraConfig,
-    local_datacenter: &str,
+    keyspace: &str,
     engine: Engine,
 ) -> Result<(), ConnectError> {
-    let replication = replication(session, &config.keyspace, local_datacenter).await?;
     let cql = "SELECT durable_writes FROM system_schema.keyspaces WHERE keyspace_name = ?";
-    let durable: Vec<(Option<bool>,)> = ask_settled(session, cql, (&config.keyspace,)).await?;
+    let durable: Vec<(Option<bool>,)> = ask_settled(session, cql, (keyspace,)).await?;
     match durable.first() {
-        Some((Some(false),)) => return Err(ConnectError::NotDurable(config.keyspace.clone())),
+        Some((Some(false),)) => return Err(ConnectError::NotDurable(keyspace.to_owned())),
         // Without a value, the default applies: durable.
         Some((Some(true) | None,)) => {}
-        None => return Err(ConnectError::KeyspaceMissing(config.keyspace.clone())),
+        None => return Err(ConnectError::KeyspaceMissing(keyspace.to_owned())),
     }
-    replication.check(config.levels, local_datacenter)?;
-    check_table(session, &config.keyspace, engine).await
+    check_table(session, keyspace, engine).await
 }
 
-async fn replication(
+/// Where the replicas of a keyspace are.
+pub(super) async fn replication(
     session: &Session,
     keyspace: &str,
-    local_datacenter: &str,
 ) -> Result<Replication, ConnectError> {
     let Some(options) = replication_options(session, keyspace).await? else {
         return Err(ConnectError::KeyspaceMissing(keyspace.to_owned()));
     };
-    checks::replication(&options, local_datacenter)
+    checks::replication(&options, &datacenters(session))
         .map_err(|rule| ConnectError::Replication { keyspace: keyspace.to_owned(), rule })
 }
 

@@ -20,8 +20,7 @@ pub struct CassandraConfig {
     pub login: Option<Arc<Login>>,
     /// The TLS configuration for connections to the nodes. `None` means no TLS.
     pub tls: Option<Arc<ClientConfig>>,
-    /// The data centre whose replicas answer local levels. `None` means the data centre of the first contact
-    /// point.
+    /// The data centre whose replicas answer local levels. `None` means the only one with replicas.
     pub local_datacenter: Option<String>,
     pub levels: Levels,
     /// The protocol's times.

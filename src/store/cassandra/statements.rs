@@ -179,7 +179,8 @@ impl Statements {
         let after_backwards = prepare(format!("{of_key} AND expires_at > ? {backwards}")).await?;
         Ok(Statements {
             write: with(&insert, profile(levels.write, writes.attempt)),
-            fold: [insert, delete].map(|part| with(&part, profile(levels.write, reads.attempt))),
+            fold: [insert, delete]
+                .map(|part| with(&part, profile(levels.fold_write(), reads.attempt))),
             // Not at the fold's level, because that can be a quorum.
             tally: with(&tally, profile(Level::All, reads.total)),
             part: with(&part, profile(Level::All, reads.total)),
@@ -248,6 +249,7 @@ fn consistency(level: Level) -> Consistency {
         Level::LocalOne => Consistency::LocalOne,
         Level::LocalQuorum => Consistency::LocalQuorum,
         Level::Quorum => Consistency::Quorum,
+        Level::EachQuorum => Consistency::EachQuorum,
         Level::All => Consistency::All,
     }
 }

@@ -24,7 +24,7 @@ use orderfree_core::protocol::Timestamp;
 const FOREIGN_VARIABLES: [&str; 2] = ["ORDERFREE_PORT", "ORDERFREE_COMMIT"];
 
 /// Files for people, whose commands and paths must work.
-const DOCUMENTS: [&str; 22] = [
+const DOCUMENTS: [&str; 24] = [
     "README.md",
     "docs/start.md",
     "docs/count.md",
@@ -40,11 +40,13 @@ const DOCUMENTS: [&str; 22] = [
     "docs/operate/capacity.md",
     "docs/operate/cassandra.md",
     "docs/operate/moving-keys.md",
+    "docs/operate/regions.md",
     "docs/operate/run.md",
     "docs/operate/security.md",
     "docs/evidence.md",
     "tests/README.md",
     "tests/pods/containers/README.md",
+    "tests/pods/regions/README.md",
     "k8s/README.md",
     "tests/harness/fuzz/README.md",
 ];

@@ -13,7 +13,7 @@ use crate::table::{GROUP, TALLY, Table};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hint_that_comes_after_the_fold_stays_hidden() {
     let _alone = CLUSTER.write().await;
-    let table = Table::fresh().await;
+    let table = Table::fresh_on_own().await;
     let killed = Killed::nodes(&["3"]);
     killed.noticed_by("1").await;
     let paused = Hints::paused_on(&["1"]);
@@ -86,7 +86,7 @@ async fn rows_come_back_when_a_deletion_was_purged_and_count_nothing() {
 
 /// Writes a fold to node 1 only, runs a query that omits the tally, and returns what node 3 has then.
 async fn after_a_query_without_the_tally(read_repair: &str) -> Vec<(i64, Vec<u8>)> {
-    let table = Table::fresh().await;
+    let table = Table::fresh_on_own().await;
     table.write(1, All, "n", (10, &[1]), 5).await;
     let hints_off = Hints::off_on(&["1"]);
     let only_1 = Alone::on(1).await;

@@ -12,4 +12,5 @@ mod contract;
 mod apart;
 mod batches;
 mod rows;
+mod scrub;
 mod table;

@@ -12,7 +12,7 @@ use scylla::statement::Consistency;
 use scylla::statement::unprepared::Statement;
 use uuid::Uuid;
 
-use crate::cassandra::{cql, drop_keyspace, fresh_on_own, session};
+use crate::cassandra::{cql, datacenter, drop_keyspace, fresh, fresh_on_own, session};
 use crate::contract::short_constants;
 use orderfree::store::cassandra::CassandraConfig;
 
@@ -25,33 +25,42 @@ pub(crate) const GROUP: &str = "g";
 /// A row as a query returns it: `(expires_at, state)`.
 pub(crate) type Row = (i64, Vec<u8>);
 
-/// A new table on the repository's own cluster, with three replicas on three nodes.
+/// A new table with three replicas on three nodes.
 pub(crate) struct Table {
     pub(crate) config: CassandraConfig,
     session: Session,
 }
 
 impl Table {
+    /// On the cluster that `CASSANDRA_CONTACT_POINTS` names, or else on the repository's own.
     pub(crate) async fn fresh() -> Table {
-        let config = fresh_on_own(short_constants()).await;
+        Table::of(fresh(short_constants()).await).await
+    }
+
+    /// On the repository's own cluster, for tests that break nodes.
+    pub(crate) async fn fresh_on_own() -> Table {
+        Table::of(fresh_on_own(short_constants()).await).await
+    }
+
+    async fn of(config: CassandraConfig) -> Table {
         let session = session(&config).await;
         Table { config, session }
     }
 
     /// A new table with other properties.
     pub(crate) async fn with(properties: &str) -> Table {
-        let table = Table::fresh().await;
+        let table = Table::fresh_on_own().await;
         table.alter(properties).await;
         table
     }
 
     /// A new table with one replica of each row, so that a row is on one node only.
     pub(crate) async fn with_one_replica() -> Table {
-        let table = Table::fresh().await;
+        let table = Table::fresh_on_own().await;
         let statement = format!(
-            "ALTER KEYSPACE {} WITH replication = \
-             {{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}}",
-            table.config.keyspace
+            "ALTER KEYSPACE {} WITH replication = {{'class': 'NetworkTopologyStrategy', '{}': 1}}",
+            table.config.keyspace,
+            datacenter(&table.config).await,
         );
         cql(&table.config, &statement).await;
         table
@@ -66,7 +75,7 @@ impl Table {
         drop_keyspace(&self.config).await;
     }
 
-    /// Runs one statement on node `node`, without retries.
+    /// Runs one statement on node `node`, the contact point with this number, without retries.
     pub(crate) async fn run(
         &self,
         node: u8,
@@ -74,7 +83,9 @@ impl Table {
         text: &str,
         values: impl SerializeRow,
     ) -> Result<QueryResult, ExecutionError> {
-        let node = SocketAddr::from(([127, 0, 0, node], 9042));
+        let node: SocketAddr = self.config.contact_points[usize::from(node) - 1]
+            .parse()
+            .expect("an address and a port");
         let only = SingleTargetLoadBalancingPolicy::new(NodeIdentifier::NodeAddress(node), None);
         let keyspace = &self.config.keyspace;
         let mut statement = Statement::new(text.replace("shards", &format!("{keyspace}.shards")));

@@ -45,6 +45,7 @@ hazards! {
     Forgot "a replica forgot what it had not synced"
     NodeDown "a node was down"
     Datacenters "there were two data centres"
+    CutOff "the data centres could not reach each other"
     Unknown "an update's outcome was unknown"
     Refused "an update was refused"
     SentAgain "a refused update was sent again"

@@ -3,7 +3,7 @@
 //!
 //! Every kind is read as the number that a counter would have: one digit of base 8 per op.
 
-use orderfree::engine::service::KeyValue;
+use orderfree::engine::service::{KeyValue, Sight};
 use orderfree_core::crdt::item::Item;
 use orderfree_core::crdt::{Effect, Kind, Question, Value};
 use orderfree_core::protocol::{Key, Name};
@@ -225,6 +225,7 @@ mod tests {
                     folded_through: None,
                     as_of: time,
                     level: Level::All,
+                    sight: Sight::All,
                 };
                 assert_eq!(family.digits(Some(&found), 0, &oracle), expected, "{family:?}");
             }

@@ -31,25 +31,31 @@ pub(crate) async fn write(
     patience: Duration,
 ) -> Result<(), ExecutionError> {
     let sent = shared.with(|world| {
-        let reach = world.reach(level, datacenter);
-        let quota = World::quota(level, reach.len());
-        let alive = reach.iter().filter(|&&node| world.nodes[node].is_up).count();
-        if alive < quota {
+        let parts = world.parts(level, datacenter);
+        let is_alive = |node: &&usize| world.reaches(datacenter, **node);
+        if parts.iter().any(|(reach, quota)| reach.iter().filter(is_alive).count() < *quota) {
             return None;
         }
-        let acks = Arc::new(Semaphore::new(0));
+        let acks: Vec<_> = parts.iter().map(|_| Arc::new(Semaphore::new(0))).collect();
         // Every replica in every data centre gets the write, whichever must answer.
         for node in 0..world.nodes.len() {
-            let counts = reach.contains(&node).then(|| Arc::clone(&acks));
-            let fate = world.fate(node);
+            let part = parts.iter().position(|(reach, _)| reach.contains(&node));
+            let counts = part.map(|part| Arc::clone(&acks[part]));
+            let fate = world.fate(datacenter, node);
             tokio::spawn(deliver(shared.clone(), node, Arc::clone(mutation), fate, counts));
         }
         let silent = world.weather.silent;
-        Some((acks, quota, world.dice.random_bool(silent)))
+        let quotas = parts.into_iter().map(|(_, quota)| quota);
+        Some((acks.into_iter().zip(quotas), world.dice.random_bool(silent)))
     });
-    let (acks, quota, silent) = sent.ok_or_else(unavailable)?;
-    let quota = u32::try_from(quota).expect("few replicas");
-    let answered = timeout(patience.min(COORDINATOR_PATIENCE), acks.acquire_many(quota)).await;
+    let (parts, silent) = sent.ok_or_else(unavailable)?;
+    let answered = async {
+        for (acks, quota) in parts {
+            let quota = u32::try_from(quota).expect("few replicas");
+            let _ = acks.acquire_many(quota).await;
+        }
+    };
+    let answered = timeout(patience.min(COORDINATOR_PATIENCE), answered).await;
     if answered.is_err() || silent {
         return Err(ExecutionError::RequestTimeout(patience));
     }
@@ -125,7 +131,7 @@ pub(crate) async fn read(
     for (after, node) in asked {
         sleep(after - waited).await;
         waited = after;
-        pieces.push((node, ask(shared, node, &range).ok_or_else(no_answer)?));
+        pieces.push((node, ask(shared, datacenter, node, &range).ok_or_else(no_answer)?));
     }
     let split = shared.with(|world| world.is(Sabotage::SplitTally));
     let rows = loop {
@@ -149,7 +155,8 @@ pub(crate) async fn read(
         shared.met(Hazard::ShortRead);
         sleep(shared.with(World::travel)).await;
         let behind = piece.rows.last().map(|(address, _)| *address);
-        let more = ask(shared, *node, &Range { behind, ..range }).ok_or_else(no_answer)?;
+        let more =
+            ask(shared, datacenter, *node, &Range { behind, ..range }).ok_or_else(no_answer)?;
         piece.rows.extend(more.rows);
         piece.tombstones.extend(more.tombstones);
         piece.is_cut = more.is_cut;
@@ -165,9 +172,10 @@ pub(crate) async fn read(
     Ok(rows)
 }
 
-/// One replica's answer; `None` if it is down.
-fn ask(shared: &Shared, node: usize, range: &Range) -> Option<Piece> {
-    shared.with(|world| world.answer(node, range))
+/// One replica's answer; `None` if it can't be reached.
+fn ask(shared: &Shared, datacenter: usize, node: usize, range: &Range) -> Option<Piece> {
+    shared
+        .with(|world| world.reaches(datacenter, node).then(|| world.nodes[node].disk.answer(range)))
 }
 
 /// An error because a replica did not answer.

@@ -169,6 +169,8 @@ pub(crate) struct Plan {
     pub(crate) row_deletes: bool,
     /// Node 0 can lose what it did not sync.
     pub(crate) forgetful: bool,
+    /// From when to when the data centres can't reach each other.
+    pub(crate) cut: Option<(Duration, Duration)>,
     /// For updates, each key is in a partition of its own.
     pub(crate) apart: bool,
     /// Some ops have ids.
@@ -204,6 +206,10 @@ impl Plan {
         let idle_slack = [0, 0, 5, 20][usize::try_from(seed / 16 % 4).expect("small")] * SECOND;
         let datacenters: &[usize] =
             [&[3][..], &[3], &[3], &[5], &[3, 3], &[3, 2]].choose(dice).expect("some");
+        let datacenters = match sabotage {
+            Some(sabotage) if sabotage.is_about_datacenters() => &[3, 3],
+            _ => datacenters,
+        };
         let wrong_node = dice.random_bool(0.05);
         let mut nodes = Vec::new();
         for (datacenter, &replicas) in datacenters.iter().enumerate() {
@@ -225,7 +231,7 @@ impl Plan {
         // Not drawn, so that the schedules of other seeds do not change.
         let resets = sabotage.map_or(seed / 4 % 4 >= 2, Sabotage::is_about_resets)
             && family == Family::Counter
-            && datacenters.len() == 1;
+            && (datacenters.len() == 1 || sabotage.is_some() || (seed / 256).is_multiple_of(2));
         let has_longer_rows = match sabotage {
             None => resets && !forgets && seed / 64 % 4 == 1,
             Some(sabotage) => {
@@ -237,6 +243,15 @@ impl Plan {
         if datacenters.len() == 1 && !forgetful && dice.random_bool(0.4) {
             levels.fold = Level::Quorum;
         }
+        // Not drawn, so that the schedules of other seeds do not change.
+        if datacenters.len() > 1 && !forgetful && (seed / 128).is_multiple_of(2) {
+            levels.fold = Level::EachQuorum;
+        }
+        let cut = (datacenters.len() > 1 && seed % 4 == 2).then(|| {
+            let from = u32::try_from(seed / 3 % 16).expect("small");
+            let length = [5, 20, 60, 200][usize::try_from(seed / 4 % 4).expect("small")];
+            (from * SECOND, (from + length) * SECOND)
+        });
         let bad = |dice: &mut StdRng, most: f64| [0.0, most / 4.0, most][dice.random_range(0..3)];
         let weather = Weather {
             slow: bad(dice, 0.2),
@@ -265,6 +280,7 @@ impl Plan {
             background_folds: dice.random_bool(0.3),
             row_deletes: dice.random_bool(0.1),
             forgetful,
+            cut,
             apart: (seed / 2) % 2 == 1,
             has_ids: match sabotage {
                 None => seed / 10 % 3 == 1 || (resets && seed / 16 % 2 == 1),
@@ -295,6 +311,10 @@ impl Plan {
             Some(Sabotage::PodBehind) => self.pods[0].skew_us = -40_000_000,
             Some(Sabotage::QuorumFoldOneWrite) => {
                 self.levels = Levels { write: Level::One, read: Level::All, fold: Level::Quorum };
+            }
+            Some(Sabotage::QuorumFoldTwoSides) => self.levels.fold = Level::Quorum,
+            Some(Sabotage::FoldWrittenHere | Sabotage::LoggedHere) => {
+                self.levels.fold = Level::EachQuorum;
             }
             Some(Sabotage::ExpiryIgnoresReset) => self.levels.fold = Level::Quorum,
             Some(sabotage) if sabotage.flaw().is_some() => {

@@ -336,7 +336,8 @@ impl Stage {
     }
 
     async fn check(&self, pods: &[Pod]) {
-        for (pod, level) in pods.iter().zip([None, Some(Level::All)]) {
+        let levels = [None, Some(Level::All), Some(Level::EachQuorum)];
+        for (level, pod) in levels.into_iter().zip(pods.iter().cycle()) {
             for at in 0..self.plan.names {
                 read(self.shared.clone(), pod.clone(), at, level).await;
             }
@@ -582,7 +583,8 @@ impl Update {
 /// Whether a read must see every ack of a data centre: its replicas overlap the write's quorum, and none of them loses
 /// data.
 fn must_see(world: &World, reader: usize, level: Level, writer: usize) -> bool {
-    level == Level::All || (!world.plan.forgetful && reader == writer)
+    let is_in_reach = level == Level::EachQuorum || reader == writer;
+    level == Level::All || (!world.plan.forgetful && is_in_reach)
 }
 
 async fn read(shared: Shared, pod: Pod, at: u8, level: Option<Level>) {

@@ -109,6 +109,9 @@ sabotages! {
     ExpiryIgnoresReset 100_000 "an idle key is forgotten although it needs its reset"
     PodWithoutLooks 1_000 "one pod does not know the log of resets"
     ForgottenWhileShut 10_000 "resets are forgotten and looks count while the clock is not trusted"
+    LoggedHere 10_000 "a reset is logged at a quorum of one data centre"
+    FoldWrittenHere 100_000 "the marker of a reset is written at a quorum of one data centre"
+    QuorumFoldTwoSides 10_000 "folds at a quorum of all replicas in two data centres"
     AgeOfTallyAlone 1_000 "a key is forgotten by the age of its tally, whatever lies above it"
     NoGrave 1_000 "a forgotten key leaves no grave"
     GraveOnce 1_000 "a grave is written once"
@@ -139,7 +142,13 @@ impl Sabotage {
     /// Whether it breaks a rule of resets.
     pub(crate) fn is_about_resets(self) -> bool {
         let first = Sabotage::UpdatesWithoutLook as usize;
-        (first..=Sabotage::ForgottenWhileShut as usize).contains(&(self as usize))
+        (first..=Sabotage::FoldWrittenHere as usize).contains(&(self as usize))
+    }
+
+    /// Whether only two data centres show it.
+    pub(crate) fn is_about_datacenters(self) -> bool {
+        let all = [Sabotage::LoggedHere, Sabotage::FoldWrittenHere, Sabotage::QuorumFoldTwoSides];
+        all.contains(&self)
     }
 
     /// Whether ops with ids show it.

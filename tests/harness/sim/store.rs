@@ -125,7 +125,7 @@ impl SimStore {
         let mut clocks = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.with(|world| {
             for (at, clock) in clocks.iter_mut().enumerate() {
-                if world.nodes[at].is_up {
+                if world.reaches(self.datacenter, at) {
                     let error = Duration::from_micros(world.dice.random_range(0..2_000));
                     let taken = now.boot.saturating_sub(error);
                     clock.sample = Some(Sample { node: world.node_now(at), taken });
@@ -373,6 +373,10 @@ impl Reads for SimStore {
 
 #[async_trait]
 impl Folds for SimStore {
+    fn folds_lone_rows(&self) -> bool {
+        self.plan.nodes.iter().any(|node| node.datacenter > 0)
+    }
+
     fn sweep_parts(&self) -> u32 {
         2
     }
@@ -479,7 +483,11 @@ impl Folds for SimStore {
                 });
             }
         });
-        let (level, patience) = (self.levels().write, Patience::OF_READS_AND_FOLDS);
+        let level = match self.is(Sabotage::FoldWrittenHere) {
+            true => Level::LocalQuorum,
+            false => self.levels().fold_write(),
+        };
+        let patience = Patience::OF_READS_AND_FOLDS;
         let send = async |_| {
             let held = if is_held() { self.stop_if_told().flatten() } else { None };
             let (shared, datacenter) = (self.shared.clone(), self.datacenter);

@@ -16,7 +16,7 @@ use rand::{Rng, SeedableRng};
 use tokio::task;
 use uuid::Uuid;
 
-use crate::cluster::{Address, Cell, Mutation, Piece, Range, Replica};
+use crate::cluster::{Address, Cell, Mutation, Replica};
 use crate::coverage::{Hazard, Met};
 use crate::family;
 use crate::machine::{EPOCH_US, Machine, TrueTime, micros};
@@ -278,28 +278,46 @@ impl World {
         self.plan.sabotage == Some(sabotage)
     }
 
-    /// Nodes of one data centre, or all.
-    pub(crate) fn reach(&self, level: Level, datacenter: usize) -> Vec<usize> {
-        let is_local = matches!(level, Level::LocalOne | Level::LocalQuorum);
-        let all = self.nodes.iter().enumerate();
-        all.filter(|(_, node)| !is_local || node.datacenter == datacenter)
-            .map(|(at, _)| at)
-            .collect()
-    }
-
-    /// How many of `reach` must answer.
-    pub(crate) fn quota(level: Level, reach: usize) -> usize {
+    /// The nodes that can answer at a level, and how many of them must. For `each_quorum` every data centre is a part of
+    /// its own. Otherwise the only part has the nodes of one data centre, or all nodes.
+    pub(crate) fn parts(&self, level: Level, datacenter: usize) -> Vec<(Vec<usize>, usize)> {
+        let of = |is_in: &dyn Fn(usize) -> bool| {
+            let all = self.nodes.iter().enumerate();
+            let reach: Vec<usize> =
+                all.filter(|(_, node)| is_in(node.datacenter)).map(|(at, _)| at).collect();
+            let quota = match level {
+                Level::One | Level::LocalOne => 1,
+                Level::LocalQuorum | Level::Quorum | Level::EachQuorum => reach.len() / 2 + 1,
+                Level::All => reach.len(),
+            };
+            (reach, quota)
+        };
         match level {
-            Level::One | Level::LocalOne => 1,
-            Level::LocalQuorum | Level::Quorum => reach / 2 + 1,
-            Level::All => reach,
+            Level::One | Level::Quorum | Level::All => vec![of(&|_| true)],
+            Level::LocalOne | Level::LocalQuorum => vec![of(&|home| home == datacenter)],
+            Level::EachQuorum => {
+                let last = self.nodes.iter().map(|node| node.datacenter).max().unwrap_or(0);
+                (0..=last).map(|own| of(&|home| home == own)).collect()
+            }
         }
     }
 
-    /// The fate of a message to a node.
-    pub(crate) fn fate(&mut self, node: usize) -> Fate {
+    /// Whether a message from a data centre can come to a node.
+    pub(crate) fn reaches(&self, datacenter: usize, node: usize) -> bool {
+        let node = &self.nodes[node];
+        let is_cut = self.plan.cut.is_some_and(|(from, to)| {
+            !self.is_healing && (from..to).contains(&self.time.elapsed())
+        });
+        node.is_up && !(is_cut && node.datacenter != datacenter)
+    }
+
+    /// The fate of a message from a data centre to a node.
+    pub(crate) fn fate(&mut self, datacenter: usize, node: usize) -> Fate {
         let weather = self.weather;
-        let (is_up, roll) = (self.nodes[node].is_up, self.dice.random::<f64>());
+        if self.nodes[node].is_up && !self.reaches(datacenter, node) {
+            self.met(Hazard::CutOff);
+        }
+        let (is_up, roll) = (self.reaches(datacenter, node), self.dice.random::<f64>());
         let drops = self.time.elapsed() < self.nodes[node].drops_until;
         if !is_up || drops || roll < weather.hinted {
             return self.hint();
@@ -336,23 +354,18 @@ impl World {
         level: Level,
         datacenter: usize,
     ) -> Option<Vec<(Duration, usize)>> {
-        let mut reach = self.reach(level, datacenter);
-        let quota = World::quota(level, reach.len());
-        reach.retain(|&node| self.nodes[node].is_up);
-        if reach.len() < quota {
-            return None;
+        let mut asked = Vec::new();
+        for (mut reach, quota) in self.parts(level, datacenter) {
+            reach.retain(|&node| self.reaches(datacenter, node));
+            if reach.len() < quota {
+                return None;
+            }
+            reach.shuffle(&mut self.dice);
+            reach.truncate(quota);
+            asked.extend(reach.into_iter().map(|node| (self.travel(), node)));
         }
-        reach.shuffle(&mut self.dice);
-        reach.truncate(quota);
-        let mut asked: Vec<_> = reach.into_iter().map(|node| (self.travel(), node)).collect();
         asked.sort_unstable();
         Some(asked)
-    }
-
-    /// A replica's answer; `None` if it is down.
-    pub(crate) fn answer(&self, node: usize, range: &Range) -> Option<Piece> {
-        let node = &self.nodes[node];
-        node.is_up.then(|| node.disk.answer(range))
     }
 
     /// A mutation arrives, directly or as a hint. Returns false if the node is down.

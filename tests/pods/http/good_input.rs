@@ -97,7 +97,7 @@ async fn values_beyond_64_bits_are_exact() {
 async fn a_read_says_where_its_value_comes_from() {
     let pod = Pod::new();
     assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
-    for level in ["one", "local_one", "local_quorum", "quorum", "all"] {
+    for level in ["one", "local_one", "local_quorum", "quorum", "each_quorum", "all"] {
         let answer = pod.get(&format!("{KEY}?consistency={level}")).await.json();
         assert_eq!(answer["value"], 5);
         assert_eq!(answer["consistency"], level);
@@ -111,6 +111,67 @@ async fn a_read_says_where_its_value_comes_from() {
     assert_eq!((&absent["shards"], &absent["consistency"]), (&json!(0), &json!("all")));
     let head = pod.send(request("HEAD", KEY, &[], "")).await;
     assert_eq!((head.status.as_u16(), head.text.as_str()), (200, ""));
+}
+
+#[tokio::test]
+async fn with_several_data_centres_a_read_says_whose_updates_it_sees() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    pod.set(Fault::Regions);
+    for path in [KEY.to_owned(), format!("{KEY}-absent?default=0")] {
+        let at = async |level: &str| {
+            let joint = if path.contains('?') { '&' } else { '?' };
+            pod.get(&format!("{path}{joint}consistency={level}")).await.json()
+        };
+        let answer = at("local_quorum").await;
+        assert_eq!((&answer["exact"], &answer["datacenter"]), (&json!(false), &json!("east")));
+        // Four of six replicas can be without a quorum of the own data centre.
+        for level in ["one", "local_one", "quorum"] {
+            let answer = at(level).await;
+            assert_eq!(
+                (&answer["exact"], answer.get("datacenter")),
+                (&json!(false), None),
+                "{level}"
+            );
+        }
+        for level in ["each_quorum", "all"] {
+            let answer = at(level).await;
+            assert_eq!((&answer["exact"], answer.get("datacenter")), (&json!(true), None));
+        }
+    }
+    let body = json!({"kind": "counter", "group": "site", "names": ["home"]}).to_string();
+    let merged = pod.post("/v1/merge", JSON, &body).await.json();
+    assert_eq!((&merged["exact"], &merged["datacenter"]), (&json!(false), &json!("east")));
+    let absent = pod.get(&format!("{KEY}-absent")).await;
+    assert_eq!(absent.status, 404);
+    assert!(absent.text.contains("each_quorum"), "{}", absent.text);
+    let absent = pod.get(&format!("{KEY}-absent?consistency=each_quorum")).await;
+    assert!(!absent.text.contains("each_quorum"), "{}", absent.text);
+    let absent = pod.get(&format!("{KEY}-absent?consistency=one")).await;
+    assert!(absent.text.contains("at one can miss updates"), "{}", absent.text);
+    let body =
+        json!({"keys": [{"kind": "counter", "group": "site", "name": "nobody"}]}).to_string();
+    let results = pod.post("/v1/query", JSON, &body).await.json();
+    let [absent, elsewhere] = ["absent", "datacenter"].map(|field| &results["results"][0][field]);
+    assert_eq!((absent, elsewhere), (&json!(true), &json!("east")));
+}
+
+#[tokio::test]
+async fn in_one_data_centre_a_quorum_is_exact_and_one_replica_is_not() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    pod.set(Fault::OneRegion);
+    for (level, is_exact) in [
+        ("one", false),
+        ("local_one", false),
+        ("local_quorum", true),
+        ("quorum", true),
+        ("all", true),
+    ] {
+        let answer = pod.get(&format!("{KEY}?consistency={level}")).await.json();
+        let seen = (&answer["exact"], answer.get("datacenter"));
+        assert_eq!(seen, (&json!(is_exact), None), "{level}");
+    }
 }
 
 #[tokio::test]

@@ -20,7 +20,9 @@ async fn probes_follow_the_pod_and_not_the_store() {
     assert_eq!(pod.get("/livez").await.text, r#"{"status":"alive"}"#);
     assert_eq!(pod.get("/readyz").await.text, r#"{"status":"ready"}"#);
     let verbose = pod.get("/readyz?verbose").await.json();
-    let all = json!({"clock": "ok", "resets": "ok", "serving": "ok", "started": "ok"});
+    let all = json!({
+        "clock": "ok", "quorum": "ok", "resets": "ok", "serving": "ok", "started": "ok",
+    });
     assert_eq!(verbose["checks"], all);
     pod.health.set_draining();
     let answer = pod.get("/readyz").await;
@@ -157,6 +159,29 @@ async fn reads_do_not_try_again_to_fold_a_blocked_key() {
     }
     assert_eq!(pod.fold_reads.load(Ordering::SeqCst), 1);
     tasks.stop();
+}
+
+#[tokio::test]
+async fn a_pod_says_where_it_is_and_whether_its_data_centre_has_a_quorum() {
+    let pod = Pod::new();
+    let quorum = async || {
+        let ready = pod.get("/readyz?verbose").await;
+        assert_eq!(ready.status, 200, "it does not count");
+        let metrics = pod.get("/metrics").await.text;
+        let gauge = metrics.lines().find(|line| line.starts_with("orderfree_store_quorum "));
+        (ready.json()["checks"]["quorum"].to_string(), gauge.expect("a metric").to_owned())
+    };
+    assert_eq!(quorum().await, (r#""ok""#.to_owned(), "orderfree_store_quorum 1".to_owned()));
+    assert!(pod.get("/version").await.json().get("datacenter").is_none());
+    pod.set(Fault::Regions);
+    let (says, gauge) = quorum().await;
+    assert!(says.contains("east") && says.contains("ORDERFREE_READY_NEEDS_QUORUM"), "{says}");
+    assert_eq!(gauge, "orderfree_store_quorum 0");
+    let version = pod.get("/version").await.json();
+    assert_eq!(
+        (&version["datacenter"], &version["replication"]),
+        (&json!("east"), &json!("east:3,west:3"))
+    );
 }
 
 #[tokio::test]

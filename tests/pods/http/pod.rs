@@ -21,14 +21,14 @@ use orderfree::policy::Policies;
 use orderfree::runtime::random::Random;
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree::store::{
-    GroupCursor, GroupList, Operators, Pause, Reads, ResetLog, Shards, Store, StoreClock,
-    StoreError,
+    GroupCursor, GroupList, Operators, Pause, Placement, Reads, ResetLog, Shards, Store,
+    StoreClock, StoreError,
 };
 use orderfree_core::crdt::envelope::{KeySeal, encode_shard};
 use orderfree_core::crdt::item::Item;
 use orderfree_core::crdt::{GSetOp, Kind, Op, State};
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::consistency::{Level, Replication};
 use orderfree_core::protocol::group::{Chunk, From as Start};
 use orderfree_core::protocol::prefix::Part;
 use orderfree_core::protocol::{
@@ -57,6 +57,8 @@ pub(crate) enum Fault {
     Stalled,
     /// Reads of a key take as long as this lasts.
     Hanging,
+    /// Reads of groups take as long as this lasts.
+    HangingGroups,
     /// Reads find too many rows.
     TooManyRows,
     /// Folds and resets find too many rows in keys with the name `home`.
@@ -74,6 +76,10 @@ pub(crate) enum Fault {
     /// The clock was never measured, or is wrong.
     Unmeasured,
     Moved,
+    /// Two data centres have replicas, and the pod's own has no quorum.
+    Regions,
+    /// One data centre has three replicas.
+    OneRegion,
 }
 
 struct Faulty {
@@ -81,6 +87,8 @@ struct Faulty {
     fault: Arc<Mutex<Fault>>,
     offsets_asked: Arc<AtomicUsize>,
     writes: Arc<AtomicUsize>,
+    reads: Arc<AtomicUsize>,
+    group_reads: Arc<AtomicUsize>,
     fold_reads: Arc<AtomicUsize>,
 }
 
@@ -91,6 +99,10 @@ pub(crate) struct Pod {
     pub(crate) offsets_asked: Arc<AtomicUsize>,
     /// How many shards were written.
     pub(crate) writes: Arc<AtomicUsize>,
+    /// How often a key was read.
+    pub(crate) reads: Arc<AtomicUsize>,
+    /// How often a part of a group was read.
+    pub(crate) group_reads: Arc<AtomicUsize>,
     /// How often a key was read for a fold.
     pub(crate) fold_reads: Arc<AtomicUsize>,
     pub(crate) folder: Arc<Folder>,
@@ -176,12 +188,14 @@ impl Pod {
         let (clock, constants, inner) = (clock.clone(), *constants, inner.clone());
         let fault = Arc::new(Mutex::new(Fault::None));
         let offsets_asked = Arc::new(AtomicUsize::new(0));
-        let (writes, fold_reads) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let [writes, reads, group_reads, fold_reads] = <[Arc<AtomicUsize>; 4]>::default();
         let faulty = Arc::new(Faulty {
             inner: inner.clone(),
             fault: fault.clone(),
             offsets_asked: offsets_asked.clone(),
             writes: writes.clone(),
+            reads: reads.clone(),
+            group_reads: group_reads.clone(),
             fold_reads: fold_reads.clone(),
         });
         let store = inner.name();
@@ -213,6 +227,8 @@ impl Pod {
             health,
             offsets_asked,
             writes,
+            reads,
+            group_reads,
             fold_reads,
             folder,
             resetter,
@@ -382,6 +398,16 @@ impl Shards for Faulty {
 
 #[async_trait]
 impl Reads for Faulty {
+    fn placement(&self) -> Option<Arc<Placement>> {
+        let datacenters = match self.fault() {
+            Fault::Regions => &["east", "west"][..],
+            Fault::OneRegion => &["east"],
+            _ => return None,
+        };
+        let replication = Replication::new(datacenters.iter().map(|name| ((*name).to_owned(), 3)));
+        Some(Arc::new(Placement { local_datacenter: "east".to_owned(), replication }))
+    }
+
     async fn read_slice(
         &self,
         key: &Key,
@@ -389,6 +415,7 @@ impl Reads for Faulty {
         level: Level,
         limit: usize,
     ) -> Result<WholeSlice, StoreError> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
         while self.fault() == Fault::Hanging {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -416,6 +443,10 @@ impl Reads for Faulty {
         from: &Start,
         level: Level,
     ) -> Result<Chunk, StoreError> {
+        self.group_reads.fetch_add(1, Ordering::SeqCst);
+        while self.fault() == Fault::HangingGroups {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         self.check_read()?;
         let mut chunk = self.inner.read_chunk(kind, group, from, level).await?;
         for (name, slice) in &mut chunk.keys {
@@ -461,6 +492,11 @@ impl StoreClock for Faulty {
     fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
         self.check_clock(now)?;
         self.inner.fold_time(now)
+    }
+
+    fn check_quorum(&self) -> Result<(), String> {
+        let why = "no quorum of data centre east has answered for 30 s";
+        if self.fault() == Fault::Regions { Err(why.to_owned()) } else { Ok(()) }
     }
 
     fn clock_offset_us(&self) -> Option<i64> {

@@ -1,11 +1,16 @@
 //! Streams of the values of watched keys.
 
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
-use axum::http::StatusCode;
+use axum::http::{Request, StatusCode};
 use futures::StreamExt;
+use futures::future::join_all;
 use orderfree::engine::write::Bounds;
+use orderfree::limits;
 use orderfree::policy::{NewToken, Policies, Verb};
 use orderfree_core::protocol::{Constants, Overrides};
 use serde_json::{Value, json};
@@ -38,7 +43,7 @@ impl Events {
         Events::of(pod, request("GET", path, headers, "")).await
     }
 
-    async fn of(pod: &Pod, request: axum::http::Request<Body>) -> Events {
+    async fn of(pod: &Pod, request: Request<Body>) -> Events {
         let answer = pod.answer(request).await;
         assert_eq!(answer.status(), StatusCode::OK);
         assert_eq!(answer.headers()["content-type"], "text/event-stream");
@@ -74,6 +79,12 @@ impl Events {
         self.soon().await.data["value"].clone()
     }
 
+    /// The value of a key of a watched group, which can take longer to show.
+    async fn value_of_new_key(&mut self) -> i64 {
+        let event = timeout(Duration::from_secs(20), self.next()).await.expect("in time");
+        event.expect("an event").data["value"].as_i64().expect("a number")
+    }
+
     /// Waits for this value. Returns the number of events until then.
     async fn until(&mut self, value: i64) -> usize {
         for events in 1.. {
@@ -82,6 +93,54 @@ impl Events {
             }
         }
         unreachable!()
+    }
+}
+
+/// A request to watch the thousand keys from this one on.
+fn a_thousand(from: usize, token: Option<&str>) -> Request<Body> {
+    let key = |at| json!({"kind": "counter", "group": "site", "name": format!("{at}")});
+    let keys: Vec<Value> = (from..from + 1_000).map(key).collect();
+    let bearer = token.map(|token| format!("Bearer {token}"));
+    let mut headers = vec![("content-type", "application/json")];
+    headers.extend(bearer.iter().map(|bearer| ("authorization", bearer.as_str())));
+    request("POST", "/v1/watch", &headers, json!({"keys": keys}).to_string())
+}
+
+/// Applies updates, a thousand in a request.
+async fn add_all(pod: &Pod, token: Option<&str>, updates: &[Value]) {
+    let bearer = token.map(|token| format!("Bearer {token}"));
+    let mut headers = vec![("content-type", "application/json")];
+    headers.extend(bearer.iter().map(|bearer| ("authorization", bearer.as_str())));
+    for updates in updates.chunks(1_000) {
+        let body = json!({"updates": updates}).to_string();
+        let answer = pod.send(request("POST", "/v1/batch", &headers, body)).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        assert!(!answer.text.contains("problem"), "{}", answer.text);
+    }
+}
+
+fn count_of(of: &Arc<AtomicUsize>) -> usize {
+    of.load(Ordering::SeqCst)
+}
+
+/// What the pods of this thread log.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("lock").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn lines_with(&self, text: &str) -> usize {
+        String::from_utf8_lossy(&self.0.lock().expect("lock")).matches(text).count()
     }
 }
 
@@ -171,6 +230,70 @@ async fn a_group_shows_its_keys_and_those_that_come_later() {
     pod.post("/v1/counter/site/a3", "text/plain", "1").await;
     let event = timeout(Duration::from_secs(20), events.next()).await.expect("in time");
     assert_eq!(event.expect("an event").data["name"], "a3");
+}
+
+#[tokio::test]
+async fn streams_of_a_group_share_its_list_and_one_that_stands_still_stops_none() {
+    const GROUP: &str = "/v1/watch?group=counter/site";
+    let pod = Pod::new();
+    pod.post(HOME, "text/plain", "1").await;
+    // Its client takes nothing.
+    let _still = Events::open(&pod, GROUP, &[]).await;
+    let before = count_of(&pod.group_reads);
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        let mut events = Events::open(&pod, GROUP, &[]).await;
+        assert_eq!(events.value().await, 1);
+        streams.push(events);
+    }
+    assert_eq!(count_of(&pod.group_reads), before, "each stream reads the names");
+    pod.post("/v1/counter/site/new", "text/plain", "5").await;
+    let new = streams.iter_mut().map(Events::value_of_new_key);
+    assert_eq!(join_all(new).await, vec![5; 20]);
+    let reads = count_of(&pod.group_reads) - before;
+    assert!(reads <= 2, "{reads} reads of the names in 20 s");
+}
+
+#[tokio::test]
+async fn events_and_the_end_come_while_the_names_of_a_group_are_read() {
+    let pod = Pod::new();
+    pod.post(HOME, "text/plain", "1").await;
+    let mut events = Events::open(&pod, "/v1/watch?group=counter/site", &[]).await;
+    assert_eq!(events.value().await, 1);
+    pod.set(Fault::HangingGroups);
+    let (before, began) = (count_of(&pod.group_reads), Instant::now());
+    while count_of(&pod.group_reads) == before {
+        assert!(began.elapsed() < Duration::from_secs(20), "the names are never read again");
+        let nothing = timeout(Duration::from_millis(200), events.next()).await;
+        assert!(nothing.is_err(), "{nothing:?}");
+    }
+    pod.post(HOME, "text/plain", "1").await;
+    assert_eq!(events.value().await, 2);
+    pod.health.set_draining();
+    assert_eq!(events.soon().await.kind.as_deref(), Some("end"));
+    pod.set(Fault::None);
+}
+
+#[tokio::test]
+async fn keys_of_a_group_that_are_gone_make_room_for_new_ones() {
+    let pod = Pod::new();
+    let update = |at: usize| json!({"kind": "counter", "group": "site", "name": at.to_string(), "op": {"op": "add"}});
+    let updates: Vec<Value> = (0..limits::BATCH_ITEMS_MAX).map(update).collect();
+    add_all(&pod, None, &updates).await;
+    let mut events = Events::open(&pod, "/v1/watch?group=counter/site", &[]).await;
+    for _ in 0..limits::BATCH_ITEMS_MAX {
+        assert_eq!(events.value().await, 1);
+    }
+    let deleted = pod.send(request("DELETE", "/v1/counter/site?all=true", &[], "")).await;
+    assert_eq!(deleted.json()["deleted"], limits::BATCH_ITEMS_MAX, "{}", deleted.text);
+    for _ in 0..limits::BATCH_ITEMS_MAX {
+        assert_eq!(events.soon().await.data["absent"], true);
+    }
+    pod.post("/v1/counter/site/new", "text/plain", "5").await;
+    assert_eq!(events.value_of_new_key().await, 5);
+    // A key that comes back is a new one.
+    pod.post("/v1/counter/site/7", "text/plain", "3").await;
+    assert_eq!(events.value_of_new_key().await, 3);
 }
 
 #[tokio::test]
@@ -285,15 +408,9 @@ async fn every_key_needs_a_grant_as_long_as_it_is_watched() {
 #[tokio::test]
 async fn a_pod_watches_up_to_its_limit_and_forgets_what_nobody_watches() {
     let pod = Pod::new();
-    let json = [("content-type", "application/json")];
-    let many = |from: usize| {
-        let key = |at| json!({"kind": "counter", "group": "site", "name": format!("{at}")});
-        let keys: Vec<Value> = (from..from + 1_000).map(key).collect();
-        request("POST", "/v1/watch", &json, json!({"keys": keys}).to_string())
-    };
     let mut streams = Vec::new();
     for at in 0..10 {
-        streams.push(Events::of(&pod, many(at * 1_000)).await);
+        streams.push(Events::of(&pod, a_thousand(at * 1_000, None)).await);
     }
     pod.get(WATCH_HOME).await.problem(429, "too-many-watched");
     // A key that is watched already has room.
@@ -310,6 +427,92 @@ async fn a_pod_watches_up_to_its_limit_and_forgets_what_nobody_watches() {
         assert!(began.elapsed() < Duration::from_secs(30), "{}", watched().await);
         sleep(Duration::from_millis(100)).await;
     }
+}
+
+#[tokio::test]
+async fn one_token_watches_half_of_the_keys_that_a_pod_can_watch() {
+    let read = || grant("", &[Verb::Read]);
+    let guarded = Guarded::new([("many", read()), ("other", read())], "");
+    let pod = &guarded.pod;
+    let (many, other) = (Some(&*guarded.tokens["many"]), Some(&*guarded.tokens["other"]));
+    let mut streams = Vec::new();
+    for at in 0..5 {
+        streams.push(Events::of(pod, a_thousand(at * 1_000, many)).await);
+    }
+    let detail = pod.send(a_thousand(5_000, many)).await.detail(429, "too-many-watched");
+    assert!(detail.contains("half"), "{detail}");
+    assert_eq!(pod.send(a_thousand(0, many)).await.status, StatusCode::OK, "it has these keys");
+    // These are the keys of both tokens.
+    let both = Events::of(pod, a_thousand(0, other)).await;
+    let others = Events::of(pod, a_thousand(5_000, other)).await;
+    streams.remove(0);
+    streams.push(Events::of(pod, a_thousand(6_000, many)).await);
+    pod.send(a_thousand(0, many)).await.problem(429, "too-many-watched");
+    drop((both, others));
+}
+
+#[tokio::test]
+async fn a_pod_has_places_for_so_many_keys_of_all_watchers_and_a_token_for_half_of_them() {
+    let read = || grant("", &[Verb::Read]);
+    let guarded = Guarded::new([("many", read()), ("other", read()), ("late", read())], "");
+    let pod = &guarded.pod;
+    let [many, other, late] = ["many", "other", "late"].map(|name| Some(&*guarded.tokens[name]));
+    let mut streams = Vec::new();
+    for token in [many, other] {
+        for _ in 0..limits::WATCHED_PLACES_MAX / 2_000 {
+            streams.push(Events::of(pod, a_thousand(0, token)).await);
+        }
+        if token == many {
+            pod.send(a_thousand(0, many)).await.problem(429, "too-many-watched");
+        }
+    }
+    pod.send(a_thousand(0, late)).await.problem(429, "too-many-watched");
+    // A group takes a place, also without keys.
+    let empty = "/v1/watch?group=counter/empty";
+    guarded.ask("late", "GET", empty, "").await.problem(429, "too-many-watched");
+    streams.pop();
+    assert_eq!(guarded.ask("late", "GET", empty, "").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_key_has_one_read_however_many_watch_it() {
+    let pod = Pod::new();
+    pod.post(HOME, "text/plain", "5").await;
+    let mut streams = Vec::new();
+    for _ in 0..50 {
+        let mut events = Events::open(&pod, WATCH_HOME, &[]).await;
+        assert_eq!(events.value().await, 5);
+        streams.push(events);
+    }
+    let (before, began) = (count_of(&pod.reads), Instant::now());
+    sleep(Duration::from_secs(3)).await;
+    let reads = count_of(&pod.reads) - before;
+    assert!((1..=began.elapsed().as_secs() + 1).contains(&(reads as u64)), "{reads} reads");
+    pod.post(HOME, "text/plain", "1").await;
+    for events in &mut streams {
+        assert_eq!(events.value().await, 6);
+    }
+}
+
+/// A watched key is read every second.
+#[tokio::test]
+async fn a_key_that_can_not_be_decoded_is_logged_once_in_a_while() {
+    let log = Log::default();
+    let writer = log.clone();
+    let logs = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+    let _logs = tracing::subscriber::set_default(logs);
+    let pod = Pod::new();
+    pod.post(HOME, "text/plain", "5").await;
+    pod.set(Fault::Damaged);
+    let mut events = Events::open(&pod, WATCH_HOME, &[]).await;
+    assert!(events.soon().await.data["problem"].is_object());
+    let before = count_of(&pod.reads);
+    while count_of(&pod.reads) < before + 3 {
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(log.lines_with("a key can't be read"), 1);
+    pod.set(Fault::None);
+    assert_eq!(events.value().await, 5);
 }
 
 #[tokio::test]
@@ -344,4 +547,26 @@ async fn the_hottest_keys_are_those_with_the_most_ops() {
     let keys = pod.get("/v1/hottest?limit=2").await.json()["keys"].clone();
     let hot = |name: &str, rate: f64| json!({"kind": "counter", "group": "site", "name": name, "ops_per_second": rate});
     assert_eq!(keys, json!([hot("hot", 3.0), hot("warm", 0.5)]));
+}
+
+#[tokio::test]
+async fn the_hottest_keys_are_those_of_the_callers_groups_however_cold() {
+    let (admin, read) = (grant("quiet", &[Verb::Admin]), grant("quiet", &[Verb::Read]));
+    let tokens = [("quiet", admin), ("none", read), ("all", grant("", &Verb::ALL))];
+    let guarded = Guarded::new(tokens, "");
+    let add = json!({"op": "add"});
+    let loud = |at: usize| json!({"kind": "counter", "group": "loud", "name": at.to_string(), "ops": [add, add]});
+    let mut updates: Vec<Value> = (0..=limits::PAGE_MAX).map(loud).collect();
+    updates.push(json!({"kind": "counter", "group": "quiet", "name": "n", "op": add}));
+    add_all(&guarded.pod, Some(&*guarded.tokens["all"]), &updates).await;
+    guarded.pod.mutators.tidy_once();
+    let hottest = async |token: &str, limit: usize| {
+        guarded.ask(token, "GET", &format!("/v1/hottest?limit={limit}"), "").await
+    };
+    let hot = |group: &str, name: &str, rate: f64| json!({"kind": "counter", "group": group, "name": name, "ops_per_second": rate});
+    let of_quiet = hottest("quiet", 10).await.json()["keys"].clone();
+    assert_eq!(of_quiet, json!([hot("quiet", "n", 0.1)]));
+    let of_all = hottest("all", 2).await.json()["keys"].clone();
+    assert_eq!(of_all, json!([hot("loud", "0", 0.2), hot("loud", "1", 0.2)]));
+    hottest("none", 10).await.problem(403, "forbidden");
 }

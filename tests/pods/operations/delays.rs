@@ -23,6 +23,9 @@ const WRITE: Duration = Duration::from_secs(30);
 /// Number of values of 250 KB in an answer: more than the system buffers for a connection.
 const LARGE: usize = 60;
 
+/// Number of watched values of 30 KB: more than the system buffers for a connection.
+const WATCHED: usize = 300;
+
 /// Additional time on a loaded machine.
 const MORE: Duration = Duration::from_secs(8);
 
@@ -137,14 +140,28 @@ fn slow_clients() -> Vec<Slow> {
     ]
 }
 
-/// Requests a large answer, reads nothing, and then finds only a part of it, because the connection was closed.
-async fn a_reader_that_takes_nothing_is_ended(port: u16) {
+/// Sends a request and reads nothing for as long as a reader may.
+async fn takes_nothing(port: u16, path: &str) -> Connection<TcpStream> {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_recv_buffer_size(4 * 1024).expect("a small buffer");
     let address = ([127, 0, 0, 1], port).into();
     let mut reader = Connection::over(socket.connect(address).await.expect("a connection"));
-    reader.send(&request("GET", "/v1/register/large", &[], "")).await.expect("sent");
+    reader.send(&request("GET", path, &[], "")).await.expect("sent");
     sleep(WRITE + MORE).await;
+    reader
+}
+
+/// Watches many values and reads nothing. Otherwise the stream would never end.
+async fn a_watcher_that_takes_nothing_is_ended(port: u16) {
+    let mut watcher = takes_nothing(port, "/v1/watch?group=register/watched").await;
+    let rest = timeout(MORE, watcher.ended()).await.expect("the stream is ended");
+    assert!(rest.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&rest));
+    assert!(rest.len() < WATCHED * 30_000, "the whole stream was there: {} bytes", rest.len());
+}
+
+/// Requests a large answer, reads nothing, and then finds only a part of it, because the connection was closed.
+async fn a_reader_that_takes_nothing_is_ended(port: u16) {
+    let mut reader = takes_nothing(port, "/v1/register/large").await;
     let answer = timeout(MORE, reader.answer()).await.expect("the connection is ended");
     assert!(answer.is_err(), "the whole answer was there after {:?}", WRITE + MORE);
 }
@@ -154,15 +171,18 @@ async fn slow_clients_are_ended_at_their_time_limits_without_harm() {
     let pod = Setup::new().start().await;
     let port = pod.port();
     let bystander = Bystander::start(port);
-    for index in 0..LARGE {
-        let set = json!({"op": "set", "value": "x".repeat(250_000)}).to_string();
-        let headers = [("content-type", "application/json")];
-        let path = format!("/v1/register/large/{index}");
-        assert_eq!(pod.ask("POST", &path, &headers, &set).await.status, 200);
+    for (group, count, bytes) in [("large", LARGE, 250_000), ("watched", WATCHED, 30_000)] {
+        for index in 0..count {
+            let set = json!({"op": "set", "value": "x".repeat(bytes)}).to_string();
+            let headers = [("content-type", "application/json")];
+            let path = format!("/v1/register/{group}/{index}");
+            assert_eq!(pod.ask("POST", &path, &headers, &set).await.status, 200);
+        }
     }
     let mut all = Vec::new();
     for _ in 0..CLIENTS {
         all.push(tokio::spawn(a_reader_that_takes_nothing_is_ended(port)));
+        all.push(tokio::spawn(a_watcher_that_takes_nothing_is_ended(port)));
         for slow in slow_clients() {
             all.push(tokio::spawn(async move { slow.is_ended_in_time(port).await }));
         }

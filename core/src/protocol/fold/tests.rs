@@ -620,3 +620,14 @@ proptest! {
         }
     }
 }
+
+/// A tool that does not know of the pods' shorter cutoff must not report their clocks as wrong.
+#[test]
+fn a_cutoff_that_is_only_assumed_proves_nothing() {
+    let (known, assumed) = (constants(), constants().assumed());
+    let young = NOW.minus(known.cutoff()).plus(2 * known.clock_offset_max()).next();
+    assert!(proves_moved_clock(young, NOW, &known) && !proves_moved_clock(young, NOW, &assumed));
+    let ahead = NOW.plus(2 * known.clock_offset_max());
+    assert!(!proves_moved_clock(ahead, NOW, &assumed));
+    assert!(proves_moved_clock(ahead.next(), NOW, &assumed));
+}

@@ -52,7 +52,7 @@ impl ResetLog for SimStore {
             return Ok(Vec::new());
         }
         let range = Range { after: Some(after), ..Range::key(LOG_NAME) };
-        let level = if self.is(Sabotage::LookedAtOne) { Level::One } else { Level::Quorum };
+        let level = if self.is(Sabotage::LookedAtOne) { Level::One } else { Level::LocalQuorum };
         let ask = async |_| network::read(&self.shared, self.datacenter, level, range).await;
         let sending = self.sending(Patience::OF_READS_AND_FOLDS, None);
         let rows = self.machine.run(sending.read(ask)).await?;
@@ -94,7 +94,11 @@ impl ResetLog for SimStore {
             (Address { name: LOG_NAME, expires_at, id }, Cell { timestamp, state: state.into() })
         });
         let mutation = Arc::new(Mutation { cells: cells.collect(), tombstones: Vec::new() });
-        let level = if self.is(Sabotage::LoggedAtOne) { Level::One } else { Level::Quorum };
+        let level = match self.plan.sabotage {
+            Some(Sabotage::LoggedAtOne) => Level::One,
+            Some(Sabotage::LoggedHere) => Level::LocalQuorum,
+            _ => Level::EachQuorum,
+        };
         let patience = Patience::OF_READS_AND_FOLDS;
         let send =
             |_| network::write(&self.shared, self.datacenter, level, &mutation, patience.attempt);
@@ -106,7 +110,7 @@ impl ResetLog for SimStore {
 impl SimStore {
     async fn log_rows(&self, range: Range) -> Result<Vec<(LogRow, Receipt)>, StoreError> {
         let ask =
-            async |_| network::read(&self.shared, self.datacenter, Level::Quorum, range).await;
+            async |_| network::read(&self.shared, self.datacenter, Level::LocalQuorum, range).await;
         let sending = self.sending(Patience::OF_READS_AND_FOLDS, None);
         let rows = self.machine.run(sending.read(ask)).await?;
         Ok(rows.iter().map(|row| self.log_row(row)).collect())

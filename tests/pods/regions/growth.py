@@ -1,0 +1,160 @@
+"""A keyspace gets a third replica, then a second data centre, and then loses that for good, while pods count. `run` calls it.
+
+The steps are those of docs/operate/regions.md. `orderfree load` counts in `east` all the time and reads at `local_quorum`, so
+it notices if a step makes a read miss anything. Pods in `west` count keys of their own, once there are some.
+"""
+
+import contextlib
+import re
+import secrets
+import time
+
+from pods import Broken, Pod, Recipe, cluster, follow, uuid7
+
+EAST, WEST = (1, 2, 3), (4, 5, 6)
+FIRST_PORT = 18_121
+# The first rows are final after this time. From then on pods fold all the time.
+FOLDING_AFTER_S = 110
+CALM_S = 20
+KEYS = 40
+WITHIN_S = 120
+
+
+class Growth(Recipe):
+    """The recipe."""
+
+    title = "A data centre comes and goes"
+
+    def __init__(self, given):
+        super().__init__(given)
+        self.pods = [self.pod("east", number, EAST) for number in range(2)]
+        self.others = [self.pod("west", number, WEST) for number in range(2)]
+        self.counted = {}
+
+    def pod(self, side, number, nodes):
+        settings = {
+            "ORDERFREE_CASSANDRA": ",".join(f"127.0.1.{node}:9042" for node in nodes),
+            "ORDERFREE_LOCAL_DC": side,
+            "ORDERFREE_KEYSPACE": self.keyspace,
+            "ORDERFREE_FOLD_CONSISTENCY": "each_quorum",
+            "RUST_LOG": "info,scylla=off",
+        }
+        port = FIRST_PORT + number + (10 if side == "west" else 0)
+        return Pod(self.given.program, f"{side}-{number + 1}", port, self.folder, settings)
+
+    def run(self):
+        for node in EAST:
+            cluster("restart", node)
+        self.apply_schema(ORDERFREE_REPLICATION="east:2")
+        for pod in self.pods:
+            pod.start()
+        level = ("--consistency", "local_quorum", "--settled-consistency", "each_quorum")
+        self.start_load("--read-every", "200ms", *level)
+        with self.step("east counts on two replicas"):
+            self.hold(FOLDING_AFTER_S)
+        for step in (self.raise_factor, self.add_west, self.count_in_west, self.lose_west):
+            step()
+        report = self.end_load()
+        self.expect_counted(self.pods, "local_quorum")
+        self.ask_doctor(self.pods[0])
+        return report
+
+    def raise_factor(self):
+        with self.step("east gets a third replica, and is repaired"), self.folds_off():
+            self.replicate("east:3")
+            self.hold(CALM_S)
+            self.repair(EAST)
+            self.hold(CALM_S)
+
+    def add_west(self):
+        with self.step("west is added, rebuilt and repaired"), self.folds_off():
+            cluster("start")
+            self.expect_ring(6)
+            self.replicate("east:3,west:3")
+            self.hold(CALM_S)
+            for node in WEST:
+                cluster("nodetool", node, "rebuild", "-ks", self.keyspace, "--", "east")
+            self.repair(WEST)
+            for pod in self.others:
+                pod.start()
+            self.hold(CALM_S)
+
+    def count_in_west(self):
+        with self.step("both sides count"):
+            for number in range(KEYS):
+                key = f"grown-{number % 5}/{number}"
+                weight, id = secrets.randbits(40) + 1, uuid7()
+                headers = {"Idempotency_Key": id, "Idempotency_Window": "minute"}
+                outcome = self.others[number % 2].add(key, weight, **headers)
+                self.diary.expect(outcome == "acked", f"{key} is {outcome}")
+                # The same update, sent again to east.
+                self.pods[number % 2].add(key, weight, **headers)
+                self.counted[key] = weight
+            self.expect_counted(self.others + self.pods, "each_quorum")
+            self.hold(FOLDING_AFTER_S)
+            self.expect_counted(self.others + self.pods, "local_quorum")
+
+    def lose_west(self):
+        with self.step("west is lost, and taken out of the keyspace"):
+            ids = self.host_ids(WEST)
+            for node in WEST:
+                cluster("kill", node)
+            for pod in self.others:
+                pod.process.kill()
+                pod.process.wait()
+            self.hold(CALM_S)
+            before = self.counts()["folds"]
+            self.hold(CALM_S)
+            waits = self.counts()["folds"] == before
+            self.diary.expect(waits, "east folds although west is away")
+            self.replicate("east:3")
+            cluster(
+                "cql",
+                1,
+                "ALTER KEYSPACE system_distributed WITH replication = "
+                "{'class': 'NetworkTopologyStrategy', 'east': 3}",
+            )
+            began = time.monotonic()
+            goes_on = self.wait(WITHIN_S, lambda: self.counts()["folds"] > before)
+            self.diary.expect(goes_on, "east does not fold after west was taken out")
+            self.diary.say(f"east folds again after {time.monotonic() - began:.0f} s")
+            for id in ids:
+                cluster("nodetool", 1, "removenode", id)
+            self.expect_ring(3)
+            self.hold(CALM_S)
+
+    def replicate(self, wanted):
+        """Changes the replication, and waits until every running pod knows it."""
+        factors = [one.split(":") for one in wanted.split(",")]
+        options = ", ".join(f"'{name}': {factor}" for name, factor in factors)
+        replication = f"{{'class': 'NetworkTopologyStrategy', {options}}}"
+        cluster("cql", 1, f"ALTER KEYSPACE {self.keyspace} WITH replication = {replication}")
+        began = time.monotonic()
+        if not self.wait(WITHIN_S, lambda: all(self.knows(pod, wanted) for pod in self.pods)):
+            raise Broken(f"pods do not learn of the replication {wanted}")
+        self.diary.say(f"all pods know the replication {wanted} after {time.monotonic() - began:.0f} s")
+
+    def knows(self, pod, wanted):
+        return pod.ask("GET", "/version")[1].get("replication") == wanted
+
+    def host_ids(self, nodes):
+        text = cluster("nodetool", 1, "status")
+        found = dict(re.findall(r"^U\S+ +(\S+) .* ([0-9a-f-]{36}) ", text, re.MULTILINE))
+        return [found[f"127.0.1.{node}"] for node in nodes]
+
+    def expect_counted(self, pods, level):
+        for key, weight in self.counted.items():
+            for pod in pods:
+                status, answer = pod.read(key, level)
+                value = int(answer["value"]) if status == 200 else f"status {status}"
+                words = f"{key} is {value} at {level} from {pod.name}, not {weight}"
+                self.diary.expect(value == weight, words)
+
+    @contextlib.contextmanager
+    def folds_off(self):
+        self.roll("off")
+        yield
+        self.roll("on")
+
+
+follow(Growth)

@@ -1,0 +1,534 @@
+"""Two data centres count the same keys. One is killed and comes back, the link between them is cut and healed, and keys are
+reset. `run` calls it.
+
+Three sorts of clients count, each with a check of its own:
+
+- `orderfree load` sends updates to the pods of both sides, half of them with ids. An update with an id that was not
+  acknowledged, and one in ten that was, is sent again to a random pod of any side. In the end every key has to be exact.
+- Beats: on each side one client adds 1 to a key of its own, four times a second, and one client reads the keys of both.
+  A read has to see all that its own side acknowledged. What it misses of the other side is stale, and is measured.
+- Quiet keys are counted while a side is away, and then left alone. They show when both sides agree again. Half of their
+  updates have an id and are sent to both sides.
+"""
+
+import collections
+import concurrent.futures
+import os
+import random
+import secrets
+import signal
+import threading
+import time
+
+from pods import (
+    COUNTED,
+    RESETS_AGE_S,
+    Pod,
+    Recipe,
+    cluster,
+    follow,
+    millis,
+    quantile,
+    ring,
+    table,
+    uuid7,
+)
+
+NODES = {"east": (1, 2, 3), "west": (4, 5, 6)}
+SIDES = tuple(NODES)
+OTHER = {"east": "west", "west": "east"}
+PODS_PER_SIDE = 2
+FIRST_PORT = 18_101
+BEAT_S = 0.25
+# Quiet keys of each side and each time, and the groups that they are spread over.
+QUIET_KEYS, QUIET_GROUPS = 20, 5
+RESET_KEYS = 10
+# The first rows are final after this time. With less, there would be no fold before the first fault.
+CALM_MIN_S = 110
+# A pod knows after three looks, 10 s apart, that no quorum answers. Nodes notice a dead one after 7 s.
+AWAY_MIN_S, HEALED_MIN_S = 50, 30
+# Longer rounds would show no more. A long run has more rounds.
+AWAY_MAX_S, HEALED_MAX_S = 120, 60
+AGREE_WITHIN_S = 300
+RESET_WITHIN_S = 180
+
+
+class Phases:
+    """What the beats and the pods of each side did in each phase."""
+
+    def __init__(self, pods):
+        self.lock, self.pods = threading.Lock(), pods
+        self.name, self.began, self.rows, self.fresh = None, None, [], {}
+
+    def begin(self, name):
+        self.end()
+        with self.lock:
+            self.name, self.began = name, time.monotonic()
+            self.fresh = {side: collections.defaultdict(list) for side in SIDES}
+        self.before = self.metrics()
+
+    def end(self):
+        if self.name is None:
+            return
+        after, took_s = self.metrics(), time.monotonic() - self.began
+        with self.lock:
+            for side in SIDES:
+                grown = {name: after[side][name] - self.before[side][name] for name in after[side]}
+                self.rows.append((self.name, took_s, side, grown, self.fresh[side]))
+            self.name = None
+
+    def note(self, side, what, value):
+        with self.lock:
+            if self.name is not None:
+                self.fresh[side][what].append(value)
+
+    def metrics(self):
+        """The counters of the pods of each side."""
+        found = {}
+        for side, pods in self.pods.items():
+            totals = [pod.totals() for pod in pods]
+            found[side] = {
+                name: sum(one[metric] for one in totals) for name, metric in COUNTED.items()
+            }
+        return found
+
+    def table(self):
+        heads = ["phase", "side", "acked", "refused", "unknown", "folds", "p50", "p99", "longest"]
+        heads += ["reads", "stale", "oldest miss", "no answer"]
+        rows = []
+        for name, took_s, side, grown, seen in self.rows:
+            times, ages = seen["took"], [age for age in seen["age"] if age]
+            counts = [f"{grown[one]:,.0f}" for one in ("acked", "refused", "unknown", "folds")]
+            latencies = [quantile(times, share) for share in (0.5, 0.99, 1.0)]
+            latencies = ["–" if one is None else millis(one) for one in latencies]
+            reads = [f"{len(seen['age']):,}", f"{len(ages):,}", millis(max(ages)) if ages else "–"]
+            reads.append(f"{len(seen['unread']):,}")
+            rows.append([f"{name}, {took_s:.0f} s", side, *counts, *latencies, *reads])
+        return table(heads, rows)
+
+
+class Beat(threading.Thread):
+    """Adds 1 to the key of its side, again and again."""
+
+    def __init__(self, side, pods, phases, stop):
+        super().__init__(daemon=True)
+        self.side, self.pods, self.phases, self.stopping = side, pods, phases, stop
+        self.key = f"beats/{side}"
+        self.lock = threading.Lock()
+        # The times of acks. What was refused does not count as begun.
+        self.acked, self.begun, self.unknown = [], 0, 0
+
+    def run(self):
+        number = 0
+        while not self.stopping.wait(BEAT_S):
+            pod = self.pods[number % len(self.pods)]
+            number += 1
+            with self.lock:
+                self.begun += 1
+            began = time.monotonic()
+            outcome = pod.add(self.key, 1)
+            now = time.monotonic()
+            with self.lock:
+                if outcome == "acked":
+                    self.acked.append(now)
+                elif outcome == "refused":
+                    self.begun -= 1
+                else:
+                    self.unknown += 1
+            if outcome == "acked":
+                self.phases.note(self.side, "took", now - began)
+
+    def known(self):
+        """The acked updates, and the most that can count."""
+        with self.lock:
+            return len(self.acked), self.begun
+
+    def age_of(self, value, at):
+        """How long ago the oldest update was acked that a value misses. Unknown updates can make it seem younger."""
+        with self.lock:
+            return at - self.acked[value] if 0 <= value < len(self.acked) else 0.0
+
+
+class Reader(threading.Thread):
+    """Reads the keys of all beats on one side, at a quorum of that side."""
+
+    def __init__(self, side, pods, beats, phases, stop, diary):
+        super().__init__(daemon=True)
+        self.side, self.pods, self.beats = side, pods, beats
+        self.phases, self.stopping, self.diary = phases, stop, diary
+
+    def run(self):
+        number = 0
+        while not self.stopping.wait(BEAT_S):
+            pod = self.pods[number % len(self.pods)]
+            number += 1
+            for side, beat in self.beats.items():
+                self.look(pod, side, beat)
+
+    def look(self, pod, side, beat):
+        (acked, _), began = beat.known(), time.monotonic()
+        # A refused update counts as begun until it is refused.
+        status, answer = pod.read(beat.key, "local_quorum")
+        _, most = beat.known()
+        if status != 200:
+            self.phases.note(self.side, "unread", side)
+            return
+        value, expect = int(answer["value"]), self.diary.expect
+        shown = f"a read of {beat.key} from {pod.name}"
+        expect(answer["exact"] is False, f"{shown} says that it is exact")
+        expect(answer.get("datacenter") == self.side, f"{shown} names {answer.get('datacenter')}")
+        expect(value <= most, f"{shown} is {value}, above {most}")
+        if side == self.side:
+            expect(value >= acked, f"{shown} is {value}, below {acked}, which its own side acked")
+        else:
+            age = beat.age_of(value, began) if value < acked else 0.0
+            self.phases.note(self.side, "age", age)
+
+
+class Regions(Recipe):
+    """The recipe."""
+
+    title = "Two data centres"
+
+    def __init__(self, given):
+        super().__init__(given)
+        self.sides = {side: [] for side in SIDES}
+        for number in range(PODS_PER_SIDE):
+            for side in SIDES:
+                self.sides[side].append(self.pod(side, number))
+                self.pods.append(self.sides[side][-1])
+        self.phases = Phases(self.sides)
+        # The values of quiet keys, by key.
+        self.quiet = {}
+        self.known = []
+
+    def pod(self, side, number):
+        settings = {
+            "ORDERFREE_CASSANDRA": ",".join(f"127.0.1.{node}:9042" for node in NODES[side]),
+            "ORDERFREE_LOCAL_DC": side,
+            "ORDERFREE_KEYSPACE": self.keyspace,
+            "ORDERFREE_FOLD_CONSISTENCY": "each_quorum",
+            "RUST_LOG": "info,scylla=off",
+        }
+        if number == 0:
+            # Only the first pod of a side leaves its load balancer while no quorum answers.
+            settings["ORDERFREE_READY_NEEDS_QUORUM"] = "true"
+        port = FIRST_PORT + len(self.pods)
+        return Pod(self.given.program, f"{side}-{number + 1}", port, self.folder, settings)
+
+    # --- The course ---------------------------------------------------------------------------------------------------
+
+    def run(self):
+        self.apply_schema(ORDERFREE_REPLICATION="east:3,west:3")
+        self.made = time.monotonic()
+        for pod in self.pods:
+            pod.start()
+        self.check_placement()
+        stop = threading.Event()
+        beats = {side: Beat(side, self.sides[side], self.phases, stop) for side in SIDES}
+        readers = [
+            Reader(side, self.sides[side], beats, self.phases, stop, self.diary) for side in SIDES
+        ]
+        level = ("--consistency", "each_quorum", "--settled-consistency", "local_quorum")
+        self.start_load("--read-every", "500ms", *level)
+        for thread in (*beats.values(), *readers):
+            thread.start()
+        began, length_s = time.monotonic(), self.given.minutes * 60
+        away_s = min(max(AWAY_MIN_S, length_s / 6), AWAY_MAX_S)
+        healed_s = min(max(HEALED_MIN_S, length_s / 8), HEALED_MAX_S)
+        self.phases.begin("all is well")
+        self.hold(max(CALM_MIN_S, healed_s))
+        number, longest_s = 0, 0.0
+        # Each round takes the other side away.
+        while number == 0 or time.monotonic() - began + longest_s < length_s:
+            at = time.monotonic()
+            side = ("west", "east")[number % 2]
+            self.lose(side, away_s, f"{number}-{side}")
+            self.hold(healed_s)
+            self.cut(away_s, f"{number}-cut")
+            self.hold(healed_s)
+            number, longest_s = number + 1, max(longest_s, time.monotonic() - at)
+        self.reset_keys()
+        self.phases.end()
+        stop.set()
+        for thread in (*beats.values(), *readers):
+            thread.join(60)
+        report = self.end_load()
+        self.judge(beats)
+        for side in SIDES:
+            self.ask_doctor(self.sides[side][1])
+        return report
+
+    def check_placement(self):
+        for side in SIDES:
+            for pod in self.sides[side]:
+                _, answer = pod.ask("GET", "/version")
+                found = (answer.get("datacenter"), answer.get("replication"))
+                self.diary.expect(found == (side, "east:3,west:3"), f"{pod.name} says {found}")
+
+    # --- Faults -------------------------------------------------------------------------------------------------------
+
+    def lose(self, side, seconds, tag):
+        """Kills all nodes of a side, and starts them again."""
+        other = OTHER[side]
+        self.phases.begin(f"{side} is away")
+        at = time.monotonic()
+        for node in NODES[side]:
+            cluster("kill", node)
+        self.diary.say(f"the nodes of {side} are killed")
+        self.count_quietly(other, tag)
+        lacking = self.wait(60, lambda: not any(map(self.has_quorum, self.sides[side])))
+        self.diary.expect(lacking, f"pods in {side} do not notice that no quorum answers")
+        if lacking:
+            self.fact(f"pods in {side} say that no quorum answers", time.monotonic() - at)
+            ready = [pod.is_ready() for pod in self.sides[side]]
+            self.diary.expect(ready == [False, True], f"pods in {side} are ready: {ready}")
+        for pod in self.sides[other]:
+            self.diary.expect(self.has_quorum(pod), f"{pod.name} says that no quorum answers")
+            self.diary.expect(pod.is_ready(), f"{pod.name} is not ready while {side} is away")
+        self.hold(seconds - (time.monotonic() - at))
+        self.phases.begin(f"{side} comes back")
+        at = time.monotonic()
+        self.diary.say(f"the nodes of {side} start")
+        cluster("start")
+        self.fact(f"all nodes of {side} are up again", time.monotonic() - at)
+        at = time.monotonic()
+        back = self.wait(120, lambda: all(map(self.has_quorum, self.sides[side])))
+        self.diary.expect(back, f"pods in {side} do not notice that a quorum answers again")
+        self.agree(tag, at, f"{side} was back")
+
+    def cut(self, seconds, tag):
+        """Cuts the link, and heals it."""
+        self.phases.begin("the link is cut")
+        at = time.monotonic()
+        os.kill(self.given.relay, signal.SIGUSR1)
+        self.diary.say("the link is cut")
+        for side in SIDES:
+            self.count_quietly(side, tag)
+        self.hold(15)
+        for side in SIDES:
+            seen = ring(NODES[side][0])
+            down = sorted(address for address, state in seen.items() if state.startswith("D"))
+            wanted = [f"127.0.1.{node}" for node in NODES[OTHER[side]]]
+            self.diary.expect(down == wanted, f"{side} sees these nodes down: {down}")
+            self.look_across(side, tag)
+            began = time.monotonic()
+            self.stop(self.sides[side][1])
+            self.sides[side][1].start()
+            self.fact(f"{self.sides[side][1].name} restarted while the link was cut", time.monotonic() - began)
+        early = self.try_reset(tag)
+        self.hold(seconds - (time.monotonic() - at))
+        self.phases.begin("the link is healed")
+        os.kill(self.given.relay, signal.SIGUSR2)
+        at = time.monotonic()
+        self.diary.say("the link is healed")
+        self.agree(tag, at, "the link was healed")
+        cluster("start")
+        if early:
+            self.finish_reset(*early)
+
+    def look_across(self, side, tag):
+        """What a side says of a key that only the other one counted."""
+        pod, key = self.sides[side][0], next(iter(self.of(OTHER[side], tag, both=False)))
+        status, answer = pod.ask("GET", f"/v1/counter/{key}?consistency=local_quorum")
+        detail = answer.get("detail", "") if isinstance(answer, dict) else ""
+        is_said = status == 404 and f"data centre {side}" in detail
+        self.diary.expect(is_said, f"{pod.name} says {status} {answer} of a key of {OTHER[side]}")
+        status, _ = pod.read(key, "each_quorum")
+        self.diary.expect(status == 503, f"{pod.name} reads at each_quorum with {status}")
+
+    # --- Quiet keys ---------------------------------------------------------------------------------------------------
+
+    def count_quietly(self, side, tag):
+        """Counts keys that are then left alone. Only a side that is whole does this, so each is acked."""
+        counted = 0
+        for number in range(QUIET_KEYS):
+            both = number % 2 == 1
+            key = f"quiet-{number % QUIET_GROUPS}/{tag}-{side}-{'both' if both else 'one'}-{number}"
+            weight = secrets.randbits(40) + 1
+            headers = {"Idempotency_Key": uuid7(), "Idempotency_Window": "minute"} if both else {}
+            pod = self.sides[side][number // 2 % PODS_PER_SIDE]
+            outcome = pod.add(key, weight, **headers)
+            if outcome == "refused":
+                continue
+            self.quiet[key] = (weight, outcome)
+            counted += outcome == "acked"
+            # The same update, sent again to the other side. That one can be away.
+            if both:
+                self.sides[OTHER[side]][0].add(key, weight, **headers)
+        self.diary.expect(counted > 0, f"{side} acked no quiet key")
+
+    def of(self, side, tag, both=None):
+        """The acked quiet keys of a side and a time."""
+        parts = {None: ("both", "one"), True: ("both",), False: ("one",)}[both]
+        marks = [f"/{tag}-{side}-{part}-" for part in parts]
+        return {
+            key: weight
+            for key, (weight, outcome) in self.quiet.items()
+            if outcome == "acked" and any(mark in key for mark in marks)
+        }
+
+    def agree(self, tag, since, after):
+        """Waits until both sides read the quiet keys of this time as they were counted."""
+        open_reads = {
+            (side, key): weight for side in SIDES for at in SIDES for key, weight in self.of(at, tag).items()
+        }
+        deadline = since + AGREE_WITHIN_S
+        while open_reads and time.monotonic() < deadline:
+            for (side, key), weight in list(open_reads.items()):
+                status, answer = self.sides[side][1].read(key, "local_quorum")
+                if status == 200 and int(answer["value"]) == weight:
+                    del open_reads[side, key]
+                elif status == 200:
+                    value = int(answer["value"])
+                    self.diary.expect(value == 0, f"{key} is {value} on {side}, not {weight}")
+                    break
+            self.hold(0.5)
+        names = sorted(key for _, key in open_reads)
+        self.diary.expect(not names, f"both sides do not agree on {len(names)} keys after {after}: {names[:3]}")
+        if not names:
+            self.fact(f"both sides agree after {after}", time.monotonic() - since)
+
+    # --- Resets -------------------------------------------------------------------------------------------------------
+
+    def is_old_enough(self):
+        return time.monotonic() - self.made > RESETS_AGE_S
+
+    def reset(self, pod, key, id):
+        """Orders a reset. Returns the outcome, what it cleared, and the answer in short."""
+        status, answer = pod.ask(
+            "POST",
+            f"/v1/counter/{key}/reset?numbers=string",
+            within_s=60,
+            Idempotency_Key=id,
+            Prefer="wait=30",
+        )
+        if not isinstance(answer, dict):
+            return "unknown", None, f"{status}"
+        outcome = "refused" if status == 0 else answer.get("outcome", "unknown")
+        cleared = (answer.get("cleared") or {}).get("value")
+        problem = str(answer.get("type", "")).rsplit("/", 1)[-1]
+        return outcome, None if cleared is None else int(cleared), f"{status} {problem}".strip()
+
+    def try_reset(self, tag):
+        """Orders a reset while the link is cut. It needs a quorum of both sides, so it can't succeed now."""
+        if not self.is_old_enough():
+            self.diary.say("the table of resets is too young for a reset now")
+            return None
+        key, weight = next(iter(self.of("east", tag, both=False).items()))
+        id = uuid7()
+        outcome, _, shown = self.reset(self.sides["east"][1], key, id)
+        self.diary.say(f"a reset while the link is cut: {outcome}, {shown}")
+        self.diary.expect(outcome != "acked", f"a reset of {key} is acked while the link is cut")
+        return key, weight, id
+
+    def finish_reset(self, key, weight, id):
+        """Sends a reset again until its outcome is known. If it stays unknown, the key is 0 or has all it had."""
+        cleared = self.insist(self.sides["west"][1], key, id)
+        if cleared is None:
+            self.quiet[key] = (weight, "unknown")
+        else:
+            self.diary.expect(cleared == weight, f"a reset of {key} cleared {cleared}, not {weight}")
+            self.quiet[key] = (0, "acked")
+
+    def insist(self, pod, key, id):
+        """Sends a reset until it is acked. Returns what it cleared, or None if that stays unknown."""
+        began, seen = time.monotonic(), []
+        while time.monotonic() - began < RESET_WITHIN_S:
+            outcome, cleared, shown = self.reset(pod, key, id)
+            seen.append(shown)
+            if outcome == "acked":
+                return cleared
+            self.hold(1)
+        self.diary.say(f"a reset of {key} has no answer: {collections.Counter(seen)}")
+        return None
+
+    def reset_keys(self):
+        """Resets quiet keys from both sides, and counts them again."""
+        self.phases.begin("resets")
+        while not self.is_old_enough():
+            self.hold(1)
+        acked = [key for key, (weight, outcome) in self.quiet.items() if outcome == "acked" and weight]
+        chosen = random.sample(acked, RESET_KEYS)
+        with concurrent.futures.ThreadPoolExecutor(RESET_KEYS) as pool:
+            took = list(pool.map(self.reset_key, range(RESET_KEYS), chosen))
+        self.fact(f"{len(took)} resets took {millis(min(took))} to {millis(max(took))}")
+
+    def reset_key(self, number, key):
+        """Resets a key from one side. Both sides must then read 0. Half of the keys are counted again. Returns the time."""
+        (weight, _), began = self.quiet[key], time.monotonic()
+        cleared = self.insist(self.sides[SIDES[number % 2]][0], key, uuid7())
+        took_s = time.monotonic() - began
+        self.diary.expect(cleared == weight, f"a reset of {key} cleared {cleared}, not {weight}")
+        if cleared is None:
+            self.quiet[key] = (weight, "unknown")
+            return took_s
+        for side in SIDES:
+            status, answer = self.sides[side][1].read(key, "local_quorum")
+            value = answer["value"] if status == 200 else f"status {status}"
+            self.diary.expect(value == "0", f"{key} is {value} on {side} after its reset")
+        self.quiet[key] = (0, "acked")
+        if number % 4 < 2:
+            weight = secrets.randbits(40) + 1
+            self.quiet[key] = (weight, self.sides[SIDES[number % 2]][1].add(key, weight))
+        return took_s
+
+    # --- The end ------------------------------------------------------------------------------------------------------
+
+    def judge(self, beats):
+        # The values that each key may have.
+        keys = {}
+        for key, (weight, outcome) in self.quiet.items():
+            keys[key] = {"acked": {weight}, "refused": {0}, "unknown": {0, weight}}[outcome]
+        for beat in beats.values():
+            keys[beat.key] = set(range(len(beat.acked), len(beat.acked) + beat.unknown + 1))
+        pods, right = self.pods, 0
+        for number, key in enumerate(keys):
+            status, answer = pods[number % len(pods)].ask("POST", f"/v1/counter/{key}/fold", within_s=60)
+            is_folded = status == 200 and answer["kept"] == 0
+            self.diary.expect(is_folded, f"{key} is not folded: {status} {answer}")
+        for key, allowed in keys.items():
+            values = {}
+            for level in ("each_quorum", "local_quorum"):
+                for pod in pods:
+                    status, answer = pod.read(key, level)
+                    values[pod.name, level] = int(answer["value"]) if status == 200 else f"status {status}"
+            found = set(values.values())
+            is_right = len(found) == 1 and found <= allowed
+            self.diary.expect(is_right, f"{key} has to be {sorted(allowed)[:5]} everywhere: {values}")
+            right += is_right
+        self.fact(
+            f"{right} of {len(keys)} quiet keys and beats right at `each_quorum` and at `local_quorum` of each side"
+        )
+        for side in SIDES:
+            folded = sum(row[3]["folds"] for row in self.phases.rows if row[2] == side)
+            self.diary.expect(folded > 0, f"pods in {side} folded nothing")
+
+    def has_quorum(self, pod):
+        return pod.metrics().get("orderfree_store_quorum") == 1.0
+
+    def fact(self, words, seconds=None):
+        self.known.append(words if seconds is None else f"{words}: {seconds:.1f} s")
+        self.diary.say(self.known[-1])
+
+    def end(self):
+        self.phases.end()
+        super().end()
+
+    def facts(self):
+        return self.known
+
+    def course(self):
+        return [
+            "## Phases",
+            "",
+            "Updates and folds are those of the side's pods, for all clients. Latencies are those of its beats. Reads are at "
+            "`local_quorum`, of the other side's beats: a stale one misses some that were acked before it began, the oldest "
+            "of them so long ago.",
+            "",
+            self.phases.table(),
+            "",
+        ]
+
+
+follow(Regions)
