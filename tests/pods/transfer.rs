@@ -270,6 +270,43 @@ async fn a_forgotten_key_is_not_exported_and_can_be_imported() {
     close(pod).await;
 }
 
+/// The row of an import has no stamp, so it would not count.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_is_refused_by_a_key_that_was_reset_lately() {
+    let (from, to, later) = (Place::new(), Place::new(), Place::new());
+    let [reset, deleted] = ["reset", "deleted"].map(|name| key(Kind::Counter, "g", name));
+    for (place, amount) in [(&from, "100"), (&to, "1")] {
+        let pod = place.open();
+        for key in [&reset, &deleted] {
+            add(&pod, key, amount).await;
+        }
+        close(pod).await;
+    }
+    let lines = from.run("export", &[], b"").stdout;
+    let pod = to.open();
+    for (key, is_deletion) in [(&reset, false), (&deleted, true)] {
+        pod.resetter().reset(key, is_deletion).await.expect("reset");
+    }
+    add(&pod, &reset, "2").await;
+    close(pod).await;
+    for more in [&[][..], &["--into-living"]] {
+        let imported = to.run("import", more, &lines);
+        let says = text(&imported.stderr);
+        assert!(!imported.status.success(), "{says}");
+        let refusals =
+            says.matches("was reset lately, so the line would count nothing; import it under");
+        assert_eq!(refusals.count(), 2, "{says}");
+    }
+    // A deleted key is not exported. Of one that was reset, an export has what came since.
+    assert!(later.run("import", &[], &to.run("export", &[], b"").stdout).status.success());
+    for place in [&to, &later] {
+        let pod = place.open();
+        assert_eq!(shown(&pod, &reset).await.as_deref(), Some("2"));
+        assert_eq!(shown(&pod, &deleted).await, None);
+        close(pod).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expired_or_damaged_line_is_refused_and_the_others_arrive() {
     let (from, to) = (Place::new(), Place::new());

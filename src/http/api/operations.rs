@@ -52,7 +52,7 @@ params! {
 ///
 /// Ready means that the pod has started, is not shutting down, its clock was not measured to be wrong, and it has
 /// read the log of resets. It does not depend on the current state of the store, because then all pods would drop
-/// out at once.
+/// out at once, unless the pod has `ORDERFREE_READY_NEEDS_QUORUM`.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     params(ReadyParams),

@@ -281,6 +281,10 @@ pub(super) async fn check_table(
         (keyspace,),
     )
     .await?;
+    // A node takes over a definition piece by piece: this one has the table, and not its columns yet.
+    if columns.is_empty() {
+        return Err(ConnectError::TableMissing(keyspace.to_owned()));
+    }
     let columns: Vec<Column> = columns
         .into_iter()
         .map(|(name, role, position, order, cql_type)| Column {

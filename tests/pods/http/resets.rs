@@ -7,6 +7,7 @@ use futures::future::join_all;
 use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::runtime::random::update_id;
 use orderfree::store::Receipt;
+use orderfree_core::crdt::Kind;
 use serde_json::{Value, json};
 
 use crate::log::Logged;
@@ -75,6 +76,52 @@ async fn a_deleted_key_is_absent_until_it_is_updated() {
     ask(&pod, "DELETE", KEY, &[]).await.problem(404, "key-absent");
     add(&pod, KEY, "2").await;
     assert_eq!(pod.value(KEY).await.as_deref(), Some("2"));
+}
+
+#[tokio::test]
+async fn a_key_of_any_kind_says_what_it_had_and_begins_again() {
+    let pod = Pod::new();
+    // Tokens of items and times of reads are left out.
+    let plain = async |path: &str| {
+        let accept = [("accept", "text/plain, application/json;q=0.5")];
+        let answer = pod.send(request("GET", path, &accept, "")).await;
+        match answer.header("content-type") {
+            "application/json" => answer.json()["value"].to_string(),
+            _ => answer.text,
+        }
+    };
+    for kind in Kind::ALL {
+        let [path, fresh] = ["home", "fresh"].map(|name| format!("/v1/{kind}/site/{name}"));
+        for op in ["5", "7"] {
+            add(&pod, &path, op).await;
+        }
+        let before = pod.get(&path).await.json()["value"].clone();
+        let reset = done(&pod, "POST", &format!("{path}/reset"), &[]).await;
+        assert_eq!(reset["cleared"]["value"], before, "{kind}");
+        for path in [&path, &fresh] {
+            add(&pod, path, "9").await;
+        }
+        assert_eq!(plain(&path).await, plain(&fresh).await, "{kind}");
+        let before = pod.get(&path).await.json()["value"].clone();
+        let deleted = done(&pod, "DELETE", &path, &[]).await;
+        assert_eq!(deleted["cleared"]["value"], before, "{kind}");
+        pod.get(&path).await.problem(404, "key-absent");
+    }
+}
+
+#[tokio::test]
+async fn no_key_is_reset_while_the_clock_is_not_trusted() {
+    let pod = Pod::new();
+    add(&pod, KEY, "5").await;
+    for fault in [Fault::Unmeasured, Fault::Moved] {
+        pod.set(fault);
+        for (method, path) in [("POST", format!("{KEY}/reset")), ("DELETE", KEY.to_owned())] {
+            let refused = ask(&pod, method, &path, &[]).await;
+            assert_eq!(refused.problem(503, "clock").as_deref(), Some("refused"));
+        }
+    }
+    pod.set(Fault::None);
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ fn audits(lines: &[Value]) -> Vec<&Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn operators_leave_one_line_each_and_users_none() {
-    let (ops, lines) = token("ops", &[("", &["read", "write", "admin"])], "");
+    let (ops, lines) = token("ops", &[("", &["read", "write", "admin", "reset"])], "");
     let (user, more) = token("user", &[("", &["read", "write"])], "");
     let pod = Setup::new().policy(&(lines + &more)).start().await;
     let (ops, user) = (bearer(&ops), bearer(&user));
@@ -40,6 +40,7 @@ async fn operators_leave_one_line_each_and_users_none() {
 
     let shards = format!("{KEY}/shards");
     let fold = format!("{KEY}/fold?dry_run=true");
+    let reset = format!("{KEY}/reset");
     let mut expected = Vec::new();
     for (caller, name, method, path, status) in [
         (&ops, "ops", "GET", shards.as_str(), 200),
@@ -47,6 +48,11 @@ async fn operators_leave_one_line_each_and_users_none() {
         (&ops, "ops", "GET", "/v1/counter?limit=10", 200),
         (&ops, "ops", "POST", DISCARD, 404),
         (&ops, "ops", "GET", "/v1/counter/none/n/shards", 404),
+        (&ops, "ops", "POST", &reset, 200),
+        (&ops, "ops", "DELETE", KEY, 200),
+        (&ops, "ops", "DELETE", "/v1/counter/shop%2Fa?all=true", 200),
+        (&user, "user", "POST", &reset, 403),
+        (&user, "user", "DELETE", KEY, 403),
         (&user, "user", "GET", &shards, 403),
         (&user, "user", "POST", DISCARD, 403),
         (&stranger, "nobody", "GET", "/v1/counter", 401),

@@ -388,11 +388,11 @@ async fn a_redirect_is_not_followed_but_told() {
 async fn help_lists_what_applies_and_shells_complete_it() {
     let help = async |command: &str| Said::from(run(&[command, "--help"], &[]).await).out;
     let (export, import) = (help("export").await, help("import").await);
-    for option in ["--batch-rows", "--fold-consistency", "--lifetime", "--hint-window"] {
+    for option in ["--batch-rows", "--read-consistency", "--lifetime", "--hint-window"] {
         assert!(!export.contains(option) && !import.contains(option), "{option}");
     }
     assert!(!export.contains("--write-consistency") && import.contains("--write-consistency"));
-    assert!(export.contains("--read-consistency") && export.contains("--cassandra-password-file"));
+    assert!(export.contains("--fold-consistency") && export.contains("--cassandra-password-file"));
     // Jobs share their variables with pods.
     let shared = [("ORDERFREE_BATCH_ROWS", "20"), ("ORDERFREE_LISTEN", "0.0.0.0:8080")];
     let said = Said::from(run(&["export", "--data", "nowhere"], &shared).await);

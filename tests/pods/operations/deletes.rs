@@ -136,3 +136,18 @@ async fn a_key_that_was_deleted_often_is_as_fast_as_a_new_one() {
     assert_eq!(lines, deletions);
     assert!(bytes <= FILE_BYTES_MAX + deletions * LINE_BYTES_MAX, "{bytes} bytes");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_without_folds_or_resets_refuses_them_and_says_why() {
+    for (setting, why) in [("ORDERFREE_RESETS", "switched off"), ("ORDERFREE_FOLD", "folds are")] {
+        let pod = Setup::new().env(setting, "off").start().await;
+        assert_eq!(pod.ask("POST", NEW, &[], "").await.status, 200);
+        for (method, path) in [("POST", format!("{NEW}/reset")), ("DELETE", NEW.to_owned())] {
+            let refused = pod.ask(method, &path, &[], "").await;
+            assert_eq!((refused.status, refused.problem().as_str()), (503, "reset-paused"));
+            assert!(refused.text().contains(why), "{setting}: {}", refused.text());
+            assert!(refused.text().contains(&format!("{setting}=off")), "{}", refused.text());
+        }
+        assert_eq!(pod.count(NEW).await, 1, "nothing was changed");
+    }
+}

@@ -43,5 +43,11 @@ async fn a_pod_started_before_its_schema_counts_after_it_is_applied() {
         assert_eq!(added.status, 200, "{}", added.text());
     }
     assert_eq!(pod.count(KEY).await, 5);
+    // The level of pods. `doctor` itself reads at the level of folds.
+    let weak = [place[0], place[1], ("ORDERFREE_READ_CONSISTENCY", "one")];
+    let doctor = run(&["doctor"], &weak).await;
+    let said = String::from_utf8_lossy(&doctor.stdout);
+    let wrong = "WRONG levels: write consistency local_quorum and read consistency one";
+    assert!(!doctor.status.success() && said.contains(wrong), "{said}");
     drop_keyspace(&config).await;
 }

@@ -70,7 +70,10 @@ impl Desk {
         let venv = succeeded("tests/venv", venv.expect("the script runs"));
         symlink(Path::new(venv.trim()).join("bin/cqlsh"), self.path("cqlsh")).expect("a link");
         let (nodetool, cluster) = (self.path("nodetool"), cluster_script());
-        let script = format!("#!/bin/sh\nexec '{}' nodetool 1 \"$@\"\n", cluster.display());
+        // The jars of Cassandra are in the home of the user, and these commands have another one.
+        let home = std::env::var("HOME").expect("a home");
+        let script =
+            format!("#!/bin/sh\nHOME='{home}' exec '{}' nodetool 1 \"$@\"\n", cluster.display());
         std::fs::write(&nodetool, script).expect("written");
         std::fs::set_permissions(&nodetool, PermissionsExt::from_mode(0o755)).expect("ours");
         self

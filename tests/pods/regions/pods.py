@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 import uuid
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -422,6 +423,8 @@ def follow(recipe):
         load = at_work.run()
     except (Broken, KeyboardInterrupt) as error:
         at_work.diary.wrong(str(error) or "interrupted")
+    except Exception:
+        at_work.diary.wrong(traceback.format_exc(limit=-3))
     finally:
         at_work.end()
     text = at_work.report(load)

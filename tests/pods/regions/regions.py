@@ -19,6 +19,7 @@ import secrets
 import signal
 import threading
 import time
+import traceback
 
 from pods import (
     COUNTED,
@@ -51,6 +52,9 @@ AWAY_MIN_S, HEALED_MIN_S = 50, 30
 AWAY_MAX_S, HEALED_MAX_S = 120, 60
 AGREE_WITHIN_S = 300
 RESET_WITHIN_S = 180
+FOLD_WITHIN_S = 30
+# Acks and reads of a client that was at work all the time.
+CLIENT_LEAST = 100
 
 
 class Phases:
@@ -107,36 +111,48 @@ class Phases:
         return table(heads, rows)
 
 
-class Beat(threading.Thread):
-    """Adds 1 to the key of its side, again and again."""
+class Client(threading.Thread):
+    """Asks the pods of a side in turn, again and again."""
 
-    def __init__(self, side, pods, phases, stop):
+    def __init__(self, side, pods, phases, stop, diary):
         super().__init__(daemon=True)
-        self.side, self.pods, self.phases, self.stopping = side, pods, phases, stop
+        self.side, self.pods, self.phases, self.stopping, self.diary = side, pods, phases, stop, diary
+        self.turns = 0
+
+    def run(self):
+        try:
+            while not self.stopping.wait(BEAT_S):
+                self.turn(self.pods[self.turns % len(self.pods)])
+                self.turns += 1
+        except Exception:
+            self.diary.wrong(f"a client in {self.side} has ended: {traceback.format_exc(limit=-3)}")
+
+
+class Beat(Client):
+    """Adds 1 to the key of its side."""
+
+    def __init__(self, side, *more):
+        super().__init__(side, *more)
         self.key = f"beats/{side}"
         self.lock = threading.Lock()
         # The times of acks. What was refused does not count as begun.
         self.acked, self.begun, self.unknown = [], 0, 0
 
-    def run(self):
-        number = 0
-        while not self.stopping.wait(BEAT_S):
-            pod = self.pods[number % len(self.pods)]
-            number += 1
-            with self.lock:
-                self.begun += 1
-            began = time.monotonic()
-            outcome = pod.add(self.key, 1)
-            now = time.monotonic()
-            with self.lock:
-                if outcome == "acked":
-                    self.acked.append(now)
-                elif outcome == "refused":
-                    self.begun -= 1
-                else:
-                    self.unknown += 1
+    def turn(self, pod):
+        with self.lock:
+            self.begun += 1
+        began = time.monotonic()
+        outcome = pod.add(self.key, 1)
+        now = time.monotonic()
+        with self.lock:
             if outcome == "acked":
-                self.phases.note(self.side, "took", now - began)
+                self.acked.append(now)
+            elif outcome == "refused":
+                self.begun -= 1
+            else:
+                self.unknown += 1
+        if outcome == "acked":
+            self.phases.note(self.side, "took", now - began)
 
     def known(self):
         """The acked updates, and the most that can count."""
@@ -149,21 +165,16 @@ class Beat(threading.Thread):
             return at - self.acked[value] if 0 <= value < len(self.acked) else 0.0
 
 
-class Reader(threading.Thread):
+class Reader(Client):
     """Reads the keys of all beats on one side, at a quorum of that side."""
 
-    def __init__(self, side, pods, beats, phases, stop, diary):
-        super().__init__(daemon=True)
-        self.side, self.pods, self.beats = side, pods, beats
-        self.phases, self.stopping, self.diary = phases, stop, diary
+    def __init__(self, beats, *more):
+        super().__init__(*more)
+        self.beats, self.answers = beats, 0
 
-    def run(self):
-        number = 0
-        while not self.stopping.wait(BEAT_S):
-            pod = self.pods[number % len(self.pods)]
-            number += 1
-            for side, beat in self.beats.items():
-                self.look(pod, side, beat)
+    def turn(self, pod):
+        for side, beat in self.beats.items():
+            self.look(pod, side, beat)
 
     def look(self, pod, side, beat):
         (acked, _), began = beat.known(), time.monotonic()
@@ -173,6 +184,7 @@ class Reader(threading.Thread):
         if status != 200:
             self.phases.note(self.side, "unread", side)
             return
+        self.answers += 1
         value, expect = int(answer["value"]), self.diary.expect
         shown = f"a read of {beat.key} from {pod.name}"
         expect(answer["exact"] is False, f"{shown} says that it is exact")
@@ -201,6 +213,7 @@ class Regions(Recipe):
         # The values of quiet keys, by key.
         self.quiet = {}
         self.known = []
+        self.resets_tried = 0
 
     def pod(self, side, number):
         settings = {
@@ -225,10 +238,9 @@ class Regions(Recipe):
             pod.start()
         self.check_placement()
         stop = threading.Event()
-        beats = {side: Beat(side, self.sides[side], self.phases, stop) for side in SIDES}
-        readers = [
-            Reader(side, self.sides[side], beats, self.phases, stop, self.diary) for side in SIDES
-        ]
+        common = (self.phases, stop, self.diary)
+        beats = {side: Beat(side, self.sides[side], *common) for side in SIDES}
+        readers = [Reader(beats, side, self.sides[side], *common) for side in SIDES]
         level = ("--consistency", "each_quorum", "--settled-consistency", "local_quorum")
         self.start_load("--read-every", "500ms", *level)
         for thread in (*beats.values(), *readers):
@@ -248,11 +260,16 @@ class Regions(Recipe):
             self.cut(away_s, f"{number}-cut")
             self.hold(healed_s)
             number, longest_s = number + 1, max(longest_s, time.monotonic() - at)
+        self.diary.expect(self.resets_tried, "no reset was tried while the link was cut")
         self.reset_keys()
         self.phases.end()
         stop.set()
-        for thread in (*beats.values(), *readers):
-            thread.join(60)
+        for client in (*beats.values(), *readers):
+            client.join(60)
+            self.diary.expect(not client.is_alive(), f"a client in {client.side} does not end")
+        for beat, reader in zip(beats.values(), readers):
+            shown = f"{len(beat.acked)} acks and {reader.answers} reads"
+            self.diary.expect(min(len(beat.acked), reader.answers) >= CLIENT_LEAST, f"{beat.side} has {shown}")
         report = self.end_load()
         self.judge(beats)
         for side in SIDES:
@@ -324,8 +341,7 @@ class Regions(Recipe):
         self.diary.say("the link is healed")
         self.agree(tag, at, "the link was healed")
         cluster("start")
-        if early:
-            self.finish_reset(*early)
+        self.finish_reset(*early)
 
     def look_across(self, side, tag):
         """What a side says of a key that only the other one counted."""
@@ -412,13 +428,16 @@ class Regions(Recipe):
 
     def try_reset(self, tag):
         """Orders a reset while the link is cut. It needs a quorum of both sides, so it can't succeed now."""
-        if not self.is_old_enough():
-            self.diary.say("the table of resets is too young for a reset now")
-            return None
+        while not self.is_old_enough():
+            self.hold(1)
         key, weight = next(iter(self.of("east", tag, both=False).items()))
         id = uuid7()
         outcome, _, shown = self.reset(self.sides["east"][1], key, id)
         self.diary.say(f"a reset while the link is cut: {outcome}, {shown}")
+        self.resets_tried += 1
+        if outcome != "refused":
+            # It can still take effect once the link is healed.
+            self.quiet[key] = (weight, "unknown")
         self.diary.expect(outcome != "acked", f"a reset of {key} is acked while the link is cut")
         return key, weight, id
 
@@ -484,8 +503,14 @@ class Regions(Recipe):
             keys[beat.key] = set(range(len(beat.acked), len(beat.acked) + beat.unknown + 1))
         pods, right = self.pods, 0
         for number, key in enumerate(keys):
-            status, answer = pods[number % len(pods)].ask("POST", f"/v1/counter/{key}/fold", within_s=60)
-            is_folded = status == 200 and answer["kept"] == 0
+            deadline = time.monotonic() + FOLD_WITHIN_S
+            is_folded = False
+            # Another fold of the key can run, and clocks can be late.
+            while not is_folded and time.monotonic() < deadline:
+                status, answer = pods[number % len(pods)].ask("POST", f"/v1/counter/{key}/fold", within_s=60)
+                is_folded = status == 200 and answer["kept"] == 0
+                if not is_folded:
+                    self.hold(1)
             self.diary.expect(is_folded, f"{key} is not folded: {status} {answer}")
         for key, allowed in keys.items():
             values = {}

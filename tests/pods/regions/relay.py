@@ -50,13 +50,15 @@ class Link:
         self.say("healed")
 
 
-def pod_side(port):
-    """The data centre of the pod that has this port of 127.0.0.1, by its environment; None if it is not found."""
-    address = f"0100007F:{port:04X}"
+def pod_side(port, number):
+    """The data centre of the pod that is connected to this node from this port of 127.0.0.1, by its environment; None if it is
+    not found."""
+    address, there = f"0100007F:{port:04X}", f"{number:02X}01007F:{PODS_PORT:04X}"
     inode = None
     for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]:
         words = line.split()
-        if words[1] == address and words[9] != "0":
+        # Connections to other addresses can have the same port.
+        if (words[1], words[2]) == (address, there) and words[9] != "0":
             inode = words[9]
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -72,10 +74,10 @@ def pod_side(port):
     return None
 
 
-async def caller(port, reader, writer):
+async def caller(number, port, reader, writer):
     """The data centre that a connection comes from, and what was read to find out."""
     if port == PODS_PORT:
-        return pod_side(writer.get_extra_info("peername")[1]), b""
+        return pod_side(writer.get_extra_info("peername")[1], number), b""
     first = await reader.readexactly(SENDER_AT + 1 + ADDRESS_LENGTH)
     sender = first[SENDER_AT + 1 : SENDER_AT + 5]
     if first[SENDER_AT] != ADDRESS_LENGTH or sender[:3] != bytes((127, 0, 1)):
@@ -127,7 +129,7 @@ async def carry(link, number, port, reader, writer):
     """Carries one connection until a side closes it."""
     there, running = None, []
     try:
-        side, first = await caller(port, reader, writer)
+        side, first = await caller(number, port, reader, writer)
         is_far = side != SIDES[number]
         if side is None:
             link.carried["strangers"] += 1

@@ -58,9 +58,13 @@ class Topology(Recipe):
             self.hold(CALM_S)
         for step in (self.join, self.leave, self.replace, self.repair_all, self.restore):
             step()
+        before = self.counts()
         with self.step("all is well again"):
             # Folds meet the rows that came back.
             self.hold(FOLDING_AFTER_S)
+        after = self.counts()
+        for name, what in {"folds": "nothing was folded", "zombies": "no row of the snapshot came back"}.items():
+            self.diary.expect(after[name] > before[name], f"{what} after the restore")
         report = self.end_load()
         self.expect_ring(3)
         self.ask_doctor(self.pods[0])
@@ -86,8 +90,8 @@ class Topology(Recipe):
         with self.step("node 3 is killed, replaced and repaired"), self.folds_off():
             cluster("kill", 3)
             shutil.rmtree(self.home / "node3")
-            while ring(1).get("127.0.0.3") != "DN":
-                self.hold(1)
+            is_down = self.wait(120, lambda: ring(1).get("127.0.0.3") == "DN")
+            self.diary.expect(is_down, "node 1 does not see that node 3 is down")
             self.hold(CALM_S)
             cluster(
                 "restart",

@@ -182,7 +182,11 @@ async fn what_was_deleted_or_removed_leaves_the_files_of_all_nodes() {
         all_are_found(&config, all).await;
     }
 
-    join_all(keys.iter().map(|key| pods[0].delete(key))).await;
+    let before = join_all(keys.iter().map(|key| pods[1].state(key))).await;
+    let cleared = join_all(keys.iter().map(|key| pods[0].delete(key))).await;
+    for ((key, before), cleared) in keys.iter().zip(before).zip(cleared) {
+        assert_eq!(Some(cleared), before, "{key}");
+    }
     pods[1].update(&register, &op(Kind::Register, "another value")).await;
     let state = pods[1].state(&or_set).await.expect("it is there");
     let seen = token(&or_set, &state);

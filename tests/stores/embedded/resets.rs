@@ -82,6 +82,30 @@ async fn a_restart_finds_the_resets_of_before() {
     }
 }
 
+/// A backup has both tables of one moment.
+#[tokio::test]
+async fn a_copy_from_before_a_reset_has_what_was_there_and_goes_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [path, copy] = ["a.redb", "copy.redb"].map(|name| folder.path().join(name));
+    let (clock, key) = (TurnedClock::new(), key("n"));
+    let pod = Pod::open(&path, &clock);
+    pod.add(&key, 5).await;
+    pod.close().await;
+    std::fs::copy(&path, &copy).expect("copied");
+    let pod = Pod::open(&path, &clock);
+    assert_eq!(pod.reset(&key).await, counter(5));
+    pod.add(&key, 2).await;
+    pod.close().await;
+    std::fs::copy(&copy, &path).expect("copied");
+    let pod = Pod::open(&path, &clock);
+    assert_eq!(pod.value(&key).await, counter(5));
+    pod.add(&key, 3).await;
+    assert_eq!(pod.reset(&key).await, counter(8));
+    pod.add(&key, 1).await;
+    assert_eq!(pod.value(&key).await, counter(1));
+    pod.close().await;
+}
+
 #[tokio::test]
 async fn a_reset_needs_no_time_here_and_the_next_one_is_above_it() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,5 +1,6 @@
 //! Updates with ids: their packs, and how many there can be.
 
+use orderfree_core::protocol::Timestamp;
 use orderfree_core::protocol::op_id::{ClientId, Window};
 
 use super::*;
@@ -7,8 +8,13 @@ use crate::policy::Policy;
 
 /// Adds 1 under an id of now.
 fn named(pod: &Pod, id: &str, window: Window) -> super::super::Update {
+    named_at(pod.clock.now().wall, id, window)
+}
+
+/// Adds 1 under an id of this time. The same id with the time of another millisecond is another one.
+fn named_at(time: Timestamp, id: &str, window: Window) -> super::super::Update {
     let id = ClientId::parse(id).expect("an id");
-    let name = NamedOp::new(id, 0, pod.clock.now().wall, window);
+    let name = NamedOp::new(id, 0, time, window);
     let ops = vec![Op::Counter(CounterOp::Add { by: 1 })];
     super::super::Update { ops, name: Some(name) }
 }
@@ -116,8 +122,10 @@ async fn what_a_pack_leaves_for_its_successor_never_wakes() {
 async fn a_key_with_too_many_ids_takes_no_further_ones() {
     let pod = pod();
     acknowledge(&pod);
+    let began = pod.clock.now().wall;
     let add = async |id: &str| {
-        pod.mutators.update(&key("n"), named(&pod, id, Window::Short), STORED).await.map(drop)
+        let update = named_at(began, id, Window::Short);
+        pod.mutators.update(&key("n"), update, STORED).await.map(drop)
     };
     let seen = |ids| pod.mutators.gate.observe_ids(&key("n"), ids);
     assert_eq!(add("a").await, Ok(()));
