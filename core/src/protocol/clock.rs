@@ -198,7 +198,9 @@ fn is_within(offset_us: i64, limit: Duration) -> bool {
     u128::from(offset_us.unsigned_abs()) <= limit.as_micros()
 }
 
-fn is_majority(part: usize, whole: usize) -> bool {
+/// Whether any two parts of this size share a member.
+#[must_use]
+pub fn is_majority(part: usize, whole: usize) -> bool {
     2 * part > whole
 }
 

@@ -428,11 +428,13 @@ impl Folder {
                 match &swept {
                     Ok(()) if self.pace.is_allowed_again() => tracing::info!("folds go on"),
                     Ok(()) => {}
-                    Err(error) => tracing::debug!(%error, "a part of the key space was not swept"),
-                }
-                // Without reads, no key comes that a fold could fail for.
-                if let Err(paused @ FoldFailure::Paused(_)) = &swept {
-                    self.went_wrong(paused);
+                    Err(error) => {
+                        tracing::debug!(%error, "a part of the key space was not swept");
+                        // Without reads, no key comes that a fold could fail for.
+                        if matches!(error, FoldFailure::Paused(_)) {
+                            self.went_wrong(error);
+                        }
+                    }
                 }
                 largest.of_part(swept.is_ok(), report.largest_group, &self.metrics.group_names);
             }

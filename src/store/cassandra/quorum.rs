@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use orderfree_core::protocol::clock::is_majority;
+
 /// A busy cluster can miss a look, or two.
 const MISSED_MAX: Duration = Duration::from_secs(30);
 
@@ -45,7 +47,7 @@ impl Quorum {
 
 /// Whether a local quorum is there for most keys, as far as a look shows.
 pub(super) fn is_there(is_row_read: bool, answered: usize, nodes: usize) -> bool {
-    is_row_read || 2 * answered > nodes
+    is_row_read || is_majority(answered, nodes)
 }
 
 #[cfg(test)]
@@ -64,7 +66,7 @@ mod tests {
         quorum.note(true, at(131), at(132));
         assert_eq!(quorum.check(at(1_000)), Ok(()));
         quorum.note(false, at(1_000), at(1_003));
-        assert_eq!(quorum.check(at(1_029)), Ok(()), "it is missed anew");
+        assert_eq!(quorum.check(at(1_029)), Ok(()), "the half minute starts again");
     }
 
     #[test]
