@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 
-from pods import Broken, Pod, Recipe, cluster, follow, uuid7
+from pods import Broken, Pod, Recipe, cluster, follow
 
 EAST, WEST = (1, 2, 3), (4, 5, 6)
 FIRST_PORT = 18_121
@@ -28,7 +28,7 @@ class Growth(Recipe):
     def __init__(self, given):
         super().__init__(given)
         self.pods = [self.pod("east", number, EAST) for number in range(2)]
-        self.others = [self.pod("west", number, WEST) for number in range(2)]
+        self.west = [self.pod("west", number, WEST) for number in range(2)]
         self.counted = {}
 
     def pod(self, side, number, nodes):
@@ -36,7 +36,8 @@ class Growth(Recipe):
             "ORDERFREE_CASSANDRA": ",".join(f"127.0.1.{node}:9042" for node in nodes),
             "ORDERFREE_LOCAL_DC": side,
             "ORDERFREE_KEYSPACE": self.keyspace,
-            "ORDERFREE_FOLD_CONSISTENCY": "each_quorum",
+            "ORDERFREE_FOLD_CONSISTENCY": self.given.fold,
+            "RELAY_SIDE": side,
             "RUST_LOG": "info,scylla=off",
         }
         port = FIRST_PORT + number + (10 if side == "west" else 0)
@@ -75,7 +76,8 @@ class Growth(Recipe):
             for node in WEST:
                 cluster("nodetool", node, "rebuild", "-ks", self.keyspace, "--", "east")
             self.repair(WEST)
-            for pod in self.others:
+            for pod in self.west:
+                self.others.append(pod)
                 pod.start()
             self.hold(CALM_S)
 
@@ -83,30 +85,34 @@ class Growth(Recipe):
         with self.step("both sides count"):
             for number in range(KEYS):
                 key = f"grown-{number % 5}/{number}"
-                weight, id = secrets.randbits(40) + 1, uuid7()
-                headers = {"Idempotency_Key": id, "Idempotency_Window": "minute"}
-                outcome = self.others[number % 2].add(key, weight, **headers)
+                weight = secrets.randbits(40) + 1
+                outcome, headers = self.west[number % 2].insist(key, weight)
                 self.diary.expect(outcome == "acked", f"{key} is {outcome}")
                 # The same update, sent again to east.
                 self.pods[number % 2].add(key, weight, **headers)
                 self.counted[key] = weight
-            self.expect_counted(self.others + self.pods, "each_quorum")
+            self.expect_counted(self.west + self.pods, "each_quorum")
             self.hold(FOLDING_AFTER_S)
-            self.expect_counted(self.others + self.pods, "local_quorum")
+            self.expect_counted(self.west + self.pods, "local_quorum")
 
     def lose_west(self):
         with self.step("west is lost, and taken out of the keyspace"):
             ids = self.host_ids(WEST)
-            for node in WEST:
-                cluster("kill", node)
-            for pod in self.others:
+            # One node is stopped in order, which Cassandra remembers, and the others are killed.
+            *killed, stopped = WEST
+            self.others.clear()
+            for pod in self.west:
                 pod.process.kill()
                 pod.process.wait()
+            cluster("drain", stopped)
+            for node in killed:
+                cluster("kill", node)
             self.hold(CALM_S)
             before = self.counts()["folds"]
             self.hold(CALM_S)
             waits = self.counts()["folds"] == before
             self.diary.expect(waits, "east folds although west is away")
+            self.forget(stopped)
             self.replicate("east:3")
             cluster(
                 "cql",
@@ -118,17 +124,32 @@ class Growth(Recipe):
             goes_on = self.wait(WITHIN_S, lambda: self.counts()["folds"] > before)
             self.diary.expect(goes_on, "east does not fold after west was taken out")
             self.diary.say(f"east folds again after {time.monotonic() - began:.0f} s")
-            for id in ids:
-                cluster("nodetool", 1, "removenode", id)
+            for node in killed:
+                cluster("nodetool", 1, "removenode", ids[node])
             self.expect_ring(3)
             self.hold(CALM_S)
 
-    def replicate(self, wanted):
-        """Changes the replication, and waits until every running pod knows it."""
+    def forget(self, stopped):
+        """Makes Cassandra forget a node that was stopped in order. Until then it refuses to change the replication."""
+        is_known = self.wait(WITHIN_S, lambda: "shutdown,true" in cluster("nodetool", 1, "gossipinfo"))
+        self.diary.expect(is_known, f"node 1 does not know that node {stopped} was stopped in order")
+        try:
+            self.alter("east:3")
+        except Broken as error:
+            self.diary.say(f"while a node is known as stopped in order: {error}")
+        else:
+            self.diary.wrong("the replication can be altered while a node is known as stopped in order")
+        cluster("nodetool", 1, "assassinate", f"127.0.1.{stopped}")
+
+    def alter(self, wanted):
         factors = [one.split(":") for one in wanted.split(",")]
         options = ", ".join(f"'{name}': {factor}" for name, factor in factors)
         replication = f"{{'class': 'NetworkTopologyStrategy', {options}}}"
         cluster("cql", 1, f"ALTER KEYSPACE {self.keyspace} WITH replication = {replication}")
+
+    def replicate(self, wanted):
+        """Changes the replication, and waits until every running pod knows it."""
+        self.alter(wanted)
         began = time.monotonic()
         if not self.wait(WITHIN_S, lambda: all(self.knows(pod, wanted) for pod in self.pods)):
             raise Broken(f"pods do not learn of the replication {wanted}")
@@ -140,7 +161,7 @@ class Growth(Recipe):
     def host_ids(self, nodes):
         text = cluster("nodetool", 1, "status")
         found = dict(re.findall(r"^U\S+ +(\S+) .* ([0-9a-f-]{36}) ", text, re.MULTILINE))
-        return [found[f"127.0.1.{node}"] for node in nodes]
+        return {node: found[f"127.0.1.{node}"] for node in nodes}
 
     def expect_counted(self, pods, level):
         for key, weight in self.counted.items():

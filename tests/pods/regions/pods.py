@@ -33,6 +33,10 @@ SETTLE_S = 155
 WRONGS_MAX = 40
 # Time limit of a request. A pod refuses or gives up long before.
 REQUEST_WITHIN_S = 15
+# Time limit of a command, such as a start of six nodes on a slow machine.
+COMMAND_WITHIN_S = 1800
+# How long a client sends an update again that is not acked.
+INSIST_S = 60
 # A table of resets is used when every pod can have found it.
 RESETS_AGE_S = 310
 
@@ -88,7 +92,7 @@ class Pod:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 180
         while not self.is_ready():
             self.check()
             if time.monotonic() > deadline:
@@ -138,7 +142,7 @@ class Pod:
         return answer.status, answered
 
     def is_ready(self):
-        return self.ask("GET", "/readyz", within_s=2)[0] == 200
+        return self.ask("GET", "/readyz", within_s=5)[0] == 200
 
     def metrics(self):
         """The metrics, by name with labels. A pod that does not answer has none."""
@@ -163,6 +167,14 @@ class Pod:
         outcome = answer.get("outcome") if isinstance(answer, dict) else None
         return outcome if outcome in ("acked", "refused") else "unknown"
 
+    def insist(self, key, weight):
+        """Adds under one id until the update is acked. Returns the last outcome, and the headers with the id."""
+        headers = {"Idempotency_Key": uuid7(), "Idempotency_Window": "minute"}
+        deadline = time.monotonic() + INSIST_S
+        while (outcome := self.add(key, weight, **headers)) != "acked" and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return outcome, headers
+
     def read(self, key, level, **more):
         """The answer to a read of a counter, which is 0 if it is absent."""
         query = "&".join(f"{name}={value}" for name, value in {"numbers": "string", **more}.items())
@@ -179,11 +191,28 @@ def uuid7():
 def run(*words, **settings):
     """Runs a command, and returns its output."""
     words = [str(word) for word in words]
-    done = subprocess.run(words, env=os.environ | settings, capture_output=True, text=True)
+    shown = f"`{' '.join(words[-5:])}`"
+    # The session has all of its processes, but for nodes, which have sessions of their own.
+    done = subprocess.Popen(
+        words,
+        env=os.environ | settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, error = done.communicate(timeout=COMMAND_WITHIN_S)
+    except BaseException as why:
+        os.killpg(done.pid, signal.SIGKILL)
+        done.wait()
+        if isinstance(why, subprocess.TimeoutExpired):
+            raise Broken(f"{shown} takes longer than {COMMAND_WITHIN_S} s") from None
+        raise
     if done.returncode:
-        said = " ".join((done.stderr + done.stdout).split())[-600:]
-        raise Broken(f"`{' '.join(words[-5:])}` failed: {said}")
-    return done.stdout
+        raise Broken(f"{shown} failed: {' '.join((error + out).split())[-600:]}")
+    return out
 
 
 def cluster(*words, **settings):
@@ -290,7 +319,8 @@ TABLES = ("resets", "shards")
 
 
 class Recipe:
-    """A course of steps under load, and its report. `pods` are those that run all the time."""
+    """A course of steps under load, and its report. `pods` are those that run all the time, and `others` those that run
+    just now."""
 
     title = None
 
@@ -321,7 +351,7 @@ class Recipe:
         """Lets the load go on."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            for process in (self.load, *self.pods):
+            for process in (self.load, *self.pods, *self.others):
                 process.check()
             time.sleep(0.5)
 
@@ -414,7 +444,7 @@ def follow(recipe):
     parser.add_argument("--relay", type=int, help="process id of relay.py")
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--rate", type=int, required=True)
-    parser.add_argument("--fold", choices=["all", "quorum"], required=True)
+    parser.add_argument("--fold", choices=["all", "each_quorum", "quorum"], required=True)
     parser.add_argument("--told-as", required=True)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupt)

@@ -17,6 +17,7 @@ import os
 import random
 import secrets
 import signal
+import subprocess
 import threading
 import time
 import traceback
@@ -24,6 +25,7 @@ import traceback
 from pods import (
     COUNTED,
     RESETS_AGE_S,
+    TIMES,
     Pod,
     Recipe,
     cluster,
@@ -53,6 +55,10 @@ AWAY_MAX_S, HEALED_MAX_S = 120, 60
 AGREE_WITHIN_S = 300
 RESET_WITHIN_S = 180
 FOLD_WITHIN_S = 30
+# Time limit of a command that can't know its data centre.
+GUESS_WITHIN_S = 60
+# A client waits for so long for a side that can be away.
+AWAY_ANSWER_S = 3
 # Acks and reads of a client that was at work all the time.
 CLIENT_LEAST = 100
 
@@ -219,7 +225,8 @@ class Regions(Recipe):
             "ORDERFREE_CASSANDRA": ",".join(f"127.0.1.{node}:9042" for node in NODES[side]),
             "ORDERFREE_LOCAL_DC": side,
             "ORDERFREE_KEYSPACE": self.keyspace,
-            "ORDERFREE_FOLD_CONSISTENCY": "each_quorum",
+            "ORDERFREE_FOLD_CONSISTENCY": self.given.fold,
+            "RELAY_SIDE": side,
             "RUST_LOG": "info,scylla=off",
         }
         if number == 0:
@@ -280,6 +287,26 @@ class Regions(Recipe):
                 _, answer = pod.ask("GET", "/version")
                 found = (answer.get("datacenter"), answer.get("replication"))
                 self.diary.expect(found == (side, "east:3,west:3"), f"{pod.name} says {found}")
+        # Nothing guesses its data centre.
+        settings = os.environ | TIMES | self.pods[0].settings | {"ORDERFREE_LISTEN": "127.0.0.1:0"}
+        del settings["ORDERFREE_LOCAL_DC"]
+        for words in (["serve"], ["doctor"], ["export"], ["fold", "--once"]):
+            shown = f"orderfree {' '.join(words)} without a data centre"
+            try:
+                done = subprocess.run(
+                    [self.given.program, *words],
+                    env=settings,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=GUESS_WITHIN_S,
+                )
+            except subprocess.TimeoutExpired:
+                self.diary.wrong(f"{shown} does not end")
+                continue
+            said = " ".join((done.stdout + done.stderr).split())
+            is_refused = done.returncode != 0 and "ORDERFREE_LOCAL_DC to one of east, west" in said
+            self.diary.expect(is_refused, f"{shown} ends with {done.returncode}: {said[-300:]}")
 
     # --- Faults -------------------------------------------------------------------------------------------------------
 
@@ -292,14 +319,14 @@ class Regions(Recipe):
             cluster("kill", node)
         self.diary.say(f"the nodes of {side} are killed")
         self.count_quietly(other, tag)
-        lacking = self.wait(60, lambda: not any(map(self.has_quorum, self.sides[side])))
+        lacking = self.wait(60, lambda: all(self.quorum(pod) == 0.0 for pod in self.sides[side]))
         self.diary.expect(lacking, f"pods in {side} do not notice that no quorum answers")
         if lacking:
             self.fact(f"pods in {side} say that no quorum answers", time.monotonic() - at)
             ready = [pod.is_ready() for pod in self.sides[side]]
             self.diary.expect(ready == [False, True], f"pods in {side} are ready: {ready}")
         for pod in self.sides[other]:
-            self.diary.expect(self.has_quorum(pod), f"{pod.name} says that no quorum answers")
+            self.diary.expect(self.quorum(pod) == 1.0, f"{pod.name} says that no quorum answers")
             self.diary.expect(pod.is_ready(), f"{pod.name} is not ready while {side} is away")
         self.hold(seconds - (time.monotonic() - at))
         self.phases.begin(f"{side} comes back")
@@ -308,7 +335,7 @@ class Regions(Recipe):
         cluster("start")
         self.fact(f"all nodes of {side} are up again", time.monotonic() - at)
         at = time.monotonic()
-        back = self.wait(120, lambda: all(map(self.has_quorum, self.sides[side])))
+        back = self.wait(120, lambda: all(self.quorum(pod) == 1.0 for pod in self.sides[side]))
         self.diary.expect(back, f"pods in {side} do not notice that a quorum answers again")
         self.agree(tag, at, f"{side} was back")
 
@@ -322,10 +349,9 @@ class Regions(Recipe):
             self.count_quietly(side, tag)
         self.hold(15)
         for side in SIDES:
-            seen = ring(NODES[side][0])
-            down = sorted(address for address, state in seen.items() if state.startswith("D"))
             wanted = [f"127.0.1.{node}" for node in NODES[OTHER[side]]]
-            self.diary.expect(down == wanted, f"{side} sees these nodes down: {down}")
+            is_seen = self.wait(60, lambda: self.seen_down(side) == wanted)
+            self.diary.expect(is_seen, f"{side} does not see exactly the other side down: {self.seen_down(side)}")
             self.look_across(side, tag)
             began = time.monotonic()
             self.stop(self.sides[side][1])
@@ -340,6 +366,11 @@ class Regions(Recipe):
         self.agree(tag, at, "the link was healed")
         cluster("start")
         self.finish_reset(*early)
+
+    def seen_down(self, side):
+        """The nodes that a side sees as down."""
+        seen = ring(NODES[side][0])
+        return sorted(address for address, state in seen.items() if state.startswith("D"))
 
     def look_across(self, side, tag):
         """What a side says of a key that only the other one counted."""
@@ -369,7 +400,7 @@ class Regions(Recipe):
             counted += outcome == "acked"
             # The same update, sent again to the other side. That one can be away.
             if both:
-                self.sides[OTHER[side]][0].add(key, weight, **headers)
+                self.sides[OTHER[side]][0].add(key, weight, within_s=AWAY_ANSWER_S, **headers)
         self.diary.expect(counted > 0, f"{side} acked no quiet key")
 
     def of(self, side, tag, both=None):
@@ -526,8 +557,9 @@ class Regions(Recipe):
             folded = sum(row[3]["folds"] for row in self.phases.rows if row[2] == side)
             self.diary.expect(folded > 0, f"pods in {side} folded nothing")
 
-    def has_quorum(self, pod):
-        return pod.metrics().get("orderfree_store_quorum") == 1.0
+    def quorum(self, pod):
+        """1 if a quorum of the pod's data centre answers, 0 if none does, None if the pod says nothing."""
+        return pod.metrics().get("orderfree_store_quorum")
 
     def fact(self, words, seconds=None):
         self.known.append(words if seconds is None else f"{words}: {seconds:.1f} s")

@@ -25,8 +25,8 @@ NODES_PORT, PODS_PORT = 7000, 9042
 CHUNK, CHUNKS_MAX = 64 * 1024, 256
 # The first message of a connection between nodes: magic, flags, then the sender as length, address and port.
 SENDER_AT, ADDRESS_LENGTH = 8, 6
-# The variable by which a pod knows its data centre.
-VARIABLE = b"ORDERFREE_LOCAL_DC="
+# The variable with the side of a pod, which pods.py sets.
+VARIABLE = b"RELAY_SIDE="
 
 
 class Link:
