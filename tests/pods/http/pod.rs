@@ -55,7 +55,7 @@ pub(crate) enum Fault {
     Silent,
     /// Writes take as long as this lasts.
     Stalled,
-    /// Reads of a key take as long as this lasts.
+    /// Reads of a key, also for folds and resets, take as long as this lasts.
     Hanging,
     /// Reads of groups take as long as this lasts.
     HangingGroups,
@@ -132,13 +132,18 @@ pub(crate) struct Answer {
 
 impl Ground {
     pub(crate) fn new() -> Arc<Ground> {
+        Ground::with_cutoff(Duration::from_secs(30))
+    }
+
+    /// A reset waits for a 15th of the cutoff. Another pod can prove it for two thirds of the cutoff at most.
+    pub(crate) fn with_cutoff(cutoff: Duration) -> Arc<Ground> {
         let directory = tempfile::tempdir().expect("a directory");
-        let seconds = |seconds| Some(std::time::Duration::from_secs(seconds));
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
         // These have a request budget of 2 s: unknown outcomes come soon, and a slow disk still answers in time.
         let constants = Constants::resolve(Overrides {
             lifetime: seconds(60),
             drain_margin: seconds(10),
-            cutoff: seconds(30),
+            cutoff: Some(cutoff),
             ..Overrides::default()
         });
         let constants = constants.expect("consistent");
@@ -457,6 +462,9 @@ impl Reads for Faulty {
 
     async fn read_for_folds(&self, keys: &[Key]) -> Result<Vec<FullRead>, StoreError> {
         self.fold_reads.fetch_add(1, Ordering::SeqCst);
+        while self.fault() == Fault::Hanging {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         let is_home = |key: &Key| key.name.as_str() == "home";
         let has_bug = self.fault() == Fault::FoldPanics && keys.iter().any(is_home);
         assert!(!has_bug, "invariant: a test of panics");

@@ -1,17 +1,31 @@
 //! Keys that begin again, and keys that are deleted. If the store is of this process alone, nothing waits.
 
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use futures::future::join_all;
+use axum::response::Response;
+use futures::FutureExt;
+use futures::future::{join_all, select_all};
+use orderfree::engine::write::Bounds;
+use orderfree::limits::{LOG_ROWS_MAX, RESETS_AT_ONCE_MAX, RESETS_REMEMBERED_MAX};
+use orderfree::policy::Policies;
 use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::runtime::random::update_id;
-use orderfree::store::Receipt;
+use orderfree::store::{Receipt, ResetLog};
 use orderfree_core::crdt::Kind;
+use orderfree_core::protocol::reset::{Generation, LOG_NAMES_MAX, LogRow, bucket};
+use orderfree_core::protocol::{Name, Timestamp};
 use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tower::ServiceExt;
+use uuid::Uuid;
 
 use crate::log::Logged;
-use crate::pod::{Answer, Fault, Pod, request};
+use crate::pod::{Answer, Fault, Ground, Pod, request};
 
 const KEY: &str = "/v1/counter/site/home";
 
@@ -23,6 +37,32 @@ fn new_id() -> String {
 async fn add(pod: &Pod, path: &str, by: &str) {
     let answer = pod.post(path, "text/plain", by).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+}
+
+/// Adds to a counter under an id, again and again until it is acknowledged.
+async fn add_once(pod: &Pod, path: &str, by: u32, id: &str) {
+    let headers = [("content-type", "text/plain"), ("idempotency-key", id)];
+    for _ in 0..100 {
+        let answer = pod.send(request("POST", path, &headers, by.to_string())).await;
+        match answer.status {
+            StatusCode::OK => return,
+            // On a busy machine the log can be unread for a moment.
+            StatusCode::SERVICE_UNAVAILABLE => sleep(Duration::from_millis(50)).await,
+            _ => panic!("{}", answer.text),
+        }
+    }
+    panic!("{path} takes no update");
+}
+
+/// Waits until this is so.
+async fn until(is_so: impl AsyncFn() -> bool) {
+    for _ in 0..1_500 {
+        if is_so().await {
+            return;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    panic!("it is not so after half a minute");
 }
 
 async fn ask(pod: &Pod, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
@@ -247,7 +287,7 @@ async fn a_pod_that_cant_read_the_log_takes_no_updates_and_says_why() {
     let pod = Pod::with_log(&log).await;
     add(&pod, KEY, "5").await;
     log.set_down(true);
-    tokio::time::sleep(Duration::from_millis(2_100)).await;
+    sleep(Duration::from_millis(2_100)).await;
     let refused = pod.post(KEY, "text/plain", "1").await;
     assert_eq!(refused.problem(503, "reset-log-unread").as_deref(), Some("refused"));
     assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
@@ -267,7 +307,7 @@ async fn a_pod_that_cant_read_the_log_takes_no_updates_and_says_why() {
     let detail = new.get("/readyz").await.detail(503, "not-ready");
     assert_eq!(detail, "resets: the log of resets was not read yet.");
     log.set_down(false);
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    sleep(Duration::from_millis(300)).await;
     add(&pod, KEY, "1").await;
     assert_eq!(pod.get("/readyz?verbose").await.json()["checks"]["resets"], "ok");
     assert_eq!(new.get("/readyz").await.status, StatusCode::OK);
@@ -299,7 +339,7 @@ async fn a_pod_makes_only_so_many_resets_a_second() {
     let text = pod.get("/metrics").await.text;
     let limited = "orderfree_resets_total{end=\"limited\"} ";
     assert!(text.contains(limited) && !text.contains(&format!("{limited}0\n")), "{text}");
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    sleep(Duration::from_secs(1)).await;
     assert_eq!(ask(&pod, "POST", path, &[]).await.status, StatusCode::NOT_FOUND);
 }
 
@@ -321,21 +361,327 @@ async fn an_id_must_be_of_a_time_that_the_log_surely_covers() {
 }
 
 #[tokio::test]
-async fn a_key_with_too_many_rows_is_not_resettable_and_stops_no_other() {
-    let pod = Pod::new();
-    for name in ["a", "home", "z"] {
-        add(&pod, &format!("/v1/counter/site/{name}"), "1").await;
+async fn a_key_that_is_not_resettable_keeps_all_and_stops_no_other() {
+    for (fault, says) in
+        [(Fault::LongKey, "The key has more than 128 rows"), (Fault::Damaged, "undecodable")]
+    {
+        let pod = Pod::new();
+        for name in ["a", "home", "z"] {
+            add(&pod, &format!("/v1/counter/site/{name}"), "1").await;
+        }
+        pod.set(fault);
+        for (method, path) in [("POST", format!("{KEY}/reset")), ("DELETE", KEY.to_owned())] {
+            let refused = ask(&pod, method, &path, &[]).await;
+            assert!(refused.detail(409, "not-resettable").contains(says), "{}", refused.text);
+            assert_eq!(refused.problem(409, "not-resettable").as_deref(), Some("refused"));
+        }
+        let deleted = done(&pod, "DELETE", "/v1/counter/site?all=true", &[]).await;
+        let failed = &deleted["failed"][0];
+        assert_eq!((&deleted["deleted"], &failed["name"]), (&json!(2), &json!("home")));
+        let problem = failed["problem"]["type"].as_str().expect("a problem");
+        assert!(problem.ends_with("not-resettable"), "{problem}");
+        pod.set(Fault::None);
+        assert_eq!(pod.value(KEY).await.as_deref(), Some("1"));
+        assert_eq!(done(&pod, "DELETE", "/v1/counter/site?all=true", &[]).await["deleted"], 1);
     }
-    pod.set(Fault::LongKey);
-    let refused = ask(&pod, "POST", &format!("{KEY}/reset"), &[]).await;
-    let detail = refused.detail(409, "not-resettable");
-    assert!(detail.starts_with("The key has more than 128 rows"), "{detail}");
-    let deleted = done(&pod, "DELETE", "/v1/counter/site?all=true", &[]).await;
-    assert_eq!((&deleted["deleted"], &deleted["failed"][0]["name"]), (&json!(2), &json!("home")));
-    let problem = deleted["failed"][0]["problem"]["type"].as_str().expect("a problem");
-    assert!(problem.ends_with("not-resettable"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_pod_makes_only_so_many_resets_at_once() {
+    let pod = Pod::new();
+    add(&pod, KEY, "5").await;
+    pod.set(Fault::Hanging);
+    let asked = (0..=RESETS_AT_ONCE_MAX).map(|at| {
+        let name = if at < RESETS_AT_ONCE_MAX { "other" } else { "home" };
+        let (pod, path) = (&pod, format!("/v1/counter/site/{name}/reset"));
+        async move { ask(pod, "POST", &path, &[]).await }.boxed_local()
+    });
+    let first = timeout(Duration::from_secs(30), select_all(asked)).await;
+    let (refused, at, others) = first.expect("one is refused");
+    assert_eq!(at, RESETS_AT_ONCE_MAX, "{}", refused.text);
+    let says = "This pod makes 1000 resets at once; send the request again in a few seconds.";
+    assert_eq!(refused.detail(429, "too-many-resets"), says);
+    assert_eq!(refused.problem(429, "too-many-resets").as_deref(), Some("refused"));
+    // Their clients go away before their resets begin.
+    drop(others);
     pod.set(Fault::None);
-    assert_eq!(done(&pod, "DELETE", "/v1/counter/site?all=true", &[]).await["deleted"], 1);
+    assert_eq!(done(&pod, "POST", &format!("{KEY}/reset"), &[]).await["cleared"]["value"], 5);
+}
+
+/// Rows of resets that have this number of names together, and each up to `of_row`.
+fn log_rows(group: &str, names: usize, of_row: usize, until: Timestamp) -> Vec<LogRow> {
+    let name = |text: &str| Name::new(text).expect("a name");
+    let names: Vec<Name> = (0..names).map(|number| name(&format!("n{number}"))).collect();
+    let generation = Generation::at(SystemClock.now().wall);
+    let row = |names: &[Name]| LogRow {
+        id: Uuid::new_v4(),
+        kind: Kind::Counter,
+        group: name(group),
+        names: names.to_vec(),
+        generation,
+        until,
+        is_deletion: false,
+    };
+    names.chunks(of_row).map(row).collect()
+}
+
+/// Rows and names of the key's part of the log count for as long as the log has them, and names of any part for as long
+/// as pods need them.
+#[tokio::test]
+async fn no_key_is_reset_if_the_log_has_too_much() {
+    let part = |group: &str| bucket(Kind::Counter, &Name::new(group).expect("a name"));
+    let groups = ["a", "b", "c", "d", "e"];
+    let far = groups.into_iter().find(|group| part(group) != part("site")).expect("another part");
+    let now = SystemClock.now().wall;
+    let (over, needed) = (now.minus(Duration::from_secs(1)), now.plus(Duration::from_secs(3_600)));
+    for (group, names, of_row, end) in [
+        ("site", LOG_ROWS_MAX - 1, 1, over),
+        ("site", RESETS_REMEMBERED_MAX - 1, LOG_NAMES_MAX, over),
+        (far, RESETS_REMEMBERED_MAX - 1, LOG_NAMES_MAX, needed),
+    ] {
+        let log = Logged::new();
+        let pod = Pod::on(&log.ground, log.clone(), Policies::default(), Bounds::default());
+        let last = "/v1/counter/site/last";
+        for path in [KEY, last] {
+            pod.resetter.look().await;
+            add(&pod, path, "5").await;
+        }
+        for row in log_rows(group, names, of_row, end) {
+            log.write_reset(&row, &Receipt::default()).await.expect("written");
+        }
+        pod.resetter.look().await;
+        let fits =
+            ask(&pod, "POST", &format!("{last}/reset"), &[("prefer", "respond-async")]).await;
+        assert_eq!(fits.status, StatusCode::ACCEPTED, "{group} {of_row}: {}", fits.text);
+        until(async || log.rows().len() > names.div_ceil(of_row)).await;
+        pod.resetter.look().await;
+        let rows = log.rows().len();
+        let refused = ask(&pod, "POST", &format!("{KEY}/reset"), &[]).await;
+        let says = refused.detail(429, "too-many-resets");
+        assert!(says.starts_with("Pods remember 200000 keys that were reset, and 15000"), "{says}");
+        assert_eq!(refused.problem(429, "too-many-resets").as_deref(), Some("refused"));
+        assert_eq!((pod.value(KEY).await.as_deref(), log.rows().len()), (Some("5"), rows));
+    }
+}
+
+#[tokio::test]
+async fn no_key_is_reset_if_the_file_has_too_many_names() {
+    let ground = Ground::new();
+    let store = &ground.store;
+    let pod = Pod::on(&ground, store.clone(), Policies::default(), Bounds::default());
+    let reset = format!("{KEY}/reset");
+    add(&pod, KEY, "5").await;
+    // Pods need these no more. The file keeps them for their clients.
+    let over = SystemClock.now().wall.minus(Duration::from_secs(1));
+    let rows = log_rows("site", RESETS_REMEMBERED_MAX - 1, LOG_NAMES_MAX, over);
+    let nothing = Receipt::default();
+    for written in join_all(rows.iter().map(|row| store.write_reset(row, &nothing))).await {
+        written.expect("written");
+    }
+    assert_eq!(done(&pod, "POST", &reset, &[]).await["cleared"]["value"], 5);
+    add(&pod, KEY, "3").await;
+    let refused = ask(&pod, "POST", &reset, &[]).await;
+    let says = refused.detail(503, "reset-paused");
+    assert!(says.starts_with("Keys can't be reset: the file keeps 200000 names of keys"), "{says}");
+    assert_eq!(refused.problem(503, "reset-paused").as_deref(), Some("refused"));
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("3"));
+}
+
+/// Each update adds a number that says when it was sent, so values tell which updates they have.
+#[tokio::test]
+async fn a_group_is_deleted_while_two_pods_count_in_it() {
+    let log = Logged::new();
+    let pods = [Pod::with_log(&log).await, Pod::with_log(&log).await];
+    let paths: Vec<String> = (0..10).map(|name| format!("/v1/counter/site/{name}")).collect();
+    // Path, amount and id of each update, and the pod that gets it last.
+    let sent = RefCell::new(Vec::new());
+    let count = async |at: usize, path: &str, by: u32| {
+        let id = new_id();
+        add_once(&pods[at], path, by, &id).await;
+        sent.borrow_mut().push((path.to_owned(), by, id, 1 - at));
+    };
+    let again = async || {
+        let all = sent.borrow().clone();
+        for (path, by, id, at) in &all {
+            add_once(&pods[*at], path, *by, id).await;
+        }
+    };
+    let values = async |pod: &Pod| {
+        let values = join_all(paths.iter().map(|path| pod.value(path))).await;
+        let number = |value: Option<String>| value.expect("a key").parse().expect("a number");
+        values.into_iter().map(number).collect::<Vec<usize>>()
+    };
+    let (before, meanwhile, after) = (1, 1_000_000, 1_000);
+    for path in &paths {
+        for at in [0, 1] {
+            count(at, path, before).await;
+        }
+    }
+    let (is_over, rounds) = (Cell::new(false), Cell::new(0));
+    let counting = async |at: usize| {
+        while !is_over.get() {
+            for path in &paths {
+                count(at, path, meanwhile).await;
+            }
+            // What came before comes again while the keys are deleted.
+            let (path, by, id, _) = sent.borrow()[rounds.get() % 20].clone();
+            add_once(&pods[at], &path, by, &id).await;
+            rounds.set(rounds.get() + 1);
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let deletion = async {
+        let deleted = done(&pods[0], "DELETE", "/v1/counter/site?all=true", &[]).await;
+        is_over.set(true);
+        deleted
+    };
+    let (deleted, (), ()) = futures::join!(deletion, counting(0), counting(1));
+    assert_eq!((&deleted["deleted"], &deleted["failed"]), (&json!(10), &json!([])));
+    for path in &paths {
+        for at in [0, 1] {
+            count(at, path, after).await;
+        }
+    }
+    let counted = values(&pods[0]).await;
+    for value in &counted {
+        let (before, after, meanwhile) = (value % 1_000, value / 1_000 % 1_000, value / 1_000_000);
+        assert_eq!((before, after), (0, 2), "{counted:?}");
+        assert!(meanwhile <= rounds.get(), "{counted:?}, {} rounds", rounds.get());
+    }
+    again().await;
+    for pod in &pods {
+        assert_eq!(values(pod).await, counted);
+    }
+}
+
+/// A pod with a runtime of its own. If it is dropped, its tasks end as in a crash.
+struct Mortal {
+    pod: Pod,
+    runtime: Option<Runtime>,
+}
+
+impl Mortal {
+    async fn with_log(log: &Arc<Logged>) -> Mortal {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let (runtime, log) = (runtime.expect("a runtime"), log.clone());
+        let pod = runtime.spawn(async move { Pod::with_log(&log).await }).await.expect("a pod");
+        Mortal { pod, runtime: Some(runtime) }
+    }
+
+    /// Sends a request. It goes on without anyone who waits for the answer.
+    fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> JoinHandle<Response> {
+        let (router, request) = (self.pod.router(), request(method, path, headers, ""));
+        let runtime = self.runtime.as_ref().expect("a runtime");
+        runtime.spawn(async move { router.oneshot(request).await.expect("infallible") })
+    }
+}
+
+impl Drop for Mortal {
+    fn drop(&mut self) {
+        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
+/// The markers of some keys are stored, and those of the others never.
+#[tokio::test]
+async fn a_group_deletion_that_a_crash_cut_short_is_run_again() {
+    let log = Logged::new();
+    let (one, other) = (Mortal::with_log(&log).await, Pod::with_log(&log).await);
+    let paths: Vec<String> = (10..30).map(|name| format!("/v1/counter/site/{name}")).collect();
+    let delete = "/v1/counter/site?all=true";
+    let mut earlier = Vec::new();
+    for path in &paths {
+        for pod in [&one.pod, &other] {
+            let id = new_id();
+            add_once(pod, path, 1, &id).await;
+            earlier.push((path, id));
+        }
+    }
+    let again = async || {
+        for (path, id) in &earlier {
+            add_once(&other, path, 1, id).await;
+        }
+    };
+    log.set_silent(true);
+    let _answer = one.send("DELETE", delete, &[]);
+    until(async || other.value(&paths[0]).await.is_none()).await;
+    drop(one);
+    log.set_silent(false);
+    let mut deleted = 0;
+    for path in &paths {
+        let left = other.value(path).await;
+        deleted += usize::from(left.is_none());
+        assert!(matches!(left.as_deref(), None | Some("2")), "{path}: {left:?}");
+        add_once(&other, path, 1_000, &new_id()).await;
+        let expected = left.map_or(1_000, |_| 1_002).to_string();
+        assert_eq!(other.value(path).await, Some(expected), "{path}");
+    }
+    assert!((1..paths.len()).contains(&deleted), "{deleted}");
+    again().await;
+    let values = join_all(paths.iter().map(|path| other.value(path))).await;
+    let whole = values.iter().filter(|value| value.as_deref() == Some("1002")).count();
+    assert_eq!(whole, paths.len() - deleted, "{values:?}");
+    let all = done(&other, "DELETE", delete, &[]).await;
+    assert_eq!((&all["deleted"], &all["failed"]), (&json!(paths.len()), &json!([])));
+    for path in &paths {
+        assert_eq!(other.value(path).await, None, "{path}");
+        add_once(&other, path, 3, &new_id()).await;
+    }
+    again().await;
+    for path in &paths {
+        assert_eq!(other.value(path).await.as_deref(), Some("3"), "{path}");
+    }
+}
+
+/// The marker is stored, but its pod does not learn that.
+#[tokio::test]
+async fn another_pod_says_what_a_pod_cleared_that_crashed() {
+    let log = Logged::on(Ground::with_cutoff(Duration::from_secs(60)));
+    let (one, other) = (Mortal::with_log(&log).await, Pod::with_log(&log).await);
+    let (reset, id) = (format!("{KEY}/reset"), new_id());
+    let named = [("idempotency-key", id.as_str()), ("prefer", "respond-async")];
+    add(&one.pod, KEY, "5").await;
+    add(&other, KEY, "7").await;
+    log.set_silent(true);
+    let running = one.send("POST", &reset, &named).await.expect("an answer");
+    assert_eq!(running.status(), StatusCode::ACCEPTED);
+    let place = running.headers()["location"].to_str().expect("ASCII").to_owned();
+    until(async || other.value(KEY).await.as_deref() == Some("0")).await;
+    drop(one);
+    log.set_silent(false);
+    // While the first pod can still send its marker, the other one leaves the reset to it.
+    assert_eq!(done(&other, "GET", &place, &[]).await["outcome"], "accepted");
+    other.advance(Duration::from_secs(10));
+    let end = done(&other, "GET", &place, &[]).await;
+    assert_eq!((&end["outcome"], &end["cleared"]), (&json!("acked"), &json!({"value": 12})));
+    assert_eq!(done(&other, "POST", &reset, &named).await, end);
+    assert_eq!(log.rows()[0].1.done, Some(true));
+    add(&other, KEY, "1").await;
+    assert_eq!(other.value(KEY).await.as_deref(), Some("1"));
+}
+
+/// Its marker was not sent, and never will be.
+#[tokio::test]
+async fn a_reset_whose_pod_crashed_early_changes_nothing() {
+    let log = Logged::new();
+    let (one, other) = (Mortal::with_log(&log).await, Pod::with_log(&log).await);
+    let (reset, id) = (format!("{KEY}/reset"), new_id());
+    let named = ("idempotency-key", id.as_str());
+    add(&other, KEY, "5").await;
+    let running = one.send("POST", &reset, &[named, ("prefer", "respond-async")]);
+    let running = running.await.expect("an answer");
+    assert_eq!(running.status(), StatusCode::ACCEPTED);
+    let place = running.headers()["location"].to_str().expect("ASCII").to_owned();
+    until(async || !log.rows().is_empty()).await;
+    drop(one);
+    assert_eq!(done(&other, "GET", &place, &[]).await["outcome"], "accepted");
+    other.advance(Duration::from_secs(20));
+    let asked = ask(&other, "GET", &place, &[]).await;
+    let says = "The key could not be reset: its pod ended, or its time was over; reset it again.";
+    assert_eq!(asked.detail(503, "store-unavailable"), says);
+    assert_eq!(other.value(KEY).await.as_deref(), Some("5"));
+    let made = done(&other, "POST", &reset, &[named, ("prefer", "wait=60")]).await;
+    assert_eq!(made["cleared"], json!({"value": 5}));
 }
 
 #[tokio::test]
@@ -389,7 +735,7 @@ async fn a_reset_that_gave_way_is_refused_by_every_pod() {
     assert_eq!(running.status, StatusCode::ACCEPTED, "{}", running.text);
     let later = ask(&other, "POST", &reset, &[soon]).await;
     assert_eq!(later.status, StatusCode::ACCEPTED, "{}", later.text);
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    sleep(Duration::from_millis(400)).await;
     add(&one, KEY, "3").await;
     let end = ask(&one, "POST", &reset, &patient).await;
     assert_eq!(end.problem(409, "reset-overtaken").as_deref(), Some("refused"));
@@ -413,7 +759,7 @@ async fn a_marker_that_a_read_finds_is_no_proof_of_a_reset() {
     log.set_silent(true);
     let running = ask(&one, "POST", &reset, &[named, ("prefer", "respond-async")]).await;
     let place = running.header("location").to_owned();
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    sleep(Duration::from_secs(4)).await;
     assert_eq!(other.value(KEY).await.as_deref(), Some("0"), "the marker is there");
     assert_eq!(done(&other, "GET", &place, &[]).await["outcome"], "accepted");
     let end = ask(&one, "POST", &reset, &[named, ("prefer", "wait=60")]).await;
