@@ -49,3 +49,14 @@ fn a_password_is_never_printed() {
     let shown = format!("{args:?} {:?}", args.store.resolve());
     assert!(!shown.contains("hush"), "{shown}");
 }
+
+#[test]
+fn tools_read_at_the_level_of_folds() {
+    let args = ["--cassandra", "a:1", "--read-consistency", "one", "--fold-consistency", "quorum"];
+    let config = parse(&args).store.resolve().expect("consistent");
+    let StoreConfig::Cassandra(pods) = &config else { panic!("{config:?}") };
+    let (of_pods, constants) = (pods.levels, pods.constants);
+    let StoreConfig::Cassandra(tools) = config.for_tools() else { panic!("no cluster") };
+    assert_eq!(tools.levels, Levels { read: Level::Quorum, ..of_pods });
+    assert_eq!(tools.constants, constants.assumed());
+}

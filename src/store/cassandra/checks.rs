@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use orderfree_core::protocol::consistency::Replication;
+use orderfree_core::protocol::consistency::{Levels, Replication};
 
 use super::connect_error::ConnectError;
 
@@ -68,8 +68,12 @@ impl Engine {
         self != Engine::Scylla
     }
 
-    pub(super) fn has_each_quorum_reads(self) -> bool {
-        self != Engine::Scylla
+    /// Checks that the engine has reads at these levels.
+    pub(super) fn check(self, levels: Levels) -> Result<(), ConnectError> {
+        match self == Engine::Scylla && levels.reads_each_quorum() {
+            true => Err(ConnectError::NoEachQuorumReads),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn has_unified_compaction(self) -> bool {
@@ -208,7 +212,7 @@ pub(super) fn local_datacenter(
 
 #[cfg(test)]
 mod tests {
-    use orderfree_core::protocol::consistency::{Level, Levels};
+    use orderfree_core::protocol::consistency::Level;
 
     use super::*;
 
@@ -254,6 +258,22 @@ mod tests {
             assert_eq!(Engine::of_name(unknown), None, "{unknown}");
         }
         assert_eq!(Engine::names(), "4.1, 5.0, 6.0 or scylla");
+    }
+
+    #[test]
+    fn scylla_has_no_reads_at_each_quorum() {
+        let each = Level::EachQuorum;
+        let folds = Levels { fold: each, ..Levels::default() };
+        let reads = Levels { read: each, ..Levels::default() };
+        for levels in [folds, reads] {
+            assert!(NEW.check(levels).is_ok(), "{levels:?}");
+            let refused = Engine::Scylla.check(levels);
+            assert!(matches!(refused, Err(ConnectError::NoEachQuorumReads)), "{levels:?}");
+        }
+        let writes = Levels { write: each, ..Levels::default() };
+        for levels in [Levels::default(), writes] {
+            assert!(Engine::Scylla.check(levels).is_ok(), "{levels:?}");
+        }
     }
 
     #[test]

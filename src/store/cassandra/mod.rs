@@ -143,9 +143,7 @@ impl CassandraStore {
         )?;
         replication.check(levels, &local_datacenter)?;
         let engine = session::engine(&session).await?;
-        if !engine.has_each_quorum_reads() && levels.reads_each_quorum() {
-            return Err(ConnectError::NoEachQuorumReads);
-        }
+        engine.check(levels)?;
         session::check(&session, &keyspace, engine).await?;
         let statements =
             Statements::prepare(&session, &keyspace, &local_datacenter, levels, &constants)

@@ -66,10 +66,7 @@ pub async fn apply(
         true => drop(session::replication(&session, &config.keyspace).await?),
         false => {
             let wanted = wanted.unwrap_or_else(|| everywhere(&session));
-            let datacenters = session::datacenters(&session);
-            if matches!(wanted, Wanted::Simple(_)) && datacenters.len() > 1 {
-                return Err(ConnectError::SimpleReplication(datacenters.join(", ")));
-            }
+            wanted.check(&session::datacenters(&session))?;
             define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
         }
     }
@@ -125,6 +122,18 @@ async fn define(session: &Session, cql: String) -> Result<(), ConnectError> {
 enum Wanted {
     Simple(usize),
     Datacenters(BTreeMap<String, usize>),
+}
+
+impl Wanted {
+    /// Checks that it does not ignore the data centres of the cluster.
+    fn check(&self, datacenters: &[String]) -> Result<(), ConnectError> {
+        match self {
+            Wanted::Simple(_) if datacenters.len() > 1 => {
+                Err(ConnectError::SimpleReplication(datacenters.join(", ")))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Parses `dc1:3,dc2:3` or `3`.
@@ -261,5 +270,16 @@ mod tests {
         }
         let quoted = print("Counts", "3", true, "5.0");
         assert!(matches!(quoted, Err(ConnectError::KeyspaceName(_))));
+    }
+
+    #[test]
+    fn replicas_of_several_data_centres_must_be_named() {
+        let check = |text, datacenters: &[&str]| {
+            let datacenters: Vec<_> = datacenters.iter().map(|&name| name.to_owned()).collect();
+            parse(text).expect("valid").check(&datacenters)
+        };
+        assert!(check("3", &["east"]).is_ok() && check("east:3", &["east", "west"]).is_ok());
+        let refused = check("3", &["east", "west"]).expect_err("refused").to_string();
+        assert!(refused.contains("east, west; name the replicas of each"), "{refused}");
     }
 }
