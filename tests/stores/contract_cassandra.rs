@@ -415,6 +415,13 @@ async fn a_cluster_that_can_not_be_used_is_refused_with_advice() {
     let error = refusal(&CassandraConfig { contact_points: nowhere, ..good.clone() }).await;
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
 
+    cql(&good, &format!("ALTER TABLE {}.resets ADD note text", good.keyspace)).await;
+    let error = refusal(&good).await.to_string();
+    assert!(error.contains(".resets can't be used: column note is not part of"), "{error}");
+    let again = schema::apply(&good, None, true).await.expect_err("the same table");
+    assert!(again.to_string().contains("column note"), "{again}");
+    cql(&good, &format!("ALTER TABLE {}.resets DROP note", good.keyspace)).await;
+
     cql(&good, &format!("ALTER TABLE {}.shards WITH read_repair = 'BLOCKING'", good.keyspace))
         .await;
     let error = refusal(&good).await.to_string();

@@ -105,8 +105,11 @@ pub(super) struct Column {
     pub(super) cql_type: String,
 }
 
-/// The columns that the table must have, and no others: name, role, position, order, type.
-const COLUMNS: [(&str, &str, i32, &str, &str); 6] = [
+/// A column that a table must have: name, role, position, order, type.
+type Rule = (&'static str, &'static str, i32, &'static str, &'static str);
+
+/// The columns of the table of shards. It must have these and no others.
+const SHARDS: [Rule; 6] = [
     ("kind", "partition_key", 0, "none", "text"),
     ("grp", "partition_key", 1, "none", "text"),
     ("name", "clustering", 0, "asc", "text"),
@@ -115,15 +118,47 @@ const COLUMNS: [(&str, &str, i32, &str, &str); 6] = [
     ("state", "regular", -1, "none", "blob"),
 ];
 
-/// The rules that the table breaks, each as a part of a sentence. Empty if the table is right.
-pub(super) fn table(
+/// The columns of the table of resets, in the same way.
+const RESETS: [Rule; 10] = [
+    ("bucket", "partition_key", 0, "none", "tinyint"),
+    ("at", "clustering", 0, "desc", "bigint"),
+    ("kind", "clustering", 1, "asc", "text"),
+    ("grp", "clustering", 2, "asc", "text"),
+    ("id", "clustering", 3, "asc", "uuid"),
+    ("names", "regular", -1, "none", "text"),
+    ("until", "regular", -1, "none", "bigint"),
+    ("deletes", "regular", -1, "none", "boolean"),
+    ("cleared", "regular", -1, "none", "blob"),
+    ("done", "regular", -1, "none", "boolean"),
+];
+
+/// The rules that the table of shards breaks, each as a part of a sentence. Empty if the table is right.
+pub(super) fn shards(
     columns: &[Column],
     default_time_to_live: i32,
     read_repair: Option<&str>,
     engine: Engine,
 ) -> Vec<String> {
+    let mut broken = broken_columns(columns, &SHARDS);
+    if default_time_to_live != 0 {
+        broken.push(format!("default_time_to_live is {default_time_to_live}, not 0"));
+    }
+    if engine.has_read_repair() && read_repair != Some("NONE") {
+        let found = read_repair.unwrap_or("absent");
+        broken.push(format!("read_repair is {found}, not 'NONE'"));
+    }
+    broken
+}
+
+/// The same of the table of resets. Each of its rows is written with a time to live, and none is deleted, so its
+/// properties break nothing.
+pub(super) fn resets(columns: &[Column]) -> Vec<String> {
+    broken_columns(columns, &RESETS)
+}
+
+fn broken_columns(columns: &[Column], rules: &[Rule]) -> Vec<String> {
     let mut broken = Vec::new();
-    for (name, role, position, order, cql_type) in COLUMNS {
+    for &(name, role, position, order, cql_type) in rules {
         let Some(column) = columns.iter().find(|column| column.name == name) else {
             broken.push(format!("column {name} is missing"));
             continue;
@@ -140,16 +175,9 @@ pub(super) fn table(
         }
     }
     for column in columns {
-        if !COLUMNS.iter().any(|(name, ..)| *name == column.name) {
+        if !rules.iter().any(|(name, ..)| *name == column.name) {
             broken.push(format!("column {} is not part of the schema", column.name));
         }
-    }
-    if default_time_to_live != 0 {
-        broken.push(format!("default_time_to_live is {default_time_to_live}, not 0"));
-    }
-    if engine.has_read_repair() && read_repair != Some("NONE") {
-        let found = read_repair.unwrap_or("absent");
-        broken.push(format!("read_repair is {found}, not 'NONE'"));
     }
     broken
 }
@@ -218,8 +246,8 @@ mod tests {
 
     const NEW: Engine = Engine::Cassandra((5, 0));
 
-    fn columns() -> Vec<Column> {
-        let column = |(name, role, position, order, cql_type): (&str, &str, i32, &str, &str)| {
+    fn columns(rules: &[Rule]) -> Vec<Column> {
+        let column = |&(name, role, position, order, cql_type): &Rule| {
             let owned = str::to_owned;
             Column {
                 name: owned(name),
@@ -229,7 +257,7 @@ mod tests {
                 cql_type: owned(cql_type),
             }
         };
-        COLUMNS.into_iter().map(column).collect()
+        rules.iter().map(column).collect()
     }
 
     #[test]
@@ -288,13 +316,13 @@ mod tests {
     }
 
     #[test]
-    fn the_table_must_be_exactly_as_in_the_schema() {
-        assert_eq!(table(&columns(), 0, Some("NONE"), NEW), Vec::<String>::new());
-        assert_eq!(table(&columns(), 0, None, Engine::Scylla), Vec::<String>::new());
+    fn the_tables_must_be_exactly_as_in_the_schema() {
+        assert_eq!(shards(&columns(&SHARDS), 0, Some("NONE"), NEW), Vec::<String>::new());
+        assert_eq!(shards(&columns(&SHARDS), 0, None, Engine::Scylla), Vec::<String>::new());
         let broken = |change: &dyn Fn(&mut Vec<Column>)| {
-            let mut columns = columns();
+            let mut columns = columns(&SHARDS);
             change(&mut columns);
-            table(&columns, 0, Some("NONE"), NEW).join("; ")
+            shards(&columns, 0, Some("NONE"), NEW).join("; ")
         };
         assert_eq!(
             broken(&|columns| columns[3].order = "asc".into()),
@@ -321,9 +349,40 @@ mod tests {
             "column note is not part of the schema"
         );
         assert_eq!(
-            table(&columns(), 86_400, Some("BLOCKING"), NEW),
+            shards(&columns(&SHARDS), 86_400, Some("BLOCKING"), NEW),
             ["default_time_to_live is 86400, not 0", "read_repair is BLOCKING, not 'NONE'"]
         );
+        assert_eq!(resets(&columns(&RESETS)), Vec::<String>::new());
+        let mut columns = columns(&RESETS);
+        columns[1].order = "asc".into();
+        columns[2].position = 2;
+        columns[6].cql_type = "timestamp".into();
+        columns.pop();
+        columns.push(Column { name: "note".into(), ..columns[5].clone() });
+        assert_eq!(
+            resets(&columns),
+            [
+                "column at is ordered asc, not desc",
+                "column kind has the wrong place in the primary key",
+                "column until is of type timestamp, not bigint",
+                "column done is missing",
+                "column note is not part of the schema",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_rules_name_the_columns_of_the_file() {
+        let file = include_str!("../../../schema.cql");
+        let tables: Vec<&str> = file.split("CREATE TABLE").skip(1).collect();
+        assert_eq!(tables.len(), 2);
+        for (table, rules) in tables.into_iter().zip([&SHARDS[..], &RESETS]) {
+            let (columns, _) = table.split_once("PRIMARY KEY").expect("a primary key");
+            let columns = columns.lines().filter_map(|line| line.split_once(','));
+            let columns: Vec<&str> = columns.map(|(column, _)| column.trim()).collect();
+            let of_rule = |(name, .., cql_type): &Rule| format!("{name} {cql_type}");
+            assert_eq!(columns, rules.iter().map(of_rule).collect::<Vec<_>>());
+        }
     }
 
     fn read(options: &[(&str, &str)], datacenters: &[&str]) -> Result<Replication, String> {

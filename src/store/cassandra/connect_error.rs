@@ -70,13 +70,14 @@ pub enum ConnectError {
     KeyspaceMissing(String),
     #[error("table {0}.shards is missing; run `orderfree schema apply`")]
     TableMissing(String),
-    /// The table breaks rules that counting relies on.
+    /// The table breaks rules that counting or resets rely on.
     #[error(
-        "table {keyspace}.shards can't be used: {rules}; alter the table, or choose another keyspace and \
+        "table {keyspace}.{table} can't be used: {rules}; alter the table, or choose another keyspace and \
          run `orderfree schema apply`"
     )]
     Table {
         keyspace: String,
+        table: &'static str,
         /// Each broken rule.
         rules: String,
     },

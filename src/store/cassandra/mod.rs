@@ -19,7 +19,7 @@
 //!   [`SLICE_ROWS_MAX`] rows of the key could tear them.
 //! * A fold, alone or with others of its group, is one mutation of one partition. So a replica applies its
 //!   deletion and its tally together or not at all (invariant I7).
-//! * The table, the replication and the consistency levels are as required (`checks`).
+//! * The tables, the replication and the consistency levels are as required (`checks`).
 //! * No write is accepted and no fold is planned if the nodes' clocks contradict this pod's clock (`clock`),
 //!   or if the highest fence of all folds proves that a clock has moved (`high_water`).
 

@@ -49,10 +49,9 @@ pub fn print(
     Ok(all)
 }
 
-/// Creates the keyspace and the tables if they are missing, and checks an existing table of shards. An existing
-/// keyspace keeps its replication. `replication` is as in [`print()`]; `None` means up to three replicas in every
-/// data centre. The table of resets is made only `with_resets`, and if keys can be reset with these time constants and
-/// data centres.
+/// Creates the keyspace and the tables if they are missing, and checks existing tables. An existing keyspace keeps its
+/// replication. `replication` is as in [`print()`]; `None` means up to three replicas in every data centre. The table of
+/// resets is made only `with_resets`, and if keys can be reset with these time constants and data centres.
 pub async fn apply(
     config: &CassandraConfig,
     replication: Option<&str>,
@@ -71,6 +70,7 @@ pub async fn apply(
         }
     }
     apply_shards(&session, config, engine).await?;
+    session::check_resets(&session, &config.keyspace).await?;
     if !with_resets || session::has_table(&session, &config.keyspace, "resets").await? {
         return Ok(());
     }
@@ -87,13 +87,13 @@ async fn apply_shards(
     config: &CassandraConfig,
     engine: Engine,
 ) -> Result<(), ConnectError> {
-    let Err(seen) = session::check_table(session, &config.keyspace, engine).await else {
+    let Err(seen) = session::check_shards(session, &config.keyspace, engine).await else {
         return Ok(());
     };
     // The table is missing, or wrong, or incomplete: a node takes over another pod's definition piece by
     // piece. Defining it again changes nothing that exists, and waits until the nodes agree.
     match define(session, create_table(&config.keyspace, "shards", engine)).await {
-        Ok(()) => session::check_table(session, &config.keyspace, engine).await,
+        Ok(()) => session::check_shards(session, &config.keyspace, engine).await,
         Err(_) if matches!(seen, ConnectError::Table { .. }) => Err(seen),
         Err(error) => Err(error),
     }
@@ -271,7 +271,6 @@ mod tests {
         let quoted = print("Counts", "3", true, "5.0");
         assert!(matches!(quoted, Err(ConnectError::KeyspaceName(_))));
     }
-
     #[test]
     fn replicas_of_several_data_centres_must_be_named() {
         let check = |text, datacenters: &[&str]| {

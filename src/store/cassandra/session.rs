@@ -51,6 +51,13 @@ const CONNECTIONS_PER_NODE: NonZeroUsize = NonZeroUsize::new(2).expect("not zero
 
 const KEYSPACE_BYTES_MAX: usize = 48;
 
+/// The columns of a table.
+const COLUMNS: &str = "SELECT column_name, kind, position, clustering_order, type \
+                       FROM system_schema.columns WHERE keyspace_name = ? AND table_name = ?";
+
+/// An answer to that: name, role, position, order, type.
+type ColumnRow = (String, String, i32, String, String);
+
 /// Opens connections to every node.
 pub(super) async fn open(config: &CassandraConfig) -> Result<Session, ConnectError> {
     check_keyspace_name(&config.keyspace)?;
@@ -211,7 +218,7 @@ async fn own_release(session: &Session, node: &Arc<Node>) -> Result<Option<Strin
     Ok(found.into_iter().next().and_then(|(release,)| release))
 }
 
-/// Checks that the keyspace writes to the commit log (`durable_writes`), and that the table is correct.
+/// Checks that the keyspace writes to the commit log (`durable_writes`), and that the tables are correct.
 pub(super) async fn check(
     session: &Session,
     keyspace: &str,
@@ -225,7 +232,8 @@ pub(super) async fn check(
         Some((Some(true) | None,)) => {}
         None => return Err(ConnectError::KeyspaceMissing(keyspace.to_owned())),
     }
-    check_table(session, keyspace, engine).await
+    check_shards(session, keyspace, engine).await?;
+    check_resets(session, keyspace).await
 }
 
 /// Where the replicas of a keyspace are.
@@ -265,8 +273,8 @@ pub(super) async fn has_table(
     Ok(!found.is_empty())
 }
 
-/// Checks that the table exists and is as in `schema.cql`.
-pub(super) async fn check_table(
+/// Checks that the table of shards exists and is as in `schema.cql`.
+pub(super) async fn check_shards(
     session: &Session,
     keyspace: &str,
     engine: Engine,
@@ -274,27 +282,11 @@ pub(super) async fn check_table(
     if !has_table(session, keyspace, "shards").await? {
         return Err(ConnectError::TableMissing(keyspace.to_owned()));
     }
-    let columns: Vec<(String, String, i32, String, String)> = ask_settled(
-        session,
-        "SELECT column_name, kind, position, clustering_order, type FROM system_schema.columns \
-         WHERE keyspace_name = ? AND table_name = 'shards'",
-        (keyspace,),
-    )
-    .await?;
+    let columns: Vec<ColumnRow> = ask_settled(session, COLUMNS, (keyspace, "shards")).await?;
     // A node takes over a definition piece by piece: this one has the table, and not its columns yet.
     if columns.is_empty() {
         return Err(ConnectError::TableMissing(keyspace.to_owned()));
     }
-    let columns: Vec<Column> = columns
-        .into_iter()
-        .map(|(name, role, position, order, cql_type)| Column {
-            name,
-            role,
-            position,
-            order: order.to_lowercase(),
-            cql_type,
-        })
-        .collect();
     let of_table = "FROM system_schema.tables WHERE keyspace_name = ? AND table_name = 'shards'";
     let cql = format!("SELECT default_time_to_live {of_table}");
     let lives: Vec<(Option<i32>,)> = ask_settled(session, &cql, (keyspace,)).await?;
@@ -306,11 +298,41 @@ pub(super) async fn check_table(
     } else {
         None
     };
-    let broken = checks::table(&columns, default_time_to_live, read_repair.as_deref(), engine);
-    if broken.is_empty() {
-        return Ok(());
+    let columns = columns_of(columns);
+    let broken = checks::shards(&columns, default_time_to_live, read_repair.as_deref(), engine);
+    verdict(keyspace, "shards", &broken)
+}
+
+/// Checks that the table of resets is as in `schema.cql`, if there is one. A node has all columns of a table or none.
+pub(super) async fn check_resets(session: &Session, keyspace: &str) -> Result<(), ConnectError> {
+    let columns: Vec<ColumnRow> = ask(session, COLUMNS, (keyspace, "resets")).await?;
+    let broken = match columns.is_empty() {
+        true => Vec::new(),
+        false => checks::resets(&columns_of(columns)),
+    };
+    verdict(keyspace, "resets", &broken)
+}
+
+fn columns_of(rows: Vec<ColumnRow>) -> Vec<Column> {
+    let column = |(name, role, position, order, cql_type): ColumnRow| Column {
+        name,
+        role,
+        position,
+        order: order.to_lowercase(),
+        cql_type,
+    };
+    rows.into_iter().map(column).collect()
+}
+
+fn verdict(keyspace: &str, table: &'static str, broken: &[String]) -> Result<(), ConnectError> {
+    match broken.is_empty() {
+        true => Ok(()),
+        false => Err(ConnectError::Table {
+            keyspace: keyspace.to_owned(),
+            table,
+            rules: broken.join(", "),
+        }),
     }
-    Err(ConnectError::Table { keyspace: keyspace.to_owned(), rules: broken.join(", ") })
 }
 
 /// Checks that the role may read and write rows. Other errors here are treated as transient: nodes can be
