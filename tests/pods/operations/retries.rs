@@ -1,7 +1,8 @@
-//! `add` and `take` send an update until it is acknowledged, and it counts once.
+//! `add` and `take` send an update until it is acknowledged, and it counts once. `reset` and `delete` send theirs until
+//! it has ended.
 
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
@@ -323,4 +324,113 @@ async fn what_can_not_be_taken_is_told_and_nothing_changes() {
     let (code, out, err) = take(&url(&pod), &["counter/g/zero"]).await;
     assert_eq!((code, &*out, &*err), (Some(0), "0\n", ""));
     assert_eq!(pod.count("/v1/counter/g/n").await, 5);
+}
+
+fn problem(status: u16, slug: &str, headers: &str) -> Vec<u8> {
+    let body = format!(r#"{{"type":"/problems/{slug}","detail":"It is {slug}."}}"#);
+    answered(status, headers, body.as_bytes())
+}
+
+fn running() -> Vec<u8> {
+    let body = br#"{"outcome":"accepted","kind":"counter","group":"g","name":"n","id":"1-1","deleted":false}"#;
+    answered(202, "location: /v1/counter/g/n/resets/1-1\r\n", body)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_is_sent_until_it_has_ended_and_is_one_reset() {
+    let pod = Setup::new().start().await;
+    let port = pod.port();
+    for (command, line) in
+        [("reset", "POST /v1/counter/g/n/reset"), ("delete", "DELETE /v1/counter/g/n")]
+    {
+        assert_eq!(add(&url(&pod), &["counter/g/n", "5"], "").await.0, Some(0));
+        let relay = Relay::start(move |number, request| async move {
+            match number {
+                // It is made, and its client does not learn that.
+                0 => {
+                    request.to(port).await;
+                    None
+                }
+                1 | 5 => Some(running()),
+                2 => Some(problem(503, "store-unavailable", "retry-after: 3\r\n")),
+                3 => Some(problem(409, "reset-overtaken", "")),
+                4 => Some(answered(502, "", b"<h1>a proxy's page</h1>")),
+                _ => {
+                    // What comes meanwhile stays.
+                    let other = format!("http://127.0.0.1:{port}");
+                    assert_eq!(add(&other, &["counter/g/n", "3"], "").await.0, Some(0));
+                    request.to(port).await
+                }
+            }
+        });
+        let (relay, begun) = (relay.await, Instant::now());
+        let (code, out, err) = run(&relay.url(), &[command, "counter/g/n"], "").await;
+        assert_eq!((code, &*out), (Some(0), "5\n"), "{command}: {err}");
+        // The pauses: three of a second each, and the one of Retry-After.
+        assert!(begun.elapsed() >= Duration::from_secs(6), "{:?}", begun.elapsed());
+        assert_eq!(relay.lines(), [line; 7]);
+        let ids: Vec<_> = relay.seen().iter().map(|request| request.id().expect("an id")).collect();
+        assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+        let id = ids[0].trim_matches('"');
+        let resumption = format!("; to go on after an interruption, add --id {id}\n");
+        for says in ["It is store-unavailable.", "It is reset-overtaken.", "as proxies send it"] {
+            assert!(err.contains(says), "{says}: {err}");
+        }
+        assert_eq!(
+            (err.matches("still running after ").count(), err.matches(&resumption).count()),
+            (2, 2),
+            "{err}"
+        );
+        assert_eq!(pod.count("/v1/counter/g/n").await, 3, "{command}");
+        // The command can be run again, as it said.
+        let (code, out, err) = run(&url(&pod), &[command, "counter/g/n", "--id", id], "").await;
+        assert_eq!((code, &*out), (Some(0), "5\n"), "{command}: {err}");
+        assert_eq!(run(&url(&pod), &["reset", "counter/g/n"], "").await.1, "3\n");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_of_many_keys_is_sent_until_it_has_ended() {
+    let pod = Setup::new().start().await;
+    let port = pod.port();
+    for name in ["a", "b", "c"] {
+        assert_eq!(add(&url(&pod), &[&format!("counter/g/{name}")], "").await.0, Some(0));
+    }
+    let some = br#"{"kind":"counter","group":"g","deleted":1000,"failed":[],"more":true}"#;
+    let relay = Relay::start(move |number, request| async move {
+        match number {
+            0 => None,
+            1 => Some(problem(429, "resets-too-fast", "retry-after: 1\r\n")),
+            2 => Some(answered(200, "", some)),
+            3 => Some(problem(503, "overloaded", "")),
+            _ => request.to(port).await,
+        }
+    });
+    let relay = relay.await;
+    let (code, out, err) = run(&relay.url(), &["delete", "counter/g", "--all"], "").await;
+    assert_eq!((code, &*out), (Some(0), "1003\n"), "{err}");
+    assert!(err.contains("deleted 1000 keys so far"), "{err}");
+    assert_eq!(relay.lines(), ["DELETE /v1/counter/g?all=true"; 5]);
+    assert!(relay.seen().iter().all(|request| request.id().is_none()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_that_can_not_pass_soon_is_sent_once() {
+    for (status, slug, code) in [
+        (503, "reset-paused", 1),
+        (429, "too-many-resets", 1),
+        (429, "too-many-ids", 1),
+        (409, "not-resettable", 1),
+        (404, "key-absent", 3),
+    ] {
+        let answer = problem(status, slug, "retry-after: 60\r\n");
+        let relay = Relay::start(move |_, _| std::future::ready(Some(answer.clone())));
+        let relay = relay.await;
+        for command in ["reset", "delete"] {
+            let (ended, out, err) = run(&relay.url(), &[command, "counter/g/n"], "").await;
+            assert_eq!((ended, &*out), (Some(code), ""), "{slug}: {err}");
+            assert_eq!(err, format!("orderfree: It is {slug}.\n"));
+        }
+        assert_eq!(relay.seen().len(), 2, "{slug}");
+    }
 }
