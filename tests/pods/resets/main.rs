@@ -7,3 +7,4 @@ mod contract;
 mod deletes;
 mod erasure;
 mod pod;
+mod purge;
