@@ -1,4 +1,5 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { checksOf } from "../src/logic/checks.ts";
 import { LastMinute, parse } from "../src/logic/metrics.ts";
@@ -20,6 +21,7 @@ orderfree_mutators 10
 orderfree_mutators_max 200000
 orderfree_connections 1
 orderfree_connections_max 16384
+orderfree_store_quorum 1
 `;
 
 test("without a reading there is nothing to judge", () => {
@@ -38,6 +40,15 @@ test("the limits are those of the alerts", () => {
   assert.deepEqual(look(minuteOf(`${WELL}orderfree_group_names 100001\n`)), ["Largest group"]);
   assert.deepEqual(look(minuteOf(`${WELL}orderfree_reset_log_age_seconds 11\n`)), ["Log of resets"]);
   assert.deepEqual(look(minuteOf(WELL.replace("mutators 10", "mutators 190000"))), ["Mutators awake"]);
+  assert.deepEqual(look(minuteOf(WELL.replace("quorum 1", "quorum 0"))), ["Quorum"]);
+});
+
+test("every check links to pages that the server has", () => {
+  const slugs: string[] = readFileSync("../docs/reference/problems.md", "utf8").match(/(?<=^## ).+$/gm) ?? [];
+  for (const { title, problems } of checksOf(minuteOf(WELL)).flatMap(({ checks }) => checks)) {
+    assert.notEqual(problems.length, 0, `${title} has no link`);
+    for (const slug of problems) assert.ok(slugs.includes(slug), `${title}: there is no problem ${slug}`);
+  }
 });
 
 test("a client's mistakes are no reason to look, the server's are", () => {

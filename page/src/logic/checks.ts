@@ -12,8 +12,8 @@ export interface Check {
   act: string;
   /** The metric behind it. */
   metric: string;
-  /** Problem types that clients see because of it. */
-  problems?: string[];
+  /** Problem types that clients can see because of it. The page of each says what to do. */
+  problems: string[];
   /** More figures, by label. */
   detail?: [string, string][];
 }
@@ -58,6 +58,7 @@ export function checksOf(minute: LastMinute): Section[] {
   const updates = minute.rise("orderfree_updates_total");
   const denied = minute.rate("orderfree_denied_total") ?? 0;
   const logAge = now("orderfree_reset_log_age_seconds");
+  const hasQuorum = now("orderfree_store_quorum") > 0;
 
   return [
     {
@@ -79,6 +80,7 @@ export function checksOf(minute: LastMinute): Section[] {
           means: "Keys that wait for a fold. If the queue is full, further keys wait for the next sweep.",
           act: "More pods fold more. Nothing is lost meanwhile.",
           metric: "orderfree_fold_queue",
+          problems: ["fold-paused", "too-many-rows"],
           detail: [["dropped because the queue was full", since("orderfree_fold_dropped_total")], ...by("orderfree_folds_total", "end")],
         },
         {
@@ -88,6 +90,7 @@ export function checksOf(minute: LastMinute): Section[] {
           means: "Folds that met something that only an operator can repair. The key takes updates all the same.",
           act: "The log says which key and why: “a key can't be folded without an operator”.",
           metric: "orderfree_folds_total",
+          problems: ["undecodable", "unmergeable", "state-too-large"],
         },
         {
           title: "Full tallies",
@@ -105,6 +108,7 @@ export function checksOf(minute: LastMinute): Section[] {
           means: "A group is one Cassandra partition. Beyond 100,000 names, pages and repairs become slow. Numbers stay right.",
           act: "Spread new names over more groups, such as one group per day.",
           metric: "orderfree_group_names",
+          problems: ["store-unavailable"],
         },
         {
           title: "Rows that came back",
@@ -113,6 +117,7 @@ export function checksOf(minute: LastMinute): Section[] {
           means: "Rows below a fence that came back from a late hint or an old backup. They are ignored and deleted again.",
           act: "If they come for hours: repair the node that was down, and look at the clock offset.",
           metric: "orderfree_zombies_total",
+          problems: ["clock"],
         },
       ],
     },
@@ -178,6 +183,7 @@ export function checksOf(minute: LastMinute): Section[] {
           means: "Updates with ack=memory that could not be stored.",
           act: "They can't be recovered. Do not use ack=memory for updates that must not be lost.",
           metric: "orderfree_memory_lost_total",
+          problems: ["store-refused", "out-of-range", "state-too-large"],
         },
         {
           title: "Mutators that died too early",
@@ -186,6 +192,7 @@ export function checksOf(minute: LastMinute): Section[] {
           means: "Mutators that expired before their last write was acknowledged. Their unknown updates stay unknown.",
           act: "Find out whether the store was down for long, or the pod was suspended.",
           metric: "orderfree_unresolved_deaths_total",
+          problems: ["outcome-unknown"],
         },
         {
           title: "Conflicts of ids",
@@ -212,6 +219,15 @@ export function checksOf(minute: LastMinute): Section[] {
     {
       title: "Store",
       checks: [
+        {
+          title: "Quorum",
+          value: hasQuorum ? "answers" : "does not answer",
+          mark: hasQuorum ? "good" : "bad",
+          means: "Whether a quorum of the nodes in this pod's data centre answers. Without one, updates and reads are refused.",
+          act: "Bring back the nodes or the link to them. If there is another data centre, send clients there until then.",
+          metric: "orderfree_store_quorum",
+          problems: ["store-unavailable", "store-refused", "not-ready"],
+        },
         {
           title: "Store errors",
           value: `${digits(minute.rise("orderfree_store_errors_total"))} in the last minute`,
@@ -242,6 +258,7 @@ export function checksOf(minute: LastMinute): Section[] {
           means: "Each key that this pod updates has a mutator. At the limit, mutators go to rest earlier, which costs processor time.",
           act: "Raise ORDERFREE_MUTATORS_MAX, or add pods.",
           metric: "orderfree_mutators",
+          problems: ["overloaded"],
           detail: [["at rest", since("orderfree_mutators_resting")], ["evicted", since("orderfree_evictions_total")]],
         },
         {
@@ -268,6 +285,7 @@ export function checksOf(minute: LastMinute): Section[] {
           means: "At the limit, new connections wait, and the pod seems to hang.",
           act: "Let clients keep fewer connections open, add pods, or raise ORDERFREE_CONNECTIONS_MAX.",
           metric: "orderfree_connections",
+          problems: ["overloaded"],
         },
         {
           title: "Panics",
@@ -286,6 +304,7 @@ export function checksOf(minute: LastMinute): Section[] {
           means: "A changed policy file, certificate or Cassandra login could not be used. The old one stays in use.",
           act: "Correct the file. The log says in one sentence what is wrong.",
           metric: "orderfree_policy_reloads_total",
+          problems: ["unauthenticated", "forbidden"],
         },
       ],
     },

@@ -77,9 +77,13 @@ function HealthFact({ health, isUp }: { health: Polled<Health>; isUp: boolean })
   return (
     <div>
       <dt class="hidden">Health</dt>
-      <dd title={health.data?.reason}>
+      <dd>
         <span class={`dot ${state}`} aria-hidden="true" />
-        {text}
+        <span class="health-text">
+          {text}
+          {/* Without an answer, the last reason is old. */}
+          {isUp && health.data?.reason && <span class="soft"> · {health.data.reason}</span>}
+        </span>
       </dd>
     </div>
   );

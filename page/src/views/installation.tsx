@@ -46,7 +46,7 @@ export function InstallationPage({ minute, health }: Props) {
 const MARKS: Record<Mark, string> = { good: "fine", look: "look at this", bad: "wrong" };
 
 function Line({ check }: { check: Check }) {
-  const { title, value, mark, means, act, metric, problems = [], detail = [] } = check;
+  const { title, value, mark, means, act, metric, problems, detail = [] } = check;
   return (
     <li>
       <details>
