@@ -295,7 +295,8 @@ catalog! {
         "The row may or may not still exist.",
         "Look at the key's /shards, and discard it again: that is always safe.";
     NotReady: SERVICE_UNAVAILABLE retry 1, "not-ready", "Not ready",
-        "This pod is starting or shutting down, or its clock was measured to be wrong.",
+        "This pod is starting or shutting down, its clock was measured to be wrong, it has not read the log of \
+         resets, or no quorum of its data centre answers and it needs one (ORDERFREE_READY_NEEDS_QUORUM).",
         "Send requests to another pod. GET /readyz?verbose says which check does not pass.";
     UnknownProblem: NOT_FOUND, "unknown-problem", "No such problem type",
         "This server has no problem type of this name.",

@@ -51,8 +51,9 @@ params! {
 /// Should requests come here?
 ///
 /// Ready means that the pod has started, is not shutting down, its clock was not measured to be wrong, and it has
-/// read the log of resets. It does not depend on the current state of the store, because then all pods would drop
-/// out at once, unless the pod has `ORDERFREE_READY_NEEDS_QUORUM`.
+/// read the log of resets. By default this does not depend on the current state of the store, because then all pods
+/// would drop out at once. A pod with `ORDERFREE_READY_NEEDS_QUORUM` is ready only while a quorum of its data centre
+/// answers.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     params(ReadyParams),
