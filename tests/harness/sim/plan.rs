@@ -415,6 +415,25 @@ impl Plan {
         Plan { steps, salt, ..self.clone() }
     }
 
+    /// The same in the first data centre alone, where all pods then run. `None` if there is no other one.
+    pub(crate) fn in_one_datacenter(&self) -> Option<Plan> {
+        // Its nodes have the lowest numbers.
+        let left = self.nodes.iter().filter(|node| node.datacenter == 0).count();
+        if left == self.nodes.len() {
+            return None;
+        }
+        let mut plan = Plan { cut: None, ..self.clone() };
+        plan.nodes.truncate(left);
+        plan.pods.iter_mut().for_each(|pod| pod.datacenter = 0);
+        plan.steps.retain(|step| match step.what {
+            What::NodeDown { node, .. } | What::Drops { node, .. } | What::Purge { node } => {
+                node < left
+            }
+            _ => true,
+        });
+        Some(plan)
+    }
+
     pub(crate) fn datacenter_name(datacenter: usize) -> String {
         format!("dc{datacenter}")
     }
