@@ -229,6 +229,14 @@ impl Load {
         Some(counted)
     }
 
+    /// Folds one of the counters. A fold that has to wait is no mistake.
+    pub(super) async fn fold(&self) {
+        let path = format!("{GROUP}/{}/fold", COUNTERS[self.pick(COUNTERS.len())]);
+        let request = Request::builder().method(Method::POST).uri(path).header("host", "demo");
+        let request = request.body(Body::empty()).expect("invariant: a request");
+        let _ = timeout(ANSWER_TIME_MAX, self.pods.send_to_any(request)).await;
+    }
+
     fn pick(&self, count: usize) -> usize {
         let count = u32::try_from(count).expect("invariant: few");
         self.random.below(count) as usize

@@ -206,12 +206,17 @@ impl Demo {
         let pick = |count: usize| random.below(u32::try_from(count).unwrap_or(1)) as usize;
         loop {
             sleep(Duration::from_millis(500 + u64::from(random.below(1_000)))).await;
-            match random.below(12) {
+            match random.below(13) {
                 0..3 => self.pods.kill(pick(PODS)),
                 3..5 => self.cluster.set_health(pick(NODES), Health::Cut),
                 5..7 => self.cluster.set_health(pick(NODES), Health::Paused),
                 7 => self.pods.clock(pick(PODS)).set_ahead(3_000),
                 8 => self.load.storms.store(true, Ordering::Relaxed),
+                9 => {
+                    let load = Arc::clone(&self.load);
+                    // A fold waits for nodes that are away. The next button does not.
+                    tokio::spawn(async move { load.fold().await });
+                }
                 _ => self.heal(),
             }
         }
