@@ -1,12 +1,14 @@
 //! The commands that call a pod: keys, pipes, lists and merges, and what they say when something is wrong.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::runtime::random::update_id;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -268,6 +270,48 @@ async fn keys_are_merged_into_one_value() {
     let said = call(&pod, &["merge", "counter/site", "none"]).await;
     assert!(said.code == Some(3) && said.err.contains("add to them first"), "{said:?}");
     assert_eq!(call(&pod, &["merge", "counter/site"]).await.code, Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watched_key_is_printed_until_the_watch_is_interrupted() {
+    let mut pod = Setup::new().start().await;
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_orderfree"))
+        .args(["watch", "counter/site/home", "--url", &url(&pod)])
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("the program runs");
+    let mut lines = BufReader::new(watch.stdout.take().expect("a pipe")).lines();
+    let mut shown = async || {
+        let line = timeout(ENDS_WITHIN, lines.next_line()).await.expect("a line in time");
+        line.expect("UTF-8").expect("the watch goes on")
+    };
+    assert_eq!(shown().await, "absent");
+    assert_eq!(call(&pod, &["add", "counter/site/home", "5"]).await.code, Some(0));
+    let line = shown().await;
+    assert!(line.starts_with("5  +"), "{line}");
+
+    // It says once that the server is away, waits for it, and does not print the same value again.
+    pod.signal(Signal::TERM);
+    pod.ended(ENDS_WITHIN).await;
+    let mut notes = BufReader::new(watch.stderr.take().expect("a pipe")).lines();
+    let note = timeout(ENDS_WITHIN, notes.next_line()).await.expect("a note in time");
+    let note = note.expect("UTF-8").expect("the watch goes on");
+    assert!(note.ends_with("trying again until it works"), "{note}");
+    let pod = pod.setup.start().await;
+    assert_eq!(call(&pod, &["add", "counter/site/home", "2"]).await.code, Some(0));
+    let line = shown().await;
+    assert!(line.starts_with("7  +"), "{line}");
+
+    let id = watch.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    kill_process(id.expect("it runs"), Signal::INT).expect("it runs");
+    let status = timeout(ENDS_WITHIN, watch.wait()).await.expect("it ends").expect("a child");
+    assert_eq!(status.signal(), Some(Signal::INT.as_raw()));
+    assert_eq!(lines.next_line().await.expect("UTF-8"), None, "nothing more was printed");
+    assert_eq!(notes.next_line().await.expect("UTF-8"), None, "nothing more was said");
 }
 
 #[tokio::test(flavor = "multi_thread")]
