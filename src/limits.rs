@@ -461,6 +461,9 @@ pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5 * 60);
 /// Longest time in which a client reads nothing of an answer.
 pub const ANSWER_PAUSE_MAX: Duration = Duration::from_secs(30);
 
+/// The same for a watch, whose values are old after a longer pause.
+pub const WATCH_PAUSE_MAX: Duration = Duration::from_secs(10);
+
 /// Keys that are read at once. Further reads get 503. A read goes on after its clients have left, so the
 /// limit of concurrent requests does not bound reads.
 pub const READS_MAX: usize = 16_384;

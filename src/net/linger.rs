@@ -1,4 +1,5 @@
-//! The end of a connection whose client may still be sending.
+//! A connection that its answers can change: how long its client may take nothing, and how it ends if the client may
+//! still be sending.
 //!
 //! Closing a socket with unread bytes of a body resets the connection. A reset takes the answer from a client
 //! that has not read it yet: the client would not learn that it was refused. So the pod closes only its own
@@ -14,6 +15,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
+use tokio_io_timeout::TimeoutStream;
 
 use crate::limits;
 
@@ -24,13 +26,17 @@ const SCRAP_BYTES: usize = 64 * 1024;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeavesUnread;
 
-/// Whether a connection lingers at its end.
+/// An extension of an answer that is a stream of watched values.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IsWatch;
+
+/// Whether a connection lingers at its end, or has a watch now.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Due(Arc<AtomicBool>);
 
 impl Due {
-    pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
+    pub(crate) fn set(&self, is_due: bool) {
+        self.0.store(is_due, Ordering::Relaxed);
     }
 
     fn is_set(&self) -> bool {
@@ -40,21 +46,34 @@ impl Due {
 
 /// A connection; see the [module documentation](self).
 pub(crate) struct Lingering<S> {
-    stream: S,
+    stream: Pin<Box<TimeoutStream<S>>>,
     due: Due,
+    watch: Due,
     /// When lingering ends. Set once our half is closed.
     until: Option<Pin<Box<Sleep>>>,
     dropped: usize,
 }
 
-impl<S> Lingering<S> {
-    /// A connection that lingers at its end if `due` is set by then.
-    pub(crate) fn new(stream: S, due: Due) -> Lingering<S> {
-        Lingering { stream, due, until: None, dropped: 0 }
+impl<S: AsyncRead + AsyncWrite> Lingering<S> {
+    /// A connection that lingers at its end if `due` is set by then, and whose client may pause for less time while
+    /// `watch` is set.
+    pub(crate) fn new(stream: S, due: Due, watch: Due) -> Lingering<S> {
+        let stream = Box::pin(TimeoutStream::new(stream));
+        Lingering { stream, due, watch, until: None, dropped: 0 }
+    }
+
+    /// The stream to write to, with the limit of now. A pause that has begun starts again when its limit changes.
+    fn writer(&mut self) -> Pin<&mut TimeoutStream<S>> {
+        let is_watch = self.watch.is_set();
+        let limit = if is_watch { limits::WATCH_PAUSE_MAX } else { limits::ANSWER_PAUSE_MAX };
+        if self.stream.write_timeout() != Some(limit) {
+            self.stream.as_mut().set_write_timeout_pinned(Some(limit));
+        }
+        self.stream.as_mut()
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Lingering<S> {
+impl<S: AsyncRead + AsyncWrite> AsyncRead for Lingering<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -64,13 +83,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lingering<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
+impl<S: AsyncRead + AsyncWrite> AsyncWrite for Lingering<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        self.writer().poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
@@ -78,7 +97,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        self.writer().poll_write_vectored(context, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -90,7 +109,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Lingering { stream, due, until, dropped } = &mut *self;
+        let Lingering { stream, due, until, dropped, .. } = &mut *self;
         let until = match until {
             Some(until) => until,
             None => {
@@ -127,4 +146,26 @@ fn drop_rest<S: AsyncRead + Unpin>(
         *dropped += read.filled().len();
     }
     Poll::Ready(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncWriteExt, duplex};
+    use tokio::time::Instant;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_client_of_a_watch_may_pause_for_less_time() {
+        let (stream, _client) = duplex(1);
+        let watch = Due::default();
+        let mut stream = Lingering::new(stream, Due::default(), watch.clone());
+        stream.write_all(b"x").await.expect("room");
+        for limit in [limits::ANSWER_PAUSE_MAX, limits::WATCH_PAUSE_MAX, limits::ANSWER_PAUSE_MAX] {
+            watch.set(limit == limits::WATCH_PAUSE_MAX);
+            let began = Instant::now();
+            let error = stream.write_all(b"x").await.expect_err("the client takes nothing");
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            assert_eq!(began.elapsed().as_secs(), limit.as_secs());
+        }
+    }
 }

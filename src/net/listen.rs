@@ -14,13 +14,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
-use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tower::util::MapResponse;
 
 use crate::limits;
-use crate::net::linger::{Due, LeavesUnread, Lingering};
+use crate::net::linger::{Due, IsWatch, LeavesUnread, Lingering};
 use crate::net::tls::ServerTls;
 use crate::runtime::tasks::{Task, Tasks};
 
@@ -119,14 +118,13 @@ impl Shared {
     }
 
     async fn answer(self, stream: impl AsyncRead + AsyncWrite + Send + 'static, watcher: Watcher) {
-        let mut stream = TimeoutStream::new(stream);
-        stream.set_write_timeout(Some(limits::ANSWER_PAUSE_MAX));
-        let lingers = Due::default();
-        let stream = TokioIo::new(Lingering::new(Box::pin(stream), lingers.clone()));
+        let (lingers, watch) = (Due::default(), Due::default());
+        let stream = TokioIo::new(Lingering::new(stream, lingers.clone(), watch.clone()));
         let service = MapResponse::new(self.router, move |answer: Response| {
             if answer.extensions().get::<LeavesUnread>().is_some() {
-                lingers.set();
+                lingers.set(true);
             }
+            watch.set(answer.extensions().get::<IsWatch>().is_some());
             answer
         });
         let connection = self.http.serve_connection(stream, TowerToHyperService::new(service));

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::future::pending;
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::sse::{Event, Sse};
@@ -35,6 +36,7 @@ use crate::http::problem::{self, Problem};
 use crate::http::state::Served;
 use crate::http::time::rfc3339;
 use crate::limits;
+use crate::net::linger::IsWatch;
 use crate::policy::{Caller, Verb};
 use crate::runtime::tasks::Task;
 
@@ -172,7 +174,7 @@ async fn start(
     });
     // Without this header, nginx and similar proxies buffer the events.
     let unbuffered = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-    Ok(([unbuffered], Sse::new(stream)).into_response())
+    Ok((Extension(IsWatch), [unbuffered], Sse::new(stream)).into_response())
 }
 
 /// The group that a stream watches.

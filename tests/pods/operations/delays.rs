@@ -20,6 +20,9 @@ const BODY: Duration = Duration::from_secs(30);
 /// Limit until a reader takes more of its answer.
 const WRITE: Duration = Duration::from_secs(30);
 
+/// Limit until the client of a watch takes more of it.
+const WATCH: Duration = Duration::from_secs(10);
+
 /// Number of values of 250 KB in an answer: more than the system buffers for a connection.
 const LARGE: usize = 60;
 
@@ -140,20 +143,20 @@ fn slow_clients() -> Vec<Slow> {
     ]
 }
 
-/// Sends a request and reads nothing for as long as a reader may.
-async fn takes_nothing(port: u16, path: &str) -> Connection<TcpStream> {
+/// Sends a request and reads nothing until after this limit.
+async fn takes_nothing(port: u16, path: &str, limit: Duration) -> Connection<TcpStream> {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_recv_buffer_size(4 * 1024).expect("a small buffer");
     let address = ([127, 0, 0, 1], port).into();
     let mut reader = Connection::over(socket.connect(address).await.expect("a connection"));
     reader.send(&request("GET", path, &[], "")).await.expect("sent");
-    sleep(WRITE + MORE).await;
+    sleep(limit + MORE).await;
     reader
 }
 
 /// Watches many values and reads nothing. Otherwise the stream would never end.
 async fn a_watcher_that_takes_nothing_is_ended(port: u16) {
-    let mut watcher = takes_nothing(port, "/v1/watch?group=register/watched").await;
+    let mut watcher = takes_nothing(port, "/v1/watch?group=register/watched", WATCH).await;
     let rest = timeout(MORE, watcher.ended()).await.expect("the stream is ended");
     assert!(rest.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&rest));
     assert!(rest.len() < WATCHED * 30_000, "the whole stream was there: {} bytes", rest.len());
@@ -161,7 +164,7 @@ async fn a_watcher_that_takes_nothing_is_ended(port: u16) {
 
 /// Requests a large answer, reads nothing, and then finds only a part of it, because the connection was closed.
 async fn a_reader_that_takes_nothing_is_ended(port: u16) {
-    let mut reader = takes_nothing(port, "/v1/register/large").await;
+    let mut reader = takes_nothing(port, "/v1/register/large", WRITE).await;
     let answer = timeout(MORE, reader.answer()).await.expect("the connection is ended");
     assert!(answer.is_err(), "the whole answer was there after {:?}", WRITE + MORE);
 }
