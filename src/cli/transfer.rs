@@ -222,6 +222,8 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
         None => Kind::ALL.to_vec(),
     };
     let (store, node) = open(args.store.resolve()?.existing()?, args.store.constants()?).await?;
+    // The walk compares with this look what the tallies of keys remember.
+    node.resetter().look().await;
     let mut export = Export {
         args: &args,
         node: &node,
@@ -253,7 +255,18 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let Export { keys, unreadable, full, .. } = export;
+    let known = node.resetter().check_log();
+    let (logged, not_logged) = node.resetter().log_lost().await;
     store.close().await;
+    if let Err(unread) = known {
+        note(format_args!("orderfree: lost resets were not looked for: {unread}"));
+    }
+    if logged + not_logged > 0 {
+        note(format_args!(
+            "orderfree: the log of resets had lost {} resets of these keys; {logged} are logged again",
+            logged + not_logged
+        ));
+    }
     if full > 0 {
         note(format_args!(
             "orderfree: {full} keys are so large that nothing can be added to them; they were exported, but spread \
@@ -261,7 +274,7 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
         ));
     }
     note(format_args!("{keys} keys exported, {unreadable} could not be read"));
-    Ok(if unreadable == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if unreadable + not_logged == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 struct Export<'a> {

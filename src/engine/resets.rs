@@ -418,7 +418,8 @@ impl Resetter {
             if let Ok(now) = self.open() {
                 self.forget(now);
             }
-            return self.log_lost().await;
+            self.log_lost().await;
+            return;
         }
         let looks = join_all((0..BUCKETS).map(|bucket| self.look_at(bucket))).await;
         if let Some(Err(error)) = looks.iter().find(|look| look.is_err()) {
@@ -477,14 +478,18 @@ impl Resetter {
         age.unwrap_or_default().min(boot.saturating_sub(self.begun))
     }
 
-    /// Logs what tallies remember and the log has lost.
-    async fn log_lost(&self) {
+    /// Logs again what the tallies of keys that were read here remember, and the log has lost. Those that were not
+    /// logged are tried again by the next call. Returns how many were logged, and how many were not.
+    pub async fn log_lost(&self) -> (usize, usize) {
         let lost = std::mem::take(&mut *lock(&self.resets.lost));
+        let (count, mut failed) = (lost.len(), 0);
         for row in lost {
             if self.store.write_reset(&row, &Receipt::default()).await.is_err() {
                 lock(&self.resets.lost).push(row);
+                failed += 1;
             }
         }
+        (count - failed, failed)
     }
 
     async fn look_at(&self, bucket: u8) -> Result<(), ResetFailure> {

@@ -17,6 +17,7 @@ use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::embedded::EmbeddedStore;
 use orderfree_core::crdt::{Kind, Question, State};
 use orderfree_core::protocol::{Constants, Durability, Key, Name, Overrides};
+use redb::{Database, TableHandle};
 use serde_json::json;
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -305,6 +306,49 @@ async fn a_line_is_refused_by_a_key_that_was_reset_lately() {
         assert_eq!(shown(&pod, &deleted).await, None);
         close(pod).await;
     }
+}
+
+/// A restore can lack the log of resets, or have an older one than that of the keys. Until a pod reads such a key, it
+/// acknowledges updates that do not count.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_logs_resets_that_the_log_has_lost() {
+    for exports in [false, true] {
+        let place = Place::new();
+        let [reset, deleted] = ["reset", "deleted"].map(|name| key(Kind::Counter, "g", name));
+        let pod = place.open();
+        for (key, is_deletion) in [(&reset, false), (&deleted, true)] {
+            add(&pod, key, "1").await;
+            pod.resetter().reset(key, is_deletion).await.expect("reset");
+        }
+        add(&pod, &reset, "2").await;
+        close(pod).await;
+        lose_the_log(&place.file());
+        if exports {
+            let exported = place.run("export", &[], b"");
+            let says = "had lost 2 resets of these keys; 2 are logged again";
+            assert!(exported.status.success(), "{exported:?}");
+            assert!(text(&exported.stderr).contains(says), "{exported:?}");
+            assert!(!text(&place.run("export", &[], b"").stderr).contains("had lost"));
+        }
+        let pod = place.open();
+        for key in [&reset, &deleted] {
+            add(&pod, key, "7").await;
+        }
+        let of_reset = if exports { "9" } else { "2" };
+        assert_eq!(shown(&pod, &reset).await.as_deref(), Some(of_reset));
+        assert_eq!(shown(&pod, &deleted).await.as_deref(), exports.then_some("7"));
+        close(pod).await;
+    }
+}
+
+fn lose_the_log(file: &Path) {
+    let file = Database::create(file).expect("opened");
+    let transaction = file.begin_write().expect("begun");
+    let mut tables = transaction.list_tables().expect("tables");
+    let log = tables.find(|table| table.name() == "resets").expect("the log");
+    drop(tables);
+    assert!(transaction.delete_table(log).expect("deleted"));
+    transaction.commit().expect("committed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
