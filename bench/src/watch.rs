@@ -34,6 +34,9 @@ const CONNECTIONS: usize = 64;
 /// Bytes that each event has once.
 const EVENT: &[u8] = b"\ndata: ";
 
+/// As `nice` counts.
+const LOWEST_PRIORITY: i32 = 19;
+
 /// How long all watchers may take to connect.
 const WATCHED_WITHIN: Duration = Duration::from_secs(30);
 
@@ -181,7 +184,8 @@ fn table(args: &WatchArgs, without: &[Round], with: &[Round]) -> anyhow::Result<
     Ok(text)
 }
 
-/// Watchers in a thread of their own, because the load has one, too.
+/// Watchers in a thread of their own, because the load has one, too. The thread has the lowest priority: in production,
+/// watchers run on other machines and take no processor time from the pod and its clients.
 struct Watchers {
     stop: CancellationToken,
     events: Arc<AtomicU64>,
@@ -196,6 +200,8 @@ impl Watchers {
         let bytes = request("GET", &path, "", "");
         let (told, seen) = (stop.clone(), Arc::clone(&events));
         let thread = thread::spawn(move || {
+            // On Linux, this is the priority of the calling thread alone.
+            rustix::process::nice(LOWEST_PRIORITY)?;
             Builder::new_current_thread().enable_all().build()?.block_on(async {
                 let mut all = JoinSet::new();
                 for _ in 0..count {
