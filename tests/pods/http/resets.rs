@@ -523,7 +523,7 @@ async fn a_group_is_deleted_while_two_pods_count_in_it() {
             for path in &paths {
                 count(at, path, meanwhile).await;
             }
-            // What came before comes again while the keys are deleted.
+            // Clients repeat earlier updates while the keys are deleted.
             let (path, by, id, _) = sent.borrow()[rounds.get() % 20].clone();
             add_once(&pods[at], &path, by, &id).await;
             rounds.set(rounds.get() + 1);
