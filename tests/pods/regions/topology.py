@@ -12,7 +12,7 @@ import os
 import pathlib
 import shutil
 
-from pods import TABLES, Pod, Recipe, cluster, follow, ring
+from pods import TABLES, Broken, Pod, Recipe, cluster, follow, ring
 
 PODS = 3
 FIRST_PORT = 18_111
@@ -57,7 +57,7 @@ class Topology(Recipe):
             self.hold(FOLDING_AFTER_S)
             self.take_snapshot()
             self.hold(CALM_S)
-        for step in (self.join, self.leave, self.replace, self.repair_all):
+        for step in (self.join, self.leave, self.replace, self.repair_all, self.scrub):
             step()
         # Folds meet the rows that come back as soon as the node is up again, if folds are on.
         zombies = self.counts()["zombies"]
@@ -111,6 +111,28 @@ class Topology(Recipe):
         with self.step("every node is repaired"):
             self.repair([1, 2, 3])
 
+    def scrub(self):
+        self.roll("off")
+        with self.step("node 2 is scrubbed, put back from the snapshot before that, and repaired"):
+            cluster("nodetool", 2, "flush", self.keyspace)
+            before = self.bytes_of(2)
+            cluster("nodetool", 2, "scrub", self.keyspace, "shards")
+            after = self.bytes_of(2)
+            self.diary.say(f"scrub left {after:,} of {before:,} bytes of node 2")
+            self.diary.expect(after < before / 2, "scrub lost nothing, so there was nothing to put back")
+            self.hold(CALM_S)
+            # Scrub can leave a damaged file, which can make the node stop by itself.
+            with contextlib.suppress(Broken):
+                cluster("nodetool", 2, "drain")
+            cluster("kill", 2)
+            folder = self.data_of(2, "shards")
+            (snapshot,) = (folder / "snapshots").glob("pre-scrub-*")
+            self.put_back(folder, snapshot)
+            cluster("restart", 2, CLUSTER_NODES="3")
+            self.expect_ring(3)
+            self.repair([2])
+        self.roll("on")
+
     def restore(self):
         with self.step("node 2 is restored from the snapshot and repaired"), self.folds_off():
             # Then nothing but the fence tells that the rows of the snapshot were folded.
@@ -119,18 +141,25 @@ class Topology(Recipe):
             cluster("nodetool", 2, "drain")
             cluster("kill", 2)
             for name in TABLES:
-                folder = self.data_of(2, name)
-                for file in folder.iterdir():
-                    if file.is_file():
-                        file.unlink()
-                for file in (self.folder / "early" / name).iterdir():
-                    shutil.copy2(file, folder)
+                self.put_back(self.data_of(2, name), self.folder / "early" / name)
             shutil.rmtree(self.home / "node2/commitlog")
             self.hold(CALM_S)
             cluster("restart", 2, CLUSTER_NODES="3")
             self.expect_ring(3)
             self.hold(CALM_S)
             self.repair([2])
+
+    def put_back(self, folder, snapshot):
+        """Replaces the SSTables of a table by those of a snapshot."""
+        for file in folder.iterdir():
+            if file.is_file():
+                file.unlink()
+        for file in snapshot.glob("*-*"):
+            shutil.copy2(file, folder)
+
+    def bytes_of(self, node):
+        """The size of the data of all keys."""
+        return sum(file.stat().st_size for file in self.data_of(node, "shards").glob("*-Data.db"))
 
     def take_snapshot(self):
         cluster("nodetool", 2, "snapshot", "-t", "early", self.keyspace)
