@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use mimalloc::MiMalloc;
 use orderfree::cli::{self, Cli, output};
 use orderfree::runtime::panics;
@@ -15,7 +15,8 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     panics::log_them();
-    let cli = Cli::parse();
+    let matches = Cli::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let result = match runtime {
         Ok(runtime) => {
@@ -26,11 +27,19 @@ fn main() -> ExitCode {
         }
         Err(error) => Err(error.into()),
     };
-    result.unwrap_or_else(|error| {
-        if let Some(usage) = error.downcast_ref::<clap::Error>() {
-            usage.exit();
+    result.unwrap_or_else(|error| match error.downcast::<clap::Error>() {
+        Ok(error) => {
+            let mut command = Cli::command();
+            command.build();
+            let name = matches.subcommand_name().unwrap_or_default();
+            match command.find_subcommand_mut(name) {
+                Some(command) => error.format(command).exit(),
+                None => error.format(&mut command).exit(),
+            }
         }
-        output::note(format_args!("orderfree: {error:#}"));
-        ExitCode::FAILURE
+        Err(error) => {
+            output::note(format_args!("orderfree: {error:#}"));
+            ExitCode::FAILURE
+        }
     })
 }

@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Words of the server's sentences about HTTP, and what they are on the command line.
 const WORDS: &[(&str, &str)] = &[
-    ("POST to it, or read with ?default=empty", "add to it, or set --default empty"),
+    ("POST to it, or read with ?default=empty", "add to it, or read it with `get --default empty`"),
     ("POST to them first", "add to them first"),
     (
         "send `Authorization: Bearer orderfree_…`",
@@ -33,11 +33,16 @@ const WORDS: &[(&str, &str)] = &[
     ("Unknown query parameter", "Unknown parameter"),
 ];
 
+fn base_url(text: &str) -> Result<Url, &'static str> {
+    let url = Url::parse(text).ok().filter(Url::has_host);
+    url.ok_or("write the whole URL, such as http://127.0.0.1:8080")
+}
+
 /// Options of the commands that call a server.
 #[derive(Debug, Args)]
 pub(super) struct ServerArgs {
     /// Base URL of the server.
-    #[arg(long, env = "ORDERFREE_URL", default_value = "http://127.0.0.1:8080")]
+    #[arg(long, env = "ORDERFREE_URL", default_value = "http://127.0.0.1:8080", value_parser = base_url)]
     url: Url,
     #[command(flatten)]
     connect: ConnectArgs,

@@ -131,9 +131,10 @@ enum Command {
     },
 }
 
-/// An error about arguments that the parser itself can't find. It ends the program as the parser's errors do.
+/// An error about arguments that the parser itself can't find. `main` shows it with the usage of its command, as the parser
+/// shows its errors.
 fn wrong_usage(kind: ErrorKind, message: impl std::fmt::Display) -> anyhow::Error {
-    Cli::command().error(kind, message).into()
+    clap::Error::raw(kind, message).into()
 }
 
 /// Runs the chosen command.

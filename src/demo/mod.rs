@@ -32,6 +32,8 @@ use cluster::{Cluster, Health, NODES};
 use load::Load;
 use pods::{PODS, Pods};
 
+use crate::pod::config::address;
+
 /// The time between two looks at the counters.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -42,7 +44,7 @@ const END_TIME_MAX: Duration = Duration::from_secs(30);
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     /// Address and port to listen on. Anyone who reaches it can break the demo.
-    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS:PORT")]
+    #[arg(long, default_value = "127.0.0.1:8080", value_parser = address, value_name = "IP:PORT")]
     listen: SocketAddr,
     /// Updates per second.
     #[arg(long, default_value_t = 300, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -109,7 +111,7 @@ pub async fn run(args: &DemoArgs, note: Note) -> anyhow::Result<bool> {
     let demo = Demo { cluster, pods, load };
     let address = listener.local_addr()?;
     note(format_args!(
-        "The demo is at http://{address}/ — it ends with Ctrl-C, and leaves nothing behind."
+        "Open http://{address}/ and break it. Ctrl-C ends the demo, and nothing is left behind."
     ));
     let routes = routes(demo.clone());
     let serving = tokio::spawn(async move { axum::serve(listener, routes).await });
@@ -178,8 +180,10 @@ impl Demo {
             let is_right = counted.is_some() && books.are_right();
             if is_right || begun.elapsed() > END_TIME_MAX {
                 let wrong = self.load.wrong.load(Ordering::Relaxed);
+                let is_right = is_right && wrong == 0;
                 note(format_args!(
-                    "acknowledged {}, given up {}, counted {}; a counter without ids says {}; {} requests, {wrong} wrong sums in {} checks",
+                    "{}: acknowledged {}, given up {}, counted {}; a counter without ids says {}; {} requests, {wrong} wrong sums in {} checks",
+                    if is_right { "every number is right" } else { "a number is WRONG" },
                     books.acked,
                     books.unknown,
                     books.counted,
@@ -187,7 +191,7 @@ impl Demo {
                     books.attempts,
                     self.load.looks.load(Ordering::Relaxed),
                 ));
-                return is_right && wrong == 0;
+                return is_right;
             }
             sleep(LOOK_EVERY).await;
         }

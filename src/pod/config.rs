@@ -520,7 +520,7 @@ impl ServeArgs {
 }
 
 /// Reads an address to listen on.
-fn address(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     let numeric = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
     numeric.as_deref().unwrap_or(text).parse().map_err(|_| {
         "write an IP address and a port, such as 0.0.0.0:8080 for all addresses of this machine, or \

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use humantime::format_duration;
 use orderfree_core::protocol::Constants;
 use prometheus_client::metrics::gauge::Gauge;
@@ -228,7 +228,9 @@ fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
         socket.bind(address)?;
         socket.listen(limits::LISTEN_BACKLOG)
     };
-    listen().with_context(|| format!("can't listen on {address}; is another process using it?"))
+    listen().map_err(|error| {
+        anyhow!("can't listen on {address} ({error}); end what uses it, or choose another address")
+    })
 }
 
 /// Opens the store. Retries for up to `--store-wait` if the error can pass without an operator.

@@ -47,7 +47,7 @@ impl Crdt for Counter {
     const CODE: u64 = 1;
     const FORMAT: u64 = 1;
     const ABOUT: About = About {
-        summary: "A sum of whole numbers from -2^63 to 2^63-1.",
+        summary: "A total of whole amounts, each from -2^63 to 2^63-1.",
         class: Class::Exact,
         is_exact: true,
         size: Size::Small,

@@ -76,7 +76,8 @@ pub enum ClockError {
     },
     /// This pod's clock differs from most nodes' clocks.
     #[error(
-        "this pod's clock differs from most nodes' by more than {limit:?} (worst {worst_us} µs); check NTP"
+        "this pod's clock differs from most nodes' by more than {limit:?} (at worst by {:?}); check NTP",
+        Duration::from_micros(.worst_us.unsigned_abs())
     )]
     Offset {
         /// ε.

@@ -25,7 +25,8 @@ pub enum UpdateError {
     /// The window of the update's id is over. This request wrote nothing, an earlier one may be counted, and no
     /// later one can be.
     #[error(
-        "the time to send this id ended at {}; an earlier request with it may be counted, and no later one can be",
+        "this id could be sent until {}; an earlier request with it may be counted, but this one is not, and no later \
+         one will be",
         rfc3339(*.until)
     )]
     IdExpired {

@@ -298,7 +298,8 @@ async fn one(
     let ids: IdHeaders = extract::of_update(headers)?;
     ids.refuse_lone_window()?;
     let order = Order { keys: vec![key.clone()], is_deletion, id: ids.of_reset() };
-    let Ok(ordered) = served.app.resetter.order(order).await? else {
+    let ordered = served.app.resetter.order(order).await;
+    let Ok(ordered) = ordered.map_err(|failure| problem_of(&key, failure))? else {
         let detail = "The id belongs to another reset; send that one again, or use a new id.";
         return Err(Problem::new(ProblemType::IdReused, detail));
     };
@@ -365,11 +366,21 @@ async fn end_of(
 fn end_of_ticket(ticket: &Ticket, key: &Key) -> Result<End, Problem> {
     let row = (*ticket.row).clone();
     let Some(ends) = ticket.ends() else { return Ok(End { row, cleared: None }) };
-    let ends = ends.as_ref().as_ref().map_err(|failure| Problem::from(failure.clone()))?;
+    let ends = ends.as_ref().as_ref().map_err(|failure| problem_of(key, failure.clone()))?;
     match ends.iter().find(|(of, _)| of == key) {
         Some((_, Ok(done))) => Ok(End { row, cleared: Some(done.cleared.clone()) }),
-        Some((_, Err(failure))) => Err(failure.clone().into()),
+        Some((_, Err(failure))) => Err(problem_of(key, failure.clone())),
         None => Err(unknown()),
+    }
+}
+
+/// Names the key that does not exist.
+fn problem_of(key: &Key, failure: ResetFailure) -> Problem {
+    match failure {
+        ResetFailure::Refused(ResetError::Absent) => {
+            Problem::new(ProblemType::KeyAbsent, format!("{key} does not exist."))
+        }
+        _ => failure.into(),
     }
 }
 

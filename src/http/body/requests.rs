@@ -278,8 +278,10 @@ impl OpText<'_> {
     fn read(self, kind: Kind) -> Result<Op, Problem> {
         let example = kind.about().example_op;
         if !json::is_object(self.0)? {
-            let detail =
-                format!("An op must be a JSON object; an example of kind {kind} is {example}.");
+            let detail = format!(
+                "An op must be a JSON object; an example of kind {kind} is {example}. A bare value needs the header \
+                     `Content-Type: text/plain`."
+            );
             return Err(Problem::new(ProblemType::BadOp, detail));
         }
         kind.read_op(self.0).map_err(|error| {

@@ -39,7 +39,7 @@ OF_AN_ID = re.compile(
     r"|^The header idempotency-(key|time) is not UTF-8|^Idempotency-Key has \d+ bytes"
     r"|^The request has an Idempotency-(Time|Window), but no|^The item has a `time`, but no"
     r"|^A `sequence` belongs to|^Kind [a-z_]+ has no running totals"
-    r"|^The time of this id is |^The time to send this id ended|^An id for a whole stream"
+    r"|^The time of this id is |^This id could be sent until |^An id for a whole stream"
 )
 # One path stands for all kinds, but these depend on the kind: parameters, defaults, empty bodies, plain text, forms
 # of an answer.

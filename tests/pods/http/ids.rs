@@ -328,7 +328,7 @@ async fn bad_ids_are_refused_with_a_sentence() {
         (
             vec![("idempotency-key", "a"), ("idempotency-time", "1000000000")],
             "id-expired",
-            "at 2001-09-09T0",
+            "until 2001-09-09T0",
         ),
     ] {
         let answer = send(&pod, &headers, "1").await;

@@ -81,6 +81,7 @@ async fn a_reset_returns_what_the_key_had_and_the_key_begins_again() {
     let reset = format!("{KEY}/reset");
     let absent = ask(&pod, "POST", &reset, &[]).await;
     assert_eq!(absent.problem(404, "key-absent").as_deref(), Some("refused"));
+    assert_eq!(absent.json()["detail"], "counter/site/home does not exist.");
     add(&pod, KEY, "5").await;
     add(&pod, KEY, "7").await;
     let first = done(&pod, "POST", &reset, &[]).await;

@@ -353,11 +353,14 @@ async fn errors_speak_of_the_command_line() {
     assert_eq!(call(&pod, &["export", "--kind", "count"]).await.code, Some(2));
     let said = call(&pod, &["add", "register/g/n", "x", "y"]).await;
     assert!(said.code == Some(2) && said.err.contains("only one value"), "{said:?}");
+    assert!(said.err.contains("Usage: orderfree add "), "{said:?}");
+    let said = call(&pod, &["get", "counter/g/n", "--url", "127.0.0.1:8080"]).await;
+    assert!(said.code == Some(2) && said.err.contains("such as http://127.0.0.1:8080"), "{said:?}");
     let said = call(&pod, &["get", "counter/g/none"]).await;
     assert_eq!(said.code, Some(3), "{said:?}");
     assert_eq!(
         said.err,
-        "orderfree: counter/g/none does not exist; add to it, or set --default empty.\n"
+        "orderfree: counter/g/none does not exist; add to it, or read it with `get --default empty`.\n"
     );
     for (default, shown) in [("empty", "0\n"), ("-3", "-3\n")] {
         let said = call(&pod, &["get", "counter/g/none", "--default", default]).await;

@@ -315,7 +315,7 @@ async fn what_can_not_be_taken_is_told_and_nothing_changes() {
         (&["counter/g/n", "--resume", "order-1", "5"], 2, "not an id that `take` printed"),
         (&["counter/g/n", "--resume", uuid, "5.5"], 2, "not an amount of a counter"),
         // Its window is over.
-        (&["counter/g/n", "--resume", uuid, "5"], 4, "The time to send this id ended"),
+        (&["counter/g/n", "--resume", uuid, "5"], 4, "This id could be sent until"),
     ] {
         let (ended, out, err) = take(&url(&pod), arguments).await;
         assert_eq!((ended, &*out), (Some(code), ""), "{arguments:?}: {err}");
