@@ -175,6 +175,6 @@ mod tests {
         assert!(ahead.contains(" 29.3 s ahead"), "{ahead}");
         assert!(ahead.contains("only if the update was never sent before"), "{ahead}");
         let expired = UpdateError::IdExpired { until }.to_string();
-        assert!(expired.contains(" ended at 2026-11-27T04:00:00.123Z;"), "{expired}");
+        assert!(expired.contains(" until 2026-11-27T04:00:00.123Z;"), "{expired}");
     }
 }
