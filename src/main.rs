@@ -31,8 +31,8 @@ fn main() -> ExitCode {
         Ok(error) => {
             let mut command = Cli::command();
             command.build();
-            let name = matches.subcommand_name().unwrap_or_default();
-            match command.find_subcommand_mut(name) {
+            let name = matches.subcommand_name();
+            match name.and_then(|name| command.find_subcommand_mut(name)) {
                 Some(command) => error.format(command).exit(),
                 None => error.format(&mut command).exit(),
             }

@@ -49,10 +49,6 @@ pub(crate) struct ResetsArgs {
     /// Length of each measurement of CPU time.
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration, value_name = "TIME")]
     length: Duration,
-    /// Length of the load before the first measurement: as many pods as are ever measured look at the log. Without it the nodes
-    /// still compile.
-    #[arg(long, default_value = "180s", value_parser = humantime::parse_duration, value_name = "TIME")]
-    warm_up: Duration,
     /// Number of resets, each of a key of its own.
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
     resets: usize,
@@ -100,10 +96,8 @@ pub(crate) async fn run(args: ResetsArgs) -> anyhow::Result<()> {
 impl Bench<'_> {
     async fn measure(&self, keyspaces: &[String; 2], made: Instant) -> anyhow::Result<String> {
         let [plain, with_log] = keyspaces;
-        let mut servers = Vec::new();
-        self.start(with_log, &mut servers, PODS[PODS.len() - 1]).await?;
-        sleep(self.args.warm_up).await;
-        end(&mut servers).await?;
+        eprintln!("warming up");
+        self.polls(with_log).await?;
         sleep(SETTLE).await;
         let alone = self.spent(&[]).await?;
         let without = self.polls(plain).await?;
@@ -150,7 +144,9 @@ impl Bench<'_> {
             eprintln!("{pods} pods of {keyspace}: {spent:.2?} ms a second");
             all.push(spent);
         }
-        end(&mut servers).await?;
+        for server in &mut servers {
+            server.kill().await?;
+        }
         Ok(all)
     }
 
@@ -219,11 +215,4 @@ impl Bench<'_> {
         });
         Ok(try_join_all(lanes).await?.concat())
     }
-}
-
-async fn end(servers: &mut [Server]) -> anyhow::Result<()> {
-    for server in servers {
-        server.kill().await?;
-    }
-    Ok(())
 }

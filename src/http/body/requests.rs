@@ -280,7 +280,7 @@ impl OpText<'_> {
         if !json::is_object(self.0)? {
             let detail = format!(
                 "An op must be a JSON object; an example of kind {kind} is {example}. A bare value needs the header \
-                     `Content-Type: text/plain`."
+                 `Content-Type: text/plain`."
             );
             return Err(Problem::new(ProblemType::BadOp, detail));
         }

@@ -1,5 +1,5 @@
 //! The hazards that schedules meet. A simulator that never meets a hazard proves nothing about it, so each hazard must
-//! occur in at least one of two hundred schedules.
+//! occur in at least one of a hundred schedules.
 
 use std::fmt;
 
@@ -142,10 +142,10 @@ impl Coverage {
         }
     }
 
-    /// Hazards that occurred in fewer than one of two hundred schedules.
+    /// Hazards that occurred in fewer than one of a hundred schedules.
     pub(crate) fn rare(&self) -> Vec<&'static str> {
         let counts = self.met.iter().zip(Hazard::ALL);
-        let rare = counts.filter(|(count, _)| **count * 200 < self.schedules);
+        let rare = counts.filter(|(count, _)| **count * 100 < self.schedules);
         rare.map(|(_, hazard)| hazard.text()).collect()
     }
 }

@@ -4,7 +4,6 @@ The steps are those of docs/operate/regions.md. `orderfree load` counts in `east
 it notices if a step makes a read miss anything. Pods in `west` count keys of their own, once there are some.
 """
 
-import contextlib
 import re
 import secrets
 import time
@@ -170,12 +169,6 @@ class Growth(Recipe):
                 value = int(answer["value"]) if status == 200 else f"status {status}"
                 words = f"{key} is {value} at {level} from {pod.name}, not {weight}"
                 self.diary.expect(value == weight, words)
-
-    @contextlib.contextmanager
-    def folds_off(self):
-        self.roll("off")
-        yield
-        self.roll("on")
 
 
 follow(Growth)

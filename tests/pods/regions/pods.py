@@ -385,6 +385,12 @@ class Recipe:
             self.stop(pod)
             pod.start(ORDERFREE_FOLD=fold)
 
+    @contextlib.contextmanager
+    def folds_off(self):
+        self.roll("off")
+        yield
+        self.roll("on")
+
     def repair(self, nodes):
         for node in nodes:
             for name in TABLES:
