@@ -125,8 +125,9 @@ pub(crate) struct WorkloadArgs {
     #[arg(long, value_name = "WINDOW,…", value_enum, value_delimiter = ',')]
     pub ids: Vec<Window>,
     /// Reset a random key at this interval, such as 1s, or delete it. The value of a key and everything that its
-    /// resets returned must then be the sum of its acknowledged updates. The keys are of all kinds with an exact total:
-    /// counter, sum, stats, histogram and topk. The table of resets must be older than five minutes. Default: no resets
+    /// resets returned must then be the sum of its acknowledged updates. The keys are of the kinds with an exact total:
+    /// counter, sum, stats, histogram, topk, gset, or_set and lww_set. The table of resets must be older than five minutes.
+    /// Default: no resets
     #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "group")]
     pub reset_every: Option<Duration>,
     /// Name of the group, or the beginning of the group names if there are several. The values that

@@ -265,7 +265,7 @@ fn add(op: &Add<'_>) -> Value {
         Kind::Counter | Kind::Sum => json!({"op": "add", "by": op.weight}),
         Kind::Stats | Kind::Histogram => json!({"op": "record", "value": 1, "count": op.weight}),
         Kind::TopK => json!({"op": "add", "item": "a", "by": op.weight}),
-        Kind::Set => json!({"op": "add", "item": op.weight}),
+        Kind::Set | Kind::OrSet | Kind::LwwSet => json!({"op": "add", "item": op.weight}),
     }
 }
 
@@ -380,7 +380,8 @@ fn total(kind: Kind, value: &Value) -> Option<i128> {
         Kind::Counter | Kind::Sum => number(value),
         Kind::Stats | Kind::Histogram => number(&value["count"]),
         Kind::TopK => number(&value["total"]),
-        Kind::Set => value["items"].as_array()?.iter().map(number).sum(),
+        Kind::Set | Kind::LwwSet => value["items"].as_array()?.iter().map(number).sum(),
+        Kind::OrSet => value["items"].as_array()?.iter().map(|seen| number(&seen["item"])).sum(),
     }
 }
 

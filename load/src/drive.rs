@@ -125,8 +125,14 @@ async fn send(
     }
     let keys = run.workload.keys();
     let window = run.ids.draw(rng);
-    let mut named =
-        |op: &Op| Add { key: &keys[op.key], weight: op.weight, id: run.ids.make(window, rng) };
+    let mut named = |op: &Op| {
+        let key = &keys[op.key];
+        let id = match run.resets.is_some() && key.kind.ignores_ids() {
+            true => None,
+            false => run.ids.make(window, rng),
+        };
+        Add { key, weight: op.weight, id }
+    };
     let wire: Vec<_> = ops.iter().map(&mut named).collect();
     let mut replies = pod.add(window, &wire).await;
     if window != Window::None {

@@ -28,8 +28,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long updates are repeated after the end of the load, when all faults are being undone.
 const AFTER_STOP_MAX: Duration = Duration::from_secs(120);
 
-/// Repeats the updates that were not acknowledged by `replies`, until they are or their window is over.
-/// Returns what became of each.
+/// Repeats the updates that were not acknowledged by `replies`, until they are or their window is over. An update without an id
+/// is repeated only if it was refused. Returns what became of each.
 pub(crate) async fn insist(
     run: &Run,
     window: Window,
@@ -41,7 +41,11 @@ pub(crate) async fn insist(
     let mut in_doubt: Vec<bool> = replies.iter().map(may_count).collect();
     let (begun, mut stopped, mut pause) = (Instant::now(), None, PAUSE_MIN);
     loop {
-        let open: Vec<usize> = (0..ops.len()).filter(|index| is_open(&replies[*index])).collect();
+        let is_open = |index: &usize| match ops[*index].id {
+            Some(_) => is_open(&replies[*index]),
+            None => replies[*index].outcome == Outcome::Refused,
+        };
+        let open: Vec<usize> = (0..ops.len()).filter(is_open).collect();
         if run.stop.is_cancelled() {
             stopped.get_or_insert_with(Instant::now);
         }
@@ -53,7 +57,7 @@ pub(crate) async fn insist(
         sleep(pause).await;
         pause = (2 * pause).min(PAUSE_MAX);
         let again: Vec<Add<'_>> = open.iter().map(|index| ops[*index]).collect();
-        let count = open.len() as u64;
+        let count = again.iter().filter(|op| op.id.is_some()).count() as u64;
         {
             let mut figures = run.ids.figures();
             figures.sent += count;
@@ -74,6 +78,9 @@ pub(crate) async fn insist(
             continue;
         }
         reply.outcome = if in_doubt { Outcome::Unknown } else { Outcome::Refused };
+        if op.id.is_none() {
+            continue;
+        }
         let mut figures = run.ids.figures();
         figures.expired += u64::from(reply.has_expired());
         figures.conflicts += u64::from(reply.is_conflict());

@@ -48,13 +48,29 @@ pub(crate) enum Kind {
     TopK,
     /// An update adds its weight as an item. A read returns the sum of the items.
     Set,
+    /// Like `Set`.
+    OrSet,
+    /// Like `Set`.
+    LwwSet,
 }
 
 impl Kind {
-    /// The kinds that have an exact total and count an id once. A set ignores ids, so an update that is repeated after a
-    /// reset would be in the value again. The other kinds have no total.
-    pub(crate) const WITH_TOTAL: [Self; 5] =
-        [Self::Counter, Self::Sum, Self::Stats, Self::Histogram, Self::TopK];
+    /// The kinds that have an exact total. The other kinds have none.
+    pub(crate) const WITH_TOTAL: [Self; 8] = [
+        Self::Counter,
+        Self::Sum,
+        Self::Stats,
+        Self::Histogram,
+        Self::TopK,
+        Self::Set,
+        Self::OrSet,
+        Self::LwwSet,
+    ];
+
+    /// Whether pods ignore the ids of updates. For about a minute after a reset they refuse such updates.
+    pub(crate) fn ignores_ids(self) -> bool {
+        self == Self::Set
+    }
 
     /// The name of the kind in addresses.
     pub(crate) fn name(self) -> &'static str {
@@ -65,6 +81,8 @@ impl Kind {
             Self::Histogram => "histogram",
             Self::TopK => "topk",
             Self::Set => "gset",
+            Self::OrSet => "or_set",
+            Self::LwwSet => "lww_set",
         }
     }
 }

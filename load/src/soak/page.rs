@@ -166,11 +166,12 @@ fn write_resets(out: &mut String, report: &Report, resets: &ResetReport) -> fmt:
         out,
         "\n{share:.2} % of the resets were answered. Time from the first request of a reset to its answer: p50 {}, p99 \
          {}, max {}.\n\nA key in use is reset or deleted at each interval, never twice at once. The request has an id and \
-         is repeated to random pods until one says what became of it. The keys are of all kinds with an exact total that \
-         count an id once: counter, sum, stats, histogram and topk. The value of a key and everything that its resets \
-         returned must be the sum of its acknowledged updates, each counted once, plus that of some unknown ones. A reset \
-         must also return every update that was acknowledged before it, and none that was sent after it. After a reset, the \
-         last acknowledged update of its key with an id is sent again. Audited keys are not reset: sets ignore ids.",
+         is repeated to random pods until one says what became of it. The keys are of the eight kinds with an exact total: \
+         counter, sum, stats, histogram, topk, gset, or_set and lww_set. Updates of a gset have no ids, because pods would \
+         refuse them for a minute after each reset. The value of a key and everything that its resets returned must be the \
+         sum of its acknowledged updates, each counted once, plus that of some unknown ones. A reset must also return every \
+         update that was acknowledged before it, and none that was sent after it. After a reset, the last acknowledged \
+         update of its key with an id is sent again. Audited keys are not reset.",
         millis(resets.latency.p50_us),
         millis(resets.latency.p99_us),
         millis(resets.latency.max_us),

@@ -122,8 +122,12 @@ pub(crate) async fn update(
     let window = run.ids.draw(rng);
     let ops: Vec<_> = drawn
         .iter()
-        .map(|Update { key, weight, .. }| {
-            let id = run.ids.make(window, rng);
+        .map(|Update { source, key, weight }| {
+            let can_be_reset = run.resets.is_some() && matches!(source, Source::Ordinary(_));
+            let id = match can_be_reset && key.kind.ignores_ids() {
+                true => None,
+                false => run.ids.make(window, rng),
+            };
             Add { key, weight: *weight, id }
         })
         .collect();
