@@ -518,9 +518,11 @@ pub const WATCH_READ_EVERY: Duration = Duration::from_secs(1);
 /// The least time between two events of a watched key.
 pub const WATCH_EVENT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Watchers of a key that are told of a change at once, and the pause after them: a thousand are told within 50 ms.
-pub const WATCHERS_AT_ONCE: usize = 25;
-pub const WATCHERS_PAUSE: Duration = Duration::from_millis(1);
+/// The watchers of a key are told of a change in parts, so that updates need not wait for all of them. A part has at least this
+/// many watchers, a pause follows it, and there are at most this many parts. A thousand watchers are told within half a second.
+pub const WATCHERS_AT_ONCE: usize = 10;
+pub const WATCHERS_PAUSE: Duration = Duration::from_millis(3);
+pub const WATCHERS_PARTS_MAX: usize = 100;
 
 /// The time between two signs of life on a stream without events.
 pub const WATCH_HEARTBEAT_EVERY: Duration = Duration::from_secs(5);

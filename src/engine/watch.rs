@@ -13,7 +13,7 @@ use orderfree_core::protocol::Key;
 use orderfree_core::protocol::consistency::Level;
 use thiserror::Error;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::engine::Context;
 use crate::engine::changes::Changes;
@@ -163,16 +163,18 @@ impl Watches {
             let begun = Instant::now();
             let shown = self.read(&watched).await;
             let took = begun.elapsed();
-            // Few at a time, so that updates need not wait until a thousand watchers have theirs.
-            for some in watched.show(&shown, &self).chunks(limits::WATCHERS_AT_ONCE) {
+            let told = watched.show(&shown, &self);
+            drop(shown);
+            let part =
+                told.len().div_ceil(limits::WATCHERS_PARTS_MAX).max(limits::WATCHERS_AT_ONCE);
+            for some in told.chunks(part) {
                 some.iter().for_each(|inbox| inbox.any.notify_one());
                 sleep(limits::WATCHERS_PAUSE).await;
             }
-            drop(shown);
+            drop(told);
             // First the pause: many updates are one event. A key that is slow to read rests as long as its read took.
-            let begun = Instant::now();
-            sleep_until(begun + limits::WATCH_EVENT_PAUSE.max(took)).await;
-            let until = begun + limits::WATCH_READ_EVERY.max(took);
+            sleep(limits::WATCH_EVENT_PAUSE.max(took)).await;
+            let until = begun + took + limits::WATCH_READ_EVERY.max(took);
             let _ = timeout_at(until, watched.changed.notified()).await;
             let mut keys = lock(&self.keys);
             if lock(&watched.state).watchers.is_empty() {
