@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use lru::LruCache;
 use orderfree_core::protocol::clock::{ClockError, FenceGuard};
+use orderfree_core::protocol::reset::Generation;
 use orderfree_core::protocol::{Constants, Key, Now, Timestamp};
 
 use crate::engine::metrics::Metrics;
@@ -33,8 +34,8 @@ pub struct ClockGate {
 
 /// Keys of which a read or a fold has seen something.
 struct SeenKeys {
-    /// When it was seen, by the boot-time clock.
-    keys: Mutex<LruCache<Key, Duration>>,
+    /// When it was seen, by the boot-time clock, and the last reset that the tally remembered then.
+    keys: Mutex<LruCache<Key, (Duration, Option<Generation>)>>,
     /// Length of `keys`. While it is 0, updates need no lock.
     count: AtomicUsize,
     /// How long it is remembered.
@@ -48,27 +49,33 @@ impl SeenKeys {
     }
 
     /// Notes that it was seen of this key, or that it was not. Returns the number of keys.
-    fn note(&self, key: &Key, is_seen: bool, now: Now) -> usize {
+    fn note(&self, key: &Key, is_seen: bool, reset: Option<Generation>, now: Now) -> usize {
         if !is_seen && self.count.load(Ordering::Relaxed) == 0 {
             return 0;
         }
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         match is_seen {
-            true => drop(keys.put(key.clone(), now.boot)),
+            true => drop(keys.put(key.clone(), (now.boot, reset))),
             false => drop(keys.pop(key)),
         }
         self.count.store(keys.len(), Ordering::Relaxed);
         keys.len()
     }
 
-    /// Forgets after a while, because another pod can have changed it since.
-    fn has(&self, key: &Key, now: impl Fn() -> Now) -> bool {
+    /// Whether it was seen of this key since its last reset. Forgets after a while, because another pod can have changed it
+    /// since.
+    fn has(
+        &self,
+        key: &Key,
+        last_reset: impl Fn() -> Option<Generation>,
+        now: impl Fn() -> Now,
+    ) -> bool {
         if self.count.load(Ordering::Relaxed) == 0 {
             return false;
         }
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = keys.get(key).copied();
-        seen.is_some_and(|seen| now().boot < seen + self.time_max)
+        seen.is_some_and(|(seen, reset)| now().boot < seen + self.time_max && last_reset() <= reset)
     }
 }
 
@@ -171,27 +178,28 @@ impl ClockGate {
         }
     }
 
-    /// Records whether the tally of a key has no room for another shard.
-    pub fn observe_tally(&self, key: &Key, is_full: bool) {
-        let full = self.full.note(key, is_full, self.now());
+    /// Records whether the tally of a key, which remembers this reset, has no room for another shard.
+    pub fn observe_tally(&self, key: &Key, is_full: bool, reset: Option<Generation>) {
+        let full = self.full.note(key, is_full, reset, self.now());
         self.metrics.full_tallies.set(i64::try_from(full).unwrap_or(i64::MAX));
     }
 
-    /// Whether the tally of a key was full when last seen.
+    /// Whether the tally of a key was full when last seen. A later reset has emptied it.
     #[must_use]
-    pub fn is_full(&self, key: &Key) -> bool {
-        self.full.has(key, || self.now())
+    pub fn is_full(&self, key: &Key, last_reset: impl Fn() -> Option<Generation>) -> bool {
+        self.full.has(key, last_reset, || self.now())
     }
 
     /// Records how many ids are in the rows of a key.
     pub fn observe_ids(&self, key: &Key, ids: usize) {
-        self.crowded.note(key, ids > limits::KEY_IDS_MAX, self.now());
+        self.crowded.note(key, ids > limits::KEY_IDS_MAX, None, self.now());
     }
 
     /// Whether a key had too many ids when last read.
     #[must_use]
     pub fn has_too_many_ids(&self, key: &Key) -> bool {
-        self.crowded.has(key, || self.now())
+        // A reset lists the ids of the key, and they stay in its rows.
+        self.crowded.has(key, || None, || self.now())
     }
 
     fn fences(&self) -> std::sync::MutexGuard<'_, FenceGuard> {

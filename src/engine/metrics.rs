@@ -244,6 +244,8 @@ pub struct Metrics {
     pub ids_age_seconds: Gauge<f64, AtomicU64>,
     /// Resets and deletions of keys by result.
     pub resets: Family<ResetLabel, Counter>,
+    /// Resets that keys remembered and the log had lost.
+    pub resets_lost: Counter,
     /// Resets that this pod remembers.
     pub resets_remembered: Gauge,
     /// Keys that are watched.
@@ -332,6 +334,7 @@ impl Metrics {
             ids_alive: Gauge::default(),
             ids_age_seconds: Gauge::default(),
             resets: Family::default(),
+            resets_lost: Counter::default(),
             resets_remembered: Gauge::default(),
             watched_keys: Gauge::default(),
             reset_log_age_seconds: Gauge::default(),
@@ -424,6 +427,8 @@ impl Metrics {
         let (unit, gauge) = (Unit::Seconds, self.ids_age_seconds.clone());
         r.register_with_unit("ids_oldest_age", help, unit, gauge);
         r.register("resets", "Resets and deletions of keys by result", self.resets.clone());
+        let help = "Resets that keys remembered and the log had lost; they are logged again";
+        r.register("resets_lost", help, self.resets_lost.clone());
         let help = "Resets that this pod remembers, because rows of before can come back";
         r.register("resets_remembered", help, self.resets_remembered.clone());
         r.register("watched_keys", "Keys that clients watch", self.watched_keys.clone());

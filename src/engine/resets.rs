@@ -35,6 +35,7 @@ use crate::engine::changes::Changes;
 use crate::engine::clock_gate::ClockGate;
 use crate::engine::health;
 use crate::engine::metrics::Metrics;
+use crate::engine::write::Mutators;
 use crate::limits::{
     self, LOG_ROWS_MAX, RESETS_AT_ONCE_MAX, RESETS_PER_SECOND_MAX, RESETS_REMEMBERED_MAX,
 };
@@ -111,6 +112,11 @@ impl Resets {
     fn absence_age(&self, boot: Duration) -> Option<Duration> {
         let found = (*lock(&self.absent))?;
         Some(boot.saturating_sub(found)).filter(|age| *age >= ABSENT_LEASE)
+    }
+
+    /// The last reset of the key that is remembered.
+    pub fn last(&self, key: &Key) -> Option<Generation> {
+        self.is_on().then(|| self.log().stamp(key)).flatten()
     }
 
     /// Whether a mutator with this stamp takes further ops.
@@ -201,6 +207,7 @@ pub struct Resetter {
     /// This process is alone with the store.
     is_alone: bool,
     reads: Arc<dyn Reads>,
+    mutators: Arc<Mutators>,
     gate: Arc<ClockGate>,
     /// By the boot-time clock.
     begun: Duration,
@@ -329,6 +336,7 @@ impl Resetter {
     pub fn new(
         store: Arc<dyn ResetLog>,
         reads: Arc<dyn Reads>,
+        mutators: Arc<Mutators>,
         context: &Context,
         closed: Option<&'static str>,
         flaw: Option<ResetFlaw>,
@@ -347,6 +355,7 @@ impl Resetter {
             store,
             is_alone,
             reads,
+            mutators,
             begun: gate.now().boot,
             gate,
             metrics,
@@ -489,6 +498,7 @@ impl Resetter {
                 failed += 1;
             }
         }
+        self.metrics.resets_lost.inc_by((count - failed) as u64);
         (count - failed, failed)
     }
 
@@ -532,7 +542,7 @@ impl Resetter {
     /// Whether a reset of the key is remembered. A parcel of an import has no stamp, so it would not count.
     #[must_use]
     pub fn was_reset(&self, key: &Key) -> bool {
-        self.resets.is_on() && self.resets.log().stamp(key).is_some()
+        self.resets.last(key).is_some()
     }
 
     /// Whether a parcel that the store has acknowledged counts. `now` was read after the store's answer.
@@ -547,7 +557,7 @@ impl Resetter {
     /// [`ResetFailure`].
     pub async fn reset(&self, key: &Key, is_deletion: bool) -> Result<Done, ResetFailure> {
         let (attempt, _) = self.begin(std::slice::from_ref(key), None, is_deletion).await?;
-        let ends = self.finish(&attempt, None).await?;
+        let ends = self.finish(&attempt, None, || ()).await?;
         ends.into_iter().next().expect("invariant: the key has its end").1
     }
 
@@ -644,7 +654,7 @@ impl Resetter {
     }
 
     /// Makes a reset that has begun. Each key has an end of its own. `since` is the time from which another reset can have
-    /// the same id, if a client chose it.
+    /// the same id, if a client chose it. `logged` is called once other pods can find the reset.
     ///
     /// # Errors
     /// [`ResetFailure`] if nothing was changed.
@@ -652,12 +662,16 @@ impl Resetter {
         &self,
         attempt: &Attempt,
         since: Option<Timestamp>,
+        logged: impl FnOnce(),
     ) -> Result<Vec<End>, ResetFailure> {
+        let keys: Vec<Key> = attempt.row().keys().collect();
         if self.is_alone {
-            self.resets.log().begin(attempt.row());
+            logged();
+            self.close(attempt.row(), &keys).await;
         } else {
-            let logged = self.log(attempt, &Receipt::default()).await?;
-            self.sleep_until(attempt.read_from(logged, &self.constants)).await;
+            let logged_at = self.log(attempt, &Receipt::default()).await?;
+            logged();
+            self.sleep_until(attempt.read_from(logged_at, &self.constants)).await;
             if let Some(since) = since
                 && self.has_rival(attempt.row(), since).await?
             {
@@ -665,12 +679,20 @@ impl Resetter {
             }
         }
         self.check()?;
-        let keys: Vec<Key> = attempt.row().keys().collect();
         let ends = match &keys[..] {
             [key] => vec![(key.clone(), self.finish_one(attempt, key).await)],
             _ => self.finish_many(attempt, &keys).await?,
         };
         Ok(ends)
+    }
+
+    /// Closes the rows of before a reset, if this process is alone. The updates that they have taken are acknowledged first,
+    /// unless their writes take long.
+    async fn close(&self, row: &LogRow, keys: &[Key]) {
+        let under_way = self.mutators.under_way(keys);
+        self.resets.log().begin(row, self.gate.now().boot);
+        under_way.end(self.constants.reset_lease() / 2).await;
+        self.resets.log().close(row);
     }
 
     async fn finish_one(&self, attempt: &Attempt, key: &Key) -> Result<Done, ResetFailure> {

@@ -50,7 +50,7 @@ pub enum OpError {
     /// Its tally is as large as it can be.
     #[error(
         "the folded part of this key has reached its size limit, so nothing can be added; \
-         remove items, or spread them over more keys"
+         remove items, spread them over more keys, or reset the key"
     )]
     TallyFull,
     /// The token was made for another item, or a clear came with the token of one item. It would remove

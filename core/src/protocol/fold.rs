@@ -29,7 +29,7 @@ use thiserror::Error;
 
 use super::gathered::{Fitting, Gathered};
 use super::prefix::PrefixRead;
-use super::reset::{self, Remembered};
+use super::reset::{self, Generation, Remembered};
 use super::row_reader::{RowError, RowReader};
 use super::{Constants, FullRead, Key, MutatorId, Row, Timestamp};
 use crate::crdt::envelope;
@@ -88,6 +88,8 @@ pub struct Report {
     pub fence_before: Option<Timestamp>,
     /// What that fence says about clocks; see [`reset::evidence`].
     pub evidence_before: Option<Timestamp>,
+    /// The last reset that the tally remembers.
+    pub reset: Option<Generation>,
     /// Shards that go into the tally, or that are forgotten.
     pub folded: usize,
     /// Shards that are deleted without being counted, because the key was reset.
@@ -194,7 +196,8 @@ pub fn plan_or_forget(
     if is_forgotten && before.is_some_and(|before| fence.next() <= grave_at(before, constants)) {
         let kept = report.kept + finals.len();
         let (fence_before, evidence_before) = (before, gathered.evidence(constants));
-        return Ok(Plan::Nothing(Report { fence_before, evidence_before, kept, ..report }));
+        let reset = gathered.last_reset();
+        return Ok(Plan::Nothing(Report { fence_before, evidence_before, reset, kept, ..report }));
     }
     Ok(gathered.into_plan(read.key(), fence, report, Zombies::Seen(zombies), constants))
 }
@@ -280,8 +283,11 @@ enum Zombies {
 impl Gathered {
     /// What the tally's fence says about clocks.
     fn evidence(&self, constants: &Constants) -> Option<Timestamp> {
-        let generation = self.counting.reset().map(Remembered::generation);
-        self.fence.map(|fence| reset::evidence(fence, generation, constants))
+        self.fence.map(|fence| reset::evidence(fence, self.last_reset(), constants))
+    }
+
+    fn last_reset(&self) -> Option<Generation> {
+        self.counting.reset().map(Remembered::generation)
     }
 
     /// The tally's fence, unless it proves that a clock moved.
@@ -310,6 +316,7 @@ impl Gathered {
         let report = Report {
             fence_before: self.fence,
             evidence_before: self.evidence(constants),
+            reset: self.last_reset(),
             folded: self.shards - self.cleared,
             cleared: self.cleared,
             forgotten: true,
@@ -342,7 +349,13 @@ impl Gathered {
         let reset = self.counting.reset();
         let evidence = self.evidence(constants).expect("invariant: a grave has a fence");
         let (fence_before, evidence_before) = (Some(fence), Some(evidence));
-        let report = Report { fence_before, evidence_before, is_grave: true, ..report };
+        let report = Report {
+            fence_before,
+            evidence_before,
+            reset: reset.map(Remembered::generation),
+            is_grave: true,
+            ..report
+        };
         let is_old = now >= fence.plus(constants.grave_repeats_for());
         // The grave of a deleted key has no head start, and can be written again at any time.
         let is_young = reset.is_none() && grave_at(fence, constants) > cut(now, constants);
@@ -371,6 +384,7 @@ impl Gathered {
         constants: &Constants,
     ) -> Plan {
         let (before, evidence_before) = (self.fence, self.evidence(constants));
+        let last_reset = self.last_reset();
         let fence_of = |through: Timestamp| before.map_or(through, |before| through.max(before));
         if self.fitting.is_some() {
             // The fence can be far above the last expiry, and then the state forgets more.
@@ -385,6 +399,7 @@ impl Gathered {
         let report = Report {
             fence_before: before,
             evidence_before,
+            reset: last_reset,
             folded: shards - cleared,
             cleared,
             has_more: report.has_more && !is_full,

@@ -148,16 +148,17 @@ pub fn shards(
 ) -> Vec<ShardView> {
     let fence = tally(key, slice).and_then(Result::ok).map(|(fence, _)| fence);
     let reader = RowReader::of(key);
-    let reset = slice.tally().and_then(|row| envelope::reset(&row.state));
+    let counting = Counting::of(slice.tally());
     let view = |row: &Row| {
-        let ids = match reader.shard(row) {
+        let shard = reader.shard(row);
+        let ids = match &shard {
             Ok(Shard::Pack(pack)) => Some(pack.entries.len()),
             _ => None,
         };
         let phase_of = if ids.is_some() { Phase::of_pack } else { Phase::of };
         let stamp = envelope::stamp(&row.state);
         let is_zombie = Some(row.expires_at) <= fence;
-        let is_cleared = reset.as_ref().is_some_and(|reset| !reset.counts(stamp, row.expires_at));
+        let is_cleared = shard.is_ok_and(|shard| !counting.has(row, &shard));
         ShardView {
             expires_at: row.expires_at,
             mutator_id: row.mutator_id,

@@ -37,9 +37,9 @@
 //!
 //! **Two resets at once** of one key may both return the same ops.
 //!
-//! **A process that is alone** with its store needs no looks, no ℓ and no waiting: from the moment in which it has
-//! chosen g, it acknowledges nothing in a row with a lower stamp, and reads the key after that. It still needs the
-//! log, which it writes with the marker and reads when it starts: see [`Log::alone`].
+//! **A process that is alone** with its store needs no looks and no ℓ. It waits only for writes of the key that are under
+//! way. Then it acknowledges nothing more in a row with a lower stamp, and reads the key after that. It still needs the log,
+//! which it writes with the marker and reads when it starts: see [`Log::alone`].
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -75,7 +75,8 @@ pub const ALL_ROWS: Timestamp = Timestamp::from_micros(0);
 /// The least that a later look reaches back. A row can be acknowledged some time after it was made.
 const LOOK_BACK_MIN: Duration = Duration::from_secs(120);
 
-/// The time between two looks of a running pod at all rows: others can have logged an old reset again.
+/// The time between two looks of a running pod at all rows, which also count what is left of them. Old rows can appear when a
+/// backup is restored.
 const ALL_ROWS_EVERY: Duration = Duration::from_secs(600);
 
 /// A fence that belongs to a reset proves a moved clock only if it is 2ε and this span ahead.
@@ -464,20 +465,36 @@ impl Log {
     #[must_use]
     pub fn alone(rows: &[LogRow]) -> Log {
         let mut log = Log { is_alone: true, ..Log::default() };
-        rows.iter().for_each(|row| log.begin(row));
+        for row in rows {
+            row.keys().for_each(|key| log.learn(key, Entry::logged(row, None)));
+        }
         log
     }
 
-    /// This process, which is alone with its store, begins a reset: from now on nothing is acknowledged in a row
-    /// with a lower stamp.
-    pub fn begin(&mut self, row: &LogRow) {
+    /// This process, which is alone with its store, begins a reset: from now on, mutators with a lower stamp take no further
+    /// ops. Until the reset is [closed](Log::close), and for at most ℓ, acks of what they have taken stand.
+    pub fn begin(&mut self, row: &LogRow, boot: Duration) {
         for key in row.keys() {
-            self.learn(key, Entry::logged(row, None));
+            self.learn(key, Entry::logged(row, Some(boot)));
         }
     }
 
-    /// A read found that a tally remembers this reset. Returns the row to log again if a look shows that the log has
-    /// lost it: it began when the row must have been there.
+    /// From now on, this process acknowledges nothing in a row with a lower stamp.
+    pub fn close(&mut self, row: &LogRow) {
+        for key in row.keys() {
+            let Some(of_key) = self.resets.get_mut(&key) else { continue };
+            let is_it = |entry: &Entry| entry.generation == row.generation;
+            if let Some(at) = of_key.iter().position(is_it) {
+                let entry = of_key.swap_remove(at);
+                self.count -= 1;
+                self.learn(key, Entry { unseen: None, ..entry });
+            }
+        }
+    }
+
+    /// A read found that a tally remembers this reset. Returns a row for the log if a look shows that the log has lost it:
+    /// it began when the row must have been there. The row has the generation of now, so that every pod sees it at its next
+    /// look. Rows with that stamp count after the reset, too.
     pub fn met(
         &mut self,
         key: &Key,
@@ -507,7 +524,7 @@ impl Log {
         // Other names of the same reset must not have the same address.
         let hash = Sha256::digest(key.name.as_str());
         let id = Uuid::from_slice(&hash[..16]).expect("invariant: a UUID has 16 bytes");
-        let is_deletion = false;
+        let (generation, is_deletion) = (Generation(now.max(generation.0.next())), false);
         Some(LogRow { id, kind, group, names, generation, until, is_deletion })
     }
 

@@ -8,9 +8,9 @@
 
 use std::borrow::Borrow;
 
-use super::Row;
 use super::reset::{Generation, Remembered};
 use super::row_reader::{RowError, RowReader};
+use super::{Row, Timestamp};
 use crate::crdt::envelope::{self, Shard};
 use crate::crdt::pack::{self, OpId, StoredPack, United};
 use crate::crdt::{Class, MergeError, State};
@@ -51,13 +51,23 @@ impl Counting {
         self.reset
     }
 
-    fn has(&self, row: &Row) -> bool {
+    /// Whether a row counts that holds this.
+    pub(super) fn has(&self, row: &Row, shard: &Shard<'_>) -> bool {
         if self.reset.is_none() && self.before.is_none() {
             return true;
         }
         let stamp = envelope::stamp(&row.state);
-        self.reset.as_ref().is_none_or(|reset| reset.counts(stamp, row.expires_at))
-            && self.before.is_none_or(|before| stamp < Some(before))
+        self.reset.as_ref().is_none_or(|reset| {
+            reset.counts(stamp, row.expires_at) && !self.has_cleared(row.expires_at, shard)
+        }) && self.before.is_none_or(|before| stamp < Some(before))
+    }
+
+    /// Whether all ops in the row were cleared. A client can send ops with ids again after a reset. A key that was deleted must
+    /// stay absent then.
+    fn has_cleared(&self, expires_at: Timestamp, shard: &Shard<'_>) -> bool {
+        let reset = self.reset.as_ref().filter(|reset| !reset.ids().is_empty());
+        let (Some(reset), Shard::Pack(pack)) = (reset, shard) else { return false };
+        pack.entries.iter().all(|entry| reset.has_cleared(expires_at, entry.id))
     }
 
     /// Merges the shards of one expiry into `state`, in canonical order. Notes the ids of the ops that count.
@@ -72,7 +82,7 @@ impl Counting {
         let mut shards = 0;
         for row in of_expiry {
             let shard = reader.shard(row.borrow())?;
-            if !self.has(row.borrow()) {
+            if !self.has(row.borrow(), &shard) {
                 continue;
             }
             shards += 1;

@@ -165,8 +165,8 @@ impl Folder {
             // If this step fails, the earlier steps stand, and `has_more` stays set.
             let Ok(step) = self.fold_step(key, dry_run).await else { break };
             all.fence = step.fence;
-            let Report { fence_before, evidence_before, .. } = all.report;
-            let mut report = Report { fence_before, evidence_before, ..step.report };
+            let Report { fence_before, evidence_before, reset, .. } = all.report;
+            let mut report = Report { fence_before, evidence_before, reset, ..step.report };
             report.folded += all.report.folded;
             report.cleared += all.report.cleared;
             report.zombies += all.report.zombies;
@@ -315,7 +315,7 @@ impl Folder {
     ) -> Result<FoldResult, FoldFailure> {
         let report = *plan.report();
         if report.fence_before.is_some() || report.is_full {
-            self.gate.observe_tally(key, report.is_full);
+            self.gate.observe_tally(key, report.is_full, report.reset);
         }
         match (plan, outcome) {
             (Plan::Nothing(_), _) => {

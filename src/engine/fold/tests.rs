@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::engine::resets::Resetter;
+use crate::engine::write::{Bounds, Mutators};
 use crate::policy::Policy;
 use crate::runtime::clock::{Clock, SystemClock};
 use crate::store::Shards;
@@ -47,6 +48,12 @@ async fn add(store: &EmbeddedStore, clock: &Ahead, constants: &Constants, key: K
     mutator.accept(ops, Durability::Stored, now).expect("accepted");
     let Begin::Write(write) = mutator.begin_write(now) else { panic!("nothing to write") };
     assert_eq!(store.write_shard(&write).await, Ok(()));
+}
+
+fn resetter(store: &Arc<EmbeddedStore>, context: &Context) -> Arc<Resetter> {
+    let (bounds, policies) = (Bounds::default(), Policies::default());
+    let mutators = Mutators::new(store.clone(), context.clone(), bounds, policies);
+    Resetter::new(store.clone(), store.clone(), mutators, context, None, None)
 }
 
 #[tokio::test]
@@ -108,7 +115,7 @@ async fn the_log_says_that_folds_wait_while_sweeps_are_not_allowed() {
 async fn the_grave_of_a_deleted_key_goes_once_no_row_needs_it() {
     let (_directory, store, clock, constants) = store();
     let context = Context::new(store.clone(), constants, clock.clone(), Random::system());
-    let resetter = Resetter::new(store.clone(), store.clone(), &context, None, None);
+    let resetter = resetter(&store, &context);
     let folding = Folding::InBackground;
     let folder = Folder::new(store.clone(), store.clone(), context, folding, Policies::default());
     let (key, wait) =
@@ -132,7 +139,7 @@ async fn the_grave_of_a_deleted_key_goes_once_no_row_needs_it() {
 async fn a_fold_notes_a_reset_that_the_log_has_lost() {
     let (_directory, store, clock, constants) = store();
     let context = || Context::new(store.clone(), constants, clock.clone(), Random::system());
-    let resetter = Resetter::new(store.clone(), store.clone(), &context(), None, None);
+    let resetter = resetter(&store, &context());
     let key = key("g", "n");
     add(&store, &clock, &constants, key.clone()).await;
     resetter.reset(&key, false).await.expect("reset");

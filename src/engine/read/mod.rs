@@ -410,7 +410,7 @@ impl Reader {
     fn learn_fence(&self, key: &Key, fence: Timestamp, reset: Option<&Remembered>, is_full: bool) {
         let generation = reset.map(Remembered::generation);
         self.gate.observe(reset::evidence(fence, generation, &self.constants));
-        self.gate.observe_tally(key, is_full);
+        self.gate.observe_tally(key, is_full, generation);
         lock(&self.fences).put(key.clone(), fence);
         if let Some(reset) = reset {
             self.resets.met(key, reset, self.gate.now().wall);

@@ -41,6 +41,8 @@ pub struct Ticket {
     /// Keys of the order that are not reset, and why.
     pub left_out: Arc<Vec<LeftOut>>,
     ends: watch::Receiver<Option<Ends>>,
+    /// Whether other pods can find it.
+    is_logged: watch::Receiver<bool>,
 }
 
 type Ends = Arc<Result<Vec<End>, ResetFailure>>;
@@ -104,6 +106,13 @@ impl Ticket {
         // An error means that its task is gone, and then its end is not known.
         let _ = self.ends.wait_for(Option::is_some).await;
     }
+
+    /// Waits until other pods can find the reset, or until it has ended.
+    pub async fn wait_until_logged(&mut self) {
+        if self.is_logged.wait_for(|is_logged| *is_logged).await.is_err() {
+            self.wait().await;
+        }
+    }
 }
 
 impl Resetter {
@@ -137,13 +146,14 @@ impl Resetter {
         let (attempt, left_out) =
             begun.inspect_err(|_| self.metrics.count_reset(ResetEnd::Refused))?;
         let ((ended, ends), (kept, kept_ends)) = (watch::channel(None), watch::channel(None));
+        let (logged, is_logged) = watch::channel(false);
         let (row, left_out) = (Arc::new(attempt.row().clone()), Arc::new(left_out));
-        let ticket = Ticket { row, left_out, ends };
+        let ticket = Ticket { row, left_out, ends, is_logged };
         let place = (ticket.row.kind, ticket.row.group.clone(), ticket.row.id);
         lock(&self.tickets).put(place, Ticket { ends: kept_ends, ..ticket.clone() });
         let this = Arc::clone(self);
         self.tasks.spawn(Task::Reset, async move {
-            let ends = this.make(&attempt, since).await;
+            let ends = this.make(&attempt, since, || _ = logged.send(true)).await;
             // An error means that no request waits for it. Only this one gets what is too much to be kept.
             let _ = kept.send(Some(Arc::new(without_large(&ends))));
             let _ = ended.send(Some(Arc::new(ends)));
@@ -196,8 +206,9 @@ impl Resetter {
         &self,
         attempt: &Attempt,
         since: Option<Timestamp>,
+        logged: impl FnOnce() + Send,
     ) -> Result<Vec<End>, ResetFailure> {
-        let run = self.tasks.contain(Task::Reset, self.finish(attempt, since)).await;
+        let run = self.tasks.contain(Task::Reset, self.finish(attempt, since, logged)).await;
         let ends = run.unwrap_or_else(|panic| Err(ResetFailure::Unknown(panic)));
         if since.is_some() && !self.is_alone && are_refused(&ends) {
             let void = Receipt { done: Some(false), ..Receipt::default() };

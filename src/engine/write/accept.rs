@@ -106,7 +106,9 @@ impl Mutators {
             return Err(Refused::Stopping.into());
         }
         let now = self.gate.open().map_err(Refused::from)?;
-        if ops.iter().any(Op::is_refused_when_full) && self.gate.is_full(key) {
+        if ops.iter().any(Op::is_refused_when_full)
+            && self.gate.is_full(key, || self.resets.last(key))
+        {
             return Err(Refused::from(OpError::TallyFull).into());
         }
         ops.iter_mut().try_for_each(|op| op.open(key, now.wall)).map_err(Refused::from)?;

@@ -202,6 +202,11 @@ impl EntryState {
         begins
     }
 
+    /// Whether a task has the mutator.
+    pub(super) fn is_flushing(&self) -> bool {
+        self.is_flushing
+    }
+
     /// Notes that the task which had the mutator is done with it.
     pub(super) fn end_flushing(&mut self, totals: &Totals) {
         if std::mem::replace(&mut self.is_flushing, false) {

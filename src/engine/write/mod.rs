@@ -58,12 +58,12 @@ use crate::engine::resets::Resets;
 use crate::policy::Policies;
 use crate::runtime::latency::LatencyEstimate;
 use crate::runtime::random::Random;
-use crate::runtime::sync::{AtomicBool, Instant, Mutex, Ordering, consume_budget};
+use crate::runtime::sync::{AtomicBool, Instant, Mutex, Ordering, consume_budget, sleep, timeout};
 use crate::runtime::tasks::Tasks;
 use crate::store::Shards;
 use alive_ids::AliveIds;
 pub use bounds::Bounds;
-use entry::Totals;
+use entry::{Entry, Totals};
 use queue::WriteQueue;
 pub use refused::{Refused, UpdateError};
 use table::{Moves, MutatorTable};
@@ -73,6 +73,9 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from
 
 /// How often unused mutators, and mutators that no longer take ops, are looked for.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
+
+/// The pause between two looks at a write that is under way.
+const UNDER_WAY_LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// See the [module documentation](self).
 pub struct Mutators {
@@ -115,6 +118,23 @@ impl From<Vec<Op>> for Update {
 pub struct Updates {
     pub key: Key,
     pub lists: Vec<Update>,
+}
+
+/// The mutators of some keys, which can have writes under way.
+pub struct UnderWay(Vec<Arc<Entry>>);
+
+impl UnderWay {
+    /// Waits until these writes have ended, but at most for this long. The mutators must take no further ops.
+    pub async fn end(self, wait_max: Duration) {
+        let ended = async {
+            for entry in self.0 {
+                while entry.lock().is_flushing() {
+                    sleep(UNDER_WAY_LOOK_EVERY).await;
+                }
+            }
+        };
+        let _ = timeout(wait_max, ended).await;
+    }
 }
 
 impl Mutators {
@@ -236,6 +256,12 @@ impl Mutators {
     #[must_use]
     pub fn flushing(&self) -> usize {
         self.totals.flushing()
+    }
+
+    /// The writes of these keys that are under way.
+    #[must_use]
+    pub fn under_way(&self, keys: &[Key]) -> UnderWay {
+        UnderWay(keys.iter().flat_map(|key| self.table.of_key(key)).collect())
     }
 
     /// Completes when a task that writes depend on has failed. Returns one sentence about it.

@@ -365,6 +365,13 @@ impl MutatorTable {
         best.map(|Reverse((ops, Reverse(key)))| (key, ops)).collect()
     }
 
+    /// The awake mutators of a key.
+    pub(super) fn of_key(&self, key: &Key) -> Vec<Arc<Entry>> {
+        let part = lock(self.part(self.hasher.hash_key(key)));
+        let of_key = part.awake.iter().filter(|(writer, _)| writer.key == *key);
+        of_key.map(|(_, entry)| Arc::clone(entry)).collect()
+    }
+
     /// The number of awake mutators.
     pub(super) fn len(&self) -> usize {
         self.parts.iter().map(|part| lock(part).awake.len()).sum()

@@ -331,7 +331,10 @@ async fn end_of(
 ) -> Result<End, Problem> {
     let mut logged = match ordered {
         Ordered::Here(mut ticket) => {
-            let _ = tokio::time::timeout(wait, ticket.wait()).await;
+            if tokio::time::timeout(wait, ticket.wait()).await.is_err() {
+                // Before that, another pod would not know of it, or nobody if this one crashed.
+                ticket.wait_until_logged().await;
+            }
             return end_of_ticket(&ticket, key);
         }
         Ordered::Logged(logged) => logged,

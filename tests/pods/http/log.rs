@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use orderfree::store::{Folds, Receipt, ResetLog, StoreError, SweepPart};
@@ -21,6 +22,7 @@ pub(crate) struct Logged {
     rows: Mutex<BTreeMap<(Generation, Uuid), (LogRow, Receipt)>>,
     is_down: AtomicBool,
     is_silent: AtomicBool,
+    is_slow: AtomicBool,
 }
 
 impl Logged {
@@ -34,6 +36,7 @@ impl Logged {
             rows: Mutex::default(),
             is_down: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
+            is_slow: AtomicBool::new(false),
         })
     }
 
@@ -45,6 +48,11 @@ impl Logged {
     /// Whether markers are stored, and not acknowledged.
     pub(crate) fn set_silent(&self, is_silent: bool) {
         self.is_silent.store(is_silent, Ordering::SeqCst);
+    }
+
+    /// Whether writes of the log wait until this is over.
+    pub(crate) fn set_slow(&self, is_slow: bool) {
+        self.is_slow.store(is_slow, Ordering::SeqCst);
     }
 
     pub(crate) fn rows(&self) -> Vec<(LogRow, Receipt)> {
@@ -108,6 +116,9 @@ impl ResetLog for Logged {
 
     async fn write_reset(&self, row: &LogRow, receipt: &Receipt) -> WriteOutcome {
         self.check().map_err(|error| WriteError::Refused(error.to_string()))?;
+        while self.is_slow.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, kept) = rows
             .entry((row.generation, row.id))

@@ -1,6 +1,7 @@
 //! Keys that begin again, and keys that are deleted. If the store is of this process alone, nothing waits.
 
 use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -202,6 +203,63 @@ async fn an_update_that_was_cleared_counts_nothing_if_it_is_sent_again() {
     assert_eq!(pod.value(KEY).await.as_deref(), Some("1"));
 }
 
+/// Updates do not wait for a reset, and their outcome is known.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn updates_meanwhile_are_acked_and_are_on_one_side_of_each_reset() {
+    let pod = Pod::new();
+    add(&pod, KEY, "1").await;
+    let (is_over, reset) = (Cell::new(false), format!("{KEY}/reset"));
+    let updates = async || {
+        let mut acked = 0;
+        while !is_over.get() {
+            add(&pod, KEY, "1").await;
+            acked += 1;
+        }
+        acked
+    };
+    let resets = async {
+        let mut cleared = 0;
+        for _ in 0..100 {
+            let done = done(&pod, "POST", &reset, &[]).await;
+            cleared += done["cleared"]["value"].as_i64().expect("a number");
+            sleep(Duration::from_millis(3)).await;
+        }
+        is_over.set(true);
+        cleared
+    };
+    let (acked, cleared) = futures::join!(join_all((0..8).map(|_| updates())), resets);
+    let left: i64 = pod.value(KEY).await.expect("a value").parse().expect("a number");
+    assert_eq!(cleared + left, 1 + acked.iter().sum::<i64>());
+}
+
+#[tokio::test]
+async fn a_retry_does_not_bring_a_deleted_key_back() {
+    let (pod, id) = (Pod::new(), new_id());
+    add_once(&pod, KEY, 5, &id).await;
+    assert_eq!(done(&pod, "DELETE", KEY, &[]).await["cleared"]["value"], 5);
+    add_once(&pod, KEY, 5, &id).await;
+    assert_eq!(pod.value(KEY).await, None);
+    assert_eq!(pod.get("/v1/counter/site").await.json()["keys"], json!([]));
+    let shards = pod.get(&format!("{KEY}/shards")).await.json();
+    assert_eq!(shards["shards"][0]["cleared"], true, "{shards}");
+    add(&pod, KEY, "1").await;
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("1"));
+}
+
+/// Pods remember for ten minutes that the folded part of a key is full.
+#[tokio::test]
+async fn a_full_key_takes_updates_right_after_its_reset() {
+    let (pod, path) = (Pod::new(), "/v1/gset/site/home");
+    pod.set(Fault::Huge);
+    let fold = pod.post(&format!("{path}/fold"), "", "").await;
+    assert_eq!(fold.json()["full"], true, "{}", fold.text);
+    pod.set(Fault::None);
+    pod.post(path, "text/plain", "new").await.problem(409, "state-too-large");
+    assert_eq!(done(&pod, "DELETE", path, &[]).await["outcome"], "acked");
+    add(&pod, path, "new").await;
+    assert_eq!(pod.get(path).await.json()["value"]["size"], 1);
+}
+
 #[tokio::test]
 async fn keys_with_a_prefix_are_deleted_together() {
     let pod = Pod::new();
@@ -262,6 +320,23 @@ async fn a_reset_that_takes_long_is_answered_with_a_place_to_ask_any_pod() {
     }
     assert_eq!(one.value(KEY).await.as_deref(), Some("2"));
     assert_eq!(log.rows().len(), 1);
+}
+
+/// A client that has the place can ask any pod at once, and also after this one has crashed.
+#[tokio::test]
+async fn a_reset_has_a_place_only_when_the_log_has_it() {
+    let log = Logged::new();
+    let (one, other) = (Pod::with_log(&log).await, Pod::with_log(&log).await);
+    add(&one, KEY, "5").await;
+    log.set_slow(true);
+    let path = format!("{KEY}/reset");
+    let mut asked = pin!(ask(&one, "POST", &path, &[("prefer", "respond-async")]));
+    assert!(timeout(Duration::from_millis(500), &mut asked).await.is_err(), "no answer yet");
+    log.set_slow(false);
+    let running = asked.await;
+    assert_eq!(running.status, StatusCode::ACCEPTED, "{}", running.text);
+    let place = running.header("location").to_owned();
+    assert_eq!(done(&other, "GET", &place, &[]).await["outcome"], "accepted");
 }
 
 /// The log has one row for all of them.

@@ -8,3 +8,4 @@ mod deletes;
 mod erasure;
 mod pod;
 mod purge;
+mod table;

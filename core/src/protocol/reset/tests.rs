@@ -109,8 +109,13 @@ fn a_process_that_is_alone_needs_no_looks() {
     );
     assert_eq!(fate(&log, Some(generation(1)), 50), Fate::Stands);
     assert_eq!(fate(&log, None, 0), Fate::Over, "no row of before the start is written any more");
-    log.begin(&row(60, 160));
-    assert_eq!(fate(&log, Some(generation(1)), 0), Fate::Over);
+    log.begin(&row(60, 160), boot(60));
+    assert_eq!(fate(&log, Some(generation(1)), 61), Fate::Stands, "it was taken before");
+    assert_eq!(fate(&log, Some(generation(1)), 62), Fate::Over, "exactly ℓ");
+    assert_eq!(log.remembered(), 2);
+    log.close(&row(60, 160));
+    assert_eq!(fate(&log, Some(generation(1)), 61), Fate::Over);
+    assert_eq!(log.remembered(), 1);
     assert_eq!(
         (admit(&log, 61), log.takes(&key(), Some(generation(1)))),
         (Ok(Some(generation(60))), false)
@@ -191,7 +196,8 @@ fn of_many_resets_of_a_key_the_last_one_is_kept() {
     assert_eq!(log.met(&key(), &earlier, wall(9), &constants), None, "the log has not lost it");
     // One that is remembered longer must stay: rows that it clears can come until then.
     let mut longer = Log::alone(&[row(1, 120), row(2, 110)]);
-    longer.begin(&row(3, 115));
+    longer.begin(&row(3, 115), boot(3));
+    longer.close(&row(3, 115));
     assert_eq!((longer.remembered(), longer.stamp(&key())), (2, Some(generation(3))));
     longer.forget(at(116), &constants);
     assert_eq!((longer.remembered(), longer.stamp(&key())), (1, Some(generation(1))));
@@ -205,7 +211,7 @@ fn a_key_has_one_first_birth_after_each_reset() {
     assert!(!is_first(&mut log, None));
     assert!(is_first(&mut log, Some(generation(1))));
     assert!(!is_first(&mut log, Some(generation(1))));
-    log.begin(&row(2, 101));
+    log.begin(&row(2, 101), boot(2));
     assert!(is_first(&mut log, Some(generation(2))));
     assert!(!is_first(&mut log, Some(generation(2))));
     assert!(!log.is_first_birth(&other(), Some(generation(2))));
@@ -231,8 +237,15 @@ fn resets_are_forgotten_after_their_time_and_logged_again_if_the_log_lost_them()
     assert!(met(&mut early, 90).is_some(), "it was not");
     assert_eq!(met(&mut early, 90), None, "told once");
     assert_eq!(met(&mut Log::default(), 90), None, "nothing was read yet");
-    let lost = met(&mut log, 90).expect("the log has lost it");
-    assert_eq!(lost, LogRow { id: lost.id, ..row(2, 90) });
+    let lost = met(&mut log, 89).expect("the log has lost it");
+    assert_eq!(lost, LogRow { id: lost.id, ..row(89, 90) });
+    let mut other_pod = Log::default();
+    looked(&mut other_pod, 88, &[]);
+    assert!(other_pod.look_after(part(), at(89), &constants()).after < lost.generation.time());
+    looked(&mut other_pod, 89, std::slice::from_ref(&lost));
+    let stamp = admit(&other_pod, 89).expect("it has looked");
+    assert!(reset.counts(stamp, wall(80)), "its rows count after the reset");
+    assert_eq!(met(&mut other_pod, 90), None, "the log has it");
     let of_other = log.met(&other(), &reset, wall(90), &constants()).expect("it has lost this one");
     assert_ne!(lost.id, of_other.id, "one row would overwrite the other");
     assert_eq!(met(&mut log, 90), None, "told once");
@@ -554,6 +567,23 @@ fn a_deleted_key_is_absent_until_a_row_counts() {
     assert_eq!(used.value(), Some(0));
     assert!(!envelope::is_grave(&used.0[0].state));
     assert_eq!(Rows::default().attempt(20, false), Err(ResetError::Absent));
+}
+
+/// The row of a retry holds nothing that counts.
+#[test]
+fn a_deleted_key_stays_absent_if_a_cleared_op_is_sent_again() {
+    let (marker, _) = Rows::default().pack(60, None, &[(1, 1)]).reset(10, true);
+    let deleted = Rows::default().folded(&marker.fold, false);
+    let again = deleted.clone().pack(60, Some(10), &[(1, 1)]);
+    assert_eq!(again.value(), None);
+    assert_eq!(again.attempt(20, true), Err(ResetError::Absent));
+    let shards = read::shards(&key(), &again.slice(), wall(20), &constants());
+    assert!(shards.len() == 1 && shards[0].is_cleared, "{shards:?}");
+    let fold = again.fold(95);
+    assert_eq!((fold.report().folded, fold.report().cleared), (0, 1));
+    assert!(envelope::is_grave(fold.tally()));
+    let with_another = deleted.pack(60, Some(10), &[(1, 1), (2, 2)]);
+    assert_eq!(with_another.value(), Some(2));
 }
 
 /// Until then, rows of before that come back would count again.
