@@ -79,8 +79,8 @@ pub(crate) struct ClearedView {
 /// Empties the key. The answer has the value that the key had. Every acknowledged update is in the value or in what was
 /// cleared, never in both and never in none, unless resets of the key overlap or have an unknown outcome. With Cassandra a
 /// reset takes about ten seconds: `Prefer: wait=60` waits for its end, and otherwise the answer is 202. The reset continues
-/// if the client disconnects. Send it again with the same `Idempotency-Key` to learn what became of it: this works for about
-/// three days, whatever the window is.
+/// if the client disconnects. Send it again with the same `Idempotency-Key` to learn what became of it, and with the same
+/// `Idempotency-Time` if you sent one: this works for about three days, whatever the window is.
 #[utoipa::path(
     post, path = "/v1/{kind}/{group}/{name}/reset", tag = "keys",
     params(KeyPath, NumbersParams, WaitParams, IdParams),
