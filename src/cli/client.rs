@@ -190,9 +190,10 @@ impl Answer {
     }
 }
 
-/// Whether a request with this status can have another one later.
+/// Whether a request with this status can have another one later. A server of another sort answers 501.
 pub(super) fn is_passing(status: StatusCode) -> bool {
-    status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS
+    status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED
+        || status == StatusCode::TOO_MANY_REQUESTS
 }
 
 /// A value as text for people: a string without its quotes, anything else as the server wrote it.

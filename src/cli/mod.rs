@@ -63,12 +63,14 @@ enum Command {
     ///
     /// Reads the value, subtracts it, and prints the amount when the subtraction is acknowledged. Updates that come
     /// meanwhile stay in the key: what was taken and what is left is always what was added. The subtraction has an
-    /// id, so an interrupted run can be resumed and subtracts once. Two runs for one key at the same time can both
-    /// take the same amount. Then the value is negative until more is added, and the next run takes less.
+    /// id, so an interrupted run can be resumed with the command that it printed, and subtracts once. Two runs for one
+    /// key at the same time can both take the same amount. Then the value is negative until more is added, and the
+    /// next run takes less.
     Take(take::TakeArgs),
     /// Reset a key of a running server, and print what it had: `reset counter/site/home`.
     ///
-    /// Exit code 1: the reset was refused, or its outcome is not known. The message says what happened.
+    /// Exit code 1: the reset was refused, or its outcome is not known. The message says what happened, and with which
+    /// command you learn an unknown outcome.
     Reset(reset::ResetArgs),
     /// Delete a key of a running server, and print what it had: `delete counter/site/home`. Or delete keys of a group, and
     /// print their number: `delete counter/site --prefix 2026-11-`.
@@ -76,7 +78,8 @@ enum Command {
     /// Many keys are deleted up to 1000 at a time, with progress on standard error. If the command is interrupted, run it
     /// again: it deletes the keys that are left.
     ///
-    /// Exit code 1: a key was not deleted, or it is not known whether it was. The message says what happened.
+    /// Exit code 1: a key was not deleted, or it is not known whether it was. The message says what happened, and for a
+    /// single key with which command you learn an unknown outcome.
     Delete(reset::DeleteArgs),
     /// Print the value of a key of a running server: `get counter/site/home`.
     Get(client::GetArgs),

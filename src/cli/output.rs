@@ -2,10 +2,14 @@
 //! standard library's macros end the program then, and the exit code with the outcome of an update would be
 //! lost.
 
+use std::env;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write, stderr, stdout};
 
 use anyhow::Context;
+use reqwest::Url;
+
+use super::connect;
 
 /// Writes a line for people. The exit code says the same in short, so a failed write does no harm.
 pub(super) fn say(line: impl Display) {
@@ -46,4 +50,63 @@ pub(super) fn show_more(text: &str) -> anyhow::Result<bool> {
 
 fn written(result: io::Result<()>) -> anyhow::Result<()> {
     result.context("the standard output can't be written")
+}
+
+/// The text as one word of a POSIX shell.
+pub(super) fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+/// The command line of this process with more words, for a user to run again. Secrets are left out.
+pub(super) fn again(more: &str) -> String {
+    again_of(env::args_os().map(|word| word.to_string_lossy().into_owned()), more)
+}
+
+fn again_of(words: impl Iterator<Item = String>, more: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "%+,-./:=@_".contains(letter);
+    let (mut line, mut is_token) = (Vec::new(), false);
+    for word in words {
+        let (option, value) = match word.split_once('=') {
+            Some((option, value)) if option.starts_with("--") => (format!("{option}="), value),
+            _ => (String::new(), word.as_str()),
+        };
+        let value = match Url::parse(value) {
+            _ if is_token || option == "--token=" => "…".to_owned(),
+            Ok(url) if !url.username().is_empty() || url.password().is_some() => {
+                connect::shown(&url).to_string()
+            }
+            _ => value.to_owned(),
+        };
+        is_token = word == "--token";
+        let shown = option + &value;
+        line.push(match !shown.is_empty() && shown.chars().all(is_plain) {
+            true => shown,
+            false => quoted(&shown),
+        });
+    }
+    if !more.is_empty() {
+        line.push(more.to_owned());
+    }
+    line.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_to_run_again_can_be_pasted_and_has_no_secrets() {
+        for (words, says) in [
+            (&["take", "sum/g%2Fh/n", "-o", "json"][..], "take sum/g%2Fh/n -o json --id x"),
+            (&["take", "sum/g/it's a"], r"take 'sum/g/it'\''s a' --id x"),
+            (&["reset", "--token", "T0", "--ca", "c"], "reset --token '…' --ca c --id x"),
+            (&["reset", "--token=T0"], "reset '--token=…' --id x"),
+            (&["reset", "--url", "http://u:T0@h:1/"], "reset --url http://h:1/ --id x"),
+            (&["reset", "--url=http://u:T0@h:1/"], "reset --url=http://h:1/ --id x"),
+        ] {
+            let words = words.iter().map(|word| (*word).to_owned());
+            assert_eq!(again_of(words, "--id x"), says);
+        }
+        assert_eq!(again_of(["orderfree".to_owned()].into_iter(), ""), "orderfree");
+    }
 }

@@ -2,21 +2,24 @@
 //! the same reset however often it is sent. Many keys are deleted by requests without an id: each deletes keys that are
 //! still there.
 
+use std::collections::HashSet;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use std::{future, mem};
 
 use anyhow::Context;
 use clap::Args;
 use clap::error::ErrorKind;
 use orderfree_core::protocol::Key;
 use orderfree_core::protocol::op_id::ClientId;
-use reqwest::{Method, RequestBuilder, StatusCode, Url};
+use reqwest::{Client, Method, RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use tokio::signal::unix::{self, SignalKind};
 
 use super::client::{Answer, ServerArgs, is_passing, plain};
-use super::output::{note, show};
+use super::output::{again, note, show};
 use super::update::Id;
 use super::{key, wrong_usage};
 
@@ -124,55 +127,131 @@ pub(super) async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
     send(&args.server, args.id.id, Method::DELETE, url).await
 }
 
-/// Sends one reset until it has ended.
+/// Sends one reset until it has ended, and prints what the key had.
 async fn send(
     server: &ServerArgs,
     id: Option<String>,
     method: Method,
     url: Url,
 ) -> anyhow::Result<ExitCode> {
+    let is_given = id.is_some();
     let id = id.map_or_else(Id::drawn, Id::with_time);
-    let (client, begun) = (server.client()?, Instant::now());
-    loop {
-        let request = client.request(method.clone(), url.clone()).header("prefer", PREFER);
-        let Some(answer) = ask(server, id.name(request), begun).await? else { continue };
-        if answer.status == StatusCode::ACCEPTED {
-            let seconds = begun.elapsed().as_secs();
-            note(format_args!(
-                "orderfree: still running after {seconds} s; to go on after an interruption, add --id {}",
-                id.text()
-            ));
-            match begun.elapsed() <= TIME_MAX {
-                true => continue,
-                false => return Ok(ExitCode::FAILURE),
-            }
+    let command = match is_given {
+        true => again(""),
+        false => again(&format!("--id {}", id.text())),
+    };
+    let client = server.client()?;
+    let mut tries = Tries::begin(server);
+    let ended = tokio::select! {
+        ended = tries.reset(&client, &method, &url, &id, &command) => ended,
+        () = interrupted() => Err(anyhow::anyhow!("interrupted")),
+    };
+    let printed = ended.and_then(|answer| print(server, &answer).map(|()| answer));
+    let (code, is_done) = match &printed {
+        Ok(answer) => (answer.exit_code(), answer.status == StatusCode::OK),
+        Err(error) => {
+            note(format_args!("orderfree: {error:#}"));
+            (ExitCode::FAILURE, false)
         }
-        let cleared =
-            serde_json::from_str(&answer.text).ok().and_then(|reset: Reset| reset.cleared);
-        match cleared {
-            Some(Cleared { value }) if !server.wants_json() => show(plain(&value))?,
-            _ => server.print(&answer, "cleared")?,
-        }
-        return Ok(answer.exit_code());
+    };
+    if tries.is_unknown && !is_done {
+        note(format_args!("orderfree: the outcome is unknown; to learn it, run: {command}"));
+    }
+    Ok(code)
+}
+
+/// Prints what a key had, or why it was not reset.
+fn print(server: &ServerArgs, answer: &Answer) -> anyhow::Result<()> {
+    let cleared = serde_json::from_str(&answer.text).ok().and_then(|reset: Reset| reset.cleared);
+    match cleared {
+        Some(Cleared { value }) if !server.wants_json() => show(plain(&value)),
+        _ => server.print(answer, "cleared"),
     }
 }
 
-/// Sends a request. Returns its last answer, or none after a pause if it can have another one.
-async fn ask(
-    server: &ServerArgs,
-    request: RequestBuilder,
-    begun: Instant,
-) -> anyhow::Result<Option<Answer>> {
-    let is_late = begun.elapsed() > TIME_MAX;
-    let (said, pause) = match server.send(request).await {
-        Ok(answer) if is_late || !can_pass(&answer) => return Ok(Some(answer)),
-        Ok(answer) => (answer.sentence(), answer.retry_after.unwrap_or(PAUSE)),
-        Err(no_answer) if is_late || !no_answer.may_pass => return Err(no_answer.error),
-        Err(no_answer) => (no_answer.error.to_string(), PAUSE),
+/// Waits for a signal that ends the command.
+async fn interrupted() {
+    let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(unix::signal);
+    let [Ok(mut interrupt), Ok(mut terminate)] = signals else {
+        // Then a signal ends the process.
+        return future::pending().await;
     };
-    note(format_args!("orderfree: {said}"));
-    tokio::time::sleep(pause).await;
-    Ok(None)
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+/// The tries of one request, and what was said of them.
+struct Tries<'a> {
+    server: &'a ServerArgs,
+    begun: Instant,
+    said: HashSet<String>,
+    /// Whether a try may have reset the key, and no answer says so.
+    is_unknown: bool,
+}
+
+impl Tries<'_> {
+    fn begin(server: &ServerArgs) -> Tries<'_> {
+        Tries { server, begun: Instant::now(), said: HashSet::new(), is_unknown: false }
+    }
+
+    /// Prints a line, unless it was printed before.
+    fn say(&mut self, line: String) {
+        if !self.said.contains(&line) {
+            note(format_args!("orderfree: {line}"));
+            self.said.insert(line);
+        }
+    }
+
+    /// Sends a reset until it has ended. `command` is for users that go on after an interruption.
+    async fn reset(
+        &mut self,
+        client: &Client,
+        method: &Method,
+        url: &Url,
+        id: &Id,
+        command: &str,
+    ) -> anyhow::Result<Answer> {
+        loop {
+            let request = client.request(method.clone(), url.clone()).header("prefer", PREFER);
+            let Some(answer) = self.ask(id.name(request)).await? else { continue };
+            if answer.status != StatusCode::ACCEPTED {
+                return Ok(answer);
+            }
+            let running = format!("still running after {} s", self.begun.elapsed().as_secs());
+            if self.begun.elapsed() > TIME_MAX {
+                return Err(anyhow::anyhow!(running));
+            }
+            self.say(running);
+            self.say(format!("to go on after an interruption, run: {command}"));
+        }
+    }
+
+    /// Sends a request. Returns its last answer, or none after a pause if it can have another one.
+    async fn ask(&mut self, request: RequestBuilder) -> anyhow::Result<Option<Answer>> {
+        let is_late = self.begun.elapsed() > TIME_MAX;
+        // A signal can come before the answer.
+        let was_unknown = mem::replace(&mut self.is_unknown, true);
+        let sent = self.server.send(request).await;
+        let is_unknown = match &sent {
+            Ok(answer) if answer.field("outcome") == Some("refused") => false,
+            // A 422 can be unknown, but another try of that id would not change this.
+            Ok(answer) => !answer.status.is_client_error(),
+            Err(no_answer) => no_answer.may_have_arrived,
+        };
+        self.is_unknown = was_unknown || is_unknown;
+        let (said, pause) = match sent {
+            Ok(answer) if is_late || !can_pass(&answer) => return Ok(Some(answer)),
+            Ok(answer) => (answer.sentence(), answer.retry_after.unwrap_or(PAUSE)),
+            Err(no_answer) if is_late || !no_answer.may_pass => return Err(no_answer.error),
+            Err(no_answer) => (no_answer.error.to_string(), PAUSE),
+        };
+        self.say(said);
+        self.say(format!("it is sent again for up to {} s", TIME_MAX.as_secs()));
+        tokio::time::sleep(pause).await;
+        Ok(None)
+    }
 }
 
 fn can_pass(answer: &Answer) -> bool {
@@ -192,12 +271,13 @@ impl DeleteArgs {
             Some(prefix) => url.query_pairs_mut().append_pair("prefix", prefix),
             None => url.query_pairs_mut().append_pair("all", "true"),
         };
-        let (mut deleted, mut begun) = (0, Instant::now());
+        let (mut deleted, mut tries) = (0, Tries::begin(server));
         let last = loop {
-            let request = client.delete(url.clone());
-            let Some(answer) = ask(server, request, begun).await? else { continue };
+            let Some(answer) = tries.ask(client.delete(url.clone())).await? else { continue };
             if answer.status != StatusCode::OK {
-                note(format_args!("orderfree: {deleted} keys were deleted before this answer"));
+                if deleted > 0 {
+                    note(format_args!("orderfree: {deleted} keys were deleted before this answer"));
+                }
                 server.print(&answer, "deleted")?;
                 return Ok(answer.exit_code());
             }
@@ -208,7 +288,7 @@ impl DeleteArgs {
                 break some;
             }
             note(format_args!("orderfree: deleted {deleted} keys so far"));
-            begun = Instant::now();
+            tries.begun = Instant::now();
         };
         for NotDeleted { name, problem } in &last.failed {
             let why = problem["detail"].as_str().unwrap_or("the answer does not say why");

@@ -16,7 +16,7 @@ use orderfree_core::protocol::{Key, Outcome};
 use serde_json::{Value, json};
 
 use super::client::ServerArgs;
-use super::output::{note, show};
+use super::output::{again, note, show};
 use super::update::{Id, Target, UpdateArgs};
 use super::{add, key, wrong_usage};
 use crate::limits::OPS_MAX;
@@ -33,7 +33,8 @@ pub(super) struct TakeArgs {
     /// group as `%2F`.
     #[arg(value_parser = key::key)]
     key: Key,
-    /// Go on with what an earlier run began and did not finish. That run printed the id and the amount.
+    /// Go on with what an earlier run began and did not finish. Run exactly the command that it printed: with another
+    /// key or amount, what is taken is not what is printed.
     #[arg(long, num_args = 2, value_names = ["ID", "AMOUNT"], allow_negative_numbers = true)]
     resume: Option<Vec<String>>,
 }
@@ -66,16 +67,20 @@ pub(super) async fn take(args: TakeArgs) -> anyhow::Result<ExitCode> {
     };
     let body = subtraction(args.key.kind, &taking.amount)?;
     let sent = target.update_as(Some(taking.id.clone()), Some(&body)).await;
+    let why = match sent.is_problem(&["id-reused"]) {
+        true => "this id was used with another amount; use the amount that was printed",
+        false => sent.why.as_str(),
+    };
     let mut outcome = json!({
         "outcome": sent.outcome.name(), "id": taking.id.text(), "amount": taking.amount,
     });
     if sent.outcome == Outcome::Acked {
         args.print(&outcome, &taking.amount);
     } else {
-        outcome["detail"] = sent.why.as_str().into();
-        note(format_args!("orderfree: {}", sent.why));
+        outcome["detail"] = why.into();
+        note(format_args!("orderfree: {why}"));
         if sent.can_change() {
-            note(format_args!("orderfree: {}", taking.resumption()));
+            note(format_args!("orderfree: {}", args.resumption(&taking)));
         }
         if args.server.wants_json() {
             args.print(&outcome, "");
@@ -101,8 +106,11 @@ impl TakeArgs {
             ));
         }
         subtraction(kind, &given[1])
-            .map(drop)
-            .map_err(|error| wrong_usage(ErrorKind::InvalidValue, error))
+            .map_err(|error| wrong_usage(ErrorKind::InvalidValue, error))?;
+        match is_zero(&given[1]) {
+            true => Err(wrong_usage(ErrorKind::InvalidValue, "the amount can't be 0")),
+            false => Ok(()),
+        }
     }
 
     /// Reads the value, gets an id, and says both. `Err`: there is nothing to take.
@@ -111,6 +119,10 @@ impl TakeArgs {
         url.query_pairs_mut().append_pair("numbers", "string");
         let read = self.server.send(target.client.get(url)).await;
         let read = read.map_err(|no_answer| no_answer.error)?;
+        if read.is_problem(&["key-absent"]) && !self.server.wants_json() {
+            note(format_args!("orderfree: {} does not exist; nothing was taken", self.key));
+            return Ok(Err(read.exit_code()));
+        }
         let Some(amount) = read.field("value").map(str::to_owned) else {
             self.server.print(&read, "value")?;
             return Ok(Err(read.exit_code()));
@@ -127,8 +139,17 @@ impl TakeArgs {
             }
         };
         let taking = Taking { id, amount };
-        note(format_args!("orderfree: {}", taking.resumption()));
+        note(format_args!("orderfree: {}", self.resumption(&taking)));
         Ok(Ok(taking))
+    }
+
+    /// Says how to go on. A run that goes on already is run again as it is.
+    fn resumption(&self, Taking { id, amount }: &Taking) -> String {
+        let more = match self.resume {
+            Some(_) => String::new(),
+            None => format!("--resume {} {amount}", id.text()),
+        };
+        format!("taking {amount}; to go on after an interruption, run: {}", again(&more))
     }
 
     /// A failed print does not change the exit code: after another code, a caller would take again.
@@ -140,13 +161,6 @@ impl TakeArgs {
         if let Err(error) = printed {
             note(format_args!("orderfree: {error:#}"));
         }
-    }
-}
-
-impl Taking {
-    fn resumption(&self) -> String {
-        let (id, amount) = (self.id.text(), &self.amount);
-        format!("taking {amount}; to go on after an interruption, add --resume {id} {amount}")
     }
 }
 

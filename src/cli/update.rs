@@ -1,4 +1,5 @@
-//! Sends an update until it is acknowledged. Each has an id, so it counts once, however often it is sent.
+//! Sends an update until it is acknowledged. It has an id, so it counts once, however often it is sent. Updates of
+//! kinds that take the same op twice as once need no id.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, RequestBuilder, Url};
 
 use super::client::{Answer, ServerArgs, is_passing};
-use super::output::note;
+use super::output::{note, quoted};
 use super::wrong_usage;
 use crate::http;
 use crate::runtime::clock::{Clock, SystemClock};
@@ -31,14 +32,15 @@ const PROBLEMS_OF_TIME: &[&str] = &["id-ahead", "id-expired"];
 #[derive(Debug, Default, Args)]
 pub(super) struct UpdateArgs {
     /// Id of the update, 1 to 255 bytes. An update counts once, however often you send it with the same id. Use a
-    /// UUID of version 7, or set --time [default: a new id].
+    /// UUID of version 7, or set --time [default: a new id; none for `extrema`, `distinct`, `audience` and `gset`,
+    /// which take the same update twice as once].
     #[arg(long, value_parser = id)]
     id: Option<String>,
     /// Time of the id, the same each time you send it: such as 2026-11-27T08:00:00Z, or a Unix time.
     #[arg(long, requires = "id", value_parser = time)]
     time: Option<String>,
-    /// Send the update only once. Without this option it is sent again, with the same id, for up to a minute,
-    /// while its outcome is unknown or can change.
+    /// Send the update only once. Without this option it is sent again, with the same id if it has one, for up to a
+    /// minute, while its outcome is unknown or can change.
     #[arg(long)]
     no_retry: bool,
 }
@@ -159,7 +161,9 @@ impl Target<'_> {
         let mut unknown: Option<Sent> = None;
         loop {
             let tried = match &id {
-                Some(id) => self.post(id, body).await,
+                Some(_) => self.post(id.as_ref(), body).await,
+                // For about a minute after a reset of the key, pods refuse ids of these kinds.
+                None if self.kind.about().is_idempotent => self.post(None, body).await,
                 None if !is_from_server => {
                     id = Some(Id::drawn());
                     continue;
@@ -175,7 +179,7 @@ impl Target<'_> {
             if tried.outcome == Outcome::Acked {
                 return tried;
             }
-            let is_of_time = tried.is_problem(PROBLEMS_OF_TIME);
+            let is_of_time = id.is_some() && tried.is_problem(PROBLEMS_OF_TIME);
             if is_of_time
                 && unknown.is_none()
                 && !is_from_server
@@ -198,11 +202,10 @@ impl Target<'_> {
                 return known.with_hint(id.as_ref());
             };
             if pauses.count == 1 {
+                let with_id = if id.is_some() { " with the same id" } else { "" };
                 let limit = RETRY_TIME_MAX.as_secs();
                 note(format_args!("orderfree: {}", tried.why));
-                note(format_args!(
-                    "orderfree: it is sent again with the same id for up to {limit} s"
-                ));
+                note(format_args!("orderfree: it is sent again{with_id} for up to {limit} s"));
             }
             if tried.outcome == Outcome::Unknown {
                 unknown = Some(tried);
@@ -211,8 +214,12 @@ impl Target<'_> {
         }
     }
 
-    async fn post(&self, id: &Id, body: Option<&str>) -> Sent {
-        let request = id.name(self.client.post(self.url.clone()));
+    async fn post(&self, id: Option<&Id>, body: Option<&str>) -> Sent {
+        let request = self.client.post(self.url.clone());
+        let request = match id {
+            Some(id) => id.name(request),
+            None => request,
+        };
         let request = match body {
             Some(body) => request.header(CONTENT_TYPE, "application/json").body(body.to_owned()),
             None => request,
@@ -285,7 +292,13 @@ impl Sent {
     }
 
     fn with_hint(self, id: Option<&Id>) -> Sent {
-        let Some(id) = id.filter(|_| self.can_change()) else { return self };
+        if !self.can_change() {
+            return self;
+        }
+        let Some(id) = id else {
+            let hint = "send it again: for this kind, twice counts as once".to_owned();
+            return Sent { hint: Some(hint), ..self };
+        };
         let until = self.answer.as_ref().and_then(|answer| answer.field("retry_until"));
         let until = until.map(|until| format!(" until {until}")).unwrap_or_default();
         let time =
@@ -294,11 +307,6 @@ impl Sent {
         let hint = format!("add --id {text}{time} to send it again{until}; it counts once");
         Sent { hint: Some(hint), ..self }
     }
-}
-
-/// The text as one word of a POSIX shell.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 /// The pauses between the tries of one update.

@@ -294,7 +294,7 @@ pub enum ResetFailure {
     /// The log does not keep resets for so long. This request changed nothing.
     #[error(
         "this id is so old that the log may have dropped its reset; an earlier request with it may have reset the key. \
-         Read the key, and reset it with a new id"
+         Read the key, and reset or delete it again with a new id"
     )]
     IdExpired,
     /// This pod has reset as many keys lately as it can. Nothing was changed.

@@ -101,8 +101,8 @@ catalog! {
         "GET /v1/kinds shows an example op of each kind.";
     BadHeader: BAD_REQUEST, "unsupported-header", "Unsupported header",
         "The request has a header for something that this server can't do: a precondition on an update, an id on a \
-         request that changes nothing, or a time to wait that is not a whole number of seconds. The server rejects such \
-         headers and never ignores them.",
+         request that changes nothing, or a time to wait that is not a whole number of seconds from 0 to 60. The server \
+         rejects such headers and never ignores them.",
         "Leave the header out, or correct it as the detail says.";
     BadId: UNPROCESSABLE_ENTITY, "bad-id", "Not an id",
         "An id, its time or its window is malformed, or the request has two of them.",
@@ -117,19 +117,20 @@ catalog! {
         "Set the client's clock. Nothing was counted by this request: an update that was never sent before may \
          have a new id from POST /v1/ids. Send any other one again with the same id.";
     IdExpired: UNPROCESSABLE_ENTITY, "id-expired", "The window of the id is over",
-        "The id is too old to be taken. This request counted nothing. An earlier request with the id may be \
-         counted, and no later one can be.",
-        "Stop sending this id. If no earlier request with it was sent, send the update with a new id; \
-         otherwise its outcome stays unknown.";
+        "The id is too old to be taken. This request counted or reset nothing. An earlier request with the id may \
+         have done so, and no later one can.",
+        "Stop sending this id. If no earlier request with it was sent, send the request with a new id; \
+         otherwise its outcome stays unknown. If it is a reset or a deletion, read the key.";
     IdBeforeReset: UNPROCESSABLE_ENTITY, "id-before-reset", "The key was reset at about the time of the id",
         "The key was reset after the time of this id, or up to a minute before. This request counted nothing. An \
          earlier request with the id may be counted, in what the reset cleared or after it. Only running totals \
          and kinds that ignore ids have this problem.",
-        "Stop sending this id. If no earlier request with it was sent, send the update with a new id, a minute \
-         after the reset or later.";
-    IdReused: UNPROCESSABLE_ENTITY, "id-reused", "The id belongs to another update",
-        "This pod has an update of the key with this id and other content. An id names one update.",
-        "Send the update that the id was made for, or use a new id for this one.";
+        "Stop sending this id. If no earlier request with it was sent, send the update with a new id at least a \
+         minute after the reset, or now without an id.";
+    IdReused: UNPROCESSABLE_ENTITY, "id-reused", "The id belongs to another request",
+        "This pod has an update of the key with this id and other content, or another reset or deletion in the group \
+         had this id. Each kind has groups of its own. An id names one update, or one reset or deletion of a key.",
+        "Send the request that the id was made for, or use a new id for this one.";
     SequenceBehind: CONFLICT, "sequence-behind", "A later total is known",
         "This pod has a later total of this sender: one with the same id and a greater `sequence`. It may not be \
          stored yet.",
@@ -271,7 +272,7 @@ catalog! {
         "The key is reset as of the time of the request, or never. Until that is settled, reads can show either value. \
          The value from before the reset can be lost.",
         "Send the request again with its Idempotency-Key: for about two minutes, a pod can find out the outcome. Otherwise \
-         read the key, or reset it with a new id.";
+         read the key, or reset or delete it again with a new id.";
     FoldPaused: SERVICE_UNAVAILABLE retry 10, "fold-paused", "Folding is paused",
         "The clocks or the nodes' schema do not allow a fold now, or folds are switched off \
          (ORDERFREE_FOLD=off). The key is unchanged.",

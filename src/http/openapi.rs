@@ -167,7 +167,7 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
             &[ADDRESSED, BODY, WRITE, IDS, &[NotAcceptable]]
         }
         ("/v1/{kind}/{group}/{name}", HttpMethod::Delete)
-        | ("/v1/{kind}/{group}/{name}/reset", _) => &[ADDRESSED, RESET, RESET_IDS],
+        | ("/v1/{kind}/{group}/{name}/reset", _) => &[ADDRESSED, BODY, RESET, RESET_IDS],
         ("/v1/{kind}/{group}/{name}/resets/{id}", _) => &[ADDRESSED, RESET, &[ResetAbsent]],
         ("/v1/{kind}/{group}", HttpMethod::Delete) => {
             &[ADDRESSED, READ, RESET, &[BadId, IdWithoutTime]]

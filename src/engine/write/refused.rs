@@ -37,7 +37,8 @@ pub enum UpdateError {
     /// earlier one may be counted, in what the reset cleared or after it.
     #[error(
         "the key was reset at about the time of this id; an earlier request with the id may be counted, before or \
-         after the reset"
+         after the reset. If none was sent, send the update with a new id at least a minute after the reset, or now \
+         without an id"
     )]
     IdBeforeReset,
 }

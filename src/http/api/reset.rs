@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use orderfree_core::crdt::{self, Kind};
@@ -25,6 +25,7 @@ use crate::http::catalog::ProblemType;
 use crate::http::guard::access::{GroupPath, KeyPath, ResetPath};
 use crate::http::problem::{OutcomeText, Problem};
 use crate::http::state::{Served, Shared};
+use crate::limits;
 use crate::policy::Verb;
 
 /// How long an answer waits for the reset if the client does not say it. A reset of the embedded store has ended by
@@ -78,8 +79,8 @@ pub(crate) struct ClearedView {
 /// Empties the key. The answer has the value that the key had. Every acknowledged update is in the value or in what was
 /// cleared, never in both and never in none, unless resets of the key overlap or have an unknown outcome. With Cassandra a
 /// reset takes about ten seconds: `Prefer: wait=60` waits for its end, and otherwise the answer is 202. The reset continues
-/// if the client disconnects. Send it again with the same `Idempotency-Key` to learn what became of it: this works for about
-/// three days, whatever the window is.
+/// if the client disconnects. Send it again with the same `Idempotency-Key` to learn what became of it, and with the same
+/// `Idempotency-Time` if you sent one: this works for about three days, whatever the window is.
 #[utoipa::path(
     post, path = "/v1/{kind}/{group}/{name}/reset", tag = "keys",
     params(KeyPath, NumbersParams, WaitParams, IdParams),
@@ -95,9 +96,9 @@ pub(crate) async fn reset(
     State(served): State<Served>,
     path: KeyPath,
     Query(params): Query<NumbersParams>,
-    headers: HeaderMap,
+    request: Request,
 ) -> Result<Response, Problem> {
-    one(&served, path, &params, &headers, false).await
+    one(&served, path, &params, request, false).await
 }
 
 /// Delete a key
@@ -118,9 +119,9 @@ pub(crate) async fn delete(
     State(served): State<Served>,
     path: KeyPath,
     Query(params): Query<NumbersParams>,
-    headers: HeaderMap,
+    request: Request,
 ) -> Result<Response, Problem> {
-    one(&served, path, &params, &headers, true).await
+    one(&served, path, &params, request, true).await
 }
 
 /// Ask for a reset
@@ -209,7 +210,11 @@ pub(crate) async fn delete_group(
         let detail = "A deletion of many keys takes no id; send it again as it is, and it deletes what is there.";
         return Err(Problem::new(ProblemType::BadId, detail));
     }
-    if params.prefix.is_some() == params.is_all {
+    if params.prefix.is_some() && params.is_all {
+        let detail = "The request has both `prefix` and `all`; leave one of them out.";
+        return Err(Problem::new(ProblemType::BadQuery, detail));
+    }
+    if params.prefix.is_none() && !params.is_all {
         let detail = "Say which keys to delete: `?prefix=` and text with which their names begin, or `?all=true` \
                       for the whole group.";
         return Err(Problem::new(ProblemType::BadQuery, detail));
@@ -290,17 +295,26 @@ async fn one(
     served: &Shared,
     path: KeyPath,
     params: &NumbersParams,
-    headers: &HeaderMap,
+    request: Request,
     is_deletion: bool,
 ) -> Result<Response, Problem> {
     let (key, _) = path.to(Verb::Reset)?;
-    let wait = wait_of(headers)?;
-    let ids: IdHeaders = extract::of_update(headers)?;
+    let (parts, body) = request.into_parts();
+    let wait = wait_of(&parts.headers)?;
+    let ids: IdHeaders = extract::of_update(&parts.headers)?;
     ids.refuse_lone_window()?;
+    let body = served.bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
+    let says_nothing = matches!(body.trim_ascii(), b"" | b"{}");
+    drop(body);
+    if !says_nothing {
+        let detail = "A reset takes no body; to subtract an amount, POST it to the key.";
+        return Err(Problem::new(ProblemType::BadBody, detail));
+    }
     let order = Order { keys: vec![key.clone()], is_deletion, id: ids.of_reset() };
     let ordered = served.app.resetter.order(order).await;
     let Ok(ordered) = ordered.map_err(|failure| problem_of(&key, failure))? else {
-        let detail = "The id belongs to another reset; send that one again, or use a new id.";
+        let detail = "The id belongs to another reset of this kind and group; send that one again, or use a new \
+                      id.";
         return Err(Problem::new(ProblemType::IdReused, detail));
     };
     let end = end_of(served, ordered, wait, &key).await?;
@@ -421,11 +435,14 @@ fn wait_of(headers: &HeaderMap) -> Result<Duration, Problem> {
             match name.trim() {
                 name if name.eq_ignore_ascii_case("respond-async") => wait = Duration::ZERO,
                 name if name.eq_ignore_ascii_case("wait") => {
-                    let seconds: u64 = given.trim().parse().map_err(|_| {
-                        let detail = format!("Prefer: {preference:?} is not `wait=` and seconds.");
+                    let seconds = given.trim().parse().ok().map(Duration::from_secs);
+                    wait = seconds.filter(|wait| *wait <= WAIT_MAX).ok_or_else(|| {
+                        let most = WAIT_MAX.as_secs();
+                        let detail = format!(
+                            "Prefer: {preference:?} is not `wait=` and whole seconds from 0 to {most}."
+                        );
                         Problem::new(ProblemType::BadHeader, detail)
                     })?;
-                    wait = Duration::from_secs(seconds).min(WAIT_MAX);
                 }
                 _ => {}
             }

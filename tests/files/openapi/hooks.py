@@ -69,7 +69,8 @@ def filter_failure(context, failure, case, response):
         if detail.startswith("contains: the item has 0 bytes"):
             return False
         # A parameter that excludes another.
-        if detail.startswith(("return=value reads the stored value", "Say which keys to delete")):
+        excludes = ("return=value reads the stored value", "Say which keys to delete", "The request has both `prefix`")
+        if detail.startswith(excludes):
             return False
         if OF_THE_KIND.search(detail) or SEALED.search(detail) or OF_AN_ID.search(detail) or is_of_another_kind(case):
             return False

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::pod::{Answer, Fault, Pod, request};
 
 const KEY: &str = "/v1/counter/site/home";
+const RESET: &str = "/v1/counter/site/home/reset";
 const JSON: &str = "application/json";
 const NDJSON: &str = "application/x-ndjson";
 const TEXT: &str = "text/plain";
@@ -102,6 +103,13 @@ const ROWS: &[Row] = &[
     ("POST", "/v1/counter/site", "", "", 405, "method-not-allowed"),
     ("POST", "/livez", "", "", 405, "method-not-allowed"),
     ("POST", "/", "", "", 405, "method-not-allowed"),
+    // A reset with a body, and a deletion.
+    ("POST", RESET, TEXT, "-5", 400, "bad-body"),
+    ("POST", RESET, FORM, "-5", 400, "bad-body"),
+    ("POST", RESET, JSON, r#"{"op":"add","by":-5}"#, 400, "bad-body"),
+    ("POST", RESET, "", "[]", 400, "bad-body"),
+    ("DELETE", KEY, JSON, r#"{"value":0}"#, 400, "bad-body"),
+    ("DELETE", "/v1/counter/site?all=true&prefix=home", "", "", 400, "bad-query"),
     // Batches.
     ("POST", "/v1/batch", JSON, "{}", 400, "bad-body"),
     ("POST", "/v1/batch", JSON, r#"{"updates":[]}"#, 400, "bad-body"),
@@ -133,6 +141,53 @@ async fn bad_updates_are_refused_with_a_sentence_and_apply_nothing() {
         }
     }
     nothing_was_applied(&pod).await;
+}
+
+/// Clients that declare JSON for each request send these bodies.
+#[tokio::test]
+async fn a_reset_takes_a_body_that_says_nothing() {
+    let pod = Pod::new();
+    for body in ["", " \r\n", "{}", " {}\n"] {
+        assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+        let refused = pod.post(RESET, JSON, r#"{"by":5}"#).await;
+        let says = "A reset takes no body; to subtract an amount, POST it to the key.";
+        assert_eq!(refused.detail(400, "bad-body"), says);
+        assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
+        assert_eq!(pod.post(RESET, JSON, body).await.json()["cleared"]["value"], 5, "{body:?}");
+        assert_eq!(pod.post(KEY, TEXT, "7").await.status, 200);
+        let deleted = pod.send(request("DELETE", KEY, &[("content-type", JSON)], body)).await;
+        assert_eq!(deleted.json()["cleared"]["value"], 7, "{body:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_bad_time_to_wait_for_a_reset_names_the_range() {
+    let pod = Pod::new();
+    assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+    for wait in ["wait=61", "wait=abc", "wait=-1", "wait=1.5", "wait=", "wait"] {
+        let refused = pod.send(request("POST", RESET, &[("prefer", wait)], "")).await;
+        let says = format!("Prefer: {wait:?} is not `wait=` and whole seconds from 0 to 60.");
+        assert_eq!(refused.detail(400, "unsupported-header"), says);
+    }
+    for wait in ["wait=0", "wait=60", "Wait = 1", "respond-async, wait=2"] {
+        assert_eq!(pod.post(KEY, TEXT, "5").await.status, 200);
+        let answer = pod.send(request("POST", RESET, &[("prefer", wait)], "")).await;
+        assert!(answer.status.is_success(), "{wait}: {}", answer.text);
+    }
+}
+
+#[tokio::test]
+async fn a_deletion_of_keys_needs_one_of_its_parameters() {
+    let pod = Pod::new();
+    for (query, says) in [
+        ("?all=true&prefix=home", "The request has both `prefix` and `all`"),
+        ("", "Say which keys to delete"),
+        ("?all=false", "Say which keys to delete"),
+    ] {
+        let path = format!("/v1/counter/site{query}");
+        let refused = pod.send(request("DELETE", &path, &[], "")).await.detail(400, "bad-query");
+        assert!(refused.starts_with(says), "{query}: {refused}");
+    }
 }
 
 async fn nothing_was_applied(pod: &Pod) {

@@ -243,6 +243,8 @@ async fn a_group_is_deleted_a_thousand_keys_at_a_time() {
         let said = call(&pod, &some).await;
         assert!(said.code == Some(0) && said.out == deleted, "{said:?}");
     }
+    let said = call(&pod, &["delete", "counter/a%2Fb", "--prefix", ""]).await;
+    assert!(said.code == Some(1) && !said.err.contains("were deleted"), "{said:?}");
     let said = call(&pod, &["delete", "counter/a%2Fb", "--all", "-o", "json"]).await;
     assert!(said.err.contains("deleted 1000 keys so far"), "{said:?}");
     assert_eq!(json_of(&said.out), json!({"deleted": 1_500, "failed": [], "more": false}));

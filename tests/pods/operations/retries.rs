@@ -4,10 +4,13 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use orderfree::runtime::clock::{Clock, SystemClock};
+use orderfree::runtime::random::update_id;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::pod::{Pod, Setup};
 use crate::relay::{Relay, answered};
@@ -100,6 +103,37 @@ async fn an_update_is_sent_until_it_is_acked_and_counts_once() {
             assert_eq!(ids[0], r#""order \"1\"""#);
         }
     }
+}
+
+/// Twice counts as once for them. Pods refuse their ids for a minute after a reset.
+#[tokio::test(flavor = "multi_thread")]
+async fn kinds_for_which_twice_counts_as_once_get_no_id() {
+    let pod = Setup::new().start().await;
+    let port = pod.port();
+    for kind in ["extrema", "distinct", "audience", "gset"] {
+        let relay = Relay::start(move |number, request| async move {
+            let answer = request.to(port).await;
+            if number == 0 { Some(unknown()) } else { answer }
+        });
+        let (key, relay) = (format!("{kind}/g/n"), relay.await);
+        let (code, out, err) = add(&relay.url(), &[&key, "5"], "").await;
+        assert_eq!((code, &*out), (Some(0), "acked\n"), "{kind}: {err}");
+        assert!(err.contains("it is sent again for up to 60 s"), "{kind}: {err}");
+        assert_eq!(relay.lines(), [format!("POST /v1/{key}"), format!("POST /v1/{key}")]);
+        assert!(relay.seen().iter().all(|request| request.id().is_none()), "{kind}");
+        let (_, had, _) = run(&url(&pod), &["get", &key], "").await;
+        assert_eq!(run(&url(&pod), &["reset", &key], "").await.0, Some(0), "{kind}");
+        let id = update_id(SystemClock.now().wall).to_string();
+        let (code, _, err) = add(&url(&pod), &[&key, "5", "--id", &id], "").await;
+        let says = "with a new id at least a minute after the reset, or now without an id";
+        assert!(code == Some(4) && err.contains(says), "{kind}: {err}");
+        let (code, out, err) = add(&url(&pod), &[&key, "5"], "").await;
+        assert_eq!((code, &*out), (Some(0), "acked\n"), "{kind}: {err}");
+        assert_eq!(run(&url(&pod), &["get", &key], "").await.1, had, "{kind}");
+    }
+    let relay = Relay::start(|_, _| async { Some(unknown()) }).await;
+    let (code, _, err) = add(&relay.url(), &["gset/g/n", "5", "--no-retry"], "").await;
+    assert!(code == Some(4) && err.contains("twice counts as once"), "{err}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -291,6 +325,8 @@ async fn a_take_goes_on_after_a_crash() {
     let answer: Value = serde_json::from_str(&out).expect("JSON");
     assert_eq!((code, &answer["outcome"]), (Some(4), &Value::from("unknown")), "{answer} {err}");
     add(&url(&pod), &[key, "3"], "").await;
+    let command = format!(" take {key} -o json --resume ");
+    assert_eq!(err.matches(&command).count(), 2, "before the first try and at the end: {err}");
     let resumed = resumption(&err);
     assert_eq!([&answer["id"], &answer["amount"]], [resumed[1], resumed[2]]);
     for _ in 0..2 {
@@ -299,6 +335,10 @@ async fn a_take_goes_on_after_a_crash() {
         assert_eq!((code, &*out), (Some(0), "12\n"), "{err}");
         assert_eq!(pod.count("/v1/counter/g/bill").await, 3);
     }
+    let (code, out, err) = take(&url(&pod), &[key, "--resume", resumed[1], "13"]).await;
+    let says = "orderfree: this id was used with another amount; use the amount that was printed\n";
+    assert_eq!((code, &*out, &*err), (Some(1), "", says));
+    assert_eq!(pod.count("/v1/counter/g/bill").await, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -310,10 +350,12 @@ async fn what_can_not_be_taken_is_told_and_nothing_changes() {
     let uuid = "019ac3ee-6e80-7abc-8def-0123456789ab";
     for (arguments, code, says) in [
         (&["gset/g/n"][..], 2, "needs a counter or a sum"),
-        (&["counter/g/absent"], 3, "does not exist"),
+        (&["counter/g/absent"], 3, "counter/g/absent does not exist; nothing was taken\n"),
         (&["counter/g/n", "--resume", uuid], 2, "2 values"),
         (&["counter/g/n", "--resume", "order-1", "5"], 2, "not an id that `take` printed"),
         (&["counter/g/n", "--resume", uuid, "5.5"], 2, "not an amount of a counter"),
+        (&["counter/g/n", "--resume", uuid, "0"], 2, "the amount can't be 0"),
+        (&["sum/g/n", "--resume", uuid, "0.00"], 2, "the amount can't be 0"),
         // Its window is over.
         (&["counter/g/n", "--resume", uuid, "5"], 4, "This id could be sent until"),
     ] {
@@ -327,7 +369,8 @@ async fn what_can_not_be_taken_is_told_and_nothing_changes() {
 }
 
 fn problem(status: u16, slug: &str, headers: &str) -> Vec<u8> {
-    let body = format!(r#"{{"type":"/problems/{slug}","detail":"It is {slug}."}}"#);
+    let body =
+        format!(r#"{{"type":"/problems/{slug}","detail":"It is {slug}.","outcome":"refused"}}"#);
     answered(status, headers, body.as_bytes())
 }
 
@@ -372,13 +415,13 @@ async fn a_reset_is_sent_until_it_has_ended_and_is_one_reset() {
         let ids: Vec<_> = relay.seen().iter().map(|request| request.id().expect("an id")).collect();
         assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
         let id = ids[0].trim_matches('"');
-        let resumption = format!("; to go on after an interruption, add --id {id}\n");
+        let resumption = format!(" {command} counter/g/n --id {id}\n");
         for says in ["It is store-unavailable.", "It is reset-overtaken.", "as proxies send it"] {
             assert!(err.contains(says), "{says}: {err}");
         }
         assert_eq!(
             (err.matches("still running after ").count(), err.matches(&resumption).count()),
-            (2, 2),
+            (2, 1),
             "{err}"
         );
         assert_eq!(pod.count("/v1/counter/g/n").await, 3, "{command}");
@@ -433,4 +476,111 @@ async fn a_reset_that_can_not_pass_soon_is_sent_once() {
         }
         assert_eq!(relay.seen().len(), 2, "{slug}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_about_a_reset_is_printed_once() {
+    let pod = Setup::new().start().await;
+    let port = pod.port();
+    assert_eq!(add(&url(&pod), &["counter/g/n", "5"], "").await.0, Some(0));
+    let relay = Relay::start(move |number, request| async move {
+        match number {
+            0..3 => Some(problem(503, "store-unavailable", "")),
+            _ => request.to(port).await,
+        }
+    });
+    let relay = relay.await;
+    let (code, out, err) = run(&relay.url(), &["reset", "counter/g/n"], "").await;
+    assert_eq!((code, &*out, relay.seen().len()), (Some(0), "5\n", 4), "{err}");
+    let says = "orderfree: It is store-unavailable.\norderfree: it is sent again for up to 120 s\n";
+    assert_eq!(err, says);
+}
+
+/// The rest of `err` after the command that tells the outcome: its id.
+fn id_of_outcome<'a>(command: &str, err: &'a str) -> &'a str {
+    let (_, run) = err.split_once("the outcome is unknown; to learn it, run: ").expect("a command");
+    let (_, id) = run.split_once(&format!(" {command} counter/g/n --id ")).expect("an id");
+    id.trim_end()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_without_an_answer_says_how_to_learn_its_outcome() {
+    let pod = Setup::new().start().await;
+    let port = pod.port();
+    for command in ["reset", "delete"] {
+        assert_eq!(add(&url(&pod), &["counter/g/n", "5"], "").await.0, Some(0));
+        // It is made, its answer is lost, and the next try is refused for good.
+        let relay = Relay::start(move |number, request| async move {
+            match number {
+                0 => {
+                    request.to(port).await;
+                    None
+                }
+                _ => Some(problem(401, "unauthenticated", "")),
+            }
+        });
+        let relay = relay.await;
+        let (code, out, err) = run(&relay.url(), &[command, "counter/g/n"], "").await;
+        assert_eq!((code, &*out), (Some(1), ""), "{command}: {err}");
+        let id = id_of_outcome(command, &err);
+        let (code, out, err) = run(&url(&pod), &[command, "counter/g/n", "--id", id], "").await;
+        assert_eq!((code, &*out), (Some(0), "5\n"), "{command}: {err}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_that_is_interrupted_says_how_to_learn_its_outcome() {
+    let pod = Setup::new().start().await;
+    let port = pod.port();
+    for signal in [Signal::INT, Signal::TERM] {
+        assert_eq!(add(&url(&pod), &["counter/g/n", "5"], "").await.0, Some(0));
+        let relay = Relay::start(move |_, request| async move {
+            request.to(port).await;
+            std::future::pending().await
+        });
+        let relay = relay.await;
+        let child = Command::new(env!("CARGO_BIN_EXE_orderfree"))
+            .args(["reset", "counter/g/n"])
+            .env_clear()
+            .env("ORDERFREE_URL", relay.url())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the program runs");
+        let made = async {
+            while pod.count("/v1/counter/g/n").await != 0 {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(ENDS_WITHIN, made).await.expect("the key is reset");
+        let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        kill_process(id.expect("it runs"), signal).expect("it runs");
+        let output = timeout(ENDS_WITHIN, child.wait_with_output()).await.expect("it ends");
+        let output = output.expect("a child");
+        let err = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{err}");
+        assert!(err.starts_with("orderfree: interrupted\n"), "{err}");
+        let id = id_of_outcome("reset", &err);
+        let (code, out, err) = run(&url(&pod), &["reset", "counter/g/n", "--id", id], "").await;
+        assert_eq!((code, &*out), (Some(0), "5\n"), "{err}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_another_sort_is_asked_once() {
+    let page = || Some(answered(501, "", b"<h1>Unsupported method</h1>"));
+    let relay = Relay::start(move |_, _| std::future::ready(page())).await;
+    for (arguments, code) in [
+        (&["reset", "counter/g/n"][..], 1),
+        (&["delete", "counter/g/n"], 1),
+        (&["delete", "counter/g", "--all"], 1),
+        (&["add", "counter/g/n"], 4),
+    ] {
+        let (ended, out, err) = run(&relay.url(), arguments, "").await;
+        assert_eq!((ended, &*out), (Some(code), ""), "{arguments:?}: {err}");
+        assert!(err.contains("is not JSON; check that --url names"), "{arguments:?}: {err}");
+    }
+    assert_eq!(relay.seen().len(), 4);
 }
