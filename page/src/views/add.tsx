@@ -81,7 +81,8 @@ export function UpdateForm({ address, keyPath, kind, onAcked, draft, label = "Se
       await call<UpdateView>(keyPath, {
         method: "POST",
         body: op,
-        headers: { "Idempotency-Key": pending.current.id },
+        // A kind that takes the same op twice as once needs no id, and its ids are refused for a minute after a reset.
+        headers: kind.idempotent ? {} : { "Idempotency-Key": pending.current.id },
         needs: `write ${address.group}`,
       });
       pending.current = undefined;
@@ -89,7 +90,8 @@ export function UpdateForm({ address, keyPath, kind, onAcked, draft, label = "Se
       onAcked?.();
     } catch (error) {
       const isRefused = error instanceof Refused && error.problem.outcome !== "unknown";
-      if (isRefused || (error instanceof Refused && error.slug === "id-expired")) pending.current = undefined;
+      const isOver = error instanceof Refused && ["id-expired", "id-before-reset"].includes(error.slug);
+      if (isRefused || isOver) pending.current = undefined;
       setOutcome({ is: "problem", error: error as Error });
     }
   };
