@@ -88,7 +88,7 @@ struct State {
 
 /// The weight of an update of any kind.
 fn weight(op: &Value) -> i128 {
-    let weight = op["by"].as_i64().or(op["count"].as_i64());
+    let weight = op["by"].as_i64().or(op["count"].as_i64()).or(op["item"].as_i64());
     i128::from(weight.expect("a weight"))
 }
 
@@ -98,6 +98,8 @@ fn shown(path: &str, total: i128) -> Value {
     match path.split('/').nth(2).expect("a kind") {
         "stats" | "histogram" => json!({"count": digits}),
         "topk" => json!({"total": digits}),
+        "gset" | "lww_set" => json!({"items": [digits]}),
+        "or_set" => json!({"items": [{"item": digits}]}),
         _ => json!(digits),
     }
 }

@@ -143,6 +143,7 @@ async fn send(
     let client = server.client()?;
     let mut tries = Tries::begin(server);
     let ended = tokio::select! {
+        biased;
         ended = tries.reset(&client, &method, &url, &id, &command) => ended,
         () = interrupted() => Err(anyhow::anyhow!("interrupted")),
     };
@@ -177,6 +178,7 @@ async fn interrupted() {
         return future::pending().await;
     };
     tokio::select! {
+        biased;
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }

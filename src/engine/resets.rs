@@ -207,7 +207,8 @@ pub struct Resetter {
     /// This process is alone with the store.
     is_alone: bool,
     reads: Arc<dyn Reads>,
-    mutators: Arc<Mutators>,
+    /// None if this process takes no updates.
+    mutators: Option<Arc<Mutators>>,
     gate: Arc<ClockGate>,
     /// By the boot-time clock.
     begun: Duration,
@@ -336,7 +337,7 @@ impl Resetter {
     pub fn new(
         store: Arc<dyn ResetLog>,
         reads: Arc<dyn Reads>,
-        mutators: Arc<Mutators>,
+        mutators: Option<Arc<Mutators>>,
         context: &Context,
         closed: Option<&'static str>,
         flaw: Option<ResetFlaw>,
@@ -689,9 +690,11 @@ impl Resetter {
     /// Closes the rows of before a reset, if this process is alone. The updates that they have taken are acknowledged first,
     /// unless their writes take long.
     async fn close(&self, row: &LogRow, keys: &[Key]) {
-        let under_way = self.mutators.under_way(keys);
+        let under_way = self.mutators.as_ref().map(|mutators| mutators.under_way(keys));
         self.resets.log().begin(row, self.gate.now().boot);
-        under_way.end(self.constants.reset_lease() / 2).await;
+        if let Some(under_way) = under_way {
+            under_way.end(self.constants.reset_lease() / 2).await;
+        }
         self.resets.log().close(row);
     }
 

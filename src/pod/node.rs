@@ -110,7 +110,7 @@ impl Node {
         let resetter = Resetter::new(
             store.clone(),
             store.clone(),
-            mutators.clone(),
+            Some(mutators.clone()),
             &context,
             match (has_resets, folding) {
                 (false, _) => Some("they are switched off (ORDERFREE_RESETS=off)"),

@@ -8,7 +8,6 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::engine::resets::Resetter;
-use crate::engine::write::{Bounds, Mutators};
 use crate::policy::Policy;
 use crate::runtime::clock::{Clock, SystemClock};
 use crate::store::Shards;
@@ -51,9 +50,7 @@ async fn add(store: &EmbeddedStore, clock: &Ahead, constants: &Constants, key: K
 }
 
 fn resetter(store: &Arc<EmbeddedStore>, context: &Context) -> Arc<Resetter> {
-    let (bounds, policies) = (Bounds::default(), Policies::default());
-    let mutators = Mutators::new(store.clone(), context.clone(), bounds, policies);
-    Resetter::new(store.clone(), store.clone(), mutators, context, None, None)
+    Resetter::new(store.clone(), store.clone(), None, context, None, None)
 }
 
 #[tokio::test]

@@ -346,7 +346,7 @@ async fn end_of(
     let mut logged = match ordered {
         Ordered::Here(mut ticket) => {
             if tokio::time::timeout(wait, ticket.wait()).await.is_err() {
-                // Before that, another pod would not know of it, or nobody if this one crashed.
+                // Before that, no other pod could find it.
                 ticket.wait_until_logged().await;
             }
             return end_of_ticket(&ticket, key);

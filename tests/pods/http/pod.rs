@@ -206,7 +206,8 @@ impl Pod {
         let store = inner.name();
         let context = Context::new(faulty.clone(), constants, clock, Random::system());
         let mutators = Mutators::new(faulty.clone(), context.clone(), bounds, policies.clone());
-        let resetter = Resetter::new(log, faulty.clone(), mutators.clone(), &context, None, None);
+        let resetter =
+            Resetter::new(log, faulty.clone(), Some(mutators.clone()), &context, None, None);
         let folder = Folder::new(
             faulty.clone(),
             inner,

@@ -85,7 +85,8 @@ impl Pod {
         let mutators =
             Mutators::new(store.clone(), context.clone(), Bounds::awake(1_000), policies.clone());
         let log = Arc::new(Young(store.clone()));
-        let resetter = Resetter::new(log, store.clone(), mutators.clone(), &context, None, None);
+        let resetter =
+            Resetter::new(log, store.clone(), Some(mutators.clone()), &context, None, None);
         let folding = Folding::InBackground;
         let folder = Folder::new(store.clone(), store.clone(), context.clone(), folding, policies);
         let service =

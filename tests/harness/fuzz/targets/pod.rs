@@ -88,8 +88,14 @@ impl Pod {
             Folding::InBackground,
             Policies::default(),
         );
-        let resetter =
-            Resetter::new(store.clone(), store.clone(), mutators.clone(), &context, None, None);
+        let resetter = Resetter::new(
+            store.clone(),
+            store.clone(),
+            Some(mutators.clone()),
+            &context,
+            None,
+            None,
+        );
         let service = Service::new(store.clone(), store.clone(), context, mutators.clone(), folder);
         let (service, health) = (Arc::new(service), Arc::new(Health::default()));
         health.set_started();
