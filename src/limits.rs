@@ -486,7 +486,7 @@ pub const UNREADABLE_LOG_EVERY: Duration = Duration::from_secs(60);
 /// Keys that can't be decoded and whose last log line the pod remembers.
 pub const UNREADABLE_KEYS_MAX: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
-/// Keys that a pod watches. Each is read once a second.
+/// Keys that a pod watches. Each is read once a second, or twice with many watchers.
 pub const WATCHED_KEYS_MAX: usize = 10_000;
 
 /// Keys of all watchers together, and their groups. Each is an entry of some 100 bytes.
@@ -512,17 +512,24 @@ pub const WATCH_READ_TIME_MAX: Duration = Duration::from_secs(15);
 /// Reads of watched keys of small kinds at once.
 pub const WATCH_READS_AT_ONCE: usize = 32;
 
-/// The time between two reads of a watched key.
-pub const WATCH_READ_EVERY: Duration = Duration::from_secs(1);
+/// The longest time until the last watcher of a key is told of another pod's update.
+pub const WATCH_TOLD_WITHIN: Duration = Duration::from_secs(1);
 
 /// The least time between two events of a watched key.
 pub const WATCH_EVENT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The watchers of a key are told of a change in parts, so that updates need not wait for all of them. A part has at least this
-/// many watchers, a pause follows it, and there are at most this many parts. A thousand watchers are told within half a second.
+/// many watchers, and there are at most this many parts.
 pub const WATCHERS_AT_ONCE: usize = 10;
-pub const WATCHERS_PAUSE: Duration = Duration::from_millis(3);
-pub const WATCHERS_PARTS_MAX: usize = 100;
+pub const WATCHERS_PARTS_MAX: usize = 80;
+
+/// The pause after each part. With the rounding of timers, a part takes up to [`WATCHERS_PART_TIME`].
+pub const WATCHERS_PAUSE: Duration = Duration::from_millis(4);
+pub const WATCHERS_PART_TIME: Duration = Duration::from_millis(6);
+const _: () = assert!(
+    WATCHERS_PART_TIME.as_millis() * (WATCHERS_PARTS_MAX as u128)
+        <= WATCH_TOLD_WITHIN.as_millis() / 2
+);
 
 /// The time between two signs of life on a stream without events.
 pub const WATCH_HEARTBEAT_EVERY: Duration = Duration::from_secs(5);

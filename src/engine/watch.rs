@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::mem;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use orderfree_core::protocol::Key;
 use orderfree_core::protocol::consistency::Level;
@@ -165,16 +166,14 @@ impl Watches {
             let took = begun.elapsed();
             let told = watched.show(&shown, &self);
             drop(shown);
-            let part =
-                told.len().div_ceil(limits::WATCHERS_PARTS_MAX).max(limits::WATCHERS_AT_ONCE);
-            for some in told.chunks(part) {
+            for some in told.chunks(part_of(told.len())) {
                 some.iter().for_each(|inbox| inbox.any.notify_one());
                 sleep(limits::WATCHERS_PAUSE).await;
             }
             drop(told);
             // First the pause: many updates are one event. A key that is slow to read rests as long as its read took.
             sleep(limits::WATCH_EVENT_PAUSE.max(took)).await;
-            let until = begun + took + limits::WATCH_READ_EVERY.max(took);
+            let until = begun + took + watched.read_every().max(took);
             let _ = timeout_at(until, watched.changed.notified()).await;
             let mut keys = lock(&self.keys);
             if lock(&watched.state).watchers.is_empty() {
@@ -242,6 +241,13 @@ impl Watched {
         told
     }
 
+    /// The time between two reads, for updates of other pods. All watchers must be told in time.
+    fn read_every(&self) -> Duration {
+        let count = lock(&self.state).watchers.len();
+        let parts = u32::try_from(count.div_ceil(part_of(count))).unwrap_or(u32::MAX);
+        limits::WATCH_TOLD_WITHIN.saturating_sub(limits::WATCHERS_PART_TIME * parts)
+    }
+
     /// Removes a watcher's place if the key is absent, and the watcher has taken that text.
     fn leave_if_absent(&self, inbox: &Arc<Inbox>, place: usize, form: bool) -> bool {
         let mut state = lock(&self.state);
@@ -269,6 +275,11 @@ impl Watched {
             memory => Kept { text: Arc::new(text), _memory: memory },
         }
     }
+}
+
+/// How many of this many watchers are told at once.
+fn part_of(watchers: usize) -> usize {
+    watchers.div_ceil(limits::WATCHERS_PARTS_MAX).max(limits::WATCHERS_AT_ONCE)
 }
 
 impl Kept {

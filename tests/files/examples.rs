@@ -196,6 +196,35 @@ async fn the_page_of_counting_prints_what_it_says() {
     assert!(blocks >= 5, "only {blocks} blocks of code");
 }
 
+/// Its Requests are those that the checks of the interface use.
+#[tokio::test]
+async fn the_python_program_takes_a_total() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let venv = Command::new(root.join("tests/venv"))
+        .arg(root.join("tests/files/openapi/requirements.txt"))
+        .output();
+    let venv = venv.await.expect("the script runs");
+    assert!(venv.status.success(), "{}", String::from_utf8_lossy(&venv.stderr));
+    let venv = String::from_utf8(venv.stdout).expect("UTF-8");
+    let pod = Setup::new().start().await;
+    let url = format!("http://127.0.0.1:{}", pod.port());
+    let path = "/v1/counter/bills/initech";
+    assert_eq!(pod.ask("POST", path, &[("content-type", "text/plain")], "7").await.status, 200);
+    let page = text_of("docs/count.md");
+    let mut programs = blocks(&page).into_iter().filter(|block| block.language == "python");
+    let program = programs.next().expect("a program").lines.join("\n").replace(ADDRESS, &url);
+    assert!(program.contains(path) && programs.next().is_none());
+    let python = Path::new(venv.trim()).join("bin/python");
+    let mut python = Command::new(python);
+    python.args(["-c", &program]).env_clear().kill_on_drop(true);
+    let ended = timeout(PAGE_WITHIN, python.output()).await;
+    let ended = ended.expect("it ends").expect("python runs");
+    let (printed, errors) =
+        (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    assert!(printed.contains(" -7\n") && printed.ends_with("\nacked\n"), "{printed}{errors}");
+    assert_eq!(pod.count(path).await, 0);
+}
+
 #[tokio::test]
 async fn the_page_exactly_once_prints_what_it_says() {
     let ran = run("docs/exactly-once.md").await;

@@ -62,8 +62,7 @@ pub(crate) struct Events(String);
 ///
 /// A stream of Server-Sent Events for up to 1,000 keys, or for up to 1,000 keys of a group. It starts with the value of each
 /// key. Each change is then an event, at most ten per second for a key. An update that this pod takes shows at once, an update
-/// that another pod takes within a second. If a key has many watchers, the last one is told up to half a second later. New keys
-/// of a watched group are added within 15 seconds.
+/// that another pod takes within a second. New keys of a watched group are added within 15 seconds.
 ///
 /// The data of an event is a result of `/v1/query`: the key with its value, with `"absent": true`, or with a `problem`. An
 /// event with a value has its entity tag as id. A client that connects again sends its last id as `Last-Event-ID`, and
