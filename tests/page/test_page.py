@@ -169,6 +169,13 @@ def test_a_token_without_admin_sees_no_shards_and_is_told_why(start, open_page, 
     page.keyboard.press("Enter")
     see(page, ".ledger .chip.live")
 
+    # What another token has shown is gone.
+    page.click("header button:has-text('Token')")
+    page.fill("dialog input", reader)
+    page.keyboard.press("Enter")
+    see(page, ".card:has-text('Why is it this number?') .reason", has_text="admin")
+    assert page.locator(".ledger, .equation, .strip").count() == 0
+
 
 def judge_only_denials(page):
     page.screenshot(path=f"{os.environ['SCREENSHOTS']}/reader-light.png")

@@ -14,17 +14,17 @@ export interface Polled<T> {
 
 /**
  * Asks now, then at this interval in ms, or only once if it is null. Other `inputs`, another token and a server that
- * came back begin it again. Answers to other inputs are dropped.
+ * came back begin it again. Answers to other inputs, or with another token, are dropped.
  */
 export function usePolled<T>(load: (signal: AbortSignal) => Promise<T>, every: number | null, inputs: unknown[]): Polled<T> {
   const [, render] = useReducer((count: number) => count + 1, 0);
   const wake = useRef(() => {});
   const refresh = useRef(() => wake.current()).current;
-  const state = useRef<Polled<T> & { inputs: unknown[] }>({ data: undefined, error: undefined, refresh, inputs });
   const { returns } = useStore(connection);
-  const credentials = useStore(token);
-  if (inputs.some((input, index) => !Object.is(input, state.current.inputs[index]))) {
-    state.current = { ...state.current, data: undefined, error: undefined, inputs };
+  const asked = [...inputs, useStore(token)];
+  const state = useRef<Polled<T> & { asked: unknown[] }>({ data: undefined, error: undefined, refresh, asked });
+  if (asked.some((input, index) => !Object.is(input, state.current.asked[index]))) {
+    state.current = { ...state.current, data: undefined, error: undefined, asked };
   }
   useEffect(() => {
     const stop = new AbortController();
@@ -51,6 +51,6 @@ export function usePolled<T>(load: (signal: AbortSignal) => Promise<T>, every: n
     };
     run().catch(() => undefined);
     return () => stop.abort();
-  }, [...inputs, every, returns, credentials]);
+  }, [...asked, every, returns]);
   return state.current;
 }

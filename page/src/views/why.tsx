@@ -48,6 +48,7 @@ export function WhyCard({ address, keyPath, reading }: Props) {
   const choose = (ids: string[]) => setChosen(new Set(ids));
   return (
     <Card title={title} className="why" aside={<ReadingGuide merge={shape.merge} />}>
+      {error && <Trouble error={error} />}
       {sum ? (
         <Equation sum={sum} unit={shape.unit} read={read} choose={choose} />
       ) : (
