@@ -9,11 +9,11 @@ use orderfree::runtime::random::update_id;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
 use crate::pod::{Pod, Setup};
-use crate::relay::{Relay, answered};
+use crate::relay::{Relay, Request, answered};
 
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
@@ -27,7 +27,16 @@ async fn take(url: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
 
 /// Runs a command against this address. Returns its exit code and both outputs.
 async fn run(url: &str, arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_orderfree"))
+    let mut child = started(url, arguments);
+    let mut stdin = child.stdin.take().expect("a pipe");
+    // A command that refuses its arguments reads nothing.
+    let _ = stdin.write_all(input.as_bytes()).await;
+    drop(stdin);
+    end_of(child, arguments).await
+}
+
+fn started(url: &str, arguments: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_orderfree"))
         .args(arguments)
         .env_clear()
         .env("ORDERFREE_URL", url)
@@ -36,11 +45,10 @@ async fn run(url: &str, arguments: &[&str], input: &str) -> (Option<i32>, String
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
-        .expect("the program runs");
-    let mut stdin = child.stdin.take().expect("a pipe");
-    // A command that refuses its arguments reads nothing.
-    let _ = stdin.write_all(input.as_bytes()).await;
-    drop(stdin);
+        .expect("the program runs")
+}
+
+async fn end_of(child: Child, arguments: &[&str]) -> (Option<i32>, String, String) {
     let output = timeout(ENDS_WITHIN, child.wait_with_output()).await;
     let output = output.unwrap_or_else(|_| panic!("{arguments:?} does not end")).expect("it ends");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
@@ -62,10 +70,7 @@ async fn troubled(pod: &Pod) -> Relay {
     Relay::start(move |number, request| async move {
         match number {
             // It is counted, and its client does not learn that.
-            0 => {
-                request.to(port).await;
-                None
-            }
+            0 => unanswered(request, port).await,
             1 => None,
             2 => Some(answered(503, "retry-after: 1\r\n", b"<h1>a proxy's page</h1>")),
             3 => {
@@ -313,10 +318,7 @@ async fn a_take_goes_on_after_a_crash() {
     let relay = Relay::start(move |number, request| async move {
         match number {
             0 | 1 => request.to(port).await,
-            2 => {
-                request.to(port).await;
-                None
-            }
+            2 => unanswered(request, port).await,
             _ => Some(answered(401, "", refused)),
         }
     });
@@ -390,10 +392,7 @@ async fn a_reset_is_sent_until_it_has_ended_and_is_one_reset() {
         let relay = Relay::start(move |number, request| async move {
             match number {
                 // It is made, and its client does not learn that.
-                0 => {
-                    request.to(port).await;
-                    None
-                }
+                0 => unanswered(request, port).await,
                 1 | 5 => Some(running()),
                 2 => Some(problem(503, "store-unavailable", "retry-after: 3\r\n")),
                 3 => Some(problem(409, "reset-overtaken", "")),
@@ -496,6 +495,12 @@ async fn a_message_about_a_reset_is_printed_once() {
     assert_eq!(err, says);
 }
 
+/// The server gets the request, and its client no answer.
+async fn unanswered(request: Request, port: u16) -> Option<Vec<u8>> {
+    request.to(port).await;
+    None
+}
+
 /// The rest of `err` after the command that tells the outcome: its id.
 fn id_of_outcome<'a>(command: &str, err: &'a str) -> &'a str {
     let (_, run) = err.split_once("the outcome is unknown; to learn it, run: ").expect("a command");
@@ -512,10 +517,7 @@ async fn a_reset_without_an_answer_says_how_to_learn_its_outcome() {
         // It is made, its answer is lost, and the next try is refused for good.
         let relay = Relay::start(move |number, request| async move {
             match number {
-                0 => {
-                    request.to(port).await;
-                    None
-                }
+                0 => unanswered(request, port).await,
                 _ => Some(problem(401, "unauthenticated", "")),
             }
         });
@@ -539,16 +541,8 @@ async fn a_reset_that_is_interrupted_says_how_to_learn_its_outcome() {
             std::future::pending().await
         });
         let relay = relay.await;
-        let child = Command::new(env!("CARGO_BIN_EXE_orderfree"))
-            .args(["reset", "counter/g/n"])
-            .env_clear()
-            .env("ORDERFREE_URL", relay.url())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("the program runs");
+        let arguments = ["reset", "counter/g/n"];
+        let child = started(&relay.url(), &arguments);
         let made = async {
             while pod.count("/v1/counter/g/n").await != 0 {
                 sleep(Duration::from_millis(20)).await;
@@ -557,10 +551,8 @@ async fn a_reset_that_is_interrupted_says_how_to_learn_its_outcome() {
         timeout(ENDS_WITHIN, made).await.expect("the key is reset");
         let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         kill_process(id.expect("it runs"), signal).expect("it runs");
-        let output = timeout(ENDS_WITHIN, child.wait_with_output()).await.expect("it ends");
-        let output = output.expect("a child");
-        let err = String::from_utf8(output.stderr).expect("UTF-8");
-        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{err}");
+        let (code, out, err) = end_of(child, &arguments).await;
+        assert_eq!((code, &*out), (Some(1), ""), "{err}");
         assert!(err.starts_with("orderfree: interrupted\n"), "{err}");
         let id = id_of_outcome("reset", &err);
         let (code, out, err) = run(&url(&pod), &["reset", "counter/g/n", "--id", id], "").await;
