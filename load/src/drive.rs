@@ -127,11 +127,7 @@ async fn send(
     let window = run.ids.draw(rng);
     let mut named = |op: &Op| {
         let key = &keys[op.key];
-        let id = match run.resets.is_some() && key.kind.ignores_ids() {
-            true => None,
-            false => run.ids.make(window, rng),
-        };
-        Add { key, weight: op.weight, id }
+        Add { key, weight: op.weight, id: run.make_id(key, window, rng) }
     };
     let wire: Vec<_> = ops.iter().map(&mut named).collect();
     let mut replies = pod.add(window, &wire).await;

@@ -5,16 +5,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use rand::rngs::SmallRng;
 use serde::Serialize;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::checker::{Ledger, Outcome};
 use crate::client::{PodClient, Reply};
 use crate::ids::Ids;
 use crate::resets::Resets;
 use crate::soak::state::Soak;
-use crate::workload::{Key, Workload};
+use crate::workload::{Key, Window, Workload};
 
 /// The longest latency that the histograms distinguish: an hour, in µs.
 const LATENCY_MAX_US: u64 = 3_600_000_000;
@@ -164,6 +166,14 @@ impl Run {
     /// Time since the run was created, which is when its load starts.
     pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Makes the id of a new update of a key that can be reset.
+    pub(crate) fn make_id(&self, key: &Key, window: Window, rng: &mut SmallRng) -> Option<Uuid> {
+        match self.resets.is_some() && key.kind.ignores_ids() {
+            true => None,
+            false => self.ids.make(window, rng),
+        }
     }
 
     /// The ledger of a key. Never held across an await.

@@ -123,10 +123,9 @@ pub(crate) async fn update(
     let ops: Vec<_> = drawn
         .iter()
         .map(|Update { source, key, weight }| {
-            let can_be_reset = run.resets.is_some() && matches!(source, Source::Ordinary(_));
-            let id = match can_be_reset && key.kind.ignores_ids() {
-                true => None,
-                false => run.ids.make(window, rng),
+            let id = match source {
+                Source::Ordinary(_) => run.make_id(key, window, rng),
+                Source::Audited(..) => run.ids.make(window, rng),
             };
             Add { key, weight: *weight, id }
         })
