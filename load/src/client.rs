@@ -157,9 +157,9 @@ impl PodClient {
                 self.http.post(url).json(&json!({"updates": updates}))
             }
         };
-        let request = match window {
-            Window::None => request,
-            window => request.header("Idempotency-Window", window.name()),
+        let request = match ops.iter().any(|op| op.id.is_some()) {
+            true => request.header("Idempotency-Window", window.name()),
+            false => request,
         };
         match self.ask(request).await {
             Ok((status, body)) => replies(status, &body, ops.len()),
