@@ -521,14 +521,16 @@ pub const WATCH_EVENT_PAUSE: Duration = Duration::from_millis(100);
 /// The watchers of a key are told of a change in parts, so that updates need not wait for all of them. A part has at least this
 /// many watchers, and there are at most this many parts.
 pub const WATCHERS_AT_ONCE: usize = 10;
-pub const WATCHERS_PARTS_MAX: usize = 80;
+pub const WATCHERS_PARTS_MAX: usize = 70;
 
 /// The pause after each part. With the rounding of timers, a part takes up to [`WATCHERS_PART_TIME`].
 pub const WATCHERS_PAUSE: Duration = Duration::from_millis(4);
 pub const WATCHERS_PART_TIME: Duration = Duration::from_millis(6);
+// An update that comes just too late for a read waits until all watchers are told of that one, and then for the next read.
 const _: () = assert!(
-    WATCHERS_PART_TIME.as_millis() * (WATCHERS_PARTS_MAX as u128)
-        <= WATCH_TOLD_WITHIN.as_millis() / 2
+    2 * WATCHERS_PART_TIME.as_millis() * (WATCHERS_PARTS_MAX as u128)
+        + WATCH_EVENT_PAUSE.as_millis()
+        < WATCH_TOLD_WITHIN.as_millis()
 );
 
 /// The time between two signs of life on a stream without events.

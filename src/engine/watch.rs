@@ -173,7 +173,8 @@ impl Watches {
             drop(told);
             // First the pause: many updates are one event. A key that is slow to read rests as long as its read took.
             sleep(limits::WATCH_EVENT_PAUSE.max(took)).await;
-            let until = begun + took + watched.read_every().max(took);
+            // An update of another pod that came just too late for this read must be told by the next one in time.
+            let until = begun + watched.read_within().saturating_sub(took).max(2 * took);
             let _ = timeout_at(until, watched.changed.notified()).await;
             let mut keys = lock(&self.keys);
             if lock(&watched.state).watchers.is_empty() {
@@ -241,8 +242,8 @@ impl Watched {
         told
     }
 
-    /// The time between two reads, for updates of other pods. All watchers must be told in time.
-    fn read_every(&self) -> Duration {
+    /// The time in which an update of another pod must have been read, so that all watchers are told in time.
+    fn read_within(&self) -> Duration {
         let count = lock(&self.state).watchers.len();
         let parts = u32::try_from(count.div_ceil(part_of(count))).unwrap_or(u32::MAX);
         limits::WATCH_TOLD_WITHIN.saturating_sub(limits::WATCHERS_PART_TIME * parts)

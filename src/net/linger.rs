@@ -12,6 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
@@ -49,6 +50,8 @@ pub(crate) struct Lingering<S> {
     stream: Pin<Box<TimeoutStream<S>>>,
     due: Due,
     watch: Due,
+    /// Tells the system the limit of now, too.
+    set_limit: fn(&S, Duration),
     /// When lingering ends. Set once our half is closed.
     until: Option<Pin<Box<Sleep>>>,
     dropped: usize,
@@ -56,10 +59,15 @@ pub(crate) struct Lingering<S> {
 
 impl<S: AsyncRead + AsyncWrite> Lingering<S> {
     /// A connection that lingers at its end if `due` is set by then, and whose client may pause for less time while
-    /// `watch` is set.
-    pub(crate) fn new(stream: S, due: Due, watch: Due) -> Lingering<S> {
+    /// `watch` is set. `set_limit` limits the time in which the client's system acknowledges nothing.
+    pub(crate) fn new(
+        stream: S,
+        due: Due,
+        watch: Due,
+        set_limit: fn(&S, Duration),
+    ) -> Lingering<S> {
         let stream = Box::pin(TimeoutStream::new(stream));
-        Lingering { stream, due, watch, until: None, dropped: 0 }
+        Lingering { stream, due, watch, set_limit, until: None, dropped: 0 }
     }
 
     /// The stream to write to, with the limit of now. A pause that has begun starts again when its limit changes.
@@ -68,6 +76,7 @@ impl<S: AsyncRead + AsyncWrite> Lingering<S> {
         let limit = if is_watch { limits::WATCH_PAUSE_MAX } else { limits::ANSWER_PAUSE_MAX };
         if self.stream.write_timeout() != Some(limit) {
             self.stream.as_mut().set_write_timeout_pinned(Some(limit));
+            (self.set_limit)(self.stream.get_ref(), limit);
         }
         self.stream.as_mut()
     }
@@ -158,7 +167,7 @@ mod tests {
     async fn the_client_of_a_watch_may_pause_for_less_time() {
         let (stream, _client) = duplex(1);
         let watch = Due::default();
-        let mut stream = Lingering::new(stream, Due::default(), watch.clone());
+        let mut stream = Lingering::new(stream, Due::default(), watch.clone(), |_, _| ());
         stream.write_all(b"x").await.expect("room");
         for limit in [limits::ANSWER_PAUSE_MAX, limits::WATCH_PAUSE_MAX, limits::ANSWER_PAUSE_MAX] {
             watch.set(limit == limits::WATCH_PAUSE_MAX);

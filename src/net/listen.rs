@@ -2,6 +2,7 @@
 //! order.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::response::Response;
@@ -15,6 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tower::util::MapResponse;
 
@@ -108,18 +110,30 @@ impl Shared {
     async fn speak(self, stream: TcpStream, watcher: Watcher) {
         // An answer is one small packet; waiting for more data would only delay it.
         let _ = stream.set_nodelay(true);
-        let Some(tls) = &self.tls else { return self.answer(stream, watcher).await };
+        let Some(tls) = &self.tls else {
+            return self.answer(stream, limit_silence, watcher).await;
+        };
         let shake_hands = TlsAcceptor::from(tls.config()).accept(stream);
         match timeout(limits::HANDSHAKE_TIME_MAX, shake_hands).await {
-            Ok(Ok(stream)) => self.answer(stream, watcher).await,
+            Ok(Ok(stream)) => {
+                let set_limit =
+                    |stream: &TlsStream<_>, limit| limit_silence(stream.get_ref().0, limit);
+                self.answer(stream, set_limit, watcher).await;
+            }
             Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
             Err(_) => tracing::debug!("a TLS handshake took too long"),
         }
     }
 
-    async fn answer(self, stream: impl AsyncRead + AsyncWrite + Send + 'static, watcher: Watcher) {
+    async fn answer<S: AsyncRead + AsyncWrite + Send + 'static>(
+        self,
+        stream: S,
+        set_limit: fn(&S, Duration),
+        watcher: Watcher,
+    ) {
         let (lingers, watch) = (Due::default(), Due::default());
-        let stream = TokioIo::new(Lingering::new(stream, lingers.clone(), watch.clone()));
+        let stream = Lingering::new(stream, lingers.clone(), watch.clone(), set_limit);
+        let stream = TokioIo::new(stream);
         let service = MapResponse::new(self.router, move |answer: Response| {
             if answer.extensions().get::<LeavesUnread>().is_some() {
                 lingers.set(true);
@@ -131,4 +145,11 @@ impl Shared {
         // An error only means that the client hung up.
         let _ = watcher.watch(connection).await;
     }
+}
+
+/// Ends a connection whose client has vanished. Without this limit, the system sends again what the client's system does not
+/// acknowledge for about 15 minutes (`tcp_retries2`), and a watch would keep its places for as long.
+fn limit_silence(stream: &TcpStream, limit: Duration) {
+    let millis = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(stream, millis);
 }

@@ -4,11 +4,12 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use socket2::{SockFilter, SockRef};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use crate::bystanders::Bystander;
-use crate::pod::Setup;
+use crate::pod::{Setup, metric};
 use crate::wire::{Answer, Connection, request};
 
 /// Limit until headers are complete, and between requests.
@@ -22,6 +23,9 @@ const WRITE: Duration = Duration::from_secs(30);
 
 /// Limit until the client of a watch takes more of it.
 const WATCH: Duration = Duration::from_secs(10);
+
+/// Time between two signs of life on a watch.
+const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// Number of values of 250 KB in an answer: more than the system buffers for a connection.
 const LARGE: usize = 60;
@@ -198,4 +202,24 @@ async fn slow_clients_are_ended_at_their_time_limits_without_harm() {
     bystander.was_served(Duration::from_secs(5)).await;
     // The complete line of the silent stream counts, the incomplete one does not.
     assert_eq!(pod.count("/v1/counter/slow/n").await, CLIENTS as u64);
+}
+
+/// Its machine does not even acknowledge what arrives, as after a power failure.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_that_has_vanished_leaves_its_places() {
+    let pod = Setup::new().start().await;
+    let mut watcher = Connection::open(pod.port()).await.expect("a connection");
+    watcher.send(&request("GET", "/v1/watch?key=counter/g/n", &[], "")).await.expect("sent");
+    assert_eq!(watcher.answer().await.expect("an answer").status, 200);
+    let watched = async || metric(&pod.get("/metrics").await.text(), "orderfree_watched_keys");
+    assert_eq!(watched().await, 1);
+    const BPF_RETURN: u16 = 6;
+    let drops_all = [SockFilter::new(BPF_RETURN, 0, 0, 0)];
+    SockRef::from(&watcher.stream).attach_filter(&drops_all).expect("a filter");
+    let began = Instant::now();
+    while watched().await > 0 {
+        assert!(began.elapsed() < HEARTBEAT + WATCH + MORE, "it still has its place");
+        sleep(Duration::from_millis(100)).await;
+    }
+    println!("ended after {:?}", began.elapsed());
 }
