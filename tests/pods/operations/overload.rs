@@ -52,6 +52,9 @@ const fn least_sent(mix: Mix) -> f64 {
     }
 }
 
+/// Measurements of which one must be right.
+const MEASUREMENTS_MAX: usize = 3;
+
 const CALIBRATE: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_secs(2);
 const BACK_WITHIN: Duration = Duration::from_secs(30);
@@ -125,9 +128,25 @@ struct Overload {
     memory: usize,
 }
 
+/// Measures until the figures that depend on the machine's speed are right, because it may do something else meanwhile.
+/// Everything else must be right each time.
 async fn overload(overload: Overload) -> Tally {
-    let Overload { mix, rate, connections_max, memory } = overload;
     let _alone = machine::alone().await;
+    let mut slow = Vec::new();
+    for _ in 0..MEASUREMENTS_MAX {
+        let load;
+        (load, slow) = measure(&overload).await;
+        if slow.is_empty() {
+            return load;
+        }
+        println!("again: {slow:#?}");
+    }
+    panic!("{slow:#?}");
+}
+
+/// Returns which figures are wrong that depend on the machine's speed.
+async fn measure(overload: &Overload) -> (Tally, Vec<String>) {
+    let Overload { mix, rate, connections_max, memory } = *overload;
     machine::allow_files(SOCKETS as u64 + 1_000);
     let all: &[(&str, &[&str])] = &[("", &["read", "write"])];
     let (loaded, lines) =
@@ -196,8 +215,11 @@ async fn overload(overload: Overload) -> Tally {
     let least = least_sent(mix) * capacity;
     let sent = per_second(load.answers() + silent, span);
     let (could, did) = (per_second(first.acked, CALIBRATE), per_second(load.acked, span));
-    // All runs are in one test, because their figures belong together.
-    let wrong: Vec<String> = [
+    let failures = |all: &[(bool, String)]| -> Vec<String> {
+        all.iter().filter(|(is_well, _)| !is_well).map(|(_, otherwise)| otherwise.clone()).collect()
+    };
+    // All figures of a run are shown, because they belong together.
+    let wrong = failures(&[
         (
             (known..=known + perhaps).contains(&value),
             format!("{value} were counted, {known} acked and {perhaps} are unknown"),
@@ -207,7 +229,6 @@ async fn overload(overload: Overload) -> Tally {
             load.statuses.contains_key(&200) && rate.is_some() == load.statuses.contains_key(&429),
             format!("{:?} with a rate of {rate:?}", load.statuses),
         ),
-        (sent >= least, format!("only {sent:.0} requests/s were sent, of {least:.0} or more")),
         (
             silent <= load.answers() / 1_000,
             format!(
@@ -216,6 +237,10 @@ async fn overload(overload: Overload) -> Tally {
             ),
         ),
         (most <= memory, format!("{} MiB of memory, {} are allowed", most / MIB, memory / MIB)),
+    ]);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let slow = failures(&[
+        (sent >= least, format!("only {sent:.0} requests/s were sent, of {least:.0} or more")),
         (
             took <= BACK_WITHIN,
             format!("p99 {:?} after {took:?}, {allowed:?} is allowed", after.percentile(99)),
@@ -228,12 +253,8 @@ async fn overload(overload: Overload) -> Tally {
                  of the processor time, which was {busy:.2} times the one before"
             ),
         ),
-    ]
-    .into_iter()
-    .filter_map(|(is_well, otherwise)| (!is_well).then_some(otherwise))
-    .collect();
-    assert!(wrong.is_empty(), "{wrong:#?}");
-    load
+    ]);
+    (load, slow)
 }
 
 #[tokio::test(flavor = "multi_thread")]
