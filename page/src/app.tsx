@@ -7,6 +7,7 @@ import { connection } from "./live/connection.ts";
 import { usePolled } from "./live/polled.ts";
 import { useHealth, useLastMinute, useVersion } from "./live/sampler.ts";
 import { useStore } from "./live/store.ts";
+import { missingToken } from "./parts/ui.tsx";
 import type { KindView } from "./types.ts";
 import { Explorer } from "./views/explorer.tsx";
 import { Head } from "./views/head.tsx";
@@ -86,7 +87,7 @@ const BACK_MS = 4_000;
 function Banner() {
   const { isUp, since, returns } = useStore(connection);
   const hasToken = useStore(token) !== null;
-  const needsToken = [...useStore(denials).values()].some(({ status }) => status === 401);
+  const needsToken = missingToken(useStore(denials)) !== undefined;
   const [asksToken, setAsksToken] = useState(false);
   const [isBack, setBack] = useState(false);
   useEffect(() => {

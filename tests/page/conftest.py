@@ -12,7 +12,7 @@ import time
 import urllib.request
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 FLAGS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -139,26 +139,61 @@ def open_page(browser):
     contexts = []
 
     def open_page(origin, fragment="", scheme="light"):
-        context = browser.new_context(color_scheme=scheme, viewport={"width": 1360, "height": 900})
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE_S * 1000)
-        context.add_init_script(
-            "addEventListener('securitypolicyviolation',"
-            " (event) => console.error(`violates ${event.violatedDirective}`))"
-        )
-        page = context.new_page()
-        page.noted, page.asked = [], []
-        context.on("request", lambda request: note_request(page, origin, request))
-        page.on("console", lambda message: message.type == "error" and page.noted.append(message.text))
-        page.on("pageerror", lambda error: page.noted.append(str(error)))
-        if folder := os.environ.get("PAGE"):
-            replace_built_files(page, origin, pathlib.Path(folder))
-        page.goto(f"{origin}/{fragment}")
+        page = new_page(browser, origin, fragment, scheme)
+        contexts.append(page.context)
         return page
 
     yield open_page
     for context in contexts:
         context.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def two_pods(browser, tmp_path_factory):
+    """A page with a key that two pods of a demo have counted. It is opened first, because shards of a demo are folded only
+    after 90 s."""
+    demo = Server(tmp_path_factory.mktemp("demo"), "demo", "--rate", "1")
+    demo.add("two/pods", 5)
+    demo.ask("POST", "/demo/pods/0/kill")
+    demo.add("two/pods", 7)
+    page = new_page(browser, demo.origin, "#/counter/two/pods", "light")
+    expect(page.locator(".equation .total")).to_contain_text("12")
+    expect(page.locator(".stem")).to_have_count(2)
+    note_numbers(page)
+    yield page
+    page.context.close()
+    demo.end()
+
+
+def note_numbers(page):
+    """Keeps the number and the total of the addition at each change of the page in `window.numbers`."""
+    page.evaluate(
+        """() => {
+          window.numbers = new Set();
+          const note = () => numbers.add(document.querySelector('.big .hidden').textContent
+            + ' ' + document.querySelector('.equation .total b').textContent);
+          new MutationObserver(note)
+            .observe(document.querySelector('main'), {subtree: true, childList: true, characterData: true});
+        }"""
+    )
+
+
+def new_page(browser, origin, fragment, scheme):
+    context = browser.new_context(color_scheme=scheme, viewport={"width": 1360, "height": 900})
+    context.set_default_timeout(PATIENCE_S * 1000)
+    context.add_init_script(
+        "addEventListener('securitypolicyviolation',"
+        " (event) => console.error(`violates ${event.violatedDirective}`))"
+    )
+    page = context.new_page()
+    page.noted, page.asked = [], []
+    context.on("request", lambda request: note_request(page, origin, request))
+    page.on("console", lambda message: message.type == "error" and page.noted.append(message.text))
+    page.on("pageerror", lambda error: page.noted.append(str(error)))
+    if folder := os.environ.get("PAGE"):
+        replace_built_files(page, origin, pathlib.Path(folder))
+    page.goto(f"{origin}/{fragment}")
+    return page
 
 
 def note_request(page, origin, request):

@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from conftest import PATIENCE_S, TIMES
+from conftest import PATIENCE_S, TIMES, note_numbers
 
 DIST = pathlib.Path("page/dist")
 DIST_BYTES_MAX = 60 * 1024
@@ -153,6 +153,8 @@ def test_a_token_without_admin_sees_no_shards_and_is_told_why(start, open_page, 
 
     page = open_page(server.origin, "#/counter/site/home")
     see(page, ".banner", has_text="This server asks for a token")
+    see(page, "fieldset[disabled]:has(button:text-is('Reset…')) .reason", has_text="This needs a token.")
+    assert page.locator("button:text-is('Send'):enabled").count() == 0
     page.click("button:has-text('Enter a token')")
     page.fill("dialog input", reader)
     page.keyboard.press("Enter")
@@ -177,8 +179,14 @@ def test_a_token_without_admin_sees_no_shards_and_is_told_why(start, open_page, 
     assert page.locator(".ledger, .equation, .strip").count() == 0
 
 
+def photograph(page, name):
+    for scheme in ["dark", "light"]:
+        page.emulate_media(color_scheme=scheme)
+        page.screenshot(path=f"{os.environ['SCREENSHOTS']}/{name}-{scheme}.png")
+
+
 def judge_only_denials(page):
-    page.screenshot(path=f"{os.environ['SCREENSHOTS']}/reader-light.png")
+    photograph(page, "reader")
     assert [text for text in page.noted if not re.search("status of 40[13]", text)] == []
 
 
@@ -302,10 +310,19 @@ def test_a_list_of_ten_thousand_keys_scrolls_without_a_long_task(server, browser
     page = open_page(server.origin, "#/counter/many")
     see(page, f"{LIST} .value")
     page.wait_for_timeout(1000)
+    page.evaluate(
+        """() => {
+          window.longFrames = [];
+          new PerformanceObserver((list) => longFrames.push(...list.getEntries().map((frame) => frame.duration)))
+            .observe({type: 'long-animation-frame'});
+        }"""
+    )
     tasks = trace_tasks(browser, page, scroll_to_the_end)
     assert len(tasks) > 1000, "the trace has the tasks"
     longest = max(tasks)
     print(f"{len(tasks)} tasks, the longest with {longest:.1f} ms of processor time")
+    # On a busy machine there are some.
+    print(f"frames above {TASK_MS_MAX} ms: {page.evaluate('longFrames')}")
     assert longest < TASK_MS_MAX
 
 
@@ -352,13 +369,7 @@ def test_a_fold_moves_the_bars_and_not_the_number(server, open_page):
     see(page, ".ledger .chip.final >> nth=1")
     expect(page.locator(".equation .total")).to_contain_text("12")
     assert (page.locator(".stem.final").count(), page.locator(".tally-block").count()) == (2, 0)
-    numbers = []
-    page.expose_function("note", lambda text: numbers.append(text))
-    page.evaluate(
-        """() => new MutationObserver(() => note(document.querySelector('.big .hidden').textContent
-          + ' ' + document.querySelector('.equation .total b').textContent))
-          .observe(document.querySelector('main'), {subtree: true, childList: true, characterData: true})"""
-    )
+    note_numbers(page)
     page.click("button:text-is('Fold now')")
     see(page, ".stem.folding")
     see(page, ".tally-block", has_text="12")
@@ -366,8 +377,8 @@ def test_a_fold_moves_the_bars_and_not_the_number(server, open_page):
     expect(page.locator(".stem:not(.folding)")).to_have_count(0)
     expect(page.locator(".ledger tbody tr")).to_have_count(1)
     page.wait_for_timeout(2000)
-    assert set(numbers) == {"12 12"}
-    page.screenshot(path=f"{os.environ['SCREENSHOTS']}/folded-light.png")
+    assert page.evaluate("[...numbers]") == ["12 12"]
+    photograph(page, "folded")
     assert not page.noted
 
 
@@ -442,3 +453,12 @@ def test_the_page_is_small():
     sizes = {path.name: len(gzip.compress(path.read_bytes(), 9, mtime=0)) for path in DIST.iterdir()}
     assert sorted(sizes) == ["app.css", "app.js", "index.html"]
     assert sum(sizes.values()) <= DIST_BYTES_MAX, sizes
+
+
+def test_folds_by_three_pods_move_the_bars_and_not_the_number(two_pods):
+    # Some pod folds the key by itself, once both shards are final.
+    two_pods.locator(".tally-block", has_text="12").wait_for(timeout=120_000)
+    expect(two_pods.locator(".stem:not(.folding)")).to_have_count(0)
+    expect(two_pods.locator(".ledger tbody tr")).to_have_count(1)
+    assert two_pods.evaluate("[...numbers]") == ["12 12"]
+    assert not two_pods.noted

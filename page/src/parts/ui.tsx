@@ -49,8 +49,15 @@ export function ProblemNote({ problem, children }: { problem: ProblemBody; child
 
 /** Why the token may not do this; undefined if it may, or if that is not known yet. */
 export function useDenial(right: Right): string | undefined {
-  const problem = useStore(denials).get(right);
+  const all = useStore(denials);
+  // Without a valid token, a server that has tokens refuses every request.
+  const problem = all.get(right) ?? missingToken(all);
   return problem && denialOf(problem);
+}
+
+/** The server's demand for a token, if it has answered a request with one. */
+export function missingToken(all: ReadonlyMap<Right, ProblemBody>): ProblemBody | undefined {
+  return [...all.values()].find(({ status }) => status === 401);
 }
 
 /** Why the token may not do something; undefined for other problems. */
