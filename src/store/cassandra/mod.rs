@@ -136,6 +136,8 @@ impl CassandraStore {
         let session = Arc::new(session::open(&config).await?);
         let CassandraConfig { keyspace, levels, constants, request_limits, .. } = config;
         let replication = session::replication(&session, &keyspace).await?;
+        let replication =
+            replication.ok_or_else(|| ConnectError::KeyspaceMissing(keyspace.clone()))?;
         let local_datacenter = checks::local_datacenter(
             &replication,
             config.local_datacenter.as_deref(),

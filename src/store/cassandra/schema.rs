@@ -60,14 +60,12 @@ pub async fn apply(
     let wanted = replication.map(parse).transpose()?;
     let session = session::open(config).await?;
     let engine = session::engine(&session).await?;
-    // If the keyspace exists, the role needs no permission to define anything.
-    match session::has_keyspace(&session, &config.keyspace).await? {
-        true => drop(session::replication(&session, &config.keyspace).await?),
-        false => {
-            let wanted = wanted.unwrap_or_else(|| everywhere(&session));
-            wanted.check(&session::datacenters(&session))?;
-            define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
-        }
+    // If the keyspace exists, the role needs no permission to define anything. Ask once: another node may not know yet what
+    // another pod has just defined.
+    if session::replication(&session, &config.keyspace).await?.is_none() {
+        let wanted = wanted.unwrap_or_else(|| everywhere(&session));
+        wanted.check(&session::datacenters(&session))?;
+        define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
     }
     apply_shards(&session, config, engine).await?;
     session::check_resets(&session, &config.keyspace).await?;

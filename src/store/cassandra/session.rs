@@ -236,29 +236,18 @@ pub(super) async fn check(
     check_resets(session, keyspace).await
 }
 
-/// Where the replicas of a keyspace are.
+/// Where the replicas of a keyspace are. None if there is no such keyspace.
 pub(super) async fn replication(
     session: &Session,
     keyspace: &str,
-) -> Result<Replication, ConnectError> {
-    let Some(options) = replication_options(session, keyspace).await? else {
-        return Err(ConnectError::KeyspaceMissing(keyspace.to_owned()));
-    };
-    checks::replication(&options, &datacenters(session))
-        .map_err(|rule| ConnectError::Replication { keyspace: keyspace.to_owned(), rule })
-}
-
-pub(super) async fn has_keyspace(session: &Session, keyspace: &str) -> Result<bool, ConnectError> {
-    Ok(replication_options(session, keyspace).await?.is_some())
-}
-
-async fn replication_options(
-    session: &Session,
-    keyspace: &str,
-) -> Result<Option<BTreeMap<String, String>>, ConnectError> {
+) -> Result<Option<Replication>, ConnectError> {
     let cql = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
     let found: Vec<(BTreeMap<String, String>,)> = ask_settled(session, cql, (keyspace,)).await?;
-    Ok(found.into_iter().next().map(|(options,)| options))
+    let Some((options,)) = found.into_iter().next() else { return Ok(None) };
+    let replication = checks::replication(&options, &datacenters(session));
+    replication
+        .map(Some)
+        .map_err(|rule| ConnectError::Replication { keyspace: keyspace.to_owned(), rule })
 }
 
 /// Whether the keyspace has a table of this name, of any shape.
