@@ -151,6 +151,14 @@ impl Entry {
         self.ops.fetch_add(count, Ordering::Relaxed);
     }
 
+    /// Goes on with the counts of the entry before it. Entries of updates with ids are replaced every few dozen ops.
+    pub(super) fn count_on(&self, former: &Entry) {
+        let of_former = [(&self.ops, &former.ops), (&self.ops_before, &former.ops_before)];
+        for (own, of_former) in of_former {
+            own.fetch_add(of_former.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
     /// Ops that it took between the last two passes of `tidy`.
     pub(super) fn recent_ops(&self) -> usize {
         self.ops_before.load(Ordering::Relaxed)

@@ -258,6 +258,9 @@ impl MutatorTable {
         let took_seat_over = former.is_some_and(|former| former.seat.is_some());
         let seat = (own_seat, took_seat_over);
         let entry = Arc::new(Entry::new(queue(), writer.clone(), mutator, seat, weight));
+        if let Some(former) = former {
+            entry.count_on(&former.entry);
+        }
         part.awake.put(writer.clone(), Arc::clone(&entry));
         Ok(Found { entry, arrival: Some(arrival), moves })
     }
