@@ -89,7 +89,7 @@ export function KeyView({ address, kind }: Props) {
         </div>
         <div class="key-side">
           {kind && <AddCard key={kindName} address={address} keyPath={keyPath} kind={kind} />}
-          <EndCard address={address} keyPath={keyPath} isThere={state.is === "there"} onEnd={() => (points.current = [])} />
+          <EndCard address={address} keyPath={keyPath} isThere={state.is === "there" || state.is === "trouble"} onEnd={() => (points.current = [])} />
         </div>
       </div>
     </>
