@@ -46,7 +46,7 @@ pub(super) struct ServerArgs {
     url: Url,
     #[command(flatten)]
     connect: ConnectArgs,
-    /// How to print the answer: `text` prints only the value or the outcome, `json` the whole answer.
+    /// How to print the answer: `text` prints only the value or the outcome (`watch`: also a rate), `json` the whole answer.
     #[arg(short, long, default_value = "text")]
     output: Output,
 }

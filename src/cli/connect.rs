@@ -63,12 +63,12 @@ pub(super) async fn explain(url: &Url, error: reqwest::Error) -> NoAnswer {
     let is_of_certificate = format!("{error:#}").to_lowercase().contains("certificate");
     let error = if is_of_certificate {
         error.context(format!(
-            "the certificate of {address} is not accepted, so nothing was sent; set its CA with --ca, and use an \
+            "the certificate of {address} is not accepted, so the request was not sent; set its CA with --ca, and use an \
              address that the certificate covers"
         ))
     } else {
         anyhow::anyhow!(
-            "no server answers at {address}, so nothing was sent; start one with `orderfree serve`, or set its \
+            "no server answers at {address}, so the request was not sent; start one with `orderfree serve`, or set its \
              address with --url http://…"
         )
     };
@@ -97,7 +97,7 @@ async fn wrong_address(url: &Url, error: &reqwest::Error) -> Option<String> {
             Chain::new(error).any(|cause| cause.to_string().contains("corrupt message"));
         return is_clear_text.then(|| {
             format!(
-                "{address} does not speak TLS, so nothing was sent; write http:// instead of https://"
+                "{address} does not speak TLS, so the request was not sent; write http:// instead of https://"
             )
         });
     }

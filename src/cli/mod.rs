@@ -83,7 +83,8 @@ enum Command {
     Delete(reset::DeleteArgs),
     /// Print the value of a key of a running server: `get counter/site/home`.
     Get(client::GetArgs),
-    /// Print the values of keys of a running server now and after each change, with the rate: `watch counter/site/home`.
+    /// Print the values of keys of a running server now and after each change: `watch counter/site/home`. Plain numbers have
+    /// their rate.
     /// Runs until it is interrupted, and connects again after a restart of the server.
     Watch(watch::WatchArgs),
     /// List the keys of a group of a running server, with their values: `ls counter/site`.

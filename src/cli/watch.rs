@@ -243,7 +243,7 @@ impl Screen {
         }
         let line = self.line(&key, &value, number.is_some(), now);
         if !self.is_live {
-            return Ok(format!("{line}\n"));
+            return Ok(format!("{}\n", line.trim_end()));
         }
         self.live = number.map(|_| (key, value));
         Ok(over(&line))

@@ -65,9 +65,9 @@ catalog! {
     Forbidden: FORBIDDEN, "forbidden", "Not allowed",
         "The token is valid, but none of its grants allows this verb in this group.",
         "Use another token or another group. Operators: grants are in the policy file.";
-    TooFast: TOO_MANY_REQUESTS retry 1, "too-fast", "Too many requests with this token",
+    TooFast: TOO_MANY_REQUESTS retry 1, "too-fast", "Too many requests",
         "The token sends more requests and updates than its rate allows, or already has the maximum \
-         number of streams in progress. Nothing was applied.",
+         number of streams in progress. Or pictures that count are loaded faster than their group allows. Nothing was applied.",
         "Send the request again after Retry-After. Send several updates of one key as one list of ops, \
          which counts as one update.";
     OverQuota: TOO_MANY_REQUESTS retry 10, "over-quota", "The group's quota is used up",

@@ -388,7 +388,7 @@ pub(crate) async fn unknown_route(uri: Uri) -> Problem {
 pub(crate) async fn method_not_allowed(method: Method) -> Problem {
     let detail = match method {
         Method::PUT | Method::PATCH => {
-            "A key can't be set, only updated: POST an op, such as {\"op\":\"add\",\"by\":5}."
+            "Use one of the methods in the Allow header. A key can't be set, only updated: POST an op, such as {\"op\":\"add\",\"by\":5}."
         }
         _ => "Use one of the methods in the Allow header.",
     };

@@ -160,7 +160,8 @@ pub(crate) async fn start(args: &ServeArgs, policies: Policies) -> anyhow::Resul
     if let Some(warning) = constants.warning() {
         tracing::warn!("{warning}");
     }
-    banner(scheme, address);
+    let page = (args.page == OnOff::On).then(|| args.admin_listen.unwrap_or(address));
+    banner(scheme, address, page);
     let (users, admins) = (listener(users), admins.map(listener));
     let mut readers = vec![Reader::Policy(node.policies.clone())];
     readers.push(Reader::Cassandra(Box::new(args.store.clone()), access));
@@ -304,8 +305,8 @@ fn describe(
     )
 }
 
-/// Prints three example commands if an operator starts the server in a terminal.
-fn banner(scheme: &str, address: SocketAddr) {
+/// Prints three example commands and the address of the live page if an operator starts the server in a terminal.
+fn banner(scheme: &str, address: SocketAddr, page: Option<SocketAddr>) {
     use std::io::{IsTerminal, Write, stdout};
     if stdout().is_terminal() {
         // If the terminal is gone, the pod goes on.
@@ -317,5 +318,8 @@ fn banner(scheme: &str, address: SocketAddr) {
              curl {scheme}://{address}/v1/counter/site/home\n",
             env!("CARGO_PKG_VERSION")
         );
+        if let Some(page) = page {
+            let _ = writeln!(stdout(), "  See it live: {scheme}://{page}/\n");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Method, header};
 use axum::response::{IntoResponse, Response};
-use orderfree_core::crdt::{BareValue, CounterOp, Op};
+use orderfree_core::crdt::{BareValue, CounterOp, Kind, Op};
 use orderfree_core::protocol::{Durability, Key};
 
 use crate::http::api::read;
@@ -137,6 +137,7 @@ async fn value(app: &AppState, key: &Key) -> Result<String, Problem> {
     let read = app.service.read(key, None).await;
     let read = read.map_err(|error| read::problem_of(error, &key.to_string()))?;
     let params = ValueParams::of_numbers(false);
+    let is_estimate = matches!(key.kind, Kind::Distinct | Kind::Audience);
     let bare = match (key.kind.about().bare_value, &read) {
         (BareValue::Nothing | BareValue::Items, _) => None,
         (_, Some(read)) => Shown::of(&read.state, Some(key), &params).bare(key.kind),
@@ -147,7 +148,11 @@ async fn value(app: &AppState, key: &Key) -> Result<String, Problem> {
         let detail = format!("A badge shows one value, and kind {} has none.", key.kind);
         Problem::new(ProblemType::NotAcceptable, detail)
     })?;
-    Ok(text.trim_end().chars().take(VALUE_MAX).collect())
+    let text = text.trim_end();
+    match text.parse::<f64>() {
+        Ok(estimate) if is_estimate => Ok(format!("{estimate:.0}")),
+        _ => Ok(text.chars().take(VALUE_MAX).collect()),
+    }
 }
 
 fn svg(label: &str, value: &str, cache: &'static str) -> Response {

@@ -66,8 +66,9 @@ pub(crate) struct Events(String);
 ///
 /// The data of an event is a result of `/v1/query`: the key with its value, with `"absent": true`, or with a `problem`. An
 /// event with a value has its entity tag as id. A client that connects again sends its last id as `Last-Event-ID`, and
-/// does not get that event again. The last event of a stream has the type `end` and a `reason`: connect again then. The pod
-/// sends a comment every five seconds, so a client can notice a dead connection.
+/// does not get that event again. The last event of a stream has the type `end`, with a `reason` and the `status` that the
+/// next request would get: connect again, except after 401 and 403, when the token no longer allows it. The pod sends a
+/// comment every five seconds, so a client can notice a dead connection.
 #[utoipa::path(
     get, path = "/v1/watch", tag = "many keys",
     params(WatchParams),
@@ -144,6 +145,9 @@ async fn start(
     as_digits: bool,
     headers: &HeaderMap,
 ) -> Result<Response, Problem> {
+    if served.app.health.draining().is_cancelled() {
+        return Err(stopping());
+    }
     caller.pass_or_refuse(keys.len().saturating_sub(1))?;
     let last_id = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
     let mut heart =
@@ -280,13 +284,14 @@ impl Watching {
                 return None;
             }
             if self.has_lost_key {
-                return Some(self.end(
+                return Some(self.end(&Problem::new(
+                    ProblemType::Internal,
                     "A read of a key met a bug; see the log of this pod, and connect again.",
-                ));
+                )));
             }
             tokio::select! {
                 biased;
-                () = draining.cancelled() => return Some(self.end("The pod stops; connect again.")),
+                () = draining.cancelled() => return Some(self.end(&stopping())),
                 _ = self.heart.tick() => return Some(self.beat()),
                 names = next_names(&mut self.group) => {
                     if let Err(problem) = self.take(names) {
@@ -314,7 +319,7 @@ impl Watching {
         });
         match checked {
             Ok(()) => Event::default().comment(""),
-            Err(problem) => self.end(problem.detail()),
+            Err(problem) => self.end(&problem),
         }
     }
 
@@ -322,7 +327,7 @@ impl Watching {
     fn late(&mut self, problem: &Problem) -> Event {
         match can_pass(problem.status()) {
             true => Event::default().comment("late"),
-            false => self.end(problem.detail()),
+            false => self.end(problem),
         }
     }
 
@@ -360,10 +365,15 @@ impl Watching {
         })
     }
 
-    fn end(&mut self, reason: &str) -> Event {
+    fn end(&mut self, problem: &Problem) -> Event {
         self.has_ended = true;
-        Event::default().event("end").data(json!({"reason": reason}).to_string())
+        let data = json!({"reason": problem.detail(), "status": problem.status().as_u16()});
+        Event::default().event("end").data(data.to_string())
     }
+}
+
+fn stopping() -> Problem {
+    Problem::new(ProblemType::Stopping, "This pod is shutting down; connect again.")
 }
 
 fn too_many(error: TooManyWatched) -> Problem {

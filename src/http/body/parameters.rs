@@ -429,8 +429,8 @@ impl Describe for KeyTexts {
     }
 
     fn describe(&self) -> Described {
-        let text = "A key, as `KIND/GROUP/NAME`. Up to 1,000 of them. Each part is percent-encoded as in a path, and all \
-                    of it again as in a query: a slash in the group is `%252F` in the URL";
+        let text = "A key, as `KIND/GROUP/NAME`. Up to 1,000 of them, if they fit into an address of 8 KiB. Each part is \
+                    percent-encoded as in a path, and all of it again as in a query: a slash in the group is `%252F` in the URL";
         ParameterBuilder::new()
             .name(KEY)
             .parameter_in(ParameterIn::Query)

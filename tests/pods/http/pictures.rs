@@ -21,6 +21,11 @@ async fn a_badge_shows_the_value_of_its_key() {
     assert!(answer.text.contains("<title>home: 1234</title>"), "{}", answer.text);
     let named = pod.get("/v1/counter/site/home/badge.svg?label=page%20%3Cviews%3E").await;
     assert!(named.text.contains("<title>page &lt;views&gt;: 1234</title>"), "{}", named.text);
+    for item in ["a", "b", "c"] {
+        pod.post("/v1/distinct/site/users", "text/plain", item).await;
+    }
+    let estimate = badge("distinct/site/users").await;
+    assert!(estimate.text.contains("<title>users: 3</title>"), "{}", estimate.text);
     pod.post("/v1/gset/site/tags", "text/plain", "a").await;
     let detail = badge("gset/site/tags").await.detail(406, "not-acceptable");
     assert!(detail.contains("kind gset"), "{detail}");

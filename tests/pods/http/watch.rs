@@ -358,7 +358,9 @@ async fn a_stream_ends_with_a_reason_when_its_pod_stops() {
     pod.health.set_draining();
     let end = events.soon().await;
     assert_eq!((end.kind.as_deref(), end.data["reason"].is_string()), (Some("end"), true));
+    assert_eq!(end.data["status"], 503);
     assert_eq!(timeout(SOON, events.next()).await, Ok(None));
+    pod.get(WATCH_HOME).await.problem(503, "stopping");
 }
 
 #[tokio::test]
@@ -401,7 +403,9 @@ async fn every_key_needs_a_grant_as_long_as_it_is_watched() {
     write(&grant("other", &[Verb::Read]));
     policies.reload().expect("a policy");
     let end = timeout(Duration::from_secs(10), events.next()).await.expect("in time");
-    assert_eq!(end.expect("an event").kind.as_deref(), Some("end"), "the grant is gone");
+    let end = end.expect("an event");
+    assert_eq!(end.kind.as_deref(), Some("end"), "the grant is gone");
+    assert_eq!(end.data["status"], 403);
     assert_eq!(events.next().await, None);
 }
 
@@ -547,6 +551,19 @@ async fn the_hottest_keys_are_those_with_the_most_ops() {
     let keys = pod.get("/v1/hottest?limit=2").await.json()["keys"].clone();
     let hot = |name: &str, rate: f64| json!({"kind": "counter", "group": "site", "name": name, "ops_per_second": rate});
     assert_eq!(keys, json!([hot("hot", 3.0), hot("warm", 0.5)]));
+}
+
+/// A mutator of updates with ids is full after some dozens of them, and then another one follows.
+#[tokio::test]
+async fn updates_with_ids_make_a_key_hot() {
+    let pod = Pod::new();
+    let ids = pod.send(request("POST", "/v1/ids?count=200", &[], "")).await.json()["ids"].clone();
+    let update = |id: &Value| json!({"kind": "counter", "group": "site", "name": "hot", "op": {"op": "add"}, "id": id});
+    let updates: Vec<Value> = ids.as_array().expect("ids").iter().map(update).collect();
+    add_all(&pod, None, &updates).await;
+    pod.mutators.tidy_once();
+    let keys = pod.get("/v1/hottest").await.json()["keys"].clone();
+    assert_eq!(keys[0]["ops_per_second"], 20.0, "{keys}");
 }
 
 #[tokio::test]

@@ -386,7 +386,7 @@ async fn http_and_tls_taken_for_each_other_are_told() {
     ] {
         for (url, says) in [
             (&http, "speaks TLS; write https://"),
-            (&https, "does not speak TLS, so nothing was sent; write http://"),
+            (&https, "does not speak TLS, so the request was not sent; write http://"),
         ] {
             let said = Said::from(run(&[arguments, &["--url", url]].concat(), &[]).await);
             let all = format!("{}{}", said.out, said.err);
