@@ -188,9 +188,11 @@ fn problems_of(path: &str, method: &HttpMethod) -> Vec<ProblemType> {
         ("/v1/batch", _) => &[BODY, WRITE, IDS, &[UnknownKind, BadName, AnswerFull]],
         ("/v1/query", _) => &[BODY, &[BadHeader]],
         ("/v1/watch", HttpMethod::Post) => {
-            &[BODY, &[BadHeader, UnknownKind, BadName, TooManyWatched]]
+            &[BODY, &[BadHeader, UnknownKind, BadName, TooManyWatched, Stopping]]
         }
-        ("/v1/watch", _) => &[ADDRESSED, &[BadHeader, StoreUnavailable, Corrupt, TooManyWatched]],
+        ("/v1/watch", _) => {
+            &[ADDRESSED, &[BadHeader, StoreUnavailable, Corrupt, TooManyWatched, Stopping]]
+        }
         ("/v1/{kind}/{group}/{name}/badge.svg", _) => &[ADDRESSED, READ, &[NotAcceptable]],
         ("/hit/{group}/{file}", _) => &[WRITE, READ, &[BadName, BadQuery, Forbidden, TooFast]],
         ("/v1/hottest", _) => &[&[BadQuery, Overloaded]],
