@@ -139,15 +139,14 @@ async fn none_is_found(config: &CassandraConfig, texts: &[String]) {
 }
 
 /// What a client sees.
-fn shown(state: &State) -> Value {
-    serde_json::to_value(state.value(&Question::default()).shown(false)).expect("JSON")
+fn shown(state: &State, question: &Question) -> Value {
+    serde_json::to_value(state.value(question).shown(false)).expect("JSON")
 }
 
 /// The token with which a client removes the only item of an `or_set`.
 fn token(key: &Key, state: &State) -> Value {
     let question = Question { key: Some(key.clone()), ..Question::default() };
-    let value = serde_json::to_value(state.value(&question).shown(false)).expect("JSON");
-    value["items"][0]["seen"].clone()
+    shown(state, &question)["items"][0]["seen"].clone()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -191,7 +190,8 @@ async fn what_was_deleted_or_removed_leaves_the_files_of_all_nodes() {
     let cleared = join_all(keys.iter().map(|key| pods[0].delete(key))).await;
     for ((key, before), cleared) in keys.iter().zip(before).zip(cleared) {
         // A fold in between changes the state, and not the value.
-        assert_eq!(Some(shown(&cleared)), before.as_ref().map(shown), "{key}");
+        let value = |state: &State| shown(state, &Question::default());
+        assert_eq!(Some(value(&cleared)), before.as_ref().map(value), "{key}");
     }
     pods[1].update(&register, &op(Kind::Register, "another value")).await;
     let state = pods[1].state(&or_set).await.expect("it is there");
