@@ -1,5 +1,6 @@
-//! Every bound of a pod in one place. A request that meets a limit gets a clear refusal: a pod never waits
-//! endlessly and never takes unbounded memory (invariant I13). The limits of requests are here too.
+//! The bounds of a pod. A request that meets a limit gets a clear refusal: a pod never waits endlessly and never
+//! takes unbounded memory (invariant I13). The numbers of attempts and hedges of a request to Cassandra are in
+//! `store/cassandra/attempts.rs` and `runtime/latency.rs`. `docs/reference/http.md` says how long a read can take.
 
 use std::hash::Hash;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -133,12 +134,16 @@ pub const LONG_VALUE_BYTES_MAX: usize = 4 * VALUES_BYTES_MAX;
 /// Steps of one fold of a key with too many rows for one slice. Then other keys get their turn.
 pub const FOLD_STEPS_MAX: usize = 32;
 
-/// Longest time for one attempt of a read request to Cassandra, and for a fold's write.
-pub const STORE_READ_ATTEMPT_TIME_MAX: Duration = Duration::from_secs(3);
+/// Longest time for one request to Cassandra that is no shard write, with its retries and hedges. A client's read
+/// can make several.
+pub const STORE_REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Longest time for one read request to Cassandra, with its retries and hedges. A client's read can make
-/// several.
-pub const STORE_READ_TIME_MAX: Duration = Duration::from_secs(10);
+/// Longest time for one attempt of such a request.
+pub const STORE_ATTEMPT_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// Longest time for one attempt if the request itself can take long: the parts of a long key, the reads of folds,
+/// lists of keys. A node that says nothing takes all the time of the request, so no retry follows.
+pub const STORE_SLOW_ATTEMPT_TIME_MAX: Duration = STORE_REQUEST_TIME_MAX;
 
 /// Longest wait of a read for the memory of its value.
 pub const READ_MEMORY_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -425,13 +430,15 @@ pub const VALUE_SMALL_BYTES: usize = 8 * 1024;
 pub const WAITING_ROWS_BYTES_MAX: usize =
     LARGE_READS_AT_ONCE / 2 * orderfree_core::protocol::fold::TALLY_BYTES_MAX;
 
-/// Longest time for a read of a key of a kind with large states, including all its attempts.
+/// Longest time from a request for a key of a kind with large states to its answer, with all waits. Reads of other
+/// kinds have no such limit.
 pub const LARGE_KEY_READ_TIME_MAX: Duration = Duration::from_secs(115);
 
-// Two slices and their turns, a turn for the parts, memory for the value, and the walk.
+// Two slices and their turns, a turn for the parts, memory for the value, and the walk. A read that starts again
+// because a fold moved its fence, or that waits for another read of the key, can still give up.
 const _: () = assert!(
     TURN_WAIT_MAX.as_secs()
-        + 2 * STORE_READ_TIME_MAX.as_secs()
+        + 2 * STORE_REQUEST_TIME_MAX.as_secs()
         + 2 * LONG_KEY_TURN_WAIT_MAX.as_secs()
         + READ_MEMORY_WAIT_MAX.as_secs()
         + LONG_KEY_READ_TIME_MAX.as_secs()

@@ -135,8 +135,8 @@ pub(crate) struct WorkloadArgs {
     /// new random name
     #[arg(long, value_name = "NAME")]
     pub group: Option<String>,
-    /// Time limit of a request, such as 15s. It should exceed the time limit that the pods have for a
-    /// request
+    /// Time limit of a request, such as 15s. It should exceed the pods' `ORDERFREE_REQUEST_BUDGET` and the 10 s of a
+    /// read
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = parse_duration)]
     pub request_timeout: Duration,
     /// Seed of all random choices, to repeat a run. Default: a random seed, which the report shows

@@ -180,8 +180,9 @@ catalog! {
         "Path and query together are limited to 8 KiB.",
         "Use shorter names, or POST /v1/query to read many keys.";
     Overloaded: SERVICE_UNAVAILABLE retry 1, "overloaded", "This pod is overloaded",
-        "This pod reached a limit that bounds its memory. Nothing was applied, with one exception: as \
-         the `read_problem` of an update, it means that only the read after the update was refused.",
+        "This pod reached a limit that bounds its memory, or a read of a large value was not done in time. Nothing was \
+         applied, with one exception: as the `read_problem` of an update, it means that only the read after the \
+         update was refused.",
         "Send the request again later, or to another pod. After a `read_problem`, read the key instead.";
     Clock: SERVICE_UNAVAILABLE retry 10, "clock", "The clock can't be trusted",
         "This pod has not compared its clock with the store's recently, or they differ too much. Updates \

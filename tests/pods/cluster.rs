@@ -18,7 +18,7 @@ use contract::{Subject, brief_constants, key, name, short_constants};
 use futures::stream::{self, StreamExt};
 use orderfree::engine::service::GroupQuery;
 use orderfree::engine::write::Bounds;
-use orderfree::limits::STORE_READ_ATTEMPT_TIME_MAX;
+use orderfree::limits::STORE_ATTEMPT_TIME_MAX;
 use orderfree::pod::node::{Node, Parts};
 use orderfree::runtime::random::Random;
 use orderfree::runtime::tasks::{Task, Tasks};
@@ -472,7 +472,7 @@ async fn a_node_that_hangs_delays_no_request() {
     let slowest = |times: &[Duration]| times.iter().max().copied().unwrap_or_default();
     println!("while a node hung: writes {:?}, reads {:?}", slowest(&writes), slowest(&reads));
     assert!(slowest(&writes) < constants.attempt_budget(), "{writes:?}");
-    assert!(slowest(&reads) < STORE_READ_ATTEMPT_TIME_MAX, "{reads:?}");
+    assert!(slowest(&reads) < STORE_ATTEMPT_TIME_MAX, "{reads:?}");
     tasks.stop();
     for pod in [writer, reader] {
         assert_eq!(pod.stop(Duration::from_secs(5)).await, 0);

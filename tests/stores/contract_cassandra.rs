@@ -34,7 +34,7 @@ mod suite {
     crate::every_test!(super::with_store);
 }
 
-/// The defaults, for tests that kill nodes: a request has ten seconds.
+/// The defaults, for tests that kill nodes: a write has ten seconds.
 fn patient_constants() -> Constants {
     Constants::resolve(Overrides::default()).expect("defaults")
 }

@@ -144,7 +144,8 @@ pub struct About {
     pub op_schema: &'static str,
     /// JSON Schema of the value.
     pub value_schema: &'static str,
-    /// The parameters of a [`Question`] that its reads support.
+    /// The names of the query parameters that its reads take and not all kinds have, such as `q` for
+    /// [`Question::quantiles`].
     pub parameters: &'static [&'static str],
 }
 

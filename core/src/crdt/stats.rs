@@ -110,13 +110,13 @@ impl Crdt for Stats {
     fn value(&self, _question: &Question) -> Value {
         let if_any = |result: &dyn Fn() -> Option<f64>| match self.span {
             None => Value::Null,
-            Some(_) => Value::rounded(result()),
+            Some(_) => Value::nearest_double(result()),
         };
         let count = BigUint::from(self.count);
         let count_squared = &count * &count;
         Value::Record(vec![
             ("count", Value::count(self.count)),
-            ("sum", Value::rounded(self.sum.to_f64())),
+            ("sum", Value::nearest_double(self.sum.to_f64())),
             ("mean", if_any(&|| self.sum.over(&count))),
             ("variance", if_any(&|| self.spread().over(&count_squared))),
             ("stddev", if_any(&|| self.spread().root_over(&count_squared))),

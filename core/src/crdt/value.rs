@@ -39,8 +39,8 @@ pub enum Value {
     Json(Box<str>),
 }
 
-/// What a read asks for in addition to the value. Each kind supports some of it (see
-/// [`About::parameters`](super::About::parameters)).
+/// What a read asks for in addition to the value: the query parameters that only some kinds have (see
+/// [`About::parameters`](super::About::parameters)), and the key.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Question {
     /// The key of the value. Tokens in the answer are valid only for this key; without it there are no
@@ -97,9 +97,9 @@ impl Value {
         real.map_or(Value::Null, Value::Real)
     }
 
-    /// A result that is rounded to a double, if there is one.
+    /// The double next to a result. `None` is a result that no double tells.
     #[must_use]
-    pub(super) fn rounded(result: Option<f64>) -> Value {
+    pub(super) fn nearest_double(result: Option<f64>) -> Value {
         result.map_or(Value::OutOfRange, Value::Real)
     }
 

@@ -6,14 +6,11 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use serde::Serialize;
-use serde_json::Value;
 use utoipa::ToSchema;
-use utoipa::openapi::ObjectBuilder;
-use utoipa::openapi::schema::Type;
 
 use crate::engine::write::{Refused, UpdateError};
 use crate::http::body::extract;
-use crate::http::body::parameters::{Parameter, Query, Values, params};
+use crate::http::body::parameters::{self, Parameter, Query, params};
 use crate::http::problem::Problem;
 use crate::http::state::{Served, Shared};
 use crate::limits;
@@ -28,23 +25,8 @@ params! {
 }
 
 const COUNT: Parameter<usize> = Parameter {
-    name: "count",
-    description: "How many ids, 1 to 1000 (default: 1)",
     example: Some("3"),
-    values: Values::Text {
-        schema: || {
-            ObjectBuilder::new()
-                .schema_type(Type::Integer)
-                .minimum(Some(1))
-                .maximum(Some(limits::BATCH_ITEMS_MAX))
-                .default(Some(Value::from(1)))
-        },
-        parse: |text| match text.parse() {
-            Ok(count) if (1..=limits::BATCH_ITEMS_MAX).contains(&count) => Ok(count),
-            _ => Err(format!("{text:?} is not a number from 1 to {}", limits::BATCH_ITEMS_MAX)),
-        },
-    },
-    absent: Some(1),
+    ..parameters::whole("count", "How many ids", limits::BATCH_ITEMS_MAX, 1)
 };
 
 /// New ids.

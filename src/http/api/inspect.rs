@@ -195,7 +195,7 @@ pub(crate) async fn shards(
 params! {
     /// Query parameters of a list of the hottest keys.
     struct HottestParams {
-        limit: usize = parameters::limit("Maximum number of keys, 1 to 10000 (default: 1000)"),
+        limit: usize = parameters::limit("Maximum number of keys"),
     }
 }
 

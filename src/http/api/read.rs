@@ -252,7 +252,7 @@ params! {
             "Only this name and those after it, in the order of UTF-8 bytes",
         ),
         to: Option<Name> = parameters::name("to", "Only names before this one"),
-        limit: usize = parameters::limit("Maximum number of keys, 1 to 10000 (default: 1000)"),
+        limit: usize = parameters::limit("Maximum number of keys"),
         behind: Option<Name> = parameters::cursor(read_cursor),
         level: Option<Level> = CONSISTENCY,
         value: ValueParams,

@@ -26,7 +26,7 @@ params! {
     /// Query parameters of a list of groups.
     struct GroupsParams {
         limit: usize = parameters::limit(
-            "Maximum number of partitions to scan, 1 to 10000 (default: 1000)",
+            "Maximum number of partitions to scan",
         ),
         behind: Option<GroupCursor> = parameters::cursor(read_cursor),
     }

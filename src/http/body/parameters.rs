@@ -30,6 +30,7 @@ pub(crate) struct Parameter<T: 'static> {
     /// For the OpenAPI document and the reference page. [`Parameter::describe`] puts the kinds before it if
     /// only some have the parameter.
     pub(crate) description: &'static str,
+    /// For the OpenAPI document, whose examples are about a counter: none for parameters of other kinds.
     pub(crate) example: Option<&'static str>,
     pub(crate) values: Values<T>,
     /// The value if the parameter is not given. A parameter without one is required.
@@ -39,6 +40,12 @@ pub(crate) struct Parameter<T: 'static> {
 /// The values of a parameter.
 pub(crate) enum Values<T: 'static> {
     OneOf(&'static [(&'static str, T)]),
+    /// Whole numbers from 1 to `max`. The description ends with the range and the default.
+    Whole {
+        max: usize,
+        default: usize,
+        read: fn(usize) -> T,
+    },
     /// Each text that `parse` takes. Its error says what is valid.
     Text {
         schema: fn() -> ObjectBuilder,
@@ -146,23 +153,20 @@ pub(crate) const fn name(name: &'static str, description: &'static str) -> Param
     Parameter { name, description, example: None, values, absent: Some(None) }
 }
 
+/// A whole number from 1 to `max`.
+pub(crate) const fn whole(
+    name: &'static str,
+    description: &'static str,
+    max: usize,
+    default: usize,
+) -> Parameter<usize> {
+    let values = Values::Whole { max, default, read: |number| number };
+    Parameter { name, description, example: None, values, absent: Some(default) }
+}
+
 /// The maximum number of entries of a page.
 pub(crate) const fn limit(description: &'static str) -> Parameter<usize> {
-    let values = Values::Text {
-        schema: || {
-            ObjectBuilder::new()
-                .schema_type(Type::Integer)
-                .minimum(Some(1))
-                .maximum(Some(limits::PAGE_MAX))
-                .default(Some(Value::from(limits::PAGE_DEFAULT)))
-        },
-        parse: |text| match text.parse() {
-            Ok(limit) if (1..=limits::PAGE_MAX).contains(&limit) => Ok(limit),
-            _ => Err(format!("{text:?} is not a number from 1 to {}", limits::PAGE_MAX)),
-        },
-    };
-    let absent = Some(limits::PAGE_DEFAULT);
-    Parameter { name: "limit", description, example: None, values, absent }
+    whole("limit", description, limits::PAGE_MAX, limits::PAGE_DEFAULT)
 }
 
 /// The place in a list where the previous page ended.
@@ -273,7 +277,7 @@ params! {
         buckets: bool = BUCKETS,
         form: Option<Form> = FORM,
         contains: Option<Item> = CONTAINS,
-        of_kinds: OfKinds,
+        of_some_kinds: OfSomeKinds,
     }
 }
 
@@ -283,11 +287,12 @@ impl ValueParams {
         ValueParams { as_digits, ..ValueParams::default() }
     }
 
-    /// Checks that one of these kinds has each given parameter. The values of the others do not change by it.
+    /// Checks that one of these kinds has each given parameter. In a query of several kinds, a parameter does not
+    /// change the values of kinds that do not have it.
     pub(crate) fn check(&self, kinds: &[Kind]) -> Result<(), Problem> {
         let Some(kind) = kinds.first() else { return Ok(()) };
         let has = |name| kinds.iter().any(|kind| kind.about().parameters.contains(name));
-        match self.of_kinds.0.iter().find(|name| !has(name)) {
+        match self.of_some_kinds.0.iter().find(|name| !has(name)) {
             None => Ok(()),
             Some(name) => Err(bad_query(format!(
                 "Kind {kind} has no parameter {name}; these kinds have it: {}.",
@@ -308,14 +313,15 @@ impl ValueParams {
     }
 }
 
-/// The given parameters that only some kinds have.
+/// The names of those parameters in the request that only some kinds have, for [`ValueParams::check`]. It reads
+/// no parameter itself.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct OfKinds(Vec<&'static str>);
+pub(crate) struct OfSomeKinds(Vec<&'static str>);
 
-impl Params for OfKinds {
-    fn read(given: &Given<'_>) -> Result<OfKinds, Problem> {
-        let of_kinds = Kind::ALL.iter().flat_map(|kind| kind.about().parameters);
-        Ok(OfKinds(of_kinds.copied().filter(|name| given.get(name).is_some()).collect()))
+impl Params for OfSomeKinds {
+    fn read(given: &Given<'_>) -> Result<OfSomeKinds, Problem> {
+        let of_some_kinds = Kind::ALL.iter().flat_map(|kind| kind.about().parameters);
+        Ok(OfSomeKinds(of_some_kinds.copied().filter(|name| given.get(name).is_some()).collect()))
     }
 
     fn each(_: &mut dyn FnMut(&dyn Describe)) {}
@@ -360,10 +366,13 @@ impl<T: Clone + PartialEq> Describe for Parameter<T> {
         let required = if self.absent.is_some() { Required::False } else { Required::True };
         let kinds: Vec<String> =
             kinds_with(self.name).into_iter().map(|kind| format!("`{kind}`")).collect();
-        let description = match &kinds[..] {
+        let mut description = match &kinds[..] {
             [] => self.description.to_owned(),
             kinds => format!("{}: {}", kinds.join(", "), self.description),
         };
+        if let Values::Whole { max, default, .. } = self.values {
+            description.push_str(&format!(", 1 to {max} (default: {default})"));
+        }
         ParameterBuilder::new()
             .name(self.name)
             .parameter_in(ParameterIn::Query)
@@ -379,6 +388,10 @@ impl<T: Clone + PartialEq> Values<T> {
     fn parse(&self, text: &str) -> Result<T, String> {
         match self {
             Values::Text { parse, .. } => parse(text),
+            Values::Whole { max, read, .. } => match text.parse() {
+                Ok(number) if (1..=*max).contains(&number) => Ok(read(number)),
+                _ => Err(format!("{text:?} is not a whole number from 1 to {max}")),
+            },
             Values::OneOf(values) => {
                 let found = values.iter().find(|(value, _)| *value == text);
                 found.map(|(_, value)| value.clone()).ok_or_else(|| {
@@ -393,6 +406,11 @@ impl<T: Clone + PartialEq> Values<T> {
     fn schema(&self, absent: Option<&T>) -> ObjectBuilder {
         match self {
             Values::Text { schema, .. } => schema(),
+            Values::Whole { max, default, .. } => ObjectBuilder::new()
+                .schema_type(Type::Integer)
+                .minimum(Some(1))
+                .maximum(Some(*max))
+                .default(Some(Value::from(*default))),
             Values::OneOf(values) => {
                 let default = values.iter().find(|(_, value)| Some(value) == absent);
                 one_of(values.iter().map(|(value, _)| *value).collect())

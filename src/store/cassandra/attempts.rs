@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use super::errors::Attempts;
 use super::hedges::Hedges;
 use super::reach::Reach;
-use crate::limits::{STORE_READ_ATTEMPT_TIME_MAX, STORE_READ_TIME_MAX};
+use crate::limits::{STORE_ATTEMPT_TIME_MAX, STORE_REQUEST_TIME_MAX};
 use crate::runtime::random::Random;
 use crate::store::StoreError;
 
@@ -36,12 +36,12 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// For reads and folds: up to 3 tries of 3 s, and 10 s in all. A hedge can prolong a try by up to a
-    /// second. A read of a client can make several such requests, and HTTP adds no limit.
+    /// For reads and folds. A hedge can prolong an attempt by up to a second. A client's read can make several such
+    /// requests, and HTTP adds no limit.
     pub const OF_READS_AND_FOLDS: Patience = Patience {
         attempts_max: 3,
-        attempt: STORE_READ_ATTEMPT_TIME_MAX,
-        total: STORE_READ_TIME_MAX,
+        attempt: STORE_ATTEMPT_TIME_MAX,
+        total: STORE_REQUEST_TIME_MAX,
     };
 
     /// For shard writes. None may outlive the request budget.

@@ -21,6 +21,7 @@ use scylla::statement::batch::{Batch, BatchStatement, BatchType};
 use scylla::statement::prepared::PreparedStatement;
 
 use super::attempts::Patience;
+use crate::limits::STORE_SLOW_ATTEMPT_TIME_MAX;
 
 /// Rows per page of a sweep and of a count of names.
 const SWEEP_PAGE_ROWS: i32 = 5_000;
@@ -182,23 +183,23 @@ impl Statements {
             fold: [insert, delete]
                 .map(|part| with(&part, profile(levels.fold_write(), reads.attempt))),
             // Not at the fold's level, because that can be a quorum.
-            tally: with(&tally, profile(Level::All, reads.total)),
-            part: with(&part, profile(Level::All, reads.total)),
-            part_ids: with(&part_ids, profile(Level::All, reads.total)),
-            fold_key: with(&whole_key_backwards, profile(levels.fold, reads.total)),
+            tally: with(&tally, profile(Level::All, STORE_SLOW_ATTEMPT_TIME_MAX)),
+            part: with(&part, profile(Level::All, STORE_SLOW_ATTEMPT_TIME_MAX)),
+            part_ids: with(&part_ids, profile(Level::All, STORE_SLOW_ATTEMPT_TIME_MAX)),
+            fold_key: with(&whole_key_backwards, profile(levels.fold, STORE_SLOW_ATTEMPT_TIME_MAX)),
             key_backwards: by_level(whole_key_backwards),
             key_after_backwards: by_level(after_backwards),
-            fold_keys: with(&of_names, profile(levels.fold, reads.total)),
+            fold_keys: with(&of_names, profile(levels.fold, STORE_SLOW_ATTEMPT_TIME_MAX)),
             key: by_level(whole_key),
             key_after: by_level(prepare(format!("{of_key} AND expires_at > ? LIMIT ?")).await?),
             chunk_end: by_level(prepare(format!("{of_group} AND name >= ? LIMIT ?")).await?),
             chunk: by_level(prepare(format!("{of_group} AND name >= ? AND name < ?")).await?),
             last_chunk: by_level(prepare(format!("{of_group} AND name >= ?")).await?),
-            groups: with(&groups, profile(levels.read, reads.total)),
-            written_at: with(&written_at, profile(levels.fold, reads.total)),
-            remove: with(&remove, profile(levels.write, reads.total)),
-            sweep: with(&sweep, profile(Level::LocalOne, reads.total)),
-            names: with(&names, profile(Level::LocalOne, reads.total)),
+            groups: with(&groups, profile(levels.read, STORE_SLOW_ATTEMPT_TIME_MAX)),
+            written_at: with(&written_at, profile(levels.fold, STORE_SLOW_ATTEMPT_TIME_MAX)),
+            remove: with(&remove, profile(levels.write, STORE_SLOW_ATTEMPT_TIME_MAX)),
+            sweep: with(&sweep, profile(Level::LocalOne, STORE_SLOW_ATTEMPT_TIME_MAX)),
+            names: with(&names, profile(Level::LocalOne, STORE_SLOW_ATTEMPT_TIME_MAX)),
             clock: prepare(
                 "SELECT toTimestamp(now()), schema_version FROM system.local WHERE key = 'local'"
                     .into(),

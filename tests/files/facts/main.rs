@@ -15,6 +15,7 @@ use clap::error::ErrorKind;
 use clap::{Command, CommandFactory};
 use orderfree::cli::{self, Cli};
 use orderfree::engine::metrics::{Metrics, RequestLabel};
+use orderfree::store::cassandra::attempts::Patience;
 use orderfree::{http, limits};
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::Timestamp;
@@ -380,6 +381,38 @@ fn proxies_wait_longer_than_the_longest_read_of_a_key() {
         for value in values("compose/haproxy.cfg", &haproxy, mark) {
             assert!(seconds(value) > limits::LARGE_KEY_READ_TIME_MAX, "{mark}{value}");
         }
+    }
+}
+
+#[test]
+fn the_page_says_how_long_a_read_takes() {
+    let page = read("docs/reference/http.md");
+    let Patience { attempts_max, attempt, total } = Patience::OF_READS_AND_FOLDS;
+    let [attempt, total, slow, turn, memory, parts, large] = [
+        attempt,
+        total,
+        limits::STORE_SLOW_ATTEMPT_TIME_MAX,
+        limits::LONG_KEY_TURN_WAIT_MAX,
+        limits::READ_MEMORY_WAIT_MAX,
+        limits::LONG_KEY_READ_TIME_MAX,
+        limits::LARGE_KEY_READ_TIME_MAX,
+    ]
+    .map(|time| time.as_secs());
+    for row in [
+        format!(
+            "{attempt} s per attempt, {attempts_max} attempts, {total} s in all; for a part of a long key one attempt of {slow} s"
+        ),
+        format!("a key | {total} s for one request"),
+        format!(
+            "up to {} s more: {turn} s for its turn, {memory} s for memory, {parts} s for its parts",
+            turn + memory + parts
+        ),
+        format!("with all its waits | {large} s |"),
+        format!(
+            "with its retries; [a read](#how-long-a-read-takes) can make several | {total} s |"
+        ),
+    ] {
+        assert!(page.contains(&row), "docs/reference/http.md does not say {row:?}");
     }
 }
 

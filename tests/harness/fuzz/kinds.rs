@@ -75,7 +75,8 @@ fn requests(kind: Kind) -> String {
         "q" => "q=0.5,0.99".to_owned(),
         "buckets" => "buckets=true".to_owned(),
         "as" => "as=prometheus".to_owned(),
-        other => format!("{other}=a"),
+        "contains" => "contains=a".to_owned(),
+        other => panic!("give a value for {other}"),
     };
     let parameters: Vec<String> = kind.about().parameters.iter().map(value).collect();
     let asked = parameters.join("&");

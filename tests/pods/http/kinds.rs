@@ -330,7 +330,7 @@ async fn questions_are_answered_by_the_kinds_that_know_them() {
     assert_eq!(value(&pod, "/v1/sum/site/none?default=0.00").await, json!("0.00"));
 }
 
-/// The parameters of reads have the same meaning in a query and in a merge.
+/// The parameters that only some kinds have mean the same in a query and in a merge.
 #[tokio::test]
 async fn a_query_and_a_merge_take_the_questions_of_a_read() {
     let pod = Pod::new();

@@ -6,6 +6,7 @@ mod bodies;
 #[path = "../clock/mod.rs"]
 mod clock;
 mod cors;
+mod document;
 mod good_input;
 mod gzip;
 mod ids;
@@ -13,7 +14,7 @@ mod kinds;
 mod lifecycle;
 mod log;
 mod matrix;
-mod operations;
+mod operators;
 mod ordinary_input;
 mod pictures;
 mod pod;

@@ -12,7 +12,7 @@ use serde_json::Value;
 const SHORT_LIVES: [(&str, &str); 3] =
     [("ORDERFREE_LIFETIME", "40s"), ("ORDERFREE_DRAIN_MARGIN", "15s"), ("ORDERFREE_CUTOFF", "16s")];
 
-/// Longer than the pods' own time limit of a request.
+/// Longer than the pods' own time limits of a write and of a read.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const READY_WITHIN: Duration = Duration::from_secs(60);
 

@@ -32,7 +32,7 @@ fn own(histogram: &Histogram, question: &Question) -> Value {
     };
     let mut fields = vec![
         ("count", Value::count(histogram.count)),
-        ("sum", Value::rounded(histogram.sum.to_f64())),
+        ("sum", Value::nearest_double(histogram.sum.to_f64())),
         ("min", Value::real(histogram.span.map(|span| span.min))),
         ("max", Value::real(histogram.span.map(|span| span.max))),
         ("relative_error", Value::Real(relative_error(histogram.scale))),
