@@ -12,7 +12,7 @@ use humantime::parse_duration;
 use crate::chaos::plan::FaultPlan;
 use crate::client::{Connect, PodClient};
 use crate::soak::args::SoakArgs;
-use crate::workload::{Kind, Mix, Shape, Turns, Window};
+use crate::workload::{HotPeriods, Kind, Mix, Shape, Window};
 
 /// Maximum number of started pods. Each is a process on this machine.
 const PODS_MAX: usize = 64;
@@ -350,7 +350,10 @@ impl LoadArgs {
             key_count: self.workload.keys,
             zipf_exponent: self.workload.zipf_exponent,
             hot_share: self.workload.hot_share,
-            turns: self.workload.hot_for.map(|length| Turns { length, count: self.turns(length) }),
+            turns: self
+                .workload
+                .hot_for
+                .map(|length| HotPeriods { length, count: self.turns(length) }),
             kinds: match self.workload.reset_every {
                 Some(_) => &Kind::WITH_TOTAL,
                 None => &[Kind::Counter],

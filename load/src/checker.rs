@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_returns_what_was_acked_before_it_and_nothing_of_later() {
+    fn a_reset_returns_what_was_acked_before_and_nothing_later() {
         let reset = |cleared| {
             let mut ledger = ledger_of(0, &[(5, Outcome::Acked), (50, Outcome::Unknown)]);
             let began = ledger.begin_reset().expect("no other one");

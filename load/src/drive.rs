@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::checker::Outcome;
 use crate::client::{Add, PodClient};
 use crate::repeats;
-use crate::resets;
+use crate::reset_keys;
 use crate::run::Run;
 use crate::soak::{checks, service};
 use crate::workload::{Op, Pace, Window};
@@ -62,7 +62,7 @@ pub(crate) async fn drive(run: &Arc<Run>, pace: Pace, drive: Drive) -> anyhow::R
         tasks.spawn(async move { repeats::repeat_acked(&run, rng).await });
     }
     let (resetting, rng) = (Arc::clone(run), SmallRng::seed_from_u64(seeds.random()));
-    tasks.spawn(async move { resets::reset_keys(&resetting, rng).await });
+    tasks.spawn(async move { reset_keys::reset_keys(&resetting, rng).await });
     let watched = Arc::clone(run);
     tasks.spawn(async move {
         if let Some(soak) = &watched.soak {

@@ -41,7 +41,7 @@ pub(crate) struct IdFigures {
     pub repeats: u64,
     /// Repeats of acknowledged updates.
     pub repeats_after_ack: u64,
-    /// Of these, those of keys that were reset since.
+    /// Repeats of acknowledged updates whose key was reset since.
     pub repeats_after_reset: u64,
     /// Repeats of acknowledged updates that came too late for their window.
     pub expired_after_ack: u64,

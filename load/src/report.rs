@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter, Write as _};
 
-use hdrhistogram::Histogram;
 use indicatif::HumanCount;
 use serde::Serialize;
 
 use crate::chaos::log::FaultLog;
 use crate::ids::IdFigures;
+use crate::latency::Latency;
 use crate::resets::ResetReport;
 use crate::run::Reason;
 use crate::soak::report::SoakReport;
@@ -86,34 +86,6 @@ pub(crate) struct Setup {
     pub batch: usize,
     /// Updates per second in open loop, `None` in closed loop.
     pub rate: Option<u32>,
-}
-
-/// Latency in µs. In open loop it counts from the scheduled time.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(crate) struct Latency {
-    /// The median.
-    pub p50_us: u64,
-    /// The 90th percentile.
-    pub p90_us: u64,
-    /// The 99th percentile.
-    pub p99_us: u64,
-    /// The 99.9th percentile.
-    pub p999_us: u64,
-    /// The maximum.
-    pub max_us: u64,
-}
-
-impl Latency {
-    /// The percentiles of a histogram in µs.
-    pub(crate) fn of(histogram: &Histogram<u64>) -> Self {
-        Self {
-            p50_us: histogram.value_at_quantile(0.5),
-            p90_us: histogram.value_at_quantile(0.9),
-            p99_us: histogram.value_at_quantile(0.99),
-            p999_us: histogram.value_at_quantile(0.999),
-            max_us: histogram.max(),
-        }
-    }
 }
 
 impl Report {

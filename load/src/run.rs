@@ -14,14 +14,11 @@ use uuid::Uuid;
 use crate::checker::{Ledger, Outcome};
 use crate::client::{PodClient, Reply};
 use crate::ids::Ids;
+use crate::latency::latencies;
 use crate::resets::Resets;
 use crate::soak::state::Soak;
 use crate::workload::{Key, Window, Workload};
 
-/// The longest latency that the histograms distinguish: an hour, in µs.
-const LATENCY_MAX_US: u64 = 3_600_000_000;
-/// Decimal digits of a latency that the histograms keep.
-const LATENCY_DIGITS: u8 = 3;
 /// Kinds of reasons that are counted. Normally there are few.
 const REASONS_MAX: usize = 50;
 /// Wrong reads that are kept with their numbers.
@@ -158,7 +155,7 @@ impl Run {
         }
     }
 
-    /// The same with resets.
+    /// Adds resets to the run.
     pub(crate) fn with_resets(self, resets: Option<Resets>) -> Self {
         Self { resets, ..self }
     }
@@ -232,13 +229,7 @@ impl Run {
     }
 }
 
-/// A histogram of latencies in µs.
-pub(crate) fn latencies() -> Histogram<u64> {
-    Histogram::new_with_max(LATENCY_MAX_US, LATENCY_DIGITS)
-        .expect("invariant: the bounds of the histogram are constants")
-}
-
 /// Locks a mutex. A poisoned lock means that a task panicked; joining the tasks reports the panic.
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

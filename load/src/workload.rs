@@ -226,14 +226,14 @@ pub(crate) struct Mix {
     /// The share of the updates for the hot key of `Mixed` or the hot keys of `Tenth`.
     pub hot_share: f64,
     /// The turns of the hot keys of `Tenth`, if they change.
-    pub turns: Option<Turns>,
+    pub turns: Option<HotPeriods>,
     /// The kinds of the keys, in turn.
     pub kinds: &'static [Kind],
 }
 
 /// The turns of the hot keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Turns {
+pub(crate) struct HotPeriods {
     /// The length of a turn.
     pub length: Duration,
     /// The number of turns, at least one.
@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn hot_keys_take_turns() {
-        let turns = Some(Turns { length: Duration::from_secs(10), count: 3 });
+        let turns = Some(HotPeriods { length: Duration::from_secs(10), count: 3 });
         let mix = Mix { turns, ..mix(Shape::Tenth, 20) };
         for (elapsed_s, hot) in [(0, 0..2), (9, 0..2), (10, 2..4), (29, 4..6), (99, 4..6)] {
             let drawn = draws_after(Duration::from_secs(elapsed_s), &mix, 1_000);
@@ -460,7 +460,7 @@ mod tests {
 
     #[test]
     fn resets_reach_every_key_in_use_alike() {
-        let turns = Some(Turns { length: Duration::from_secs(10), count: 3 });
+        let turns = Some(HotPeriods { length: Duration::from_secs(10), count: 3 });
         let workload = Workload::new(&Mix { turns, ..mix(Shape::Tenth, 20) }, "g", 1);
         let (mut rng, mut drawn) = (SmallRng::seed_from_u64(1), [0; 2 * 3 + 18]);
         for _ in 0..20_000 {

@@ -864,8 +864,8 @@ export interface components {
             absent?: boolean;
             /**
              * Format: date-time
-             * @description The value includes every update that was acknowledged before this time, by pods of `datacenter` if that is there. It
-             *     need not at a level that does not overlap the level of updates, such as `one`.
+             * @description The value includes every update that was acknowledged before this time, by pods of `datacenter` if that is there. At
+             *     a level that does not overlap that of updates, such as `one`, updates can be missing.
              * @example 2026-11-21T08:00:00.123456Z
              */
             as_of: string;
@@ -875,9 +875,8 @@ export interface components {
              */
             consistency: string;
             /**
-             * @description Only where several data centres have replicas, and a read at this level surely sees what pods of its own data centre
-             *     acknowledged, but not those of others: the data centre of this pod. Updates of others are included as far as they
-             *     have arrived.
+             * @description The data centre of this pod. Present only if the read is guaranteed to see the updates of this data centre but not
+             *     those of others. Updates of others are included as far as they have arrived.
              */
             datacenter?: string;
             /**

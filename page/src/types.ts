@@ -1,4 +1,5 @@
 // The shapes of the server's answers, by the names that the page uses.
+import type { Decimal } from "./logic/decimal.ts";
 import type { components } from "./openapi.d.ts";
 
 type Schemas = components["schemas"];
@@ -23,6 +24,12 @@ export interface Key {
 
 /** With `numbers=string`, whole numbers come in quotes; doubles stay numbers. */
 export type Whole = number | string;
+
+/** A value of a key, and when this page got it. */
+export interface Point {
+  at: number;
+  value: Decimal;
+}
 
 /** A key with its value, as a read or the watch stream gives it. */
 export interface Reading extends Key {

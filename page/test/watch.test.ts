@@ -26,7 +26,7 @@ interface Asked {
   init: RequestInit;
 }
 
-/** Answers requests by turns, and keeps what was asked. */
+/** Answers requests in turn, and keeps them. */
 function serve(...answers: ((asked: Asked) => Response | Promise<Response>)[]): Asked[] {
   const all: Asked[] = [];
   globalThis.fetch = async (path, init = {}) => {

@@ -9,7 +9,7 @@ use clap::Args;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::proves_moved_clock;
-use orderfree_core::protocol::reset::{Remembered, evidence};
+use orderfree_core::protocol::generation::{Remembered, evidence};
 use orderfree_core::protocol::{Constants, Key, Name, Phase};
 use reqwest::Url;
 use serde_json::Value;

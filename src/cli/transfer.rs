@@ -17,7 +17,7 @@ use clap::{Arg, Args};
 use futures::{StreamExt, stream};
 use orderfree_core::crdt::{Kind, Question, State};
 use orderfree_core::protocol::fold::proves_moved_clock;
-use orderfree_core::protocol::reset::{Remembered, evidence};
+use orderfree_core::protocol::generation::{Remembered, evidence};
 use orderfree_core::protocol::transfer::Parcel;
 use orderfree_core::protocol::{Constants, Key, MutatorId, Name, Timestamp, WriteError};
 use serde::{Deserialize, Serialize};
@@ -88,15 +88,8 @@ pub(super) struct ConvertArgs {
 }
 
 /// Settings of the store that an import does not use.
-const NOT_OF_IMPORT: &[&str] = &[
-    "read_consistency",
-    "lifetime",
-    "drain_margin",
-    "fence_quantum",
-    "batch_rows",
-    "batch_groups",
-    "hint_window",
-];
+const NOT_OF_IMPORT: &[&str] =
+    &["read_consistency", "lifetime", "drain_margin", "batch_rows", "batch_groups", "hint_window"];
 
 /// Settings of the store that an export does not use either.
 const NOT_OF_EXPORT: &[&str] = &["write_consistency", "request_budget"];
@@ -423,7 +416,7 @@ async fn deliver(
     if write.timestamp() > now.wall.plus(clocks) {
         return refused("the line is from the future: a clock differs; check both clocks");
     }
-    // The same holds for the times of its last writers: nothing set here would show until then.
+    // The times of its last writers must not be ahead either: nothing set here would show until then.
     if let Some(latest) = parcel.latest()
         && latest > now.wall.plus(clocks)
     {

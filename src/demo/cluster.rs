@@ -2,12 +2,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::consistency::Level;
-use orderfree_core::protocol::reset::{Generation, LogRow};
+use orderfree_core::protocol::generation::Generation;
+use orderfree_core::protocol::reset::LogRow;
 use orderfree_core::protocol::{MutatorId, Name, Row, Timestamp};
 use orderfree_replicas::{Address, Cell, Mutation, Piece, Range, Replica, merge};
 use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
@@ -19,6 +20,7 @@ use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use crate::runtime::random::Random;
+use crate::runtime::sync::lock;
 use crate::store::Receipt;
 
 /// Number of nodes. Each has a replica of every row.
@@ -285,8 +287,4 @@ fn unavailable() -> ExecutionError {
     let consistency = Consistency::LocalQuorum;
     let error = DbError::Unavailable { consistency, required: 2, alive: 1 };
     ExecutionError::LastAttemptError(RequestAttemptError::DbError(error, String::new()))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -68,10 +68,10 @@ struct Demo {
 /// What the page shows.
 #[derive(Serialize)]
 struct Status {
-    /// Updates that clients have sent, and those that were acknowledged.
+    /// Updates that clients have sent, and updates that were acknowledged.
     sent: i64,
     acknowledged: i64,
-    /// Those that clients have given up, because no pod took them for a minute.
+    /// Updates that clients have given up, because no pod took them for a minute.
     unknown: i64,
     /// The sum of the counters when they were read last.
     counted: i64,

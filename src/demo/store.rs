@@ -9,9 +9,10 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::{self, ClockError, NodeClock, Sample};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::{Fold, Grave};
+use orderfree_core::protocol::generation::Generation;
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::prefix::{LAST_EXPIRY, Part};
-use orderfree_core::protocol::reset::{Generation, LogRow, bucket};
+use orderfree_core::protocol::reset::{LogRow, bucket};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, MutatorId, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lru::LruCache;
 use orderfree_core::protocol::clock::{ClockError, FenceGuard};
-use orderfree_core::protocol::reset::Generation;
+use orderfree_core::protocol::generation::Generation;
 use orderfree_core::protocol::{Constants, Key, Now, Timestamp};
 
 use crate::engine::metrics::Metrics;

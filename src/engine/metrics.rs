@@ -78,7 +78,7 @@ pub enum FoldEnd {
     /// The store could not answer, or the write's outcome is unknown. The fold is retried later.
     Failed,
     /// An operator must act: a row can't be decoded or merged, the key has too many rows or too large a
-    /// tally, or its fold met a bug.
+    /// tally, or its fold hit a bug.
     Blocked,
     /// The clock or the schema did not allow the fold.
     Paused,
@@ -234,9 +234,9 @@ pub struct Metrics {
     pub memory_lost: Counter,
     /// Updates with an id that went into a pack, with repeats.
     pub id_updates: Counter,
-    /// Those of them whose id was in the pack already.
+    /// Updates with an id whose id was in the pack already.
     pub id_repeats: Counter,
-    /// Ids with several contents, by what met them.
+    /// Ids with several contents, by where they were found.
     pub id_conflicts: Family<IdConflictLabel, Counter>,
     /// Ids in packs of this pod that no fold can have taken yet.
     pub ids_alive: Gauge,
@@ -266,7 +266,7 @@ pub struct Metrics {
     pub zombies: Counter,
     /// Keys that wait to be folded.
     pub fold_queue: Gauge,
-    /// Number of names in the largest group that the last sweep met.
+    /// Number of names in the largest group that the last sweep found.
     pub group_names: Gauge,
     /// Keys whose nomination was dropped because the queue was full.
     pub fold_dropped: Counter,
@@ -418,8 +418,8 @@ impl Metrics {
         let help = "Repeated updates whose id was still in the pack that this pod writes for the key; it does \
                     not see others";
         r.register("id_repeats", help, self.id_repeats.clone());
-        let help = "Ids with several contents, by what met them: an update, a fold, or a read, and each read \
-                    meets them again";
+        let help = "Ids with several contents, by where they were found (update, fold or read); each read \
+                    counts them again";
         r.register("id_conflicts", help, self.id_conflicts.clone());
         let help = "Ids that this pod stored since its start and that no fold can have taken yet";
         r.register("ids_alive", help, self.ids_alive.clone());
@@ -429,7 +429,7 @@ impl Metrics {
         r.register("resets", "Resets and deletions of keys by result", self.resets.clone());
         let help = "Resets that keys remembered and the log had lost; they are logged again";
         r.register("resets_lost", help, self.resets_lost.clone());
-        let help = "Resets that this pod remembers, because rows of before can come back";
+        let help = "Resets that this pod remembers because cleared rows can reappear";
         r.register("resets_remembered", help, self.resets_remembered.clone());
         r.register("watched_keys", "Keys that clients watch", self.watched_keys.clone());
         let help =
@@ -444,7 +444,7 @@ impl Metrics {
         r.register("folded_shards", "Shards merged into tallies", self.folded_shards.clone());
         r.register("zombies", "Rows below a fence that came back", self.zombies.clone());
         r.register("fold_queue", "Keys that wait to be folded", self.fold_queue.clone());
-        let help = "Number of names in the largest group that the last sweep met";
+        let help = "Number of names in the largest group that the last sweep found";
         r.register("group_names", help, self.group_names.clone());
         r.register(
             "fold_dropped",

@@ -3,7 +3,7 @@
 //! * [`clock_gate`]: whether this pod's clock can be trusted;
 //! * [`mod@write`]: updates, collected per key and written; [`read`]; [`fold`]: merges expired shards into
 //!   tallies;
-//! * [`resets`]: what this pod knows of resets, and how it makes one;
+//! * [`resets`]: what this pod knows of resets; [`resetter`]: how it learns of them, and makes one;
 //! * [`watch`]: reads of watched keys, told of by [`changes`];
 //! * [`service`]: the operations that other folders call;
 //! * [`health`]: whether the pod is ready; [`metrics`]; `memory`: budgets that requests share.
@@ -19,6 +19,7 @@ pub(crate) mod memory;
 pub mod metrics;
 pub mod read;
 pub mod resets;
+pub mod resetter;
 pub mod service;
 pub mod watch;
 pub mod write;

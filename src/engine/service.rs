@@ -8,10 +8,10 @@ use orderfree_core::crdt::pack::United;
 use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::generation::Remembered;
 use orderfree_core::protocol::group::{self, Then};
 use orderfree_core::protocol::op_id::NamedOp;
 use orderfree_core::protocol::read::{self, Answer};
-use orderfree_core::protocol::reset::Remembered;
 use orderfree_core::protocol::row_reader::{RowError, RowReader};
 use orderfree_core::protocol::{
     BadSlice, Constants, Durability, Key, MutatorId, Name, Now, Row, Timestamp,
@@ -23,7 +23,7 @@ use crate::engine::clock_gate::ClockGate;
 use crate::engine::fold::{FoldFailure, FoldResult, Folder};
 use crate::engine::metrics::Metrics;
 use crate::engine::read::Reader;
-pub use crate::engine::read::{Held, KeyValue, ReadError};
+pub use crate::engine::read::{KeyValue, ReadError, ReservedValue};
 use crate::engine::watch::{Watcher, Watches, Write};
 use crate::engine::write::{Mutators, Update, UpdateError, Updates};
 use crate::limits;
@@ -208,7 +208,7 @@ impl Service {
         &self,
         key: &Key,
         level: Option<Level>,
-    ) -> Result<Option<Arc<Held>>, ReadError> {
+    ) -> Result<Option<Arc<ReservedValue>>, ReadError> {
         self.reader.read(key, level.unwrap_or(self.read_level()), None).await
     }
 
@@ -221,11 +221,11 @@ impl Service {
         key: &Key,
         level: Option<Level>,
         max_staleness: Duration,
-    ) -> Result<Option<Arc<Held>>, ReadError> {
+    ) -> Result<Option<Arc<ReservedValue>>, ReadError> {
         self.reader.read(key, level.unwrap_or(self.read_level()), Some(max_staleness)).await
     }
 
-    /// Those of these keys that this pod updates most; see [`Mutators::hottest`].
+    /// The keys that this pod updates most; see [`Mutators::hottest`].
     #[must_use]
     pub fn hottest(&self, limit: usize, is_asked: impl Fn(&Key) -> bool) -> Vec<(Key, f64)> {
         self.mutators.hottest(limit, is_asked)

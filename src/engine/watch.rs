@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::mem;
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use orderfree_core::protocol::Key;
@@ -19,9 +19,10 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::engine::Context;
 use crate::engine::changes::Changes;
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
-use crate::engine::read::{ReadError, Reader, Said};
+use crate::engine::read::{ReadError, ReadOutcome, Reader};
 use crate::limits;
 use crate::policy::WatchRoom;
+use crate::runtime::sync::lock;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
 use crate::store::Sight;
 
@@ -41,7 +42,7 @@ pub struct Watches {
 }
 
 /// Writes the result of a read, and what it surely saw, as a text in one of two forms.
-pub type Write = fn(&Key, &Said, &Sight, bool) -> Text;
+pub type Write = fn(&Key, &ReadOutcome, &Sight, bool) -> Text;
 
 /// The text that a pod sends to the watchers of a key.
 #[derive(Debug, PartialEq, Eq)]
@@ -51,7 +52,7 @@ pub struct Text {
     pub tag: Option<String>,
     /// The key has no row.
     pub is_absent: bool,
-    /// The key is not followed any more, because a read met a bug.
+    /// The key is not followed any more, because a bug made a read fail.
     pub is_last: bool,
 }
 
@@ -86,12 +87,12 @@ struct Place {
     form: bool,
     /// The permit for this key from the watcher's token. All watchers of the token that watch the key share it.
     of_token: Option<Arc<OwnedSemaphorePermit>>,
-    _seat: Seat,
+    _permit: WatchPermit,
 }
 
 /// The room for a key of a watcher or for its group, until it is dropped.
 #[must_use]
-pub struct Seat {
+pub struct WatchPermit {
     _of_all: OwnedSemaphorePermit,
     _of_token: Option<OwnedSemaphorePermit>,
 }
@@ -185,7 +186,7 @@ impl Watches {
     }
 
     /// Reads a key. Large ones have limits of their own, and need no turn.
-    async fn read(&self, watched: &Watched) -> Said {
+    async fn read(&self, watched: &Watched) -> ReadOutcome {
         let _turn = match watched.key.kind.about().is_small() {
             true => Some(self.turns.acquire().await.expect("invariant: it is never closed")),
             false => None,
@@ -220,7 +221,7 @@ impl Drop for Following<'_> {
 
 impl Watched {
     /// Notes the texts for the watchers if they are other ones, and returns those to be notified.
-    fn show(&self, shown: &Said, watches: &Watches) -> Vec<Arc<Inbox>> {
+    fn show(&self, shown: &ReadOutcome, watches: &Watches) -> Vec<Arc<Inbox>> {
         let wanted = |form: bool| lock(&self.state).watchers.iter().any(|place| place.form == form);
         let texts = [false, true].map(|form| wanted(form).then(|| self.text(shown, form, watches)));
         let mut state = lock(&self.state);
@@ -260,7 +261,7 @@ impl Watched {
         leaves
     }
 
-    fn text(&self, shown: &Said, form: bool, watches: &Watches) -> Kept {
+    fn text(&self, shown: &ReadOutcome, form: bool, watches: &Watches) -> Kept {
         let sight = watches.reader.sight(watches.level);
         let text = (self.write)(&self.key, shown, &sight, form);
         let memory = match text.data.len() <= limits::WATCHED_TEXT_BYTES_MAX {
@@ -316,17 +317,17 @@ impl Watcher {
     ///
     /// # Errors
     /// [`TooManyWatched`].
-    pub fn seat(&self) -> Result<Seat, TooManyWatched> {
+    pub fn permit(&self) -> Result<WatchPermit, TooManyWatched> {
         let of_token = self.room.as_ref().map(|room| take(&room.places)).transpose()?;
-        Ok(Seat { _of_all: take(&self.watches.places)?, _of_token: of_token })
+        Ok(WatchPermit { _of_all: take(&self.watches.places)?, _of_token: of_token })
     }
 
     /// Watches one more key.
     ///
     /// # Errors
-    /// [`TooManyWatched`]; the keys of before are still watched.
+    /// [`TooManyWatched`]; the watcher keeps the keys that it has.
     pub fn add(&mut self, key: Key) -> Result<(), TooManyWatched> {
-        let seat = self.seat()?;
+        let permit = self.permit()?;
         let watches = &self.watches;
         let mut keys = lock(&watches.keys);
         let known = keys.get(&key).cloned();
@@ -347,7 +348,7 @@ impl Watcher {
         });
         let mut state = lock(&watched.state);
         let inbox = Arc::clone(&self.inbox);
-        state.watchers.push(Place { inbox, place, form, of_token, _seat: seat });
+        state.watchers.push(Place { inbox, place, form, of_token, _permit: permit });
         match state.texts[usize::from(form)] {
             Some(_) => {
                 self.inbox.put(place);
@@ -428,8 +429,4 @@ impl Drop for Watcher {
 
 fn take(room: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, TooManyWatched> {
     Arc::clone(room).try_acquire_owned().map_err(|_| TooManyWatched)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -21,7 +21,7 @@ use utoipa::openapi::{ObjectBuilder, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::engine::fold::FoldFailure;
-use crate::engine::resets::ResetFailure;
+use crate::engine::resetter::ResetFailure;
 use crate::engine::service::ReadError;
 use crate::engine::write::{Refused, UpdateError};
 use crate::http::catalog::{Entry, ProblemType};
@@ -599,7 +599,7 @@ fn of_row(error: &RowError) -> ProblemType {
     }
 }
 
-/// Turns an error of the lower layers into a sentence: they start in lower case and have no full stop.
+/// LargeRequests an error of the lower layers into a sentence: they start in lower case and have no full stop.
 pub(crate) fn sentence(text: &str) -> String {
     let mut characters = text.chars();
     let first = characters.next().map(|first| first.to_ascii_uppercase());

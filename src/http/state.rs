@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use crate::engine::health::Health;
 use crate::engine::memory::MemoryBudget;
-use crate::engine::resets::Resetter;
+use crate::engine::resetter::Resetter;
 use crate::engine::service::Service;
 use crate::http::body::bodies::Bodies;
 use crate::http::guard::answers::Answers;
 use crate::http::guard::lists::Lists;
-use crate::http::guard::turns::Turns;
+use crate::http::guard::turns::LargeRequests;
 use crate::limits;
 use crate::policy::Policies;
 
@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     pub(crate) app: AppState,
     pub(crate) bodies: Bodies,
     pub(crate) answers: Answers,
-    pub(crate) turns: Turns,
+    pub(crate) turns: LargeRequests,
     pub(crate) lists: Lists,
     /// Memory for the values that merges build from what they read.
     pub(crate) merged: MemoryBudget,
@@ -53,7 +53,7 @@ impl Served {
             app,
             bodies,
             answers: Answers::default(),
-            turns: Turns::default(),
+            turns: LargeRequests::default(),
             lists,
             merged: MemoryBudget::new(limits::MERGED_BYTES_MAX),
         }))

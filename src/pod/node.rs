@@ -12,7 +12,7 @@ use crate::engine::Context;
 use crate::engine::fold::{Folder, Folding};
 use crate::engine::health::Health;
 use crate::engine::metrics::Metrics;
-use crate::engine::resets::Resetter;
+use crate::engine::resetter::Resetter;
 use crate::engine::service::Service;
 use crate::engine::write::{Bounds, Mutators};
 use crate::http::{self, AppState, Build};

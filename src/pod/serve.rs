@@ -14,7 +14,6 @@ use crate::pod::config::ServeArgs;
 use crate::pod::rotation::Rotation;
 use crate::pod::start::{Started, start};
 use crate::policy::Policies;
-use crate::runtime::tasks;
 
 /// An operator sent a second signal, so the pod ends without a drain.
 #[derive(Debug, Error)]
@@ -30,9 +29,10 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let rotation = Rotation::begin(&args);
     let policies = Policies::open(args.policy.as_deref(), args.store.constants()?)?;
     args.check(policies.authenticates())?;
+    #[cfg(debug_assertions)]
     if let Some(task) = args.faults.panic_in {
         tracing::warn!("this is a test: the task {:?} will panic", task.name());
-        tasks::panic_in(task);
+        crate::runtime::tasks::panic_in(task);
     }
     // Before anything else, so that a signal also stops a pod that still waits for its store.
     let mut signals = Signals::listen()?;

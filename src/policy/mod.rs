@@ -70,7 +70,7 @@ use lifecycle::Lifecycles;
 use pixels::Pixels;
 use precision::Precisions;
 use quotas::Quotas;
-pub use quotas::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
+pub use quotas::{Arrival, OverQuota, QuotaPermit, QuotaPermits, Tenant};
 use tokens::Tokens;
 pub use tokens::{
     Caller, Denied, NewToken, TOKEN_PREFIX, TooFast, TooManyStreams, Verb, WatchRoom,
@@ -173,7 +173,7 @@ impl Policies {
     /// Reads the file, if there is one. If it has tokens, unknown callers are denied.
     ///
     /// # Errors
-    /// Those of [`Policy::read`], and a lifecycle that these constants do not allow.
+    /// As for [`Policy::read`]; also if the constants do not allow a lifecycle.
     pub fn open(file: Option<&Path>, constants: Constants) -> anyhow::Result<Policies> {
         let policy = file.map(|file| read_checked(file, &constants)).transpose()?;
         let file = file.map(|file| Arc::new(file.to_owned()));
@@ -190,7 +190,7 @@ impl Policies {
     /// Reloads the file. Rates and quotas keep their current counts.
     ///
     /// # Errors
-    /// Those of [`Policy::read`], and a file with new tokens on a pod that does not require them. The old
+    /// As for [`Policy::read`]; also if the file has new tokens but this pod does not require them. The old
     /// policy stays in use.
     pub fn reload(&self) -> anyhow::Result<()> {
         let (Some(file), Some(constants)) = (&self.file, &self.constants) else { return Ok(()) };
@@ -209,7 +209,7 @@ impl Policies {
         Ok(())
     }
 
-    /// Finds the caller who sends this `Authorization` header.
+    /// Finds the caller by the `Authorization` header of the request.
     ///
     /// # Errors
     /// [`Denied`] if the pod requires tokens and this header has no valid one.
@@ -219,7 +219,7 @@ impl Policies {
         now: Timestamp,
     ) -> Result<Caller, Denied> {
         if !self.authenticates {
-            return Ok(Caller::anybody());
+            return Ok(Caller::anonymous());
         }
         self.current.load().tokens.find(authorization, now)
     }
@@ -257,18 +257,18 @@ impl Policies {
         self.current.load().pixels.pass(key)
     }
 
-    /// Takes a seat for one more mutator of a group.
+    /// Takes a permit for one more mutator of a group.
     ///
     /// # Errors
     /// [`OverQuota`] if the group's quota is used up.
-    pub fn seat(&self, group: &Name, arrival: Arrival) -> Result<QuotaPermit, OverQuota> {
-        self.current.load().quotas.seat(group, arrival)
+    pub fn permit(&self, group: &Name, arrival: Arrival) -> Result<QuotaPermit, OverQuota> {
+        self.current.load().quotas.permit(group, arrival)
     }
 
-    /// A seat that no quota limits or counts, for ops that were acknowledged already.
+    /// A permit that no quota limits or counts, for ops that were acknowledged already.
     #[must_use]
-    pub fn uncounted_seat(&self, group: &Name) -> QuotaPermit {
-        self.current.load().quotas.uncounted_seat(group)
+    pub fn uncounted_permit(&self, group: &Name) -> QuotaPermit {
+        self.current.load().quotas.uncounted_permit(group)
     }
 }
 

@@ -64,7 +64,7 @@ pub enum Arrival {
     Woken,
 }
 
-/// The seat of one mutator in its group's quota, until it is dropped.
+/// The permit of one mutator in its group's quota, until it is dropped.
 #[derive(Debug)]
 pub struct QuotaPermit {
     live: Option<Arc<AtomicUsize>>,
@@ -87,37 +87,37 @@ pub enum OverQuota {
         .0.group_prefix,
         .0.max
     )]
-    Live(SeatsOf),
+    Live(QuotaPermits),
 }
 
-/// The seats of one quota.
+/// The permits of one quota.
 #[derive(Debug, Clone)]
-pub struct SeatsOf {
+pub struct QuotaPermits {
     group_prefix: Arc<str>,
     live: Arc<AtomicUsize>,
     max: usize,
     tenant: Tenant,
 }
 
-impl PartialEq for SeatsOf {
-    fn eq(&self, other: &SeatsOf) -> bool {
+impl PartialEq for QuotaPermits {
+    fn eq(&self, other: &QuotaPermits) -> bool {
         Arc::ptr_eq(&self.live, &other.live)
     }
 }
 
-impl SeatsOf {
-    /// Takes one seat.
+impl QuotaPermits {
+    /// Takes one permit.
     ///
     /// # Errors
-    /// [`OverQuota::Live`] if no seat is free.
+    /// [`OverQuota::Live`] if no permit is free.
     pub fn take(&self) -> Result<QuotaPermit, OverQuota> {
         // The permit exists before the check, so that a refused one is counted down again by its drop.
-        // Counting before the check keeps two callers from taking the last seat together.
-        let seat = QuotaPermit { live: Some(Arc::clone(&self.live)), tenant: self.tenant };
+        // Counting before the check keeps two callers from taking the last permit together.
+        let permit = QuotaPermit { live: Some(Arc::clone(&self.live)), tenant: self.tenant };
         if self.live.fetch_add(1, Ordering::SeqCst) >= self.max {
             return Err(OverQuota::Live(self.clone()));
         }
-        Ok(seat)
+        Ok(permit)
     }
 }
 
@@ -184,16 +184,16 @@ impl Quotas {
         self.all.iter().find(fits)
     }
 
-    /// A seat for a mutator that no quota counts.
-    pub(super) fn uncounted_seat(&self, group: &Name) -> QuotaPermit {
+    /// A permit for a mutator that no quota counts.
+    pub(super) fn uncounted_permit(&self, group: &Name) -> QuotaPermit {
         QuotaPermit {
             live: None,
             tenant: self.of(group).map_or(Tenant::OTHERS, |quota| quota.tenant),
         }
     }
 
-    pub(super) fn seat(&self, group: &Name, arrival: Arrival) -> Result<QuotaPermit, OverQuota> {
-        let Some(quota) = self.of(group) else { return Ok(self.uncounted_seat(group)) };
+    pub(super) fn permit(&self, group: &Name, arrival: Arrival) -> Result<QuotaPermit, OverQuota> {
+        let Some(quota) = self.of(group) else { return Ok(self.uncounted_permit(group)) };
         if arrival == Arrival::Born
             && let (Some(births), Some(per_minute)) =
                 (&quota.births, quota.entry.new_keys_per_minute)
@@ -202,27 +202,27 @@ impl Quotas {
             let group_prefix = quota.entry.group_prefix.clone();
             return Err(OverQuota::NewKeys { group_prefix, per_minute });
         }
-        let seats = SeatsOf {
+        let permits = QuotaPermits {
             group_prefix: quota.entry.group_prefix.as_str().into(),
             live: Arc::clone(&quota.live),
             max: quota.entry.live_mutators.unwrap_or(usize::MAX),
             tenant: quota.tenant,
         };
-        seats.take()
+        permits.take()
     }
 }
 
 impl QuotaPermit {
-    /// The tenant whose mutator has this seat.
+    /// The tenant whose mutator has this permit.
     #[must_use]
     pub fn tenant(&self) -> Tenant {
         self.tenant
     }
 
-    /// Whether this is one of `seats`.
+    /// Whether this is one of `permits`.
     #[must_use]
-    pub fn is_of(&self, seats: &SeatsOf) -> bool {
-        self.live.as_ref().is_some_and(|own| Arc::ptr_eq(own, &seats.live))
+    pub fn is_of(&self, permits: &QuotaPermits) -> bool {
+        self.live.as_ref().is_some_and(|own| Arc::ptr_eq(own, &permits.live))
     }
 }
 

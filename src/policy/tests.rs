@@ -281,7 +281,7 @@ fn a_caller_may_do_what_a_grant_names_and_nothing_else() {
     {
         assert!(Verb::ALL.iter().all(|&verb| !may(verb, alike)), "{alike}");
     }
-    assert!(Verb::ALL.iter().all(|&verb| Caller::anybody().may(verb, &name("any"))));
+    assert!(Verb::ALL.iter().all(|&verb| Caller::anonymous().may(verb, &name("any"))));
     let nothing: Policy = entry("b", &token, "").parse().expect("a policy");
     let caller = find(&nothing.into(), &format!("Bearer {}", token.token)).expect("known");
     assert!(
@@ -335,7 +335,7 @@ fn a_token_has_its_streams_and_a_reload_is_no_way_around_it() {
     assert_eq!(caller().stream().unwrap_err(), TooManyStreams);
     streams.pop();
     assert!(caller().stream().is_ok());
-    assert!(Caller::anybody().stream().expect("no bound of its own").is_none());
+    assert!(Caller::anonymous().stream().expect("no bound of its own").is_none());
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn what_a_token_watches_is_kept_by_a_reload() {
     let left = (room().keys.available_permits(), room().places.available_permits());
     let (keys, places) = (limits::WATCHED_KEYS_MAX / 2, limits::WATCHED_PLACES_MAX / 2);
     assert_eq!(left, (keys - 10, places - 20));
-    assert!(Caller::anybody().watch_room().is_none());
+    assert!(Caller::anonymous().watch_room().is_none());
 }
 
 #[test]
@@ -409,7 +409,7 @@ fn a_changed_file_is_taken_over_and_a_wrong_one_is_not() {
     assert!(!knows(&old) && knows(&new), "the old one is revoked");
     assert_eq!(policies.renew(&early, NOW).unwrap_err(), Denied::Unknown, "also during a request");
     std::fs::write(&file, "").expect("written");
-    policies.reload().expect("nobody");
+    policies.reload().expect("a policy without tokens");
     assert!(!knows(&new) && policies.authenticate(None, NOW).is_err(), "nothing opens");
 
     let open = Policies::open(Some(&file), constants()).expect("a policy");
@@ -433,28 +433,28 @@ fn quotas_bound_the_longest_prefix_that_fits() {
     .parse()
     .expect("a policy");
     let policies = Policies::from(policy);
-    let seat = |group: &str| policies.seat(&name(group), Arrival::Born);
-    let all = seat("other").expect("the first");
-    assert!(matches!(seat("shop"), Err(OverQuota::Live(_))));
-    let (one, two) = (seat("shop:a").expect("1"), seat("shop:b").expect("2"));
-    let Err(OverQuota::Live(seats)) = seat("shop:c") else { panic!("a third") };
-    assert!(one.is_of(&seats) && two.is_of(&seats) && !all.is_of(&seats));
+    let permit = |group: &str| policies.permit(&name(group), Arrival::Born);
+    let all = permit("other").expect("the first");
+    assert!(matches!(permit("shop"), Err(OverQuota::Live(_))));
+    let (one, two) = (permit("shop:a").expect("1"), permit("shop:b").expect("2"));
+    let Err(OverQuota::Live(permits)) = permit("shop:c") else { panic!("a third") };
+    assert!(one.is_of(&permits) && two.is_of(&permits) && !all.is_of(&permits));
     drop(one);
-    let three = seats.take().expect("the seat of the first");
-    assert!(seats.take().is_err());
-    let OverQuota::NewKeys { per_minute, .. } = seat("shop:d").expect_err("a fourth") else {
-        panic!("there is a free seat, and the rate refuses")
+    let three = permits.take().expect("the permit of the first");
+    assert!(permits.take().is_err());
+    let OverQuota::NewKeys { per_minute, .. } = permit("shop:d").expect_err("a fourth") else {
+        panic!("there is a free permit, and the rate refuses")
     };
     assert_eq!(per_minute.get(), 3);
     drop(two);
-    assert!(policies.seat(&name("shop:d"), Arrival::Woken).is_ok(), "it is not a new key");
+    assert!(policies.permit(&name("shop:d"), Arrival::Woken).is_ok(), "it is not a new key");
     drop(three);
-    let both = (seats.take(), seats.take());
-    assert!(both.0.is_ok() && both.1.is_ok() && seats.take().is_err(), "no seat was lost");
+    let both = (permits.take(), permits.take());
+    assert!(both.0.is_ok() && both.1.is_ok() && permits.take().is_err(), "no permit was lost");
 }
 
 #[test]
-fn a_tenant_keeps_its_number_when_the_policy_is_read_anew() {
+fn a_tenant_keeps_its_number_when_the_policy_is_reloaded() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("policy.toml");
     let write = |prefixes: &[&str]| {
@@ -463,7 +463,7 @@ fn a_tenant_keeps_its_number_when_the_policy_is_read_anew() {
     };
     write(&["a", "bb"]);
     let policies = Policies::open(Some(&file), constants()).expect("a policy");
-    let tenant = |group: &str| policies.uncounted_seat(&name(group)).tenant();
+    let tenant = |group: &str| policies.uncounted_permit(&name(group)).tenant();
     let (a, b) = (tenant("a1"), tenant("bb1"));
     assert!(a != b && tenant("c1") == Tenant::OTHERS && tenant("b1") == Tenant::OTHERS);
     write(&["ccc", "bb"]);

@@ -382,14 +382,14 @@ const BURST_LEAST: NonZeroU32 =
 impl Caller {
     /// A caller of a server that requires no tokens. It can do everything.
     #[must_use]
-    pub fn anybody() -> Caller {
+    pub fn anonymous() -> Caller {
         Caller(None)
     }
 
     /// The token's name, for logs.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.0.as_ref().map_or("anybody", |token| &token.name)
+        self.0.as_ref().map_or("anonymous", |token| &token.name)
     }
 
     /// Whether the caller can do this with the keys of this group.

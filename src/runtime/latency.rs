@@ -30,7 +30,7 @@ impl Default for LatencyEstimate {
 }
 
 impl LatencyEstimate {
-    /// Adds the time of one request. Of two concurrent samples, one can be lost.
+    /// Adds the time of one request. One of two concurrent samples can be lost.
     pub fn took(&self, took: Duration) {
         let typical = self.0.load(Ordering::Relaxed);
         let step = typical / STEP_SHARE + 1;

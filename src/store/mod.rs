@@ -27,9 +27,10 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::{Level, Levels, NoOverlap, Replication};
 use orderfree_core::protocol::fold::{Fold, Grave};
+use orderfree_core::protocol::generation::Generation;
 use orderfree_core::protocol::group::{self, BadRows, Chunk};
 use orderfree_core::protocol::prefix::Part;
-use orderfree_core::protocol::reset::{Generation, LogRow};
+use orderfree_core::protocol::reset::LogRow;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     BadSlice, FullRead, Key, Name, Now, Row, ShardWrite, Timestamp, WholeSlice, WriteError,
@@ -124,9 +125,9 @@ impl fmt::Display for Placement {
 /// Which acknowledged updates a read surely sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sight {
-    /// Those of all pods.
+    /// The updates of all pods.
     All,
-    /// Those of the pods in this data centre. Others have replicas, too.
+    /// The updates of the pods in this data centre. Others have replicas, too.
     Local(String),
     /// None: the replicas that answer may have missed any of them.
     Nothing,

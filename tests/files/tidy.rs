@@ -1,5 +1,6 @@
 //! House rules that the compiler does not check: what each room may use, and how each file begins.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -115,6 +116,148 @@ fn modules_rely_only_on_those_before_them() {
             for word in *foreign {
                 assert!(!text.contains(word), "{name}, in {module}, uses {word}");
             }
+        }
+    }
+}
+
+/// The paths of the `use` items in a text, and whether other modules can use them from there: `a::{b, c::d}` is `a::b` and
+/// `a::c::d`.
+fn uses_in(text: &str) -> Vec<(bool, Vec<String>)> {
+    fn expand(tree: &str, before: &[String], paths: &mut Vec<Vec<String>>) {
+        let (head, list) = match tree.split_once('{') {
+            Some((head, list)) => (head, list.trim_end().strip_suffix('}')),
+            None => (tree, None),
+        };
+        let names = head.split("::").map(|name| name.split(" as ").next().unwrap_or(name).trim());
+        let mut path = before.to_vec();
+        path.extend(names.filter(|name| !name.is_empty()).map(str::to_owned));
+        let Some(list) = list else { return paths.push(path) };
+        let (mut depth, mut start) = (0, 0);
+        for (at, letter) in list.char_indices() {
+            match letter {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    expand(&list[start..at], &path, paths);
+                    start = at + 1;
+                }
+                _ => {}
+            }
+        }
+        expand(&list[start..], &path, paths);
+    }
+    let mut found = Vec::new();
+    for lines in text.split(";\n") {
+        let is_use = |line: &str| line.starts_with("use ") || is_shared(line);
+        let item = lines.lines().skip_while(|line| !is_use(line)).collect::<Vec<_>>().join(" ");
+        if let Some((_, tree)) = item.split_once("use ") {
+            let mut paths = Vec::new();
+            expand(tree, &[], &mut paths);
+            found.extend(paths.into_iter().map(|path| (is_shared(&item), path)));
+        }
+    }
+    found.retain(|(_, path)| !path.is_empty());
+    found
+}
+
+fn is_shared(line: &str) -> bool {
+    line.starts_with("pub use ") || line.starts_with("pub(crate) use ")
+}
+
+#[test]
+fn lists_of_uses_are_read() {
+    let text = "mod a;\nuse crate::{a::B, c::{self, D as E}};\npub use super::f;\n\nfn g() {}\n";
+    let uses: Vec<_> =
+        uses_in(text).into_iter().map(|(all, path)| (all, path.join("::"))).collect();
+    let path = |text: &str| text.to_owned();
+    assert_eq!(
+        uses,
+        [
+            (false, path("crate::a::B")),
+            (false, path("crate::c::self")),
+            (false, path("crate::c::D")),
+            (true, path("super::f")),
+        ]
+    );
+}
+
+/// The modules of a crate by their path, such as `src/engine/read`, with what each uses.
+struct Modules(BTreeMap<String, Vec<(bool, Vec<String>)>>);
+
+impl Modules {
+    /// The module that defines what a module knows by this path, unless it is a name that a folder shares.
+    fn resolve(&self, module: &str, path: &[String]) -> Option<String> {
+        let root = &module[..module.find("src/")? + 3];
+        let mut at = match path[0].as_str() {
+            "crate" => root.to_owned(),
+            "self" | "super" => module.to_owned(),
+            child => {
+                Some(format!("{module}/{child}")).filter(|child| self.0.contains_key(child))?
+            }
+        };
+        let known = usize::from(path[0] != "super");
+        for name in &path[known..] {
+            let child = format!("{at}/{name}");
+            if name == "super" {
+                at.truncate(at.rfind('/')?);
+            } else if self.0.contains_key(&child) {
+                at = child;
+            } else {
+                // A name that a folder shares from one of its files is the folder's vocabulary.
+                let is_shared =
+                    |(all, path): &(bool, Vec<String>)| *all && path.last() == Some(name);
+                return (!self.0.get(&at)?.iter().any(is_shared)).then_some(at);
+            }
+        }
+        Some(at)
+    }
+}
+
+/// A file that uses another one can be understood after it, so no two files may need each other. Two uses do not count: of
+/// what the folder's own file defines, by the files in the folder; and of the names that a folder shares.
+#[test]
+fn no_files_use_each_other_in_a_circle() {
+    let module = |(name, text): (String, String)| {
+        let module = name.strip_suffix(".rs")?;
+        let is_product =
+            !name.contains("tests") && !name.contains("/examples/") && name.contains("src/");
+        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        is_product
+            .then(|| (module.strip_suffix("/mod").unwrap_or(module).to_owned(), uses_in(text)))
+    };
+    let modules = Modules(sources().into_iter().filter_map(module).collect());
+    let mut uses: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for (module, paths) in &modules.0 {
+        for used in paths.iter().filter_map(|(_, path)| modules.resolve(module, path)) {
+            if *module != used && !module.starts_with(&format!("{used}/")) {
+                uses.entry(module).or_default().insert(used);
+            }
+        }
+    }
+    assert!(uses.len() > 100, "{} files use others", uses.len());
+    // A file that uses none of the others, or that none of them uses, is in no circle.
+    loop {
+        let (files, used): (BTreeSet<String>, BTreeSet<String>) = (
+            uses.keys().map(|file| (*file).to_owned()).collect(),
+            uses.values().flatten().cloned().collect(),
+        );
+        uses.values_mut().for_each(|of| of.retain(|file| files.contains(file)));
+        uses.retain(|file, of| used.contains(*file) && !of.is_empty());
+        if uses.len() == files.len() {
+            break;
+        }
+    }
+    assert!(uses.is_empty(), "these files use each other in a circle: {uses:#?}");
+}
+
+#[test]
+fn names_of_functions_fit_in_60_characters() {
+    for (name, text) in sources() {
+        for line in text.lines() {
+            let function = line.split_once("fn ").map(|(_, rest)| rest.split(['(', '<']).next());
+            let function = function.flatten().unwrap_or_default();
+            let is_name = function.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+            assert!(!is_name || function.len() <= 60, "{name}: shorten {function}");
         }
     }
 }

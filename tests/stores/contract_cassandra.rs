@@ -350,7 +350,7 @@ async fn regression_8_levels_that_need_not_meet_are_refused_at_start() {
 
 /// With more replicas the levels of a pod can miss what was counted. Folds would then lose it for good.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn folds_wait_while_a_changed_replication_does_not_fit_the_levels() {
+async fn folds_wait_while_the_replication_does_not_fit_the_levels() {
     let _others_too = CLUSTER.read().await;
     let good = fresh(short_constants()).await;
     let alter = async |replicas: usize| {
@@ -569,7 +569,7 @@ fn say_of_peers(release: &str) {
 
 /// The table of peers can have a release from before an upgrade.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_nodes_own_word_for_its_release_counts_and_its_peers_word_while_it_is_down() {
+async fn a_node_tells_its_release_and_its_peers_do_while_it_is_down() {
     let _alone = CLUSTER.write().await;
     let config = unmade_on_own(patient_constants());
     let peers = FalsePeers::saying("3.11.0", &config).await;

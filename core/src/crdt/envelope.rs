@@ -43,7 +43,7 @@
 use super::pack::{OpId, Pack, StoredPack};
 use super::varint::{self, Reader};
 use super::{DecodeError, Kind, State};
-use crate::protocol::reset::{Generation, Remembered};
+use crate::protocol::generation::{Generation, Remembered};
 use crate::protocol::{Key, MutatorId, Timestamp};
 
 const MAGIC: u8 = 0xCF;
@@ -71,16 +71,16 @@ pub struct KeySeal(u32);
 pub struct RowSeal(u32);
 
 impl KeySeal {
-    /// For rows that belong to no key yet: those of an export.
+    /// The seal for rows that belong to no key yet: those of an export.
     pub const NOWHERE: KeySeal = KeySeal(0);
 
-    /// For a key.
+    /// The seal for a key.
     #[must_use]
     pub fn of(key: &Key) -> KeySeal {
         KeySeal::of_parts(key.kind.name(), key.group.as_str(), key.name.as_str())
     }
 
-    /// For a key as a store has it, with a kind that this release may not know.
+    /// The seal for a key as a store has it, with a kind that this release may not know.
     #[must_use]
     pub fn of_parts(kind: &str, group: &str, name: &str) -> KeySeal {
         let seal = [kind, group, name].into_iter().fold(0, |crc, text| {
@@ -92,14 +92,14 @@ impl KeySeal {
         KeySeal(seal)
     }
 
-    /// For one of the key's rows.
+    /// The seal for one of the key's rows.
     #[must_use]
     pub fn row(self, expires_at: Timestamp, mutator_id: MutatorId) -> RowSeal {
         let seal = crc32c::crc32c_append(self.0, &expires_at.as_micros().to_le_bytes());
         RowSeal(crc32c::crc32c_append(seal, mutator_id.as_uuid().as_bytes()))
     }
 
-    /// For the key's tally.
+    /// The seal for the key's tally.
     #[must_use]
     pub fn tally(self) -> RowSeal {
         self.row(Timestamp::NEVER, MutatorId::TALLY)
@@ -330,7 +330,7 @@ pub fn decode_tally(
 
 /// What comes before the payload.
 struct Marks<'a> {
-    /// Those that do not follow from the rest.
+    /// The flags that do not follow from the rest.
     flags: u8,
     /// The tally's fence, or the shard's write number.
     mark: u64,

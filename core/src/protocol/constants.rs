@@ -249,7 +249,7 @@ impl Constants {
     }
 
     /// From birth to expiry of a mutator that is born while its pod remembers a reset of the key: D and an hour, and at
-    /// most L. Each reset gives the key new rows, so folds must be able to take those of before soon.
+    /// most L. Each reset gives the key new rows, so folds must be able to take the earlier rows soon.
     #[must_use]
     pub fn lifetime_after_reset(&self) -> Duration {
         self.lifetime.min(self.drain_margin + HOUR)

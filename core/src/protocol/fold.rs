@@ -28,8 +28,8 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::gathered::{Fitting, Gathered};
+use super::generation::{self, Generation, Remembered};
 use super::prefix::PrefixRead;
-use super::reset::{self, Generation, Remembered};
 use super::row_reader::{RowError, RowReader};
 use super::{Constants, FullRead, Key, MutatorId, Row, Timestamp};
 use crate::crdt::envelope;
@@ -86,7 +86,7 @@ pub struct Grave {
 pub struct Report {
     /// The fence before the fold; none without a tally.
     pub fence_before: Option<Timestamp>,
-    /// What that fence says about clocks; see [`reset::evidence`].
+    /// What that fence says about clocks; see [`generation::evidence`].
     pub evidence_before: Option<Timestamp>,
     /// The last reset that the tally remembers.
     pub reset: Option<Generation>,
@@ -125,7 +125,7 @@ pub enum FoldError {
     ClockMoved {
         /// The fence.
         fence: Timestamp,
-        /// What it says about clocks; see [`reset::evidence`].
+        /// What it says about clocks; see [`generation::evidence`].
         evidence: Timestamp,
     },
 }
@@ -180,7 +180,7 @@ pub fn plan_or_forget(
     }
     let report = Report { zombies, kept, ..Report::default() };
     let newest = slice.shards().last().map(|row| row.expires_at).max(before);
-    // A row above the fence ends a grave. Of rows that are not final yet, some replicas may have only zombies.
+    // A row above the fence ends a grave. Some replicas may lack rows that are not final yet, and have only zombies.
     if gathered.is_grave && finals.is_empty() {
         return Ok(gathered.into_grave_again(read.key(), report, zombies > 0, now, constants));
     }
@@ -283,7 +283,7 @@ enum Zombies {
 impl Gathered {
     /// What the tally's fence says about clocks.
     fn evidence(&self, constants: &Constants) -> Option<Timestamp> {
-        self.fence.map(|fence| reset::evidence(fence, self.last_reset(), constants))
+        self.fence.map(|fence| generation::evidence(fence, self.last_reset(), constants))
     }
 
     fn last_reset(&self) -> Option<Generation> {
@@ -433,7 +433,7 @@ impl Gathered {
             true => envelope::encode_grave(seal, key.kind, fence, reset.as_ref()),
             false => envelope::encode_reset_tally(seal, &state, fence, is_full, reset.as_ref()),
         };
-        let evidence = reset::evidence(fence, generation, constants);
+        let evidence = generation::evidence(fence, generation, constants);
         Plan::Fold(Fold {
             key: key.clone(),
             fence,
@@ -506,7 +506,7 @@ impl Fold {
         self.fence.next()
     }
 
-    /// The time that the stored fence proves some clock to have shown; see [`reset::evidence`].
+    /// The time that the stored fence proves some clock to have shown; see [`generation::evidence`].
     #[must_use]
     pub fn evidence(&self) -> Timestamp {
         self.evidence

@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use super::reset::Remembered;
+use super::generation::Remembered;
 use super::row_reader::{RowError, RowReader};
 use super::united::Counting;
 use super::{Row, Timestamp};
@@ -24,7 +24,7 @@ pub(super) struct Gathered {
     pub(super) counting: Counting,
     pub(super) state: State,
     pub(super) shards: usize,
-    /// Those of them that a reset cleared: they are in no state.
+    /// The number of merged shards that a reset cleared. They are in no state.
     pub(super) cleared: usize,
     /// The ops with ids among them.
     pub(super) united: United,

@@ -101,8 +101,8 @@ mod tests {
         for overrides in [Overrides::default(), short, long_quantum, short_cutoff] {
             let constants = Constants::resolve(overrides).expect("consistent");
             let now = Timestamp::from_micros(1_800_000_000_000_000);
-            // The lowest fences that hide a mutator born now, and one that takes an op with an id now. Of each
-            // the lowest that can be stored for it.
+            // The lowest fences that hide a mutator born now, and one that takes an op with an id now. For each,
+            // the lowest fence that can be stored.
             for left in [constants.lifetime(), constants.id_drain_margin()] {
                 let stored = now.plus(left).minus(quantum(&constants));
                 assert!(fold::proves_moved_clock(stored, now, &constants), "{constants:?}");

@@ -13,7 +13,7 @@
 //! * [`read`]: rows become a value;
 //! * [`group`]: many keys in chunks, none torn;
 //! * [`fold`]: expired rows become a tally; [`sweep`] finds the keys that need it;
-//! * [`reset`]: a key begins again, and what it had is returned;
+//! * [`reset`]: a key begins again, and what it had is returned; [`generation`] is what rows remember of it;
 //! * [`prefix`]: keys with too many rows for one answer, oldest rows first;
 //! * [`clock`]: whether this pod's clock can be trusted; [`repair`] corrects what a wrong clock has written;
 //! * [`consistency`]: whether two consistency levels share a replica.
@@ -24,6 +24,7 @@ mod constants;
 pub mod fold;
 mod full_read;
 mod gathered;
+pub mod generation;
 pub mod group;
 pub mod high_water;
 pub mod hybrid;

@@ -15,18 +15,18 @@
 //! Maxima and sketches can't be subtracted, so undoing a write means replaying the waiting ops on the state
 //! from before the write.
 
-mod held;
+mod content;
 mod resting;
 mod succession;
 
 use std::time::Duration;
 
-pub use held::Change;
-use held::Held;
+pub use content::Change;
+use content::MutatorContent;
 pub use resting::RestFlaw;
 pub use succession::{KEY_STATES_BYTES_MAX, PACK_BYTES_CHEAP, Predecessors};
 
-use super::reset::Generation;
+use super::generation::Generation;
 use super::{
     Constants, Durability, Key, Lease, MutatorId, Now, OP_AGE_MAX, Timestamp, WriteError,
     WriteOutcome,
@@ -52,9 +52,9 @@ pub struct Mutator {
     was_reset: bool,
     lease: Lease,
     /// All ops that were sent and not certainly refused.
-    settled: Held,
+    settled: MutatorContent,
     /// `settled`, or what is in flight, with the queue applied.
-    head: Held,
+    head: MutatorContent,
     /// Accepted but never sent. Ascending by ticket.
     queue: Vec<OpList>,
     /// The weight of the queue; see [`Mutator::queued`].
@@ -91,7 +91,7 @@ struct OpList {
 #[derive(Debug)]
 /// What the write in flight holds.
 struct Sent {
-    held: Held,
+    held: MutatorContent,
     /// The op lists that were answered from memory. If the write is refused, they wait again. If its outcome
     /// is unknown, they are unsure.
     kept: Vec<OpList>,
@@ -143,7 +143,7 @@ pub enum Begin {
     Idle,
     /// Send this, then call [`Mutator::finish_write`].
     Write(ShardWrite),
-    /// The lease is over: no further write may be sent. Unresolved ops stay unknown. [`Mutator::bury`]
+    /// The lease is over: no further write may be sent. Unresolved ops stay unknown. [`Mutator::end`]
     /// returns what the successor inherits.
     Dead,
 }
@@ -222,7 +222,7 @@ impl Mutator {
         now: Now,
         constants: &Constants,
     ) -> Mutator {
-        let empty = Held::State(State::new(key.kind, precision));
+        let empty = MutatorContent::State(State::new(key.kind, precision));
         let lease = Lease::begin(now, lifetime_of(stamp, constants), constants);
         Mutator::clean(key, id, lease, empty).stamped(stamp)
     }
@@ -238,12 +238,12 @@ impl Mutator {
         now: Now,
         constants: &Constants,
     ) -> Mutator {
-        let empty = Held::Pack(Pack::new(key.kind, precision));
+        let empty = MutatorContent::Pack(Pack::new(key.kind, precision));
         Mutator::clean(key, id, Lease::until(expires_at, now, constants), empty)
     }
 
     /// A mutator that holds this and has not drawn a dot or written anything yet.
-    fn clean(key: Key, id: MutatorId, lease: Lease, held: Held) -> Mutator {
+    fn clean(key: Key, id: MutatorId, lease: Lease, held: MutatorContent) -> Mutator {
         let seal = KeySeal::of(&key).row(lease.expires_at(), id);
         Mutator {
             key,
@@ -283,7 +283,7 @@ impl Mutator {
         &self.lease
     }
 
-    /// The same with the stamp that [`Mutator::born_after`] gives. The expiry of a pack follows from its ids.
+    /// Gives this mutator the stamp that [`Mutator::born_after`] returns. The expiry of a pack follows from its ids.
     #[must_use]
     pub fn stamped(self, stamp: Option<Generation>) -> Mutator {
         Mutator { stamp, ..self }
@@ -295,7 +295,7 @@ impl Mutator {
         self.stamp
     }
 
-    /// Number of op lists that [`Mutator::bury`] hands on first although they were sent, and may be stored.
+    /// Number of op lists that [`Mutator::end`] hands on first although they were sent, and may be stored.
     #[must_use]
     pub fn sent_to_inherit(&self) -> usize {
         self.unsure.len()
@@ -311,7 +311,7 @@ impl Mutator {
     /// Whether it takes ops with ids.
     #[must_use]
     pub fn is_pack(&self) -> bool {
-        matches!(self.head, Held::Pack(_))
+        matches!(self.head, MutatorContent::Pack(_))
     }
 
     /// The size of what its next write holds, if it takes ops with ids; otherwise 0.
@@ -324,7 +324,7 @@ impl Mutator {
     #[must_use]
     pub fn has_id_of(&self, change: &Change) -> bool {
         match (&self.head, change) {
-            (Held::Pack(pack), Change::Named(op)) => pack.has(&op.id),
+            (MutatorContent::Pack(pack), Change::Named(op)) => pack.has(&op.id),
             _ => false,
         }
     }
@@ -333,8 +333,8 @@ impl Mutator {
     #[must_use]
     pub fn stored_ids(&self) -> usize {
         match &self.settled {
-            Held::Pack(pack) => pack.len(),
-            Held::State(_) => 0,
+            MutatorContent::Pack(pack) => pack.len(),
+            MutatorContent::State(_) => 0,
         }
     }
 
@@ -496,7 +496,7 @@ impl Mutator {
     }
 
     /// Ends a dead mutator and says what happens to the op lists that were answered from memory.
-    pub fn bury(&mut self) -> Estate {
+    pub fn end(&mut self) -> Estate {
         self.head = self.settled.clone();
         self.queued = 0;
         let (again, lost) = (std::mem::take(&mut self.unsure), std::mem::take(&mut self.at_risk));

@@ -157,7 +157,7 @@ impl Window {
     }
 }
 
-/// Whether a row of this group with this expiry holds ops by their ids. Of other rows one in sixty million
+/// Whether a row of this group with this expiry holds ops by their ids. One in sixty million other rows
 /// looks like one.
 #[must_use]
 pub(super) fn is_expiry_of_ids(expires_at: Timestamp, group: &Name) -> bool {
@@ -168,8 +168,8 @@ pub(super) fn is_expiry_of_ids(expires_at: Timestamp, group: &Name) -> bool {
 }
 
 impl ClientId {
-    /// Reads an id. A UUID in its usual form and a ULID stay as they are, in upper or lower case. Of any other
-    /// text the first 16 bytes of a SHA-256 are used.
+    /// Reads an id. A UUID in its usual form and a ULID stay as they are, in upper or lower case. Any other text
+    /// becomes the first 16 bytes of its SHA-256.
     ///
     /// # Errors
     /// [`BadId`].
@@ -250,13 +250,13 @@ impl NamedOp {
         NamedOp { id: OpId { id, index }, time, fraction_us, window, sequence: 0, ops_before: 0 }
     }
 
-    /// The same name for an op that comes after so many ops of its request.
+    /// This name for an op that follows `ops_before` others of its request.
     #[must_use]
     pub fn after_ops(self, ops_before: u32) -> NamedOp {
         NamedOp { ops_before, ..self }
     }
 
-    /// The same name for a sender's running total; see [`IdOp::sequence`].
+    /// This name for a sender's running total; see [`IdOp::sequence`].
     #[must_use]
     pub fn with_sequence(self, sequence: u64) -> NamedOp {
         NamedOp { sequence, ..self }

@@ -35,8 +35,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use thiserror::Error;
 
 use super::gathered::Gathered;
+use super::generation::Remembered;
 use super::read::Reading;
-use super::reset::Remembered;
 use super::row_reader::{RowError, RowReader};
 use super::{BadSlice, Key, Row, Timestamp};
 
@@ -93,7 +93,7 @@ pub struct Walk {
     until: Until,
     size: PartSize,
     cursor: Cursor,
-    /// Of the shards that were taken, up to `until.settled`.
+    /// The ids in the shards that were taken, up to `until.settled`.
     ids: Ids,
     shards: usize,
     bytes: usize,
@@ -423,7 +423,7 @@ impl Until {
         Until { through, settled: now.min(LAST_EXPIRY), rows, bytes, tally_bytes: None }
     }
 
-    /// Final shards up to a cut, for a fold that takes about so many rows and bytes.
+    /// Final shards up to a cut, for a fold that takes about `rows` rows and `bytes` bytes.
     #[must_use]
     pub fn cut(through: Timestamp, (rows, bytes): (usize, usize), tally_bytes: usize) -> Until {
         Until { through, settled: through, rows, bytes, tally_bytes: Some(tally_bytes) }

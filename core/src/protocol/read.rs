@@ -4,7 +4,7 @@
 //! expiry: first plain shards by mutator, then ops with ids, each id once. Shards and ids that a
 //! reset ([`super::reset`]) cleared do not count.
 
-use super::reset::{self, Generation, Remembered};
+use super::generation::{self, Generation, Remembered};
 use super::row_reader::{RowError, RowReader};
 use super::united::Counting;
 use super::{Constants, Key, MutatorId, Phase, Row, Timestamp, WholeSlice};
@@ -52,11 +52,11 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// What the fence says about clocks; see [`reset::evidence`].
+    /// What the fence says about clocks; see [`generation::evidence`].
     #[must_use]
     pub fn evidence(&self, constants: &Constants) -> Option<Timestamp> {
         let generation = self.reset.as_ref().map(Remembered::generation);
-        self.fence.map(|fence| reset::evidence(fence, generation, constants))
+        self.fence.map(|fence| generation::evidence(fence, generation, constants))
     }
 }
 

@@ -38,9 +38,9 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::generation::{self, Generation, Remembered};
 use super::op_id::Window;
 use super::read::{self, Answer};
-use super::reset::{self, Generation, Remembered};
 use super::row_reader::{RowError, RowReader};
 use super::transfer::Parcel;
 use super::{BadSlice, Constants, Key, MutatorId, Row, Slice, Timestamp, fold};
@@ -78,7 +78,7 @@ pub struct Report {
     pub keys: u64,
     /// Rows that were removed, including tallies; each repaired key has one new row.
     pub gone: u64,
-    /// The highest remaining fence, as it tells of clocks: see [`reset::evidence`].
+    /// The highest remaining fence, as it tells of clocks: see [`generation::evidence`].
     pub fence: Option<Timestamp>,
     /// The latest remaining time of a last writer.
     pub stamp: Option<Timestamp>,
@@ -237,7 +237,7 @@ impl Repair {
         let tally = rows.iter().find(|written| written.row.is_tally());
         let reset = tally.and_then(|written| envelope::reset(&written.row.state));
         let generation = reset.as_ref().map(Remembered::generation);
-        let evidence = fence.map(|fence| reset::evidence(fence, generation, &self.constants));
+        let evidence = fence.map(|fence| generation::evidence(fence, generation, &self.constants));
         let moved = evidence
             .filter(|evidence| fold::proves_moved_clock(*evidence, self.now, &self.constants));
         moved.into_iter().for_each(|evidence| self.report.fences.note(evidence));
@@ -313,13 +313,13 @@ impl Repair {
         expected: &State,
     ) -> Result<bool, RepairError> {
         let expires_at = self.now.plus(self.constants.lifetime());
-        let anybody = Dot { expires_at, mutator_id: MutatorId::TALLY, seq: 1 };
-        let by_anybody = |mut state: State| {
-            state.attribute_to(anybody);
+        let any_pod = Dot { expires_at, mutator_id: MutatorId::TALLY, seq: 1 };
+        let by_any_pod = |mut state: State| {
+            state.attribute_to(any_pod);
             state
         };
-        let found = self.value(key, rows)?.map(by_anybody);
-        Ok(found == Some(by_anybody(expected.clone())))
+        let found = self.value(key, rows)?.map(by_any_pod);
+        Ok(found == Some(by_any_pod(expected.clone())))
     }
 
     /// The one row that replaces a state.
@@ -356,7 +356,7 @@ fn is_pack(reader: RowReader, row: &Row) -> bool {
 struct Looked {
     /// The fence of its tally.
     fence: Option<Timestamp>,
-    /// What that fence says about clocks; see [`reset::evidence`].
+    /// What that fence says about clocks; see [`generation::evidence`].
     evidence: Option<Timestamp>,
     /// Times of last writers that have to change, ascending; empty if none of them is ahead.
     late: Vec<Timestamp>,

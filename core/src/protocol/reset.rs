@@ -49,6 +49,7 @@ use thiserror::Error;
 use uuid::Uuid;
 
 use super::fold::{Fold, Report};
+use super::generation::{AHEAD_SLACK, Generation, Remembered, evidence};
 use super::row_reader::{RowError, RowReader};
 use super::united::{Counting, Counts};
 use super::{Constants, FullRead, Key, Name, Now, Row, Timestamp};
@@ -78,111 +79,6 @@ const LOOK_BACK_MIN: Duration = Duration::from_secs(120);
 /// The time between two looks of a running pod at all rows, which also count what is left of them. Old rows can appear when a
 /// backup is restored.
 const ALL_ROWS_EVERY: Duration = Duration::from_secs(600);
-
-/// A fence that belongs to a reset proves a moved clock only if it is 2ε and this span ahead.
-const AHEAD_SLACK: Duration = Duration::from_secs(1);
-
-/// The generation of a reset: the time from which it counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Generation(Timestamp);
-
-impl Generation {
-    /// The generation of a reset at this time.
-    #[must_use]
-    pub const fn at(time: Timestamp) -> Generation {
-        Generation(time)
-    }
-
-    /// Its time.
-    #[must_use]
-    pub const fn time(self) -> Timestamp {
-        self.0
-    }
-}
-
-/// The last reset of a key, as its tally remembers it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remembered {
-    generation: Generation,
-    until: Timestamp,
-    /// The cleared ids that can come again, each with the expiry of its copies. In ascending order.
-    ids: Vec<(Timestamp, OpId)>,
-}
-
-impl Remembered {
-    /// From the parts that a row holds; none if they are not in the only order that is written.
-    pub(crate) fn stored(
-        generation: Generation,
-        until: Timestamp,
-        ids: Vec<(Timestamp, OpId)>,
-    ) -> Option<Remembered> {
-        let is_after = ids.first().is_none_or(|first| first.0 > generation.0);
-        let ascends = ids.windows(2).all(|pair| pair[0] < pair[1]);
-        (generation.0 < until && is_after && ascends).then_some(Remembered {
-            generation,
-            until,
-            ids,
-        })
-    }
-
-    /// The generation of the reset.
-    #[must_use]
-    pub fn generation(&self) -> Generation {
-        self.generation
-    }
-
-    /// Until when it is remembered, by pods too: no row that it clears expires later.
-    #[must_use]
-    pub fn until(&self) -> Timestamp {
-        self.until
-    }
-
-    /// The ids that count nothing, each with the expiry of its rows. In ascending order.
-    #[must_use]
-    pub fn ids(&self) -> &[(Timestamp, OpId)] {
-        &self.ids
-    }
-
-    /// The same without ids, which breaks a rule. Only a simulation uses this.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn without_ids(self) -> Remembered {
-        Remembered { ids: Vec::new(), ..self }
-    }
-
-    /// Whether a row above the fence counts, by its stamp and its expiry.
-    #[must_use]
-    pub fn counts(&self, stamp: Option<Generation>, expires_at: Timestamp) -> bool {
-        expires_at > self.until || stamp >= Some(self.generation)
-    }
-
-    /// Whether the op with this id was cleared.
-    #[must_use]
-    pub fn has_cleared(&self, expires_at: Timestamp, id: OpId) -> bool {
-        self.ids.binary_search(&(expires_at, id)).is_ok()
-    }
-
-    /// The part that a tally with this fence must still remember.
-    pub(super) fn after(self, fence: Timestamp) -> Option<Remembered> {
-        (self.until > fence).then(|| self.without_ids_up_to(fence))
-    }
-
-    /// The same, also if the time for which it is remembered is over.
-    pub(super) fn without_ids_up_to(mut self, fence: Timestamp) -> Remembered {
-        self.ids.retain(|(expires_at, _)| *expires_at > fence);
-        self
-    }
-}
-
-/// The time that a fence proves some clock to have shown, minus C. An ordinary fence was made by a clock that
-/// showed C more. The fence of a reset's marker was made by a clock that showed just that.
-#[must_use]
-pub fn evidence(fence: Timestamp, reset: Option<Generation>, constants: &Constants) -> Timestamp {
-    match reset {
-        Some(Generation(time)) if time == fence => fence.minus(constants.cutoff() + AHEAD_SLACK),
-        _ => fence,
-    }
-}
 
 /// The part of the log in which resets of this group's keys are.
 #[must_use]
@@ -225,11 +121,13 @@ impl LogRow {
 pub enum Shut {
     /// Its last look at the log is too old.
     #[error(
-        "this pod could not read the log of resets for {0:?}; it tries again, and so should you"
+        "this pod could not read the log of resets for {0:?} and tries again; send the update again in a second"
     )]
     Unread(Duration),
     /// It has not looked at the whole log yet, or not since its clock was found wrong.
-    #[error("this pod has not read the log of resets yet; it tries again, and so should you")]
+    #[error(
+        "this pod has not read the log of resets yet and tries again; send the update again in a second"
+    )]
     NeverRead,
     /// The key was reset at a time that this pod's clock has not reached.
     #[error("the key was reset in this clock's future: a clock has moved; check NTP")]
@@ -298,7 +196,7 @@ pub enum ResetFlaw {
     NoLease,
     /// After an acknowledgement, no pod asks when the last look was (R4).
     NoLookAfterAck,
-    /// Mutators of before a reset take further ops, and acknowledge them (R3, R4).
+    /// Mutators from before a reset take further ops, and acknowledge them (R3, R4).
     OldMutators,
     /// A reset is forgotten at once (R2).
     ForgetsEarly,
@@ -362,7 +260,7 @@ impl Size {
     }
 }
 
-/// A reset of one key. Of two entries the later generation can have been seen first.
+/// A reset of one key. A later generation can have been seen before an earlier one.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     generation: Generation,
@@ -529,8 +427,8 @@ impl Log {
     }
 
     /// Forgets resets whose time is over by this clock. Only while the clock gate is open: a clock that ran ahead
-    /// would forget resets that other rows still depend on. Of several resets of a key, only the last is kept once no ack
-    /// stands by a look of before it.
+    /// would forget resets that other rows still depend on. If a key has several resets, only the last is kept once no
+    /// ack relies on a look from before it.
     pub fn forget(&mut self, now: Now, constants: &Constants) {
         let is_early = self.flaw == Some(ResetFlaw::ForgetsEarly);
         let mut count = 0;
@@ -563,7 +461,7 @@ impl Log {
         self.looks[usize::from(bucket(key.kind, &key.group))].map(|look| look.began.boot)
     }
 
-    /// The same with a rule broken.
+    /// Breaks the rule `flaw`, for the simulator.
     #[doc(hidden)]
     #[must_use]
     pub fn with_flaw(self, flaw: Option<ResetFlaw>) -> Log {
@@ -747,7 +645,7 @@ impl Draft {
         Draft { begun: now, keys, names, newest, latest, flaw: None }
     }
 
-    /// The same with a rule broken.
+    /// Breaks the rule `flaw`, for the simulator.
     #[doc(hidden)]
     #[must_use]
     pub fn with_flaw(self, flaw: Option<ResetFlaw>) -> Draft {

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::reset::Remembered;
+use super::generation::Remembered;
 use super::{Constants, Key, Name, Phase, Timestamp, op_id};
 use crate::crdt::{Kind, envelope};
 

@@ -8,7 +8,7 @@
 
 use std::borrow::Borrow;
 
-use super::reset::{Generation, Remembered};
+use super::generation::{Generation, Remembered};
 use super::row_reader::{RowError, RowReader};
 use super::{Row, Timestamp};
 use crate::crdt::envelope::{self, Shard};

@@ -1,6 +1,6 @@
 // One key: its number, why it is that number, and what can be done with it.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { type Decimal, decimal, minus, near } from "../logic/decimal.ts";
+import { decimal, minus, near } from "../logic/decimal.ts";
 import { clock, double, plural } from "../logic/format.ts";
 import { path, toGroup, toKey } from "../logic/route.ts";
 import { Refused, askForRights, call, token } from "../live/api.ts";
@@ -8,7 +8,7 @@ import { usePolled } from "../live/polled.ts";
 import { useStore } from "../live/store.ts";
 import { type Obstacle, useWatch } from "../live/watch.ts";
 import { Copy, ProblemNote, Trouble } from "../parts/ui.tsx";
-import type { Key, KindView, ProblemBody, Reading, Whole } from "../types.ts";
+import type { Key, KindView, Point, ProblemBody, Reading, Whole } from "../types.ts";
 import { AddCard } from "./add.tsx";
 import { EndCard } from "./end.tsx";
 import { ValueCard } from "./value.tsx";
@@ -25,11 +25,6 @@ export type State =
   | { is: "there"; reading: Reading }
   | { is: "absent" }
   | { is: "trouble"; problem: ProblemBody };
-
-export interface Point {
-  at: number;
-  value: Decimal;
-}
 
 const POINTS_MAX = 1_200;
 const POLL_MS = 3_000;

@@ -7,8 +7,7 @@ import { call } from "../live/api.ts";
 import { usePolled } from "../live/polled.ts";
 import { Chart } from "../parts/chart.tsx";
 import { Card, Copy, Ticking } from "../parts/ui.tsx";
-import type { Estimate, Extrema, Histogram, ItemSet, Observation, Reading, Register, Stats, TopList, Whole } from "../types.ts";
-import type { Point } from "./key.tsx";
+import type { Estimate, Extrema, Histogram, ItemSet, Observation, Point, Reading, Register, Stats, TopList, Whole } from "../types.ts";
 
 interface Props {
   reading: Reading;

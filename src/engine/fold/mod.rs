@@ -14,7 +14,7 @@ mod results;
 
 use std::collections::HashSet;
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -36,6 +36,7 @@ use crate::engine::resets::Resets;
 use crate::limits;
 use crate::policy::Policies;
 use crate::runtime::random::Random;
+use crate::runtime::sync::lock;
 use crate::runtime::tasks::{Task, Tasks};
 use crate::store::{Folds, Pause, Reads, StoreError, SweepPart, prefix};
 use busy::Busy;
@@ -131,7 +132,7 @@ impl Folder {
         }
         let Some(nominations) = lock(&self.nominations).take() else { return };
         tasks.spawn(Task::FoldQueue, Arc::clone(self).work(nominations, tasks.clone()));
-        tasks.spawn(Task::FoldSweep, Arc::clone(self).sweep_for_ever(tasks.clone()));
+        tasks.spawn(Task::FoldSweep, Arc::clone(self).sweep_forever(tasks.clone()));
     }
 
     /// Queues a key. A full queue drops the key; the sweep finds it again.
@@ -386,7 +387,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Of keys with only a tally, only those that may be idle by what this pod knows of them are read.
+    /// Whether to read the key. A key with only a tally is read only if it may be idle.
     fn is_worth_a_read(&self, nomination: &Nomination) -> bool {
         let Nomination { key, is_tally_alone, .. } = nomination;
         let idle_ttl = || self.policies.idle_ttl(key);
@@ -409,7 +410,7 @@ impl Folder {
         self.looks.note(key, since);
     }
 
-    async fn sweep_for_ever(self: Arc<Self>, tasks: Tasks) {
+    async fn sweep_forever(self: Arc<Self>, tasks: Tasks) {
         let every = self.constants.sweep_every().max(SWEEP_EVERY_MIN);
         loop {
             let parts = self.parts();
@@ -587,10 +588,6 @@ impl Folder {
             tracing::warn!(key = %read.key(), rows = read.slice().len(), "a fold met many rows");
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

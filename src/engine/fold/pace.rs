@@ -68,7 +68,7 @@ impl Pace {
         })
     }
 
-    /// The same when folds are allowed, if that was why the last one failed.
+    /// Records that folds are allowed again. Returns true if the log has to say that folds go on.
     pub(super) fn is_allowed_again(&self) -> bool {
         self.with(|state| state.is_paused) && self.went_well()
     }

@@ -18,7 +18,7 @@ use crate::store::{Pause, StoreError};
 pub struct PurgeReport {
     /// Graves of keys that were forgotten.
     pub graves: usize,
-    /// Of these, those that were removed, or would be.
+    /// Graves that were removed, or would be.
     pub removed: usize,
     /// Keys that could not be read at the level of folds, or whose removal was not acknowledged.
     pub postponed: usize,

@@ -30,7 +30,7 @@ pub enum FoldFailure {
     #[error("{key}: {error}")]
     Blocked { key: Key, error: FoldError },
     /// The fold panicked. If something was written, the next fold reads it.
-    #[error("the fold met a bug: {0}")]
+    #[error("the fold hit a bug: {0}")]
     Bug(String),
     /// The write was not acknowledged. It may have been applied; the next fold reads the result.
     #[error("the fold's write was not acknowledged: {0}")]

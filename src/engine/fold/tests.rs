@@ -7,7 +7,7 @@ use orderfree_core::protocol::{Begin, Change, Durability, Mutator, Name, Now, Ov
 use tempfile::TempDir;
 
 use super::*;
-use crate::engine::resets::Resetter;
+use crate::engine::resetter::Resetter;
 use crate::policy::Policy;
 use crate::runtime::clock::{Clock, SystemClock};
 use crate::store::Shards;
@@ -92,7 +92,7 @@ async fn the_log_says_that_folds_wait_while_sweeps_are_not_allowed() {
         Folder::new(store.clone(), store, context, Folding::InBackground, Policies::default());
     assert!(matches!(folder.sweep_once().await, Err(FoldFailure::Paused(_))));
     let tasks = Tasks::new();
-    let sweeps = tokio::spawn(Arc::clone(&folder).sweep_for_ever(tasks.clone()));
+    let sweeps = tokio::spawn(Arc::clone(&folder).sweep_forever(tasks.clone()));
     let waits = async |is_told: bool| {
         let until = Instant::now() + 3 * constants.sweep_every();
         while folder.pace.was_told() != is_told {
@@ -126,7 +126,7 @@ async fn the_grave_of_a_deleted_key_goes_once_no_row_needs_it() {
     };
     assert_eq!(rows().await, (true, 1), "the cleared row went with the marker");
     wait(50);
-    assert_eq!(rows().await, (true, 1), "rows of before could still come");
+    assert_eq!(rows().await, (true, 1), "cleared rows could still come back");
     wait(26);
     assert_eq!(rows().await, (false, 0));
 }
@@ -151,7 +151,7 @@ async fn a_fold_notes_a_reset_that_the_log_has_lost() {
     assert!(stamp().is_some());
 }
 
-/// Rows of before can come back in Cassandra, so only an operator knows that a grave may go.
+/// Cleared rows can come back in Cassandra, so only an operator knows that a grave may go.
 #[tokio::test]
 async fn a_purge_removes_graves_that_are_older_than_the_repair() {
     let (_directory, store, clock, constants) = store();

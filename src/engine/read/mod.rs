@@ -9,15 +9,15 @@
 pub(crate) mod shared_reads;
 mod values;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lru::LruCache;
 use orderfree_core::crdt::State;
 use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::generation::{self, Remembered};
 use orderfree_core::protocol::prefix::Until;
 use orderfree_core::protocol::read::{self, Answer, Reading};
-use orderfree_core::protocol::reset::{self, Remembered};
 use orderfree_core::protocol::row_reader::RowError;
 use orderfree_core::protocol::sweep::Nomination;
 use orderfree_core::protocol::{Constants, Key, Timestamp, WholeSlice};
@@ -32,12 +32,13 @@ use crate::engine::memory::MemoryPermit;
 use crate::engine::metrics::{IdConflict, Metrics};
 use crate::engine::resets::Resets;
 use crate::limits;
+use crate::runtime::sync::lock;
 use crate::runtime::tasks::{Task, Tasks, panic_point};
 use crate::store::{Reads, Sight, StoreError, prefix};
 use shared_reads::SharedReads;
 use values::Values;
 
-pub use values::Held;
+pub use values::ReservedValue;
 
 #[cfg(test)]
 pub(crate) use values::tests::held;
@@ -56,7 +57,7 @@ pub struct Reader {
     tasks: Tasks,
     /// Keys that are being read, or were read recently. If a key is evicted during its read, a second read
     /// can run at the same time.
-    asked: Mutex<LruCache<Question, Known>>,
+    asked: Mutex<LruCache<KeyAtLevel, Known>>,
     values: Values,
 }
 
@@ -95,7 +96,7 @@ pub enum ReadError {
     #[error("the value of this key is too large to watch; read the key instead")]
     TooLargeToWatch,
     /// The task of the read panicked.
-    #[error("the read of the key met a bug; see the log of this pod")]
+    #[error("the read of the key hit a bug; see the log of this pod")]
     Bug,
     /// A row of the key can't be decoded or merged.
     #[error("{key}: {error}")]
@@ -106,19 +107,19 @@ pub enum ReadError {
     },
 }
 
-type Question = (Key, Level);
-type Asking = SharedReads<Option<Arc<Held>>, ReadError>;
+type KeyAtLevel = (Key, Level);
+type SharedRead = SharedReads<Option<Arc<ReservedValue>>, ReadError>;
 
 /// A key that is being read, or was read recently.
 #[derive(Default)]
 struct Known {
-    asked: Arc<Asking>,
+    asked: Arc<SharedRead>,
     /// Memory of the cached last answer.
     kept: Option<MemoryPermit>,
 }
 
 /// The result of a read. `None` if the key has no row.
-pub type Said = Result<Option<Arc<Held>>, ReadError>;
+pub type ReadOutcome = Result<Option<Arc<ReservedValue>>, ReadError>;
 
 impl Reader {
     #[must_use]
@@ -152,7 +153,7 @@ impl Reader {
         key: &Key,
         level: Level,
         max_staleness: Option<Duration>,
-    ) -> Said {
+    ) -> ReadOutcome {
         if self.tasks.count() >= limits::READS_MAX {
             return Err(ReadError::Overloaded("this pod is reading too many keys"));
         }
@@ -182,7 +183,7 @@ impl Reader {
     }
 
     /// Reads the key until no request waits for another answer.
-    async fn answer(self: Arc<Self>, asked: Arc<Asking>, key: Key, level: Level) {
+    async fn answer(self: Arc<Self>, asked: Arc<SharedRead>, key: Key, level: Level) {
         asked.answer(|| self.gate.now().boot, || self.fetch(&asked, &key, level)).await;
         if !key.kind.about().is_small() {
             self.keep(&(key, level), &asked);
@@ -191,7 +192,7 @@ impl Reader {
 
     /// Caches the last answer for requests that accept staleness. An answer that is too large lives only
     /// while a request waits for it.
-    fn keep(&self, question: &Question, asked: &Arc<Asking>) {
+    fn keep(&self, question: &KeyAtLevel, asked: &Arc<SharedRead>) {
         let mut all = lock(&self.asked);
         let known = all.peek_mut(question).filter(|known| Arc::ptr_eq(&known.asked, asked));
         let Some(known) = known else { return };
@@ -290,7 +291,7 @@ impl Reader {
         Ok(self.interpret(key, answer, slice.bytes(), as_of, level))
     }
 
-    async fn fetch(&self, asked: &Asking, key: &Key, level: Level) -> Said {
+    async fn fetch(&self, asked: &SharedRead, key: &Key, level: Level) -> ReadOutcome {
         panic_point(Task::Read);
         let as_of = self.gate.now().wall;
         let cached = lock(&self.fences).get(key).copied();
@@ -309,7 +310,7 @@ impl Reader {
                 };
                 let room = self.values.room(key.kind, bytes, let_go).await?;
                 let value = self.by_parts(key).await?;
-                return Ok(value.map(|value| Arc::new(Held::new(value, room, usize::MAX))));
+                return Ok(value.map(|value| Arc::new(ReservedValue::new(value, room, usize::MAX))));
             }
             let slice = slice?;
             let room = self.values.room(key.kind, slice.bytes(), let_go).await?;
@@ -317,7 +318,9 @@ impl Reader {
                 Answer::ReadAgain => {}
                 answer => {
                     let value = self.interpret(key, answer, slice.bytes(), as_of, level);
-                    return Ok(value.map(|value| Arc::new(Held::new(value, room, slice.len()))));
+                    return Ok(
+                        value.map(|value| Arc::new(ReservedValue::new(value, room, slice.len())))
+                    );
                 }
             }
         }
@@ -409,15 +412,11 @@ impl Reader {
 
     fn learn_fence(&self, key: &Key, fence: Timestamp, reset: Option<&Remembered>, is_full: bool) {
         let generation = reset.map(Remembered::generation);
-        self.gate.observe(reset::evidence(fence, generation, &self.constants));
+        self.gate.observe(generation::evidence(fence, generation, &self.constants));
         self.gate.observe_tally(key, is_full, generation);
         lock(&self.fences).put(key.clone(), fence);
         if let Some(reset) = reset {
             self.resets.met(key, reset, self.gate.now().wall);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

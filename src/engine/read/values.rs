@@ -18,20 +18,20 @@ const PACKS_MEMORY_FACTOR: usize = 4;
 
 /// A value and its memory reservation.
 #[derive(Debug)]
-pub struct Held {
+pub struct ReservedValue {
     value: KeyValue,
-    room: ValueRoom,
+    room: ValueMemory,
 }
 
-impl Held {
+impl ReservedValue {
     /// Shrinks the reservation to the size of the merged value: rows can have much in common.
-    pub(super) fn new(value: KeyValue, mut room: ValueRoom, rows: usize) -> Held {
+    pub(super) fn new(value: KeyValue, mut room: ValueMemory, rows: usize) -> ReservedValue {
         if value.key.kind.about().is_small() {
             room.room = None;
         } else if room.room.is_some() && rows > 1 {
             room.shrink(value.state.memory_bytes());
         }
-        Held { value, room }
+        ReservedValue { value, room }
     }
 
     /// Approximate size of the value in memory, in bytes. 0 for kinds with small states.
@@ -41,7 +41,7 @@ impl Held {
     }
 }
 
-impl Deref for Held {
+impl Deref for ReservedValue {
     type Target = KeyValue;
 
     fn deref(&self) -> &KeyValue {
@@ -51,13 +51,13 @@ impl Deref for Held {
 
 /// The memory reservation of a value, returned on drop.
 #[derive(Debug)]
-pub(super) struct ValueRoom {
+pub(super) struct ValueMemory {
     bytes: usize,
     /// `None` for a small value.
     room: Option<MemoryPermit>,
 }
 
-impl ValueRoom {
+impl ValueMemory {
     fn shrink(&mut self, bytes: usize) {
         self.bytes = self.bytes.min(bytes);
         if let Some(room) = &mut self.room {
@@ -120,7 +120,7 @@ impl Values {
         kind: Kind,
         rows_bytes: usize,
         let_go: impl FnOnce(),
-    ) -> Result<ValueRoom, ReadError> {
+    ) -> Result<ValueMemory, ReadError> {
         const FULL: ReadError = ReadError::Overloaded("this pod is reading too many large values");
         let bytes = kind.about().memory_bytes(rows_bytes);
         let needed = match kind.about().is_small() {
@@ -128,19 +128,19 @@ impl Values {
             false => bytes,
         };
         if needed <= limits::VALUE_SMALL_BYTES {
-            return Ok(ValueRoom { bytes, room: None });
+            return Ok(ValueMemory { bytes, room: None });
         }
         // Cached values leave this much.
         let needed = needed.min(limits::VALUES_BYTES_MAX);
         if let Some(room) = self.all.take(needed) {
-            return Ok(ValueRoom { bytes, room: Some(room) });
+            return Ok(ValueMemory { bytes, room: Some(room) });
         }
         let_go();
         // Rows larger than the budget wait too, but alone.
         let waiting = self.waiting_rows.take(rows_bytes.min(limits::WAITING_ROWS_BYTES_MAX));
         let _waiting = waiting.ok_or(FULL)?;
         match timeout(limits::READ_MEMORY_WAIT_MAX, self.all.wait(needed)).await {
-            Ok(room) => Ok(ValueRoom { bytes, room: Some(room) }),
+            Ok(room) => Ok(ValueMemory { bytes, room: Some(room) }),
             Err(_) => Err(FULL),
         }
     }
@@ -184,16 +184,16 @@ pub(crate) mod tests {
     const KIND: Kind = Kind::OrSet;
 
     /// A value of this size in memory.
-    pub(crate) fn held(state: State, bytes: usize) -> Arc<Held> {
+    pub(crate) fn held(state: State, bytes: usize) -> Arc<ReservedValue> {
         let name = |text| Name::new(text).expect("a name");
         let key = Key { kind: state.kind(), group: name("g"), name: name("n") };
-        let room = ValueRoom { bytes, room: None };
+        let room = ValueMemory { bytes, room: None };
         let (as_of, level) = (Timestamp::from_micros(1), Level::One);
         let (shards, folded_through) = (1, None);
         let (is_full, sight) = (false, Sight::All);
         let value =
             KeyValue { key, state, shards, bytes, folded_through, is_full, as_of, level, sight };
-        Arc::new(Held { value, room })
+        Arc::new(ReservedValue { value, room })
     }
 
     /// The size of rows whose value has about this size in memory.
@@ -282,7 +282,7 @@ pub(crate) mod tests {
         assert!((20..most).contains(&held.len()), "{} at once", held.len());
         let state = State::new(Kind::Counter, None);
         let of_one = held.pop().expect("one").expect("room");
-        let value = Held::new(KeyValue::clone(&super::tests::held(state, 0)), of_one, 20);
+        let value = ReservedValue::new(KeyValue::clone(&super::tests::held(state, 0)), of_one, 20);
         assert_eq!(value.memory_bytes(), 0);
         assert!(room().now_or_never().is_some_and(|room| room.is_ok()), "its room is free again");
         drop(held);
@@ -297,7 +297,7 @@ pub(crate) mod tests {
             let room = values.room(KIND, 10_000, || ()).now_or_never();
             let room = room.expect("it is free").expect("room");
             let value = KeyValue::clone(&held(state.clone(), 0));
-            let held = Held::new(value, room, rows);
+            let held = ReservedValue::new(value, room, rows);
             assert_eq!(held.memory_bytes(), expected);
             let taken = expected.div_ceil(limits::ROOM_UNIT_BYTES);
             assert_eq!(values.all.free() + taken, values.all.units());

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orderfree_core::crdt::{Op, OpError};
+use orderfree_core::protocol::generation::Generation;
 use orderfree_core::protocol::op_id::NamedOp;
-use orderfree_core::protocol::reset::{Generation, Shut, Side};
+use orderfree_core::protocol::reset::{Shut, Side};
 use orderfree_core::protocol::{
     Accepted, Change, Durability, Key, Mutator, Now, Refusal, Ticket, Timestamp,
 };
@@ -38,7 +39,7 @@ pub(super) struct Offer {
 /// An accepted op list that is not stored yet.
 pub(super) struct PendingOps {
     pub(super) entry: Arc<Entry>,
-    /// Of the write that the ops go with.
+    /// The completion of the write that sends the ops.
     pub(super) completion: Arc<Completion>,
     pub(super) ticket: Ticket,
 }
@@ -100,7 +101,7 @@ impl Mutators {
         durability: Durability,
     ) -> Result<Receipt, UpdateError> {
         let Update { mut ops, name } = update;
-        // Held until a flusher runs, so `close` waits for all updates that passed this check.
+        // ReservedValue until a flusher runs, so `close` waits for all updates that passed this check.
         let _pending = self.flushers.token();
         if self.closed.load(Ordering::SeqCst) {
             return Err(Refused::Stopping.into());
@@ -129,18 +130,18 @@ impl Mutators {
             }),
         };
         let writer = Writer { key: key.clone(), until: until.filter(|_| name.is_some()) };
-        let seat = |arrival| match arrival {
+        let permit = |arrival| match arrival {
             Arrival::Born if self.table.is_born_too_often(&writer, now) => Err(writer
                 .until
                 .map_or(Refused::BornTooOften, |until| Refused::TooManyIds { until })),
             Arrival::Born if writer.until.is_some() && self.table.is_known(key, now) => {
-                Ok(self.policies.seat(&key.group, Arrival::Next)?)
+                Ok(self.policies.permit(&key.group, Arrival::Next)?)
             }
-            arrival => Ok(self.policies.seat(&key.group, arrival)?),
+            arrival => Ok(self.policies.permit(&key.group, arrival)?),
         };
         // Vital: a panic here would leave a mutator that no task writes.
         let offer = Offer { change, side, durability };
-        let admit = || self.admit(&writer, offer, now, None, seat);
+        let admit = || self.admit(&writer, offer, now, None, permit);
         let pending = self.flushers.vital(Task::Update, admit);
         let pending = pending.map_err(|refused| match refused {
             Refused::Resets(Shut::OtherSide) => UpdateError::IdBeforeReset,
@@ -190,7 +191,7 @@ impl Mutators {
         Offer { mut change, side, durability }: Offer,
         now: Now,
         mut former: Option<Former>,
-        seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
+        permit: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
     ) -> Result<Option<PendingOps>, Refused> {
         if self.totals.waiting() >= limits::WAITING_OPS_MAX {
             return Err(Refused::Overloaded("too many updates waiting"));
@@ -204,18 +205,18 @@ impl Mutators {
         }
         loop {
             let stamp = self.resets.admit(&writer.key, writer.until, side, now)?;
-            let entry = self.live_entry(writer, stamp, now, former.as_ref(), &seat)?;
+            let entry = self.live_entry(writer, stamp, now, former.as_ref(), &permit)?;
             let mut state = entry.lock();
             if !state.retired && !self.resets.takes(&writer.key, state.mutator().stamp()) {
-                (state.retired, state.hands_seat_on) = (true, true);
+                (state.retired, state.hands_permit_on) = (true, true);
             }
             if state.retired {
                 let legacy = state.mutator().legacy();
-                let seat = state.seat.clone().filter(|_| state.hands_seat_on);
+                let permit = state.permit.clone().filter(|_| state.hands_permit_on);
                 drop(state);
                 // Replace a retired entry at once, whichever task retired it. A wait for that task would
                 // spin.
-                former = Some(Former { entry, legacy, seat });
+                former = Some(Former { entry, legacy, permit });
                 continue;
             }
             // Another task can have learned of a reset since, and the mutator that it made is after that reset.
@@ -263,7 +264,7 @@ impl Mutators {
                         });
                     }
                     change = back;
-                    (state.retired, state.hands_seat_on) = (true, true);
+                    (state.retired, state.hands_permit_on) = (true, true);
                 }
             }
         }
@@ -275,7 +276,7 @@ impl Mutators {
         stamp: Option<Generation>,
         now: Now,
         former: Option<&Former>,
-        seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
+        permit: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
     ) -> Result<Arc<Entry>, Refused> {
         let Writer { key, until } = writer;
         let born = || {
@@ -290,7 +291,7 @@ impl Mutators {
             }
         };
         let queue = || QueueId::of(self.store.first_replica(key), writer);
-        let found = self.table.find_or_insert(writer, now, former, seat, born, queue)?;
+        let found = self.table.find_or_insert(writer, now, former, permit, born, queue)?;
         let Found { entry, arrival, moves } = found;
         self.count_moves(moves);
         match arrival {

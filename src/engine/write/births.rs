@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_births_limits_nobody_rather_than_everybody() {
+    fn a_flood_of_births_limits_no_group_rather_than_all() {
         let mut births = Births::of_period(DAY);
         births.total = 300 * CELLS as u64;
         births.pages.iter_mut().for_each(|page| *page = Some(Box::new([u8::MAX; PAGE])));

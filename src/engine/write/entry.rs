@@ -9,7 +9,7 @@ use super::BACKOFF;
 use super::completion::Completion;
 use super::large_states::LargeState;
 use super::writer::{RowSize, Writer};
-use crate::policy::{QuotaPermit, SeatsOf};
+use crate::policy::{QuotaPermit, QuotaPermits};
 use crate::runtime::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
 use crate::store::FirstReplica;
 
@@ -46,9 +46,9 @@ pub(super) struct Entry {
 pub(super) struct EntryState {
     /// [`EntryState::change`] changes it.
     mutator: Mutator,
-    /// Its permit from the quota of its group. A mutator that is full, or of before a reset, shares it with its
+    /// Its permit from the quota of its group. A mutator that is full, or from before a reset, shares it with its
     /// successor. A mutator at rest has none, even if a task still holds the entry.
-    pub(super) seat: Option<Arc<QuotaPermit>>,
+    pub(super) permit: Option<Arc<QuotaPermit>>,
     /// The completion of the queued ops.
     pub(super) next_write: Arc<Completion>,
     /// Unresolved completions of ops that were sent, oldest first. During a write, the last one belongs to
@@ -61,9 +61,9 @@ pub(super) struct EntryState {
     /// It takes no more ops: it was put to rest, or its key has a successor.
     pub(super) retired: bool,
     /// It is retired because its state is full or its key was reset. Its successor takes over its quota permit.
-    pub(super) hands_seat_on: bool,
+    pub(super) hands_permit_on: bool,
     /// It took over the quota permit of one that was retired so.
-    pub(super) took_seat_over: bool,
+    pub(super) took_permit_over: bool,
 }
 
 /// Counts over all mutators of a pod. Only [`EntryState`] changes them.
@@ -92,7 +92,7 @@ impl Entry {
         queue: QueueId,
         writer: Writer,
         mutator: Mutator,
-        (seat, took_seat_over): (Arc<QuotaPermit>, bool),
+        (permit, took_permit_over): (Arc<QuotaPermit>, bool),
         weight: LargeState,
     ) -> Entry {
         Entry {
@@ -105,14 +105,14 @@ impl Entry {
             ops_before: AtomicUsize::new(0),
             state: Mutex::new(EntryState {
                 mutator,
-                seat: Some(seat),
+                permit: Some(permit),
                 next_write: Arc::default(),
                 sent_writes: Vec::new(),
                 is_flushing: false,
                 backoff: BACKOFF.0,
                 retired: false,
-                hands_seat_on: false,
-                took_seat_over,
+                hands_permit_on: false,
+                took_permit_over,
             }),
         }
     }
@@ -169,9 +169,9 @@ impl Entry {
         self.try_lock().is_some_and(|state| state.mutator.is_clean())
     }
 
-    pub(super) fn has_seat_of(&self, seats: &SeatsOf) -> bool {
-        let is_of = |seat: &Arc<QuotaPermit>| seat.is_of(seats);
-        self.try_lock().is_some_and(|state| state.seat.as_ref().is_some_and(is_of))
+    pub(super) fn has_permit_of(&self, permits: &QuotaPermits) -> bool {
+        let is_of = |permit: &Arc<QuotaPermit>| permit.is_of(permits);
+        self.try_lock().is_some_and(|state| state.permit.as_ref().is_some_and(is_of))
     }
 
     pub(super) fn is_writable(&self, now: Now) -> bool {

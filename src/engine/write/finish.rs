@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use orderfree_core::protocol::reset::{Fate, Generation, Shut, Side};
+use orderfree_core::protocol::generation::Generation;
+use orderfree_core::protocol::reset::{Fate, Shut, Side};
 use orderfree_core::protocol::{
     Change, Durability, Estate, Finished, Key, Now, Rejected, WriteError, WriteOutcome,
 };
@@ -21,7 +22,7 @@ fn unknown(why: &str) -> WriteOutcome {
 }
 
 /// What a dead mutator leaves to its successor.
-pub(super) struct Orphans {
+pub(super) struct LeftOps {
     lists: Vec<Change>,
     /// Number of the first lists, which were sent.
     sent: usize,
@@ -102,7 +103,7 @@ impl Mutators {
             }
         }
         state.backoff = BACKOFF.0;
-        // A mutator that needs another write is queued again. So is one whose lease is over, to be buried.
+        // A mutator that needs another write is queued again. So is one whose lease is over, to end it.
         if !state.mutator().is_clean() {
             return AfterWrite::WriteAgain;
         }
@@ -136,7 +137,7 @@ impl Mutators {
 
     /// Ends a mutator whose lease is over, or whose row belongs to the time before a reset. Returns the op lists that
     /// its successor inherits: after a reset, only those that were never sent.
-    pub(super) fn bury(&self, entry: &Entry, state: &mut EntryState, fate: Fate) -> Orphans {
+    pub(super) fn end_mutator(&self, entry: &Entry, state: &mut EntryState, fate: Fate) -> LeftOps {
         let reason = match fate {
             Fate::Over => "the key was reset before the store acknowledged",
             _ => "the writer's lease expired before the store acknowledged",
@@ -153,7 +154,7 @@ impl Mutators {
             if was_reset {
                 mutator.note_reset();
             }
-            (mutator.sent_to_inherit(), mutator.bury())
+            (mutator.sent_to_inherit(), mutator.end())
         });
         if lost > 0 {
             self.lost(
@@ -162,36 +163,36 @@ impl Mutators {
                 "their write was never acknowledged; they may be stored",
             );
         }
-        Orphans { lists: inherited, sent, stamp }
+        LeftOps { lists: inherited, sent, stamp }
     }
 
     /// Gives a dead mutator's orphaned ops to its successor. Retries while the clock gate is shut or the
     /// pod is full, and also while the pod stops, because the ops were answered already.
-    pub(super) fn hand_over(self: &Arc<Self>, entry: Arc<Entry>, orphans: Orphans) {
+    pub(super) fn hand_over(self: &Arc<Self>, entry: Arc<Entry>, left: LeftOps) {
         let this = Arc::clone(self);
         self.flushers.spawn(Task::Handover, async move {
-            this.readmit(&entry, orphans).await;
+            this.readmit(&entry, left).await;
             entry.lock().end_flushing(&this.totals);
         });
     }
 
-    async fn readmit(self: &Arc<Self>, entry: &Arc<Entry>, orphans: Orphans) {
+    async fn readmit(self: &Arc<Self>, entry: &Arc<Entry>, left: LeftOps) {
         let key = &entry.writer.key;
         self.table.remove(entry);
         let legacy = entry.lock().mutator().legacy();
-        let former = Former { entry: Arc::clone(entry), legacy, seat: None };
+        let former = Former { entry: Arc::clone(entry), legacy, permit: None };
         // Without a quota: the ops were answered, and the dead mutator can hold the last quota permit.
-        let free = |_| Ok(self.policies.uncounted_seat(&key.group));
+        let free = |_| Ok(self.policies.uncounted_permit(&key.group));
         let admit = |change, side| {
             let (now, former) = (self.gate.open()?, Some(former.clone()));
             let offer = Offer { change, side, durability: Durability::Memory };
             self.admit(&entry.writer, offer, now, former, free)
         };
-        for (place, change) in orphans.lists.into_iter().enumerate() {
-            // What may be stored before a reset must not count after it. Of kinds that ignore ids, that is any op: it
-            // can have come with an id, and to another pod too.
-            let may_be_stored = place < orphans.sent || key.kind.about().is_idempotent;
-            let side = if may_be_stored { Side::Stored(orphans.stamp) } else { Side::Any };
+        for (place, change) in left.lists.into_iter().enumerate() {
+            // What may be stored before a reset must not count after it. For kinds that ignore ids, that is any op:
+            // it can have come with an id, and to another pod too.
+            let may_be_stored = place < left.sent || key.kind.about().is_idempotent;
+            let side = if may_be_stored { Side::Stored(left.stamp) } else { Side::Any };
             loop {
                 match admit(change.clone(), side) {
                     Ok(_) => break,

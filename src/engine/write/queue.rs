@@ -239,8 +239,8 @@ mod tests {
             let writer = Writer::of_state(&key);
             let queue = QueueId::of(FirstReplica(7), &writer);
             let born = || Mutator::born(key.clone(), id, None, now, &constants);
-            let seat = |_| Ok(Policies::default().uncounted_seat(&key.group));
-            let found = table.find_or_insert(&writer, now, None, seat, born, || queue);
+            let permit = |_| Ok(Policies::default().uncounted_permit(&key.group));
+            let found = table.find_or_insert(&writer, now, None, permit, born, || queue);
             called.push(queue_of.push(found.expect("room").entry));
         }
         called
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn states_that_may_be_large_go_alone_and_wait_for_nobody() {
+    fn states_that_may_be_large_go_alone_and_do_not_wait() {
         let mut of = WriteQueue::new(LIMITS);
         let called = push(&mut of, &["cax", "gbx", "gby", "cbx", "gcx"]);
         assert_eq!(called, [true, true, true, false, true]);

@@ -298,7 +298,7 @@ impl Resting {
     }
 
     /// The entry to evict for a newcomer: the oldest one of the list that would have the most bytes, except
-    /// entries that keep their place. Of lists with equal bytes, the newcomer's list loses.
+    /// entries that keep their place. If lists have equal bytes, the newcomer's list loses.
     fn victim(
         &mut self,
         newcomer: ListId,

@@ -83,10 +83,10 @@ impl Mutators {
             match begin {
                 Begin::Write(write) => {
                     if is_first {
-                        // The mutator of before the reset can be gone, and then there is no seat to take over.
+                        // The mutator from before the reset can be gone, and then there is no permit to take over.
                         let stamp = state.mutator().stamp();
                         let is_caused = self.resets.is_first_birth(&entry.writer.key, stamp);
-                        let is_successor = state.mutator().is_successor() || state.took_seat_over;
+                        let is_successor = state.mutator().is_successor() || state.took_permit_over;
                         self.table.count_birth(&entry.writer, is_successor || is_caused, now);
                     }
                     let sent = std::mem::take(&mut state.next_write);
@@ -102,9 +102,9 @@ impl Mutators {
                 }
                 Begin::Idle => state.end_flushing(&self.totals),
                 Begin::Dead => {
-                    let orphans = self.bury(&entry, &mut state, fate);
+                    let left = self.end_mutator(&entry, &mut state, fate);
                     drop(state);
-                    self.hand_over(entry, orphans);
+                    self.hand_over(entry, left);
                 }
             }
         }

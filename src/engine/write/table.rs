@@ -21,8 +21,8 @@ use super::resting::{HashesKeys, Record, Resting, Stay};
 use super::writer::Writer;
 use super::{Bounds, Refused};
 use crate::limits;
-use crate::policy::{Arrival, OverQuota, QuotaPermit, SeatsOf, Tenant};
-use crate::runtime::sync::{Mutex, MutexGuard, PoisonError};
+use crate::policy::{Arrival, OverQuota, QuotaPermit, QuotaPermits, Tenant};
+use crate::runtime::sync::{Mutex, lock};
 
 /// Maximum number of independent parts of the map. With many parts, updates of different keys rarely contend
 /// for a lock.
@@ -100,7 +100,7 @@ pub(super) struct Former {
     /// The predecessors of the successor.
     pub(super) legacy: Predecessors,
     /// The quota permit, if the successor takes it over.
-    pub(super) seat: Option<Arc<QuotaPermit>>,
+    pub(super) permit: Option<Arc<QuotaPermit>>,
 }
 
 /// Number and memory of mutators at rest.
@@ -159,7 +159,7 @@ impl MutatorTable {
         if has_room() {
             return (Moves::default(), true);
         }
-        let mut shedding = self.shedding.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shedding = lock(&self.shedding);
         if now.boot < shedding.not_before {
             return (Moves::default(), has_room());
         }
@@ -198,13 +198,13 @@ impl MutatorTable {
         writer: &Writer,
         now: Now,
         former: Option<&Former>,
-        seat: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
+        permit: impl Fn(Arrival) -> Result<QuotaPermit, Refused>,
         born: impl FnOnce() -> Mutator,
         queue: impl FnOnce() -> QueueId,
     ) -> Result<Found, Refused> {
         let (key, hash) = (&writer.key, self.hasher.hash_key(&writer.key));
-        let (mut own_seat, mut moves) = (None, Moves::default());
-        let (mut part, arrival, own_seat) = loop {
+        let (mut own_permit, mut moves) = (None, Moves::default());
+        let (mut part, arrival, own_permit) = loop {
             let mut part = lock(self.part(hash));
             if let Some(entry) = part.awake.get(writer)
                 && !former.is_some_and(|former| Arc::ptr_eq(entry, &former.entry))
@@ -213,19 +213,19 @@ impl MutatorTable {
                 return Ok(Found { entry: Arc::clone(entry), arrival: None, moves });
             }
             let arrival = self.arrival(&part, hash, writer, now);
-            if let Some(seat) = own_seat.take() {
-                break (part, arrival, seat);
+            if let Some(permit) = own_permit.take() {
+                break (part, arrival, permit);
             }
-            if let Some(seat) = former.and_then(|former| former.seat.clone()) {
-                break (part, arrival, seat);
+            if let Some(permit) = former.and_then(|former| former.permit.clone()) {
+                break (part, arrival, permit);
             }
-            match seat(arrival) {
-                Err(Refused::Quota(OverQuota::Live(seats))) => {
+            match permit(arrival) {
+                Err(Refused::Quota(OverQuota::Live(permits))) => {
                     drop(part);
-                    moves += self.evict_of(&seats, now);
-                    own_seat = Some(Arc::new(seats.take()?));
+                    moves += self.evict_of(&permits, now);
+                    own_permit = Some(Arc::new(permits.take()?));
                 }
-                seat => break (part, arrival, Arc::new(seat?)),
+                permit => break (part, arrival, Arc::new(permit?)),
             }
         };
         // Remove it first: the next mutator that goes to rest could evict it.
@@ -255,9 +255,9 @@ impl MutatorTable {
                 born().succeeding(legacy.unfolded(now.wall, &self.constants))
             }
         };
-        let took_seat_over = former.is_some_and(|former| former.seat.is_some());
-        let seat = (own_seat, took_seat_over);
-        let entry = Arc::new(Entry::new(queue(), writer.clone(), mutator, seat, weight));
+        let took_permit_over = former.is_some_and(|former| former.permit.is_some());
+        let permit = (own_permit, took_permit_over);
+        let entry = Arc::new(Entry::new(queue(), writer.clone(), mutator, permit, weight));
         if let Some(former) = former {
             entry.count_on(&former.entry);
         }
@@ -287,14 +287,14 @@ impl MutatorTable {
 
     /// Puts a clean mutator to rest that holds a permit of this quota and is among the least recently used
     /// of its part.
-    fn evict_of(&self, seats: &SeatsOf, now: Now) -> Moves {
+    fn evict_of(&self, permits: &QuotaPermits, now: Now) -> Moves {
         for part in &self.parts {
             let mut part = lock(part);
             let part = &mut *part;
             let mut oldest = part.awake.iter().rev().take(EVICTION_LOOKS_MAX);
             let found = oldest.find_map(|(writer, entry)| {
                 let retire = || self.retire(&mut part.resting, entry, now);
-                let moves = entry.has_seat_of(seats).then(retire).flatten();
+                let moves = entry.has_permit_of(permits).then(retire).flatten();
                 moves.map(|moves| (writer.clone(), moves))
             });
             if let Some((writer, moves)) = found {
@@ -445,7 +445,7 @@ impl MutatorTable {
         }
         let rested = state.mutator().rest_with(self.flaw)?;
         state.retired = true;
-        let tenant = state.seat.take().map_or(Tenant::OTHERS, |seat| seat.tenant());
+        let tenant = state.permit.take().map_or(Tenant::OTHERS, |permit| permit.tenant());
         let rests = state.mutator().lease().is_writable(now);
         let left = match rests {
             true => Some(rested),
@@ -477,8 +477,4 @@ impl MutatorTable {
         let part = hash as usize % self.parts.len();
         &self.parts[part]
     }
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -15,7 +15,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::engine::memory::{MemoryBudget, MemoryPermit};
-use crate::engine::service::{Held, Sight};
+use crate::engine::service::{ReservedValue, Sight};
 use crate::http::api::read::{self, Substitute};
 use crate::http::body::extract::{self, JSON, MediaType, TEXT};
 use crate::http::body::json;
@@ -186,7 +186,7 @@ async fn read_one(
     at: usize,
     key: Key,
     level: Option<Level>,
-) -> Result<(usize, Key, Option<Arc<Held>>), Problem> {
+) -> Result<(usize, Key, Option<Arc<ReservedValue>>), Problem> {
     let read = app.service.read(&key, level).await;
     match read {
         Ok(read) => Ok((at, key, read)),
@@ -259,7 +259,12 @@ impl Found {
         }
     }
 
-    fn take(&mut self, at: usize, key: &Key, read: Option<Arc<Held>>) -> Result<(), Problem> {
+    fn take(
+        &mut self,
+        at: usize,
+        key: &Key,
+        read: Option<Arc<ReservedValue>>,
+    ) -> Result<(), Problem> {
         let Some(read) = read else {
             self.absent.push(at);
             return Ok(());
@@ -347,7 +352,7 @@ mod tests {
             (json!({"kind": "audience", "group": "g", "expression": {"xor": ["a"]}}), "expression"),
         ] {
             let text = body.to_string();
-            let permit = Caller::anybody();
+            let permit = Caller::anonymous();
             let read =
                 json::read(&text, EXAMPLE).and_then(|body| wanted(permit.to(Verb::Read), body));
             let problem = read.err().expect("a bad request");
@@ -358,7 +363,7 @@ mod tests {
     /// Checks the memory of a merged state and of the separate states of an expression.
     #[test]
     fn what_is_read_takes_room_until_the_merge_ends() {
-        let (unit, caller) = (limits::ROOM_UNIT_BYTES, Caller::anybody());
+        let (unit, caller) = (limits::ROOM_UNIT_BYTES, Caller::anonymous());
         let key = caller.to(Verb::Read).key("audience", "g", "a").expect("a key");
         let mut state = Merged::new(Kind::Audience, None);
         let items: Vec<usize> = (0..1_000).collect();
@@ -390,7 +395,7 @@ mod tests {
             "expression": {"and": ["a", {"or": ["b", "a"]}, {"not": "c"}]}});
         let text = body.to_string();
         let body = json::read(&text, EXAMPLE).expect("a body");
-        let wanted = wanted(Caller::anybody().to(Verb::Read), body).expect("a request");
+        let wanted = wanted(Caller::anonymous().to(Verb::Read), body).expect("a request");
         let names: Vec<&str> = wanted.keys.iter().map(|key| key.name.as_str()).collect();
         assert_eq!(names, ["a", "b", "c"]);
     }

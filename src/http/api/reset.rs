@@ -7,7 +7,8 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use orderfree_core::crdt::{self, Kind};
-use orderfree_core::protocol::reset::{Generation, LOG_NAMES_MAX, LogRow, ResetError};
+use orderfree_core::protocol::generation::Generation;
+use orderfree_core::protocol::reset::{LOG_NAMES_MAX, LogRow, ResetError};
 use orderfree_core::protocol::{Key, Name, Outcome, Timestamp};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::engine::resets::{Order, Ordered, Progress, ResetFailure, Ticket};
+use crate::engine::resetter::{Order, Ordered, Progress, ResetFailure, Ticket};
 use crate::engine::service::GroupQuery;
 use crate::http::body::extract;
 use crate::http::body::ids::{IdHeaders, IdParams};

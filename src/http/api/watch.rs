@@ -17,9 +17,9 @@ use serde_json::json;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
 use utoipa::ToSchema;
 
-use crate::engine::read::Said;
+use crate::engine::read::ReadOutcome;
 use crate::engine::service::{GroupQuery, ReadError, Sight};
-use crate::engine::watch::{Seat, Text, TooManyWatched, Watcher};
+use crate::engine::watch::{Text, TooManyWatched, WatchPermit, Watcher};
 use crate::http::api::batch::{QUERY_EXAMPLE, ReadResult};
 use crate::http::api::read;
 use crate::http::body::extract::{self, MediaType};
@@ -188,13 +188,14 @@ struct Listing {
     /// Its next names. A stream waits for them and for events at the same time, because a list can take long.
     next: BoxFuture<'static, Result<Arc<Names>, Problem>>,
     /// The group counts as a key, because even a group without keys is read again and again.
-    _seat: Seat,
+    _permit: WatchPermit,
 }
 
 impl Listing {
     fn new(group: Group, watcher: &Watcher, served: &Served) -> Result<Listing, Problem> {
         let (list, next) = (served.lists.of(&group), pending().boxed());
-        let mut listing = Listing { group, list, next, _seat: watcher.seat().map_err(too_many)? };
+        let mut listing =
+            Listing { group, list, next, _permit: watcher.permit().map_err(too_many)? };
         listing.ask_at(Instant::now(), served);
         Ok(listing)
     }
@@ -286,7 +287,8 @@ impl Watching {
             if self.has_lost_key {
                 return Some(self.end(&Problem::new(
                     ProblemType::Internal,
-                    "A read of a key met a bug; see the log of this pod, and connect again.",
+                    "A read of a key hit a bug; see the log of this pod, and connect \
+                     again.",
                 )));
             }
             tokio::select! {
@@ -386,7 +388,7 @@ fn can_pass(status: StatusCode) -> bool {
 }
 
 /// The data of an event, and its id.
-fn text(key: &Key, shown: &Said, sight: &Sight, as_digits: bool) -> Text {
+fn text(key: &Key, shown: &ReadOutcome, sight: &Sight, as_digits: bool) -> Text {
     let params = ValueParams::of_numbers(as_digits);
     let result = match shown {
         Ok(Some(held)) => ReadResult::Found(KeyValueView::new(held, &params)),

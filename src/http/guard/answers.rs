@@ -68,7 +68,7 @@ impl Answers {
                           a second.";
             return Problem::new(ProblemType::Overloaded, detail).into_response();
         };
-        with_body(answer, |bytes| Body::new(Held::new(bytes, gzip, room))).await
+        with_body(answer, |bytes| Body::new(AnswerBody::new(bytes, gzip, room))).await
     }
 }
 
@@ -105,7 +105,7 @@ fn compressed(mut gzip: Gzip, bytes: &[u8]) -> Vec<u8> {
 }
 
 /// The rest of an answer.
-struct Held {
+struct AnswerBody {
     rest: Bytes,
     /// Until the end, if the answer is compressed.
     gzip: Option<Gzip>,
@@ -118,9 +118,9 @@ struct Held {
 #[error("the answer was not taken in time")]
 struct TooSlow;
 
-impl Held {
-    fn new(rest: Bytes, gzip: Option<Gzip>, room: MemoryPermit) -> Held {
-        Held { rest, gzip, until: Instant::now() + limits::ANSWER_TIME_MAX, _room: room }
+impl AnswerBody {
+    fn new(rest: Bytes, gzip: Option<Gzip>, room: MemoryPermit) -> AnswerBody {
+        AnswerBody { rest, gzip, until: Instant::now() + limits::ANSWER_TIME_MAX, _room: room }
     }
 
     /// The next bytes of a compressed answer. It can take many steps until there are some.
@@ -145,7 +145,7 @@ impl Held {
     }
 }
 
-impl HttpBody for Held {
+impl HttpBody for AnswerBody {
     type Data = Bytes;
     type Error = TooSlow;
 

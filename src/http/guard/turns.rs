@@ -12,23 +12,23 @@ use crate::http::problem::Problem;
 use crate::limits;
 
 /// The turns that all listeners share.
-pub(crate) struct Turns {
+pub(crate) struct LargeRequests {
     batches: Arc<Semaphore>,
     /// Places for batches that wait for a turn.
     waiting_batches: Semaphore,
-    /// Turns of answers with many values. Each takes permits by its weight.
+    /// LargeRequests of answers with many values. Each takes permits by its weight.
     pages: Arc<Semaphore>,
 }
 
 /// A turn. It ends when it is dropped.
 #[must_use]
-pub(crate) struct Turn(
+pub(crate) struct LargeRequestPermit(
     #[allow(dead_code, reason = "its drop is what counts")] OwnedSemaphorePermit,
 );
 
-impl Default for Turns {
-    fn default() -> Turns {
-        Turns {
+impl Default for LargeRequests {
+    fn default() -> LargeRequests {
+        LargeRequests {
             batches: Arc::new(Semaphore::new(limits::BATCHES_AT_ONCE)),
             waiting_batches: Semaphore::new(limits::BATCHES_WAITING_MAX),
             pages: Arc::new(Semaphore::new(limits::PAGES_AT_ONCE as usize)),
@@ -36,7 +36,7 @@ impl Default for Turns {
     }
 }
 
-impl Turns {
+impl LargeRequests {
     /// Refuses a batch that is unlikely to get a turn, before its body takes time and memory that others
     /// need. Otherwise an overloaded pod would spend nearly all its work on batches that it sheds.
     pub(crate) fn expect_batch(&self) -> Result<(), Problem> {
@@ -47,14 +47,18 @@ impl Turns {
     }
 
     /// Waits for the turn of a batch whose body has arrived.
-    pub(crate) async fn batch(&self) -> Result<Turn, Problem> {
+    pub(crate) async fn batch(&self) -> Result<LargeRequestPermit, Problem> {
         let _place = self.waiting_batches.try_acquire().map_err(|_| overloaded())?;
         turn(&self.batches, 1).await
     }
 
     /// Waits for the turn of an answer with the values of `keys` keys that the client named. `kind` is their
     /// largest kind. Few small keys need no turn.
-    pub(crate) async fn keys(&self, kind: Kind, keys: usize) -> Result<Option<Turn>, Problem> {
+    pub(crate) async fn keys(
+        &self,
+        kind: Kind,
+        keys: usize,
+    ) -> Result<Option<LargeRequestPermit>, Problem> {
         if kind.about().is_small() && keys <= limits::KEYS_WITHOUT_TURN {
             return Ok(None);
         }
@@ -62,7 +66,11 @@ impl Turns {
     }
 
     /// Waits for the turn of an answer with the values of up to `keys` keys of a kind.
-    pub(crate) async fn page(&self, kind: Kind, keys: usize) -> Result<Turn, Problem> {
+    pub(crate) async fn page(
+        &self,
+        kind: Kind,
+        keys: usize,
+    ) -> Result<LargeRequestPermit, Problem> {
         let weight = match kind.about().is_small() {
             true => 1 + u32::try_from(keys / limits::PAGE_KEYS_LIGHT).unwrap_or(u32::MAX),
             false => limits::PAGES_AT_ONCE / limits::LARGE_PAGES_AT_ONCE,
@@ -71,10 +79,12 @@ impl Turns {
     }
 }
 
-async fn turn(turns: &Arc<Semaphore>, weight: u32) -> Result<Turn, Problem> {
+async fn turn(turns: &Arc<Semaphore>, weight: u32) -> Result<LargeRequestPermit, Problem> {
     let permit = Arc::clone(turns).acquire_many_owned(weight);
     match timeout(limits::TURN_WAIT_MAX, permit).await {
-        Ok(permit) => Ok(Turn(permit.expect("invariant: the semaphore is never closed"))),
+        Ok(permit) => {
+            Ok(LargeRequestPermit(permit.expect("invariant: the semaphore is never closed")))
+        }
         Err(_) => Err(overloaded()),
     }
 }
@@ -93,7 +103,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn few_batches_wait_and_no_further_body_is_read() {
-        let turns = Turns::default();
+        let turns = LargeRequests::default();
         let mut held = Vec::new();
         for _ in 0..limits::BATCHES_AT_ONCE {
             held.push(turns.batch().await.expect("a turn"));

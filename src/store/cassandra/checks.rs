@@ -150,8 +150,8 @@ pub(super) fn shards(
     broken
 }
 
-/// The same of the table of resets. Each of its rows is written with a time to live, and none is deleted, so its
-/// properties break nothing.
+/// Checks the columns of `resets`. Each of its rows is written with a time to live, and none is deleted, so the
+/// properties of the table break nothing.
 pub(super) fn resets(columns: &[Column]) -> Vec<String> {
     broken_columns(columns, &RESETS)
 }

@@ -138,9 +138,9 @@ pub enum ConnectError {
     /// The requested release has no schema.
     #[error("there is no schema for `{name}`; choose {names}")]
     UnknownRelease {
-        /// As requested.
+        /// The requested release.
         name: String,
-        /// Those that have a schema.
+        /// The releases that have a schema.
         names: String,
     },
     /// The requested replication is malformed.

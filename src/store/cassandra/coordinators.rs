@@ -73,7 +73,7 @@ impl Coordinators {
         self.route_over(self.replicas(partition), first)
     }
 
-    /// The same for a part of the log of resets.
+    /// The nodes to ask about a part of the log of resets, starting with the replica of this number.
     pub(super) fn route_of_log(&self, part: i8, first: u32) -> Route {
         self.route_over(self.replicas_in("resets", &(part,)), first)
     }

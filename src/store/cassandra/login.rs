@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_new_connection_gets_the_credentials_of_that_time_and_no_text_shows_them() {
+    async fn new_connections_use_current_credentials_and_none_is_shown() {
         let login = Login::new("old".to_owned(), "secret".to_owned());
         let first = async || {
             let started = login.start_authentication_session("PasswordAuthenticator").await;

@@ -53,9 +53,10 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::{self as gate, ClockError};
 use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::{Fold, Grave};
+use orderfree_core::protocol::generation::Generation;
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::prefix::Part;
-use orderfree_core::protocol::reset::{Generation, LogRow};
+use orderfree_core::protocol::reset::LogRow;
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, Name, Now, Row, ShardWrite, Slice, Timestamp, WholeSlice, WriteError,

@@ -40,7 +40,7 @@ impl Look {
         Ok(Look { session: Arc::clone(session), keyspace: keyspace.to_owned(), levels, statement })
     }
 
-    /// Returns the newest replication, and why it does not fit the levels. Without an answer these are the ones of before.
+    /// Returns the newest replication, and why it does not fit the levels. Without an answer, returns the ones that were given.
     pub(super) async fn again(
         &self,
         placement: Arc<Placement>,

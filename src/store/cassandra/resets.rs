@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::consistency::Level;
-use orderfree_core::protocol::reset::{Generation, LogRow, bucket};
+use orderfree_core::protocol::generation::Generation;
+use orderfree_core::protocol::reset::{LogRow, bucket};
 use orderfree_core::protocol::{Name, Now, Timestamp, WriteError, WriteOutcome};
 use scylla::client::session::Session;
 use scylla::errors::PrepareError;
@@ -70,7 +71,7 @@ struct Table {
 /// `at, kind, grp, id, names, until, deletes`
 type Row = (i64, String, String, Uuid, Option<String>, Option<i64>, Option<bool>);
 
-/// The same, and `cleared, done`.
+/// A row with `cleared` and `done`.
 type ReceiptRow = (
     i64,
     String,

@@ -32,7 +32,7 @@ use std::fmt;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
@@ -40,9 +40,10 @@ use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::clock::ClockError;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::{Fold, Grave};
+use orderfree_core::protocol::generation::Generation;
 use orderfree_core::protocol::group::{self, Chunk};
 use orderfree_core::protocol::prefix::Part;
-use orderfree_core::protocol::reset::{Generation, LogRow, bucket};
+use orderfree_core::protocol::reset::{LogRow, bucket};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, FullRead, Key, MutatorId, Name, Now, Row, ShardWrite, Timestamp, WholeSlice,
@@ -64,6 +65,7 @@ use super::{
 use crate::limits::{AnswerBounds, EMBEDDED_READS_MAX, RESETS_REMEMBERED_MAX, WRITE_BATCH_MAX};
 use crate::runtime::clock::Clock;
 use crate::runtime::panics;
+use crate::runtime::sync::lock;
 
 pub use file::OpenError;
 pub use repair::{Found, RepairError, repair};
@@ -219,7 +221,7 @@ impl EmbeddedStore {
         let closed = || StoreError::Unavailable("the store is closed".into());
         let permit = self.reads.clone().acquire_owned().await.map_err(|_| closed())?;
         self.shared.check_file().map_err(StoreError::Unavailable)?;
-        let database = locked(&self.database).clone().ok_or_else(closed)?;
+        let database = lock(&self.database).clone().ok_or_else(closed)?;
         let reading = tokio::task::spawn_blocking(move || {
             // After a panic the file is not used again; see below.
             let answer = panics::caught(|| query(&database));
@@ -260,11 +262,6 @@ impl Shared {
             ReadError::File(error) => StoreError::Unavailable(self.fail(&error)),
         }
     }
-}
-
-/// Ignores poison: each lock is held for one assignment, which can't be incomplete.
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[async_trait]
@@ -445,11 +442,11 @@ impl ResetLog for EmbeddedStore {
     }
 
     fn own_resets(&self) -> Option<Vec<LogRow>> {
-        Some(locked(&self.resets).rows.values().cloned().collect())
+        Some(lock(&self.resets).rows.values().cloned().collect())
     }
 
     fn reset_obstacle(&self, now: Now) -> Option<String> {
-        let mut log = locked(&self.resets);
+        let mut log = lock(&self.resets);
         log.prune(now.wall);
         (log.names >= RESETS_REMEMBERED_MAX).then(|| {
             format!(
@@ -459,7 +456,7 @@ impl ResetLog for EmbeddedStore {
     }
 
     async fn read_resets(&self, part: u8, after: Timestamp) -> Result<Vec<LogRow>, StoreError> {
-        let log = locked(&self.resets);
+        let log = lock(&self.resets);
         let newer = log.rows.values().rev().take_while(|row| row.generation.time() > after);
         Ok(newer.filter(|row| bucket(row.kind, &row.group) == part).cloned().collect())
     }
@@ -477,7 +474,7 @@ impl ResetLog for EmbeddedStore {
         let write = Write::Reset(Box::new((row.clone(), receipt.clone())), markers.to_vec());
         let outcome = self.queue.write(write).await;
         if outcome.is_ok() {
-            let mut log = locked(&self.resets);
+            let mut log = lock(&self.resets);
             log.prune(row.generation.time());
             log.add(row.clone());
         }
@@ -518,9 +515,9 @@ impl Store for EmbeddedStore {
         self.reads.close();
         drop(running);
         // The thread drops the last reference: closing syncs, which blocks.
-        drop(locked(&self.database).take());
+        drop(lock(&self.database).take());
         self.queue.close().await;
-        let thread = locked(&self.thread).take();
+        let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
             let ended = tokio::task::spawn_blocking(move || thread.join()).await;
             if !matches!(ended, Ok(Ok(()))) {

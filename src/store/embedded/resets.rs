@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::reset::{Generation, LogRow};
+use orderfree_core::protocol::generation::Generation;
+use orderfree_core::protocol::reset::LogRow;
 use orderfree_core::protocol::{Name, Timestamp};
 use redb::{
     Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition, TableError,

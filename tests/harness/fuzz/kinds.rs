@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use orderfree_core::crdt::envelope::{encode_shard, encode_stamped_shard, encode_tally};
 use orderfree_core::crdt::{Dot, Kind, State};
-use orderfree_core::protocol::reset::Generation;
+use orderfree_core::protocol::generation::Generation;
 use orderfree_core::protocol::{MutatorId, Timestamp};
 use serde_json::{Value as Json, json};
 use uuid::Uuid;

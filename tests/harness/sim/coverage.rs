@@ -86,7 +86,7 @@ hazards! {
     OrderFound "a pod found an order of another pod in the log"
     OrderUnknown "the outcome of an order stayed unknown"
     ResetUnread "an update was refused because the log of resets was not read"
-    LateRow "a row of before a reset was stored after its marker was sent"
+    LateRow "a row from before a reset was stored after its marker was sent"
     ClearedRead "a read ignored rows that a reset had cleared"
     ClearedFolded "a fold deleted rows that a reset had cleared"
     ClearedIdAgain "the id of a cleared op was stored again"
@@ -97,7 +97,7 @@ hazards! {
     ForgottenInUse "a key was forgotten while an update of it was stored"
     GraveAgain "a grave was written again"
     GraveEnded "an update ended a grave"
-    StaleFoldOnGrave "a fold of before arrived where a grave was, with a greater fence"
+    StaleFoldOnGrave "an earlier fold arrived where a grave was, with a greater fence"
 }
 
 /// The hazards of one schedule.

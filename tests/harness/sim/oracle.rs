@@ -98,7 +98,7 @@ pub(crate) enum Violation {
         name: u8,
         error: String,
     },
-    /// A key was forgotten for certain, and shows an op of before.
+    /// A key was forgotten for certain, and shows an earlier op.
     Revived {
         name: u8,
         op: usize,

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orderfree::engine::metrics::ReadFrom;
-use orderfree::engine::resets::{
+use orderfree::engine::resetter::{
     IdReused, Logged, Order, Ordered, Progress, ResetFailure, Resetter,
 };
-use orderfree::engine::service::{GroupQuery, Held};
+use orderfree::engine::service::{GroupQuery, ReservedValue};
 use orderfree::engine::write::{self, Bounds, Refused, UpdateError};
 use orderfree::pod::node::{Node, Parts};
 use orderfree::policy::{Policies, Policy};
@@ -667,7 +667,7 @@ async fn read_group(shared: Shared, pod: Pod, names: u8) {
 fn shown<E: std::fmt::Display>(
     world: &World,
     at: u8,
-    answer: &Result<Option<Arc<Held>>, E>,
+    answer: &Result<Option<Arc<ReservedValue>>, E>,
 ) -> String {
     match answer {
         Ok(Some(found)) => {

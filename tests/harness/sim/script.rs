@@ -477,7 +477,7 @@ impl Script<'_> {
         }
         let then = done + self.dice_span(lease);
         self.update(then, name);
-        // When the rows of before are final, and when the reset is forgotten.
+        // When the earlier rows are final, and when the reset is forgotten.
         let rows = constants.lifetime() + constants.cutoff() + constants.fence_quantum();
         let memory = constants.reset_memory() + constants.cutoff() + constants.fence_quantum();
         for span in [budget, constants.cutoff(), rows, memory] {
@@ -546,7 +546,7 @@ impl Script<'_> {
     /// fence above it.
     fn late_marker(&mut self, at: Duration, pod: usize, name: u8) {
         let constants = self.plan.constants;
-        // The rows of before are final.
+        // The earlier rows are final.
         let passed =
             constants.lifetime() + constants.cutoff() + constants.fence_quantum() + 2 * OFFSET_MAX;
         let sent = at + constants.reset_lease() * 9 / 10;

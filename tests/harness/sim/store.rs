@@ -417,7 +417,7 @@ impl Folds for SimStore {
     }
 
     async fn remove_grave(&self, _: &Grave) -> WriteOutcome {
-        panic!("nobody removes graves here")
+        panic!("the simulator never removes graves")
     }
 
     async fn write_folds(&self, folds: &[Fold]) -> WriteOutcome {
@@ -558,15 +558,15 @@ impl Operators for SimStore {
         _: Option<&GroupCursor>,
         _: usize,
     ) -> Result<GroupList, StoreError> {
-        panic!("nobody lists groups here")
+        panic!("the simulator never lists groups")
     }
 
     async fn count_names(&self, _: Kind, _: &Name, _: usize) -> Result<usize, StoreError> {
-        panic!("nobody counts names here")
+        panic!("the simulator never counts names")
     }
 
     async fn remove_row(&self, _: &Key, _: &Row) -> WriteOutcome {
-        panic!("nobody removes rows here")
+        panic!("the simulator never removes rows")
     }
 }
 

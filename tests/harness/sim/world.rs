@@ -8,7 +8,7 @@ use std::time::Duration;
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope::{KeySeal, decode_tally, is_grave};
 use orderfree_core::protocol::consistency::Level;
-use orderfree_core::protocol::reset::Generation;
+use orderfree_core::protocol::generation::Generation;
 use orderfree_core::protocol::{MutatorId, Timestamp};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;

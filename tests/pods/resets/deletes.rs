@@ -16,7 +16,7 @@ use crate::pod::{Pod, constants, until_final};
 
 const PODS: usize = 10;
 
-/// Rows of the key right after the last deletion. Those of before wait for their fold.
+/// Rows of the key right after the last deletion. Rows from before it wait for their fold.
 const ROWS_MAX: usize = 250;
 
 /// Most tombstones that a node met in one read.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use orderfree::engine::Context;
 use orderfree::engine::fold::{Folder, Folding};
-use orderfree::engine::resets::{ResetFailure, Resetter};
+use orderfree::engine::resetter::{ResetFailure, Resetter};
 use orderfree::engine::service::Service;
 use orderfree::engine::write::{Bounds, Mutators, UpdateError};
 use orderfree::policy::Policies;
@@ -18,7 +18,8 @@ use orderfree::store::cassandra::CassandraConfig;
 use orderfree::store::{Folds, Receipt, ResetLog, Store, StoreError, SweepPart};
 use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::fold::{Fold, Grave};
-use orderfree_core::protocol::reset::{Generation, LogRow, ResetError};
+use orderfree_core::protocol::generation::Generation;
+use orderfree_core::protocol::reset::{LogRow, ResetError};
 use orderfree_core::protocol::sweep::{GroupSize, Nomination, Nominator};
 use orderfree_core::protocol::{
     Constants, Durability, Key, Name, Now, Overrides, Timestamp, WriteOutcome,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use orderfree::engine::resets::ResetFailure;
+use orderfree::engine::resetter::ResetFailure;
 use orderfree::pod::node::{Node, Parts};
 use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::Store;

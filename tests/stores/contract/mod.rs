@@ -5,12 +5,12 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+mod batches;
 mod graves;
 mod long;
 mod operators;
 mod resets;
 pub(crate) mod suite;
-mod together;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

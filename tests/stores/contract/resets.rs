@@ -5,7 +5,8 @@ use std::time::Duration;
 use orderfree::store::Receipt;
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope;
-use orderfree_core::protocol::reset::{Draft, Generation, LogRow, Reset, bucket};
+use orderfree_core::protocol::generation::Generation;
+use orderfree_core::protocol::reset::{Draft, LogRow, Reset, bucket};
 use orderfree_core::protocol::{Key, Mutator, MutatorId, Timestamp};
 use uuid::Uuid;
 
@@ -109,7 +110,7 @@ impl Subject {
     }
 }
 
-pub(crate) async fn a_marker_clears_rows_of_before_for_ever(subject: Subject) {
+pub(crate) async fn a_marker_clears_earlier_rows_forever(subject: Subject) {
     let key = key("g", "n");
     subject.put(&key, 1).await;
     let late = subject.shard(&key, 2);
@@ -117,7 +118,7 @@ pub(crate) async fn a_marker_clears_rows_of_before_for_ever(subject: Subject) {
     assert_eq!(total_of(&first.1.cleared), 1);
     subject.mark(&first).await;
     subject.write(&late).await;
-    assert_eq!(subject.total(&key).await, Some(0), "a late row of before");
+    assert_eq!(subject.total(&key).await, Some(0), "a late row from before the reset");
     subject.put_after(&key, &first.0, 4).await;
     assert_eq!(subject.total(&key).await, Some(4));
     subject.mark(&first).await;

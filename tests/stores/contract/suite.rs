@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::{Subject, key, name, next_write, total_of};
 #[allow(unused_imports, reason = "test binaries that do not run the suite compile this too")]
-pub(crate) use super::{graves::*, long::*, operators::*, resets::*, together::*};
+pub(crate) use super::{batches::*, graves::*, long::*, operators::*, resets::*};
 
 /// Makes a `#[tokio::test]` of each test in the suite. `$with_store` is an
 /// `async fn(test: impl AsyncFnOnce(Subject))`.
@@ -57,7 +57,7 @@ macro_rules! every_test {
             a_key_is_not_forgotten_long_after_its_read,
             a_logged_reset_is_seen_by_every_later_look,
             a_receipt_stays_with_its_reset,
-            a_marker_clears_rows_of_before_for_ever,
+            a_marker_clears_earlier_rows_forever,
             a_marker_is_not_sent_after_its_time,
             groups_of_a_kind_are_listed_page_by_page,
             names_of_a_group_are_counted_up_to_a_bound,

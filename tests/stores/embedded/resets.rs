@@ -51,7 +51,7 @@ impl Pod {
 }
 
 #[tokio::test]
-async fn a_restart_finds_the_resets_of_before() {
+async fn a_restart_finds_the_earlier_resets() {
     let folder = tempfile::tempdir().expect("a folder");
     let (path, clock, key) = (folder.path().join("a.redb"), TurnedClock::new(), key("n"));
     let first = Pod::open(&path, &clock);

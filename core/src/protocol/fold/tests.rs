@@ -281,7 +281,7 @@ fn of_two_tallies_with_one_fence_the_full_one_wins() {
     assert!(again.tally() > tally.as_slice());
 }
 
-/// The same plan, made from a walk in parts.
+/// The plan of all final shards, made from a walk in parts.
 fn plan_in_parts(key: &Key, rows: &[Row], now: Timestamp) -> Plan {
     let cut = cut(now, &constants());
     let (shards, tally): (Vec<_>, Vec<_>) = rows.iter().cloned().partition(|row| !row.is_tally());
@@ -514,7 +514,7 @@ fn a_key_is_forgotten_within_the_request_budget_after_its_read() {
 }
 
 #[test]
-fn a_grave_is_written_again_as_it_is_while_it_is_young_or_has_zombies() {
+fn a_grave_stays_while_it_is_young_or_has_zombies() {
     let mut rows = Rows::default();
     rows.shard(ago(5_000), 1, 1);
     let zombie = rows.clone();
@@ -587,7 +587,7 @@ proptest! {
     /// Folds of zombies that were planned up to R after a key was forgotten, by a clock up to 2ε ahead, and
     /// that are sent at any time, do not bring it back.
     #[test]
-    fn no_fold_of_before_brings_a_forgotten_key_back(
+    fn no_earlier_fold_brings_a_forgotten_key_back(
         folds in prop::collection::vec((0..10_000u64, any::<bool>(), any::<bool>()), 1..8),
         sent in prop::collection::vec(any::<prop::sample::Index>(), 1..16),
     ) {

@@ -246,5 +246,5 @@ fn a_dead_mutator_leaves_nothing_to_a_successor() {
     mutator.finish_write(Err(WriteError::Unknown("no answer".into())), at(1));
     memory(&mut mutator, 2);
     assert_eq!(mutator.begin_write(at(100)), Begin::Dead);
-    assert_eq!(mutator.bury(), Estate { inherited: Vec::new(), lost: 2 });
+    assert_eq!(mutator.end(), Estate { inherited: Vec::new(), lost: 2 });
 }

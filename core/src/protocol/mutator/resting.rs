@@ -25,12 +25,12 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::held::Held;
+use super::content::MutatorContent;
 use super::{Mutator, Predecessors, lifetime_of};
 use crate::crdt::pack::{Pack, StoredPack};
 use crate::crdt::varint::{self, Reader};
 use crate::crdt::{DecodeError, Kind, State};
-use crate::protocol::reset::Generation;
+use crate::protocol::generation::Generation;
 use crate::protocol::{Constants, Key, Lease, MutatorId, Now, Timestamp};
 
 /// Offset of the flags: after expiry, birth and id.
@@ -71,7 +71,7 @@ struct Rested {
     writes: u64,
     dots: u64,
     predecessors: Predecessors,
-    held: Held,
+    held: MutatorContent,
     /// These are remains.
     has_ended: bool,
 }
@@ -236,7 +236,7 @@ impl Rested {
             (HAS_WRITTEN, self.last_timestamp.is_some()),
             (HAS_PRECISION, self.held.precision().is_some()),
             (HAS_PREDECESSORS, !self.predecessors.is_empty()),
-            (IS_PACK, matches!(self.held, Held::Pack(_))),
+            (IS_PACK, matches!(self.held, MutatorContent::Pack(_))),
             (HAS_STAMP, self.stamp.is_some()),
             (HAS_ENDED, self.has_ended),
         ] {
@@ -306,10 +306,17 @@ impl Rested {
         };
         let payload = reader.rest();
         let held = match flags & IS_PACK {
-            0 => Held::State(State::decode_payload(kind, kind.format(), precision, payload)?),
+            0 => MutatorContent::State(State::decode_payload(
+                kind,
+                kind.format(),
+                precision,
+                payload,
+            )?),
             // A pack without an entry is no pack for readers, but a mutator can have one.
-            _ if payload == [0] => Held::Pack(Pack::new(kind, precision)),
-            _ => Held::Pack(Pack::resumed(kind, &StoredPack::decode(precision, payload)?)),
+            _ if payload == [0] => MutatorContent::Pack(Pack::new(kind, precision)),
+            _ => {
+                MutatorContent::Pack(Pack::resumed(kind, &StoredPack::decode(precision, payload)?))
+            }
         };
         Ok(Rested {
             expires_at,

@@ -6,7 +6,7 @@
 //! successor. Mutators of ops with ids have a chain of their own for each expiry.
 
 use super::Mutator;
-use super::held::{Change, Held};
+use super::content::{Change, MutatorContent};
 use crate::crdt::pack::PACK_BYTES_MAX;
 use crate::crdt::varint::{self, Reader};
 use crate::crdt::{DecodeError, OpError, STATE_BYTES_MAX};
@@ -109,7 +109,7 @@ impl Mutator {
     /// Whether the next write would mostly repeat ids that are stored or on their way. A running total stays in its
     /// pack, where the next one replaces it.
     pub(super) fn repeats_too_much(&self, change: &Change) -> bool {
-        let Held::Pack(head) = &self.head else { return false };
+        let MutatorContent::Pack(head) = &self.head else { return false };
         let repeated = head.bytes_of_ops();
         let is_costly = || repeated > PACK_BYTES_CHEAP && repeated / PACK_GROWTH > self.added;
         let is_new =

@@ -236,7 +236,7 @@ fn a_successor_inherits_what_was_never_sent() {
     queued(&mut mutator, 2, Durability::Memory);
     let dead = at(constants().lifetime().as_secs());
     assert_eq!(mutator.begin_write(dead), Begin::Dead);
-    assert_eq!(mutator.bury(), Estate { inherited: vec![add(2).into()], lost: 0 });
+    assert_eq!(mutator.end(), Estate { inherited: vec![add(2).into()], lost: 0 });
 }
 
 /// If the outcome of a write is unknown, adding it again could count it twice.
@@ -262,7 +262,7 @@ fn what_was_in_flight_is_inherited_only_where_twice_is_once() {
                     mutator.finish_write(Ok(()), at(2));
                 }
             }
-            let Estate { inherited, lost } = mutator.bury();
+            let Estate { inherited, lost } = mutator.end();
             let expected =
                 match (mutator.is_unresolved(), kind.about().is_idempotent || kind.is_timed()) {
                     (false, _) => (0, 0),
@@ -350,7 +350,8 @@ fn only_what_was_never_sent_can_be_withdrawn() {
 fn an_op_that_only_fitted_on_an_undone_one_is_rejected() {
     let mut mutator = mutator();
     let huge = State::Counter(Counter::from_total(i128::MAX));
-    (mutator.settled, mutator.head) = (Held::State(huge.clone()), Held::State(huge));
+    (mutator.settled, mutator.head) =
+        (MutatorContent::State(huge.clone()), MutatorContent::State(huge));
     let down = queued(&mut mutator, -5, Durability::Stored);
     let up = queued(&mut mutator, 3, Durability::Stored);
     let rejected = mutator.withdraw(down).expect("never sent");

@@ -9,7 +9,7 @@ use crate::crdt::envelope::{self, KeySeal};
 use crate::crdt::{Counter, Kind, State};
 use crate::protocol::constants::tests::constants;
 use crate::protocol::fold::{self, Fold, Plan};
-use crate::protocol::reset::Generation;
+use crate::protocol::generation::Generation;
 use crate::protocol::{FullRead, MutatorId, Name, Slice};
 
 const NOW: Timestamp = Timestamp::from_micros(1_000_000_000_000);
@@ -194,7 +194,7 @@ fn with_a_fold(rows: &Rows) -> Rows {
 /// The fold's deletion hides rows from the parts. Then the replica forgets it together with its tally, so the
 /// second look finds nothing.
 #[test]
-fn a_deletion_that_was_forgotten_before_the_second_look_makes_the_walk_begin_again() {
+fn a_walk_begins_again_if_a_deletion_was_forgotten_meanwhile() {
     let rows = eight();
     let folded = with_a_fold(&rows);
     for until in [until(2), until(usize::MAX), Until::the_end(NOW)] {
@@ -342,7 +342,7 @@ fn a_walk_tells_what_a_grave_remembers() {
     rows.0.insert((Timestamp::NEVER, MutatorId::TALLY), grave);
     let read = rows.read(Until::the_end(NOW), SIZE);
     assert_eq!(read.tally(), Some((fence, Some(&reset))));
-    assert_eq!(read.into_reading(), None, "the row is of before the deletion");
+    assert_eq!(read.into_reading(), None, "the row is from before the deletion");
     let none = Rows::default().read(Until::the_end(NOW), SIZE);
     assert_eq!(none.tally(), None);
 }

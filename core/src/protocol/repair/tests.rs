@@ -417,7 +417,7 @@ fn a_time_ahead_is_found_in_a_row_of_an_honest_time() {
 }
 
 #[test]
-fn a_row_that_nobody_can_decode_ends_the_repair() {
+fn a_row_that_can_not_be_decoded_ends_the_repair() {
     let mut world = World::new(Kind::Counter, false);
     world.update(&json!({"op": "add", "by": 1}), 0, BEGIN);
     let mut rows = world.rows();

@@ -108,7 +108,7 @@ fn a_process_that_is_alone_needs_no_looks() {
         (Ok(Some(generation(1))), Some(boot(0) - boot(0)))
     );
     assert_eq!(fate(&log, Some(generation(1)), 50), Fate::Stands);
-    assert_eq!(fate(&log, None, 0), Fate::Over, "no row of before the start is written any more");
+    assert_eq!(fate(&log, None, 0), Fate::Over, "no row from before the start is written any more");
     log.begin(&row(60, 160), boot(60));
     assert_eq!(fate(&log, Some(generation(1)), 61), Fate::Stands, "it was taken before");
     assert_eq!(fate(&log, Some(generation(1)), 62), Fate::Over, "exactly ℓ");
@@ -150,7 +150,7 @@ fn an_ack_stands_by_the_last_look_that_showed_no_newer_reset() {
     looked(&mut log, 2, &[]);
     assert_eq!(fate(&log, None, 3), Fate::Stands);
     looked(&mut log, 3, &[row(2, 100)]);
-    assert_eq!(fate(&log, None, 3), Fate::Stands, "the look of before counts for ℓ");
+    assert_eq!(fate(&log, None, 3), Fate::Stands, "the earlier look counts for ℓ");
     assert_eq!(fate(&log, None, 4), Fate::Over);
     assert_eq!(fate(&log, Some(generation(2)), 4), Fate::Stands, "born after the reset");
     assert!(!log.takes(&key(), None) && log.takes(&key(), Some(generation(2))));
@@ -218,7 +218,7 @@ fn a_key_has_one_first_birth_after_each_reset() {
 }
 
 #[test]
-fn resets_are_forgotten_after_their_time_and_logged_again_if_the_log_lost_them() {
+fn resets_are_forgotten_in_time_and_logged_again_if_lost() {
     let mut log = Log::default();
     looked(&mut log, 0, &[row(1, 100)]);
     log.forget(at(100), &constants());
@@ -274,7 +274,7 @@ fn a_pod_that_starts_reads_resets_that_outlive_its_own_memory() {
 }
 
 #[test]
-fn later_looks_reach_back_far_enough_and_sometimes_read_all_rows() {
+fn later_looks_reach_back_far_and_sometimes_read_all_rows() {
     let (mut log, constants) = (Log::default(), constants());
     looked(&mut log, 5, &[]);
     let after = |log: &mut Log, seconds| log.look_after(part(), at(seconds), &constants).after;
@@ -289,7 +289,7 @@ fn later_looks_reach_back_far_enough_and_sometimes_read_all_rows() {
 
 /// The clock was found wrong while looks were under way.
 #[test]
-fn a_look_of_before_a_distrust_does_not_count() {
+fn a_look_from_before_a_distrust_does_not_count() {
     let (mut log, constants) = (Log::default(), constants());
     let all = log.look_after(part(), at(0), &constants);
     log.distrust();
@@ -320,7 +320,7 @@ fn rows_and_names_of_a_part_are_counted() {
     assert_eq!(size(&log), (1, 1), "of the others, the store keeps none");
 }
 
-/// Another pod has logged an old reset again, which the looks of before did not ask for.
+/// Another pod has logged an old reset again, which the earlier looks did not ask for.
 #[test]
 fn no_ack_stands_by_a_look_that_did_not_ask_for_the_reset() {
     let mut log = Log::default();
@@ -332,7 +332,7 @@ fn no_ack_stands_by_a_look_that_did_not_ask_for_the_reset() {
     looked(&mut log, 302, &[row(1, 1_000)]);
     assert_eq!(fate(&log, None, 302), Fate::Over);
     looked(&mut recent, 302, &[row(299, 1_000)]);
-    assert_eq!(fate(&recent, None, 302), Fate::Stands, "the look of before asked for this one");
+    assert_eq!(fate(&recent, None, 302), Fate::Stands, "the earlier look asked for this one");
 }
 
 #[test]
@@ -352,7 +352,7 @@ fn ids_that_can_not_be_listed_are_refused_around_a_reset() {
     let check = |stamp| log.check_side(Side::OfId(last.next()), stamp, &constants);
     assert_eq!(check(Some(generation(1))), Ok(()));
     assert_eq!(check(Some(generation(2))), Err(Shut::OtherSide));
-    assert_eq!(check(None), Ok(()), "a row of before");
+    assert_eq!(check(None), Ok(()), "a row from before the reset");
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn ops_that_may_be_stored_go_to_no_row_of_a_later_reset() {
     assert_eq!(check(Some(generation(2))), Err(Shut::OtherSide));
 }
 
-/// Rows of the key. The first of two with one address is the one of before.
+/// Rows of the key. The first of two with one address is the earlier one.
 #[derive(Default, Clone)]
 struct Rows(Vec<Row>);
 
@@ -471,7 +471,7 @@ fn a_reset_clears_what_counts_and_every_later_row_counts() {
     let after = before.folded(&reset.fold, true);
     assert_eq!(after.value(), Some(0), "also the rows that expire later, and those that came back");
     let used = after.shard(75, Some(10), 8).shard(65, None, 16);
-    assert_eq!(used.value(), Some(8), "a late row of before does not count");
+    assert_eq!(used.value(), Some(8), "a late row from before the reset does not count");
     let used = used.folded(&used.fold(96), false);
     assert_eq!(used.value(), Some(8), "a fold carries the reset on");
     assert_eq!(used.clone().shard(70, None, 32).value(), Some(8));
@@ -480,7 +480,7 @@ fn a_reset_clears_what_counts_and_every_later_row_counts() {
 }
 
 #[test]
-fn a_marker_is_remembered_until_the_fence_has_passed_every_row_of_before() {
+fn a_marker_is_remembered_until_the_fence_passed_its_rows() {
     let constants = constants();
     let before = Rows::default().shard(60, None, 1);
     let (reset, _) = before.reset(10, false);
@@ -489,7 +489,7 @@ fn a_marker_is_remembered_until_the_fence_has_passed_every_row_of_before() {
     let longer = Rows::default().shard(1_000_000, None, 1);
     let marker = longer.reset(10, false).0.fold;
     let of_longer = envelope::reset(marker.tally()).expect("a reset").until();
-    assert_eq!(of_longer, wall(1_000_000), "no row of before expires later");
+    assert_eq!(of_longer, wall(1_000_000), "no cleared row expires later");
     // The last fold that has to remember it, and the first that has not.
     let after = before.folded(&reset.fold, false);
     for (fence, remembers) in [(until.shifted(-1_000_000), true), (until, false)] {
@@ -557,7 +557,7 @@ fn a_deleted_key_is_absent_until_a_row_counts() {
     let (reset, cleared) = before.reset(10, true);
     assert_eq!(cleared, 7);
     let after = before.folded(&reset.fold, true);
-    assert_eq!(after.value(), None, "the row of before is there, and does not count");
+    assert_eq!(after.value(), None, "the cleared row is there, and does not count");
     assert_eq!(after.attempt(20, true), Err(ResetError::Absent));
     let folded = after.folded(&after.fold(95), false);
     assert_eq!(folded.value(), None, "a fold of rows that do not count keeps the grave");
@@ -586,7 +586,7 @@ fn a_deleted_key_stays_absent_if_a_cleared_op_is_sent_again() {
     assert_eq!(with_another.value(), Some(2));
 }
 
-/// Until then, rows of before that come back would count again.
+/// Until then, cleared rows that come back would count again.
 #[test]
 fn an_idle_key_is_forgotten_once_it_needs_its_reset_no_more() {
     let constants = constants();
@@ -613,7 +613,7 @@ fn an_idle_key_is_forgotten_once_it_needs_its_reset_no_more() {
 /// Rows that count can expire right above the fence of a deleted key, so its grave has no head start. The grave of an
 /// idle key has one, and no reset.
 #[test]
-fn the_grave_of_a_deleted_key_has_the_timestamp_of_a_fold_for_ever() {
+fn the_grave_of_a_deleted_key_has_the_timestamp_of_a_fold() {
     let constants = constants();
     let before = Rows::default().shard(60, None, 7);
     let marker = before.reset(10, true).0.fold;
@@ -626,7 +626,7 @@ fn the_grave_of_a_deleted_key_has_the_timestamp_of_a_fold_for_ever() {
         assert_eq!(fold.tally_timestamp(), fold.timestamp());
         assert!(fold.report().is_grave && fold.may_be_sent(Duration::MAX));
     };
-    // A row of before is there, and a pod has begun the new life: its row is not final yet.
+    // A cleared row is there, and a pod has begun the new life: its row is not final yet.
     let after = before.folded(&marker, true).shard(75, Some(10), 1);
     again(&after, marker.tally(), marker.fence(), wall(50));
     let folded = after.folded(&after.fold(95), false);
@@ -646,7 +646,7 @@ fn the_grave_of_a_deleted_key_has_the_timestamp_of_a_fold_for_ever() {
     again(&dead, late.tally(), late.fence(), late.fence().plus(constants.cutoff()));
 }
 
-/// A purge must not remove what keeps rows of before from counting.
+/// A purge must not remove what keeps cleared rows from counting.
 #[test]
 fn the_grave_of_a_deleted_key_is_removed_only_after_its_reset() {
     let constants = constants();
@@ -753,7 +753,7 @@ fn a_draft_takes_the_latest_of_its_keys() {
 
 /// C is 30 s, 2ε 8 s, Δ 12 s and R 2 s.
 #[test]
-fn a_marker_is_written_again_only_while_no_fold_can_lie_above_it() {
+fn a_marker_is_rewritten_only_while_no_fold_can_be_above_it() {
     let constants = constants();
     let before = Rows::default().shard(60, None, 1);
     let (reset, _) = before.reset(10, false);
@@ -841,7 +841,7 @@ fn the_parts_of_the_log_are_used_alike() {
 
 /// Ten pods update a key that one of them resets each minute, for a day. Folds come each hour.
 #[test]
-fn a_key_that_is_reset_each_minute_stays_far_below_the_bound_of_a_slice() {
+fn a_key_that_is_reset_each_minute_stays_below_a_slice() {
     let constants = Constants::resolve(Overrides::default()).expect("defaults");
     let (mut rows, mut stamp, mut ids, mut most) = (Rows::default(), None, 0, 0);
     for minute in 0..24 * 60 {
@@ -873,6 +873,6 @@ fn a_key_that_is_reset_each_minute_stays_far_below_the_bound_of_a_slice() {
             rows = rows.folded(&fold, false);
         }
     }
-    // Those of two hours, of the cutoff, and of the time until the next fold.
+    // The rows of two hours, of the cutoff, and of the time until the next fold.
     assert!((1_200..2_000).contains(&most), "{most}");
 }

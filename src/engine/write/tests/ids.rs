@@ -51,7 +51,7 @@ async fn the_next_pack_of_a_key_is_no_new_key() {
 }
 
 #[tokio::test]
-async fn a_pod_takes_so_many_ids_of_a_key_and_a_window() {
+async fn a_pod_limits_the_ids_of_a_key_and_a_window() {
     let pod = pod();
     acknowledge(&pod);
     let mut taken = Vec::new();

@@ -56,5 +56,5 @@ async fn a_write_request_that_panics_is_noticed() {
     pod.store.panics.store(true, Ordering::SeqCst);
     let _update = pod.start("n", 1, STORED).await;
     let reason = pod.mutators.failed().await;
-    assert_eq!(reason, "its task \"flight\" panicked: a test wanted it");
+    assert_eq!(reason, "its task \"write-request\" panicked: a test wanted it");
 }

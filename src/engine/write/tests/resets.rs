@@ -2,7 +2,8 @@
 
 use orderfree_core::crdt::envelope;
 use orderfree_core::protocol::Change;
-use orderfree_core::protocol::reset::{Generation, LogRow, Shut, Side};
+use orderfree_core::protocol::generation::Generation;
+use orderfree_core::protocol::reset::{LogRow, Shut, Side};
 use uuid::Uuid;
 
 use super::super::accept::{Offer, PendingOps};
@@ -33,8 +34,8 @@ impl Pod {
         let writer = Writer::of_state(&key("n"));
         let change = Change::Ops(vec![Op::Counter(CounterOp::Add { by: 4 })]);
         let offer = Offer { change, side, durability: STORED };
-        let seat = |_| Ok(self.mutators.policies.uncounted_seat(&writer.key.group));
-        self.mutators.admit(&writer, offer, self.clock.now(), None, seat)
+        let permit = |_| Ok(self.mutators.policies.uncounted_permit(&writer.key.group));
+        self.mutators.admit(&writer, offer, self.clock.now(), None, permit)
     }
 }
 
@@ -77,7 +78,7 @@ async fn no_update_is_taken_if_a_log_can_have_appeared() {
     );
     pod.mutators.resets.see_no_log(pod.clock.now());
     let taken = pod.start("n", 1, STORED).await;
-    // The mutator of before is draining.
+    // The earlier mutator is draining.
     assert_eq!(pod.store.answer(Ok(())).await, 1);
     assert_eq!(taken.end().await, Ok(()));
 }
@@ -103,7 +104,7 @@ async fn an_update_after_a_reset_begins_a_new_row() {
 
 /// The write can have come too late for what the reset returns. What was never sent begins the new life.
 #[tokio::test(start_paused = true)]
-async fn a_write_that_is_stored_long_after_a_reset_was_seen_is_unknown() {
+async fn a_write_stored_long_after_a_reset_was_seen_is_unknown() {
     let pod = pod();
     pod.look(&[]);
     let sent = pod.start("n", 1, STORED).await;
@@ -173,7 +174,7 @@ async fn a_row_that_begins_after_a_reset_is_no_birth() {
     assert!(!pod.mutators.table.is_born_too_often(&writer, pod.clock.now()));
 }
 
-/// A mutator that is buried leaves no seat to take over.
+/// A mutator that has ended leaves no permit to take over.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_follows_one_that_a_reset_buried_is_no_birth() {
     let pod = pod();
@@ -194,7 +195,7 @@ async fn a_row_that_follows_one_that_a_reset_buried_is_no_birth() {
 
 /// A copy with its id may be stored by another pod, on the other side of the reset.
 #[tokio::test(start_paused = true)]
-async fn what_a_kind_that_ignores_ids_has_in_memory_is_not_carried_across_a_reset() {
+async fn ops_in_memory_of_kinds_without_ids_do_not_cross_a_reset() {
     let pod = pod();
     pod.look(&[]);
     let of_set = Key { kind: Kind::GSet, ..key("n") };

@@ -177,8 +177,8 @@ async fn a_key_that_was_born_often_keeps_its_place() {
     let id = pod.mutators.random.mutator_id();
     let born = || Mutator::born(key("often"), id, None, now, &pod.mutators.constants);
     let queue = || entry::QueueId::of(pod.store.first_replica(&key("often")), &often);
-    let seat = |_| Ok(Policies::default().uncounted_seat(&key("often").group));
-    table.find_or_insert(&often, now, None, seat, born, queue).expect("room");
+    let permit = |_| Ok(Policies::default().uncounted_permit(&key("often").group));
+    table.find_or_insert(&often, now, None, permit, born, queue).expect("room");
     for at in 0..500 {
         acked(&pod, &format!("n{at}"), 1).await;
     }
@@ -226,8 +226,8 @@ async fn a_mutator_at_rest_holds_no_place_in_a_quota() {
     let writer = Writer::of_state(&key);
     let never = || -> Mutator { panic!("it is awake") };
     let queue = || entry::QueueId::of(pod.store.first_replica(&key), &writer);
-    let seat = |arrival| Ok(pod.mutators.policies.seat(&key.group, arrival)?);
-    let held = pod.mutators.table.find_or_insert(&writer, now, None, seat, never, queue);
+    let permit = |arrival| Ok(pod.mutators.policies.permit(&key.group, arrival)?);
+    let held = pod.mutators.table.find_or_insert(&writer, now, None, permit, never, queue);
     acked(&pod, "b", 1).await;
     assert_eq!(pod.mutators.table.at_rest().count, 1);
     drop(held);

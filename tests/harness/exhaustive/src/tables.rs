@@ -323,7 +323,7 @@ impl Tables {
         let write = match mutator.begin_write(self.scope.pod_now(at)) {
             Begin::Idle => return Became::Nothing,
             Begin::Dead => {
-                mutator.bury();
+                mutator.end();
                 return Became::Dead;
             }
             Begin::Write(write) => write,

@@ -47,6 +47,11 @@ impl<T> SetOnce<T> {
     }
 }
 
+/// Locks a mutex.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Time passes when the scheduler lets all other tasks run first.
 pub(crate) async fn sleep(_: Duration) {
     yield_now().await;

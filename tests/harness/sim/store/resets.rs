@@ -16,7 +16,8 @@ use orderfree_core::crdt::pack::Pack;
 use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::{self, Fold};
-use orderfree_core::protocol::reset::{Generation, LogRow, Remembered, bucket};
+use orderfree_core::protocol::generation::{Generation, Remembered};
+use orderfree_core::protocol::reset::{LogRow, bucket};
 use orderfree_core::protocol::{Key, MutatorId, Name, Row, ShardWrite, Timestamp, WriteOutcome};
 use uuid::Uuid;
 

@@ -136,7 +136,7 @@ proptest! {
                 dots,
                 predecessors: heir.predecessors.clone(),
                 lifetime,
-                held: Held::State(State::new(kind, Some(precision))),
+                held: MutatorContent::State(State::new(kind, Some(precision))),
                 has_ended,
             };
             let encoded = rested.encode();

@@ -8,8 +8,9 @@ use std::time::Duration;
 use governor::clock::{Clock, DefaultClock};
 use orderfree_core::crdt::{Kind, State};
 use orderfree_core::protocol::fold::Fold;
+use orderfree_core::protocol::generation::Generation;
 use orderfree_core::protocol::reset::{
-    Attempt, Fate, Generation, LOG_NAMES_MAX, LogRow, ResetFlaw, bucket, marker_again,
+    Attempt, Fate, LOG_NAMES_MAX, LogRow, ResetFlaw, bucket, marker_again,
 };
 use orderfree_core::protocol::{Key, Name, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -231,8 +232,8 @@ impl Resetter {
         ends
     }
 
-    /// The reset that was ordered under this id; none if the order can begin. Of several, the first that can have an
-    /// effect: the others give way to it.
+    /// The reset that was ordered under this id; none if the order can begin. If there are several, the first
+    /// that can have an effect: the others give way to it.
     async fn ordered(
         &self,
         order: &Order,
@@ -432,7 +433,7 @@ fn is_unknown(failure: &ResetFailure) -> bool {
     matches!(failure, ResetFailure::Unknown(_))
 }
 
-/// The same without values that are too large to be kept.
+/// These results without the values that are too large to be kept.
 fn without_large(ends: &Result<Vec<End>, ResetFailure>) -> Result<Vec<End>, ResetFailure> {
     let without = |done: &Done| Done {
         cleared: done.cleared.as_ref().filter(|_| done.is_kept).cloned(),

@@ -3,10 +3,11 @@
 
 use orderfree_core::crdt::State;
 use orderfree_core::crdt::envelope::{self, KeySeal};
-use orderfree_core::protocol::reset::{Generation, LogRow};
+use orderfree_core::protocol::generation::Generation;
+use orderfree_core::protocol::reset::LogRow;
 use orderfree_core::protocol::{Key, Name};
 
-/// Most bytes. Of a reset that cleared more, the log keeps only that it did.
+/// Maximum bytes of what was cleared. If a reset cleared more, the log keeps only that it did.
 const BYTES_MAX: usize = 256 * 1024;
 
 /// Writes what was cleared; nothing if it is too much.

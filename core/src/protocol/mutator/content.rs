@@ -3,7 +3,7 @@
 use crate::crdt::envelope::{self, RowSeal};
 use crate::crdt::pack::{IdOp, Pack};
 use crate::crdt::{Effect, Kind, Op, OpError, State};
-use crate::protocol::reset::Generation;
+use crate::protocol::generation::Generation;
 
 /// Ops that a mutator takes all or none.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,7 +16,7 @@ pub enum Change {
 
 /// See the module documentation.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Held {
+pub(super) enum MutatorContent {
     State(State),
     Pack(Pack),
 }
@@ -55,79 +55,87 @@ impl From<Vec<Op>> for Change {
     }
 }
 
-impl Held {
+impl MutatorContent {
     #[cfg(test)]
     pub(super) fn state(&self) -> &State {
         match self {
-            Held::State(state) => state,
-            Held::Pack(pack) => panic!("{pack:?}"),
+            MutatorContent::State(state) => state,
+            MutatorContent::Pack(pack) => panic!("{pack:?}"),
         }
     }
 
     /// Nothing, with the same kind and precision.
-    pub(super) fn emptied(&self) -> Held {
+    pub(super) fn emptied(&self) -> MutatorContent {
         match self {
-            Held::State(state) => Held::State(State::new(state.kind(), state.precision())),
-            Held::Pack(pack) => Held::Pack(Pack::new(pack.kind(), pack.precision())),
+            MutatorContent::State(state) => {
+                MutatorContent::State(State::new(state.kind(), state.precision()))
+            }
+            MutatorContent::Pack(pack) => {
+                MutatorContent::Pack(Pack::new(pack.kind(), pack.precision()))
+            }
         }
     }
 
     pub(super) fn precision(&self) -> Option<u16> {
         match self {
-            Held::State(state) => state.precision(),
-            Held::Pack(pack) => pack.precision(),
+            MutatorContent::State(state) => state.precision(),
+            MutatorContent::Pack(pack) => pack.precision(),
         }
     }
 
     /// Whether the size of what earlier mutators of this sort left has to be known. Small states are not
     /// counted, because any realistic number of them per day is small.
     pub(super) fn is_counted(&self, kind: Kind) -> bool {
-        matches!(self, Held::Pack(_)) || !kind.about().is_small()
+        matches!(self, MutatorContent::Pack(_)) || !kind.about().is_small()
     }
 
     /// Takes all of a change or nothing.
     pub(super) fn apply(&mut self, change: &Change) -> Result<Effect, OpError> {
         match (self, change) {
-            (Held::State(state), Change::Ops(ops)) => state.apply_all(ops),
-            (Held::Pack(pack), Change::Named(op)) => pack.put(op),
+            (MutatorContent::State(state), Change::Ops(ops)) => state.apply_all(ops),
+            (MutatorContent::Pack(pack), Change::Named(op)) => pack.put(op),
             // Without their contents: an id can be a secret.
-            (Held::State(_), Change::Named(_)) => {
+            (MutatorContent::State(_), Change::Named(_)) => {
                 unreachable!("invariant: a state takes plain ops")
             }
-            (Held::Pack(_), Change::Ops(_)) => unreachable!("invariant: a pack takes ops with ids"),
+            (MutatorContent::Pack(_), Change::Ops(_)) => {
+                unreachable!("invariant: a pack takes ops with ids")
+            }
         }
     }
 
     pub(super) fn encode_payload(&self, out: &mut Vec<u8>) {
         match self {
-            Held::State(state) => state.encode_payload(out),
-            Held::Pack(pack) => pack.encode(out),
+            MutatorContent::State(state) => state.encode_payload(out),
+            MutatorContent::Pack(pack) => pack.encode(out),
         }
     }
 
     pub(super) fn payload_bytes(&self) -> usize {
         match self {
-            Held::State(state) => {
+            MutatorContent::State(state) => {
                 let mut payload = Vec::new();
                 state.encode_payload(&mut payload);
                 payload.len()
             }
-            Held::Pack(pack) => pack.bytes(),
+            MutatorContent::Pack(pack) => pack.bytes(),
         }
     }
 
     /// The size of a pack's entries; 0 for a state.
     pub(super) fn pack_bytes(&self) -> usize {
         match self {
-            Held::State(_) => 0,
-            Held::Pack(pack) => pack.bytes(),
+            MutatorContent::State(_) => 0,
+            MutatorContent::Pack(pack) => pack.bytes(),
         }
     }
 
     pub(super) fn encode(&self, seal: RowSeal, write: u64, stamp: Option<Generation>) -> Vec<u8> {
         match self {
-            Held::State(state) => envelope::encode_stamped_shard(seal, state, write, stamp),
-            Held::Pack(pack) => envelope::encode_stamped_pack(seal, pack, write, stamp),
+            MutatorContent::State(state) => {
+                envelope::encode_stamped_shard(seal, state, write, stamp)
+            }
+            MutatorContent::Pack(pack) => envelope::encode_stamped_pack(seal, pack, write, stamp),
         }
     }
 }
