@@ -1,12 +1,16 @@
 # One-line recipes; .ci/run calls the same ones.
 
-.PHONY: run test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm regions growth topology sim exhaustive \
+.PHONY: run demo test check fmt clippy doc docs reference deny cassandra cassandra-stop load soak storm regions growth topology sim exhaustive \
   shuttle laws kinds kinds-table interchange manifests monitoring containers page page-check picture advisories fuzz-check schemathesis \
   versions upgrade scylla mutants bench bench-quick overload idle damage long deletes
 
 run:            ## serve on the embedded store, http://127.0.0.1:8080
-	@tests/prerequisites build
+	@tests/prerequisites compile
 	cargo run --release --locked
+
+demo:           ## three pods and three replicas in one process, to break them; http://127.0.0.1:8080
+	@tests/prerequisites compile
+	cargo run --release --locked -- demo
 
 test:           ## every test, on a real three-node Cassandra that is fetched, started and stopped
 	tests/run
@@ -22,7 +26,8 @@ clippy:
 reference:      ## rewrites the generated pages of docs/reference
 	REFERENCE=write cargo test --locked --test reference
 
-docs: reference  ## the book, in target/book, with every link checked; installs mdBook if it is missing
+# Without `reference`: the generated pages are in git, and a test compares them with the code.
+docs:           ## the book, in target/book, with every link checked; installs mdBook if it is missing
 	docs/build
 
 doc:
