@@ -41,8 +41,8 @@ WORKDIR /var/lib/orderfree
 # A number, not a name: Kubernetes can tell from a number alone that it is not root (runAsNonRoot).
 USER 65532:65532
 
-# In a container loopback reaches nobody. ORDERFREE_INSECURE is deliberately not set here: whoever
-# runs the image has to say that something else guards the port, or `serve` refuses to start.
+# No client can reach loopback in a container. ORDERFREE_INSECURE is deliberately not set here: you
+# must state that something else protects the port, or `serve` refuses to start.
 ENV ORDERFREE_LISTEN=0.0.0.0:8080
 EXPOSE 8080
 
@@ -57,7 +57,7 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 CMD ["ord
 # Exec form, so that the signal reaches the binary. `serve` is the default without a subcommand.
 ENTRYPOINT ["orderfree"]
 
-# Last, as whatever follows a change of them is built anew.
+# Last, because a change here rebuilds every later layer.
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Orderfree" \

@@ -38,7 +38,7 @@ pub const SLICE_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Rows of a key with the same expiry, for kinds with small states.
 pub const EXPIRY_ROWS_MAX: usize = 200_000;
 
-/// The same for other kinds. Only packs have an expiry in common. A pod has [`KEY_STATES_BYTES_MAX`] of these, in
+/// Rows of a key with the same expiry, for kinds with large states. Only packs have an expiry in common. A pod has [`KEY_STATES_BYTES_MAX`] of these, in
 /// rows of up to [`PACK_BYTES_MAX`].
 pub const EXPIRY_ROWS_MAX_LARGE: usize = 10_000;
 
@@ -468,7 +468,7 @@ pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5 * 60);
 /// Longest time in which a client reads nothing of an answer.
 pub const ANSWER_PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// The same for a watch, whose values are old after a longer pause.
+/// Longest time in which a watching client reads nothing. After a longer pause its values are old.
 pub const WATCH_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Keys that are read at once. Further reads get 503. A read goes on after its clients have left, so the

@@ -60,9 +60,9 @@ pub(crate) struct ResetsArgs {
 /// CPU time in ms a second.
 #[derive(Debug, Clone, Copy)]
 struct Spent {
-    /// Of all nodes together.
+    /// CPU time of all nodes together.
     nodes: f64,
-    /// Of one pod.
+    /// CPU time of one pod.
     pod: f64,
 }
 

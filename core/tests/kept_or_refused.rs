@@ -90,6 +90,25 @@ fn whole_numbers_that_no_double_equals_are_refused() {
         for value in [json!(1_i64 << 53), json!((1_i64 << 53) + 2), json!(i64::MIN), json!(0.1)] {
             assert!(read(value.clone()).is_ok(), "{kind}: {value}");
         }
+        // However it is written.
+        let written = |number: &str| {
+            let json = format!(r#"{{"op":"{op}","value":{number}}}"#);
+            assert_eq!(kind.read_op(&json).is_ok(), kind.read_bare_op(number).is_ok(), "{number}");
+            kind.read_op(&json)
+        };
+        for number in [
+            "9007199254740993.0",
+            "1795690038174982123.0",
+            "1.795690038174982123e18",
+            "90071992547409930E-1",
+        ] {
+            let error = written(number).expect_err(number).to_string();
+            assert!(error.contains("no double equals"), "{kind}: {error}");
+        }
+        // As programs write doubles.
+        for number in ["9007199254740992.0", "1.7956900381749821e+18", "1e23", "1e300"] {
+            assert!(written(number).is_ok(), "{kind}: {number}");
+        }
     }
 }
 

@@ -40,8 +40,8 @@ pub(super) struct AddArgs {
     #[arg(value_parser = key::key)]
     key: Key,
     /// What to add: an amount for a `counter` (default 1) or a `sum`, numbers, items, or a register's value.
-    /// Several values are added together, all or none. `-` adds each line of the standard input, in batches;
-    /// a register takes the whole input as its value.
+    /// Up to 1000 values are added together, all or none; more are added as lines would be. `-` adds each line of
+    /// the standard input, in batches; a register takes the whole input as its value.
     #[arg(allow_negative_numbers = true)]
     what: Vec<String>,
     /// An op as JSON, instead of values, such as '{"op":"remove","item":"a"}'.
@@ -66,6 +66,8 @@ pub(super) async fn add(args: AddArgs) -> anyhow::Result<ExitCode> {
             return add_lines(&target, input).await;
         }
         args.body(&[whole(input).context(UNREADABLE)?])
+    } else if args.has_lines() {
+        return add_lines(&target, input::of_lines(&args.what)).await;
     } else {
         args.body(&args.what)
     };
@@ -105,6 +107,12 @@ impl AddArgs {
     fn check(&self) -> anyhow::Result<()> {
         let kind = self.key.kind;
         self.update.check(!self.has_lines())?;
+        if self.what.len() > OPS_MAX && self.what.iter().any(|text| text.contains('\n')) {
+            return Err(wrong_usage(
+                ErrorKind::TooManyValues,
+                format!("more than {OPS_MAX} values can't contain line breaks; add them in parts"),
+            ));
+        }
         if self.what.len() > 1 {
             if self.what.iter().any(|text| text == "-") {
                 return Err(wrong_usage(
@@ -140,9 +148,9 @@ impl AddArgs {
         Ok(())
     }
 
-    /// Whether the lines of the standard input are added.
+    /// Whether values are added in batches: the lines of the standard input, or more than fit into one request.
     fn has_lines(&self) -> bool {
-        self.what == ["-"] && self.key.kind != Kind::Register
+        self.what.len() > OPS_MAX || self.what == ["-"] && self.key.kind != Kind::Register
     }
 
     /// The body of a request that adds these. `None`: without a body, which adds 1 to a counter.

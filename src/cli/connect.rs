@@ -177,7 +177,7 @@ impl ConnectArgs {
     /// A client that sends the token with every request to this address.
     ///
     /// # Errors
-    /// Those of [`ConnectArgs::builder`].
+    /// As for [`ConnectArgs::builder`].
     pub fn client(&self, url: &Url) -> anyhow::Result<Client> {
         self.builder(url)?.build().context("the HTTP client can't be built")
     }

@@ -24,6 +24,11 @@ pub(super) fn open() -> io::Result<Input> {
     plain(stdin().lock())
 }
 
+/// These values as lines.
+pub(super) fn of_lines(lines: &[String]) -> Input {
+    BufReader::with_capacity(BUFFER_BYTES, Box::new(Cursor::new(lines.join("\n").into_bytes())))
+}
+
 fn plain(mut source: impl Read + 'static) -> io::Result<Input> {
     let head = head(&mut source)?;
     let whole: Box<dyn Read> = if head == GZIP {

@@ -82,10 +82,11 @@ pub(super) async fn ls(args: ListArgs) -> anyhow::Result<ExitCode> {
             args.server.print(&answer, "keys")?;
             return Ok(answer.exit_code());
         }
-        let page: Page = serde_json::from_str(&answer.text).context("the answer is no page")?;
+        let page: Page = serde_json::from_str(&answer.text).context("the answer is not a page")?;
         let mut text = String::new();
         for key in page.keys {
-            let entry: Entry = serde_json::from_str(key.get()).context("the answer is no page")?;
+            let entry: Entry =
+                serde_json::from_str(key.get()).context("the answer is not a page")?;
             is_complete &= entry.problem.is_none();
             let line = match (&entry.value, &entry.problem) {
                 _ if args.server.wants_json() => key.get().to_owned(),

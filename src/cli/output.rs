@@ -40,7 +40,7 @@ pub(super) fn show_all(text: &str) -> anyhow::Result<()> {
 /// Writes a part of a long text. `false`: the reader has left.
 ///
 /// # Errors
-/// Those of [`show_all`].
+/// As for [`show_all`].
 pub(super) fn show_more(text: &str) -> anyhow::Result<bool> {
     match stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),

@@ -283,8 +283,8 @@ impl DeleteArgs {
                 server.print(&answer, "deleted")?;
                 return Ok(answer.exit_code());
             }
-            let some: Deleted =
-                serde_json::from_str(&answer.text).context("the answer is no deletion")?;
+            let some: Deleted = serde_json::from_str(&answer.text)
+                .context("the answer is not the result of a deletion")?;
             deleted += some.deleted;
             if !some.more || some.deleted == 0 {
                 break some;

@@ -83,7 +83,7 @@ impl Observer {
         let caller = self.caller(route, request.headers(), now);
         let mut audit = (is_audited(request.method(), route) && (caller.is_ok() || self.may_log()))
             .then(|| Audit {
-                caller: caller.as_ref().map_or("nobody", Caller::name).to_owned(),
+                caller: caller.as_ref().map_or("unauthenticated", Caller::name).to_owned(),
                 method: request.method().clone(),
                 uri: request.uri().clone(),
                 request_id: request_id.to_str().unwrap_or_default(),
@@ -131,7 +131,7 @@ impl Observer {
     fn caller(&self, route: &str, headers: &HeaderMap, now: Timestamp) -> Result<Caller, Problem> {
         let is_metrics = route == METRICS && self.is_shared;
         if !route.starts_with(CLIENTS) && !is_metrics {
-            return Ok(Caller::anybody());
+            return Ok(Caller::anonymous());
         }
         let caller = access::caller(&self.served.app.policies, headers, now)?;
         if is_metrics {
@@ -142,7 +142,7 @@ impl Observer {
 }
 
 /// A request to an operators' route. It is logged on drop, so that the log also has requests whose client
-/// hung up or that met a bug.
+/// hung up or that hit a bug.
 struct Audit<'a> {
     caller: String,
     method: Method,
@@ -361,7 +361,7 @@ fn is_update(method: &str, route: &str) -> bool {
 fn panicked(panic: Box<dyn Any + Send>, metrics: &Metrics) -> Response {
     let label = TaskLabel { task: Task::Request.name() };
     metrics.panics.get_or_create(&label).inc();
-    tracing::error!(panic = panics::text(&*panic), "a request met a bug");
+    tracing::error!(panic = panics::text(&*panic), "a request hit a bug");
     let detail = "The server met an impossible state; see its log for this request's id.";
     Problem::new(ProblemType::Internal, detail).into_response()
 }

@@ -75,7 +75,7 @@ pub struct StoreArgs {
     )]
     pub cassandra_password_file: Option<PathBuf>,
 
-    /// PEM file with the CA that signed the Cassandra nodes' certificates. Turns on TLS to Cassandra. Each
+    /// PEM file with the CA that signed the Cassandra nodes' certificates. LargeRequests on TLS to Cassandra. Each
     /// node's certificate must cover the address that the driver uses for it.
     #[arg(long, env = "ORDERFREE_CASSANDRA_CA", value_name = "FILE")]
     pub cassandra_ca: Option<PathBuf>,
@@ -137,10 +137,6 @@ pub struct StoreArgs {
     #[arg(long, env = "ORDERFREE_CLOCK_OFFSET_MAX", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub clock_offset_max: Option<Duration>,
 
-    /// Fences are rounded down to a multiple of this time [default: 1/30 of the cutoff, up to 60s].
-    #[arg(long, env = "ORDERFREE_FENCE_QUANTUM", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
-    pub fence_quantum: Option<Duration>,
-
     /// Time from one sweep over all keys to the next. Sweeps find keys to fold that are not read [default:
     /// half of the lifetime, up to 1h].
     #[arg(long, env = "ORDERFREE_SWEEP_EVERY", help_heading = EXPERT, value_parser = humantime::parse_duration, value_name = "DURATION")]
@@ -180,7 +176,7 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_ADMIN_LISTEN", value_parser = address, value_name = "IP:PORT")]
     pub admin_listen: Option<SocketAddr>,
 
-    /// PEM file with the HTTPS certificate chain, the server's certificate first. Turns on HTTPS. The
+    /// PEM file with the HTTPS certificate chain, the server's certificate first. LargeRequests on HTTPS. The
     /// pod follows its changes.
     #[arg(long, env = "ORDERFREE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
@@ -380,9 +376,9 @@ pub enum ConfigError {
     NoFile(PathBuf),
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The address is open to everybody.
+    /// Any client can reach the address.
     #[error(
-        "{0} is not a loopback address, and the policy has no tokens, so anybody could call; make a token with \
+        "{0} is not a loopback address, and the policy has no tokens, so any client could use it; make a token with \
          `orderfree token new` and name its file with --policy (ORDERFREE_POLICY), listen on 127.0.0.1, or set \
          --insecure (ORDERFREE_INSECURE=true) if the network keeps strangers out"
     )]
@@ -402,7 +398,8 @@ impl StoreArgs {
             cutoff: self.cutoff,
             request_budget: self.request_budget,
             clock_offset_max: self.clock_offset_max,
-            fence_quantum: self.fence_quantum,
+            // It follows from the cutoff.
+            fence_quantum: None,
             sweep_every: self.sweep_every,
             reset_memory: None,
             hint_window: is_weak.then(|| self.hint_window.unwrap_or(HINT_WINDOW_DEFAULT)),
@@ -417,10 +414,10 @@ impl StoreArgs {
         Ok(self.resolve_with_access()?.0)
     }
 
-    /// The same, with the handle that replaces how the pod gets into Cassandra.
+    /// Resolves the settings of the store, and returns the handle that replaces how the pod gets into Cassandra.
     ///
     /// # Errors
-    /// Those of [`StoreArgs::resolve`].
+    /// As for [`StoreArgs::resolve`].
     pub fn resolve_with_access(&self) -> Result<(StoreConfig, Access), ConfigError> {
         let constants = self.constants()?;
         if self.cassandra.is_empty() {

@@ -126,7 +126,7 @@ def test_an_update_shows_within_a_second(server, open_page):
     assert sorted(times)[-2] < 1, times
 
 
-def test_a_server_that_dies_is_told_and_comes_back_with_the_right_number(start, open_page, tmp_path):
+def test_a_dead_server_is_told_and_comes_back_with_the_number(start, open_page, tmp_path):
     serve = ["serve", "--data", str(tmp_path / "data.redb"), *TIMES]
     server = start(*serve)
     server.add("site/home", 41)

@@ -400,7 +400,7 @@ async fn rights_taken_from_a_pod_and_given_back_cost_no_count() {
 
 /// The new password is in the file before Cassandra knows it. The old one stays until then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_follows_the_password_in_its_file() {
+async fn a_pod_follows_the_user_and_the_password_in_its_files() {
     let place = Place::new().await;
     place.apply_schema().await;
     let mut pods = place.role_of_pods().await;
@@ -427,7 +427,18 @@ async fn a_pod_follows_the_password_in_its_file() {
     assert_eq!(log.matches(refused).count(), 1, "{log}");
     assert!(!log.contains(&old), "a password in the log");
     pod.add_well(100).await;
-    assert_eq!(pod.read().await.1["value"], 111);
+    // Another user with the same password and rights.
+    let next = format!("{name}_next");
+    place.cql(&format!("CREATE ROLE {next} WITH PASSWORD = '{password}' AND LOGIN = true")).await;
+    place.cql(&format!("GRANT {name} TO {next}")).await;
+    std::fs::write(&user, format!("{next}\n")).expect("written");
+    let reloads = async || {
+        let log = pod.log();
+        if log.matches("reloaded").count() == 2 { Ok(log) } else { Err(log) }
+    };
+    eventually("the new user is taken", reloads).await;
+    pod.add_well(1_000).await;
+    assert_eq!(pod.read().await.1["value"], 1_111);
     pod.stop(&pods);
 }
 
@@ -471,7 +482,7 @@ async fn clients_without_access_are_told_why_in_one_sentence() {
         ),
         ("the key of another certificate", vec![(key, certificate("stranger.key"))], "KeyMismatch"),
         ("another password", vec![(password, wrong)], "check user and password"),
-        ("an unknown user", vec![(user, Some("nobody".into()))], "check user and password"),
+        ("an unknown user", vec![(user, Some("stranger".into()))], "check user and password"),
         ("no user", vec![(user, missing.clone()), (password, missing)], "check user and password"),
     ];
     for (what, changes, why) in refusals {
@@ -494,7 +505,8 @@ async fn clients_without_access_are_told_why_in_one_sentence() {
     assert!(between.connections.load(Ordering::Relaxed) > 0, "the relay was called");
 
     let reads = format!("SELECT ON KEYSPACE {}", place.keyspace);
-    for (name, rights, lacks) in [("reader", vec![reads], "MODIFY"), ("nobody", vec![], "SELECT")] {
+    for (name, rights, lacks) in [("reader", vec![reads], "MODIFY"), ("stranger", vec![], "SELECT")]
+    {
         let role = place.role(name, &rights).await;
         for command in ["serve", "doctor"] {
             let said = place.run(command, &place.settings(&role), &role).await;

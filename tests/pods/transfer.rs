@@ -385,7 +385,7 @@ async fn an_expired_or_damaged_line_is_refused_and_the_others_arrive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_with_a_byte_order_mark_or_compressed_by_gzip_is_imported() {
+async fn files_with_a_byte_order_mark_or_gzip_are_imported() {
     let from = Place::new();
     let pod = from.open();
     add(&pod, &key(Kind::Counter, "g", "n"), "5").await;

@@ -191,6 +191,19 @@ fn whole<T: TryFrom<i128>>(token: &str) -> Option<T> {
     T::try_from(number).ok()
 }
 
+/// The digits of the whole number that a token is equal to. None for 0, if it has a fraction, or beyond all doubles.
+pub(super) fn digits_of_whole(token: &str) -> Option<String> {
+    let Decimal { is_negative, digits, point } = Decimal::of(token);
+    let places = usize::try_from(point).ok().filter(|places| *places <= DOUBLE_PLACES_MAX)?;
+    let sign = if is_negative { "-" } else { "" };
+    (1..=places).contains(&digits.len()).then(|| format!("{sign}{digits:0<places$}"))
+}
+
+/// Whether a token has the fewest digits that tell this double from all others.
+pub(super) fn is_shortest(token: &str, double: f64) -> bool {
+    Decimal::of(token) == Decimal::of(&format!("{double:e}"))
+}
+
 /// Whether a token is written without fraction and exponent.
 pub(super) fn is_whole(token: &str) -> bool {
     token.strip_prefix('-').unwrap_or(token).bytes().all(|byte| byte.is_ascii_digit())
@@ -274,6 +287,9 @@ fn is_kept(text: &str) -> bool {
         None => true,
     }
 }
+
+/// Digits before the point of the largest double.
+const DOUBLE_PLACES_MAX: usize = 309;
 
 /// A decimal number in one form: `0.DIGITS * 10^point`, where the digits neither begin nor end with a zero.
 #[derive(PartialEq, Eq)]

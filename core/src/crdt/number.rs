@@ -10,8 +10,9 @@ use super::json;
 const WHOLE_MAX: u64 = 1 << 53;
 
 /// Reads a finite double. JSON has no NaN and no infinities; in quotes they are refused. Negative zero
-/// becomes zero. A number with a fraction or an exponent means the nearest double. A whole number means
-/// itself, so it is refused unless a double equals it.
+/// becomes zero. A number with a fraction means the nearest double. A whole number means itself, so it is refused
+/// unless a double equals it. Written with a point or an exponent, it is also taken if programs write the nearest
+/// double so: with the fewest digits that tell it from all others.
 pub(super) fn finite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     struct Finite;
 
@@ -49,7 +50,12 @@ pub(super) fn finite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, 
                 return whole(text);
             }
             let nearest = text.parse().ok().and_then(positive_zero);
-            nearest.ok_or_else(|| E::invalid_value(de::Unexpected::Other(text), &self))
+            let nearest =
+                nearest.ok_or_else(|| E::invalid_value(de::Unexpected::Other(text), &self))?;
+            match json::digits_of_whole(text) {
+                Some(digits) if !json::is_shortest(text, nearest) => whole(&digits),
+                _ => Ok(nearest),
+            }
         }
     }
 
@@ -152,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_whole_number_is_a_double_or_is_refused_with_the_nearest_two() {
+    fn a_whole_number_is_a_double_or_refused_with_the_nearest_two() {
         let read = |text: &str| match text.parse() {
             Ok(number) => finite(I64Deserializer::<Error>::new(number)),
             Err(_) => finite(BytesDeserializer::<Error>::new(text.as_bytes())),
@@ -165,6 +171,15 @@ mod tests {
             ("0.1000000000000000055511151231257827", 0.1),
             ("1e-400", 0.0),
             ("-1e-400", 0.0),
+            ("-0e5", 0.0),
+            ("0.000", 0.0),
+            ("9007199254740992.00", 2_f64.powi(53)),
+            ("1.180591620717411303424e21", 2_f64.powi(70)),
+            // Python writes 1795690038174982144 so, and most languages write the others so.
+            ("1.7956900381749821e+18", 1_795_690_038_174_982_144.0),
+            ("1e23", 1e23),
+            ("1.7976931348623157e308", f64::MAX),
+            ("-5E-324", -5e-324),
         ] {
             assert_eq!(read(text), Ok(double), "{text}");
         }
@@ -178,6 +193,11 @@ mod tests {
             let error = read(text).expect_err(text).to_string();
             let says = format!("{text}, and the nearest two are {near} and {other};");
             assert!(error.contains(&says), "{error}");
+        }
+        for text in ["1795690038174982123.0", "1.795690038174982123e18", "17956900381749821230e-1"]
+        {
+            let error = read(text).expect_err(text).to_string();
+            assert!(error.contains("1795690038174982123, and the nearest two are"), "{error}");
         }
         let error = finite(U64Deserializer::<Error>::new(u64::MAX)).expect_err("2^64 - 1");
         assert!(error.to_string().contains("18446744073709551616 and"), "{error}");

@@ -43,8 +43,8 @@ pub struct OpId {
 pub struct IdOp {
     /// Its id.
     pub id: OpId,
-    /// 0, or the number of a sender's running total. Of several totals with one id the greatest number
-    /// counts.
+    /// 0, or the number of a sender's running total. If several totals have one id, the one with the
+    /// greatest number counts.
     pub sequence: u64,
     /// The payload of an empty state after this op list.
     delta: Box<[u8]>,
@@ -152,8 +152,8 @@ impl Pack {
         self.bytes
     }
 
-    /// Size of its entries that are not running totals, in bytes. Of a sender's totals it has one, whatever
-    /// their number.
+    /// Size of its entries that are not running totals, in bytes. It has one entry for all running totals of a
+    /// sender.
     #[must_use]
     pub fn bytes_of_ops(&self) -> usize {
         self.bytes_of_ops
@@ -161,7 +161,7 @@ impl Pack {
 
     /// Number of its entries.
     #[must_use]
-    #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
+    #[allow(clippy::len_without_is_empty, reason = "unused")]
     pub fn len(&self) -> usize {
         self.entries.len()
     }

@@ -81,7 +81,7 @@ impl TopK {
     }
 
     /// Subtracts from every counter the largest amount that is not among the `kept` largest, which leaves at
-    /// most so many counters.
+    /// most `kept` counters.
     fn shrink(&mut self, kept: usize) {
         if self.counters.len() <= kept {
             return;

@@ -59,7 +59,7 @@ pub struct Question {
 /// The part of a kind's value that is its bare text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BareValue {
-    /// The value itself, which is a number.
+    /// The value itself, which is a number. A key that does not exist has 0.
     Whole,
     /// This field.
     Field(&'static str),

@@ -4,7 +4,7 @@
     interchange.py write DIR   Counts known items with Python's library and writes each sketch to
                                DIR/{cpc,theta}-{strings,ints}-{n}-{lg_k}.bin: the fixtures that
                                core/tests/interchange.rs compares with sketches of its own.
-    interchange.py read DIR    Reads every sketch so named in DIR, whoever wrote it, and prints one
+    interchange.py read DIR    Reads every sketch so named in DIR, from any writer, and prints one
                                line of JSON for each: file, estimate, lower and upper bound at
                                two standard deviations. Fails if one can't be read, or if its bounds
                                at three standard deviations do not enclose n.

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_description_names_every_endpoint_and_escapes_what_it_says() {
+    fn the_description_names_every_endpoint_and_escapes_texts() {
         let document = openapi();
         let page = description(&document);
         for (path, item) in document["paths"].as_object().expect("paths") {

@@ -3,7 +3,7 @@
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Method, header};
 use axum::response::{IntoResponse, Response};
-use orderfree_core::crdt::{BareValue, CounterOp, Kind, Op};
+use orderfree_core::crdt::{BareValue, CounterOp, Op};
 use orderfree_core::protocol::{Durability, Key};
 
 use crate::http::api::read;
@@ -137,7 +137,7 @@ async fn value(app: &AppState, key: &Key) -> Result<String, Problem> {
     let read = app.service.read(key, None).await;
     let read = read.map_err(|error| read::problem_of(error, &key.to_string()))?;
     let params = ValueParams::of_numbers(false);
-    let is_estimate = matches!(key.kind, Kind::Distinct | Kind::Audience);
+    let is_estimate = !key.kind.about().is_exact;
     let bare = match (key.kind.about().bare_value, &read) {
         (BareValue::Nothing | BareValue::Items, _) => None,
         (_, Some(read)) => Shown::of(&read.state, Some(key), &params).bare(key.kind),

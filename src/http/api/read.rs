@@ -433,7 +433,7 @@ fn read_cursor(text: &str) -> Result<Option<Name>, String> {
     }
 }
 
-/// The same query with another cursor, as a link relative to the request.
+/// A link to the next page, relative to the request: the request's query with another cursor.
 fn link(uri: &Uri, cursor: &str) -> String {
     let kept = uri.query().unwrap_or("").split('&');
     let mut query: Vec<&str> =
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_leaves_out_the_time_of_the_answer_and_nothing_of_its_value() {
+    fn a_tag_covers_the_value_and_not_the_time_of_the_answer() {
         let tag = |inner: &str, as_of: &str| {
             let body = format!(r#"{{"value":{{"as_of":"{inner}"}},"as_of":"{as_of}","shards":1}}"#);
             json_tag(body.as_bytes(), as_of)

@@ -403,7 +403,7 @@ mod tests {
 
     /// The line numbers of a window without valid updates.
     async fn window(lines: &mut Lines) -> (Vec<usize>, Result<End, Problem>) {
-        let (window, end) = Window::read(&Caller::anybody(), &IdHeaders::default(), lines).await;
+        let (window, end) = Window::read(&Caller::anonymous(), &IdHeaders::default(), lines).await;
         (window.bad.into_iter().map(|(line, _)| line).collect(), end)
     }
 

@@ -1,4 +1,4 @@
-//! Turns requests into checked values, and values into answers.
+//! LargeRequests requests into checked values, and values into answers.
 
 pub(crate) mod bodies;
 pub(crate) mod extract;

@@ -530,7 +530,7 @@ mod tests {
                 let json: Value = serde_json::from_str(text).expect("JSON");
                 match (OpText(text).read(kind), kind.parse_op(&json)) {
                     (Ok(op), Ok(expected)) => assert_eq!(op, expected, "{kind} {text}"),
-                    // Of two mistakes, each names the first, and a `Value` sorts its fields.
+                    // Each parser names the first of two mistakes, and a `Value` sorts its fields.
                     (Err(problem), Err(_)) => assert_eq!(problem.kind(), ProblemType::BadOp),
                     (read, expected) => panic!("{kind} {text}: {read:?}, not {expected:?}"),
                 }
@@ -564,9 +564,9 @@ mod tests {
     #[test]
     fn an_update_has_a_key_and_one_of_op_and_ops() {
         let read = |fields: &str| {
-            let anybody = Caller::anybody();
+            let caller = Caller::anonymous();
             let text = format!(r#"{{"kind":"counter","group":"g","name":"n"{fields}}}"#);
-            update(anybody.to(Verb::Write), &IdHeaders::default(), Place::default(), &text)
+            update(caller.to(Verb::Write), &IdHeaders::default(), Place::default(), &text)
                 .map(|(_, update)| update.ops)
         };
         assert_eq!(read(r#","op":{"op":"add"}"#), Ok(vec![add(1)]));

@@ -123,16 +123,15 @@ pub(crate) struct ValueView {
     /// True if the value is exact. False if it is an estimate, if a result in it is null because no double is near it,
     /// or if a read at this level can miss acknowledged updates.
     exact: bool,
-    /// The value includes every update that was acknowledged before this time, by pods of `datacenter` if that is there. It
-    /// need not at a level that does not overlap the level of updates, such as `one`.
+    /// The value includes every update that was acknowledged before this time, by pods of `datacenter` if that is there. At
+    /// a level that does not overlap that of updates, such as `one`, updates can be missing.
     #[schema(example = "2026-11-21T08:00:00.123456Z", format = DateTime)]
     pub(crate) as_of: String,
     /// The consistency level of the read.
     #[schema(example = "local_quorum")]
     consistency: &'static str,
-    /// Only where several data centres have replicas, and a read at this level surely sees what pods of its own data centre
-    /// acknowledged, but not those of others: the data centre of this pod. Updates of others are included as far as they
-    /// have arrived.
+    /// The data centre of this pod. Present only if the read is guaranteed to see the updates of this data centre but not
+    /// those of others. Updates of others are included as far as they have arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     datacenter: Option<String>,
@@ -241,7 +240,7 @@ mod tests {
 
     #[test]
     fn large_numbers_survive_flattening() {
-        let key = Caller::anybody().to(Verb::Read).key("counter", "site", "home").expect("key");
+        let key = Caller::anonymous().to(Verb::Read).key("counter", "site", "home").expect("key");
         let read = KeyValue {
             is_full: false,
             key,

@@ -258,6 +258,29 @@ async fn a_stream_that_is_far_too_fast_ends() {
     let summary = &answer.json()["summary"];
     assert_eq!((&summary["accepted"], &summary["refused"]), (&json!(1_000), &json!(0)));
     assert_eq!((&summary["lines"], &summary["errors"]), (&json!(1_000), &json!([])));
+    // The next stream begins too early, so no line of it is applied.
+    let headers = [("authorization", bearer.as_str()), ("content-type", "application/x-ndjson")];
+    let lines = vec![line.to_string(); 305].join("\n");
+    let answer = guarded.pod.send(request("POST", "/v1/batch?ack=memory", &headers, lines)).await;
+    assert_eq!(answer.problem(429, "too-fast").as_deref(), Some("refused"));
+}
+
+#[tokio::test]
+async fn lines_over_a_quota_are_named_in_the_summary() {
+    let quota =
+        "[[quota]]\ngroup_prefix = \"small\"\nlive_mutators = 100\nnew_keys_per_minute = 3\n";
+    let guarded = Guarded::new([("w", grant("", &Verb::ALL))], quota);
+    let line = |at| json!({"kind": "counter", "group": "small", "name": format!("{at}"), "op": {"op": "add"}});
+    let lines: Vec<String> = (1..=305).map(|at| line(at).to_string()).collect();
+    let bearer = format!("Bearer {}", guarded.tokens["w"]);
+    let headers = [("authorization", bearer.as_str()), ("content-type", "application/x-ndjson")];
+    let answer = guarded.pod.send(request("POST", "/v1/batch", &headers, lines.join("\n"))).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    let summary = answer.json();
+    assert_eq!((&summary["acked"], &summary["refused"]), (&json!(3), &json!(302)));
+    let [range] = &summary["errors"].as_array().expect("errors")[..] else { panic!("{summary}") };
+    assert_eq!((&range["first"], &range["last"]), (&json!(4), &json!(305)), "{range}");
+    assert!(range["type"].as_str().is_some_and(|kind| kind.ends_with("over-quota")), "{range}");
 }
 
 #[tokio::test]

@@ -150,7 +150,7 @@ async fn with_several_data_centres_a_read_says_whose_updates_it_sees() {
     let absent = pod.get(&format!("{KEY}-absent?consistency=one")).await;
     assert!(absent.text.contains("at one can miss updates"), "{}", absent.text);
     let body =
-        json!({"keys": [{"kind": "counter", "group": "site", "name": "nobody"}]}).to_string();
+        json!({"keys": [{"kind": "counter", "group": "site", "name": "absent"}]}).to_string();
     let results = pod.post("/v1/query", JSON, &body).await.json();
     let [absent, elsewhere] = ["absent", "datacenter"].map(|field| &results["results"][0][field]);
     assert_eq!((absent, elsewhere), (&json!(true), &json!("east")));

@@ -77,7 +77,7 @@ async fn an_idle_key_is_absent_everywhere_until_it_is_updated() {
 
 /// A scan of primary keys does not show how old a tally is.
 #[tokio::test]
-async fn a_key_with_only_a_tally_is_forgotten_and_its_grave_goes_when_it_is_old() {
+async fn an_idle_key_is_forgotten_and_its_old_grave_is_removed() {
     let pod = pod();
     for rows in 1..=2 {
         add(&pod, IDLE).await;

@@ -160,7 +160,7 @@ async fn reads_do_not_try_again_to_fold_a_blocked_key() {
 }
 
 #[tokio::test]
-async fn a_pod_says_where_it_is_and_whether_its_data_centre_has_a_quorum() {
+async fn a_pod_says_its_data_centre_and_whether_it_has_a_quorum() {
     let pod = Pod::new();
     let quorum = async || {
         let ready = pod.get("/readyz?verbose").await;

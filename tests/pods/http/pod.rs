@@ -12,7 +12,7 @@ use axum::response::Response;
 use orderfree::engine::Context;
 use orderfree::engine::fold::{Folder, Folding};
 use orderfree::engine::health::Health;
-use orderfree::engine::resets::Resetter;
+use orderfree::engine::resetter::Resetter;
 use orderfree::engine::service::Service;
 use orderfree::engine::write::{Bounds, Mutators};
 use orderfree::http::{AppState, Build, router};

@@ -16,7 +16,8 @@ use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::runtime::random::update_id;
 use orderfree::store::{Receipt, ResetLog};
 use orderfree_core::crdt::Kind;
-use orderfree_core::protocol::reset::{Generation, LOG_NAMES_MAX, LogRow, bucket};
+use orderfree_core::protocol::generation::Generation;
+use orderfree_core::protocol::reset::{LOG_NAMES_MAX, LogRow, bucket};
 use orderfree_core::protocol::{Name, Timestamp};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
@@ -186,7 +187,7 @@ async fn a_reset_that_is_sent_again_with_its_id_is_the_same_reset() {
 
 /// The retry of an op that was cleared adds nothing, and is acknowledged.
 #[tokio::test]
-async fn an_update_that_was_cleared_counts_nothing_if_it_is_sent_again() {
+async fn a_cleared_update_counts_nothing_if_it_is_sent_again() {
     let pod = Pod::new();
     let id = new_id();
     let named = [("idempotency-key", id.as_str())];
@@ -205,7 +206,7 @@ async fn an_update_that_was_cleared_counts_nothing_if_it_is_sent_again() {
 
 /// Updates do not wait for a reset, and their outcome is known.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn updates_meanwhile_are_acked_and_are_on_one_side_of_each_reset() {
+async fn updates_during_resets_are_acked_and_on_one_side_of_each() {
     let pod = Pod::new();
     add(&pod, KEY, "1").await;
     let (is_over, reset) = (Cell::new(false), format!("{KEY}/reset"));
@@ -287,7 +288,7 @@ async fn keys_with_a_prefix_are_deleted_together() {
 
 /// The lease is 2 s here, so a reset takes a little more than that.
 #[tokio::test]
-async fn a_reset_that_takes_long_is_answered_with_a_place_to_ask_any_pod() {
+async fn a_long_reset_is_answered_with_a_place_to_ask_any_pod() {
     let log = Logged::new();
     let (one, other) = (Pod::with_log(&log).await, Pod::with_log(&log).await);
     let (reset, id) = (format!("{KEY}/reset"), new_id());
@@ -392,7 +393,7 @@ async fn a_pod_that_cant_read_the_log_takes_no_updates_and_says_why() {
 
 /// A request for an absent key reads the store too.
 #[tokio::test]
-async fn a_pod_makes_only_so_many_resets_a_second() {
+async fn a_pod_limits_resets_per_second() {
     let log = Logged::new();
     let pod = Pod::with_log(&log).await;
     let path = "/v1/counter/site/absent/reset";
@@ -463,7 +464,7 @@ async fn a_key_that_is_not_resettable_keeps_all_and_stops_no_other() {
 }
 
 #[tokio::test]
-async fn a_pod_makes_only_so_many_resets_at_once() {
+async fn a_pod_limits_resets_at_once() {
     let pod = Pod::new();
     add(&pod, KEY, "5").await;
     pod.set(Fault::Hanging);

@@ -233,7 +233,7 @@ async fn a_group_shows_its_keys_and_those_that_come_later() {
 }
 
 #[tokio::test]
-async fn streams_of_a_group_share_its_list_and_one_that_stands_still_stops_none() {
+async fn streams_of_a_group_share_a_list_and_a_stalled_one_stops_none() {
     const GROUP: &str = "/v1/watch?group=counter/site";
     let pod = Pod::new();
     pod.post(HOME, "text/plain", "1").await;
@@ -297,7 +297,7 @@ async fn keys_of_a_group_that_are_gone_make_room_for_new_ones() {
 }
 
 #[tokio::test]
-async fn a_client_that_connects_again_does_not_get_the_event_that_it_has() {
+async fn a_client_that_connects_again_gets_no_event_twice() {
     let pod = Pod::new();
     pod.post(HOME, "text/plain", "5").await;
     let id = Events::open(&pod, WATCH_HOME, &[]).await.soon().await.id.expect("an id");
@@ -331,7 +331,7 @@ async fn a_client_that_reads_late_gets_the_latest_value() {
     add().await;
     let mut values = [events.value().await, events.value().await];
     values.sort_by_key(Value::as_i64);
-    assert_eq!(values, [2, 2], "a value of before was kept for the client");
+    assert_eq!(values, [2, 2], "an earlier value was kept for the client");
 }
 
 #[tokio::test]
@@ -410,7 +410,7 @@ async fn every_key_needs_a_grant_as_long_as_it_is_watched() {
 }
 
 #[tokio::test]
-async fn a_pod_watches_up_to_its_limit_and_forgets_what_nobody_watches() {
+async fn a_pod_watches_up_to_its_limit_and_forgets_unwatched_keys() {
     let pod = Pod::new();
     let mut streams = Vec::new();
     for at in 0..10 {
@@ -456,7 +456,7 @@ async fn one_token_watches_half_of_the_keys_that_a_pod_can_watch() {
 }
 
 #[tokio::test]
-async fn a_pod_has_places_for_so_many_keys_of_all_watchers_and_a_token_for_half_of_them() {
+async fn a_pod_bounds_the_watched_keys_of_all_and_of_each_token() {
     let read = || grant("", &[Verb::Read]);
     let guarded = Guarded::new([("many", read()), ("other", read()), ("late", read())], "");
     let pod = &guarded.pod;
@@ -567,7 +567,7 @@ async fn updates_with_ids_make_a_key_hot() {
 }
 
 #[tokio::test]
-async fn the_hottest_keys_are_those_of_the_callers_groups_however_cold() {
+async fn the_hottest_keys_are_of_the_callers_groups_however_cold() {
     let (admin, read) = (grant("quiet", &[Verb::Admin]), grant("quiet", &[Verb::Read]));
     let tokens = [("quiet", admin), ("none", read), ("all", grant("", &Verb::ALL))];
     let guarded = Guarded::new(tokens, "");

@@ -55,8 +55,8 @@ async fn operators_leave_one_line_each_and_users_none() {
         (&user, "user", "DELETE", KEY, 403),
         (&user, "user", "GET", &shards, 403),
         (&user, "user", "POST", DISCARD, 403),
-        (&stranger, "nobody", "GET", "/v1/counter", 401),
-        (&stranger, "nobody", "POST", DISCARD, 401),
+        (&stranger, "unauthenticated", "GET", "/v1/counter", 401),
+        (&stranger, "unauthenticated", "POST", DISCARD, 401),
     ] {
         let id = format!("req-{}", expected.len());
         let headers = [("authorization", caller.as_str()), ("x-request-id", &id)];
@@ -109,5 +109,5 @@ async fn any_request_is_logged_as_one_line() {
         "{}",
         pod.log()
     );
-    assert_eq!(audits(&lines)[0]["caller"], "anybody");
+    assert_eq!(audits(&lines)[0]["caller"], "anonymous");
 }

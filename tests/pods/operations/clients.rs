@@ -97,6 +97,13 @@ async fn the_lines_of_a_pipe_are_added() {
     let said = piped(&pod, &["add", "counter/g/many", "-", "-o", "json"], b"1\n2\n").await;
     let answer = json_of(&said.out);
     assert_eq!((&answer["outcome"], &answer["acked"]), (&json!("acked"), &json!(2)), "{answer}");
+    let values: Vec<String> = (0..2_500).map(|at| format!("u{at}")).collect();
+    let arguments: Vec<&str> = values.iter().map(String::as_str).collect();
+    let said = call(&pod, &[&["add", "gset/g/values"], &arguments[..]].concat()).await;
+    assert_eq!((said.code, said.out.as_str()), (Some(0), "acked\n"), "{said:?}");
+    assert!(value(&pod, "gset/g/values").await.contains(r#""size":2500"#));
+    let said = call(&pod, &[&["add", "gset/g/values", "a\nb"], &arguments[..]].concat()).await;
+    assert!(said.code == Some(2) && said.err.contains("line breaks"), "{said:?}");
     let said = piped(&pod, &["add", "counter/g/many", "7", "-"], b"1\n").await;
     assert!(said.code == Some(2) && said.err.contains("leave out the others"), "{said:?}");
 }
@@ -142,7 +149,7 @@ async fn a_line_that_is_not_added_is_named() {
 
 /// Without `-`, the lines would be lost. Jobs and other programs start commands with an empty pipe.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pipe_that_nothing_reads_is_an_error_and_an_empty_one_is_not() {
+async fn a_pipe_that_nothing_reads_is_an_error_unless_it_is_empty() {
     let pod = Setup::new().start().await;
     let said = piped(&pod, &["add", "counter/g/n"], b"5\n").await;
     assert!(said.code == Some(2) && said.err.contains("write `-` after the key"), "{said:?}");

@@ -24,7 +24,7 @@ const NEW: &str = "/v1/counter/site/new";
 /// Lifetime, drain margin and cutoff in seconds: as short as resets allow.
 const TIMES: [u64; 3] = [20, 6, 20];
 
-/// Rows of the key right after the last deletion. Those of before may wait for their fold.
+/// Rows of the key right after the last deletion. Rows from before it may wait for their fold.
 const ROWS_MAX: usize = 250;
 
 /// Requests of each key that are timed, in turn.

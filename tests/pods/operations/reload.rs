@@ -151,7 +151,7 @@ async fn said_of(pod: &Pod, what: &str, count: usize) -> Vec<Value> {
 
 /// As Kubernetes updates a Secret: a link to a folder is replaced, the file's own path stays.
 #[tokio::test(flavor = "multi_thread")]
-async fn changed_files_are_taken_without_a_signal_and_wrong_ones_are_told_once() {
+async fn changed_files_need_no_signal_and_wrong_ones_are_told_once() {
     let (old, old_lines) = token("old", ALL, "");
     let (new, new_lines) = token("new", ALL, "");
     let setup = Setup::new();

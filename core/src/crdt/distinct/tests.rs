@@ -186,7 +186,7 @@ fn the_precision_is_kept_and_part_of_the_bytes() {
         assert_eq!(refused, Err(DecodeError::NotCanonical));
     }
     assert_eq!(Distinct::decode(2, Some(12), &bytes), Err(DecodeError::Format(2)));
-    // The same sketch as its library would write it, with the state of the HIP estimator.
+    // This sketch as its library would write it, with the state of the HIP estimator.
     let foreign = foreign(12, 0, 100);
     assert_eq!(Distinct::decode(1, Some(12), &foreign), Err(DecodeError::NotCanonical));
 }

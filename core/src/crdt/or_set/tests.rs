@@ -380,7 +380,7 @@ fn an_op_that_is_handed_on_gets_another_dot() {
 }
 
 #[test]
-fn bytes_are_reckoned_by_the_largest_of_every_part() {
+fn bytes_are_calculated_from_the_largest_of_every_part() {
     // A flag and the fence, and three bytes for the number of entries; for `cleared` a flag, and three bytes
     // for the number of its dots.
     assert_eq!((HEADER_BYTES_MAX, CONTEXT_FRAME_BYTES_MAX), (1 + 10 + 3 + 4, 4));
