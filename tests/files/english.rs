@@ -120,19 +120,19 @@ fn prose(code: &str) -> String {
         let (text, length) = if is_comment {
             let line = from.lines().next().unwrap_or_default();
             (without_mark(line).to_owned(), line.len())
-        } else if from.starts_with('"') && prefix.ends_with('r') {
+        } else if let Some(string) = from.strip_prefix('"').filter(|_| prefix.ends_with('r')) {
             let close = format!("\"{}", &before[prefix.len()..]);
-            let end = 1 + from[1..].find(&close).expect("the end of a raw string");
-            (from[1..end].to_owned(), end + close.len())
-        } else if from.starts_with('"') {
+            let end = string.find(&close).expect("the end of a raw string");
+            (string[..end].to_owned(), 1 + end + close.len())
+        } else if let Some(string) = from.strip_prefix('"') {
             let mut is_escaped = false;
             let is_end = |letter: char| {
                 let was_escaped = is_escaped;
                 is_escaped = letter == '\\' && !was_escaped;
                 letter == '"' && !was_escaped
             };
-            let end = 1 + from[1..].find(is_end).expect("the end of a string");
-            (from[1..end].replace("\\n", " ").replace('\\', " "), end + 1)
+            let end = string.find(is_end).expect("the end of a string");
+            (string[..end].replace("\\n", " ").replace('\\', " "), end + 2)
         } else if from.starts_with("'\"'") || from.starts_with("'\\") {
             (String::new(), 3)
         } else {

@@ -246,8 +246,10 @@ async fn concurrent_sweeps_share_the_folds() {
     let pods = [1, 2, 3].map(|seed| pod_by(&subject, Random::seeded(seed)));
     let sweeps = pods.each_ref().map(|pod| pod.folder().sweep_once());
     let reports = {
-        // Folds pause while nodes disagree on the schema, which happens when another test changes it.
+        // Folds pause while nodes disagree on the schema, which happens when another test changes it. A pod sees the
+        // end of it a moment later.
         let _defining = DEFINING.lock().await;
+        eventually("one schema", async || subject.store.fold_time(subject.now()).map(drop)).await;
         futures::future::try_join_all(sweeps).await.expect("swept")
     };
     println!("{reports:?}");
