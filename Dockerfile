@@ -41,7 +41,7 @@ WORKDIR /var/lib/orderfree
 # A number, not a name: Kubernetes can tell from a number alone that it is not root (runAsNonRoot).
 USER 65532:65532
 
-# No client can reach loopback in a container. ORDERFREE_INSECURE is deliberately not set here: you
+# No client outside a container can reach its loopback. ORDERFREE_INSECURE is deliberately not set here: you
 # must state that something else protects the port, or `serve` refuses to start.
 ENV ORDERFREE_LISTEN=0.0.0.0:8080
 EXPOSE 8080

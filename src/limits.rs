@@ -38,8 +38,8 @@ pub const SLICE_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Rows of a key with the same expiry, for kinds with small states.
 pub const EXPIRY_ROWS_MAX: usize = 200_000;
 
-/// Rows of a key with the same expiry, for kinds with large states. Only packs have an expiry in common. A pod has [`KEY_STATES_BYTES_MAX`] of these, in
-/// rows of up to [`PACK_BYTES_MAX`].
+/// Rows of a key with the same expiry, for kinds with large states. Only packs have an expiry in common. A pod has
+/// [`KEY_STATES_BYTES_MAX`] of these, in rows of up to [`PACK_BYTES_MAX`].
 pub const EXPIRY_ROWS_MAX_LARGE: usize = 10_000;
 
 /// Ids in the rows of a key that make reads slow. A pod that meets more takes no further ids of the key for a

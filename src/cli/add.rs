@@ -40,8 +40,8 @@ pub(super) struct AddArgs {
     #[arg(value_parser = key::key)]
     key: Key,
     /// What to add: an amount for a `counter` (default 1) or a `sum`, numbers, items, or a register's value.
-    /// Up to 1000 values are added together, all or none; more are added as lines would be. `-` adds each line of
-    /// the standard input, in batches; a register takes the whole input as its value.
+    /// Up to 1000 values are added together, all or none; more are added like lines, the first as line 1. `-` adds
+    /// each line of the standard input, in batches; a register takes the whole input as its value.
     #[arg(allow_negative_numbers = true)]
     what: Vec<String>,
     /// An op as JSON, instead of values, such as '{"op":"remove","item":"a"}'.
@@ -106,13 +106,6 @@ impl AddArgs {
     /// Refuses arguments that can't be meant.
     fn check(&self) -> anyhow::Result<()> {
         let kind = self.key.kind;
-        self.update.check(!self.has_lines())?;
-        if self.what.len() > OPS_MAX && self.what.iter().any(|text| text.contains('\n')) {
-            return Err(wrong_usage(
-                ErrorKind::TooManyValues,
-                format!("more than {OPS_MAX} values can't contain line breaks; add them in parts"),
-            ));
-        }
         if self.what.len() > 1 {
             if self.what.iter().any(|text| text == "-") {
                 return Err(wrong_usage(
@@ -127,6 +120,17 @@ impl AddArgs {
                 ));
             }
         }
+        let is_no_line = |text: &String| text.trim().is_empty() || text.contains('\n');
+        if self.what.len() > OPS_MAX && self.what.iter().any(is_no_line) {
+            return Err(wrong_usage(
+                ErrorKind::TooManyValues,
+                format!(
+                    "more than {OPS_MAX} values are added as lines, so none of them can be empty or contain a line \
+                     break; leave it out, or add the values in parts"
+                ),
+            ));
+        }
+        self.update.check(!self.has_lines())?;
         if !self.what.is_empty() || self.op.is_some() {
             return Ok(());
         }

@@ -26,7 +26,10 @@ pub(super) fn open() -> io::Result<Input> {
 
 /// These values as lines.
 pub(super) fn of_lines(lines: &[String]) -> Input {
-    BufReader::with_capacity(BUFFER_BYTES, Box::new(Cursor::new(lines.join("\n").into_bytes())))
+    BufReader::with_capacity(
+        BUFFER_BYTES,
+        Box::new(Cursor::new((lines.join("\n") + "\n").into_bytes())),
+    )
 }
 
 fn plain(mut source: impl Read + 'static) -> io::Result<Input> {

@@ -79,7 +79,7 @@ pub struct Resetter {
     rooms: Semaphore,
     /// When resets were forgotten last, by the boot-time clock.
     forgot: Mutex<Option<Duration>>,
-    /// ReservedValue by the caller that looks because a look was due.
+    /// Held by the caller that looks because a look was due.
     looking: tokio::sync::Mutex<()>,
     /// Resets that run at once.
     turns: Arc<Semaphore>,

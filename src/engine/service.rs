@@ -225,7 +225,7 @@ impl Service {
         self.reader.read(key, level.unwrap_or(self.read_level()), Some(max_staleness)).await
     }
 
-    /// The keys that this pod updates most; see [`Mutators::hottest`].
+    /// Those of these keys that this pod updates most; see [`Mutators::hottest`].
     #[must_use]
     pub fn hottest(&self, limit: usize, is_asked: impl Fn(&Key) -> bool) -> Vec<(Key, f64)> {
         self.mutators.hottest(limit, is_asked)

@@ -83,7 +83,7 @@ impl Observer {
         let caller = self.caller(route, request.headers(), now);
         let mut audit = (is_audited(request.method(), route) && (caller.is_ok() || self.may_log()))
             .then(|| Audit {
-                caller: caller.as_ref().map_or("unauthenticated", Caller::name).to_owned(),
+                caller: caller.as_ref().map_or(policy::UNAUTHENTICATED, Caller::name).to_owned(),
                 method: request.method().clone(),
                 uri: request.uri().clone(),
                 request_id: request_id.to_str().unwrap_or_default(),

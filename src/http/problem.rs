@@ -599,7 +599,7 @@ fn of_row(error: &RowError) -> ProblemType {
     }
 }
 
-/// LargeRequests an error of the lower layers into a sentence: they start in lower case and have no full stop.
+/// Turns an error of the lower layers into a sentence: they start in lower case and have no full stop.
 pub(crate) fn sentence(text: &str) -> String {
     let mut characters = text.chars();
     let first = characters.next().map(|first| first.to_ascii_uppercase());

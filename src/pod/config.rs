@@ -75,7 +75,7 @@ pub struct StoreArgs {
     )]
     pub cassandra_password_file: Option<PathBuf>,
 
-    /// PEM file with the CA that signed the Cassandra nodes' certificates. LargeRequests on TLS to Cassandra. Each
+    /// PEM file with the CA that signed the Cassandra nodes' certificates. Turns on TLS to Cassandra. Each
     /// node's certificate must cover the address that the driver uses for it.
     #[arg(long, env = "ORDERFREE_CASSANDRA_CA", value_name = "FILE")]
     pub cassandra_ca: Option<PathBuf>,
@@ -176,7 +176,7 @@ pub struct ServeArgs {
     #[arg(long, env = "ORDERFREE_ADMIN_LISTEN", value_parser = address, value_name = "IP:PORT")]
     pub admin_listen: Option<SocketAddr>,
 
-    /// PEM file with the HTTPS certificate chain, the server's certificate first. LargeRequests on HTTPS. The
+    /// PEM file with the HTTPS certificate chain, the server's certificate first. Turns on HTTPS. The
     /// pod follows its changes.
     #[arg(long, env = "ORDERFREE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,

@@ -72,6 +72,7 @@ use precision::Precisions;
 use quotas::Quotas;
 pub use quotas::{Arrival, OverQuota, QuotaPermit, QuotaPermits, Tenant};
 use tokens::Tokens;
+pub(crate) use tokens::UNAUTHENTICATED;
 pub use tokens::{
     Caller, Denied, NewToken, TOKEN_PREFIX, TooFast, TooManyStreams, Verb, WatchRoom,
     without_tokens,

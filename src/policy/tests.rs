@@ -485,6 +485,7 @@ fn wrong_tokens_and_quotas_are_refused_with_the_rule() {
         (format!("[[token]]\nname = \"a\"\nsha256 = \"{}\"", &hash[1..]), "64 hexadecimal digits"),
         (format!("[[token]]\nname = \"a b\"\nsha256 = {hash:?}"), "visible ASCII"),
         (format!("[[token]]\nname = \"\"\nsha256 = {hash:?}"), "visible ASCII"),
+        (entry("anonymous", &token, ""), "the audit log has it"),
         (format!("[[token]]\nname = \"a\"\nsha256 = {:?}", token.token), "revoke it"),
         (format!("{two}{}", entry("a", &NewToken::draw(), "")), "two tokens are named"),
         (format!("{two}{}", entry("b", &token, "")), "have the same hash"),

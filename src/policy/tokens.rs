@@ -28,6 +28,12 @@ use crate::runtime::random;
 /// How every token begins.
 pub const TOKEN_PREFIX: &str = "orderfree_";
 
+/// The audit log's name for callers of a server without tokens.
+const ANONYMOUS: &str = "anonymous";
+
+/// The audit log's name for callers without a valid token.
+pub(crate) const UNAUTHENTICATED: &str = "unauthenticated";
+
 /// Hexadecimal digits after the prefix.
 const TOKEN_DIGITS: usize = 64;
 
@@ -314,6 +320,10 @@ impl Entry {
             (1..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic()),
             "a token's name must have 1 to 64 visible ASCII characters, as logs contain it"
         );
+        ensure!(
+            ![ANONYMOUS, UNAUTHENTICATED].contains(&&*name),
+            "a token can't have the name {name:?}, because the audit log has it for callers without a token"
+        );
         let hash = unhex(&sha256).with_context(|| {
             format!("the token {name:?} needs `sha256` as 64 hexadecimal digits")
         })?;
@@ -389,7 +399,7 @@ impl Caller {
     /// The token's name, for logs.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.0.as_ref().map_or("anonymous", |token| &token.name)
+        self.0.as_ref().map_or(ANONYMOUS, |token| &token.name)
     }
 
     /// Whether the caller can do this with the keys of this group.

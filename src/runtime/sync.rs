@@ -9,7 +9,8 @@ pub(crate) use tokio::task::coop::consume_budget;
 pub(crate) use tokio::task::yield_now;
 pub(crate) use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-/// Locks a mutex. A poisoned one means that a task panicked, which its owner has reported.
+/// Locks a mutex. A poisoned one means that a task panicked, which its owner has reported. To go on is safe only if no
+/// holder can panic between two changes that belong together.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -185,6 +185,19 @@ fn lists_of_uses_are_read() {
 struct Modules(BTreeMap<String, Vec<(bool, Vec<String>)>>);
 
 impl Modules {
+    /// The files that each file uses.
+    fn uses(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (module, paths) in &self.0 {
+            for used in paths.iter().filter_map(|(_, path)| self.resolve(module, path)) {
+                if *module != used && !module.starts_with(&format!("{used}/")) {
+                    uses.entry(module.clone()).or_default().insert(used);
+                }
+            }
+        }
+        uses
+    }
+
     /// The module that defines what a module knows by this path, unless it is a name that a folder shares.
     fn resolve(&self, module: &str, path: &[String]) -> Option<String> {
         let root = &module[..module.find("src/")? + 3];
@@ -213,6 +226,20 @@ impl Modules {
     }
 }
 
+/// The files that are in a circle, or between two, and which of these each uses.
+fn in_circles(mut uses: BTreeMap<String, BTreeSet<String>>) -> BTreeMap<String, BTreeSet<String>> {
+    // A file that uses none of the others, or that none of them uses, is in no circle.
+    loop {
+        let files: BTreeSet<String> = uses.keys().cloned().collect();
+        let used: BTreeSet<String> = uses.values().flatten().cloned().collect();
+        uses.values_mut().for_each(|of| of.retain(|file| files.contains(file)));
+        uses.retain(|file, of| used.contains(file) && !of.is_empty());
+        if uses.len() == files.len() {
+            return uses;
+        }
+    }
+}
+
 /// A file that uses another one can be understood after it, so no two files may need each other. Two uses do not count: of
 /// what the folder's own file defines, by the files in the folder; and of the names that a folder shares.
 #[test]
@@ -226,28 +253,25 @@ fn no_files_use_each_other_in_a_circle() {
             .then(|| (module.strip_suffix("/mod").unwrap_or(module).to_owned(), uses_in(text)))
     };
     let modules = Modules(sources().into_iter().filter_map(module).collect());
-    let mut uses: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-    for (module, paths) in &modules.0 {
-        for used in paths.iter().filter_map(|(_, path)| modules.resolve(module, path)) {
-            if *module != used && !module.starts_with(&format!("{used}/")) {
-                uses.entry(module).or_default().insert(used);
-            }
-        }
-    }
+    let uses = modules.uses();
     assert!(uses.len() > 100, "{} files use others", uses.len());
-    // A file that uses none of the others, or that none of them uses, is in no circle.
-    loop {
-        let (files, used): (BTreeSet<String>, BTreeSet<String>) = (
-            uses.keys().map(|file| (*file).to_owned()).collect(),
-            uses.values().flatten().cloned().collect(),
-        );
-        uses.values_mut().for_each(|of| of.retain(|file| files.contains(file)));
-        uses.retain(|file, of| used.contains(*file) && !of.is_empty());
-        if uses.len() == files.len() {
-            break;
-        }
-    }
-    assert!(uses.is_empty(), "these files use each other in a circle: {uses:#?}");
+    let circle = in_circles(uses);
+    assert!(circle.is_empty(), "these files use each other in a circle: {circle:#?}");
+}
+
+#[test]
+fn a_circle_of_files_is_found() {
+    let module = |(name, text): (&str, &str)| (name.to_owned(), uses_in(text));
+    let of = [
+        ("src/a", "mod b;\npub use b::B;\n"),
+        ("src/a/b", "use super::c::C;\nuse crate::e::E;\n"),
+        ("src/a/c", "use crate::a::d::{self, D};\n"),
+        ("src/a/d", "use super::b;\n"),
+        ("src/e", "use crate::a::B;\n"),
+        ("src/f", "use crate::a::d;\n"),
+    ];
+    let circle = in_circles(Modules(of.map(module).into()).uses());
+    assert_eq!(Vec::from_iter(circle.keys()), ["src/a/b", "src/a/c", "src/a/d"]);
 }
 
 #[test]

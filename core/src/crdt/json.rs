@@ -199,9 +199,10 @@ pub(super) fn digits_of_whole(token: &str) -> Option<String> {
     (1..=places).contains(&digits.len()).then(|| format!("{sign}{digits:0<places$}"))
 }
 
-/// Whether a token has the fewest digits that tell this double from all others.
-pub(super) fn is_shortest(token: &str, double: f64) -> bool {
-    Decimal::of(token) == Decimal::of(&format!("{double:e}"))
+/// Whether programs print this double so: with the fewest digits that tell it from all others, or with 17 digits.
+pub(super) fn is_printed(token: &str, double: f64) -> bool {
+    let token = Decimal::of(token);
+    [format!("{double:e}"), format!("{double:.16e}")].iter().any(|text| token == Decimal::of(text))
 }
 
 /// Whether a token is written without fraction and exponent.

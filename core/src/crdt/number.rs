@@ -11,8 +11,8 @@ const WHOLE_MAX: u64 = 1 << 53;
 
 /// Reads a finite double. JSON has no NaN and no infinities; in quotes they are refused. Negative zero
 /// becomes zero. A number with a fraction means the nearest double. A whole number means itself, so it is refused
-/// unless a double equals it. Written with a point or an exponent, it is also taken if programs write the nearest
-/// double so: with the fewest digits that tell it from all others.
+/// unless a double equals it. Written with a point or an exponent, it is also taken if programs print the nearest
+/// double so.
 pub(super) fn finite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     struct Finite;
 
@@ -53,7 +53,7 @@ pub(super) fn finite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, 
             let nearest =
                 nearest.ok_or_else(|| E::invalid_value(de::Unexpected::Other(text), &self))?;
             match json::digits_of_whole(text) {
-                Some(digits) if !json::is_shortest(text, nearest) => whole(&digits),
+                Some(digits) if !json::is_printed(text, nearest) => whole(&digits),
                 _ => Ok(nearest),
             }
         }
@@ -175,9 +175,10 @@ mod tests {
             ("0.000", 0.0),
             ("9007199254740992.00", 2_f64.powi(53)),
             ("1.180591620717411303424e21", 2_f64.powi(70)),
-            // Python writes 1795690038174982144 so, and most languages write the others so.
+            // As Python prints it, as most languages print it, and as `%.17g` does.
             ("1.7956900381749821e+18", 1_795_690_038_174_982_144.0),
             ("1e23", 1e23),
+            ("9.9999999999999992e+22", 1e23),
             ("1.7976931348623157e308", f64::MAX),
             ("-5E-324", -5e-324),
         ] {

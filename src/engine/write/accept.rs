@@ -101,7 +101,7 @@ impl Mutators {
         durability: Durability,
     ) -> Result<Receipt, UpdateError> {
         let Update { mut ops, name } = update;
-        // ReservedValue until a flusher runs, so `close` waits for all updates that passed this check.
+        // Held until a flusher runs, so `close` waits for all updates that passed this check.
         let _pending = self.flushers.token();
         if self.closed.load(Ordering::SeqCst) {
             return Err(Refused::Stopping.into());

@@ -1,4 +1,4 @@
-//! LargeRequests a request's parts into checked values. Unknown, repeated and malformed parts are never ignored:
+//! Turns a request's parts into checked values. Unknown, repeated and malformed parts are never ignored:
 //! they are refused, and the problem names the broken rule.
 
 use axum::http::header::{self, HeaderMap, HeaderValue};

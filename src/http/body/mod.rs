@@ -1,4 +1,4 @@
-//! LargeRequests requests into checked values, and values into answers.
+//! Turns requests into checked values, and values into answers.
 
 pub(crate) mod bodies;
 pub(crate) mod extract;

@@ -16,7 +16,7 @@ pub(crate) struct LargeRequests {
     batches: Arc<Semaphore>,
     /// Places for batches that wait for a turn.
     waiting_batches: Semaphore,
-    /// LargeRequests of answers with many values. Each takes permits by its weight.
+    /// Permits of answers with many values. Each takes permits by its weight.
     pages: Arc<Semaphore>,
 }
 

@@ -40,7 +40,8 @@ impl Look {
         Ok(Look { session: Arc::clone(session), keyspace: keyspace.to_owned(), levels, statement })
     }
 
-    /// Returns the newest replication, and why it does not fit the levels. Without an answer, returns the ones that were given.
+    /// Returns the newest replication, and why it does not fit the levels. Without an answer, returns the ones that
+    /// were given.
     pub(super) async fn again(
         &self,
         placement: Arc<Placement>,

@@ -102,8 +102,10 @@ async fn the_lines_of_a_pipe_are_added() {
     let said = call(&pod, &[&["add", "gset/g/values"], &arguments[..]].concat()).await;
     assert_eq!((said.code, said.out.as_str()), (Some(0), "acked\n"), "{said:?}");
     assert!(value(&pod, "gset/g/values").await.contains(r#""size":2500"#));
-    let said = call(&pod, &[&["add", "gset/g/values", "a\nb"], &arguments[..]].concat()).await;
-    assert!(said.code == Some(2) && said.err.contains("line breaks"), "{said:?}");
+    for bad in ["a\nb", "", " "] {
+        let said = call(&pod, &[&["add", "gset/g/values", bad], &arguments[..]].concat()).await;
+        assert!(said.code == Some(2) && said.err.contains("line break"), "{said:?}");
+    }
     let said = piped(&pod, &["add", "counter/g/many", "7", "-"], b"1\n").await;
     assert!(said.code == Some(2) && said.err.contains("leave out the others"), "{said:?}");
 }

@@ -229,6 +229,7 @@ async fn a_sweep_ends_with_its_pod_and_another_pod_continues_it() {
 }
 
 /// The clocks are no longer compared, so the pod must not accept updates by its own clock.
+#[cfg(debug_assertions)]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_ends_with_its_clock_sampler() {
     let _others_too = CLUSTER.read().await;
