@@ -61,7 +61,7 @@ ENTRYPOINT ["orderfree"]
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Orderfree" \
-      org.opencontainers.image.description="Counters over HTTP on Apache Cassandra, without coordination" \
+      org.opencontainers.image.description="Counters and other mergeable data types over HTTP on Apache Cassandra, without coordination" \
       org.opencontainers.image.licenses="MIT OR Apache-2.0" \
       org.opencontainers.image.vendor="The Orderfree authors" \
       org.opencontainers.image.version="${VERSION}" \

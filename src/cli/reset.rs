@@ -250,7 +250,7 @@ impl Tries<'_> {
             Err(no_answer) => (no_answer.error.to_string(), PAUSE),
         };
         self.say(said);
-        self.say(format!("it is sent again for up to {} s", TIME_MAX.as_secs()));
+        self.say(format!("trying again for up to {} s", TIME_MAX.as_secs()));
         tokio::time::sleep(pause).await;
         Ok(None)
     }

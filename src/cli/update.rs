@@ -205,7 +205,7 @@ impl Target<'_> {
                 let with_id = if id.is_some() { " with the same id" } else { "" };
                 let limit = RETRY_TIME_MAX.as_secs();
                 note(format_args!("orderfree: {}", tried.why));
-                note(format_args!("orderfree: it is sent again{with_id} for up to {limit} s"));
+                note(format_args!("orderfree: trying again{with_id} for up to {limit} s"));
             }
             if tried.outcome == Outcome::Unknown {
                 unknown = Some(tried);

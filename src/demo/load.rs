@@ -186,10 +186,10 @@ impl Load {
     }
 
     async fn post(&self, path: &str, id: Option<&str>, body: &str) -> Option<StatusCode> {
-        self.attempts.fetch_add(1, Ordering::Relaxed);
         let mut request = Request::builder().method(Method::POST).uri(path).header("host", "demo");
         request = request.header("content-type", "text/plain");
         if let Some(id) = id {
+            self.attempts.fetch_add(1, Ordering::Relaxed);
             // The shortest window, so that folds take the ids within minutes.
             request = request.header("idempotency-key", format!("\"{id}\""));
             request = request.header("idempotency-window", "minute");

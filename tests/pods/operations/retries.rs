@@ -100,7 +100,7 @@ async fn an_update_is_sent_until_it_is_acked_and_counts_once() {
         let arguments: Vec<&str> = [key].into_iter().chain(arguments).collect();
         let (code, out, err) = add(&relay.url(), &arguments, input).await;
         assert_eq!((code, &*out), (Some(0), "acked\n"), "{key}: {err}");
-        assert!(err.contains("sent again with the same id"), "{key}: {err}");
+        assert!(err.contains("trying again with the same id"), "{key}: {err}");
         assert_eq!(pod.count(&format!("/v1/{key}")).await, counted, "{key}");
         let ids: Vec<_> = relay.seen().iter().map(|request| request.id().expect("an id")).collect();
         assert!(ids.len() >= 6 && ids[..6].iter().all(|id| *id == ids[0]), "{key}: {ids:?}");
@@ -123,7 +123,7 @@ async fn kinds_for_which_twice_counts_as_once_get_no_id() {
         let (key, relay) = (format!("{kind}/g/n"), relay.await);
         let (code, out, err) = add(&relay.url(), &[&key, "5"], "").await;
         assert_eq!((code, &*out), (Some(0), "acked\n"), "{kind}: {err}");
-        assert!(err.contains("it is sent again for up to 60 s"), "{kind}: {err}");
+        assert!(err.contains("trying again for up to 60 s"), "{kind}: {err}");
         assert_eq!(relay.lines(), [format!("POST /v1/{key}"), format!("POST /v1/{key}")]);
         assert!(relay.seen().iter().all(|request| request.id().is_none()), "{kind}");
         let (_, had, _) = run(&url(&pod), &["get", &key], "").await;
@@ -491,7 +491,7 @@ async fn a_message_about_a_reset_is_printed_once() {
     let relay = relay.await;
     let (code, out, err) = run(&relay.url(), &["reset", "counter/g/n"], "").await;
     assert_eq!((code, &*out, relay.seen().len()), (Some(0), "5\n", 4), "{err}");
-    let says = "orderfree: It is store-unavailable.\norderfree: it is sent again for up to 120 s\n";
+    let says = "orderfree: It is store-unavailable.\norderfree: trying again for up to 120 s\n";
     assert_eq!(err, says);
 }
 
