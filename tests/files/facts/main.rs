@@ -574,6 +574,29 @@ fn the_oldest_rust_is_the_same_everywhere() {
     }
 }
 
+/// Sentences that list some kinds, or count all of them.
+#[test]
+fn sentences_name_the_kinds_that_they_mean() {
+    let listed = |is_meant: &dyn Fn(&Kind) -> bool| {
+        let kinds = Kind::ALL.iter().filter(|kind| is_meant(kind));
+        let names: Vec<String> = kinds.map(|kind| format!("`{}`", kind.name())).collect();
+        let (last, others) = names.split_last().expect("some kinds");
+        format!("{} and {last}", others.join(", "))
+    };
+    let small = format!("all kinds except {}", listed(&|kind| kind.about().is_small()));
+    let with_totals = format!("It works for {}", listed(&|kind| kind.about().has_totals));
+    assert_eq!(Kind::ALL.len(), 12, "change `twelve` in the documents, and here");
+    for (document, sentence) in [
+        ("docs/reset.md", small.as_str()),
+        ("docs/operate/security.md", &small),
+        ("docs/running-totals.md", &with_totals),
+        ("docs/kinds.md", "The twelve kinds"),
+        ("docs/start.md", "twelve kinds"),
+    ] {
+        assert!(read(document).contains(sentence), "{document} does not say {sentence:?}");
+    }
+}
+
 #[test]
 fn every_kind_stands_in_the_tables_of_kinds() {
     for (document, heading) in [
