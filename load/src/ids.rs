@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use rand::Rng;
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use uuid::{Builder, Uuid};
 
 use crate::client::Add;
+use crate::locked::locked;
 use crate::workload::{Key, Window};
 
 /// One in this number of acknowledged updates is sent again.
@@ -104,11 +105,11 @@ impl Ids {
     }
 
     pub(crate) fn figures(&self) -> MutexGuard<'_, IdFigures> {
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.figures)
     }
 
     fn waiting(&self) -> MutexGuard<'_, BinaryHeap<Reverse<Repeat>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.waiting)
     }
 
     /// Plans the repeats of an acknowledged update, if it gets any.

@@ -31,6 +31,7 @@ mod client;
 mod drive;
 mod ids;
 mod latency;
+mod locked;
 mod pods;
 mod progress;
 mod repeats;

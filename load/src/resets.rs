@@ -8,7 +8,7 @@
 //! sent after it. After that, the last acknowledged update of the key with an id is sent again, which must add nothing.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::ids::Repeat;
 use crate::latency::{Latency, latencies};
+use crate::locked::locked;
 use crate::workload::Key;
 
 /// The least share of resets that get an answer, and of keys all of whose resets do, in percent.
@@ -113,11 +114,11 @@ impl Resets {
     }
 
     pub(crate) fn figures(&self) -> MutexGuard<'_, Figures> {
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.figures)
     }
 
     pub(crate) fn keys(&self) -> MutexGuard<'_, BTreeMap<Key, Times>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.keys)
     }
 }
 

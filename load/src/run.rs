@@ -1,7 +1,7 @@
 //! The state that the tasks of a run share: everything that changes during the load.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -15,6 +15,7 @@ use crate::checker::{Ledger, Outcome};
 use crate::client::{PodClient, Reply};
 use crate::ids::Ids;
 use crate::latency::latencies;
+use crate::locked::locked;
 use crate::resets::Resets;
 use crate::soak::state::Soak;
 use crate::workload::{Key, Window, Workload};
@@ -227,9 +228,4 @@ impl Run {
         }
         self.stop.cancel();
     }
-}
-
-/// Locks a mutex. A poisoned lock means that a task panicked; joining the tasks reports the panic.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,11 +11,12 @@
 //! Except for a lock, this module is pure.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use serde::Serialize;
 
 use crate::checker::Outcome;
+use crate::locked::locked;
 use crate::workload::{Key, Kind};
 
 /// Updates of one key. The greatest weight is 8^19 = 2^57, which is within the limit of a request.
@@ -159,7 +160,7 @@ impl AuditedKeys {
     }
 
     fn locked(&self) -> MutexGuard<'_, Vec<Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.known)
     }
 }
 

@@ -1,8 +1,9 @@
 //! The state of a soak that clients, faults and the check share.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use crate::locked::locked;
 use crate::soak::audited::AuditedKeys;
 use crate::soak::figures::Figures;
 use crate::workload::{Key, Kind};
@@ -40,7 +41,7 @@ impl Soak {
 
     /// The figures so far. Never held across an await.
     pub(super) fn figures(&self) -> MutexGuard<'_, Figures> {
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.figures)
     }
 
     /// Whether a pod was ready when it was last asked.
