@@ -74,6 +74,9 @@ pub const RESET_ID_LOCKS: usize = 1_024;
 /// Resets of clients whose end a pod knows without asking the store.
 pub const RESET_TICKETS_MAX: NonZeroUsize = NonZeroUsize::new(2_000).expect("not zero");
 
+/// Bytes of a cleared value that a pod keeps with them. Larger ones are read from the log.
+pub const RESET_TICKET_BYTES_MAX: usize = 256;
+
 /// How long a pod remembers that a key has too many ids. A read of the key renews it.
 pub const KEY_IDS_TIME_MAX: Duration = Duration::from_secs(60);
 

@@ -229,8 +229,17 @@ impl ServerArgs {
 
     /// Sends a request and reads its answer.
     pub(super) async fn send(&self, request: RequestBuilder) -> Result<Answer, NoAnswer> {
+        self.send_within(TIMEOUT, request).await
+    }
+
+    /// Sends a request and reads its answer, within a time limit of its own.
+    pub(super) async fn send_within(
+        &self,
+        limit: Duration,
+        request: RequestBuilder,
+    ) -> Result<Answer, NoAnswer> {
         let read = async {
-            let response = request.timeout(TIMEOUT).send().await?;
+            let response = request.timeout(limit).send().await?;
             let after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
             let after = after.and_then(|text| text.parse().ok()).map(Duration::from_secs);
             Ok((response.status(), after, response.text().await?))

@@ -3,6 +3,7 @@
 //! still there.
 
 use std::collections::HashSet;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use std::{future, mem};
@@ -17,6 +18,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::signal::unix::{self, SignalKind};
+use tokio::time::timeout;
 
 use super::client::{Answer, ServerArgs, is_passing, plain};
 use super::output::{again, note, show};
@@ -26,8 +28,15 @@ use super::{key, wrong_usage};
 /// How long the command waits for the end of a reset.
 const TIME_MAX: Duration = Duration::from_secs(120);
 
-/// How long the server waits before it says that the reset still runs.
-const PREFER: &str = "wait=5";
+/// How long the server waits before it says that the reset still runs. Only a request that waits until the end gets a value
+/// that is too large for the log.
+const PREFER: &str = "wait=60";
+
+/// Time limit of a request. The server answers earlier, within the minute that it may wait.
+const TIMEOUT: Duration = Duration::from_secs(90);
+
+/// The time from one line about a reset that still runs to the next.
+const SAY_EVERY: Duration = Duration::from_secs(5);
 
 /// The pause after an answer that can pass.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -141,10 +150,10 @@ async fn send(
         false => again(&format!("--id {}", id.text())),
     };
     let client = server.client()?;
-    let mut tries = Tries::begin(server);
+    let mut tries = Tries::begin(server, Some(&command));
     let ended = tokio::select! {
         biased;
-        ended = tries.reset(&client, &method, &url, &id, &command) => ended,
+        ended = tries.reset(&client, &method, &url, &id) => ended,
         () = interrupted() => Err(anyhow::anyhow!("interrupted")),
     };
     let printed = ended.and_then(|answer| print(server, &answer).map(|()| answer));
@@ -187,6 +196,8 @@ async fn interrupted() {
 /// The tries of one request, and what was said of them.
 struct Tries<'a> {
     server: &'a ServerArgs,
+    /// How users go on after an interruption.
+    command: Option<&'a str>,
     begun: Instant,
     said: HashSet<String>,
     /// Whether a try may have reset the key, and no answer says so.
@@ -194,8 +205,8 @@ struct Tries<'a> {
 }
 
 impl Tries<'_> {
-    fn begin(server: &ServerArgs) -> Tries<'_> {
-        Tries { server, begun: Instant::now(), said: HashSet::new(), is_unknown: false }
+    fn begin<'a>(server: &'a ServerArgs, command: Option<&'a str>) -> Tries<'a> {
+        Tries { server, command, begun: Instant::now(), said: HashSet::new(), is_unknown: false }
     }
 
     /// Prints a line, unless it was printed before.
@@ -206,14 +217,20 @@ impl Tries<'_> {
         }
     }
 
-    /// Sends a reset until it has ended. `command` is for users that go on after an interruption.
+    fn say_running(&mut self) {
+        self.say(format!("still running after {} s", self.begun.elapsed().as_secs()));
+        if let Some(command) = self.command {
+            self.say(format!("to go on after an interruption, run: {command}"));
+        }
+    }
+
+    /// Sends a reset until it has ended.
     async fn reset(
         &mut self,
         client: &Client,
         method: &Method,
         url: &Url,
         id: &Id,
-        command: &str,
     ) -> anyhow::Result<Answer> {
         loop {
             let request = client.request(method.clone(), url.clone()).header("prefer", PREFER);
@@ -221,12 +238,9 @@ impl Tries<'_> {
             if answer.status != StatusCode::ACCEPTED {
                 return Ok(answer);
             }
-            let running = format!("still running after {} s", self.begun.elapsed().as_secs());
-            if self.begun.elapsed() > TIME_MAX {
-                return Err(anyhow::anyhow!(running));
-            }
-            self.say(running);
-            self.say(format!("to go on after an interruption, run: {command}"));
+            let time = self.begun.elapsed();
+            anyhow::ensure!(time <= TIME_MAX, "still running after {} s", time.as_secs());
+            self.say_running();
         }
     }
 
@@ -235,7 +249,13 @@ impl Tries<'_> {
         let is_late = self.begun.elapsed() > TIME_MAX;
         // A signal can come before the answer.
         let was_unknown = mem::replace(&mut self.is_unknown, true);
-        let sent = self.server.send(request).await;
+        let mut sending = pin!(self.server.send_within(TIMEOUT, request));
+        let sent = loop {
+            match timeout(SAY_EVERY, &mut sending).await {
+                Ok(sent) => break sent,
+                Err(_) => self.say_running(),
+            }
+        };
         let is_unknown = match &sent {
             Ok(answer) if answer.field("outcome") == Some("refused") => false,
             // A 422 can be unknown, but another try of that id would not change this.
@@ -273,7 +293,7 @@ impl DeleteArgs {
             Some(prefix) => url.query_pairs_mut().append_pair("prefix", prefix),
             None => url.query_pairs_mut().append_pair("all", "true"),
         };
-        let (mut deleted, mut tries) = (0, Tries::begin(server));
+        let (mut deleted, mut tries) = (0, Tries::begin(server, None));
         let last = loop {
             let Some(answer) = tries.ask(client.delete(url.clone())).await? else { continue };
             if answer.status != StatusCode::OK {

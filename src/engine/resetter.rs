@@ -97,8 +97,8 @@ pub struct Done {
     pub generation: Generation,
     /// The value that was cleared, if one key was reset.
     pub cleared: Option<State>,
-    /// Whether the log keeps that value.
-    pub is_kept: bool,
+    /// Bytes of that value in the log; 0 if the log does not keep it.
+    pub kept_bytes: usize,
     /// Rows in it, without the tally.
     pub shards: usize,
 }
@@ -379,6 +379,7 @@ impl Resetter {
         if is_due || self.flaw == Some(ResetFlaw::ForgetsEarly) {
             *last = Some(now.boot);
             self.resets.log().forget(now, &self.constants);
+            self.forget_tickets(now);
         }
     }
 
@@ -560,7 +561,7 @@ impl Resetter {
         let Reset { fold, cleared, shards } = reset;
         let generation = attempt.row().generation;
         let kept = receipt::encode(&[(key, &cleared)], generation);
-        let is_kept = !kept.is_empty();
+        let kept_bytes = kept.len();
         // Before this, the log must not say that a marker may have been sent.
         let receipt = Receipt { cleared: Some(kept), ..Receipt::default() };
         if !self.is_alone {
@@ -568,7 +569,7 @@ impl Resetter {
         }
         self.mark(attempt, &receipt, &[fold]).await?;
         self.note_done(attempt.row(), receipt).await;
-        Ok(Done { generation, cleared: Some(cleared), is_kept, shards })
+        Ok(Done { generation, cleared: Some(cleared), kept_bytes, shards })
     }
 
     /// Resets keys together. What they had is not kept: it can be much.
@@ -608,7 +609,7 @@ impl Resetter {
         for batch in batches(&markers) {
             let outcome = self.mark(attempt, receipt, batch).await;
             ends.extend(batch.iter().zip(shards.by_ref()).map(|(marker, shards)| {
-                let done = Done { generation, cleared: None, is_kept: false, shards };
+                let done = Done { generation, cleared: None, kept_bytes: 0, shards };
                 (marker.key().clone(), outcome.clone().map(|()| done))
             }));
         }

@@ -12,7 +12,7 @@ use orderfree_core::protocol::generation::Generation;
 use orderfree_core::protocol::reset::{
     Attempt, Fate, LOG_NAMES_MAX, LogRow, ResetFlaw, bucket, marker_again,
 };
-use orderfree_core::protocol::{Key, Name, Timestamp};
+use orderfree_core::protocol::{Key, Name, Now, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use uuid::Uuid;
 
@@ -155,7 +155,7 @@ impl Resetter {
         let this = Arc::clone(self);
         self.tasks.spawn(Task::Reset, async move {
             let ends = this.make(&attempt, since, || _ = logged.send(true)).await;
-            // An error means that no request waits for it. Only this one gets what is too much to be kept.
+            // An error means that no request waits for it. Only this one gets a large value without the log.
             let _ = kept.send(Some(Arc::new(without_large(&ends))));
             let _ = ended.send(Some(Arc::new(ends)));
             drop(turn);
@@ -342,6 +342,27 @@ impl Resetter {
         lock(&self.tickets).get(&(kind, group.clone(), id)).cloned()
     }
 
+    /// What a reset cleared, as the log has it; none if that was too much to be kept.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the log can't be read.
+    pub async fn cleared(&self, row: &LogRow, key: &Key) -> Result<Option<State>, StoreError> {
+        let found = self.store.read_receipt(key.partition(), row.generation, row.id).await?;
+        let cleared = found.and_then(|(row, receipt)| receipt::decode(&row, &receipt.cleared?));
+        Ok(cleared.and_then(|all| all.into_iter().find(|(of, _)| of == key)).map(|(_, state)| state))
+    }
+
+    /// Forgets the ends of resets that the log has dropped: what was erased must not stay here.
+    pub(super) fn forget_tickets(&self, now: Now) {
+        let mut tickets = lock(&self.tickets);
+        let is_over = |ticket: &Ticket| ticket.row.until.plus(RESET_KEPT_FOR) < now.wall;
+        let over = tickets.iter().filter(|(_, ticket)| is_over(ticket));
+        let over: Vec<_> = over.map(|(place, _)| place.clone()).collect();
+        for place in over {
+            tickets.pop(&place);
+        }
+    }
+
     /// What became of a reset that the log has.
     pub async fn progress(&self, logged: &Logged) -> Progress {
         let Logged { row, receipt, .. } = logged;
@@ -433,10 +454,11 @@ fn is_unknown(failure: &ResetFailure) -> bool {
     matches!(failure, ResetFailure::Unknown(_))
 }
 
-/// These results without the values that are too large to be kept.
+/// These results without large values, which the log keeps, and without those that are too large for it.
 fn without_large(ends: &Result<Vec<End>, ResetFailure>) -> Result<Vec<End>, ResetFailure> {
+    let is_small = |done: &Done| (1..=limits::RESET_TICKET_BYTES_MAX).contains(&done.kept_bytes);
     let without = |done: &Done| Done {
-        cleared: done.cleared.as_ref().filter(|_| done.is_kept).cloned(),
+        cleared: done.cleared.as_ref().filter(|_| is_small(done)).cloned(),
         ..*done
     };
     let kept = |(key, end): &End| (key.clone(), end.as_ref().map(without).map_err(Clone::clone));
@@ -455,16 +477,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ticket_keeps_no_value_that_the_log_does_not_keep() {
+    fn a_ticket_keeps_small_values_that_the_log_keeps_too() {
         let name = |text| Name::new(text).expect("a name");
         let key = Key { kind: Kind::Counter, group: name("g"), name: name("n") };
-        let end = |is_kept| {
+        let end = |kept_bytes| {
             let generation = Generation::at(Timestamp::from_micros(9));
             let cleared = Some(State::Counter(Counter::from_total(5)));
-            (key.clone(), Ok(Done { generation, cleared, is_kept, shards: 1 }))
+            (key.clone(), Ok(Done { generation, cleared, kept_bytes, shards: 1 }))
         };
-        let left = without_large(&Ok(vec![end(true), end(false)])).expect("ends");
+        let most = limits::RESET_TICKET_BYTES_MAX;
+        let left = without_large(&Ok(vec![end(most), end(most + 1), end(0)])).expect("ends");
         let cleared = |end: &End| end.1.as_ref().expect("done").cleared.is_some();
-        assert_eq!(left.iter().map(cleared).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(left.iter().map(cleared).collect::<Vec<_>>(), [true, false, false]);
     }
 }

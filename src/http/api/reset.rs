@@ -350,7 +350,7 @@ async fn end_of(
                 // Before that, no other pod could find it.
                 ticket.wait_until_logged().await;
             }
-            return end_of_ticket(&ticket, key);
+            return end_of_ticket(served, &ticket, key).await;
         }
         Ordered::Logged(logged) => logged,
     };
@@ -381,15 +381,22 @@ async fn end_of(
     }
 }
 
-fn end_of_ticket(ticket: &Ticket, key: &Key) -> Result<End, Problem> {
+async fn end_of_ticket(served: &Shared, ticket: &Ticket, key: &Key) -> Result<End, Problem> {
     let row = (*ticket.row).clone();
     let Some(ends) = ticket.ends() else { return Ok(End { row, cleared: None }) };
     let ends = ends.as_ref().as_ref().map_err(|failure| problem_of(key, failure.clone()))?;
-    match ends.iter().find(|(of, _)| of == key) {
-        Some((_, Ok(done))) => Ok(End { row, cleared: Some(done.cleared.clone()) }),
-        Some((_, Err(failure))) => Err(problem_of(key, failure.clone())),
-        None => Err(unknown()),
-    }
+    let done = match ends.iter().find(|(of, _)| of == key) {
+        Some((_, Ok(done))) => done,
+        Some((_, Err(failure))) => return Err(problem_of(key, failure.clone())),
+        None => return Err(unknown()),
+    };
+    let cleared = match &done.cleared {
+        None if done.kept_bytes > 0 => {
+            served.app.resetter.cleared(&row, key).await.map_err(ResetFailure::from)?
+        }
+        cleared => cleared.clone(),
+    };
+    Ok(End { row, cleared: Some(cleared) })
 }
 
 /// Names the key that does not exist.

@@ -60,6 +60,11 @@ impl Logged {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
+    /// Drops all rows, as a log does when their time is over.
+    pub(crate) fn clear(&self) {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     fn check(&self) -> Result<(), StoreError> {
         match self.is_down.load(Ordering::SeqCst) {
             true => Err(StoreError::Unavailable("no node answers".to_owned())),

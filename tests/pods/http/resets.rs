@@ -737,6 +737,47 @@ async fn another_pod_says_what_a_pod_cleared_that_crashed() {
     assert_eq!(other.value(KEY).await.as_deref(), Some("1"));
 }
 
+/// The pod that made the reset keeps small values, until the log drops them.
+#[tokio::test]
+async fn what_was_cleared_is_told_again_as_long_as_the_log_has_it() {
+    let log = Logged::new();
+    let pod = Pod::with_log(&log).await;
+    for size in [10, 1_000] {
+        let (path, item) = (format!("/v1/gset/site/{size}"), "x".repeat(size));
+        let body = json!({"op": "add", "item": item}).to_string();
+        let answer = pod.post(&path, "application/json", &body).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        let (reset, id) = (format!("{path}/reset"), new_id());
+        let named = ("idempotency-key", id.as_str());
+        let running = ask(&pod, "POST", &reset, &[named, ("prefer", "respond-async")]).await;
+        assert_eq!(running.status, StatusCode::ACCEPTED, "{}", running.text);
+        let end = done(&pod, "POST", &reset, &[named, ("prefer", "wait=60")]).await;
+        assert_eq!(end["cleared"]["value"]["items"], json!([item]));
+        let place = running.header("location");
+        assert_eq!(done(&pod, "GET", place, &[]).await, end);
+    }
+    let places: Vec<String> = log.rows().iter().map(|(row, _)| place(row)).collect();
+    assert_eq!(places.len(), 2);
+    log.clear();
+    // The small value is still told, from memory.
+    let small = done(&pod, "GET", &places[0], &[]).await;
+    assert_eq!(small["cleared"]["value"]["items"], json!(["x".repeat(10)]));
+    assert_eq!(done(&pod, "GET", &places[1], &[]).await["cleared"], Value::Null);
+    pod.advance(Duration::from_secs(4 * 86_400));
+    // Pods forget every ten seconds.
+    until(async || {
+        pod.resetter.look().await;
+        ask(&pod, "GET", &places[0], &[]).await.status == StatusCode::NOT_FOUND
+    })
+    .await;
+}
+
+/// Where a client asks for a reset of one key.
+fn place(row: &LogRow) -> String {
+    let (time, id) = (row.generation.time().as_micros(), row.id.simple());
+    format!("/v1/{}/{}/{}/resets/{time}-{id}", row.kind, row.group, row.names[0])
+}
+
 /// Its marker was not sent, and never will be.
 #[tokio::test]
 async fn a_reset_whose_pod_crashed_early_changes_nothing() {

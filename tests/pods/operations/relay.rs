@@ -26,9 +26,14 @@ impl Request {
 
     /// The id of its update, with its quotes.
     pub(crate) fn id(&self) -> Option<String> {
-        let lines = self.head.lines().filter_map(|line| line.split_once(':'));
-        let mut ids = lines.filter(|(name, _)| name.eq_ignore_ascii_case("idempotency-key"));
-        ids.next().map(|(_, id)| id.trim().to_owned())
+        self.header("idempotency-key")
+    }
+
+    /// The first header with this name.
+    pub(crate) fn header(&self, name: &str) -> Option<String> {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(':'));
+        let found = lines.find(|(of, _)| of.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.trim().to_owned())
     }
 
     /// Sends it to a pod. Returns the answer as it can be sent on; none if the pod gave none.

@@ -343,6 +343,33 @@ async fn a_take_goes_on_after_a_crash() {
     assert_eq!(pod.count("/v1/counter/g/bill").await, 3);
 }
 
+/// The update is counted, and its client is killed before it learns that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_says_how_to_go_on_before_it_subtracts() {
+    let pod = Setup::new().start().await;
+    let (port, key) = (pod.port(), "counter/g/bill");
+    add(&url(&pod), &[key, "12"], "").await;
+    let relay = Relay::start(move |number, request| async move {
+        let answer = request.to(port).await;
+        if number < 2 { answer } else { std::future::pending().await }
+    });
+    let relay = relay.await;
+    let arguments = ["take", key];
+    let mut child = started(&relay.url(), &arguments);
+    let subtracted = async {
+        while pod.count("/v1/counter/g/bill").await != 0 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(ENDS_WITHIN, subtracted).await.expect("the total is subtracted");
+    child.start_kill().expect("it runs");
+    let (code, out, err) = end_of(child, &arguments).await;
+    assert_eq!((code, &*out), (None, ""), "{err}");
+    add(&url(&pod), &[key, "3"], "").await;
+    let (code, out, err) = take(&url(&pod), &[&[key][..], &resumption(&err)].concat()).await;
+    assert_eq!((code, &*out, pod.count("/v1/counter/g/bill").await), (Some(0), "12\n", 3), "{err}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_can_not_be_taken_is_told_and_nothing_changes() {
     let pod = Setup::new().start().await;
@@ -411,6 +438,9 @@ async fn a_reset_is_sent_until_it_has_ended_and_is_one_reset() {
         // The pauses: three of a second each, and the one of Retry-After.
         assert!(begun.elapsed() >= Duration::from_secs(6), "{:?}", begun.elapsed());
         assert_eq!(relay.lines(), [line; 7]);
+        // The log keeps no large value, so the request waits for the end itself.
+        let waits = |request: &Request| request.header("prefer").as_deref() == Some("wait=60");
+        assert!(relay.seen().iter().all(waits), "{:?}", relay.seen());
         let ids: Vec<_> = relay.seen().iter().map(|request| request.id().expect("an id")).collect();
         assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
         let id = ids[0].trim_matches('"');
@@ -418,17 +448,39 @@ async fn a_reset_is_sent_until_it_has_ended_and_is_one_reset() {
         for says in ["It is store-unavailable.", "It is reset-overtaken.", "as proxies send it"] {
             assert!(err.contains(says), "{says}: {err}");
         }
-        assert_eq!(
-            (err.matches("still running after ").count(), err.matches(&resumption).count()),
-            (2, 1),
-            "{err}"
-        );
+        // On a busy machine also after five seconds.
+        assert!(err.matches("still running after ").count() >= 2, "{err}");
+        assert_eq!(err.matches(&resumption).count(), 1, "{err}");
         assert_eq!(pod.count("/v1/counter/g/n").await, 3, "{command}");
         // The command can be run again, as it said.
         let (code, out, err) = run(&url(&pod), &[command, "counter/g/n", "--id", id], "").await;
         assert_eq!((code, &*out), (Some(0), "5\n"), "{command}: {err}");
         assert_eq!(run(&url(&pod), &["reset", "counter/g/n"], "").await.1, "3\n");
     }
+}
+
+/// A request can wait for a minute, longer than other commands wait for theirs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_that_takes_long_says_that_it_runs() {
+    let pod = Setup::new().start().await;
+    let port = pod.port();
+    for name in ["a", "b"] {
+        assert_eq!(add(&url(&pod), &[&format!("counter/g/{name}"), "5"], "").await.0, Some(0));
+    }
+    let relay = Relay::start(move |_, request| async move {
+        sleep(Duration::from_secs(32)).await;
+        request.to(port).await
+    });
+    let relay = relay.await;
+    let (url, reset) = (relay.url(), ["reset", "counter/g/a"]);
+    let delete = ["delete", "counter/g", "--prefix", "b"];
+    let (one, many) = tokio::join!(run(&url, &reset, ""), run(&url, &delete, ""));
+    for ((code, out, err), printed, lines) in [(one, "5\n", 7), (many, "1\n", 6)] {
+        assert_eq!((code, &*out), (Some(0), printed), "{err}");
+        assert_eq!(err.lines().count(), lines, "{err}");
+        assert!(err.starts_with("orderfree: still running after 5 s\n"), "{err}");
+    }
+    assert_eq!(relay.seen().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
