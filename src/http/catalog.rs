@@ -275,7 +275,7 @@ catalog! {
         "Send the request again with its Idempotency-Key: for about two minutes, a pod can find out the outcome. Otherwise \
          read the key, or reset or delete it again with a new id.";
     FoldPaused: SERVICE_UNAVAILABLE retry 10, "fold-paused", "Folding is paused",
-        "The clocks or the nodes' schema do not allow a fold now, or folds are switched off \
+        "The clocks, the nodes' schema or the keyspace's replication do not allow a fold now, or folds are switched off \
          (ORDERFREE_FOLD=off). The key is unchanged.",
         "Fold later. Waiting loses nothing. Operators: folds are switched off for a reason, such as a \
          restore. Finish that first.";

@@ -97,6 +97,11 @@ async fn pods_recover_with_a_quorum_and_fold_with_all_nodes() {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 
+    for pod in &pods {
+        let told = pod.service().check_quorum().expect_err("half a minute without a quorum");
+        assert!(told.starts_with("no quorum of data centre "), "{told}");
+    }
+
     // Returns after the others see node 2 up.
     drop(quorum_is_lost);
     let back = Instant::now();
@@ -117,6 +122,12 @@ async fn pods_recover_with_a_quorum_and_fold_with_all_nodes() {
     }
     println!("updates and reads went on {:?} after a quorum was back", back.elapsed());
     assert!(back.elapsed() < RESUMES_WITHIN);
+    for pod in &pods {
+        while pod.service().check_quorum().is_err() {
+            assert!(back.elapsed() < RESUMES_WITHIN, "the quorum is still missed");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
     let is_final = brief_constants().lifetime() + brief_constants().cutoff();
     assert!(is_final < outage.elapsed(), "the first shards are final");
     let report = pods[0].service().shards(&keys[0]).await.expect("readable");

@@ -148,9 +148,10 @@ pub(crate) async fn merge(
     let value = match (&expression, substitute) {
         (_, Some(substitute)) if is_absent => substitute.shown(None, &params.value),
         (_, None) if is_absent => {
+            let missed = read::what_is_missed(app, level);
             let detail = format!(
                 "None of these keys of {kind}/{group} exists; POST to them first, or merge with \
-                 ?default=empty."
+                 ?default=empty.{missed}"
             );
             return Err(Problem::new(ProblemType::KeyAbsent, detail));
         }

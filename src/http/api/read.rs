@@ -25,6 +25,7 @@ use crate::http::body::wire::{KeyValueView, KeyView, Shown, ValueView, write_jso
 use crate::http::catalog::ProblemType;
 use crate::http::guard::access::{GroupPath, KeyPath};
 use crate::http::problem::{Problem, ProblemBody};
+use crate::http::state::AppState;
 use crate::http::state::Served;
 use crate::http::state::Shared;
 use crate::limits;
@@ -58,10 +59,25 @@ fn staleness(text: &str) -> Result<Duration, String> {
     if span <= limits::STALENESS_MAX { Ok(span) } else { Err(rule()) }
 }
 
+/// What a read at this level, which found nothing, can have missed: nothing, or a sentence after a space.
+pub(super) fn what_is_missed(app: &AppState, level: Option<Level>) -> String {
+    match app.service.sight(level) {
+        (_, Sight::All) => String::new(),
+        (level, Sight::Local(name)) => format!(
+            " A read at {level} sees what pods in data centre {name} counted; one with \
+             ?consistency=each_quorum sees all."
+        ),
+        (level, Sight::Nothing) => {
+            format!(" A read at {level} can miss updates; one with ?consistency=all sees all.")
+        }
+    }
+}
+
 /// Read a key
 ///
 /// At a consistency level that overlaps the write level, the value includes every update that was
-/// acknowledged before the read began. `as_of` is the time when the read began. With `max_staleness`, the
+/// acknowledged before the read began. If the answer has a `datacenter`, it includes those that pods of this
+/// data centre acknowledged, and can lack some of the others. `as_of` is the time when the read began. With `max_staleness`, the
 /// server can return the result of an earlier read that began no longer ago than that. The entity tag
 /// covers everything in the answer except `as_of`. As `application/octet-stream`, a `distinct` or an
 /// `audience` is its sketch in the format of Apache DataSketches.
@@ -104,21 +120,9 @@ pub(crate) async fn read(
             (substitute.state(), ValueView::absent(key.kind, value, as_of, sight))
         }
         (None, None) => {
-            let elsewhere = match app.service.sight(params.level) {
-                (_, Sight::All) => String::new(),
-                (level, Sight::Local(name)) => format!(
-                    " A read at {level} sees what pods in data centre {name} counted; one with \
-                     ?consistency=each_quorum sees all."
-                ),
-                (level, Sight::Nothing) => {
-                    format!(
-                        " A read at {level} can miss updates; one with ?consistency=all sees all."
-                    )
-                }
-            };
-            let detail = format!(
-                "{key} does not exist; POST to it, or read with ?default=empty.{elsewhere}"
-            );
+            let missed = what_is_missed(app, params.level);
+            let detail =
+                format!("{key} does not exist; POST to it, or read with ?default=empty.{missed}");
             return Err(Problem::new(ProblemType::KeyAbsent, detail));
         }
     };

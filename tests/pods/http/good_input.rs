@@ -149,6 +149,13 @@ async fn with_several_data_centres_a_read_says_whose_updates_it_sees() {
     assert!(!absent.text.contains("each_quorum"), "{}", absent.text);
     let absent = pod.get(&format!("{KEY}-absent?consistency=one")).await;
     assert!(absent.text.contains("at one can miss updates"), "{}", absent.text);
+    let of_absent = json!({"kind": "counter", "group": "site", "names": ["absent"]}).to_string();
+    let absent = pod.post("/v1/merge", JSON, &of_absent).await;
+    assert_eq!(absent.status, 404);
+    assert!(absent.text.contains("in data centre east counted"), "{}", absent.text);
+    let rows = pod.get(&format!("{KEY}-absent/shards")).await;
+    let says = "counter/site/home-absent does not exist: a read at local_quorum found no row of this key.";
+    assert_eq!(rows.detail(404, "key-absent"), says);
     let body =
         json!({"keys": [{"kind": "counter", "group": "site", "name": "absent"}]}).to_string();
     let results = pod.post("/v1/query", JSON, &body).await.json();

@@ -144,6 +144,21 @@ class Pod:
     def is_ready(self):
         return self.ask("GET", "/readyz", within_s=5)[0] == 200
 
+    def log_length(self):
+        return self.log.stat().st_size if self.log.exists() else 0
+
+    def events(self, since):
+        """The lines of the log behind this length that are whole."""
+        with self.log.open("rb") as log:
+            log.seek(since)
+            lines = log.read().splitlines()
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                # A panic, or a line that is being written.
+                continue
+
     def metrics(self):
         """The metrics, by name with labels. A pod that does not answer has none."""
         status, text = self.ask("GET", "/metrics", within_s=5)
@@ -428,7 +443,8 @@ class Recipe:
 
     def report(self, load):
         passed = not self.diary.wrongs and load is not None
-        lines = [f"# {self.title}", "", f"`{self.given.told_as}`", ""]
+        words = ", ".join([f"`{self.given.told_as}`", *filter(None, [self.given.revision])])
+        lines = [f"# {self.title}", "", words, ""]
         lines += [f"Result: **{'passed' if passed else 'FAILED'}**", ""]
         listed = [f"- **Wrong**: {words}" for words in self.diary.wrongs]
         listed += [f"- {words}" for words in self.facts()]
@@ -452,6 +468,7 @@ def follow(recipe):
     parser.add_argument("--rate", type=int, required=True)
     parser.add_argument("--fold", choices=["all", "each_quorum", "quorum"], required=True)
     parser.add_argument("--told-as", required=True)
+    parser.add_argument("--revision", default="", help="revision of the program; empty if it is not known")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupt)
     at_work, load = recipe(given), None

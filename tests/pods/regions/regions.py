@@ -9,6 +9,8 @@ Three sorts of clients count, each with a check of its own:
   A read has to see all that its own side acknowledged. What it misses of the other side is stale, and is measured.
 - Quiet keys are counted while a side is away, and then left alone. They show when both sides agree again. Half of their
   updates have an id and are sent to both sides.
+
+Two more keys are counted while nodes keep no hints for the other side. One comes there by a fold, and the other by a repair.
 """
 
 import collections
@@ -48,11 +50,20 @@ QUIET_KEYS, QUIET_GROUPS = 20, 5
 RESET_KEYS = 10
 # The first rows are final after this time. With less, there would be no fold before the first fault.
 CALM_MIN_S = 110
-# A pod knows after three looks, 10 s apart, that no quorum answers. Nodes notice a dead one after 7 s.
-AWAY_MIN_S, HEALED_MIN_S = 50, 30
+# A pod knows after three looks, 10 s apart, that no quorum answers. Nodes notice a dead one after 7 s. The log says that folds
+# wait when they have failed for a minute.
+AWAY_MIN_S, HEALED_MIN_S = 80, 30
 # Longer rounds would show no more. A long run has more rounds.
 AWAY_MAX_S, HEALED_MAX_S = 120, 60
 AGREE_WITHIN_S = 300
+# From the loss of a side to the line in the log. A minute later there is no fresh clock of that side, so from then on all folds
+# fail, and another minute later the log says it. A sweep can be late by half a minute.
+WAITING_SAID_WITHIN_S = 180
+GOING_ON_SAID_WITHIN_S = 120
+# No fold takes a row before this time after its first update: a lifetime and a cutoff.
+FINAL_AFTER_S = 90
+# A sweep begins every 30 s, and takes longer on a slow machine.
+SWEPT_WITHIN_S = 300
 RESET_WITHIN_S = 180
 FOLD_WITHIN_S = 30
 # Time limit of a command that can't know its data centre.
@@ -61,6 +72,11 @@ GUESS_WITHIN_S = 60
 AWAY_ANSWER_S = 3
 # Acks and reads of a client that was at work all the time.
 CLIENT_LEAST = 100
+
+
+# What a side counted while its nodes kept no hints: the key that a fold has to bring to the other side, the key that a repair
+# has to bring, the value of each, and the time before the first update.
+Lost = collections.namedtuple("Lost", "side swept repaired weight at")
 
 
 class Phases:
@@ -218,6 +234,8 @@ class Regions(Recipe):
         self.phases = Phases(self.sides)
         # The values of quiet keys, by key.
         self.quiet = {}
+        # The values of keys with a row that no fold takes in this run.
+        self.unfolded = {}
         self.known = []
 
     def pod(self, side, number):
@@ -263,7 +281,8 @@ class Regions(Recipe):
             side = ("west", "east")[number % 2]
             self.lose(side, away_s, f"{number}-{side}")
             self.hold(healed_s)
-            self.cut(away_s, f"{number}-cut")
+            # Once is enough: the row of a key has to become final.
+            self.cut(away_s, f"{number}-cut", loses_hints=number == 0)
             self.hold(healed_s)
             number, longest_s = number + 1, max(longest_s, time.monotonic() - at)
         self.reset_keys()
@@ -314,7 +333,7 @@ class Regions(Recipe):
         """Kills all nodes of a side, and starts them again."""
         other = OTHER[side]
         self.phases.begin(f"{side} is away")
-        at = time.monotonic()
+        logs, at = self.log_lengths(), time.monotonic()
         for node in NODES[side]:
             cluster("kill", node)
         self.diary.say(f"the nodes of {side} are killed")
@@ -329,6 +348,7 @@ class Regions(Recipe):
             self.diary.expect(self.quorum(pod) == 1.0, f"{pod.name} says that no quorum answers")
             self.diary.expect(pod.is_ready(), f"{pod.name} is not ready while {side} is away")
         self.hold(seconds - (time.monotonic() - at))
+        self.expect_folds_wait({pod: side for pod in self.sides[other]}, logs, at)
         self.phases.begin(f"{side} comes back")
         at = time.monotonic()
         self.diary.say(f"the nodes of {side} start")
@@ -338,11 +358,12 @@ class Regions(Recipe):
         back = self.wait(120, lambda: all(self.quorum(pod) == 1.0 for pod in self.sides[side]))
         self.diary.expect(back, f"pods in {side} do not notice that a quorum answers again")
         self.agree(tag, at, f"{side} was back")
+        self.expect_folds_go_on(self.sides[other], logs)
 
-    def cut(self, seconds, tag):
+    def cut(self, seconds, tag, loses_hints):
         """Cuts the link, and heals it."""
         self.phases.begin("the link is cut")
-        at = time.monotonic()
+        logs, at = self.log_lengths(), time.monotonic()
         os.kill(self.given.relay, signal.SIGUSR1)
         self.diary.say("the link is cut")
         for side in SIDES:
@@ -359,13 +380,23 @@ class Regions(Recipe):
             self.fact(f"{self.sides[side][1].name} restarted while the link was cut", time.monotonic() - began)
         early = self.try_reset(tag)
         self.hold(seconds - (time.monotonic() - at))
+        # The second pod of each side was restarted, and forgot then since when its folds fail.
+        firsts = {self.sides[side][0]: OTHER[side] for side in SIDES}
+        self.expect_folds_wait(firsts, logs, at)
+        # At the last moment, because the link has to be whole before a fold can take the first row.
+        lost = self.lose_hints("east", tag) if loses_hints else None
         self.phases.begin("the link is healed")
         os.kill(self.given.relay, signal.SIGUSR2)
         at = time.monotonic()
         self.diary.say("the link is healed")
+        if lost:
+            self.expect_lost(lost)
         self.agree(tag, at, "the link was healed")
         cluster("start")
+        self.expect_folds_go_on(firsts, logs)
         self.finish_reset(*early)
+        if lost:
+            self.find_lost(lost)
 
     def seen_down(self, side):
         """The nodes that a side sees as down."""
@@ -381,6 +412,123 @@ class Regions(Recipe):
         self.diary.expect(is_said, f"{pod.name} says {status} {answer} of a key of {OTHER[side]}")
         status, _ = pod.read(key, "each_quorum")
         self.diary.expect(status == 503, f"{pod.name} reads at each_quorum with {status}")
+
+    # --- What the logs say of folds -----------------------------------------------------------------------------------
+
+    def log_lengths(self):
+        return {pod: pod.log_length() for pod in self.pods}
+
+    def said_of_folds(self, pod, since):
+        """The last line of a pod's log that says whether folds wait."""
+        events = [
+            event
+            for event in pod.events(since)
+            if event.get("message", "").startswith(("folds wait", "folds go on"))
+        ]
+        return events[-1] if events else {}
+
+    def expect_folds_wait(self, away, logs, since):
+        """Waits until each of these pods has logged that folds wait for the nodes of the side that it does not see."""
+
+        def is_said(pod):
+            said = self.said_of_folds(pod, logs[pod])
+            nodes = [f"127.0.1.{node} in {away[pod]}" for node in NODES[away[pod]]]
+            waits = said.get("message", "").startswith("folds wait")
+            return waits and all(node in said.get("silent", "") for node in nodes)
+
+        left_s = WAITING_SAID_WITHIN_S - (time.monotonic() - since)
+        if self.wait(left_s, lambda: all(map(is_said, away))):
+            names = " and ".join(pod.name for pod in away)
+            self.fact(f"the logs of {names} said that folds wait, and for which nodes, within", time.monotonic() - since)
+            return
+        for pod, side in away.items():
+            said = self.said_of_folds(pod, logs[pod]) or "nothing"
+            self.diary.expect(is_said(pod), f"the log of {pod.name} says {said}, not that folds wait for {side}")
+
+    def expect_folds_go_on(self, pods, logs):
+        def is_said(pod):
+            return self.said_of_folds(pod, logs[pod]).get("message") == "folds go on"
+
+        self.wait(GOING_ON_SAID_WITHIN_S, lambda: all(map(is_said, pods)))
+        for pod in pods:
+            self.diary.expect(is_said(pod), f"the log of {pod.name} does not say that folds go on")
+
+    # --- Lost hints ---------------------------------------------------------------------------------------------------
+
+    def lose_hints(self, side, tag):
+        """Counts two keys on a side whose nodes keep no hints for the other one, which they see as down. Returns what was
+        counted, or None if that failed."""
+        self.on_nodes(side, "disablehandoff")
+        lost = Lost(side, f"swept/{tag}", f"repaired/{tag}", secrets.randbits(40) + 1, time.monotonic())
+        # This window ends after a day, so no fold takes the row in this run, and only a repair can bring it.
+        headers = {"Idempotency_Key": uuid7(), "Idempotency_Window": "long"}
+        pod = self.sides[side][0]
+        outcomes = [pod.add(lost.swept, lost.weight), pod.add(lost.repaired, lost.weight, **headers)]
+        self.on_nodes(side, "enablehandoff")
+        is_counted = outcomes == ["acked", "acked"]
+        self.diary.expect(is_counted, f"updates of keys without hints are {outcomes}")
+        return lost if is_counted else None
+
+    def on_nodes(self, side, *words):
+        """Runs nodetool on all nodes of a side at once, because each call starts a Java."""
+        with concurrent.futures.ThreadPoolExecutor(len(NODES[side])) as pool:
+            list(pool.map(lambda node: cluster("nodetool", node, *words), NODES[side]))
+
+    def expect_lost(self, lost):
+        """The other side must not have the keys, although a read of both sides finds them."""
+        other, keys = OTHER[lost.side], (lost.swept, lost.repaired)
+        pods = self.sides[other]
+
+        def are_found():
+            return all(self.value_of(pod.read(key, "each_quorum")) == lost.weight for pod in pods for key in keys)
+
+        is_found = self.wait(AGREE_WITHIN_S, are_found)
+        self.diary.expect(is_found, f"pods in {other} do not find {keys} at each_quorum")
+        seen = {key: [self.plainly(pod, key) for pod in pods] for key in keys}
+        took_s = time.monotonic() - lost.at
+        nothing = ["status 404"] * len(pods)
+        self.diary.expect(seen[lost.repaired] == nothing, f"{lost.repaired} is {seen[lost.repaired]} on {other}")
+        if took_s < FINAL_AFTER_S:
+            self.diary.expect(seen[lost.swept] == nothing, f"{lost.swept} is {seen[lost.swept]} on {other}")
+            self.fact(f"two keys whose hints were lost are not in {other}, and found at each_quorum, after", took_s)
+        else:
+            # On a slow machine. The other key has shown that hints were lost.
+            self.fact(f"too late to see {lost.swept} before a fold: {seen[lost.swept]} after", took_s)
+
+    def find_lost(self, lost):
+        """A fold must bring one key to the other side, and a repair the other key."""
+        other = OTHER[lost.side]
+        pods = self.sides[other]
+        self.phases.begin("lost hints are made good")
+
+        def is_there(key):
+            # Only plain reads: nothing but the sweep may find the row that was lost.
+            return all(self.plainly(pod, key) == lost.weight for pod in pods)
+
+        left_s = SWEPT_WITHIN_S - (time.monotonic() - lost.at)
+        is_swept = self.wait(left_s, lambda: is_there(lost.swept))
+        self.diary.expect(is_swept, f"no fold has brought {lost.swept} to {other}")
+        if is_swept:
+            self.fact(f"a fold had brought a key whose hints were lost to {other} after", time.monotonic() - lost.at)
+        seen = [self.plainly(pod, lost.repaired) for pod in pods]
+        self.diary.expect(seen == ["status 404"] * len(pods), f"{lost.repaired} is {seen} on {other} before the repair")
+        at = time.monotonic()
+        # Each node is a replica of every key, so the repair of one is enough.
+        self.repair(NODES[other][:1])
+        is_repaired = self.wait(AGREE_WITHIN_S, lambda: is_there(lost.repaired))
+        self.diary.expect(is_repaired, f"a repair has not brought {lost.repaired} to {other}")
+        if is_repaired:
+            self.fact("a repair had brought another one within", time.monotonic() - at)
+        self.quiet[lost.swept] = (lost.weight, "acked")
+        self.unfolded[lost.repaired] = lost.weight
+
+    def plainly(self, pod, key):
+        """The value that a pod reads by default, or the status of an answer without one."""
+        return self.value_of(pod.ask("GET", f"/v1/counter/{key}?numbers=string"))
+
+    def value_of(self, answered):
+        status, answer = answered
+        return int(answer["value"]) if status == 200 else f"status {status}"
 
     # --- Quiet keys ---------------------------------------------------------------------------------------------------
 
@@ -540,6 +688,7 @@ class Regions(Recipe):
                 if not is_folded:
                     self.hold(1)
             self.diary.expect(is_folded, f"{key} is not folded: {status} {answer}")
+        keys |= {key: {weight} for key, weight in self.unfolded.items()}
         for key, allowed in keys.items():
             values = {}
             for level in ("each_quorum", "local_quorum"):
