@@ -80,6 +80,24 @@ async fn a_key_being_folded_is_skipped_and_others_have_their_results() {
     assert_eq!(folder.fold(&keys[1], false).await.expect("folded").report.folded, 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_key_that_another_task_folds_does_not_say_that_folds_go_on() {
+    let (_directory, store, clock, constants) = store();
+    let (one, other) = (key("g", "one"), key("g", "other"));
+    let context = Context::new(store.clone(), constants, clock, Random::system());
+    let folder =
+        Folder::new(store.clone(), store, context, Folding::InBackground, Policies::default());
+    for _ in 0..2 {
+        folder.pace.went_wrong(false);
+        tokio::time::sleep(Duration::from_secs(61)).await;
+    }
+    let _taken = Busy::take(&folder.busy, &one).expect("no fold runs yet");
+    folder.fold_politely(vec![one.clone()]).await;
+    assert!(folder.pace.was_told());
+    folder.fold_politely(vec![other]).await;
+    assert!(!folder.pace.was_told());
+}
+
 /// No key is read here, so no fold of one can fail.
 #[tokio::test(start_paused = true)]
 async fn the_log_says_that_folds_wait_while_sweeps_are_not_allowed() {
