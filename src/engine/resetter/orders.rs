@@ -349,7 +349,8 @@ impl Resetter {
     pub async fn cleared(&self, row: &LogRow, key: &Key) -> Result<Option<State>, StoreError> {
         let found = self.store.read_receipt(key.partition(), row.generation, row.id).await?;
         let cleared = found.and_then(|(row, receipt)| receipt::decode(&row, &receipt.cleared?));
-        Ok(cleared.and_then(|all| all.into_iter().find(|(of, _)| of == key)).map(|(_, state)| state))
+        let of_key = |all: Vec<(Key, State)>| all.into_iter().find(|(of, _)| of == key);
+        Ok(cleared.and_then(of_key).map(|(_, state)| state))
     }
 
     /// Forgets the ends of resets that the log has dropped: what was erased must not stay here.
