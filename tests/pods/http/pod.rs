@@ -76,6 +76,8 @@ pub(crate) enum Fault {
     /// The clock was never measured, or is wrong.
     Unmeasured,
     Moved,
+    /// The replication was altered, and does not fit the levels.
+    Altered,
     /// Two data centres have replicas, and the pod's own has no quorum.
     Regions,
     /// One data centre has three replicas.
@@ -189,6 +191,17 @@ impl Pod {
         policies: Policies,
         bounds: Bounds,
     ) -> Pod {
+        Pod::build(ground, log, policies, bounds, None)
+    }
+
+    /// `closed` says why the pod makes no resets.
+    pub(crate) fn build(
+        ground: &Arc<Ground>,
+        log: Arc<dyn ResetLog>,
+        policies: Policies,
+        bounds: Bounds,
+        closed: Option<&'static str>,
+    ) -> Pod {
         let Ground { clock, constants, store: inner, .. } = &**ground;
         let (clock, constants, inner) = (clock.clone(), *constants, inner.clone());
         let fault = Arc::new(Mutex::new(Fault::None));
@@ -207,7 +220,7 @@ impl Pod {
         let context = Context::new(faulty.clone(), constants, clock, Random::system());
         let mutators = Mutators::new(faulty.clone(), context.clone(), bounds, policies.clone());
         let resetter =
-            Resetter::new(log, faulty.clone(), Some(mutators.clone()), &context, None, None);
+            Resetter::new(log, faulty.clone(), Some(mutators.clone()), &context, closed, None);
         let folder = Folder::new(
             faulty.clone(),
             inner,
@@ -500,7 +513,10 @@ impl StoreClock for Faulty {
 
     fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
         self.check_clock(now)?;
-        self.inner.fold_time(now)
+        match self.fault() {
+            Fault::Altered => Err(Pause::Replication("folds can miss updates".to_owned())),
+            _ => self.inner.fold_time(now),
+        }
     }
 
     fn check_quorum(&self) -> Result<(), String> {

@@ -420,6 +420,51 @@ async fn a_pod_limits_resets_per_second() {
     assert_eq!(ask(&pod, "POST", path, &[]).await.status, StatusCode::NOT_FOUND);
 }
 
+/// With ORDERFREE_RESETS=off a pod makes no resets, and follows those of others.
+#[tokio::test]
+async fn a_pod_without_resets_counts_after_those_of_others() {
+    let log = Logged::new();
+    let resets = Pod::with_log(&log).await;
+    let off = Pod::build(
+        &log.ground,
+        log.clone(),
+        Policies::default(),
+        Bounds::default(),
+        Some("resets are off"),
+    );
+    off.resetter.look().await;
+    add(&off, KEY, "5").await;
+    let path = format!("{KEY}/reset");
+    let refused = ask(&off, "POST", &path, &[]).await;
+    assert_eq!(refused.detail(503, "reset-paused"), "Keys can't be reset: resets are off.");
+    let look_and_reset = async {
+        let reset = done(&resets, "POST", &path, &[("prefer", "wait=60")]);
+        let mut reset = pin!(reset);
+        loop {
+            match timeout(Duration::from_millis(100), &mut reset).await {
+                Ok(reset) => break reset,
+                Err(_) => off.resetter.look().await,
+            }
+        }
+    };
+    assert_eq!(look_and_reset.await["cleared"]["value"], 5);
+    add(&off, KEY, "3").await;
+    assert_eq!(off.value(KEY).await.as_deref(), Some("3"));
+}
+
+#[tokio::test]
+async fn no_key_is_reset_while_folds_wait_for_the_replication() {
+    let pod = Pod::new();
+    add(&pod, KEY, "5").await;
+    pod.set(Fault::Altered);
+    let refused = ask(&pod, "POST", &format!("{KEY}/reset"), &[]).await;
+    let says = "Keys can't be reset: folding waits until the replication fits the consistency levels: folds can \
+                miss updates.";
+    assert_eq!(refused.detail(503, "reset-paused"), says);
+    assert_eq!(refused.problem(503, "reset-paused").as_deref(), Some("refused"));
+    assert_eq!(pod.value(KEY).await.as_deref(), Some("5"));
+}
+
 /// Both would change a key without the one that sent the request first.
 #[tokio::test]
 async fn an_id_must_be_of_a_time_that_the_log_surely_covers() {

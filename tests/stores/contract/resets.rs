@@ -6,7 +6,7 @@ use orderfree::store::Receipt;
 use orderfree_core::crdt::Kind;
 use orderfree_core::crdt::envelope;
 use orderfree_core::protocol::generation::Generation;
-use orderfree_core::protocol::reset::{Draft, LogRow, Reset, bucket};
+use orderfree_core::protocol::reset::{Draft, LOG_NAMES_MAX, LogRow, Reset, bucket};
 use orderfree_core::protocol::{Key, Mutator, MutatorId, Timestamp};
 use uuid::Uuid;
 
@@ -55,6 +55,16 @@ pub(crate) async fn a_logged_reset_is_seen_by_every_later_look(subject: Subject)
     }
     let found = looked(&subject, part(), now.shifted(-1)).await;
     assert_eq!((found.len(), found.contains(&third)), (3, true));
+}
+
+/// As many names as one deletion takes, each as long as a name can be.
+pub(crate) async fn the_largest_reset_is_logged_as_one_row(subject: Subject) {
+    let now = subject.now().wall;
+    let names: Vec<String> = (0..LOG_NAMES_MAX).map(|at| format!("{at:0256}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let row = row(&subject, now, &names);
+    assert_eq!(subject.store.write_reset(&row, &Receipt::default()).await, Ok(()));
+    assert_eq!(looked(&subject, part(), now.shifted(-1)).await, [row]);
 }
 
 pub(crate) async fn a_receipt_stays_with_its_reset(subject: Subject) {

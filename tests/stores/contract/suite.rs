@@ -56,6 +56,7 @@ macro_rules! every_test {
             a_grave_is_written_again_and_removed_once_it_is_old,
             a_key_is_not_forgotten_long_after_its_read,
             a_logged_reset_is_seen_by_every_later_look,
+            the_largest_reset_is_logged_as_one_row,
             a_receipt_stays_with_its_reset,
             a_marker_clears_earlier_rows_forever,
             a_marker_is_not_sent_after_its_time,
