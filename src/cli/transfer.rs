@@ -216,7 +216,8 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
     };
     let (store, node) = open(args.store.resolve()?.existing()?, args.store.constants()?).await?;
     // The walk compares with this look what the tallies of keys remember.
-    node.resetter().look().await;
+    let looked = SystemClock.now().wall;
+    node.resetter().look_for_lost().await;
     let mut export = Export {
         args: &args,
         node: &node,
@@ -250,6 +251,18 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
     let Export { keys, unreadable, full, .. } = export;
     let known = node.resetter().check_log();
     let (logged, not_logged) = node.resetter().log_lost().await;
+    let is_everything = args.kind.is_none()
+        && args.group_prefix.is_empty()
+        && known.is_ok()
+        && unreadable + not_logged == 0;
+    let closed = match store.log_gap() {
+        None => None,
+        Some(_) if is_everything => Some(store.close_log_gap(looked).await),
+        Some(_) => {
+            let why = "not all keys were exported";
+            Some(Err(WriteError::Refused(why.to_owned())))
+        }
+    };
     store.close().await;
     if let Err(unread) = known {
         note(format_args!("orderfree: lost resets were not looked for: {unread}"));
@@ -260,6 +273,15 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
             logged + not_logged
         ));
     }
+    match &closed {
+        None => {}
+        Some(Ok(())) => note("orderfree: the log of resets is whole again"),
+        Some(Err(why)) => {
+            note(format_args!(
+                "orderfree: the log of resets is not whole, and pods take no updates: {why}"
+            ));
+        }
+    }
     if full > 0 {
         note(format_args!(
             "orderfree: {full} keys are so large that nothing can be added to them; they were exported, but spread \
@@ -267,7 +289,8 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
         ));
     }
     note(format_args!("{keys} keys exported, {unreadable} could not be read"));
-    Ok(if unreadable + not_logged == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_done = unreadable + not_logged == 0 && !matches!(closed, Some(Err(_)));
+    Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 struct Export<'a> {

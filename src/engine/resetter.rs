@@ -54,6 +54,14 @@ const FORGET_EVERY: Duration = Duration::from_secs(10);
 /// Lists of keys of one order that are read and marked at once.
 const LISTS_AT_ONCE: usize = 4;
 
+/// Which log is believed.
+#[derive(Debug, Clone, Copy)]
+enum Trust {
+    /// One that has lost no reset.
+    Whole,
+    Any,
+}
+
 /// Looks at the log of resets, and resets keys.
 pub struct Resetter {
     resets: Arc<Resets>,
@@ -247,7 +255,7 @@ impl Resetter {
 
     async fn poll_part(&self, bucket: u8, tasks: &Tasks) {
         loop {
-            if let Err(error) = self.look_at(bucket).await {
+            if let Err(error) = self.look_at(bucket, Trust::Whole).await {
                 tracing::debug!(bucket, %error, "a part of the log of resets was not read");
             }
             if !tasks.sleep(self.constants.reset_poll()).await {
@@ -265,6 +273,15 @@ impl Resetter {
     /// Looks at all parts of the log. A part that can't be read keeps its last look. A process that is alone with its
     /// store only forgets what is over.
     pub async fn look(&self) {
+        self.look_at_all(Trust::Whole).await;
+    }
+
+    /// Looks at all parts of the log, also if it has lost resets. For a tool that finds them in the keys.
+    pub async fn look_for_lost(&self) {
+        self.look_at_all(Trust::Any).await;
+    }
+
+    async fn look_at_all(&self, trust: Trust) {
         if !self.resets.is_on() {
             let began = self.gate.now().boot;
             match self.store.find_log().await {
@@ -285,7 +302,7 @@ impl Resetter {
             self.log_lost().await;
             return;
         }
-        let looks = join_all((0..BUCKETS).map(|bucket| self.look_at(bucket))).await;
+        let looks = join_all((0..BUCKETS).map(|bucket| self.look_at(bucket, trust))).await;
         if let Some(Err(error)) = looks.iter().find(|look| look.is_err()) {
             tracing::debug!(%error, "a part of the log of resets was not read");
         }
@@ -307,7 +324,10 @@ impl Resetter {
     /// # Errors
     /// Why it knows nothing yet.
     pub fn check_log(&self) -> Result<String, String> {
-        let unread = || "the log of resets was not read yet".to_owned();
+        let unread = || {
+            let gap = self.store.log_gap();
+            gap.unwrap_or_else(|| "the log of resets was not read yet".to_owned())
+        };
         let now = self.gate.now().boot;
         if !self.resets.is_on() {
             return match self.resets.absence_age(now) {
@@ -357,10 +377,13 @@ impl Resetter {
         (count - failed, failed)
     }
 
-    async fn look_at(&self, bucket: u8) -> Result<(), ResetFailure> {
+    async fn look_at(&self, bucket: u8, trust: Trust) -> Result<(), ResetFailure> {
         let began = self.open()?;
         let asked = self.resets.log().look_after(bucket, began, &self.constants);
         let rows = self.store.read_resets(bucket, asked.after).await?;
+        if let (Trust::Whole, Some(gap)) = (trust, self.store.log_gap()) {
+            return Err(ResetFailure::Obstacle(gap));
+        }
         let now = self.open()?;
         // The log keeps rows for their clients when no pod needs them. Updates wait for the lock.
         for row in rows.iter().filter(|row| row.until >= now.wall) {
@@ -433,7 +456,7 @@ impl Resetter {
         let begun = self.open()?;
         let Some(first) = keys.first() else { return Err(ResetError::Absent.into()) };
         if !self.is_alone {
-            self.look_at(bucket(first.kind, &first.group)).await?;
+            self.look_at(bucket(first.kind, &first.group), Trust::Whole).await?;
         }
         let draft = Mutex::new(Draft::begin(begun).with_flaw(self.flaw));
         // The same time is left for the second read of each key. Keys that are not read by then are left out.

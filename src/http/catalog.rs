@@ -191,8 +191,8 @@ catalog! {
     ResetLogUnread: SERVICE_UNAVAILABLE retry 1, "reset-log-unread", "The log of resets was not read recently",
         "Keys of this installation can be reset, and for ten seconds this pod could not read the part of the log of resets \
          that has this group. The key could have been reset meanwhile. Reads continue. Nothing was applied.",
-        "Send the update again, or to another pod. Operators: too few nodes of the store answer this pod, or its \
-         clock is behind.";
+        "Send the update again, or to another pod. Operators: too few nodes of the store answer this pod, its clock is \
+         behind, or the log was lost. /readyz?verbose says which.";
     StoreRefused: SERVICE_UNAVAILABLE retry 1, "store-refused", "The store did not take the write",
         "The update was not applied: too few nodes of the store were available, the store's disk is \
          full, or the update used ?ack=memory while no write of its key was being acknowledged.",

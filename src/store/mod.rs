@@ -474,6 +474,17 @@ pub trait ResetLog: Folds {
         Err(WriteError::Refused("the store has no log of resets".to_owned()))
     }
 
+    /// Why a process that takes updates must not trust the log: the keys have a reset that the log has lost.
+    fn log_gap(&self) -> Option<String> {
+        None
+    }
+
+    /// Notes that the log has everything again. A tool calls it that looked at the log at this time, then read all keys, and
+    /// has logged their resets.
+    async fn close_log_gap(&self, _looked: Timestamp) -> WriteOutcome {
+        Ok(())
+    }
+
     /// Writes the markers of a reset. A process that is alone with its store also writes the log's row, in the same
     /// transaction.
     async fn write_markers(&self, _: &LogRow, _: &Receipt, markers: &[Fold]) -> WriteOutcome {

@@ -38,8 +38,7 @@ pub fn quantum(constants: &Constants) -> Duration {
 /// Encodes a fence as the row's state.
 #[must_use]
 pub fn encode(fence: Timestamp) -> Vec<u8> {
-    let fence = fence.as_micros().to_be_bytes();
-    [fence.as_slice(), &checksum(&fence).to_be_bytes()].concat()
+    seal(PLACE.0, &fence.as_micros().to_be_bytes())
 }
 
 /// Decodes the fence from the row's state.
@@ -47,16 +46,26 @@ pub fn encode(fence: Timestamp) -> Vec<u8> {
 /// # Errors
 /// [`Damaged`] if these are not the bytes of [`encode`].
 pub fn decode(state: &[u8]) -> Result<Timestamp, Damaged> {
-    let (fence, found) = state.split_first_chunk::<FENCE_BYTES>().ok_or(Damaged)?;
-    if found != checksum(fence).to_be_bytes() {
-        return Err(Damaged);
-    }
+    let fence = unseal::<FENCE_BYTES>(PLACE.0, state).ok_or(Damaged)?;
     Ok(Timestamp::from_micros(i64::from_be_bytes(*fence)))
 }
 
-/// Covers the row's kind too, as the checksum of every other row does.
-fn checksum(fence: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(PLACE.0.as_bytes()), fence)
+/// Adds a checksum to the value of a row. It covers the row's kind too, as the checksum of every other row does.
+pub(super) fn seal(kind: &str, value: &[u8]) -> Vec<u8> {
+    [value, &checksum(kind, value).to_be_bytes()].concat()
+}
+
+/// The value of a row; none if its checksum is wrong.
+pub(super) fn unseal<'a, const BYTES: usize>(
+    kind: &str,
+    state: &'a [u8],
+) -> Option<&'a [u8; BYTES]> {
+    let (value, found) = state.split_first_chunk::<BYTES>()?;
+    (found == checksum(kind, value).to_be_bytes()).then_some(value)
+}
+
+fn checksum(kind: &str, value: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(kind.as_bytes()), value)
 }
 
 #[cfg(test)]

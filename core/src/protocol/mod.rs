@@ -13,7 +13,8 @@
 //! * [`read`]: rows become a value;
 //! * [`group`]: many keys in chunks, none torn;
 //! * [`fold`]: expired rows become a tally; [`sweep`] finds the keys that need it;
-//! * [`reset`]: a key begins again, and what it had is returned; [`generation`] is what rows remember of it;
+//! * [`reset`]: a key begins again, and what it had is returned; [`generation`] is what rows remember of it, and
+//!   [`latest_reset`] shows that the log of resets was lost;
 //! * [`prefix`]: keys with too many rows for one answer, oldest rows first;
 //! * [`clock`]: whether this pod's clock can be trusted; [`repair`] corrects what a wrong clock has written;
 //! * [`consistency`]: whether two consistency levels share a replica.
@@ -29,6 +30,7 @@ pub mod group;
 pub mod high_water;
 pub mod hybrid;
 mod key;
+pub mod latest_reset;
 mod lease;
 mod mutator;
 pub mod op_id;

@@ -152,6 +152,21 @@ pub enum ConnectError {
          docs/operate/alerts.md"
     )]
     HighWater(String),
+    /// The row that stores the latest reset is damaged.
+    #[error(
+        "{0}: kind '!reset', grp '!' and name '!' of the table shards; see OrderfreeResetLogLost in \
+         docs/operate/alerts.md"
+    )]
+    LatestReset(String),
+    /// Keys were reset, and there is no log of resets.
+    #[error(
+        "the keyspace {keyspace} has keys that were reset, and no table resets; restore it, or run `orderfree schema apply` and \
+         then `orderfree export > /dev/null`, which logs lost resets again"
+    )]
+    LogMissing {
+        /// The keyspace.
+        keyspace: String,
+    },
     /// A query at start failed.
     #[error("Cassandra did not answer a query at start: {0}")]
     Question(String),

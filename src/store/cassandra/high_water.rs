@@ -1,35 +1,24 @@
 //! Keeps the highest fence in the cluster, so that a restarted pod knows what clocks have done (invariant
 //! I12). [`orderfree_core::protocol::high_water`] decides what the row means.
 //!
-//! The row's write has the fence as its timestamp, so the highest fence wins. It is written at a quorum of every data
-//! centre and read at a quorum of the local one. So every pod sees it. A node that is down stops only the folds of its own
-//! keys. While a data centre is away, pods of the others can still start and serve.
+//! A node that is down stops only the folds of its own keys.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use orderfree_core::protocol::clock::ClockError;
-use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::fold::proves_moved_clock;
 use orderfree_core::protocol::high_water::{self, PLACE};
-use orderfree_core::protocol::{Constants, MutatorId, Timestamp, WriteOutcome};
-use scylla::client::session::Session;
-use scylla::errors::PrepareError;
-use scylla::statement::prepared::PreparedStatement;
+use orderfree_core::protocol::{Constants, Timestamp, WriteOutcome};
 
-use super::attempts::{Patience, Sending};
 use super::connect_error::ConnectError;
-use super::reach::Reach;
-use super::{rows, statements};
-use crate::runtime::random::Random;
+use super::own_rows::OwnRows;
 use crate::store::StoreError;
 
 /// See the [module documentation](self).
 pub(super) struct HighWater {
-    session: Arc<Session>,
-    read: PreparedStatement,
-    write: PreparedStatement,
+    rows: Arc<OwnRows>,
     constants: Constants,
     /// The highest fence that this pod has seen, in µs.
     seen_us: AtomicI64,
@@ -41,29 +30,11 @@ pub(super) struct HighWater {
 impl HighWater {
     /// Reads the row. A pod must not serve before it has read it.
     pub(super) async fn open(
-        session: &Arc<Session>,
-        keyspace: &str,
-        local_datacenter: &str,
+        rows: &Arc<OwnRows>,
         constants: Constants,
     ) -> Result<Arc<HighWater>, ConnectError> {
-        let prepare = async |cql: String, level: Level| {
-            let mut statement = session.prepare(cql).await?;
-            let attempt = Patience::OF_READS_AND_FOLDS.attempt;
-            let profile = statements::profile(level, Some(local_datacenter), attempt);
-            statement.set_execution_profile_handle(Some(profile));
-            statement.set_is_idempotent(true);
-            Ok::<_, PrepareError>(statement)
-        };
-        let key = "kind = ? AND grp = ? AND name = ? AND expires_at = ? AND mutator_id = ?";
-        let read = format!("SELECT state FROM {keyspace}.shards WHERE {key}");
-        let write = format!(
-            "INSERT INTO {keyspace}.shards (kind, grp, name, expires_at, mutator_id, state) \
-             VALUES (?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
-        );
         let opened = HighWater {
-            session: Arc::clone(session),
-            read: prepare(read, Level::LocalQuorum).await.map_err(ConnectError::question)?,
-            write: prepare(write, Level::EachQuorum).await.map_err(ConnectError::question)?,
+            rows: Arc::clone(rows),
             constants,
             seen_us: AtomicI64::new(i64::MIN),
             stored_us: AtomicI64::new(i64::MIN),
@@ -77,15 +48,8 @@ impl HighWater {
 
     /// Reads the row again: other pods write to it.
     pub(super) async fn look(&self) -> Result<(), StoreError> {
-        let (kind, group, name) = PLACE;
-        let (never, nil) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
-        let place = (kind, group, name, never, nil);
-        let random = Random::system();
-        let sending =
-            Sending { patience: Patience::OF_READS_AND_FOLDS, hedges: None, random: &random };
-        let answer = sending.read(|_| self.session.execute_unpaged(&self.read, place)).await?;
-        for (state,) in rows::of_system::<(Option<Vec<u8>>,)>(answer)? {
-            let fence = high_water::decode(&state.unwrap_or_default());
+        if let Some(state) = self.rows.read(PLACE).await? {
+            let fence = high_water::decode(&state);
             self.note(fence.map_err(|error| StoreError::Corrupt(error.to_string()))?);
         }
         Ok(())
@@ -98,14 +62,7 @@ impl HighWater {
         if fence <= stored.plus(high_water::quantum(&self.constants)) {
             return Ok(());
         }
-        let ((kind, group, name), state) = (PLACE, high_water::encode(fence));
-        let (never, nil) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
-        let values = (kind, group, name, never, nil, state, fence.as_micros());
-        let send = async |_| self.session.execute_unpaged(&self.write, &values).await.map(drop);
-        let random = Random::system();
-        let sending =
-            Sending { patience: Patience::OF_READS_AND_FOLDS, hedges: None, random: &random };
-        let outcome = sending.write(Reach::OnePartition, || true, send).await;
+        let outcome = self.rows.raise(PLACE, high_water::encode(fence), fence).await;
         if outcome.is_ok() {
             self.note(fence);
             self.stored_us.fetch_max(fence.as_micros(), Ordering::SeqCst);

@@ -34,6 +34,7 @@ pub mod hedges;
 mod high_water;
 mod login;
 mod operators;
+mod own_rows;
 mod placement;
 mod quorum;
 pub mod reach;
@@ -77,6 +78,7 @@ use self::coordinators::Coordinators;
 use self::hedges::Hedges;
 use self::high_water::HighWater;
 pub use self::login::Login;
+use self::own_rows::OwnRows;
 use self::reach::Reach;
 pub use self::settings::CassandraConfig;
 use self::statements::Statements;
@@ -153,9 +155,11 @@ impl CassandraStore {
                 .await
                 .map_err(ConnectError::question)?;
         session::check_rights(&session, &statements, levels).await?;
-        let high_water = HighWater::open(&session, &keyspace, &local_datacenter, constants).await?;
-        let looked_at = clock.now().boot;
-        let resets = resets::Log::open(&session, &keyspace, &local_datacenter, looked_at).await?;
+        let own_rows = OwnRows::open(&session, &keyspace, &local_datacenter).await?;
+        let high_water = HighWater::open(&own_rows, constants).await?;
+        let resets =
+            resets::Log::open(&session, &keyspace, &local_datacenter, own_rows, clock.now())
+                .await?;
         let placement =
             Arc::new(Placement { local_datacenter: local_datacenter.clone(), replication });
         let mut sampler = Sampler::new(
@@ -538,6 +542,21 @@ impl ResetLog for CassandraStore {
 
     async fn write_reset(&self, row: &LogRow, receipt: &Receipt) -> WriteOutcome {
         self.resets.write(row, receipt, self.clock.now()).await
+    }
+
+    async fn write_markers(&self, row: &LogRow, _: &Receipt, markers: &[Fold]) -> WriteOutcome {
+        if let Err(why) = self.resets.raise(row).await {
+            return Err(WriteError::Refused(format!("its time could not be stored: {why}")));
+        }
+        self.write_folds(markers).await
+    }
+
+    fn log_gap(&self) -> Option<String> {
+        self.resets.gap()
+    }
+
+    async fn close_log_gap(&self, looked: Timestamp) -> WriteOutcome {
+        self.resets.close_gap(looked, self.clock.now(), &self.constants).await
     }
 
     async fn read_receipt(

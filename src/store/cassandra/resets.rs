@@ -7,17 +7,22 @@
 //! **The table can appear while pods run.** A pod that does not know of it neither looks at the log nor stamps rows. So a
 //! pod looks for the table again and again, and takes no updates if it has not found out for a minute
 //! (`resets` of the engine). No key is reset before the table is [older](AGE_MIN) than that.
+//!
+//! **The table can be lost**, with `shards` kept or restored. [`orderfree_core::protocol::latest_reset`] says how a pod
+//! that starts notices it.
 
 use std::fmt;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::generation::Generation;
+use orderfree_core::protocol::latest_reset::{LatestReset, PLACE};
 use orderfree_core::protocol::reset::{LogRow, bucket};
-use orderfree_core::protocol::{Name, Now, Timestamp, WriteError, WriteOutcome};
+use orderfree_core::protocol::{Constants, Name, Now, Timestamp, WriteError, WriteOutcome};
 use scylla::client::session::Session;
 use scylla::errors::PrepareError;
 use scylla::response::PagingState;
@@ -29,6 +34,7 @@ use super::attempts::{Patience, Sending};
 use super::connect_error::ConnectError;
 use super::coordinators::Coordinators;
 use super::hedges::Hedges;
+use super::own_rows::OwnRows;
 use super::reach::Reach;
 use super::{rows, statements};
 use crate::runtime::random::Random;
@@ -54,6 +60,13 @@ pub(super) struct Log {
     looked_at: Duration,
     /// None until the table was found.
     table: OnceLock<Table>,
+    own_rows: Arc<OwnRows>,
+    /// The latest reset when this pod started, if the log must have it.
+    latest: Option<LatestReset>,
+    /// Whether the log has that reset.
+    has_latest: AtomicBool,
+    /// The latest reset that this pod has stored beside the keys, in µs.
+    raised_us: AtomicI64,
 }
 
 /// The prepared statements. Each comment lists the placeholders in their order.
@@ -66,6 +79,8 @@ struct Table {
     write: PreparedStatement,
     /// `bucket, at, kind, grp, id`
     receipt: PreparedStatement,
+    /// `bucket, at`
+    any_at: PreparedStatement,
 }
 
 /// `at, kind, grp, id, names, until, deletes`
@@ -89,8 +104,13 @@ impl Log {
         session: &Arc<Session>,
         keyspace: &str,
         local_datacenter: &str,
-        looked_at: Duration,
+        own_rows: Arc<OwnRows>,
+        now: Now,
     ) -> Result<Log, ConnectError> {
+        // Before the log is read: the log has each reset first.
+        let latest = own_rows.read(PLACE).await.map_err(ConnectError::question)?;
+        let latest = latest.map(|state| LatestReset::decode(&state)).transpose();
+        let latest = latest.map_err(|error| ConnectError::LatestReset(error.to_string()))?;
         let find = "SELECT WRITETIME(gc_grace_seconds) FROM system_schema.tables \
                     WHERE keyspace_name = ? AND table_name = 'resets'";
         let log = Log {
@@ -102,11 +122,93 @@ impl Log {
             local_datacenter: local_datacenter.to_owned(),
             random: Random::system(),
             hedges: Hedges::default(),
-            looked_at,
+            looked_at: now.boot,
             table: OnceLock::new(),
+            own_rows,
+            latest: latest.filter(|latest| latest.is_needed(now.wall)),
+            has_latest: AtomicBool::new(false),
+            raised_us: AtomicI64::new(i64::MIN),
         };
         log.find().await.map_err(ConnectError::question)?;
+        if !log.exists() && log.latest.is_some() {
+            return Err(ConnectError::LogMissing { keyspace: keyspace.to_owned() });
+        }
+        log.find_latest().await.map_err(ConnectError::question)?;
+        if let Some(gap) = log.gap() {
+            tracing::error!("{gap}");
+        }
         Ok(log)
+    }
+
+    /// Looks for the latest reset in the log, until it is there.
+    async fn find_latest(&self) -> Result<(), StoreError> {
+        let (Some(latest), Some(table)) = (self.latest, self.table.get()) else { return Ok(()) };
+        if !self.has_latest.load(Ordering::SeqCst) {
+            let values = (latest.bucket.cast_signed(), latest.at.as_micros());
+            let ask = |_| self.session.execute_unpaged(&table.any_at, values);
+            let found: Vec<(i64,)> = rows::of_system(self.sending().read(ask).await?)?;
+            self.has_latest.store(!found.is_empty(), Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Says that the log lacks a reset that it must have.
+    pub(super) fn gap(&self) -> Option<String> {
+        let latest = self.latest.filter(|_| !self.has_latest.load(Ordering::SeqCst))?;
+        let at = chrono::DateTime::from_timestamp_micros(latest.at.as_micros());
+        let at = at.map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Micros, true));
+        Some(format!(
+            "the log of resets lacks the reset of {}; if the table resets was lost or restored alone, run `orderfree \
+             export > /dev/null`, which logs lost resets again",
+            at.unwrap_or_default()
+        ))
+    }
+
+    /// Stores the time of a reset beside the keys. The log has it, and its marker must not be written before this is
+    /// acknowledged.
+    pub(super) async fn raise(&self, row: &LogRow) -> WriteOutcome {
+        let (at, bucket) = (row.generation.time(), bucket(row.kind, &row.group));
+        if at.as_micros() <= self.raised_us.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let latest = LatestReset { at, until: row.until, bucket };
+        self.own_rows.raise(PLACE, latest.encode(), at).await?;
+        self.raised_us.fetch_max(at.as_micros(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Notes that the log has everything again, by a row in the place of the reset that it lacks. No pod knows its kind, so
+    /// no key is reset by it.
+    pub(super) async fn close_gap(
+        &self,
+        looked: Timestamp,
+        now: Now,
+        constants: &Constants,
+    ) -> WriteOutcome {
+        let (Some(latest), Some(table)) = (self.latest, self.table.get()) else { return Ok(()) };
+        if self.has_latest.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        // A look that began earlier does not tell a reset that was lost from one that is not logged yet.
+        let from = latest.at.plus(constants.reset_blur());
+        if looked <= from {
+            let wait = from.since(now.wall).as_secs() + 1;
+            let why = format!("its latest reset was just made; run the command again in {wait} s");
+            return Err(WriteError::Refused(why));
+        }
+        let (kind, group, name) = PLACE;
+        let (at_us, until_us) = (latest.at.as_micros(), latest.until.as_micros());
+        let left = latest.until.since(now.wall) + RESET_KEPT_FOR;
+        let (cleared, done) = (MaybeUnset::<&[u8]>::Unset, MaybeUnset::<bool>::Unset);
+        let ttl = i32::try_from(left.as_secs()).unwrap_or(i32::MAX);
+        let place = (latest.bucket.cast_signed(), at_us, kind, group, Uuid::nil());
+        let (bucket, at, kind, group, id) = place;
+        let values =
+            (bucket, at, kind, group, id, name, until_us, false, cleared, done, at_us, ttl);
+        let send = async |_| self.session.execute_unpaged(&table.write, &values).await.map(drop);
+        self.sending().write(Reach::OnePartition, || true, send).await?;
+        self.has_latest.store(true, Ordering::SeqCst);
+        Ok(())
     }
 
     pub(super) fn looked_at(&self) -> Duration {
@@ -154,8 +256,10 @@ impl Log {
             "SELECT {row}, cleared, done FROM {table} \
              WHERE bucket = ? AND at = ? AND kind = ? AND grp = ? AND id = ?"
         );
+        let any_at = format!("SELECT at FROM {table} WHERE bucket = ? AND at = ? LIMIT 1");
         Ok(Table {
             made,
+            any_at: prepare(any_at, Level::LocalQuorum).await?,
             look: prepare(look, Level::LocalQuorum).await?,
             write: prepare(write, Level::EachQuorum).await?,
             receipt: prepare(receipt, Level::LocalQuorum).await?,
@@ -189,6 +293,7 @@ impl Log {
         after: Timestamp,
     ) -> Result<Vec<LogRow>, StoreError> {
         let Some(table) = self.table.get() else { return Ok(Vec::new()) };
+        self.find_latest().await?;
         let values = (part.cast_signed(), after.as_micros());
         let sending = Sending { hedges: Some(&self.hedges), ..self.sending() };
         // Each page is a query of its own, which begins after the look has begun. So what was acknowledged before that is in

@@ -6,6 +6,7 @@ mod cassandra;
 mod contract;
 mod deletes;
 mod erasure;
+mod lost;
 mod pod;
 mod purge;
 mod table;

@@ -16,7 +16,7 @@ use orderfree::runtime::random::Random;
 use orderfree::runtime::tasks::{Task, Tasks};
 use orderfree::store::cassandra::CassandraConfig;
 use orderfree::store::{Folds, Receipt, ResetLog, Store, StoreError, SweepPart};
-use orderfree_core::crdt::{Kind, State};
+use orderfree_core::crdt::{Counter, Kind, State};
 use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::generation::Generation;
 use orderfree_core::protocol::reset::{LogRow, ResetError};
@@ -112,11 +112,37 @@ impl Pod {
         }
     }
 
+    /// Applies an op once.
+    pub(crate) async fn try_update(&self, key: &Key, op: &Value) -> Result<(), String> {
+        let op = key.kind.parse_op(op).expect("an op");
+        let done = self.service.update(key, vec![op], Durability::Stored).await;
+        done.map(drop).map_err(|error| error.to_string())
+    }
+
     /// Deletes a key, as often as that is refused. Returns what it had.
     pub(crate) async fn delete(&self, key: &Key) -> State {
+        self.clear(key, true).await
+    }
+
+    /// Resets a key, as often as that is refused. Returns what it had.
+    pub(crate) async fn reset(&self, key: &Key) -> State {
+        self.clear(key, false).await
+    }
+
+    /// Resets a key once.
+    pub(crate) async fn try_reset(&self, key: &Key) -> Result<(), String> {
+        self.resetter.reset(key, false).await.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Whether it has read the log of resets.
+    pub(crate) fn check_log(&self) -> Result<String, String> {
+        self.resetter.check_log()
+    }
+
+    async fn clear(&self, key: &Key, is_deletion: bool) -> State {
         let began = Instant::now();
         loop {
-            match self.resetter.reset(key, true).await {
+            match self.resetter.reset(key, is_deletion).await {
                 Ok(done) => return done.cleared.expect("one key"),
                 Err(
                     error @ (ResetFailure::Unknown(_) | ResetFailure::Refused(ResetError::Absent)),
@@ -135,6 +161,12 @@ impl Pod {
     pub(crate) async fn state(&self, key: &Key) -> Option<State> {
         let read = self.service.read(key, None).await.expect("readable");
         read.map(|value| value.state.clone())
+    }
+
+    /// The total of a counter; none if it is absent.
+    pub(crate) async fn total(&self, key: &Key) -> Option<i128> {
+        let state = self.state(key).await?;
+        Some(Counter::try_from(state).expect("a counter").total())
     }
 
     /// The number of a key's rows, including the tally or the grave.
@@ -230,6 +262,14 @@ impl ResetLog for Young {
 
     async fn write_reset(&self, row: &LogRow, receipt: &Receipt) -> WriteOutcome {
         self.0.write_reset(row, receipt).await
+    }
+
+    fn log_gap(&self) -> Option<String> {
+        self.0.log_gap()
+    }
+
+    async fn close_log_gap(&self, looked: Timestamp) -> WriteOutcome {
+        self.0.close_log_gap(looked).await
     }
 
     async fn write_markers(

@@ -1,0 +1,87 @@
+//! Rows that belong to no key. Each has one value of the whole store, and the greatest one wins: it is written with itself
+//! as the timestamp. The rows are written at a quorum of every data centre and read at a quorum of the local one. So every
+//! pod sees them, and while a data centre is away, pods of the others can still start and serve.
+
+use std::sync::Arc;
+
+use orderfree_core::protocol::consistency::Level;
+use orderfree_core::protocol::{MutatorId, Timestamp, WriteOutcome};
+use scylla::client::session::Session;
+use scylla::errors::PrepareError;
+use scylla::statement::prepared::PreparedStatement;
+
+use super::attempts::{Patience, Sending};
+use super::connect_error::ConnectError;
+use super::reach::Reach;
+use super::{rows, statements};
+use crate::runtime::random::Random;
+use crate::store::StoreError;
+
+/// A row's `kind`, `grp` and `name`.
+type Place = (&'static str, &'static str, &'static str);
+
+/// See the [module documentation](self).
+pub(super) struct OwnRows {
+    session: Arc<Session>,
+    read: PreparedStatement,
+    write: PreparedStatement,
+    random: Random,
+}
+
+impl OwnRows {
+    pub(super) async fn open(
+        session: &Arc<Session>,
+        keyspace: &str,
+        local_datacenter: &str,
+    ) -> Result<Arc<OwnRows>, ConnectError> {
+        let prepare = async |cql: String, level: Level| {
+            let mut statement = session.prepare(cql).await?;
+            let attempt = Patience::OF_READS_AND_FOLDS.attempt;
+            let profile = statements::profile(level, Some(local_datacenter), attempt);
+            statement.set_execution_profile_handle(Some(profile));
+            statement.set_is_idempotent(true);
+            Ok::<_, PrepareError>(statement)
+        };
+        let key = "kind = ? AND grp = ? AND name = ? AND expires_at = ? AND mutator_id = ?";
+        let read = format!("SELECT state FROM {keyspace}.shards WHERE {key}");
+        let write = format!(
+            "INSERT INTO {keyspace}.shards (kind, grp, name, expires_at, mutator_id, state) \
+             VALUES (?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
+        );
+        Ok(Arc::new(OwnRows {
+            session: Arc::clone(session),
+            read: prepare(read, Level::LocalQuorum).await.map_err(ConnectError::question)?,
+            write: prepare(write, Level::EachQuorum).await.map_err(ConnectError::question)?,
+            random: Random::system(),
+        }))
+    }
+
+    /// The row's state; none if there is no row.
+    pub(super) async fn read(
+        &self,
+        (kind, group, name): Place,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let (never, nil) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
+        let place = (kind, group, name, never, nil);
+        let ask = |_| self.session.execute_unpaged(&self.read, place);
+        let found = rows::of_system::<(Option<Vec<u8>>,)>(self.sending().read(ask).await?)?;
+        Ok(found.into_iter().next().map(|(state,)| state.unwrap_or_default()))
+    }
+
+    /// Writes the row, unless it has a greater value.
+    pub(super) async fn raise(
+        &self,
+        (kind, group, name): Place,
+        state: Vec<u8>,
+        value: Timestamp,
+    ) -> WriteOutcome {
+        let (never, nil) = (Timestamp::NEVER.as_micros(), MutatorId::TALLY.as_uuid());
+        let values = (kind, group, name, never, nil, state, value.as_micros());
+        let send = async |_| self.session.execute_unpaged(&self.write, &values).await.map(drop);
+        self.sending().write(Reach::OnePartition, || true, send).await
+    }
+
+    fn sending(&self) -> Sending<'_> {
+        Sending { patience: Patience::OF_READS_AND_FOLDS, hedges: None, random: &self.random }
+    }
+}
