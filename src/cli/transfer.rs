@@ -222,8 +222,10 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
         args: &args,
         node: &node,
         random: Random::system(),
+        gap: store.log_gap(looked),
         keys: 0,
         unreadable: 0,
+        missed: 0,
         full: 0,
     };
     for kind in kinds {
@@ -232,6 +234,7 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
             let list = node.service().groups(kind, behind.as_ref(), limits::PAGE_DEFAULT).await;
             let list = match list {
                 Err(StoreError::Corrupt(error)) => {
+                    export.missed += 1;
                     export.skip(&format!("groups of kind {kind}: {error}"));
                     break;
                 }
@@ -248,18 +251,18 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    let Export { keys, unreadable, full, .. } = export;
+    let Export { gap, keys, unreadable, missed, full, .. } = export;
     let known = node.resetter().check_log();
     let (logged, not_logged) = node.resetter().log_lost().await;
     let is_everything = args.kind.is_none()
         && args.group_prefix.is_empty()
         && known.is_ok()
-        && unreadable + not_logged == 0;
-    let closed = match store.log_gap() {
+        && missed + not_logged == 0;
+    let closed = match gap {
         None => None,
         Some(_) if is_everything => Some(store.close_log_gap(looked).await),
         Some(_) => {
-            let why = "not all keys were exported";
+            let why = "not all keys were read; export all kinds and groups";
             Some(Err(WriteError::Refused(why.to_owned())))
         }
     };
@@ -297,8 +300,12 @@ struct Export<'a> {
     args: &'a ExportArgs,
     node: &'a Node,
     random: Random,
+    /// What the log of resets lacks.
+    gap: Option<String>,
     keys: usize,
     unreadable: usize,
+    /// Entries of which it is not known whether they were reset.
+    missed: usize,
     full: usize,
 }
 
@@ -311,15 +318,13 @@ impl Export<'_> {
                 match value {
                     Ok(value) if written.is_ok() => written = self.line(&value, &mut lines),
                     Ok(_) => {}
-                    Err(error) => {
-                        self.unreadable += 1;
-                        note(format_args!("orderfree: {error}"));
-                    }
+                    Err(error) => self.unread(&error),
                 }
                 lines.len()
             });
             let next = match next.await {
                 Err(ReadError::Store(StoreError::Corrupt(error))) => {
+                    self.missed += 1;
                     self.skip(&format!("keys of {kind}/{group}: {error}"));
                     None
                 }
@@ -332,6 +337,19 @@ impl Export<'_> {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Skips a key that can't be read.
+    fn unread(&mut self, error: &ReadError) {
+        match (error, &self.gap) {
+            (ReadError::Row { key, .. }, Some(_)) => {
+                // Longer than any row lives.
+                let until = SystemClock.now().wall.plus(2 * VALID_MAX);
+                self.node.resetter().log_in_doubt(key, until);
+            }
+            _ => self.missed += 1,
+        }
+        self.skip(&error.to_string());
     }
 
     /// Skips an entry that can't be read, and counts it.
@@ -459,6 +477,9 @@ async fn deliver(
     }
     let resetter = node.resetter();
     resetter.look_if_due().await;
+    if let Err(why) = resetter.check_log() {
+        return Imported::Refused(why);
+    }
     let found = match node.service().shards(write.key()).await {
         Ok(found) => found,
         Err(error) => return Imported::Refused(error.to_string()),

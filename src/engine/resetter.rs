@@ -325,7 +325,7 @@ impl Resetter {
     /// Why it knows nothing yet.
     pub fn check_log(&self) -> Result<String, String> {
         let unread = || {
-            let gap = self.store.log_gap();
+            let gap = self.store.log_gap(self.gate.now().wall);
             gap.unwrap_or_else(|| "the log of resets was not read yet".to_owned())
         };
         let now = self.gate.now().boot;
@@ -343,6 +343,21 @@ impl Resetter {
                 age.as_secs()
             ),
         })
+    }
+
+    /// Logs a reset of a key whose rows do not tell whether it was reset. It clears nothing: rows of the key that are born
+    /// from now on count after any reset.
+    pub fn log_in_doubt(&self, key: &Key, until: Timestamp) {
+        let now = self.gate.now().wall;
+        lock(&self.resets.lost).push(LogRow {
+            id: self.random.mutator_id().as_uuid(),
+            kind: key.kind,
+            group: key.group.clone(),
+            names: vec![key.name.clone()],
+            generation: Generation::at(now),
+            until,
+            is_deletion: false,
+        });
     }
 
     /// Sets the metrics that are not set where they change.
@@ -380,8 +395,10 @@ impl Resetter {
     async fn look_at(&self, bucket: u8, trust: Trust) -> Result<(), ResetFailure> {
         let began = self.open()?;
         let asked = self.resets.log().look_after(bucket, began, &self.constants);
+        // Before the read, which can have shown less than the log has when the gap is closed.
+        let gap = self.store.log_gap(began.wall);
         let rows = self.store.read_resets(bucket, asked.after).await?;
-        if let (Trust::Whole, Some(gap)) = (trust, self.store.log_gap()) {
+        if let (Trust::Whole, Some(gap)) = (trust, gap) {
             return Err(ResetFailure::Obstacle(gap));
         }
         let now = self.open()?;
@@ -694,11 +711,11 @@ impl Resetter {
             let boot = self.gate.now().boot;
             markers.iter().all(|marker| marker.may_be_sent(boot))
         };
-        let mut may_be_stored = false;
+        let (mut may_be_stored, mut why) = (false, "its time is over".to_owned());
         loop {
             let outcome = match may_be_sent() {
                 true => self.store.write_markers(attempt.row(), receipt, markers).await,
-                false => Err(WriteError::Refused("its time is over".to_owned())),
+                false => Err(WriteError::Refused(why)),
             };
             let boot = self.gate.now().boot;
             let is_late = !markers.iter().all(|marker| marker.ack_stands(boot, &self.constants));
@@ -721,6 +738,7 @@ impl Resetter {
                     false => ResetFailure::Store(error.to_string()),
                 });
             }
+            why = error.to_string();
             tokio::time::sleep(RETRY_AFTER).await;
         }
     }

@@ -475,7 +475,7 @@ pub trait ResetLog: Folds {
     }
 
     /// Why a process that takes updates must not trust the log: the keys have a reset that the log has lost.
-    fn log_gap(&self) -> Option<String> {
+    fn log_gap(&self, _now: Timestamp) -> Option<String> {
         None
     }
 

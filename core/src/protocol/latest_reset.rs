@@ -1,18 +1,25 @@
-//! The latest reset of a store, in one row beside the keys. It shows that the log of resets was lost.
+//! The latest reset of a store, in a row beside the keys. It shows that the log of resets was lost.
 //!
 //! Keys remember their resets, and the log has them too, in a table of its own. Suppose the keys were restored, and the
 //! log was not, or from an earlier time. A pod that starts then knows nothing of later resets. It would take updates
-//! into rows without a stamp, which count nothing. So the time of a reset is stored in this row after the log has the
-//! reset, and before its marker is written. A pod that starts reads this row first and then looks for that reset in
-//! the log. If the log does not have it, the pod takes no updates.
+//! into rows without a stamp, which count nothing. So a reset is stored in this row after the log has it, and before its
+//! marker is written. A pod that starts reads this row first and then looks for that reset in the log. If the log does
+//! not have it, the pod takes no updates.
+//!
+//! Most resets are remembered equally long. One that clears an imported row is remembered until that row expires. So there
+//! is a second row, with the reset that is remembered longest.
 
 use thiserror::Error;
 
 use super::Timestamp;
 use super::high_water::{seal, unseal};
 
-/// The row's `kind`, `grp` and `name`. No kind has this name, so every scan of the table skips the row.
-pub const PLACE: (&str, &str, &str) = ("!reset", "!", "!");
+/// The `kind`, `grp` and `name` of the row with the latest reset. No kind has this name, so every scan of the table skips
+/// the row.
+pub const LATEST: (&str, &str, &str) = ("!reset", "!", "!");
+
+/// The same for the reset that is remembered longest.
+pub const LONGEST: (&str, &str, &str) = ("!reset", "!", "until");
 
 /// Two times and a part of the log; their checksum follows.
 const BYTES: usize = 2 * TIME_BYTES + 1;
@@ -46,7 +53,7 @@ impl LatestReset {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let [at, until] = [self.at, self.until].map(|time| time.as_micros().to_be_bytes());
-        seal(PLACE.0, &[&at[..], &until, &[self.bucket]].concat())
+        seal(LATEST.0, &[&at[..], &until, &[self.bucket]].concat())
     }
 
     /// Decodes it from the row's state.
@@ -54,7 +61,7 @@ impl LatestReset {
     /// # Errors
     /// [`Damaged`] if these are not the bytes of [`LatestReset::encode`].
     pub fn decode(state: &[u8]) -> Result<LatestReset, Damaged> {
-        let [times @ .., bucket] = unseal::<BYTES>(PLACE.0, state).ok_or(Damaged)?;
+        let [times @ .., bucket] = unseal::<BYTES>(LATEST.0, state).ok_or(Damaged)?;
         let time = |bytes: &[u8]| {
             let bytes = bytes.try_into().map_err(|_| Damaged)?;
             Ok(Timestamp::from_micros(i64::from_be_bytes(bytes)))
@@ -72,7 +79,7 @@ mod tests {
 
     #[test]
     fn no_kind_lies_there() {
-        assert_eq!(Kind::from_name(PLACE.0), None);
+        assert_eq!(Kind::from_name(LATEST.0), None);
     }
 
     #[test]

@@ -177,8 +177,8 @@ pub(crate) async fn shards(
     let report = app.service.shards(&key).await;
     let report = report.map_err(|error| read::problem_of(error, &key.to_string()))?;
     if report.tally.is_none() && report.shards.is_empty() {
-        let (level, _) = app.service.sight(None);
-        let detail = format!("{key} does not exist: a read at {level} found no row of this key.");
+        let missed = read::what_is_missed(app, None);
+        let detail = format!("{key} does not exist: this pod found no row of it.{missed}");
         return Err(Problem::new(ProblemType::KeyAbsent, detail));
     }
     let params = ValueParams::of_numbers(params.as_digits);

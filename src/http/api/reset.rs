@@ -392,7 +392,12 @@ async fn end_of_ticket(served: &Shared, ticket: &Ticket, key: &Key) -> Result<En
     };
     let cleared = match &done.cleared {
         None if done.kept_bytes > 0 => {
-            served.app.resetter.cleared(&row, key).await.map_err(ResetFailure::from)?
+            served.app.resetter.cleared(&row, key).await.map_err(|error| {
+                let detail = format!(
+                    "The key is reset. What it had can't be read now ({error}); ask again."
+                );
+                Problem::new(ProblemType::ResetUnknown, detail)
+            })?
         }
         cleared => cleared.clone(),
     };

@@ -160,8 +160,8 @@ pub enum ConnectError {
     LatestReset(String),
     /// Keys were reset, and there is no log of resets.
     #[error(
-        "the keyspace {keyspace} has keys that were reset, and no table resets; restore it, or run `orderfree schema apply` and \
-         then `orderfree export > /dev/null`, which logs lost resets again"
+        "the keyspace {keyspace} has keys that were reset, and no table resets; restore it, or run `orderfree schema apply` \
+         (without ORDERFREE_RESETS=off) and then `orderfree export > /dev/null`, which logs lost resets again"
     )]
     LogMissing {
         /// The keyspace.

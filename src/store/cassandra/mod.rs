@@ -545,14 +545,16 @@ impl ResetLog for CassandraStore {
     }
 
     async fn write_markers(&self, row: &LogRow, _: &Receipt, markers: &[Fold]) -> WriteOutcome {
-        if let Err(why) = self.resets.raise(row).await {
-            return Err(WriteError::Refused(format!("its time could not be stored: {why}")));
+        if let Err(why) = self.resets.raise(row, self.clock.now()).await {
+            return Err(WriteError::Refused(format!(
+                "it could not be stored beside the keys: {why}"
+            )));
         }
         self.write_folds(markers).await
     }
 
-    fn log_gap(&self) -> Option<String> {
-        self.resets.gap()
+    fn log_gap(&self, now: Timestamp) -> Option<String> {
+        self.resets.gap(now)
     }
 
     async fn close_log_gap(&self, looked: Timestamp) -> WriteOutcome {

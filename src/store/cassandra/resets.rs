@@ -13,14 +13,13 @@
 
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::generation::Generation;
-use orderfree_core::protocol::latest_reset::{LatestReset, PLACE};
+use orderfree_core::protocol::latest_reset::{LATEST, LONGEST, LatestReset};
 use orderfree_core::protocol::reset::{LogRow, bucket};
 use orderfree_core::protocol::{Constants, Name, Now, Timestamp, WriteError, WriteOutcome};
 use scylla::client::session::Session;
@@ -38,6 +37,7 @@ use super::own_rows::OwnRows;
 use super::reach::Reach;
 use super::{rows, statements};
 use crate::runtime::random::Random;
+use crate::runtime::sync::lock;
 use crate::store::{BETWEEN_NAMES, RESET_KEPT_FOR, Receipt, StoreError, joined};
 
 /// The time between the making of the table and the first reset. Every pod has found the table by then, or has
@@ -61,12 +61,10 @@ pub(super) struct Log {
     /// None until the table was found.
     table: OnceLock<Table>,
     own_rows: Arc<OwnRows>,
-    /// The latest reset when this pod started, if the log must have it.
-    latest: Option<LatestReset>,
-    /// Whether the log has that reset.
-    has_latest: AtomicBool,
-    /// The latest reset that this pod has stored beside the keys, in µs.
-    raised_us: AtomicI64,
+    /// The resets beside the keys that the log did not have, when it was looked at last.
+    lost: Mutex<Vec<LatestReset>>,
+    /// The latest reset that this pod has stored beside the keys, and the one that is remembered longest.
+    raised: Mutex<(Timestamp, Timestamp)>,
 }
 
 /// The prepared statements. Each comment lists the placeholders in their order.
@@ -107,10 +105,6 @@ impl Log {
         own_rows: Arc<OwnRows>,
         now: Now,
     ) -> Result<Log, ConnectError> {
-        // Before the log is read: the log has each reset first.
-        let latest = own_rows.read(PLACE).await.map_err(ConnectError::question)?;
-        let latest = latest.map(|state| LatestReset::decode(&state)).transpose();
-        let latest = latest.map_err(|error| ConnectError::LatestReset(error.to_string()))?;
         let find = "SELECT WRITETIME(gc_grace_seconds) FROM system_schema.tables \
                     WHERE keyspace_name = ? AND table_name = 'resets'";
         let log = Log {
@@ -125,37 +119,67 @@ impl Log {
             looked_at: now.boot,
             table: OnceLock::new(),
             own_rows,
-            latest: latest.filter(|latest| latest.is_needed(now.wall)),
-            has_latest: AtomicBool::new(false),
-            raised_us: AtomicI64::new(i64::MIN),
+            lost: Mutex::default(),
+            raised: Mutex::new((
+                Timestamp::from_micros(i64::MIN),
+                Timestamp::from_micros(i64::MIN),
+            )),
         };
         log.find().await.map_err(ConnectError::question)?;
-        if !log.exists() && log.latest.is_some() {
-            return Err(ConnectError::LogMissing { keyspace: keyspace.to_owned() });
-        }
-        log.find_latest().await.map_err(ConnectError::question)?;
-        if let Some(gap) = log.gap() {
+        let lost = log.lost().await.map_err(|error| match error {
+            StoreError::Corrupt(error) => ConnectError::LatestReset(error),
+            error => ConnectError::question(error),
+        })?;
+        *lock(&log.lost) = lost;
+        if let Some(gap) = log.gap(now.wall) {
+            if !log.exists() {
+                return Err(ConnectError::LogMissing { keyspace: keyspace.to_owned() });
+            }
             tracing::error!("{gap}");
         }
         Ok(log)
     }
 
-    /// Looks for the latest reset in the log, until it is there.
-    async fn find_latest(&self) -> Result<(), StoreError> {
-        let (Some(latest), Some(table)) = (self.latest, self.table.get()) else { return Ok(()) };
-        if !self.has_latest.load(Ordering::SeqCst) {
-            let values = (latest.bucket.cast_signed(), latest.at.as_micros());
-            let ask = |_| self.session.execute_unpaged(&table.any_at, values);
-            let found: Vec<(i64,)> = rows::of_system(self.sending().read(ask).await?)?;
-            self.has_latest.store(!found.is_empty(), Ordering::SeqCst);
+    /// The resets beside the keys that the log does not have. They are read first: the log has each reset before they do.
+    async fn lost(&self) -> Result<Vec<LatestReset>, StoreError> {
+        let mut lost = Vec::new();
+        for place in [LATEST, LONGEST] {
+            if let Some(state) = self.own_rows.read(place).await? {
+                let latest = LatestReset::decode(&state);
+                let latest = latest.map_err(|error| StoreError::Corrupt(error.to_string()))?;
+                if !self.has(&latest).await? {
+                    lost.push(latest);
+                }
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Whether the log has a reset.
+    async fn has(&self, latest: &LatestReset) -> Result<bool, StoreError> {
+        let Some(table) = self.table.get() else { return Ok(false) };
+        let values = (latest.bucket.cast_signed(), latest.at.as_micros());
+        let ask = |_| self.session.execute_unpaged(&table.any_at, values);
+        let found: Vec<(i64,)> = rows::of_system(self.sending().read(ask).await?)?;
+        Ok(!found.is_empty())
+    }
+
+    /// Looks again for the resets that the log did not have.
+    async fn find_lost(&self) -> Result<(), StoreError> {
+        let lost = lock(&self.lost).clone();
+        for latest in lost {
+            if self.has(&latest).await? {
+                lock(&self.lost).retain(|lost| *lost != latest);
+            }
         }
         Ok(())
     }
 
     /// Says that the log lacks a reset that it must have.
-    pub(super) fn gap(&self) -> Option<String> {
-        let latest = self.latest.filter(|_| !self.has_latest.load(Ordering::SeqCst))?;
-        let at = chrono::DateTime::from_timestamp_micros(latest.at.as_micros());
+    pub(super) fn gap(&self, now: Timestamp) -> Option<String> {
+        let lost = lock(&self.lost);
+        let at = lost.iter().filter(|lost| lost.is_needed(now)).map(|lost| lost.at).max()?;
+        let at = chrono::DateTime::from_timestamp_micros(at.as_micros());
         let at = at.map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Micros, true));
         Some(format!(
             "the log of resets lacks the reset of {}; if the table resets was lost or restored alone, run `orderfree \
@@ -164,20 +188,31 @@ impl Log {
         ))
     }
 
-    /// Stores the time of a reset beside the keys. The log has it, and its marker must not be written before this is
-    /// acknowledged.
-    pub(super) async fn raise(&self, row: &LogRow) -> WriteOutcome {
-        let (at, bucket) = (row.generation.time(), bucket(row.kind, &row.group));
-        if at.as_micros() <= self.raised_us.load(Ordering::SeqCst) {
+    /// Stores a reset beside the keys. The log has it, and its marker must not be written before this is acknowledged. Refused
+    /// if the log lacks an earlier one, because this one would hide that.
+    pub(super) async fn raise(&self, row: &LogRow, now: Now) -> WriteOutcome {
+        let (at, until) = (row.generation.time(), row.until);
+        let (raised_at, raised_until) = *lock(&self.raised);
+        if at <= raised_at && until <= raised_until {
             return Ok(());
         }
-        let latest = LatestReset { at, until: row.until, bucket };
-        self.own_rows.raise(PLACE, latest.encode(), at).await?;
-        self.raised_us.fetch_max(at.as_micros(), Ordering::SeqCst);
+        let refused = |why: String| Err(WriteError::Refused(why));
+        match self.lost().await {
+            Err(error) => return refused(error.to_string()),
+            Ok(lost) => *lock(&self.lost) = lost,
+        }
+        if let Some(gap) = self.gap(now.wall) {
+            return refused(gap);
+        }
+        let state = LatestReset { at, until, bucket: bucket(row.kind, &row.group) }.encode();
+        self.own_rows.raise(LATEST, state.clone(), at).await?;
+        self.own_rows.raise(LONGEST, state, until).await?;
+        let mut raised = lock(&self.raised);
+        *raised = (raised.0.max(at), raised.1.max(until));
         Ok(())
     }
 
-    /// Notes that the log has everything again, by a row in the place of the reset that it lacks. No pod knows its kind, so
+    /// Notes that the log has everything again, by a row in the place of each reset that it lacks. No pod knows its kind, so
     /// no key is reset by it.
     pub(super) async fn close_gap(
         &self,
@@ -185,30 +220,43 @@ impl Log {
         now: Now,
         constants: &Constants,
     ) -> WriteOutcome {
-        let (Some(latest), Some(table)) = (self.latest, self.table.get()) else { return Ok(()) };
-        if self.has_latest.load(Ordering::SeqCst) {
-            return Ok(());
+        let Some(table) = self.table.get() else { return Ok(()) };
+        let lost = lock(&self.lost).clone();
+        for latest in lost.iter().filter(|lost| lost.is_needed(now.wall)) {
+            // A look that began earlier does not tell a reset that was lost from one that is not logged yet.
+            let from = latest.at.plus(constants.reset_blur());
+            if looked <= from {
+                let wait = from.since(now.wall).as_secs() + 1;
+                let why = format!("a reset was just made; run the command again in {wait} s");
+                return Err(WriteError::Refused(why));
+            }
+            let (kind, group, name) = LATEST;
+            let left = latest.until.since(now.wall) + RESET_KEPT_FOR;
+            let values = (
+                latest.bucket.cast_signed(),
+                latest.at.as_micros(),
+                kind,
+                group,
+                Uuid::nil(),
+                name,
+                latest.until.as_micros(),
+                false,
+                MaybeUnset::<&[u8]>::Unset,
+                MaybeUnset::<bool>::Unset,
+                // Above a deletion by which the log may have lost its rows.
+                now.wall.as_micros(),
+                i32::try_from(left.as_secs()).unwrap_or(i32::MAX),
+            );
+            let send =
+                async |_| self.session.execute_unpaged(&table.write, &values).await.map(drop);
+            self.sending().write(Reach::OnePartition, || true, send).await?;
         }
-        // A look that began earlier does not tell a reset that was lost from one that is not logged yet.
-        let from = latest.at.plus(constants.reset_blur());
-        if looked <= from {
-            let wait = from.since(now.wall).as_secs() + 1;
-            let why = format!("its latest reset was just made; run the command again in {wait} s");
-            return Err(WriteError::Refused(why));
+        let unread = |error: StoreError| WriteError::Refused(error.to_string());
+        self.find_lost().await.map_err(unread)?;
+        match self.gap(now.wall) {
+            Some(gap) => Err(WriteError::Refused(gap)),
+            None => Ok(()),
         }
-        let (kind, group, name) = PLACE;
-        let (at_us, until_us) = (latest.at.as_micros(), latest.until.as_micros());
-        let left = latest.until.since(now.wall) + RESET_KEPT_FOR;
-        let (cleared, done) = (MaybeUnset::<&[u8]>::Unset, MaybeUnset::<bool>::Unset);
-        let ttl = i32::try_from(left.as_secs()).unwrap_or(i32::MAX);
-        let place = (latest.bucket.cast_signed(), at_us, kind, group, Uuid::nil());
-        let (bucket, at, kind, group, id) = place;
-        let values =
-            (bucket, at, kind, group, id, name, until_us, false, cleared, done, at_us, ttl);
-        let send = async |_| self.session.execute_unpaged(&table.write, &values).await.map(drop);
-        self.sending().write(Reach::OnePartition, || true, send).await?;
-        self.has_latest.store(true, Ordering::SeqCst);
-        Ok(())
     }
 
     pub(super) fn looked_at(&self) -> Duration {
@@ -273,6 +321,9 @@ impl Log {
                 "the keyspace has no table for it; run `orderfree schema apply`".to_owned(),
             );
         };
+        if let Some(gap) = self.gap(now.wall) {
+            return Some(gap);
+        }
         let from = match table.made {
             Timestamp::NEVER => Timestamp::NEVER,
             made => made.plus(AGE_MIN),
@@ -293,7 +344,7 @@ impl Log {
         after: Timestamp,
     ) -> Result<Vec<LogRow>, StoreError> {
         let Some(table) = self.table.get() else { return Ok(Vec::new()) };
-        self.find_latest().await?;
+        self.find_lost().await?;
         let values = (part.cast_signed(), after.as_micros());
         let sending = Sending { hedges: Some(&self.hedges), ..self.sending() };
         // Each page is a query of its own, which begins after the look has begun. So what was acknowledged before that is in

@@ -264,8 +264,8 @@ impl ResetLog for Young {
         self.0.write_reset(row, receipt).await
     }
 
-    fn log_gap(&self) -> Option<String> {
-        self.0.log_gap()
+    fn log_gap(&self, now: Timestamp) -> Option<String> {
+        self.0.log_gap(now)
     }
 
     async fn close_log_gap(&self, looked: Timestamp) -> WriteOutcome {
