@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use scylla::client::session::Session;
+use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::unprepared::Statement;
 
@@ -24,6 +26,12 @@ const TABLES: [&str; 2] = ["shards", "resets"];
 
 /// Default number of replicas per data centre; fewer if the data centre has fewer nodes.
 const REPLICAS: usize = 3;
+
+/// How long a node can lag behind another one that has the keyspace already.
+const BEHIND_MAX: Duration = Duration::from_secs(10);
+
+/// The pause before such a node gets the statement again.
+const RETRY_AFTER: Duration = Duration::from_millis(200);
 
 /// Returns the statements that [`apply`] runs on an engine, for people and their own tools. `engine` is a release of
 /// Apache Cassandra, such as `5.0` or `5.0.6`, or `scylla`. Without `with_resets`, the table of resets is left out.
@@ -110,9 +118,24 @@ async fn define(session: &Session, cql: String) -> Result<(), ConnectError> {
         let only = SingleTargetLoadBalancingPolicy::new(target, None);
         statement.set_load_balancing_policy(Some(only));
     }
-    session.query_unpaged(statement, ()).await.map_err(ConnectError::answer)?;
+    let begun = Instant::now();
+    while let Err(error) = session.query_unpaged(statement.clone(), ()).await {
+        if !is_behind(&error) || begun.elapsed() > BEHIND_MAX {
+            return Err(ConnectError::answer(error));
+        }
+        tokio::time::sleep(RETRY_AFTER).await;
+    }
     session.await_schema_agreement().await.map_err(ConnectError::question)?;
     Ok(())
+}
+
+/// Whether the node does not know a keyspace that another node has already. This was seen on Cassandra 6.0.
+fn is_behind(error: &ExecutionError) -> bool {
+    matches!(
+        error,
+        ExecutionError::LastAttemptError(RequestAttemptError::DbError(DbError::Invalid, reason))
+            if reason.starts_with("Keyspace ") && reason.ends_with("doesn't exist")
+    )
 }
 
 /// The replication of a new keyspace.
