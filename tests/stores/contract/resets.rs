@@ -107,6 +107,8 @@ impl Subject {
 
     async fn mark(&self, (row, reset): &(LogRow, Reset)) {
         let markers = std::slice::from_ref(&reset.fold);
+        // A marker is written only if the log has its reset.
+        assert_eq!(self.store.write_reset(row, &Receipt::default()).await, Ok(()));
         let outcome = self.store.write_markers(row, &Receipt::default(), markers).await;
         assert_eq!(outcome, Ok(()));
     }

@@ -164,7 +164,8 @@ fn the_time_to_merge_ids_grows_with_their_number() {
             Counting::default().merge(reader, &mut state, rows, None).expect("decodable");
             begun.elapsed()
         };
-        (0..3).map(|_| run()).min().expect("three runs")
+        // Other tests run at the same time. The shortest of several runs is one that they did not interrupt.
+        (0..10).map(|_| run()).min().expect("ten runs")
     };
     let (distinct, same) = (|number| format!("i{number}"), |_| "i".to_owned());
     for kind in Kind::ALL.iter().filter(|kind| !kind.about().is_idempotent) {
