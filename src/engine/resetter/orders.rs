@@ -116,6 +116,13 @@ impl Ticket {
     }
 }
 
+impl Logged {
+    /// What was cleared, unless it was too much to be kept.
+    fn cleared(&self) -> Option<Vec<(Key, State)>> {
+        receipt::decode(&self.row, self.receipt.cleared.as_deref()?)
+    }
+}
+
 impl Resetter {
     /// Finds the order that has this id, or begins it.
     ///
@@ -346,11 +353,9 @@ impl Resetter {
     ///
     /// # Errors
     /// [`StoreError`] if the log can't be read.
-    pub async fn cleared(&self, row: &LogRow, key: &Key) -> Result<Option<State>, StoreError> {
-        let found = self.store.read_receipt(key.partition(), row.generation, row.id).await?;
-        let cleared = found.and_then(|(row, receipt)| receipt::decode(&row, &receipt.cleared?));
-        let of_key = |all: Vec<(Key, State)>| all.into_iter().find(|(of, _)| of == key);
-        Ok(cleared.and_then(of_key).map(|(_, state)| state))
+    pub async fn cleared(&self, row: &LogRow) -> Result<Option<Vec<(Key, State)>>, StoreError> {
+        let logged = self.logged((row.kind, &row.group), row.generation, row.id).await?;
+        Ok(logged.and_then(|logged| logged.cleared()))
     }
 
     /// Forgets the ends of resets that the log has dropped: what was erased must not stay here.
@@ -367,9 +372,8 @@ impl Resetter {
     /// What became of a reset that the log has.
     pub async fn progress(&self, logged: &Logged) -> Progress {
         let Logged { row, receipt, .. } = logged;
-        let cleared = || receipt.cleared.as_deref().and_then(|bytes| receipt::decode(row, bytes));
         if receipt.done == Some(true) {
-            return Progress::Done(cleared());
+            return Progress::Done(logged.cleared());
         }
         if self.is_refused(logged) {
             return Progress::Refused;
@@ -377,7 +381,7 @@ impl Resetter {
         // Its pod may have died after it has sent the markers. While it lives, it tells the end itself.
         let may_settle = receipt.cleared.is_some() && self.is_past(logged, Duration::ZERO);
         if may_settle && self.settle(row, receipt).await {
-            return Progress::Done(cleared());
+            return Progress::Done(logged.cleared());
         }
         match self.is_over(logged) {
             true => Progress::Unknown,

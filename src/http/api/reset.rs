@@ -366,11 +366,7 @@ async fn end_of(
                 }
                 continue;
             }
-            Progress::Done(cleared) => {
-                let of_key =
-                    |all: Vec<(Key, crdt::State)>| all.into_iter().find(|(of, _)| of == key);
-                Some(cleared.and_then(of_key).map(|(_, state)| state))
-            }
+            Progress::Done(cleared) => Some(of_key(key, cleared)),
             Progress::Refused => {
                 let refused = ResetFailure::Store("its pod ended, or its time was over".to_owned());
                 return Err(refused.into());
@@ -379,6 +375,11 @@ async fn end_of(
         };
         return Ok(End { row: logged.row, cleared });
     }
+}
+
+/// The state of one of these keys, if they were kept.
+fn of_key(key: &Key, cleared: Option<Vec<(Key, crdt::State)>>) -> Option<crdt::State> {
+    cleared?.into_iter().find(|(of, _)| of == key).map(|(_, state)| state)
 }
 
 async fn end_of_ticket(served: &Shared, ticket: &Ticket, key: &Key) -> Result<End, Problem> {
@@ -392,12 +393,13 @@ async fn end_of_ticket(served: &Shared, ticket: &Ticket, key: &Key) -> Result<En
     };
     let cleared = match &done.cleared {
         None if done.kept_bytes > 0 => {
-            served.app.resetter.cleared(&row, key).await.map_err(|error| {
+            let all = served.app.resetter.cleared(&row).await.map_err(|error| {
                 let detail = format!(
                     "The key is reset. What it had can't be read now ({error}); ask again."
                 );
                 Problem::new(ProblemType::ResetUnknown, detail)
-            })?
+            })?;
+            of_key(key, all)
         }
         cleared => cleared.clone(),
     };

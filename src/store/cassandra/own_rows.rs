@@ -7,7 +7,6 @@ use std::sync::Arc;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::{MutatorId, Timestamp, WriteOutcome};
 use scylla::client::session::Session;
-use scylla::errors::PrepareError;
 use scylla::statement::prepared::PreparedStatement;
 
 use super::attempts::{Patience, Sending};
@@ -35,12 +34,8 @@ impl OwnRows {
         local_datacenter: &str,
     ) -> Result<Arc<OwnRows>, ConnectError> {
         let prepare = async |cql: String, level: Level| {
-            let mut statement = session.prepare(cql).await?;
-            let attempt = Patience::OF_READS_AND_FOLDS.attempt;
-            let profile = statements::profile(level, Some(local_datacenter), attempt);
-            statement.set_execution_profile_handle(Some(profile));
-            statement.set_is_idempotent(true);
-            Ok::<_, PrepareError>(statement)
+            let prepared = statements::prepare(session, local_datacenter, cql, level).await;
+            prepared.map_err(ConnectError::question)
         };
         let key = "kind = ? AND grp = ? AND name = ? AND expires_at = ? AND mutator_id = ?";
         let read = format!("SELECT state FROM {keyspace}.shards WHERE {key}");
@@ -50,8 +45,8 @@ impl OwnRows {
         );
         Ok(Arc::new(OwnRows {
             session: Arc::clone(session),
-            read: prepare(read, Level::LocalQuorum).await.map_err(ConnectError::question)?,
-            write: prepare(write, Level::EachQuorum).await.map_err(ConnectError::question)?,
+            read: prepare(read, Level::LocalQuorum).await?,
+            write: prepare(write, Level::EachQuorum).await?,
             random: Random::system(),
         }))
     }

@@ -35,7 +35,8 @@ use super::coordinators::Coordinators;
 use super::hedges::Hedges;
 use super::own_rows::OwnRows;
 use super::reach::Reach;
-use super::{rows, statements};
+use super::rows;
+use super::statements::prepare;
 use crate::runtime::random::Random;
 use crate::runtime::sync::lock;
 use crate::store::{BETWEEN_NAMES, RESET_KEPT_FOR, Receipt, StoreError, joined};
@@ -296,6 +297,8 @@ impl Log {
             prepare(&self.session, &self.local_datacenter, cql, level).await
         };
         let look = format!("SELECT {row} FROM {table} WHERE bucket = ? AND at > ?");
+        let mut look = prepare(look, Level::LocalQuorum).await?;
+        look.set_page_size(LOOK_PAGE_ROWS);
         let write = format!(
             "INSERT INTO {table} (bucket, {row}, cleared, done) \
              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
@@ -308,7 +311,7 @@ impl Log {
         Ok(Table {
             made,
             any_at: prepare(any_at, Level::LocalQuorum).await?,
-            look: prepare(look, Level::LocalQuorum).await?,
+            look,
             write: prepare(write, Level::EachQuorum).await?,
             receipt: prepare(receipt, Level::LocalQuorum).await?,
         })
@@ -420,21 +423,6 @@ impl Log {
     fn sending(&self) -> Sending<'_> {
         Sending { patience: Patience::OF_READS_AND_FOLDS, hedges: None, random: &self.random }
     }
-}
-
-async fn prepare(
-    session: &Session,
-    local_datacenter: &str,
-    cql: String,
-    level: Level,
-) -> Result<PreparedStatement, PrepareError> {
-    let mut statement = session.prepare(cql).await?;
-    let attempt = Patience::OF_READS_AND_FOLDS.attempt;
-    let profile = statements::profile(level, Some(local_datacenter), attempt);
-    statement.set_execution_profile_handle(Some(profile));
-    statement.set_is_idempotent(true);
-    statement.set_page_size(LOOK_PAGE_ROWS);
-    Ok(statement)
 }
 
 /// None for a kind of a newer release, which no pod of this one has updates of.

@@ -217,6 +217,20 @@ fn together(statements: Vec<BatchStatement>, like: &PreparedStatement) -> Batch 
     batch
 }
 
+/// Prepares a statement that can be sent again, with the profile of reads and folds.
+pub(super) async fn prepare(
+    session: &Session,
+    local_datacenter: &str,
+    cql: String,
+    level: Level,
+) -> Result<PreparedStatement, PrepareError> {
+    let mut statement = session.prepare(cql).await?;
+    let attempt = Patience::OF_READS_AND_FOLDS.attempt;
+    statement.set_execution_profile_handle(Some(profile(level, Some(local_datacenter), attempt)));
+    statement.set_is_idempotent(true);
+    Ok(statement)
+}
+
 /// A profile for one attempt at one level, routed to the local data centre's replicas.
 pub(super) fn profile(
     level: Level,

@@ -436,7 +436,8 @@ async fn a_reset_is_sent_until_it_has_ended_and_is_one_reset() {
         let (code, out, err) = run(&relay.url(), &[command, "counter/g/n"], "").await;
         assert_eq!((code, &*out), (Some(0), "5\n"), "{command}: {err}");
         // The pauses: three of a second each, and the one of Retry-After.
-        assert!(begun.elapsed() >= Duration::from_secs(6), "{:?}", begun.elapsed());
+        let took = begun.elapsed();
+        assert!(took >= Duration::from_secs(6), "{took:?}");
         assert_eq!(relay.lines(), [line; 7]);
         // The log keeps no large value, so the request waits for the end itself.
         let waits = |request: &Request| request.header("prefer").as_deref() == Some("wait=60");
@@ -448,8 +449,10 @@ async fn a_reset_is_sent_until_it_has_ended_and_is_one_reset() {
         for says in ["It is store-unavailable.", "It is reset-overtaken.", "as proxies send it"] {
             assert!(err.contains(says), "{says}: {err}");
         }
-        // On a busy machine also after five seconds.
-        assert!(err.matches("still running after ").count() >= 2, "{err}");
+        // Twice after a 202, and on a busy machine after each five seconds of waiting.
+        let most = 2 + took.as_secs() / 5;
+        let said = err.matches("still running after ").count();
+        assert!((2..=usize::try_from(most).expect("few")).contains(&said), "{err}");
         assert_eq!(err.matches(&resumption).count(), 1, "{err}");
         assert_eq!(pod.count("/v1/counter/g/n").await, 3, "{command}");
         // The command can be run again, as it said.

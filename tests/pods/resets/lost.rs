@@ -5,26 +5,17 @@ use std::time::Duration;
 
 use orderfree::store::cassandra::CassandraConfig;
 use serde_json::json;
-use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
 use crate::cassandra::{CLUSTER, cql, drop_keyspace, fresh_on_own};
 use crate::contract::key;
-use crate::pod::{Pod, constants};
+use crate::pod::{Pod, constants, run};
 
 /// The longest that the command asks to wait.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 async fn export(config: &CassandraConfig, more: &[&str]) -> (Output, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_orderfree"))
-        .args(["export", "--cassandra", &config.contact_points.join(",")])
-        .args(["--keyspace", &config.keyspace])
-        .args(more)
-        .env_clear()
-        .kill_on_drop(true)
-        .output()
-        .await
-        .expect("the program runs");
+    let output = run(config, "export", more).await;
     let said = String::from_utf8(output.stderr.clone()).expect("UTF-8");
     (output, said)
 }

@@ -1,6 +1,7 @@
 //! A pod in this process. It resets keys at once, although the table of resets is new: all pods of these tests begin after
 //! the table was made, so each has found it.
 
+use std::process::Output;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ use orderfree_core::protocol::{
     Constants, Durability, Key, Name, Now, Overrides, Timestamp, WriteOutcome,
 };
 use serde_json::Value;
+use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 use uuid::Uuid;
@@ -55,6 +57,19 @@ pub(crate) fn constants() -> Constants {
 /// Longer than until a row that is written now is final.
 pub(crate) fn until_final() -> Duration {
     constants().lifetime() + constants().cutoff() + 2 * constants().fence_quantum()
+}
+
+/// Runs a command of the program on a keyspace.
+pub(crate) async fn run(config: &CassandraConfig, command: &str, more: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_orderfree"))
+        .args([command, "--cassandra", &config.contact_points.join(",")])
+        .args(["--keyspace", &config.keyspace])
+        .args(more)
+        .env_clear()
+        .kill_on_drop(true)
+        .output()
+        .await
+        .expect("the program runs")
 }
 
 /// See the [module documentation](self).

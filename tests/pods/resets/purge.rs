@@ -8,11 +8,11 @@ use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::store::cassandra::CassandraConfig;
 use orderfree_core::protocol::fold::{self, Idle, Plan};
 use orderfree_core::protocol::{Constants, Key, Mutator, MutatorId, Now, Overrides};
-use tokio::process::Command;
 use uuid::Uuid;
 
 use crate::cassandra::{CLUSTER, connect, drop_keyspace, fresh_on_own};
 use crate::contract::{Subject, key, next_write};
+use crate::pod::run;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(24 * 3_600);
@@ -59,15 +59,8 @@ async fn the_command_purge_removes_only_graves_that_are_old() {
     let now_us = SystemClock.now().wall.as_micros();
     let repaired = DateTime::from_timestamp_micros(now_us).expect("a time").to_rfc3339();
     let purge = async |more: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_orderfree"))
-            .args(["purge", "--cassandra", &config.contact_points.join(",")])
-            .args(["--keyspace", &config.keyspace, "--repaired-since", &repaired])
-            .args(more)
-            .env_clear()
-            .kill_on_drop(true)
-            .output()
-            .await
-            .expect("the program runs");
+        let more = [&["--repaired-since", &repaired], more].concat();
+        let output = run(&config, "purge", &more).await;
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).expect("UTF-8")
     };
