@@ -420,6 +420,7 @@ class Recipe:
         done = subprocess.run(words, env=settings, capture_output=True, text=True)
         self.diary.say(f"orderfree doctor, as {pod.name}:\n{done.stdout}{done.stderr}".rstrip())
         self.diary.expect(done.returncode == 0, f"orderfree doctor ends with {done.returncode}")
+        return done.stdout
 
     def stop(self, pod):
         words = pod.stop()

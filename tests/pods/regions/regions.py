@@ -42,6 +42,7 @@ from pods import (
 NODES = {"east": (1, 2, 3), "west": (4, 5, 6)}
 SIDES = tuple(NODES)
 OTHER = {"east": "west", "west": "east"}
+REPLICATION = "east:3,west:3"
 PODS_PER_SIDE = 2
 FIRST_PORT = 18_101
 BEAT_S = 0.25
@@ -77,6 +78,11 @@ CLIENT_LEAST = 100
 # What a side counted while its nodes kept no hints: the key that a fold has to bring to the other side, the key that a repair
 # has to bring, the value of each, and the time before the first update.
 Lost = collections.namedtuple("Lost", "side swept repaired weight at")
+
+
+def placement(side):
+    """How the log and the doctor of a pod name its place."""
+    return f"data centre {side}, replicas {REPLICATION}"
 
 
 class Phases:
@@ -256,7 +262,7 @@ class Regions(Recipe):
     # --- The course ---------------------------------------------------------------------------------------------------
 
     def run(self):
-        self.apply_schema(ORDERFREE_REPLICATION="east:3,west:3")
+        self.apply_schema(ORDERFREE_REPLICATION=REPLICATION)
         self.made = time.monotonic()
         for pod in self.pods:
             pod.start()
@@ -297,7 +303,8 @@ class Regions(Recipe):
         report = self.end_load()
         self.judge(beats)
         for side in SIDES:
-            self.ask_doctor(self.sides[side][1])
+            said = self.ask_doctor(self.sides[side][1])
+            self.diary.expect(placement(side) in said, f"orderfree doctor does not say {placement(side)}")
         return report
 
     def check_placement(self):
@@ -305,11 +312,16 @@ class Regions(Recipe):
             for pod in self.sides[side]:
                 _, answer = pod.ask("GET", "/version")
                 found = (answer.get("datacenter"), answer.get("replication"))
-                self.diary.expect(found == (side, "east:3,west:3"), f"{pod.name} says {found}")
+                self.diary.expect(found == (side, REPLICATION), f"{pod.name} says {found}")
+                messages = [event.get("message", "") for event in pod.events(0)]
+                begins = [message for message in messages if message.startswith("listening on")]
+                is_named = bool(begins) and all(placement(side) in message for message in begins)
+                self.diary.expect(is_named, f"{pod.name} begins its log with {begins}")
         # Nothing guesses its data centre.
         settings = os.environ | TIMES | self.pods[0].settings | {"ORDERFREE_LISTEN": "127.0.0.1:0"}
         del settings["ORDERFREE_LOCAL_DC"]
-        for words in (["serve"], ["doctor"], ["export"], ["fold", "--once"]):
+        purge = ["purge", "--repaired-since", "2026-01-01T00:00:00Z"]
+        for words in (["serve"], ["doctor"], ["export"], ["import"], ["fold", "--once"], purge):
             shown = f"orderfree {' '.join(words)} without a data centre"
             try:
                 done = subprocess.run(
