@@ -152,7 +152,7 @@ async fn look_at_store(report: &mut Report, store: &Arc<dyn Store>, read: Level)
     let may_fold = may_fold.map(|_| "allowed".into()).map_err(|error| error.to_string());
     report.say("folding", may_fold);
     if let Some(gap) = store.log_gap(clock.now().wall) {
-        report.say("resets", Err(gap));
+        report.say("resets", Err(gap.to_string()));
     }
 }
 

@@ -33,7 +33,7 @@ use crate::pod::start;
 use crate::runtime::clock::{Clock, SystemClock};
 use crate::runtime::random::Random;
 use crate::runtime::telemetry;
-use crate::store::{Store, StoreError};
+use crate::store::{LogGap, Store, StoreError};
 
 /// Lines that are imported concurrently.
 const LINES_AT_ONCE: usize = 64;
@@ -214,7 +214,12 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
         Some(kind) => vec![kind],
         None => Kind::ALL.to_vec(),
     };
-    let (store, node) = open(args.store.resolve()?.existing()?, args.store.constants()?).await?;
+    let constants = args.store.constants()?;
+    let (store, node) = open(args.store.resolve()?.existing()?, constants).await?;
+    let is_whole = args.kind.is_none() && args.group_prefix.is_empty();
+    if let (true, Some(gap)) = (is_whole, store.log_gap(SystemClock.now().wall)) {
+        wait_until_logged(&gap, &constants).await;
+    }
     // The walk compares with this look what the tallies of keys remember.
     let looked = SystemClock.now().wall;
     node.resetter().look_for_lost().await;
@@ -223,6 +228,7 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
         node: &node,
         random: Random::system(),
         gap: store.log_gap(looked),
+        logged: 0,
         keys: 0,
         unreadable: 0,
         missed: 0,
@@ -251,19 +257,20 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    let Export { gap, keys, unreadable, missed, full, .. } = export;
+    let not_logged = export.log_lost().await;
+    let Export { gap, logged, keys, unreadable, missed, full, .. } = export;
     let known = node.resetter().check_log();
-    let (logged, not_logged) = node.resetter().log_lost().await;
-    let is_everything = args.kind.is_none()
-        && args.group_prefix.is_empty()
-        && known.is_ok()
-        && missed + not_logged == 0;
     let closed = match gap {
         None => None,
-        Some(_) if is_everything => Some(store.close_log_gap(looked).await),
+        Some(_) if is_whole && known.is_ok() && missed + not_logged == 0 => {
+            Some(store.close_log_gap(looked).await)
+        }
         Some(_) => {
-            let why = "not all keys were read; export all kinds and groups";
-            Some(Err(WriteError::Refused(why.to_owned())))
+            let why = match is_whole {
+                false => "not all keys were read; export all kinds and groups".to_owned(),
+                true => format!("{} keys or resets were missed; export again", missed + not_logged),
+            };
+            Some(Err(WriteError::Refused(why)))
         }
     };
     store.close().await;
@@ -296,12 +303,27 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
     Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// A reset of the last moments looks like one that is not logged yet.
+async fn wait_until_logged(gap: &LogGap, constants: &Constants) {
+    let from = gap.at.plus(constants.reset_blur() + Duration::from_secs(1));
+    let wait = from.since(SystemClock.now().wall);
+    if !wait.is_zero() {
+        note(format_args!(
+            "orderfree: a reset was just made; waiting for {} s",
+            wait.as_secs() + 1
+        ));
+        tokio::time::sleep(wait).await;
+    }
+}
+
 struct Export<'a> {
     args: &'a ExportArgs,
     node: &'a Node,
     random: Random,
     /// What the log of resets lacks.
-    gap: Option<String>,
+    gap: Option<LogGap>,
+    /// Lost resets that are in the log again.
+    logged: usize,
     keys: usize,
     unreadable: usize,
     /// Entries of which it is not known whether they were reset.
@@ -314,11 +336,11 @@ impl Export<'_> {
         let mut query = GroupQuery::all(kind, group.clone(), limits::PAGE_MAX);
         loop {
             let (node, mut lines, mut written) = (self.node, Vec::new(), Ok(()));
-            let next = node.service().read_group(&query, |_, value| {
+            let next = node.service().read_group(&query, |name, value| {
                 match value {
                     Ok(value) if written.is_ok() => written = self.line(&value, &mut lines),
                     Ok(_) => {}
-                    Err(error) => self.unread(&error),
+                    Err(error) => self.unread(Key { kind, group: group.clone(), name }, &error),
                 }
                 lines.len()
             });
@@ -332,6 +354,7 @@ impl Export<'_> {
             };
             written?;
             io::stdout().write_all(&lines).context("the lines could not be written")?;
+            self.log_lost().await;
             match next {
                 Some(next) => query.behind = Some(next),
                 None => return Ok(()),
@@ -339,15 +362,25 @@ impl Export<'_> {
         }
     }
 
+    /// Logs the lost resets that were found since the last call. Returns how many could not be logged.
+    async fn log_lost(&mut self) -> usize {
+        let (logged, not_logged) = self.node.resetter().log_lost().await;
+        self.logged += logged;
+        not_logged
+    }
+
     /// Skips a key that can't be read.
-    fn unread(&mut self, error: &ReadError) {
-        match (error, &self.gap) {
-            (ReadError::Row { key, .. }, Some(_)) => {
+    fn unread(&mut self, key: Key, error: &ReadError) {
+        match error {
+            ReadError::Store(StoreError::Unavailable(_)) | ReadError::Overloaded(_) => {
+                self.missed += 1;
+            }
+            _ if self.gap.is_some() => {
                 // Longer than any row lives.
                 let until = SystemClock.now().wall.plus(2 * VALID_MAX);
-                self.node.resetter().log_in_doubt(key, until);
+                self.node.resetter().log_in_doubt(&key, until);
             }
-            _ => self.missed += 1,
+            _ => {}
         }
         self.skip(&error.to_string());
     }

@@ -324,11 +324,10 @@ impl Resetter {
     /// # Errors
     /// Why it knows nothing yet.
     pub fn check_log(&self) -> Result<String, String> {
-        let unread = || {
-            let gap = self.store.log_gap(self.gate.now().wall);
-            gap.unwrap_or_else(|| "the log of resets was not read yet".to_owned())
-        };
-        let now = self.gate.now().boot;
+        let Now { wall, boot: now } = self.gate.now();
+        let gap = self.store.log_gap(wall).map(|gap| gap.to_string());
+        let unread =
+            || gap.clone().unwrap_or_else(|| "the log of resets was not read yet".to_owned());
         if !self.resets.is_on() {
             return match self.resets.absence_age(now) {
                 None => Ok(health::OK.to_owned()),
@@ -338,10 +337,13 @@ impl Resetter {
         let age = self.resets.log().age(now).ok_or_else(unread)?;
         Ok(match self.is_alone || age < self.constants.reset_lease() {
             true => health::OK.to_owned(),
-            false => format!(
-                "the log of resets was not read for {} s, so updates are refused",
-                age.as_secs()
-            ),
+            false => match gap {
+                Some(gap) => format!("updates are refused: {gap}"),
+                None => format!(
+                    "the log of resets was not read for {} s, so updates are refused",
+                    age.as_secs()
+                ),
+            },
         })
     }
 
@@ -382,7 +384,9 @@ impl Resetter {
     pub async fn log_lost(&self) -> (usize, usize) {
         let lost = std::mem::take(&mut *lock(&self.resets.lost));
         let (count, mut failed) = (lost.len(), 0);
-        for row in lost {
+        for mut row in lost {
+            // Looks do not reach far back, and the row may be old: of an export, or of a write that failed.
+            row.generation = row.generation.max(Generation::at(self.gate.now().wall));
             if self.store.write_reset(&row, &Receipt::default()).await.is_err() {
                 lock(&self.resets.lost).push(row);
                 failed += 1;
@@ -399,7 +403,7 @@ impl Resetter {
         let gap = self.store.log_gap(began.wall);
         let rows = self.store.read_resets(bucket, asked.after).await?;
         if let (Trust::Whole, Some(gap)) = (trust, gap) {
-            return Err(ResetFailure::Obstacle(gap));
+            return Err(ResetFailure::Obstacle(gap.to_string()));
         }
         let now = self.open()?;
         // The log keeps rows for their clients when no pod needs them. Updates wait for the lock.
@@ -732,10 +736,12 @@ impl Resetter {
                 };
             };
             may_be_stored |= matches!(error, WriteError::Unknown(_));
-            if !may_be_sent() {
-                return Err(match may_be_stored {
-                    true => ResetFailure::Unknown(error.to_string()),
-                    false => ResetFailure::Store(error.to_string()),
+            let gap = self.store.log_gap(self.gate.now().wall);
+            if gap.is_some() || !may_be_sent() {
+                return Err(match (may_be_stored, gap) {
+                    (true, _) => ResetFailure::Unknown(error.to_string()),
+                    (false, Some(gap)) => ResetFailure::Obstacle(gap.to_string()),
+                    (false, None) => ResetFailure::Store(error.to_string()),
                 });
             }
             why = error.to_string();

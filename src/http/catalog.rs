@@ -190,7 +190,8 @@ catalog! {
         "Send the update to another pod. Operators: check NTP on this machine and on the store's.";
     ResetLogUnread: SERVICE_UNAVAILABLE retry 1, "reset-log-unread", "The log of resets was not read recently",
         "Keys of this installation can be reset, and for ten seconds this pod could not read the part of the log of resets \
-         that has this group. The key could have been reset meanwhile. Reads continue. Nothing was applied.",
+         that has this group, or the log has lost resets. The key could have been reset meanwhile. Reads continue. Nothing was \
+         applied.",
         "Send the update again, or to another pod. Operators: too few nodes of the store answer this pod, its clock is \
          behind, or the log was lost. /readyz?verbose says which.";
     StoreRefused: SERVICE_UNAVAILABLE retry 1, "store-refused", "The store did not take the write",
@@ -250,11 +251,11 @@ catalog! {
         "Another reset, a fold or a clock came before this reset. Nothing was changed.",
         "Reset the key again.";
     ResetPaused: SERVICE_UNAVAILABLE retry 60, "reset-paused", "Keys can't be reset now",
-        "Resets are switched off, the store has no table for them or one that is less than five minutes old, the cutoff is \
-         too short for them, the file of the embedded store has 200,000 names of \
+        "Resets are switched off, the store has no table for them or one that is less than five minutes old, the log of \
+         resets was lost, the cutoff is too short for them, the file of the embedded store has 200,000 names of \
          keys that were reset, or folds are not safe now. Nothing was changed.",
-        "The detail says which. Operators: run `orderfree schema apply`, or set ORDERFREE_RESETS, ORDERFREE_FOLD or \
-         ORDERFREE_CUTOFF.";
+        "The detail says which. Operators: run `orderfree schema apply` or `orderfree export > /dev/null`, or set \
+         ORDERFREE_RESETS, ORDERFREE_FOLD or ORDERFREE_CUTOFF.";
     TooManyResets: TOO_MANY_REQUESTS retry 60, "too-many-resets", "Too many resets",
         "This pod already makes 1,000 resets at the same time, or remembers 200,000 keys that were reset in the last two \
          days. Or, with Cassandra, the part of the log that has this group already has 15,000 resets or 200,000 names, each \

@@ -415,6 +415,25 @@ pub trait Operators: Send + Sync + 'static {
 /// How long the log keeps the row of a reset after pods have forgotten it, for its client.
 pub const RESET_KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 
+/// The log of resets lacks a reset that the keys have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogGap {
+    /// The generation of the latest one.
+    pub at: Timestamp,
+}
+
+impl fmt::Display for LogGap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = chrono::DateTime::from_timestamp_micros(self.at.as_micros()).unwrap_or_default();
+        let at = at.to_rfc3339_opts(chrono::SecondsFormat::Micros, true);
+        write!(
+            f,
+            "the log of resets lacks the reset of {at}; if the table resets was lost or restored alone, run `orderfree \
+             export > /dev/null`, which logs lost resets again"
+        )
+    }
+}
+
 /// Between the names of a row of the log, as both stores keep them. No name has control characters.
 pub(crate) const BETWEEN_NAMES: char = '\n';
 
@@ -474,8 +493,8 @@ pub trait ResetLog: Folds {
         Err(WriteError::Refused("the store has no log of resets".to_owned()))
     }
 
-    /// Why a process that takes updates must not trust the log: the keys have a reset that the log has lost.
-    fn log_gap(&self, _now: Timestamp) -> Option<String> {
+    /// What the log lacks. Then a process that takes updates must not trust it.
+    fn log_gap(&self, _now: Timestamp) -> Option<LogGap> {
         None
     }
 

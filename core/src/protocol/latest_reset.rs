@@ -1,25 +1,29 @@
-//! The latest reset of a store, in a row beside the keys. It shows that the log of resets was lost.
+//! The latest resets of a store, in rows beside the keys. They show that the log of resets was lost.
 //!
 //! Keys remember their resets, and the log has them too, in a table of its own. Suppose the keys were restored, and the
 //! log was not, or from an earlier time. A pod that starts then knows nothing of later resets. It would take updates
-//! into rows without a stamp, which count nothing. So a reset is stored in this row after the log has it, and before its
-//! marker is written. A pod that starts reads this row first and then looks for that reset in the log. If the log does
-//! not have it, the pod takes no updates.
+//! into rows without a stamp, which count nothing. So a reset is stored beside the keys after the log has it, and before
+//! its marker is written. A pod that starts reads these rows first and then looks for their resets in the log. If the
+//! log lacks one of them, the pod takes no updates.
 //!
-//! Most resets are remembered equally long. One that clears an imported row is remembered until that row expires. So there
-//! is a second row, with the reset that is remembered longest.
+//! Most resets are needed equally long, but one that clears an imported row is needed until that row expires. So time is
+//! divided into slots of half a day, and each slot has a row of its own, with the latest reset that pods need until a time
+//! in it. Suppose the log lacks any reset that pods need. Then it is older than that reset, so it also lacks the latest
+//! one of the same slot. The log keeps a reset for a day longer than pods need it. So the latest one must be in the log as
+//! long as any reset of its slot is needed, with half a day to spare.
+
+use std::time::Duration;
 
 use thiserror::Error;
 
 use super::Timestamp;
 use super::high_water::{seal, unseal};
 
-/// The `kind`, `grp` and `name` of the row with the latest reset. No kind has this name, so every scan of the table skips
-/// the row.
-pub const LATEST: (&str, &str, &str) = ("!reset", "!", "!");
+/// The `kind` and `grp` of the rows. No kind has this name, so every scan of the table skips them.
+pub const PLACE: (&str, &str) = ("!reset", "!");
 
-/// The same for the reset that is remembered longest.
-pub const LONGEST: (&str, &str, &str) = ("!reset", "!", "until");
+/// The length of a slot.
+pub const SLOT: Duration = Duration::from_secs(12 * 3600);
 
 /// Two times and a part of the log; their checksum follows.
 const BYTES: usize = 2 * TIME_BYTES + 1;
@@ -28,32 +32,45 @@ const TIME_BYTES: usize = size_of::<i64>();
 
 /// The row does not hold what [`LatestReset::encode`] writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("the row that stores the latest reset is damaged")]
+#[error("a row that stores the latest reset is damaged")]
 pub struct Damaged;
+
+/// The number of the slot that has this time, since the epoch.
+#[must_use]
+pub fn slot(time: Timestamp) -> i64 {
+    let slot_us = i64::try_from(SLOT.as_micros()).expect("invariant: a slot is short");
+    time.as_micros().div_euclid(slot_us)
+}
 
 /// See the [module documentation](self).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LatestReset {
     /// Its generation.
     pub at: Timestamp,
-    /// Pods need it until then, and the log keeps it.
+    /// Pods need it until then.
     pub until: Timestamp,
     /// The part of the log that has it.
     pub bucket: u8,
 }
 
 impl LatestReset {
-    /// Whether the log must still have it.
+    /// The number of its slot. The row has this `name`.
+    #[must_use]
+    pub fn slot(&self) -> i64 {
+        slot(self.until)
+    }
+
+    /// Whether pods may need a reset of its slot. The log must have this one as long.
     #[must_use]
     pub fn is_needed(&self, now: Timestamp) -> bool {
-        now <= self.until
+        now <= self.until.plus(SLOT)
     }
 
     /// Encodes it as the row's state.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let [at, until] = [self.at, self.until].map(|time| time.as_micros().to_be_bytes());
-        seal(LATEST.0, &[&at[..], &until, &[self.bucket]].concat())
+        seal(PLACE.0, &[&at[..], &until, &[self.bucket]].concat())
     }
 
     /// Decodes it from the row's state.
@@ -61,7 +78,7 @@ impl LatestReset {
     /// # Errors
     /// [`Damaged`] if these are not the bytes of [`LatestReset::encode`].
     pub fn decode(state: &[u8]) -> Result<LatestReset, Damaged> {
-        let [times @ .., bucket] = unseal::<BYTES>(LATEST.0, state).ok_or(Damaged)?;
+        let [times @ .., bucket] = unseal::<BYTES>(PLACE.0, state).ok_or(Damaged)?;
         let time = |bytes: &[u8]| {
             let bytes = bytes.try_into().map_err(|_| Damaged)?;
             Ok(Timestamp::from_micros(i64::from_be_bytes(bytes)))
@@ -73,19 +90,25 @@ impl LatestReset {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::crdt::Kind;
     use crate::protocol::high_water;
 
+    fn latest(at: Timestamp, until: Timestamp) -> LatestReset {
+        LatestReset { at, until, bucket: 7 }
+    }
+
     #[test]
     fn no_kind_lies_there() {
-        assert_eq!(Kind::from_name(LATEST.0), None);
+        assert_eq!(Kind::from_name(PLACE.0), None);
     }
 
     #[test]
     fn every_flipped_bit_and_every_other_length_is_damage() {
-        let (at, until) = (Timestamp::from_micros(1_800_000_000_123_456), Timestamp::NEVER);
-        let latest = LatestReset { at, until, bucket: 7 };
+        let at = Timestamp::from_micros(1_800_000_000_123_456);
+        let latest = latest(at, Timestamp::NEVER);
         let mut state = latest.encode();
         assert_eq!(LatestReset::decode(&state), Ok(latest));
         for bit in 0..state.len() * 8 {
@@ -100,11 +123,35 @@ mod tests {
         assert_eq!(LatestReset::decode(&high_water::encode(at)), Err(Damaged));
     }
 
-    #[test]
-    fn the_log_need_not_have_it_after_its_time() {
-        let at = Timestamp::from_micros(5);
-        let latest = LatestReset { at, until: Timestamp::from_micros(9), bucket: 0 };
-        assert!(latest.is_needed(Timestamp::from_micros(9)));
-        assert!(!latest.is_needed(Timestamp::from_micros(10)));
+    proptest! {
+        /// Whatever part of the log is lost, a row shows it as long as a lost reset is needed.
+        #[test]
+        fn a_needed_reset_that_the_log_lacks_is_always_noticed(
+            resets in proptest::collection::vec((0_i64..5_000, 1_i64..5_000), 1..30),
+            lost_after in 0_i64..5_000,
+            now in 0_i64..12_000,
+        ) {
+            let hours = |count: i64| Timestamp::from_micros(count * 60 * 60 * 1_000_000);
+            let resets: Vec<_> =
+                resets.iter().map(|&(at, length)| latest(hours(at), hours(at + length))).collect();
+            let newest_of_slot = |reset: &&LatestReset| {
+                let others = resets.iter().filter(|other| other.slot() == reset.slot());
+                others.map(|other| other.at).max() == Some(reset.at)
+            };
+            let is_lost = |reset: &LatestReset| reset.at > hours(lost_after);
+            let is_missed = resets.iter().any(|reset| is_lost(reset) && hours(now) <= reset.until);
+            let mut rows = resets.iter().filter(newest_of_slot);
+            let is_noticed = rows.any(|row| is_lost(row) && row.is_needed(hours(now)));
+            prop_assert!(is_noticed || !is_missed);
+        }
+
+        /// A log that has lost nothing must have it.
+        #[test]
+        fn the_log_keeps_a_reset_as_long_as_its_row_is_believed(until in 0_i64..i64::MAX / 2) {
+            let kept_for = Duration::from_secs(24 * 3600);
+            let latest = latest(Timestamp::from_micros(0), Timestamp::from_micros(until));
+            let ends = latest.until.plus(kept_for);
+            prop_assert!(!latest.is_needed(ends.minus(SLOT - Duration::from_secs(1))));
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! can help.
 
 use orderfree_core::protocol::consistency::NoOverlap;
+use orderfree_core::protocol::latest_reset;
 use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
 use thiserror::Error;
 
@@ -152,12 +153,17 @@ pub enum ConnectError {
          docs/operate/alerts.md"
     )]
     HighWater(String),
-    /// The row that stores the latest reset is damaged.
+    /// A row that stores the latest reset is damaged.
     #[error(
-        "{0}: kind '!reset', grp '!' and name '!' of the table shards; see OrderfreeResetLogLost in \
+        "{error}: kind '!reset', grp '!' and name '{name}' of the table shards; see OrderfreeResetLogLost in \
          docs/operate/alerts.md"
     )]
-    LatestReset(String),
+    LatestReset {
+        /// The row's name.
+        name: String,
+        /// What is wrong with it.
+        error: latest_reset::Damaged,
+    },
     /// Keys were reset, and there is no log of resets.
     #[error(
         "the keyspace {keyspace} has keys that were reset, and no table resets; restore it, or run `orderfree schema apply` \
@@ -184,6 +190,7 @@ impl ConnectError {
                 | ConnectError::Question(_)
                 | ConnectError::KeyspaceMissing(_)
                 | ConnectError::TableMissing(_)
+                | ConnectError::LogMissing { .. }
                 | ConnectError::UnknownDatacenter { .. }
         )
     }

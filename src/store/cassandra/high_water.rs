@@ -62,7 +62,7 @@ impl HighWater {
         if fence <= stored.plus(high_water::quantum(&self.constants)) {
             return Ok(());
         }
-        let outcome = self.rows.raise(PLACE, high_water::encode(fence), fence).await;
+        let outcome = self.rows.raise(PLACE, high_water::encode(fence), fence, None).await;
         if outcome.is_ok() {
             self.note(fence);
             self.stored_us.fetch_max(fence.as_micros(), Ordering::SeqCst);

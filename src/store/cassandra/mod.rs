@@ -83,8 +83,8 @@ use self::reach::Reach;
 pub use self::settings::CassandraConfig;
 use self::statements::Statements;
 use super::{
-    FirstReplica, Folds, GroupCursor, GroupList, Operators, Pause, Placement, Reads, Receipt,
-    RequestLimits, ResetLog, Shards, Store, StoreClock, StoreError, SweepPart,
+    FirstReplica, Folds, GroupCursor, GroupList, LogGap, Operators, Pause, Placement, Reads,
+    Receipt, RequestLimits, ResetLog, Shards, Store, StoreClock, StoreError, SweepPart,
 };
 use crate::limits::{AnswerBounds, SLICE_ROWS_MAX, group_chunk_rows};
 use crate::runtime::clock::Clock;
@@ -537,7 +537,7 @@ impl ResetLog for CassandraStore {
     }
 
     async fn read_resets(&self, part: u8, after: Timestamp) -> Result<Vec<LogRow>, StoreError> {
-        self.resets.read(&self.coordinators, part, after).await
+        self.resets.read(&self.coordinators, part, after, self.clock.now()).await
     }
 
     async fn write_reset(&self, row: &LogRow, receipt: &Receipt) -> WriteOutcome {
@@ -553,7 +553,7 @@ impl ResetLog for CassandraStore {
         self.write_folds(markers).await
     }
 
-    fn log_gap(&self, now: Timestamp) -> Option<String> {
+    fn log_gap(&self, now: Timestamp) -> Option<LogGap> {
         self.resets.gap(now)
     }
 

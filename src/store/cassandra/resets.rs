@@ -11,6 +11,7 @@
 //! **The table can be lost**, with `shards` kept or restored. [`orderfree_core::protocol::latest_reset`] says how a pod
 //! that starts notices it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -19,7 +20,7 @@ use std::time::Duration;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::generation::Generation;
-use orderfree_core::protocol::latest_reset::{LATEST, LONGEST, LatestReset};
+use orderfree_core::protocol::latest_reset::{self, LatestReset, PLACE};
 use orderfree_core::protocol::reset::{LogRow, bucket};
 use orderfree_core::protocol::{Constants, Name, Now, Timestamp, WriteError, WriteOutcome};
 use scylla::client::session::Session;
@@ -33,13 +34,13 @@ use super::attempts::{Patience, Sending};
 use super::connect_error::ConnectError;
 use super::coordinators::Coordinators;
 use super::hedges::Hedges;
-use super::own_rows::OwnRows;
+use super::own_rows::{OwnRows, ttl};
 use super::reach::Reach;
 use super::rows;
 use super::statements::prepare;
 use crate::runtime::random::Random;
 use crate::runtime::sync::lock;
-use crate::store::{BETWEEN_NAMES, RESET_KEPT_FOR, Receipt, StoreError, joined};
+use crate::store::{BETWEEN_NAMES, LogGap, RESET_KEPT_FOR, Receipt, StoreError, joined};
 
 /// The time between the making of the table and the first reset. Every pod has found the table by then, or has
 /// stopped taking updates.
@@ -62,10 +63,10 @@ pub(super) struct Log {
     /// None until the table was found.
     table: OnceLock<Table>,
     own_rows: Arc<OwnRows>,
-    /// The resets beside the keys that the log did not have, when it was looked at last.
+    /// The resets beside the keys that the log did not have when it was asked for them last.
     lost: Mutex<Vec<LatestReset>>,
-    /// The latest reset that this pod has stored beside the keys, and the one that is remembered longest.
-    raised: Mutex<(Timestamp, Timestamp)>,
+    /// For each slot, the latest reset that this pod has stored beside the keys.
+    raised: Mutex<BTreeMap<i64, Timestamp>>,
 }
 
 /// The prepared statements. Each comment lists the placeholders in their order.
@@ -121,17 +122,19 @@ impl Log {
             table: OnceLock::new(),
             own_rows,
             lost: Mutex::default(),
-            raised: Mutex::new((
-                Timestamp::from_micros(i64::MIN),
-                Timestamp::from_micros(i64::MIN),
-            )),
+            raised: Mutex::default(),
         };
         log.find().await.map_err(ConnectError::question)?;
-        let lost = log.lost().await.map_err(|error| match error {
-            StoreError::Corrupt(error) => ConnectError::LatestReset(error),
-            error => ConnectError::question(error),
-        })?;
-        *lock(&log.lost) = lost;
+        // The log has each reset before these rows do.
+        let rows = log.own_rows.read_all(PLACE).await.map_err(ConnectError::question)?;
+        for (name, state) in rows {
+            let latest = LatestReset::decode(&state)
+                .map_err(|error| ConnectError::LatestReset { name, error })?;
+            let is_kept = log.has(&latest, now.wall).await.map_err(ConnectError::question)?;
+            if !is_kept {
+                lock(&log.lost).push(latest);
+            }
+        }
         if let Some(gap) = log.gap(now.wall) {
             if !log.exists() {
                 return Err(ConnectError::LogMissing { keyspace: keyspace.to_owned() });
@@ -141,23 +144,11 @@ impl Log {
         Ok(log)
     }
 
-    /// The resets beside the keys that the log does not have. They are read first: the log has each reset before they do.
-    async fn lost(&self) -> Result<Vec<LatestReset>, StoreError> {
-        let mut lost = Vec::new();
-        for place in [LATEST, LONGEST] {
-            if let Some(state) = self.own_rows.read(place).await? {
-                let latest = LatestReset::decode(&state);
-                let latest = latest.map_err(|error| StoreError::Corrupt(error.to_string()))?;
-                if !self.has(&latest).await? {
-                    lost.push(latest);
-                }
-            }
+    /// Whether the log has a reset, or need not have it any more.
+    async fn has(&self, latest: &LatestReset, now: Timestamp) -> Result<bool, StoreError> {
+        if !latest.is_needed(now) {
+            return Ok(true);
         }
-        Ok(lost)
-    }
-
-    /// Whether the log has a reset.
-    async fn has(&self, latest: &LatestReset) -> Result<bool, StoreError> {
         let Some(table) = self.table.get() else { return Ok(false) };
         let values = (latest.bucket.cast_signed(), latest.at.as_micros());
         let ask = |_| self.session.execute_unpaged(&table.any_at, values);
@@ -166,50 +157,58 @@ impl Log {
     }
 
     /// Looks again for the resets that the log did not have.
-    async fn find_lost(&self) -> Result<(), StoreError> {
+    async fn find_lost(&self, now: Timestamp) -> Result<(), StoreError> {
         let lost = lock(&self.lost).clone();
         for latest in lost {
-            if self.has(&latest).await? {
+            if self.has(&latest, now).await? {
                 lock(&self.lost).retain(|lost| *lost != latest);
             }
         }
         Ok(())
     }
 
-    /// Says that the log lacks a reset that it must have.
-    pub(super) fn gap(&self, now: Timestamp) -> Option<String> {
+    /// The latest reset that the log lacks and must have.
+    pub(super) fn gap(&self, now: Timestamp) -> Option<LogGap> {
         let lost = lock(&self.lost);
-        let at = lost.iter().filter(|lost| lost.is_needed(now)).map(|lost| lost.at).max()?;
-        let at = chrono::DateTime::from_timestamp_micros(at.as_micros());
-        let at = at.map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Micros, true));
-        Some(format!(
-            "the log of resets lacks the reset of {}; if the table resets was lost or restored alone, run `orderfree \
-             export > /dev/null`, which logs lost resets again",
-            at.unwrap_or_default()
-        ))
+        let at = lost.iter().filter(|lost| lost.is_needed(now)).map(|lost| lost.at).max();
+        at.map(|at| LogGap { at })
     }
 
     /// Stores a reset beside the keys. The log has it, and its marker must not be written before this is acknowledged. Refused
-    /// if the log lacks an earlier one, because this one would hide that.
+    /// if the log lacks the one whose place it would take, because that would hide the loss.
     pub(super) async fn raise(&self, row: &LogRow, now: Now) -> WriteOutcome {
         let (at, until) = (row.generation.time(), row.until);
-        let (raised_at, raised_until) = *lock(&self.raised);
-        if at <= raised_at && until <= raised_until {
+        let latest = LatestReset { at, until, bucket: bucket(row.kind, &row.group) };
+        if lock(&self.raised).get(&latest.slot()).is_some_and(|raised| at <= *raised) {
             return Ok(());
         }
-        let refused = |why: String| Err(WriteError::Refused(why));
-        match self.lost().await {
-            Err(error) => return refused(error.to_string()),
-            Ok(lost) => *lock(&self.lost) = lost,
+        let (kind, group) = PLACE;
+        let name = latest.slot().to_string();
+        let place = (kind, group, name.as_str());
+        let unread = |error: StoreError| WriteError::Refused(error.to_string());
+        if let Some(state) = self.own_rows.read(place).await.map_err(unread)? {
+            let stored = LatestReset::decode(&state).map_err(|error| {
+                WriteError::Refused(format!(
+                    "{error}: kind '{kind}', grp '{group}' and name '{name}'"
+                ))
+            })?;
+            if !self.has(&stored, now.wall).await.map_err(unread)? {
+                let gap = LogGap { at: stored.at };
+                let mut lost = lock(&self.lost);
+                if !lost.contains(&stored) {
+                    tracing::error!("{gap}");
+                    lost.push(stored);
+                }
+                return Err(WriteError::Refused(gap.to_string()));
+            }
         }
-        if let Some(gap) = self.gap(now.wall) {
-            return refused(gap);
-        }
-        let state = LatestReset { at, until, bucket: bucket(row.kind, &row.group) }.encode();
-        self.own_rows.raise(LATEST, state.clone(), at).await?;
-        self.own_rows.raise(LONGEST, state, until).await?;
+        let stays = until.since(now.wall) + RESET_KEPT_FOR;
+        self.own_rows.raise(place, latest.encode(), at, Some(stays)).await?;
         let mut raised = lock(&self.raised);
-        *raised = (raised.0.max(at), raised.1.max(until));
+        let newest = raised.entry(latest.slot()).or_insert(at);
+        *newest = at.max(*newest);
+        let oldest = latest_reset::slot(now.wall);
+        raised.retain(|slot, _| *slot >= oldest);
         Ok(())
     }
 
@@ -231,7 +230,7 @@ impl Log {
                 let why = format!("a reset was just made; run the command again in {wait} s");
                 return Err(WriteError::Refused(why));
             }
-            let (kind, group, name) = LATEST;
+            let (kind, group) = PLACE;
             let left = latest.until.since(now.wall) + RESET_KEPT_FOR;
             let values = (
                 latest.bucket.cast_signed(),
@@ -239,23 +238,23 @@ impl Log {
                 kind,
                 group,
                 Uuid::nil(),
-                name,
+                "!",
                 latest.until.as_micros(),
                 false,
                 MaybeUnset::<&[u8]>::Unset,
                 MaybeUnset::<bool>::Unset,
                 // Above a deletion by which the log may have lost its rows.
                 now.wall.as_micros(),
-                i32::try_from(left.as_secs()).unwrap_or(i32::MAX),
+                ttl(Some(left)),
             );
             let send =
                 async |_| self.session.execute_unpaged(&table.write, &values).await.map(drop);
             self.sending().write(Reach::OnePartition, || true, send).await?;
         }
         let unread = |error: StoreError| WriteError::Refused(error.to_string());
-        self.find_lost().await.map_err(unread)?;
+        self.find_lost(now.wall).await.map_err(unread)?;
         match self.gap(now.wall) {
-            Some(gap) => Err(WriteError::Refused(gap)),
+            Some(gap) => Err(WriteError::Refused(gap.to_string())),
             None => Ok(()),
         }
     }
@@ -325,7 +324,7 @@ impl Log {
             );
         };
         if let Some(gap) = self.gap(now.wall) {
-            return Some(gap);
+            return Some(gap.to_string());
         }
         let from = match table.made {
             Timestamp::NEVER => Timestamp::NEVER,
@@ -345,9 +344,10 @@ impl Log {
         coordinators: &Coordinators,
         part: u8,
         after: Timestamp,
+        now: Now,
     ) -> Result<Vec<LogRow>, StoreError> {
         let Some(table) = self.table.get() else { return Ok(Vec::new()) };
-        self.find_lost().await?;
+        self.find_lost(now.wall).await?;
         let values = (part.cast_signed(), after.as_micros());
         let sending = Sending { hedges: Some(&self.hedges), ..self.sending() };
         // Each page is a query of its own, which begins after the look has begun. So what was acknowledged before that is in
@@ -394,7 +394,7 @@ impl Log {
             cleared,
             done,
             generation_us,
-            i32::try_from(left.as_secs()).unwrap_or(i32::MAX),
+            ttl(Some(left)),
         );
         let send = async |_| self.session.execute_unpaged(&table.write, &values).await.map(drop);
         self.sending().write(Reach::OnePartition, || true, send).await

@@ -17,7 +17,7 @@ use orderfree::runtime::random::update_id;
 use orderfree::store::{Receipt, ResetLog};
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::generation::Generation;
-use orderfree_core::protocol::reset::{LOG_NAMES_MAX, LogRow, bucket};
+use orderfree_core::protocol::reset::{CLEARED_IDS_MAX, LOG_NAMES_MAX, LogRow, bucket};
 use orderfree_core::protocol::{Name, Timestamp};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
@@ -509,6 +509,32 @@ async fn a_key_that_is_not_resettable_keeps_all_and_stops_no_other() {
 }
 
 #[tokio::test]
+async fn a_key_with_more_ids_than_a_reset_can_carry_keeps_all() {
+    let pod = Pod::new();
+    let now = SystemClock.now().wall.as_micros() / 1_000;
+    let line = |id: usize| {
+        let op = json!({"kind": "counter", "group": "site", "name": "home", "id": id.to_string(),
+            "time": now, "op": {"op": "add", "by": 1}});
+        format!("{op}\n")
+    };
+    // A pod takes about half as many with one window.
+    let all = CLEARED_IDS_MAX + 1;
+    for (window, ids) in [("short", 0..all / 2), ("long", all / 2..all)] {
+        let headers = [("content-type", "application/x-ndjson"), ("idempotency-window", window)];
+        let (count, lines) = (ids.len(), ids.map(line).collect::<String>());
+        let answer = pod.send(request("POST", "/v1/batch", &headers, lines)).await;
+        assert_eq!(answer.json()["acked"], count, "{}", answer.text);
+    }
+    for (method, path) in [("POST", format!("{KEY}/reset")), ("DELETE", KEY.to_owned())] {
+        let refused = ask(&pod, method, &path, &[]).await;
+        let says = "The key has more than 100000 ops with ids that can come again";
+        assert!(refused.detail(429, "too-many-ids").starts_with(says), "{}", refused.text);
+        assert_eq!(refused.problem(429, "too-many-ids").as_deref(), Some("refused"));
+    }
+    assert_eq!(pod.value(KEY).await, Some(all.to_string()));
+}
+
+#[tokio::test]
 async fn a_pod_limits_resets_at_once() {
     let pod = Pod::new();
     add(&pod, KEY, "5").await;
@@ -927,4 +953,30 @@ async fn a_marker_that_a_read_finds_is_no_proof_of_a_reset() {
         ask(&other, "GET", &place, &[]).await.problem(504, "reset-unknown");
     }
     assert!(log.rows().iter().all(|(_, receipt)| receipt.done != Some(true)));
+}
+
+/// Looks of other pods do not reach far back.
+#[tokio::test]
+async fn a_lost_reset_is_logged_at_the_time_of_its_new_row() {
+    let log = Logged::new();
+    let (one, other) = (Pod::with_log(&log).await, Pod::with_log(&log).await);
+    add(&one, KEY, "5").await;
+    done(&one, "POST", &format!("{KEY}/reset"), &[("prefer", "wait=60")]).await;
+    log.clear();
+    let reader = Pod::with_log(&log).await;
+    // A reset of the last moments looks like one that is not logged yet.
+    for pod in [&other, &reader] {
+        pod.advance(Duration::from_secs(60));
+        pod.resetter.look().await;
+    }
+    log.set_down(true);
+    assert_eq!(reader.value(KEY).await.as_deref(), Some("0"));
+    let found_by = SystemClock.now().wall.plus(Duration::from_secs(60));
+    log.set_down(false);
+    until(async || !log.rows().is_empty()).await;
+    let rows = log.rows();
+    assert!(rows[0].0.generation.time() >= found_by, "{rows:?}");
+    other.resetter.look().await;
+    add(&other, KEY, "3").await;
+    assert_eq!(other.value(KEY).await.as_deref(), Some("3"));
 }

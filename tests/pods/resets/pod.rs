@@ -16,7 +16,7 @@ use orderfree::runtime::clock::{Clock, SystemClock};
 use orderfree::runtime::random::Random;
 use orderfree::runtime::tasks::{Task, Tasks};
 use orderfree::store::cassandra::CassandraConfig;
-use orderfree::store::{Folds, Receipt, ResetLog, Store, StoreError, SweepPart};
+use orderfree::store::{Folds, LogGap, Receipt, ResetLog, Store, StoreError, SweepPart};
 use orderfree_core::crdt::{Counter, Kind, State};
 use orderfree_core::protocol::fold::{Fold, Grave};
 use orderfree_core::protocol::generation::Generation;
@@ -279,7 +279,7 @@ impl ResetLog for Young {
         self.0.write_reset(row, receipt).await
     }
 
-    fn log_gap(&self, now: Timestamp) -> Option<String> {
+    fn log_gap(&self, now: Timestamp) -> Option<LogGap> {
         self.0.log_gap(now)
     }
 
