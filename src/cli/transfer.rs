@@ -223,11 +223,16 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
     // The walk compares with this look what the tallies of keys remember.
     let looked = SystemClock.now().wall;
     node.resetter().look_for_lost().await;
+    let gap = store.log_gap(looked);
+    let known = node.resetter().check_log();
+    if gap.is_some() && known.is_err() {
+        bail!("the log of resets can't be read now; export again when enough nodes answer");
+    }
     let mut export = Export {
         args: &args,
         node: &node,
         random: Random::system(),
-        gap: store.log_gap(looked),
+        gap,
         logged: 0,
         keys: 0,
         unreadable: 0,
@@ -259,16 +264,16 @@ pub(super) async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
     }
     let not_logged = export.log_lost().await;
     let Export { gap, logged, keys, unreadable, missed, full, .. } = export;
-    let known = node.resetter().check_log();
     let closed = match gap {
         None => None,
-        Some(_) if is_whole && known.is_ok() && missed + not_logged == 0 => {
-            Some(store.close_log_gap(looked).await)
-        }
+        Some(_) if is_whole && missed + not_logged == 0 => Some(store.close_log_gap(looked).await),
         Some(_) => {
             let why = match is_whole {
                 false => "not all keys were read; export all kinds and groups".to_owned(),
-                true => format!("{} keys or resets were missed; export again", missed + not_logged),
+                true => format!(
+                    "{missed} entries could not be read, and {not_logged} resets could not be logged; see above, \
+                     and export again"
+                ),
             };
             Some(Err(WriteError::Refused(why)))
         }

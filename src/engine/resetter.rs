@@ -48,6 +48,9 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// The time between two looks for a log that is not there.
 const ABSENT_LOOK_EVERY: Duration = Duration::from_secs(10);
 
+/// Then a row that could not be logged gets a new time. Looks reach back twice as long.
+const LOST_OLD: Duration = Duration::from_secs(60);
+
 /// How often resets are forgotten whose time is over. It takes a look at all of them.
 const FORGET_EVERY: Duration = Duration::from_secs(10);
 
@@ -382,11 +385,14 @@ impl Resetter {
     /// Logs again what the tallies of keys that were read here remember, and the log has lost. The next call tries those
     /// again that were not logged. Returns how many were logged, and how many were not.
     pub async fn log_lost(&self) -> (usize, usize) {
+        let Ok(Now { wall, .. }) = self.open() else { return (0, lock(&self.resets.lost).len()) };
         let lost = std::mem::take(&mut *lock(&self.resets.lost));
         let (count, mut failed) = (lost.len(), 0);
         for mut row in lost {
-            // Looks do not reach far back, and the row may be old: of an export, or of a write that failed.
-            row.generation = row.generation.max(Generation::at(self.gate.now().wall));
+            // Looks of other pods do not reach far back. If a write can be stored, another try has the same time.
+            if wall.since(row.generation.time()) > LOST_OLD {
+                row.generation = Generation::at(wall);
+            }
             if self.store.write_reset(&row, &Receipt::default()).await.is_err() {
                 lock(&self.resets.lost).push(row);
                 failed += 1;

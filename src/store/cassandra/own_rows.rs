@@ -1,5 +1,5 @@
-//! Rows that belong to no key. Each has a time of the whole store, and the latest time wins: a row is written with its time
-//! as the timestamp, which can be ahead of the clock. The rows are written at a quorum of every data centre and read at a quorum of the local one. So every
+//! Rows that belong to no key. Each has a time of the whole store, and the latest time wins: a row is written with its
+//! time as the timestamp, which can be ahead of the clock. The rows are written at a quorum of every data centre and read at a quorum of the local one. So every
 //! pod sees them, and while a data centre is away, pods of the others can still start and serve.
 
 use std::sync::Arc;
@@ -16,6 +16,9 @@ use super::reach::Reach;
 use super::{rows, statements};
 use crate::runtime::random::Random;
 use crate::store::StoreError;
+
+/// Cassandra's limit of a TTL, in seconds: 20 years.
+const TTL_MAX: i32 = 20 * 365 * 24 * 3600;
 
 /// A row's `kind`, `grp` and `name`.
 type Place<'a> = (&'a str, &'a str, &'a str);
@@ -98,7 +101,9 @@ impl OwnRows {
     }
 }
 
-/// A TTL in seconds. Without one, it is 0.
+/// A TTL in seconds. It is 0 if the row stays until it is deleted.
 pub(super) fn ttl(stays: Option<Duration>) -> i32 {
-    stays.map_or(0, |stays| i32::try_from(stays.as_secs()).unwrap_or(i32::MAX).max(1))
+    let seconds =
+        |stays: Duration| i32::try_from(stays.as_secs()).unwrap_or(TTL_MAX).clamp(1, TTL_MAX);
+    stays.map_or(0, seconds)
 }

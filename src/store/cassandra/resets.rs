@@ -17,6 +17,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use futures::future::join_all;
 use orderfree_core::crdt::Kind;
 use orderfree_core::protocol::consistency::Level;
 use orderfree_core::protocol::generation::Generation;
@@ -65,8 +66,8 @@ pub(super) struct Log {
     own_rows: Arc<OwnRows>,
     /// The resets beside the keys that the log did not have when it was asked for them last.
     lost: Mutex<Vec<LatestReset>>,
-    /// For each slot, the latest reset that this pod has stored beside the keys.
-    raised: Mutex<BTreeMap<i64, Timestamp>>,
+    /// For each slot and part, the latest reset that this pod has stored beside the keys.
+    raised: Mutex<BTreeMap<(i64, u8), Timestamp>>,
 }
 
 /// The prepared statements. Each comment lists the placeholders in their order.
@@ -127,14 +128,11 @@ impl Log {
         log.find().await.map_err(ConnectError::question)?;
         // The log has each reset before these rows do.
         let rows = log.own_rows.read_all(PLACE).await.map_err(ConnectError::question)?;
-        for (name, state) in rows {
-            let latest = LatestReset::decode(&state)
-                .map_err(|error| ConnectError::LatestReset { name, error })?;
-            let is_kept = log.has(&latest, now.wall).await.map_err(ConnectError::question)?;
-            if !is_kept {
-                lock(&log.lost).push(latest);
-            }
-        }
+        let decode = |(name, state): (String, Vec<u8>)| {
+            LatestReset::decode(&state).map_err(|error| ConnectError::LatestReset { name, error })
+        };
+        let resets = rows.into_iter().map(decode).collect::<Result<Vec<_>, _>>()?;
+        *lock(&log.lost) = log.lacks(&resets, now.wall).await.map_err(ConnectError::question)?;
         if let Some(gap) = log.gap(now.wall) {
             if !log.exists() {
                 return Err(ConnectError::LogMissing { keyspace: keyspace.to_owned() });
@@ -156,14 +154,27 @@ impl Log {
         Ok(!found.is_empty())
     }
 
-    /// Looks again for the resets that the log did not have.
-    async fn find_lost(&self, now: Timestamp) -> Result<(), StoreError> {
-        let lost = lock(&self.lost).clone();
-        for latest in lost {
-            if self.has(&latest, now).await? {
-                lock(&self.lost).retain(|lost| *lost != latest);
+    /// Those of these resets that the log lacks and must have.
+    async fn lacks(
+        &self,
+        resets: &[LatestReset],
+        now: Timestamp,
+    ) -> Result<Vec<LatestReset>, StoreError> {
+        let asked = join_all(resets.iter().map(|latest| self.has(latest, now))).await;
+        let mut lost = Vec::new();
+        for (latest, is_there) in resets.iter().zip(asked) {
+            if !is_there? {
+                lost.push(*latest);
             }
         }
+        Ok(lost)
+    }
+
+    /// Looks again for the resets that the log did not have.
+    async fn find_lost(&self, now: Timestamp) -> Result<(), StoreError> {
+        let asked = lock(&self.lost).clone();
+        let still = self.lacks(&asked, now).await?;
+        lock(&self.lost).retain(|lost| still.contains(lost) || !asked.contains(lost));
         Ok(())
     }
 
@@ -179,14 +190,15 @@ impl Log {
     pub(super) async fn raise(&self, row: &LogRow, now: Now) -> WriteOutcome {
         let (at, until) = (row.generation.time(), row.until);
         let latest = LatestReset { at, until, bucket: bucket(row.kind, &row.group) };
-        if lock(&self.raised).get(&latest.slot()).is_some_and(|raised| at <= *raised) {
+        let place = (latest_reset::slot(until), latest.bucket);
+        if lock(&self.raised).get(&place).is_some_and(|raised| at <= *raised) {
             return Ok(());
         }
         let (kind, group) = PLACE;
-        let name = latest.slot().to_string();
-        let place = (kind, group, name.as_str());
+        let name = latest.name();
+        let row = (kind, group, name.as_str());
         let unread = |error: StoreError| WriteError::Refused(error.to_string());
-        if let Some(state) = self.own_rows.read(place).await.map_err(unread)? {
+        if let Some(state) = self.own_rows.read(row).await.map_err(unread)? {
             let stored = LatestReset::decode(&state).map_err(|error| {
                 WriteError::Refused(format!(
                     "{error}: kind '{kind}', grp '{group}' and name '{name}'"
@@ -203,12 +215,12 @@ impl Log {
             }
         }
         let stays = until.since(now.wall) + RESET_KEPT_FOR;
-        self.own_rows.raise(place, latest.encode(), at, Some(stays)).await?;
+        self.own_rows.raise(row, latest.encode(), at, Some(stays)).await?;
         let mut raised = lock(&self.raised);
-        let newest = raised.entry(latest.slot()).or_insert(at);
+        let newest = raised.entry(place).or_insert(at);
         *newest = at.max(*newest);
         let oldest = latest_reset::slot(now.wall);
-        raised.retain(|slot, _| *slot >= oldest);
+        raised.retain(|(slot, _), _| *slot >= oldest);
         Ok(())
     }
 

@@ -29,7 +29,7 @@ async fn store_lost(config: &CassandraConfig, hours: i64) {
     let [at, until] = [-200, hours].map(|hours| now.shifted(hours * 3_600_000_000));
     let latest = LatestReset { at, until, bucket: 3 };
     let state: String = latest.encode().iter().map(|byte| format!("{byte:02x}")).collect();
-    let ((kind, group), name, never) = (PLACE, latest.slot(), i64::MAX);
+    let ((kind, group), name, never) = (PLACE, latest.name(), i64::MAX);
     let row = format!("'{kind}', '{group}', '{name}', {never}, {}, 0x{state}", Uuid::nil());
     insert(config, &row).await;
 }
