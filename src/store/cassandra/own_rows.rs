@@ -1,6 +1,7 @@
 //! Rows that belong to no key. Each has a time of the whole store, and the latest time wins: a row is written with its
-//! time as the timestamp, which can be ahead of the clock. The rows are written at a quorum of every data centre and read at a quorum of the local one. So every
-//! pod sees them, and while a data centre is away, pods of the others can still start and serve.
+//! time as the timestamp, which can be ahead of the clock. The rows are written at a quorum of every data centre and read
+//! at a quorum of the local one. So every pod sees them, and while a data centre is away, pods of the others can still
+//! start and serve.
 
 use std::sync::Arc;
 use std::time::Duration;

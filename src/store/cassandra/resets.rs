@@ -47,6 +47,9 @@ use crate::store::{BETWEEN_NAMES, LogGap, RESET_KEPT_FOR, Receipt, StoreError, j
 /// stopped taking updates.
 const AGE_MIN: Duration = Duration::from_secs(300);
 
+// A log that has lost nothing has each reset that it must have, with an hour to spare.
+const _: () = assert!(latest_reset::SLOT.as_secs() + 3600 <= RESET_KEPT_FOR.as_secs());
+
 /// Rows of the log that are read at once. Each can have a thousand names.
 const LOOK_PAGE_ROWS: i32 = 500;
 
