@@ -219,7 +219,7 @@ impl Script<'_> {
         // After its row is final, some folds see it and some don't.
         let finals = at + self.plan.constants.lifetime() + self.plan.constants.cutoff();
         let then = finals + self.plan.constants.fence_quantum() + OFFSET_MAX;
-        for _ in 0..3 {
+        for _ in 0..2 {
             let (pod, span) = (self.pod(), self.plan.constants.fence_quantum() / 2);
             let soon = self.soon(then);
             self.stop_at_send(pod, soon, span);
