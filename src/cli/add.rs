@@ -12,15 +12,12 @@ use orderfree_core::protocol::{Key, Outcome};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::client::ServerArgs;
+use super::client::{ServerArgs, UNKNOWN};
 use super::input::{self, Input};
 use super::output::{note, show};
 use super::update::{Target, UpdateArgs};
 use super::{key, wrong_usage};
 use crate::limits::OPS_MAX;
-
-/// Exit code: the outcome of the update is unknown.
-const UNKNOWN: u8 = 4;
 
 /// Bytes of the ops of one request. A list of ops must fit into one state.
 const BATCH_BYTES_MAX: usize = STATE_BYTES_MAX / 4;

@@ -19,6 +19,9 @@ use super::output::{note, say, show};
 /// Exit code: the key does not exist.
 const ABSENT: u8 = 3;
 
+/// Exit code: the outcome of an update or a reset is unknown.
+pub(super) const UNKNOWN: u8 = 4;
+
 /// Time limit of a request. It is longer than the server's own.
 const TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -55,9 +55,13 @@ pub(super) async fn explain(url: &Url, error: reqwest::Error) -> NoAnswer {
         let may_have_arrived = !error.is_connect() && !error.is_redirect();
         return NoAnswer { error: with_cause(wrong, error), may_have_arrived, may_pass: false };
     }
-    let is_connect = error.is_connect();
+    let (is_connect, is_timeout) = (error.is_connect(), error.is_timeout());
     let error = anyhow::Error::from(error);
     if !is_connect {
+        let error = match is_timeout {
+            true => anyhow::anyhow!("the server at {address} did not answer in time"),
+            false => error,
+        };
         return NoAnswer { error, may_have_arrived: true, may_pass: true };
     }
     let is_of_certificate = format!("{error:#}").to_lowercase().contains("certificate");

@@ -1,7 +1,7 @@
 //! The command line: the server and its tools in one binary.
 //!
 //! Exit codes: 0 done; 1 refused, unreachable, a failed check, or an answer that can't be written; 2 bad
-//! arguments; 3 the key does not exist; 4 the outcome of an update is unknown.
+//! arguments; 3 the key does not exist; 4 the outcome of an update or a reset is unknown.
 
 mod add;
 mod client;
@@ -69,8 +69,8 @@ enum Command {
     Take(take::TakeArgs),
     /// Reset a key of a running server, and print what it had: `reset counter/site/home`.
     ///
-    /// Exit code 1: the reset was refused, or its outcome is not known. The message says what happened, and with which
-    /// command you learn an unknown outcome.
+    /// Exit code 1: the reset was refused. 3: the key does not exist. 4: it is not known whether the key was reset; run the
+    /// command that is printed.
     Reset(reset::ResetArgs),
     /// Delete a key of a running server, and print what it had: `delete counter/site/home`. Or delete keys of a group, and
     /// print their number: `delete counter/site --prefix 2026-11-`.
@@ -78,8 +78,8 @@ enum Command {
     /// Many keys are deleted up to 1000 at a time, with progress on standard error. If the command is interrupted, run it
     /// again: it deletes the keys that are left.
     ///
-    /// Exit code 1: a key was not deleted, or it is not known whether it was. The message says what happened, and for a
-    /// single key with which command you learn an unknown outcome.
+    /// Exit code 1: a key was not deleted. 3: the key does not exist. 4: it is not known whether a key was deleted; for a
+    /// single key, run the command that is printed.
     Delete(reset::DeleteArgs),
     /// Print the value of a key of a running server: `get counter/site/home`.
     Get(client::GetArgs),

@@ -57,9 +57,24 @@ pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
+/// Options of clients that a user can have set in the environment, and not in the shell of the next command.
+const FROM_ENVIRONMENT: [(&str, &str); 3] = [
+    ("--url", "ORDERFREE_URL"),
+    ("--token-file", "ORDERFREE_TOKEN_FILE"),
+    ("--ca", "ORDERFREE_CA"),
+];
+
 /// The command line of this process with more words, for a user to run again. Secrets are left out.
 pub(super) fn again(more: &str) -> String {
-    again_of(env::args_os().map(|word| word.to_string_lossy().into_owned()), more)
+    let mut words: Vec<String> =
+        env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    for (option, variable) in FROM_ENVIRONMENT {
+        let is_given = words.iter().any(|word| word.split('=').next() == Some(option));
+        if let (false, Ok(value)) = (is_given, env::var(variable)) {
+            words.extend([option.to_owned(), value]);
+        }
+    }
+    again_of(words.into_iter(), more)
 }
 
 fn again_of(words: impl Iterator<Item = String>, more: &str) -> String {

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::timeout;
 
-use super::client::{Answer, ServerArgs, is_passing, plain};
+use super::client::{Answer, ServerArgs, UNKNOWN, is_passing, plain};
 use super::output::{again, note, show};
 use super::update::Id;
 use super::{key, wrong_usage};
@@ -164,10 +164,14 @@ async fn send(
             (ExitCode::FAILURE, false)
         }
     };
-    if tries.is_unknown && !is_done {
-        note(format_args!("orderfree: the outcome is unknown; to learn it, run: {command}"));
+    if !tries.is_unknown || is_done {
+        return Ok(code);
     }
-    Ok(code)
+    let what = if method == Method::DELETE { "deletion" } else { "reset" };
+    note(format_args!(
+        "orderfree: the outcome of the {what} is unknown; to finish it, or to learn what it cleared, run: {command}"
+    ));
+    Ok(ExitCode::from(UNKNOWN))
 }
 
 /// Prints what a key had, or why it was not reset.
@@ -246,7 +250,6 @@ impl Tries<'_> {
 
     /// Sends a request. Returns its last answer, or none after a pause if it can have another one.
     async fn ask(&mut self, request: RequestBuilder) -> anyhow::Result<Option<Answer>> {
-        let is_late = self.begun.elapsed() > TIME_MAX;
         // A signal can come before the answer.
         let was_unknown = mem::replace(&mut self.is_unknown, true);
         let mut sending = pin!(self.server.send_within(TIMEOUT, request));
@@ -263,11 +266,12 @@ impl Tries<'_> {
             Err(no_answer) => no_answer.may_have_arrived,
         };
         self.is_unknown = was_unknown || is_unknown;
+        let is_late = self.begun.elapsed() > TIME_MAX;
         let (said, pause) = match sent {
             Ok(answer) if is_late || !can_pass(&answer) => return Ok(Some(answer)),
             Ok(answer) => (answer.sentence(), answer.retry_after.unwrap_or(PAUSE)),
             Err(no_answer) if is_late || !no_answer.may_pass => return Err(no_answer.error),
-            Err(no_answer) => (no_answer.error.to_string(), PAUSE),
+            Err(no_answer) => (format!("{:#}", no_answer.error), PAUSE),
         };
         self.say(said);
         self.say(format!("trying again for up to {} s", TIME_MAX.as_secs()));
@@ -295,7 +299,18 @@ impl DeleteArgs {
         };
         let (mut deleted, mut tries) = (0, Tries::begin(server, None));
         let last = loop {
-            let Some(answer) = tries.ask(client.delete(url.clone())).await? else { continue };
+            let answer = match tries.ask(client.delete(url.clone())).await {
+                Ok(Some(answer)) => answer,
+                Ok(None) => continue,
+                Err(error) if tries.is_unknown => {
+                    note(format_args!("orderfree: {error:#}"));
+                    note(format_args!(
+                        "orderfree: {deleted} keys were deleted, and perhaps more; run the command again to go on"
+                    ));
+                    return Ok(ExitCode::from(UNKNOWN));
+                }
+                Err(error) => return Err(error),
+            };
             if answer.status != StatusCode::OK {
                 if deleted > 0 {
                     note(format_args!("orderfree: {deleted} keys were deleted before this answer"));

@@ -526,9 +526,10 @@ async fn deliver(
     if reset.is_some_and(|reset| !reset.counts(None, write.expires_at()))
         || resetter.was_reset(write.key())
     {
-        return refused(
-            "the key was reset lately, so the line would count nothing; import it under another name",
-        );
+        return Imported::Refused(format!(
+            "{} was reset lately, so the line would count nothing; import it under another name",
+            write.key()
+        ));
     }
     let evidence = |fence| evidence(fence, reset.map(Remembered::generation), constants);
     match found.tally.as_ref().map(|tally| &tally.content) {

@@ -295,7 +295,7 @@ async fn a_line_is_refused_by_a_key_that_was_reset_lately() {
         let says = text(&imported.stderr);
         assert!(!imported.status.success(), "{says}");
         let refusals =
-            says.matches("was reset lately, so the line would count nothing; import it under");
+            says.matches(" was reset lately, so the line would count nothing; import it under");
         assert_eq!(refusals.count(), 2, "{says}");
     }
     // A deleted key is not exported. Of one that was reset, an export has what came since.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::Json;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -201,12 +202,15 @@ pub(crate) async fn delete_group(
     State(served): State<Served>,
     path: GroupPath,
     Query(params): Query<DeleteParams>,
-    headers: HeaderMap,
+    request: Request,
 ) -> Result<Json<DeletedView>, Problem> {
     let caller = path.caller().clone();
     let (kind, group) = path.to(Verb::Reset)?;
-    let ids = extract::of_update(&headers)?;
+    let (parts, body) = request.into_parts();
+    let ids = extract::of_update(&parts.headers)?;
     ids.refuse_lone_window()?;
+    let says = "A deletion takes no body; say which keys to delete by `?prefix=` or `?all=true`.";
+    refuse_body(&served, &parts.headers, body, says).await?;
     if ids.has_id() {
         let detail = "A deletion of many keys takes no id; send it again as it is, and it deletes what is there.";
         return Err(Problem::new(ProblemType::BadId, detail));
@@ -292,6 +296,20 @@ async fn names(
     }
 }
 
+/// Refuses a body that says something, with this detail.
+async fn refuse_body(
+    served: &Shared,
+    headers: &HeaderMap,
+    body: Body,
+    detail: &str,
+) -> Result<(), Problem> {
+    let body = served.bodies.read(headers, body, limits::BODY_BYTES_MAX).await?;
+    match body.trim_ascii() {
+        b"" | b"{}" => Ok(()),
+        _ => Err(Problem::new(ProblemType::BadBody, detail)),
+    }
+}
+
 async fn one(
     served: &Shared,
     path: KeyPath,
@@ -304,13 +322,11 @@ async fn one(
     let wait = wait_of(&parts.headers)?;
     let ids: IdHeaders = extract::of_update(&parts.headers)?;
     ids.refuse_lone_window()?;
-    let body = served.bodies.read(&parts.headers, body, limits::BODY_BYTES_MAX).await?;
-    let says_nothing = matches!(body.trim_ascii(), b"" | b"{}");
-    drop(body);
-    if !says_nothing {
-        let detail = "A reset takes no body; to subtract an amount, POST it to the key.";
-        return Err(Problem::new(ProblemType::BadBody, detail));
-    }
+    let says = match is_deletion {
+        true => "A deletion takes no body; leave it out.",
+        false => "A reset takes no body; to subtract an amount, POST it to the key.",
+    };
+    refuse_body(served, &parts.headers, body, says).await?;
     let order = Order { keys: vec![key.clone()], is_deletion, id: ids.of_reset() };
     let ordered = served.app.resetter.order(order).await;
     let Ok(ordered) = ordered.map_err(|failure| problem_of(&key, failure))? else {

@@ -155,7 +155,13 @@ pub(crate) async fn update(
                 answer.value = Some(ValueView::new(&read, &params));
             }
             Ok(None) => {
-                let detail = "The replicas that answered do not have the update yet; read again.";
+                let detail = match name.is_some() && app.resetter.was_reset(&key) {
+                    true => {
+                        "An update whose id was cleared with the key adds nothing to it. Or the replicas that answered do not \
+                         have the update yet: read again."
+                    }
+                    false => "The replicas that answered do not have the update yet; read again.",
+                };
                 answer.read_problem = Some(Problem::new(ProblemType::KeyAbsent, detail));
             }
             Err(error) => answer.read_problem = Some(error.into()),

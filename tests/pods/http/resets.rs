@@ -238,7 +238,12 @@ async fn a_retry_does_not_bring_a_deleted_key_back() {
     let (pod, id) = (Pod::new(), new_id());
     add_once(&pod, KEY, 5, &id).await;
     assert_eq!(done(&pod, "DELETE", KEY, &[]).await["cleared"]["value"], 5);
-    add_once(&pod, KEY, 5, &id).await;
+    let headers = [("content-type", "application/json"), ("idempotency-key", id.as_str())];
+    let path = format!("{KEY}?return=value");
+    let again = pod.send(request("POST", &path, &headers, r#"{"op":"add","by":5}"#)).await.json();
+    assert_eq!(again["outcome"], "acked", "{again}");
+    let why = again["read_problem"]["detail"].as_str().expect("a problem");
+    assert!(why.starts_with("An update whose id was cleared"), "{why}");
     assert_eq!(pod.value(KEY).await, None);
     assert_eq!(pod.get("/v1/counter/site").await.json()["keys"], json!([]));
     let shards = pod.get(&format!("{KEY}/shards")).await.json();
@@ -282,7 +287,10 @@ async fn keys_with_a_prefix_are_deleted_together() {
         let refused = ask(&pod, "DELETE", &path, &[]).await.problem(400, "bad-query");
         assert_eq!(refused.as_deref(), Some("refused"), "{query}");
     }
-    assert_eq!(done(&pod, "DELETE", "/v1/counter/site?all=true", &[]).await["deleted"], 2);
+    let all = "/v1/counter/site?all=true";
+    let refused = pod.send(request("DELETE", all, &[], r#"{"names":["total"]}"#)).await;
+    assert_eq!(refused.problem(400, "bad-body").as_deref(), Some("refused"));
+    assert_eq!(done(&pod, "DELETE", all, &[]).await["deleted"], 2);
     assert_eq!(pod.get("/v1/counter/site").await.json()["keys"], json!([]));
 }
 

@@ -327,7 +327,7 @@ async fn a_take_goes_on_after_a_crash() {
     let answer: Value = serde_json::from_str(&out).expect("JSON");
     assert_eq!((code, &answer["outcome"]), (Some(4), &Value::from("unknown")), "{answer} {err}");
     add(&url(&pod), &[key, "3"], "").await;
-    let command = format!(" take {key} -o json --resume ");
+    let command = format!(" take {key} -o json --url {} --resume ", relay.url());
     assert_eq!(err.matches(&command).count(), 2, "before the first try and at the end: {err}");
     let resumed = resumption(&err);
     assert_eq!([&answer["id"], &answer["amount"]], [resumed[1], resumed[2]]);
@@ -445,7 +445,7 @@ async fn a_reset_is_sent_until_it_has_ended_and_is_one_reset() {
         let ids: Vec<_> = relay.seen().iter().map(|request| request.id().expect("an id")).collect();
         assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
         let id = ids[0].trim_matches('"');
-        let resumption = format!(" {command} counter/g/n --id {id}\n");
+        let resumption = format!(" {command} counter/g/n --url {} --id {id}\n", relay.url());
         for says in ["It is store-unavailable.", "It is reset-overtaken.", "as proxies send it"] {
             assert!(err.contains(says), "{says}: {err}");
         }
@@ -558,8 +558,14 @@ async fn unanswered(request: Request, port: u16) -> Option<Vec<u8>> {
 
 /// The rest of `err` after the command that tells the outcome: its id.
 fn id_of_outcome<'a>(command: &str, err: &'a str) -> &'a str {
-    let (_, run) = err.split_once("the outcome is unknown; to learn it, run: ").expect("a command");
-    let (_, id) = run.split_once(&format!(" {command} counter/g/n --id ")).expect("an id");
+    let (_, run) = err
+        .split_once(" is unknown; to finish it, or to learn what it cleared, run: ")
+        .expect("a command");
+    // The next shell can have no ORDERFREE_URL.
+    let (_, run) = run
+        .split_once(&format!(" {command} counter/g/n --url http://127.0.0.1:"))
+        .expect("a command");
+    let (_, id) = run.split_once(" --id ").expect("an id");
     id.trim_end()
 }
 
@@ -578,7 +584,7 @@ async fn a_reset_without_an_answer_says_how_to_learn_its_outcome() {
         });
         let relay = relay.await;
         let (code, out, err) = run(&relay.url(), &[command, "counter/g/n"], "").await;
-        assert_eq!((code, &*out), (Some(1), ""), "{command}: {err}");
+        assert_eq!((code, &*out), (Some(4), ""), "{command}: {err}");
         let id = id_of_outcome(command, &err);
         let (code, out, err) = run(&url(&pod), &[command, "counter/g/n", "--id", id], "").await;
         assert_eq!((code, &*out), (Some(0), "5\n"), "{command}: {err}");
@@ -607,7 +613,7 @@ async fn a_reset_that_is_interrupted_says_how_to_learn_its_outcome() {
         let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         kill_process(id.expect("it runs"), signal).expect("it runs");
         let (code, out, err) = end_of(child, &arguments).await;
-        assert_eq!((code, &*out), (Some(1), ""), "{err}");
+        assert_eq!((code, &*out), (Some(4), ""), "{err}");
         assert!(err.starts_with("orderfree: interrupted\n"), "{err}");
         let id = id_of_outcome("reset", &err);
         let (code, out, err) = run(&url(&pod), &["reset", "counter/g/n", "--id", id], "").await;
@@ -619,14 +625,14 @@ async fn a_reset_that_is_interrupted_says_how_to_learn_its_outcome() {
 async fn a_server_of_another_sort_is_asked_once() {
     let page = || Some(answered(501, "", b"<h1>Unsupported method</h1>"));
     let relay = Relay::start(move |_, _| std::future::ready(page())).await;
-    for (arguments, code) in [
-        (&["reset", "counter/g/n"][..], 1),
-        (&["delete", "counter/g/n"], 1),
-        (&["delete", "counter/g", "--all"], 1),
-        (&["add", "counter/g/n"], 4),
+    for arguments in [
+        &["reset", "counter/g/n"][..],
+        &["delete", "counter/g/n"],
+        &["delete", "counter/g", "--all"],
+        &["add", "counter/g/n"],
     ] {
-        let (ended, out, err) = run(&relay.url(), arguments, "").await;
-        assert_eq!((ended, &*out), (Some(code), ""), "{arguments:?}: {err}");
+        let (code, out, err) = run(&relay.url(), arguments, "").await;
+        assert_eq!((code, &*out), (Some(4), ""), "{arguments:?}: {err}");
         assert!(err.contains("is not JSON; check that --url names"), "{arguments:?}: {err}");
     }
     assert_eq!(relay.seen().len(), 4);
