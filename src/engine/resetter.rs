@@ -328,9 +328,8 @@ impl Resetter {
     /// Why it knows nothing yet.
     pub fn check_log(&self) -> Result<String, String> {
         let Now { wall, boot: now } = self.gate.now();
-        let gap = self.store.log_gap(wall).map(|gap| gap.to_string());
-        let unread =
-            || gap.clone().unwrap_or_else(|| "the log of resets was not read yet".to_owned());
+        let gap = || self.store.log_gap(wall).map(|gap| gap.to_string());
+        let unread = || gap().unwrap_or_else(|| "the log of resets was not read yet".to_owned());
         if !self.resets.is_on() {
             return match self.resets.absence_age(now) {
                 None => Ok(health::OK.to_owned()),
@@ -338,15 +337,15 @@ impl Resetter {
             };
         }
         let age = self.resets.log().age(now).ok_or_else(unread)?;
-        Ok(match self.is_alone || age < self.constants.reset_lease() {
-            true => health::OK.to_owned(),
-            false => match gap {
-                Some(gap) => format!("updates are refused: {gap}"),
-                None => format!(
-                    "the log of resets was not read for {} s, so updates are refused",
-                    age.as_secs()
-                ),
-            },
+        if self.is_alone || age < self.constants.reset_lease() {
+            return Ok(health::OK.to_owned());
+        }
+        Ok(match gap() {
+            Some(gap) => format!("updates are refused: {gap}"),
+            None => format!(
+                "the log of resets was not read for {} s, so updates are refused",
+                age.as_secs()
+            ),
         })
     }
 

@@ -131,10 +131,8 @@ impl Log {
         log.find().await.map_err(ConnectError::question)?;
         // The log has each reset before these rows do.
         let rows = log.own_rows.read_all(PLACE).await.map_err(ConnectError::question)?;
-        let decode = |(name, state): (String, Vec<u8>)| {
-            LatestReset::decode(&state).map_err(|error| ConnectError::LatestReset { name, error })
-        };
-        let resets = rows.into_iter().map(decode).collect::<Result<Vec<_>, _>>()?;
+        let resets = rows.iter().map(|(name, state)| decoded(name, state));
+        let resets = resets.collect::<Result<Vec<_>, _>>()?;
         *lock(&log.lost) = log.lacks(&resets, now.wall).await.map_err(ConnectError::question)?;
         if let Some(gap) = log.gap(now.wall) {
             if !log.exists() {
@@ -202,11 +200,8 @@ impl Log {
         let row = (kind, group, name.as_str());
         let unread = |error: StoreError| WriteError::Refused(error.to_string());
         if let Some(state) = self.own_rows.read(row).await.map_err(unread)? {
-            let stored = LatestReset::decode(&state).map_err(|error| {
-                WriteError::Refused(format!(
-                    "{error}: kind '{kind}', grp '{group}' and name '{name}'"
-                ))
-            })?;
+            let stored = decoded(&name, &state);
+            let stored = stored.map_err(|error| WriteError::Refused(error.to_string()))?;
             if !self.has(&stored, now.wall).await.map_err(unread)? {
                 let gap = LogGap { at: stored.at };
                 let mut lost = lock(&self.lost);
@@ -438,6 +433,12 @@ impl Log {
     fn sending(&self) -> Sending<'_> {
         Sending { patience: Patience::OF_READS_AND_FOLDS, hedges: None, random: &self.random }
     }
+}
+
+/// The latest reset in a row beside the keys.
+fn decoded(name: &str, state: &[u8]) -> Result<LatestReset, ConnectError> {
+    let name = name.to_owned();
+    LatestReset::decode(state).map_err(|error| ConnectError::LatestReset { name, error })
 }
 
 /// None for a kind of a newer release, which no pod of this one has updates of.
