@@ -101,7 +101,7 @@ pub enum Pause {
     #[error("folding is switched off (ORDERFREE_FOLD=off)")]
     Off,
     /// The keyspace's replication was changed, and folds could now miss what was counted.
-    #[error("folding waits until the replication fits the consistency levels: {0}")]
+    #[error("folding waits because of the keyspace's replication: {0}")]
     Replication(String),
     /// Nodes disagree on the schema, so they could interpret a deletion and a tally differently.
     #[error("the nodes disagree on the schema; folding waits until they agree")]
@@ -140,6 +140,12 @@ impl Placement {
     /// [`NoOverlap`] names two levels that could miss each other.
     pub fn check(&self, levels: Levels) -> Result<(), NoOverlap> {
         self.replication.check(levels, &self.local_datacenter)
+    }
+
+    /// Whether several data centres have replicas.
+    #[must_use]
+    pub fn is_spread(&self) -> bool {
+        self.replication.datacenters().count() > 1
     }
 
     /// What a read at this level sees of updates at `write`.

@@ -74,6 +74,12 @@ pub enum ClockError {
         /// All nodes of the data centre.
         nodes: usize,
     },
+    /// No node of this data centre has replicas, so no clock here says anything.
+    #[error("the keyspace has no replica in data centre {datacenter}")]
+    NoReplica {
+        /// The pod's data centre.
+        datacenter: String,
+    },
     /// This pod's clock differs from most nodes' clocks.
     #[error(
         "this pod's clock differs from most nodes' by more than {limit:?} (at worst by {:?}); check NTP",
@@ -106,12 +112,12 @@ impl ClockError {
     /// node is not an outage.
     #[must_use]
     pub fn is_measured(&self) -> bool {
-        !matches!(self, ClockError::Unmeasured { .. })
+        !matches!(self, ClockError::Unmeasured { .. } | ClockError::NoReplica { .. })
     }
 }
 
 /// Decides whether the pod can take updates: a majority of the local data centre's nodes must have a fresh
-/// sample within ε.
+/// sample within ε. `nodes` are those of all data centres with replicas.
 ///
 /// # Errors
 /// [`ClockError`] says why not.
@@ -137,7 +143,10 @@ pub fn check_writes(
         return Err(ClockError::Offset { limit, worst_us });
     }
     let datacenter = local_datacenter.to_owned();
-    Err(ClockError::Unmeasured { datacenter, fresh, nodes: count })
+    Err(match count {
+        0 => ClockError::NoReplica { datacenter },
+        nodes => ClockError::Unmeasured { datacenter, fresh, nodes },
+    })
 }
 
 /// The time that a fold can use: the minimum of this pod's clock and every fresh sample. A majority of every
@@ -246,7 +255,13 @@ mod tests {
         let error = shut.expect_err("one of three");
         assert_eq!(error, ClockError::Unmeasured { datacenter: "a".into(), fresh: 1, nodes: 3 });
         assert!(!error.is_measured());
-        assert!(writes(&[]).is_err(), "no node, no trust");
+    }
+
+    #[test]
+    fn a_pod_whose_data_centre_has_no_replica_takes_no_updates() {
+        let error = writes(&[node("b", 0, 1)]).expect_err("no node of a");
+        assert_eq!(error, ClockError::NoReplica { datacenter: "a".into() });
+        assert!(!error.is_measured(), "the clock is not wrong");
     }
 
     #[test]

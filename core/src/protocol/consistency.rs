@@ -143,28 +143,57 @@ impl Replication {
     /// every possible set of replicas for the write shares a replica with every possible set for the read.
     #[must_use]
     pub fn meets(&self, write: Level, write_from: &str, read: Level, read_from: &str) -> bool {
-        let least_of = |(name, replicas): (&String, &usize)| {
-            let of = |level: Level, from: &str| level.quota_here(*replicas, name == from);
-            (of(write, write_from), of(read, read_from))
+        self.still_meets(self, write, write_from, read, read_from)
+    }
+
+    /// As [`meets`](Self::meets) if the write was acknowledged with the replication `before`, and no repair has copied it
+    /// since: removed replicas may be among those that acknowledged it, and new ones have nothing.
+    fn still_meets(
+        &self,
+        before: &Replication,
+        write: Level,
+        write_from: &str,
+        read: Level,
+        read_from: &str,
+    ) -> bool {
+        let removed = |(name, old): (&String, &usize)| old.saturating_sub(self.factor(name));
+        let written = |name: &String| {
+            let old = before.0.get_key_value(name);
+            old.map_or(0, |old| {
+                write.quota_here(*old.1, name == write_from).saturating_sub(removed(old))
+            })
         };
-        if !write.is_of_all() && !read.is_of_all() {
-            // The two sets surely share a replica if together they are larger than some data centre.
-            return self.0.iter().any(|place| {
-                let (written, seen) = least_of(place);
-                written + seen > *place.1
-            });
+        let seen = |name: &String, replicas| read.quota_here(replicas, name == read_from);
+        let (all, places) = (self.total(), || self.0.iter().map(|(name, factor)| (name, *factor)));
+        // The two sets surely share a replica if they are too large to avoid each other.
+        match (write.is_of_all(), read.is_of_all()) {
+            (false, false) => {
+                places().any(|(name, factor)| written(name) + seen(name, factor) > factor)
+            }
+            (false, true) => {
+                places().map(|(name, _)| written(name)).sum::<usize>() + read.quota(all) > all
+            }
+            (true, reads_all) => {
+                let written = write.quota(before.total());
+                let stayed = written.saturating_sub(before.0.iter().map(removed).sum());
+                let unseen = |(name, factor): (&String, usize)| {
+                    (factor - seen(name, factor)).min(before.factor(name))
+                };
+                let room = match reads_all {
+                    true => all - read.quota(all),
+                    false => places().map(unseen).sum(),
+                };
+                stayed > room
+            }
         }
-        // If enough replicas are left, a level whose answers can come from anywhere avoids those of the other level.
-        let answering = |level: Level, of_each: usize| match level.is_of_all() {
-            true => level.quota(self.total()),
-            false => of_each,
-        };
-        let (written, seen) = self
-            .0
-            .iter()
-            .map(least_of)
-            .fold((0, 0), |sums, (written, seen)| (sums.0 + written, sums.1 + seen));
-        answering(write, written) + answering(read, seen) > self.total()
+    }
+
+    /// Whether folds surely see what was acknowledged before this replication became `after`, without a repair. A data centre
+    /// that has no replica any more was given up with what only its replicas had.
+    #[must_use]
+    pub fn folds_see_past(&self, after: &Replication, levels: Levels, datacenter: &str) -> bool {
+        let mut writers = self.datacenters().filter(|writer| after.factor(writer) > 0);
+        writers.all(|writer| after.still_meets(self, levels.write, writer, levels.fold, datacenter))
     }
 
     /// Checks a pod's three levels: its reads must see its writes, and its folds must see the writes of the
@@ -238,6 +267,8 @@ pub struct NoOverlap {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use Level::{All, EachQuorum, LocalOne, LocalQuorum, One, Quorum};
 
@@ -252,21 +283,39 @@ mod tests {
         Replication::new(factors.iter().map(|(name, factor)| ((*name).to_owned(), *factor)))
     }
 
-    /// By brute force: every set of replicas that can acknowledge shares one with every set that can answer.
-    fn meets_by_search(r: &Replication, w: Level, from: &str, read: Level, to: &str) -> bool {
-        let homes: Vec<&str> =
-            r.0.iter()
-                .flat_map(|(name, factor)| std::iter::repeat_n(name.as_str(), *factor))
-                .collect();
-        let replicas_in = |reach: &dyn Fn(&str) -> bool| -> u32 {
-            (0..homes.len()).filter(|&i| reach(homes[i])).map(|i| 1 << i).sum()
-        };
-        let answers = |level: Level, home: &str| -> Vec<u32> {
+    /// By brute force: every set of replicas that can acknowledge shares one with every set that can answer. `old` is the
+    /// replication of the write, `new` that of the read. The replicas of a data centre are numbered: an old one that was
+    /// removed has a lower number than those that stayed, and a new one has a higher number.
+    fn meets_by_search(
+        (old, write, from): (&Replication, Level, &str),
+        (new, read, to): (&Replication, Level, &str),
+    ) -> bool {
+        let names: BTreeSet<&str> = old.datacenters().chain(new.datacenters()).collect();
+        // Each replica with its data centre, and whether it is an old and a new one.
+        let replicas: Vec<(&str, bool, bool)> = names
+            .into_iter()
+            .flat_map(|name| {
+                let (before, after) = (old.factor(name), new.factor(name));
+                let stays = before.saturating_sub(after);
+                (0..before.max(after)).map(move |i| (name, i < before, i >= stays))
+            })
+            .collect();
+        let answers = |level: Level, home: &str, is_new: bool| -> Vec<u32> {
+            let replicas_in = |reach: &dyn Fn(&str) -> bool| -> u32 {
+                let is_one = |&(name, was, is): &(&str, bool, bool)| {
+                    reach(name) && if is_new { is } else { was }
+                };
+                (0..replicas.len()).filter(|&i| is_one(&replicas[i])).map(|i| 1 << i).sum()
+            };
+            let with_replicas = if is_new { new } else { old };
             // The sets of replicas. The level needs a majority, or another number of answers, from each.
             let parts: Vec<u32> = match level {
                 One | Quorum | All => vec![replicas_in(&|_| true)],
                 LocalOne | LocalQuorum => vec![replicas_in(&|name| name == home)],
-                EachQuorum => r.datacenters().map(|own| replicas_in(&|name| name == own)).collect(),
+                EachQuorum => with_replicas
+                    .datacenters()
+                    .map(|own| replicas_in(&|name| name == own))
+                    .collect(),
             };
             let is_enough = |set: u32, part: u32| {
                 let (answered, all) = ((set & part).count_ones(), part.count_ones());
@@ -279,10 +328,10 @@ mod tests {
             let reach = parts.iter().fold(0, |all, part| all | part);
             let fits =
                 |set: &u32| set & !reach == 0 && parts.iter().all(|part| is_enough(*set, *part));
-            (0..1u32 << homes.len()).filter(fits).collect()
+            (0..1u32 << replicas.len()).filter(fits).collect()
         };
-        let seen = answers(read, to);
-        answers(w, from).iter().all(|written| seen.iter().all(|set| set & written != 0))
+        let seen = answers(read, to, true);
+        answers(write, from, false).iter().all(|acked| seen.iter().all(|set| set & acked != 0))
     }
 
     #[test]
@@ -303,11 +352,47 @@ mod tests {
                         for to in &names {
                             assert_eq!(
                                 replication.meets(write, from, read, to),
-                                meets_by_search(&replication, write, from, read, to),
+                                meets_by_search(
+                                    (&replication, write, from),
+                                    (&replication, read, to)
+                                ),
                                 "{factors:?} {write} from {from}, {read} from {to}"
                             );
                         }
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn overlap_after_a_change_agrees_with_a_search() {
+        for (before, after) in [
+            (&[("a", 3)][..], &[("a", 5)][..]),
+            (&[("a", 3)], &[("a", 4)]),
+            (&[("a", 4)], &[("a", 3)]),
+            (&[("a", 5)], &[("a", 3)]),
+            (&[("a", 3)], &[("a", 1)]),
+            (&[("a", 3)], &[("a", 3), ("b", 2)]),
+            (&[("a", 3), ("b", 2)], &[("a", 3)]),
+            (&[("a", 3), ("b", 1)], &[("a", 2), ("b", 3)]),
+            (&[("a", 2), ("c", 2)], &[("a", 2), ("b", 1), ("c", 1)]),
+        ] {
+            let (old, new) = (replication(before), replication(after));
+            let readers: Vec<&str> = new.datacenters().collect();
+            for (write, fold) in Level::ALL.iter().flat_map(|w| Level::ALL.map(|r| (*w, r))) {
+                for &home in &readers {
+                    let writers = || old.datacenters().filter(|name| new.factor(name) > 0);
+                    for from in writers() {
+                        assert_eq!(
+                            new.still_meets(&old, write, from, fold, home),
+                            meets_by_search((&old, write, from), (&new, fold, home)),
+                            "{before:?} {after:?} {write} from {from}, {fold} from {home}"
+                        );
+                    }
+                    let levels = Levels { write, read: All, fold };
+                    let sees = |from| meets_by_search((&old, write, from), (&new, fold, home));
+                    assert_eq!(old.folds_see_past(&new, levels, home), writers().all(sees));
                 }
             }
         }

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::high_water::HighWater;
-use super::placement::Look;
+use super::placement::{Found, Look};
 use super::quorum::{self, Quorum};
 use super::rows;
 use crate::runtime::clock::Clock;
@@ -36,9 +36,7 @@ const DISAGREEMENT_LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct View {
     /// The nodes of all data centres with replicas, each with its newest sample.
     pub(super) nodes: Vec<NodeClock>,
-    pub(super) placement: Arc<Placement>,
-    /// Why the replication does not fit the consistency levels any more.
-    pub(super) unsound: Option<String>,
+    pub(super) found: Found,
     /// The nodes that did not answer in the last round, each with its data centre.
     pub(super) silent: Vec<String>,
     /// How many nodes of the local data centre did.
@@ -51,7 +49,7 @@ pub(super) struct View {
 impl View {
     /// How many nodes the local data centre has.
     fn local_nodes(&self) -> usize {
-        let local = &self.placement.local_datacenter;
+        let local = &self.found.placement.local_datacenter;
         self.nodes.iter().filter(|node| node.datacenter == *local).count()
     }
 }
@@ -83,8 +81,7 @@ impl Sampler {
     ) -> Sampler {
         let view = View {
             nodes: Vec::new(),
-            placement,
-            unsound: None,
+            found: Found::first(placement),
             silent: Vec::new(),
             local_answers: 0,
             quorum: Quorum::default(),
@@ -123,8 +120,8 @@ impl Sampler {
     /// Samples every current member of a data centre with replicas. Returns true if the nodes that answered disagree on
     /// the schema.
     pub(super) async fn round(&mut self) -> bool {
-        let before = read(&self.view, |view| (Arc::clone(&view.placement), view.unsound.clone()));
-        let (placement, unsound) = self.look.again(before.0, before.1, SAMPLE_TIME_MAX).await;
+        let found = self.look.again(SAMPLE_TIME_MAX).await;
+        let placement = &found.placement;
         let cluster = self.session.get_cluster_state();
         let has_replicas = |node: &&Arc<Node>| {
             let name = node.datacenter.as_deref().unwrap_or_default();
@@ -159,7 +156,7 @@ impl Sampler {
         let nodes = nodes.iter().map(clock_of).collect();
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         let quorum = view.quorum;
-        *view = View { nodes, placement, unsound, silent, local_answers, quorum, schema_disagrees };
+        *view = View { nodes, found, silent, local_answers, quorum, schema_disagrees };
         schema_disagrees
     }
 

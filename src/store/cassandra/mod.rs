@@ -168,7 +168,7 @@ impl CassandraStore {
             Arc::clone(&high_water),
             Arc::clone(&clock),
             constants.clock_offset_max(),
-            placement::Look::new(&session, &keyspace, levels).await?,
+            placement::Look::new(&session, &keyspace, levels, Arc::clone(&placement)).await?,
             placement,
         );
         sampler.round().await;
@@ -276,7 +276,7 @@ impl Reads for CassandraStore {
     }
 
     fn placement(&self) -> Option<Arc<Placement>> {
-        Some(clock::read(&self.view, |view| Arc::clone(&view.placement)))
+        Some(clock::read(&self.view, |view| Arc::clone(&view.found.placement)))
     }
 
     async fn read_slice(
@@ -392,7 +392,7 @@ impl Folds for CassandraStore {
     }
 
     fn folds_lone_rows(&self) -> bool {
-        clock::read(&self.view, |view| view.placement.replication.datacenters().count() > 1)
+        clock::read(&self.view, |view| view.found.placement.is_spread())
     }
 
     async fn sweep(
@@ -455,8 +455,7 @@ impl StoreClock for CassandraStore {
     fn fold_time(&self, now: Now) -> Result<Timestamp, Pause> {
         self.high_water.check(now.wall)?;
         clock::read(&self.view, |view| {
-            // First, because a data centre without replicas has no clocks either.
-            if let Some(why) = &view.unsound {
+            if let Some(why) = &view.found.unsound {
                 return Err(Pause::Replication(why.clone()));
             }
             let time = gate::fold_time(&view.nodes, &self.local_datacenter, now, &self.constants)?;

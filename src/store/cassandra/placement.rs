@@ -21,6 +21,18 @@ pub(super) struct Look {
     keyspace: String,
     levels: Levels,
     statement: PreparedStatement,
+    found: Found,
+}
+
+/// What the looks so far have found.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    /// The newest replication that can be used.
+    pub(super) placement: Arc<Placement>,
+    /// Why no fold is allowed.
+    pub(super) unsound: Option<String>,
+    /// The first change that folds can't see past. It stays, because only people know whether a repair has run since.
+    gap: Option<String>,
 }
 
 impl Look {
@@ -28,32 +40,27 @@ impl Look {
         session: &Arc<Session>,
         keyspace: &str,
         levels: Levels,
+        placement: Arc<Placement>,
     ) -> Result<Look, ConnectError> {
         let cql = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
         let mut statement = session.prepare(cql).await.map_err(ConnectError::question)?;
+        // What counts is what the nodes believe that take this pod's requests.
+        let local = Some(placement.local_datacenter.as_str());
         let attempt = Patience::OF_READS_AND_FOLDS.attempt;
-        statement.set_execution_profile_handle(Some(statements::profile(
-            Level::One,
-            None,
-            attempt,
-        )));
-        Ok(Look { session: Arc::clone(session), keyspace: keyspace.to_owned(), levels, statement })
+        let profile = statements::profile(Level::LocalOne, local, attempt);
+        statement.set_execution_profile_handle(Some(profile));
+        let (session, keyspace) = (Arc::clone(session), keyspace.to_owned());
+        Ok(Look { session, keyspace, levels, statement, found: Found::first(placement) })
     }
 
-    /// Returns the newest replication, and why it does not fit the levels. Without an answer, returns the ones that
-    /// were given.
-    pub(super) async fn again(
-        &self,
-        placement: Arc<Placement>,
-        unsound: Option<String>,
-        limit: Duration,
-    ) -> (Arc<Placement>, Option<String>) {
+    /// Looks again, and returns everything that was found. Without an answer, nothing has changed.
+    pub(super) async fn again(&mut self, limit: Duration) -> Found {
         match timeout(limit, self.ask()).await {
-            Ok(Ok(found)) => return updated(placement, found, self.levels),
+            Ok(Ok(found)) => self.found.update(found, self.levels),
             Ok(Err(reason)) => tracing::debug!(reason, "the replication was not read"),
             Err(_) => tracing::debug!("the replication was not read in time"),
         }
-        (placement, unsound)
+        self.found.clone()
     }
 
     async fn ask(&self) -> Result<Result<Replication, String>, String> {
@@ -66,30 +73,46 @@ impl Look {
     }
 }
 
-/// The placement after an answer, and why it does not fit the levels. An error is the rule that the keyspace breaks.
-fn updated(
-    placement: Arc<Placement>,
-    found: Result<Replication, String>,
-    levels: Levels,
-) -> (Arc<Placement>, Option<String>) {
-    let replication = match found {
-        // It can't be used. The one that folds were planned for stays.
-        Err(rule) => return (placement, Some(rule)),
-        Ok(replication) => replication,
-    };
-    if replication == placement.replication {
-        let unsound = unsound(&placement, levels);
-        return (placement, unsound);
+impl Found {
+    pub(super) fn first(placement: Arc<Placement>) -> Found {
+        Found { placement, unsound: None, gap: None }
     }
-    tracing::warn!(
-        before = %placement.replication,
-        now = %replication,
-        "the replication of the keyspace was changed"
-    );
-    let local_datacenter = placement.local_datacenter.clone();
-    let placement = Placement { local_datacenter, replication };
-    let unsound = unsound(&placement, levels);
-    (Arc::new(placement), unsound)
+
+    /// Notes an answer. An error is the rule that the keyspace breaks.
+    fn update(&mut self, answer: Result<Replication, String>, levels: Levels) {
+        let unsound = match answer {
+            // It can't be used. The one that folds were planned for stays.
+            Err(rule) => Some(rule),
+            Ok(replication) => {
+                if replication != self.placement.replication {
+                    self.change(replication, levels);
+                }
+                self.gap.clone().or_else(|| unsound(&self.placement, levels))
+            }
+        };
+        if unsound != self.unsound {
+            match &unsound {
+                Some(why) => tracing::warn!(why, "the replication of the keyspace stops folds"),
+                None => tracing::info!("the replication of the keyspace no longer stops folds"),
+            }
+            self.unsound = unsound;
+        }
+    }
+
+    fn change(&mut self, now: Replication, levels: Levels) {
+        let Placement { local_datacenter, replication: before } = &*self.placement;
+        tracing::warn!(%before, %now, "the replication of the keyspace was changed");
+        if !before.folds_see_past(&now, levels, local_datacenter) {
+            self.gap.get_or_insert_with(|| {
+                format!(
+                    "it was changed from {before} to {now}, so folds could miss earlier updates; docs/operate/regions.md \
+                     says how to change it and what to repair; restart this pod afterwards"
+                )
+            });
+        }
+        let local_datacenter = local_datacenter.clone();
+        self.placement = Arc::new(Placement { local_datacenter, replication: now });
+    }
 }
 
 fn unsound(placement: &Placement, levels: Levels) -> Option<String> {
@@ -104,14 +127,13 @@ fn unsound(placement: &Placement, levels: Levels) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn placement(factors: &[(&str, usize)]) -> Placement {
+        let factors = factors.iter().map(|(name, factor)| ((*name).to_owned(), *factor));
+        Placement { local_datacenter: "a".to_owned(), replication: Replication::new(factors) }
+    }
+
     #[test]
     fn folds_stop_when_the_replication_no_longer_fits_their_level() {
-        let placement = |factors: &[(&str, usize)]| Placement {
-            local_datacenter: "a".to_owned(),
-            replication: Replication::new(
-                factors.iter().map(|(name, factor)| ((*name).to_owned(), *factor)),
-            ),
-        };
         let quorum = Levels { fold: Level::Quorum, ..Levels::default() };
         assert_eq!(unsound(&placement(&[("a", 3)]), quorum), None);
         let two = placement(&[("a", 3), ("b", 3)]);
@@ -122,17 +144,53 @@ mod tests {
         assert!(gone.expect("no replica").contains("data centre a has no replica"));
     }
 
+    fn found(factor: usize) -> Found {
+        Found::first(Arc::new(placement(&[("a", factor)])))
+    }
+
+    fn answer(factor: usize) -> Result<Replication, String> {
+        Ok(placement(&[("a", factor)]).replication)
+    }
+
+    #[test]
+    fn lone_rows_are_folded_where_several_data_centres_have_replicas() {
+        assert!(!placement(&[("a", 3), ("b", 0)]).is_spread());
+        assert!(placement(&[("a", 3), ("b", 1)]).is_spread());
+    }
+
     #[test]
     fn folds_wait_while_the_keyspace_breaks_a_rule() {
-        let replication = |factor| Replication::new([("a".to_owned(), factor)]);
-        let local_datacenter = "a".to_owned();
-        let begun = Arc::new(Placement { local_datacenter, replication: replication(3) });
-        let (same, unsound) =
-            updated(Arc::clone(&begun), Err("no SimpleStrategy".to_owned()), Levels::default());
-        assert_eq!((&same, unsound.as_deref()), (&begun, Some("no SimpleStrategy")));
-        let (same, unsound) = updated(same, Ok(replication(3)), Levels::default());
-        assert_eq!((&same, unsound), (&begun, None));
-        let (changed, unsound) = updated(same, Ok(replication(5)), Levels::default());
-        assert_eq!((&changed.replication, unsound), (&replication(5), None));
+        let (mut found, begun) = (found(3), found(3).placement);
+        found.update(Err("no SimpleStrategy".to_owned()), Levels::default());
+        assert_eq!(
+            (&found.placement, found.unsound.as_deref()),
+            (&begun, Some("no SimpleStrategy"))
+        );
+        found.update(answer(3), Levels::default());
+        assert_eq!((&found.placement, &found.unsound), (&begun, &None));
+        found.update(answer(5), Levels::default());
+        assert_eq!((&found.placement.replication, &found.unsound), (&answer(5).expect("a"), &None));
+    }
+
+    /// A quorum of three replicas and one of five need not share one, and a single replica may be the third.
+    #[test]
+    fn folds_stop_for_good_after_a_change_that_they_can_t_see_past() {
+        let quorum = Levels { fold: Level::EachQuorum, ..Levels::default() };
+        for (before, now, levels, stops) in [
+            (3, 4, quorum, false),
+            (3, 5, quorum, true),
+            (3, 5, Levels::default(), false),
+            (3, 2, quorum, false),
+            (3, 1, Levels::default(), true),
+            (5, 3, Levels::default(), false),
+            (5, 3, quorum, true),
+        ] {
+            let mut found = found(before);
+            found.update(answer(now), levels);
+            let why = found.unsound.clone().unwrap_or_default();
+            assert_eq!(why.contains(&format!("from a:{before} to a:{now}")), stops, "{why}");
+            found.update(answer(before), levels);
+            assert_eq!(found.unsound.is_some(), stops, "back from {now} to {before} at {levels:?}");
+        }
     }
 }

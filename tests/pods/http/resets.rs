@@ -466,7 +466,7 @@ async fn no_key_is_reset_while_folds_wait_for_the_replication() {
     add(&pod, KEY, "5").await;
     pod.set(Fault::Altered);
     let refused = ask(&pod, "POST", &format!("{KEY}/reset"), &[]).await;
-    let says = "Keys can't be reset: folding waits until the replication fits the consistency levels: folds can \
+    let says = "Keys can't be reset: folding waits because of the keyspace's replication: folds can \
                 miss updates.";
     assert_eq!(refused.detail(503, "reset-paused"), says);
     assert_eq!(refused.problem(503, "reset-paused").as_deref(), Some("refused"));
