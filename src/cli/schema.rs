@@ -38,8 +38,8 @@ struct PrintArgs {
 struct PlaceArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Replicas of a new keyspace: `dc1:3,dc2:3`, or `3` for a cluster without data centres [default: 3 per
-    /// data centre, or its number of nodes if that is lower].
+    /// Replicas of a new keyspace: `dc1:3,dc2:3`, or `3` for each data centre [default: 3 per data centre, or its
+    /// number of nodes if that is lower].
     #[arg(long, env = "ORDERFREE_REPLICATION", value_name = "DC:COUNT")]
     replication: Option<String>,
     /// Whether the schema has a table for resets. With it, keys can be reset and deleted, and every pod looks at the

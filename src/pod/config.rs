@@ -456,7 +456,8 @@ impl StoreArgs {
             keyspace: self.keyspace.clone(),
             login: login.clone(),
             tls: tls.as_ref().map(ClientTls::config),
-            local_datacenter: self.local_dc.clone(),
+            // Templates write an empty variable for what is not set.
+            local_datacenter: self.local_dc.clone().filter(|name| !name.is_empty()),
             levels: Levels {
                 write: self.write_consistency,
                 read: self.read_consistency,

@@ -207,7 +207,10 @@ pub(super) fn replication(
             let others = options.iter().filter(|(name, _)| *name != "class");
             let factors: Result<Vec<_>, String> =
                 others.map(|(name, text)| Ok((name.clone(), factor(text)?))).collect();
-            Ok(Replication::new(factors?))
+            match Replication::new(factors?) {
+                none if none.total() == 0 => Err("no data centre has replicas".to_owned()),
+                some => Ok(some),
+            }
         }
         _ => Err(format!(
             "replication class `{class}` is not supported; use NetworkTopologyStrategy"
@@ -412,6 +415,7 @@ mod tests {
         assert!(wrong(&[TOPOLOGY, ("here", "3/1")]).contains("`3/1`"));
         assert!(wrong(&[("class", "LocalStrategy")]).contains("LocalStrategy"));
         assert!(wrong(&[]).contains("not supported"));
+        assert!(wrong(&[TOPOLOGY, ("here", "0")]).contains("no data centre has replicas"));
     }
 
     #[test]
@@ -425,7 +429,6 @@ mod tests {
         assert_eq!(local(&one, None), Ok("a".to_owned()));
         assert_eq!(local(&two, Some("b")), Ok("b".to_owned()));
         assert!(local(&two, None).expect_err("two").contains("ORDERFREE_LOCAL_DC to one of a, b"));
-        assert!(local(&[], None).is_err());
         assert!(local(&two, Some("c")).expect_err("no replica").contains("one of a, b"));
         assert!(local(&two, Some("d")).expect_err("unknown").contains("a, b, c"));
         assert!(local(&[("z", "3")], None).expect_err("no node").contains("z"));

@@ -83,7 +83,9 @@ pub enum ConnectError {
         rules: String,
     },
     /// The replication does not work for counting.
-    #[error("keyspace {keyspace} can't be used: {rule}; alter its replication")]
+    #[error(
+        "keyspace {keyspace} can't be used: {rule}; docs/operate/regions.md says how to alter its replication"
+    )]
     Replication {
         keyspace: String,
         /// The broken rule.
@@ -97,10 +99,13 @@ pub enum ConnectError {
     /// The consistency levels do not fit the replication, or each other.
     #[error(transparent)]
     Levels(#[from] NoOverlap),
-    /// No node is in the configured data centre.
-    #[error("no node is in data centre {name}; the cluster has {known}; configure one of these")]
+    /// No node is in the configured data centre, or in the only one with replicas.
+    #[error(
+        "no node is in data centre {name}; the cluster has {known}; set ORDERFREE_LOCAL_DC to one of these that has \
+         replicas, or alter the keyspace's replication"
+    )]
     UnknownDatacenter {
-        /// As configured.
+        /// The data centre.
         name: String,
         /// The cluster's data centres.
         known: String,
@@ -123,11 +128,6 @@ pub enum ConnectError {
         /// The data centres with replicas.
         known: String,
     },
-    /// The requested replication ignores data centres.
-    #[error(
-        "the cluster has the data centres {0}; name the replicas of each, such as `dc1:3,dc2:3`"
-    )]
-    SimpleReplication(String),
     /// ScyllaDB refuses this level for reads.
     #[error(
         "ScyllaDB has no reads at each_quorum; set ORDERFREE_FOLD_CONSISTENCY and ORDERFREE_READ_CONSISTENCY to other levels, such as all and local_quorum"
@@ -145,7 +145,7 @@ pub enum ConnectError {
         names: String,
     },
     /// The requested replication is malformed.
-    #[error("`{0}` is not a valid replication; write `dc1:3,dc2:3`, or `3` for one data centre")]
+    #[error("`{0}` is not a valid replication; write `dc1:3,dc2:3`, or `3` for each data centre")]
     ReplicationText(String),
     /// The row that keeps pods with a moved clock from serving can't be read.
     #[error(

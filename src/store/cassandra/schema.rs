@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use orderfree_core::protocol::consistency::Replication;
 use scylla::client::session::Session;
 use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
@@ -70,10 +71,18 @@ pub async fn apply(
     let engine = session::engine(&session).await?;
     // If the keyspace exists, the role needs no permission to define anything. Ask once: another node may not know yet what
     // another pod has just defined.
-    if session::replication(&session, &config.keyspace).await?.is_none() {
-        let wanted = wanted.unwrap_or_else(|| everywhere(&session));
-        wanted.check(&session::datacenters(&session))?;
-        define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
+    match session::replication(&session, &config.keyspace).await? {
+        None => {
+            let wanted = wanted.unwrap_or_else(|| everywhere(&session));
+            define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
+        }
+        Some(found) => {
+            let datacenters = session::datacenters(&session);
+            let wanted = wanted.map(|wanted| wanted.replication(&datacenters));
+            if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
+                tracing::warn!(%found, %wanted, "the keyspace exists and keeps its replication");
+            }
+        }
     }
     apply_shards(&session, config, engine).await?;
     session::check_resets(&session, &config.keyspace).await?;
@@ -141,18 +150,18 @@ fn is_behind(error: &ExecutionError) -> bool {
 /// The replication of a new keyspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Wanted {
-    Simple(usize),
+    /// As many replicas in each data centre that the cluster has now.
+    Each(usize),
     Datacenters(BTreeMap<String, usize>),
 }
 
 impl Wanted {
-    /// Checks that it does not ignore the data centres of the cluster.
-    fn check(&self, datacenters: &[String]) -> Result<(), ConnectError> {
+    fn replication(&self, datacenters: &[String]) -> Replication {
         match self {
-            Wanted::Simple(_) if datacenters.len() > 1 => {
-                Err(ConnectError::SimpleReplication(datacenters.join(", ")))
+            Wanted::Each(factor) => {
+                Replication::new(datacenters.iter().map(|name| (name.clone(), *factor)))
             }
-            _ => Ok(()),
+            Wanted::Datacenters(factors) => Replication::new(factors.clone()),
         }
     }
 }
@@ -164,17 +173,13 @@ fn parse(text: &str) -> Result<Wanted, ConnectError> {
         text.trim().parse::<usize>().ok().filter(|factor| *factor > 0).ok_or_else(malformed)
     };
     if !text.contains(':') {
-        return factor(text).map(Wanted::Simple);
+        return factor(text).map(Wanted::Each);
     }
     let mut factors = BTreeMap::new();
     for part in text.split(',') {
-        let (name, count) = part.split_once(':').ok_or_else(malformed)?;
+        let (name, count) = part.rsplit_once(':').ok_or_else(malformed)?;
         let name = name.trim();
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-        if name.is_empty() || !name.chars().all(plain) {
-            return Err(malformed());
-        }
-        if factors.insert(name.to_owned(), factor(count)?).is_some() {
+        if name.is_empty() || factors.insert(name.to_owned(), factor(count)?).is_some() {
             return Err(malformed());
         }
     }
@@ -193,15 +198,14 @@ fn everywhere(session: &Session) -> Wanted {
 }
 
 fn create_keyspace(keyspace: &str, wanted: &Wanted) -> String {
-    let mut options = String::new();
+    let mut options = "'class': 'NetworkTopologyStrategy'".to_owned();
     match wanted {
-        Wanted::Simple(factor) => {
-            let _ = write!(options, "'class': 'SimpleStrategy', 'replication_factor': {factor}");
+        Wanted::Each(factor) => {
+            let _ = write!(options, ", 'replication_factor': {factor}");
         }
         Wanted::Datacenters(factors) => {
-            options.push_str("'class': 'NetworkTopologyStrategy'");
             for (name, factor) in factors {
-                let _ = write!(options, ", '{name}': {factor}");
+                let _ = write!(options, ", '{}': {factor}", name.replace('\'', "''"));
             }
         }
     }
@@ -282,24 +286,21 @@ mod tests {
             "CREATE KEYSPACE IF NOT EXISTS counts WITH replication = \
              {'class': 'NetworkTopologyStrategy', 'dc1': 3, 'dc2': 2};"
         );
-        let simple = print("counts", "3", true, "5.0").expect("valid");
-        assert!(simple.contains("'replication_factor': 3"));
-        for bad in
-            ["", "0", "-1", "x", "dc1:", ":3", "dc1:3,", "dc1:0", "dc'1:3", "a:1,a:2", "a:1,3"]
-        {
+        let each = print("counts", "3", true, "5.0").expect("valid");
+        assert!(each.contains("{'class': 'NetworkTopologyStrategy', 'replication_factor': 3}"));
+        let odd = print("counts", "d'Or:3,Zürich 1:2", true, "5.0").expect("valid");
+        assert!(odd.contains(", 'Zürich 1': 2, 'd''Or': 3}"), "{odd}");
+        for bad in ["", "0", "-1", "x", "dc1:", ":3", "dc1:3,", "dc1:0", "a:1,a:2", "a:1,3"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
         let quoted = print("Counts", "3", true, "5.0");
         assert!(matches!(quoted, Err(ConnectError::KeyspaceName(_))));
     }
+
     #[test]
-    fn replicas_of_several_data_centres_must_be_named() {
-        let check = |text, datacenters: &[&str]| {
-            let datacenters: Vec<_> = datacenters.iter().map(|&name| name.to_owned()).collect();
-            parse(text).expect("valid").check(&datacenters)
-        };
-        assert!(check("3", &["east"]).is_ok() && check("east:3", &["east", "west"]).is_ok());
-        let refused = check("3", &["east", "west"]).expect_err("refused").to_string();
-        assert!(refused.contains("east, west; name the replicas of each"), "{refused}");
+    fn a_plain_number_is_for_each_data_centre() {
+        let datacenters = ["east".to_owned(), "west".to_owned()];
+        let of = |text| parse(text).expect("valid").replication(&datacenters).to_string();
+        assert_eq!((of("3"), of("east:2")), ("east:3,west:3".to_owned(), "east:2".to_owned()));
     }
 }
