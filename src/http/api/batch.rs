@@ -238,6 +238,8 @@ pub(crate) enum ReadResult {
         key: KeyView,
         /// Always true.
         absent: bool,
+        /// True if no acknowledged update of the key was missed.
+        exact: bool,
         /// As in the answer to a read of one key.
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schema(nullable = false)]
@@ -274,7 +276,7 @@ pub(crate) enum ReadResult {
                 {"kind": "counter", "group": "site", "name": "home", "value": 1234, "exact": true,
                  "as_of": "2026-11-21T08:00:00.123456Z", "consistency": "quorum", "shards": 7,
                  "folded_through": null},
-                {"kind": "counter", "group": "site", "name": "nowhere", "absent": true}]})),
+                {"kind": "counter", "group": "site", "name": "nowhere", "absent": true, "exact": true}]})),
     )
 )]
 pub(crate) async fn query(
@@ -379,7 +381,12 @@ async fn read_one(app: &AppState, key: Result<Key, Problem>, asked: &Asked) -> (
 
 impl ReadResult {
     pub(crate) fn absent(key: &Key, sight: &Sight) -> ReadResult {
-        ReadResult::Absent { key: key.into(), absent: true, datacenter: wire::datacenter(sight) }
+        ReadResult::Absent {
+            key: key.into(),
+            absent: true,
+            exact: *sight == Sight::All,
+            datacenter: wire::datacenter(sight),
+        }
     }
 
     pub(crate) fn failed(key: &Key, error: ReadError) -> ReadResult {

@@ -160,8 +160,11 @@ async fn with_several_data_centres_a_read_says_whose_updates_it_sees() {
     let body =
         json!({"keys": [{"kind": "counter", "group": "site", "name": "absent"}]}).to_string();
     let results = pod.post("/v1/query", JSON, &body).await.json();
-    let [absent, elsewhere] = ["absent", "datacenter"].map(|field| &results["results"][0][field]);
-    assert_eq!((absent, elsewhere), (&json!(true), &json!("east")));
+    let known = ["absent", "exact", "datacenter"].map(|field| results["results"][0][field].clone());
+    assert_eq!(known, [json!(true), json!(false), json!("east")]);
+    let of_one = body.replacen('{', r#"{"consistency":"one","#, 1);
+    let result = pod.post("/v1/query", JSON, &of_one).await.json()["results"][0].clone();
+    assert_eq!((&result["exact"], result.get("datacenter")), (&json!(false), None));
 }
 
 #[tokio::test]
@@ -527,7 +530,7 @@ async fn a_query_keeps_its_order_and_tells_absent_from_zero() {
     assert_eq!(results[0]["value"], "0");
     assert_eq!(
         results[1],
-        json!({"kind": "counter", "group": "site", "name": "nowhere", "absent": true})
+        json!({"kind": "counter", "group": "site", "name": "nowhere", "absent": true, "exact": true})
     );
     assert_eq!((&results[2]["value"], &results[2]["consistency"]), (&json!("5"), &json!("all")));
     assert_eq!(results[3]["problem"]["type"], "/problems/unknown-kind");

@@ -148,7 +148,8 @@ impl Log {
 async fn a_watched_key_shows_every_change() {
     let pod = Pod::new();
     let mut events = Events::open(&pod, WATCH_HOME, &[]).await;
-    let absent = json!({"kind": "counter", "group": "site", "name": "home", "absent": true});
+    let absent =
+        json!({"kind": "counter", "group": "site", "name": "home", "absent": true, "exact": true});
     assert_eq!(events.soon().await, Event { id: None, kind: None, data: absent.clone() });
     pod.post(HOME, "text/plain", "5").await;
     let event = events.soon().await;
