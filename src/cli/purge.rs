@@ -27,8 +27,8 @@ pub(super) struct PurgeArgs {
     /// Only count the graves, and remove none.
     #[arg(long)]
     dry_run: bool,
-    /// The same setting as for pods, for jobs that share their environment. `off` refuses to purge, as a read of
-    /// every replica may miss rows now.
+    /// The same setting as for pods, for jobs that share their environment. `off` refuses to purge, as a read at
+    /// the level of folds may miss rows now.
     #[arg(long, env = "ORDERFREE_FOLD", default_value = "on", value_name = "ON|MANUAL|OFF")]
     fold: Switch,
 }

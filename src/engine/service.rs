@@ -336,14 +336,8 @@ impl Service {
         if mutator_id == MutatorId::TALLY {
             return Err(DiscardError::Tally);
         }
-        // Reads every replica: none of them must have a decodable version of the row.
-        let row = match self.reads.read_for_fold(key).await {
-            Ok(read) => read.slice().shards().find(|row| row.mutator_id == mutator_id).cloned(),
-            Err(StoreError::TooManyRows { .. }) => {
-                prefix::find(&*self.reads, key, mutator_id).await?
-            }
-            Err(error) => return Err(error.into()),
-        };
+        // No replica may have a decodable version of the row. A read at the level of folds need not ask all of them.
+        let row = prefix::find(&*self.reads, key, mutator_id).await?;
         let now = self.gate.now().wall;
         let row = row.ok_or(DiscardError::NoRow(mutator_id))?;
         let error = RowReader::of(key).state(&row).err().ok_or(DiscardError::Decodable)?;
@@ -396,7 +390,7 @@ pub struct Discardable {
 /// Why a row can't be discarded.
 #[derive(Debug, Clone, Error)]
 pub enum DiscardError {
-    /// The key can't be read at the level of folds, which needs every replica.
+    /// A replica did not answer.
     #[error(transparent)]
     Read(#[from] StoreError),
     #[error("the key has no row of mutator {0}")]

@@ -16,15 +16,17 @@ use cassandra::{
 };
 use contract::{Subject, brief_constants, key, name, short_constants};
 use futures::stream::{self, StreamExt};
-use orderfree::engine::service::GroupQuery;
+use orderfree::engine::service::{DiscardError, GroupQuery};
 use orderfree::engine::write::Bounds;
 use orderfree::limits::STORE_ATTEMPT_TIME_MAX;
 use orderfree::pod::node::{Node, Parts};
 use orderfree::runtime::random::Random;
 use orderfree::runtime::tasks::{Task, Tasks};
+use orderfree::store::cassandra::CassandraConfig;
 use orderfree::store::{Pause, StoreError, SweepPart};
 use orderfree_core::crdt::{Counter, CounterOp, Kind, Op};
 use orderfree_core::protocol::clock::ClockError;
+use orderfree_core::protocol::consistency::{Level, Levels};
 use orderfree_core::protocol::fold::{self, Fold, Plan};
 use orderfree_core::protocol::group::From as Start;
 use orderfree_core::protocol::high_water;
@@ -297,6 +299,12 @@ async fn background_folds_wait_for_a_dead_node_and_then_catch_up() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     let report = pods[0].service().shards(&key).await.expect("readable");
     assert_eq!((report.tally, report.shards.len()), (None, 6), "nothing was folded");
+    // The dead node could have the row whole, whatever the level of folds.
+    let levels = Levels { fold: Level::Quorum, ..config.levels };
+    let other = Subject::on_cluster(&CassandraConfig { levels, ..config.clone() }).await;
+    let row = pod(&other).service().discardable(&key, report.shards[0].mutator_id).await;
+    assert!(matches!(&row, Err(DiscardError::Read(StoreError::Unavailable(_)))), "{row:?}");
+    other.store.close().await;
     drop(killed);
     eventually("the folds catch up", async || {
         assert_eq!(total(&pods[0], &key).await, 39);

@@ -45,7 +45,7 @@ impl Folder {
         repaired_since: Timestamp,
         dry_run: bool,
     ) -> Result<PurgeReport, FoldFailure> {
-        // A fold reads every replica, and so must this. Folds are off while that may not be enough.
+        // It reads as folds do. They are off while that may miss rows.
         if self.folding == Folding::Off {
             return Err(Pause::Off.into());
         }
