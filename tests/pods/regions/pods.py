@@ -396,7 +396,7 @@ class Recipe:
     def roll(self, fold):
         """Restarts the pods, one after the other, with folds on or off."""
         self.diary.say(f"folds are switched {fold}")
-        for pod in self.pods:
+        for pod in (*self.pods, *self.others):
             self.stop(pod)
             pod.start(ORDERFREE_FOLD=fold)
 
