@@ -336,7 +336,7 @@ impl Service {
         if mutator_id == MutatorId::TALLY {
             return Err(DiscardError::Tally);
         }
-        // No replica may have a decodable version of the row. A read at the level of folds need not ask all of them.
+        // At the level of folds, a replica with a newer version that can be decoded need not be asked.
         let row = prefix::find(&*self.reads, key, mutator_id).await?;
         let now = self.gate.now().wall;
         let row = row.ok_or(DiscardError::NoRow(mutator_id))?;

@@ -75,7 +75,7 @@ pub enum ClockError {
         nodes: usize,
     },
     /// No node of this data centre has replicas, so no clock here says anything.
-    #[error("the keyspace has no replica in data centre {datacenter}")]
+    #[error("no node of data centre {datacenter} has replicas of the keyspace")]
     NoReplica {
         /// The pod's data centre.
         datacenter: String,

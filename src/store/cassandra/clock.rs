@@ -120,7 +120,11 @@ impl Sampler {
     /// Samples every current member of a data centre with replicas. Returns true if the nodes that answered disagree on
     /// the schema.
     pub(super) async fn round(&mut self) -> bool {
-        let found = self.look.again(SAMPLE_TIME_MAX).await;
+        // While the nodes disagree, one of them could still have the replication from before a change.
+        let found = match read(&self.view, |view| view.schema_disagrees) {
+            true => read(&self.view, |view| view.found.clone()),
+            false => self.look.again(SAMPLE_TIME_MAX).await,
+        };
         let placement = &found.placement;
         let cluster = self.session.get_cluster_state();
         let has_replicas = |node: &&Arc<Node>| {

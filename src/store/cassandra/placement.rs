@@ -105,8 +105,8 @@ impl Found {
         if !before.folds_see_past(&now, levels, local_datacenter) {
             self.gap.get_or_insert_with(|| {
                 format!(
-                    "it was changed from {before} to {now}, so folds could miss earlier updates; docs/operate/regions.md \
-                     says how to change it and what to repair; restart this pod afterwards"
+                    "it was changed from {before} to {now}, so folds could miss earlier updates; set ORDERFREE_FOLD=off on \
+                     all pods and jobs; docs/operate/regions.md says what to repair before you switch folds on"
                 )
             });
         }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn lone_rows_are_folded_where_several_data_centres_have_replicas() {
+    fn lone_rows_are_folded_with_several_data_centres() {
         assert!(!placement(&[("a", 3), ("b", 0)]).is_spread());
         assert!(placement(&[("a", 3), ("b", 1)]).is_spread());
     }

@@ -60,41 +60,45 @@ pub fn print(
 
 /// Creates the keyspace and the tables if they are missing, and checks existing tables. An existing keyspace keeps its
 /// replication. `replication` is as in [`print()`]; `None` means up to three replicas in every data centre. The table of
-/// resets is made only `with_resets`, and if keys can be reset with these time constants and data centres.
+/// resets is made only `with_resets`, and if keys can be reset with these time constants and data centres. Returns the
+/// replication of the keyspace.
 pub async fn apply(
     config: &CassandraConfig,
     replication: Option<&str>,
     with_resets: bool,
-) -> Result<(), ConnectError> {
+) -> Result<Replication, ConnectError> {
     let wanted = replication.map(parse).transpose()?;
     let session = session::open(config).await?;
     let engine = session::engine(&session).await?;
     // If the keyspace exists, the role needs no permission to define anything. Ask once: another node may not know yet what
     // another pod has just defined.
-    match session::replication(&session, &config.keyspace).await? {
+    let datacenters = session::datacenters(&session);
+    let replication = match session::replication(&session, &config.keyspace).await? {
         None => {
             let wanted = wanted.unwrap_or_else(|| everywhere(&session));
             define(&session, create_keyspace(&config.keyspace, &wanted)).await?;
+            wanted.replication(&datacenters)
         }
         Some(found) => {
-            let datacenters = session::datacenters(&session);
             let wanted = wanted.map(|wanted| wanted.replication(&datacenters));
             if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
                 tracing::warn!(%found, %wanted, "the keyspace exists and keeps its replication");
             }
+            found
         }
-    }
+    };
     apply_shards(&session, config, engine).await?;
     session::check_resets(&session, &config.keyspace).await?;
     if !with_resets || session::has_table(&session, &config.keyspace, "resets").await? {
-        return Ok(());
+        return Ok(replication);
     }
     // With these constants no key can be reset, so pods would look at the table for nothing.
     if let Err(why) = config.constants.check_resets() {
         tracing::warn!(%why, "the table of resets is not made");
-        return Ok(());
+        return Ok(replication);
     }
-    define(&session, create_table(&config.keyspace, "resets", engine)).await
+    define(&session, create_table(&config.keyspace, "resets", engine)).await?;
+    Ok(replication)
 }
 
 async fn apply_shards(
