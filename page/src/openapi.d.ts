@@ -623,6 +623,8 @@ export interface components {
             absent: boolean;
             /** @description As in the answer to a read of one key. */
             datacenter?: string;
+            /** @description True if no acknowledged update of the key was missed. */
+            exact: boolean;
         }) | (components["schemas"]["MaybeKey"] & {
             /** @description Why there is no value. */
             problem: components["schemas"]["Problem"];

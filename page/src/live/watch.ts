@@ -8,7 +8,7 @@ import { useStore } from "./store.ts";
 
 export type Change =
   | { type: "value"; reading: Reading }
-  | { type: "absent"; key: Key }
+  | { type: "absent"; key: Key; datacenter: string | undefined }
   | { type: "problem"; key: Key; problem: ProblemBody };
 
 /** The server sends a comment every 5 s. A stream that is silent for longer has lost its connection. */
@@ -88,7 +88,7 @@ async function read(answer: Response, onChange: (change: Change) => void, stream
 /** An event has what `/v1/query` answers for a key: its value, that it is absent, or why it can't be read. */
 function changeOf(result: Reading & { problem?: ProblemBody }): Change {
   if (result.problem) return { type: "problem", key: result, problem: result.problem };
-  return result.absent ? { type: "absent", key: result } : { type: "value", reading: result };
+  return result.absent ? { type: "absent", key: result, datacenter: result.datacenter } : { type: "value", reading: result };
 }
 
 /** Follows these keys while the component is there. Returns why nothing comes. */

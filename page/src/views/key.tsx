@@ -23,7 +23,7 @@ interface Props {
 export type State =
   | { is: "loading" }
   | { is: "there"; reading: Reading }
-  | { is: "absent" }
+  | { is: "absent"; datacenter: string | undefined }
   | { is: "trouble"; problem: ProblemBody };
 
 const POINTS_MAX = 1_200;
@@ -44,7 +44,7 @@ export function KeyView({ address, kind }: Props) {
   };
   const obstacle = useWatch([address], (change) => {
     if (change.type === "value") take(change.reading);
-    else if (change.type === "absent") setState({ is: "absent" });
+    else if (change.type === "absent") setState({ is: "absent", datacenter: change.datacenter });
     else setState({ is: "trouble", problem: change.problem });
   });
   // Without the stream, the key is read every few seconds.
@@ -53,7 +53,7 @@ export function KeyView({ address, kind }: Props) {
   useEffect(() => {
     if (!isRefused && state.is !== "loading") return;
     if (read.error instanceof Refused) setState({ is: "trouble", problem: read.error.problem });
-    else if (read.data?.absent) setState({ is: "absent" });
+    else if (read.data?.absent) setState({ is: "absent", datacenter: read.data.datacenter });
     else if (read.data) take(read.data);
   }, [read.data, read.error, isRefused]);
 
@@ -72,7 +72,9 @@ export function KeyView({ address, kind }: Props) {
       {state.is === "trouble" && <ProblemNote problem={state.problem} />}
       {state.is === "absent" && (
         <p class="note">
-          This key does not exist. Its first update creates it.
+          {state.datacenter
+            ? `No update of this key has arrived in data centre ${state.datacenter}.`
+            : "This key does not exist. Its first update creates it."}
         </p>
       )}
       {state.is === "loading" && read.error && <Trouble error={read.error} />}
