@@ -65,8 +65,9 @@ pub(super) async fn run(args: SchemaArgs) -> anyhow::Result<ExitCode> {
                 );
             };
             let with_resets = place.resets == OnOff::On;
-            schema::apply(&config, place.replication.as_deref(), with_resets).await?;
-            say(format_args!("keyspace {} is ready", config.keyspace));
+            let replication =
+                schema::apply(&config, place.replication.as_deref(), with_resets).await?;
+            say(format_args!("keyspace {} is ready, with replicas {replication}", config.keyspace));
         }
     }
     Ok(ExitCode::SUCCESS)

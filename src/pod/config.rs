@@ -193,7 +193,8 @@ pub struct ServeArgs {
     pub store_wait: Duration,
 
     /// Whether this pod folds. `on`: in the background and on request. `manual`: only on request. `off`:
-    /// never. If folds read below `all`, set `off` on every pod while the cluster's topology changes.
+    /// never. Set `off` on every pod while the keyspace's replication changes, and if folds read below `all` also while
+    /// the cluster's topology changes.
     #[arg(long, env = "ORDERFREE_FOLD", default_value = "on", value_name = "ON|MANUAL|OFF")]
     pub fold: Switch,
 
@@ -358,6 +359,10 @@ impl StoreConfig {
 pub enum ConfigError {
     #[error(transparent)]
     Constants(#[from] ConstantsError),
+    #[error(
+        "a data centre is set (ORDERFREE_LOCAL_DC), but no Cassandra; set --cassandra (ORDERFREE_CASSANDRA), or remove the data centre"
+    )]
+    NoCassandra,
     #[error("`{0}` is not a contact point; write host:port, such as 10.0.0.1:9042")]
     ContactPoint(String),
     #[error(
@@ -420,7 +425,13 @@ impl StoreArgs {
     /// As for [`StoreArgs::resolve`].
     pub fn resolve_with_access(&self) -> Result<(StoreConfig, Access), ConfigError> {
         let constants = self.constants()?;
+        // Templates write an empty variable for what is not set.
+        let local_datacenter = self.local_dc.clone().filter(|name| !name.is_empty());
         if self.cassandra.is_empty() {
+            // Pods that were meant to share a cluster would each count alone.
+            if local_datacenter.is_some() {
+                return Err(ConfigError::NoCassandra);
+            }
             return Ok((StoreConfig::Embedded { path: self.data.clone() }, Access::default()));
         }
         // The error does not repeat the text before `@`: it can be a password, and a comma in a password
@@ -456,8 +467,7 @@ impl StoreArgs {
             keyspace: self.keyspace.clone(),
             login: login.clone(),
             tls: tls.as_ref().map(ClientTls::config),
-            // Templates write an empty variable for what is not set.
-            local_datacenter: self.local_dc.clone().filter(|name| !name.is_empty()),
+            local_datacenter,
             levels: Levels {
                 write: self.write_consistency,
                 read: self.read_consistency,

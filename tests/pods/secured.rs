@@ -118,7 +118,10 @@ impl Place {
     async fn apply_schema(&self) -> Role {
         let founder = self.role("founder", &["CREATE ON ALL KEYSPACES".to_owned()]).await;
         let said = self.run_well("schema apply", &founder).await;
-        assert_eq!(said, format!("keyspace {} is ready\n", self.keyspace));
+        assert_eq!(
+            said,
+            format!("keyspace {} is ready, with replicas datacenter1:1\n", self.keyspace)
+        );
         founder
     }
 

@@ -29,6 +29,8 @@ fn contradictions_are_named() {
     assert!(error(&["--cassandra", "a:1", "--cassandra-user", "u"]).contains("both"));
     let weak = error(&["--cassandra", "a:1", "--write-consistency", "one"]);
     assert!(weak.contains("hint window"), "{weak}");
+    assert!(error(&["--local-dc", "east"]).contains("but no Cassandra; set --cassandra"));
+    assert!(parse(&["--local-dc", ""]).store.resolve().is_ok(), "templates leave it empty");
 }
 
 #[test]
